@@ -1,0 +1,61 @@
+"""reference: tiled online softmax in torch.
+
+step:    tiled online softmax in torch, fp32, one tile of queries against one tile of keys
+because: the algorithm of every rung, readable in one screen and runnable without a GPU
+expect:  right everywhere; slow, since every tile operation is a torch call
+"""
+
+from __future__ import annotations
+
+import torch
+
+BLOCK_M = 128  # queries per tile
+BLOCK_N = 128  # keys per tile
+
+
+def forward(
+    q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
+    k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
+    v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
+    *,
+    scale: float,
+    causal: str = "none",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of all heads at once, tile by tile; writes into `out` if it is given."""
+    out = torch.empty_like(q) if out is None else out
+    group = q.shape[1] // k.shape[1]
+    k, v = (tensor.repeat_interleave(group, dim=1) if group > 1 else tensor for tensor in (k, v))
+    shift = k.shape[2] - q.shape[2] if causal == "bottom_right" else 0
+    for start_m in range(0, q.shape[2], BLOCK_M):
+        # Load Q.
+        q_tile = q[:, :, start_m : start_m + BLOCK_M].float() * scale  # [b, h, m, d]
+        rows = torch.arange(start_m, start_m + q_tile.shape[2], device=q.device)[:, None]  # [m, 1]
+        o = torch.zeros_like(q_tile)
+        m = torch.full_like(q_tile[..., :1], float("-inf"))  # running row max
+        l = torch.zeros_like(m)  # running row sum
+        for start_n in range(0, k.shape[2], BLOCK_N):
+            # Load K.
+            k_tile = k[:, :, start_n : start_n + BLOCK_N].float()  # [b, h, n, d]
+            # S = Q K^T
+            s = q_tile @ k_tile.transpose(2, 3)  # [b, h, m, n]
+            # mask
+            if causal != "none":
+                columns = torch.arange(start_n, start_n + k_tile.shape[2], device=q.device)[None, :]  # [1, n]
+                s = s.masked_fill(columns > rows + shift, float("-inf"))
+            # row max; a row that has seen no key yet keeps -inf, and exp(-inf - 0) = 0
+            m_new = torch.maximum(m, s.amax(-1, keepdim=True))
+            m_safe = m_new.masked_fill(m_new == float("-inf"), 0.0)
+            # rescale
+            rescale = torch.exp(m - m_safe)
+            m = m_new
+            # P = exp(S - m), row sum
+            p = torch.exp(s - m_safe)
+            l = l * rescale + p.sum(-1, keepdim=True)
+            # Load V.
+            v_tile = v[:, :, start_n : start_n + BLOCK_N].float()  # [b, h, n, d]
+            # O += P V
+            o = o * rescale + p @ v_tile
+        # Normalise and store; a row that sees no key is zero.
+        out[:, :, start_m : start_m + BLOCK_M] = torch.where(l > 0, o / l, torch.zeros_like(o)).to(q.dtype)
+    return out

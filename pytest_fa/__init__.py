@@ -1,0 +1,22 @@
+"""pytest-fa: is this attention kernel right, how fast is it really, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_fa.run.module import Forward
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load"]
+
+
+def load(name: str, **where: Any) -> Forward:  # noqa: ANN401  # the keywords are those of run.module.load
+    """Build the variant `name` if needed and return its `f(q, k, v, *, scale, causal, out)`.
+
+    The keywords are those of `pytest_fa.run.module.load`, which is imported here only when it is called, because it
+    needs torch and `import pytest_fa` must not.
+    """
+    from pytest_fa.run.module import load as load_variant  # noqa: PLC0415
+
+    return load_variant(name, **where)

@@ -1,0 +1,1 @@
+"""Variants to leaves: toolchain, command line and key, cache, ninja, resources, machine code.  Torch-free."""

@@ -1,0 +1,296 @@
+"""`ensure`: the leaves of a batch of variants, from the cache where they are, compiled where they are not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from elftools.common.exceptions import ELFError
+
+from pytest_fa.build import cache as leaves
+from pytest_fa.build.command import (
+    GENERATED,
+    binding_command,
+    binding_key,
+    compile_command,
+    compile_flags,
+    digest,
+    instantiations_header,
+    links,
+    request_key,
+    toolchain_key,
+)
+from pytest_fa.build.machine_code import read_machine_code
+from pytest_fa.build.ninja import Job, parallel_jobs, run_jobs
+from pytest_fa.build.resources import read_ptxas_log, with_machine_code
+from pytest_fa.build.toolchain import Toolchain, find_toolchain
+from pytest_fa.catalog.variant import Arch, Variant
+from pytest_fa.report.environment import find_gpu
+from pytest_fa.report.record import Leaf
+
+Say = Callable[[str], None]
+Request = tuple[Variant, Arch]
+
+
+class BuildFailure(msgspec.Struct, frozen=True):
+    """A leaf that could not be had: why, and for a failed compilation the command."""
+
+    variant: str
+    arch: Arch
+    reason: str
+    command: str = ""
+
+    @property
+    def message(self) -> str:
+        """All of it, for one architecture."""
+        return explain([self])[0]
+
+
+Outcome = Leaf | BuildFailure
+
+
+def explain(failures: list[BuildFailure]) -> list[str]:
+    """What went wrong, once for all the architectures that failed alike."""
+    alike: dict[str, list[BuildFailure]] = {}
+    for failure in failures:
+        alike.setdefault(failure.reason, []).append(failure)
+    return [
+        f"{same[0].variant} for {', '.join(each.arch for each in same)}: {reason}"
+        + (f"\ncommand: {same[0].command}" if same[0].command else "")
+        for reason, same in alike.items()
+    ]
+
+
+class BuildReport(msgspec.Struct, frozen=True):
+    """What a batch gave, by (variant name, arch), and what it cost."""
+
+    outcomes: dict[tuple[str, str], Outcome]
+    compiled: int
+    cached: int
+    seconds: float
+
+    @property
+    def title(self) -> str:
+        """One line for people; empty where nothing was asked for."""
+        found = [each for each in self.outcomes.values() if isinstance(each, Leaf)]
+        if not self.outcomes:
+            return ""
+        places = "; ".join(dict.fromkeys(f"{leaf.built_on} with {leaf.compiler}" for leaf in found)) or "nowhere"
+        count = f"{self.compiled} compiled, {self.cached} cached"
+        return f"builds: {count} in {self.seconds:.3f} s (built on {places})"
+
+
+def ensure(requests: list[Request], cache: Path, *, no_build: bool = False, say: Say = lambda _: None) -> BuildReport:
+    """The leaf of every request, or why there is none; one variant's failure does not touch another.
+
+    Raises `ToolchainError` where something must be compiled and there is no compiler.
+    """
+    if not requests:
+        return BuildReport({}, 0, 0, 0.0)
+    start = time.perf_counter()
+    toolchain = None if no_build else find_toolchain(cache)
+    tool_key = toolchain_key(toolchain) if toolchain else None
+    outcomes, missing = _look_up(requests, cache, tool_key)
+    found = len(outcomes)
+    if toolchain is None:
+        outcomes.update({_name(request): _not_there(request, why, cache) for request, why in missing})
+    elif missing:
+        with leaves.locked(cache, say):
+            late, missing = _look_up([request for request, _ in missing], cache, tool_key)
+            found += len(late)
+            outcomes.update(late)
+            outcomes.update(_build([request for request, _ in missing], cache, toolchain, say))
+    compiled = len(missing) if toolchain else 0
+    return BuildReport(outcomes, compiled, found, time.perf_counter() - start)
+
+
+def _look_up(
+    requests: list[Request], cache: Path, tool_key: str | None
+) -> tuple[dict[tuple[str, str], Outcome], list[tuple[Request, str]]]:
+    outcomes: dict[tuple[str, str], Outcome] = {}
+    missing = []
+    for request in requests:
+        leaf, why = leaves.find_leaf(cache, *request, tool_key)
+        if leaf is None:
+            missing.append((request, why))
+        else:
+            outcomes[_name(request)] = leaf
+    return outcomes, missing
+
+
+def _build(requests: list[Request], cache: Path, toolchain: Toolchain, say: Say) -> dict[tuple[str, str], Outcome]:
+    """Compile `requests` in a private staging folder and publish what succeeded.  The cache is locked."""
+    if not requests:
+        return {}
+    stage = cache / f".stage-{uuid.uuid4().hex}"
+    try:
+        started_ns = time.time_ns()
+        start = time.perf_counter()
+        jobs = [*_binding_jobs(stage, cache, toolchain), *_stage_variants(requests, stage, cache, toolchain)]
+        titles = ", ".join(f"{variant.name}/{arch}" for variant, arch in requests)
+        say(f"building {len(requests)} with {toolchain.title}: {titles}")
+        seconds = run_jobs(
+            stage, jobs, lambda done, total, title: say(f"{done}/{total} {title} ({time.perf_counter() - start:.1f} s)")
+        )
+        binding_problem = _publish_binding(stage, cache, toolchain)
+        with ThreadPoolExecutor(parallel_jobs()) as pool:
+            outcomes = pool.map(
+                lambda each: _harvest(
+                    each[1],
+                    stage / str(each[0]),
+                    cache,
+                    toolchain,
+                    started_ns,
+                    seconds.get(str(each[0]), 0.0),
+                    binding_problem,
+                ),
+                enumerate(requests),
+            )
+            return {_name(request): outcome for request, outcome in zip(requests, outcomes, strict=True)}
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _binding_folder(cache: Path, toolchain: Toolchain) -> Path:
+    return cache / "binding" / binding_key(toolchain)
+
+
+def _binding_jobs(stage: Path, cache: Path, toolchain: Toolchain) -> list[Job]:
+    """One job where this compiler has not made the shared binding yet."""
+    (stage / "binding").mkdir(parents=True)
+    if (_binding_folder(cache, toolchain) / "binding.o").is_file():
+        return []
+    return [Job("binding", "binding.o", tuple(binding_command(toolchain)), "binding")]
+
+
+def _publish_binding(stage: Path, cache: Path, toolchain: Toolchain) -> str | None:
+    """Keep a fresh binding; the compiler's lines where it failed."""
+    target = _binding_folder(cache, toolchain)
+    if (target / "binding.o").is_file():
+        return None
+    if not (stage / "binding" / "binding.o").is_file():
+        return f"the shared binding did not compile:\n{_log(stage / 'binding')}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (stage / "binding").rename(target)
+    return None
+
+
+def _stage_variants(requests: list[Request], stage: Path, cache: Path, toolchain: Toolchain) -> list[Job]:
+    jobs = []
+    binding = _binding_folder(cache, toolchain)
+    is_fresh = not (binding / "binding.o").is_file()
+    for index, (variant, arch) in enumerate(requests):
+        folder = stage / str(index)
+        folder.mkdir()
+        for name, target in links(variant).items():
+            (folder / name).symlink_to(target)
+        (folder / GENERATED).mkdir()
+        (folder / GENERATED / "fa_instantiations.h").write_text(instantiations_header(variant), encoding="utf-8")
+        (folder / "binding").symlink_to(Path("..") / "binding" if is_fresh else binding)
+        command = tuple(compile_command(variant, arch, toolchain))
+        after = "binding/binding.o" if is_fresh else None
+        jobs.append(Job(str(index), "kernel.so", command, f"{variant.name}/{arch}", after))
+    return jobs
+
+
+def _harvest(
+    request: Request,
+    staged: Path,
+    cache: Path,
+    toolchain: Toolchain,
+    started_ns: int,
+    seconds: float,
+    binding_problem: str | None,
+) -> Outcome:
+    """One staged job to a published leaf, or to its failure."""
+    variant, arch = request
+    if not (staged / "kernel.so").is_file():
+        if binding_problem:
+            return BuildFailure(variant.name, arch, binding_problem, shlex.join(binding_command(toolchain)))
+        command = shlex.join(compile_command(variant, arch, toolchain))
+        return BuildFailure(variant.name, arch, _compile_error(_log(staged)), command)
+    deps = leaves.dependencies((staged / "deps.d").read_text(encoding="utf-8"), staged)
+    if edited := _edited_since(deps, staged, started_ns):
+        return BuildFailure(variant.name, arch, f"{edited} changed while it was being compiled; run again")
+    tool_key = toolchain_key(toolchain)
+    library = leaves.content_path(cache, variant, arch, tool_key, deps)
+    leaf = _read_leaf(request, staged, toolchain, library=library, deps=deps, seconds=seconds)
+    for name in (*links(variant), "binding"):
+        (staged / name).unlink()
+    return leaves.publish(cache, variant, arch, tool_key, staged, leaves.StoredLeaf(leaf, deps))
+
+
+def _read_leaf(
+    request: Request,
+    staged: Path,
+    toolchain: Toolchain,
+    *,
+    library: str,
+    deps: tuple[leaves.Dependency, ...],
+    seconds: float,
+) -> Leaf:
+    variant, arch = request
+    kernels, advisories = read_ptxas_log(_log(staged))
+    identity = missing = None
+    try:
+        code = read_machine_code(staged / "kernel.so")
+        identity, kernels = code.identity, with_machine_code(kernels, code.kernels)
+    except (OSError, subprocess.CalledProcessError, ValueError, KeyError, ELFError) as problem:
+        missing = f"machine code not read: {problem}"
+    gpu = find_gpu()
+    state = (staged / "kernel.so").stat()
+    return Leaf(
+        variant=variant.name,
+        arch=arch,
+        key=digest([request_key(variant, arch), toolchain_key(toolchain), deps]),
+        library=library,
+        code_identity=identity,
+        code_identity_missing=missing,
+        kernels=kernels,
+        advisories=advisories,
+        command=("nvcc", *compile_flags(variant, arch), f"src/{variant.entry.source}"),
+        compiler=toolchain.title,
+        built_on=f"{platform.system()} {platform.machine()}, {gpu.name if gpu else 'no GPU'}",
+        built_at=datetime.fromtimestamp(state.st_mtime, UTC).isoformat(timespec="seconds"),
+        build_seconds=seconds,
+    )
+
+
+def _edited_since(deps: tuple[leaves.Dependency, ...], folder: Path, started_ns: int) -> str:
+    """Files whose content or metadata changed after the build began: their hash might bless other code."""
+    late = [path for path, _ in deps if os.stat(folder / path).st_ctime_ns >= started_ns]  # noqa: PTH116
+    return ", ".join(late[:3])
+
+
+def _not_there(request: Request, why: str, cache: Path) -> BuildFailure:
+    variant, arch = request
+    reason = f"no leaf in {cache}: {why}; drop --fa-no-build, or build it there first"
+    return BuildFailure(variant.name, arch, reason)
+
+
+def _compile_error(log: str) -> str:
+    """The compiler's own error lines, ptxas's figures left out."""
+    chatter = r"ptxas info|\s+\d+ bytes stack frame|ptxas \."
+    named_alike = re.sub(r"\S*tmpxft_\S+", "(a temporary file)", log)
+    lines = [line for line in named_alike.splitlines() if not re.match(chatter, line)]
+    return "\n".join(["it did not compile:", *lines[-60:]])
+
+
+def _log(folder: Path) -> str:
+    path = folder / "log.txt"
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else "(no output)"
+
+
+def _name(request: Request) -> tuple[str, str]:
+    return (request[0].name, request[1])

@@ -1,0 +1,153 @@
+"""The cache: immutable leaves named by content, found by re-hashing what they were made from.
+
+    <cache>/leaves/<variant>-<arch>-<request key>/<toolchain key>-<content key>/{kernel.so, leaf.json, log.txt}
+    <cache>/binding/<key>/binding.o
+    <cache>/.lock, <cache>/.stage-*
+
+A leaf appears by one atomic rename and never changes, so a reader needs no lock and a killed build leaves nothing but a
+staging folder, which the next builder sweeps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import filelock
+import msgspec
+
+from pytest_fa.build.command import GENERATED, digest, links, request_key
+from pytest_fa.catalog.variant import Arch, Variant
+from pytest_fa.report.record import Leaf
+
+Dependency = tuple[str, str]
+
+
+class StoredLeaf(msgspec.Struct, frozen=True):
+    """`leaf.json`: the leaf and every file it was made from, as (path, sha256).
+
+    Paths under the staging folder's links stay relative (`src/kernel.cu`), so that a leaf can be checked elsewhere.
+    """
+
+    leaf: Leaf
+    dependencies: tuple[Dependency, ...]
+
+
+def scope(cache: Path, variant: Variant, arch: Arch) -> Path:
+    """The folder of all leaves for one request."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", variant.name)
+    return cache / "leaves" / f"{name}-{arch}-{request_key(variant, arch)}"
+
+
+def find_leaf(cache: Path, variant: Variant, arch: Arch, toolchain: str | None) -> tuple[Leaf | None, str]:
+    """The newest leaf whose files all still hash the same, and why there is none.
+
+    With `toolchain` None any compiler's leaf will do, and only the project's own files are compared: that is how leaves
+    made on another machine are used.
+    """
+    why = ""
+    folder = scope(cache, variant, arch)
+    candidates = [each for each in folder.glob("*-*") if toolchain is None or each.name.startswith(f"{toolchain}-")]
+    for candidate in sorted(candidates, key=lambda each: -each.stat().st_mtime):
+        try:
+            stored = msgspec.json.decode((candidate / "leaf.json").read_bytes(), type=StoredLeaf)
+        except (OSError, msgspec.MsgspecError):
+            why = why or f"{candidate.relative_to(cache)}/leaf.json cannot be read"
+            continue
+        changed = _changed(stored.dependencies, variant, everything=toolchain is not None)
+        if not changed and (candidate / "kernel.so").is_file():
+            return stored.leaf, ""
+        lost = f"{candidate.relative_to(cache)}/kernel.so is gone"
+        why = why or (f"changed since it was built: {', '.join(changed[:3])}" if changed else lost)
+    return None, why or "it was never built with these flags and definitions"
+
+
+def dependencies(depfile: str, folder: Path) -> tuple[Dependency, ...]:
+    """Every file of a make-style depfile, with its hash; relative paths are taken from `folder`.
+
+    Generated files are left out: the request key covers them.
+    """
+    body = depfile.replace("\\\n", " ").split(":", 1)[1]
+    paths = sorted(
+        {word.replace("\\ ", " ") for word in re.split(r"(?<!\\)\s+", body) if word and not word.startswith(GENERATED)}
+    )
+    return tuple((path, file_hash(str(folder / path)) or "") for path in paths)
+
+
+def publish(cache: Path, variant: Variant, arch: Arch, toolchain: str, staged: Path, stored: StoredLeaf) -> Leaf:
+    """Move a staged build to its final place; where another process was first, take its leaf."""
+    target = scope(cache, variant, arch) / f"{toolchain}-{digest(stored.dependencies)}"
+    (staged / "leaf.json").write_bytes(msgspec.json.format(msgspec.json.encode(stored)))
+    for name in ("kernel.so", "leaf.json"):
+        with (staged / name).open("rb") as stream:
+            os.fsync(stream.fileno())
+    shutil.rmtree(target, ignore_errors=True)  # the lock's holder looked: what lies there could not be used
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged.rename(target)
+    return stored.leaf
+
+
+def content_path(cache: Path, variant: Variant, arch: Arch, toolchain: str, deps: tuple[Dependency, ...]) -> str:
+    """Where `publish` will put a library, relative to the cache."""
+    return str((scope(cache, variant, arch) / f"{toolchain}-{digest(deps)}" / "kernel.so").relative_to(cache))
+
+
+def forget(cache: Path, variant: Variant, arches: tuple[Arch, ...]) -> None:
+    """Remove every leaf of one variant for its present flags and definitions."""
+    for arch in arches:
+        shutil.rmtree(scope(cache, variant, arch), ignore_errors=True)
+
+
+@contextmanager
+def locked(cache: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the cache's lock; it dies with its holder.  Stale staging folders are swept on entry."""
+    cache.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(cache / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        say(f"waiting for another build in {cache}")
+        lock.acquire()
+    try:
+        for stale in cache.glob(".stage-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        yield
+    finally:
+        lock.release()
+
+
+_hashes: dict[tuple[str, int, int, int, int], str] = {}
+
+
+def file_hash(path: str) -> str | None:
+    """sha256 of a file, or None where there is none; remembered by inode, size, mtime and ctime, so an edit is seen."""
+    try:
+        state = os.stat(path)  # noqa: PTH116  # 600 of them in a warm start
+        key = (path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        if key not in _hashes:
+            _hashes[key] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return None
+    return _hashes[key]
+
+
+def _changed(deps: tuple[Dependency, ...], variant: Variant, *, everything: bool) -> list[str]:
+    """The files that no longer hash the same."""
+    roots = links(variant)
+    changed = []
+    for path, want in deps:
+        prefix, _, rest = path.partition("/")
+        if prefix in roots:
+            found = file_hash(f"{roots[prefix]}/{rest}")
+        elif everything:
+            found = file_hash(path)
+        else:
+            continue
+        if found != want:
+            changed.append(path)
+    return changed

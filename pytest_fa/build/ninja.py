@@ -1,0 +1,88 @@
+"""One `build.ninja` for a batch of jobs: parallel, each with its own log, none stopped by another's failure."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import ninja
+
+from pytest_fa.errors import ToolchainError
+
+GIB_PER_JOB = 2.0
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One command, run in `<stage>/<folder>`; `output` is the file it makes there, its log is `log.txt`."""
+
+    folder: str
+    output: str
+    command: tuple[str, ...]
+    title: str
+    after: str | None = None
+
+
+def run_jobs(stage: Path, jobs: list[Job], say: Callable[[int, int, str], None]) -> dict[str, float]:
+    """Run all jobs; `say(done, total, title)` hears of each one that ends.  Gives the seconds each folder's job took.
+
+    Whether a job succeeded shows in its output file alone.  Raises `ToolchainError` where ninja itself fails.
+    """
+    (stage / "build.ninja").write_text(_build_file(jobs), encoding="utf-8")
+    program = Path(ninja.BIN_DIR) / "ninja"
+    command = [str(program), "-k", "0", "-j", str(parallel_jobs())]
+    environment = {**os.environ, "NINJA_STATUS": "%f %t "}
+    with subprocess.Popen(  # noqa: S603
+        command, cwd=stage, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        lines = []
+        for line in process.stdout or ():
+            lines.append(line)
+            if done := re.match(r"(\d+) (\d+) (.*)", line):
+                say(int(done[1]), int(done[2]), done[3])
+    if not any((stage / job.folder / "log.txt").exists() for job in jobs):
+        raise ToolchainError(f"ninja ran nothing: {''.join(lines).strip()[-500:]}")
+    return _seconds(stage / ".ninja_log")
+
+
+def _seconds(log: Path) -> dict[str, float]:
+    """Ninja's own log of what succeeded: start and end in milliseconds, then the output's path."""
+    if not log.is_file():
+        return {}
+    rows = [line.split("\t") for line in log.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return {row[3].split("/")[0]: (int(row[1]) - int(row[0])) / 1000 for row in rows}
+
+
+def parallel_jobs() -> int:
+    """As many compilers as there are cores, and no more than free memory holds."""
+    cores = len(os.sched_getaffinity(0))
+    meminfo = Path("/proc/meminfo")
+    available = (
+        re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii")) if meminfo.is_file() else None
+    )
+    fitting = int(int(available[1]) / 2**20 / GIB_PER_JOB) if available else cores
+    return max(1, min(cores, fitting))
+
+
+def _build_file(jobs: list[Job]) -> str:
+    lines = ["ninja_required_version = 1.5", "rule run", "  command = $line", "  description = $title", ""]
+    for job in jobs:
+        after = f" | {_path(job.after)}" if job.after else ""
+        lines.append(f"build {_path(f'{job.folder}/{job.output}')}: run{after}")
+        lines.append(
+            f"  line = cd {_value(shlex.quote(job.folder))} && {_value(shlex.join(job.command))} > log.txt 2>&1"
+        )
+        lines.append(f"  title = {_value(job.title)}")
+    return "\n".join(lines) + "\n"
+
+
+def _path(text: str) -> str:
+    return text.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def _value(text: str) -> str:
+    return text.replace("$", "$$")

@@ -1,0 +1,118 @@
+"""ptxas's log to kernels and advisories, and a leaf's figures against the manifest's limits."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import msgspec
+
+from pytest_fa.catalog.variant import Limits
+from pytest_fa.report.record import Advisory, Kernel, Leaf
+
+_ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
+_PROPERTIES = re.compile(r"Function properties for (\S+)")
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers")
+_SMEM = re.compile(r"(\d+) bytes smem")
+_ADVISORY = re.compile(r"\((C\d{4})\)\s*(.*)")
+
+
+def read_ptxas_log(log: str) -> tuple[tuple[Kernel, ...], tuple[Advisory, ...]]:
+    """The kernels of one compilation, in the log's order, and ptxas's advisories.
+
+    Only entry functions are kernels; the spills of a device function that was not inlined count as its kernel's.
+    """
+    found: dict[str, dict[str, int]] = {}
+    advisories: list[Advisory] = []
+    current = function = ""
+    for line in log.splitlines():
+        if entry := _ENTRY.search(line):
+            current = function = entry[1]
+            found[current] = {"stack": 0, "stores": 0, "loads": 0, "registers": 0, "smem": 0}
+        elif properties := _PROPERTIES.search(line):
+            function = properties[1]
+            if function not in found:
+                function = current  # a function that was not inlined: its spills are its kernel's
+        elif (frame := _FRAME.search(line)) and function in found:
+            row = found[function]
+            row["stack"] = max(row["stack"], int(frame[1]))
+            row["stores"] += int(frame[2])
+            row["loads"] += int(frame[3])
+        elif (used := _USED.search(line)) and current:
+            smem = _SMEM.search(line)
+            found[current].update(registers=int(used[1]), smem=int(smem[1]) if smem else 0)
+        if advisory := _ADVISORY.search(line):
+            advisories.append(Advisory(advisory[1], advisory[2].strip()))
+    names = demangle(list(found))
+    kernels = tuple(
+        Kernel(
+            name=name,
+            mangled=mangled,
+            registers_per_thread=row["registers"],
+            spill_store_bytes=row["stores"],
+            spill_load_bytes=row["loads"],
+            stack_bytes=row["stack"],
+            smem_bytes_per_block=row["smem"],
+        )
+        for name, (mangled, row) in zip(names, found.items(), strict=True)
+    )
+    return kernels, tuple(dict.fromkeys(advisories))
+
+
+def demangle(names: list[str]) -> list[str]:
+    """C++ names without their parameter lists, through binutils' c++filt; as they are where that is missing."""
+    tool = shutil.which("c++filt")
+    if tool is None or not names:
+        return names
+    run = subprocess.run([tool, "-p"], input="\n".join(names), capture_output=True, text=True, check=False)  # noqa: S603
+    lines = [line.removeprefix("void ") for line in run.stdout.splitlines()]
+    return lines if len(lines) == len(names) else names
+
+
+def broken_limits(leaf: Leaf, limits: Limits) -> list[str]:
+    """One sentence for every limit that a leaf exceeds: the kernel, the value found, the value allowed."""
+    if not leaf.kernels and limits != Limits():
+        return [f"{leaf.arch}: no kernel was found: limits cannot be judged"]
+    return [*_broken_counts(leaf, limits), *_broken_instructions(leaf, limits)]
+
+
+def _broken_counts(leaf: Leaf, limits: Limits) -> list[str]:
+    broken = []
+    for field in ("registers_per_thread", "spill_bytes", "stack_bytes", "smem_bytes_per_block"):
+        allowed = getattr(limits, field)
+        for kernel in leaf.kernels:
+            found = getattr(kernel, field)
+            if allowed is not None and not found <= allowed:
+                broken.append(f"{leaf.arch}: {kernel.name}: {field} is {found}, the limit is {allowed}")
+    if limits.advisories is not None and not len(leaf.advisories) <= limits.advisories:
+        listed = "; ".join(f"{each.code} {each.text}" for each in leaf.advisories)
+        broken.append(
+            f"{leaf.arch}: {len(leaf.advisories)} ptxas advisories, the limit is {limits.advisories}: {listed}"
+        )
+    return broken
+
+
+def _broken_instructions(leaf: Leaf, limits: Limits) -> list[str]:
+    broken = []
+    if limits.instructions and leaf.code_identity is None:
+        broken.append(f"{leaf.arch}: limits.instructions cannot be judged: {leaf.code_identity_missing}")
+        return broken
+    for opcode, limit in limits.instructions.items():
+        for kernel in leaf.kernels:
+            found = kernel.instructions.get(opcode, 0)
+            most = float("inf") if limit.max is None else limit.max
+            if not limit.min <= found <= most:
+                broken.append(f"{leaf.arch}: {kernel.name}: {found} {opcode}, the limits are {limit.min} to {most}")
+    return broken
+
+
+def with_machine_code(kernels: tuple[Kernel, ...], code: dict[str, tuple[int, dict[str, int]]]) -> tuple[Kernel, ...]:
+    """The kernels with their SASS bytes and instruction counts filled in."""
+    return tuple(
+        msgspec.structs.replace(kernel, sass_bytes=code[kernel.mangled][0], instructions=code[kernel.mangled][1])
+        if kernel.mangled in code
+        else kernel
+        for kernel in kernels
+    )

@@ -1,0 +1,19 @@
+"""The stamp: commit and dirty state in a file, for a tree that is copied without its git folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_fa.errors import UsageProblem
+from pytest_fa.report.environment import STAMP_NAME, Stamp, read_source
+from pytest_fa.report.record import to_json
+
+
+def write_stamp(folder: Path) -> Path:
+    """Write `.fa-source.json` from git.  Raises `UsageProblem` where there is no git commit to write down."""
+    source = read_source(folder)
+    if source.origin != "git" or source.commit is None:
+        raise UsageProblem(f"{folder}: no git commit to write down ({source.origin})")
+    path = folder / STAMP_NAME
+    path.write_bytes(to_json(Stamp(source.commit, bool(source.dirty))) + b"\n")
+    return path

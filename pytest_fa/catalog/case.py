@@ -1,0 +1,140 @@
+"""A case: one attention problem with its data seed, and the id that names it everywhere."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal
+
+import msgspec
+
+from pytest_fa.errors import UsageProblem
+
+Dtype = Literal["fp16", "bf16"]
+Causal = Literal["none", "top_left", "bottom_right"]
+Layout = Literal["bhsd", "bshd"]
+
+DTYPES: tuple[str, ...] = ("fp16", "bf16")
+LARGEST = 2**31 - 1
+GRAMMAR = "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd]-seed<N>"
+
+_ID = re.compile(
+    r"b(?P<batch>\d+)h(?P<heads>\d+)s(?P<seq_q>\d+)d(?P<head_dim>\d+)"
+    r"-(?P<dtype>[a-z0-9]+)"
+    r"(?P<causal>-causal_br|-causal)?"
+    r"(?:-kv(?P<kv_heads>\d+))?"
+    r"(?:-sk(?P<seq_k>\d+))?"
+    r"(?P<layout>-bshd)?"
+    r"-seed(?P<seed>\d+)"
+)
+_CAUSAL_PART = {"none": "", "top_left": "-causal", "bottom_right": "-causal_br"}
+_CAUSAL_OF: dict[str | None, Causal] = {None: "none", "-causal": "top_left", "-causal_br": "bottom_right"}
+
+
+class Case(msgspec.Struct, frozen=True, order=True):
+    """One attention forward problem.
+
+    Shapes: q and out are [batch, heads, seq_q, head_dim], k and v [batch, kv_heads, seq_k, head_dim]; `layout` says
+    how they lie in memory (`bshd`: heads after sequence).  `causal` is aligned to the top-left corner of the score
+    matrix, as SDPA does, or to the bottom-right.
+    """
+
+    batch: int
+    heads: int
+    seq_q: int
+    head_dim: int
+    dtype: Dtype
+    causal: Causal
+    kv_heads: int
+    seq_k: int
+    layout: Layout
+    seed: int
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def shape_id(self) -> str:
+        """The id without the seed: what a time is measured for."""
+        return (
+            f"b{self.batch}h{self.heads}s{self.seq_q}d{self.head_dim}-{self.dtype}"
+            + _CAUSAL_PART[self.causal]
+            + (f"-kv{self.kv_heads}" if self.kv_heads != self.heads else "")
+            + (f"-sk{self.seq_k}" if self.seq_k != self.seq_q else "")
+            + ("-bshd" if self.layout == "bshd" else "")
+        )
+
+    @property
+    def id(self) -> str:
+        """The id: test id, record key and file name."""
+        return f"{self.shape_id}-seed{self.seed}"
+
+    @property
+    def scale(self) -> float:
+        """Softmax scale, 1/sqrt(head_dim), as SDPA's default."""
+        return 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def visible_pairs(self) -> int:
+        """Query-key pairs per head that the mask leaves visible."""
+        if self.causal == "none":
+            return self.seq_q * self.seq_k
+        shift = 0 if self.causal == "top_left" else self.seq_k - self.seq_q
+        return sum(min(self.seq_k, max(0, row + 1 + shift)) for row in range(self.seq_q))
+
+    @property
+    def flops_per_call(self) -> int:
+        """Floating-point operations of the two matrix products, the visible part only: 4 * B * H * pairs * D."""
+        return 4 * self.batch * self.heads * self.visible_pairs * self.head_dim
+
+    @property
+    def bytes_per_call(self) -> int:
+        """Bytes moved if each of q, k, v and out is touched once."""
+        query_side = 2 * self.batch * self.heads * self.seq_q * self.head_dim
+        key_side = 2 * self.batch * self.kv_heads * self.seq_k * self.head_dim
+        return 2 * (query_side + key_side)
+
+    def with_seed(self, seed: int) -> Case:
+        """The same shape with other data."""
+        return msgspec.structs.replace(self, seed=seed)
+
+    def with_dtype(self, dtype: Dtype) -> Case:
+        """The same shape in another dtype."""
+        return msgspec.structs.replace(self, dtype=dtype)
+
+
+def parse_case(text: str) -> Case:
+    """Read a case id.
+
+    Raises `UsageProblem` that quotes the id and the grammar when it cannot be read.
+    """
+    match = _ID.fullmatch(text)
+    if match is None:
+        raise UsageProblem(f"case {text!r} is malformed; the form is {GRAMMAR}, as in b1h8s512d64-fp16-seed0")
+    found = match.groupdict()
+    if found["dtype"] not in DTYPES:
+        raise UsageProblem(f"case {text!r}: no dtype {found['dtype']!r}; allowed: {', '.join(DTYPES)}")
+    for name in ("batch", "seq_q", "head_dim", "heads", "kv_heads", "seq_k", "seed"):
+        if found[name] and int(found[name]) > LARGEST:
+            raise UsageProblem(f"case {text!r}: {name} is {found[name]}; it must be at most {LARGEST}")
+    heads, kv_heads = int(found["heads"]), int(found["kv_heads"] or found["heads"])
+    case = Case(
+        batch=int(found["batch"]),
+        heads=heads,
+        seq_q=int(found["seq_q"]),
+        head_dim=int(found["head_dim"]),
+        dtype=found["dtype"],  # type: ignore[arg-type]  # checked against DTYPES above
+        causal=_CAUSAL_OF[found["causal"]],
+        kv_heads=kv_heads,
+        seq_k=int(found["seq_k"] or found["seq_q"]),
+        layout="bshd" if found["layout"] else "bhsd",
+        seed=int(found["seed"]),
+    )
+    for name in ("batch", "heads", "seq_q", "head_dim", "kv_heads"):
+        if getattr(case, name) < 1:
+            raise UsageProblem(f"case {text!r}: {name} is {getattr(case, name)}; it must be at least 1")
+    if heads % kv_heads:
+        raise UsageProblem(f"case {text!r}: {heads} heads cannot share {kv_heads} key/value heads evenly")
+    if case.id != text:
+        raise UsageProblem(f"case {text!r} is not in its shortest form; write {case.id!r}")
+    return case

@@ -1,0 +1,228 @@
+"""`variant.yaml` to `Variant`s: strict keys, strict types, no duplicates, one clear line when it is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+
+from pytest_fa.catalog.case import Dtype
+from pytest_fa.catalog.variant import (
+    ARCHES,
+    SOME,
+    Arch,
+    Entry,
+    InstructionLimit,
+    Limits,
+    Role,
+    Rounding,
+    Supports,
+    Tolerance,
+    Variant,
+)
+from pytest_fa.errors import ManifestError, suggestion
+
+MANIFEST_NAME = "variant.yaml"
+
+NAME = r"[a-z][a-z0-9_]*"
+DEFINE_NAME = r"[A-Z][A-Z0-9_]*"
+Instantiation = Annotated[str, msgspec.Meta(pattern=r"^(fp16|bf16)-d[0-9]+$")]
+Defines = dict[str, int | str]
+
+
+class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of several variants made from the same source: what differs from the folder's manifest.
+
+    The keys of `supports` and `limits` and the names in `defines` replace the folder's one by one.
+    """
+
+    defines: Defines = {}
+    role: Role | None = None
+    target: str | None = None
+    context: str | None = None
+    step: str | None = None
+    parent: str | None = None
+    because: str | None = None
+    expect: str | None = None
+    supports: Supports | None = None
+    limits: Limits | None = None
+    rounds: tuple[Rounding, ...] | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of `variant.yaml`; `docs/variants.md` explains each."""
+
+    step: str
+    because: str
+    expect: str
+    parent: str | None = None
+    role: Role = "candidate"
+    entry: Entry = Entry()
+    arch: Annotated[tuple[Arch, ...], SOME] = ARCHES
+    supports: Supports = Supports()
+    instantiations: Annotated[tuple[Instantiation, ...], SOME] | None = None
+    defines: Defines = {}
+    flags: tuple[str, ...] = ()
+    rounds: tuple[Rounding, ...] = ()
+    limits: Limits = Limits()
+    tolerance: Tolerance = "measured"
+    variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1)] | None = None
+
+
+def read_manifest(path: Path, root: Path) -> list[Variant]:
+    """The variants that one `variant.yaml` names.
+
+    Raises `ManifestError` with the file, the key, the value found and what is allowed.
+    """
+    try:
+        manifest = msgspec.convert(_merged(_load_yaml(path)), Manifest, strict=True)
+        members = manifest.variants or {path.parent.name: Member()}
+        _check_names(path, "variants: name" if manifest.variants else "folder name", members, NAME)
+        for defines in (manifest.defines, *(member.defines for member in members.values())):
+            _check_names(path, "defines: name", defines, DEFINE_NAME)
+        return [_variant(name, member, manifest, path.parent, root) for name, member in members.items()]
+    except msgspec.ValidationError as problem:
+        raise ManifestError(f"{path}: {_explain(str(problem))}") from None
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as problem:
+        raise ManifestError(f"{path}: {' '.join(str(problem).split())}") from None
+
+
+def _check_names(path: Path, where: str, names: Iterable[str], form: str) -> None:
+    for name in names:
+        if not re.fullmatch(form, name):
+            raise ManifestError(f"{path}: {where} {name!r} is malformed; the form is {form}")
+
+
+def _merged(data: Any) -> Any:  # noqa: ANN401  # whatever the file holds
+    """The file's data with each member's `supports` and `limits` completed from the folder's."""
+    members = data.get("variants") if isinstance(data, dict) else None
+    for member in members.values() if isinstance(members, dict) else ():
+        for key in ("supports", "limits"):
+            if isinstance(member, dict) and isinstance(member.get(key), dict) and isinstance(data.get(key), dict):
+                member[key] = {**data[key], **member[key]}
+    return data
+
+
+def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: Path) -> Variant:
+    supports = member.supports or manifest.supports
+    own = {key: value for key in ("target", "context") if (value := getattr(member, key)) is not None}
+    entry = msgspec.structs.replace(manifest.entry, **own)
+    _check_entry(entry, folder)
+    return Variant(
+        name=name,
+        folder=str(folder),
+        root=str(root),
+        role=member.role or manifest.role,
+        entry=entry,
+        arch=manifest.arch if entry.kind == "cuda" else (),
+        supports=supports,
+        instantiations=_instantiations(manifest.instantiations, supports),
+        defines={**manifest.defines, **member.defines},
+        flags=manifest.flags,
+        rounds=manifest.rounds if member.rounds is None else member.rounds,
+        limits=member.limits or manifest.limits,
+        tolerance=manifest.tolerance,
+        step=member.step or manifest.step,
+        parent=member.parent or manifest.parent,
+        because=member.because or manifest.because,
+        expect=member.expect or manifest.expect,
+    )
+
+
+def _check_entry(entry: Entry, folder: Path) -> None:
+    if entry.kind == "cuda" and not (folder / entry.source).is_file():
+        raise ManifestError(f"{folder / MANIFEST_NAME}: entry.source is {entry.source!r}, and there is no such file")
+    for field in ("target", "context") if entry.kind == "python" else ():
+        value = getattr(entry, field)
+        if not re.fullmatch(r"[\w.]+:\w+", value) and (value or field == "target"):
+            form = "a python entry's is 'package.module:function'"
+            raise ManifestError(f"{folder / MANIFEST_NAME}: entry.{field} is {value!r}; {form}")
+
+
+def _instantiations(listed: tuple[str, ...] | None, supports: Supports) -> tuple[tuple[Dtype, int], ...]:
+    if listed is None:
+        return tuple((dtype, dim) for dtype in supports.dtype for dim in supports.head_dim)
+    pairs = [text.split("-d") for text in listed]
+    return tuple((dtype, int(dim)) for dtype, dim in pairs)  # type: ignore[misc]  # the pattern fixes the dtypes
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+_STRUCTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+    (r"\$\.(variants\[\.\.\.\]\.)?entry", Entry),
+    (r"\$\.(variants\[\.\.\.\]\.)?supports", Supports),
+    (r"\$\.(variants\[\.\.\.\]\.)?limits", Limits),
+    (r"\$\.(variants\[\.\.\.\]\.)?limits\.instructions\[\.\.\.\]", InstructionLimit),
+    (r"\$\.variants\[\.\.\.\]", Member),
+    (r"\$", Manifest),
+)
+
+
+def _explain(problem: str) -> str:
+    """Msgspec's message with our key path and, for an unknown key, the allowed ones."""
+    where = found[1] if (found := re.search(r" - at (?:`key` in )?`([^`]+)`", problem)) else "$"
+    text = re.sub(r" - at (?:`key` in )?`[^`]+`", "", problem)
+    key = where.removeprefix("$").lstrip(".") or "the manifest"
+    if unknown := re.search(r"unknown field `([^`]+)`", problem):
+        allowed = next(struct.__struct_fields__ for pattern, struct in _STRUCTS if re.fullmatch(pattern, where))
+        return f"unknown key {unknown[1]!r} in {key}{suggestion(unknown[1], allowed)} (allowed: {', '.join(allowed)})"
+    if missing := re.search(r"missing required field `([^`]+)`", problem):
+        return f"key {missing[1]!r} is missing in {key}"
+    if invalid := re.search(r"Invalid enum value (.+)", text):
+        return f"{key} is {invalid[1]}; allowed: {', '.join(_allowed_values(where)) or 'see docs/variants.md'}"
+    return f"{key}: {text}"
+
+
+def _allowed_values(where: str) -> list[str]:
+    field = re.sub(r"(?:\[[^\]]*\])+$", "", where).rsplit(".", 1)[-1]
+    for _, struct in _STRUCTS:
+        for info in msgspec.structs.fields(struct):
+            if info.name == field:
+                return re.findall(r"'([\w-]+)'", str(info.type))
+    return []
+
+
+# -- yaml -------------------------------------------------------------------------------------------------------------
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML 1.2's core types and no duplicate keys.
+
+    PyYAML follows YAML 1.1, where `no` is False and `010` is 8, and it keeps the last of two equal keys.
+    """
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own way to give a loader its resolvers
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        """A mapping whose keys are checked for duplicates."""
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                line = key_node.start_mark.line + 1
+                raise ManifestError(f"{node.start_mark.name}: the key on line {line} is no word")
+            if key_node.value in seen:
+                raise ManifestError(
+                    f"{node.start_mark.name}: duplicate key {key_node.value!r} on line {key_node.start_mark.line + 1}"
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"^(?:true|false)$", "tf"),
+    ("int", r"^(?:0|-?[1-9][0-9]*)$", "-0123456789"),
+    ("float", r"^-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+]?[0-9]+)?$", "-0123456789"),
+    ("null", r"^(?:null|~|)$", "n~\0"),
+):
+    _StrictLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first) + [""] * (_tag == "null")
+    )
+
+
+def _load_yaml(path: Path) -> Any:  # noqa: ANN401  # msgspec checks it next
+    with path.open(encoding="utf-8") as stream:
+        return yaml.load(stream, Loader=_StrictLoader)  # noqa: S506  # a subclass of SafeLoader

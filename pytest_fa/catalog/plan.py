@@ -1,0 +1,67 @@
+"""Which variant meets which case: the pairs that become tests, and which of them the user asked for."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.discover import Catalog
+from pytest_fa.catalog.variant import COMPANION_ROLES, BrokenVariant, Variant
+
+AnyVariant = Variant | BrokenVariant
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The pairs of one run.
+
+    `chosen` are the variants that were asked for, `offered` those that would run by default beside them (shown as
+    deselected), `companions` the baselines and floors that stand beside every timed shape.
+    """
+
+    chosen: tuple[AnyVariant, ...]
+    offered: tuple[AnyVariant, ...]
+    companions: tuple[Variant, ...]
+    cases: tuple[Case, ...]
+
+    @property
+    def builds(self) -> list[AnyVariant]:
+        """What `test_build` runs over."""
+        return [each for each in self._all() if isinstance(each, BrokenVariant) or each.is_built]
+
+    @property
+    def checks(self) -> list[tuple[Variant, Case]]:
+        """What `test_correct` runs over: every judged variant with every case."""
+        return [(each, case) for each in self.runnable if each.is_judged for case in self.cases]
+
+    @property
+    def timings(self) -> list[tuple[Variant, Case]]:
+        """What `test_speed` runs over: the first seed of every shape, companions last."""
+        first: dict[str, Case] = {}
+        for case in self.cases:
+            first.setdefault(case.shape_id, case)
+        names = {each.name for each in self.runnable}
+        companions = [each for each in self.companions if each.name not in names]
+        return [(each, case) for each in (*self.runnable, *companions) for case in first.values()]
+
+    @property
+    def runnable(self) -> list[Variant]:
+        """Every variant of the run that could be read."""
+        return [each for each in self._all() if isinstance(each, Variant)]
+
+    def is_chosen(self, variant: AnyVariant) -> bool:
+        """Whether the user asked for `variant`."""
+        return any(each.name == variant.name for each in self.chosen)
+
+    def is_companion(self, variant: AnyVariant) -> bool:
+        """Whether `variant` only stands beside what was asked for."""
+        return not self.is_chosen(variant) and any(each.name == variant.name for each in self.companions)
+
+    def _all(self) -> list[AnyVariant]:
+        return list({(type(each), each.name): each for each in (*self.chosen, *self.offered)}.values())
+
+
+def make_plan(catalog: Catalog, chosen: tuple[AnyVariant, ...], cases: tuple[Case, ...]) -> Plan:
+    """The plan for the variants and cases that were asked for."""
+    offered = [each for each in catalog.variants.values() if each.role == "candidate"]
+    companions = [each for each in catalog.variants.values() if each.role in COMPANION_ROLES]
+    return Plan(chosen, tuple(offered), tuple(companions), cases)

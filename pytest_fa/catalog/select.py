@@ -1,0 +1,153 @@
+"""Names, globs and definitions on the command line to variants and cases."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from pytest_fa.catalog.case import DTYPES, Case, parse_case
+from pytest_fa.catalog.discover import Catalog
+from pytest_fa.catalog.suites import SUITES
+from pytest_fa.catalog.variant import BrokenVariant, Variant
+from pytest_fa.errors import UsageProblem, suggestion
+
+_GLOB = frozenset("*?[")
+
+
+def select_variants(catalog: Catalog, patterns: tuple[str, ...]) -> tuple[Variant | BrokenVariant, ...]:
+    """The variants that `patterns` name, or all candidates (and every broken manifest) when there are none.
+
+    A pattern is a name, a glob, or a name with definitions: `ws_p2@BLOCK_M=64@BLOCK_N=32`.
+    Raises `UsageProblem` for a pattern that matches nothing.
+    """
+    if not patterns:
+        candidates = [variant for variant in catalog.variants.values() if variant.role == "candidate"]
+        return (*candidates, *catalog.broken.values())
+    chosen: dict[str, Variant | BrokenVariant] = {}
+    for pattern in patterns:
+        for variant in _matching(catalog, pattern):
+            chosen.setdefault(variant.name, variant)
+    return tuple(chosen.values())
+
+
+def _matching(catalog: Catalog, pattern: str) -> list[Variant | BrokenVariant]:
+    name, *definitions = pattern.split("@")
+    known: dict[str, Variant | BrokenVariant] = {**catalog.variants}
+    for broken in catalog.broken.values():
+        known.setdefault(broken.name, broken)
+    is_glob = not _GLOB.isdisjoint(name)
+    found = [known[each] for each in known if (fnmatchcase(each, name) if is_glob else each == name)]
+    if not found:
+        raise UsageProblem(f"--fa-variant: no variant {name!r}{suggestion(name, known)} (see --fa-list)")
+    if not definitions:
+        return found
+    pairs = dict(_pair(text, f"--fa-variant={pattern}") for text in definitions)
+    return [with_defines(variant, pairs) if isinstance(variant, Variant) else variant for variant in found]
+
+
+def expand_defines(
+    variants: tuple[Variant | BrokenVariant, ...], definitions: tuple[str, ...]
+) -> tuple[Variant | BrokenVariant, ...]:
+    """`BLOCK_M=64,128` makes `ws_p2@BLOCK_M=64` and `ws_p2@BLOCK_M=128` of every variant that has BLOCK_M.
+
+    Several definitions make the product.  Raises `UsageProblem` when no selected variant has the name.
+    """
+    axes = [_axis(text) for text in definitions]
+    for name, _ in axes:
+        owners = {key for each in variants if isinstance(each, Variant) for key in each.defines}
+        if name not in owners:
+            listed = ", ".join(sorted(owners)) or "none"
+            raise UsageProblem(
+                f"--fa-define: no selected variant has {name!r}{suggestion(name, owners)} (they have: {listed})"
+            )
+    expanded: list[Variant | BrokenVariant] = []
+    for variant in variants:
+        own = [axis for axis in axes if isinstance(variant, Variant) and axis[0] in variant.defines]
+        if not own or isinstance(variant, BrokenVariant):
+            expanded.append(variant)
+            continue
+        names = [name for name, _ in own]
+        products = itertools.product(*(values for _, values in own))
+        expanded += [with_defines(variant, dict(zip(names, values, strict=True))) for values in products]
+    return tuple(expanded)
+
+
+def with_defines(variant: Variant, pairs: dict[str, int | str]) -> Variant:
+    """A copy of `variant` named after its new definitions.  Raises `UsageProblem` for a name it does not have."""
+    for name in pairs:
+        if name not in variant.defines:
+            listed = ", ".join(variant.defines) or "none"
+            raise UsageProblem(
+                f"{variant.name} has no definition {name!r}{suggestion(name, variant.defines)} (it has: {listed})"
+            )
+    base, *earlier = variant.name.split("@")
+    said = {**dict(text.split("=", 1) for text in earlier), **pairs}
+    suffix = "".join(f"@{name}={value}" for name, value in said.items())
+    return msgspec.structs.replace(variant, name=base + suffix, defines={**variant.defines, **pairs})
+
+
+def _axis(text: str) -> tuple[str, list[int | str]]:
+    name, values = _pair(text, "--fa-define")
+    found = str(values).split(",")
+    if "" in found:
+        raise UsageProblem(f"--fa-define: {text!r} has an empty value; the form is NAME=VALUE[,VALUE...]")
+    return name, [_number(value) for value in found]
+
+
+def _pair(text: str, where: str) -> tuple[str, int | str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise UsageProblem(f"{where}: {text!r} is malformed; the form is NAME=VALUE")
+    return name, _number(value)
+
+
+def _number(text: str | int) -> int | str:
+    digits = str(text)
+    return int(digits) if re.fullmatch(r"-?[0-9]+", digits) else digits
+
+
+# -- cases ------------------------------------------------------------------------------------------------------------
+
+
+def select_cases(
+    suites: tuple[str, ...], patterns: tuple[str, ...], dtypes: tuple[str, ...], seeds: tuple[int, ...] | None
+) -> tuple[Case, ...]:
+    """The cases of `suites`, in the given dtypes and seeds, narrowed by `patterns`.
+
+    A pattern that is a whole id stands for itself, in a suite or not; a glob must match at least one case.
+    Raises `UsageProblem` for an unknown suite or dtype, a malformed id, or a glob without a match.
+    """
+    for name in suites:
+        if name not in SUITES:
+            raise UsageProblem(
+                f"--fa-suite: no suite {name!r}{suggestion(name, SUITES)} (allowed: {', '.join(SUITES)})"
+            )
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise UsageProblem(
+                f"--fa-dtype: no dtype {dtype!r}{suggestion(dtype, DTYPES)} (allowed: {', '.join(DTYPES)})"
+            )
+    cases = _varied([case for name in suites for case in SUITES[name]], dtypes, seeds)
+    if patterns:
+        cases = [case for pattern in patterns for case in _cases_of(pattern, cases, suites)]
+    return tuple(dict.fromkeys(cases))
+
+
+def _varied(cases: list[Case], dtypes: tuple[str, ...], seeds: tuple[int, ...] | None) -> list[Case]:
+    """Every case in every asked dtype and seed."""
+    cases = [case.with_dtype(dtype) for case in cases for dtype in dtypes] if dtypes else cases  # type: ignore[arg-type]
+    return [case.with_seed(seed) for case in cases for seed in seeds] if seeds is not None else cases
+
+
+def _cases_of(pattern: str, cases: list[Case], suites: tuple[str, ...]) -> list[Case]:
+    if _GLOB.isdisjoint(pattern):
+        return [parse_case(pattern)]
+    found = [case for case in cases if fnmatchcase(case.id, pattern)]
+    if not found:
+        raise UsageProblem(
+            f"--fa-case: {pattern!r} matches no case of suite {','.join(suites)} (see --collect-only -q)"
+        )
+    return found

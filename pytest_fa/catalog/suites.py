@@ -1,0 +1,64 @@
+"""The named suites of cases, written as the ids that a user sees."""
+
+from __future__ import annotations
+
+from pytest_fa.catalog.case import Case, parse_case
+
+MISSION_SHAPE = "b1h8s512d64-fp16"
+
+
+def _seeded(shapes: tuple[str, ...], seeds: int) -> tuple[Case, ...]:
+    return tuple(parse_case(f"{shape}-seed{seed}") for shape in shapes for seed in range(seeds))
+
+
+SMOKE_SHAPES = ("b1h2s64d64-fp16", "b1h2s65d64-fp16-causal", "b1h2s64d64-bf16")
+
+HISTORY_SHAPES = ("b1h2s64d64-fp16", "b1h4s128d64-fp16", MISSION_SHAPE, "b2h2s64d64-fp16")
+
+# One query, primes, tile edges of 32, 64 and 128 and their neighbours, S_q != S_kv both ways, no keys at all,
+# grouped heads, the other layout, each mask: where tails, masks and strides go wrong.
+EDGE_SHAPES = (
+    "b1h2s1d64-fp16",
+    "b1h2s17d64-fp16",
+    "b2h3s31d64-fp16",
+    "b1h2s33d64-bf16",
+    "b1h2s63d64-fp16-causal",
+    "b1h2s65d64-bf16-causal",
+    "b1h2s113d64-fp16",
+    "b1h2s113d64-fp16-sk203",
+    "b1h2s113d64-bf16-causal-sk203",
+    "b1h2s127d64-fp16",
+    "b1h2s129d64-fp16-causal",
+    "b1h2s203d64-fp16-causal-sk113",
+    "b1h2s203d64-fp16-causal_br-sk113",
+    "b1h2s113d64-fp16-causal_br-sk203",
+    "b1h2s64d64-fp16-sk0",
+    "b1h2s64d64-fp16-sk1",
+    "b1h2s1d64-fp16-sk1023",
+    "b1h8s77d64-fp16-kv2",
+    "b2h4s77d64-bf16-causal-kv1",
+    "b2h3s77d64-fp16-bshd",
+    "b1h2s1023d64-fp16",
+    "b1h2s1023d64-bf16-causal",
+)
+
+LONG_SHAPES = (
+    "b4h16s2048d64-fp16",
+    "b2h16s4096d64-fp16",
+    "b2h16s4096d64-fp16-causal",
+    "b1h16s16384d64-fp16",
+    "b4h16s2048d128-fp16",
+    "b2h16s4096d128-fp16",
+    "b1h16s8192d128-fp16",
+    "b1h16s8192d128-fp16-causal",
+    "b1h16s16384d128-fp16",
+)
+
+SUITES: dict[str, tuple[Case, ...]] = {
+    "smoke": _seeded(SMOKE_SHAPES, 1),
+    "history": _seeded(HISTORY_SHAPES, 3),
+    "mission": _seeded((MISSION_SHAPE,), 100),
+    "edge": _seeded(EDGE_SHAPES, 1),
+    "long": _seeded(LONG_SHAPES, 1),
+}
+DEFAULT_SUITE = "history"

@@ -1,0 +1,145 @@
+"""A variant: one kernel to build or import, what it supports, and what it must not exceed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from pytest_fa.catalog.case import Case, Causal, Dtype, Layout
+
+Role = Literal["candidate", "baseline", "floor", "ablation", "probe", "wrong"]
+Kind = Literal["cuda", "python"]
+Device = Literal["cuda", "cpu"]
+Arch = Literal["sm_80", "sm_89", "sm_90a"]
+Tolerance = Literal["measured", "absolute"]
+Rounding = Literal["q", "s", "p"]
+SOME = msgspec.Meta(min_length=1)
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+ARCHES: tuple[Arch, ...] = ("sm_80", "sm_89", "sm_90a")
+COMPANION_ROLES: tuple[Role, ...] = ("baseline", "floor")
+
+
+class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The cases that a variant takes; everything else is refused with a reason."""
+
+    dtype: Annotated[tuple[Dtype, ...], SOME] = ("fp16",)
+    head_dim: Annotated[tuple[int, ...], SOME] = (64,)
+    causal: Annotated[tuple[Causal, ...], SOME] = ("none",)
+    layout: Annotated[tuple[Layout, ...], SOME] = ("bhsd",)
+    device: Annotated[tuple[Device, ...], SOME] = ("cuda",)
+    grouped_heads: bool = False
+    seq_q_multiple_of: Annotated[int, msgspec.Meta(ge=1)] = 1
+    seq_k_multiple_of: Annotated[int, msgspec.Meta(ge=1)] = 1
+    seq_k_min: Count = 1
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a variant is called: a CUDA source that exports `fa_forward`, or a Python callable (`module:function`).
+
+    `context`, for a Python callable, names a context manager that is entered once around all that is done with the
+    variant, such as one that pins a backend: calls do not pay for it.
+    """
+
+    kind: Kind = "cuda"
+    source: str = "kernel.cu"
+    target: str = ""
+    context: str = ""
+
+
+class InstructionLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds on how often one opcode may stand in a kernel's machine code."""
+
+    min: Count = 0
+    max: Count | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a build may use; a limit that is absent is not judged."""
+
+    registers_per_thread: Count | None = None
+    spill_bytes: Count | None = None
+    stack_bytes: Count | None = None
+    smem_bytes_per_block: Count | None = None
+    advisories: Count | None = None
+    instructions: dict[str, InstructionLimit] = {}
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """One runnable kernel.
+
+    `folder` holds its source and manifest, `root` is the kernels folder it was found under.  `defines` are the
+    compile-time parameters, in the manifest's order; `instantiations` the (dtype, head_dim) pairs compiled in.
+    """
+
+    name: str
+    folder: str
+    root: str
+    role: Role
+    entry: Entry
+    arch: tuple[Arch, ...]
+    supports: Supports
+    instantiations: tuple[tuple[Dtype, int], ...]
+    defines: dict[str, int | str]
+    flags: tuple[str, ...]
+    rounds: tuple[Rounding, ...]
+    limits: Limits
+    tolerance: Tolerance
+    step: str
+    parent: str | None
+    because: str
+    expect: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_built(self) -> bool:
+        """Whether a compiler is needed."""
+        return self.entry.kind == "cuda"
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its output means anything: a floor does no work."""
+        return self.role != "floor"
+
+    def device_for(self, *, gpu: bool) -> Device | None:
+        """The device it runs on: the GPU where there is one, else the CPU, else none."""
+        if gpu and "cuda" in self.supports.device:
+            return "cuda"
+        return "cpu" if "cpu" in self.supports.device else None
+
+    def refuses(self, case: Case) -> str | None:
+        """Why this variant does not take `case`, naming the manifest field, or None."""
+        for reason in self._refusals(case):
+            return f"{self.name} does not support {case.shape_id}: {reason}"
+        return None
+
+    def _refusals(self, case: Case):  # type: ignore[no-untyped-def]  # noqa: ANN202  # a generator of sentences
+        supports = self.supports
+        for field in ("dtype", "head_dim", "causal", "layout"):
+            value, allowed = getattr(case, field), getattr(supports, field)
+            if value not in allowed:
+                yield f"{field} is {value}, supports {', '.join(map(str, allowed))}"
+        if (case.dtype, case.head_dim) not in self.instantiations:
+            built = ", ".join(f"{dtype}-d{dim}" for dtype, dim in self.instantiations)
+            yield f"no instantiation {case.dtype}-d{case.head_dim}, compiled are {built}"
+        if case.kv_heads != case.heads and not supports.grouped_heads:
+            yield f"kv_heads is {case.kv_heads} for {case.heads} heads, supports equal numbers (grouped_heads: false)"
+        for field in ("seq_q", "seq_k"):
+            multiple = getattr(supports, f"{field}_multiple_of")
+            if getattr(case, field) % multiple:
+                yield f"{field} is {getattr(case, field)}, supports multiples of {multiple}"
+        if case.seq_k < supports.seq_k_min:
+            yield f"seq_k is {case.seq_k}, supports {supports.seq_k_min} and more"
+
+
+class BrokenVariant(msgspec.Struct, frozen=True):
+    """A manifest that could not be read: its neighbours go on, it fails with `problem`."""
+
+    name: str
+    problem: str
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,245 @@
+"""Fixtures: `fa_run` for the shipped suite, the others for a user's own tests.
+
+`fa_run` sends jobs to a worker process.  The others offer the worker's own functions in this process: unprotected, so a
+crash or a hang takes pytest down with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_fa.measure.replay_clock import ReplayClock, replay
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fa.catalog.case import Case
+    from pytest_fa.catalog.variant import BrokenVariant, Variant
+    from pytest_fa.judge.truth import Truth
+    from pytest_fa.options import Options
+    from pytest_fa.report.record import Check, Record, Speed
+    from pytest_fa.run.inputs import Inputs
+    from pytest_fa.run.module import Forward
+    from pytest_fa.session import Session
+
+OPTIONS_KEY: pytest.StashKey[Options] = pytest.StashKey()
+SESSION_KEY: pytest.StashKey[Session] = pytest.StashKey()
+RECORD_KEY: pytest.StashKey[Record] = pytest.StashKey()
+
+
+def session_of(config: pytest.Config) -> Session:
+    """This run's session, made when it is first needed: a run without kernels never pays for it."""
+    if SESSION_KEY not in config.stash:
+        from pytest_fa.session import Session  # noqa: PLC0415
+
+        config.stash[SESSION_KEY] = Session(config.stash[OPTIONS_KEY])
+    return config.stash[SESSION_KEY]
+
+
+@pytest.fixture
+def fa_variant(request: pytest.FixtureRequest) -> Variant:
+    """The variant under test; a test that asks for it runs once for every selected variant."""
+    variant: Variant = request.param
+    return variant
+
+
+@pytest.fixture
+def fa_case(request: pytest.FixtureRequest) -> Case:
+    """The case under test: shape, dtype, mask and seed; a test that asks for it runs once for every selected case."""
+    case: Case = request.param
+    return case
+
+
+@pytest.fixture
+def fa_module(request: pytest.FixtureRequest, fa_variant: Variant) -> Iterator[Forward]:
+    """The variant as `f(q, k, v, *, scale, causal, out)`, built and loaded into this process."""
+    from pytest_fa.run.module import build_library, open_forward  # noqa: PLC0415  # torch: only for in-process tests
+
+    _device_of(fa_variant)
+    options = request.config.stash[OPTIONS_KEY]
+    with open_forward(fa_variant, build_library(fa_variant, options.cache, no_build=options.no_build)) as forward:
+        yield forward
+
+
+@pytest.fixture
+def fa_inputs(request: pytest.FixtureRequest, fa_case: Case) -> Inputs:
+    """The case's `q, k, v, scale, causal` on the GPU, or on the CPU without one; refused cases are skipped."""
+    import torch  # noqa: PLC0415  # only for in-process tests
+
+    from pytest_fa.report.environment import find_gpu  # noqa: PLC0415
+    from pytest_fa.run.inputs import make_inputs  # noqa: PLC0415
+
+    device = "cuda" if find_gpu() else "cpu"
+    if "fa_variant" in request.fixturenames:
+        variant: Variant = request.getfixturevalue("fa_variant")
+        if reason := variant.refuses(fa_case):
+            pytest.skip(reason)
+        device = _device_of(variant)
+    return make_inputs(fa_case, torch.device(device))
+
+
+def _device_of(variant: Variant) -> str:
+    """Where a variant runs on this machine; the test is skipped where it does not."""
+    from pytest_fa.report.environment import find_gpu  # noqa: PLC0415
+
+    device = variant.device_for(gpu=find_gpu() is not None)
+    if device is None:
+        pytest.skip(f"{variant.name} needs a GPU, and this machine has none")
+    return device
+
+
+@pytest.fixture
+def fa_truth(fa_inputs: Inputs) -> Truth:
+    """float64 attention on `fa_inputs` (`.out`) and what an ideal kernel of the same precision gives (`.yardstick`)."""
+    from pytest_fa.judge.truth import make_truth  # noqa: PLC0415  # torch: only for in-process tests
+
+    return make_truth(fa_inputs)
+
+
+@pytest.fixture
+def fa_check(request: pytest.FixtureRequest, fa_inputs: Inputs) -> Callable[[torch.Tensor], Check]:
+    """`fa_check(out)`: judge an output by the tolerance policy; fails the test with every bound, or returns the check.
+
+    Truth is computed inside, after the kernel has run.
+    """
+
+    def check(out: torch.Tensor) -> Check:
+        from pytest_fa.judge.check import judge  # noqa: PLC0415  # torch: only for in-process tests
+        from pytest_fa.judge.truth import make_truth  # noqa: PLC0415
+        from pytest_fa.report.failure import check_lines  # noqa: PLC0415
+
+        variant: Variant | None = (
+            request.getfixturevalue("fa_variant") if "fa_variant" in request.fixturenames else None
+        )
+        asked = request.config.stash[OPTIONS_KEY].tolerance
+        policy = asked or (variant.tolerance if variant else "measured")
+        found = judge(out, make_truth(fa_inputs, variant.rounds if variant else ()), policy)
+        if not found.passed:
+            pytest.fail("wrong result\n" + "\n".join(check_lines(found)), pytrace=False)
+        return found
+
+    return check
+
+
+@pytest.fixture
+def fa_clock(request: pytest.FixtureRequest) -> ReplayClock:
+    """The clock that pytest-benchmark reads in this test; it must exist before `benchmark` does."""
+    clock = ReplayClock()
+    mark = request.node.get_closest_marker("benchmark")
+    kept = dict(mark.kwargs) if mark else {}
+    request.node.add_marker(pytest.mark.benchmark(**{"timer": clock, **kept}), append=False)
+    return clock
+
+
+class FaBenchmark:
+    """Timing through pytest-benchmark: `fa_benchmark(fa_module, fa_case, fa_inputs)`, or `.record` for a `Speed`."""
+
+    def __init__(self, clock: ReplayClock, benchmark: Any) -> None:  # noqa: ANN401  # its fixture
+        self._clock = clock
+        self._benchmark = benchmark
+
+    def __call__(self, forward: Forward, case: Case, inputs: Inputs) -> Speed:
+        """Measure `forward` in this process, hand its device times to pytest-benchmark, and return all figures."""
+        from pytest_fa.measure.measure import measure  # noqa: PLC0415  # torch: only for in-process tests
+        from pytest_fa.measure.timing_lock import timing_lock  # noqa: PLC0415
+
+        with timing_lock():
+            speed, _ = measure(forward, case, inputs)
+        self.record(speed, case)
+        return speed
+
+    def record(self, speed: Speed, case: Case, **extra: float | str) -> None:
+        """Give the samples of `device_us` to pytest-benchmark, grouped by shape, with the other figures beside them."""
+        if getattr(self._benchmark, "disabled", False):
+            self._benchmark(lambda: None)
+            return
+        self._benchmark.group = case.shape_id
+        replay(self._clock, self._benchmark, speed.device.samples_us)
+        self._benchmark.extra_info.update(
+            method=speed.device.method,
+            call_us=speed.call.median_us,
+            tflops=case.flops_per_call / speed.device.median_us / 1e6,
+            **extra,
+        )
+
+
+@pytest.fixture
+def fa_benchmark(fa_clock: ReplayClock, benchmark: Any) -> FaBenchmark:  # noqa: ANN401  # another plugin's fixture
+    """Honest device timing whose samples appear in pytest-benchmark's table, files and comparisons."""
+    return FaBenchmark(fa_clock, benchmark)
+
+
+class FaRun:
+    """Sends one item's work where it belongs: to the builder, or to a worker process."""
+
+    def __init__(self, session: Session, node: pytest.Item) -> None:
+        self._session = session
+        self._node = node
+
+    def build(self, variant: Variant | BrokenVariant) -> Record:
+        """Judge the variant's build; fails with the compiler's lines or the broken limits."""
+        return self._finish(lambda: self._session.judge_build(variant))
+
+    def correct(self, variant: Variant, case: Case) -> Record:
+        """Run and judge; fails with every bound."""
+        return self._finish(lambda: self._session.run_case(variant, case, "correct"))
+
+    def speed(self, variant: Variant, case: Case) -> Record:
+        """Run, judge, time, and judge what was timed."""
+        return self._finish(lambda: self._session.run_case(variant, case, "speed"))
+
+    def _finish(self, work: Callable[[], Record]) -> Record:
+        from pytest_fa.report.failure import failure_text  # noqa: PLC0415  # only a run with items needs these
+        from pytest_fa.session import CannotRun, Refused  # noqa: PLC0415
+
+        record = lack = None
+        try:
+            record = work()
+        except CannotRun as reason:
+            lack = reason
+        if record is None:
+            if self._session.options.require_gpu and not isinstance(lack, Refused):
+                pytest.fail(f"{lack} (--fa-require-gpu)", pytrace=False)
+            pytest.skip(str(lack))
+        self._node.stash[RECORD_KEY] = record
+        if record.outcome != "ok":
+            pytest.fail(failure_text(record), pytrace=False)
+        return record
+
+
+@pytest.fixture
+def fa_run(request: pytest.FixtureRequest, fa_builds: None) -> FaRun:  # noqa: ARG001  # builds come first
+    """`fa_run.build`, `.correct` and `.speed`: one item through the builder or a worker process, recorded."""
+    return FaRun(session_of(request.config), request.node)
+
+
+@pytest.fixture(scope="session")
+def fa_builds(request: pytest.FixtureRequest) -> None:
+    """Everything that the selected items need, built in one parallel batch, with a progress line."""
+    from pytest_fa.errors import ToolchainError  # noqa: PLC0415
+
+    session = session_of(request.config)
+    try:
+        session.build_all(_progress_line(request.config))
+    except ToolchainError:
+        return  # each item that needs a compiler says so
+    except OSError as problem:
+        pytest.exit(f"the cache cannot be used (--fa-cache): {problem}", returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+def _progress_line(config: pytest.Config) -> Callable[[str], None]:
+    """Write to the terminal past pytest's capture; silent in xdist workers and under -q."""
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if terminal is None or capture is None or hasattr(config, "workerinput") or config.get_verbosity() < 0:
+        return lambda _: None
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            terminal.ensure_newline()
+            terminal.write_line(f"fa: {text}")
+
+    return say

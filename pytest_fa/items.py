@@ -1,0 +1,85 @@
+"""Pairs to pytest items, items to what they need, and records to reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_fa.catalog.plan import AnyVariant, Plan
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.report.record import Record, to_builtins
+from pytest_fa.report.table import headline
+
+# A case that is skipped or fails has no samples, and pytest-benchmark would warn of that.
+_UNUSED = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
+
+
+def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
+    """Give a test its variants and cases, by the fixtures that it asks for.
+
+    Variant and case: every judged pair; with `fa_benchmark` too: the first seed of each shape, companions beside it.
+    A variant alone: each one, or, for the suite's own `test_build`, each that needs a compiler.
+    """
+    names = set(metafunc.fixturenames)
+    if "fa_variant" not in names:
+        metafunc.parametrize("fa_case", plan.cases, ids=lambda case: case.id, indirect=True)
+    elif "fa_case" not in names:
+        variants = plan.builds if "fa_run" in names else plan.runnable
+        metafunc.parametrize("fa_variant", variants, ids=lambda variant: variant.name, indirect=True)
+    else:
+        timed = "fa_benchmark" in names
+        pairs = [
+            pytest.param(
+                variant,
+                case,
+                id=f"{variant.name}-{case.shape_id if timed else case.id}",
+                marks=_UNUSED if timed else (),
+            )
+            for variant, case in (plan.timings if timed else plan.checks)
+        ]
+        metafunc.parametrize(("fa_variant", "fa_case"), pairs, indirect=True)
+
+
+def deselect(config: pytest.Config, items: list[pytest.Item], plan: Plan) -> None:
+    """Drop variants that were not asked for, and companions of shapes at which nothing asked for is left."""
+    wanted = [item for item in items if (each := _variant(item)) is None or plan.is_chosen(each)]
+    shapes = {case.shape_id for item in wanted if (case := _param(item, "fa_case")) and _variant(item)}
+    kept = [item for item in items if item in set(wanted) or _stands_beside(item, plan, shapes)]
+    dropped = [item for item in items if item not in set(kept)]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def needed_variants(items: list[pytest.Item]) -> dict[str, Variant]:
+    """Every variant that an item runs over, by name."""
+    found = (_variant(item) for item in items)
+    return {each.name: each for each in found if isinstance(each, Variant)}
+
+
+def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) -> None:  # noqa: ANN401  # takes attributes
+    """Put the record on the report, a headline into the properties, and say what was not done and why."""
+    variant = _variant(item)
+    report.fa_companion = variant is not None and plan.is_companion(variant)
+    if record is not None:
+        report.fa_record = to_builtins(record)
+        item.user_properties.append(("fa", headline(record)))
+    elif report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.fa_not_run = ["build" if _param(item, "fa_case") is None else "case", reason.removeprefix("Skipped: ")]
+
+
+def _stands_beside(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:
+    variant, case = _variant(item), _param(item, "fa_case")
+    return variant is not None and plan.is_companion(variant) and case is not None and case.shape_id in shapes
+
+
+def _variant(item: pytest.Item) -> AnyVariant | None:
+    variant: AnyVariant | None = _param(item, "fa_variant")
+    return variant
+
+
+def _param(item: pytest.Item, name: str) -> Any:  # noqa: ANN401  # a parameter's type is its test's business
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get(name) if callspec else None

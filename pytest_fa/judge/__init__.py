@@ -1,0 +1,1 @@
+"""Is an output right: truth, yardstick, tolerance policies, the verdict."""

@@ -1,0 +1,54 @@
+"""One output against its truth: the verdict with everything that its failure text needs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from pytest_fa.judge.policies import POLICIES, Errors, rms
+from pytest_fa.judge.truth import Truth
+from pytest_fa.report.record import Bound, Check, Index
+
+
+def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
+    """Compare `out`, [batch, heads, seq_q, head_dim], with its truth under a tolerance policy.
+
+    A figure that is not finite becomes None, and no bound holds with it.
+    """
+    errors = Errors(out.double(), out.double() - truth.out, truth, out.dtype)
+    bounds = POLICIES[policy](errors)
+    ideal = truth.yardstick - truth.out
+    size = errors.error.abs().nan_to_num(nan=math.inf, posinf=math.inf)  # NaN is the worst error of all
+    limit = next(bound.allowed for bound in bounds if bound.name == "max")
+    bad = ~(size <= limit)
+    worst = int(size.argmax())
+    return Check(
+        policy=policy,
+        passed=all(bound.holds for bound in bounds if bound.judged),
+        bounds=bounds,
+        max_abs_error=_value(bounds, "max"),
+        rms_error=_finite(rms(errors.error)),
+        yardstick_max_error=float(ideal.abs().max()),
+        yardstick_rms_error=rms(ideal),
+        nonfinite_count=int((~errors.out.isfinite()).sum()),
+        bad_count=int(bad.sum()),
+        element_count=out.numel(),
+        first_bad=_index(int(bad.flatten().int().argmax()), out) if bool(bad.any()) else None,
+        worst=_index(worst, out),
+        worst_got=_finite(float(errors.out.flatten()[worst])),
+        worst_want=float(truth.out.flatten()[worst]),
+    )
+
+
+def _value(bounds: tuple[Bound, ...], name: str) -> float | None:
+    return next(bound.value for bound in bounds if bound.name == name)
+
+
+def _index(flat: int, tensor: torch.Tensor) -> Index:
+    batch, head, query, dim = (int(each) for each in torch.unravel_index(torch.tensor(flat), tensor.shape))
+    return (batch, head, query, dim)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,93 @@
+"""Truth and yardstick: attention in float64, and what an ideal kernel of the candidate's own precision would give.
+
+Neither uses torch's SDPA, whose precision changed between releases.  Both read the same, already rounded inputs and go
+through them in blocks of queries, so that long sequences fit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from pytest_fa.catalog.variant import Rounding
+from pytest_fa.run.inputs import Inputs
+
+BLOCK_BYTES = {"cuda": 2**30, "cpu": 2**27}
+
+
+class Truth(NamedTuple):
+    """The two results that an output is judged by, both as float64."""
+
+    out: torch.Tensor  # [batch, heads, seq_q, head_dim] exact to float64
+    yardstick: torch.Tensor  # [batch, heads, seq_q, head_dim] rounded where an ideal kernel rounds
+
+
+def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = ()) -> Truth:
+    """Truth, and the yardstick with P = exp(S - max) rounded to the dtype and the result rounded once more.
+
+    `rounds` adds what a manifest declares: `q` rounds Q * scale, `s` rounds S, `p` divides P by its row sum before it
+    is rounded.  Rows that see no key are zero.
+    """
+    q, k, v = inputs.q.double(), _per_head(inputs.k, inputs.q), _per_head(inputs.v, inputs.q)  # [b, h, s, d] float64
+    dtype = inputs.q.dtype
+    rows = _rows_per_block(inputs)
+    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    yardstick = torch.empty_like(out)
+    for start in range(0, q.shape[2], rows):
+        block = slice(start, min(start + rows, q.shape[2]))
+        hidden = _hidden(inputs, block)  # [rows, seq_k] or None
+        scores = (q[:, :, block] * inputs.scale) @ k.transpose(2, 3)  # [b, h, rows, seq_k]
+        p, row_sum = _softmax_parts(scores, hidden)
+        out[:, :, block] = _divide(p @ v, row_sum)
+        if "q" in rounds:
+            scores = _round(q[:, :, block] * inputs.scale, dtype) @ k.transpose(2, 3)
+        if "s" in rounds:
+            scores = _round(scores, dtype)
+        if "q" in rounds or "s" in rounds:
+            p, row_sum = _softmax_parts(scores, hidden)
+        divided_first = "p" in rounds
+        ideal = _round(_divide(p, row_sum), dtype) @ v if divided_first else _divide(_round(p, dtype) @ v, row_sum)
+        yardstick[:, :, block] = _round(ideal, dtype)
+    return Truth(out, yardstick)
+
+
+def _per_head(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """K or V in float64, each of its heads repeated for the query heads that share it."""
+    return tensor.double().repeat_interleave(q.shape[1] // tensor.shape[1], dim=1)
+
+
+def _rows_per_block(inputs: Inputs) -> int:
+    batch, heads, seq_q, _ = inputs.q.shape
+    bytes_per_row = 8 * batch * heads * max(1, inputs.k.shape[2])
+    return max(1, min(seq_q, BLOCK_BYTES[inputs.q.device.type] // bytes_per_row))
+
+
+def _hidden(inputs: Inputs, block: slice) -> torch.Tensor | None:
+    """True where the mask hides a key from a query of `block`."""
+    if inputs.causal == "none":
+        return None
+    seq_q, seq_k, device = inputs.q.shape[2], inputs.k.shape[2], inputs.q.device
+    shift = 0 if inputs.causal == "top_left" else seq_k - seq_q
+    last_visible = torch.arange(block.start, block.stop, device=device)[:, None] + shift  # [rows, 1]
+    return torch.arange(seq_k, device=device)[None, :] > last_visible
+
+
+def _softmax_parts(scores: torch.Tensor, hidden: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """P = exp(S - max) and its row sums; all zero in a row that sees no key."""
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, float("-inf"))
+    if scores.shape[-1] == 0:
+        return scores, scores.sum(-1, keepdim=True)
+    row_max = scores.amax(-1, keepdim=True)
+    row_max = row_max.masked_fill(row_max == float("-inf"), 0.0)
+    p = torch.exp(scores - row_max)
+    return p, p.sum(-1, keepdim=True)
+
+
+def _divide(numerator: torch.Tensor, row_sum: torch.Tensor) -> torch.Tensor:
+    return torch.where(row_sum > 0, numerator / row_sum, torch.zeros_like(numerator))
+
+
+def _round(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype).double()

@@ -1,0 +1,137 @@
+"""`device_us`: the period of back-to-back calls on the device.
+
+Short calls: the slope between CUDA graphs of N and 3N calls, which cancels what a replay costs.  Calls of a
+millisecond and more: one event pair each.  On the CPU: the wall clock of one call.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+
+from pytest_fa.errors import FaError
+from pytest_fa.measure.rotation import Rotation
+from pytest_fa.measure.statistics import settle, timing
+from pytest_fa.report.record import Timing
+from pytest_fa.run.module import Forward
+
+SAMPLES = 10
+SAMPLE_MS = 20.0
+REPLAYS = 10
+GRAPH_US = 200.0
+PROBE_CALLS = 20
+MOST_CALLS = 400
+LONG_CALL_US = 1000.0
+MOST_SECONDS = 3.0
+CPU_SAMPLES = (5, 50)
+CPU_SECONDS = 0.2
+
+
+class CannotCapture(FaError):
+    """A call that does what a graph capture does not allow."""
+
+
+def device_time(forward: Forward, rotation: Rotation, device: torch.device) -> Timing:
+    """Time `forward` on the rotation's buffers, on its device; `rotation.outputs` are then those of timed calls."""
+    if device.type == "cpu":
+        return _wall_clock(forward, rotation)
+    estimate_us = _event_us(lambda: rotation.call(forward), 5) / 5
+    try:
+        estimate_us = _graph_estimate_us(forward, rotation, estimate_us)
+    except CannotCapture as problem:
+        return _event_pairs(forward, rotation, estimate_us, f" ({problem})")
+    if estimate_us >= LONG_CALL_US:
+        return _event_pairs(forward, rotation, estimate_us)
+    return _graph_slope(forward, rotation, estimate_us)
+
+
+def _graph_slope(forward: Forward, rotation: Rotation, estimate_us: float) -> Timing:
+    calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / estimate_us)))
+    once, thrice = capture(forward, rotation, calls), capture(forward, rotation, 3 * calls)
+    once.replay()
+    thrice.replay()
+    pair_ms = (_event_us(once.replay) + _event_us(thrice.replay)) / 1000
+    replays = max(REPLAYS, math.ceil(SAMPLE_MS / pair_ms))
+
+    def sample_us() -> float:
+        short, long = _event_us(once.replay, replays), _event_us(thrice.replay, replays)
+        return (long - short) / (2 * calls * replays)
+
+    settle(sample_us)
+    rotation.poison()
+    samples = [sample_us() for _ in range(SAMPLES)]  # each ends with the graph that was captured last
+    if min(samples) <= 0:
+        raise FaError("a graph of three times the calls does not take longer: the call launches nothing")
+    return timing(f"slope between graphs of {calls} and {3 * calls} calls", samples, 4 * calls * replays)
+
+
+def _graph_estimate_us(forward: Forward, rotation: Rotation, eager_us: float) -> float:
+    """Microseconds per call in a graph: eager calls of short kernels last as long as their launches."""
+    calls = PROBE_CALLS if eager_us < GRAPH_US / 2 else 1
+    probe = capture(forward, rotation, calls)
+    probe.replay()
+    replays = REPLAYS if eager_us < LONG_CALL_US else 1
+    return _event_us(probe.replay, replays) / (calls * replays)
+
+
+def capture(forward: Forward, rotation: Rotation, calls: int, *, keep_graph: bool = False) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of `calls` calls in a row, on a stream of its own.  Raises `CannotCapture` with CUDA's words."""
+    graph = torch.cuda.CUDAGraph(keep_graph=keep_graph)
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        rotation.call(forward)  # whatever a first call on a stream sets up stays out of the graph
+        rotation.begin()
+        try:
+            graph.capture_begin()
+            for _ in range(calls):
+                rotation.call(forward)
+            graph.capture_end()
+        except RuntimeError as problem:
+            with suppress(RuntimeError):
+                graph.capture_end()
+            raise CannotCapture(f"cannot be captured: {str(problem).splitlines()[0]}") from problem
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph
+
+
+def _event_pairs(forward: Forward, rotation: Rotation, estimate_us: float, why: str = "") -> Timing:
+    count = max(3, min(SAMPLES, int(MOST_SECONDS * 1e6 / estimate_us)))
+    rotation.begin()
+    rotation.poison()
+    samples = [_event_us(lambda: rotation.call(forward)) for _ in range(count)]
+    return timing(f"event pair around one call{why}", samples, 1)
+
+
+def _event_us(work: Callable[[], object], times: int = 1) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    for _ in range(times):
+        work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1000
+
+
+def _wall_clock(forward: Forward, rotation: Rotation) -> Timing:
+    """At least 5 calls and 0.2 s, at most 50 calls; slow calls stop at 3 s."""
+
+    def sample_us() -> float:
+        start = time.perf_counter_ns()
+        rotation.call(forward)
+        return (time.perf_counter_ns() - start) / 1000
+
+    fewest, most = CPU_SAMPLES
+    sample_us()
+    rotation.begin()
+    rotation.poison()
+    samples: list[float] = []
+    while len(samples) < most and sum(samples) < MOST_SECONDS * 1e6:
+        if len(samples) >= fewest and sum(samples) >= CPU_SECONDS * 1e6:
+            break
+        samples.append(sample_us())
+    return timing("wall clock of one call", samples, 1)

@@ -1,0 +1,71 @@
+"""One variant on one shape, measured: device time, call time, launches, clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import nvtx
+import torch
+
+from pytest_fa.catalog.case import Case
+from pytest_fa.measure.call_time import call_time
+from pytest_fa.measure.device_time import device_time
+from pytest_fa.measure.launches import read_launches
+from pytest_fa.measure.rotation import Rotation
+from pytest_fa.report.environment import find_gpu, read_clocks
+from pytest_fa.report.record import Clocks, Speed
+from pytest_fa.run.inputs import Inputs
+from pytest_fa.run.module import Forward
+
+NVTX_DOMAIN = "pytest-fa"
+
+
+def measure(forward: Forward, case: Case, inputs: Inputs) -> tuple[Speed, list[torch.Tensor]]:
+    """The speed of `forward` on `case`, and the outputs that its timed calls left, to be judged by the caller.
+
+    The caller holds the GPU's timing lock, see `timing_lock`.
+    """
+    device = inputs.q.device
+    rotation = Rotation(case, inputs, _l2_bytes(device))
+    launches, missing = read_launches(forward, rotation, device)
+    before = _clocks(device)
+    with nvtx_range(case.id):
+        on_device = device_time(forward, rotation, device)
+    outputs = [out.clone() for out in rotation.outputs]  # calls that follow write over them
+    after = _clocks(device)
+    rotation.poison()
+    with nvtx_range(f"call-{case.id}"):
+        per_call = call_time(forward, rotation, device)
+    outputs += rotation.written(per_call.calls_per_sample)
+    speed = Speed(
+        device=on_device,
+        call=per_call,
+        buffers=len(rotation),
+        exceeds_l2=rotation.exceeds_l2,
+        launches=launches,
+        launches_missing=missing,
+        clocks_before=before,
+        clocks_after=after,
+    )
+    return speed, outputs
+
+
+@contextmanager
+def nvtx_range(name: str) -> Iterator[None]:
+    """One start/end range (all threads, unlike push/pop) in our domain; never inside a timed loop."""
+    domain = nvtx.get_domain(NVTX_DOMAIN)
+    handle = domain.start_range(domain.get_event_attributes(message=name))
+    try:
+        yield
+    finally:
+        domain.end_range(handle)
+
+
+def _clocks(device: torch.device) -> Clocks | None:
+    gpu = find_gpu() if device.type == "cuda" else None
+    return read_clocks(gpu.uuid) if gpu else None
+
+
+def _l2_bytes(device: torch.device) -> int | None:
+    return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.type == "cuda" else None

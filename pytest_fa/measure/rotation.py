@@ -1,0 +1,65 @@
+"""Buffers that take turns: inputs and kept outputs, the same number for every variant."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from pytest_fa.catalog.case import Case
+from pytest_fa.run.inputs import Inputs, clone, poisoned_output
+from pytest_fa.run.module import Forward
+
+MOST_BUFFERS = 8
+
+
+class Rotation:
+    """A few sets of the same data at different addresses; each call uses the next set and keeps its output.
+
+    Together they stay within a quarter of L2, so that every call finds its data there; where one set alone is larger,
+    `exceeds_l2` says so.  An output that a variant allocates itself is kept as long as one it was given.
+    """
+
+    def __init__(self, case: Case, inputs: Inputs, l2_bytes: int | None) -> None:
+        quarter = (l2_bytes or 0) // 4
+        self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > quarter
+        count = max(1, min(MOST_BUFFERS, quarter // max(1, case.bytes_per_call)))
+        self.inputs = [inputs, *(clone(inputs) for _ in range(count - 1))]
+        self.given = [poisoned_output(each) for each in self.inputs]
+        self.kept: list[torch.Tensor] = list(self.given)
+        self.begin()
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def begin(self) -> None:
+        """Start over with the first set; what was called before does not count as timed."""
+        self._turn = itertools.cycle(range(len(self.inputs)))
+        self._called: set[int] = set()
+
+    def call(self, forward: Forward) -> None:
+        """One call on the next set."""
+        turn = next(self._turn)
+        self._called.add(turn)
+        q, k, v, scale, causal = self.inputs[turn]
+        self.kept[turn] = forward(q, k, v, scale=scale, causal=causal, out=self.given[turn])
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        """The kept outputs of the sets that were called since `begin`."""
+        return [self.kept[turn] for turn in sorted(self._called)]
+
+    def turns(self, calls: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float, str, torch.Tensor]]:
+        """The arguments `(q, k, v, scale, causal, out)` of so many calls, made before a clock runs."""
+        sets = [(*inputs, out) for inputs, out in zip(self.inputs, self.given, strict=True)]
+        return [sets[turn % len(sets)] for turn in range(calls)]
+
+    def poison(self) -> None:
+        """Fill every output with NaN again, given or returned: a timed call that computes nothing shows."""
+        for out in (*self.given, *self.kept):
+            out.fill_(float("nan"))
+
+    def written(self, calls: int) -> list[torch.Tensor]:
+        """The given outputs that `turns(calls)` writes; none for a variant that returns tensors of its own."""
+        pairs = zip(self.given[:calls], self.kept[:calls], strict=True)
+        return [given for given, kept in pairs if given is kept]

@@ -1,0 +1,220 @@
+"""The command line and the ini file, read once into a frozen `Options`.  Nothing else sees pytest's config."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_fa.errors import UsageProblem, suggestion
+
+if TYPE_CHECKING:
+    import pytest
+
+# The catalog's own, said again: it imports msgspec, which other runs must not pay for.  A test compares them.
+ARCHES = ("sm_80", "sm_89", "sm_90a")
+MOST_SEEDS = 100_000
+TOLERANCES = ("measured", "absolute")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the user asked for; an empty tuple or None means 'the default'.
+
+    `timing` is False under --benchmark-disable; `repeat` begins the command that runs one item again; `is_given` says
+    that at least one of our options was used.
+    """
+
+    rootdir: Path
+    variants: tuple[str, ...]
+    kernels: tuple[Path, ...]
+    suites: tuple[str, ...]
+    cases: tuple[str, ...]
+    seeds: tuple[int, ...] | None
+    dtypes: tuple[str, ...]
+    defines: tuple[str, ...]
+    arches: tuple[str, ...]
+    tolerance: str | None
+    cache: Path
+    artifacts: Path
+    profiles: Path
+    list_only: bool
+    clean: bool
+    no_build: bool
+    require_gpu: bool
+    save: bool
+    timing: bool
+    repeat: tuple[str, ...]
+    is_given: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Option:
+    """One row of the option table: a command-line flag and the ini key of the same name."""
+
+    flag: str
+    help: str
+    metavar: str | None = None
+    ini_default: str = ""
+    repeats: bool = False
+
+    @property
+    def dest(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+OPTIONS = (
+    _Option(
+        "--fa-variant", "run these variants: names, globs, NAME@DEFINE=VALUE; default: all candidates", "NAME[,GLOB...]"
+    ),
+    _Option("--fa-list", "list the variants and stop"),
+    _Option("--fa-kernels", "folders that hold <variant>/variant.yaml", "DIR[,DIR...]", "kernels"),
+    _Option("--fa-suite", "cases to run: smoke, history, mission, edge, long", "NAME[,NAME...]", "history"),
+    _Option("--fa-case", "run these cases: ids (of any suite or none) or globs over the suite", "ID|GLOB[,...]"),
+    _Option("--fa-seeds", "N for seeds 0 to N-1, or a list such as 3,7 (one seed: 3,)", "N|A,B,..."),
+    _Option("--fa-dtype", "run every case in these dtypes: fp16, bf16", "DTYPE[,DTYPE...]"),
+    _Option("--fa-define", "make a variant of every value; may be given again", "NAME=V[,V...]", repeats=True),
+    _Option(
+        "--fa-arch", "compile for these; default: the GPU's own, or all of them without one", "sm_80|sm_89|sm_90a[,...]"
+    ),
+    _Option("--fa-tolerance", "judge by this policy in place of the manifests' own: measured, absolute", "POLICY"),
+    _Option("--fa-require-gpu", "fail where there is no GPU, in place of skipping"),
+    _Option("--fa-clean", "forget the cached builds of the selected variants first"),
+    _Option("--fa-cache", "where builds are kept; default: pytest-fa in the user's cache folder", "DIR"),
+    _Option("--fa-no-build", "compile nothing: use cached builds, also ones made on another machine"),
+    _Option("--fa-save", "also keep this run's records under profiles/<gpu>/"),
+    _Option("--fa-artifacts", "where each run writes its records", "DIR", "artifacts"),
+    _Option("--fa-profiles", "where --fa-save keeps records", "DIR", "profiles"),
+)
+
+
+def register(parser: pytest.Parser) -> None:
+    """Add every option to pytest's command line and ini file."""
+    group = parser.getgroup("fa", "attention kernels (pytest-fa)")
+    for option in OPTIONS:
+        ini = f"(ini: {option.dest}{', default ' + option.ini_default if option.ini_default else ''})"
+        if option.metavar is None:
+            group.addoption(option.flag, action="store_true", default=None, help=f"{option.help} {ini}")
+            parser.addini(option.dest, option.help, type="bool", default=False)
+        else:
+            action = "append" if option.repeats else "store"
+            group.addoption(
+                option.flag, action=action, default=None, metavar=option.metavar, help=f"{option.help} {ini}"
+            )
+            parser.addini(option.dest, option.help, default=option.ini_default)
+
+
+def wants_list(config: pytest.Config) -> bool:
+    """Whether the run is only to list the variants."""
+    return _flag(config, "fa_list")
+
+
+def read(config: pytest.Config) -> Options:
+    """The options of this run.  Raises `UsageProblem` for a value that cannot be."""
+    rootdir = config.rootpath
+    return Options(
+        rootdir=rootdir,
+        variants=_words(_text(config, "fa_variant")),
+        kernels=_kernels(config, rootdir),
+        suites=_words(_text(config, "fa_suite")) or ("history",),
+        cases=_words(_text(config, "fa_case")),
+        seeds=_seeds(_text(config, "fa_seeds")),
+        dtypes=_words(_text(config, "fa_dtype")),
+        defines=_defines(config),
+        arches=_allowed("--fa-arch", _words(_text(config, "fa_arch")), ARCHES),
+        tolerance=_one_of("--fa-tolerance", _text(config, "fa_tolerance"), TOLERANCES),
+        cache=_folder(rootdir, _text(config, "fa_cache")) or default_cache(),
+        artifacts=_folder(rootdir, _text(config, "fa_artifacts")) or rootdir / "artifacts",
+        profiles=_folder(rootdir, _text(config, "fa_profiles")) or rootdir / "profiles",
+        list_only=_flag(config, "fa_list"),
+        clean=_flag(config, "fa_clean") and not _flag(config, "fa_no_build") and not config.getoption("collectonly"),
+        no_build=_flag(config, "fa_no_build"),
+        require_gpu=_flag(config, "fa_require_gpu"),
+        save=_flag(config, "fa_save"),
+        timing=not config.getoption("benchmark_disable", default=False),
+        repeat=_repeat(config),
+        is_given=any(_is_given(config, option) for option in OPTIONS),
+    )
+
+
+def default_cache() -> Path:
+    """`pytest-fa` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pytest-fa"
+
+
+def _repeat(config: pytest.Config) -> tuple[str, ...]:
+    """`pytest` with what decides how a variant is found, built and judged."""
+    suite = ("--pyargs", "pytest_fa.suite") if config.getoption("pyargs") else ()
+    kept = ("fa_kernels", "fa_arch", "fa_tolerance", "fa_cache")
+    given = [option for option in OPTIONS if option.dest in kept and config.getoption(option.dest) is not None]
+    no_build = ("--fa-no-build",) if _flag(config, "fa_no_build") else ()
+    return ("pytest", *suite, *(f"{option.flag}={config.getoption(option.dest)}" for option in given), *no_build)
+
+
+def _is_given(config: pytest.Config, option: _Option) -> bool:
+    """Whether an option was used, on the command line or in the ini file."""
+    default = False if option.metavar is None else option.ini_default
+    return config.getoption(option.dest) is not None or config.getini(option.dest) != default
+
+
+def _text(config: pytest.Config, dest: str) -> str:
+    given = config.getoption(dest)
+    return str(config.getini(dest) if given is None else given)
+
+
+def _flag(config: pytest.Config, dest: str) -> bool:
+    given = config.getoption(dest)
+    return bool(config.getini(dest) if given is None else given)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _defines(config: pytest.Config) -> tuple[str, ...]:
+    given = config.getoption("fa_define")
+    return tuple(given) if given is not None else tuple(str(config.getini("fa_define")).split())
+
+
+def _kernels(config: pytest.Config, rootdir: Path) -> tuple[Path, ...]:
+    """The kernels folders: those given must exist, the default one may be missing."""
+    words = _words(_text(config, "fa_kernels"))
+    folders = tuple(path for word in words if (path := _folder(rootdir, word)))
+    if config.getoption("fa_kernels") is None and words == ("kernels",):
+        return tuple(folder for folder in folders if folder.is_dir())
+    for folder in folders:
+        if folder.is_dir() and not any(folder.glob("*/variant.yaml")):
+            hint = "; give the folder above it" if (folder / "variant.yaml").is_file() else ""
+            raise UsageProblem(f"--fa-kernels: no <variant>/variant.yaml in {str(folder)!r}{hint}")
+    return folders
+
+
+def _folder(rootdir: Path, text: str) -> Path | None:
+    return rootdir / Path(text).expanduser() if text else None
+
+
+def _seeds(text: str) -> tuple[int, ...] | None:
+    words = _words(text)
+    if not words:
+        return None
+    for word in words:
+        if not (word.isascii() and word.isdigit()):
+            raise UsageProblem(f"--fa-seeds: {word!r} is no seed; give a count such as 5, or a list such as 3,7")
+    if "," in text:
+        return tuple(int(word) for word in words)
+    if not 1 <= int(text) <= MOST_SEEDS:
+        raise UsageProblem(f"--fa-seeds: {text} seeds; give 1 to {MOST_SEEDS}, or a list such as 0,")
+    return tuple(range(int(text)))
+
+
+def _allowed(flag: str, words: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:
+    for word in words:
+        if word not in allowed:
+            raise UsageProblem(f"{flag}: no {word!r}{suggestion(word, allowed)} (allowed: {', '.join(allowed)})")
+    return words
+
+
+def _one_of(flag: str, text: str, allowed: tuple[str, ...]) -> str | None:
+    return _allowed(flag, (text,), allowed)[0] if text else None

@@ -1,0 +1,157 @@
+"""The only module with pytest hooks; each hands over at once.  Importing it costs no torch and none of our catalog."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_fa import options
+from pytest_fa.errors import FaError
+from pytest_fa.fixtures import (
+    OPTIONS_KEY,
+    RECORD_KEY,
+    SESSION_KEY,
+    fa_benchmark,
+    fa_builds,
+    fa_case,
+    fa_check,
+    fa_clock,
+    fa_inputs,
+    fa_module,
+    fa_run,
+    fa_truth,
+    fa_variant,
+    session_of,
+)
+from pytest_fa.terminal import Results
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+__all__ = [
+    "fa_benchmark",
+    "fa_builds",
+    "fa_case",
+    "fa_check",
+    "fa_clock",
+    "fa_inputs",
+    "fa_module",
+    "fa_run",
+    "fa_truth",
+    "fa_variant",
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Our options, each with an ini key."""
+    options.register(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the options; where any was given, check the names in them before anything is collected."""
+    try:
+        config.stash[OPTIONS_KEY] = options.read(config)
+        if config.stash[OPTIONS_KEY].is_given:
+            _ = session_of(config).plan
+        if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
+            session_of(config).clean()
+    except FaError as problem:
+        raise pytest.UsageError(str(problem)) from None
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY])), "fa-reports")
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """`--fa-list` prints and ends the run."""
+    if not options.wants_list(config):
+        return None
+    from pytest_fa.terminal import list_variants  # noqa: PLC0415  # only where it is asked for
+
+    config._do_configure()  # noqa: SLF001  # as pytest's own --markers and --fixtures do
+    list_variants(session_of(config))
+    config._ensure_unconfigure()  # noqa: SLF001
+    return 0
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """GPU, variants and cases, where our options are in use."""
+    return session_of(config).title if config.stash[OPTIONS_KEY].is_given else None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Pair variants and cases for every test that asks for them."""
+    if {"fa_variant", "fa_case"} & set(metafunc.fixturenames):
+        from pytest_fa.items import parametrize  # noqa: PLC0415  # only a run with kernels pays for the catalog
+
+        parametrize(metafunc, session_of(metafunc.config).plan)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what was not asked for, and companions that stand beside nothing."""
+    if SESSION_KEY in config.stash:
+        from pytest_fa.items import deselect  # noqa: PLC0415
+
+        deselect(config, items, session_of(config).plan)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Remember which variants the selected items need: they are built together."""
+    if SESSION_KEY in session.config.stash:
+        from pytest_fa.items import needed_variants  # noqa: PLC0415
+
+        session_of(session.config).needed = needed_variants(session.items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Attach the item's record to its report, which xdist carries to the controller."""
+    report = yield
+    if call.when == "call" and "fa_run" in getattr(item, "fixturenames", ()):
+        from pytest_fa.items import attach  # noqa: PLC0415
+
+        attach(report, item, item.stash.get(RECORD_KEY, None), session_of(item.config).plan)
+    return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """GPU, driver, CUDA and torch beside pytest-benchmark's own machine facts."""
+    if SESSION_KEY in config.stash:
+        machine_info["fa"] = session_of(config).machine_info
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
+    """Variants and cases by name in saved files, not as objects with this machine's paths."""
+    for benchmark in output_json["benchmarks"]:
+        if benchmark["params"]:
+            benchmark["params"] = {name: str(value) for name, value in benchmark["params"].items()}
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the workers."""
+    if SESSION_KEY in config.stash:
+        session_of(config).workers.close()
+
+
+class _Reports:
+    """The hooks of the process that talks to the user: under xdist that is the controller, which runs no test."""
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a record as it comes."""
+        self._results.take(report)
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Save profiles where asked; a run that did nothing, or whose records were lost, is red."""
+        self._results.finish()
+        if (self._results.nothing_ran or self._results.is_lost) and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The table, and where the records are."""
+        self._results.write(terminalreporter)

@@ -1,0 +1,162 @@
+"""The machine and the source, read without torch: NVML, package metadata, git."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import pytest_fa
+from pytest_fa.report.record import Clocks, Environment, Source
+
+STAMP_NAME = ".fa-source.json"
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """The file that speaks for a tree without a git folder."""
+
+    commit: str
+    dirty: bool
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """The first GPU that CUDA would use."""
+
+    name: str
+    uuid: str
+    compute_capability: tuple[int, int]
+    driver: str
+    cuda: str
+
+
+@functools.cache
+def find_gpu() -> Gpu | None:
+    """The first visible GPU, or None where there is no driver, no device, or an empty CUDA_VISIBLE_DEVICES."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        handle = _first_visible(nvml)
+        if handle is None:
+            return None
+        cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+        return Gpu(
+            name=nvml.nvmlDeviceGetName(handle),
+            uuid=nvml.nvmlDeviceGetUUID(handle),
+            compute_capability=tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+            driver=nvml.nvmlSystemGetDriverVersion(),
+            cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+        )
+
+
+def read_clocks(gpu_uuid: str) -> Clocks | None:
+    """Clocks, power, temperature and throttle reasons of one GPU now; None where NVML does not tell."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
+            return Clocks(
+                sm_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+                memory_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+                power_watts=nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,
+                temperature_c=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+                throttle_reasons=nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+            )
+        except nvml.NVMLError:
+            return None
+
+
+def read_environment() -> Environment:
+    """Where this run takes place."""
+    gpu = find_gpu()
+    return Environment(
+        gpu=gpu.name if gpu else None,
+        compute_capability=".".join(map(str, gpu.compute_capability)) if gpu else None,
+        driver=gpu.driver if gpu else None,
+        cuda=gpu.cuda if gpu else None,
+        torch=_version("torch"),
+        python=platform.python_version(),
+        host=f"{platform.system()} {platform.machine()}",
+        cpu=_cpu_name(),
+        pytest_fa=pytest_fa.__version__,
+    )
+
+
+@functools.cache
+def read_source(folder: Path) -> Source:
+    """Commit and dirty state of `folder`: from git, else from the stamp file that was written before it was copied."""
+    stamp = folder / STAMP_NAME
+    if stamp.is_file() and not (folder / ".git").exists():
+        return _read_stamp(stamp)
+    try:
+        if not _git(folder, "ls-files"):  # an untracked copy inside somebody else's repository
+            return _read_stamp(stamp)
+        commit = _git(folder, "rev-parse", "HEAD")
+        return Source(commit=commit, dirty=bool(_git(folder, "status", "--porcelain")), origin="git")
+    except (OSError, subprocess.CalledProcessError):
+        return _read_stamp(stamp)
+
+
+def _read_stamp(stamp: Path) -> Source:
+    """What the stamp says; an origin that says why it says nothing."""
+    if not stamp.is_file():
+        return Source(commit=None, dirty=None, origin=f"no git commit and no {STAMP_NAME}")
+    try:
+        said = msgspec.json.decode(stamp.read_bytes(), type=Stamp)
+        return Source(commit=said.commit, dirty=said.dirty, origin=STAMP_NAME)
+    except msgspec.MsgspecError as problem:
+        return Source(commit=None, dirty=None, origin=f"{STAMP_NAME} cannot be read: {problem}")
+
+
+def _git(folder: Path, *words: str) -> str:
+    run = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)  # noqa: S603, S607
+    return run.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    """The NVML module, initialised, or None where there is no driver."""
+    import pynvml  # noqa: PLC0415  # 20 ms that only a run with kernels pays
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _first_visible(nvml: Any) -> Any | None:  # noqa: ANN401  # NVML's module and handle have no types
+    """The handle of the first entry of CUDA_VISIBLE_DEVICES (an index in PCI order, or a UUID)."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    first = "0" if visible is None else visible.split(",")[0].strip()
+    try:
+        if first.startswith(("GPU-", "MIG-")):
+            return nvml.nvmlDeviceGetHandleByUUID(first)
+        return nvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else None
+    except nvml.NVMLError:
+        return None

@@ -1,0 +1,52 @@
+"""What a failed case says: the verdict, every bound, where it is wrong, how to repeat it."""
+
+from __future__ import annotations
+
+from pytest_fa.report.record import Bound, Check, Record
+
+HEADLINES = {
+    "wrong": "wrong result",
+    "failed": "failed",
+    "unsupported": "refused a case that its manifest supports",
+    "launch_failed": "did not launch",
+    "crashed": "crashed its process",
+    "hung": "hung",
+    "not_built": "was not built",
+    "over_limit": "is over its manifest's limits",
+}
+
+
+def failure_text(record: Record) -> str:
+    """The text of a failed test."""
+    lines = [f"{record.id}: {HEADLINES[record.outcome]}: {record.message}"]
+    stages = ", ".join(f"{stage.name} {stage.state}" for stage in record.stages)
+    lines.append(f"  stages: {stages}")
+    if record.check is not None:
+        lines += check_lines(record.check)
+    lines.append(f"  repeat: {record.repeat}")
+    return "\n".join(lines)
+
+
+def check_lines(check: Check) -> list[str]:
+    """The bounds and places of one check."""
+    lines = [f"  policy {check.policy}:", *(_bound_line(bound) for bound in check.bounds)]
+    lines.append(f"  yardstick: max {check.yardstick_max_error:.3e}, rms {check.yardstick_rms_error:.3e}")
+    lines.append(f"  elements: {check.bad_count} of {check.element_count} bad, {check.nonfinite_count} NaN or Inf")
+    if check.first_bad is not None:
+        lines.append(f"  first bad: {_place(check.first_bad)}")
+    if check.worst is not None and check.worst_want is not None:
+        got = "not finite" if check.worst_got is None else f"{check.worst_got:.6g}"
+        lines.append(f"  worst: {_place(check.worst)}: got {got}, want {check.worst_want:.6g}")
+    return lines
+
+
+def _bound_line(bound: Bound) -> str:
+    found = "not finite" if bound.value is None else f"{bound.value:.3e}"
+    verdict = ("holds" if bound.holds else "BROKEN") if bound.judged else "not judged"
+    used = f", {bound.used:.0%} of it used" if bound.used is not None and bound.allowed else ""
+    return f"    {bound.name}: {found}, allowed {bound.allowed:.3e}{used}: {verdict}"
+
+
+def _place(index: tuple[int, int, int, int]) -> str:
+    batch, head, query, dim = index
+    return f"batch {batch}, head {head}, query {query}, dim {dim}"

@@ -1,0 +1,91 @@
+"""Records to files: one line each as they come, so that a run that is killed loses nothing it had measured."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from pytest_fa.report.record import SCHEMA, Record, read_record, to_json
+
+
+class RecordLog:
+    """A run's own file, `<folder>/records/<UTC time>-<pid>.jsonl`; made with the first record."""
+
+    def __init__(self, folder: Path) -> None:
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        self.path = folder / "records" / f"{stamp}-{os.getpid()}.jsonl"
+
+    def append(self, record: Record) -> None:
+        """Write one line and hand it to the system."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as stream:
+            stream.write(to_json(record) + b"\n")
+
+
+def gpu_folder(record: Record) -> str:
+    """`nvidia-h200`, or `cpu` for a record made without a GPU."""
+    return "-".join((record.environment.gpu or "cpu").lower().split())
+
+
+def save_profiles(records: list[Record], folder: Path) -> list[Path]:
+    """Keep records under `<folder>/<gpu>/<variant>.jsonl`.
+
+    A line replaces the older one of the same kind and id; all other lines stay.  Written beside and renamed, so that a
+    kill leaves the old file whole.
+    """
+    files: dict[Path, list[Record]] = {}
+    for record in records:
+        files.setdefault(profile_path(folder, record), []).append(record)
+    for path, fresh in files.items():
+        kept = {(each.kind, each.id): each for each in read_records(path)}
+        kept.update({(each.kind, each.id): each for each in fresh})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(f".{os.getpid()}.tmp")
+        lines = [*_foreign_lines(path), *(to_json(kept[key]) for key in sorted(kept))]
+        scratch.write_bytes(b"".join(line + b"\n" for line in lines))
+        scratch.replace(path)
+    return list(files)
+
+
+def profile_path(folder: Path, record: Record) -> Path:
+    """The file that keeps a record's variant on its GPU."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", record.variant)
+    return folder / gpu_folder(record) / f"{name}.jsonl"
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a file; lines of another schema are left out.  No file, no records."""
+    if not path.is_file():
+        return []
+    return [record for line in path.read_bytes().splitlines() if (record := _read_line(line)) is not None]
+
+
+def _read_line(line: bytes) -> Record | None:
+    try:
+        record = read_record(line)
+    except msgspec.MsgspecError:
+        return None
+    return record if record.schema == SCHEMA else None
+
+
+def _foreign_lines(path: Path) -> list[bytes]:
+    """Lines of another schema: kept as they are."""
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return [line for line in lines if line and _read_line(line) is None]
+
+
+def stale_variants(records: list[Record], folder: Path) -> list[str]:
+    """Variants whose committed records were measured with other machine code than this run's."""
+    now = {
+        (each.variant, leaf.arch): leaf.code_identity for each in records for leaf in each.leaves if leaf.code_identity
+    }
+    stale = []
+    for path, variant in {profile_path(folder, record): record.variant for record in records}.items():
+        saved = {(leaf.arch, leaf.code_identity) for each in read_records(path) for leaf in each.leaves}
+        if any(now.get((variant, arch), identity) != identity for arch, identity in saved if identity):
+            stale.append(variant)
+    return stale

@@ -1,0 +1,228 @@
+"""The record types: everything that is written down, in the order of the run that makes it.
+
+A record is one JSON line per case.  A number that was not measured is None, and a `*_missing` text says why.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.variant import Arch
+
+SCHEMA = 1
+
+Outcome = Literal["ok", "failed", "wrong", "unsupported", "launch_failed", "crashed", "hung", "not_built", "over_limit"]
+StageName = Literal["build", "launch", "sanity", "correct", "speed"]
+STAGES: tuple[StageName, ...] = ("build", "launch", "sanity", "correct", "speed")
+StageState = Literal["ok", "failed", "not reached"]
+Kind = Literal["build", "correct", "speed"]
+
+
+class Kernel(msgspec.Struct, frozen=True):
+    """One `__global__` function of a leaf: what ptxas and the disassembler say of it."""
+
+    name: str
+    mangled: str
+    registers_per_thread: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    smem_bytes_per_block: int
+    instructions: dict[str, int] = {}
+    sass_bytes: int | None = None
+
+    @property
+    def spill_bytes(self) -> int:
+        """Spilled bytes, stores and loads together."""
+        return self.spill_store_bytes + self.spill_load_bytes
+
+
+class Advisory(msgspec.Struct, frozen=True):
+    """A remark of ptxas, such as C7508 (setmaxnreg ignored) or C7511 (wgmma serialised)."""
+
+    code: str
+    text: str
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """One compiled variant for one architecture, as it lies in the cache."""
+
+    variant: str
+    arch: Arch
+    key: str
+    library: str
+    code_identity: str | None
+    code_identity_missing: str | None
+    kernels: tuple[Kernel, ...]
+    advisories: tuple[Advisory, ...]
+    command: tuple[str, ...]
+    compiler: str
+    built_on: str
+    built_at: str
+    build_seconds: float
+
+
+class LaunchedKernel(msgspec.Struct, frozen=True):
+    """One kernel of a captured call, and how many nodes launch it alike."""
+
+    mangled: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_smem_bytes: int
+    count: int = 1
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """How far a run came: ok, failed, or not reached, and the seconds it took."""
+
+    name: StageName
+    state: StageState
+    seconds: float = 0.0
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """One bound of a tolerance policy: the value found beside the value allowed.  A value of None is not finite."""
+
+    name: str
+    value: float | None
+    allowed: float
+    holds: bool
+    judged: bool = True
+
+    @property
+    def used(self) -> float | None:
+        """The used fraction of the bound: 1.0 is the edge."""
+        if self.value is None:
+            return None
+        if self.allowed:
+            return self.value / self.allowed
+        return 0.0 if self.holds else float("inf")
+
+
+Index = tuple[int, int, int, int]
+
+
+class Check(msgspec.Struct, frozen=True):
+    """The verdict on one output.  Indices are (batch, head, query, dim)."""
+
+    policy: str
+    passed: bool
+    bounds: tuple[Bound, ...]
+    max_abs_error: float | None
+    rms_error: float | None
+    yardstick_max_error: float
+    yardstick_rms_error: float
+    nonfinite_count: int
+    bad_count: int
+    element_count: int
+    first_bad: Index | None
+    worst: Index | None
+    worst_got: float | None
+    worst_want: float | None
+
+    @property
+    def tightest(self) -> Bound:
+        """The bound that broke, else the one that is nearest to breaking."""
+        judged = [bound for bound in self.bounds if bound.judged] or list(self.bounds)
+        return next((b for b in judged if not b.holds), max(judged, key=lambda b: b.used or 0.0))
+
+
+class Clocks(msgspec.Struct, frozen=True):
+    """What NVML says of the GPU at one moment."""
+
+    sm_mhz: int
+    memory_mhz: int
+    power_watts: float
+    temperature_c: int
+    throttle_reasons: int
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """Raw samples of one way to measure, in microseconds per call."""
+
+    method: str
+    samples_us: tuple[float, ...]
+    median_us: float
+    calls_per_sample: int
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """What one variant costs on one shape.
+
+    `device_us` is the period of back-to-back calls on the device (CPU variants: wall clock of one call), `call_us` what
+    a Python caller waits per call.  `buffers` sets of inputs and outputs take turns; `exceeds_l2` says that one set
+    alone is over a quarter of L2.
+    """
+
+    device: Timing
+    call: Timing
+    buffers: int
+    exceeds_l2: bool
+    launches: tuple[LaunchedKernel, ...]
+    launches_missing: str | None
+    clocks_before: Clocks | None
+    clocks_after: Clocks | None
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """Where a record was made."""
+
+    gpu: str | None
+    compute_capability: str | None
+    driver: str | None
+    cuda: str | None
+    torch: str | None
+    python: str
+    host: str
+    cpu: str
+    pytest_fa: str
+
+
+class Source(msgspec.Struct, frozen=True):
+    """The commit the source was at, and whether it had changes; from git, or from the file written before a copy."""
+
+    commit: str | None
+    dirty: bool | None
+    origin: str
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One line: one variant on one case (or its build alone).
+
+    `leaves` holds the leaf that ran, or for a build every architecture's.
+    """
+
+    schema: int
+    id: str
+    kind: Kind
+    variant: str
+    role: str
+    case: Case | None
+    outcome: Outcome
+    message: str
+    stages: tuple[Stage, ...]
+    leaves: tuple[Leaf, ...]
+    check: Check | None
+    speed: Speed | None
+    environment: Environment
+    source: Source
+    measured_at: str
+    repeat: str
+
+
+def to_json(value: msgspec.Struct) -> bytes:
+    """One line of JSON without its newline."""
+    return msgspec.json.encode(value)
+
+
+def to_builtins(value: msgspec.Struct) -> Any:  # noqa: ANN401  # JSON-able
+    """Dicts, lists and numbers, for the test report that xdist sends along."""
+    return msgspec.to_builtins(value)
+
+
+def read_record(data: bytes | str | dict[str, Any]) -> Record:
+    """A record from its line or its builtins.  Raises `msgspec.ValidationError`."""
+    return msgspec.convert(data, Record) if isinstance(data, dict) else msgspec.json.decode(data, type=Record)

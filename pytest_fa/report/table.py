@@ -1,0 +1,192 @@
+"""Records to the table that people read: one row per variant and shape."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import msgspec
+
+from pytest_fa.catalog.variant import COMPANION_ROLES
+from pytest_fa.report.record import Kernel, Record
+
+NOTHING = "-"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One line of the table; every cell is text already."""
+
+    variant: str
+    case: str
+    verdict: str
+    error: str
+    registers: str
+    spills: str
+    device_us: str
+    call_us: str
+    tflops: str
+    versus_baseline: str
+
+
+HEADERS = (
+    "variant",
+    "case",
+    "verdict",
+    "error / allowed",
+    "regs",
+    "spill B",
+    "device_us",
+    "call_us",
+    "TFLOP/s",
+    "x baseline",
+)
+FOOTNOTE = (
+    "error / allowed: the bound of the tolerance policy nearest to its limit.\n"
+    "device_us: median period on the device (CPU: wall clock of a call).  call_us: what a Python caller waits.\n"
+    "x baseline: device_us over that of the fastest right baseline (the SDPA backends); below 1 is faster."
+)
+
+
+def make_rows(records: list[Record]) -> list[Row]:
+    """Group records by variant and shape, shapes in the order of their first record, companions after candidates."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record.case is not None:
+            groups.setdefault((record.case.shape_id, record.variant), []).append(record)
+    shapes = list(dict.fromkeys(shape for shape, _ in groups))
+    seen = {variant for _, variant in groups}
+    builds = [record for record in records if record.kind == "build" and record.variant not in seen]
+    return [
+        *(row for record in builds for row in _build_rows(record)),
+        *(_case_row(groups[key], groups) for shape in shapes for key in _of_shape(groups, shape)),
+    ]
+
+
+def _of_shape(groups: dict[tuple[str, str], list[Record]], shape: str) -> list[tuple[str, str]]:
+    keys = [key for key in groups if key[0] == shape]
+    return sorted(keys, key=lambda key: groups[key][0].role in COMPANION_ROLES)
+
+
+def render(rows: list[Row], width: int, *, color: bool) -> str:
+    """The table as text, through rich."""
+    from rich import box  # noqa: PLC0415  # only a run with records pays for rich
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, header in enumerate(HEADERS):
+        left: Any = "left" if index < 4 else "right"  # noqa: PLR2004  # the first four columns are words
+        table.add_column(header, justify=left, no_wrap=True)
+    for row in rows:
+        style = "red" if row.verdict.split()[0].isupper() else None
+        table.add_row(*msgspec.structs.astuple(row), style=style)
+    text = io.StringIO()
+    console = Console(file=text, width=width, force_terminal=color, color_system="standard" if color else None)
+    console.width = max(width, console.measure(table, options=console.options.update(width=10_000)).maximum)
+    console.print(table)
+    return text.getvalue().strip("\n")
+
+
+def headline(record: Record) -> str:
+    """One record in a few words, for JUnit properties."""
+    words: list[str] = [record.outcome]
+    if record.check is not None:
+        words.append(f"error {_error([record])}")
+    if record.speed is not None:
+        words.append(f"device_us {record.speed.device.median_us:.2f}, call_us {record.speed.call.median_us:.2f}")
+    return ", ".join(words)
+
+
+def notes(records: list[Record]) -> list[str]:
+    """What the builds say beside their figures: ptxas advisories, and variants that are the same machine code."""
+    leaves = {(leaf.variant, leaf.arch): leaf for record in records for leaf in record.leaves}
+    lines = [
+        f"ptxas: {leaf.variant}/{leaf.arch}: {advisory.code} {advisory.text}"
+        for leaf in leaves.values()
+        for advisory in leaf.advisories
+    ]
+    twins: dict[tuple[str, str], list[str]] = {}
+    for leaf in leaves.values():
+        if leaf.code_identity is not None:
+            twins.setdefault((leaf.arch, leaf.code_identity), []).append(leaf.variant)
+    same = [(arch, names) for (arch, _), names in twins.items() if len(names) > 1]
+    return [*lines, *(f"same machine code for {arch}: {', '.join(names)}" for arch, names in same)]
+
+
+def best_baseline_us(records: list[Record]) -> tuple[str, float] | None:
+    """Name and `device_us` of the fastest baseline that was right throughout, among one shape's records."""
+    wrong = {record.variant for record in records if record.outcome != "ok"}
+    baselines = [each for each in records if each.role == "baseline" and each.variant not in wrong]
+    times = [(each.speed.device.median_us, each.variant) for each in baselines if each.speed]
+    return (min(times)[1], min(times)[0]) if times else None
+
+
+def _case_row(records: list[Record], groups: dict[tuple[str, str], list[Record]]) -> Row:
+    first = records[0]
+    assert first.case is not None  # noqa: S101  # make_rows groups only those
+    shape = first.case.shape_id
+    speed = next((record.speed for record in records if record.speed), None)
+    best = best_baseline_us([record for key, group in groups.items() if key[0] == shape for record in group])
+    kernels = _launched_kernels(records)
+    device_us = speed.device.median_us if speed else None
+    return Row(
+        variant=first.variant,
+        case=shape,
+        verdict=_verdict(records),
+        error=_error(records),
+        registers=_number(max((kernel.registers_per_thread for kernel in kernels), default=None), "d"),
+        spills=_number(sum(kernel.spill_bytes for kernel in kernels) if kernels else None, "d"),
+        device_us=_number(device_us, ".2f"),
+        call_us=_number(speed.call.median_us if speed else None, ".2f"),
+        tflops=_number(
+            first.case.flops_per_call / device_us / 1e6 if device_us and first.role != "floor" else None, ".2f"
+        ),
+        versus_baseline=_number(device_us / best[1] if device_us and best and first.role != "floor" else None, ".3f"),
+    )
+
+
+def _build_rows(record: Record) -> list[Row]:
+    """A variant that was built and nothing more: a row for every architecture."""
+    verdict = "built" if record.outcome == "ok" else _shout(record)
+    rows = []
+    for leaf in record.leaves:
+        registers = max((kernel.registers_per_thread for kernel in leaf.kernels), default=None)
+        spills = sum(kernel.spill_bytes for kernel in leaf.kernels)
+        cells = (_number(registers, "d"), _number(spills, "d"))
+        rows.append(Row(record.variant, leaf.arch, verdict, NOTHING, *cells, *[NOTHING] * 4))
+    return rows or [Row(record.variant, NOTHING, verdict, *[NOTHING] * 7)]
+
+
+def _launched_kernels(records: list[Record]) -> list[Kernel]:
+    """The kernels that ran, where their launches were read; else all of the leaf."""
+    kernels = [kernel for leaf in records[0].leaves for kernel in leaf.kernels]
+    names = {launch.mangled for record in records if record.speed for launch in record.speed.launches}
+    return [kernel for kernel in kernels if kernel.mangled in names] or kernels
+
+
+def _verdict(records: list[Record]) -> str:
+    judged = [record for record in records if record.check is not None or record.outcome != "ok"]
+    bad = [record for record in judged if record.outcome != "ok"]
+    if not judged:
+        return "not judged"
+    if bad:
+        return f"{_shout(bad[0])} {len(bad)}/{len(judged)}"
+    return f"ok {len(judged)}/{len(judged)}"
+
+
+def _shout(record: Record) -> str:
+    return record.outcome.upper().replace("_", " ")
+
+
+def _error(records: list[Record]) -> str:
+    """The bound of all checks that is nearest to its limit, or beyond it."""
+    bounds = [record.check.tightest for record in records if record.check is not None]
+    if not bounds:
+        return NOTHING
+    worst = max(bounds, key=lambda bound: (not bound.holds, bound.value is None, bound.used or 0.0))
+    found = "not finite" if worst.value is None else f"{worst.value:.1e}"
+    return f"{worst.name} {found} / {worst.allowed:.1e}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return NOTHING if value is None else f"{value:{form}}"

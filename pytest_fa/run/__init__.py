@@ -1,0 +1,1 @@
+"""Inputs, the device, and calling a variant.  torch from here on."""

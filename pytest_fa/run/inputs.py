@@ -1,0 +1,50 @@
+"""A case's tensors: zero-mean random data from its seed, in its layout, and an output full of NaN."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from pytest_fa.catalog.case import Case
+
+TORCH_DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Inputs(NamedTuple):
+    """The arguments of one call.  Whatever the layout in memory, dimensions are in this order."""
+
+    q: torch.Tensor  # [batch, heads, seq_q, head_dim]
+    k: torch.Tensor  # [batch, kv_heads, seq_k, head_dim]
+    v: torch.Tensor  # [batch, kv_heads, seq_k, head_dim]
+    scale: float
+    causal: str  # none | top_left | bottom_right
+
+
+def make_inputs(case: Case, device: torch.device) -> Inputs:
+    """N(0, 1) data, drawn on the CPU from the case's seed, so that every device sees the same numbers."""
+    generator = torch.Generator().manual_seed(case.seed)
+    query_shape = (case.batch, case.heads, case.seq_q, case.head_dim)
+    key_shape = (case.batch, case.kv_heads, case.seq_k, case.head_dim)
+    q, k, v = (_draw(shape, case, generator, device) for shape in (query_shape, key_shape, key_shape))
+    return Inputs(q, k, v, case.scale, case.causal)
+
+
+def clone(inputs: Inputs) -> Inputs:
+    """The same data at other addresses, strides kept."""
+    q, k, v = (tensor.clone(memory_format=torch.preserve_format) for tensor in inputs[:3])
+    return Inputs(q, k, v, inputs.scale, inputs.causal)
+
+
+def poisoned_output(inputs: Inputs) -> torch.Tensor:
+    """An output in q's shape and strides, every element NaN: what is not written shows."""
+    return torch.full_like(inputs.q, float("nan"), memory_format=torch.preserve_format)
+
+
+def _draw(
+    shape: tuple[int, int, int, int], case: Case, generator: torch.Generator, device: torch.device
+) -> torch.Tensor:
+    data = torch.randn(shape, generator=generator, dtype=torch.float32).to(TORCH_DTYPES[case.dtype])
+    if case.layout == "bshd":
+        data = data.transpose(1, 2).contiguous().transpose(1, 2)  # [b, h, s, d] lying as [b, s, h, d]
+    return data.to(device)

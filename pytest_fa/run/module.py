@@ -1,0 +1,185 @@
+"""Leaves and Python callables to one call shape: `f(q, k, v, *, scale, causal, out) -> Tensor`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+
+from pytest_fa import options
+from pytest_fa.build.builder import BuildFailure, ensure
+from pytest_fa.build.target import native_arch
+from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.select import select_variants
+from pytest_fa.catalog.variant import BrokenVariant, Variant
+from pytest_fa.errors import BuildError, FaError, LaunchError, ManifestError, UnsupportedCase, UsageProblem
+
+CAUSAL_CODES = {"none": 0, "top_left": 1, "bottom_right": 2}
+
+
+class Forward(Protocol):
+    """How every variant is called.
+
+    q and out are [batch, heads, seq_q, head_dim], k and v [batch, kv_heads, seq_k, head_dim], any strides; `causal` is
+    `none`, `top_left` or `bottom_right`.  Returns `out` where the variant writes into it, else its own tensor.
+    Raises `UnsupportedCase` with the kernel's reason, `LaunchError` with the driver's, `ValueError` or `TypeError` for
+    arguments that do not fit together.
+    """
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        causal: str = "none",
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """One attention forward."""
+
+
+def load(name: str, *, kernels: str | Path | tuple[str | Path, ...] = "kernels", cache: Path | None = None) -> Forward:
+    """Build the variant `name` of the folder or folders `kernels` if needed, and load it into this process.
+
+    Raises `UsageProblem` for an unknown name, `ManifestError`, `ToolchainError` or `BuildError`.
+    """
+    folders = kernels if isinstance(kernels, tuple) else (kernels,)
+    found = select_variants(discover(tuple(Path(folder) for folder in folders)), (name,))
+    if len(found) != 1:
+        raise UsageProblem(f"{name!r} names {len(found)} variants; load takes one")
+    variant = found[0]
+    if isinstance(variant, BrokenVariant):
+        raise ManifestError(variant.problem)
+    forward = load_forward(variant, build_library(variant, cache or options.default_cache()))
+    return forward if not variant.entry.context else _in_context(forward, variant)
+
+
+def build_library(variant: Variant, cache: Path, *, no_build: bool = False) -> str | None:
+    """The path of the leaf's library for this machine's GPU; None for a variant that needs no compiler."""
+    if not variant.is_built:
+        return None
+    arch = native_arch(variant)
+    outcome = ensure([(variant, arch)], cache, no_build=no_build).outcomes[(variant.name, arch)]
+    if isinstance(outcome, BuildFailure):
+        raise BuildError(outcome.message)
+    return str(cache / outcome.library)
+
+
+def load_forward(variant: Variant, library: str | None) -> Forward:
+    """The callable of a variant whose leaf, if it needs one, lies at `library`."""
+    if variant.entry.kind == "python":
+        forward: Forward = _attribute(variant, "target")
+        return forward
+    if library is None:
+        raise BuildError(f"{variant.name} has no library: it must be built first")
+    return _cuda_forward(library)
+
+
+@contextmanager
+def open_forward(variant: Variant, library: str | None) -> Iterator[Forward]:
+    """The variant's callable, inside the context that its manifest names."""
+    forward = load_forward(variant, library)
+    with _context(variant):
+        yield forward
+
+
+def _context(variant: Variant) -> AbstractContextManager[object]:
+    if not variant.entry.context:
+        return nullcontext()
+    context: AbstractContextManager[object] = _attribute(variant, "context")()
+    return context
+
+
+def _in_context(forward: Forward, variant: Variant) -> Forward:
+    """For callers who hold the function alone: each call enters the context."""
+
+    def within(*args: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401  # passed through
+        with _context(variant):
+            return forward(*args, **keywords)
+
+    return within
+
+
+def _cuda_forward(library: str) -> Forward:
+    """The binding's `forward`, with the output and the workspace seen to."""
+    import tvm_ffi  # noqa: PLC0415  # only a process that calls kernels needs it
+
+    module = tvm_ffi.load_module(library)
+    entry, workspace_bytes = module.forward, module.workspace_bytes
+    needs_workspace = bool(module.needs_workspace())
+
+    def forward(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        causal: str = "none",
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if out is None:
+            out = torch.empty_like(q)
+        code = CAUSAL_CODES.get(causal, -1)  # the binding refuses -1
+        workspace = None
+        if needs_workspace:
+            size = workspace_bytes(q, k, v, out, scale, code)
+            workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
+        try:
+            entry(q, k, v, out, None, workspace, scale, code)
+        except (ValueError, RuntimeError) as problem:
+            raise _translated(problem) from None
+        return out
+
+    return forward
+
+
+def _translated(problem: Exception) -> Exception:
+    """The binding's exceptions in our tree; those about arguments stay what they are."""
+    text = str(problem).splitlines()[0] if str(problem) else repr(problem)
+    if text.startswith("refused: "):
+        return UnsupportedCase(text.removeprefix("refused: "))
+    if text.startswith("launch failed: "):
+        return LaunchError(text)
+    return problem
+
+
+def _attribute(variant: Variant, field: str) -> Any:  # noqa: ANN401  # what the manifest names
+    """What `entry.target` or `entry.context` names; a module beside the manifest comes before an installed one.
+
+    Raises `FaError` with the manifest's words where it cannot be had.
+    """
+    text: str = getattr(variant.entry, field)
+    module_name, _, name = text.partition(":")
+    where = f"{variant.name}: entry.{field} {text!r}"
+    try:
+        module = _import_beside(variant, module_name) or importlib.import_module(module_name)
+    except ImportError as problem:
+        raise FaError(f"{where} cannot be imported: {problem}") from problem
+    if not hasattr(module, name):
+        raise FaError(f"{where}: the module has no {name!r}")
+    return getattr(module, name)
+
+
+def _import_beside(variant: Variant, module_name: str) -> ModuleType | None:
+    """Import `<variant folder>/<module>.py` under a name of its own, so that folders cannot shadow one another."""
+    path = Path(variant.folder) / f"{module_name}.py"
+    if not path.is_file():
+        return None
+    name = f"pytest_fa_variants.{Path(variant.folder).name}.{module_name}"
+    if name in sys.modules and sys.modules[name].__file__ == str(path):
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,238 @@
+"""One run, as pytest sees it: what was asked for, what was built, the workers, the records.
+
+Everything here is torch-free; the tensors live in the workers.
+"""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import UTC, datetime
+
+from pytest_fa.build.builder import BuildFailure, BuildReport, ensure, explain
+from pytest_fa.build.cache import forget, locked
+from pytest_fa.build.resources import broken_limits
+from pytest_fa.build.target import runs_on, target_arches
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.discover import Catalog, discover
+from pytest_fa.catalog.plan import Plan, make_plan
+from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
+from pytest_fa.catalog.variant import ARCHES, BrokenVariant, Variant
+from pytest_fa.errors import BuildError, FaError, ToolchainError, UsageProblem
+from pytest_fa.jobs import CaseJob, CaseResult, Workers
+from pytest_fa.measure.timing_lock import timing_lock
+from pytest_fa.options import Options
+from pytest_fa.report.environment import find_gpu, read_environment, read_source
+from pytest_fa.report.record import SCHEMA, STAGES, Environment, Kind, Leaf, Outcome, Record, Stage
+
+Say = Callable[[str], None]
+
+
+class CannotRun(FaError):
+    """Something that this machine lacks: a reason to skip."""
+
+
+class Refused(CannotRun):
+    """A case that a variant does not take, on any machine."""
+
+
+class Session:
+    """The state of one run."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.needed: dict[str, Variant] = {}
+        self.workers = Workers()
+        self._say: Say = lambda _: None
+
+    # -- what was asked for ------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def catalog(self) -> Catalog:
+        """Every variant there is."""
+        return discover(self.options.kernels)
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The pairs of this run.  Raises `UsageProblem` for names that do not exist or do not go together."""
+        options = self.options
+        chosen = expand_defines(select_variants(self.catalog, options.variants), options.defines)
+        for each in chosen:
+            if isinstance(each, BrokenVariant) and each.name in options.variants:
+                raise UsageProblem(f"--fa-variant: {each.name} cannot be used: {each.problem}")
+        cases = select_cases(options.suites, options.cases, options.dtypes, options.seeds)
+        if options.tolerance == "absolute" and (odd := next((c for c in cases if c.dtype != "fp16"), None)):
+            raise UsageProblem(f"--fa-tolerance=absolute judges fp16 only; case {odd.id} is {odd.dtype} (use measured)")
+        return make_plan(self.catalog, chosen, cases)
+
+    @property
+    def title(self) -> str:
+        """The header line: GPU, how many variants, which cases."""
+        gpu = find_gpu()
+        machine = "{} (sm_{}{}, driver {})".format(gpu.name, *gpu.compute_capability, gpu.driver) if gpu else "no GPU"
+        of = len(self.catalog.variants) + len(self.catalog.broken)
+        chosen, cases = len(self.plan.chosen), len(self.plan.cases)
+        return f"fa: {machine}; {chosen} of {of} variants; {cases} case{'s' * (cases != 1)}"
+
+    @property
+    def machine_info(self) -> dict[str, str | None]:
+        """What a time depends on, for pytest-benchmark's files."""
+        here = self.environment
+        return {"gpu": here.gpu, "driver": here.driver, "cuda": here.cuda, "torch": here.torch}
+
+    def clean(self) -> None:
+        """`--fa-clean`: forget the builds of what was chosen, before anybody looks for them."""
+        with locked(self.options.cache, self._say):
+            for variant in (*self.plan.chosen, *self.plan.companions):
+                if isinstance(variant, Variant) and variant.is_built:
+                    forget(self.options.cache, variant, variant.arch)
+
+    # -- building ----------------------------------------------------------------------------------------------------
+
+    def build_all(self, say: Say) -> None:
+        """Build everything the selected items need in one batch, and let the workers start meanwhile."""
+        self._say = say
+        if self.will_run():
+            self.workers.start()
+        if report := self.builds.title:
+            say(report)
+
+    @functools.cached_property
+    def builds(self) -> BuildReport:
+        """The leaves of all needed variants.  Raises `ToolchainError` without a compiler for what is missing."""
+        options = self.options
+        requests = []
+        for variant in self.needed.values():
+            if not variant.is_built or (self.plan.is_companion(variant) and not self._runs_here(variant)):
+                continue
+            try:
+                requests += [(variant, arch) for arch in target_arches(variant, options.arches)]
+            except BuildError:
+                continue  # said again by whoever asks for this variant's leaf
+        return ensure(requests, options.cache, no_build=options.no_build, say=self._say)
+
+    def leaves(self, variant: Variant) -> list[Leaf | BuildFailure]:
+        """What was built of a variant, for each architecture.
+
+        Raises `CannotRun` where there is no compiler or no architecture of the variant's fits.
+        """
+        try:
+            arches = target_arches(variant, self.options.arches)
+            return [
+                self.builds.outcomes[(variant.name, arch)]
+                for arch in arches
+                if (variant.name, arch) in self.builds.outcomes
+            ]
+        except (ToolchainError, BuildError) as problem:
+            raise CannotRun(str(problem)) from None
+
+    def will_run(self) -> bool:
+        """Whether anything selected can run on this machine, beyond being built."""
+        return any(self._runs_here(each) for each in self.needed.values())
+
+    def _runs_here(self, variant: Variant) -> bool:
+        return variant.device_for(gpu=find_gpu() is not None) is not None
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def judge_build(self, variant: Variant | BrokenVariant) -> Record:
+        """The record of `test_build`: compiled for every architecture, within the manifest's limits."""
+        if isinstance(variant, BrokenVariant):
+            return self._record("build", variant.name, "candidate", None, _failed_build(variant.problem), ())
+        outcomes = self.leaves(variant)
+        leaves = tuple(each for each in outcomes if isinstance(each, Leaf))
+        problems = explain([each for each in outcomes if isinstance(each, BuildFailure)])
+        problems += [] if outcomes else [f"{variant.name}: nothing was built"]
+        over = [text for leaf in leaves for text in broken_limits(leaf, variant.limits)]
+        stage = Stage("build", "failed" if problems or over else "ok", sum(leaf.build_seconds for leaf in leaves))
+        outcome: Outcome = "not_built" if problems else "over_limit" if over else "ok"
+        result = CaseResult(outcome, "\n".join([*problems, *over]), (stage,))
+        return self._record("build", variant.name, variant.role, None, result, leaves)
+
+    def run_case(self, variant: Variant, case: Case, kind: Kind) -> Record:
+        """The record of `test_correct` or `test_speed`: one job, through a worker.
+
+        Raises `Refused` where the variant does not take the case, `CannotRun` where this machine cannot run it.
+        """
+        if reason := variant.refuses(case):
+            raise Refused(reason)
+        device = variant.device_for(gpu=find_gpu() is not None)
+        if device is None and not self._does_not_compile(variant):
+            raise CannotRun(f"{variant.name} needs a GPU, and this machine has none")
+        leaf = self._runnable_leaf(variant) if variant.is_built else None
+        if device is None or isinstance(leaf, BuildFailure):
+            result = _failed_build(f"build of {variant.name} failed (see test_build[{variant.name}])")
+            return self._record(kind, variant.name, variant.role, case, result, ())
+        job = CaseJob(
+            variant=variant,
+            case=case,
+            library=str(self.options.cache / leaf.library) if leaf else None,
+            device=device,
+            policy=self.options.tolerance or variant.tolerance,  # type: ignore[arg-type]  # options.py checked it
+            judge=variant.is_judged,
+            time=kind == "speed" and self.options.timing,
+        )
+        with timing_lock() if job.time else nullcontext():
+            result = self.workers.run(job)
+        if result.outcome == "unsupported" and variant.role == "baseline":
+            raise Refused(f"{variant.name} does not support {case.shape_id}: {result.message}")
+        return self._record(kind, variant.name, variant.role, case, result, (leaf,) if leaf else ())
+
+    def _does_not_compile(self, variant: Variant) -> bool:
+        """Whether the compiler rejected it: to be said even where there is no GPU to run it on."""
+        if not variant.is_built:
+            return False
+        try:
+            return any(isinstance(each, BuildFailure) and each.command for each in self.leaves(variant))
+        except CannotRun:
+            return False
+
+    def _runnable_leaf(self, variant: Variant) -> Leaf | BuildFailure:
+        """The best leaf for this machine's GPU, or why it was not built; without a GPU, whatever failed."""
+        gpu = find_gpu()
+        outcomes = [each for each in self.leaves(variant) if not gpu or runs_on(each.arch, gpu.compute_capability)]
+        if not outcomes:
+            raise CannotRun(f"{variant.name}: nothing that was compiled ({', '.join(variant.arch)}) runs on this GPU")
+        return max(outcomes, key=lambda each: ARCHES.index(each.arch))
+
+    def _record(
+        self, kind: Kind, variant: str, role: str, case: Case | None, result: CaseResult, leaves: tuple[Leaf, ...]
+    ) -> Record:
+        stages = {name: Stage(name, "not reached") for name in STAGES}
+        stages["build"] = Stage("build", "ok", leaves[0].build_seconds if leaves else 0.0)
+        stages.update({stage.name: stage for stage in result.stages})
+        return Record(
+            schema=SCHEMA,
+            id=variant if case is None else f"{variant}-{case.id}",
+            kind=kind,
+            variant=variant,
+            role=role,
+            case=case,
+            outcome=result.outcome,
+            message=result.message,
+            stages=tuple(stages.values()),
+            leaves=leaves,
+            check=result.check,
+            speed=result.speed,
+            environment=self.environment,
+            source=read_source(self.options.rootdir),
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            repeat=self._repeat(kind, variant, case),
+        )
+
+    @functools.cached_property
+    def environment(self) -> Environment:
+        """The machine, read once."""
+        return read_environment()
+
+    def _repeat(self, kind: Kind, variant: str, case: Case | None) -> str:
+        """One command line that runs this item again."""
+        words = [*self.options.repeat, f"--fa-variant={variant}", *([f"--fa-case={case.id}"] if case else [])]
+        return shlex.join([*words, "-k", f"test_{kind}"])
+
+
+def _failed_build(message: str) -> CaseResult:
+    outcome: Outcome = "not_built"
+    return CaseResult(outcome, message, (Stage("build", "failed"),))

@@ -1,0 +1,1 @@
+"""The shipped tests: `pytest --pyargs pytest_fa.suite`."""

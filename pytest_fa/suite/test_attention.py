@@ -1,0 +1,27 @@
+"""Every selected variant: does it build within its limits, is it right, how fast is it.
+
+The work is done in worker processes; this process holds no torch.
+"""
+
+from __future__ import annotations
+
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.fixtures import FaBenchmark, FaRun
+
+
+def test_build(fa_variant: Variant, fa_run: FaRun) -> None:
+    """Compiles for every wanted architecture and stays within the manifest's limits."""
+    fa_run.build(fa_variant)
+
+
+def test_correct(fa_variant: Variant, fa_case: Case, fa_run: FaRun) -> None:
+    """Gives the right output on this case."""
+    fa_run.correct(fa_variant, fa_case)
+
+
+def test_speed(fa_variant: Variant, fa_case: Case, fa_run: FaRun, fa_benchmark: FaBenchmark) -> None:
+    """Is timed on this shape, and the outputs of the timed calls are right."""
+    record = fa_run.speed(fa_variant, fa_case)
+    if record.speed is not None:
+        fa_benchmark.record(record.speed, fa_case, variant=fa_variant.name)

@@ -1,0 +1,134 @@
+"""What the user sees at the end, and what is kept: records as they come, the table, the list of variants."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_fa.options import Options
+    from pytest_fa.report.log import RecordLog
+    from pytest_fa.report.record import Record
+    from pytest_fa.session import Session
+
+
+LIST_WIDTH = 160
+
+
+class Results:
+    """The records of one run and the reasons why some cases gave none."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._records: list[Record] = []
+        self._not_run: dict[str, Counter[str]] = {"build": Counter(), "case": Counter()}
+        self._did_case = False
+        self._problem: OSError | None = None
+        self._saved: list[Path] = []
+
+    @property
+    def nothing_ran(self) -> bool:
+        """Whether something was selected and nothing done: no case got past its build, or no build took place."""
+        no_case = bool(self._not_run["case"]) and not self._did_case
+        return no_case or (bool(self._not_run["build"]) and not self._records)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a record could not be written."""
+        return self._problem is not None
+
+    def take(self, report: Any) -> None:  # noqa: ANN401  # a report with attributes of ours, or without
+        """Keep the record or the reason that a report carries."""
+        if hasattr(report, "fa_record"):
+            from pytest_fa.report.record import read_record  # noqa: PLC0415  # only runs with kernels need it
+
+            record = read_record(report.fa_record)
+            self._records.append(record)
+            self._did_case |= self._was_run(record) and not report.fa_companion
+            try:
+                self._log.append(record)
+            except OSError as problem:
+                self._problem = problem
+        elif hasattr(report, "fa_not_run") and not report.fa_companion:
+            what, reason = report.fa_not_run
+            self._not_run[what][reason] += 1
+
+    def finish(self) -> None:
+        """Write the profiles that were asked for."""
+        if self._options.save and self._records:
+            from pytest_fa.report.log import save_profiles  # noqa: PLC0415
+
+            good = [each for each in self._records if each.outcome == "ok" and each.kind != "build"]
+            try:
+                self._saved = save_profiles(good, self._options.profiles)
+            except OSError as problem:
+                self._problem = problem
+
+    def write(self, terminal: pytest.TerminalReporter) -> None:
+        """The table and the lines below it."""
+        if self._records:
+            from pytest_fa.report.log import stale_variants  # noqa: PLC0415
+            from pytest_fa.report.table import FOOTNOTE, make_rows, notes, render  # noqa: PLC0415
+
+            terminal.section("attention kernels")
+            terminal.write_line(render(make_rows(self._records), terminal._tw.fullwidth, color=terminal.hasmarkup))  # noqa: SLF001
+            terminal.write_line(FOOTNOTE)
+            for note in notes(self._records):
+                terminal.write_line(note)
+            if terminal.config.getoption("numprocesses", None):
+                terminal.write_line(
+                    "pytest-benchmark switches itself off under xdist: these times are in our records alone"
+                )
+            if self._problem is None:
+                terminal.write_line(f"records: {self._short(self._log.path)}")
+            else:
+                terminal.write_line(f"fa: records were lost: {self._problem}", red=True)
+            for path in self._saved:
+                terminal.write_line(f"saved: {self._short(path)}")
+            for name in stale_variants(self._records, self._options.profiles):
+                terminal.write_line(
+                    f"stale: the saved records of {name} were measured with other machine code (--fa-save)"
+                )
+        if self.nothing_ran:
+            reasons = self._not_run["case"] + self._not_run["build"]
+            terminal.write_line(f"fa: nothing ran: all that was selected was skipped ({reasons.total()})", red=True)
+            for reason, count in reasons.most_common(5):
+                terminal.write_line(f"  {count} x {reason}", red=True)
+
+    @functools.cached_property
+    def _log(self) -> RecordLog:
+        from pytest_fa.report.log import RecordLog  # noqa: PLC0415
+
+        return RecordLog(self._options.artifacts)
+
+    def _short(self, path: Path) -> str:
+        root = self._options.rootdir
+        return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+    @staticmethod
+    def _was_run(record: Record) -> bool:
+        return record.kind != "build" and record.outcome != "not_built"
+
+
+def list_variants(session: Session) -> None:
+    """`--fa-list`: every variant with its role, what it takes and what it is for; broken manifests last."""
+    from rich import box  # noqa: PLC0415  # only where it is asked for
+    from rich.console import Console  # noqa: PLC0415
+    from rich.markup import escape  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table("variant", "role", "entry", "architectures", "dtypes", "head_dim", box=box.SIMPLE_HEAD)
+    table.add_column("step", overflow="fold")
+    for each in session.catalog.variants.values():
+        dims = ", ".join(map(str, each.supports.head_dim))
+        arches = ", ".join(each.arch) or ", ".join(each.supports.device)
+        dtypes = ", ".join(each.supports.dtype)
+        table.add_row(each.name, each.role, each.entry.kind, arches, dtypes, dims, escape(each.step))
+    console = Console(width=max(Console().width, LIST_WIDTH))
+    console.print(table)
+    for broken in session.catalog.broken.values():
+        console.print(f"broken: {broken.problem}", style="red", markup=False)

@@ -1,0 +1,116 @@
+"""The child: takes a job, gives a result.  Started by name, imported by nobody.
+
+python -m pytest_fa.worker JOB.json         run one job, print its result: what profilers and people start
+python -m pytest_fa.worker --serve FD       import torch, then fork a worker for every request on the socket FD
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+
+from pytest_fa.jobs import CaseJob, decode_job, encode
+from pytest_fa.pipeline import run_case
+
+DYING_SECONDS = 2.0  # a process that was hit by a signal closes its files before it is gone
+
+
+def main(arguments: list[str]) -> int:
+    """Run one job file or serve; 0 if the job's outcome is ok, 1 if it is not, 2 for wrong arguments."""
+    match arguments:
+        case ["--serve", descriptor]:
+            serve(socket.socket(fileno=int(descriptor)))
+            return 0
+        case [path] if not path.startswith("-"):
+            try:
+                job = decode_job(Path(path).read_bytes())
+            except (OSError, msgspec.MsgspecError) as problem:
+                sys.stderr.write(f"{path}: {problem}\n")
+                return 2
+            with contextlib.redirect_stdout(sys.stderr):
+                result = run_case(job)
+            sys.stdout.write(encode(result).decode() + "\n")
+            return 0 if result.outcome == "ok" else 1
+        case _:
+            sys.stderr.write((__doc__ or "") + "\n")
+            return 2
+
+
+def serve(control: socket.socket) -> None:
+    """Fork and reap until the other side closes; then end every child.  Never touches a device."""
+    children: set[int] = set()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's to handle; it closes the socket when it ends
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 64, 1)
+        if not message:
+            break
+        if message == b"fork":
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                os._exit(_worker_status(Connection(descriptors[0])))
+            children.add(pid)
+            os.close(descriptors[0])
+            control.send(str(pid).encode())
+        else:
+            word, number = message.split()
+            child = int(number)
+            children.discard(child)
+            control.send(str(_end(child, DYING_SECONDS if word == b"reap" else 0.0)).encode())
+    for child in children:
+        _end(child, 0.0)
+
+
+def work(connection: Connection) -> None:
+    """Run jobs until the other side closes."""
+    while True:
+        try:
+            job: CaseJob = decode_job(connection.recv_bytes())
+        except EOFError:
+            return
+        connection.send_bytes(encode(run_case(job)))
+
+
+def _worker_status(connection: Connection) -> int:
+    """Work until the end, whatever a kernel's code does, and give the status to leave with.
+
+    The connection stays open until the process is gone, so that the other side finds a status and not a live process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        work(connection)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001  # said in the log, whose tail becomes the outcome's message
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _end(pid: int, patience_seconds: float) -> int:
+    """The wait status of a child; one that still lives after so long is killed."""
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        if time.monotonic() >= deadline:
+            os.kill(pid, signal.SIGKILL)
+            return os.waitpid(pid, 0)[1]
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# One command from a clean tree to a verdict and a bundle.
+#
+#   ./repro.sh                    build every variant, check and time what this machine can run, write artifacts/
+#   ./repro.sh test               set up and pass the project's own tests
+#   ./repro.sh --env=current ...  use this interpreter's packages, name what differs from constraints.txt, install nothing
+#
+# PYTHON chooses the interpreter (3.11 or newer).  Without a CUDA toolkit the compiler comes from wheels.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+main() {
+  local environment=fresh task=run
+  for word in "$@"; do
+    case "$word" in
+      --env=fresh | --env=current) environment=${word#--env=} ;;
+      test) task=test ;;
+      -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; return 0 ;;
+      *) fail "unknown argument '$word'; allowed: test, --env=fresh, --env=current" ;;
+    esac
+  done
+  check_machine
+  "prepare_$environment"
+  "$task"
+}
+
+check_machine() {
+  PYTHON=${PYTHON:-python3}
+  command -v "$PYTHON" >/dev/null || fail "no Python: $PYTHON is not on PATH (set PYTHON)"
+  "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "$PYTHON is $("$PYTHON" --version 2>&1); pytest-fa needs Python 3.11 or newer (set PYTHON)"
+  command -v "${CXX:-g++}" >/dev/null || fail "no host compiler: ${CXX:-g++} is not on PATH; install g++"
+}
+
+# An environment of its own, made anew when what it is made from has changed.
+prepare_fresh() {
+  local extras=test
+  [ -x "${CUDA_HOME:-/nowhere}/bin/nvcc" ] || command -v nvcc >/dev/null || extras=test,nvcc
+  local made_from
+  made_from="$("$PYTHON" --version) $extras $(cat constraints.txt pyproject.toml | sha256sum)"
+  if [ "$(cat .venv-repro/made-from 2>/dev/null)" != "$made_from" ]; then
+    step "environment: .venv-repro, pinned by constraints.txt"
+    rm -rf .venv-repro
+    "$PYTHON" -m venv .venv-repro
+    .venv-repro/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
+    echo "$made_from" >.venv-repro/made-from
+  fi
+  PYTHON=$PWD/.venv-repro/bin/python
+  export PATH="$PWD/.venv-repro/bin:$PATH"
+}
+
+# The interpreter as it is; the plugin from this tree where it is not installed.
+prepare_current() {
+  step "environment: $PYTHON as it is"
+  export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+  if ! "$PYTHON" -c 'from importlib.metadata import entry_points as e; assert e(group="pytest11", name="fa")' 2>/dev/null; then
+    export PYTEST_PLUGINS=pytest_fa.plugin
+  fi
+  "$PYTHON" -m pytest_fa.bundle differences constraints.txt
+}
+
+run() {
+  step "build, check, time"
+  mkdir -p artifacts
+  touch artifacts/.started
+  local status=0
+  "$PYTHON" -m pytest --fa-variant='*' --fa-suite=history,edge -rf \
+    --junit-xml=artifacts/junit.xml --benchmark-json=artifacts/benchmark.json || status=$?
+  step "bundle"
+  "$PYTHON" -m pip freeze >artifacts/packages.txt 2>/dev/null || true
+  local records
+  records=$(find artifacts/records -name '*.jsonl' -newer artifacts/.started 2>/dev/null | sort | tail -n 1)
+  rm artifacts/.started
+  [ -n "$records" ] || fail "pytest wrote no record (exit status $status)"
+  "$PYTHON" -m pytest_fa.bundle make --records "$records" --exit-status "$status"
+  return "$status"
+}
+
+test() {
+  step "lint and types"
+  if has ruff; then
+    "$PYTHON" -m ruff check .
+    "$PYTHON" -m ruff format --check .
+  fi
+  if has mypy; then "$PYTHON" -m mypy; fi
+  step "tests"
+  "$PYTHON" -m pytest -c tests/pytest.ini tests
+}
+
+has() {
+  "$PYTHON" -c "import sys, importlib.util as u; sys.exit(u.find_spec('$1') is None)" || { echo "not run: $1 is not installed"; return 1; }
+}
+
+step() { printf '\n== %s\n' "$*"; }
+fail() { printf 'repro.sh: %s\n' "$*" >&2; exit 2; }
+
+main "$@"

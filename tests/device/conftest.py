@@ -1,0 +1,60 @@
+"""Build a source and load it on this machine's GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.build.builder import ensure
+from pytest_fa.build.target import native_arch
+from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.report.record import Leaf
+from tests.conftest import WriteVariant
+
+Built = tuple[Variant, str]
+BuildSource = Callable[..., Built]
+
+HEADER = '#include "fa_forward.h"\n'
+MANIFEST = """\
+step: a test's variant
+because: a test needs one
+expect: what the test asserts
+supports: {dtype: [fp16, bf16], causal: [none, top_left, bottom_right], layout: [bhsd, bshd]}
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test here needs a GPU and a compiler."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.needs_gpu)
+            item.add_marker(pytest.mark.needs_nvcc)
+
+
+@pytest.fixture
+def build_source(write_variant: WriteVariant, shared_cache: Path, tmp_path: Path) -> BuildSource:
+    """`build_source("name", source)`: the variant and the path of its library."""
+
+    def build(name: str, source: str, manifest: str = MANIFEST) -> Built:
+        folder = write_variant(name, manifest=manifest, **{"kernel.cu": HEADER + source})
+        (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+        arch = native_arch(variant)
+        outcome = ensure([(variant, arch)], shared_cache).outcomes[(name, arch)]
+        assert isinstance(outcome, Leaf), outcome
+        return variant, str(shared_cache / outcome.library)
+
+    return build
+
+
+@pytest.fixture
+def minimal(shared_cache: Path) -> Built:
+    """The repository's first rung, as built for this GPU."""
+    root = Path(__file__).parents[2] / "kernels"
+    (variant,) = read_manifest(root / "minimal" / "variant.yaml", root)
+    arch = native_arch(variant)
+    outcome = ensure([(variant, arch)], shared_cache).outcomes[("minimal", arch)]
+    assert isinstance(outcome, Leaf), outcome
+    return variant, str(shared_cache / outcome.library)

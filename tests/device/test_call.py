@@ -1,0 +1,204 @@
+"""Calling a leaf: arguments, streams, capture, the exported C symbol, errors."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.errors import LaunchError, UnsupportedCase
+from pytest_fa.judge.check import judge
+from pytest_fa.judge.truth import make_truth
+from pytest_fa.run.inputs import make_inputs, poisoned_output
+from pytest_fa.run.module import load_forward
+from tests.device.conftest import BuildSource, Built
+
+CASE = parse_case("b1h2s113d64-fp16-causal-sk203-seed0")
+
+
+class Strides(ctypes.Structure):
+    """FaStrides."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "head", "seq", "dim")]
+
+
+class ForwardArgs(ctypes.Structure):
+    """FaForwardArgs, field by field as in fa_forward.h."""
+
+    _fields_ = [
+        ("abi_version", ctypes.c_uint32),
+        ("struct_size", ctypes.c_uint32),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse", "workspace")),
+        ("workspace_bytes", ctypes.c_uint64),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")),
+        *((name, Strides) for name in ("q_stride", "k_stride", "v_stride", "out_stride")),
+        ("dtype", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("q_descale", "k_descale", "v_descale")),
+        ("message", ctypes.c_void_p),
+        ("message_bytes", ctypes.c_uint64),
+    ]
+
+
+def test_c_symbol_is_exported(minimal: Built) -> None:
+    """`fa_forward` can be called through ctypes alone, so the loader is replaceable; its LSE is right."""
+    inputs = make_inputs(CASE, torch.device("cuda"))
+    out = poisoned_output(inputs)
+    lse = torch.full(out.shape[:3], float("nan"), device="cuda")
+    load_forward(*minimal)  # its library needs tvm-ffi's in the process
+    args = ForwardArgs(abi_version=1, struct_size=ctypes.sizeof(ForwardArgs), scale=inputs.scale, dtype=0, causal=1)
+    for name, tensor in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v), ("out", out)):
+        setattr(args, name, tensor.data_ptr())
+        setattr(args, f"{name}_stride", Strides(*tensor.stride()))
+    args.lse = lse.data_ptr()
+    args.batch, args.heads, args.seq_q, args.head_dim = inputs.q.shape
+    args.kv_heads, args.seq_k = inputs.k.shape[1:3]
+
+    status = ctypes.CDLL(minimal[1]).fa_forward(ctypes.byref(args), ctypes.c_void_p(0))
+
+    torch.cuda.synchronize()
+    scores = (inputs.q.double() @ inputs.k.double().transpose(2, 3) * inputs.scale).masked_fill(
+        torch.ones(113, 203, dtype=torch.bool, device="cuda").triu(1), float("-inf")
+    )
+    assert (status, judge(out, make_truth(inputs), "measured").passed) == (0, True)
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0, atol=1e-5)
+
+
+def test_other_abi_is_refused(minimal: Built) -> None:
+    """A caller with another struct is refused before anything is read."""
+    load_forward(*minimal)
+    message = ctypes.create_string_buffer(200)
+    args = ForwardArgs(abi_version=99, struct_size=8, message=ctypes.addressof(message), message_bytes=200)
+    status = ctypes.CDLL(minimal[1]).fa_forward(ctypes.byref(args), ctypes.c_void_p(0))
+    assert (status, message.value.decode()) == (
+        -1,
+        f"the caller's ABI is version 99 with 8 bytes, this kernel's is 1 with {ctypes.sizeof(ForwardArgs)}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda a: {**a, "k": a["k"].cpu()}, ValueError, "k must be a CUDA tensor"),
+        (lambda a: {**a, "k": a["k"].bfloat16()}, TypeError, "must have one dtype"),
+        (lambda a: {**a, "q": a["q"].float()}, TypeError, "q must be fp16 or bf16"),
+        (lambda a: {**a, "v": a["v"][:, :, :-1]}, ValueError, "axis 2 must be 203"),
+        (lambda a: {**a, "q": a["q"][0]}, ValueError, "q must have 4 dimensions, got [2, 113, 64]"),
+        (lambda a: {**a, "out": a["out"][:, :, :, :32]}, ValueError, "axis 3 must be 64"),
+        (lambda a: {name: each[:0] for name, each in a.items()}, ValueError, "no axis of it may be empty"),
+    ],
+    ids=["device", "other_dtype", "float32", "keys", "dimensions", "head_dim", "empty"],
+)
+def test_wrong_arguments_are_named(minimal: Built, change, error: type[Exception], words: str) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    """A tensor of the wrong device, dtype or shape is an exception that names it; nothing is launched."""
+    inputs = make_inputs(CASE, torch.device("cuda"))
+    forward = load_forward(*minimal)
+    given = change({"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": poisoned_output(inputs)})
+    with pytest.raises(error) as raised:
+        forward(**given, scale=0.125, causal="none")
+    assert words in str(raised.value)
+
+
+def test_current_stream_is_used(minimal: Built) -> None:
+    """A call on a side stream waits for that stream's earlier work and for no other's."""
+    inputs = make_inputs(CASE, torch.device("cuda"))
+    forward, side = load_forward(*minimal), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    q, out = torch.zeros_like(inputs.q), poisoned_output(inputs)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
+        q.copy_(inputs.q)
+        forward(q, inputs.k, inputs.v, scale=inputs.scale, causal=inputs.causal, out=out)
+    side.synchronize()
+    assert judge(out, make_truth(inputs), "measured").passed
+
+
+def test_output_may_be_left_to_the_call(minimal: Built) -> None:
+    """Without `out` the call makes and returns one."""
+    inputs = make_inputs(CASE, torch.device("cuda"))
+    out = load_forward(*minimal)(inputs.q, inputs.k, inputs.v, scale=inputs.scale, causal=inputs.causal)
+    assert judge(out, make_truth(inputs), "measured").passed
+
+
+REFUSES = """
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t) { return fa_refuse(args, "not on a %s", "Friday"); }
+"""
+
+BIG_BLOCK = """
+__global__ void kernel() {}
+FA_EXPORT int fa_forward(const FaForwardArgs*, cudaStream_t stream) {
+  kernel<<<1, 2048, 0, stream>>>();
+  return static_cast<int>(cudaGetLastError());
+}
+"""
+
+BIG_SMEM = """
+__global__ void kernel() {}
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  if (int status = fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(&kernel), 300 * 1024)) return status;
+  kernel<<<1, 32, 300 * 1024, stream>>>();
+  return static_cast<int>(cudaPeekAtLastError());
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "error", "words"),
+    [
+        ("refuses", REFUSES, UnsupportedCase, "not on a Friday"),
+        ("big_block", BIG_BLOCK, LaunchError, "launch failed: cudaErrorInvalidValue"),
+        ("big_smem", BIG_SMEM, UnsupportedCase, "needs 307200 bytes of shared memory per block, this GPU allows"),
+    ],
+    ids=["refuses", "big_block", "big_smem"],
+)
+def test_status_becomes_an_exception(
+    build_source: BuildSource, name: str, source: str, error: type[Exception], words: str
+) -> None:
+    """A refusal, a launch the driver rejects, too much shared memory: each its own exception with both figures."""
+    inputs = make_inputs(CASE, torch.device("cuda"))
+    forward = load_forward(*build_source(name, source))
+    with pytest.raises(error) as raised:
+        forward(inputs.q, inputs.k, inputs.v, scale=inputs.scale)
+    assert words in str(raised.value)
+
+
+SOMETIMES = """
+__global__ void kernel(unsigned short* out) { out[threadIdx.x] = 0x3C00; }
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  kernel<<<1, args->scale < 0 ? 2048 : 32, 0, stream>>>(static_cast<unsigned short*>(args->out));
+  return static_cast<int>(cudaPeekAtLastError());
+}
+"""
+
+
+def test_failed_launch_is_not_held_against_the_next(build_source: BuildSource) -> None:
+    """After a launch that the driver rejected, a good one of the same leaf in the same process succeeds."""
+    inputs = make_inputs(CASE, torch.device("cuda"))
+    forward = load_forward(*build_source("sometimes", SOMETIMES))
+    with pytest.raises(LaunchError):
+        forward(inputs.q, inputs.k, inputs.v, scale=-1.0)
+    assert float(forward(inputs.q, inputs.k, inputs.v, scale=1.0).flatten()[0]) == 1.0
+
+
+WORKSPACE = """
+__global__ void kernel(char* workspace, uint64_t bytes, unsigned short* out) {
+  workspace[bytes - 1] = 1;
+  if (threadIdx.x == 0) out[0] = bytes == 12345 ? 0x3C00 : 0;
+}
+FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) { return args->seq_q == 113 ? 12345 : 1; }
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  kernel<<<1, 32, 0, stream>>>(static_cast<char*>(args->workspace), args->workspace_bytes,
+                               static_cast<unsigned short*>(args->out));
+  return static_cast<int>(cudaPeekAtLastError());
+}
+"""
+
+
+def test_workspace_is_given(build_source: BuildSource) -> None:
+    """A kernel gets the workspace that it asked for, sized from the call's arguments."""
+    inputs = make_inputs(CASE, torch.device("cuda"))
+    out = load_forward(*build_source("workspace", WORKSPACE))(inputs.q, inputs.k, inputs.v, scale=1.0)
+    assert float(out.flatten()[0]) == 1.0

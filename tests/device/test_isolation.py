@@ -1,0 +1,61 @@
+"""What a kernel does to its worker stays there."""
+
+from __future__ import annotations
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.jobs import CaseJob, Workers
+from tests.device.conftest import BuildSource, Built
+
+CASE = parse_case("b1h2s64d64-fp16-seed0")
+
+ILLEGAL = """
+__global__ void kernel() { *reinterpret_cast<volatile int*>(16) = 1; }
+FA_EXPORT int fa_forward(const FaForwardArgs*, cudaStream_t stream) {
+  kernel<<<1, 1, 0, stream>>>();
+  return static_cast<int>(cudaPeekAtLastError());
+}
+"""
+
+ENDLESS = """
+__global__ void kernel(volatile unsigned short* out) { while (out[0] != 1) {} }
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  kernel<<<1, 1, 0, stream>>>(static_cast<volatile unsigned short*>(args->out));
+  return static_cast<int>(cudaPeekAtLastError());
+}
+"""
+
+
+def _job(built: Built, deadline_seconds: float = 120.0) -> CaseJob:
+    variant, library = built
+    return CaseJob(
+        variant=variant,
+        case=CASE,
+        library=library,
+        device="cuda",
+        policy="measured",
+        judge=True,
+        time=False,
+        deadline_seconds=deadline_seconds,
+    )
+
+
+def test_illegal_address_costs_one_job(build_source: BuildSource, minimal: Built) -> None:
+    """An illegal address fails its own job in the driver's words; the next job passes in a new worker."""
+    illegal = build_source("illegal", ILLEGAL)
+    with Workers() as workers:
+        results = [workers.run(_job(each)) for each in (minimal, illegal, minimal)]
+    assert [result.outcome for result in results] == ["ok", "failed", "ok"]
+    assert (results[1].context_lost, "illegal memory access" in results[1].message) == (True, True)
+
+
+def test_hang_costs_its_deadline(build_source: BuildSource, minimal: Built) -> None:
+    """A kernel that never ends is killed at its deadline and named; the next job passes."""
+    endless = build_source("endless", ENDLESS)
+    with Workers() as workers:
+        results = [
+            workers.run(_job(minimal)),
+            workers.run(_job(endless, deadline_seconds=5.0)),
+            workers.run(_job(minimal)),
+        ]
+    assert [result.outcome for result in results] == ["ok", "hung", "ok"]
+    assert "endless-b1h2s64d64-fp16-seed0 did not answer within 5 s" in results[1].message

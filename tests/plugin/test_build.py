@@ -1,0 +1,113 @@
+"""test_build: what the compiler says, the manifest's limits, --fa-arch, and what depends on a build."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CUDA_SOURCE, MANIFEST
+from tests.plugin.conftest import CASE, ONE_CASE, PRETEND_GPU, SHAPE, NewProject, Project, Run
+
+pytestmark = pytest.mark.needs_nvcc
+
+BROKEN_SOURCE = CUDA_SOURCE.replace("zero_kernel<<<", "no_kernel<<<")
+COMPILER_LINE = 'src/kernel.cu(10): error: identifier "no_kernel" is undefined'
+GREEDY_MANIFEST = MANIFEST + "limits: {registers_per_thread: 1, spill_bytes: 0, instructions: {STG: {max: 0}}}\n"
+
+
+@pytest.fixture(scope="module")
+def builds(new_project: NewProject) -> Project:
+    """A variant that compiles, one that does not, one over its limits, and one that needs no compiler."""
+    project = new_project("builds")
+    project.cuda_variant("broken", BROKEN_SOURCE)
+    project.cuda_variant("greedy", manifest=GREEDY_MANIFEST)
+    project.cuda_variant("zero")
+    project.python_variant("good")
+    return project
+
+
+@pytest.fixture(scope="module")
+def run(builds: Project) -> Run:
+    """All of them for two architectures."""
+    return builds.suite(ONE_CASE, "-k", "test_build or (test_correct and good)", "--fa-arch=sm_80,sm_90a")
+
+
+def test_failing_builds_stop_no_neighbour(run: Run) -> None:
+    """What does not compile and what breaks a limit fails alone; the others are built and run."""
+    assert run.outcomes == {
+        "test_build[broken]": "failed",
+        "test_build[greedy]": "failed",
+        "test_build[zero]": "passed",
+        f"test_correct[good-{CASE}]": "passed",
+    }
+
+
+def test_compile_error_shows_the_compilers_line(run: Run) -> None:
+    """The compiler's own line and the whole command are in the failure."""
+    lines = run.failure("test_build[broken]")
+    command = shlex.split(next(line for line in lines if line.startswith("command: ")))
+    assert COMPILER_LINE in lines
+    assert (Path(command[1]).name, command[-1]) == ("nvcc", "-ltvm_ffi")
+
+
+def test_compile_error_is_shown_once(run: Run) -> None:
+    """The same line for two architectures stands there once."""
+    assert run.failure("test_build[broken]").count(COMPILER_LINE) == 1
+
+
+def test_broken_limits_show_figures(run: Run) -> None:
+    """Each broken limit names architecture, kernel, value found and value allowed; those that hold are not named."""
+    lines = (
+        "\n".join(run.failure("test_build[greedy]"))
+        .removeprefix("greedy: is over its manifest's limits: ")
+        .splitlines()
+    )
+    found = [re.sub(r"is \d+,", "is N,", line) for line in lines if not line.startswith(" ")]
+    assert found == [
+        f"{arch}: zero_kernel: {broken}"
+        for arch in ("sm_80", "sm_90a")
+        for broken in ("registers_per_thread is N, the limit is 1", "1 STG, the limits are 0 to 0")
+    ]
+
+
+def test_arch_decides_what_is_built(builds: Project, run: Run) -> None:
+    """--fa-arch compiles for these and no other; the record holds a leaf for each."""
+    (record,) = [each for each in builds.records if each.variant == "zero"]
+    assert run.outcomes[f"test_build[{record.id}]"] == "passed"
+    assert [leaf.arch for leaf in record.leaves] == ["sm_80", "sm_90a"]
+
+
+def test_all_architectures_without_a_gpu(project: Project) -> None:
+    """Without --fa-arch and without a GPU every architecture of the manifest is wanted."""
+    project.cuda_variant("zero")
+    result = project.suite("-k", "test_build", "--fa-no-build", "--fa-cache=nowhere")
+    (missing,) = re.findall(r"zero for (.*): no leaf", result.reasons["test_build[zero]"])
+    assert missing == "sm_80, sm_89, sm_90a"
+
+
+def test_arch_that_a_variant_lacks(project: Project) -> None:
+    """A variant that has none of the asked architectures is skipped with both named."""
+    project.cuda_variant("zero", manifest=MANIFEST + "arch: [sm_89]\n")
+    result = project.suite("-k", "test_build", "--fa-arch=sm_80")
+    assert result.reasons["test_build[zero]"].endswith("zero is for sm_89; --fa-arch asks for sm_80")
+
+
+def test_unknown_arch_is_a_usage_error(builds: Project) -> None:
+    """An architecture that nothing is compiled for is exit status 4 and one line."""
+    result = builds.collect("--fa-arch=sm_70")
+    complaint = "ERROR: --fa-arch: no 'sm_70'; did you mean 'sm_80'? (allowed: sm_80, sm_89, sm_90a)"
+    assert (result.ret, result.said) == (pytest.ExitCode.USAGE_ERROR, [complaint])
+
+
+def test_dependants_say_that_the_build_failed(project: Project) -> None:
+    """Where a GPU waits, what needs a failed build fails with one line that points to test_build."""
+    project.write("conftest.py", PRETEND_GPU)
+    project.cuda_variant("broken", BROKEN_SOURCE)
+    result = project.suite(ONE_CASE, "-k", "broken")
+    line = f"broken-{CASE}: was not built: build of broken failed (see test_build[broken])"
+    first_lines = {test: result.failure(test)[0] for test in result.outcomes if "build" not in test}
+    assert first_lines == {f"test_correct[broken-{CASE}]": line, f"test_speed[broken-{SHAPE}]": line}
+    assert result.text.count(COMPILER_LINE) == 1

@@ -1,0 +1,70 @@
+"""--fa-cache, --fa-no-build, --fa-clean."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from tests.plugin.conftest import CASE, ONE_CASE, NewProject, Project, Run
+
+pytestmark = pytest.mark.needs_nvcc
+
+OTHER = "zero@BLOCK=32"
+
+
+@pytest.fixture(scope="module")
+def owner(new_project: NewProject) -> Project:
+    """A project whose own cache has been filled once."""
+    project = new_project("owner")
+    project.cuda_variant("zero")
+    assert is_compiled(build(project))
+    return project
+
+
+def build(project: Project, *arguments: str) -> Run:
+    """Build a variant for one architecture into the project's own cache."""
+    return project.suite("-k", "test_build", "--fa-arch=sm_80", "--fa-cache=leaves", *arguments)
+
+
+def is_compiled(result: Run) -> bool:
+    """Whether the compiler was called."""
+    return "fa: building 1 with" in result.text
+
+
+def test_cache_holds_the_leaf(owner: Project) -> None:
+    """A leaf lies under --fa-cache where the record says."""
+    (leaf,) = owner.records[0].leaves
+    assert (owner.folder / "leaves" / leaf.library).is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "compiles"), [([], False), (["--fa-no-build"], False), (["--fa-clean"], True)], ids=str
+)
+def test_build_of_what_is_there(owner: Project, arguments: list[str], *, compiles: bool) -> None:
+    """What is in the cache is not compiled again, unless --fa-clean forgets it first."""
+    result = build(owner, *arguments)
+    assert (is_compiled(result), result.outcomes) == (compiles, {"test_build[zero]": "passed"})
+
+
+def test_no_build_fails_without_a_leaf(owner: Project) -> None:
+    """--fa-no-build fails where a definition was never built, compiles nothing, and says what to do."""
+    result = build(owner, f"--fa-variant={OTHER}", "--fa-no-build")
+    line = result.reasons[f"test_build[{OTHER}]"].splitlines()[0]
+    why = "it was never built with these flags and definitions; drop --fa-no-build, or build it there first"
+    expected = f"{OTHER}: was not built: {OTHER} for sm_80: no leaf in {owner.folder / 'leaves'}: {why}"
+    assert (is_compiled(result), line) == (False, expected)
+
+
+def test_no_build_stays_in_the_repeat_command(owner: Project) -> None:
+    """The command that repeats a --fa-no-build failure compiles nothing either."""
+    result = build(owner, f"--fa-variant={OTHER}", "--fa-no-build")
+    (line,) = [each for each in result.outlines if each.startswith("  repeat: ")]
+    assert "--fa-no-build" in shlex.split(line)
+
+
+def test_python_variant_needs_no_cache(project: Project) -> None:
+    """Where nothing selected is compiled, a cache that cannot be written does not matter."""
+    project.python_variant("good")
+    result = project.suite(ONE_CASE, "-k", "test_correct", "--fa-cache=pytest.ini")
+    assert result.outcomes == {f"test_correct[good-{CASE}]": "passed"}

@@ -1,0 +1,124 @@
+"""Which cases a run takes: --fa-suite, --fa-case, --fa-seeds, --fa-dtype, and the ids they make."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_fa.catalog.case import GRAMMAR
+from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject, Project, cases_of
+
+
+@pytest.fixture(scope="module")
+def pair(new_project: NewProject) -> Project:
+    """One variant for the CPU, one to compile."""
+    project = new_project("cases")
+    project.python_variant("good")
+    project.cuda_variant("zero")
+    return project
+
+
+def checked(project: Project, *arguments: str) -> list[str]:
+    """The cases that test_correct runs over."""
+    return cases_of(project.ids("--fa-variant=good", *arguments), "test_correct")
+
+
+def test_ids_name_variant_and_case(pair: Project) -> None:
+    """test_build is named by the variant, test_correct by variant and case, test_speed by variant and shape."""
+    assert pair.ids(ONE_CASE) == [
+        "test_build[zero]",
+        "test_correct[good-b1h2s64d64-fp16-seed0]",
+        "test_correct[zero-b1h2s64d64-fp16-seed0]",
+        *(f"test_speed[{each}-b1h2s64d64-fp16]" for each in ("good", "zero", *COMPANIONS)),
+    ]
+
+
+def test_default_is_the_history_suite(pair: Project) -> None:
+    """Without options the four shapes of the history run with three seeds each."""
+    shapes = ["b1h2s64d64-fp16", "b1h4s128d64-fp16", "b1h8s512d64-fp16", "b2h2s64d64-fp16"]
+    assert checked(pair) == [f"{shape}-seed{seed}" for shape in shapes for seed in range(3)]
+
+
+def test_one_seed_is_timed(pair: Project) -> None:
+    """test_speed runs once for each shape, whatever the seeds."""
+    ids = pair.ids("--fa-variant=good", "--fa-case=b1h2s64d64-fp16-seed0,b1h2s64d64-fp16-seed1,b2h2s64d64-fp16-seed5")
+    assert cases_of(ids, "test_speed") == ["b1h2s64d64-fp16", "b2h2s64d64-fp16"]
+
+
+@pytest.mark.parametrize(
+    ("suites", "count"),
+    [("smoke", 3), ("history", 12), ("mission", 100), ("edge", 22), ("long", 9), ("smoke,history", 14)],
+)
+def test_suite(pair: Project, suites: str, count: int) -> None:
+    """--fa-suite takes the cases of the named suites, each case once."""
+    assert len(checked(pair, f"--fa-suite={suites}")) == count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cases"),
+    [
+        (["--fa-case=b1h2s65d64-fp16-causal-seed0"], ["b1h2s65d64-fp16-causal-seed0"]),
+        (["--fa-case=b3h4s7d64-bf16-causal_br-kv2-sk9-bshd-seed11"], ["b3h4s7d64-bf16-causal_br-kv2-sk9-bshd-seed11"]),
+        (["--fa-case=b2*"], [f"b2h2s64d64-fp16-seed{seed}" for seed in range(3)]),
+        (["--fa-case=b1h*s*-seed1"], [f"{shape}-seed1" for shape in (SHAPE, "b1h4s128d64-fp16", "b1h8s512d64-fp16")]),
+        (["--fa-case=*bf16*", "--fa-suite=smoke"], ["b1h2s64d64-bf16-seed0"]),
+        ([f"--fa-case={CASE},b2*seed1"], [CASE, "b2h2s64d64-fp16-seed1"]),
+    ],
+    ids=["id", "id of no suite", "glob", "glob over seeds", "glob over a suite", "id and glob"],
+)
+def test_case(pair: Project, arguments: list[str], cases: list[str]) -> None:
+    """--fa-case takes ids, of a suite or of none, and globs over the suite."""
+    assert checked(pair, *arguments) == cases
+
+
+@pytest.mark.parametrize(("given", "seeds"), [("2", [0, 1]), ("3,7", [3, 7]), ("5,", [5])])
+def test_seeds(pair: Project, given: str, seeds: list[int]) -> None:
+    """--fa-seeds=N takes the first N seeds, a list takes those."""
+    found = checked(pair, "--fa-suite=smoke", "--fa-case=*s64d64-fp16*", f"--fa-seeds={given}")
+    assert found == [f"{SHAPE}-seed{seed}" for seed in seeds]
+
+
+@pytest.mark.parametrize(("given", "dtypes"), [("bf16", ["bf16"]), ("bf16,fp16", ["bf16", "fp16"])])
+def test_dtype(pair: Project, given: str, dtypes: list[str]) -> None:
+    """--fa-dtype runs every shape in these dtypes, each case once."""
+    found = checked(pair, "--fa-suite=smoke", "--fa-case=*s64d64*", f"--fa-dtype={given}")
+    assert found == [f"b1h2s64d64-{dtype}-seed0" for dtype in dtypes]
+
+
+@pytest.mark.parametrize(
+    ("argument", "complaint"),
+    [
+        (
+            "--fa-suite=histry",
+            "--fa-suite: no suite 'histry'; did you mean 'history'? (allowed: smoke, history, mission, edge, long)",
+        ),
+        ("--fa-dtype=fp8", "--fa-dtype: no dtype 'fp8'; did you mean 'fp16'? (allowed: fp16, bf16)"),
+        ("--fa-case=q*", "--fa-case: 'q*' matches no case of suite history (see --collect-only -q)"),
+        ("--fa-seeds=x", "--fa-seeds: 'x' is no seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-seeds=-1", "--fa-seeds: '-1' is no seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-case=b1h2s64d64-fp8-seed0", "case 'b1h2s64d64-fp8-seed0': no dtype 'fp8'; allowed: fp16, bf16"),
+        ("--fa-case=b0h2s64d64-fp16-seed0", "case 'b0h2s64d64-fp16-seed0': batch is 0; it must be at least 1"),
+        (
+            "--fa-case=b1h2s64d64",
+            f"case 'b1h2s64d64' is malformed; the form is {GRAMMAR}, as in b1h8s512d64-fp16-seed0",
+        ),
+        (
+            "--fa-case=b1h3s64d64-fp16-kv2-seed0",
+            "case 'b1h3s64d64-fp16-kv2-seed0': 3 heads cannot share 2 key/value heads evenly",
+        ),
+        (
+            "--fa-case=b1h2s64d64-fp16-kv2-seed0",
+            "case 'b1h2s64d64-fp16-kv2-seed0' is not in its shortest form; write 'b1h2s64d64-fp16-seed0'",
+        ),
+    ],
+)
+def test_bad_value_is_a_usage_error(pair: Project, argument: str, complaint: str) -> None:
+    """A value that cannot be is exit status 4 and one line that quotes it and says what can."""
+    result = pair.collect(argument)
+    assert (result.ret, result.said) == (pytest.ExitCode.USAGE_ERROR, [f"ERROR: {complaint}"])
+
+
+@pytest.mark.parametrize("given", ["0", "²"])
+def test_seeds_that_are_none_are_a_usage_error(pair: Project, given: str) -> None:
+    """No seed at all and a digit that is no number are refused in one line."""
+    result = pair.collect(f"--fa-seeds={given}")
+    assert (result.ret, len(result.said)) == (pytest.ExitCode.USAGE_ERROR, 1)

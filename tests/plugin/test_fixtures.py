@@ -1,0 +1,173 @@
+"""The fixtures in a user's own test file."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugin.conftest import CASE, SHAPE, NewProject, Project, Run
+
+FIXTURES = [
+    "fa_benchmark",
+    "fa_builds",
+    "fa_case",
+    "fa_check",
+    "fa_clock",
+    "fa_inputs",
+    "fa_module",
+    "fa_run",
+    "fa_truth",
+    "fa_variant",
+]
+REFUSED_CASE = "b1h2s64d64-bf16-seed0"
+
+OWN_TESTS = """\
+import pytest
+
+
+def call(fa_module, fa_inputs):
+    q, k, v, scale, causal = fa_inputs
+    return fa_module(q, k, v, scale=scale, causal=causal)
+
+
+def test_right(fa_module, fa_inputs, fa_check):
+    check = fa_check(call(fa_module, fa_inputs))
+    assert (check.passed, check.policy) == (True, "measured")
+
+
+def test_corrupted(fa_module, fa_inputs, fa_check):
+    out = call(fa_module, fa_inputs)
+    out[0, 1, 7, 3] += 1.0
+    fa_check(out)
+
+
+def test_truth(fa_module, fa_inputs, fa_truth):
+    assert (call(fa_module, fa_inputs).double() - fa_truth.out).abs().max() < 1e-3
+
+
+def test_timed(fa_module, fa_case, fa_inputs, fa_benchmark):
+    speed = fa_benchmark(fa_module, fa_case, fa_inputs)
+    assert speed.device.median_us > 0
+
+
+def test_inputs_alone(fa_inputs):
+    assert fa_inputs.q.shape == (1, 2, 64, 64)
+
+
+def test_case_alone(fa_case):
+    assert fa_case.head_dim == 64
+
+
+def test_variant_alone(fa_variant):
+    assert fa_variant.name in ("good", "zero")
+
+
+def test_module_alone(fa_module):
+    assert callable(fa_module)
+
+
+def test_without_any():
+    pass
+"""
+ONLY_CHECKS = """\
+def test_nothing_of_a_variant(fa_inputs, fa_truth, fa_check):
+    check = fa_check(fa_truth.out.to(fa_inputs.q.dtype))
+    assert check.passed
+"""
+
+
+@pytest.fixture(scope="module")
+def own(new_project: NewProject) -> Project:
+    """A project with tests of its own over a CPU variant and one that needs a GPU."""
+    project = new_project("own")
+    project.python_variant("good")
+    project.cuda_variant("zero")
+    project.write("test_own.py", OWN_TESTS)
+    project.write("test_checks.py", ONLY_CHECKS)
+    return project
+
+
+@pytest.fixture(scope="module")
+def run(own: Project) -> Run:
+    """The user's tests on one case that the variant takes and one that it does not."""
+    return own.run(f"--fa-case={CASE},{REFUSED_CASE}", "-k", "not sdpa and not noop")
+
+
+def test_all_are_listed(project: Project) -> None:
+    """`pytest --fixtures` lists every fixture, each with a sentence about it."""
+    lines = project.run("--fixtures").outlines
+    found = {
+        line.split()[0]: lines[index + 1].strip()[-1:] for index, line in enumerate(lines) if line.startswith("fa_")
+    }
+    assert found == dict.fromkeys(FIXTURES, ".")
+
+
+@pytest.mark.parametrize("test", ["test_right", "test_truth"])
+def test_variant_and_case(run: Run, test: str) -> None:
+    """A test that asks for both runs over every pair: judged, refused, or without a device."""
+    found = {name: outcome for name, outcome in run.outcomes.items() if name.startswith(f"{test}[")}
+    assert found == {
+        f"{test}[good-{CASE}]": "passed",
+        f"{test}[good-{REFUSED_CASE}]": "skipped",
+        f"{test}[zero-{CASE}]": "skipped",
+        f"{test}[zero-{REFUSED_CASE}]": "skipped",
+    }
+
+
+def test_check_fails_on_a_corrupted_output(run: Run) -> None:
+    """fa_check fails the test whose output has one wrong element."""
+    assert run.outcomes[f"test_corrupted[good-{CASE}]"] == "failed"
+
+
+def test_check_shows_the_bounds(run: Run) -> None:
+    """What fa_check says has every bound, the count of bad elements and the worst place; no traceback."""
+    lines = run.failure(f"test_corrupted[good-{CASE}]")
+    assert [line.split(":")[0] for line in lines] == [
+        "wrong result",
+        "  policy measured",
+        *(f"    {bound}" for bound in ("finite", "max", "rms", "row rms", "gain")),
+        "  yardstick",
+        "  elements",
+        "  first bad",
+        "  worst",
+    ]
+    assert lines[8:10] == ["  elements: 1 of 8192 bad, 0 NaN or Inf", "  first bad: batch 0, head 1, query 7, dim 3"]
+
+
+def test_benchmark_takes_part(run: Run) -> None:
+    """fa_benchmark times in this process, once for each shape, and pytest-benchmark shows it."""
+    rows = [line.split()[0] for line in run.said if line.startswith("test_timed[")]
+    assert (run.outcomes[f"test_timed[good-{SHAPE}]"], rows) == ("passed", [f"test_timed[good-{SHAPE}]"])
+
+
+@pytest.mark.parametrize("test", ["test_case_alone", "test_inputs_alone", "test_nothing_of_a_variant"])
+def test_case_alone(run: Run, test: str) -> None:
+    """A test that asks for no variant runs once for every case, whatever the variants take."""
+    found = {name: outcome for name, outcome in run.outcomes.items() if name.startswith(f"{test}[")}
+    assert found == {f"{test}[{CASE}]": "passed", f"{test}[{REFUSED_CASE}]": "passed"}
+
+
+def test_variant_alone(run: Run) -> None:
+    """A test that asks for no case runs once for every variant."""
+    found = {name: outcome for name, outcome in run.outcomes.items() if name.startswith("test_variant_alone")}
+    assert found == {"test_variant_alone[good]": "passed", "test_variant_alone[zero]": "passed"}
+
+
+def test_module_without_a_device(run: Run) -> None:
+    """fa_module skips a variant that has no device here, and says so."""
+    assert (run.outcomes["test_module_alone[good]"], run.outcomes["test_module_alone[zero]"]) == ("passed", "skipped")
+    assert run.reasons["test_module_alone[zero]"].endswith("zero needs a GPU, and this machine has none")
+
+
+def test_others_are_left_alone(run: Run) -> None:
+    """A test that asks for none of the fixtures is a test like any other."""
+    assert run.outcomes["test_without_any"] == "passed"
+
+
+def test_own_tests_bring_no_table(run: Run) -> None:
+    """Only fa_run makes records: a user's tests leave no file and no table of ours."""
+    assert [line for line in run.said if line.startswith("records: ") or " attention kernels " in line] == []
+
+
+def test_skips_bring_no_warning(run: Run) -> None:
+    """A timing that is skipped does not warn of an unused benchmark fixture."""
+    assert "PytestBenchmarkWarning" not in run.text

@@ -1,0 +1,142 @@
+"""What a run leaves: record files, profiles (--fa-save), JUnit properties, and the table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.report.log import read_records
+from pytest_fa.report.record import Record, read_record
+from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
+
+SECOND = f"{SHAPE}-seed1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A project after two runs that saved, and what lay there after the first."""
+
+    project: Project
+    first: Run
+    second: Run
+    log: bytes
+    profile: list[Record]
+
+    @property
+    def profile_path(self) -> Path:
+        """The variant's saved records."""
+        return self.project.folder / "profiles" / "cpu" / "good.jsonl"
+
+
+@pytest.fixture(scope="module")
+def kept(new_project: NewProject) -> Kept:
+    """A good and a wrong variant judged and timed on one case; then the good one judged on that case and another."""
+    project = new_project("records")
+    project.python_variant("good")
+    project.python_variant("wrong", WRONG_SOURCE)
+    first = project.suite(ONE_CASE, "-k", "good or wrong", "--fa-save")
+    (log,) = project.logs
+    profile = read_records(project.folder / "profiles" / "cpu" / "good.jsonl")
+    content = log.read_bytes()
+    second = project.suite(f"--fa-case={CASE},{SECOND}", "-k", "good and test_correct", "--fa-save")
+    return Kept(project, first, second, content, profile)
+
+
+def test_one_line_for_each_case(kept: Kept) -> None:
+    """Every judged or timed case is one line, in the order of the run."""
+    lines = [read_record(line) for line in kept.log.splitlines()]
+    assert [(line.kind, line.id, line.outcome) for line in lines] == [
+        ("correct", f"good-{CASE}", "ok"),
+        ("correct", f"wrong-{CASE}", "wrong"),
+        ("speed", f"good-{CASE}", "ok"),
+        ("speed", f"wrong-{CASE}", "wrong"),
+    ]
+
+
+def test_a_line_has_every_field(kept: Kept) -> None:
+    """A line names every field of a record, and no other."""
+    assert [list(json.loads(line)) for line in kept.log.splitlines()] == [list(Record.__struct_fields__)] * 4
+
+
+def test_a_line_says_where_it_was_made(kept: Kept) -> None:
+    """Environment, role and the case in its parts are in the record."""
+    record = kept.profile[0]
+    assert record.case is not None
+    assert (record.environment.gpu, record.role, record.case.id) == (None, "candidate", CASE)
+
+
+def test_only_a_right_output_is_timed(kept: Kept) -> None:
+    """The right variant's timing carries samples, the wrong one's nothing."""
+    good, wrong = [each for each in map(read_record, kept.log.splitlines()) if each.kind == "speed"]
+    assert good.speed is not None
+    assert (len(good.speed.device.samples_us) > 1, wrong.speed) == (True, None)
+
+
+def test_earlier_files_stay(kept: Kept) -> None:
+    """Each run has its own file; the first run's is as it was."""
+    before, after = kept.project.logs
+    assert (before.read_bytes(), len(read_records(after))) == (kept.log, 2)
+
+
+def test_run_says_where_its_records_are(kept: Kept) -> None:
+    """The end of a run names its record file and the profile that it wrote, from the project's folder."""
+    lines = [line for line in kept.second.said if line.startswith(("records: ", "saved: "))]
+    assert lines == [f"records: artifacts/records/{kept.project.logs[1].name}", "saved: profiles/cpu/good.jsonl"]
+
+
+def test_save_keeps_earlier_lines(kept: Kept) -> None:
+    """A saved line replaces the one of its kind and case; the lines of other cases stay."""
+    now = read_records(kept.profile_path)
+    assert [(each.kind, each.id) for each in now] == [
+        ("correct", f"good-{CASE}"),
+        ("correct", f"good-{SECOND}"),
+        ("speed", f"good-{CASE}"),
+    ]
+    assert (now[2] == kept.profile[1], now[0] == kept.profile[0]) == (True, False)
+
+
+def test_junit_has_a_headline(kept: Kept) -> None:
+    """JUnit's file has one short `fa` property for each case."""
+    found = {
+        case.get("name"): [each.get("value", "") for each in case.iter("property") if each.get("name") == "fa"]
+        for case in kept.first.junit.iter("testcase")
+    }
+    begins = {name: [value.split(",")[0].split(" error ")[0] for value in values] for name, values in found.items()}
+    assert begins == {
+        f"test_correct[good-{CASE}]": ["ok"],
+        f"test_correct[wrong-{CASE}]": ["wrong"],
+        f"test_speed[good-{SHAPE}]": ["ok"],
+        f"test_speed[wrong-{SHAPE}]": ["wrong"],
+    }
+
+
+def test_table_has_a_row_for_each_variant(kept: Kept) -> None:
+    """The terminal shows one row for each variant and shape, with its verdict."""
+    rows = [line.split()[:4] for line in kept.first.said if line.startswith((" good ", " wrong ", "good ", "wrong "))]
+    assert rows == [["good", SHAPE, "ok", "2/2"], ["wrong", SHAPE, "WRONG", "2/2"]]
+
+
+def test_folders_can_be_moved(project: Project) -> None:
+    """--fa-artifacts and --fa-profiles take the place of the default folders."""
+    project.python_variant("good")
+    project.suite(ONE_CASE, "-k", "test_correct", "--fa-save", "--fa-artifacts=out", "--fa-profiles=kept")
+    made = sorted(path.name for path in project.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    assert made == ["kept", "kernels", "out"]
+    assert [len(read_records(path)) for path in project.folder.glob("*/*/*.jsonl")] == [1, 1]
+
+
+def test_nothing_is_written_without_a_record(kept: Kept) -> None:
+    """A run that only collects makes no file."""
+    before = kept.project.logs
+    kept.project.collect()
+    assert kept.project.logs == before
+
+
+def test_folder_that_cannot_be_written(project: Project) -> None:
+    """Where records cannot be written the run says so without an internal error."""
+    project.write("kernels/broken/variant.yaml", "step: [\n")
+    result = project.suite("-k", "test_build", "--fa-artifacts=pytest.ini")
+    assert [line for line in result.said if "INTERNALERROR" in line] == []

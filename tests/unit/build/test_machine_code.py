@@ -1,0 +1,135 @@
+"""Machine code: an identity that only code moves, sizes and opcode counts, and what happens without the tools."""
+
+from __future__ import annotations
+
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_fa.build import machine_code
+from pytest_fa.build.machine_code import MachineCode, read_machine_code
+from pytest_fa.build.toolchain import find_tool, find_toolchain
+
+if TYPE_CHECKING:
+    from tests.unit.build.conftest import Workplace
+
+# mma.sync by its PTX name: one HMMA instruction for each line of the loop's body.
+SOURCE = """\
+#include <cstdint>
+
+__global__ void mma_kernel(float* out, const uint32_t* in) {
+  float d[4] = {};
+#pragma unroll
+  for (int i = 0; i < MMAS; ++i) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(in[0]), "r"(in[1]), "r"(in[2]), "r"(in[3]), "r"(in[4]), "r"(in[5]));
+  }
+  out[threadIdx.x] = d[0] + d[1] + d[2] + d[3];
+}
+
+__global__ void copy_kernel(float* out, const float* in) { out[threadIdx.x] = in[threadIdx.x]; }
+"""
+
+
+def compile_library(nvcc: str, folder: Path, mmas: int) -> Path:
+    """A shared library of the source in `folder`, with line information, by its absolute path."""
+    folder.mkdir(parents=True)
+    (folder / "kernel.cu").write_text(SOURCE, encoding="utf-8")
+    flags = ["-std=c++17", "-O3", "-lineinfo", "-gencode=arch=compute_80,code=sm_80", "-Xcompiler=-fPIC", "-shared"]
+    library = folder / "kernel.so"
+    subprocess.run([nvcc, *flags, f"-DMMAS={mmas}", "-o", str(library), str(folder / "kernel.cu")], check=True)
+    return library
+
+
+@pytest.fixture(scope="session")
+def _codes(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> dict[str, MachineCode]:
+    """The machine code of three compilations."""
+    nvcc, folder = find_toolchain(shared_cache).nvcc, tmp_path_factory.mktemp("codes")
+    wanted = {
+        "here": (folder / "here", 3),
+        "there": (folder / "a" / "longer way" / "there", 3),
+        "more": (folder / "m", 5),
+    }
+    with ThreadPoolExecutor(2) as pool:
+        libraries = pool.map(lambda each: compile_library(nvcc, *each), wanted.values())
+        return dict(zip(wanted, map(read_machine_code, libraries), strict=True))
+
+
+@pytest.fixture
+def codes(request: pytest.FixtureRequest) -> dict[str, MachineCode]:
+    """The machine code of one source: compiled `here`, `there` in another folder, and with `more` instructions."""
+    found: dict[str, MachineCode] = request.getfixturevalue("_codes")  # after the check for a compiler
+    return found
+
+
+@pytest.mark.needs_nvcc
+def test_identity_is_free_of_folders(codes: dict[str, MachineCode]) -> None:
+    """The same source in another folder is the same code, though its line information differs."""
+    assert codes["there"] == codes["here"]
+
+
+@pytest.mark.needs_nvcc
+def test_identity_moves_with_the_code(codes: dict[str, MachineCode]) -> None:
+    """Two more instructions are other code."""
+    assert codes["more"].identity != codes["here"].identity
+
+
+@pytest.mark.needs_nvcc
+@pytest.mark.parametrize(("name", "mmas"), [("here", 3), ("more", 5)])
+def test_opcode_counts(codes: dict[str, MachineCode], name: str, mmas: int) -> None:
+    """Each kernel's opcodes are counted by their first word, and its code's size is a whole number of instructions."""
+    mma_bytes, mma_counts = codes[name].kernels["_Z10mma_kernelPfPKj"]
+    copy_bytes, copy_counts = codes[name].kernels["_Z11copy_kernelPfPKf"]
+
+    assert (mma_counts["HMMA"], "HMMA" in copy_counts) == (mmas, False)
+    assert (copy_counts["LDG"], copy_counts["STG"]) == (1, 1)
+    assert (mma_bytes, copy_bytes) == (16 * sum(mma_counts.values()), 16 * sum(copy_counts.values()))
+
+
+@pytest.mark.parametrize("missing", ["cuobjdump", "nvdisasm"])
+def test_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """Without a disassembler the error says what to install."""
+    monkeypatch.setattr(machine_code, "find_tool", lambda name: None if name == missing else Path("/bin/true"))
+
+    with pytest.raises(FileNotFoundError) as caught:
+        read_machine_code(tmp_path / "kernel.so")
+
+    assert str(caught.value) == (
+        "cuobjdump and nvdisasm are not installed: `pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm`"
+    )
+
+
+@pytest.mark.needs_nvcc
+def test_leaf_without_a_disassembler(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leaf is built without a disassembler too; its identity is missing and the leaf says why."""
+    monkeypatch.setattr(machine_code, "find_tool", lambda _: None)
+    (workplace.folder / "tile.h").write_text("#define BLOCK 32\n", encoding="utf-8")
+
+    leaf = workplace.leaf()
+
+    assert leaf.code_identity is None
+    assert leaf.code_identity_missing is not None
+    assert leaf.code_identity_missing.startswith("machine code not read: cuobjdump and nvdisasm are not installed")
+    assert [(kernel.instructions, kernel.sass_bytes) for kernel in leaf.kernels] == [({}, None)]
+
+
+@pytest.mark.needs_nvcc
+def test_unreadable_disassembly_costs_the_identity_alone(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disassembler whose answer cannot be read, as an old one's without -json, leaves the leaf built."""
+    nvdisasm = tmp_path / "nvdisasm"
+    nvdisasm.write_text("#!/bin/sh\necho 'nvdisasm: no such option'\n", encoding="utf-8")
+    nvdisasm.chmod(0o755)
+    monkeypatch.setattr(machine_code, "find_tool", lambda name: nvdisasm if name == "nvdisasm" else find_tool(name))
+    (workplace.folder / "tile.h").write_text("#define BLOCK 32\n", encoding="utf-8")
+
+    leaf = workplace.leaf()
+
+    assert leaf.code_identity is None
+    assert (leaf.code_identity_missing or "").startswith("machine code not read: ")

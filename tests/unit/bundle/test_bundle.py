@@ -1,0 +1,156 @@
+"""The bundle: constraints, the stamp, the manifest, the archive."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pytest_fa.bundle.__main__ import main
+from pytest_fa.bundle.environment import differences, read_constraints
+from pytest_fa.bundle.stamp import write_stamp
+from pytest_fa.errors import UsageProblem
+from pytest_fa.report.environment import read_environment, read_source
+from pytest_fa.report.record import SCHEMA, Record, Source, Stage, to_json
+
+
+def _git(folder: Path, *words: str) -> None:
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.com"]
+    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+
+
+def _record(outcome: str) -> bytes:
+    return to_json(
+        Record(
+            schema=SCHEMA,
+            id="x-b1h2s64d64-fp16-seed0",
+            kind="correct",
+            variant="x",
+            role="candidate",
+            case=None,
+            outcome=outcome,  # type: ignore[arg-type]
+            message="",
+            stages=(Stage("launch", "ok", 0.1),),
+            leaves=(),
+            check=None,
+            speed=None,
+            environment=read_environment(),
+            source=Source(None, None, ""),
+            measured_at="2026-01-01T00:00:00+00:00",
+            repeat="pytest",
+        )
+    )
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A committed source tree with one run's artifacts beside it."""
+    (tmp_path / "constraints.txt").write_text("msgspec==0.0.1\npytest-fa-nowhere==1.0\n", encoding="utf-8")
+    (tmp_path / "source.py").write_text("x = 1\n", encoding="utf-8")
+    (tmp_path / ".gitignore").write_text("/artifacts/\n.fa-source.json\n", encoding="utf-8")
+    _git(tmp_path, "init", "-q")
+    _git(tmp_path, "add", "-A")
+    _git(tmp_path, "commit", "-qm", "first")
+    records = tmp_path / "artifacts" / "records"
+    records.mkdir(parents=True)
+    (records / "old.jsonl").write_bytes(_record("wrong") + b"\n")
+    (records / "new.jsonl").write_bytes(_record("ok") + b"\n" + _record("wrong") + b"\n")
+    (tmp_path / "artifacts" / "junit.xml").write_text("<testsuites/>", encoding="utf-8")
+    read_source.cache_clear()
+    return tmp_path
+
+
+def _make(tree: Path) -> Path:
+    arguments = ["make", "--folder", str(tree), "--artifacts", str(tree / "artifacts"), "--exit-status", "1"]
+    assert main([*arguments, "--records", str(tree / "artifacts/records/new.jsonl")]) == 0
+    (archive,) = (tree / "artifacts").glob("repro_bundle_*.tar.gz")
+    return archive
+
+
+def test_manifest_says_what_was_run(tree: Path) -> None:
+    """The manifest holds commit, dirty state, versions, differences, outcomes and pytest's exit status."""
+    _make(tree)
+    manifest = yaml.safe_load((tree / "artifacts/manifest.yaml").read_text(encoding="utf-8"))
+    assert manifest["source"] == {"commit": read_source(tree).commit, "dirty": False, "origin": "git"}
+    assert manifest["versions"]["pytest-fa-nowhere"] is None
+    assert manifest["differences_from_constraints"][1] == "pytest-fa-nowhere: constraints say 1.0, found nothing"
+    assert (manifest["outcomes"], manifest["pytest_exit_status"]) == ({"correct": {"ok": 1, "wrong": 1}}, 1)
+
+
+def test_archive_holds_results_and_source(tree: Path) -> None:
+    """The archive has the manifest, this run's records and the tracked files, each as its hash in the manifest says."""
+    archive = _make(tree)
+    with tarfile.open(archive) as tar:
+        root = archive.name.removesuffix(".tar.gz")
+        found = {name.removeprefix(f"{root}/"): tar.extractfile(name) for name in tar.getnames()}
+        contents = {name: stream.read() for name, stream in found.items() if stream}
+    assert sorted(contents) == [
+        ".gitignore",
+        "artifacts/junit.xml",
+        "artifacts/manifest.yaml",
+        "artifacts/records/new.jsonl",
+        "constraints.txt",
+        "source.py",
+    ]
+    hashes = yaml.safe_load(contents.pop("artifacts/manifest.yaml"))["files"]
+    assert hashes == {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+
+
+def test_archive_is_named_after_commit_and_state(tree: Path) -> None:
+    """A changed tree is marked dirty in the archive's name."""
+    (tree / "source.py").write_text("x = 2\n", encoding="utf-8")
+    commit = str(read_source(tree).commit)[:12]
+    assert _make(tree).name.startswith(f"repro_bundle_{commit}-dirty_")
+
+
+def test_stamp_speaks_where_git_is_gone(tree: Path) -> None:
+    """Commit and dirty state survive a copy without the git folder through the stamp."""
+    before = read_source(tree)
+    write_stamp(tree)
+    (tree / ".git").rename(tree.parent / f"{tree.name}-git")
+    read_source.cache_clear()
+    after = read_source(tree)
+    assert (after.commit, after.dirty, after.origin) == (before.commit, before.dirty, ".fa-source.json")
+
+
+def test_stamp_needs_a_commit(tmp_path: Path) -> None:
+    """Without git there is nothing to write down, and the error says so."""
+    with pytest.raises(UsageProblem, match="no git commit to write down"):
+        write_stamp(tmp_path)
+
+
+def test_stamp_command(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m pytest_fa.bundle stamp` writes the file and says where."""
+    assert main(["stamp", str(tree)]) == 0
+    assert json.loads((tree / ".fa-source.json").read_text(encoding="utf-8"))["dirty"] is False
+    assert capsys.readouterr().out.startswith("wrote ")
+
+
+def test_local_versions_do_not_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch 2.13.0+cpu is what `torch==2.13.0` asks for; another version and a missing one are named."""
+    installed = {"torch": "2.13.0+cpu", "numpy": "2.0.0", "nvtx": None}
+    monkeypatch.setattr("pytest_fa.bundle.environment.installed_version", installed.get)
+    found = differences({"torch": "2.13.0", "numpy": "2.4.6", "nvtx": "0.2.17"})
+    assert [str(each) for each in found] == [
+        "numpy: constraints say 2.4.6, found 2.0.0",
+        "nvtx: constraints say 0.2.17, found nothing",
+    ]
+
+
+def test_constraints_must_be_pins(tmp_path: Path) -> None:
+    """A line that is no pin is an error with its number and the form."""
+    path = tmp_path / "constraints.txt"
+    path.write_text("# ours\nnumpy==2.4.6\n\ntorch>=2\n", encoding="utf-8")
+    with pytest.raises(UsageProblem, match=r"line 4: 'torch>=2' is not of the form name==version"):
+        read_constraints(path)
+
+
+def test_problem_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that cannot be done exits with 2 and says why."""
+    assert main(["stamp", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"pytest_fa.bundle: {tmp_path}: no git commit to write down")

@@ -1,0 +1,144 @@
+"""Case ids: what they read as, what they are written as, what is refused, and the work that a case stands for."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from pytest_fa.catalog.case import GRAMMAR, Case, parse_case
+from pytest_fa.errors import UsageProblem
+
+# Fields in Case's order: batch, heads, seq_q, head_dim, dtype, causal, kv_heads, seq_k, layout, seed.
+IDS = {
+    "b1h8s512d64-fp16-seed0": Case(1, 8, 512, 64, "fp16", "none", 8, 512, "bhsd", 0),
+    "b2h3s31d128-bf16-seed99": Case(2, 3, 31, 128, "bf16", "none", 3, 31, "bhsd", 99),
+    "b1h2s64d64-fp16-causal-seed1": Case(1, 2, 64, 64, "fp16", "top_left", 2, 64, "bhsd", 1),
+    "b1h2s64d64-fp16-causal_br-seed1": Case(1, 2, 64, 64, "fp16", "bottom_right", 2, 64, "bhsd", 1),
+    "b1h8s77d64-fp16-kv2-seed0": Case(1, 8, 77, 64, "fp16", "none", 2, 77, "bhsd", 0),
+    "b1h2s64d64-fp16-sk0-seed0": Case(1, 2, 64, 64, "fp16", "none", 2, 0, "bhsd", 0),
+    "b1h2s64d64-fp16-bshd-seed0": Case(1, 2, 64, 64, "fp16", "none", 2, 64, "bshd", 0),
+    "b4h8s77d96-bf16-causal_br-kv4-sk1023-bshd-seed12": Case(4, 8, 77, 96, "bf16", "bottom_right", 4, 1023, "bshd", 12),
+}
+
+
+@pytest.mark.parametrize("text", IDS)
+def test_an_id_names_every_field(text: str) -> None:
+    """Each part of an id lands in its own field, and absent parts take their defaults."""
+    assert IDS[text] == parse_case(text)
+
+
+@pytest.mark.parametrize("text", IDS)
+def test_a_case_is_written_as_it_was_read(text: str) -> None:
+    """The id of a parsed case is the text that it was parsed from."""
+    assert text == parse_case(text).id
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "b1h8s512d64-fp16",
+        "b1h8s512-fp16-seed0",
+        "h8s512d64-fp16-seed0",
+        "b1h8s512d64-seed0",
+        "b1h8s512d64-fp16-seed",
+        "b1h8s512d64-fp16-seed-1",
+        "b1h8s512d64-fp16-causal_tl-seed0",
+        "b1h8s512d64-fp16-sk64-kv2-seed0",
+        "b1h8s512d64-fp16-bshd-causal-seed0",
+        "B1H8S512D64-fp16-seed0",
+        " b1h8s512d64-fp16-seed0",
+        "b1h8s512d64-fp16-seed0\n",
+        "b-1h8s512d64-fp16-seed0",
+        "b1h8s512d64-fp16-*",
+    ],
+)
+def test_a_malformed_id_is_refused_with_the_grammar(text: str) -> None:
+    """An id that cannot be read is quoted beside the grammar."""
+    with pytest.raises(UsageProblem) as problem:
+        parse_case(text)
+    assert f"case {text!r} is malformed; the form is {GRAMMAR}, as in b1h8s512d64-fp16-seed0" == str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("b1h8s512d64-fp8-seed0", ": no dtype 'fp8'; allowed: fp16, bf16"),
+        ("b0h8s512d64-fp16-seed0", ": batch is 0; it must be at least 1"),
+        ("b1h0s512d64-fp16-seed0", ": heads is 0; it must be at least 1"),
+        ("b1h8s0d64-fp16-seed0", ": seq_q is 0; it must be at least 1"),
+        ("b1h8s512d0-fp16-seed0", ": head_dim is 0; it must be at least 1"),
+        ("b1h8s512d64-fp16-kv0-seed0", ": kv_heads is 0; it must be at least 1"),
+        ("b1h8s512d64-fp16-kv3-seed0", ": 8 heads cannot share 3 key/value heads evenly"),
+        ("b1h2s512d64-fp16-kv4-seed0", ": 2 heads cannot share 4 key/value heads evenly"),
+    ],
+)
+def test_an_impossible_case_is_refused_with_its_reason(text: str, reason: str) -> None:
+    """An id whose numbers cannot be is refused with the field and the value found."""
+    with pytest.raises(UsageProblem) as problem:
+        parse_case(text)
+    assert f"case {text!r}{reason}" == str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shortest"),
+    [
+        ("b1h8s512d64-fp16-kv8-seed0", "b1h8s512d64-fp16-seed0"),
+        ("b1h8s512d64-fp16-sk512-seed0", "b1h8s512d64-fp16-seed0"),
+        ("b01h8s512d64-fp16-seed0", "b1h8s512d64-fp16-seed0"),
+        ("b1h8s512d64-fp16-seed00", "b1h8s512d64-fp16-seed0"),
+        ("b1h8s512d64-fp16-seed\N{ARABIC-INDIC DIGIT THREE}", "b1h8s512d64-fp16-seed3"),
+    ],
+)
+def test_a_case_has_one_name_only(text: str, shortest: str) -> None:
+    """A second spelling of a case is refused, and the refusal gives the one spelling."""
+    with pytest.raises(UsageProblem) as problem:
+        parse_case(text)
+    assert f"case {text!r} is not in its shortest form; write {shortest!r}" == str(problem.value)
+
+
+def test_the_shape_id_is_the_id_without_its_seed() -> None:
+    """Cases that differ in their data alone share a shape."""
+    shape = "b1h8s77d64-fp16-causal-kv2-sk203"
+    assert [shape, shape] == [parse_case(f"{shape}-seed{seed}").shape_id for seed in (0, 4)]
+
+
+@pytest.mark.parametrize("part", ["", "-causal", "-causal_br"])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [*itertools.product((1, 5, 8), (1, 3, 5, 8))])
+def test_visible_pairs_are_those_that_the_mask_leaves(part: str, seq_q: int, seq_k: int) -> None:
+    """Counting the mask cell by cell gives the same number of pairs."""
+    keys = f"-sk{seq_k}" if seq_k != seq_q else ""
+    case = parse_case(f"b1h1s{seq_q}d64-fp16{part}{keys}-seed0")
+    shift = {"": seq_k, "-causal": 0, "-causal_br": seq_k - seq_q}[part]
+    cells = itertools.product(range(seq_q), range(seq_k))
+    assert sum(key <= row + shift for row, key in cells) == case.visible_pairs
+
+
+@pytest.mark.parametrize(
+    ("text", "flops", "moved"),
+    [
+        ("b1h8s512d64-fp16-seed0", 4 * 8 * 512 * 512 * 64, 2 * 4 * 8 * 512 * 64),
+        ("b2h8s4d64-bf16-kv2-sk16-seed0", 4 * 2 * 8 * 4 * 16 * 64, 2 * (2 * 2 * 8 * 4 * 64 + 2 * 2 * 2 * 16 * 64)),
+        ("b1h2s4d64-fp16-causal-seed0", 4 * 2 * (1 + 2 + 3 + 4) * 64, 2 * 4 * 2 * 4 * 64),
+        ("b1h2s64d64-fp16-sk0-seed0", 0, 2 * 2 * 2 * 64 * 64),
+    ],
+)
+def test_work_is_counted_per_call(text: str, flops: int, moved: int) -> None:
+    """Two products over the visible pairs, and each of q, k, v and out moved once in two-byte elements."""
+    case = parse_case(text)
+    assert (flops, moved) == (case.flops_per_call, case.bytes_per_call)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_the_scale_is_that_of_sdpa(head_dim: int) -> None:
+    """The softmax scale is one over the square root of the head dimension."""
+    assert math.isclose(head_dim**-0.5, parse_case(f"b1h1s1d{head_dim}-fp16-seed0").scale)
+
+
+def test_a_seed_or_dtype_is_changed_alone() -> None:
+    """`with_seed` and `with_dtype` keep everything else."""
+    case = parse_case("b1h8s77d64-fp16-causal-kv2-sk203-bshd-seed4")
+    expected = parse_case("b1h8s77d64-bf16-causal-kv2-sk203-bshd-seed7")
+    assert expected == case.with_seed(7).with_dtype("bf16")

@@ -1,0 +1,304 @@
+"""Names, globs, definitions and cases on the command line: what they pick and what they are answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_fa.catalog.case import GRAMMAR
+from pytest_fa.catalog.discover import Catalog
+from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
+from pytest_fa.catalog.suites import SUITES
+from pytest_fa.catalog.variant import BrokenVariant, Entry, Limits, Role, Supports, Variant
+from pytest_fa.errors import UsageProblem
+
+
+def variant(name: str, role: Role = "candidate", **defines: int | str) -> Variant:
+    """A variant that differs from others in what selection looks at."""
+    return Variant(
+        name=name,
+        folder=f"kernels/{name}",
+        root="kernels",
+        role=role,
+        entry=Entry(),
+        arch=(),
+        supports=Supports(),
+        instantiations=(("fp16", 64),),
+        defines=defines,
+        flags=(),
+        rounds=(),
+        limits=Limits(),
+        tolerance="measured",
+        step="",
+        parent=None,
+        because="",
+        expect="",
+    )
+
+
+CATALOG = Catalog(
+    {
+        each.name: each
+        for each in (
+            variant("ws_p1", BLOCK_M=64, BLOCK_N=32, MODE="fast"),
+            variant("ws_p2", BLOCK_M=64),
+            variant("minimal"),
+            variant("sdpa_math", role="baseline"),
+            variant("empty", role="floor"),
+            variant("lost", role="ablation"),
+        )
+    },
+    {"bad": BrokenVariant("bad", "its manifest cannot be read")},
+)
+
+
+def names(variants: tuple[Variant | BrokenVariant, ...]) -> list[str]:
+    """What was picked, in its order."""
+    return [each.name for each in variants]
+
+
+def refusal(work: Callable[[], object]) -> str:
+    """The text of the `UsageProblem` that `work` raises."""
+    with pytest.raises(UsageProblem) as problem:
+        work()
+    return str(problem.value)
+
+
+# -- variants ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        ((), ["ws_p1", "ws_p2", "minimal", "bad"]),
+        (("minimal",), ["minimal"]),
+        (("sdpa_math", "minimal"), ["sdpa_math", "minimal"]),
+        (("ws_*",), ["ws_p1", "ws_p2"]),
+        (("ws_p?", "lost"), ["ws_p1", "ws_p2", "lost"]),
+        (("ws_p[2-9]",), ["ws_p2"]),
+        (("minimal", "*m*"), ["minimal", "sdpa_math", "empty"]),
+        (("ws_p2", "ws_*", "ws_p2"), ["ws_p2", "ws_p1"]),
+        (("bad",), ["bad"]),
+        (("*",), ["ws_p1", "ws_p2", "minimal", "sdpa_math", "empty", "lost", "bad"]),
+    ],
+)
+def test_patterns_pick_variants(patterns: tuple[str, ...], expected: list[str]) -> None:
+    """Names and globs pick in the order they are given, each variant once; none of them means every candidate."""
+    assert expected == names(select_variants(CATALOG, patterns))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("ws_p3", "'ws_p3'; did you mean 'ws_p2'?"),
+        ("minimum", "'minimum'; did you mean 'minimal'?"),
+        ("zzz", "'zzz'"),
+        ("zzz*", "'zzz*'"),
+        ("WS_P1", "'WS_P1'"),
+        ("min", "'min'; did you mean 'minimal'?"),
+        ("zzz@BLOCK_M=64", "'zzz'"),
+    ],
+)
+def test_an_unknown_variant_is_answered_with_a_suggestion(pattern: str, hint: str) -> None:
+    """A pattern that matches nothing is quoted, with the nearest name where one is near."""
+    expected = f"--fa-variant: no variant {hint} (see --fa-list)"
+    assert expected == refusal(lambda: select_variants(CATALOG, ("minimal", pattern)))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("ws_p1@BLOCK_M=128", {"ws_p1@BLOCK_M=128": {"BLOCK_M": 128, "BLOCK_N": 32, "MODE": "fast"}}),
+        (
+            "ws_p1@BLOCK_M=16@BLOCK_N=16",
+            {"ws_p1@BLOCK_M=16@BLOCK_N=16": {"BLOCK_M": 16, "BLOCK_N": 16, "MODE": "fast"}},
+        ),
+        ("ws_p1@MODE=slow", {"ws_p1@MODE=slow": {"BLOCK_M": 64, "BLOCK_N": 32, "MODE": "slow"}}),
+        ("ws_p2@BLOCK_M=-1", {"ws_p2@BLOCK_M=-1": {"BLOCK_M": -1}}),
+        (
+            "ws_*@BLOCK_M=32",
+            {
+                "ws_p1@BLOCK_M=32": {"BLOCK_M": 32, "BLOCK_N": 32, "MODE": "fast"},
+                "ws_p2@BLOCK_M=32": {"BLOCK_M": 32},
+            },
+        ),
+    ],
+)
+def test_a_name_with_definitions_is_a_variant_of_its_own(pattern: str, expected: dict[str, dict[str, object]]) -> None:
+    """`NAME@DEFINE=VALUE` is that variant with that definition, named so, the others as they were."""
+    chosen = [each for each in select_variants(CATALOG, (pattern,)) if isinstance(each, Variant)]
+    assert expected == {each.name: each.defines for each in chosen}
+
+
+def test_definitions_leave_the_catalog_alone() -> None:
+    """A redefined variant is a copy."""
+    select_variants(CATALOG, ("ws_p2@BLOCK_M=128",))
+    expected = {"BLOCK_M": 64}
+    assert expected == CATALOG.variants["ws_p2"].defines
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("ws_p2@BLOCK_N=1", "ws_p2 has no definition 'BLOCK_N'; did you mean 'BLOCK_M'? (it has: BLOCK_M)"),
+        ("minimal@X=1", "minimal has no definition 'X' (it has: none)"),
+        ("ws_p2@BLOCK_M", "--fa-variant=ws_p2@BLOCK_M: 'BLOCK_M' is malformed; the form is NAME=VALUE"),
+        ("ws_p2@BLOCK_M=", "--fa-variant=ws_p2@BLOCK_M=: 'BLOCK_M=' is malformed; the form is NAME=VALUE"),
+        ("ws_p2@=64", "--fa-variant=ws_p2@=64: '=64' is malformed; the form is NAME=VALUE"),
+        ("ws_p2@", "--fa-variant=ws_p2@: '' is malformed; the form is NAME=VALUE"),
+    ],
+)
+def test_a_wrong_definition_is_named(pattern: str, expected: str) -> None:
+    """A definition that the variant does not have, or that is no NAME=VALUE, is quoted with what is allowed."""
+    assert expected == refusal(lambda: select_variants(CATALOG, (pattern,)))
+
+
+# -- definitions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("patterns", "definitions", "expected"),
+    [
+        (("ws_p2",), (), ["ws_p2"]),
+        (("ws_p2",), ("BLOCK_M=64,128",), ["ws_p2@BLOCK_M=64", "ws_p2@BLOCK_M=128"]),
+        (("ws_p2", "minimal", "bad"), ("BLOCK_M=32",), ["ws_p2@BLOCK_M=32", "minimal", "bad"]),
+        (
+            ("ws_p1", "ws_p2"),
+            ("BLOCK_M=1,2", "BLOCK_N=3,4"),
+            [
+                "ws_p1@BLOCK_M=1@BLOCK_N=3",
+                "ws_p1@BLOCK_M=1@BLOCK_N=4",
+                "ws_p1@BLOCK_M=2@BLOCK_N=3",
+                "ws_p1@BLOCK_M=2@BLOCK_N=4",
+                "ws_p2@BLOCK_M=1",
+                "ws_p2@BLOCK_M=2",
+            ],
+        ),
+        (
+            ("ws_p1@BLOCK_M=16", "ws_p1@BLOCK_M=32"),
+            ("BLOCK_N=8",),
+            ["ws_p1@BLOCK_M=16@BLOCK_N=8", "ws_p1@BLOCK_M=32@BLOCK_N=8"],
+        ),
+    ],
+)
+def test_definitions_make_the_product(
+    patterns: tuple[str, ...], definitions: tuple[str, ...], expected: list[str]
+) -> None:
+    """Every combination of values is one variant of those that have the name; no name stands twice; others stay."""
+    assert expected == names(expand_defines(select_variants(CATALOG, patterns), definitions))
+
+
+@pytest.mark.parametrize(
+    ("written", "value"), [("64", 64), ("-3", -3), ("fast", "fast"), ("1.5", "1.5"), ("--5", "--5"), ("²", "²")]
+)
+def test_a_value_is_a_number_or_a_word(written: str, value: int | str) -> None:
+    """Whole numbers arrive as numbers, everything else as the text that was given."""
+    (chosen,) = expand_defines(select_variants(CATALOG, ("ws_p2",)), (f"BLOCK_M={written}",))
+    assert isinstance(chosen, Variant)
+    assert {"BLOCK_M": value} == chosen.defines
+
+
+@pytest.mark.parametrize(
+    ("definition", "expected"),
+    [
+        (
+            "MOD=1",
+            "--fa-define: no selected variant has 'MOD'; did you mean 'MODE'? (they have: BLOCK_M, BLOCK_N, MODE)",
+        ),
+        ("BLOCK_M", "--fa-define: 'BLOCK_M' is malformed; the form is NAME=VALUE"),
+        ("=1", "--fa-define: '=1' is malformed; the form is NAME=VALUE"),
+        ("BLOCK_M=", "--fa-define: 'BLOCK_M=' is malformed; the form is NAME=VALUE"),
+    ],
+)
+def test_a_definition_that_nobody_has_is_refused(definition: str, expected: str) -> None:
+    """A definition that would change nothing is named with the names that the selected variants have."""
+    chosen = select_variants(CATALOG, ("ws_p1", "minimal"))
+    assert expected == refusal(lambda: expand_defines(chosen, (definition,)))
+
+
+def test_a_definition_without_owners_says_so() -> None:
+    """Variants without definitions are answered with 'none', not with an empty list."""
+    chosen = select_variants(CATALOG, ("minimal", "bad"))
+    expected = "--fa-define: no selected variant has 'X' (they have: none)"
+    assert expected == refusal(lambda: expand_defines(chosen, ("X=1",)))
+
+
+# -- cases ------------------------------------------------------------------------------------------------------------
+
+
+def ids(suite: str) -> list[str]:
+    """The ids of a suite."""
+    return [case.id for case in SUITES[suite]]
+
+
+@pytest.mark.parametrize(
+    ("suites", "patterns", "dtypes", "seeds", "expected"),
+    [
+        (("history",), (), (), None, ids("history")),
+        (("smoke", "mission"), (), (), None, [*ids("smoke"), *ids("mission")]),
+        (("smoke", "smoke"), (), (), None, ids("smoke")),
+        (("smoke",), ("*-causal-*",), (), None, ["b1h2s65d64-fp16-causal-seed0"]),
+        (("smoke",), ("*bf16*", "*bf16*"), (), None, ["b1h2s64d64-bf16-seed0"]),
+        (("smoke",), ("b9h1s7d64-fp16-seed5",), (), None, ["b9h1s7d64-fp16-seed5"]),
+        (
+            ("smoke",),
+            ("b9h1s7d64-fp16-seed5", "*bf16*"),
+            (),
+            None,
+            ["b9h1s7d64-fp16-seed5", "b1h2s64d64-bf16-seed0"],
+        ),
+        (("history",), ("b1h2s64d64-*",), (), (7, 3), ["b1h2s64d64-fp16-seed7", "b1h2s64d64-fp16-seed3"]),
+        (("smoke",), ("b1h2s64d64-*",), ("bf16",), None, ["b1h2s64d64-bf16-seed0"]),
+        (
+            ("smoke",),
+            ("b1h2s64d64-*",),
+            ("bf16", "fp16"),
+            (1,),
+            ["b1h2s64d64-bf16-seed1", "b1h2s64d64-fp16-seed1"],
+        ),
+        (("smoke",), ("b1h2s64d64-fp16-seed0",), ("bf16",), (4,), ["b1h2s64d64-fp16-seed0"]),
+        (("smoke",), (), (), (), []),
+    ],
+)
+def test_cases_are_suites_narrowed(
+    suites: tuple[str, ...],
+    patterns: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    seeds: tuple[int, ...] | None,
+    expected: list[str],
+) -> None:
+    """Dtypes and seeds replace those of suites, globs narrow, a whole id stands for itself; no case comes twice."""
+    assert expected == [case.id for case in select_cases(suites, patterns, dtypes, seeds)]
+
+
+@pytest.mark.parametrize(
+    ("suites", "patterns", "dtypes", "expected"),
+    [
+        (
+            ("histry",),
+            (),
+            (),
+            "--fa-suite: no suite 'histry'; did you mean 'history'? (allowed: smoke, history, mission, edge, long)",
+        ),
+        (("smoke",), (), ("fp32",), "--fa-dtype: no dtype 'fp32'; did you mean 'fp16'? (allowed: fp16, bf16)"),
+        (("smoke",), (), ("int8",), "--fa-dtype: no dtype 'int8' (allowed: fp16, bf16)"),
+        (
+            ("smoke", "edge"),
+            ("*d256*",),
+            (),
+            "--fa-case: '*d256*' matches no case of suite smoke,edge (see --collect-only -q)",
+        ),
+        (
+            ("smoke",),
+            ("*", "b1h2-seed0"),
+            (),
+            f"case 'b1h2-seed0' is malformed; the form is {GRAMMAR}, as in b1h8s512d64-fp16-seed0",
+        ),
+    ],
+)
+def test_a_wrong_case_option_is_answered_with_what_is_allowed(
+    suites: tuple[str, ...], patterns: tuple[str, ...], dtypes: tuple[str, ...], expected: str
+) -> None:
+    """An unknown suite or dtype, a glob without a match and a malformed id are each quoted with what is allowed."""
+    assert expected == refusal(lambda: select_cases(suites, patterns, dtypes, None))

@@ -1,0 +1,135 @@
+"""What a variant takes, refuses, and where it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.variant import Device, Entry, Kind, Limits, Role, Supports, Variant
+
+EVERYTHING = Supports(
+    dtype=("fp16", "bf16"),
+    head_dim=(64, 128),
+    causal=("none", "top_left", "bottom_right"),
+    layout=("bhsd", "bshd"),
+    grouped_heads=True,
+    seq_k_min=0,
+)
+PLAIN = Variant(
+    name="thing",
+    folder="kernels/thing",
+    root="kernels",
+    role="candidate",
+    entry=Entry(),
+    arch=("sm_90a",),
+    supports=EVERYTHING,
+    instantiations=(("fp16", 64), ("bf16", 64), ("fp16", 128), ("bf16", 128)),
+    defines={},
+    flags=(),
+    rounds=(),
+    limits=Limits(),
+    tolerance="measured",
+    step="",
+    parent=None,
+    because="",
+    expect="",
+)
+
+
+def supporting(**changes: Any) -> Variant:
+    """The variant that takes everything but what `changes` says."""
+    return msgspec.structs.replace(PLAIN, supports=msgspec.structs.replace(EVERYTHING, **changes))
+
+
+# What narrows the variant, the case that is then refused, and the reason, which names the field and the value found.
+REFUSALS = [
+    ({"dtype": ("fp16",)}, "b1h2s64d64-bf16", "dtype is bf16, supports fp16"),
+    ({"head_dim": (64, 96)}, "b1h2s64d128-fp16", "head_dim is 128, supports 64, 96"),
+    ({"causal": ("none",)}, "b1h2s64d64-fp16-causal", "causal is top_left, supports none"),
+    ({"causal": ("none", "top_left")}, "b1h2s64d64-fp16-causal_br", "causal is bottom_right, supports none, top_left"),
+    ({"layout": ("bhsd",)}, "b1h2s64d64-fp16-bshd", "layout is bshd, supports bhsd"),
+    (
+        {"grouped_heads": False},
+        "b1h4s64d64-fp16-kv2",
+        "kv_heads is 2 for 4 heads, supports equal numbers (grouped_heads: false)",
+    ),
+    ({"seq_q_multiple_of": 64}, "b1h2s65d64-fp16", "seq_q is 65, supports multiples of 64"),
+    ({"seq_k_multiple_of": 32}, "b1h2s64d64-fp16-sk33", "seq_k is 33, supports multiples of 32"),
+    ({"seq_k_min": 1}, "b1h2s64d64-fp16-sk0", "seq_k is 0, supports 1 and more"),
+]
+
+
+@pytest.mark.parametrize(("narrowed", "shape", "reason"), REFUSALS, ids=[reason for *_, reason in REFUSALS])
+def test_a_case_outside_supports_is_refused_by_name(narrowed: dict[str, Any], shape: str, reason: str) -> None:
+    """The refusal names the variant, the shape, the manifest's field, the value found and the values allowed."""
+    case = parse_case(f"{shape}-seed3")
+    assert f"thing does not support {shape}: {reason}" == supporting(**narrowed).refuses(case)
+
+
+@pytest.mark.parametrize("shape", [shape for _, shape, _ in REFUSALS])
+def test_a_case_inside_supports_is_taken(shape: str) -> None:
+    """What one field refuses, a variant without that limit takes."""
+    assert PLAIN.refuses(parse_case(f"{shape}-seed3")) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "shape"),
+    [
+        ({"seq_q_multiple_of": 64}, "b1h2s128d64-fp16-sk65"),
+        ({"seq_k_multiple_of": 32}, "b1h2s65d64-fp16-sk96"),
+        ({"seq_k_min": 5}, "b1h2s4d64-fp16-sk5"),
+        ({"grouped_heads": False}, "b1h4s64d64-fp16"),
+    ],
+)
+def test_a_limit_refuses_nothing_on_its_own_edge(limits: dict[str, Any], shape: str) -> None:
+    """A multiple, a minimum and equal head numbers are taken, and a limit on queries is none on keys."""
+    assert supporting(**limits).refuses(parse_case(f"{shape}-seed0")) is None
+
+
+def test_a_pair_that_was_not_compiled_in_is_refused() -> None:
+    """A dtype and a head_dim that are supported apart may still lack their common instantiation."""
+    variant = msgspec.structs.replace(PLAIN, instantiations=(("fp16", 64), ("bf16", 128)))
+    reason = "no instantiation fp16-d128, compiled are fp16-d64, bf16-d128"
+    refusal = variant.refuses(parse_case("b1h2s64d128-fp16-seed0"))
+    assert f"thing does not support b1h2s64d128-fp16: {reason}" == refusal
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpu", "expected"),
+    [
+        (("cuda",), True, "cuda"),
+        (("cuda",), False, None),
+        (("cpu",), True, "cpu"),
+        (("cpu",), False, "cpu"),
+        (("cpu", "cuda"), True, "cuda"),
+        (("cuda", "cpu"), False, "cpu"),
+    ],
+)
+def test_the_gpu_comes_first(devices: tuple[Device, ...], *, gpu: bool, expected: Device | None) -> None:
+    """A variant runs on the GPU where both have one, else on the CPU where it can, else nowhere."""
+    assert expected == supporting(device=devices).device_for(gpu=gpu)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("cuda", True), ("python", False)])
+def test_only_cuda_sources_are_built(kind: Kind, *, expected: bool) -> None:
+    """A Python callable needs no compiler."""
+    assert expected is msgspec.structs.replace(PLAIN, entry=Entry(kind=kind)).is_built
+
+
+@pytest.mark.parametrize(
+    ("role", "expected"),
+    [
+        ("candidate", True),
+        ("baseline", True),
+        ("floor", False),
+        ("ablation", True),
+        ("probe", True),
+        ("wrong", True),
+    ],
+)
+def test_a_floor_alone_is_not_judged(role: Role, *, expected: bool) -> None:
+    """A floor does no work, so its output means nothing; every other role is judged."""
+    assert expected is msgspec.structs.replace(PLAIN, role=role).is_judged

@@ -1,0 +1,98 @@
+"""The verdict on one output: places, counts, figures, and what stands in it where a figure is not finite."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pytest_fa.judge.check import judge
+from pytest_fa.judge.truth import Truth
+from pytest_fa.report.record import Index
+
+SHAPE = (2, 3, 8, 16)  # [batch, heads, seq_q, head_dim]
+
+
+@pytest.fixture
+def truth() -> Truth:
+    """Zero-mean values, with a yardstick that is off by the rounding to fp16."""
+    out = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return Truth(out, out.half().double())
+
+
+def output(truth: Truth, errors: dict[Index, float], layout: str = "bhsd") -> torch.Tensor:
+    """The rounded truth with errors added at some places; `bshd` lies in memory with heads after the sequence."""
+    out = truth.out.half()
+    for place, error in errors.items():
+        out[place] += error
+    return out if layout == "bhsd" else out.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def test_right_output(truth: Truth) -> None:
+    """A right output passes; it has a worst element and no bad one, and its figures are the yardstick's own."""
+    check = judge(output(truth, {}), truth, "measured")
+
+    assert (check.policy, check.passed, check.element_count) == ("measured", True, 2 * 3 * 8 * 16)
+    assert (check.bad_count, check.nonfinite_count, check.first_bad) == (0, 0, None)
+    assert check.max_abs_error == check.yardstick_max_error == float((truth.yardstick - truth.out).abs().max())
+    assert check.rms_error == check.yardstick_rms_error == float((truth.yardstick - truth.out).square().mean().sqrt())
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_first_and_worst_place(truth: Truth, layout: str) -> None:
+    """The first bad element is the first in (batch, head, query, dim) order, the worst has the largest error."""
+    errors: dict[Index, float] = {(0, 2, 5, 7): -1.0, (1, 0, 3, 11): 4.0, (1, 2, 7, 15): 2.0}
+
+    check = judge(output(truth, errors, layout), truth, "measured")
+
+    assert (check.first_bad, check.worst, check.bad_count) == ((0, 2, 5, 7), (1, 0, 3, 11), 3)
+    assert check.worst_want == float(truth.out[1, 0, 3, 11])
+    assert check.worst_got == pytest.approx(float(truth.out[1, 0, 3, 11]) + 4, abs=0.01)
+    assert check.max_abs_error == pytest.approx(4, abs=0.01)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("place", [(0, 0, 0, 0), (0, 1, 0, 0), (1, 0, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (1, 2, 7, 15)])
+def test_place_of_one_bad_element(truth: Truth, place: Index, layout: str) -> None:
+    """A single bad element is first and worst, wherever it stands and however the output lies in memory."""
+    check = judge(output(truth, {place: 1.0}, layout), truth, "measured")
+
+    assert (check.first_bad, check.worst, check.bad_count) == (place, place, 1)
+
+
+def test_nan_is_worse_than_any_number(truth: Truth) -> None:
+    """A NaN is worse than a large error; figures over all elements are missing then, places and counts are not."""
+    out = output(truth, {(0, 0, 0, 0): 1000.0})
+    out[1, 1, 4, 4] = math.nan
+
+    check = judge(out, truth, "measured")
+
+    assert (check.worst, check.first_bad, check.bad_count) == ((1, 1, 4, 4), (0, 0, 0, 0), 2)
+    assert (check.nonfinite_count, check.max_abs_error, check.rms_error, check.worst_got) == (1, None, None, None)
+    assert check.worst_want == float(truth.out[1, 1, 4, 4])
+
+
+def test_broken_bound_is_the_tightest(truth: Truth) -> None:
+    """The bound that broke is named; where several broke, the first of them."""
+    wrong = judge(output(truth, {(0, 0, 0, 0): 1.0}), truth, "measured")
+
+    assert wrong.tightest == next(bound for bound in wrong.bounds if not bound.holds)
+    assert wrong.tightest.name == "max"
+
+
+def test_nearest_bound_is_the_tightest_of_a_right_output(truth: Truth) -> None:
+    """Where all bounds hold, the one nearest to breaking is named."""
+    right = judge(output(truth, {}), truth, "measured")
+
+    assert (right.tightest.used or 0) == max(bound.used or 0 for bound in right.bounds)
+
+
+def test_output_is_left_alone(truth: Truth) -> None:
+    """Judging changes neither the output nor its truth."""
+    out = output(truth, {(0, 0, 0, 0): 1.0})
+    copies = (out.clone(), truth.out.clone(), truth.yardstick.clone())
+
+    judge(out, truth, "measured")
+
+    assert [torch.equal(*pair) for pair in zip((out, *truth), copies, strict=True)] == [True] * 3

@@ -1,0 +1,174 @@
+"""Truth and yardstick: against torch's SDPA in float64, masks, grouped heads, empty rows, blocks, roundings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.judge import truth
+from pytest_fa.judge.truth import make_truth
+from pytest_fa.run.inputs import Inputs, make_inputs
+
+CPU = torch.device("cpu")
+
+
+def inputs_of(case: str) -> Inputs:
+    """The tensors of a case."""
+    return make_inputs(parse_case(case), CPU)
+
+
+def visible(inputs: Inputs) -> torch.Tensor | None:
+    """The mask by its definition: query i sees key j up to the diagonal from the named corner."""
+    seq_q, seq_k = inputs.q.shape[2], inputs.k.shape[2]
+    ones = torch.ones(seq_q, seq_k, dtype=torch.bool)
+    shift = {"none": None, "top_left": 0, "bottom_right": seq_k - seq_q}[inputs.causal]
+    return None if shift is None else ones.tril(shift)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "b2h3s65d64-fp16-seed0",
+        "b1h2s17d128-bf16-seed1",
+        "b1h2s1d64-fp16-seed0",
+        "b1h2s48d64-fp16-causal-seed0",
+        "b1h2s48d64-fp16-causal-sk80-seed0",
+        "b1h2s80d64-fp16-causal-sk48-seed0",
+        "b1h2s48d64-fp16-causal_br-sk80-seed0",
+        "b1h4s33d64-fp16-kv2-seed0",
+        "b1h6s33d64-bf16-causal-kv1-seed0",
+        "b2h2s40d64-fp16-bshd-seed0",
+    ],
+)
+def test_truth_is_attention(case: str) -> None:
+    """Truth is what torch's SDPA computes on the same inputs in float64, for every mask, head grouping and layout."""
+    inputs = inputs_of(case)
+    q, k, v = (tensor.double() for tensor in inputs[:3])
+
+    expected = scaled_dot_product_attention(
+        q, k, v, attn_mask=visible(inputs), scale=inputs.scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+    found = make_truth(inputs)
+    assert found.out.dtype == torch.float64
+    torch.testing.assert_close(found.out, expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 30.0, 1000.0])
+def test_odd_scales(factor: float) -> None:
+    """Zero, negative and large scales are attention like any other: no overflow, no NaN."""
+    inputs = inputs_of("b1h2s40d64-fp16-seed0")
+    inputs = inputs._replace(scale=inputs.scale * factor)
+    q, k, v = (tensor.double() for tensor in inputs[:3])
+
+    found = make_truth(inputs)
+
+    expected = scaled_dot_product_attention(q, k, v, scale=inputs.scale)
+    torch.testing.assert_close(found.out, expected, rtol=0, atol=1e-12)
+    assert bool(found.yardstick.isfinite().all())
+
+
+def test_rows_that_see_no_key_are_zero() -> None:
+    """Bottom-right masks hide every key from the first of many queries: those rows are zero, the others are not."""
+    inputs = inputs_of("b1h2s80d64-fp16-causal_br-sk48-seed0")
+
+    found = make_truth(inputs)
+
+    for result in found:
+        assert [bool((result[:, :, row] == 0).all()) for row in (0, 31, 32, 79)] == [True, True, False, False]
+
+
+def test_no_keys_at_all() -> None:
+    """Without keys every row is zero."""
+    inputs = inputs_of("b1h2s40d64-fp16-seed0")
+    inputs = inputs._replace(k=inputs.k[:, :, :0], v=inputs.v[:, :, :0])
+
+    found = make_truth(inputs)
+
+    assert [tuple(result.shape) for result in found] == [(1, 2, 40, 64)] * 2
+    assert [float(result.abs().max()) for result in found] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "case", ["b2h2s70d64-fp16-seed0", "b1h2s70d64-bf16-causal-seed0", "b1h4s70d64-fp16-causal_br-kv2-sk90-seed0"]
+)
+@pytest.mark.parametrize("rows", [1, 7, 69])
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, case: str, rows: int) -> None:
+    """Going through the queries in blocks gives what one block gives, masks included."""
+    inputs = inputs_of(case)
+    whole = make_truth(inputs)
+
+    monkeypatch.setattr(truth, "_rows_per_block", lambda _: rows)
+    blocks = make_truth(inputs)
+
+    torch.testing.assert_close(blocks.out, whole.out, rtol=0, atol=1e-14)
+    torch.testing.assert_close(blocks.yardstick, whole.yardstick, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("case", "budget", "rows"),
+    [
+        ("b1h2s64d64-fp16-seed0", 2**27, 64),
+        ("b1h2s64d64-fp16-seed0", 8 * 2 * 64 * 10, 10),
+        ("b1h2s64d64-fp16-seed0", 1, 1),
+        ("b2h2s64d64-fp16-sk32-seed0", 8 * 4 * 32 * 3, 3),
+    ],
+)
+def test_rows_per_block(monkeypatch: pytest.MonkeyPatch, case: str, budget: int, rows: int) -> None:
+    """A block's float64 scores stay within the budget; it has one row at least and no more than there are."""
+    monkeypatch.setitem(truth.BLOCK_BYTES, "cpu", budget)
+
+    assert truth._rows_per_block(inputs_of(case)) == rows
+
+
+def one_row(inputs: Inputs, row: int, rounds: tuple[str, ...]) -> torch.Tensor:
+    """The yardstick's row of batch 0 and head 0, step by step from its definition."""
+
+    def rounded(tensor: torch.Tensor, name: str) -> torch.Tensor:
+        return tensor.to(inputs.q.dtype).double() if name in rounds or name == "always" else tensor
+
+    q, k, v = (tensor[0, 0].double() for tensor in inputs[:3])
+    s = rounded(rounded(q[row] * inputs.scale, "q") @ k.T, "s")
+    p = (s - s.max()).exp()
+    if "p" in rounds:
+        return rounded(rounded(p / p.sum(), "always") @ v, "always")
+    return rounded(rounded(p, "always") @ v / p.sum(), "always")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("rounds", [(), ("q",), ("s",), ("p",), ("q", "s"), ("q", "s", "p")])
+def test_yardstick_rounds_where_it_says(dtype: str, rounds: Any) -> None:
+    """The yardstick rounds P and the result, and beyond that exactly what a manifest declares."""
+    inputs = inputs_of(f"b1h1s40d128-{dtype}-seed3")
+
+    found = make_truth(inputs, rounds)
+
+    for row in (0, 17, 39):
+        torch.testing.assert_close(found.yardstick[0, 0, row], one_row(inputs, row, rounds), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rounds", [("q",), ("s",), ("p",)])
+def test_roundings_leave_truth_alone(rounds: Any) -> None:
+    """Declared roundings move the yardstick; truth stays exact."""
+    inputs = inputs_of("b1h2s64d128-fp16-seed0")  # 1/sqrt(64) is a power of two: Q * scale would need no rounding
+
+    plain, declared = make_truth(inputs), make_truth(inputs, rounds)
+
+    assert torch.equal(plain.out, declared.out)
+    assert not torch.equal(plain.yardstick, declared.yardstick)
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [("fp16", 11), ("bf16", 8)])
+def test_yardstick_is_as_good_as_its_dtype(dtype: str, digits: int) -> None:
+    """The yardstick's worst error is below two roundings of the largest value, and it is not zero."""
+    inputs = inputs_of(f"b1h2s128d64-{dtype}-seed0")
+
+    found = make_truth(inputs)
+
+    error = float((found.yardstick - found.out).abs().max())
+    assert 0 < error < 2 * 2.0 ** (math.ceil(math.log2(float(found.out.abs().max()))) - digits)

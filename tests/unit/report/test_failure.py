@@ -1,0 +1,120 @@
+"""A failed test's text: the verdict, the stages, every bound, the place, and the command that repeats it."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.report.failure import HEADLINES, check_lines, failure_text
+from pytest_fa.report.record import SCHEMA, Bound, Check, Environment, Outcome, Record, Source, Stage
+
+CHECK = Check(
+    policy="measured",
+    passed=False,
+    bounds=(
+        Bound("finite", 0.0, 0.0, True),
+        Bound("max", 0.02, 0.01, False),
+        Bound("rms", 0.001, 0.004, True),
+        Bound("gain", 0.5, 0.1, False, judged=False),
+    ),
+    max_abs_error=0.02,
+    rms_error=0.001,
+    yardstick_max_error=0.005,
+    yardstick_rms_error=0.0005,
+    nonfinite_count=0,
+    bad_count=3,
+    element_count=262144,
+    first_bad=(0, 1, 2, 3),
+    worst=(0, 7, 511, 63),
+    worst_got=0.25,
+    worst_want=0.27,
+)
+RECORD = Record(
+    schema=SCHEMA,
+    id="ws_p2-b1h8s512d64-fp16-seed3",
+    kind="correct",
+    variant="ws_p2",
+    role="candidate",
+    case=parse_case("b1h8s512d64-fp16-seed3"),
+    outcome="wrong",
+    message="max error is 0.02, allowed is 0.01",
+    stages=(Stage("build", "ok", 1.5), Stage("launch", "ok", 0.25), Stage("correct", "failed", 0.1)),
+    leaves=(),
+    check=CHECK,
+    speed=None,
+    environment=Environment(None, None, None, None, None, "3.12.1", "Linux 6", "a CPU", "0.1.0"),
+    source=Source(None, None, "no git"),
+    measured_at="2026-01-01T00:00:00+00:00",
+    repeat="pytest --fa-variant=ws_p2 --fa-case=b1h8s512d64-fp16-seed3 -k test_correct",
+)
+
+
+def test_a_wrong_result_says_everything() -> None:
+    """The text holds verdict, stages, each bound with its used part, the yardstick, the places, and the command."""
+    expected = """\
+ws_p2-b1h8s512d64-fp16-seed3: wrong result: max error is 0.02, allowed is 0.01
+  stages: build ok, launch ok, correct failed
+  policy measured:
+    finite: 0.000e+00, allowed 0.000e+00: holds
+    max: 2.000e-02, allowed 1.000e-02, 200% of it used: BROKEN
+    rms: 1.000e-03, allowed 4.000e-03, 25% of it used: holds
+    gain: 5.000e-01, allowed 1.000e-01, 500% of it used: not judged
+  yardstick: max 5.000e-03, rms 5.000e-04
+  elements: 3 of 262144 bad, 0 NaN or Inf
+  first bad: batch 0, head 1, query 2, dim 3
+  worst: batch 0, head 7, query 511, dim 63: got 0.25, want 0.27
+  repeat: pytest --fa-variant=ws_p2 --fa-case=b1h8s512d64-fp16-seed3 -k test_correct"""
+    assert expected == failure_text(RECORD)
+
+
+def test_a_failure_without_a_check_makes_up_none() -> None:
+    """What broke before anything was judged shows its reason, its stages and the command, and nothing else."""
+    record = msgspec.structs.replace(
+        RECORD,
+        outcome="hung",
+        message="did not answer within 300 s",
+        stages=(Stage("launch", "failed", 300.0), Stage("sanity", "not reached")),
+        check=None,
+    )
+    expected = """\
+ws_p2-b1h8s512d64-fp16-seed3: hung: did not answer within 300 s
+  stages: launch failed, sanity not reached
+  repeat: pytest --fa-variant=ws_p2 --fa-case=b1h8s512d64-fp16-seed3 -k test_correct"""
+    assert expected == failure_text(record)
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in get_args(Outcome) if outcome != "ok"])
+def test_every_bad_outcome_has_words(outcome: Outcome) -> None:
+    """No outcome but `ok` is without a headline, and the text begins with it."""
+    record = msgspec.structs.replace(RECORD, outcome=outcome)
+    assert f"{RECORD.id}: {HEADLINES[outcome]}: {RECORD.message}" == failure_text(record).splitlines()[0]
+
+
+def test_an_output_that_is_not_finite_says_so() -> None:
+    """NaN has no figure and no used part: the words stand where the numbers would."""
+    check = msgspec.structs.replace(
+        CHECK, bounds=(Bound("max", None, 0.01, False),), nonfinite_count=262144, bad_count=262144, worst_got=None
+    )
+    expected = [
+        "  policy measured:",
+        "    max: not finite, allowed 1.000e-02: BROKEN",
+        "  yardstick: max 5.000e-03, rms 5.000e-04",
+        "  elements: 262144 of 262144 bad, 262144 NaN or Inf",
+        "  first bad: batch 0, head 1, query 2, dim 3",
+        "  worst: batch 0, head 7, query 511, dim 63: got not finite, want 0.27",
+    ]
+    assert expected == check_lines(check)
+
+
+@pytest.mark.parametrize(
+    ("missing", "word"),
+    [({"first_bad": None}, "first bad"), ({"worst": None}, "worst"), ({"worst_want": None}, "worst")],
+)
+def test_a_place_that_is_not_known_has_no_line(missing: dict[str, Any], word: str) -> None:
+    """A check without a place prints one line less, not an empty place."""
+    lines = check_lines(msgspec.structs.replace(CHECK, **missing))
+    assert [line for line in check_lines(CHECK) if not line.startswith(f"  {word}:")] == lines
+    assert len(lines) == len(check_lines(CHECK)) - 1

@@ -1,0 +1,232 @@
+"""Records survive their JSON, and a number that was not measured never comes back as one that passes."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import get_args
+
+import msgspec
+import pytest
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.report.record import (
+    SCHEMA,
+    Advisory,
+    Bound,
+    Check,
+    Clocks,
+    Environment,
+    Kernel,
+    LaunchedKernel,
+    Leaf,
+    Outcome,
+    Record,
+    Source,
+    Speed,
+    Stage,
+    Timing,
+    read_record,
+    to_builtins,
+    to_json,
+)
+
+KERNEL = Kernel("kernel<fp16, 64>", "_Z6kernel", 168, 4, 8, 16, 49152, {"HGMMA": 12, "LDL": 0}, 4096)
+LEAF = Leaf(
+    variant="ws_p2@BLOCK_M=64",
+    arch="sm_90a",
+    key="0123abcd",
+    library="leaves/ws_p2/kernel.so",
+    code_identity=None,
+    code_identity_missing="no disassembler",
+    kernels=(KERNEL,),
+    advisories=(Advisory("C7508", "setmaxnreg ignored"),),
+    command=("nvcc", "-shared", "kernel.cu"),
+    compiler="13.0",
+    built_on="a host",
+    built_at="2026-01-01T00:00:00+00:00",
+    build_seconds=1.5,
+)
+CHECK = Check(
+    policy="measured",
+    passed=False,
+    bounds=(Bound("finite", 0.0, 0.0, True), Bound("max", 0.02, 0.01, False), Bound("gain", 0.5, 0.1, False, False)),
+    max_abs_error=0.02,
+    rms_error=0.001,
+    yardstick_max_error=0.005,
+    yardstick_rms_error=0.0005,
+    nonfinite_count=0,
+    bad_count=3,
+    element_count=262144,
+    first_bad=(0, 1, 2, 3),
+    worst=(0, 7, 511, 63),
+    worst_got=0.25,
+    worst_want=0.27,
+)
+SPEED = Speed(
+    device=Timing("graph replay", (10.25, 10.5, 10.125), 10.25, 20),
+    call=Timing("wall clock", (14.0, 15.0), 14.5, 1),
+    buffers=3,
+    exceeds_l2=False,
+    launches=(LaunchedKernel("_Z6kernel", (8, 8, 1), (384, 1, 1), 49152, 2),),
+    launches_missing=None,
+    clocks_before=Clocks(1980, 2619, 700.5, 40, 0),
+    clocks_after=None,
+)
+RECORD = Record(
+    schema=SCHEMA,
+    id="ws_p2@BLOCK_M=64-b1h8s512d64-fp16-causal-seed3",
+    kind="speed",
+    variant="ws_p2@BLOCK_M=64",
+    role="candidate",
+    case=parse_case("b1h8s512d64-fp16-causal-seed3"),
+    outcome="wrong",
+    message='max error is 0.02, allowed is 0.01\na second line, "quoted" and \N{GREEK SMALL LETTER MU}',
+    stages=(Stage("build", "ok", 1.5), Stage("launch", "failed", 0.25), Stage("sanity", "not reached")),
+    leaves=(LEAF,),
+    check=CHECK,
+    speed=SPEED,
+    environment=Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11", "3.12.1", "Linux 6", "a CPU", "0.1.0"),
+    source=Source("0123abcd", True, "git"),
+    measured_at="2026-01-01T00:00:00+00:00",
+    repeat="pytest --fa-variant=ws_p2",
+)
+BARE = msgspec.structs.replace(
+    RECORD,
+    kind="build",
+    case=None,
+    outcome="ok",
+    message="",
+    stages=(),
+    leaves=(),
+    check=None,
+    speed=None,
+    environment=Environment(None, None, None, None, None, "3.12.1", "Linux 6", "a CPU", "0.1.0"),
+    source=Source(None, None, "no git"),
+)
+
+
+@pytest.mark.parametrize("record", [RECORD, BARE], ids=["full", "bare"])
+def test_a_record_survives_its_line(record: Record) -> None:
+    """What is written as a line reads back equal, field by field, from bytes and from text."""
+    line = to_json(record)
+    assert [record, record] == [read_record(line), read_record(line.decode())]
+
+
+@pytest.mark.parametrize("record", [RECORD, BARE], ids=["full", "bare"])
+def test_a_record_survives_the_test_report(record: Record) -> None:
+    """What travels on a test report is plain JSON data, which any serializer carries, and reads back equal."""
+    carried = json.loads(json.dumps(to_builtins(record), allow_nan=False))
+    assert record == read_record(carried)
+
+
+def test_a_record_is_one_line() -> None:
+    """No message, however long or many-lined, breaks the line that a record is."""
+    assert len(to_json(RECORD).splitlines()) == 1
+
+
+@pytest.mark.parametrize("outcome", get_args(Outcome))
+def test_every_outcome_can_be_written(outcome: Outcome) -> None:
+    """No outcome is lost between its word and its line."""
+    assert outcome == read_record(to_json(msgspec.structs.replace(RECORD, outcome=outcome))).outcome
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("outcome", "great"), ("kind", "guess"), ("stages", "build"), ("case", "b1h8s512d64-fp16")]
+)
+def test_a_wrong_field_is_not_read(field: str, value: object) -> None:
+    """A line that says what no record can say is refused, not bent into one."""
+    with pytest.raises(msgspec.ValidationError):
+        read_record({**to_builtins(RECORD), field: value})
+
+
+@pytest.mark.parametrize("field", [field for field in Record.__struct_fields__ if field != "schema"])
+def test_a_missing_field_is_not_made_up(field: str) -> None:
+    """A line without one of a record's fields is refused: nothing stands in for what is not there."""
+    told = {key: value for key, value in to_builtins(RECORD).items() if key != field}
+    with pytest.raises(msgspec.ValidationError, match=field):
+        read_record(told)
+
+
+# -- numbers that are none --------------------------------------------------------------------------------------------
+
+NO_NUMBERS = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_an_error_that_is_no_number_is_missing_in_the_line(value: float) -> None:
+    """An error figure that is NaN or Inf is written as missing, and its bound stays broken and unused."""
+    bound = Bound("max", value, 0.01, False)
+    check = msgspec.structs.replace(CHECK, bounds=(bound,), max_abs_error=value, rms_error=value, worst_got=value)
+    read = read_record(to_json(msgspec.structs.replace(RECORD, check=check))).check
+    assert read is not None
+    expected = Bound("max", None, 0.01, False)
+    assert (expected, None) == (read.tightest, read.tightest.used)
+    assert {read.max_abs_error, read.rms_error, read.worst_got} == {None}
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_a_time_that_is_no_number_is_not_read(value: float) -> None:
+    """A line whose time is NaN or Inf gives no record, so the time can never stand in a table or a comparison."""
+    speed = msgspec.structs.replace(SPEED, device=Timing("graph replay", (value,), value, 20))
+    with pytest.raises(msgspec.ValidationError, match=r"speed\.device"):
+        read_record(to_json(msgspec.structs.replace(RECORD, speed=speed)))
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_a_limit_that_is_no_number_is_not_read(value: float) -> None:
+    """A line whose bound allows NaN or Inf gives no record, so nothing is ever judged against it."""
+    check = msgspec.structs.replace(CHECK, bounds=(Bound("max", 0.01, value, True),))
+    with pytest.raises(msgspec.ValidationError, match=r"check\.bounds"):
+        read_record(to_json(msgspec.structs.replace(RECORD, check=check)))
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_the_test_report_makes_no_number_of_what_is_none(value: float) -> None:
+    """On the way through a test report an error of NaN or Inf stays one, or goes missing; its bound stays broken."""
+    check = msgspec.structs.replace(CHECK, bounds=(Bound("max", value, 0.01, False),))
+    read = read_record(to_builtins(msgspec.structs.replace(RECORD, check=check))).check
+    assert read is not None
+    bound = read.tightest
+    assert not bound.holds
+    assert bound.value is None or not math.isfinite(bound.value)
+
+
+# -- figures that a record derives ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bound", "used"),
+    [
+        (Bound("max", 0.5, 2.0, True), 0.25),
+        (Bound("max", 2.0, 2.0, True), 1.0),
+        (Bound("max", 3.0, 2.0, False), 1.5),
+        (Bound("max", None, 2.0, False), None),
+        (Bound("finite", 0.0, 0.0, True), 0.0),
+        (Bound("finite", 3.0, 0.0, False), math.inf),
+    ],
+)
+def test_used_is_the_fraction_of_the_bound(bound: Bound, used: float | None) -> None:
+    """1.0 is the edge; a bound of zero is unused or infinitely overused; what is not finite has no fraction."""
+    assert used == bound.used
+
+
+@pytest.mark.parametrize(
+    ("bounds", "name"),
+    [
+        ((Bound("a", 0.1, 1.0, True), Bound("b", 0.9, 1.0, True), Bound("c", 0.5, 1.0, True)), "b"),
+        ((Bound("a", 0.9, 1.0, True), Bound("b", 0.2, 0.1, False)), "b"),
+        ((Bound("a", 0.9, 1.0, True), Bound("b", None, 1.0, False)), "b"),
+        ((Bound("a", 2.0, 1.0, False), Bound("b", 9.0, 1.0, False)), "a"),
+        ((Bound("a", 0.1, 1.0, True), Bound("b", 9.0, 1.0, False, judged=False)), "a"),
+        ((Bound("finite", 0.0, 0.0, True), Bound("b", 0.2, 1.0, True)), "b"),
+    ],
+)
+def test_the_tightest_bound_broke_or_is_nearest_to_it(bounds: tuple[Bound, ...], name: str) -> None:
+    """The first broken bound, else the one with the largest used fraction; one that is not judged is never it."""
+    assert name == msgspec.structs.replace(CHECK, bounds=bounds).tightest.name
+
+
+def test_spills_are_stores_and_loads() -> None:
+    """A kernel's spilled bytes are those stored and those loaded."""
+    assert KERNEL.spill_bytes == 4 + 8

@@ -1,0 +1,282 @@
+"""Every option, from the command line and from the ini file, and what a wrong value is answered with."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from pytest_fa import options
+from pytest_fa.catalog import variant
+from pytest_fa.catalog.suites import DEFAULT_SUITE, SUITES
+from pytest_fa.errors import UsageProblem
+from pytest_fa.options import OPTIONS, Options
+
+# Flag: what is given, the field that it fills, and what the field is then.  A relative path is below the root.
+GIVEN: dict[str, tuple[str, str, Any]] = {
+    "--fa-variant": ("one, ws_*,,two@X=1", "variants", ("one", "ws_*", "two@X=1")),
+    "--fa-list": ("true", "list_only", True),
+    "--fa-kernels": ("mine,/elsewhere", "kernels", (Path("mine"), Path("/elsewhere"))),
+    "--fa-suite": ("smoke,edge", "suites", ("smoke", "edge")),
+    "--fa-case": ("*d64*,b1h8s512d64-fp16-seed0", "cases", ("*d64*", "b1h8s512d64-fp16-seed0")),
+    "--fa-seeds": ("3,7", "seeds", (3, 7)),
+    "--fa-dtype": ("bf16,fp16", "dtypes", ("bf16", "fp16")),
+    "--fa-define": ("BLOCK_M=64,128", "defines", ("BLOCK_M=64,128",)),
+    "--fa-arch": ("sm_80,sm_90a", "arches", ("sm_80", "sm_90a")),
+    "--fa-tolerance": ("absolute", "tolerance", "absolute"),
+    "--fa-require-gpu": ("true", "require_gpu", True),
+    "--fa-clean": ("true", "clean", True),
+    "--fa-cache": ("builds", "cache", Path("builds")),
+    "--fa-no-build": ("true", "no_build", True),
+    "--fa-save": ("true", "save", True),
+    "--fa-artifacts": ("out", "artifacts", Path("out")),
+    "--fa-profiles": ("kept", "profiles", Path("kept")),
+}
+FLAGS = [option.flag for option in OPTIONS]
+
+
+def read(pytester: pytest.Pytester, *arguments: str) -> Options:
+    """The options of a run in the test's own folder."""
+    return options.read(pytester.parseconfig(*arguments))
+
+
+def below(root: Path, value: Any) -> Any:
+    """`value` with its relative paths below `root`."""
+    if isinstance(value, tuple):
+        return tuple(below(root, each) for each in value)
+    return root / value if isinstance(value, Path) else value
+
+
+def command_line(flag: str, value: str) -> str:
+    """How an option is written: a switch has no value."""
+    return flag if value == "true" else f"{flag}={value}"
+
+
+def ini_of(**values: str) -> str:
+    """An ini file with these keys."""
+    return "[pytest]\n" + "".join(f"{key} = {value}\n" for key, value in values.items())
+
+
+def key(flag: str) -> str:
+    """The ini key of a flag."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def test_the_table_above_has_every_option() -> None:
+    """No option is left out of these tests."""
+    assert sorted(FLAGS) == sorted(GIVEN)
+
+
+def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any option a run takes all candidates, the default suite, both folders, and nobody has asked for it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "caches"))
+    root = pytester.path
+    expected = Options(
+        rootdir=root,
+        variants=(),
+        kernels=(),
+        suites=("history",),
+        cases=(),
+        seeds=None,
+        dtypes=(),
+        defines=(),
+        arches=(),
+        tolerance=None,
+        cache=root / "caches" / "pytest-fa",
+        artifacts=root / "artifacts",
+        profiles=root / "profiles",
+        list_only=False,
+        clean=False,
+        no_build=False,
+        require_gpu=False,
+        save=False,
+        timing=True,
+        repeat=("pytest",),
+        is_given=False,
+    )
+    assert expected == read(pytester)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_an_option_is_read_from_the_command_line(pytester: pytest.Pytester, flag: str) -> None:
+    """The flag fills its field and no other one."""
+    value, field, expected = GIVEN[flag]
+    before, found = read(pytester), read(pytester, command_line(flag, value))
+    changed = dataclasses.replace(before, **{field: below(pytester.path, expected)}, is_given=True)
+    assert changed == dataclasses.replace(found, repeat=before.repeat)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_an_option_is_read_from_the_ini_file(pytester: pytest.Pytester, flag: str) -> None:
+    """The key of the same name means the same as the flag."""
+    value, field, expected = GIVEN[flag]
+    before = read(pytester)
+    pytester.makeini(ini_of(**{key(flag): value}))
+    changed = dataclasses.replace(before, **{field: below(pytester.path, expected)}, is_given=True)
+    assert changed == dataclasses.replace(read(pytester), repeat=before.repeat)
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if GIVEN[flag][0] != "true"])
+def test_the_command_line_comes_before_the_ini_file(pytester: pytest.Pytester, flag: str) -> None:
+    """A flag replaces what the ini file says for it."""
+    value, field, expected = GIVEN[flag]
+    other = {"--fa-seeds": "5", "--fa-tolerance": "measured", "--fa-arch": "sm_89"}.get(flag, "other")
+    pytester.makeini(ini_of(**{key(flag): other}))
+    assert below(pytester.path, expected) == getattr(read(pytester, command_line(flag, value)), field)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
+def test_help_names_the_ini_key_and_its_default(pytester: pytest.Pytester, option: options._Option) -> None:
+    """`--help` shows each flag in our own group, with its ini key and what that is by default."""
+    group = pytester.parseconfig()._parser.getgroup("fa")
+    (shown,) = [each for each in group.options if option.flag in each.names()]
+    default = f", default {option.ini_default}" if option.ini_default else ""
+    assert f"{option.help} (ini: {key(option.flag)}{default})" == shown.attrs()["help"]
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1", (0,)), ("3", (0, 1, 2)), ("3,", (3,)), ("3,7", (3, 7)), (" 7 , 3 ", (7, 3)), ("", None), (",", None)],
+)
+def test_seeds_are_a_count_or_a_list(pytester: pytest.Pytester, text: str, expected: tuple[int, ...] | None) -> None:
+    """A number alone counts from zero, a comma makes a list in the order given, nothing means the suite's own."""
+    assert expected == read(pytester, f"--fa-seeds={text}").seeds
+
+
+def test_definitions_add_up(pytester: pytest.Pytester) -> None:
+    """`--fa-define` may be given again; in the ini file several stand apart by spaces."""
+    expected = ("BLOCK_M=64,128", "BLOCK_N=32")
+    given = read(pytester, "--fa-define=BLOCK_M=64,128", "--fa-define=BLOCK_N=32").defines
+    pytester.makeini(ini_of(fa_define="BLOCK_M=64,128 BLOCK_N=32"))
+    assert [expected, expected] == [given, read(pytester).defines]
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"), [("--fa-cache", "cache"), ("--fa-artifacts", "artifacts"), ("--fa-profiles", "profiles")]
+)
+def test_a_tilde_is_the_home_folder(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, flag: str, field: str
+) -> None:
+    """A shell does not expand `--flag=~/x`, so we do, in every option that names a folder."""
+    monkeypatch.setenv("HOME", str(pytester.path / "home"))
+    assert pytester.path / "home" / "x" == getattr(read(pytester, f"{flag}=~/x"), field)
+
+
+def test_folders_are_below_the_root_wherever_pytest_starts(pytester: pytest.Pytester) -> None:
+    """A relative folder in the ini file is found from any folder of the project."""
+    root = pytester.path
+    pytester.makeini(ini_of(fa_artifacts="out", fa_kernels="mine"))
+    inner = pytester.mkdir("inner")
+    found = read(pytester, f"--rootdir={root}", str(inner))
+    assert (root / "out", (root / "mine",)) == (found.artifacts, found.kernels)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_default_kernels_folder_may_be_missing(pytester: pytest.Pytester, *, exists: bool) -> None:
+    """A project without a kernels folder has none, and is no error."""
+    if exists:
+        pytester.mkdir("kernels")
+    assert ((pytester.path / "kernels",) if exists else ()) == read(pytester).kernels
+
+
+def test_a_kernels_folder_that_was_asked_for_stays(pytester: pytest.Pytester) -> None:
+    """A folder on the command line is kept even if it is missing, so that whoever reads it can say so."""
+    assert (pytester.path / "kernels",) == read(pytester, "--fa-kernels=kernels").kernels
+
+
+@pytest.mark.parametrize(("base", "expected"), [("caches", "caches/pytest-fa"), ("", "home/.cache/pytest-fa")])
+def test_the_cache_is_in_the_users_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str, expected: str
+) -> None:
+    """XDG_CACHE_HOME where it is set, else `.cache` at home."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / base) if base else "")
+    assert tmp_path / expected == options.default_cache()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"), [((), True), (("--benchmark-disable",), False), (("-p", "no:benchmark"), True)]
+)
+def test_benchmark_disable_means_no_timing(
+    pytester: pytest.Pytester, arguments: tuple[str, ...], *, expected: bool
+) -> None:
+    """pytest-benchmark's own switch keeps its meaning, and may be absent."""
+    assert expected is read(pytester, *arguments).timing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), ("pytest",)),
+        (("--fa-variant=one", "--fa-suite=smoke", "--fa-save"), ("pytest",)),
+        (
+            ("--fa-tolerance=measured", "--fa-kernels=a,b", "--fa-arch=sm_80", "--fa-cache=c"),
+            ("pytest", "--fa-kernels=a,b", "--fa-arch=sm_80", "--fa-tolerance=measured", "--fa-cache=c"),
+        ),
+        (("--pyargs", "pytest_fa.suite"), ("pytest", "--pyargs", "pytest_fa.suite")),
+    ],
+)
+def test_the_repeat_command_keeps_what_decides(
+    pytester: pytest.Pytester, arguments: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    """What finds, builds and judges a variant is said again; what selects it is said by its record."""
+    assert expected == read(pytester, *arguments).repeat
+
+
+# -- wrong values -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "problem"),
+    [
+        ("--fa-seeds", "five", "--fa-seeds: 'five' is no seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-seeds", "3,x", "--fa-seeds: 'x' is no seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-seeds", "-1", "--fa-seeds: '-1' is no seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-seeds", "1.5", "--fa-seeds: '1.5' is no seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-seeds", "²", "--fa-seeds: '²' is no seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-arch", "sm_90", "--fa-arch: no 'sm_90'; did you mean 'sm_90a'? (allowed: sm_80, sm_89, sm_90a)"),
+        ("--fa-arch", "sm_80,volta", "--fa-arch: no 'volta' (allowed: sm_80, sm_89, sm_90a)"),
+        (
+            "--fa-tolerance",
+            "mesured",
+            "--fa-tolerance: no 'mesured'; did you mean 'measured'? (allowed: measured, absolute)",
+        ),
+        ("--fa-tolerance", "1e-3", "--fa-tolerance: no '1e-3' (allowed: measured, absolute)"),
+    ],
+)
+@pytest.mark.parametrize("place", ["command line", "ini file"])
+def test_a_wrong_value_is_named_with_what_is_allowed(
+    pytester: pytest.Pytester, flag: str, value: str, problem: str, place: str
+) -> None:
+    """The message names the option, the value found and the values allowed, wherever the value was written."""
+    pytester.makeini(ini_of(**{key(flag): value} if place == "ini file" else {}))
+    with pytest.raises(UsageProblem) as found:
+        read(pytester, *([command_line(flag, value)] if place == "command line" else []))
+    assert problem == str(found.value)
+
+
+def test_a_run_has_one_tolerance(pytester: pytest.Pytester) -> None:
+    """Two policies are refused; neither is dropped in silence."""
+    with pytest.raises(UsageProblem, match="--fa-tolerance"):
+        read(pytester, "--fa-tolerance=measured,absolute")
+
+
+# -- what is written twice, so that reading the options costs no catalog -----------------------------------------------
+
+
+def test_the_allowed_values_are_those_of_the_catalog() -> None:
+    """Architectures and policies are the catalog's own."""
+    expected = variant.ARCHES, get_args(variant.Tolerance)
+    assert expected == (options.ARCHES, options.TOLERANCES)
+
+
+def test_the_suites_are_those_of_the_catalog() -> None:
+    """The default suite and the suites that the help names are those that there are."""
+    (option,) = [option for option in OPTIONS if option.flag == "--fa-suite"]
+    expected = f"cases to run: {', '.join(SUITES)}", DEFAULT_SUITE
+    assert expected == (option.help, option.ini_default)
