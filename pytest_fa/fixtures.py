@@ -147,7 +147,7 @@ class FaBenchmark:
         from pytest_fa.measure.timing_lock import timing_lock  # noqa: PLC0415
 
         with timing_lock():
-            speed, _ = measure(forward, case, inputs)
+            speed, _ = measure(forward, case, inputs, case.id)
         self.record(speed, case)
         return speed
 

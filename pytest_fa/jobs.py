@@ -23,7 +23,7 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.errors import FaError
-from pytest_fa.report.record import Check, Outcome, Speed, Stage, StageName
+from pytest_fa.report.record import Check, Outcome, Repeats, Speed, Stage, StageName
 
 START_SECONDS = 120.0
 DEFAULT_DEADLINE_SECONDS = 300.0
@@ -32,7 +32,8 @@ DEFAULT_DEADLINE_SECONDS = 300.0
 class CaseJob(msgspec.Struct, frozen=True):
     """One variant on one case, and how far to go: judge it, time it, or both.
 
-    `library` is the leaf's shared library for a `cuda` entry.  `deadline_seconds` is all that the worker gets.
+    A judged call is repeated `repeats` times; None leaves the number to the time it takes.  `library` is the leaf's
+    shared library for a `cuda` entry.  `deadline_seconds` is all that the worker gets.
     """
 
     variant: Variant
@@ -42,6 +43,7 @@ class CaseJob(msgspec.Struct, frozen=True):
     policy: Tolerance
     judge: bool
     time: bool
+    repeats: int | None = 0
     deadline_seconds: float = DEFAULT_DEADLINE_SECONDS
 
     @property
@@ -68,6 +70,7 @@ class CaseResult(msgspec.Struct, frozen=True):
     stages: tuple[Stage, ...]
     check: Check | None = None
     speed: Speed | None = None
+    repeats: Repeats | None = None
     context_lost: bool = False
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # The catalog's own, said again: it imports msgspec, which other runs must not pay for.  A test compares them.
 ARCHES = ("sm_80", "sm_89", "sm_90a")
 MOST_SEEDS = 100_000
+MOST_REPEATS = 1_000_000
 TOLERANCES = ("measured", "absolute")
 
 
@@ -36,6 +37,7 @@ class Options:
     defines: tuple[str, ...]
     arches: tuple[str, ...]
     tolerance: str | None
+    soak: int | None
     cache: Path
     artifacts: Path
     profiles: Path
@@ -79,6 +81,7 @@ OPTIONS = (
         "--fa-arch", "compile for these; default: the GPU's own, or all of them without one", "sm_80|sm_89|sm_90a[,...]"
     ),
     _Option("--fa-tolerance", "judge by this policy in place of the manifests' own: measured, absolute", "POLICY"),
+    _Option("--fa-soak", "repeat every checked call N times; default: 100, or what half a second holds", "N"),
     _Option("--fa-require-gpu", "fail where there is no GPU, in place of skipping"),
     _Option("--fa-clean", "forget the cached builds of the selected variants first"),
     _Option("--fa-cache", "where builds are kept; default: pytest-fa in the user's cache folder", "DIR"),
@@ -124,6 +127,7 @@ def read(config: pytest.Config) -> Options:
         defines=_defines(config),
         arches=_allowed("--fa-arch", _words(_text(config, "fa_arch")), ARCHES),
         tolerance=_one_of("--fa-tolerance", _text(config, "fa_tolerance"), TOLERANCES),
+        soak=_soak(_text(config, "fa_soak")),
         cache=_folder(rootdir, _text(config, "fa_cache")) or default_cache(),
         artifacts=_folder(rootdir, _text(config, "fa_artifacts")) or rootdir / "artifacts",
         profiles=_folder(rootdir, _text(config, "fa_profiles")) or rootdir / "profiles",
@@ -147,7 +151,7 @@ def default_cache() -> Path:
 def _repeat(config: pytest.Config) -> tuple[str, ...]:
     """`pytest` with what decides how a variant is found, built and judged."""
     suite = ("--pyargs", "pytest_fa.suite") if config.getoption("pyargs") else ()
-    kept = ("fa_kernels", "fa_arch", "fa_tolerance", "fa_cache")
+    kept = ("fa_kernels", "fa_arch", "fa_tolerance", "fa_soak", "fa_cache")
     given = [option for option in OPTIONS if option.dest in kept and config.getoption(option.dest) is not None]
     no_build = ("--fa-no-build",) if _flag(config, "fa_no_build") else ()
     return ("pytest", *suite, *(f"{option.flag}={config.getoption(option.dest)}" for option in given), *no_build)
@@ -207,6 +211,14 @@ def _seeds(text: str) -> tuple[int, ...] | None:
     if not 1 <= int(text) <= MOST_SEEDS:
         raise UsageProblem(f"--fa-seeds: {text} seeds; give 1 to {MOST_SEEDS}, or a list such as 0,")
     return tuple(range(int(text)))
+
+
+def _soak(text: str) -> int | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_REPEATS):
+        raise UsageProblem(f"--fa-soak: {text!r} repeats; give 1 to {MOST_REPEATS}")
+    return int(text)
 
 
 def _allowed(flag: str, words: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:

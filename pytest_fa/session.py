@@ -173,6 +173,7 @@ class Session:
             policy=self.options.tolerance or variant.tolerance,  # type: ignore[arg-type]  # options.py checked it
             judge=variant.is_judged,
             time=kind == "speed" and self.options.timing,
+            repeats=(self.options.soak or None) if kind == "correct" else 0,
         )
         with timing_lock() if job.time else nullcontext():
             result = self.workers.run(job)
@@ -216,6 +217,7 @@ class Session:
             leaves=leaves,
             check=result.check,
             speed=result.speed,
+            repeats=result.repeats,
             environment=self.environment,
             source=read_source(self.options.rootdir),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -70,6 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounds: tuple[Rounding, ...] = ()
     limits: Limits = Limits()
     tolerance: Tolerance = "measured"
+    deterministic: bool = True
     variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1)] | None = None
 
 
@@ -126,6 +127,7 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         rounds=manifest.rounds if member.rounds is None else member.rounds,
         limits=member.limits or manifest.limits,
         tolerance=manifest.tolerance,
+        deterministic=manifest.deterministic,
         step=member.step or manifest.step,
         parent=member.parent or manifest.parent,
         because=member.because or manifest.because,

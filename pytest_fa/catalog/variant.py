@@ -90,6 +90,7 @@ class Variant(msgspec.Struct, frozen=True):
     parent: str | None
     because: str
     expect: str
+    deterministic: bool = True
 
     def __str__(self) -> str:
         return self.name

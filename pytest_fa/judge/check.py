@@ -6,9 +6,10 @@ import math
 
 import torch
 
+from pytest_fa.judge.places import first_place, place
 from pytest_fa.judge.policies import POLICIES, Errors, rms
 from pytest_fa.judge.truth import Truth
-from pytest_fa.report.record import Bound, Check, Index
+from pytest_fa.report.record import Bound, Check
 
 
 def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
@@ -34,8 +35,8 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
         nonfinite_count=int((~errors.out.isfinite()).sum()),
         bad_count=int(bad.sum()),
         element_count=out.numel(),
-        first_bad=_index(int(bad.flatten().int().argmax()), out) if bool(bad.any()) else None,
-        worst=_index(worst, out),
+        first_bad=first_place(bad),
+        worst=place(worst, out),
         worst_got=_finite(float(errors.out.flatten()[worst])),
         worst_want=float(truth.out.flatten()[worst]),
     )
@@ -43,11 +44,6 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
 
 def _value(bounds: tuple[Bound, ...], name: str) -> float | None:
     return next(bound.value for bound in bounds if bound.name == name)
-
-
-def _index(flat: int, tensor: torch.Tensor) -> Index:
-    batch, head, query, dim = (int(each) for each in torch.unravel_index(torch.tensor(flat), tensor.shape))
-    return (batch, head, query, dim)
 
 
 def _finite(value: float) -> float | None:

@@ -57,11 +57,11 @@ def _graph_slope(forward: Forward, rotation: Rotation, estimate_us: float) -> Ti
     pair_ms = (_event_us(once.replay) + _event_us(thrice.replay)) / 1000
     replays = max(REPLAYS, math.ceil(SAMPLE_MS / pair_ms))
 
-    def sample_us() -> float:
+    def sample_us(replays: int = replays) -> float:
         short, long = _event_us(once.replay, replays), _event_us(thrice.replay, replays)
         return (long - short) / (2 * calls * replays)
 
-    settle(sample_us)
+    settle(lambda: sample_us(REPLAYS))
     rotation.poison()
     samples = [sample_us() for _ in range(SAMPLES)]  # each ends with the graph that was captured last
     if min(samples) <= 0:

@@ -10,7 +10,7 @@ import torch
 
 from pytest_fa.measure.device_time import CannotCapture, capture
 from pytest_fa.measure.rotation import Rotation
-from pytest_fa.report.record import LaunchedKernel
+from pytest_fa.report.record import ON_CPU, LaunchedKernel
 from pytest_fa.run.module import Forward
 
 
@@ -19,7 +19,7 @@ def read_launches(
 ) -> tuple[tuple[LaunchedKernel, ...], str | None]:
     """The kernel nodes of one captured call, and why they could not be read."""
     if device.type == "cpu":
-        return (), "runs on the CPU"
+        return (), ON_CPU
     try:
         from cuda.bindings import driver  # noqa: PLC0415  # comes with torch's CUDA builds only
     except ImportError as problem:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import nvtx
 import torch
 
 from pytest_fa.catalog.case import Case
@@ -17,25 +13,24 @@ from pytest_fa.report.environment import find_gpu, read_clocks
 from pytest_fa.report.record import Clocks, Speed
 from pytest_fa.run.inputs import Inputs
 from pytest_fa.run.module import Forward
+from pytest_fa.run.nvtx_range import nvtx_range
 
-NVTX_DOMAIN = "pytest-fa"
 
-
-def measure(forward: Forward, case: Case, inputs: Inputs) -> tuple[Speed, list[torch.Tensor]]:
+def measure(forward: Forward, case: Case, inputs: Inputs, name: str) -> tuple[Speed, list[torch.Tensor]]:
     """The speed of `forward` on `case`, and the outputs that its timed calls left, to be judged by the caller.
 
-    The caller holds the GPU's timing lock, see `timing_lock`.
+    `name` goes into the NVTX ranges.  The caller holds the GPU's timing lock, see `timing_lock`.
     """
     device = inputs.q.device
     rotation = Rotation(case, inputs, _l2_bytes(device))
     launches, missing = read_launches(forward, rotation, device)
     before = _clocks(device)
-    with nvtx_range(case.id):
+    with nvtx_range(f"device_us-{name}"):
         on_device = device_time(forward, rotation, device)
     outputs = [out.clone() for out in rotation.outputs]  # calls that follow write over them
     after = _clocks(device)
     rotation.poison()
-    with nvtx_range(f"call-{case.id}"):
+    with nvtx_range(f"call_us-{name}"):
         per_call = call_time(forward, rotation, device)
     outputs += rotation.written(per_call.calls_per_sample)
     speed = Speed(
@@ -49,17 +44,6 @@ def measure(forward: Forward, case: Case, inputs: Inputs) -> tuple[Speed, list[t
         clocks_after=after,
     )
     return speed, outputs
-
-
-@contextmanager
-def nvtx_range(name: str) -> Iterator[None]:
-    """One start/end range (all threads, unlike push/pop) in our domain; never inside a timed loop."""
-    domain = nvtx.get_domain(NVTX_DOMAIN)
-    handle = domain.start_range(domain.get_event_attributes(message=name))
-    try:
-        yield
-    finally:
-        domain.end_range(handle)
 
 
 def _clocks(device: torch.device) -> Clocks | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fa.report.record import Bound, Check, Record
+from pytest_fa.report.record import Bound, Check, Record, Repeats
 
 HEADLINES = {
     "wrong": "wrong result",
@@ -23,6 +23,8 @@ def failure_text(record: Record) -> str:
     lines.append(f"  stages: {stages}")
     if record.check is not None:
         lines += check_lines(record.check)
+    if record.repeats is not None:
+        lines.append(_repeats_line(record.repeats))
     lines.append(f"  repeat: {record.repeat}")
     return "\n".join(lines)
 
@@ -38,6 +40,16 @@ def check_lines(check: Check) -> list[str]:
         got = "not finite" if check.worst_got is None else f"{check.worst_got:.6g}"
         lines.append(f"  worst: {_place(check.worst)}: got {got}, want {check.worst_want:.6g}")
     return lines
+
+
+def _repeats_line(repeats: Repeats) -> str:
+    """How often the output changed; one that does is the mark of a race."""
+    clean = repeats.dirt_missing
+    where = "on dirty shared memory" if clean is None else f"without dirtied shared memory ({clean})"
+    if not repeats.differing or repeats.first is None:
+        return f"  repeats: {repeats.count} {where}, all bitwise equal"
+    changed = f"{repeats.differing} differ from the first call, in {repeats.element_count} elements"
+    return f"  repeats: {repeats.count} {where}, {changed}, first at {_place(repeats.first)}: a race"
 
 
 def _bound_line(bound: Bound) -> str:

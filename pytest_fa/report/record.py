@@ -102,6 +102,8 @@ class Bound(msgspec.Struct, frozen=True):
         return 0.0 if self.holds else float("inf")
 
 
+ON_CPU = "runs on the CPU"  # why a figure of a device is missing
+
 Index = tuple[int, int, int, int]
 
 
@@ -128,6 +130,19 @@ class Check(msgspec.Struct, frozen=True):
         """The bound that broke, else the one that is nearest to breaking."""
         judged = [bound for bound in self.bounds if bound.judged] or list(self.bounds)
         return next((b for b in judged if not b.holds), max(judged, key=lambda b: b.used or 0.0))
+
+
+class Repeats(msgspec.Struct, frozen=True):
+    """The same call repeated: how many outputs differed bitwise from the first, in how many elements, where first.
+
+    `dirt_missing` says why shared memory was not dirtied before each call; None where it was.
+    """
+
+    count: int
+    differing: int
+    element_count: int
+    first: Index | None
+    dirt_missing: str | None
 
 
 class Clocks(msgspec.Struct, frozen=True):
@@ -206,6 +221,7 @@ class Record(msgspec.Struct, frozen=True):
     stages: tuple[Stage, ...]
     leaves: tuple[Leaf, ...]
     check: Check | None
+    repeats: Repeats | None
     speed: Speed | None
     environment: Environment
     source: Source

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pytest_fa.catalog.variant import COMPANION_ROLES
-from pytest_fa.report.record import Kernel, Record
+from pytest_fa.report.record import ON_CPU, Kernel, Record
 
 NOTHING = "-"
 
@@ -98,7 +98,7 @@ def headline(record: Record) -> str:
 
 
 def notes(records: list[Record]) -> list[str]:
-    """What the builds say beside their figures: ptxas advisories, and variants that are the same machine code."""
+    """What figures do not say: ptxas advisories, variants of the same machine code, checks that lacked something."""
     leaves = {(leaf.variant, leaf.arch): leaf for record in records for leaf in record.leaves}
     lines = [
         f"ptxas: {leaf.variant}/{leaf.arch}: {advisory.code} {advisory.text}"
@@ -110,7 +110,13 @@ def notes(records: list[Record]) -> list[str]:
         if leaf.code_identity is not None:
             twins.setdefault((leaf.arch, leaf.code_identity), []).append(leaf.variant)
     same = [(arch, names) for (arch, _), names in twins.items() if len(names) > 1]
+    lines += [f"judged without dirtied shared memory: {reason}" for reason in _dirt_missing(records)]
     return [*lines, *(f"same machine code for {arch}: {', '.join(names)}" for arch, names in same)]
+
+
+def _dirt_missing(records: list[Record]) -> list[str]:
+    found = (record.repeats.dirt_missing for record in records if record.repeats)
+    return [reason for reason in dict.fromkeys(found) if reason not in (None, ON_CPU)]
 
 
 def best_baseline_us(records: list[Record]) -> tuple[str, float] | None:
@@ -127,7 +133,7 @@ def _case_row(records: list[Record], groups: dict[tuple[str, str], list[Record]]
     shape = first.case.shape_id
     speed = next((record.speed for record in records if record.speed), None)
     best = best_baseline_us([record for key, group in groups.items() if key[0] == shape for record in group])
-    kernels = _launched_kernels(records)
+    kernels = launched_kernels(records)
     device_us = speed.device.median_us if speed else None
     return Row(
         variant=first.variant,
@@ -157,7 +163,7 @@ def _build_rows(record: Record) -> list[Row]:
     return rows or [Row(record.variant, NOTHING, verdict, *[NOTHING] * 7)]
 
 
-def _launched_kernels(records: list[Record]) -> list[Kernel]:
+def launched_kernels(records: list[Record]) -> list[Kernel]:
     """The kernels that ran, where their launches were read; else all of the leaf."""
     kernels = [kernel for leaf in records[0].leaves for kernel in leaf.kernels]
     names = {launch.mangled for record in records if record.speed for launch in record.speed.launches}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,9 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import BuildError, FaError, LaunchError, ManifestError, UnsupportedCase, UsageProblem
+from pytest_fa.run.guards import Workspaces
+
+Allocate = Callable[[int, torch.device], torch.Tensor]
 
 CAUSAL_CODES = {"none": 0, "top_left": 1, "bottom_right": 2}
 
@@ -73,20 +76,20 @@ def build_library(variant: Variant, cache: Path, *, no_build: bool = False) -> s
     return str(cache / outcome.library)
 
 
-def load_forward(variant: Variant, library: str | None) -> Forward:
-    """The callable of a variant whose leaf, if it needs one, lies at `library`."""
+def load_forward(variant: Variant, library: str | None, allocate: Allocate | None = None) -> Forward:
+    """The callable of a variant whose leaf, if it needs one, lies at `library`; `allocate` gives its workspaces."""
     if variant.entry.kind == "python":
         forward: Forward = _attribute(variant, "target")
         return forward
     if library is None:
         raise BuildError(f"{variant.name} has no library: it must be built first")
-    return _cuda_forward(library)
+    return _cuda_forward(library, allocate or Workspaces())
 
 
 @contextmanager
-def open_forward(variant: Variant, library: str | None) -> Iterator[Forward]:
+def open_forward(variant: Variant, library: str | None, allocate: Allocate | None = None) -> Iterator[Forward]:
     """The variant's callable, inside the context that its manifest names."""
-    forward = load_forward(variant, library)
+    forward = load_forward(variant, library, allocate)
     with _context(variant):
         yield forward
 
@@ -108,7 +111,7 @@ def _in_context(forward: Forward, variant: Variant) -> Forward:
     return within
 
 
-def _cuda_forward(library: str) -> Forward:
+def _cuda_forward(library: str, allocate: Allocate) -> Forward:
     """The binding's `forward`, with the output and the workspace seen to."""
     import tvm_ffi  # noqa: PLC0415  # only a process that calls kernels needs it
 
@@ -131,7 +134,7 @@ def _cuda_forward(library: str) -> Forward:
         workspace = None
         if needs_workspace:
             size = workspace_bytes(q, k, v, out, scale, code)
-            workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
+            workspace = allocate(size, q.device)
         try:
             entry(q, k, v, out, None, workspace, scale, code)
         except (ValueError, RuntimeError) as problem:

@@ -103,9 +103,9 @@ def test_nan_is_found_where_it_is(run: Run) -> None:
     assert [line for line in lines if line.startswith(("  elements", "  first bad", "  worst"))] == [
         "  elements: 1 of 8192 bad, 1 NaN or Inf",
         "  first bad: batch 0, head 1, query 5, dim 2",
-        lines[-2],
+        lines[-3],
     ]
-    assert lines[-2].startswith("  worst: batch 0, head 1, query 5, dim 2: got not finite, want ")
+    assert lines[-3].startswith("  worst: batch 0, head 1, query 5, dim 2: got not finite, want ")
 
 
 @pytest.mark.parametrize(

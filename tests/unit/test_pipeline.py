@@ -19,6 +19,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import DeviceLost
 from pytest_fa.jobs import CaseJob, CaseResult
 from pytest_fa.pipeline import run_case
+from pytest_fa.run import checked
 from tests.conftest import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
 CASE = "b1h2s64d64-fp16-seed0"
@@ -261,6 +262,87 @@ def test_output_of_another_kind(job_of: JobOf, after: str) -> None:
     assert ".py:" not in result.message
 
 
+# One element past the end of each tensor, reached through its storage as a kernel reaches through a pointer.
+PAST = "torch.as_strided({0}, (1,), (1,), {0}.storage_offset() + {0}.numel() + {1})"
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "message"),
+    [
+        ("out", 0, "out of bounds of out: 2 bytes past its end, the nearest 0 bytes from it"),
+        ("out", 100, "out of bounds of out: 2 bytes past its end, the nearest 200 bytes from it"),
+        ("out", -ELEMENTS - 1, "out of bounds of out: 2 bytes before its start, the nearest 0 bytes from it"),
+        ("k", 7, "out of bounds of k: 2 bytes past its end, the nearest 14 bytes from it"),
+    ],
+    ids=["out", "farther", "before", "key"],
+)
+def test_write_out_of_bounds(job_of: JobOf, name: str, where: int, message: str) -> None:
+    """A write beside a tensor is caught, with how far from which end, though the output itself is right."""
+    result = run_case(job_of(right_but(before=f"{PAST.format(name, where)}.fill_(1.0)")))
+
+    assert (result.outcome, result.message) == ("wrong", f"the kernel wrote {message}")
+
+
+def test_read_out_of_bounds(job_of: JobOf) -> None:
+    """What is read past the end of an input is NaN, and so is the output that it enters."""
+    result = run_case(job_of(right_but(after=f"out += {PAST.format('v', 0)} * 1e-6; return out")))
+
+    assert result.outcome == "wrong"
+    assert "are NaN or Inf" in result.message
+
+
+# -- repeats ----------------------------------------------------------------------------------------------------------
+
+FLICKERS = right_but(after="out[0, 1, 5, 2] += (CALLS % 4 == 3) * 2**-11; return out")
+
+
+def test_repeats_are_equal(job_of: JobOf) -> None:
+    """A right kernel's repeats are counted and equal."""
+    result = run_case(job_of(repeats=12))
+
+    assert result.outcome == "ok"
+    assert result.repeats is not None
+    assert msgspec.structs.astuple(result.repeats) == (12, 0, 0, None, "runs on the CPU")
+
+
+def test_repeats_fill_their_time(job_of: JobOf) -> None:
+    """Without a number, a fast kernel is repeated a hundred times."""
+    result = run_case(job_of(case="b1h1s1d64-fp16-seed0", repeats=None))
+
+    assert result.repeats is not None
+    assert result.repeats.count == 100
+
+
+def test_output_that_changes(job_of: JobOf) -> None:
+    """An output within its bounds that differs from call to call is wrong, and the first place is kept."""
+    result = run_case(job_of(FLICKERS, repeats=12))
+
+    assert (result.outcome, result.message) == (
+        "wrong",
+        "3 of 12 repeats differ from the first call bit by bit",
+    )
+    assert result.repeats is not None
+    assert (result.repeats.differing, result.repeats.element_count, result.repeats.first) == (3, 1, (0, 1, 5, 2))
+
+
+def test_output_that_may_change(job_of: JobOf) -> None:
+    """A variant that does not claim to be deterministic is right; the differences are kept."""
+    result = run_case(job_of(FLICKERS, more="deterministic: false\n", repeats=12))
+
+    assert result.outcome == "ok"
+    assert result.repeats is not None
+    assert result.repeats.differing == 3
+
+
+def test_nan_may_repeat(job_of: JobOf) -> None:
+    """A NaN that is there every time is not a difference; it is wrong for itself."""
+    result = run_case(job_of(right_but(after="out[0, 0, 0, 0] = float('nan'); return out"), repeats=5))
+
+    assert "NaN" in result.message
+    assert result.repeats is not None
+    assert result.repeats.differing == 0
+
+
 # -- no result --------------------------------------------------------------------------------------------------------
 
 
@@ -343,7 +425,7 @@ def test_lost_device(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
         raise DeviceLost("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(pipeline, "open_device", lambda _: torch.device("cpu"))
-    monkeypatch.setattr(pipeline, "synchronize", lose)
+    monkeypatch.setattr(checked, "synchronize", lose)
 
     result = run_case(job_of(device="cuda"))
 

@@ -38,6 +38,7 @@ def _record(outcome: str) -> bytes:
             stages=(Stage("launch", "ok", 0.1),),
             leaves=(),
             check=None,
+            repeats=None,
             speed=None,
             environment=read_environment(),
             source=Source(None, None, ""),

@@ -182,7 +182,7 @@ def test_measure_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU has one set of buffers, no launches and no clocks, says so, and gives its timed outputs to be judged."""
     kernel = clocked(monkeypatch, 50_000.0)
 
-    speed, outputs = measure(kernel, CASE, make_inputs(CASE, CPU))
+    speed, outputs = measure(kernel, CASE, make_inputs(CASE, CPU), CASE.id)
 
     assert (speed.device.median_us, speed.call.median_us) == (50_000.0, 50_000.0)
     assert (speed.buffers, speed.exceeds_l2) == (1, False)

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.report.failure import HEADLINES, check_lines, failure_text
-from pytest_fa.report.record import SCHEMA, Bound, Check, Environment, Outcome, Record, Source, Stage
+from pytest_fa.report.record import SCHEMA, Bound, Check, Environment, Outcome, Record, Repeats, Source, Stage
 
 CHECK = Check(
     policy="measured",
@@ -44,6 +44,7 @@ RECORD = Record(
     stages=(Stage("build", "ok", 1.5), Stage("launch", "ok", 0.25), Stage("correct", "failed", 0.1)),
     leaves=(),
     check=CHECK,
+    repeats=None,
     speed=None,
     environment=Environment(None, None, None, None, None, "3.12.1", "Linux 6", "a CPU", "0.1.0"),
     source=Source(None, None, "no git"),
@@ -68,6 +69,32 @@ ws_p2-b1h8s512d64-fp16-seed3: wrong result: max error is 0.02, allowed is 0.01
   worst: batch 0, head 7, query 511, dim 63: got 0.25, want 0.27
   repeat: pytest --fa-variant=ws_p2 --fa-case=b1h8s512d64-fp16-seed3 -k test_correct"""
     assert expected == failure_text(RECORD)
+
+
+RACE = (
+    "  repeats: 100 on dirty shared memory, 37 differ from the first call, in 5 elements, first at batch 0, head 1, "
+    "query 64, dim 0: a race"
+)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "line"),
+    [
+        (Repeats(100, 0, 0, None, None), "  repeats: 100 on dirty shared memory, all bitwise equal"),
+        (
+            Repeats(100, 37, 5, (0, 1, 64, 0), None),
+            RACE,
+        ),
+        (
+            Repeats(7, 0, 0, None, "no cuda.bindings"),
+            "  repeats: 7 without dirtied shared memory (no cuda.bindings), all bitwise equal",
+        ),
+    ],
+    ids=["equal", "a race", "on clean memory"],
+)
+def test_repeats_are_one_line(repeats: Repeats, line: str) -> None:
+    """How often the call was repeated, on what memory, how often the output changed and where first."""
+    assert failure_text(msgspec.structs.replace(RECORD, repeats=repeats)).splitlines()[-2] == line
 
 
 def test_a_failure_without_a_check_makes_up_none() -> None:

@@ -34,6 +34,7 @@ def record(
         stages=(),
         leaves=(),
         check=None,
+        repeats=None,
         speed=None,
         environment=HERE,
         source=Source("0123abcd", False, "git"),

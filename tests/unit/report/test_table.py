@@ -10,6 +10,7 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Arch
 from pytest_fa.report.record import (
+    ON_CPU,
     SCHEMA,
     Advisory,
     Bound,
@@ -21,6 +22,7 @@ from pytest_fa.report.record import (
     Leaf,
     Outcome,
     Record,
+    Repeats,
     Source,
     Speed,
     Timing,
@@ -46,6 +48,7 @@ def record(variant: str = "mine", case: str = f"{SHAPE}-seed0", kind: Kind = "co
         stages=(),
         leaves=(),
         check=None,
+        repeats=None,
         speed=None,
         environment=Environment(None, None, None, None, None, "3.12.1", "Linux 6", "a CPU", "0.1.0"),
         source=Source(None, None, "no git"),
@@ -331,6 +334,12 @@ SERIAL = Advisory("C7511", "wgmma serialised")
         (
             [coded("one", "sm_90a", "a"), coded("two", "sm_90a", "a", SERIAL)],
             ["ptxas: two/sm_90a: C7511 wgmma serialised", "same machine code for sm_90a: one, two"],
+        ),
+        ([record(repeats=Repeats(100, 0, 0, None, None))], []),
+        ([record(repeats=Repeats(100, 0, 0, None, ON_CPU))], []),
+        (
+            [record(repeats=Repeats(100, 0, 0, None, "no cuda.bindings"))] * 2,
+            ["judged without dirtied shared memory: no cuda.bindings"],
         ),
     ],
 )

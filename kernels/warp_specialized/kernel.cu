@@ -1,0 +1,354 @@
+// warp_specialized: stage2, ws_p1 and ws_p2: WMMA tiles, K and V by cp.async into two stages, 0, 1 or 2 producer warps.
+// step:    tensor cores through nvcuda::wmma, and copies that run while the last tile is being computed
+// because: minimal spends its time on scalar multiplies and on waiting for global memory
+// expect:  tens of times faster than minimal; no gain from producer warps, since cp.async already leaves no thread waiting
+// tile:    BLOCK_M queries x BLOCK_N keys; CONSUMER_WARPS warps share S and P, 55 KB of shared memory per block
+// takes:   fp16 and bf16, D = 64, any S_q and S_kv >= 1, causal from the top left; rows contiguous and 16-byte aligned
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <math_constants.h>
+#include <mma.h>
+
+#include "fa/ptx.cuh"
+#include "fa_forward.h"
+#include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
+
+namespace wmma = nvcuda::wmma;
+using fp16 = __half;
+using bf16 = __nv_bfloat16;
+
+// Barriers have names, so that a test can leave one out and see that it is missed.
+enum Barrier { NONE, K_FULL, V_FULL, KV_EMPTY, S_STORED, P_STORED, L_STORED, O_STORED };
+
+constexpr int HEAD_DIM = 64;
+constexpr int STAGES = 2;
+constexpr int WARP = 32;
+constexpr int WMMA_TILE = 16;  // wmma's M, N and K
+constexpr int VECTOR = 8;      // 16-bit elements in a 16-byte copy
+constexpr int PAD = 8;         // 16 bytes past a row move the next one by four banks
+
+constexpr int CONSUMERS = CONSUMER_WARPS * WARP;
+constexpr int THREADS = CONSUMERS + PRODUCER_WARPS * WARP;
+constexpr int MIN_BLOCKS = 3;  // per multiprocessor: without it ptxas aims at more and spills
+constexpr int LOADERS = PRODUCER_WARPS > 0 ? PRODUCER_WARPS * WARP : CONSUMERS;
+
+constexpr int STRIPS = BLOCK_M / WMMA_TILE;  // of 16 queries
+constexpr int S_TILES = STRIPS * BLOCK_N / WMMA_TILE;
+constexpr int O_TILES_PER_WARP = STRIPS * HEAD_DIM / WMMA_TILE / CONSUMER_WARPS;
+constexpr int LANES_PER_ROW = 8;  // of S: 8 lanes x 16 bytes read 128 bytes in a row, which no two banks share
+constexpr int ROWS_PER_PASS = WARP / LANES_PER_ROW;
+constexpr int ROWS_PER_LANE = BLOCK_M / CONSUMER_WARPS / ROWS_PER_PASS;
+constexpr int VECTORS_PER_LANE = BLOCK_N / (LANES_PER_ROW * 4);
+
+static_assert(BLOCK_M % WMMA_TILE == 0 && BLOCK_N % (LANES_PER_ROW * 4) == 0, "tiles are whole WMMA tiles and row passes");
+static_assert(BLOCK_N >= HEAD_DIM, "O leaves through the shared memory of S");
+static_assert(CONSUMER_WARPS % STRIPS == 0, "the warps of a strip share its head dimensions evenly");
+static_assert(O_TILES_PER_WARP * CONSUMER_WARPS * WMMA_TILE == STRIPS * HEAD_DIM, "every warp owns as many tiles of O");
+static_assert(ROWS_PER_LANE * ROWS_PER_PASS * CONSUMER_WARPS == BLOCK_M, "every warp owns as many rows of S");
+static_assert(S_WARPS >= 1 && S_WARPS <= CONSUMER_WARPS, "consumers compute S");
+
+template <typename T>
+struct Smem {
+  T q[BLOCK_M][HEAD_DIM + PAD];
+  T k[STAGES][BLOCK_N][HEAD_DIM + PAD];
+  T v[STAGES][BLOCK_N][HEAD_DIM + PAD];
+  float s[BLOCK_M][BLOCK_N + PAD];
+  T p[BLOCK_M][BLOCK_N + PAD];
+  float rescale[BLOCK_M];    // 2^(old max - new max)
+  float inverse_l[BLOCK_M];  // 1 / row sum
+  uint64_t k_full[STAGES], v_full[STAGES], kv_empty[STAGES];
+};
+
+// What one block works on: BLOCK_M queries of one head.
+template <typename T>
+struct Block {
+  const T* q_gmem;  // [BLOCK_M, HEAD_DIM], row stride q_stride.seq
+  const T* k_gmem;  // [seq_k, HEAD_DIM]
+  const T* v_gmem;  // [seq_k, HEAD_DIM]
+  T* out_gmem;      // [BLOCK_M, HEAD_DIM]
+  float* lse_gmem;  // [BLOCK_M], or null
+  int first_query;
+  int queries;  // BLOCK_M, or less in the last block
+  int tiles;    // of keys that any of these queries sees
+};
+
+template <typename T>
+__device__ Block<T> find_block(const FaForwardArgs& args) {
+  const unsigned blocks_per_head = (args.seq_q + BLOCK_M - 1) / BLOCK_M;
+  const int first_query = blockIdx.x % blocks_per_head * BLOCK_M;
+  const int64_t head_of_all = blockIdx.x / blocks_per_head;
+  const int64_t head = head_of_all % args.heads, batch = head_of_all / args.heads;
+  const int64_t kv_head = head / (args.heads / args.kv_heads);
+  const int queries = min(int64_t(BLOCK_M), args.seq_q - first_query);
+  const int64_t keys = args.causal == FA_CAUSAL_TOP_LEFT ? min(args.seq_k, int64_t(first_query) + queries) : args.seq_k;
+  return {
+      static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head + first_query * args.q_stride.seq,
+      static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head,
+      static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head,
+      static_cast<T*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head + first_query * args.out_stride.seq,
+      args.lse == nullptr ? nullptr : args.lse + head_of_all * args.seq_q + first_query,
+      first_query,
+      queries,
+      static_cast<int>((keys + BLOCK_N - 1) / BLOCK_N),
+  };
+}
+
+// Copy ROWS rows, zeros past the last valid one, by all LOADERS; `loader` is this thread's number among them.
+template <int ROWS, typename T>
+__device__ void copy_rows(T (*to_smem)[HEAD_DIM + PAD], const T* from_gmem, int64_t row_stride, int64_t valid_rows, int loader) {
+  for (int i = loader; i < ROWS * HEAD_DIM / VECTOR; i += LOADERS) {
+    const int row = i / (HEAD_DIM / VECTOR), column = i % (HEAD_DIM / VECTOR) * VECTOR;
+    const bool valid = row < valid_rows;
+    fa::cp_async_16_or_zero(&to_smem[row][column], from_gmem + (valid ? row : 0) * row_stride + column, valid);
+  }
+}
+
+// Wait until the phase of this parity has completed.
+__device__ __forceinline__ void wait(Barrier which, uint64_t* barrier_smem, uint32_t parity) {
+  if (which == OMIT_BARRIER) return;
+  while (!fa::mbarrier_test_wait(barrier_smem, parity)) {
+  }
+}
+
+__device__ __forceinline__ void sync_consumers(Barrier which) {
+  if (which != OMIT_BARRIER) fa::barrier_sync<1, CONSUMERS>();
+}
+
+// Load K and V of one tile.  The stage is free once every consumer has left the tile that lay there before.
+template <typename T>
+__device__ void load_kv(Smem<T>& smem, const Block<T>& block, const FaForwardArgs& args, int tile, int loader) {
+  const int stage = tile % STAGES;
+  const int64_t first_key = int64_t(tile) * BLOCK_N;
+  if (tile >= STAGES) wait(KV_EMPTY, &smem.kv_empty[stage], (tile / STAGES - 1) % 2);
+  copy_rows<BLOCK_N>(smem.k[stage], block.k_gmem + first_key * args.k_stride.seq, args.k_stride.seq, args.seq_k - first_key, loader);
+  fa::cp_async_mbarrier_arrive(&smem.k_full[stage]);
+  copy_rows<BLOCK_N>(smem.v[stage], block.v_gmem + first_key * args.v_stride.seq, args.v_stride.seq, args.seq_k - first_key, loader);
+  fa::cp_async_mbarrier_arrive(&smem.v_full[stage]);
+}
+
+template <typename T>
+__device__ void produce(Smem<T>& smem, const Block<T>& block, const FaForwardArgs& args, int loader) {
+  for (int tile = 0; tile < block.tiles; ++tile) load_kv(smem, block, args, tile, loader);
+  fa::cp_async_wait_all();  // no copy outlives its thread
+}
+
+using Accumulator = wmma::fragment<wmma::accumulator, WMMA_TILE, WMMA_TILE, WMMA_TILE, float>;
+template <typename T>
+using A = wmma::fragment<wmma::matrix_a, WMMA_TILE, WMMA_TILE, WMMA_TILE, T, wmma::row_major>;
+template <typename T, typename Layout>
+using B = wmma::fragment<wmma::matrix_b, WMMA_TILE, WMMA_TILE, WMMA_TILE, T, Layout>;
+
+// Which of a tile's 16 rows each element of this lane lies in.  WMMA leaves that open, so ask it: load the row numbers.
+template <typename T>
+__device__ void find_rows(Smem<T>& smem, int warp, int lane, int (&row_of)[Accumulator::num_elements]) {
+  float* tile_smem = &smem.s[warp % STRIPS * WMMA_TILE][warp / STRIPS * WMMA_TILE];  // this warp's alone
+  for (int i = lane; i < WMMA_TILE * WMMA_TILE; i += WARP) tile_smem[i / WMMA_TILE * (BLOCK_N + PAD) + i % WMMA_TILE] = i / WMMA_TILE;
+  __syncwarp();
+  Accumulator rows;
+  wmma::load_matrix_sync(rows, tile_smem, BLOCK_N + PAD, wmma::mem_row_major);
+#pragma unroll
+  for (int i = 0; i < Accumulator::num_elements; ++i) row_of[i] = static_cast<int>(rows.x[i]);
+}
+
+// S = Q K^T, unscaled, into shared memory; warps take the tiles in turn.
+template <typename T>
+__device__ void compute_s(Smem<T>& smem, int stage, int warp) {
+  if (warp >= S_WARPS) return;
+  for (int tile = warp; tile < S_TILES; tile += S_WARPS) {
+    const int query = tile % STRIPS * WMMA_TILE, key = tile / STRIPS * WMMA_TILE;
+    Accumulator s;
+    wmma::fill_fragment(s, 0.0f);
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM; d += WMMA_TILE) {
+      A<T> q;
+      B<T, wmma::col_major> k;  // K^T: [HEAD_DIM, BLOCK_N] lies as K's rows
+      wmma::load_matrix_sync(q, &smem.q[query][d], HEAD_DIM + PAD);
+      wmma::load_matrix_sync(k, &smem.k[stage][key][d], HEAD_DIM + PAD);
+      wmma::mma_sync(s, q, k, s);
+    }
+    wmma::store_matrix_sync(&smem.s[query][key], s, BLOCK_N + PAD, wmma::mem_row_major);
+  }
+}
+
+__device__ __forceinline__ float max_of_row(float x) {
+  for (int step = LANES_PER_ROW / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+  return x;
+}
+
+__device__ __forceinline__ float sum_of_row(float x) {
+  for (int step = LANES_PER_ROW / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const FaForwardArgs args) {
+  extern __shared__ __align__(128) unsigned char smem_bytes[];
+  Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
+  const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  const Block<T> block = find_block<T>(args);
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < STAGES; ++stage) {
+      fa::mbarrier_init(&smem.k_full[stage], LOADERS);
+      fa::mbarrier_init(&smem.v_full[stage], LOADERS);
+      fa::mbarrier_init(&smem.kv_empty[stage], CONSUMERS);
+    }
+  }
+  __syncthreads();  // nobody arrives at a barrier that is not there yet
+
+  // Load Q: its copies count towards the first tile of K, whose arrival waits for them too.
+  const bool is_producer = warp >= CONSUMER_WARPS;
+  const int loader = PRODUCER_WARPS > 0 ? threadIdx.x - CONSUMERS : threadIdx.x;
+  if (is_producer || PRODUCER_WARPS == 0) copy_rows<BLOCK_M>(smem.q, block.q_gmem, args.q_stride.seq, block.queries, loader);
+  if (is_producer) {
+    produce(smem, block, args, loader);
+    return;  // the barriers from here on are the consumers' own
+  }
+  if (PRODUCER_WARPS == 0) load_kv(smem, block, args, 0, loader);
+
+  int row_of[Accumulator::num_elements];
+  find_rows(smem, warp, lane, row_of);
+  const int strip = warp % STRIPS * WMMA_TILE;  // this warp's rows of O
+  const int first_row = warp * ROWS_PER_LANE * ROWS_PER_PASS + lane / LANES_PER_ROW;  // this lane's rows of S
+  const float scale_log2 = args.scale * CUDART_L2E_F;  // exp(x) = 2^(x log2 e)
+  Accumulator o[O_TILES_PER_WARP];
+  for (auto& each : o) wmma::fill_fragment(each, 0.0f);
+  float m[ROWS_PER_LANE];       // running row max, in log2
+  float l[ROWS_PER_LANE] = {};  // this lane's part of the running row sum
+  for (float& each : m) each = -CUDART_INF_F;
+
+  for (int tile = 0; tile < block.tiles; ++tile) {
+    const int stage = tile % STAGES;
+    const uint32_t parity = tile / STAGES % 2;
+    if (PRODUCER_WARPS == 0 && tile + 1 < block.tiles) load_kv(smem, block, args, tile + 1, loader);
+
+    // S = Q K^T
+    wait(K_FULL, &smem.k_full[stage], parity);
+    compute_s(smem, stage, warp);
+    sync_consumers(S_STORED);  // a row of S was written by several warps
+
+#pragma unroll
+    for (int r = 0; r < ROWS_PER_LANE; ++r) {
+      const int row = first_row + r * ROWS_PER_PASS;
+      const int64_t query = block.first_query + row;
+      const int64_t visible = args.causal == FA_CAUSAL_TOP_LEFT ? min(args.seq_k, query + 1) : args.seq_k;
+      const int64_t limit = visible - int64_t(tile) * BLOCK_N;
+
+      // mask, row max
+      float4 s[VECTORS_PER_LANE];
+      float m_new = m[r];
+#pragma unroll
+      for (int i = 0; i < VECTORS_PER_LANE; ++i) {
+        const int column = (i * LANES_PER_ROW + lane % LANES_PER_ROW) * 4;
+        s[i] = *reinterpret_cast<const float4*>(&smem.s[row][column]);
+        s[i].x = column + 0 < limit ? s[i].x * scale_log2 : -CUDART_INF_F;
+        s[i].y = column + 1 < limit ? s[i].y * scale_log2 : -CUDART_INF_F;
+        s[i].z = column + 2 < limit ? s[i].z * scale_log2 : -CUDART_INF_F;
+        s[i].w = column + 3 < limit ? s[i].w * scale_log2 : -CUDART_INF_F;
+        m_new = fmaxf(m_new, fmaxf(fmaxf(s[i].x, s[i].y), fmaxf(s[i].z, s[i].w)));
+      }
+      m_new = max_of_row(m_new);  // finite from the first tile on: every query sees key 0
+
+      // rescale; the first tile finds m = -inf and 2^-inf = 0
+      const float rescale = exp2f(m[r] - m_new);
+      if (lane % LANES_PER_ROW == 0) smem.rescale[row] = rescale;
+      m[r] = m_new;
+      l[r] *= rescale;
+
+      // P = exp2(S - m), row sum
+#pragma unroll
+      for (int i = 0; i < VECTORS_PER_LANE; ++i) {
+        const int column = (i * LANES_PER_ROW + lane % LANES_PER_ROW) * 4;
+        const float p[4] = {exp2f(s[i].x - m_new), exp2f(s[i].y - m_new), exp2f(s[i].z - m_new), exp2f(s[i].w - m_new)};
+        l[r] += (p[0] + p[1]) + (p[2] + p[3]);
+        alignas(8) T rounded[4] = {T(p[0]), T(p[1]), T(p[2]), T(p[3])};
+        *reinterpret_cast<uint2*>(&smem.p[row][column]) = *reinterpret_cast<const uint2*>(rounded);
+      }
+    }
+    sync_consumers(P_STORED);  // a strip of P was written by several warps; S may be written again
+
+    // O += P V
+#pragma unroll
+    for (int i = 0; i < Accumulator::num_elements; ++i) {
+      const float rescale = smem.rescale[strip + row_of[i]];
+      for (auto& each : o) each.x[i] *= rescale;
+    }
+    wait(V_FULL, &smem.v_full[stage], parity);
+#pragma unroll
+    for (int key = 0; key < BLOCK_N; key += WMMA_TILE) {
+      A<T> p;
+      wmma::load_matrix_sync(p, &smem.p[strip][key], BLOCK_N + PAD);
+#pragma unroll
+      for (int j = 0; j < O_TILES_PER_WARP; ++j) {
+        B<T, wmma::row_major> v;
+        wmma::load_matrix_sync(v, &smem.v[stage][key][(warp / STRIPS * O_TILES_PER_WARP + j) * WMMA_TILE], HEAD_DIM + PAD);
+        wmma::mma_sync(o[j], p, v, o[j]);
+      }
+    }
+    fa::mbarrier_arrive(&smem.kv_empty[stage]);
+  }
+
+  // Normalise: the rows of S that a lane owns are not those of O.
+#pragma unroll
+  for (int r = 0; r < ROWS_PER_LANE; ++r) {
+    const int row = first_row + r * ROWS_PER_PASS;
+    const float sum = sum_of_row(l[r]);
+    if (lane % LANES_PER_ROW != 0) continue;
+    smem.inverse_l[row] = 1.0f / sum;
+    if (block.lse_gmem != nullptr && row < block.queries) block.lse_gmem[row] = (m[r] + log2f(sum)) * CUDART_LN2_F;
+  }
+  sync_consumers(L_STORED);
+#pragma unroll
+  for (int i = 0; i < Accumulator::num_elements; ++i) {
+    const float inverse_l = smem.inverse_l[strip + row_of[i]];
+    for (auto& each : o) each.x[i] *= inverse_l;
+  }
+
+  // Store, through the shared memory of S, in 16-byte pieces.
+#pragma unroll
+  for (int j = 0; j < O_TILES_PER_WARP; ++j) {
+    const int dim = (warp / STRIPS * O_TILES_PER_WARP + j) * WMMA_TILE;
+    wmma::store_matrix_sync(&smem.s[strip][dim], o[j], BLOCK_N + PAD, wmma::mem_row_major);
+  }
+  sync_consumers(O_STORED);
+  for (int i = threadIdx.x; i < block.queries * HEAD_DIM / VECTOR; i += CONSUMERS) {
+    const int row = i / (HEAD_DIM / VECTOR), dim = i % (HEAD_DIM / VECTOR) * VECTOR;
+    alignas(16) T rounded[VECTOR];
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) rounded[j] = T(smem.s[row][dim + j]);
+    *reinterpret_cast<uint4*>(&block.out_gmem[row * args.out_stride.seq + dim]) = *reinterpret_cast<const uint4*>(rounded);
+  }
+}
+
+// Whether 16-byte copies may walk a tensor's rows.
+bool is_vector_aligned(const void* data, const FaStrides& stride) {
+  const int64_t steps = stride.batch | stride.head | stride.seq;
+  return stride.dim == 1 && steps % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+
+template <typename T>
+int launch(const FaForwardArgs* args, cudaStream_t stream) {
+  const bool aligned = is_vector_aligned(args->q, args->q_stride) && is_vector_aligned(args->k, args->k_stride) &&
+                       is_vector_aligned(args->v, args->v_stride) && is_vector_aligned(args->out, args->out_stride);
+  if (!aligned) return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of 16 bytes");
+  if (args->causal == FA_CAUSAL_BOTTOM_RIGHT) return fa_refuse(args, "causal from the bottom right is not supported");
+  if (args->seq_k < 1) return fa_refuse(args, "seq_k is 0, at least 1 is needed");
+  const int64_t blocks = args->batch * args->heads * ((args->seq_q + BLOCK_M - 1) / BLOCK_M);
+  if (blocks > INT32_MAX || args->seq_k > INT32_MAX - BLOCK_N || args->seq_q > INT32_MAX - BLOCK_M) {
+    return fa_refuse(args, "%lld blocks, seq_q %lld or seq_k %lld is over 2^31", static_cast<long long>(blocks),
+                     static_cast<long long>(args->seq_q), static_cast<long long>(args->seq_k));
+  }
+  auto* kernel = &attention_kernel<T>;
+  if (int status = fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), sizeof(Smem<T>))) return status;
+  kernel<<<static_cast<unsigned>(blocks), THREADS, sizeof(Smem<T>), stream>>>(*args);
+  return static_cast<int>(cudaPeekAtLastError());
+}
+
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  if (int status = fa_check_abi(args)) return status;
+#define LAUNCH_IF(DTYPE, HEAD_DIM_) \
+  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch<DTYPE>(args, stream);
+  FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
+#undef LAUNCH_IF
+  return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
+}

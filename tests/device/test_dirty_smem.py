@@ -1,0 +1,93 @@
+"""Dirty shared memory: every multiprocessor gets it, a kernel finds it, and what reads it is caught."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.jobs import CaseJob
+from pytest_fa.pipeline import run_case
+from pytest_fa.run.dirty_smem import smem_dirtier
+from pytest_fa.run.guards import NAN_PATTERN
+from pytest_fa.run.inputs import make_inputs
+from pytest_fa.run.module import load_forward
+from tests.device.conftest import BuildSource
+
+CASE = parse_case("b1h1s64d64-fp16-seed0")
+
+# Counts the words that it finds in shared memory and did not write; `scale` is how many words, out takes the share of
+# those that are the pattern, one element per block.
+PROBE = f"""
+#include <cuda_fp16.h>
+__global__ void kernel(int words, __half* share) {{
+  extern __shared__ volatile unsigned smem[];
+  __shared__ int found;
+  if (threadIdx.x == 0) found = 0;
+  __syncthreads();
+  int mine = 0;
+  for (int i = threadIdx.x; i < words; i += blockDim.x) mine += smem[i] == 0x{NAN_PATTERN << 16 | NAN_PATTERN:08X}u;
+  atomicAdd(&found, mine);
+  __syncthreads();
+  if (threadIdx.x == 0) share[blockIdx.x] = __float2half(float(found) / words);
+}}
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {{
+  const int words = int(args->scale), bytes = words * 4;
+  if (int status = fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(&kernel), bytes)) return status;
+  kernel<<<132, 256, bytes, stream>>>(words, static_cast<__half*>(args->out));
+  return static_cast<int>(cudaPeekAtLastError());
+}}
+"""
+
+# With one key the output is V's row.  Each mixes in memory that it never wrote, times zero: right if that is clean.
+MIXES = """
+#include <cuda_fp16.h>
+__global__ void kernel(const __half* v, const unsigned short* workspace, __half* out) {
+  extern __shared__ volatile unsigned short smem[];
+  const unsigned short left = workspace == nullptr ? smem[threadIdx.x] : workspace[threadIdx.x];
+  out[threadIdx.x] = __float2half(__half2float(v[threadIdx.x]) + __half2float(__ushort_as_half(left)) * 0.0f);
+}
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  const auto* v = static_cast<const __half*>(args->v);
+  const auto* workspace = static_cast<const unsigned short*>(args->workspace);
+  kernel<<<1, 64, 2048, stream>>>(v, workspace, static_cast<__half*>(args->out));
+  return static_cast<int>(cudaPeekAtLastError());
+}
+"""
+NEEDS_WORKSPACE = "FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs*) { return 128; }\n"
+
+
+def test_every_multiprocessor_is_reached() -> None:
+    """One block runs on each multiprocessor, every time."""
+    dirty = smem_dirtier(0)
+    for _ in range(20):
+        ids = torch.full((dirty.blocks,), -1, dtype=torch.int32, device="cuda")
+        dirty(ids)
+        assert sorted(ids.tolist()) == list(range(dirty.blocks))
+
+
+@pytest.mark.parametrize("kib", [1, 16, 48, 100, 164, 220])
+def test_a_kernel_finds_the_dirt(build_source: BuildSource, kib: int) -> None:
+    """Whatever a kernel's own shared memory, all of it holds the pattern on every multiprocessor."""
+    probe = load_forward(*build_source("probe_smem", PROBE))
+    inputs = make_inputs(CASE, torch.device("cuda"))
+    out = torch.zeros_like(inputs.q)
+    words = kib * 256
+    probe(inputs.q, inputs.k, inputs.v, scale=float(words), out=out)
+    smem_dirtier(0)()
+    probe(inputs.q, inputs.k, inputs.v, scale=float(words), out=out)
+    assert out.flatten()[:132].tolist() == [1.0] * 132
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [("reads_smem", MIXES), ("reads_workspace", MIXES + NEEDS_WORKSPACE)], ids=["smem", "workspace"]
+)
+def test_what_was_not_written_spoils_the_output(build_source: BuildSource, name: str, source: str) -> None:
+    """A kernel that reads shared memory or a workspace which it never wrote gives NaN."""
+    variant, library = build_source(name, source)
+    case = parse_case("b1h1s1d64-fp16-seed0")
+    job = CaseJob(variant, case, library, "cuda", "measured", judge=True, time=False, repeats=3)
+    result = run_case(job)
+    assert (result.outcome, "NaN" in result.message) == ("wrong", True)
+    assert result.repeats is not None
+    assert result.repeats.dirt_missing is None

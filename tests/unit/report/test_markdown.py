@@ -1,0 +1,81 @@
+"""Tables in Markdown files: made from records, between their comments, and checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.report.log import save_profiles
+from pytest_fa.report.markdown import TableProblem, main, rewrite
+from pytest_fa.report.record import Record
+from tests.unit.report.test_table import SHAPE, check, record, speed
+
+HEAD = f"<!-- fa-table profiles=profiles/cpu case={SHAPE} variants=slow,fast,floor against=fast -->"
+TEXT = f"Before.\n\n{HEAD}\nold\n<!-- /fa-table -->\n\nAfter.\n"
+TABLE = """\
+| variant | right | device_us | call_us | TFLOP/s | x fast | regs | spill B |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| `slow` | 2/2 | 20.00 | 30.00 | 26.84 | 2.000 | - | - |
+| `fast` | 1/1 | 10.00 | 20.00 | 53.69 | 1.000 | - | - |
+| `floor` | not judged | 1.00 | 5.00 | - | - | - | - |"""
+EXPECTED = f"Before.\n\n{HEAD}\n\n{TABLE}\n\n<!-- /fa-table -->\n\nAfter.\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with three variants' records and a file with a table, where the command is run."""
+    records: list[Record] = [
+        record("slow", check=check()),
+        record("slow", kind="speed", check=check(), speed=speed(20.0, 30.0)),
+        record("fast", kind="speed", check=check(), speed=speed(10.0)),
+        record("floor", kind="speed", role="floor", speed=speed(1.0, 5.0)),
+    ]
+    save_profiles(records, tmp_path / "profiles")
+    (tmp_path / "page.md").write_text(TEXT, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_table_is_made_from_records(root: Path) -> None:
+    """Every variant has its row, in the order that was asked for; the text around stays."""
+    assert rewrite(TEXT, root) == EXPECTED
+
+
+def test_a_table_that_is_right_stays(root: Path) -> None:
+    """Making a table again changes nothing."""
+    assert rewrite(EXPECTED, root) == EXPECTED
+
+
+def test_the_command_rewrites_and_checks(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--check` is 1 for an old table and leaves it; the command mends it; then `--check` is 0."""
+    assert main(["--check", "page.md"]) == 1
+    assert (root / "page.md").read_text(encoding="utf-8") == TEXT
+    assert main(["page.md"]) == 0
+    assert main(["--check", "page.md"]) == 0
+    assert (root / "page.md").read_text(encoding="utf-8") == EXPECTED
+    assert "page.md: its tables are not what the records say" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("slow,fast,floor", "slow,gone", f"no record of gone at {SHAPE} in profiles/cpu"),
+        ("against=fast", "againts=fast", "Object contains unknown field `againts`"),
+        ("case=", "cases=", "unknown field `cases`"),
+        ("against=fast", "against", "fa-table profiles"),
+    ],
+)
+def test_a_comment_that_is_wrong_is_named(root: Path, old: str, new: str, message: str) -> None:
+    """A variant without records, an unknown word or one without a value: the table's comment and what is wrong."""
+    with pytest.raises(TableProblem) as raised:
+        rewrite(TEXT.replace(old, new, 1), root)
+    assert message in str(raised.value)
+
+
+def test_the_command_names_what_it_cannot_read(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing file, a wrong comment and no file at all are 2, each with its words."""
+    (root / "page.md").write_text(TEXT.replace("slow", "gone"), encoding="utf-8")
+    assert [main(["none.md"]), main(["page.md"]), main([])] == [2, 2, 2]
+    said = capsys.readouterr().err
+    assert all(words in said for words in ("No such file", "no record of gone", "rewrite every table"))
