@@ -171,7 +171,11 @@ def test_repeat_command_runs_that_one_test(failing: Project, run: Run, wrong: li
     """The printed command runs the failed item alone and comes to the same verdict."""
     again = failing.run(*repeat_of(run, f"test_correct[wrong-{CASE}]"))
     assert again.outcomes == {f"test_correct[wrong-{CASE}]": "failed"}
-    assert again.failure(f"test_correct[wrong-{CASE}]") == wrong
+    assert [line for line in again.failure(f"test_correct[wrong-{CASE}]") if "repeats:" not in line] == [
+        line
+        for line in wrong
+        if "repeats:" not in line  # how many there are depends on how fast the machine is
+    ]
 
 
 def test_repeat_command_of_a_timing(failing: Project, run: Run) -> None:
