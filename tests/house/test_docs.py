@@ -17,6 +17,7 @@ from pytest_fa import fixtures, plugin
 from pytest_fa.catalog.manifest import MANIFEST_NAME, Manifest, Member
 from pytest_fa.catalog.variant import Entry, InstructionLimit, Limits, Supports
 from pytest_fa.options import OPTIONS
+from pytest_fa.report.markdown import rewrite
 
 REPOSITORY = Path(__file__).parents[2]
 FLAGS = [option.flag for option in OPTIONS]
@@ -52,6 +53,11 @@ KEYS = [
 def test_every_manifest_key_is_documented(key: str) -> None:
     """`docs/variants.md`, to which a wrong manifest is sent, explains each key."""
     assert re.search(rf"(?<!\w){key}(?!\w)", pages()["variants.md"])
+
+
+def test_every_table_is_what_the_records_say() -> None:
+    """The tables in the pages are those that `python -m pytest_fa.report.markdown` makes from the committed records."""
+    assert {name: rewrite(text, REPOSITORY) for name, text in pages().items()} == pages()
 
 
 # -- fixtures ---------------------------------------------------------------------------------------------------------
