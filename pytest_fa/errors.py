@@ -8,7 +8,7 @@
     |-- UnsupportedCase    a kernel refused a case: the reason is the message
     |-- LaunchError        a kernel could not be started
     |-- DeviceLost         the device context is gone: the process must be replaced
-    `-- WrongResult        an output outside its tolerance
+    `-- WrongResult        a kernel that did something wrong, and the checks that found it
 
 Each message names the thing, the value found and what is allowed.  `plugin.py` is the one place that turns
 `UsageProblem` into `pytest.UsageError`.
@@ -53,7 +53,11 @@ class DeviceLost(FaError):
 
 
 class WrongResult(FaError):
-    """An output outside its tolerance."""
+    """What a kernel did is wrong; `caught_by` names the checks that found it."""
+
+    def __init__(self, caught_by: str | tuple[str, ...], message: str) -> None:
+        super().__init__(message)
+        self.caught_by = (caught_by,) if isinstance(caught_by, str) else caught_by
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -54,6 +54,13 @@ def fa_case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture
+def fa_property(request: pytest.FixtureRequest) -> str:
+    """The property under test, by its name; a test that asks for it runs once for every variant and property."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
 def fa_module(request: pytest.FixtureRequest, fa_variant: Variant) -> Iterator[Forward]:
     """The variant as `f(q, k, v, *, scale, causal, out)`, built and loaded into this process."""
     from pytest_fa.run.module import build_library, open_forward  # noqa: PLC0415  # torch: only for in-process tests
@@ -187,6 +194,14 @@ class FaRun:
         """Run and judge; fails with every bound."""
         return self._finish(lambda: self._session.run_case(variant, case, "correct"))
 
+    def property(self, variant: Variant, name: str) -> Record:
+        """Hold to a property; fails with what did not hold."""
+        return self._finish(lambda: self._session.hold_to_property(variant, name))
+
+    def selftest(self, variant: Variant) -> Record:
+        """Try everything on a kernel of the self-test; fails where the checks find too little or too much."""
+        return self._finish(lambda: self._session.judge_the_judge(variant))
+
     def speed(self, variant: Variant, case: Case) -> Record:
         """Run, judge, time, and judge what was timed."""
         return self._finish(lambda: self._session.run_case(variant, case, "speed"))
@@ -212,7 +227,7 @@ class FaRun:
 
 @pytest.fixture
 def fa_run(request: pytest.FixtureRequest, fa_builds: None) -> FaRun:  # noqa: ARG001  # builds come first
-    """`fa_run.build`, `.correct` and `.speed`: one item through the builder or a worker process, recorded."""
+    """`fa_run.build`, `.correct`, `.property`, `.speed`: one item through the builder or a worker process, recorded."""
     return FaRun(session_of(request.config), request.node)
 
 

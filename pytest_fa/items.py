@@ -18,14 +18,18 @@ _UNUSED = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
 def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
     """Give a test its variants and cases, by the fixtures that it asks for.
 
-    Variant and case: every judged pair; with `fa_benchmark` too: the first seed of each shape, companions beside it.
-    A variant alone: each one, or, for the suite's own `test_build`, each that needs a compiler.
+    Variant and property, variant and case: every judged pair; with `fa_benchmark` too: the first seed of each shape,
+    companions beside it.  A variant alone: each one, or, for the suite's own `test_build`, each that needs a compiler.
     """
     names = set(metafunc.fixturenames)
-    if "fa_variant" not in names:
+    if "fa_property" in names:
+        pairs = [pytest.param(variant, name, id=f"{variant.name}-{name}") for variant, name in plan.properties]
+        metafunc.parametrize(("fa_variant", "fa_property"), pairs, indirect=True)
+    elif "fa_variant" not in names:
         metafunc.parametrize("fa_case", plan.cases, ids=lambda case: case.id, indirect=True)
     elif "fa_case" not in names:
-        variants = plan.builds if "fa_run" in names else plan.runnable
+        ours = {"test_build": plan.builds, "test_judge": plan.faults} if "fa_run" in names else {}
+        variants = ours.get(metafunc.function.__name__, plan.runnable)
         metafunc.parametrize("fa_variant", variants, ids=lambda variant: variant.name, indirect=True)
     else:
         timed = "fa_benchmark" in names

@@ -23,17 +23,19 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.errors import FaError
-from pytest_fa.report.record import Check, Outcome, Repeats, Speed, Stage, StageName
+from pytest_fa.report.record import Check, Diagnosis, Outcome, Repeats, Speed, Stage, StageName
 
 START_SECONDS = 120.0
-DEFAULT_DEADLINE_SECONDS = 300.0
+WATCHDOG_SECONDS = 10.0
 
 
 class CaseJob(msgspec.Struct, frozen=True):
     """One variant on one case, and how far to go: judge it, time it, or both.
 
-    A judged call is repeated `repeats` times; None leaves the number to the time it takes.  `library` is the leaf's
-    shared library for a `cuda` entry.  `deadline_seconds` is all that the worker gets.
+    A judged call is repeated `repeats` times; None leaves the number to the time it takes.  With `property_name` the
+    variant is held to that property in place of being judged on the case alone.  `witnesses` are judged beside it when
+    it is wrong.  `library` is the leaf's shared library for a `cuda` entry.  A launch that has not come back after
+    `watchdog_seconds` is a hang.
     """
 
     variant: Variant
@@ -44,33 +46,47 @@ class CaseJob(msgspec.Struct, frozen=True):
     judge: bool
     time: bool
     repeats: int | None = 0
-    deadline_seconds: float = DEFAULT_DEADLINE_SECONDS
+    property_name: str | None = None
+    witnesses: tuple[Variant, ...] = ()
+    watchdog_seconds: float = WATCHDOG_SECONDS
 
     @property
     def id(self) -> str:
-        """Variant and case: `ws_p2-b1h8s512d64-fp16-seed0`."""
-        return f"{self.variant.name}-{self.case.id}"
+        """Variant and case, or variant and property: `ws_p2-b1h8s512d64-fp16-seed0`, `ws_p2-side_stream`."""
+        return f"{self.variant.name}-{self.property_name or self.case.id}"
 
     @property
     def wanted_stages(self) -> tuple[StageName, ...]:
         """The stages that this job is to reach, in their order."""
+        if self.property_name:
+            return ("launch", "correct")
         judged: tuple[StageName, ...] = ("sanity", "correct") if self.judge else ()
         timed: tuple[StageName, ...] = ("speed",) if self.time else ()
         return ("launch", *judged, *timed)
 
 
-class CaseResult(msgspec.Struct, frozen=True):
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """A sign of life: the stage that a job is in, and how many seconds the next sign may take."""
+
+    stage: StageName
+    seconds: float
+
+
+class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     """What came of a job: the outcome, how far it got, and the figures; no tensor, no live object.
 
-    `context_lost` says that the worker's device context is of no more use.
+    `caught_by` names the checks that found it wrong.  `context_lost` says that the worker's device context is of no
+    more use.
     """
 
     outcome: Outcome
     message: str
     stages: tuple[Stage, ...]
+    caught_by: tuple[str, ...] = ()
     check: Check | None = None
-    speed: Speed | None = None
     repeats: Repeats | None = None
+    diagnosis: Diagnosis | None = None
+    speed: Speed | None = None
     context_lost: bool = False
 
 
@@ -78,8 +94,8 @@ class WorkerError(FaError):
     """The worker server itself does not start or answer."""
 
 
-def encode(value: CaseJob | CaseResult) -> bytes:
-    """A job or a result as JSON."""
+def encode(value: CaseJob | Progress | CaseResult) -> bytes:
+    """A job, a sign of life or a result as JSON."""
     return msgspec.json.encode(value)
 
 
@@ -88,9 +104,9 @@ def decode_job(data: bytes) -> CaseJob:
     return msgspec.json.decode(data, type=CaseJob)
 
 
-def decode_result(data: bytes) -> CaseResult:
-    """A result from JSON.  Raises `msgspec.ValidationError`."""
-    return msgspec.json.decode(data, type=CaseResult)
+def decode_answer(data: bytes) -> Progress | CaseResult:
+    """What a worker sends, from JSON.  Raises `msgspec.ValidationError`."""
+    return msgspec.json.decode(data, type=Progress | CaseResult)
 
 
 Ending = Literal["crashed", "hung"]
@@ -138,17 +154,24 @@ class Workers:
             self._retire()
         _, connection = self._worker or self._fork()
         mark = self._log_size()
+        last = Progress(job.wanted_stages[0], START_SECONDS)
         try:
             connection.send_bytes(encode(job))
-            if not connection.poll(job.deadline_seconds):
-                return self._lost(job, "hung", mark)
-            answer = connection.recv_bytes()
+            while connection.poll(last.seconds):
+                answer = decode_answer(connection.recv_bytes())
+                if isinstance(answer, CaseResult):
+                    if answer.context_lost:
+                        self._retire()
+                    return answer
+                last = answer
         except (EOFError, ConnectionError):
-            return self._lost(job, "crashed", mark)
-        result = decode_result(answer)
-        if result.context_lost:
+            return self._lost(job, "crashed", last, mark)
+        return self._lost(job, "hung", last, mark)
+
+    def forget(self) -> None:
+        """End the present worker, and with it whatever a kernel's code keeps; the next job gets a new one."""
+        if self._worker is not None:
             self._retire()
-        return result
 
     def close(self) -> None:
         """End the worker and the server."""
@@ -199,17 +222,21 @@ class Workers:
             answer = b""
         return int(answer) if answer else 0
 
-    def _lost(self, job: CaseJob, ending: Ending, mark: int) -> CaseResult:
+    def _lost(self, job: CaseJob, ending: Ending, last: Progress, mark: int) -> CaseResult:
         if ending == "hung":
             self._retire()
-            message = f"{job.id} did not answer within {job.deadline_seconds:g} s; its worker was killed"
+            message = f"no sign of life for {last.seconds:g} s in stage {last.stage}; its worker was killed"
         else:
-            message = f"the worker of {job.id} died ({_describe(self._retire('reap'))}); a new one takes over"
+            status = _describe(self._retire("reap"))
+            message = f"its worker died in stage {last.stage} ({status}); a new one takes over"
             tail = self._log_tail(mark)
             message += f"\nits last words:\n{tail}" if tail else ""
-        first, *later = job.wanted_stages  # a worker that is gone does not tell how far it came
-        stages = (Stage(first, "failed"), *(Stage(name, "not reached") for name in later))
-        return CaseResult(ending, message, stages)
+        reached = job.wanted_stages.index(last.stage)
+        stages = tuple(
+            Stage(name, "ok" if index < reached else "failed" if index == reached else "not reached")
+            for index, name in enumerate(job.wanted_stages)
+        )
+        return CaseResult(ending, message, stages, ("watchdog" if ending == "hung" else "isolation",))
 
     def _log_size(self) -> int:
         return os.fstat(self._log.fileno()).st_size if self._log else 0

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 # The catalog's own, said again: it imports msgspec, which other runs must not pay for.  A test compares them.
 ARCHES = ("sm_80", "sm_89", "sm_90a")
 MOST_SEEDS = 100_000
+SELFTEST_SUITE = Path(__file__).parent / "suite" / "selftest.py"
+SELFTEST_KERNELS = Path(__file__).parent / "selftest"
 MOST_REPEATS = 1_000_000
+MOST_WATCHDOG_SECONDS = 86_400.0
 TOLERANCES = ("measured", "absolute")
 
 
@@ -38,6 +41,8 @@ class Options:
     arches: tuple[str, ...]
     tolerance: str | None
     soak: int | None
+    watchdog_seconds: float | None
+    selftest: bool
     cache: Path
     artifacts: Path
     profiles: Path
@@ -82,6 +87,8 @@ OPTIONS = (
     ),
     _Option("--fa-tolerance", "judge by this policy in place of the manifests' own: measured, absolute", "POLICY"),
     _Option("--fa-soak", "repeat every checked call N times; default: 100, or what half a second holds", "N"),
+    _Option("--fa-watchdog", "a launch that takes longer hangs; default: 10, for Python entries 300", "SECONDS"),
+    _Option("--fa-selftest", "judge the judge: run wrong kernels, each to be caught by its check, and right ones"),
     _Option("--fa-require-gpu", "fail where there is no GPU, in place of skipping"),
     _Option("--fa-clean", "forget the cached builds of the selected variants first"),
     _Option("--fa-cache", "where builds are kept; default: pytest-fa in the user's cache folder", "DIR"),
@@ -116,10 +123,11 @@ def wants_list(config: pytest.Config) -> bool:
 def read(config: pytest.Config) -> Options:
     """The options of this run.  Raises `UsageProblem` for a value that cannot be."""
     rootdir = config.rootpath
+    selftest = _flag(config, "fa_selftest")
     return Options(
         rootdir=rootdir,
-        variants=_words(_text(config, "fa_variant")),
-        kernels=_kernels(config, rootdir),
+        variants=_words(_text(config, "fa_variant")) or (("*",) if selftest else ()),
+        kernels=(SELFTEST_KERNELS,) if selftest else _kernels(config, rootdir),
         suites=_words(_text(config, "fa_suite")) or ("history",),
         cases=_words(_text(config, "fa_case")),
         seeds=_seeds(_text(config, "fa_seeds")),
@@ -127,6 +135,8 @@ def read(config: pytest.Config) -> Options:
         defines=_defines(config),
         arches=_allowed("--fa-arch", _words(_text(config, "fa_arch")), ARCHES),
         tolerance=_one_of("--fa-tolerance", _text(config, "fa_tolerance"), TOLERANCES),
+        watchdog_seconds=_watchdog(_text(config, "fa_watchdog")),
+        selftest=selftest,
         soak=_soak(_text(config, "fa_soak")),
         cache=_folder(rootdir, _text(config, "fa_cache")) or default_cache(),
         artifacts=_folder(rootdir, _text(config, "fa_artifacts")) or rootdir / "artifacts",
@@ -151,7 +161,7 @@ def default_cache() -> Path:
 def _repeat(config: pytest.Config) -> tuple[str, ...]:
     """`pytest` with what decides how a variant is found, built and judged."""
     suite = ("--pyargs", "pytest_fa.suite") if config.getoption("pyargs") else ()
-    kept = ("fa_kernels", "fa_arch", "fa_tolerance", "fa_soak", "fa_cache")
+    kept = ("fa_kernels", "fa_arch", "fa_tolerance", "fa_soak", "fa_watchdog", "fa_cache")
     given = [option for option in OPTIONS if option.dest in kept and config.getoption(option.dest) is not None]
     no_build = ("--fa-no-build",) if _flag(config, "fa_no_build") else ()
     return ("pytest", *suite, *(f"{option.flag}={config.getoption(option.dest)}" for option in given), *no_build)
@@ -219,6 +229,18 @@ def _soak(text: str) -> int | None:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_REPEATS):
         raise UsageProblem(f"--fa-soak: {text!r} repeats; give 1 to {MOST_REPEATS}")
     return int(text)
+
+
+def _watchdog(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MOST_WATCHDOG_SECONDS:  # NaN too
+        raise UsageProblem(f"--fa-watchdog: {text!r} seconds; give a number above 0, at most {MOST_WATCHDOG_SECONDS:g}")
+    return seconds
 
 
 def _allowed(flag: str, words: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:

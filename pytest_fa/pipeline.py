@@ -2,87 +2,137 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 
 from pytest_fa.errors import DeviceLost, FaError, LaunchError, UnsupportedCase, WrongResult
-from pytest_fa.jobs import CaseJob, CaseResult
+from pytest_fa.jobs import CaseJob, CaseResult, Progress
 from pytest_fa.judge.check import judge
+from pytest_fa.judge.diagnosis import diagnose
+from pytest_fa.judge.own_work import require_own_work
+from pytest_fa.judge.properties import PROPERTIES, Subject
 from pytest_fa.judge.repeats import repeat, require_identical
-from pytest_fa.judge.truth import make_truth
+from pytest_fa.judge.truth import Truth, make_truth
+from pytest_fa.judge.witnesses import hear
 from pytest_fa.measure.measure import measure
-from pytest_fa.report.record import Check, Outcome, Repeats, Speed, Stage, StageName
+from pytest_fa.report.record import Check, Diagnosis, Outcome, Repeats, Speed, Stage, StageName
 from pytest_fa.run.checked import CheckedLaunch
 from pytest_fa.run.device import is_alive, open_device
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import Inputs, make_inputs
 from pytest_fa.run.module import open_forward
 
+# What found a kernel that gave nothing to judge.
+ENDINGS: dict[str, tuple[str, ...]] = {
+    "failed": ("exception",),
+    "launch_failed": ("launch",),
+    "device_error": ("device error",),
+}
 
-def run_case(job: CaseJob) -> CaseResult:
-    """Load, launch, judge and time one variant on one case.
+Tell = Callable[[Progress], object]
+
+PATIENCE_SECONDS = 300.0  # for what is not a launch: starting CUDA, loading, truth in float64
+
+
+def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
+    """Load, launch, judge and time one variant on one case; `tell` hears that it goes on.
 
     The candidate runs before truth is computed, so stale memory cannot hold the answer.  A stage that fails ends the
     run, and a failed check carries no timing.  Never raises for what a kernel does.
     """
-    stages = Stages(job)
-    check: Check | None = None
-    repeats: Repeats | None = None
-    speed: Speed | None = None
-    scope = ExitStack()
+    stages, found, scope = Stages(job, tell), Findings(), ExitStack()
     try:
         with stages("launch"):
             device = open_device(job.device)
             workspaces = Workspaces()
             forward = scope.enter_context(open_forward(job.variant, job.library, workspaces))
             launch = CheckedLaunch(forward, make_inputs(job.case, device), workspaces)
-            out = launch.once(job.id)
-        if job.judge:
-            with stages("sanity"):
-                out = _require_tensor(out, launch.inputs).clone()  # the next call writes over it
-                launch.require_untouched()
-                if job.repeats != 0:
-                    repeats = repeat(launch, out, job.repeats, launch.dirtier_missing)
-                    launch.require_untouched()
-                truth = make_truth(launch.untouched, job.variant.rounds)
-                check = judge(out, truth, job.policy)
-                _require_finite(check)
+            stages.watch()
+            found.out = launch.once(job.id)
+        if job.property_name:
             with stages("correct"):
-                _require_passed(check, "")
-                if repeats:
-                    require_identical(repeats, deterministic=job.variant.deterministic)
+                PROPERTIES[job.property_name](Subject(job, forward, device, stages.watch))
+        elif job.judge:
+            with stages("sanity"):
+                found.out = _require_tensor(found.out, launch.inputs).clone()  # the next call writes over it
+                launch.require_untouched()
+                _repeat(job, launch, found, stages)
+                stages.wait()
+                found.truth = make_truth(launch.untouched, job.variant.rounds)
+                found.check = judge(found.out, found.truth, job.policy)
+                _require_finite(found.check)
+            with stages("correct"):
+                _require_passed(found.check, "")
+                _require_repeats(job, found)
         if job.time:
             with stages("speed"):
-                measured, outputs = measure(forward, job.case, launch.inputs, job.id)
+                measured, outputs = measure(forward, job.case, launch.inputs, job.id, stages.watch)
                 launch.require_untouched()
-                for each in _distinct(outputs, out) if job.judge else ():
-                    check = judge(_require_tensor(each, launch.inputs), truth, job.policy)
-                    _require_passed(check, " in an output of the timed calls")
-                speed = measured
-        return CaseResult("ok", "", stages.all(), check, speed, repeats)
+                if job.judge:
+                    found.check = _judge_timed(outputs, found, launch.inputs, job.policy)
+                found.speed = measured
+        return found.result("ok", "", stages)
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; each becomes a named outcome
+        found.speed = None
         alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
-        found = (_outcome(problem), _message(problem), stages.all(), check, None, repeats)
-        return CaseResult(*found, context_lost=not alive)
+        found.caught_by = problem.caught_by if isinstance(problem, WrongResult) else ENDINGS.get(_outcome(problem), ())
+        if isinstance(problem, WrongResult) and alive and found.check and found.truth:
+            stages.wait()
+            found.diagnosis = _diagnose(job, found, launch)
+        return found.result(_outcome(problem), _message(problem), stages, context_lost=not alive)
     finally:
         scope.close()
 
 
-class Stages:
-    """How far a run came and what each stage took."""
+@dataclasses.dataclass
+class Findings:
+    """What a run knows so far: filled from left to right, never read by an earlier stage."""
 
-    def __init__(self, job: CaseJob) -> None:
+    out: torch.Tensor | None = None
+    truth: Truth | None = None
+    check: Check | None = None
+    repeats: Repeats | None = None
+    extremes: tuple[torch.Tensor, ...] = ()
+    diagnosis: Diagnosis | None = None
+    speed: Speed | None = None
+    caught_by: tuple[str, ...] = ()
+
+    def result(self, outcome: Outcome, message: str, stages: Stages, *, context_lost: bool = False) -> CaseResult:
+        """The figures of it, without a tensor."""
+        return CaseResult(
+            outcome=outcome,
+            message=message,
+            stages=stages.all(),
+            caught_by=self.caught_by,
+            check=self.check,
+            repeats=self.repeats,
+            diagnosis=self.diagnosis,
+            speed=self.speed,
+            context_lost=context_lost,
+        )
+
+
+class Stages:
+    """How far a run came, what each stage took, and the signs of life that its watcher hears."""
+
+    def __init__(self, job: CaseJob, tell: Tell) -> None:
         self._stages = {name: Stage(name, "not reached") for name in job.wanted_stages}
+        self._now = job.wanted_stages[0]
+        self._tell = tell
+        self._watchdog_seconds = job.watchdog_seconds
 
     @contextmanager
     def __call__(self, name: StageName) -> Iterator[None]:
         """Time one stage; an exception marks it failed and goes on."""
         start = time.perf_counter()
+        self._now = name
+        self.wait()
         try:
             yield
         except BaseException:
@@ -90,9 +140,67 @@ class Stages:
             raise
         self._stages[name] = Stage(name, "ok", time.perf_counter() - start)
 
+    def watch(self) -> None:
+        """A launch comes next: it is back within the watchdog's time, or it hangs."""
+        self._tell(Progress(self._now, self._watchdog_seconds))
+
+    def wait(self) -> None:
+        """Work of our own comes next."""
+        self._tell(Progress(self._now, max(PATIENCE_SECONDS, self._watchdog_seconds)))
+
     def all(self) -> tuple[Stage, ...]:
         """Every wanted stage, reached or not."""
         return tuple(self._stages.values())
+
+
+def _repeat(job: CaseJob, launch: CheckedLaunch, found: Findings, stages: Stages) -> None:
+    """More calls: from the same dirt, disturbed in several ways, and one in which nobody else's attention may run."""
+    assert found.out is not None  # noqa: S101  # it was launched
+    if job.repeats != 0:
+        again = repeat(
+            lambda: _require_tensor(launch.again(), launch.inputs),
+            found.out,
+            job.repeats,
+            launch.dirt_missing,
+            stages.watch,
+        )
+        found.repeats, found.extremes = again
+        launch.require_untouched()
+    if job.variant.entry.kind == "python" and job.variant.role != "baseline":
+        require_own_work(launch)
+
+
+def _require_repeats(job: CaseJob, found: Findings) -> None:
+    """Repeats are equal bit by bit; those of a variant that may differ are right, each of them."""
+    assert found.truth is not None  # noqa: S101  # the first output was judged
+    if found.repeats and found.repeats.differing:
+        require_identical(found.repeats, deterministic=job.variant.deterministic)
+        for extreme in found.extremes:
+            found.check = judge(extreme, found.truth, job.policy)
+            _require_passed(found.check, " in a repeat", "repeats")
+
+
+def _judge_timed(outputs: Iterable[torch.Tensor], found: Findings, inputs: Inputs, policy: str) -> Check | None:
+    """Judge what the timed calls left; one that is the judged output bit by bit needs no second look."""
+    assert found.out is not None and found.truth is not None  # noqa: S101, PT018  # a judged job has both
+    check = found.check
+    bits = found.out.view(torch.int16)
+    for each in outputs:
+        out = _require_tensor(each, inputs)
+        if not torch.equal(out.view(torch.int16), bits):
+            check = found.check = judge(out, found.truth, policy)
+            _require_passed(check, " in an output of the timed calls", "timed outputs")
+    return check
+
+
+def _diagnose(job: CaseJob, found: Findings, launch: CheckedLaunch) -> Diagnosis | None:
+    """Say more about a wrong output; a failure to do so never hides the failure itself."""
+    assert found.out is not None and found.truth and found.check  # noqa: S101, PT018  # the caller looked
+    try:
+        witnesses = hear(job.witnesses, launch.untouched, found.truth, job.policy)
+        return diagnose(found.out, found.truth, launch.untouched, found.check, found.repeats, witnesses)
+    except (RuntimeError, FaError) as problem:
+        return Diagnosis((), f"not diagnosed: {problem}", (), "")
 
 
 def _require_tensor(out: object, inputs: Inputs) -> torch.Tensor:
@@ -100,35 +208,31 @@ def _require_tensor(out: object, inputs: Inputs) -> torch.Tensor:
     q = inputs.q
     if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (q.shape, q.dtype):
         found = f"{out.dtype} {list(out.shape)}" if isinstance(out, torch.Tensor) else repr(out)
-        raise WrongResult(f"the output is {found}, it must be {q.dtype} {list(q.shape)}")
+        raise WrongResult("output", f"the output is {found}, it must be {q.dtype} {list(q.shape)}")
     return out
-
-
-def _distinct(outputs: Iterable[torch.Tensor], judged: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The outputs that are not, bit by bit, the one that was judged already: timed calls get the same data."""
-    for each in outputs:
-        is_alike = each.shape == judged.shape and each.dtype == judged.dtype
-        if not (is_alike and torch.equal(each.view(torch.int16), judged.view(torch.int16))):
-            yield each
 
 
 def _require_finite(check: Check) -> None:
     if check.nonfinite_count:
         found, of = check.nonfinite_count, check.element_count
-        raise WrongResult(f"{found} of {of} elements are NaN or Inf (the output was full of NaN before the call)")
+        message = f"{found} of {of} elements are NaN or Inf (the output was full of NaN before the call)"
+        raise WrongResult("finite", message)
 
 
-def _require_passed(check: Check, where: str) -> None:
+def _require_passed(check: Check, where: str, caught_by: str = "") -> None:
     if not check.passed:
         bound = check.tightest
         value = "not finite" if bound.value is None else f"{bound.value:.3g}"
-        raise WrongResult(f"{bound.name} error is {value}, allowed is {bound.allowed:.3g}{where}")
+        broken = tuple(each.name for each in check.bounds if each.judged and not each.holds)
+        message = f"{bound.name} error is {value}, allowed is {bound.allowed:.3g}{where}"
+        raise WrongResult((caught_by,) if caught_by else broken, message)
 
 
 def _outcome(problem: Exception) -> Outcome:
     outcomes: dict[type[Exception], Outcome] = {
         UnsupportedCase: "unsupported",
         LaunchError: "launch_failed",
+        DeviceLost: "device_error",
         WrongResult: "wrong",
     }
     return next((name for kind, name in outcomes.items() if isinstance(problem, kind)), "failed")

@@ -19,6 +19,7 @@ from pytest_fa.fixtures import (
     fa_clock,
     fa_inputs,
     fa_module,
+    fa_property,
     fa_run,
     fa_truth,
     fa_variant,
@@ -37,6 +38,7 @@ __all__ = [
     "fa_clock",
     "fa_inputs",
     "fa_module",
+    "fa_property",
     "fa_run",
     "fa_truth",
     "fa_variant",
@@ -52,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Read the options; where any was given, check the names in them before anything is collected."""
     try:
         config.stash[OPTIONS_KEY] = options.read(config)
+        if config.stash[OPTIONS_KEY].selftest:
+            config.args[:] = [str(options.SELFTEST_SUITE)]
         if config.stash[OPTIONS_KEY].is_given:
             _ = session_of(config).plan
         if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
@@ -81,7 +85,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Pair variants and cases for every test that asks for them."""
-    if {"fa_variant", "fa_case"} & set(metafunc.fixturenames):
+    if {"fa_variant", "fa_case", "fa_property"} & set(metafunc.fixturenames):
         from pytest_fa.items import parametrize  # noqa: PLC0415  # only a run with kernels pays for the catalog
 
         parametrize(metafunc, session_of(metafunc.config).plan)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 
 from pytest_fa.build.builder import BuildFailure, BuildReport, ensure, explain
@@ -17,17 +17,23 @@ from pytest_fa.build.resources import broken_limits
 from pytest_fa.build.target import runs_on, target_arches
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import Catalog, discover
+from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
+from pytest_fa.catalog.faults import cases as selftest_cases
+from pytest_fa.catalog.faults import disappointment
 from pytest_fa.catalog.plan import Plan, make_plan
+from pytest_fa.catalog.properties import PROPERTIES, applies, property_case
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
-from pytest_fa.catalog.variant import ARCHES, BrokenVariant, Variant
+from pytest_fa.catalog.variant import ARCHES, BrokenVariant, Device, Variant
 from pytest_fa.errors import BuildError, FaError, ToolchainError, UsageProblem
-from pytest_fa.jobs import CaseJob, CaseResult, Workers
+from pytest_fa.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, Workers
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.options import Options
 from pytest_fa.report.environment import find_gpu, read_environment, read_source
 from pytest_fa.report.record import SCHEMA, STAGES, Environment, Kind, Leaf, Outcome, Record, Stage
 
 Say = Callable[[str], None]
+
+PATIENT_WATCHDOG_SECONDS = 300.0
 
 
 class CannotRun(FaError):
@@ -151,8 +157,44 @@ class Session:
         result = CaseResult(outcome, "\n".join([*problems, *over]), (stage,))
         return self._record("build", variant.name, variant.role, None, result, leaves)
 
-    def run_case(self, variant: Variant, case: Case, kind: Kind) -> Record:
-        """The record of `test_correct` or `test_speed`: one job, through a worker.
+    def hold_to_property(self, variant: Variant, name: str) -> Record:
+        """The record of `test_property`: one job, through a worker.
+
+        Raises `Refused` where the property means nothing for the variant or the kernel refuses it with a reason.
+        """
+        device = variant.device_for(gpu=find_gpu() is not None)
+        if device and not applies(name, variant, device):
+            raise Refused(f"{name} means nothing for {variant.name} on {device}")
+        return self.run_case(variant, property_case(variant), "property", name)
+
+    def judge_the_judge(self, variant: Variant) -> Record:
+        """The record of one kernel of the self-test: by which checks it was found, and whether that is right."""
+        caught: dict[str, None] = {}
+        tried = 0
+        for record in self._selftest_runs(variant):
+            tried += 1
+            caught.update(dict.fromkeys(record.caught_by))
+            if record.outcome in ("crashed", "hung", "device_error"):
+                break  # as it will again, and again
+        self.workers.forget()
+        problem = disappointment(variant.name, list(caught)) or ("" if tried else "nothing was tried on it")
+        stage = Stage("correct", "failed" if problem else "ok")
+        result = CaseResult("wrong" if problem else "ok", problem, (stage,), tuple(caught))
+        return self._record("selftest", variant.name, variant.role, None, result, ())
+
+    def _selftest_runs(self, variant: Variant) -> Iterator[Record]:
+        """Every case, one of them timed, and every property."""
+        taken = [case for case in selftest_cases() if not variant.refuses(case)]
+        for case in taken:
+            yield self.run_case(variant, case, "correct")
+        if taken and variant.is_judged:
+            yield self.run_case(variant, taken[0], "speed")
+        for name in PROPERTIES:
+            with suppress(Refused):
+                yield self.hold_to_property(variant, name)
+
+    def run_case(self, variant: Variant, case: Case, kind: Kind, property_name: str | None = None) -> Record:
+        """The record of `test_correct`, `test_property` or `test_speed`: one job, through a worker.
 
         Raises `Refused` where the variant does not take the case, `CannotRun` where this machine cannot run it.
         """
@@ -173,13 +215,43 @@ class Session:
             policy=self.options.tolerance or variant.tolerance,  # type: ignore[arg-type]  # options.py checked it
             judge=variant.is_judged,
             time=kind == "speed" and self.options.timing,
-            repeats=(self.options.soak or None) if kind == "correct" else 0,
+            repeats=self._repeats(kind),
+            property_name=property_name,
+            witnesses=self._witnesses(variant, case, device),
+            watchdog_seconds=self._watchdog_seconds(variant, device),
         )
-        with timing_lock() if job.time else nullcontext():
+        with timing_lock() if job.time and not self.options.selftest else nullcontext():
             result = self.workers.run(job)
+        if result.outcome == "unsupported" and property_name:
+            raise Refused(f"{variant.name}: {property_name}: {result.message}")
         if result.outcome == "unsupported" and variant.role == "baseline":
             raise Refused(f"{variant.name} does not support {case.shape_id}: {result.message}")
-        return self._record(kind, variant.name, variant.role, case, result, (leaf,) if leaf else ())
+        return self._record(kind, variant.name, variant.role, case, result, (leaf,) if leaf else (), property_name)
+
+    def _repeats(self, kind: Kind) -> int | None:
+        """How often a judged call is repeated; None leaves it to the time that takes."""
+        if kind != "correct":
+            return 0
+        return self.options.soak or (SELFTEST_REPEATS if self.options.selftest else None)
+
+    def _witnesses(self, variant: Variant, case: Case, device: Device) -> tuple[Variant, ...]:
+        """The baselines that take the case on this device; a baseline needs none."""
+        if variant.role == "baseline":
+            return ()
+        baselines = (each for each in self.catalog.variants.values() if each.role == "baseline")
+        return tuple(
+            each
+            for each in baselines
+            if device in each.supports.device and not each.is_built and not each.refuses(case)
+        )
+
+    def _watchdog_seconds(self, variant: Variant, device: Device) -> float:
+        """How long one launch may take: a Python entry may compile itself first, a CPU is slow."""
+        if self.options.watchdog_seconds:
+            return self.options.watchdog_seconds
+        if self.options.selftest:
+            return WATCHDOG_SECONDS
+        return WATCHDOG_SECONDS if variant.is_built and device == "cuda" else PATIENT_WATCHDOG_SECONDS
 
     def _does_not_compile(self, variant: Variant) -> bool:
         """Whether the compiler rejected it: to be said even where there is no GPU to run it on."""
@@ -199,29 +271,38 @@ class Session:
         return max(outcomes, key=lambda each: ARCHES.index(each.arch))
 
     def _record(
-        self, kind: Kind, variant: str, role: str, case: Case | None, result: CaseResult, leaves: tuple[Leaf, ...]
+        self,
+        kind: Kind,
+        variant: str,
+        role: str,
+        case: Case | None,
+        result: CaseResult,
+        leaves: tuple[Leaf, ...],
+        property_name: str | None = None,
     ) -> Record:
         stages = {name: Stage(name, "not reached") for name in STAGES}
         stages["build"] = Stage("build", "ok", leaves[0].build_seconds if leaves else 0.0)
         stages.update({stage.name: stage for stage in result.stages})
         return Record(
             schema=SCHEMA,
-            id=variant if case is None else f"{variant}-{case.id}",
+            id=variant if case is None else f"{variant}-{property_name or case.id}",
             kind=kind,
             variant=variant,
             role=role,
             case=case,
             outcome=result.outcome,
             message=result.message,
+            caught_by=result.caught_by,
             stages=tuple(stages.values()),
             leaves=leaves,
             check=result.check,
             speed=result.speed,
             repeats=result.repeats,
+            diagnosis=result.diagnosis,
             environment=self.environment,
             source=read_source(self.options.rootdir),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            repeat=self._repeat(kind, variant, case),
+            repeat=self._repeat(kind, variant, case, property_name),
         )
 
     @functools.cached_property
@@ -229,10 +310,12 @@ class Session:
         """The machine, read once."""
         return read_environment()
 
-    def _repeat(self, kind: Kind, variant: str, case: Case | None) -> str:
+    def _repeat(self, kind: Kind, variant: str, case: Case | None, property_name: str | None) -> str:
         """One command line that runs this item again."""
-        words = [*self.options.repeat, f"--fa-variant={variant}", *([f"--fa-case={case.id}"] if case else [])]
-        return shlex.join([*words, "-k", f"test_{kind}"])
+        words = [*self.options.repeat, f"--fa-variant={variant}"]
+        if property_name:
+            return shlex.join([*words, "-k", f"test_property and {property_name}"])
+        return shlex.join([*words, *([f"--fa-case={case.id}"] if case else []), "-k", f"test_{kind}"])
 
 
 def _failed_build(message: str) -> CaseResult:

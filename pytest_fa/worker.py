@@ -77,7 +77,7 @@ def work(connection: Connection) -> None:
             job: CaseJob = decode_job(connection.recv_bytes())
         except EOFError:
             return
-        connection.send_bytes(encode(run_case(job)))
+        connection.send_bytes(encode(run_case(job, lambda sign: connection.send_bytes(encode(sign)))))
 
 
 def _worker_status(connection: Connection) -> int:

@@ -18,7 +18,7 @@ using fp16 = __half;
 using bf16 = __nv_bfloat16;
 
 // Barriers have names, so that a test can leave one out and see that it is missed.
-enum Barrier { NONE, K_FULL, V_FULL, KV_EMPTY, S_STORED, P_STORED, L_STORED, O_STORED };
+enum Barrier { NONE, ROWS_FOUND, K_FULL, V_FULL, KV_EMPTY, S_STORED, P_STORED, L_STORED, O_STORED };
 
 constexpr int HEAD_DIM = 64;
 constexpr int STAGES = 2;
@@ -208,6 +208,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const Fa
 
   int row_of[Accumulator::num_elements];
   find_rows(smem, warp, lane, row_of);
+  sync_consumers(ROWS_FOUND);  // another warp may store S where this one has read its row numbers
   const int strip = warp % STRIPS * WMMA_TILE;  // this warp's rows of O
   const int first_row = warp * ROWS_PER_LANE * ROWS_PER_PASS + lane / LANES_PER_ROW;  // this lane's rows of S
   const float scale_log2 = args.scale * CUDART_L2E_F;  // exp(x) = 2^(x log2 e)

@@ -51,6 +51,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     supports: Supports | None = None
     limits: Limits | None = None
     rounds: tuple[Rounding, ...] | None = None
+    deterministic: bool | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,7 +128,7 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         rounds=manifest.rounds if member.rounds is None else member.rounds,
         limits=member.limits or manifest.limits,
         tolerance=manifest.tolerance,
-        deterministic=manifest.deterministic,
+        deterministic=manifest.deterministic if member.deterministic is None else member.deterministic,
         step=member.step or manifest.step,
         parent=member.parent or manifest.parent,
         because=member.because or manifest.because,

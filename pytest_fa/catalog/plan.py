@@ -6,6 +6,8 @@ import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import Catalog
+from pytest_fa.catalog.faults import FAULTS, TWINS
+from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.catalog.variant import COMPANION_ROLES, BrokenVariant, Variant
 
 AnyVariant = Variant | BrokenVariant
@@ -34,6 +36,11 @@ class Plan(msgspec.Struct, frozen=True):
         return [(each, case) for each in self.runnable if each.is_judged for case in self.cases]
 
     @property
+    def properties(self) -> list[tuple[Variant, str]]:
+        """What `test_property` runs over: every judged variant with every property."""
+        return [(each, name) for each in self.runnable if each.is_judged for name in PROPERTIES]
+
+    @property
     def timings(self) -> list[tuple[Variant, Case]]:
         """What `test_speed` runs over: the first seed of every shape, companions last."""
         first: dict[str, Case] = {}
@@ -42,6 +49,11 @@ class Plan(msgspec.Struct, frozen=True):
         names = {each.name for each in self.runnable}
         companions = [each for each in self.companions if each.name not in names]
         return [(each, case) for each in (*self.runnable, *companions) for case in first.values()]
+
+    @property
+    def faults(self) -> list[Variant]:
+        """What the self-test runs over: wrong kernels and their right twins."""
+        return [each for each in self.runnable if each.name in FAULTS or each.name in TWINS]
 
     @property
     def runnable(self) -> list[Variant]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -19,10 +20,16 @@ MOST_CALLS = 200
 MOST_SECONDS = 1.0
 
 
-def call_time(forward: Forward, rotation: Rotation, device: torch.device) -> Timing:
-    """Wall clock of synchronised batches, per call; a batch ends with the device: it is no less than device time."""
+def call_time(
+    forward: Forward, rotation: Rotation, device: torch.device, watch: Callable[[], object] = lambda: None
+) -> Timing:
+    """Wall clock of synchronised batches, per call; a batch ends with the device: it is no less than device time.
+
+    `watch` hears before each batch.
+    """
 
     def batch_us(calls: int) -> float:
+        watch()
         turns = rotation.turns(calls)
         synchronize(device)
         start = time.perf_counter_ns()

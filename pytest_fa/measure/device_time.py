@@ -19,6 +19,8 @@ from pytest_fa.measure.statistics import settle, timing
 from pytest_fa.report.record import Timing
 from pytest_fa.run.module import Forward
 
+Watch = Callable[[], object]
+
 SAMPLES = 10
 SAMPLE_MS = 20.0
 REPLAYS = 10
@@ -35,21 +37,21 @@ class CannotCapture(FaError):
     """A call that does what a graph capture does not allow."""
 
 
-def device_time(forward: Forward, rotation: Rotation, device: torch.device) -> Timing:
+def device_time(forward: Forward, rotation: Rotation, device: torch.device, watch: Watch = lambda: None) -> Timing:
     """Time `forward` on the rotation's buffers, on its device; `rotation.outputs` are then those of timed calls."""
     if device.type == "cpu":
-        return _wall_clock(forward, rotation)
+        return _wall_clock(forward, rotation, watch)
     estimate_us = _event_us(lambda: rotation.call(forward), 5) / 5
     try:
         estimate_us = _graph_estimate_us(forward, rotation, estimate_us)
     except CannotCapture as problem:
-        return _event_pairs(forward, rotation, estimate_us, f" ({problem})")
+        return _event_pairs(forward, rotation, estimate_us, watch, f" ({problem})")
     if estimate_us >= LONG_CALL_US:
-        return _event_pairs(forward, rotation, estimate_us)
-    return _graph_slope(forward, rotation, estimate_us)
+        return _event_pairs(forward, rotation, estimate_us, watch)
+    return _graph_slope(forward, rotation, estimate_us, watch)
 
 
-def _graph_slope(forward: Forward, rotation: Rotation, estimate_us: float) -> Timing:
+def _graph_slope(forward: Forward, rotation: Rotation, estimate_us: float, watch: Watch) -> Timing:
     calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / estimate_us)))
     once, thrice = capture(forward, rotation, calls), capture(forward, rotation, 3 * calls)
     once.replay()
@@ -58,10 +60,12 @@ def _graph_slope(forward: Forward, rotation: Rotation, estimate_us: float) -> Ti
     replays = max(REPLAYS, math.ceil(SAMPLE_MS / pair_ms))
 
     def sample_us(replays: int = replays) -> float:
+        watch()
         short, long = _event_us(once.replay, replays), _event_us(thrice.replay, replays)
         return (long - short) / (2 * calls * replays)
 
     settle(lambda: sample_us(REPLAYS))
+    rotation.flip()
     rotation.poison()
     samples = [sample_us() for _ in range(SAMPLES)]  # each ends with the graph that was captured last
     if min(samples) <= 0:
@@ -99,11 +103,17 @@ def capture(forward: Forward, rotation: Rotation, calls: int, *, keep_graph: boo
     return graph
 
 
-def _event_pairs(forward: Forward, rotation: Rotation, estimate_us: float, why: str = "") -> Timing:
+def _event_pairs(forward: Forward, rotation: Rotation, estimate_us: float, watch: Watch, why: str = "") -> Timing:
     count = max(3, min(SAMPLES, int(MOST_SECONDS * 1e6 / estimate_us)))
     rotation.begin()
+    rotation.flip()
     rotation.poison()
-    samples = [_event_us(lambda: rotation.call(forward)) for _ in range(count)]
+
+    def sample_us() -> float:
+        watch()
+        return _event_us(lambda: rotation.call(forward))
+
+    samples = [sample_us() for _ in range(count)]
     return timing(f"event pair around one call{why}", samples, 1)
 
 
@@ -117,10 +127,11 @@ def _event_us(work: Callable[[], object], times: int = 1) -> float:
     return float(start.elapsed_time(end)) * 1000
 
 
-def _wall_clock(forward: Forward, rotation: Rotation) -> Timing:
+def _wall_clock(forward: Forward, rotation: Rotation, watch: Watch) -> Timing:
     """At least 5 calls and 0.2 s, at most 50 calls; slow calls stop at 3 s."""
 
     def sample_us() -> float:
+        watch()
         start = time.perf_counter_ns()
         rotation.call(forward)
         return (time.perf_counter_ns() - start) / 1000
@@ -128,6 +139,7 @@ def _wall_clock(forward: Forward, rotation: Rotation) -> Timing:
     fewest, most = CPU_SAMPLES
     sample_us()
     rotation.begin()
+    rotation.flip()
     rotation.poison()
     samples: list[float] = []
     while len(samples) < most and sum(samples) < MOST_SECONDS * 1e6:

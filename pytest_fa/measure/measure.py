@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from pytest_fa.catalog.case import Case
@@ -16,23 +18,27 @@ from pytest_fa.run.module import Forward
 from pytest_fa.run.nvtx_range import nvtx_range
 
 
-def measure(forward: Forward, case: Case, inputs: Inputs, name: str) -> tuple[Speed, list[torch.Tensor]]:
+def measure(
+    forward: Forward, case: Case, inputs: Inputs, name: str, watch: Callable[[], object] = lambda: None
+) -> tuple[Speed, list[torch.Tensor]]:
     """The speed of `forward` on `case`, and the outputs that its timed calls left, to be judged by the caller.
 
-    `name` goes into the NVTX ranges.  The caller holds the GPU's timing lock, see `timing_lock`.
+    `name` goes into the NVTX ranges, `watch` hears before whatever might hang.  The caller holds the GPU's timing lock,
+    see `timing_lock`.
     """
     device = inputs.q.device
     rotation = Rotation(case, inputs, _l2_bytes(device))
     launches, missing = read_launches(forward, rotation, device)
     before = _clocks(device)
     with nvtx_range(f"device_us-{name}"):
-        on_device = device_time(forward, rotation, device)
-    outputs = [out.clone() for out in rotation.outputs]  # calls that follow write over them
+        on_device = device_time(forward, rotation, device, watch)
+    outputs = rotation.outputs
     after = _clocks(device)
     rotation.poison()
     with nvtx_range(f"call_us-{name}"):
-        per_call = call_time(forward, rotation, device)
+        per_call = call_time(forward, rotation, device, watch)
     outputs += rotation.written(per_call.calls_per_sample)
+    rotation.restore()
     speed = Speed(
         device=on_device,
         call=per_call,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import torch
 
@@ -14,7 +15,11 @@ MOST_BUFFERS = 8
 
 
 class Rotation:
-    """A few sets of the same data at different addresses; each call uses the next set and keeps its output.
+    """A few sets of data at different addresses; each call uses the next set and keeps its output.
+
+    All sets hold the same q and k; v has the opposite sign in every second set, and `flip` turns all signs where the
+    data lie.  So the right output is the same but for its sign, and one that was kept from another set, or from before
+    the flip, is wrong.
 
     Together they stay within a quarter of L2, so that every call finds its data there; where one set alone is larger,
     `exceeds_l2` says so.  An output that a variant allocates itself is kept as long as one it was given.
@@ -25,6 +30,8 @@ class Rotation:
         self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > quarter
         count = max(1, min(MOST_BUFFERS, quarter // max(1, case.bytes_per_call)))
         self.inputs = [inputs, *(clone(inputs) for _ in range(count - 1))]
+        self._signs = [1] * count
+        self._turn_signs(range(1, count, 2))
         self.given = [poisoned_output(each) for each in self.inputs]
         self.kept: list[torch.Tensor] = list(self.given)
         self.begin()
@@ -46,8 +53,21 @@ class Rotation:
 
     @property
     def outputs(self) -> list[torch.Tensor]:
-        """The kept outputs of the sets that were called since `begin`."""
-        return [self.kept[turn] for turn in sorted(self._called)]
+        """What the calls since `begin` gave, each copied with its set's sign taken off."""
+        return [self.kept[turn] * self._signs[turn] for turn in sorted(self._called)]
+
+    def flip(self) -> None:
+        """Turn the sign of every v in place: whoever keeps results by address gives old ones from here on."""
+        self._turn_signs(range(len(self.inputs)))
+
+    def restore(self) -> None:
+        """Leave every v with its own sign, as it came."""
+        self._turn_signs([turn for turn, sign in enumerate(self._signs) if sign < 0])
+
+    def _turn_signs(self, turns: Iterable[int]) -> None:
+        for turn in turns:
+            self.inputs[turn].v.neg_()
+            self._signs[turn] = -self._signs[turn]
 
     def turns(self, calls: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float, str, torch.Tensor]]:
         """The arguments `(q, k, v, scale, causal, out)` of so many calls, made before a clock runs."""
@@ -61,5 +81,5 @@ class Rotation:
 
     def written(self, calls: int) -> list[torch.Tensor]:
         """The given outputs that `turns(calls)` writes; none for a variant that returns tensors of its own."""
-        pairs = zip(self.given[:calls], self.kept[:calls], strict=True)
-        return [given for given, kept in pairs if given is kept]
+        sets = zip(self.given[:calls], self.kept[:calls], self._signs[:calls], strict=True)
+        return [given * sign for given, kept, sign in sets if given is kept]

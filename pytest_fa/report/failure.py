@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pytest_fa.report.record import Bound, Check, Record, Repeats
+from pytest_fa.report.record import Bound, Check, Diagnosis, Record, Repeats, Witness
 
 HEADLINES = {
     "wrong": "wrong result",
     "failed": "failed",
     "unsupported": "refused a case that its manifest supports",
     "launch_failed": "did not launch",
+    "device_error": "left the GPU's context in error",
     "crashed": "crashed its process",
     "hung": "hung",
     "not_built": "was not built",
@@ -25,6 +26,8 @@ def failure_text(record: Record) -> str:
         lines += check_lines(record.check)
     if record.repeats is not None:
         lines.append(_repeats_line(record.repeats))
+    if record.diagnosis is not None:
+        lines += _diagnosis_lines(record.diagnosis)
     lines.append(f"  repeat: {record.repeat}")
     return "\n".join(lines)
 
@@ -50,6 +53,20 @@ def _repeats_line(repeats: Repeats) -> str:
         return f"  repeats: {repeats.count} {where}, all bitwise equal"
     changed = f"{repeats.differing} differ from the first call, in {repeats.element_count} elements"
     return f"  repeats: {repeats.count} {where}, {changed}, first at {_place(repeats.first)}: a race"
+
+
+def _diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
+    lines = [f"  {line}" if index == 0 else f"    {line}" for index, line in enumerate(diagnosis.error_map)]
+    lines += [f"  likely cause: {diagnosis.cause}"] if diagnosis.cause else []
+    lines += [f"  witness: {_witness(each)}" for each in diagnosis.witnesses]
+    return [*lines, *([f"  {diagnosis.who_is_off}"] if diagnosis.who_is_off else [])]
+
+
+def _witness(witness: Witness) -> str:
+    if witness.absent is not None:
+        return f"{witness.name} absent: {witness.absent}"
+    found = "not finite" if witness.max_abs_error is None else f"max error {witness.max_abs_error:.3e}"
+    return f"{witness.name} {'right' if witness.passed else 'wrong'}, {found}"
 
 
 def _bound_line(bound: Bound) -> str:

@@ -22,7 +22,7 @@ from pytest_fa.report.log import read_records
 from pytest_fa.report.record import Record
 from pytest_fa.report.table import launched_kernels
 
-BLOCK = re.compile(r"(<!-- fa-table (?P<words>[^\n]*?) -->\n).*?(<!-- /fa-table -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- fa-table (?P<words>[^\n]*?) -->\n)(?:(?!<!-- fa-table).)*?(<!-- /fa-table -->)", re.DOTALL)
 
 
 class TableProblem(FaError):
@@ -39,13 +39,20 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def rewrite(text: str, root: Path) -> str:
-    """The text with every table made anew; `root` is where the comments' paths begin.  Raises `TableProblem`."""
+    """The text with every table made anew; `root` is where the comments' paths begin.
+
+    Raises `TableProblem` for a comment that cannot be read, a table that is not closed, or records that are not there.
+    """
+    whole = len(BLOCK.findall(text))
+    if not (whole == text.count("<!-- fa-table") == text.count("<!-- /fa-table")):
+        opened = text.count("<!-- fa-table")
+        raise TableProblem(f"{opened} tables are opened, {whole} are whole; close each on a line of its own")
     return BLOCK.sub(lambda found: f"{found[1]}\n{_table(_spec(found['words']), root)}\n\n{found[3]}", text)
 
 
 def main(arguments: list[str]) -> int:
     """Rewrite or check files; 0 if all is well, 1 where a checked table is out of date, 2 for what cannot be read."""
-    check, paths = arguments[:1] == ["--check"], [Path(word) for word in arguments if word != "--check"]
+    check, paths = "--check" in arguments, [Path(word) for word in arguments if word != "--check"]
     if not paths or any(str(path).startswith("-") for path in paths):
         sys.stderr.write((__doc__ or "") + "\n")
         return 2
@@ -54,7 +61,7 @@ def main(arguments: list[str]) -> int:
         try:
             before = path.read_text(encoding="utf-8")
             after = rewrite(before, Path.cwd())
-        except (OSError, TableProblem) as problem:
+        except (OSError, UnicodeDecodeError, TableProblem) as problem:
             sys.stderr.write(f"{path}: {problem}\n")
             return 2
         if check and before != after:
@@ -103,7 +110,7 @@ def _row(records: list[Record], variant: str, against_us: list[float]) -> list[s
     device_us = _device_us(records, variant)
     first = records[0]
     speed = next(each.speed for each in records if each.speed)
-    judged = [each for each in records if each.check is not None]
+    judged = [each for each in records if each.check is not None or each.outcome != "ok"]
     is_floor = first.role == "floor"
     kernels = launched_kernels([each for each in records if each.leaves] or records)
     assert first.case is not None  # noqa: S101  # _shape_records gives only those

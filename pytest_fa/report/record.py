@@ -12,13 +12,24 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Arch
 
-SCHEMA = 1
+SCHEMA = 2
 
-Outcome = Literal["ok", "failed", "wrong", "unsupported", "launch_failed", "crashed", "hung", "not_built", "over_limit"]
+Outcome = Literal[
+    "ok",
+    "failed",
+    "wrong",
+    "unsupported",
+    "launch_failed",
+    "device_error",
+    "crashed",
+    "hung",
+    "not_built",
+    "over_limit",
+]
 StageName = Literal["build", "launch", "sanity", "correct", "speed"]
 STAGES: tuple[StageName, ...] = ("build", "launch", "sanity", "correct", "speed")
 StageState = Literal["ok", "failed", "not reached"]
-Kind = Literal["build", "correct", "speed"]
+Kind = Literal["build", "correct", "property", "speed", "selftest"]
 
 
 class Kernel(msgspec.Struct, frozen=True):
@@ -145,6 +156,24 @@ class Repeats(msgspec.Struct, frozen=True):
     dirt_missing: str | None
 
 
+class Witness(msgspec.Struct, frozen=True):
+    """An SDPA backend on the same inputs, judged by the same rule; `absent` says why there is no verdict."""
+
+    name: str
+    passed: bool | None
+    max_abs_error: float | None
+    absent: str | None
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """What a failure says beyond its bounds: where the error is, its likely cause, and who is off."""
+
+    error_map: tuple[str, ...]
+    cause: str
+    witnesses: tuple[Witness, ...]
+    who_is_off: str
+
+
 class Clocks(msgspec.Struct, frozen=True):
     """What NVML says of the GPU at one moment."""
 
@@ -218,10 +247,12 @@ class Record(msgspec.Struct, frozen=True):
     case: Case | None
     outcome: Outcome
     message: str
+    caught_by: tuple[str, ...]
     stages: tuple[Stage, ...]
     leaves: tuple[Leaf, ...]
     check: Check | None
     repeats: Repeats | None
+    diagnosis: Diagnosis | None
     speed: Speed | None
     environment: Environment
     source: Source

@@ -23,10 +23,10 @@ CANARY_PATTERN = 0x5A5A
 class Guarded:
     """A tensor of 16-bit elements with a band of one bit pattern on either side, in one allocation."""
 
-    def __init__(self, tensor: torch.Tensor, before: torch.Tensor, after: torch.Tensor, pattern: int) -> None:
-        self.tensor = tensor
-        self._bands = {"before": before, "past": after}
-        self._pattern = pattern
+    def __init__(self, storage: torch.Tensor, like: torch.Tensor, band: int, pattern: int) -> None:
+        self._storage, self._band, self._pattern = storage, band, pattern
+        self.tensor = storage.view(like.dtype).as_strided(like.shape, like.stride(), band)
+        self._bands = {"before": storage[:band], "past": storage[band + like.numel() :]}
 
     @classmethod
     def like(cls, tensor: torch.Tensor, pattern: int) -> Self:
@@ -35,9 +35,11 @@ class Guarded:
         band = _round_up(max(rows, LEAST_BAND_BYTES // 2), ALIGNMENT_BYTES // 2)
         count = tensor.numel()
         storage = torch.full((count + 2 * band,), pattern, dtype=torch.int16, device=tensor.device)
-        elements = storage.view(tensor.dtype)
-        inner = elements.as_strided(tensor.shape, tensor.stride(), band)
-        return cls(inner, storage[:band], storage[band + count :], pattern)
+        return cls(storage, tensor, band, pattern)
+
+    def to(self, device: torch.device) -> Guarded:
+        """The same bits in another device's memory."""
+        return Guarded(self._storage.to(device), self.tensor, self._band, self._pattern)
 
     @property
     def damage(self) -> str:
@@ -70,27 +72,35 @@ class Workspaces:
     """Where kernels get their workspaces: plain memory, or while `guarded()` poisoned memory between bands."""
 
     def __init__(self) -> None:
-        self._kept: list[Guarded] | None = None
+        self._is_guarded = False
+        self.kept: dict[int, Guarded] = {}  # by size in bytes; every guarded call of that size gets the same one
 
     def __call__(self, size_bytes: int, device: torch.device) -> torch.Tensor:
         """A workspace of `size_bytes` bytes, uint8."""
-        if self._kept is None:
+        if not self._is_guarded:
             return torch.empty(size_bytes, dtype=torch.uint8, device=device)
-        half = torch.empty((size_bytes + 1) // 2, dtype=torch.float16, device=device)
-        workspace = Guarded.like(half, CANARY_PATTERN)
-        workspace.tensor.fill_(float("nan"))
-        self._kept.append(workspace)
-        return workspace.tensor.view(torch.uint8)[:size_bytes]
+        if size_bytes not in self.kept:
+            self.kept[size_bytes] = _poisoned_workspace(size_bytes, device)
+        return self.kept[size_bytes].tensor.view(torch.uint8)[:size_bytes]
 
     @contextmanager
-    def guarded(self) -> Iterator[list[Guarded]]:
-        """Hand out guarded workspaces, and give the list of them."""
-        kept: list[Guarded] = []
-        self._kept = kept
+    def guarded(self) -> Iterator[None]:
+        """Hand out guarded workspaces, poisoned anew."""
+        for each in self.kept.values():
+            each.tensor.fill_(float("nan"))
+        self._is_guarded = True
         try:
-            yield kept
+            yield
         finally:
-            self._kept = None
+            self._is_guarded = False
+
+
+def _poisoned_workspace(size_bytes: int, device: torch.device) -> Guarded:
+    """Made on the CPU and copied: the first call asks for it where no kernel of ours may run."""
+    like = torch.empty((size_bytes + 1) // 2, dtype=torch.float16)
+    made = Guarded.like(like, CANARY_PATTERN)
+    made.tensor.fill_(float("nan"))
+    return made.to(device)
 
 
 def _round_up(count: int, multiple: int) -> int:

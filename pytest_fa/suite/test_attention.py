@@ -20,6 +20,11 @@ def test_correct(fa_variant: Variant, fa_case: Case, fa_run: FaRun) -> None:
     fa_run.correct(fa_variant, fa_case)
 
 
+def test_property(fa_variant: Variant, fa_property: str, fa_run: FaRun) -> None:
+    """Holds to this property, or refuses with a reason where it may."""
+    fa_run.property(fa_variant, fa_property)
+
+
 def test_speed(fa_variant: Variant, fa_case: Case, fa_run: FaRun, fa_benchmark: FaBenchmark) -> None:
     """Is timed on this shape, and the outputs of the timed calls are right."""
     record = fa_run.speed(fa_variant, fa_case)

@@ -8,7 +8,7 @@ import torch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.jobs import CaseJob
 from pytest_fa.pipeline import run_case
-from pytest_fa.run.dirty_smem import smem_dirtier
+from pytest_fa.run.device_tools import device_tools
 from pytest_fa.run.guards import NAN_PATTERN
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.run.module import load_forward
@@ -59,11 +59,11 @@ NEEDS_WORKSPACE = "FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs*) { r
 
 def test_every_multiprocessor_is_reached() -> None:
     """One block runs on each multiprocessor, every time."""
-    dirty = smem_dirtier(0)
+    tools = device_tools(0)
     for _ in range(20):
-        ids = torch.full((dirty.blocks,), -1, dtype=torch.int32, device="cuda")
-        dirty(ids)
-        assert sorted(ids.tolist()) == list(range(dirty.blocks))
+        ids = torch.full((tools.multiprocessors,), -1, dtype=torch.int32, device="cuda")
+        tools.dirty_smem(ids)
+        assert sorted(ids.tolist()) == list(range(tools.multiprocessors))
 
 
 @pytest.mark.parametrize("kib", [1, 16, 48, 100, 164, 220])
@@ -74,7 +74,7 @@ def test_a_kernel_finds_the_dirt(build_source: BuildSource, kib: int) -> None:
     out = torch.zeros_like(inputs.q)
     words = kib * 256
     probe(inputs.q, inputs.k, inputs.v, scale=float(words), out=out)
-    smem_dirtier(0)()
+    device_tools(0).dirty_smem()
     probe(inputs.q, inputs.k, inputs.v, scale=float(words), out=out)
     assert out.flatten()[:132].tolist() == [1.0] * 132
 

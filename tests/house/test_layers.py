@@ -41,7 +41,7 @@ TORCH_FREE_MODULES = ("pytest_fa.measure.replay_clock", "pytest_fa.measure.stati
 # What pytest's own process imports for a whole run.
 PYTEST_SIDE = (*WITHOUT_TORCH, "session", "items", "terminal", "fixtures", "plugin", "suite")
 # Variants like a user's: a folder each, with sources that are loaded by path.
-VARIANTS = "builtin"
+VARIANTS = ("builtin", "selftest")
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 IN_ROOMS = [path for path in SOURCES if path.parent != PACKAGE or path.name != "__init__.py"]
@@ -112,7 +112,7 @@ def test_every_way_to_import_is_seen(text: str, expected: set[str]) -> None:
 @pytest.mark.parametrize("path", IN_ROOMS, ids=name_of)
 def test_every_module_stands_in_a_room(path: Path) -> None:
     """A new file or folder takes its place in the list above before it is used."""
-    assert room_of(module_of(path)) in (*ROOMS, VARIANTS)
+    assert room_of(module_of(path)) in (*ROOMS, *VARIANTS)
 
 
 @pytest.mark.parametrize("path", [path for path in IN_ROOMS if room_of(module_of(path)) in ROOMS], ids=name_of)
@@ -124,7 +124,9 @@ def test_imports_point_up(path: Path) -> None:
     assert sorted(name for name in ours if room_of(name) not in allowed) == []
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / VARIANTS).rglob("*.py")), ids=name_of)
+@pytest.mark.parametrize(
+    "path", [path for folder in VARIANTS for path in sorted((PACKAGE / folder).rglob("*.py"))], ids=name_of
+)
 def test_our_variants_are_like_a_users(path: Path) -> None:
     """A variant that travels with the package uses what a user's may: the errors to raise."""
     ours = {name for name in imports_of_file(path) if name.split(".")[0] == "pytest_fa"}

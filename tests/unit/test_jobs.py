@@ -88,7 +88,7 @@ def job_of(write_variant: WriteVariant, tmp_path: Path) -> JobOf:
     "fields",
     [
         {},
-        {"library": "/cache/kernel.so", "device": "cuda", "policy": "absolute", "time": True, "deadline_seconds": 0.5},
+        {"library": "/cache/kernel.so", "device": "cuda", "policy": "absolute", "time": True, "watchdog_seconds": 0.5},
     ],
 )
 def test_job_survives_json(job_of: JobOf, fields: dict[str, Any]) -> None:
@@ -102,13 +102,13 @@ def test_job_survives_json(job_of: JobOf, fields: dict[str, Any]) -> None:
     "result",
     [
         CaseResult("ok", "", (Stage("launch", "ok", 0.25), Stage("correct", "not reached")), speed=SPEED),
-        CaseResult("wrong", "max error is 1\nsecond line \u00fc", (Stage("correct", "failed", 1.0),), CHECK),
+        CaseResult("wrong", "max error is 1\nsecond line \u00fc", (Stage("correct", "failed", 1.0),), ("max",), CHECK),
         CaseResult("failed", "an illegal memory access", (), context_lost=True),
     ],
 )
 def test_result_survives_json(result: CaseResult) -> None:
     """A result read back from its JSON is the same result, with every figure and every None."""
-    assert jobs.decode_result(jobs.encode(result)) == result
+    assert jobs.decode_answer(jobs.encode(result)) == result
 
 
 def test_job_id(job_of: JobOf) -> None:
@@ -145,24 +145,24 @@ def bury(running: Workers) -> None:
         (
             "import os; os._exit(3)",
             "crashed",
-            "the worker of odd-b1h2s64d64-fp16-seed0 died (exit status 3); a new one takes over",
+            "its worker died in stage launch (exit status 3); a new one takes over",
         ),
         (
             "import os; os.kill(os.getpid(), 11)",
             "crashed",
-            "the worker of odd-b1h2s64d64-fp16-seed0 died (SIGSEGV); a new one takes over",
+            "its worker died in stage launch (SIGSEGV); a new one takes over",
         ),
         (
             "import time; time.sleep(60)",
             "hung",
-            "odd-b1h2s64d64-fp16-seed0 did not answer within 1 s; its worker was killed",
+            "no sign of life for 1 s in stage launch; its worker was killed",
         ),
     ],
     ids=["raises", "exits", "segfaults", "hangs"],
 )
 def test_each_ending_has_its_name(workers: Workers, job_of: JobOf, lines: str, outcome: str, message: str) -> None:
     """A kernel that raises, exits, crashes or hangs costs its own job, says which it was, and the next job succeeds."""
-    result = workers.run(job_of(lines, deadline_seconds=1))
+    result = workers.run(job_of(lines, watchdog_seconds=1))
     after = workers.run(job_of())
 
     assert (result.outcome, re.sub(r":\d+\)$", ":LINE)", result.message)) == (outcome, message)
@@ -175,7 +175,7 @@ def test_sys_exit_is_a_crash(workers: Workers, job_of: JobOf) -> None:
     result = workers.run(job_of("import sys; sys.exit(7)"))
     after = workers.run(job_of())
 
-    assert "died (exit status 7)" in result.message
+    assert "died in stage launch (exit status 7)" in result.message
     assert (result.outcome, after.outcome) == ("crashed", "ok")
 
 
@@ -198,7 +198,7 @@ def test_printed_words_of_a_crash(workers: Workers, job_of: JobOf) -> None:
 def test_printing_does_not_block(workers: Workers, job_of: JobOf) -> None:
     """Megabytes on both streams go to a file: nobody has to read them for the kernel to go on."""
     result = workers.run(
-        job_of("import sys; print('x' * 2**22, flush=True); print('y' * 2**22, file=sys.stderr)", deadline_seconds=30)
+        job_of("import sys; print('x' * 2**22, flush=True); print('y' * 2**22, file=sys.stderr)", watchdog_seconds=30)
     )
 
     assert result.outcome == "ok"
@@ -222,7 +222,7 @@ def test_lost_context_ends_the_worker(workers: Workers, job_of: JobOf, monkeypat
     before = workers._worker[0]
     lost = CaseResult("failed", "an illegal memory access", (), context_lost=True)
 
-    monkeypatch.setattr(jobs, "decode_result", lambda _: lost)
+    monkeypatch.setattr(jobs, "decode_answer", lambda _: lost)
     result = workers.run(job_of())
     monkeypatch.undo()
     after = workers.run(job_of())
@@ -254,7 +254,7 @@ def test_closing_leaves_no_process(job_of: JobOf) -> None:
     """After `close` neither the server nor any of its workers is left, one that hung included."""
     running = Workers()
     pids = []
-    for job in (job_of("import time; time.sleep(60)", deadline_seconds=0.5), job_of()):
+    for job in (job_of("import time; time.sleep(60)", watchdog_seconds=0.5), job_of()):
         running.start()  # again: it keeps the server that runs
         pids += [running._fork()[0]]
         running.run(job)
@@ -354,7 +354,8 @@ def test_program_prints_the_same_result(
 
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
 
-    printed = jobs.decode_result(ended.stdout.encode())
+    printed = jobs.decode_answer(ended.stdout.encode())
+    assert isinstance(printed, CaseResult)
     assert (printed.outcome, ended.returncode) == (outcome, status)
     assert without_seconds(printed) == without_seconds(workers.run(job))
 
@@ -366,7 +367,9 @@ def test_program_prints_nothing_but_the_result(
     status = worker.main([str(job_file(tmp_path, job_of("print('hello')")))])
 
     assert status == 0
-    assert jobs.decode_result(capfd.readouterr().out.encode()).outcome == "ok"
+    printed = jobs.decode_answer(capfd.readouterr().out.encode())
+    assert isinstance(printed, CaseResult)
+    assert printed.outcome == "ok"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["a.json", "b.json"], ["--serve"]])

@@ -429,7 +429,7 @@ def test_lost_device(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
 
     result = run_case(job_of(device="cuda"))
 
-    assert (result.outcome, result.context_lost) == ("failed", True)
+    assert (result.outcome, result.context_lost) == ("device_error", True)
     assert result.message == "CUDA error: an illegal memory access was encountered"
 
 
@@ -452,4 +452,4 @@ def test_result_of_every_kind_survives_json(job_of: JobOf) -> None:
 
     assert result.check is not None
     assert (result.check.max_abs_error, result.check.nonfinite_count) == (None, 1 + 64 * 64)
-    assert jobs.decode_result(jobs.encode(result)) == result
+    assert jobs.decode_answer(jobs.encode(result)) == result

@@ -19,7 +19,7 @@ __device__ __forceinline__ void cp_async_16_or_zero(void* to_smem, const void* f
 // 9.7.9.25.3.3 cp.async.wait_all: this thread's copies have landed, for this thread.
 __device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// 9.7.13.15.13 cp.async.mbarrier.arrive: arrive when this thread's copies so far have landed, as one of the expected.
+// 9.7.13.15.15 cp.async.mbarrier.arrive: arrive when this thread's copies so far have landed, as one of the expected.
 __device__ __forceinline__ void cp_async_mbarrier_arrive(uint64_t* barrier_smem) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(smem_address(barrier_smem)) : "memory");
 }

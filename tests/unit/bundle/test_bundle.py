@@ -35,10 +35,12 @@ def _record(outcome: str) -> bytes:
             case=None,
             outcome=outcome,  # type: ignore[arg-type]
             message="",
+            caught_by=(),
             stages=(Stage("launch", "ok", 0.1),),
             leaves=(),
             check=None,
             repeats=None,
+            diagnosis=None,
             speed=None,
             environment=read_environment(),
             source=Source(None, None, ""),

@@ -238,7 +238,7 @@ TOP = (
 )
 SUPPORTS = "dtype, head_dim, causal, layout, device, grouped_heads, seq_q_multiple_of, seq_k_multiple_of, seq_k_min"
 LIMITS = "registers_per_thread, spill_bytes, stack_bytes, smem_bytes_per_block, advisories, instructions"
-MEMBER = "defines, role, target, context, step, parent, because, expect, supports, limits, rounds"
+MEMBER = "defines, role, target, context, step, parent, because, expect, supports, limits, rounds, deterministic"
 
 
 @pytest.mark.parametrize(

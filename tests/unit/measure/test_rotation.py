@@ -58,15 +58,16 @@ def test_number_of_sets(l2_bytes: int | None, sets: int, *, exceeds: bool) -> No
 
 
 @pytest.mark.parametrize("case", ["b1h2s32d64-fp16-seed0", "b2h4s32d64-bf16-causal-kv2-sk48-bshd-seed1"])
-def test_sets_hold_the_same_data_at_other_addresses(case: str) -> None:
-    """Every set has the same values, strides, scale and mask, each tensor at an address of its own."""
+def test_sets_hold_the_same_data_but_for_a_sign(case: str) -> None:
+    """Every set has the same q, k, strides, scale and mask at addresses of its own; every second v is negative."""
     sets = rotation(3, case).inputs
 
     first = sets[0]
     addresses = [tensor.data_ptr() for each in sets for tensor in each[:3]]
     assert len(set(addresses)) == 9
-    for other in sets[1:]:
-        assert [torch.equal(*pair) for pair in zip(first[:3], other[:3], strict=True)] == [True] * 3
+    for other, sign in zip(sets[1:], (-1, 1), strict=True):
+        assert [torch.equal(*pair) for pair in zip(first[:2], other[:2], strict=True)] == [True] * 2
+        assert torch.equal(first.v * sign, other.v)
         assert [tensor.stride() for tensor in first[:3]] == [tensor.stride() for tensor in other[:3]]
         assert (first.scale, first.causal) == (other.scale, other.causal)
 
@@ -100,7 +101,22 @@ def test_outputs_are_the_last_of_each_set(allocates: bool) -> None:  # noqa: FBT
     for _ in range(5):
         made.call(kernel)
 
-    assert [float(out.flatten()[0]) for out in made.outputs] == [4.0, 5.0, 3.0]
+    assert [float(out.flatten()[0]) for out in made.outputs] == [4.0, -5.0, 3.0]  # less the sign of the second
+
+
+def test_flip_turns_every_sign_and_restore_leaves_none() -> None:
+    """`flip` negates all v where they lie, `restore` gives each the sign that the case's data have."""
+    made = rotation(3)
+    plain = made.inputs[0].v.clone()
+    addresses = [each.v.data_ptr() for each in made.inputs]
+
+    made.flip()
+    flipped = [torch.equal(each.v, sign * plain) for each, sign in zip(made.inputs, (-1, 1, -1), strict=True)]
+    made.restore()
+    restored = [torch.equal(each.v, plain) for each in made.inputs]
+
+    assert (flipped, restored) == ([True] * 3, [True] * 3)
+    assert [each.v.data_ptr() for each in made.inputs] == addresses
 
 
 def test_begin_starts_over() -> None:
@@ -115,8 +131,7 @@ def test_begin_starts_over() -> None:
     made.call(kernel)
 
     assert before == []
-    assert [out.data_ptr() for out in made.outputs] == [out.data_ptr() for out in made.given[:2]]
-    assert [float(out.flatten()[0]) for out in made.outputs] == [5.0, 6.0]
+    assert [float(out.flatten()[0]) for out in made.outputs] == [5.0, -6.0]
 
 
 def test_poison() -> None:

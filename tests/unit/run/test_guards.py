@@ -57,9 +57,12 @@ def test_workspaces_are_plain_outside_checks() -> None:
 def test_workspaces_are_poisoned_and_guarded_in_checks() -> None:
     """A checked call's workspace is NaN throughout, and a write past it is found."""
     workspaces = Workspaces()
-    with workspaces.guarded() as kept:
+    with workspaces.guarded():
         found = workspaces(101, CPU)
         assert bool(found[:100].view(torch.float16).isnan().all())
         torch.as_strided(found, (1,), (1,), found.storage_offset() + 102).fill_(1)
 
-    assert (len(found), [each.damage for each in kept]) == (101, ["2 bytes past its end, the nearest 0 bytes from it"])
+    assert (len(found), [each.damage for each in workspaces.kept.values()]) == (
+        101,
+        ["2 bytes past its end, the nearest 0 bytes from it"],
+    )

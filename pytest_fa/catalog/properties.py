@@ -1,0 +1,59 @@
+"""The properties that every variant is held to beside its cases, and the case that each is tried on.  No torch."""
+
+from __future__ import annotations
+
+import math
+
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.variant import Device, Variant
+
+# Name to what it promises; `judge.properties` has the code.
+PROPERTIES: dict[str, str] = {
+    "hard_data": "large scores, one-hot rows, values of one, shifted keys and keys in another order come out right",
+    "zero_scale": "a scale of zero gives the mean of the values",
+    "negative_scale": "a negative scale is a scale",
+    "head_independence": "what happens in one head changes no bit in another",
+    "contained_nan": "a NaN in one head stays there",
+    "padded_rows": "rows that lie farther apart than they are long are read and written right, or refused",
+    "expanded_heads": "a stride of zero is read right, or refused",
+    "offset_pointers": "base pointers off by 2 and 8 bytes are read and written right, or refused",
+    "new_data": "other data at the same address give another result",
+    "new_shape": "another shape at the same address gives its own result",
+    "streams": "a call waits for its own stream's slow writer, and two threads do not disturb one another",
+    "graph_capture": "a captured call computes anew at each replay",
+    "first_call_in_capture": "the first call of a process may be captured",
+    "far_offsets": "elements past 2^31 are found",
+    "other_device": "a tensor on another GPU than the current one is computed there",
+}
+ON_GPU = frozenset(("streams", "graph_capture", "first_call_in_capture", "far_offsets", "other_device"))
+
+SEQUENCE = 150  # more than two tiles of 64, and no multiple of anything
+
+
+def property_case(variant: Variant) -> Case:
+    """A small case that the variant takes: several batches, heads and tiles, with a tail where it takes tails."""
+    supports = variant.supports
+    dtype, head_dim = variant.instantiations[0]
+    return Case(
+        batch=2,
+        heads=3,
+        seq_q=_round_up(SEQUENCE, supports.seq_q_multiple_of),
+        head_dim=head_dim,
+        dtype=dtype,
+        causal="none" if "none" in supports.causal else supports.causal[0],
+        kv_heads=3,
+        seq_k=max(_round_up(SEQUENCE, supports.seq_k_multiple_of), supports.seq_k_min),
+        layout="bhsd" if "bhsd" in supports.layout else supports.layout[0],
+        seed=0,
+    )
+
+
+def applies(name: str, variant: Variant, device: Device) -> bool:
+    """Whether a property means anything for this kind of variant on this device."""
+    if name == "first_call_in_capture" and not variant.is_built:
+        return False
+    return device == "cuda" or name not in ON_GPU
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return math.ceil(count / multiple) * multiple

@@ -1,0 +1,177 @@
+"""Why is it wrong: a map of the error, the likely cause, and who is off, the candidate or everybody.
+
+Only a failure pays for this.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+
+from pytest_fa.judge.truth import Truth, make_truth
+from pytest_fa.report.record import Check, Diagnosis, Repeats, Witness
+from pytest_fa.run.inputs import Inputs
+
+MAP_COLUMNS, MAP_ROWS = 48, 16
+LEAST_TILE = 16  # queries
+EXPLAINED = 0.05  # what a hypothesis may leave of the error's RMS
+MOST_SCORES = 2**27  # no hypothesis is tried on more
+LOG2_E = math.log2(math.e)
+SCALE_FACTORS = (
+    (1.01, "1 % too large"),
+    (0.99, "1 % too small"),
+    (LOG2_E, "multiplied by log2 e once too often"),
+    (1 / LOG2_E, "missing its log2 e"),
+)
+
+
+def diagnose(
+    out: torch.Tensor,  # [batch, heads, seq_q, head_dim]
+    truth: Truth,
+    inputs: Inputs,
+    check: Check,
+    repeats: Repeats | None,
+    witnesses: tuple[Witness, ...],
+) -> Diagnosis:
+    """What can be said about a wrong output beyond its bounds."""
+    limit = next(bound.allowed for bound in check.bounds if bound.name == "max")
+    bad = ~((out.double() - truth.out).abs() <= limit)  # [b, h, sq, d]
+    return Diagnosis(
+        error_map=tuple(_error_map(out, truth, limit)),
+        cause=_cause(out, truth, inputs, bad, repeats),
+        witnesses=witnesses,
+        who_is_off=who_is_off(witnesses),
+    )
+
+
+def who_is_off(witnesses: tuple[Witness, ...]) -> str:
+    """One sentence: the candidate, or a backend as well."""
+    right = [each.name for each in witnesses if each.passed]
+    wrong = [each.name for each in witnesses if each.passed is False]
+    if not right and not wrong:
+        return "no SDPA backend takes this case: only truth speaks"
+    if not wrong:
+        return f"the candidate is off: {', '.join(right)} right by the same rule"
+    if not right:
+        return f"both are off: {', '.join(wrong)} wrong by the same rule"
+    return f"the candidate is off, and so is {', '.join(wrong)}; {', '.join(right)} right by the same rule"
+
+
+def _error_map(out: torch.Tensor, truth: Truth, limit: float) -> Iterator[str]:
+    """A row per head, a column per tile of queries."""
+    rows = max(LEAST_TILE, math.ceil(out.shape[2] / MAP_COLUMNS))
+    used = ((out.double() - truth.out).abs() / limit).amax(-1)  # [b, h, sq]; NaN stays NaN
+    tiles = -(-out.shape[2] // rows)
+    padded = torch.zeros((*used.shape[:2], tiles * rows), dtype=used.dtype, device=used.device)
+    padded[:, :, : out.shape[2]] = used.nan_to_num(nan=math.inf, posinf=math.inf)
+    worst = padded.view(*used.shape[:2], tiles, rows).amax(-1).cpu()  # [b, h, tiles]
+    yield f"error by head and tile of {rows} queries ('.' within the bound, digits: powers of 2 beyond, N: not finite)"
+    for index, row in enumerate(worst.flatten(0, 1)[:MAP_ROWS].tolist()):
+        batch, head = divmod(index, out.shape[1])
+        yield f"batch {batch} head {head:2d}  {''.join(_mark(each) for each in row)}"
+    if (hidden := worst.shape[0] * worst.shape[1] - MAP_ROWS) > 0:
+        yield f"and {hidden} more heads"
+
+
+def _mark(used: float) -> str:
+    if not math.isfinite(used):
+        return "N"
+    return "." if used <= 1 else str(min(9, 1 + int(math.log2(used))))
+
+
+def _cause(out: torch.Tensor, truth: Truth, inputs: Inputs, bad: torch.Tensor, repeats: Repeats | None) -> str:
+    """The first explanation that fits; empty where none does."""
+    poison = torch.full_like(out, float("nan")).view(torch.int16)
+    if repeats is not None and repeats.differing:
+        cause = "it changes from call to call: a race, or memory that it never wrote"
+    elif not bool(bad.any()):
+        cause = ""
+    elif bool((out.view(torch.int16) == poison)[bad].all()):
+        cause = f"it was never written: the poison is still there, in {_where(bad)}"
+    elif not bool(out.isfinite().all()):
+        cause = f"not finite in {_where(bad)}: memory that was never written, a read past an end, or an overflow"
+    else:
+        cause = _mistake(out, truth, inputs) or f"wrong in {_where(bad)}"
+    return cause
+
+
+def _mistake(out: torch.Tensor, truth: Truth, inputs: Inputs) -> str:
+    """The mistake whose result this output is; empty where it is none that we know."""
+    for name, wrong in _hypotheses(out, inputs):
+        if _explains(wrong(), out, truth):
+            return name
+    gain = float((out.double() * truth.out).sum() / truth.out.square().sum())
+    return f"the whole output is {gain:.4g} times what it should be" if _explains(gain * truth.out, out, truth) else ""
+
+
+def _explains(wrong: torch.Tensor, out: torch.Tensor, truth: Truth) -> bool:
+    left = (out.double() - wrong).square().mean().sqrt()
+    return bool(left <= EXPLAINED * (out.double() - truth.out).square().mean().sqrt())
+
+
+def _hypotheses(out: torch.Tensor, inputs: Inputs) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    """Common mistakes, each with the output that it would give."""
+    q, k, v, scale, causal = inputs
+    keys = k.shape[2]
+    if out[..., 0].numel() * keys > MOST_SCORES:
+        return
+
+    def result(changed: Inputs) -> Callable[[], torch.Tensor]:
+        return lambda: make_truth(changed).out
+
+    if causal != "bottom_right":
+        for lost in sorted({1, 16, keys % 16, keys % 32, keys % 64, keys % 128} - {0}):
+            if lost < keys:
+                shorter = inputs._replace(k=k[:, :, :-lost], v=v[:, :, :-lost])
+                yield f"the last {lost} keys are missing: look at the tail mask or the last tile", result(shorter)
+    for factor, words in SCALE_FACTORS:
+        yield f"the softmax scale is {words}", result(inputs._replace(scale=scale * factor))
+    yield "the softmax scale is not applied", result(inputs._replace(scale=1.0))
+    for other in {"none", "top_left", "bottom_right"} - {causal}:
+        yield (
+            f"the mask is {other.replace('_', ' ')} where it should be {causal.replace('_', ' ')}",
+            result(inputs._replace(causal=other)),
+        )
+    if causal == "top_left" and keys > 1:
+        yield "the causal mask is one key too wide", lambda: _one_key_wider(inputs)
+    if k.shape[1] not in (1, q.shape[1]):
+        order = torch.arange(q.shape[1], device=q.device) % k.shape[1]
+        yield (
+            "query heads are mapped to key heads modulo, not in groups",
+            result(inputs._replace(k=k[:, order], v=v[:, order])),
+        )
+
+
+def _one_key_wider(inputs: Inputs) -> torch.Tensor:
+    """Row i attends to keys up to i + 1: what row i + 1 sees of a problem whose queries moved down by one."""
+    moved = torch.cat([inputs.q[:, :, :1], inputs.q], dim=2)  # [b, h, sq + 1, d]
+    return make_truth(inputs._replace(q=moved)).out[:, :, 1:]
+
+
+def _where(bad: torch.Tensor) -> str:
+    """Which part of [batch, heads, seq_q, head_dim] is bad, in words."""
+    parts = []
+    for name, axis in (("batch", 0), ("head", 1), ("query", 2), ("dim", 3)):
+        others = tuple(each for each in range(4) if each != axis)
+        hit = bad.any(dim=others[0], keepdim=True)
+        for other in others[1:]:
+            hit = hit.any(dim=other, keepdim=True)
+        indices = hit.flatten().nonzero().flatten().tolist()
+        if len(indices) < bad.shape[axis]:
+            parts.append(_span(name, indices, bad.shape[axis]))
+    return ", ".join(parts) or "every batch, head, query and dim"
+
+
+def _span(name: str, indices: list[int], size: int) -> str:
+    first, last = indices[0], indices[-1]
+    if len(indices) == 1:
+        return f"{name} {first} of {size}"
+    steps = {after - before for before, after in itertools.pairwise(indices)}
+    if steps == {1}:
+        return f"{name} {first} to {last} of {size}"
+    if len(steps) == 1:
+        return f"every {steps.pop()}th {name} from {first}"
+    return f"{len(indices)} of {size} {name} indices"

@@ -1,0 +1,35 @@
+"""Whether a candidate does its own work, or calls the backend that it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_fa.errors import WrongResult
+
+# Parts of the names of torch's operators that are attention already.
+ATTENTION = ("scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Every torch operator that is called inside, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        """Note the name and go on."""
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def require_own_work(call: Callable[[], object]) -> None:
+    """Call once and raise `WrongResult` where one of torch's attention operators ran inside."""
+    with _Operators() as operators:
+        call()
+    found = sorted(name for name in operators.names if any(part in name for part in ATTENTION))
+    if found:
+        raise WrongResult("own work", f"it calls torch's own attention, {found[0]}, and would be compared with itself")
