@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ARCHES = ("sm_80", "sm_89", "sm_90a")
 MOST_SEEDS = 100_000
 MOST_REPEATS = 1_000_000
-TOLERANCES = ("measured", "absolute")
+TOLERANCES = ("measured", "absolute", "fp8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ OPTIONS = (
     _Option(
         "--fa-arch", "compile for these; default: the GPU's own, or all of them without one", "sm_80|sm_89|sm_90a[,...]"
     ),
-    _Option("--fa-tolerance", "judge by this policy in place of the manifests' own: measured, absolute", "POLICY"),
+    _Option("--fa-tolerance", "judge by this policy in place of the manifests' own: measured, absolute, fp8", "POLICY"),
     _Option("--fa-soak", "repeat every checked call N times; default: 100, or what half a second holds", "N"),
     _Option("--fa-require-gpu", "fail where there is no GPU, in place of skipping"),
     _Option("--fa-clean", "forget the cached builds of the selected variants first"),

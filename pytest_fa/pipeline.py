@@ -13,6 +13,7 @@ import torch
 from pytest_fa.errors import DeviceLost, FaError, LaunchError, UnsupportedCase, WrongResult
 from pytest_fa.jobs import CaseJob, CaseResult
 from pytest_fa.judge.check import judge
+from pytest_fa.judge.policies import READS_SPREAD
 from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.truth import make_truth
 from pytest_fa.measure.measure import measure
@@ -49,7 +50,8 @@ def run_case(job: CaseJob) -> CaseResult:
                 if job.repeats != 0:
                     repeats = repeat(launch, out, job.repeats, launch.dirtier_missing)
                     launch.require_untouched()
-                truth = make_truth(launch.untouched, job.variant.rounds)
+                with_spread = job.policy in READS_SPREAD
+                truth = make_truth(launch.untouched, job.variant.rounds, with_spread=with_spread)
                 check = judge(out, truth, job.policy)
                 _require_finite(check)
             with stages("correct"):
