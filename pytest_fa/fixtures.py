@@ -99,11 +99,23 @@ def _device_of(variant: Variant) -> str:
 
 
 @pytest.fixture
-def fa_truth(fa_inputs: Inputs) -> Truth:
+def fa_truth(request: pytest.FixtureRequest, fa_inputs: Inputs) -> Truth:
     """float64 attention on `fa_inputs` (`.out`) and what an ideal kernel of the same precision gives (`.yardstick`)."""
-    from pytest_fa.judge.truth import make_truth  # noqa: PLC0415  # torch: only for in-process tests
+    from pytest_fa.judge.policies import READS_SPREAD  # noqa: PLC0415  # torch: only for in-process tests
+    from pytest_fa.judge.truth import make_truth  # noqa: PLC0415
 
-    return make_truth(fa_inputs)
+    return make_truth(fa_inputs, with_spread=_policy(request) in READS_SPREAD)
+
+
+def _variant(request: pytest.FixtureRequest) -> Variant | None:
+    """The variant under test, where the test asks for one."""
+    return request.getfixturevalue("fa_variant") if "fa_variant" in request.fixturenames else None
+
+
+def _policy(request: pytest.FixtureRequest) -> str:
+    """The tolerance policy: the option's, else the manifest's, else `measured`."""
+    variant = _variant(request)
+    return request.config.stash[OPTIONS_KEY].tolerance or (variant.tolerance if variant else "measured")
 
 
 @pytest.fixture
@@ -115,15 +127,13 @@ def fa_check(request: pytest.FixtureRequest, fa_inputs: Inputs) -> Callable[[tor
 
     def check(out: torch.Tensor) -> Check:
         from pytest_fa.judge.check import judge  # noqa: PLC0415  # torch: only for in-process tests
+        from pytest_fa.judge.policies import READS_SPREAD  # noqa: PLC0415
         from pytest_fa.judge.truth import make_truth  # noqa: PLC0415
         from pytest_fa.report.failure import check_lines  # noqa: PLC0415
 
-        variant: Variant | None = (
-            request.getfixturevalue("fa_variant") if "fa_variant" in request.fixturenames else None
-        )
-        asked = request.config.stash[OPTIONS_KEY].tolerance
-        policy = asked or (variant.tolerance if variant else "measured")
-        found = judge(out, make_truth(fa_inputs, variant.rounds if variant else ()), policy)
+        variant, policy = _variant(request), _policy(request)
+        truth = make_truth(fa_inputs, variant.rounds if variant else (), with_spread=policy in READS_SPREAD)
+        found = judge(out, truth, policy)
         if not found.passed:
             pytest.fail("wrong result\n" + "\n".join(check_lines(found)), pytrace=False)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -28,8 +29,9 @@ def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
     elif "fa_variant" not in names:
         metafunc.parametrize("fa_case", plan.cases, ids=lambda case: case.id, indirect=True)
     elif "fa_case" not in names:
-        ours = {"test_build": plan.builds, "test_judge": plan.faults} if "fa_run" in names else {}
-        variants = ours.get(metafunc.function.__name__, plan.runnable)
+        variants: Sequence[AnyVariant] = plan.runnable
+        if "fa_run" in names:
+            variants = plan.faults if metafunc.function.__name__ == "test_judge" else plan.builds
         metafunc.parametrize("fa_variant", variants, ids=lambda variant: variant.name, indirect=True)
     else:
         timed = "fa_benchmark" in names

@@ -19,7 +19,7 @@ SELFTEST_SUITE = Path(__file__).parent / "suite" / "selftest.py"
 SELFTEST_KERNELS = Path(__file__).parent / "selftest"
 MOST_REPEATS = 1_000_000
 MOST_WATCHDOG_SECONDS = 86_400.0
-TOLERANCES = ("measured", "absolute")
+TOLERANCES = ("measured", "absolute", "fp8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ OPTIONS = (
     _Option(
         "--fa-arch", "compile for these; default: the GPU's own, or all of them without one", "sm_80|sm_89|sm_90a[,...]"
     ),
-    _Option("--fa-tolerance", "judge by this policy in place of the manifests' own: measured, absolute", "POLICY"),
+    _Option("--fa-tolerance", "judge by this policy in place of the manifests' own: measured, absolute, fp8", "POLICY"),
     _Option("--fa-soak", "repeat every checked call N times; default: 100, or what half a second holds", "N"),
     _Option("--fa-watchdog", "a launch that takes longer hangs; default: 10, for Python entries 300", "SECONDS"),
     _Option("--fa-selftest", "judge the judge: run wrong kernels, each to be caught by its check, and right ones"),

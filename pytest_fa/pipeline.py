@@ -16,6 +16,7 @@ from pytest_fa.jobs import CaseJob, CaseResult, Progress
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.own_work import require_own_work
+from pytest_fa.judge.policies import READS_SPREAD
 from pytest_fa.judge.properties import PROPERTIES, Subject
 from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.truth import Truth, make_truth
@@ -64,7 +65,8 @@ def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
                 launch.require_untouched()
                 _repeat(job, launch, found, stages)
                 stages.wait()
-                found.truth = make_truth(launch.untouched, job.variant.rounds)
+                with_spread = job.policy in READS_SPREAD
+                found.truth = make_truth(launch.untouched, job.variant.rounds, with_spread=with_spread)
                 found.check = judge(found.out, found.truth, job.policy)
                 _require_finite(found.check)
             with stages("correct"):

@@ -109,7 +109,6 @@ FAULTS: dict[str, Fault] = {
     "cuda_fails_silently": Fault("finite"),
     "cuda_does_not_launch": Fault("launch", only=True),
     "cuda_endless": Fault("watchdog", only=True),
-    "cuda_super_batch": Fault("new_data"),
     "cuda_set_up_once": Fault("other_device", only=True),
 }
 TWINS = ("twin_right", "twin_right_allocates", "twin_right_may_differ", "cuda_twin", "cuda_twin_workspace")

@@ -12,7 +12,7 @@ Role = Literal["candidate", "baseline", "floor", "ablation", "probe", "wrong"]
 Kind = Literal["cuda", "python"]
 Device = Literal["cuda", "cpu"]
 Arch = Literal["sm_80", "sm_89", "sm_90a"]
-Tolerance = Literal["measured", "absolute"]
+Tolerance = Literal["measured", "absolute", "fp8"]
 Rounding = Literal["q", "s", "p"]
 SOME = msgspec.Meta(min_length=1)
 Count = Annotated[int, msgspec.Meta(ge=0)]

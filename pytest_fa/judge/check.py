@@ -9,7 +9,7 @@ import torch
 from pytest_fa.judge.places import first_place, place
 from pytest_fa.judge.policies import POLICIES, Errors, rms
 from pytest_fa.judge.truth import Truth
-from pytest_fa.report.record import Bound, Check
+from pytest_fa.report.record import Check
 
 
 def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
@@ -18,17 +18,16 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
     A figure that is not finite becomes None, and no bound holds with it.
     """
     errors = Errors(out.double(), out.double() - truth.out, truth, out.dtype)
-    bounds = POLICIES[policy](errors)
+    bounds, limit = POLICIES[policy](errors)
     ideal = truth.yardstick - truth.out
     size = errors.error.abs().nan_to_num(nan=math.inf, posinf=math.inf)  # NaN is the worst error of all
-    limit = next(bound.allowed for bound in bounds if bound.name == "max")
     bad = ~(size <= limit)
     worst = int(size.argmax())
     return Check(
         policy=policy,
         passed=all(bound.holds for bound in bounds if bound.judged),
         bounds=bounds,
-        max_abs_error=_value(bounds, "max"),
+        max_abs_error=_finite(float(errors.error.abs().max())),
         rms_error=_finite(rms(errors.error)),
         yardstick_max_error=float(ideal.abs().max()),
         yardstick_rms_error=rms(ideal),
@@ -40,10 +39,6 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
         worst_got=_finite(float(errors.out.flatten()[worst])),
         worst_want=float(truth.out.flatten()[worst]),
     )
-
-
-def _value(bounds: tuple[Bound, ...], name: str) -> float | None:
-    return next(bound.value for bound in bounds if bound.name == name)
 
 
 def _finite(value: float) -> float | None:

@@ -37,7 +37,7 @@ def diagnose(
     witnesses: tuple[Witness, ...],
 ) -> Diagnosis:
     """What can be said about a wrong output beyond its bounds."""
-    limit = next(bound.allowed for bound in check.bounds if bound.name == "max")
+    limit = next((each.allowed for each in check.bounds if each.name == "max"), 2 * check.yardstick_max_error)
     bad = ~((out.double() - truth.out).abs() <= limit)  # [b, h, sq, d]
     return Diagnosis(
         error_map=tuple(_error_map(out, truth, limit)),

@@ -18,7 +18,7 @@ import torch
 from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.jobs import CaseJob
 from pytest_fa.judge.check import judge
-from pytest_fa.judge.policies import ulp
+from pytest_fa.judge.policies import READS_SPREAD, ulp
 from pytest_fa.judge.truth import make_truth
 from pytest_fa.run.inputs import Inputs, make_inputs
 from pytest_fa.run.module import Forward, load_forward
@@ -52,7 +52,8 @@ class Subject:
 
     def require_right(self, name: str, out: torch.Tensor, inputs: Inputs, where: str = "") -> None:
         """Judge `out` by the truth of `inputs`."""
-        check = judge(out, make_truth(inputs, self.variant.rounds), self._policy)
+        truth = make_truth(inputs, self.variant.rounds, with_spread=self._policy in READS_SPREAD)
+        check = judge(out, truth, self._policy)
         if not check.passed:
             bound = check.tightest
             value = "not finite" if bound.value is None else f"{bound.value:.3g}"

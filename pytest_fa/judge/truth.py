@@ -16,30 +16,46 @@ from pytest_fa.run.inputs import Inputs
 BLOCK_BYTES = {"cuda": 2**30, "cpu": 2**27}
 
 
+class Spread(NamedTuple):
+    """How far coarse rounding of P may move an output: what a policy needs whose kernels round P to e4m3."""
+
+    of_sum: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, sqrt(sum p^2 v^2), p after its division
+    largest_v: torch.Tensor  # [batch, heads, 1, 1] float64, max|v|
+
+
 class Truth(NamedTuple):
-    """The two results that an output is judged by, both as float64."""
+    """What an output is judged by.  `spread` is there where it was asked for."""
 
-    out: torch.Tensor  # [batch, heads, seq_q, head_dim] exact to float64
-    yardstick: torch.Tensor  # [batch, heads, seq_q, head_dim] rounded where an ideal kernel rounds
+    out: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, exact
+    yardstick: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, rounded where an ideal kernel rounds
+    seq_k: int
+    row_size: torch.Tensor  # [batch, heads, seq_q] float64, sqrt(sum p^2) rms(v): a row's RMS if V were random
+    spread: Spread | None = None
 
 
-def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = ()) -> Truth:
+def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread: bool = False) -> Truth:
     """Truth, and the yardstick with P = exp(S - max) rounded to the dtype and the result rounded once more.
 
     `rounds` adds what a manifest declares: `q` rounds Q * scale, `s` rounds S, `p` divides P by its row sum before it
-    is rounded.  Rows that see no key are zero.
+    is rounded.  Rows that see no key are zero.  `with_spread` costs a third product, which only some policies read.
     """
     q, k, v = inputs.q.double(), _per_head(inputs.k, inputs.q), _per_head(inputs.v, inputs.q)  # [b, h, s, d] float64
     dtype = inputs.q.dtype
     rows = _rows_per_block(inputs)
     out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     yardstick = torch.empty_like(out)
+    row_size = torch.empty_like(out[..., 0])
+    rms_v = _rms(v)
+    of_sum = torch.empty_like(out) if with_spread else None
     for start in range(0, q.shape[2], rows):
         block = slice(start, min(start + rows, q.shape[2]))
         hidden = _hidden(inputs, block)  # [rows, seq_k] or None
         scores = (q[:, :, block] * inputs.scale) @ k.transpose(2, 3)  # [b, h, rows, seq_k]
         p, row_sum = _softmax_parts(scores, hidden)
         out[:, :, block] = _divide(p @ v, row_sum)
+        row_size[:, :, block] = rms_v * _divide(p.square().sum(-1, keepdim=True).sqrt(), row_sum)[..., 0]
+        if of_sum is not None:
+            of_sum[:, :, block] = _divide((p.square() @ v.square()).sqrt(), row_sum)
         if "q" in rounds:
             scores = _round(q[:, :, block] * inputs.scale, dtype) @ k.transpose(2, 3)
         if "s" in rounds:
@@ -49,12 +65,23 @@ def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = ()) -> Truth:
         divided_first = "p" in rounds
         ideal = _round(_divide(p, row_sum), dtype) @ v if divided_first else _divide(_round(p, dtype) @ v, row_sum)
         yardstick[:, :, block] = _round(ideal, dtype)
-    return Truth(out, yardstick)
+    spread = None if of_sum is None else Spread(of_sum, _largest(v))
+    return Truth(out, yardstick, inputs.k.shape[2], row_size, spread)
 
 
 def _per_head(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """K or V in float64, each of its heads repeated for the query heads that share it."""
     return tensor.double().repeat_interleave(q.shape[1] // tensor.shape[1], dim=1)
+
+
+def _rms(v: torch.Tensor) -> torch.Tensor:
+    """The RMS of each head, [batch, heads, 1]; 0 without keys."""
+    return (v.square().sum((-1, -2)) / max(1, v.shape[-1] * v.shape[-2])).sqrt()[..., None]
+
+
+def _largest(v: torch.Tensor) -> torch.Tensor:
+    """max|v| of each head; 0 without keys."""
+    return v.abs().amax((-1, -2), keepdim=True) if v.shape[2] else v.new_zeros((*v.shape[:2], 1, 1))
 
 
 def _rows_per_block(inputs: Inputs) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import ONE_CASE, NewProject, Project
+from tests.plugin.conftest import CASE, ONE_CASE, NewProject, Project
 
 
 @pytest.fixture(scope="module")
@@ -15,10 +15,29 @@ def good(new_project: NewProject) -> Project:
     return project
 
 
-def test_policy_is_used(good: Project) -> None:
+@pytest.mark.parametrize("policy", ["absolute", "fp8"])
+def test_policy_is_used(good: Project, policy: str) -> None:
     """The named policy judges, whatever the manifest says, and the record names it."""
-    good.suite(ONE_CASE, "-k", "test_correct", "--fa-tolerance=absolute")
-    assert [record.check.policy if record.check else None for record in good.records] == ["absolute"]
+    good.suite(ONE_CASE, "-k", "test_correct", f"--fa-tolerance={policy}")
+    assert (record.check.policy if (record := good.records[-1]).check else None) == policy
+
+
+OWN_TEST = """\
+from pytest_fa.judge.check import judge
+
+
+def test_own(fa_inputs, fa_truth, fa_check):
+    out = fa_truth.out.to(fa_inputs.q.dtype)
+    assert (fa_check(out).policy, judge(out, fa_truth, "fp8").passed) == ("fp8", True)
+"""
+
+
+def test_fp8_in_a_users_own_test(new_project: NewProject) -> None:
+    """`fa_check` judges by the named policy, and `fa_truth` has what that policy reads."""
+    project = new_project("own_tolerance")
+    project.write("test_own.py", OWN_TEST)
+    run = project.run(f"--fa-case={CASE}", "--fa-tolerance=fp8", "test_own.py")
+    assert list(run.outcomes.values()) == ["passed"]
 
 
 @pytest.mark.parametrize(
@@ -26,7 +45,7 @@ def test_policy_is_used(good: Project) -> None:
     [
         (
             ["--fa-tolerance=mesured"],
-            "--fa-tolerance: no 'mesured'; did you mean 'measured'? (allowed: measured, absolute)",
+            "--fa-tolerance: no 'mesured'; did you mean 'measured'? (allowed: measured, absolute, fp8)",
         ),
         (
             ["--fa-tolerance=absolute", "--fa-suite=smoke"],

@@ -250,9 +250,9 @@ def test_the_repeat_command_keeps_what_decides(
         (
             "--fa-tolerance",
             "mesured",
-            "--fa-tolerance: no 'mesured'; did you mean 'measured'? (allowed: measured, absolute)",
+            "--fa-tolerance: no 'mesured'; did you mean 'measured'? (allowed: measured, absolute, fp8)",
         ),
-        ("--fa-tolerance", "1e-3", "--fa-tolerance: no '1e-3' (allowed: measured, absolute)"),
+        ("--fa-tolerance", "1e-3", "--fa-tolerance: no '1e-3' (allowed: measured, absolute, fp8)"),
     ],
 )
 @pytest.mark.parametrize("place", ["command line", "ini file"])

@@ -102,6 +102,25 @@ def test_right_kernel(job_of: JobOf, case: str) -> None:
     assert (result.check.passed, result.check.bad_count, result.check.nonfinite_count) == (True, 0, 0)
 
 
+@pytest.mark.parametrize(("policy", "dtype"), [("fp8", "fp16"), ("fp8", "bf16"), ("absolute", "fp16")])
+def test_right_kernel_by_another_policy(job_of: JobOf, policy: str, dtype: str) -> None:
+    """A right kernel is ok by every policy that judges its dtype, and by the one that was asked for."""
+    result = run_case(job_of(case=f"b1h2s64d64-{dtype}-seed0", policy=policy))
+
+    assert (result.outcome, result.message) == ("ok", "")
+    assert result.check is not None
+    assert result.check.policy == policy
+
+
+def test_wrong_result_by_the_fp8_policy(job_of: JobOf) -> None:
+    """The message of a wrong result names the bound, the value and what is allowed, as by the other policies."""
+    result = run_case(job_of(right_but(before="scale *= 1.5"), policy="fp8"))
+
+    assert result.check is not None
+    bound = result.check.tightest
+    assert result.message == f"max error is {bound.value:.3g}, allowed is {bound.allowed:.3g}"
+
+
 def test_right_kernel_is_timed(job_of: JobOf) -> None:
     """A right kernel that is to be timed carries its samples beside its check."""
     result = run_case(job_of(time=True))

@@ -278,7 +278,7 @@ def test_an_unknown_key_is_answered_with_the_allowed_ones(write_variant: WriteVa
     ("text", "problem"),
     [
         ("role: candidat", "role is 'candidat'; allowed: candidate, baseline, floor, ablation, probe, wrong"),
-        ("tolerance: loose", "tolerance is 'loose'; allowed: measured, absolute"),
+        ("tolerance: loose", "tolerance is 'loose'; allowed: measured, absolute, fp8"),
         ("entry: {kind: torch}", "entry.kind is 'torch'; allowed: cuda, python"),
         (
             "variants: {a: {role: x}}",

@@ -79,7 +79,7 @@ def test_rows_that_see_no_key_are_zero() -> None:
 
     found = make_truth(inputs)
 
-    for result in found:
+    for result in (found.out, found.yardstick):
         assert [bool((result[:, :, row] == 0).all()) for row in (0, 31, 32, 79)] == [True, True, False, False]
 
 
@@ -90,8 +90,8 @@ def test_no_keys_at_all() -> None:
 
     found = make_truth(inputs)
 
-    assert [tuple(result.shape) for result in found] == [(1, 2, 40, 64)] * 2
-    assert [float(result.abs().max()) for result in found] == [0.0, 0.0]
+    assert [tuple(result.shape) for result in (found.out, found.yardstick)] == [(1, 2, 40, 64)] * 2
+    assert [float(result.abs().max()) for result in (found.out, found.yardstick)] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,57 @@ def test_roundings_leave_truth_alone(rounds: Any) -> None:
 
     assert torch.equal(plain.out, declared.out)
     assert not torch.equal(plain.yardstick, declared.yardstick)
+
+
+@pytest.mark.parametrize("case", ["b2h2s70d64-fp16-seed0", "b1h4s70d64-bf16-causal_br-kv2-sk90-seed0"])
+def test_spread_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """The spread, where it is asked for, is sqrt(sum p^2 v^2) and each head's max|v|; block by block, truth unmoved."""
+    inputs = inputs_of(case)
+    monkeypatch.setattr(truth, "_rows_per_block", lambda _: 7)
+    q, k, v = (tensor.double() for tensor in inputs[:3])
+    k, v = (tensor.repeat_interleave(q.shape[1] // tensor.shape[1], dim=1) for tensor in (k, v))
+    scores = q @ k.transpose(2, 3) * inputs.scale
+    mask = visible(inputs)
+    p = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1)
+
+    found = make_truth(inputs, with_spread=True)
+
+    assert found.spread is not None
+    torch.testing.assert_close(found.spread.of_sum, (p**2 @ v**2).sqrt(), rtol=1e-12, atol=0)
+    assert torch.equal(found.spread.largest_v[..., 0, 0], v.abs().flatten(2).max(-1).values)
+    assert torch.equal(found.out, make_truth(inputs).out)
+
+
+@pytest.mark.parametrize("case", ["b2h2s70d64-fp16-seed0", "b1h4s70d64-bf16-causal_br-kv2-sk90-seed0"])
+def test_row_size_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """The row size is sqrt(sum p^2) times the RMS of the head's V, block by block."""
+    inputs = inputs_of(case)
+    monkeypatch.setattr(truth, "_rows_per_block", lambda _: 7)
+    q, k, v = (tensor.double() for tensor in inputs[:3])
+    k, v = (tensor.repeat_interleave(q.shape[1] // tensor.shape[1], dim=1) for tensor in (k, v))
+    mask = visible(inputs)
+    scores = q @ k.transpose(2, 3) * inputs.scale
+    p = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1)
+
+    found = make_truth(inputs).row_size
+
+    expected = p.square().sum(-1).sqrt() * v.square().mean((-1, -2)).sqrt()[..., None]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
+def test_spread_only_where_asked() -> None:
+    """Without being asked for there is none."""
+    assert make_truth(inputs_of("b1h1s8d64-fp16-seed0")).spread is None
+
+
+def test_spread_without_keys() -> None:
+    """Without keys the spread is zero."""
+    inputs = inputs_of("b1h2s8d64-fp16-seed0")
+
+    found = make_truth(inputs._replace(k=inputs.k[:, :, :0], v=inputs.v[:, :, :0]), with_spread=True)
+
+    assert found.spread is not None
+    assert [float(part.abs().max()) for part in found.spread] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("dtype", "digits"), [("fp16", 11), ("bf16", 8)])

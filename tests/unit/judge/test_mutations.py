@@ -1,0 +1,191 @@
+"""Simulated kernels under the tolerance policies: right ones pass with room left, wrong ones fail where they must."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from pytest_fa.catalog.case import Dtype, parse_case
+from pytest_fa.catalog.variant import Tolerance
+from pytest_fa.judge.check import judge
+from pytest_fa.judge.mutations import (
+    E4M3,
+    LENGTHS,
+    MUST_SHOW,
+    MUTATIONS,
+    Kernel,
+    Size,
+    dequantised,
+    problem,
+    simulate,
+)
+from pytest_fa.judge.policies import POLICIES, READS_SPREAD
+from pytest_fa.judge.truth import Truth, make_truth
+from pytest_fa.report.record import Check
+from pytest_fa.run.inputs import Inputs, make_inputs
+
+MOST_USED = 0.98
+JUDGED: tuple[tuple[Tolerance, Dtype], ...] = (
+    ("measured", "fp16"),
+    ("measured", "bf16"),
+    ("fp8", "fp16"),
+    ("fp8", "bf16"),
+)
+SIZES = [Size(seq_k, causal) for seq_k in LENGTHS for causal in (False, True)]
+CPU = torch.device("cpu")
+
+
+class Solved(NamedTuple):
+    """Inputs with their truth."""
+
+    inputs: Inputs
+    truth: Truth
+
+
+@functools.lru_cache(maxsize=8)
+def solved(size: Size, dtype: Dtype, policy: Tolerance, factor: float = 1.0) -> Solved:
+    """The problem of a size, logits multiplied by `factor`; its truth is computed once."""
+    inputs = problem(size, dtype, policy)
+    inputs = inputs._replace(scale=inputs.scale * factor)
+    return Solved(inputs, make_truth(inputs, with_spread=policy in READS_SPREAD))
+
+
+def check_of(kernel: Kernel, inputs: Inputs, truth: Truth, policy: Tolerance) -> Check:
+    """The verdict on a kernel, which rounds P to e4m3 where the policy is made for that."""
+    return judge(simulate(inputs, kernel._replace(p_dtype=E4M3 if policy == "fp8" else None)), truth, policy)
+
+
+def most_used(check: Check) -> float:
+    """The largest used fraction of a judged bound."""
+    return max(bound.used or 0.0 for bound in check.bounds if bound.judged)
+
+
+# -- right kernels ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", [Kernel(tile=64), Kernel(tile=128), Kernel(splits=4)], ids=["64", "128", "split"])
+@pytest.mark.parametrize(("policy", "dtype"), JUDGED)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_right_kernel_passes(size: Size, policy: Tolerance, dtype: Dtype, kernel: Kernel) -> None:
+    """A right kernel holds every bound with room left, whatever its tiles, and yet not for free."""
+    check = check_of(kernel, *solved(size, dtype, policy), policy)
+
+    assert (check.passed, check.bad_count) == (True, 0)
+    assert 0.2 < most_used(check) < MOST_USED
+
+
+@pytest.mark.parametrize(("policy", "dtype"), JUDGED)
+@pytest.mark.parametrize("size", [size for size in SIZES if not size.causal or size.seq_k < 4096], ids=str)
+def test_right_kernel_passes_with_large_logits(size: Size, policy: Tolerance, dtype: Dtype) -> None:
+    """Logits thirty times as large, where one key takes nearly all the weight, change nothing."""
+    check = check_of(Kernel(), *solved(size, dtype, policy, 30.0), policy)
+
+    assert (check.passed, check.bad_count) == (True, 0)
+    assert most_used(check) < MOST_USED
+
+
+@pytest.mark.parametrize("kernel", [Kernel(tile=64), Kernel(splits=4)], ids=["64", "split"])
+@pytest.mark.parametrize(("policy", "dtype"), JUDGED)
+@pytest.mark.parametrize("mask", ["", "-causal", "-causal_br"])
+@pytest.mark.parametrize("shape", ["b1h2s33d64-{}{}-sk64", "b1h4s100d64-{}{}-kv2-sk512", "b2h2s300d128-{}{}-sk77"])
+def test_right_kernel_passes_with_other_queries_than_keys(
+    shape: str, mask: str, policy: Tolerance, dtype: Dtype, kernel: Kernel
+) -> None:
+    """More or fewer queries than keys, shared key heads, rows that see no key: a right kernel passes."""
+    inputs = make_inputs(parse_case(f"{shape.format(dtype, mask)}-seed0"), CPU)
+    inputs = dequantised(inputs) if policy == "fp8" else inputs
+    truth = make_truth(inputs, with_spread=policy in READS_SPREAD)
+
+    check = check_of(kernel, inputs, truth, policy)
+
+    assert (check.passed, check.bad_count) == (True, 0)
+    assert most_used(check) < MOST_USED
+
+
+SPECIAL = [
+    (*judged, data)
+    for judged in JUDGED
+    for data in ("alike", "first keys", "last keys", "shifted")
+    if judged[0] != "fp8" or data != "last keys"  # `fp8` says why
+]
+
+
+@pytest.mark.parametrize("kernel", [Kernel(tile=64), Kernel(splits=4)], ids=["64", "split"])
+@pytest.mark.parametrize(("policy", "dtype", "data"), SPECIAL)
+@pytest.mark.parametrize("size", [size for size in SIZES if size.seq_k in (64, 512, 1023)], ids=str)
+def test_right_kernel_passes_on_special_values(
+    size: Size, policy: Tolerance, dtype: Dtype, data: str, kernel: Kernel
+) -> None:
+    """V with columns that are all alike, or zero but for three keys, or far from zero mean: a right kernel passes."""
+    inputs = problem(size, dtype, policy)
+    v = inputs.v.clone()
+    if data == "alike":
+        v[:] = v[..., :1].clone()
+    elif data == "shifted":
+        v += 4
+    else:
+        v[:, :, slice(3, None) if data == "first keys" else slice(-3)] = 0
+    inputs = inputs._replace(v=v)
+
+    check = check_of(kernel, inputs, make_truth(inputs, with_spread=policy in READS_SPREAD), policy)
+
+    assert (check.passed, check.bad_count) == (True, 0)
+    assert most_used(check) < MOST_USED
+
+
+def test_fp8_reports_the_old_thresholds() -> None:
+    """The thresholds of older results reject a right fp8 kernel at 64 keys, and do not decide."""
+    check = check_of(Kernel(), *solved(Size(64, causal=False), "fp16", "fp8"), "fp8")
+
+    reported = {bound.name: bound.holds for bound in check.bounds if not bound.judged}
+    assert (check.passed, reported) == (True, {"max_err": True, "rel_err": False})
+
+
+# -- wrong kernels ----------------------------------------------------------------------------------------------------
+
+CELLS = [
+    pytest.param(size, *judged, mutation, id=f"{size}-{'-'.join(judged)}-{mutation}")
+    for size in SIZES
+    for judged, shows in MUST_SHOW.items()
+    for mutation, sizes in shows.items()
+    if size in sizes
+]
+
+
+@pytest.mark.parametrize(("size", "policy", "dtype", "mutation"), CELLS)
+def test_mutation_is_rejected(size: Size, policy: Tolerance, dtype: Dtype, mutation: str) -> None:
+    """Each mistake is rejected wherever the table says that it must show, by a bound and not by a NaN."""
+    check = check_of(MUTATIONS[mutation], *solved(size, dtype, policy), policy)
+
+    assert (check.passed, check.nonfinite_count) == (False, 0)
+    assert most_used(check) > 1.1
+
+
+def test_the_table_is_complete() -> None:
+    """Every policy stands in the table, with every mutation, each at one size or more."""
+    assert {policy for policy, _ in MUST_SHOW} == set(POLICIES)
+    assert all(list(shows) == list(MUTATIONS) for shows in MUST_SHOW.values())
+    assert [sizes for shows in MUST_SHOW.values() for sizes in shows.values() if not sizes] == []
+    assert len(CELLS) == sum(len(sizes) for shows in MUST_SHOW.values() for sizes in shows.values())
+
+
+def test_one_tile_hides_what_needs_two() -> None:
+    """With one tile there is none to swap and nothing to rescale: those kernels are right, bit by bit."""
+    inputs = problem(Size(64, causal=False), "fp16", "measured")
+    right = simulate(inputs, Kernel())
+
+    same = {name for name, kernel in MUTATIONS.items() if torch.equal(simulate(inputs, kernel), right)}
+
+    assert same == {"rescale forgotten", "V tiles swapped", "mask off by one"}
+
+
+def test_wrong_row_is_one_row() -> None:
+    """The wrong row is the only one that differs."""
+    inputs = problem(Size(512, causal=False), "bf16", "measured")
+
+    differs = simulate(inputs, MUTATIONS["one row wrong"]) != simulate(inputs, Kernel())
+
+    assert differs.any(-1).nonzero().tolist() == [[0, 0, 256]]
