@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from datetime import UTC, datetime
 
 from pytest_fa.build.builder import BuildFailure, BuildReport, ensure, explain
@@ -17,9 +17,9 @@ from pytest_fa.build.resources import broken_limits
 from pytest_fa.build.target import runs_on, target_arches
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import Catalog, discover
+from pytest_fa.catalog.faults import FAULTS, disappointment
 from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
 from pytest_fa.catalog.faults import cases as selftest_cases
-from pytest_fa.catalog.faults import disappointment
 from pytest_fa.catalog.plan import Plan, make_plan
 from pytest_fa.catalog.properties import PROPERTIES, applies, property_case
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
@@ -189,9 +189,13 @@ class Session:
             yield self.run_case(variant, case, "correct")
         if taken and variant.is_judged:
             yield self.run_case(variant, taken[0], "speed")
+        needed = FAULTS[variant.name].caught_by if variant.name in FAULTS else None
         for name in PROPERTIES:
-            with suppress(Refused):
+            try:
                 yield self.hold_to_property(variant, name)
+            except Refused:
+                if name == needed:  # this machine lacks what would find it
+                    raise
 
     def run_case(self, variant: Variant, case: Case, kind: Kind, property_name: str | None = None) -> Record:
         """The record of `test_correct`, `test_property` or `test_speed`: one job, through a worker.

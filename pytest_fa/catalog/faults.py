@@ -83,6 +83,7 @@ FAULTS: dict[str, Fault] = {
     "nan_when_long": Fault("finite", only=True),
     # state
     "kept_by_address": Fault("new_data"),
+    "super_batch": Fault("new_data"),
     "kept_up_to_sign": Fault("new_data", only=True),
     "kept_by_scores": Fault("timed outputs", only=True),
     "shape_kept_by_address": Fault("new_shape", only=True),
@@ -100,7 +101,7 @@ FAULTS: dict[str, Fault] = {
     "cuda_short_offsets": Fault("far_offsets", only=True),
     "cuda_reads_smem": Fault("finite"),
     "cuda_reads_workspace": Fault("finite"),
-    "cuda_race_in_tile": Fault("finite"),
+    "cuda_race_in_tile": Fault("repeats"),
     "cuda_race_in_sum": Fault("repeats", only=True),
     "cuda_writes_past_end": Fault("guard bands", only=True),
     "cuda_reads_past_end": Fault("finite"),

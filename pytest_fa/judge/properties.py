@@ -24,7 +24,7 @@ from pytest_fa.run.inputs import Inputs, make_inputs
 from pytest_fa.run.module import Forward, load_forward
 
 SLOW_CYCLES = 2_000_000  # a millisecond: long enough that whoever does not wait is far ahead
-THREAD_CALLS = 200
+THREAD_CALLS = 50
 FAR_ELEMENTS = 2**31 + 64
 
 
@@ -277,6 +277,7 @@ def _require_no_shared_state(subject: Subject) -> None:
             stream = torch.cuda.Stream(subject.device)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(stream):
                 differing = torch.zeros((), dtype=torch.int64, device=subject.device)
+                torch.cuda._sleep(10 * SLOW_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001  # until both have queued up
                 for _ in range(THREAD_CALLS):
                     out = subject.call(sets[index])
                     differing += (out.view(torch.int16) != wanted[index].view(torch.int16)).any()

@@ -28,13 +28,14 @@ def repeat(
 
     `asked` calls; with None 100, or fewer where they take longer than half a second, but one at least.  NaN equals NaN
     of the same bits.  The comparison stays on the device, so that calls follow one another without a gap; `watch` hears
-    of every look at the clock.
+    before the first call and at every look at the clock.
     """
     want = _bits(first).clone()
     lowest, highest = first.clone(), first.clone()
     ever_differed = torch.zeros_like(want, dtype=torch.bool)
     differing = torch.zeros((), dtype=torch.int64, device=first.device)
     count, next_look, end = 0, 1, time.monotonic() + MOST_SECONDS
+    watch()
     while count < (asked or DEFAULT_REPEATS):
         out = call()
         differs = _bits(out) != want

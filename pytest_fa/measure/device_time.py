@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import torch
 
-from pytest_fa.errors import FaError
+from pytest_fa.errors import FaError, LaunchError
 from pytest_fa.measure.rotation import Rotation
 from pytest_fa.measure.statistics import settle, timing
 from pytest_fa.report.record import Timing
@@ -95,7 +95,7 @@ def capture(forward: Forward, rotation: Rotation, calls: int, *, keep_graph: boo
             for _ in range(calls):
                 rotation.call(forward)
             graph.capture_end()
-        except RuntimeError as problem:
+        except (RuntimeError, LaunchError) as problem:
             with suppress(RuntimeError):
                 graph.capture_end()
             raise CannotCapture(f"cannot be captured: {str(problem).splitlines()[0]}") from problem

@@ -28,6 +28,7 @@ def measure(
     """
     device = inputs.q.device
     rotation = Rotation(case, inputs, _l2_bytes(device))
+    watch()
     launches, missing = read_launches(forward, rotation, device)
     before = _clocks(device)
     with nvtx_range(f"device_us-{name}"):

@@ -87,7 +87,7 @@ class Workspaces:
     def guarded(self) -> Iterator[None]:
         """Hand out guarded workspaces, poisoned anew."""
         for each in self.kept.values():
-            each.tensor.fill_(float("nan"))
+            each.tensor.view(torch.int16).fill_(NAN_PATTERN)
         self._is_guarded = True
         try:
             yield
@@ -99,7 +99,7 @@ def _poisoned_workspace(size_bytes: int, device: torch.device) -> Guarded:
     """Made on the CPU and copied: the first call asks for it where no kernel of ours may run."""
     like = torch.empty((size_bytes + 1) // 2, dtype=torch.float16)
     made = Guarded.like(like, CANARY_PATTERN)
-    made.tensor.fill_(float("nan"))
+    made.tensor.view(torch.int16).fill_(NAN_PATTERN)  # NaN as fp32 too
     return made.to(device)
 
 

@@ -24,9 +24,10 @@ CROWDED = "b4h16s512d64-fp16"  # several blocks share a multiprocessor, so that 
 GOOD = ("stage2", "ws_p1", "ws_p2")
 RACES = ("race_s_read_early", "race_s_by_one_warp")
 
-# Without KV_EMPTY a producer laps its consumers and both wait for ever; V always comes long before it is waited for.
-BARRIERS = ("K_FULL", "S_STORED", "P_STORED", "L_STORED", "O_STORED")
-OMISSIONS = [f"ws_p2@OMIT_BARRIER={barrier}" for barrier in BARRIERS]
+# Without KV_EMPTY a producer laps its consumers and both wait for ever, and in stage2 nobody was ever seen to be that
+# fast; ROWS_FOUND matters only where fewer warps compute S than there are.
+BARRIERS = ("K_FULL", "V_FULL", "S_STORED", "P_STORED", "L_STORED", "O_STORED")
+OMISSIONS = [f"ws_p1@OMIT_BARRIER={barrier}" for barrier in BARRIERS]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,6 @@ def test_good_sources_are_never_blamed(builds: dict[str, Built], name: str) -> N
 
 @pytest.mark.parametrize("name", OMISSIONS)
 def test_barriers_are_needed(builds: dict[str, Built], name: str) -> None:
-    """A build without one of the barriers is caught where blocks share a multiprocessor."""
-    outcomes = {run(builds[name], CROWDED, seed, 100).outcome for seed in range(3)}
+    """A build without one of the barriers is caught when other kernels keep part of the GPU busy."""
+    outcomes = {run(builds[name], MISSION, seed, 200).outcome for seed in range(3)}
     assert outcomes == {"wrong"}

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(BLOCK) fault_kernel(const FaForwardArgs args, 
   float o[DIM] = {}, m = -CUDART_INF_F, l = 0.0f;
   const int64_t visible = args.causal == FA_CAUSAL_TOP_LEFT ? min(args.seq_k, row + 1) : args.seq_k;
   for (int64_t first = 0; first < args.seq_k; first += TILE) {
-    for (int i = threadIdx.x; i < TILE * DIM; i += BLOCK) {
+    for (int i = TILE * DIM - BLOCK + threadIdx.x; i >= 0; i -= BLOCK) {  // the first key, read first, comes last
       const int64_t key = min(first + i / DIM, args.seq_k - 1);
       k_smem[i / DIM][i % DIM] = __half2float(k[key * args.k_stride.seq + i % DIM * args.k_stride.dim]);
       v_smem[i / DIM][i % DIM] = __half2float(v[key * args.v_stride.seq + i % DIM * args.v_stride.dim]);
@@ -84,19 +84,17 @@ __global__ void __launch_bounds__(BLOCK) fault_kernel(const FaForwardArgs args, 
     extra = __half2float(v[args.seq_k * args.v_stride.seq]) * 1e-6f;
   }
   if (FAULT == SET_UP_ONCE) extra = ready[0] == 1.0f ? 0.0f : CUDART_NAN_F;
+  if (FAULT == RACE_IN_SUM) through[0] = 0.0f;
   if (!has_row) return;
   for (int d = 0; d < DIM; ++d) {
     const float result = o[d] / l + extra;
     if (FAULT == WORKSPACE || FAULT == SHARED_SCRATCH) {
       through[(head_of_all * args.seq_q + row) * DIM + d] = result;
-    } else if (FAULT == RACE_IN_SUM) {
-      through[0] = 0.0f;
-      out[d * args.out_stride.dim] = __float2half(result);
     } else {
       out[d * args.out_stride.dim] = __float2half(result);
     }
   }
-  if (FAULT == WRITES_PAST_END && head_of_all == args.batch * args.heads - 1 && row == args.seq_q - 1) {
+  if (FAULT == WRITES_PAST_END && args.heads == 2 && head_of_all == args.batch * args.heads - 1 && row == args.seq_q - 1) {
     out[args.out_stride.seq] = __float2half(0.0f);
   }
 }
@@ -115,7 +113,7 @@ __global__ void copy_kernel(const FaForwardArgs args, const float* through) {
 // Adds the blocks' numbers in whatever order they come, and lets the last bit of that sum into the output.
 __global__ void order_kernel(const FaForwardArgs args, float* sum) {
   if (threadIdx.x == 0) atomicExch(sum, 1.0f / (1.0f + blockIdx.x) + atomicAdd(sum, 0.0f) * 1.0000001f);
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
+  if (blockIdx.x == 0 && threadIdx.x == 0 && args.heads == 2) {  // two: where no property looks
     unsigned short* bits = static_cast<unsigned short*>(args.out);
     bits[0] ^= __float_as_uint(*static_cast<volatile float*>(sum)) & 1u;
   }

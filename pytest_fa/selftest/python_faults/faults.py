@@ -221,7 +221,7 @@ def bf16_as_fp16(q, k, v, *, scale, causal="none", out=None):
 def changes_input(q, k, v, *, scale, causal="none", out=None):
     """One element of Q is changed by its last bit."""
     out.copy_(attend(q, k, v, scale, causal))
-    if q.shape[1] > 1:
+    if q.shape[1] == TWO:
         q[0, 1, 0, 0] *= 1.001
     return out
 
@@ -287,6 +287,14 @@ def kept_by_scores(q, k, v, *, scale, causal="none", out=None):
     if key not in KEPT:
         KEPT[key] = attend(q, k, v, scale, causal)
     return out.copy_(KEPT[key])
+
+
+def super_batch(q, k, v, *, scale, causal="none", out=None):
+    """Each call also computes what the next one with these addresses will ask for, from what lies there now."""
+    key = (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.shape, scale, causal)
+    out.copy_(KEPT[key] if key in KEPT else attend(q, k, v, scale, causal))
+    KEPT[key] = attend(q, k, v, scale, causal)
+    return out
 
 
 def shape_kept_by_address(q, k, v, *, scale, causal="none", out=None):
