@@ -49,6 +49,7 @@ def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
 
 def deselect(config: pytest.Config, items: list[pytest.Item], plan: Plan) -> None:
     """Drop variants that were not asked for, and companions of shapes at which nothing asked for is left."""
+    items[:] = [item for item in items if not _is_empty(item)]
     wanted = [item for item in items if (each := _variant(item)) is None or plan.is_chosen(each)]
     shapes = {case.shape_id for item in wanted if (case := _param(item, "fa_case")) and _variant(item)}
     kept = [item for item in items if item in set(wanted) or _stands_beside(item, plan, shapes)]
@@ -79,6 +80,11 @@ def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) ->
 def _stands_beside(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:
     variant, case = _variant(item), _param(item, "fa_case")
     return variant is not None and plan.is_companion(variant) and case is not None and case.shape_id in shapes
+
+
+def _is_empty(item: pytest.Item) -> bool:
+    """Pytest's placeholder for a test of properties that has none to run over."""
+    return "fa_property" in getattr(item, "fixturenames", ()) and _variant(item) is None
 
 
 def _variant(item: pytest.Item) -> AnyVariant | None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 ARCHES = ("sm_80", "sm_89", "sm_90a")
 MOST_SEEDS = 100_000
 SELFTEST_SUITE = Path(__file__).parent / "suite" / "selftest.py"
-SELFTEST_KERNELS = Path(__file__).parent / "selftest"
 MOST_REPEATS = 1_000_000
 MOST_WATCHDOG_SECONDS = 86_400.0
 TOLERANCES = ("measured", "absolute", "fp8")
@@ -123,11 +122,10 @@ def wants_list(config: pytest.Config) -> bool:
 def read(config: pytest.Config) -> Options:
     """The options of this run.  Raises `UsageProblem` for a value that cannot be."""
     rootdir = config.rootpath
-    selftest = _flag(config, "fa_selftest")
     return Options(
         rootdir=rootdir,
-        variants=_words(_text(config, "fa_variant")) or (("*",) if selftest else ()),
-        kernels=(SELFTEST_KERNELS,) if selftest else _kernels(config, rootdir),
+        variants=_words(_text(config, "fa_variant")),
+        kernels=_kernels(config, rootdir),
         suites=_words(_text(config, "fa_suite")) or ("history",),
         cases=_words(_text(config, "fa_case")),
         seeds=_seeds(_text(config, "fa_seeds")),
@@ -136,7 +134,7 @@ def read(config: pytest.Config) -> Options:
         arches=_allowed("--fa-arch", _words(_text(config, "fa_arch")), ARCHES),
         tolerance=_one_of("--fa-tolerance", _text(config, "fa_tolerance"), TOLERANCES),
         watchdog_seconds=_watchdog(_text(config, "fa_watchdog")),
-        selftest=selftest,
+        selftest=_flag(config, "fa_selftest"),
         soak=_soak(_text(config, "fa_soak")),
         cache=_folder(rootdir, _text(config, "fa_cache")) or default_cache(),
         artifacts=_folder(rootdir, _text(config, "fa_artifacts")) or rootdir / "artifacts",

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from pathlib import Path
 
 from pytest_fa.build.builder import BuildFailure, BuildReport, ensure, explain
 from pytest_fa.build.cache import forget, locked
@@ -34,6 +35,7 @@ from pytest_fa.report.record import SCHEMA, STAGES, Environment, Kind, Leaf, Out
 Say = Callable[[str], None]
 
 PATIENT_WATCHDOG_SECONDS = 300.0
+SELFTEST_KERNELS = Path(__file__).parent / "selftest"
 
 
 class CannotRun(FaError):
@@ -57,21 +59,22 @@ class Session:
 
     @functools.cached_property
     def catalog(self) -> Catalog:
-        """Every variant there is."""
-        return discover(self.options.kernels)
+        """Every variant there is; the self-test has its own."""
+        return discover((SELFTEST_KERNELS,) if self.options.selftest else self.options.kernels)
 
     @functools.cached_property
     def plan(self) -> Plan:
         """The pairs of this run.  Raises `UsageProblem` for names that do not exist or do not go together."""
         options = self.options
-        chosen = expand_defines(select_variants(self.catalog, options.variants), options.defines)
+        wanted = options.variants or (("*",) if options.selftest else ())
+        chosen = expand_defines(select_variants(self.catalog, wanted), options.defines)
         for each in chosen:
             if isinstance(each, BrokenVariant) and each.name in options.variants:
                 raise UsageProblem(f"--fa-variant: {each.name} cannot be used: {each.problem}")
         cases = select_cases(options.suites, options.cases, options.dtypes, options.seeds)
         if options.tolerance == "absolute" and (odd := next((c for c in cases if c.dtype != "fp16"), None)):
             raise UsageProblem(f"--fa-tolerance=absolute judges fp16 only; case {odd.id} is {odd.dtype} (use measured)")
-        return make_plan(self.catalog, chosen, cases)
+        return make_plan(self.catalog, chosen, cases, with_properties=not options.cases)
 
     @property
     def title(self) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pytest_fa.session import Session
 
 
+MATRIX_WIDTH = 200
 LIST_WIDTH = 160
 
 
@@ -72,11 +73,16 @@ class Results:
         """The table and the lines below it."""
         if self._records:
             from pytest_fa.report.log import stale_variants  # noqa: PLC0415
-            from pytest_fa.report.table import FOOTNOTE, make_rows, notes, render  # noqa: PLC0415
+            from pytest_fa.report.table import FOOTNOTE, make_rows, notes, render, render_matrix  # noqa: PLC0415
 
-            terminal.section("attention kernels")
-            terminal.write_line(render(make_rows(self._records), terminal._tw.fullwidth, color=terminal.hasmarkup))  # noqa: SLF001
-            terminal.write_line(FOOTNOTE)
+            width = terminal._tw.fullwidth  # noqa: SLF001
+            faults = [record for record in self._records if record.kind == "selftest"]
+            terminal.section("self-test: kernels and what found them" if faults else "attention kernels")
+            if faults:
+                terminal.write_line(render_matrix(faults, max(width, MATRIX_WIDTH)))
+            else:
+                terminal.write_line(render(make_rows(self._records), width, color=terminal.hasmarkup))
+                terminal.write_line(FOOTNOTE)
             for note in notes(self._records):
                 terminal.write_line(note)
             if terminal.config.getoption("numprocesses", None):

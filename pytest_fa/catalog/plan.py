@@ -24,6 +24,7 @@ class Plan(msgspec.Struct, frozen=True):
     offered: tuple[AnyVariant, ...]
     companions: tuple[Variant, ...]
     cases: tuple[Case, ...]
+    with_properties: bool = True
 
     @property
     def builds(self) -> list[AnyVariant]:
@@ -37,7 +38,9 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def properties(self) -> list[tuple[Variant, str]]:
-        """What `test_property` runs over: every judged variant with every property."""
+        """What `test_property` runs over: every judged variant with every property, unless single cases were named."""
+        if not self.with_properties:
+            return []
         return [(each, name) for each in self.runnable if each.is_judged for name in PROPERTIES]
 
     @property
@@ -72,8 +75,10 @@ class Plan(msgspec.Struct, frozen=True):
         return list({(type(each), each.name): each for each in (*self.chosen, *self.offered)}.values())
 
 
-def make_plan(catalog: Catalog, chosen: tuple[AnyVariant, ...], cases: tuple[Case, ...]) -> Plan:
+def make_plan(
+    catalog: Catalog, chosen: tuple[AnyVariant, ...], cases: tuple[Case, ...], *, with_properties: bool = True
+) -> Plan:
     """The plan for the variants and cases that were asked for."""
     offered = [each for each in catalog.variants.values() if each.role == "candidate"]
     companions = [each for each in catalog.variants.values() if each.role in COMPANION_ROLES]
-    return Plan(chosen, tuple(offered), tuple(companions), cases)
+    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties)

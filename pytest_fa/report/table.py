@@ -87,6 +87,16 @@ def render(rows: list[Row], width: int, *, color: bool) -> str:
     return text.getvalue().strip("\n")
 
 
+def render_matrix(records: list[Record], width: int) -> str:
+    """The self-test's kernels, and by which checks each was found."""
+    rows = [(record.variant, ", ".join(record.caught_by) or "nothing", record.outcome) for record in records]
+    name = max(len(row[0]) for row in rows)
+    lines = [f"{variant:{name}}  {'' if outcome == 'ok' else 'WRONG: '}{checks}" for variant, checks, outcome in rows]
+    wrong = sum(outcome != "ok" for _, _, outcome in rows)
+    lines.append(f"{len(rows)} kernels, {wrong} judged wrongly")
+    return "\n".join(line if len(line) <= width else f"{line[: width - 3]}..." for line in lines)
+
+
 def headline(record: Record) -> str:
     """One record in a few words, for JUnit properties."""
     words: list[str] = [record.outcome]

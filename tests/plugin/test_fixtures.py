@@ -14,6 +14,7 @@ FIXTURES = [
     "fa_clock",
     "fa_inputs",
     "fa_module",
+    "fa_property",
     "fa_run",
     "fa_truth",
     "fa_variant",
