@@ -15,6 +15,7 @@ import yaml
 
 from pytest_fa import fixtures, plugin
 from pytest_fa.catalog.manifest import MANIFEST_NAME, Manifest, Member
+from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.catalog.variant import Entry, InstructionLimit, Limits, Supports
 from pytest_fa.options import OPTIONS
 from pytest_fa.report.markdown import rewrite
@@ -58,6 +59,12 @@ def test_every_manifest_key_is_documented(key: str) -> None:
 def test_every_table_is_what_the_records_say() -> None:
     """The tables in the pages are those that `python -m pytest_fa.report.markdown` makes from the committed records."""
     assert {name: rewrite(text, REPOSITORY) for name, text in pages().items()} == pages()
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_every_property_is_documented(name: str) -> None:
+    """`docs/correctness.md` says of each property what it promises, in the code's words."""
+    assert f"| `{name}` | {PROPERTIES[name]} |" in pages()["correctness.md"]
 
 
 # -- fixtures ---------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ enum Fault {
   SHORT_OFFSETS,     // 31 bits of an offset
   READS_SMEM,        // reads shared memory that it did not write
   READS_WORKSPACE,   // reads a workspace that it did not write
-  RACE_IN_TILE,      // no barrier between writing a tile and reading it
+  RACE_IN_TILE,      // one warp writes a tile, both read it, and nobody waits
   RACE_IN_SUM,       // adds in whatever order the blocks come
   WRITES_PAST_END,   // one row more than there is
   READS_PAST_END,    // one key more than there is, with next to no weight
@@ -60,7 +60,9 @@ __global__ void __launch_bounds__(BLOCK) fault_kernel(const FaForwardArgs args, 
   float o[DIM] = {}, m = -CUDART_INF_F, l = 0.0f;
   const int64_t visible = args.causal == FA_CAUSAL_TOP_LEFT ? min(args.seq_k, row + 1) : args.seq_k;
   for (int64_t first = 0; first < args.seq_k; first += TILE) {
-    for (int i = TILE * DIM - BLOCK + threadIdx.x; i >= 0; i -= BLOCK) {  // the first key, read first, comes last
+    // All copy, but where the barrier is missing: there one warp copies for both, and the other reads ahead of it.
+    const int copier = FAULT == RACE_IN_TILE ? int(threadIdx.x) - 32 : threadIdx.x;
+    for (int i = copier; i >= 0 && i < TILE * DIM; i += FAULT == RACE_IN_TILE ? 32 : BLOCK) {
       const int64_t key = min(first + i / DIM, args.seq_k - 1);
       k_smem[i / DIM][i % DIM] = __half2float(k[key * args.k_stride.seq + i % DIM * args.k_stride.dim]);
       v_smem[i / DIM][i % DIM] = __half2float(v[key * args.v_stride.seq + i % DIM * args.v_stride.dim]);
