@@ -130,7 +130,7 @@ def _hypotheses(out: torch.Tensor, inputs: Inputs) -> Iterator[tuple[str, Callab
     for factor, words in SCALE_FACTORS:
         yield f"the softmax scale is {words}", result(inputs._replace(scale=scale * factor))
     yield "the softmax scale is not applied", result(inputs._replace(scale=1.0))
-    for other in {"none", "top_left", "bottom_right"} - {causal}:
+    for other in (each for each in ("none", "top_left", "bottom_right") if each != causal):
         yield (
             f"the mask is {other.replace('_', ' ')} where it should be {causal.replace('_', ' ')}",
             result(inputs._replace(causal=other)),

@@ -15,9 +15,10 @@ import torch
 
 from pytest_fa import jobs, pipeline
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import DeviceLost
-from pytest_fa.jobs import CaseJob, CaseResult
+from pytest_fa.jobs import CaseJob, CaseResult, Progress
 from pytest_fa.pipeline import run_case
 from pytest_fa.run import checked
 from tests.conftest import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
@@ -351,6 +352,78 @@ def test_output_that_may_change(job_of: JobOf) -> None:
     assert result.outcome == "ok"
     assert result.repeats is not None
     assert result.repeats.differing == 3
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        ("return out if CALLS == 1 else out.fill_(float('nan'))", "finite error is "),
+        ("return out if CALLS % 2 else out.zero_()", "max error is "),
+    ],
+    ids=["NaN from the second call on", "zero at every second call"],
+)
+def test_what_may_change_must_be_right(job_of: JobOf, after: str, message: str) -> None:
+    """A variant that does not claim to be deterministic is wrong where one of its repeats is."""
+    result = run_case(job_of(right_but(after=after), more="deterministic: false\n", repeats=12))
+
+    assert (result.outcome, result.caught_by) == ("wrong", ("repeats",))
+    assert result.message.startswith(message)
+    assert result.message.endswith(" in a repeat")
+
+
+@pytest.mark.parametrize("after", ["return None if CALLS > 1 else out", "return out.float() if CALLS > 1 else out"])
+def test_a_later_output_of_another_kind(job_of: JobOf, after: str) -> None:
+    """A repeat that gives no tensor of the right kind is wrong in the same words as a first call."""
+    result = run_case(job_of(right_but(after=after), repeats=3))
+
+    assert (result.outcome, result.caught_by) == ("wrong", ("output",))
+    assert result.message.startswith("the output is ")
+
+
+CALLS_SDPA = """\
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+
+def forward(q, k, v, *, scale, causal="none", out=None):
+    return sdpa(q, k, v, scale=scale)
+"""
+
+
+def test_sdpa_is_not_own_work(job_of: JobOf) -> None:
+    """A candidate that calls the backend it is compared with is wrong; a baseline that does so is what it should be."""
+    source = CALLS_SDPA
+
+    candidate = run_case(job_of(source))
+    baseline = run_case(job_of(source, more="role: baseline\n"))
+
+    assert (candidate.outcome, candidate.caught_by) == ("wrong", ("own work",))
+    assert "scaled_dot_product" in candidate.message
+    assert baseline.outcome == "ok"
+
+
+def test_witnesses_are_heard_when_it_is_wrong(job_of: JobOf) -> None:
+    """SDPA is judged on the same inputs beside a wrong candidate; one that refuses is absent with its reason."""
+    baselines = discover(()).variants
+    witnesses = tuple(baselines[name] for name in ("sdpa_math", "sdpa_flash"))
+
+    result = run_case(job_of(right_but(before="scale *= 1.5"), witnesses=witnesses))
+
+    assert result.diagnosis is not None
+    assert [(each.name, each.passed) for each in result.diagnosis.witnesses] == [
+        ("sdpa_math", True),
+        ("sdpa_flash", True),
+    ]
+    assert result.diagnosis.who_is_off.startswith("the candidate is off: sdpa_math, sdpa_flash right")
+
+
+def test_signs_of_life_name_the_stage(job_of: JobOf) -> None:
+    """Each stage is announced, a launch with the watchdog's time, work of our own with more."""
+    signs: list[Progress] = []
+
+    run_case(job_of(repeats=3, time=True, watchdog_seconds=2.5), signs.append)
+
+    assert list(dict.fromkeys(each.stage for each in signs)) == ["launch", "sanity", "correct", "speed"]
+    assert {each.seconds for each in signs if each.stage == "launch"} == {300.0, 2.5}
 
 
 def test_nan_may_repeat(job_of: JobOf) -> None:

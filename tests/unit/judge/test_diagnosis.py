@@ -1,0 +1,128 @@
+"""What a failure says beyond its bounds: the map, the likely cause, who is off."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.judge.check import judge
+from pytest_fa.judge.diagnosis import diagnose, who_is_off
+from pytest_fa.judge.truth import make_truth
+from pytest_fa.report.record import Diagnosis, Repeats, Witness
+from pytest_fa.run.inputs import Inputs, make_inputs
+
+CPU = torch.device("cpu")
+Wrong = Callable[[Inputs], torch.Tensor]
+
+
+def diagnosis(wrong: Wrong, case: str = "b2h4s100d64-fp16-seed0", repeats: Repeats | None = None) -> Diagnosis:
+    """What is said of the output that `wrong` makes."""
+    inputs = make_inputs(parse_case(case), CPU)
+    truth = make_truth(inputs)
+    out = wrong(inputs).to(inputs.q.dtype)
+    return diagnose(out, truth, inputs, judge(out, truth, "measured"), repeats, ())
+
+
+def exact(inputs: Inputs, **changes: object) -> torch.Tensor:
+    """Attention on changed inputs."""
+    return make_truth(inputs._replace(**changes)).out  # type: ignore[arg-type]  # a test names its fields
+
+
+def one_key_wider(inputs: Inputs) -> torch.Tensor:
+    """Causal attention in which each query sees one key too many."""
+    return exact(inputs, q=torch.cat([inputs.q[:, :, :1], inputs.q], 2))[:, :, 1:]
+
+
+def with_nan(inputs: Inputs, where: tuple[slice | int, ...], value: float = float("nan")) -> torch.Tensor:
+    """The right output with a value that is not finite somewhere."""
+    out = exact(inputs).half()
+    out[where] = value
+    return out
+
+
+GROUPED = "b1h4s60d64-fp16-kv2-seed0"
+CAUSAL = "b1h2s60d64-fp16-causal-seed0"
+MODULO = [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("case", "wrong", "cause"),
+    [
+        ("", lambda i: exact(i, scale=i.scale * 1.01), "the softmax scale is 1 % too large"),
+        ("", lambda i: exact(i, scale=1.0), "the softmax scale is not applied"),
+        ("", lambda i: exact(i, scale=i.scale * 1.442695), "the softmax scale is multiplied by log2 e once too often"),
+        ("", lambda i: exact(i, k=i.k[:, :, :-1], v=i.v[:, :, :-1]), "the last 1 keys are missing"),
+        ("", lambda i: exact(i, k=i.k[:, :, :96], v=i.v[:, :, :96]), "the last 4 keys are missing"),
+        ("", lambda i: exact(i, k=i.k[:, :, :64], v=i.v[:, :, :64]), "the last 36 keys are missing"),
+        ("", lambda i: exact(i, causal="top_left"), "the mask is top left where it should be none"),
+        (CAUSAL, lambda i: exact(i, causal="none"), "the mask is none where it should be top left"),
+        (CAUSAL, one_key_wider, "the causal mask is one key too wide"),
+        (GROUPED, lambda i: exact(i, k=i.k[:, MODULO], v=i.v[:, MODULO]), "query heads are mapped to key heads modulo"),
+        ("", lambda i: exact(i) * 1.25, "the whole output is 1.25 times what it should be"),
+        ("", lambda i: with_nan(i, (1, 2, slice(80, 100))), "it was never written: the poison is still there"),
+        ("", lambda i: with_nan(i, (0, 1, 5, 2), float("inf")), "not finite in batch 0 of 2, head 1 of 4, query 5 of"),
+        ("", lambda i: exact(i).roll(1, 1), "wrong in every batch, head, query and dim"),
+        ("", lambda i: exact(i) + 0.5 * (torch.arange(100) % 2)[:, None], "wrong in every 2th query from 1"),
+    ],
+)  # fmt: skip
+def test_the_cause_is_named(case: str, wrong: Wrong, cause: str) -> None:
+    """A common mistake is recognised by what it does to the output; any other is located."""
+    found = diagnosis(wrong, case or "b2h4s100d64-fp16-seed0").cause
+    assert found.startswith(cause)
+
+
+def test_a_change_between_calls_is_the_cause() -> None:
+    """Where repeats differ nothing else is guessed."""
+    found = diagnosis(lambda i: exact(i) * 2, repeats=Repeats(100, 3, 9, (0, 0, 0, 0), None))
+    assert found.cause == "it changes from call to call: a race, or memory that it never wrote"
+
+
+def test_the_map_shows_where() -> None:
+    """One row per head, one column per tile of queries: dots where it is right, N where it is not finite."""
+
+    def wrong(inputs: Inputs) -> torch.Tensor:
+        out = exact(inputs).half()
+        out[1, 2, 33] = float("nan")
+        out[0, 3, 99] += 1.0
+        return out
+
+    head, *rows = diagnosis(wrong).error_map
+    assert "16 queries" in head
+    assert [row.split("  ")[-1] for row in rows] == [
+        *["......."] * 3,
+        "......9",
+        *["......."] * 2,
+        "..N....",
+        ".......",
+    ]
+    assert [re.sub(r"\s+", " ", row)[:14] for row in rows[:2]] == ["batch 0 head 0", "batch 0 head 1"]
+
+
+def test_a_long_map_is_cut() -> None:
+    """Many heads are counted, not shown; long sequences share 48 columns."""
+    found = diagnosis(lambda i: exact(i) * 2, "b1h20s1000d64-fp16-seed0").error_map
+    assert (len(found), found[-1]) == (18, "and 4 more heads")
+    assert {len(row.split("  ")[-1].strip()) for row in found[1:17]} == {48}
+
+
+RIGHT, WRONG = (Witness("sdpa_math", verdict, 0.1, None) for verdict in (True, False))
+ABSENT = Witness("sdpa_flash", None, None, "refuses")
+
+
+@pytest.mark.parametrize(
+    ("witnesses", "said"),
+    [
+        ((), "no SDPA backend takes this case: only truth speaks"),
+        ((ABSENT,), "no SDPA backend takes this case: only truth speaks"),
+        ((RIGHT, ABSENT), "the candidate is off: sdpa_math right by the same rule"),
+        ((WRONG,), "both are off: sdpa_math wrong by the same rule"),
+        ((RIGHT, WRONG), "the candidate is off, and so is sdpa_math; sdpa_math right by the same rule"),
+    ],
+)
+def test_one_sentence_says_who_is_off(witnesses: tuple[Witness, ...], said: str) -> None:
+    """The candidate, everybody, or nobody who could tell."""
+    assert who_is_off(witnesses) == said

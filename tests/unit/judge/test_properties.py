@@ -1,0 +1,107 @@
+"""Properties: their names, the case each variant gets, and who holds to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.catalog.properties import ON_GPU, PROPERTIES, applies, property_case
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.jobs import CaseJob, CaseResult
+from pytest_fa.judge import properties
+from pytest_fa.pipeline import run_case
+from tests.conftest import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
+
+MakeVariant = Callable[..., Variant]
+ON_CPU = [name for name in PROPERTIES if name not in ON_GPU]
+
+
+@pytest.fixture
+def variant_of(write_variant: WriteVariant, tmp_path: Path) -> MakeVariant:
+    """`variant_of(source, more)`: a Python variant with more lines in its manifest."""
+
+    def make(source: str = PYTHON_SOURCE, more: str = "") -> Variant:
+        folder = write_variant("entry_of_a_test", manifest=PYTHON_MANIFEST + more, **{"entry.py": source})
+        (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+        return variant
+
+    return make
+
+
+def hold(variant: Variant, name: str) -> CaseResult:
+    """Hold a variant to a property on the CPU."""
+    case = property_case(variant)
+    job = CaseJob(variant, case, None, "cpu", "measured", judge=True, time=False, property_name=name)
+    return run_case(job)
+
+
+def test_every_property_has_its_code() -> None:
+    """What is promised and what is run have the same names in the same order."""
+    assert list(PROPERTIES) == list(properties.PROPERTIES)
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_a_right_kernel_holds(variant_of: MakeVariant, name: str) -> None:
+    """A right kernel holds to every property that a CPU can try."""
+    result = hold(variant_of(), name)
+    assert (result.outcome, result.message) == ("ok", "")
+
+
+def test_a_property_that_does_not_hold_is_named(variant_of: MakeVariant) -> None:
+    """The message begins with the property, says which data, and the result says what caught it."""
+    source = PYTHON_SOURCE.replace("* scale", "* scale\n    scores = scores.clamp(-20, 20)")
+    result = hold(variant_of(source), "hard_data")
+    assert (result.outcome, result.caught_by) == ("wrong", ("hard_data",))
+    assert result.message.startswith("hard_data (scores 30 times as large): ")
+
+
+REFUSES = """\
+    if k.stride(1) == 0:
+        from pytest_fa.errors import UnsupportedCase
+        raise UnsupportedCase("a stride of 0")
+"""
+
+
+def test_a_refusal_is_no_failure(variant_of: MakeVariant) -> None:
+    """A kernel may refuse strides with a reason."""
+    head, body = PYTHON_SOURCE.split("out=None):\n")
+    result = hold(variant_of(f"{head}out=None):\n{REFUSES}{body}"), "expanded_heads")
+    assert (result.outcome, result.message) == ("unsupported", "a stride of 0")
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("", {"dtype": "fp16", "head_dim": 64, "seq_q": 150, "seq_k": 150, "causal": "none", "layout": "bhsd"}),
+        (
+            "{dtype: [bf16], head_dim: [128], causal: [top_left]}",
+            {"dtype": "bf16", "head_dim": 128, "causal": "top_left"},
+        ),
+        (
+            "{seq_q_multiple_of: 64, seq_k_multiple_of: 128, layout: [bshd]}",
+            {"seq_q": 192, "seq_k": 256, "layout": "bshd"},
+        ),
+        ("{seq_k_min: 2048}", {"seq_k": 2048}),
+    ],
+)
+def test_the_case_is_one_that_the_variant_takes(
+    write_variant: WriteVariant, tmp_path: Path, more: str, expected: dict[str, Any]
+) -> None:
+    """The case has a dtype, head_dim, mask, layout and lengths that the manifest supports."""
+    manifest = "step: a\nbecause: b\nexpect: c\n" + (f"supports: {more}\n" if more else "")
+    folder = write_variant("mine", manifest=manifest, **{"kernel.cu": ""})
+    (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+    case = property_case(variant)
+    assert {name: getattr(case, name) for name in expected} == expected
+    assert variant.refuses(case) is None
+
+
+def test_what_needs_a_gpu_does_not_apply_without_one(variant_of: MakeVariant) -> None:
+    """What needs a GPU means nothing on a CPU; a first call in a capture needs a library too."""
+    variant = variant_of()
+    assert {name for name in PROPERTIES if not applies(name, variant, "cpu")} == set(ON_GPU)
+    assert {name for name in PROPERTIES if not applies(name, variant, "cuda")} == {"first_call_in_capture"}
