@@ -24,7 +24,7 @@ def measure(
     """The speed of `forward` on `case`, and the outputs that its timed calls left, to be judged by the caller.
 
     `name` goes into the NVTX ranges, `watch` hears before whatever might hang.  The caller holds the GPU's timing lock,
-    see `timing_lock`.
+    see `timing_lock`.  Raises `WrongResult` where a call changed its inputs.
     """
     device = inputs.q.device
     rotation = Rotation(case, inputs, _l2_bytes(device))
@@ -39,7 +39,7 @@ def measure(
     with nvtx_range(f"call_us-{name}"):
         per_call = call_time(forward, rotation, device, watch)
     outputs += rotation.written(per_call.calls_per_sample)
-    rotation.restore()
+    rotation.require_untouched()
     speed = Speed(
         device=on_device,
         call=per_call,

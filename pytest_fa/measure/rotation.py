@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.errors import WrongResult
 from pytest_fa.run.inputs import Inputs, clone, poisoned_output
 from pytest_fa.run.module import Forward
 
@@ -29,7 +30,8 @@ class Rotation:
         quarter = (l2_bytes or 0) // 4
         self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > quarter
         count = max(1, min(MOST_BUFFERS, quarter // max(1, case.bytes_per_call)))
-        self.inputs = [inputs, *(clone(inputs) for _ in range(count - 1))]
+        self._plain = inputs  # the caller's, which no timed call sees
+        self.inputs = [clone(inputs) for _ in range(count)]
         self._signs = [1] * count
         self._turn_signs(range(1, count, 2))
         self.given = [poisoned_output(each) for each in self.inputs]
@@ -60,9 +62,12 @@ class Rotation:
         """Turn the sign of every v in place: whoever keeps results by address gives old ones from here on."""
         self._turn_signs(range(len(self.inputs)))
 
-    def restore(self) -> None:
-        """Leave every v with its own sign, as it came."""
-        self._turn_signs([turn for turn, sign in enumerate(self._signs) if sign < 0])
+    def require_untouched(self) -> None:
+        """Raise `WrongResult` where a timed call changed an input."""
+        for mine, sign in zip(self.inputs, self._signs, strict=True):
+            for name, tensor, plain in zip("qkv", mine[:3], self._plain[:3], strict=True):
+                if not torch.equal(tensor, plain * sign if name == "v" else plain):
+                    raise WrongResult("inputs", f"the kernel changed its input {name} while it was timed")
 
     def _turn_signs(self, turns: Iterable[int]) -> None:
         for turn in turns:

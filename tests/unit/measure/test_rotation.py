@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.errors import WrongResult
 from pytest_fa.measure.rotation import Rotation
 from pytest_fa.run.inputs import make_inputs
 
@@ -104,19 +105,33 @@ def test_outputs_are_the_last_of_each_set(allocates: bool) -> None:  # noqa: FBT
     assert [float(out.flatten()[0]) for out in made.outputs] == [4.0, -5.0, 3.0]  # less the sign of the second
 
 
-def test_flip_turns_every_sign_and_restore_leaves_none() -> None:
-    """`flip` negates all v where they lie, `restore` gives each the sign that the case's data have."""
-    made = rotation(3)
-    plain = made.inputs[0].v.clone()
+def test_flip_turns_every_sign_and_the_case_keeps_its_own() -> None:
+    """`flip` negates all v where they lie; the inputs that the sets were made from stay as they were."""
+    parsed = parse_case("b1h2s32d64-fp16-seed0")
+    given = make_inputs(parsed, torch.device("cpu"))
+    plain = given.v.clone()
+    made = Rotation(parsed, given, 12 * parsed.bytes_per_call)
     addresses = [each.v.data_ptr() for each in made.inputs]
 
     made.flip()
-    flipped = [torch.equal(each.v, sign * plain) for each, sign in zip(made.inputs, (-1, 1, -1), strict=True)]
-    made.restore()
-    restored = [torch.equal(each.v, plain) for each in made.inputs]
 
-    assert (flipped, restored) == ([True] * 3, [True] * 3)
+    assert [torch.equal(each.v, sign * plain) for each, sign in zip(made.inputs, (-1, 1, -1), strict=True)] == [
+        True
+    ] * 3
     assert [each.v.data_ptr() for each in made.inputs] == addresses
+    assert torch.equal(given.v, plain)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_changed_input_is_found(name: str) -> None:
+    """One element of one tensor of one set that is not what it was is wrong, signs apart."""
+    made = rotation(3)
+    made.flip()
+    made.require_untouched()
+    getattr(made.inputs[1], name)[0, 1, 5, 2] += 1
+
+    with pytest.raises(WrongResult, match=f"changed its input {name} while it was timed"):
+        made.require_untouched()
 
 
 def test_begin_starts_over() -> None:
