@@ -64,7 +64,8 @@ run() {
   mkdir -p artifacts
   touch artifacts/.started
   local status=0
-  "$PYTHON" -m pytest --fa-variant='*' --fa-suite=history,edge -rf \
+  "$PYTHON" -m pytest --fa-variant='*' -k test_build || status=$?
+  "$PYTHON" -m pytest --fa-suite=history,edge -rf \
     --junit-xml=artifacts/junit.xml --benchmark-json=artifacts/benchmark.json || status=$?
   step "bundle"
   "$PYTHON" -m pip freeze >artifacts/packages.txt 2>/dev/null || true
