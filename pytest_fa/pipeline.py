@@ -77,17 +77,20 @@ def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
                 measured, outputs = measure(forward, job.case, launch.inputs, job.id, stages.watch)
                 launch.require_untouched()
                 if job.judge:
-                    found.check = _judge_timed(outputs, found, launch.inputs, job.policy)
+                    _judge_timed(outputs, found, launch.inputs, job.policy)
                 found.speed = measured
         return found.result("ok", "", stages)
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; each becomes a named outcome
         found.speed = None
         alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
-        found.caught_by = problem.caught_by if isinstance(problem, WrongResult) else ENDINGS.get(_outcome(problem), ())
-        if isinstance(problem, WrongResult) and alive and found.check and found.truth:
-            stages.wait()
-            found.diagnosis = _diagnose(job, found, launch)
-        return found.result(_outcome(problem), _message(problem), stages, context_lost=not alive)
+        outcome = _outcome(problem) if alive else "device_error"
+        found.caught_by = ENDINGS.get(outcome, ())
+        if isinstance(problem, WrongResult) and alive:
+            found.caught_by = problem.caught_by
+            if found.check and found.truth:
+                stages.wait()
+                found.diagnosis = _diagnose(job, found, launch)
+        return found.result(outcome, _message(problem), stages, context_lost=not alive)
     finally:
         scope.close()
 
@@ -100,7 +103,7 @@ class Findings:
     truth: Truth | None = None
     check: Check | None = None
     repeats: Repeats | None = None
-    extremes: tuple[torch.Tensor, ...] = ()
+    farthest: torch.Tensor | None = None
     diagnosis: Diagnosis | None = None
     speed: Speed | None = None
     caught_by: tuple[str, ...] = ()
@@ -159,40 +162,43 @@ def _repeat(job: CaseJob, launch: CheckedLaunch, found: Findings, stages: Stages
     """More calls: from the same dirt, disturbed in several ways, and one in which nobody else's attention may run."""
     assert found.out is not None  # noqa: S101  # it was launched
     if job.repeats != 0:
-        again = repeat(
+        found.repeats, found.farthest = repeat(
             lambda: _require_tensor(launch.again(), launch.inputs),
             found.out,
             job.repeats,
             launch.dirt_missing,
             stages.watch,
+            keep_farthest=not job.variant.deterministic,
         )
-        found.repeats, found.extremes = again
         launch.require_untouched()
     if job.variant.entry.kind == "python" and job.variant.role != "baseline":
         require_own_work(launch)
 
 
 def _require_repeats(job: CaseJob, found: Findings) -> None:
-    """Repeats are equal bit by bit; those of a variant that may differ are right, each of them."""
+    """Repeats are equal bit by bit; of a variant that may differ, the one farthest from the first output is right."""
     assert found.truth is not None  # noqa: S101  # the first output was judged
     if found.repeats and found.repeats.differing:
         require_identical(found.repeats, deterministic=job.variant.deterministic)
-        for extreme in found.extremes:
-            found.check = judge(extreme, found.truth, job.policy)
-            _require_passed(found.check, " in a repeat", "repeats")
+        if found.farthest is not None:
+            _judge_again(found.farthest, found, job.policy, " in a repeat", "repeats")
 
 
-def _judge_timed(outputs: Iterable[torch.Tensor], found: Findings, inputs: Inputs, policy: str) -> Check | None:
+def _judge_again(out: torch.Tensor, found: Findings, policy: str, where: str, caught_by: str) -> None:
+    """Judge a later output; what is said of a failure is then said of this one."""
+    assert found.truth is not None  # noqa: S101  # the first output was judged
+    found.out, found.check = out, judge(out, found.truth, policy)
+    _require_passed(found.check, where, caught_by)
+
+
+def _judge_timed(outputs: Iterable[torch.Tensor], found: Findings, inputs: Inputs, policy: str) -> None:
     """Judge what the timed calls left; one that is the judged output bit by bit needs no second look."""
-    assert found.out is not None and found.truth is not None  # noqa: S101, PT018  # a judged job has both
-    check = found.check
+    assert found.out is not None  # noqa: S101  # a judged job has it
     bits = found.out.view(torch.int16)
     for each in outputs:
         out = _require_tensor(each, inputs)
         if not torch.equal(out.view(torch.int16), bits):
-            check = found.check = judge(out, found.truth, policy)
-            _require_passed(check, " in an output of the timed calls", "timed outputs")
-    return check
+            _judge_again(out, found, policy, " in an output of the timed calls", "timed outputs")
 
 
 def _diagnose(job: CaseJob, found: Findings, launch: CheckedLaunch) -> Diagnosis | None:

@@ -66,6 +66,8 @@ class Session:
     def plan(self) -> Plan:
         """The pairs of this run.  Raises `UsageProblem` for names that do not exist or do not go together."""
         options = self.options
+        if options.selftest and options.tolerance:
+            raise UsageProblem("--fa-selftest: the self-test judges by its own policies; drop --fa-tolerance")
         wanted = options.variants or (("*",) if options.selftest else ())
         chosen = expand_defines(select_variants(self.catalog, wanted), options.defines)
         for each in chosen:
@@ -168,7 +170,10 @@ class Session:
         device = variant.device_for(gpu=find_gpu() is not None)
         if device and not applies(name, variant, device):
             raise Refused(f"{name} means nothing for {variant.name} on {device}")
-        return self.run_case(variant, property_case(variant), "property", name)
+        case = property_case(variant)
+        if (self.options.tolerance or variant.tolerance) == "absolute" and case.dtype != "fp16":
+            raise Refused(f"{variant.name}: policy 'absolute' judges fp16 only, {name} would be {case.dtype}")
+        return self.run_case(variant, case, "property", name)
 
     def judge_the_judge(self, variant: Variant) -> Record:
         """The record of one kernel of the self-test: by which checks it was found, and whether that is right."""

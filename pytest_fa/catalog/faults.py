@@ -87,6 +87,7 @@ FAULTS: dict[str, Fault] = {
     "nan_when_long": Fault("finite", only=True),
     # state
     "kept_by_address": Fault("new_data"),
+    "kept_by_version": Fault("new_data"),
     "super_batch": Fault("new_data"),
     "kept_up_to_sign": Fault("new_data", only=True, besides=("graph_capture",)),
     "kept_by_scores": Fault("timed outputs", only=True, besides=("graph_capture",)),

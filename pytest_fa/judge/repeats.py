@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from pytest_fa.run.device import synchronize
 MOST_SECONDS = 0.5
 DEFAULT_REPEATS = 100
 LONGEST_STRIDE = 64  # calls between two looks at the clock
+QUICK_SECONDS = 0.1  # of a stride: only then the next one is longer
 
 
 def repeat(
@@ -23,36 +25,43 @@ def repeat(
     asked: int | None,
     dirt_missing: str | None,
     watch: Callable[[], object] = lambda: None,
-) -> tuple[Repeats, tuple[torch.Tensor, torch.Tensor]]:
-    """Compare repeated calls bitwise with `first`; also gives the smallest and the largest value of each element.
+    *,
+    keep_farthest: bool = False,
+) -> tuple[Repeats, torch.Tensor]:
+    """Compare repeated calls bitwise with `first`; also gives the output farthest from it, where that is to be kept.
 
     `asked` calls; with None 100, or fewer where they take longer than half a second, but one at least.  NaN equals NaN
     of the same bits.  The comparison stays on the device, so that calls follow one another without a gap; `watch` hears
     before the first call and at every look at the clock.
     """
-    want = _bits(first).clone()
-    lowest, highest = first.clone(), first.clone()
+    want, farthest = _bits(first).clone(), first.clone()
     ever_differed = torch.zeros_like(want, dtype=torch.bool)
     differing = torch.zeros((), dtype=torch.int64, device=first.device)
-    count, next_look, end = 0, 1, time.monotonic() + MOST_SECONDS
+    distance = torch.zeros((), device=first.device)
+    count, stride, next_look, start = 0, 1, 1, time.monotonic()
+    looked = start
     watch()
     while count < (asked or DEFAULT_REPEATS):
         out = call()
         differs = _bits(out) != want
         ever_differed.logical_or_(differs)
         differing += differs.any()
-        torch.minimum(lowest, out, out=lowest)  # NaN wins, so that it is judged
-        torch.maximum(highest, out, out=highest)
+        if keep_farthest:
+            away = (out.float() - first.float()).abs().nan_to_num(nan=math.inf).amax()
+            farthest = torch.where(away > distance, out, farthest)
+            distance = torch.maximum(away, distance)
         count += 1
         if count == next_look:
             synchronize(first.device)
             watch()
-            if asked is None and time.monotonic() > end:
+            now = time.monotonic()
+            if asked is None and now - start > MOST_SECONDS:
                 break
-            next_look = min(2 * next_look, next_look + LONGEST_STRIDE)
+            stride = min(2 * stride, LONGEST_STRIDE) if now - looked < QUICK_SECONDS else 1
+            looked, next_look = now, count + stride
     synchronize(first.device)
     found = Repeats(count, int(differing), int(ever_differed.sum()), first_place(ever_differed), dirt_missing)
-    return found, (lowest, highest)
+    return found, farthest
 
 
 def require_identical(repeats: Repeats, *, deterministic: bool) -> None:

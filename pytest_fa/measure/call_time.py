@@ -18,6 +18,7 @@ BATCHES = 20
 BATCH_US = 2000.0
 MOST_CALLS = 200
 MOST_SECONDS = 1.0
+SLOW_CALL_US = 50_000.0  # such calls are not batched before they are known: the watchdog waits
 
 
 def call_time(
@@ -38,8 +39,11 @@ def call_time(
         synchronize(device)
         return (time.perf_counter_ns() - start) / 1000 / calls
 
-    batch_us(1)
-    estimate_us = batch_us(20) if device.type == "cuda" else batch_us(1)
+    estimate_us = batch_us(1)
+    if device.type == "cuda" and estimate_us < SLOW_CALL_US:
+        estimate_us = batch_us(20)  # the first call paid for what it set up
+    elif device.type == "cpu":
+        estimate_us = batch_us(1)
     calls = max(1, min(MOST_CALLS, int(BATCH_US / estimate_us)))
     batches = max(3, min(BATCHES, int(MOST_SECONDS * 1e6 / (calls * estimate_us))))
     was_enabled = gc.isenabled()

@@ -71,7 +71,7 @@ class Rotation:
 
     def _turn_signs(self, turns: Iterable[int]) -> None:
         for turn in turns:
-            self.inputs[turn].v.neg_()
+            self.inputs[turn].v.data.neg_()  # past the version counter, which a cache might watch
             self._signs[turn] = -self._signs[turn]
 
     def turns(self, calls: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float, str, torch.Tensor]]:

@@ -533,7 +533,7 @@ def test_context_is_asked_after_a_failure(job_of: JobOf, monkeypatch: pytest.Mon
 
     result = run_case(job_of(right_but(before="raise ValueError('a hole')"), device="cuda"))
 
-    assert (result.outcome, result.context_lost) == ("failed", not alive)
+    assert (result.outcome, result.context_lost) == ("failed" if alive else "device_error", not alive)
 
 
 def test_result_of_every_kind_survives_json(job_of: JobOf) -> None:

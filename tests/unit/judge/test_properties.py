@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_fa.catalog.manifest import read_manifest
@@ -49,6 +50,15 @@ def test_a_right_kernel_holds(variant_of: MakeVariant, name: str) -> None:
     """A right kernel holds to every property that a CPU can try."""
     result = hold(variant_of(), name)
     assert (result.outcome, result.message) == ("ok", "")
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_a_right_kernel_of_the_other_layout_holds(variant_of: MakeVariant, name: str) -> None:
+    """So does one that takes heads after sequence alone, but for a shape that cannot be made there without a copy."""
+    variant = variant_of()
+    supports = msgspec.structs.replace(variant.supports, layout=("bshd",), dtype=("bf16",))
+    result = hold(msgspec.structs.replace(variant, supports=supports, instantiations=(("bf16", 64),)), name)
+    assert (result.outcome, name == "new_shape") in (("ok", False), ("unsupported", True)), result.message
 
 
 def test_a_property_that_does_not_hold_is_named(variant_of: MakeVariant) -> None:
