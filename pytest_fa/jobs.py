@@ -52,7 +52,7 @@ class CaseJob(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """Variant and case, or variant and property: `ws_p2-b1h8s512d64-fp16-seed0`, `ws_p2-side_stream`."""
+        """Variant and case, or variant and property: `ws_p2-b1h8s512d64-fp16-seed0`, `ws_p2-streams`."""
         return f"{self.variant.name}-{self.property_name or self.case.id}"
 
     @property

@@ -17,8 +17,9 @@ from pytest_fa.judge.check import judge
 from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.own_work import require_own_work
 from pytest_fa.judge.policies import READS_SPREAD
-from pytest_fa.judge.properties import PROPERTIES, Subject
+from pytest_fa.judge.properties import PROPERTIES
 from pytest_fa.judge.repeats import repeat, require_identical
+from pytest_fa.judge.subject import Subject
 from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.judge.witnesses import hear
 from pytest_fa.measure.measure import measure
@@ -81,7 +82,6 @@ def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
                 found.speed = measured
         return found.result("ok", "", stages)
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; each becomes a named outcome
-        found.speed = None
         alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
         outcome = _outcome(problem) if alive else "device_error"
         found.caught_by = ENDINGS.get(outcome, ())
@@ -229,11 +229,8 @@ def _require_finite(check: Check) -> None:
 
 def _require_passed(check: Check, where: str, caught_by: str = "") -> None:
     if not check.passed:
-        bound = check.tightest
-        value = "not finite" if bound.value is None else f"{bound.value:.3g}"
         broken = tuple(each.name for each in check.bounds if each.judged and not each.holds)
-        message = f"{bound.name} error is {value}, allowed is {bound.allowed:.3g}{where}"
-        raise WrongResult((caught_by,) if caught_by else broken, message)
+        raise WrongResult(caught_by or broken, f"{check.complaint}{where}")
 
 
 def _outcome(problem: Exception) -> Outcome:

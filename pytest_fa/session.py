@@ -22,7 +22,7 @@ from pytest_fa.catalog.faults import FAULTS, disappointment
 from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
 from pytest_fa.catalog.faults import cases as selftest_cases
 from pytest_fa.catalog.plan import Plan, make_plan
-from pytest_fa.catalog.properties import PROPERTIES, applies, property_case
+from pytest_fa.catalog.properties import MAY_REFUSE, PROPERTIES, applies, property_case
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
 from pytest_fa.catalog.variant import ARCHES, BrokenVariant, Device, Variant
 from pytest_fa.errors import BuildError, FaError, ToolchainError, UsageProblem
@@ -181,7 +181,10 @@ class Session:
         tried = 0
         for record in self._selftest_runs(variant):
             tried += 1
-            caught.update(dict.fromkeys(record.caught_by))
+            ending = (
+                () if record.outcome == "ok" else (record.outcome,)
+            )  # a twin that does not even run is no right one
+            caught.update(dict.fromkeys(record.caught_by or ending))
             if record.outcome in ("crashed", "hung", "device_error"):
                 break  # as it will again, and again
         self.workers.forget()
@@ -234,7 +237,7 @@ class Session:
         )
         with timing_lock() if job.time and not self.options.selftest else nullcontext():
             result = self.workers.run(job)
-        if result.outcome == "unsupported" and property_name:
+        if result.outcome == "unsupported" and property_name in MAY_REFUSE:
             raise Refused(f"{variant.name}: {property_name}: {result.message}")
         if result.outcome == "unsupported" and variant.role == "baseline":
             raise Refused(f"{variant.name} does not support {case.shape_id}: {result.message}")

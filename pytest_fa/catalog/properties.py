@@ -10,8 +10,8 @@ from pytest_fa.catalog.variant import Device, Variant
 # Name to what it promises; `judge.properties` has the code.
 PROPERTIES: dict[str, str] = {
     "hard_data": "large scores, one-hot rows, values of one, shifted keys and keys in another order come out right",
-    "zero_scale": "a scale of zero gives the mean of the values",
-    "negative_scale": "a negative scale is a scale",
+    "zero_scale": "a scale of zero gives the mean of the values, or is refused",
+    "negative_scale": "a negative scale is a scale, or is refused",
     "head_independence": "what happens in one head changes no bit in another",
     "contained_nan": "a NaN in one head stays there",
     "padded_rows": "rows that lie farther apart than they are long are read and written right, or refused",
@@ -26,6 +26,20 @@ PROPERTIES: dict[str, str] = {
     "other_device": "a tensor on another GPU than the current one is computed there",
 }
 ON_GPU = frozenset(("streams", "graph_capture", "first_call_in_capture", "far_offsets", "other_device"))
+
+# Where a kernel may refuse, or the layout or the machine lack what is needed; elsewhere a refusal is a failure.
+MAY_REFUSE = frozenset(
+    (
+        "zero_scale",
+        "negative_scale",
+        "padded_rows",
+        "expanded_heads",
+        "offset_pointers",
+        "new_shape",
+        "far_offsets",
+        "other_device",
+    )
+)
 
 SEQUENCE = 150  # more than two tiles of 64, and no multiple of anything
 

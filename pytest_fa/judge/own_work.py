@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,10 +29,13 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def require_own_work(call: Callable[[], object]) -> None:
     """Call once and raise `WrongResult` where one of torch's own attention operators ran inside, in this thread.
 
-    What cannot run under the watch, such as a higher-order operator, is not covered.
+    What cannot run under the watch, such as a higher-order operator, is not covered; it must run without it.
     """
     operators = _Operators()
-    with suppress(NotImplementedError, RuntimeError), operators:
+    try:
+        with operators:
+            call()
+    except (NotImplementedError, RuntimeError):
         call()
     found = sorted(name for name in operators.names if name.startswith("aten.") and any(p in name for p in ATTENTION))
     if found:

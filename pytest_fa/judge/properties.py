@@ -16,53 +16,14 @@ from pathlib import Path
 import torch
 
 from pytest_fa.errors import UnsupportedCase, WrongResult
-from pytest_fa.jobs import CaseJob
-from pytest_fa.judge.check import judge
-from pytest_fa.judge.policies import READS_SPREAD, ulp
-from pytest_fa.judge.truth import make_truth
-from pytest_fa.run.inputs import Inputs, make_inputs
+from pytest_fa.judge.policies import ulp
+from pytest_fa.judge.subject import Subject
+from pytest_fa.run.inputs import Inputs
 from pytest_fa.run.module import Forward, load_forward
 
 SLOW_CYCLES = 2_000_000  # a millisecond: long enough that whoever does not wait is far ahead
 THREAD_CALLS = 50
 FAR_ELEMENTS = 2**31 + 64
-
-
-class Subject:
-    """The variant under test: fresh inputs, calls that are watched, and the judge."""
-
-    def __init__(self, job: CaseJob, forward: Forward, device: torch.device, watch: Callable[[], None]) -> None:
-        self.variant, self.library, self.device = job.variant, job.library, device
-        self._case, self._policy = job.case, job.policy
-        self._forward, self._watch = forward, watch
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether weights sum to one but for the last bit: not where P is rounded to fewer bits than the output."""
-        return self._policy == "measured"
-
-    def inputs(self, seed: int = 0) -> Inputs:
-        """The case's inputs with another seed's data."""
-        return make_inputs(self._case.with_seed(seed), self.device)
-
-    def call(self, inputs: Inputs, out: torch.Tensor | None = None, forward: Forward | None = None) -> torch.Tensor:
-        """One call into `out`, or into a new output full of NaN; not waited for."""
-        q, k, v, scale, causal = inputs
-        self._watch()
-        given = torch.full_like(q, float("nan")) if out is None else out
-        result: object = (forward or self._forward)(q, k, v, scale=scale, causal=causal, out=given)
-        if not isinstance(result, torch.Tensor) or (result.shape, result.dtype) != (q.shape, q.dtype):
-            raise WrongResult("output", f"the output is not {q.dtype} {list(q.shape)}")
-        return result
-
-    def require_right(self, name: str, out: torch.Tensor, inputs: Inputs, where: str = "") -> None:
-        """Judge `out` by the truth of `inputs`."""
-        truth = make_truth(inputs, self.variant.rounds, with_spread=self._policy in READS_SPREAD)
-        check = judge(out, truth, self._policy)
-        if not check.passed:
-            bound = check.tightest
-            value = "not finite" if bound.value is None else f"{bound.value:.3g}"
-            raise WrongResult(name, f"{name}{where}: {bound.name} error is {value}, allowed is {bound.allowed:.3g}")
 
 
 # -- data -------------------------------------------------------------------------------------------------------------

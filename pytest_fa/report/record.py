@@ -142,6 +142,13 @@ class Check(msgspec.Struct, frozen=True):
         judged = [bound for bound in self.bounds if bound.judged] or list(self.bounds)
         return next((b for b in judged if not b.holds), max(judged, key=lambda b: b.used or 0.0))
 
+    @property
+    def complaint(self) -> str:
+        """The tightest bound in a few words: what was found, what is allowed."""
+        bound = self.tightest
+        value = "not finite" if bound.value is None else f"{bound.value:.3g}"
+        return f"{bound.name} error is {value}, allowed is {bound.allowed:.3g}"
+
 
 class Repeats(msgspec.Struct, frozen=True):
     """The same call repeated: how many outputs differed bitwise from the first, in how many elements, where first.
