@@ -6,7 +6,8 @@ crash or a hang takes pytest down with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 OPTIONS_KEY: pytest.StashKey[Options] = pytest.StashKey()
 SESSION_KEY: pytest.StashKey[Session] = pytest.StashKey()
 RECORD_KEY: pytest.StashKey[Record] = pytest.StashKey()
+LOST_KEY: pytest.StashKey[str] = pytest.StashKey()  # the test in which this process lost its device, and how
 
 
 def session_of(config: pytest.Config) -> Session:
@@ -35,6 +37,10 @@ def session_of(config: pytest.Config) -> Session:
     if SESSION_KEY not in config.stash:
         from pytest_fa.session import Session  # noqa: PLC0415
 
+        if hasattr(config, "workerinput"):
+            from pytest_fa.report.environment import turn_to_gpu  # noqa: PLC0415
+
+            turn_to_gpu(int(config.workerinput["workerid"].removeprefix("gw")))
         config.stash[SESSION_KEY] = Session(config.stash[OPTIONS_KEY])
     return config.stash[SESSION_KEY]
 
@@ -65,14 +71,15 @@ def fa_module(request: pytest.FixtureRequest, fa_variant: Variant) -> Iterator[F
     """The variant as `f(q, k, v, *, scale, causal, out)`, built and loaded into this process."""
     from pytest_fa.run.module import build_library, open_forward  # noqa: PLC0415  # torch: only for in-process tests
 
-    _device_of(fa_variant)
-    options = request.config.stash[OPTIONS_KEY]
-    with open_forward(fa_variant, build_library(fa_variant, options.cache, no_build=options.no_build)) as forward:
-        yield forward
+    device, options = _device_of(fa_variant), request.config.stash[OPTIONS_KEY]
+    with _device_kept(request, device):
+        library = build_library(fa_variant, options.cache, no_build=options.no_build)
+        with open_forward(fa_variant, library) as forward:
+            yield forward
 
 
 @pytest.fixture
-def fa_inputs(request: pytest.FixtureRequest, fa_case: Case) -> Inputs:
+def fa_inputs(request: pytest.FixtureRequest, fa_case: Case) -> Iterator[Inputs]:
     """The case's `q, k, v, scale, causal` on the GPU, or on the CPU without one; refused cases are skipped."""
     import torch  # noqa: PLC0415  # only for in-process tests
 
@@ -85,7 +92,26 @@ def fa_inputs(request: pytest.FixtureRequest, fa_case: Case) -> Inputs:
         if reason := variant.refuses(fa_case):
             pytest.skip(reason)
         device = _device_of(variant)
-    return make_inputs(fa_case, torch.device(device))
+    with _device_kept(request, device):
+        yield make_inputs(fa_case, torch.device(device))
+
+
+@contextmanager
+def _device_kept(request: pytest.FixtureRequest, device: str) -> Iterator[None]:
+    """Around an in-process test: a device that an earlier test lost is an error that names it, not another failure.
+
+    A sticky error, such as an illegal address, ends a process's work on the GPU for good.
+    """
+    import torch  # noqa: PLC0415  # only for in-process tests
+
+    from pytest_fa.run.device import is_alive  # noqa: PLC0415
+
+    stash = request.config.stash
+    if device != "cpu" and LOST_KEY in stash:
+        pytest.fail(f"this process has no GPU any more: {stash[LOST_KEY]}", pytrace=False)
+    yield
+    if device != "cpu" and LOST_KEY not in stash and not is_alive(torch.device(device)):
+        stash[LOST_KEY] = f"its context was lost in {request.node.nodeid}"
 
 
 def _device_of(variant: Variant) -> str:
@@ -124,21 +150,23 @@ def fa_check(request: pytest.FixtureRequest, fa_inputs: Inputs) -> Callable[[tor
 
     Truth is computed inside, after the kernel has run.
     """
+    return lambda out: _judge(request, fa_inputs, [out])
 
-    def check(out: torch.Tensor) -> Check:
-        from pytest_fa.judge.check import judge  # noqa: PLC0415  # torch: only for in-process tests
-        from pytest_fa.judge.policies import READS_SPREAD  # noqa: PLC0415
-        from pytest_fa.judge.truth import make_truth  # noqa: PLC0415
-        from pytest_fa.report.failure import check_lines  # noqa: PLC0415
 
-        variant, policy = _variant(request), _policy(request)
-        truth = make_truth(fa_inputs, variant.rounds if variant else (), with_spread=policy in READS_SPREAD)
+def _judge(request: pytest.FixtureRequest, inputs: Inputs, outputs: Iterable[torch.Tensor], where: str = "") -> Check:
+    """The check of the last output; the test fails with every bound of the first that is wrong."""
+    from pytest_fa.judge.check import judge  # noqa: PLC0415  # torch: only for in-process tests
+    from pytest_fa.judge.policies import READS_SPREAD  # noqa: PLC0415
+    from pytest_fa.judge.truth import make_truth  # noqa: PLC0415
+    from pytest_fa.report.failure import check_lines  # noqa: PLC0415
+
+    variant, policy = _variant(request), _policy(request)
+    truth = make_truth(inputs, variant.rounds if variant else (), with_spread=policy in READS_SPREAD)
+    for out in outputs:
         found = judge(out, truth, policy)
         if not found.passed:
-            pytest.fail("wrong result\n" + "\n".join(check_lines(found)), pytrace=False)
-        return found
-
-    return check
+            pytest.fail(f"wrong result{where}\n" + "\n".join(check_lines(found)), pytrace=False)
+    return found
 
 
 @pytest.fixture
@@ -154,17 +182,22 @@ def fa_clock(request: pytest.FixtureRequest) -> ReplayClock:
 class FaBenchmark:
     """Timing through pytest-benchmark: `fa_benchmark(fa_module, fa_case, fa_inputs)`, or `.record` for a `Speed`."""
 
-    def __init__(self, clock: ReplayClock, benchmark: Any) -> None:  # noqa: ANN401  # its fixture
+    def __init__(self, request: pytest.FixtureRequest, clock: ReplayClock, benchmark: Any) -> None:  # noqa: ANN401
+        self._request = request
         self._clock = clock
         self._benchmark = benchmark
 
     def __call__(self, forward: Forward, case: Case, inputs: Inputs) -> Speed:
-        """Measure `forward` in this process, hand its device times to pytest-benchmark, and return all figures."""
+        """Measure `forward` in this process, hand its device times to pytest-benchmark, and return all figures.
+
+        The test fails where an output of the timed calls is wrong.
+        """
         from pytest_fa.measure.measure import measure  # noqa: PLC0415  # torch: only for in-process tests
         from pytest_fa.measure.timing_lock import timing_lock  # noqa: PLC0415
 
         with timing_lock():
-            speed, _ = measure(forward, case, inputs, case.id)
+            speed, outputs = measure(forward, case, inputs, case.id)
+        _judge(self._request, inputs, outputs, " in an output of the timed calls")
         self.record(speed, case)
         return speed
 
@@ -184,9 +217,9 @@ class FaBenchmark:
 
 
 @pytest.fixture
-def fa_benchmark(fa_clock: ReplayClock, benchmark: Any) -> FaBenchmark:  # noqa: ANN401  # another plugin's fixture
-    """Honest device timing whose samples appear in pytest-benchmark's table, files and comparisons."""
-    return FaBenchmark(fa_clock, benchmark)
+def fa_benchmark(request: pytest.FixtureRequest, fa_clock: ReplayClock, benchmark: Any) -> FaBenchmark:  # noqa: ANN401
+    """Honest device timing, its outputs judged, whose samples appear in pytest-benchmark's table and files."""
+    return FaBenchmark(request, fa_clock, benchmark)
 
 
 class FaRun:

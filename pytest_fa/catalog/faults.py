@@ -100,10 +100,12 @@ FAULTS: dict[str, Fault] = {
     "sleeps": Fault("watchdog", only=True),
     # on a GPU
     "cuda_wrong_stream": Fault("streams", only=True),
+    "cuda_no_wait": Fault("streams"),
     "cuda_shared_scratch": Fault("streams", only=True),
     "cuda_waits_later": Fault("graph_capture", only=True),
     "cuda_sets_up_late": Fault("first_call_in_capture", only=True),
     "cuda_short_offsets": Fault("far_offsets", only=True),
+    "cuda_short_heads": Fault("many_heads", only=True),
     "cuda_reads_smem": Fault("finite"),
     "cuda_reads_workspace": Fault("finite"),
     "cuda_race_in_tile": Fault("finite"),

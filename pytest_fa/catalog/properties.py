@@ -22,10 +22,11 @@ PROPERTIES: dict[str, str] = {
     "streams": "a call waits for its own stream's slow writer, and two threads do not disturb one another",
     "graph_capture": "a captured call computes anew at each replay",
     "first_call_in_capture": "the first call of a process may be captured",
+    "many_heads": "65,537 heads are all computed",
     "far_offsets": "elements past 2^31 are found",
     "other_device": "a tensor on another GPU than the current one is computed there",
 }
-ON_GPU = frozenset(("streams", "graph_capture", "first_call_in_capture", "far_offsets", "other_device"))
+ON_GPU = frozenset(("streams", "graph_capture", "first_call_in_capture", "many_heads", "far_offsets", "other_device"))
 
 # Where a kernel may refuse, or the layout or the machine lack what is needed; elsewhere a refusal is a failure.
 MAY_REFUSE = frozenset(
@@ -36,6 +37,7 @@ MAY_REFUSE = frozenset(
         "expanded_heads",
         "offset_pointers",
         "new_shape",
+        "many_heads",
         "far_offsets",
         "other_device",
     )
@@ -47,19 +49,27 @@ SEQUENCE = 150  # more than two tiles of 64, and no multiple of anything
 def property_case(variant: Variant) -> Case:
     """A small case that the variant takes: several batches, heads and tiles, with a tail where it takes tails."""
     supports = variant.supports
+    seq_q, seq_k = least_lengths(variant, SEQUENCE)
     dtype, head_dim = min(variant.instantiations, key=lambda each: each[0] != "fp16")  # fp16 where there is one
     return Case(
         batch=2,
         heads=3,
-        seq_q=_round_up(SEQUENCE, supports.seq_q_multiple_of),
+        seq_q=seq_q,
         head_dim=head_dim,
         dtype=dtype,
         causal="none" if "none" in supports.causal else supports.causal[0],
         kv_heads=3,
-        seq_k=max(_round_up(SEQUENCE, supports.seq_k_multiple_of), supports.seq_k_min),
+        seq_k=seq_k,
         layout="bhsd" if "bhsd" in supports.layout else supports.layout[0],
         seed=0,
     )
+
+
+def least_lengths(variant: Variant, sequence: int) -> tuple[int, int]:
+    """Queries and keys, the fewest from `sequence` on that the variant takes."""
+    supports = variant.supports
+    keys = max(sequence, supports.seq_k_min)
+    return _round_up(sequence, supports.seq_q_multiple_of), _round_up(keys, supports.seq_k_multiple_of)
 
 
 def applies(name: str, variant: Variant, device: Device) -> bool:

@@ -35,6 +35,7 @@ EDGE_SHAPES = (
     "b1h2s64d64-fp16-sk0",
     "b1h2s64d64-fp16-sk1",
     "b1h2s1d64-fp16-sk1023",
+    "b1h2s17d64-fp16-sk65537",
     "b1h8s77d64-fp16-kv2",
     "b2h4s77d64-bf16-causal-kv1",
     "b2h3s77d64-fp16-bshd",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from pytest_fa.catalog.properties import least_lengths
 from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.judge.policies import ulp
 from pytest_fa.judge.subject import Subject
@@ -24,6 +25,8 @@ from pytest_fa.run.module import Forward, load_forward
 SLOW_CYCLES = 2_000_000  # a millisecond: long enough that whoever does not wait is far ahead
 THREAD_CALLS = 50
 FAR_ELEMENTS = 2**31 + 64
+MANY_HEADS = 2**16 + 1
+MANY_HEADS_SEQUENCE = 16
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
@@ -148,6 +151,20 @@ def offset_pointers(subject: Subject) -> None:
             refusals.append(reason)
     if len(refusals) == 2:  # noqa: PLR2004  # both of them
         raise refusals[0]
+
+
+def many_heads(subject: Subject) -> None:
+    """More heads than a grid's second dimension or 16 bits can count, short ones; the last is unlike all others."""
+    inputs = subject.inputs()
+    queries, keys = least_lengths(subject.variant, MANY_HEADS_SEQUENCE)
+    ends = (queries, keys, keys)
+    q, k, v = (
+        each[:1, :1, :end].expand(1, MANY_HEADS, -1, -1).clone() for each, end in zip(inputs[:3], ends, strict=True)
+    )
+    for each in (q, k, v):
+        each[:, -1] = each[:, -1].flip(1)
+    many = inputs._replace(q=q, k=k, v=v)
+    subject.require_right("many_heads", subject.call(many), many)
 
 
 def far_offsets(subject: Subject) -> None:
@@ -350,6 +367,7 @@ PROPERTIES: dict[str, Callable[[Subject], None]] = {
         streams,
         graph_capture,
         first_call_in_capture,
+        many_heads,
         far_offsets,
         other_device,
     )

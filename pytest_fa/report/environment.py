@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import platform
 import subprocess
@@ -54,6 +55,24 @@ def find_gpu() -> Gpu | None:
             driver=nvml.nvmlSystemGetDriverVersion(),
             cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
         )
+
+
+def turn_to_gpu(number: int) -> None:
+    """Make the visible GPU of this number, counted round and round, the first one of this process and its children.
+
+    The others stay visible behind it.  To be called before anything here was read and CUDA was started.
+    """
+    with _nvml() as nvml:
+        if nvml is None:
+            return
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        given = [str(each) for each in range(nvml.nvmlDeviceGetCount())] if visible is None else visible.split(",")
+    names = list(itertools.takewhile(lambda name: name.strip() not in ("", "-1"), given))  # CUDA stops there too
+    if not names:
+        return
+    first = number % len(names)
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's, in which they were counted
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([*names[first:], *names[:first]])
 
 
 def read_clocks(gpu_uuid: str) -> Clocks | None:

@@ -9,10 +9,15 @@ import pytest
 
 from pytest_fa.build.builder import ensure
 from pytest_fa.build.target import native_arch
+from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.report.record import Leaf
 from tests.conftest import WriteVariant
+from tests.plugin.conftest import new_project, project
+
+__all__ = ["new_project", "project"]
 
 Built = tuple[Variant, str]
 BuildSource = Callable[..., Built]
@@ -50,11 +55,21 @@ def build_source(write_variant: WriteVariant, shared_cache: Path, tmp_path: Path
 
 
 @pytest.fixture
-def minimal(shared_cache: Path) -> Built:
-    """The repository's first rung, as built for this GPU."""
-    root = Path(__file__).parents[2] / "kernels"
-    (variant,) = read_manifest(root / "minimal" / "variant.yaml", root)
-    arch = native_arch(variant)
-    outcome = ensure([(variant, arch)], shared_cache).outcomes[("minimal", arch)]
-    assert isinstance(outcome, Leaf), outcome
-    return variant, str(shared_cache / outcome.library)
+def build_rung(shared_cache: Path) -> Callable[[str], Built]:
+    """`build_rung("ws_p2")`: a variant of the repository, as built for this GPU."""
+
+    def build(name: str) -> Built:
+        (variant,) = select_variants(discover((Path(__file__).parents[2] / "kernels",)), (name,))
+        assert isinstance(variant, Variant), variant
+        arch = native_arch(variant)
+        outcome = ensure([(variant, arch)], shared_cache).outcomes[(name, arch)]
+        assert isinstance(outcome, Leaf), outcome
+        return variant, str(shared_cache / outcome.library)
+
+    return build
+
+
+@pytest.fixture
+def minimal(build_rung: Callable[[str], Built]) -> Built:
+    """The repository's first rung."""
+    return build_rung("minimal")

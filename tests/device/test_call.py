@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -43,21 +44,23 @@ class ForwardArgs(ctypes.Structure):
     ]
 
 
-def test_c_symbol_is_exported(minimal: Built) -> None:
+@pytest.mark.parametrize("name", ["minimal", "stage2", "ws_p1", "ws_p2"])
+def test_c_symbol_is_exported(build_rung: Callable[[str], Built], name: str) -> None:
     """`fa_forward` can be called through ctypes alone, so the loader is replaceable; its LSE is right."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     out = poisoned_output(inputs)
     lse = torch.full(out.shape[:3], float("nan"), device="cuda")
-    load_forward(*minimal)  # its library needs tvm-ffi's in the process
+    rung = build_rung(name)
+    load_forward(*rung)  # its library needs tvm-ffi's in the process
     args = ForwardArgs(abi_version=1, struct_size=ctypes.sizeof(ForwardArgs), scale=inputs.scale, dtype=0, causal=1)
-    for name, tensor in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v), ("out", out)):
-        setattr(args, name, tensor.data_ptr())
-        setattr(args, f"{name}_stride", Strides(*tensor.stride()))
+    for field, tensor in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v), ("out", out)):
+        setattr(args, field, tensor.data_ptr())
+        setattr(args, f"{field}_stride", Strides(*tensor.stride()))
     args.lse = lse.data_ptr()
     args.batch, args.heads, args.seq_q, args.head_dim = inputs.q.shape
     args.kv_heads, args.seq_k = inputs.k.shape[1:3]
 
-    status = ctypes.CDLL(minimal[1]).fa_forward(ctypes.byref(args), ctypes.c_void_p(0))
+    status = ctypes.CDLL(rung[1]).fa_forward(ctypes.byref(args), ctypes.c_void_p(0))
 
     torch.cuda.synchronize()
     scores = (inputs.q.double() @ inputs.k.double().transpose(2, 3) * inputs.scale).masked_fill(

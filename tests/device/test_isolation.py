@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.jobs import CaseJob, Workers
-from tests.device.conftest import BuildSource, Built
+from tests.device.conftest import HEADER, MANIFEST, BuildSource, Built
+from tests.plugin.conftest import Project
 
 CASE = parse_case("b1h2s64d64-fp16-seed0")
 
@@ -59,3 +62,24 @@ def test_hang_costs_its_watchdog(build_source: BuildSource, minimal: Built) -> N
         ]
     assert [result.outcome for result in results] == ["ok", "hung", "ok"]
     assert "no sign of life for 5 s in stage launch" in results[1].message
+
+
+OWN_TESTS = """\
+def test_call(fa_module, fa_inputs, fa_check):
+    q, k, v, scale, causal = fa_inputs
+    fa_check(fa_module(q, k, v, scale=scale, causal=causal))
+"""
+
+
+def test_a_lost_device_names_who_lost_it(project: Project) -> None:
+    """After an illegal address in a user's own process the later tests are errors that name the one that did it."""
+    project.cuda_variant("illegal", HEADER + ILLEGAL, MANIFEST)
+    project.python_variant("later")
+    project.write("test_own.py", OWN_TESTS)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    result = project.run(
+        f"--fa-case={CASE.id}", "--fa-variant=illegal,later", "-v", env={"CUDA_VISIBLE_DEVICES": visible}
+    )
+    names = [f"test_call[{variant}-{CASE.id}]" for variant in ("illegal", "later")]
+    assert [result.outcomes[name] for name in names] == ["failed", "error"]
+    assert f"its context was lost in test_own.py::{names[0]}" in result.reasons[names[1]]

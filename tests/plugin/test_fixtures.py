@@ -172,3 +172,30 @@ def test_own_tests_bring_no_table(run: Run) -> None:
 def test_skips_bring_no_warning(run: Run) -> None:
     """A timing that is skipped does not warn of an unused benchmark fixture."""
     assert "PytestBenchmarkWarning" not in run.text
+
+
+# Right when called for the first time with a V, and from then on for ever.
+KEEPS = """
+KEPT = {}
+
+
+def forward(q, k, v, *, scale, causal="none", out=None):
+    if v.data_ptr() not in KEPT:
+        scores = q.float() @ k.float().transpose(2, 3) * scale
+        KEPT[v.data_ptr()] = (torch.softmax(scores, -1) @ v.float()).to(q.dtype)
+    return out.copy_(KEPT[v.data_ptr()])
+"""
+
+TIMES = """
+def test_timed(fa_module, fa_case, fa_inputs, fa_benchmark):
+    fa_benchmark(fa_module, fa_case, fa_inputs)
+"""
+
+
+def test_what_was_timed_is_judged(project: Project) -> None:
+    """fa_benchmark fails a test whose timed calls gave old results."""
+    project.python_variant("keeps", "import torch\n" + KEEPS)
+    project.write("test_own.py", TIMES)
+    result = project.run("--fa-variant=keeps", f"--fa-case={CASE}", "-k", "keeps")
+    assert result.outcomes == {f"test_timed[keeps-{SHAPE}]": "failed"}
+    assert "wrong result in an output of the timed calls" in result.text

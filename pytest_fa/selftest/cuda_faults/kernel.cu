@@ -29,21 +29,27 @@ enum Fault {
   DOES_NOT_LAUNCH,   // the same, reported
   ENDLESS,
   SET_UP_ONCE,       // a device symbol set up once per process, not once per device
+  SHORT_HEADS,       // 16 bits of a head's number
+  NO_WAIT,           // a stream of its own, which does not wait for the caller's
 };
 
 constexpr int BLOCK = 64, TILE = 32, DIM = 64;
 
 __device__ float ready[1];       // SET_UP_ONCE: 1 where it was set up
-__device__ float scratch[1 << 20];
+__device__ float scratch[1 << 20];  // SHARED_SCRATCH
 
 __device__ __forceinline__ int64_t offset(int64_t value) { return FAULT == SHORT_OFFSETS ? value & 0x7fffffff : value; }
 
-__global__ void __launch_bounds__(BLOCK) fault_kernel(const FaForwardArgs args, float* through) {
+// Where results pass through: the call's workspace, or one buffer for all calls.
+__device__ __forceinline__ float* passage(float* workspace) { return FAULT == SHARED_SCRATCH ? scratch : workspace; }
+
+__global__ void __launch_bounds__(BLOCK) fault_kernel(const FaForwardArgs args, float* workspace) {
+  float* through = passage(workspace);
   __shared__ float k_smem[TILE][DIM], v_smem[TILE][DIM];
   __shared__ float left[1];  // READS_SMEM: nobody writes it
   const int64_t blocks_per_head = (args.seq_q + BLOCK - 1) / BLOCK;
   const int64_t row = blockIdx.x % blocks_per_head * BLOCK + threadIdx.x;
-  const int64_t head_of_all = blockIdx.x / blocks_per_head;
+  const int64_t number = blockIdx.x / blocks_per_head, head_of_all = FAULT == SHORT_HEADS ? number & 0xffff : number;
   const int64_t head = head_of_all % args.heads, batch = head_of_all / args.heads;
   const int64_t kv_head = head / (args.heads / args.kv_heads);
   const bool has_row = row < args.seq_q;
@@ -102,7 +108,8 @@ __global__ void __launch_bounds__(BLOCK) fault_kernel(const FaForwardArgs args, 
 }
 
 // Copies what passed through a buffer, from the other end, so that a call which came between shows.
-__global__ void copy_kernel(const FaForwardArgs args, const float* through) {
+__global__ void copy_kernel(const FaForwardArgs args, float* workspace) {
+  const float* through = passage(workspace);
   const int64_t rows = args.batch * args.heads * args.seq_q;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * DIM; i += int64_t(gridDim.x) * blockDim.x) {
     const int64_t row_of_all = i / DIM, row = row_of_all % args.seq_q, head_of_all = row_of_all / args.seq_q;
@@ -148,19 +155,28 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
   }
   const unsigned blocks = args->batch * args->heads * ((args->seq_q + BLOCK - 1) / BLOCK);
   const unsigned threads = FAULT == FAILS_SILENTLY || FAULT == DOES_NOT_LAUNCH ? 2048 : BLOCK;
-  float* through = static_cast<float*>(args->workspace);
-  if (FAULT == SHARED_SCRATCH) {
-    void* symbol = nullptr;
-    if (cudaError_t status = cudaGetSymbolAddress(&symbol, scratch)) return status;
-    through = static_cast<float*>(symbol);
-    if (args->batch * args->heads * args->seq_q * DIM > (1 << 20)) return fa_refuse(args, "more rows than the scratch holds");
+  float* workspace = static_cast<float*>(args->workspace);
+  if (FAULT == SHARED_SCRATCH && args->batch * args->heads * args->seq_q * DIM > (1 << 20)) {
+    return fa_refuse(args, "more rows than the scratch holds");
   }
-  fault_kernel<<<blocks, threads, 0, stream>>>(*args, through);
+  static cudaStream_t own_stream = nullptr;
+  if (FAULT == NO_WAIT && own_stream == nullptr && capturing == cudaStreamCaptureStatusNone) {
+    if (cudaError_t status = cudaStreamCreateWithFlags(&own_stream, cudaStreamNonBlocking)) return status;
+  }
+  const bool leaves = FAULT == NO_WAIT && capturing == cudaStreamCaptureStatusNone;
+  fault_kernel<<<blocks, threads, 0, leaves ? own_stream : stream>>>(*args, workspace);
+  if (leaves) {  // the caller's stream waits for it, but it does not wait for the caller's stream
+    cudaEvent_t done;
+    if (cudaError_t status = cudaEventCreateWithFlags(&done, cudaEventDisableTiming)) return status;
+    cudaEventRecord(done, own_stream);
+    cudaStreamWaitEvent(stream, done, 0);
+    cudaEventDestroy(done);
+  }
   if (FAULT == FAILS_SILENTLY) {
     (void)cudaGetLastError();
     return FA_OK;
   }
-  if (FAULT == WORKSPACE || FAULT == SHARED_SCRATCH) copy_kernel<<<64, 256, 0, stream>>>(*args, through);
-  if (FAULT == RACE_IN_SUM) order_kernel<<<512, 32, 0, stream>>>(*args, through);
+  if (FAULT == WORKSPACE || FAULT == SHARED_SCRATCH) copy_kernel<<<64, 256, 0, stream>>>(*args, workspace);
+  if (FAULT == RACE_IN_SUM) order_kernel<<<512, 32, 0, stream>>>(*args, workspace);
   return static_cast<int>(cudaPeekAtLastError());
 }

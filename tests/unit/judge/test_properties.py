@@ -69,6 +69,18 @@ def test_a_property_that_does_not_hold_is_named(variant_of: MakeVariant) -> None
     assert result.message.startswith("hard_data (scores 30 times as large): ")
 
 
+WRAPS = PYTHON_SOURCE.replace("    return result if", "    result[:, 64:] = result[:, :1]\n    return result if")
+
+
+@pytest.mark.parametrize(("source", "outcome"), [(PYTHON_SOURCE, "ok"), (WRAPS, "wrong")], ids=["right", "wraps"])
+def test_heads_that_are_not_counted_are_found(
+    variant_of: MakeVariant, monkeypatch: pytest.MonkeyPatch, source: str, outcome: str
+) -> None:
+    """A kernel that computes the first 64 heads alone is right on the case, and not on many heads."""
+    monkeypatch.setattr(properties, "MANY_HEADS", 65)
+    assert hold(variant_of(source), "many_heads").outcome == outcome
+
+
 REFUSES = """\
     if k.stride(1) == 0:
         from pytest_fa.errors import UnsupportedCase

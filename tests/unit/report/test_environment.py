@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 import pytest_fa
-from pytest_fa.report.environment import STAMP_NAME, Gpu, find_gpu, read_clocks, read_environment, read_source
+from pytest_fa.report.environment import (
+    STAMP_NAME,
+    Gpu,
+    find_gpu,
+    read_clocks,
+    read_environment,
+    read_source,
+    turn_to_gpu,
+)
 from pytest_fa.report.record import Clocks, Source
 
 H200 = Gpu("NVIDIA H200", "GPU-aaaa", (9, 0), "580.1", "13.1")
@@ -65,6 +73,7 @@ class FakeNvml(ModuleType):
         readings = {
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13010,
             "nvmlSystemGetDriverVersion": lambda: "580.1",
+            "nvmlDeviceGetCount": lambda: len(self.gpus),
             "nvmlDeviceGetName": lambda gpu: gpu.name,
             "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
             "nvmlDeviceGetCudaComputeCapability": lambda gpu: list(gpu.compute_capability),
@@ -83,6 +92,7 @@ class FakeNvml(ModuleType):
 def _fresh_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The GPU is looked for anew in each test, and what a test pretends is forgotten after it."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     find_gpu.cache_clear()
     yield
     find_gpu.cache_clear()
@@ -125,6 +135,31 @@ def test_the_gpu_is_the_first_that_cuda_would_use(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert expected == find_gpu()
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, ["GPU-aaaa", "GPU-bbbb", "GPU-aaaa"]),
+        ("1", ["GPU-bbbb"] * 3),
+        ("GPU-bbbb,0", ["GPU-bbbb", "GPU-aaaa", "GPU-bbbb"]),
+        ("0,-1,1", ["GPU-aaaa"] * 3),
+        ("", [None] * 3),
+    ],
+)
+def test_gpus_are_dealt_out(monkeypatch: pytest.MonkeyPatch, visible: str | None, found: list[str | None]) -> None:
+    """Process 0, 1, 2 of a run each have a first GPU of their own, as far as there are any; the others stay visible."""
+    pretend(monkeypatch, H200, RTX)
+    first = []
+    for number in range(3):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        find_gpu.cache_clear()
+        turn_to_gpu(number)
+        gpu = find_gpu()
+        first.append(gpu.uuid if gpu else None)
+    assert first == found
 
 
 @pytest.mark.parametrize("driver", [True, False])
