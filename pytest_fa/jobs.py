@@ -168,11 +168,6 @@ class Workers:
             return self._lost(job, "crashed", last, mark)
         return self._lost(job, "hung", last, mark)
 
-    def forget(self) -> None:
-        """End the present worker, and with it whatever a kernel's code keeps; the next job gets a new one."""
-        if self._worker is not None:
-            self._retire()
-
     def close(self) -> None:
         """End the worker and the server."""
         if self._worker is not None:

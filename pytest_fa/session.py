@@ -35,6 +35,7 @@ from pytest_fa.report.record import SCHEMA, STAGES, Environment, Kind, Leaf, Out
 Say = Callable[[str], None]
 
 PATIENT_WATCHDOG_SECONDS = 300.0
+SELFTEST_WATCHDOG_SECONDS = 30.0  # its Python kernels compile nothing
 SELFTEST_KERNELS = Path(__file__).parent / "selftest"
 
 
@@ -187,7 +188,6 @@ class Session:
             caught.update(dict.fromkeys(record.caught_by or ending))
             if record.outcome in ("crashed", "hung", "device_error"):
                 break  # as it will again, and again
-        self.workers.forget()
         problem = disappointment(variant.name, list(caught)) or ("" if tried else "nothing was tried on it")
         stage = Stage("correct", "failed" if problem else "ok")
         result = CaseResult("wrong" if problem else "ok", problem, (stage,), tuple(caught))
@@ -264,8 +264,8 @@ class Session:
         """How long one launch may take: a Python entry may compile itself first, a CPU is slow."""
         if self.options.watchdog_seconds:
             return self.options.watchdog_seconds
-        if self.options.selftest:
-            return WATCHDOG_SECONDS
+        if self.options.selftest and not variant.is_built:
+            return SELFTEST_WATCHDOG_SECONDS
         return WATCHDOG_SECONDS if variant.is_built and device == "cuda" else PATIENT_WATCHDOG_SECONDS
 
     def _does_not_compile(self, variant: Variant) -> bool:

@@ -6,6 +6,7 @@ refuses, and returns nothing otherwise.
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 import threading
@@ -23,7 +24,8 @@ from pytest_fa.run.inputs import Inputs
 from pytest_fa.run.module import Forward, load_forward
 
 SLOW_CYCLES = 2_000_000  # a millisecond: long enough that whoever does not wait is far ahead
-THREAD_CALLS = 50
+THREAD_CALLS = 120  # with what is compared they fit into a stream's queue
+MOST_GAP_CYCLES = 100_000  # 50 us: so that two threads' calls meet in every phase
 FAR_ELEMENTS = 2**31 + 64
 MANY_HEADS = 2**16 + 1
 MANY_HEADS_SEQUENCE = 16
@@ -254,10 +256,15 @@ def _require_own_stream(subject: Subject) -> None:
 
 
 def _require_no_shared_state(subject: Subject) -> None:
-    """Two threads call at once, each on its stream and data: state that they share is overwritten under their feet."""
+    """Two threads call at once, each on its stream and data: state that they share is overwritten under their feet.
+
+    The gaps between their calls are drawn, so that what is vulnerable for a moment meets the other's calls.
+    """
     sets = [subject.inputs(seed) for seed in (0, 1)]
     wanted = [subject.call(each).clone() for each in sets]
     torch.cuda.synchronize(subject.device)
+    drawn = random.Random(0)  # noqa: S311  # no secret
+    gaps = [[drawn.randrange(MOST_GAP_CYCLES) for _ in range(THREAD_CALLS)] for _ in sets]
     wrong = [0, 0]
     problems: list[Exception] = []
 
@@ -267,7 +274,8 @@ def _require_no_shared_state(subject: Subject) -> None:
             with torch.cuda.stream(stream):
                 differing = torch.zeros((), dtype=torch.int64, device=subject.device)
                 torch.cuda._sleep(10 * SLOW_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001  # until both have queued up
-                for _ in range(THREAD_CALLS):
+                for cycles in gaps[index]:
+                    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # noqa: SLF001
                     out = subject.call(sets[index])
                     differing += (out.view(torch.int16) != wanted[index].view(torch.int16)).any()
                 stream.synchronize()

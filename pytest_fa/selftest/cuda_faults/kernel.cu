@@ -66,9 +66,11 @@ __global__ void __launch_bounds__(BLOCK) fault_kernel(const FaForwardArgs args, 
   float o[DIM] = {}, m = -CUDART_INF_F, l = 0.0f;
   const int64_t visible = args.causal == FA_CAUSAL_TOP_LEFT ? min(args.seq_k, row + 1) : args.seq_k;
   for (int64_t first = 0; first < args.seq_k; first += TILE) {
-    // All copy, but where the barrier is missing: there one warp copies for both, and the other reads ahead of it.
+    // All copy, but where the barrier is missing: there one warp copies for both, the last key first, and the other
+    // reads ahead of it.
     const int copier = FAULT == RACE_IN_TILE ? int(threadIdx.x) - 32 : threadIdx.x;
-    for (int i = copier; i >= 0 && i < TILE * DIM; i += FAULT == RACE_IN_TILE ? 32 : BLOCK) {
+    for (int n = copier; n >= 0 && n < TILE * DIM; n += FAULT == RACE_IN_TILE ? 32 : BLOCK) {
+      const int i = FAULT == RACE_IN_TILE ? TILE * DIM - 1 - n : n;
       const int64_t key = min(first + i / DIM, args.seq_k - 1);
       k_smem[i / DIM][i % DIM] = __half2float(k[key * args.k_stride.seq + i % DIM * args.k_stride.dim]);
       v_smem[i / DIM][i % DIM] = __half2float(v[key * args.v_stride.seq + i % DIM * args.v_stride.dim]);
