@@ -7,6 +7,9 @@ A table stands between two comments; the first says what it shows:
 
     <!-- fa-table profiles=profiles/nvidia-h200 case=b1h8s512d64-fp16 variants=minimal,ws_p2 against=sdpa_cudnn -->
     <!-- /fa-table -->
+
+    <!-- fa-margins profiles=profiles/nvidia-h200 variants=minimal,ws_p2 -->
+    <!-- /fa-margins -->
 """
 
 from __future__ import annotations
@@ -14,19 +17,33 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from pytest_fa.errors import FaError
 from pytest_fa.report.log import read_records
+from pytest_fa.report.margins import worst_margins
 from pytest_fa.report.record import Record
 from pytest_fa.report.table import launched_kernels
 
-BLOCK = re.compile(r"(<!-- fa-table (?P<words>[^\n]*?) -->\n)(?:(?!<!-- fa-table).)*?(<!-- /fa-table -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- fa-(?P<kind>[a-z]+) (?P<words>[^\n]*?) -->\n)(?:(?!<!-- fa-).)*?(<!-- /fa-(?P=kind) -->)", re.DOTALL
+)
+
+
+AnySpec = TypeVar("AnySpec", bound=msgspec.Struct)
 
 
 class TableProblem(FaError):
     """A table's comment that cannot be read, or records that are not there."""
+
+
+class MarginSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The used fractions of all bounds: a row for each variant and dtype, over all its records."""
+
+    profiles: str
+    variants: str
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,11 +60,18 @@ def rewrite(text: str, root: Path) -> str:
 
     Raises `TableProblem` for a comment that cannot be read, a table that is not closed, or records that are not there.
     """
-    whole = len(BLOCK.findall(text))
-    if not (whole == text.count("<!-- fa-table") == text.count("<!-- /fa-table")):
-        opened = text.count("<!-- fa-table")
+    whole, opened = len(BLOCK.findall(text)), text.count("<!-- fa-")
+    if not (whole == opened == text.count("<!-- /fa-")):
         raise TableProblem(f"{opened} tables are opened, {whole} are whole; close each on a line of its own")
-    return BLOCK.sub(lambda found: f"{found[1]}\n{_table(_spec(found['words']), root)}\n\n{found[3]}", text)
+    return BLOCK.sub(lambda found: f"{found[1]}\n{_made(found['kind'], found['words'], root)}\n\n{found[4]}", text)
+
+
+def _made(kind: str, words: str, root: Path) -> str:
+    if kind == "table":
+        return _table(_spec(kind, words, Spec), root)
+    if kind == "margins":
+        return _margins(_spec(kind, words, MarginSpec), root)
+    raise TableProblem(f"fa-{kind}: there is no such table (fa-table, fa-margins)")
 
 
 def main(arguments: list[str]) -> int:
@@ -72,11 +96,39 @@ def main(arguments: list[str]) -> int:
     return old
 
 
-def _spec(words: str) -> Spec:
+def _spec(kind: str, words: str, of: type[AnySpec]) -> AnySpec:
     try:
-        return msgspec.convert(dict(word.split("=", 1) for word in words.split()), Spec)
+        return msgspec.convert(dict(word.split("=", 1) for word in words.split()), of)
     except (ValueError, msgspec.ValidationError) as problem:
-        raise TableProblem(f"fa-table {words}: {problem}") from None
+        raise TableProblem(f"fa-{kind} {words}: {problem}") from None
+
+
+def _margins(spec: MarginSpec, root: Path) -> str:
+    """A row for each variant and dtype: the checks, and the worst used fraction of each bound with its shape."""
+    rows: list[list[str]] = []
+    names: list[str] = []
+    for variant in spec.variants.split(","):
+        judged = [each for each in _records(spec.profiles, root, variant) if each.check and each.case]
+        for dtype in sorted({each.case.dtype for each in judged if each.case}, reverse=True):
+            mine = [each for each in judged if each.case and each.case.dtype == dtype]
+            margins = {each.bound: each for each in worst_margins(mine)}
+            names += [name for name in margins if name not in names]
+            cells = [f"{margins[name].used:.2f}" if name in margins else "-" for name in names]
+            shape = max(margins.values(), key=lambda each: each.used).shape_id if margins else "-"
+            rows.append([f"`{variant}`", dtype, str(len(mine)), *cells, f"`{shape}`"])
+    return _lines([["variant", "dtype", "checks", *names, "worst at"], *rows])
+
+
+def _lines(rows: list[list[str]]) -> str:
+    rule = ["---", *["---:"] * (len(rows[0]) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (rows[0], rule, *rows[1:]))
+
+
+def _records(profiles: str, root: Path, variant: str) -> list[Record]:
+    found = read_records(root / profiles / f"{variant}.jsonl")
+    if not found:
+        raise TableProblem(f"no record of {variant} in {profiles}")
+    return found
 
 
 def _table(spec: Spec, root: Path) -> str:
@@ -94,8 +146,7 @@ def _table(spec: Spec, root: Path) -> str:
         "spill B",
     ]
     rows = [_row(_shape_records(spec, root, name), name, list(us.values())) for name in spec.variants.split(",")]
-    rule = ["---", *["---:"] * (len(heads) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
+    return _lines([heads, *rows])
 
 
 def _shape_records(spec: Spec, root: Path, variant: str) -> list[Record]:

@@ -8,8 +8,8 @@ import pytest
 
 from pytest_fa.report.log import save_profiles
 from pytest_fa.report.markdown import TableProblem, main, rewrite
-from pytest_fa.report.record import Record
-from tests.unit.report.test_table import SHAPE, check, record, speed
+from pytest_fa.report.record import Bound, Record
+from tests.unit.report.test_table import OTHER, SHAPE, check, record, speed
 
 HEAD = f"<!-- fa-table profiles=profiles/cpu case={SHAPE} variants=slow,fast,floor against=fast -->"
 TEXT = f"Before.\n\n{HEAD}\nold\n<!-- /fa-table -->\n\nAfter.\n"
@@ -42,6 +42,27 @@ def test_a_table_is_made_from_records(root: Path) -> None:
     assert rewrite(TEXT, root) == EXPECTED
 
 
+MARGINS = "<!-- fa-margins profiles=profiles/cpu variants=slow,fast -->\n<!-- /fa-margins -->\n"
+
+
+def test_margins_are_the_worst_of_all_checks(tmp_path: Path) -> None:
+    """A row for each variant and dtype: how many checks, the largest used fraction of each bound, and where."""
+    finite, shown = Bound("finite", 0.0, 0.0, holds=True), Bound("shown", 9.0, 1.0, holds=False, judged=False)
+    near, far = Bound("max", 0.3, 1.0, holds=True), Bound("max", 0.1, 1.0, holds=True)
+    records = [
+        record("slow", check=check(finite, near, shown)),
+        record("slow", f"{OTHER}-seed0", check=check(finite, far, Bound("rms", 0.2, 0.5, holds=True))),
+        record("fast", check=check(far)),
+    ]
+    save_profiles(records, tmp_path / "profiles")
+    assert rewrite(MARGINS, tmp_path).split("\n\n")[1].splitlines() == [
+        "| variant | dtype | checks | max | rms | worst at |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        f"| `slow` | fp16 | 2 | 0.30 | 0.40 | `{OTHER}` |",
+        f"| `fast` | fp16 | 1 | 0.10 | - | `{SHAPE}` |",
+    ]
+
+
 def test_a_table_that_is_right_stays(root: Path) -> None:
     """Making a table again changes nothing."""
     assert rewrite(EXPECTED, root) == EXPECTED
@@ -64,6 +85,7 @@ def test_the_command_rewrites_and_checks(root: Path, capsys: pytest.CaptureFixtu
         ("against=fast", "againts=fast", "Object contains unknown field `againts`"),
         ("case=", "cases=", "unknown field `cases`"),
         ("against=fast", "against", "fa-table profiles"),
+        ("fa-table", "fa-tables", "1 tables are opened, 0 are whole"),
     ],
 )
 def test_a_comment_that_is_wrong_is_named(root: Path, old: str, new: str, message: str) -> None:

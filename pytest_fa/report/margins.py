@@ -1,0 +1,30 @@
+"""How near right kernels came to the bounds that they are judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from pytest_fa.report.record import Record
+
+
+class Margin(msgspec.Struct, frozen=True):
+    """The largest used fraction of one bound over some checks: 1.0 is the edge."""
+
+    bound: str
+    used: float
+    shape_id: str
+
+
+def worst_margins(records: Iterable[Record]) -> tuple[Margin, ...]:
+    """The check that used most of each judged bound, in the policy's order; `finite` allows nothing and is left out."""
+    worst: dict[str, Margin] = {}
+    for record in records:
+        for bound in record.check.bounds if record.check and record.case else ():
+            if not (bound.judged and bound.allowed and bound.used is not None):
+                continue
+            if bound.name not in worst or bound.used > worst[bound.name].used:
+                assert record.case is not None  # noqa: S101  # the loop saw one
+                worst[bound.name] = Margin(bound.name, bound.used, record.case.shape_id)
+    return tuple(worst.values())
