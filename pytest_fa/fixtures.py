@@ -6,6 +6,7 @@ crash or a hang takes pytest down with it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,8 @@ def session_of(config: pytest.Config) -> Session:
         if hasattr(config, "workerinput"):
             from pytest_fa.report.environment import turn_to_gpu  # noqa: PLC0415
 
-            turn_to_gpu(int(config.workerinput["workerid"].removeprefix("gw")))
+            digits = re.search(r"[0-9]+$", config.workerinput["workerid"])
+            turn_to_gpu(int(digits[0]) if digits else 0)
         config.stash[SESSION_KEY] = Session(config.stash[OPTIONS_KEY])
     return config.stash[SESSION_KEY]
 
@@ -148,14 +150,15 @@ def _policy(request: pytest.FixtureRequest) -> str:
 def fa_check(request: pytest.FixtureRequest, fa_inputs: Inputs) -> Callable[[torch.Tensor], Check]:
     """`fa_check(out)`: judge an output by the tolerance policy; fails the test with every bound, or returns the check.
 
-    Truth is computed inside, after the kernel has run.
+    Truth is computed inside, after the kernel has run, from `fa_inputs` as they are by then.
     """
     return lambda out: _judge(request, fa_inputs, [out])
 
 
 def _judge(request: pytest.FixtureRequest, inputs: Inputs, outputs: Iterable[torch.Tensor], where: str = "") -> Check:
     """The check of the last output; the test fails with every bound of the first that is wrong."""
-    from pytest_fa.judge.check import judge  # noqa: PLC0415  # torch: only for in-process tests
+    from pytest_fa.errors import WrongResult  # noqa: PLC0415
+    from pytest_fa.judge.check import judge, require_output  # noqa: PLC0415  # torch: only for in-process tests
     from pytest_fa.judge.policies import READS_SPREAD  # noqa: PLC0415
     from pytest_fa.judge.truth import make_truth  # noqa: PLC0415
     from pytest_fa.report.failure import check_lines  # noqa: PLC0415
@@ -163,7 +166,10 @@ def _judge(request: pytest.FixtureRequest, inputs: Inputs, outputs: Iterable[tor
     variant, policy = _variant(request), _policy(request)
     truth = make_truth(inputs, variant.rounds if variant else (), with_spread=policy in READS_SPREAD)
     for out in outputs:
-        found = judge(out, truth, policy)
+        try:
+            found = judge(require_output(out, inputs), truth, policy)
+        except WrongResult as problem:
+            pytest.fail(f"{problem}{where}", pytrace=False)
         if not found.passed:
             pytest.fail(f"wrong result{where}\n" + "\n".join(check_lines(found)), pytrace=False)
     return found
@@ -197,7 +203,9 @@ class FaBenchmark:
 
         with timing_lock():
             speed, outputs = measure(forward, case, inputs, case.id)
-        _judge(self._request, inputs, outputs, " in an output of the timed calls")
+        variant = _variant(self._request)
+        if variant is None or variant.is_judged:
+            _judge(self._request, inputs, outputs, " in an output of the timed calls")
         self.record(speed, case)
         return speed
 
@@ -244,6 +252,12 @@ class FaRun:
     def selftest(self, variant: Variant) -> Record:
         """Try everything on a kernel of the self-test; fails where the checks find too little or too much."""
         return self._finish(lambda: self._session.judge_the_judge(variant))
+
+    def gate(self, variant: Variant) -> Record:
+        """Gate against the baselines; fails with the verdict and every interval."""
+        from pytest_fa.gating import hold_gate  # noqa: PLC0415  # only a gate needs it
+
+        return self._finish(lambda: hold_gate(self._session, variant, _progress_line(self._node.config)))
 
     def speed(self, variant: Variant, case: Case) -> Record:
         """Run, judge, time, and judge what was timed."""

@@ -16,6 +16,10 @@ from pytest_fa.report.table import headline
 _UNUSED = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
 
 
+# The suite's own tests of a variant alone.
+_VARIANTS_OF = {"test_judge": "faults", "test_gate": "gated"}
+
+
 def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
     """Give a test its variants and cases, by the fixtures that it asks for.
 
@@ -31,7 +35,7 @@ def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
     elif "fa_case" not in names:
         variants: Sequence[AnyVariant] = plan.runnable
         if "fa_run" in names:
-            variants = plan.faults if metafunc.function.__name__ == "test_judge" else plan.builds
+            variants = getattr(plan, _VARIANTS_OF.get(metafunc.function.__name__, "builds"))
         metafunc.parametrize("fa_variant", variants, ids=lambda variant: variant.name, indirect=True)
     else:
         timed = "fa_benchmark" in names
@@ -83,8 +87,9 @@ def _stands_beside(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:
 
 
 def _is_empty(item: pytest.Item) -> bool:
-    """Pytest's placeholder for a test of properties that has none to run over."""
-    return "fa_property" in getattr(item, "fixturenames", ()) and _variant(item) is None
+    """Pytest's placeholder for a test of properties or gates that has none to run over."""
+    names = getattr(item, "fixturenames", ())
+    return "fa_run" in names and "fa_variant" in names and _variant(item) is None
 
 
 def _variant(item: pytest.Item) -> AnyVariant | None:

@@ -21,6 +21,7 @@ from typing import IO, Literal, Self
 import msgspec
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.errors import FaError
 from pytest_fa.report.record import Check, Diagnosis, Outcome, Repeats, Speed, Stage, StageName
@@ -29,7 +30,7 @@ START_SECONDS = 120.0
 WATCHDOG_SECONDS = 10.0
 
 
-class CaseJob(msgspec.Struct, frozen=True):
+class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     """One variant on one case, and how far to go: judge it, time it, or both.
 
     A judged call is repeated `repeats` times; None leaves the number to the time it takes.  With `property_name` the
@@ -65,11 +66,57 @@ class CaseJob(msgspec.Struct, frozen=True):
         return ("launch", *judged, *timed)
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """A sign of life: the stage that a job is in, and how many seconds the next sign may take."""
+class Arm(msgspec.Struct, frozen=True):
+    """One side of a contest: a variant, and its leaf's library where it is built."""
 
-    stage: StageName
-    seconds: float
+    variant: Variant
+    library: str | None
+
+
+class Contest(msgspec.Struct, frozen=True):
+    """A candidate against a baseline on one shape."""
+
+    case: Case
+    candidate: Arm
+    baseline: Arm
+
+
+class GateJob(msgspec.Struct, frozen=True, tag="gate"):
+    """One process of a gate: every contest in blocks of ABBA and BAAB, and its baseline against itself.
+
+    `seed` decides which arm is captured and which begins.
+    """
+
+    contests: tuple[Contest, ...]
+    device: Device
+    policy: Tolerance
+    seed: int
+    watchdog_seconds: float = WATCHDOG_SECONDS
+
+    @property
+    def wanted_stages(self) -> tuple[StageName, ...]:
+        """All of it is timing."""
+        return ("speed",)
+
+
+class ContestBlocks(msgspec.Struct, frozen=True):
+    """log(candidate / baseline) of every block of one contest, and the same of the baseline against itself.
+
+    `dropped` blocks were taken while the GPU was slowed down, and are not among them.
+    """
+
+    blocks: tuple[float, ...]
+    same: tuple[float, ...]
+    dropped: int
+
+
+class GateResult(msgspec.Struct, frozen=True, tag="gate_result"):
+    """What one process of a gate measured, in the order of the contests, or why it did not."""
+
+    outcome: Outcome
+    message: str
+    contests: tuple[ContestBlocks, ...]
+    context_lost: bool = False
 
 
 class CaseResult(msgspec.Struct, frozen=True, tag="result"):
@@ -90,26 +137,43 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     context_lost: bool = False
 
 
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """A sign of life: the stage that a job is in, and how many seconds the next sign may take.
+
+    `result` is what the job has come to if nothing more is heard.
+    """
+
+    stage: StageName
+    seconds: float
+    result: CaseResult | None = None
+
+
 class WorkerError(FaError):
     """The worker server itself does not start or answer."""
 
 
-def encode(value: CaseJob | Progress | CaseResult) -> bytes:
+Job = CaseJob | GateJob
+Result = CaseResult | GateResult
+
+
+def encode(value: Job | Progress | Result) -> bytes:
     """A job, a sign of life or a result as JSON."""
     return msgspec.json.encode(value)
 
 
-def decode_job(data: bytes) -> CaseJob:
+def decode_job(data: bytes) -> Job:
     """A job from JSON.  Raises `msgspec.ValidationError`."""
-    return msgspec.json.decode(data, type=CaseJob)
+    job: Job = msgspec.json.decode(data, type=Job)
+    return job
 
 
-def decode_answer(data: bytes) -> Progress | CaseResult:
+def decode_answer(data: bytes) -> Progress | Result:
     """What a worker sends, from JSON.  Raises `msgspec.ValidationError`."""
-    return msgspec.json.decode(data, type=Progress | CaseResult)
+    return msgspec.json.decode(data, type=Progress | Result)
 
 
 Ending = Literal["crashed", "hung"]
+Lost = tuple[str, Ending, Progress]
 
 
 class Workers:
@@ -119,6 +183,7 @@ class Workers:
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._worker: tuple[int, Connection] | None = None
+        self._owner = ""
         self._log: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -150,8 +215,38 @@ class Workers:
 
         Raises `WorkerError` where no worker can be started at all.
         """
+        answer = self._ask(job)
+        if isinstance(answer, CaseResult):
+            return answer
+        assert not isinstance(answer, GateResult)  # noqa: S101  # a case's job has a case's result
+        message, ending, last = answer
+        if last.result is not None:
+            return last.result
+        reached = job.wanted_stages.index(last.stage)
+        stages = tuple(
+            Stage(name, "ok" if index < reached else "failed" if index == reached else "not reached")
+            for index, name in enumerate(job.wanted_stages)
+        )
+        return CaseResult(ending, message, stages, ("watchdog" if ending == "hung" else "isolation",))
+
+    def run_afresh(self, job: GateJob) -> GateResult:
+        """Run one process of a gate in a worker of its own, which ends with it."""
+        self._forget()
+        answer = self._ask(job)
+        self._forget()
+        if isinstance(answer, GateResult):
+            return answer
+        assert not isinstance(answer, CaseResult)  # noqa: S101
+        message, ending, _ = answer
+        return GateResult(ending, message, ())
+
+    def _ask(self, job: Job) -> Result | Lost:
+        """The worker's result, or how it was lost: the message, the ending, the last sign of life."""
         if self._worker is not None and self._worker[1].poll(0):  # nothing was asked: it has died
             self._retire()
+        if isinstance(job, CaseJob) and self._owner != (owner := _owner(job.variant)):
+            self._forget()  # what one author's code leaves behind in a process is not held against another's
+            self._owner = owner
         _, connection = self._worker or self._fork()
         mark = self._log_size()
         last = Progress(job.wanted_stages[0], START_SECONDS)
@@ -159,14 +254,18 @@ class Workers:
             connection.send_bytes(encode(job))
             while connection.poll(last.seconds):
                 answer = decode_answer(connection.recv_bytes())
-                if isinstance(answer, CaseResult):
+                if not isinstance(answer, Progress):
                     if answer.context_lost:
                         self._retire()
                     return answer
                 last = answer
         except (EOFError, ConnectionError):
-            return self._lost(job, "crashed", last, mark)
-        return self._lost(job, "hung", last, mark)
+            return self._lost("crashed", last, mark)
+        return self._lost("hung", last, mark)
+
+    def _forget(self) -> None:
+        if self._worker is not None:
+            self._retire()
 
     def close(self) -> None:
         """End the worker and the server."""
@@ -187,8 +286,17 @@ class Workers:
             self._log = None
 
     def _fork(self) -> tuple[int, Connection]:
-        """Ask the server for a worker that talks over a fresh pipe."""
+        """Ask the server for a worker that talks over a fresh pipe; a server that is gone is started once more."""
         self.start()
+        try:
+            self._worker = self._ask_for_worker()
+        except WorkerError:
+            self.close()
+            self.start()
+            self._worker = self._ask_for_worker()
+        return self._worker
+
+    def _ask_for_worker(self) -> tuple[int, Connection]:
         assert self._control is not None  # noqa: S101  # start() made it
         ours, theirs = Pipe()
         try:
@@ -201,11 +309,10 @@ class Workers:
             theirs.close()
         if not answer:
             raise WorkerError(f"the worker server ended before it gave a worker:\n{self._log_tail(0)}")
-        self._worker = (int(answer), ours)
-        return self._worker
+        return int(answer), ours
 
-    def _retire(self, word: str = "kill") -> int:
-        """End the present worker and return its wait status; `reap` lets one that is dying finish."""
+    def _retire(self, word: str = "kill") -> int | None:
+        """End the present worker and return its wait status, None if unknown; `reap` lets one that is dying finish."""
         assert self._worker is not None and self._control is not None  # noqa: S101, PT018  # callers hold a worker
         pid, connection = self._worker
         self._worker = None
@@ -215,9 +322,9 @@ class Workers:
             answer = self._control.recv(64)
         except OSError:
             answer = b""
-        return int(answer) if answer else 0
+        return int(answer) if answer else None
 
-    def _lost(self, job: CaseJob, ending: Ending, last: Progress, mark: int) -> CaseResult:
+    def _lost(self, ending: Ending, last: Progress, mark: int) -> Lost:
         if ending == "hung":
             self._retire()
             message = f"no sign of life for {last.seconds:g} s in stage {last.stage}; its worker was killed"
@@ -226,12 +333,7 @@ class Workers:
             message = f"its worker died in stage {last.stage} ({status}); a new one takes over"
             tail = self._log_tail(mark)
             message += f"\nits last words:\n{tail}" if tail else ""
-        reached = job.wanted_stages.index(last.stage)
-        stages = tuple(
-            Stage(name, "ok" if index < reached else "failed" if index == reached else "not reached")
-            for index, name in enumerate(job.wanted_stages)
-        )
-        return CaseResult(ending, message, stages, ("watchdog" if ending == "hung" else "isolation",))
+        return message, ending, last
 
     def _log_size(self) -> int:
         return os.fstat(self._log.fileno()).st_size if self._log else 0
@@ -256,7 +358,14 @@ def _server_environment() -> dict[str, str]:
     }
 
 
-def _describe(status: int) -> str:
+def _owner(variant: Variant) -> str:
+    """Who shares a worker: variants of one folder, and all that are shipped with this package."""
+    return variant.root if Path(variant.root) == BUILTIN_ROOT else variant.folder
+
+
+def _describe(status: int | None) -> str:
+    if status is None:
+        return "and its server with it"
     if os.WIFSIGNALED(status):
         return signal.Signals(os.WTERMSIG(status)).name
     return f"exit status {os.waitstatus_to_exitcode(status)}"

@@ -18,6 +18,7 @@ MOST_SEEDS = 100_000
 SELFTEST_SUITE = Path(__file__).parent / "suite" / "selftest.py"
 MOST_REPEATS = 1_000_000
 MOST_WATCHDOG_SECONDS = 86_400.0
+LEAST_GATE, MOST_GATE = 0.01, 100.0
 TOLERANCES = ("measured", "absolute", "fp8")
 
 
@@ -42,6 +43,8 @@ class Options:
     soak: int | None
     watchdog_seconds: float | None
     selftest: bool
+    gate: float | None
+    gate_baseline: str | None
     cache: Path
     artifacts: Path
     profiles: Path
@@ -88,6 +91,16 @@ OPTIONS = (
     _Option("--fa-soak", "repeat every checked call N times; default: 100, or what half a second holds", "N"),
     _Option("--fa-watchdog", "a launch that takes longer hangs; default: 10, for Python entries 300", "SECONDS"),
     _Option("--fa-selftest", "judge the judge: run wrong kernels, each to be caught by its check, and right ones"),
+    _Option(
+        "--fa-gate",
+        "pass only where device_us is below RATIO times that of the fastest SDPA backend, on every shape",
+        "RATIO",
+    ),
+    _Option(
+        "--fa-gate-baseline",
+        "gate against this variant, or a build still in the cache, in place of SDPA",
+        "NAME|key:KEY",
+    ),
     _Option("--fa-require-gpu", "fail where there is no GPU, in place of skipping"),
     _Option("--fa-clean", "forget the cached builds of the selected variants first"),
     _Option("--fa-cache", "where builds are kept; default: pytest-fa in the user's cache folder", "DIR"),
@@ -135,6 +148,8 @@ def read(config: pytest.Config) -> Options:
         tolerance=_one_of("--fa-tolerance", _text(config, "fa_tolerance"), TOLERANCES),
         watchdog_seconds=_watchdog(_text(config, "fa_watchdog")),
         selftest=_flag(config, "fa_selftest"),
+        gate=_gate(_text(config, "fa_gate")),
+        gate_baseline=_text(config, "fa_gate_baseline") or None,
         soak=_soak(_text(config, "fa_soak")),
         cache=_folder(rootdir, _text(config, "fa_cache")) or default_cache(),
         artifacts=_folder(rootdir, _text(config, "fa_artifacts")) or rootdir / "artifacts",
@@ -159,7 +174,16 @@ def default_cache() -> Path:
 def _repeat(config: pytest.Config) -> tuple[str, ...]:
     """`pytest` with what decides how a variant is found, built and judged."""
     suite = ("--pyargs", "pytest_fa.suite") if config.getoption("pyargs") else ()
-    kept = ("fa_kernels", "fa_arch", "fa_tolerance", "fa_soak", "fa_watchdog", "fa_cache")
+    kept = (
+        "fa_kernels",
+        "fa_arch",
+        "fa_tolerance",
+        "fa_soak",
+        "fa_watchdog",
+        "fa_gate",
+        "fa_gate_baseline",
+        "fa_cache",
+    )
     given = [option for option in OPTIONS if option.dest in kept and config.getoption(option.dest) is not None]
     no_build = ("--fa-no-build",) if _flag(config, "fa_no_build") else ()
     return ("pytest", *suite, *(f"{option.flag}={config.getoption(option.dest)}" for option in given), *no_build)
@@ -227,6 +251,18 @@ def _soak(text: str) -> int | None:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_REPEATS):
         raise UsageProblem(f"--fa-soak: {text!r} repeats; give 1 to {MOST_REPEATS}")
     return int(text)
+
+
+def _gate(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = 0.0
+    if not LEAST_GATE <= ratio <= MOST_GATE:  # NaN too
+        raise UsageProblem(f"--fa-gate: {text!r} is no ratio; give {LEAST_GATE:g} to {MOST_GATE:g}, such as 0.95")
+    return ratio
 
 
 def _watchdog(text: str) -> float | None:

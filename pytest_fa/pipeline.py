@@ -6,14 +6,15 @@ import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 
+from pytest_fa.catalog.variant import Tolerance
 from pytest_fa.errors import DeviceLost, FaError, LaunchError, UnsupportedCase, WrongResult
-from pytest_fa.jobs import CaseJob, CaseResult, Progress
-from pytest_fa.judge.check import judge
+from pytest_fa.jobs import Arm, CaseJob, CaseResult, ContestBlocks, GateJob, GateResult, Progress
+from pytest_fa.judge.check import judge, require_output
 from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.own_work import require_own_work
 from pytest_fa.judge.policies import READS_SPREAD
@@ -22,13 +23,15 @@ from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import Subject
 from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.judge.witnesses import hear
-from pytest_fa.measure.measure import measure
+from pytest_fa.measure.contest import Opened, Runner, contest
+from pytest_fa.measure.measure import l2_bytes, measure
+from pytest_fa.report.environment import clock_watch
 from pytest_fa.report.record import Check, Diagnosis, Outcome, Repeats, Speed, Stage, StageName
 from pytest_fa.run.checked import CheckedLaunch
 from pytest_fa.run.device import is_alive, open_device
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import Inputs, make_inputs
-from pytest_fa.run.module import open_forward
+from pytest_fa.run.module import load_forward, open_forward
 
 # What found a kernel that gave nothing to judge.
 ENDINGS: dict[str, tuple[str, ...]] = {
@@ -62,7 +65,7 @@ def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
                 PROPERTIES[job.property_name](Subject(job, forward, device, stages.watch))
         elif job.judge:
             with stages("sanity"):
-                found.out = _require_tensor(found.out, launch.inputs).clone()  # the next call writes over it
+                found.out = require_output(found.out, launch.inputs).clone()  # the next call writes over it
                 launch.require_untouched()
                 _repeat(job, launch, found, stages)
                 stages.wait()
@@ -88,11 +91,58 @@ def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
         if isinstance(problem, WrongResult) and alive:
             found.caught_by = problem.caught_by
             if found.check and found.truth:
-                stages.wait()
+                stages.wait(found.result(outcome, _message(problem), stages, context_lost=True))
                 found.diagnosis = _diagnose(job, found, launch)
+                alive = job.device == "cpu" or is_alive(device)
         return found.result(outcome, _message(problem), stages, context_lost=not alive)
     finally:
         scope.close()
+
+
+def run_gate(job: GateJob, tell: Tell = lambda _: None) -> GateResult:
+    """One process of a gate: every contest measured, and what its timed calls gave judged.
+
+    Never raises for what a kernel does.
+    """
+    device, found = torch.device(job.device), []
+    stages = Stages(job, tell)
+    try:
+        stages.wait()
+        open_device(job.device)
+        with clock_watch(job.device) as clocks:
+            for index, each in enumerate(job.contests):
+                inputs = make_inputs(each.case, device)
+                l2 = l2_bytes(device)
+                sides = (each.candidate, each.baseline, each.baseline)
+                arms = [Runner(_opener(arm), each.case, inputs, l2, stages.watch) for arm in sides]
+                blocks = contest((arms[0], arms[1], arms[2]), job.seed + index, clocks.is_slowed)
+                stages.wait()
+                _judge_arms(arms, sides, inputs, job.policy)
+                found.append(ContestBlocks(tuple(blocks.blocks), tuple(blocks.same), blocks.dropped))
+        return GateResult("ok", "", tuple(found))
+    except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; each becomes a named outcome
+        alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
+        return GateResult(_outcome(problem) if alive else "device_error", _message(problem), (), context_lost=not alive)
+
+
+def _opener(arm: Arm) -> Opened:
+    """The arm's callable in its context, anew for every time that it is entered; a library is loaded once."""
+    if arm.variant.entry.context:
+        return lambda: open_forward(arm.variant, arm.library)
+    forward = load_forward(arm.variant, arm.library)
+    return lambda: nullcontext(forward)
+
+
+def _judge_arms(arms: list[Runner], sides: tuple[Arm, ...], inputs: Inputs, policy: Tolerance) -> None:
+    """Every output that a timed call left is right: what computes nothing is fast."""
+    for arm, side in zip(arms, sides, strict=True):
+        each_policy = policy if side is sides[0] else side.variant.tolerance
+        truth = make_truth(inputs, side.variant.rounds, with_spread=each_policy in READS_SPREAD)
+        for out in arm.rotation.outputs:
+            check = judge(require_output(out, inputs), truth, each_policy)
+            if not check.passed:
+                raise WrongResult("timed outputs", f"{side.variant.name}: {check.complaint} in an output of the gate")
+        arm.rotation.require_untouched()
 
 
 @dataclasses.dataclass
@@ -126,7 +176,7 @@ class Findings:
 class Stages:
     """How far a run came, what each stage took, and the signs of life that its watcher hears."""
 
-    def __init__(self, job: CaseJob, tell: Tell) -> None:
+    def __init__(self, job: CaseJob | GateJob, tell: Tell) -> None:
         self._stages = {name: Stage(name, "not reached") for name in job.wanted_stages}
         self._now = job.wanted_stages[0]
         self._tell = tell
@@ -149,9 +199,9 @@ class Stages:
         """A launch comes next: it is back within the watchdog's time, or it hangs."""
         self._tell(Progress(self._now, self._watchdog_seconds))
 
-    def wait(self) -> None:
-        """Work of our own comes next."""
-        self._tell(Progress(self._now, max(PATIENCE_SECONDS, self._watchdog_seconds)))
+    def wait(self, result: CaseResult | None = None) -> None:
+        """Work of our own comes next; `result` stands should nothing more be heard."""
+        self._tell(Progress(self._now, max(PATIENCE_SECONDS, self._watchdog_seconds), result))
 
     def all(self) -> tuple[Stage, ...]:
         """Every wanted stage, reached or not."""
@@ -163,7 +213,7 @@ def _repeat(job: CaseJob, launch: CheckedLaunch, found: Findings, stages: Stages
     assert found.out is not None  # noqa: S101  # it was launched
     if job.repeats != 0:
         found.repeats, found.farthest = repeat(
-            lambda: _require_tensor(launch.again(), launch.inputs),
+            lambda: require_output(launch.again(), launch.inputs),
             found.out,
             job.repeats,
             launch.dirt_missing,
@@ -196,7 +246,7 @@ def _judge_timed(outputs: Iterable[torch.Tensor], found: Findings, inputs: Input
     assert found.out is not None  # noqa: S101  # a judged job has it
     bits = found.out.view(torch.int16)
     for each in outputs:
-        out = _require_tensor(each, inputs)
+        out = require_output(each, inputs)
         if not torch.equal(out.view(torch.int16), bits):
             _judge_again(out, found, policy, " in an output of the timed calls", "timed outputs")
 
@@ -207,17 +257,8 @@ def _diagnose(job: CaseJob, found: Findings, launch: CheckedLaunch) -> Diagnosis
     try:
         witnesses = hear(job.witnesses, launch.untouched, found.truth, job.policy)
         return diagnose(found.out, found.truth, launch.untouched, found.check, found.repeats, witnesses)
-    except (RuntimeError, FaError) as problem:
+    except Exception as problem:  # noqa: BLE001
         return Diagnosis((), f"not diagnosed: {problem}", (), "")
-
-
-def _require_tensor(out: object, inputs: Inputs) -> torch.Tensor:
-    """The output, a tensor of the inputs' dtype in q's shape."""
-    q = inputs.q
-    if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (q.shape, q.dtype):
-        found = f"{out.dtype} {list(out.shape)}" if isinstance(out, torch.Tensor) else repr(out)
-        raise WrongResult("output", f"the output is {found}, it must be {q.dtype} {list(q.shape)}")
-    return out
 
 
 def _require_finite(check: Check) -> None:

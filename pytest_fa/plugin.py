@@ -44,6 +44,8 @@ __all__ = [
     "fa_variant",
 ]
 
+INCONCLUSIVE_STATUS = 10  # a gate has no verdict, and nothing else failed
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Our options, each with an ini key."""
@@ -153,6 +155,8 @@ class _Reports:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Save profiles where asked; a run that did nothing, or whose records were lost, is red."""
         self._results.finish()
+        if self._results.is_inconclusive and exitstatus == pytest.ExitCode.TESTS_FAILED:
+            session.exitstatus = INCONCLUSIVE_STATUS
         if (self._results.nothing_ran or self._results.is_lost) and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

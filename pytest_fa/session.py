@@ -24,9 +24,9 @@ from pytest_fa.catalog.faults import cases as selftest_cases
 from pytest_fa.catalog.plan import Plan, make_plan
 from pytest_fa.catalog.properties import MAY_REFUSE, PROPERTIES, applies, property_case
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
-from pytest_fa.catalog.variant import ARCHES, BrokenVariant, Device, Variant
+from pytest_fa.catalog.variant import ARCHES, BrokenVariant, Device, Tolerance, Variant
 from pytest_fa.errors import BuildError, FaError, ToolchainError, UsageProblem
-from pytest_fa.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, Workers
+from pytest_fa.jobs import WATCHDOG_SECONDS, Arm, CaseJob, CaseResult, Workers
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.options import Options
 from pytest_fa.report.environment import find_gpu, read_environment, read_source
@@ -77,7 +77,22 @@ class Session:
         cases = select_cases(options.suites, options.cases, options.dtypes, options.seeds)
         if options.tolerance == "absolute" and (odd := next((c for c in cases if c.dtype != "fp16"), None)):
             raise UsageProblem(f"--fa-tolerance=absolute judges fp16 only; case {odd.id} is {odd.dtype} (use measured)")
-        return make_plan(self.catalog, chosen, cases, with_properties=not options.cases)
+        if options.gate_baseline and options.gate is None:
+            raise UsageProblem("--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too")
+        _ = self.gate_baseline  # a name that does not exist ends the run here
+        has_gate = options.gate is not None
+        return make_plan(self.catalog, chosen, cases, with_properties=not options.cases, has_gate=has_gate)
+
+    @functools.cached_property
+    def gate_baseline(self) -> Variant | None:
+        """The variant that `--fa-gate-baseline` names; None for a build key or none.  Raises `UsageProblem`."""
+        named = self.options.gate_baseline
+        if named is None or named.startswith("key:"):
+            return None
+        found = select_variants(self.catalog, (named,))
+        if len(found) != 1 or isinstance(found[0], BrokenVariant):
+            raise UsageProblem(f"--fa-gate-baseline: {named!r} must name one variant that can be read")
+        return found[0]
 
     @property
     def title(self) -> str:
@@ -116,7 +131,8 @@ class Session:
         """The leaves of all needed variants.  Raises `ToolchainError` without a compiler for what is missing."""
         options = self.options
         requests = []
-        for variant in self.needed.values():
+        beside = [self.gate_baseline] if self.gate_baseline else []
+        for variant in {each.name: each for each in (*self.needed.values(), *beside)}.values():
             if not variant.is_built or (self.plan.is_companion(variant) and not self._runs_here(variant)):
                 continue
             try:
@@ -152,7 +168,7 @@ class Session:
     def judge_build(self, variant: Variant | BrokenVariant) -> Record:
         """The record of `test_build`: compiled for every architecture, within the manifest's limits."""
         if isinstance(variant, BrokenVariant):
-            return self._record("build", variant.name, "candidate", None, _failed_build(variant.problem), ())
+            return self.record("build", variant.name, "candidate", None, _failed_build(variant.problem), ())
         outcomes = self.leaves(variant)
         leaves = tuple(each for each in outcomes if isinstance(each, Leaf))
         problems = explain([each for each in outcomes if isinstance(each, BuildFailure)])
@@ -161,7 +177,7 @@ class Session:
         stage = Stage("build", "failed" if problems or over else "ok", sum(leaf.build_seconds for leaf in leaves))
         outcome: Outcome = "not_built" if problems else "over_limit" if over else "ok"
         result = CaseResult(outcome, "\n".join([*problems, *over]), (stage,))
-        return self._record("build", variant.name, variant.role, None, result, leaves)
+        return self.record("build", variant.name, variant.role, None, result, leaves)
 
     def hold_to_property(self, variant: Variant, name: str) -> Record:
         """The record of `test_property`: one job, through a worker.
@@ -191,7 +207,7 @@ class Session:
         problem = disappointment(variant.name, list(caught)) or ("" if tried else "nothing was tried on it")
         stage = Stage("correct", "failed" if problem else "ok")
         result = CaseResult("wrong" if problem else "ok", problem, (stage,), tuple(caught))
-        return self._record("selftest", variant.name, variant.role, None, result, ())
+        return self.record("selftest", variant.name, variant.role, None, result, ())
 
     def _selftest_runs(self, variant: Variant) -> Iterator[Record]:
         """Every case, one of them timed, and every property."""
@@ -221,13 +237,13 @@ class Session:
         leaf = self._runnable_leaf(variant) if variant.is_built else None
         if device is None or isinstance(leaf, BuildFailure):
             result = _failed_build(f"build of {variant.name} failed (see test_build[{variant.name}])")
-            return self._record(kind, variant.name, variant.role, case, result, ())
+            return self.record(kind, variant.name, variant.role, case, result, ())
         job = CaseJob(
             variant=variant,
             case=case,
             library=str(self.options.cache / leaf.library) if leaf else None,
             device=device,
-            policy=self.options.tolerance or variant.tolerance,  # type: ignore[arg-type]  # options.py checked it
+            policy=self.policy_of(variant),
             judge=variant.is_judged,
             time=kind == "speed" and self.options.timing,
             repeats=self._repeats(kind),
@@ -241,7 +257,27 @@ class Session:
             raise Refused(f"{variant.name}: {property_name}: {result.message}")
         if result.outcome == "unsupported" and variant.role == "baseline":
             raise Refused(f"{variant.name} does not support {case.shape_id}: {result.message}")
-        return self._record(kind, variant.name, variant.role, case, result, (leaf,) if leaf else (), property_name)
+        return self.record(kind, variant.name, variant.role, case, result, (leaf,) if leaf else (), property_name)
+
+    def arm(self, variant: Variant) -> Arm:
+        """A variant with its library, for a contest.  Raises `CannotRun` where it was not built."""
+        if not variant.is_built:
+            return Arm(variant, None)
+        leaf = self._runnable_leaf(variant)
+        if isinstance(leaf, BuildFailure):
+            raise CannotRun(f"build of {variant.name} failed: {leaf.message}")
+        return Arm(variant, str(self.options.cache / leaf.library))
+
+    def device_of(self, variant: Variant) -> Device:
+        """Where a variant runs on this machine.  Raises `CannotRun` where it does not."""
+        device = variant.device_for(gpu=find_gpu() is not None)
+        if device is None:
+            raise CannotRun(f"{variant.name} needs a GPU, and this machine has none")
+        return device
+
+    def policy_of(self, variant: Variant) -> Tolerance:
+        """The tolerance policy: the option's, else the manifest's."""
+        return self.options.tolerance or variant.tolerance  # type: ignore[return-value]  # options.py checked it
 
     def _repeats(self, kind: Kind) -> int | None:
         """How often a judged call is repeated; None leaves it to the time that takes."""
@@ -285,7 +321,7 @@ class Session:
             raise CannotRun(f"{variant.name}: nothing that was compiled ({', '.join(variant.arch)}) runs on this GPU")
         return max(outcomes, key=lambda each: ARCHES.index(each.arch))
 
-    def _record(
+    def record(
         self,
         kind: Kind,
         variant: str,
@@ -295,6 +331,7 @@ class Session:
         leaves: tuple[Leaf, ...],
         property_name: str | None = None,
     ) -> Record:
+        """One result as a record, with where, when and from what source it was made."""
         stages = {name: Stage(name, "not reached") for name in STAGES}
         stages["build"] = Stage("build", "ok", leaves[0].build_seconds if leaves else 0.0)
         stages.update({stage.name: stage for stage in result.stages})

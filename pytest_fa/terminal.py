@@ -28,6 +28,7 @@ class Results:
         self._records: list[Record] = []
         self._not_run: dict[str, Counter[str]] = {"build": Counter(), "case": Counter()}
         self._did_case = False
+        self._failed_otherwise = False
         self._problem: OSError | None = None
         self._saved: list[Path] = []
 
@@ -42,8 +43,15 @@ class Results:
         """Whether a record could not be written."""
         return self._problem is not None
 
+    @property
+    def is_inconclusive(self) -> bool:
+        """Whether all that stands between this run and success are gates without a verdict."""
+        return not self._failed_otherwise and any(each.outcome == "inconclusive" for each in self._records)
+
     def take(self, report: Any) -> None:  # noqa: ANN401  # a report with attributes of ours, or without
         """Keep the record or the reason that a report carries."""
+        outcome = report.fa_record["outcome"] if hasattr(report, "fa_record") else None
+        self._failed_otherwise |= bool(report.failed) and outcome != "inconclusive"
         if hasattr(report, "fa_record"):
             from pytest_fa.report.record import read_record  # noqa: PLC0415  # only runs with kernels need it
 
@@ -83,6 +91,7 @@ class Results:
             else:
                 terminal.write_line(render(make_rows(self._records), width, color=terminal.hasmarkup))
                 terminal.write_line(FOOTNOTE)
+            self._write_gates(terminal)
             for note in notes(self._records):
                 terminal.write_line(note)
             if terminal.config.getoption("numprocesses", None):
@@ -105,6 +114,14 @@ class Results:
             for reason, count in reasons.most_common(5):
                 terminal.write_line(f"  {count} x {reason}", red=True)
 
+    def _write_gates(self, terminal: pytest.TerminalReporter) -> None:
+        from pytest_fa.report.gates import gate_lines  # noqa: PLC0415  # only runs with records need it
+
+        colors = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
+        for variant, gate in ((each.variant, each.gate) for each in self._records if each.gate):
+            for line in gate_lines(variant, gate):
+                terminal.write_line(line, **{colors[gate.verdict]: True})
+
     @functools.cached_property
     def _log(self) -> RecordLog:
         from pytest_fa.report.log import RecordLog  # noqa: PLC0415
@@ -117,7 +134,7 @@ class Results:
 
     @staticmethod
     def _was_run(record: Record) -> bool:
-        return record.kind != "build" and record.outcome != "not_built"
+        return record.kind not in ("build", "property") and record.outcome != "not_built"
 
 
 def list_variants(session: Session) -> None:

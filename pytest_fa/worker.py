@@ -13,13 +13,14 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
 
-from pytest_fa.jobs import CaseJob, decode_job, encode
-from pytest_fa.pipeline import run_case
+from pytest_fa.jobs import GateJob, Job, Progress, Result, decode_job, encode
+from pytest_fa.pipeline import run_case, run_gate
 
 DYING_SECONDS = 2.0  # a process that was hit by a signal closes its files before it is gone
 
@@ -37,12 +38,17 @@ def main(arguments: list[str]) -> int:
                 sys.stderr.write(f"{path}: {problem}\n")
                 return 2
             with contextlib.redirect_stdout(sys.stderr):
-                result = run_case(job)
+                result = run(job)
             sys.stdout.write(encode(result).decode() + "\n")
             return 0 if result.outcome == "ok" else 1
         case _:
             sys.stderr.write((__doc__ or "") + "\n")
             return 2
+
+
+def run(job: Job, tell: Callable[[Progress], object] = lambda _: None) -> Result:
+    """The job's own flow."""
+    return run_gate(job, tell) if isinstance(job, GateJob) else run_case(job, tell)
 
 
 def serve(control: socket.socket) -> None:
@@ -74,10 +80,10 @@ def work(connection: Connection) -> None:
     """Run jobs until the other side closes."""
     while True:
         try:
-            job: CaseJob = decode_job(connection.recv_bytes())
+            job = decode_job(connection.recv_bytes())
         except EOFError:
             return
-        connection.send_bytes(encode(run_case(job, lambda sign: connection.send_bytes(encode(sign)))))
+        connection.send_bytes(encode(run(job, lambda sign: connection.send_bytes(encode(sign)))))
 
 
 def _worker_status(connection: Connection) -> int:

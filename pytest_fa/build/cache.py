@@ -67,6 +67,19 @@ def find_leaf(cache: Path, variant: Variant, arch: Arch, toolchain: str | None) 
     return None, why or "it was never built with these flags and definitions"
 
 
+def find_by_key(cache: Path, key: str) -> list[Leaf]:
+    """Every leaf whose build key begins with `key`, whatever its sources are by now."""
+    found = []
+    for path in sorted((cache / "leaves").glob("*/*/leaf.json")):
+        try:
+            leaf = msgspec.json.decode(path.read_bytes(), type=StoredLeaf).leaf
+        except (OSError, msgspec.MsgspecError):
+            continue
+        if leaf.key.startswith(key) and (path.parent / "kernel.so").is_file():
+            found.append(leaf)
+    return found
+
+
 def dependencies(depfile: str, folder: Path) -> tuple[Dependency, ...]:
     """Every file of a make-style depfile, with its hash; relative paths are taken from `folder`.
 

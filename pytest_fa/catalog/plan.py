@@ -25,6 +25,7 @@ class Plan(msgspec.Struct, frozen=True):
     companions: tuple[Variant, ...]
     cases: tuple[Case, ...]
     with_properties: bool = True
+    has_gate: bool = False
 
     @property
     def builds(self) -> list[AnyVariant]:
@@ -54,6 +55,11 @@ class Plan(msgspec.Struct, frozen=True):
         return [(each, case) for each in (*self.runnable, *companions) for case in first.values()]
 
     @property
+    def gated(self) -> list[Variant]:
+        """What `test_gate` runs over: every judged variant that was asked for, where a gate was."""
+        return [each for each in self.runnable if self.has_gate and each.is_judged and self.is_chosen(each)]
+
+    @property
     def faults(self) -> list[Variant]:
         """What the self-test runs over: wrong kernels and their right twins."""
         return [each for each in self.runnable if each.name in FAULTS or each.name in TWINS]
@@ -76,9 +82,14 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(
-    catalog: Catalog, chosen: tuple[AnyVariant, ...], cases: tuple[Case, ...], *, with_properties: bool = True
+    catalog: Catalog,
+    chosen: tuple[AnyVariant, ...],
+    cases: tuple[Case, ...],
+    *,
+    with_properties: bool = True,
+    has_gate: bool = False,
 ) -> Plan:
     """The plan for the variants and cases that were asked for."""
     offered = [each for each in catalog.variants.values() if each.role == "candidate"]
     companions = [each for each in catalog.variants.values() if each.role in COMPANION_ROLES]
-    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties)
+    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties, has_gate)

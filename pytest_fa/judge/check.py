@@ -6,10 +6,12 @@ import math
 
 import torch
 
+from pytest_fa.errors import WrongResult
 from pytest_fa.judge.places import first_place, place
 from pytest_fa.judge.policies import POLICIES, Errors, rms
 from pytest_fa.judge.truth import Truth
 from pytest_fa.report.record import Check
+from pytest_fa.run.inputs import Inputs
 
 
 def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
@@ -39,6 +41,15 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
         worst_got=_finite(float(errors.out.flatten()[worst])),
         worst_want=float(truth.out.flatten()[worst]),
     )
+
+
+def require_output(out: object, inputs: Inputs) -> torch.Tensor:
+    """The output as a tensor of q's dtype and shape.  Raises `WrongResult` for anything else."""
+    q = inputs.q
+    if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (q.shape, q.dtype):
+        found = f"{out.dtype} {list(out.shape)}" if isinstance(out, torch.Tensor) else repr(out)
+        raise WrongResult("output", f"the output is {found}, it must be {q.dtype} {list(q.shape)}")
+    return out
 
 
 def _finite(value: float) -> float | None:

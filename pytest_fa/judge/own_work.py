@@ -10,7 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_fa.errors import WrongResult
 
 # Parts of the names of torch's operators that are attention already.
-ATTENTION = ("scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
+ATTENTION = (
+    "scaled_dot_product",
+    "_flash_attention",
+    "_efficient_attention",
+    "_cudnn_attention",
+    "multi_head_attention",
+)
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]

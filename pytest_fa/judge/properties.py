@@ -20,6 +20,7 @@ from pytest_fa.catalog.properties import least_lengths
 from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.judge.policies import ulp
 from pytest_fa.judge.subject import Subject
+from pytest_fa.run.device import synchronize
 from pytest_fa.run.inputs import Inputs
 from pytest_fa.run.module import Forward, load_forward
 
@@ -249,7 +250,7 @@ def _require_own_stream(subject: Subject) -> None:
         torch.cuda._sleep(SLOW_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001
         for mine, other in zip(late[:3], real[:3], strict=True):
             mine.copy_(other)
-        found = subject.call(late, out)
+        found = subject.call(late, out, is_waited_for=False)
         kept = found.clone()  # on the same stream: what the kernel left when the stream came here
     stream.synchronize()
     subject.require_right("streams", kept, real)
@@ -276,7 +277,7 @@ def _require_no_shared_state(subject: Subject) -> None:
                 torch.cuda._sleep(10 * SLOW_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001  # until both have queued up
                 for cycles in gaps[index]:
                     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # noqa: SLF001
-                    out = subject.call(sets[index])
+                    out = subject.call(sets[index], is_waited_for=False)
                     differing += (out.view(torch.int16) != wanted[index].view(torch.int16)).any()
                 stream.synchronize()
                 wrong[index] = int(differing)
@@ -319,7 +320,7 @@ def _require_right_replay(name: str, subject: Subject, fresh: Forward | None) ->
     with torch.cuda.stream(stream):
         graph.capture_begin()
         try:
-            found = subject.call(inputs, out, fresh)
+            found = subject.call(inputs, out, fresh, is_waited_for=False)
         except Exception as problem:
             _end_capture(graph)
             raise WrongResult(name, f"{name}: the call cannot be captured: {_first_line(problem)}") from problem
@@ -355,7 +356,7 @@ def other_device(subject: Subject) -> None:
     subject.call(here)
     with torch.cuda.device(0):
         out = subject.call(there)
-    torch.cuda.synchronize("cuda:1")
+    synchronize(torch.device("cuda:1"))
     subject.require_right("other_device", out, there)
 
 

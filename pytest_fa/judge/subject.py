@@ -8,10 +8,11 @@ import torch
 
 from pytest_fa.errors import WrongResult
 from pytest_fa.jobs import CaseJob
-from pytest_fa.judge.check import judge
+from pytest_fa.judge.check import judge, require_output
 from pytest_fa.judge.policies import READS_SPREAD
 from pytest_fa.judge.truth import make_truth
-from pytest_fa.run.inputs import Inputs, make_inputs
+from pytest_fa.run.device import synchronize
+from pytest_fa.run.inputs import Inputs, clone, make_inputs
 from pytest_fa.run.module import Forward
 
 
@@ -32,14 +33,28 @@ class Subject:
         """The case's inputs with another seed's data."""
         return make_inputs(self._case.with_seed(seed), self.device)
 
-    def call(self, inputs: Inputs, out: torch.Tensor | None = None, forward: Forward | None = None) -> torch.Tensor:
-        """One call into `out`, or into a new output full of NaN; not waited for."""
+    def call(
+        self,
+        inputs: Inputs,
+        out: torch.Tensor | None = None,
+        forward: Forward | None = None,
+        *,
+        is_waited_for: bool = True,
+    ) -> torch.Tensor:
+        """One call into `out`, or into a new output full of NaN.
+
+        Raises `WrongResult` where it changed an input, unless it is not waited for.
+        """
         q, k, v, scale, causal = inputs
         self._watch()
+        before = clone(inputs) if is_waited_for else inputs
         given = torch.full_like(q, float("nan")) if out is None else out
-        result: object = (forward or self._forward)(q, k, v, scale=scale, causal=causal, out=given)
-        if not isinstance(result, torch.Tensor) or (result.shape, result.dtype) != (q.shape, q.dtype):
-            raise WrongResult("output", f"the output is not {q.dtype} {list(q.shape)}")
+        result = require_output((forward or self._forward)(q, k, v, scale=scale, causal=causal, out=given), inputs)
+        if is_waited_for:
+            synchronize(q.device)
+            for name, mine, kept in zip("qkv", inputs[:3], before[:3], strict=True):
+                if not torch.equal(mine.view(torch.int16), kept.view(torch.int16)):
+                    raise WrongResult("inputs", f"the kernel changed its input {name}")
         return result
 
     def require_right(self, name: str, out: torch.Tensor, inputs: Inputs, where: str = "") -> None:

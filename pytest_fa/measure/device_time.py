@@ -43,10 +43,10 @@ def device_time(forward: Forward, rotation: Rotation, device: torch.device, watc
     if device.type == "cpu":
         return _wall_clock(forward, rotation, watch)
     watch()
-    estimate_us = _event_us(lambda: rotation.call(forward))
+    estimate_us = event_us(lambda: rotation.call(forward))
     if estimate_us < SLOW_CALL_US:
         watch()
-        estimate_us = _event_us(lambda: rotation.call(forward), 5) / 5
+        estimate_us = event_us(lambda: rotation.call(forward), 5) / 5
     watch()
     try:
         estimate_us = _graph_estimate_us(forward, rotation, estimate_us)
@@ -62,12 +62,12 @@ def _graph_slope(forward: Forward, rotation: Rotation, estimate_us: float, watch
     once, thrice = capture(forward, rotation, calls), capture(forward, rotation, 3 * calls)
     once.replay()
     thrice.replay()
-    pair_ms = (_event_us(once.replay) + _event_us(thrice.replay)) / 1000
+    pair_ms = (event_us(once.replay) + event_us(thrice.replay)) / 1000
     replays = max(REPLAYS, math.ceil(SAMPLE_MS / pair_ms))
 
     def sample_us(replays: int = replays) -> float:
         watch()
-        short, long = _event_us(once.replay, replays), _event_us(thrice.replay, replays)
+        short, long = event_us(once.replay, replays), event_us(thrice.replay, replays)
         return (long - short) / (2 * calls * replays)
 
     settle(lambda: sample_us(REPLAYS))
@@ -85,7 +85,7 @@ def _graph_estimate_us(forward: Forward, rotation: Rotation, eager_us: float) ->
     probe = capture(forward, rotation, calls)
     probe.replay()
     replays = REPLAYS if eager_us < LONG_CALL_US else 1
-    return _event_us(probe.replay, replays) / (calls * replays)
+    return event_us(probe.replay, replays) / (calls * replays)
 
 
 def capture(forward: Forward, rotation: Rotation, calls: int, *, keep_graph: bool = False) -> torch.cuda.CUDAGraph:
@@ -117,13 +117,14 @@ def _event_pairs(forward: Forward, rotation: Rotation, estimate_us: float, watch
 
     def sample_us() -> float:
         watch()
-        return _event_us(lambda: rotation.call(forward))
+        return event_us(lambda: rotation.call(forward))
 
     samples = [sample_us() for _ in range(count)]
     return timing(f"event pair around one call{why}", samples, 1)
 
 
-def _event_us(work: Callable[[], object], times: int = 1) -> float:
+def event_us(work: Callable[[], object], times: int = 1) -> float:
+    """Microseconds between two events around `work`, done so many times on the current stream."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(times):

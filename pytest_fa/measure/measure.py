@@ -27,7 +27,7 @@ def measure(
     see `timing_lock`.  Raises `WrongResult` where a call changed its inputs.
     """
     device = inputs.q.device
-    rotation = Rotation(case, inputs, _l2_bytes(device))
+    rotation = Rotation(case, inputs, l2_bytes(device))
     watch()
     launches, missing = read_launches(forward, rotation, device)
     before = _clocks(device)
@@ -58,5 +58,6 @@ def _clocks(device: torch.device) -> Clocks | None:
     return read_clocks(gpu.uuid) if gpu else None
 
 
-def _l2_bytes(device: torch.device) -> int | None:
+def l2_bytes(device: torch.device) -> int | None:
+    """The size of a GPU's L2; None for a CPU."""
     return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.type == "cuda" else None

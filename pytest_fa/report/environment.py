@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 import pytest_fa
+from pytest_fa.catalog.variant import Device
 from pytest_fa.report.record import Clocks, Environment, Source
 
 STAMP_NAME = ".fa-source.json"
@@ -81,16 +82,91 @@ def read_clocks(gpu_uuid: str) -> Clocks | None:
         if nvml is None:
             return None
         try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
-            return Clocks(
-                sm_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-                memory_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-                power_watts=nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,
-                temperature_c=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-                throttle_reasons=nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-            )
+            return _clocks(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu_uuid))
         except nvml.NVMLError:
             return None
+
+
+def _clocks(nvml: Any, handle: Any) -> Clocks:  # noqa: ANN401  # NVML's module and handle have no types
+    return Clocks(
+        sm_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        memory_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        power_watts=nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,
+        temperature_c=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        throttle_reasons=nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    )
+
+
+# NVML's bits for what slows a GPU down of its own: hardware slowdown, software and hardware thermal, power brake.
+# A power cap (0x4) is no fault: it is what the card does under load, and it is recorded.
+SLOWED_BITS = 0x08 | 0x20 | 0x40 | 0x80
+
+
+class ClockWatch:
+    """NVML held open while something is measured; without a GPU it sees nothing and nothing is slowed down."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:  # noqa: ANN401
+        self._nvml, self._handle = nvml, handle
+
+    def now(self) -> Clocks | None:
+        """Clocks, power, temperature and throttle reasons now."""
+        if self._handle is None:
+            return None
+        try:
+            return _clocks(self._nvml, self._handle)
+        except self._nvml.NVMLError:
+            return None
+
+    def is_slowed(self) -> bool:
+        """Whether heat or the hardware slow the GPU down now."""
+        if self._handle is None:
+            return False
+        try:
+            return bool(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle) & SLOWED_BITS)
+        except self._nvml.NVMLError:
+            return False
+
+
+@contextmanager
+def clock_watch(device: Device) -> Iterator[ClockWatch]:
+    """Watch the first visible GPU while something is measured on `device`."""
+    gpu = find_gpu() if device == "cuda" else None
+    with _nvml() as nvml:
+        yield ClockWatch(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) if nvml and gpu else None)
+
+
+def foreign_processes() -> tuple[str, ...]:
+    """Processes of others on the first visible GPU, as `PID NAME`: neither this run nor its children."""
+    gpu = find_gpu()
+    with _nvml() as nvml:
+        if nvml is None or gpu is None:
+            return ()
+        try:
+            running = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+        except nvml.NVMLError:
+            return ()
+        ours = {os.getpid(), os.getppid()}
+        return tuple(
+            f"{each.pid} {_process_name(each.pid)}" for each in running if not ours & set(_ancestors(each.pid))
+        )
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    """The process and its parents, as far as this machine tells."""
+    while pid > 1:
+        yield pid
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        except OSError:
+            return
+        pid = int(stat.rpartition(")")[2].split()[1])
+
+
+def _process_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        return "(not visible here)"
 
 
 def read_environment() -> Environment:

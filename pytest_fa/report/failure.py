@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_fa.report.gates import gate_lines
 from pytest_fa.report.record import Bound, Check, Diagnosis, Record, Repeats, Witness
 
 HEADLINES = {
@@ -14,6 +15,8 @@ HEADLINES = {
     "hung": "hung",
     "not_built": "was not built",
     "over_limit": "is over its manifest's limits",
+    "gate_failed": "is not fast enough",
+    "inconclusive": "has no verdict",
 }
 
 
@@ -22,6 +25,8 @@ def failure_text(record: Record) -> str:
     lines = [f"{record.id}: {HEADLINES[record.outcome]}: {record.message}"]
     stages = ", ".join(f"{stage.name} {stage.state}" for stage in record.stages)
     lines.append(f"  stages: {stages}")
+    if record.gate is not None:
+        lines += [f"  {line}" for line in gate_lines(record.variant, record.gate)]
     if record.check is not None:
         lines += check_lines(record.check)
     if record.repeats is not None:

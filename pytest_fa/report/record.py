@@ -11,8 +11,9 @@ import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Arch
+from pytest_fa.gate.verdict import PairSamples, Verdict
 
-SCHEMA = 2
+SCHEMA = 3
 
 Outcome = Literal[
     "ok",
@@ -25,11 +26,13 @@ Outcome = Literal[
     "hung",
     "not_built",
     "over_limit",
+    "gate_failed",
+    "inconclusive",
 ]
 StageName = Literal["build", "launch", "sanity", "correct", "speed"]
 STAGES: tuple[StageName, ...] = ("build", "launch", "sanity", "correct", "speed")
 StageState = Literal["ok", "failed", "not reached"]
-Kind = Literal["build", "correct", "property", "speed", "selftest"]
+Kind = Literal["build", "correct", "property", "speed", "selftest", "gate"]
 
 
 class Kernel(msgspec.Struct, frozen=True):
@@ -218,6 +221,37 @@ class Speed(msgspec.Struct, frozen=True):
     clocks_after: Clocks | None
 
 
+class GatePair(msgspec.Struct, frozen=True):
+    """One shape against one baseline: the raw blocks, and the ratio candidate / baseline with its intervals."""
+
+    samples: PairSamples
+    ratio: float
+    low: float
+    high: float
+    bootstrap_low: float
+    bootstrap_high: float
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """What a gate asked and found.
+
+    `ratio` is the gate, `seed` draws orders, `dropped_blocks` were taken while the GPU was slowed down, `process_sd` is
+    the largest standard deviation of process means among the pairs.
+    """
+
+    ratio: float
+    verdict: Verdict
+    reason: str
+    processes: int
+    seed: int
+    dropped_blocks: int
+    detectable: float
+    process_sd: float
+    seconds: float
+    pilot_us: dict[str, dict[str, float]]
+    pairs: tuple[GatePair, ...]
+
+
 class Environment(msgspec.Struct, frozen=True):
     """Where a record was made."""
 
@@ -265,6 +299,7 @@ class Record(msgspec.Struct, frozen=True):
     source: Source
     measured_at: str
     repeat: str
+    gate: Gate | None = None
 
 
 def to_json(value: msgspec.Struct) -> bytes:

@@ -184,5 +184,9 @@ def _import_beside(variant: Variant, module_name: str) -> ModuleType | None:
         return None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]  # the next one who asks hears the same
+        raise
     return module

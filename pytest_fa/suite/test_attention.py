@@ -25,6 +25,11 @@ def test_property(fa_variant: Variant, fa_property: str, fa_run: FaRun) -> None:
     fa_run.property(fa_variant, fa_property)
 
 
+def test_gate(fa_variant: Variant, fa_run: FaRun) -> None:
+    """Is faster than its baselines by the ratio of `--fa-gate`, on every shape of the run."""
+    fa_run.gate(fa_variant)
+
+
 def test_speed(fa_variant: Variant, fa_case: Case, fa_run: FaRun, fa_benchmark: FaBenchmark) -> None:
     """Is timed on this shape, and the outputs of the timed calls are right."""
     record = fa_run.speed(fa_variant, fa_case)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import PYTHON_MANIFEST
 from tests.plugin.conftest import CASE, SHAPE, NewProject, Project, Run
 
 FIXTURES = [
@@ -52,6 +53,10 @@ def test_timed(fa_module, fa_case, fa_inputs, fa_benchmark):
 
 def test_inputs_alone(fa_inputs):
     assert fa_inputs.q.shape == (1, 2, 64, 64)
+
+
+def test_other_dtype(fa_module, fa_inputs, fa_check):
+    fa_check(call(fa_module, fa_inputs).float())
 
 
 def test_case_alone(fa_case):
@@ -134,6 +139,12 @@ def test_check_shows_the_bounds(run: Run) -> None:
     assert lines[8:10] == ["  elements: 1 of 8192 bad, 0 NaN or Inf", "  first bad: batch 0, head 1, query 7, dim 3"]
 
 
+def test_another_dtype_is_no_output(run: Run) -> None:
+    """fa_check holds an output to the inputs' dtype and shape."""
+    assert run.outcomes[f"test_other_dtype[good-{CASE}]"] == "failed"
+    assert "the output is torch.float32 [1, 2, 64, 64], it must be torch.float16" in run.text
+
+
 def test_benchmark_takes_part(run: Run) -> None:
     """fa_benchmark times in this process, once for each shape, and pytest-benchmark shows it."""
     rows = [line.split()[0] for line in run.said if line.startswith("test_timed[")]
@@ -190,6 +201,16 @@ TIMES = """
 def test_timed(fa_module, fa_case, fa_inputs, fa_benchmark):
     fa_benchmark(fa_module, fa_case, fa_inputs)
 """
+
+
+def test_a_floor_is_timed_and_not_judged(project: Project) -> None:
+    """What stands beside the candidates and computes nothing is timed in a user's own test too."""
+    floor = "def forward(q, k, v, *, scale, causal='none', out=None):\n    return out\n"
+    project.python_variant("good")
+    project.python_variant("ground", floor, manifest=PYTHON_MANIFEST + "role: floor\n")
+    project.write("test_own.py", TIMES)
+    result = project.run("--fa-variant=good", f"--fa-case={CASE}", "-k", "good or ground")
+    assert result.outcomes == {f"test_timed[{name}-{SHAPE}]": "passed" for name in ("good", "ground")}
 
 
 def test_what_was_timed_is_judged(project: Project) -> None:

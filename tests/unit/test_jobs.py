@@ -206,13 +206,13 @@ def test_printing_does_not_block(workers: Workers, job_of: JobOf) -> None:
 
 def test_death_between_jobs_costs_no_job(workers: Workers, job_of: JobOf) -> None:
     """A worker that dies after it has answered is replaced before the next job, which is not to blame."""
-    last_act = "import os, threading; threading.Timer(0.2, os._exit, (9,)).start()"
+    last_act = "import os, threading; threading.Timer(1.0, os._exit, (9,)).start()"
     first = workers.run(job_of(last_act))
-    time.sleep(0.6)
+    time.sleep(1.4)
 
     after = workers.run(job_of())
 
-    assert (first.outcome, after.outcome) == ("ok", "ok")
+    assert (first.outcome, after.outcome) == ("ok", "ok"), first.message
 
 
 def test_lost_context_ends_the_worker(workers: Workers, job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +306,35 @@ def test_server_dies_in_a_job(job_of: JobOf) -> None:
         bury(running)
 
     assert outcome == "crashed"
+
+
+def test_a_dead_server_is_replaced(job_of: JobOf) -> None:
+    """After a kernel that took the server down, the next job is run by a new one."""
+    running = Workers()
+    try:
+        first = running.run(job_of("import os; os.kill(os.getppid(), 9); os._exit(9)"))
+        after = running.run(job_of())
+    finally:
+        bury(running)
+    assert (first.outcome, after.outcome) == ("crashed", "ok")
+
+
+def test_leftovers_are_not_held_against_another(workers: Workers, job_of: JobOf) -> None:
+    """What one variant does to its process is gone when a variant of another folder runs."""
+    spoilt = job_of("torch.set_default_device('meta')")
+    assert [workers.run(each).outcome for each in (spoilt, spoilt, job_of())] == ["ok", "failed", "ok"]
+
+
+def test_a_verdict_stands_when_a_witness_takes_the_worker_down(
+    workers: Workers, job_of: JobOf, write_variant: WriteVariant, tmp_path: Path
+) -> None:
+    """A witness that ends its process costs the diagnosis, not the verdict."""
+    source = PYTHON_SOURCE.replace("    scores =", "    import os\n    os._exit(3)\n    scores =", 1)
+    folder = write_variant("quitter", manifest=PYTHON_MANIFEST + "role: baseline\n", **{"entry.py": source})
+    (witness,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+    result = workers.run(job_of("scale *= 1.5", witnesses=(witness,)))
+    assert (result.outcome, result.check is not None, result.diagnosis) == ("wrong", True, None)
+    assert workers.run(job_of()).outcome == "ok"
 
 
 @pytest.mark.parametrize(

@@ -416,6 +416,15 @@ def test_witnesses_are_heard_when_it_is_wrong(job_of: JobOf) -> None:
     assert result.diagnosis.who_is_off.startswith("the candidate is off: sdpa_math, sdpa_flash right")
 
 
+def test_a_witness_that_raises_is_absent(job_of: JobOf) -> None:
+    """Whatever a witness raises, the candidate's verdict and bounds stay."""
+    (witness,) = [job_of("def forward(*_, **__):\n    raise KeyError('x')\n", more="role: baseline\n").variant]
+    result = run_case(job_of(right_but(before="scale *= 1.5"), witnesses=(witness,)))
+    assert (result.outcome, result.check is not None) == ("wrong", True)
+    assert result.diagnosis is not None
+    assert [(each.passed, bool(each.absent)) for each in result.diagnosis.witnesses] == [(None, True)]
+
+
 def test_signs_of_life_name_the_stage(job_of: JobOf) -> None:
     """Each stage is announced, a launch with the watchdog's time, work of our own with more."""
     signs: list[Progress] = []

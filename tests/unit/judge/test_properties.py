@@ -81,6 +81,13 @@ def test_heads_that_are_not_counted_are_found(
     assert hold(variant_of(source), "many_heads").outcome == outcome
 
 
+def test_inputs_that_a_property_changes_are_found(variant_of: MakeVariant) -> None:
+    """A kernel that changes an input is not judged by what it made of it."""
+    source = PYTHON_SOURCE.replace("    scores =", "    if scale < 0:\n        q.zero_()\n    scores =", 1)
+    result = hold(variant_of(source), "negative_scale")
+    assert (result.outcome, result.caught_by) == ("wrong", ("inputs",))
+
+
 REFUSES = """\
     if k.stride(1) == 0:
         from pytest_fa.errors import UnsupportedCase

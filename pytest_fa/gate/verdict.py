@@ -1,0 +1,96 @@
+"""The verdict: PASS, FAIL or INCONCLUSIVE, from the process means of every pair of a gate.
+
+Two looks, after 6 and after 12 processes, each at 0.5 % two-sided.  A wrong verdict is then as rare as the two together
+allow, and a third look would not be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from pytest_fa.gate.statistics import PROCESS_SD, Interval, any_rejected, p_above, t_interval
+
+LOOKS = (6, 12)
+CONFIDENCE = 0.995
+LEAST_NOISE_BAND = 0.005
+MOST_DROPPED = 0.2
+LEAST_SD_SHARE = 0.5  # of the spread of processes that is known: fewer may not decide by scattering less
+
+Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+
+
+class PairSamples(msgspec.Struct, frozen=True):
+    """One shape against one baseline: log(candidate / baseline), block by block, a row for each process.
+
+    `same` holds the baseline against itself, in the same processes, with buffers and captures of its own.
+    """
+
+    shape_id: str
+    baseline: str
+    blocks: tuple[tuple[float, ...], ...]
+    same: tuple[tuple[float, ...], ...]
+
+    @property
+    def means(self) -> list[float]:
+        """The samples: one mean for each process."""
+        return [_mean(row) for row in self.blocks]
+
+    @property
+    def same_means(self) -> list[float]:
+        """The same of the baseline against itself."""
+        return [_mean(row) for row in self.same]
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What is known after so many processes; `verdict` is None where more processes may decide."""
+
+    verdict: Verdict | None
+    reason: str
+    intervals: tuple[Interval, ...]
+
+
+def look(pairs: Sequence[PairSamples], ratio: float, *, is_last: bool, process_sd: float = PROCESS_SD) -> Look:
+    """Whether every pair's true ratio is below `ratio`.
+
+    PASS where every upper bound is below it, FAIL where any pair is above it after Holm's rule over the pairs.  A
+    machine on which the baseline differs from itself decides nothing.  `process_sd` is the spread of process means that
+    is known of this machine.
+    """
+    limit = math.log(ratio)
+    least_sd = LEAST_SD_SHARE * process_sd
+    intervals = tuple(t_interval(pair.means, CONFIDENCE, least_sd) for pair in pairs)
+    undecided: Verdict | None = "INCONCLUSIVE" if is_last else None
+    if noise := _noise(pairs, ratio):
+        return Look(undecided, noise, intervals)
+    if pairs and all(each.high < limit for each in intervals):
+        return Look("PASS", "every upper bound is below the gate", intervals)
+    above = any_rejected([p_above(pair.means, limit, least_sd) for pair in pairs], (1 - CONFIDENCE) / 2)
+    if any(above):
+        slow = [pair.shape_id for pair, is_above in zip(pairs, above, strict=True) if is_above]
+        return Look("FAIL", f"above the gate: {', '.join(dict.fromkeys(slow))}", intervals)
+    open_ = [pair.shape_id for pair, each in zip(pairs, intervals, strict=True) if not each.high < limit]
+    return Look(undecided, f"the interval holds the gate: {', '.join(dict.fromkeys(open_))}", intervals)
+
+
+def noise_band(ratio: float) -> float:
+    """How far the baseline may seem to differ from itself, as a log-ratio either way."""
+    return max(LEAST_NOISE_BAND, abs(1 - ratio) / 4)
+
+
+def _noise(pairs: Sequence[PairSamples], ratio: float) -> str:
+    """Which baseline differs from itself by more than the band, or cannot be said not to."""
+    band = noise_band(ratio)
+    for pair in pairs:
+        same = t_interval(pair.same_means, CONFIDENCE)
+        if not (-band <= same.low and same.high <= band):
+            found = f"{100 * math.expm1(same.low):+.2f} to {100 * math.expm1(same.high):+.2f} %"
+            return f"machine too noisy: {pair.baseline} against itself at {pair.shape_id} is {found}"
+    return ""
+
+
+def _mean(row: Sequence[float]) -> float:
+    return sum(row) / len(row) if row else math.nan

@@ -1,0 +1,136 @@
+"""Two variants in turn, in one process: blocks of ABBA and BAAB, whose log-ratios are free of drift.
+
+Each arm has buffers and a capture of its own.  Beside them the baseline meets itself, as a third arm.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+
+from pytest_fa.catalog.case import Case
+from pytest_fa.measure.device_time import CannotCapture, capture, event_us
+from pytest_fa.measure.rotation import Rotation
+from pytest_fa.measure.statistics import settle
+from pytest_fa.run.inputs import Inputs
+from pytest_fa.run.module import Forward
+
+BLOCKS = 8
+SAMPLE_US = 5000.0
+GRAPH_US = 1000.0  # long enough that what a replay itself costs is next to nothing
+MOST_CALLS = 1000
+LONG_CALL_US = 1000.0
+
+Opened = Callable[[], AbstractContextManager[Forward]]
+Watch = Callable[[], object]
+
+
+class Blocks(NamedTuple):
+    """Log-ratios of candidate to baseline and of the baseline to itself, and how many blocks were dropped."""
+
+    blocks: list[float]
+    same: list[float]
+    dropped: int
+
+
+class Runner:
+    """One arm: its buffers, and how a sample of it is taken."""
+
+    def __init__(self, opened: Opened, case: Case, inputs: Inputs, l2_bytes: int | None, watch: Watch) -> None:
+        self.rotation = Rotation(case, inputs, l2_bytes)
+        self._opened, self._watch, self._is_cpu = opened, watch, inputs.q.device.type == "cpu"
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._calls = self._replays = 1
+
+    def estimate_us(self) -> float:
+        """Microseconds of a call, after one that pays for what it sets up."""
+        self._eager_us(1)
+        estimate = self._eager_us(1)
+        return self._eager_us(10) if estimate < LONG_CALL_US else estimate
+
+    def capture(self, estimate_us: float) -> None:
+        """Take samples from a graph from now on.  Raises `CannotCapture`."""
+        if self._is_cpu:
+            raise CannotCapture("it runs on the CPU")
+        calls = 20 if estimate_us < LONG_CALL_US else 1
+        with self._opened() as forward:
+            probe = capture(forward, self.rotation, calls)
+            probe.replay()
+            device_us = event_us(probe.replay, 3) / (3 * calls)
+            self._calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / device_us)))
+            self._graph = capture(forward, self.rotation, self._calls)
+        self._replays = max(1, math.ceil(SAMPLE_US / (device_us * self._calls)))
+
+    def plan_eager(self, estimate_us: float) -> None:
+        """Take samples from plain calls."""
+        self._graph, self._replays = None, 1
+        self._calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(estimate_us, 0.1))))
+
+    def sample_us(self) -> float:
+        """One sample, microseconds per call."""
+        self._watch()
+        if self._graph is None:
+            return self._eager_us(self._calls)
+        return event_us(self._graph.replay, self._replays) / (self._calls * self._replays)
+
+    def _eager_us(self, calls: int) -> float:
+        with self._opened() as forward:
+            if not self._is_cpu:
+                return event_us(lambda: self.rotation.call(forward), calls) / calls
+            start = time.perf_counter_ns()
+            for _ in range(calls):
+                self.rotation.call(forward)
+            return (time.perf_counter_ns() - start) / 1000 / calls
+
+
+def contest(
+    arms: tuple[Runner, Runner, Runner], seed: int, is_slowed: Callable[[], bool] = lambda: False, blocks: int = BLOCKS
+) -> Blocks:
+    """Blocks of the candidate against the baseline, and of the baseline against itself, in turn.
+
+    `arms` are the candidate, the baseline, and the baseline once more.  `seed` draws the order of capture and who
+    begins.  Leaves outputs of timed calls in the arms' rotations.
+    """
+    draw = random.Random(seed)  # noqa: S311  # no secret
+    _prepare(draw.sample(arms, len(arms)))
+    candidate, baseline, twin = arms
+    first = draw.randrange(2)
+    found = Blocks([], [], 0)
+    dropped = 0
+    for index in range(blocks):
+        turned = (index + first) % 2 == 1
+        pair, same = _block(candidate, baseline, turned=turned), _block(twin, baseline, turned=turned)
+        if is_slowed():
+            dropped += 1
+            continue
+        found.blocks.append(pair)
+        found.same.append(same)
+    return found._replace(dropped=dropped)
+
+
+def _prepare(arms: list[Runner]) -> None:
+    """All by graphs, or none: a graph's period and a plain call's are not the same figure."""
+    estimates = [each.estimate_us() for each in arms]
+    try:
+        for each, estimate_us in zip(arms, estimates, strict=True):
+            each.capture(estimate_us)
+    except CannotCapture:
+        for each, estimate_us in zip(arms, estimates, strict=True):
+            each.plan_eager(estimate_us)
+    for each in arms:
+        settle(each.sample_us)
+        each.rotation.flip()
+        each.rotation.poison()
+
+
+def _block(mine: Runner, other: Runner, *, turned: bool) -> float:
+    """One block: mine, other, other, mine, or with both exchanged; the mean log-ratio of mine to other."""
+    order = (other, mine, mine, other) if turned else (mine, other, other, mine)
+    logs = [math.log(each.sample_us()) * (1 if each is mine else -1) for each in order]
+    return sum(logs) / 2
