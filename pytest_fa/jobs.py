@@ -24,7 +24,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.errors import FaError
-from pytest_fa.report.record import Check, Diagnosis, Outcome, Repeats, Speed, Stage, StageName
+from pytest_fa.report.record import Busy, Check, Diagnosis, Outcome, Repeats, Speed, Stage, StageName
 
 START_SECONDS = 120.0
 WATCHDOG_SECONDS = 10.0
@@ -99,6 +99,28 @@ class GateJob(msgspec.Struct, frozen=True, tag="gate"):
         return ("speed",)
 
 
+class BusyJob(msgspec.Struct, frozen=True, tag="busy"):
+    """One variant on one case under the profiler, in a process that times nothing."""
+
+    variant: Variant
+    case: Case
+    library: str | None
+    watchdog_seconds: float = WATCHDOG_SECONDS
+
+    @property
+    def wanted_stages(self) -> tuple[StageName, ...]:
+        """All of it is timing."""
+        return ("speed",)
+
+
+class BusyResult(msgspec.Struct, frozen=True, tag="busy_result"):
+    """What the profiler said, or why it said nothing."""
+
+    busy: Busy | None
+    missing: str | None
+    context_lost: bool = False
+
+
 class ContestBlocks(msgspec.Struct, frozen=True):
     """log(candidate / baseline) of every block of one contest, and the same of the baseline against itself.
 
@@ -152,8 +174,8 @@ class WorkerError(FaError):
     """The worker server itself does not start or answer."""
 
 
-Job = CaseJob | GateJob
-Result = CaseResult | GateResult
+Job = CaseJob | GateJob | BusyJob
+Result = CaseResult | GateResult | BusyResult
 
 
 def encode(value: Job | Progress | Result) -> bytes:
@@ -194,14 +216,18 @@ class Workers:
     ) -> None:
         self.close()
 
-    def start(self) -> None:
-        """Start the server and return at once: it imports torch while the caller builds."""
+    def start(self, *, watches_operators: bool = False) -> None:
+        """Start the server and return at once: it imports torch while the caller builds.
+
+        `watches_operators` lets it import too what only Python entries need, a second that its workers then share.
+        """
         if self._server is not None:
             return
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the server
+        more = ["--watch-operators"] if watches_operators else []
         self._server = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "pytest_fa.worker", "--serve", str(theirs.fileno())],
+            [sys.executable, "-m", "pytest_fa.worker", "--serve", str(theirs.fileno()), *more],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -218,7 +244,7 @@ class Workers:
         answer = self._ask(job)
         if isinstance(answer, CaseResult):
             return answer
-        assert not isinstance(answer, GateResult)  # noqa: S101  # a case's job has a case's result
+        assert isinstance(answer, tuple)  # noqa: S101  # a case's job has a case's result
         message, ending, last = answer
         if last.result is not None:
             return last.result
@@ -236,9 +262,17 @@ class Workers:
         self._forget()
         if isinstance(answer, GateResult):
             return answer
-        assert not isinstance(answer, CaseResult)  # noqa: S101
+        assert isinstance(answer, tuple)  # noqa: S101
         message, ending, _ = answer
         return GateResult(ending, message, ())
+
+    def profile(self, job: BusyJob) -> BusyResult:
+        """Have one call profiled.  These workers must time nothing: a profiler slows its process's launches down."""
+        answer = self._ask(job)
+        if isinstance(answer, BusyResult):
+            return answer
+        assert isinstance(answer, tuple)  # noqa: S101
+        return BusyResult(None, answer[0])
 
     def _ask(self, job: Job) -> Result | Lost:
         """The worker's result, or how it was lost: the message, the ending, the last sign of life."""

@@ -13,7 +13,18 @@ import torch
 
 from pytest_fa.catalog.variant import Tolerance
 from pytest_fa.errors import DeviceLost, FaError, LaunchError, UnsupportedCase, WrongResult
-from pytest_fa.jobs import Arm, CaseJob, CaseResult, ContestBlocks, GateJob, GateResult, Progress
+from pytest_fa.jobs import (
+    Arm,
+    BusyJob,
+    BusyResult,
+    CaseJob,
+    CaseResult,
+    ContestBlocks,
+    GateJob,
+    GateResult,
+    Job,
+    Progress,
+)
 from pytest_fa.judge.check import judge, require_output
 from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.own_work import require_own_work
@@ -24,7 +35,7 @@ from pytest_fa.judge.subject import Subject
 from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.judge.witnesses import hear
 from pytest_fa.measure.contest import Opened, Runner, contest
-from pytest_fa.measure.measure import l2_bytes, measure
+from pytest_fa.measure.measure import l2_bytes, measure, profile_busy
 from pytest_fa.report.environment import clock_watch
 from pytest_fa.report.record import Check, Diagnosis, Outcome, Repeats, Speed, Stage, StageName
 from pytest_fa.run.checked import CheckedLaunch
@@ -125,6 +136,20 @@ def run_gate(job: GateJob, tell: Tell = lambda _: None) -> GateResult:
         return GateResult(_outcome(problem) if alive else "device_error", _message(problem), (), context_lost=not alive)
 
 
+def run_busy(job: BusyJob, tell: Tell = lambda _: None) -> BusyResult:
+    """One call under the profiler.  Never raises for what a kernel does."""
+    device, stages = torch.device("cuda"), Stages(job, tell)
+    try:
+        stages.wait()
+        open_device("cuda")
+        with open_forward(job.variant, job.library) as forward:
+            busy, missing = profile_busy(forward, job.case, make_inputs(job.case, device), stages.watch)
+        return BusyResult(busy, missing)
+    except Exception as problem:  # noqa: BLE001  # what it does wrong is another job's to say
+        lost = isinstance(problem, DeviceLost) or not is_alive(device)
+        return BusyResult(None, _message(problem), context_lost=lost)
+
+
 def _opener(arm: Arm) -> Opened:
     """The arm's callable in its context, anew for every time that it is entered; a library is loaded once."""
     if arm.variant.entry.context:
@@ -176,7 +201,7 @@ class Findings:
 class Stages:
     """How far a run came, what each stage took, and the signs of life that its watcher hears."""
 
-    def __init__(self, job: CaseJob | GateJob, tell: Tell) -> None:
+    def __init__(self, job: Job, tell: Tell) -> None:
         self._stages = {name: Stage(name, "not reached") for name in job.wanted_stages}
         self._now = job.wanted_stages[0]
         self._tell = tell

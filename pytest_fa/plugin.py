@@ -140,6 +140,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """End the workers."""
     if SESSION_KEY in config.stash:
         session_of(config).workers.close()
+        session_of(config).profilers.close()
 
 
 class _Reports:

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from pytest_fa.build.builder import BuildFailure, BuildReport, ensure, explain
 from pytest_fa.build.cache import forget, locked
@@ -26,11 +29,13 @@ from pytest_fa.catalog.properties import MAY_REFUSE, PROPERTIES, applies, proper
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
 from pytest_fa.catalog.variant import ARCHES, BrokenVariant, Device, Tolerance, Variant
 from pytest_fa.errors import BuildError, FaError, ToolchainError, UsageProblem
-from pytest_fa.jobs import WATCHDOG_SECONDS, Arm, CaseJob, CaseResult, Workers
+from pytest_fa.jobs import WATCHDOG_SECONDS, Arm, BusyJob, CaseJob, CaseResult, Workers
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.options import Options
-from pytest_fa.report.environment import find_gpu, read_environment, read_source
-from pytest_fa.report.record import SCHEMA, STAGES, Environment, Kind, Leaf, Outcome, Record, Stage
+from pytest_fa.report.agreement import agree
+from pytest_fa.report.ceilings import Ceilings, read_ceilings
+from pytest_fa.report.environment import find_gpu, foreign_processes, read_environment, read_source
+from pytest_fa.report.record import ON_CPU, SCHEMA, STAGES, Environment, Kind, Leaf, Outcome, Record, Speed, Stage
 
 Say = Callable[[str], None]
 
@@ -54,6 +59,8 @@ class Session:
         self.options = options
         self.needed: dict[str, Variant] = {}
         self.workers = Workers()
+        self.profilers = Workers()
+        self._neighbours: tuple[str, ...] = ()
         self._say: Say = lambda _: None
 
     # -- what was asked for ------------------------------------------------------------------------------------------
@@ -122,7 +129,10 @@ class Session:
         """Build everything the selected items need in one batch, and let the workers start meanwhile."""
         self._say = say
         if self.will_run():
-            self.workers.start()
+            self._neighbours = foreign_processes()  # before there are processes of ours
+            self.workers.start(watches_operators=any(not each.is_built and each.is_judged for each in self._subjects))
+            if find_gpu() and self.options.timing and not self.options.selftest:
+                self.profilers.start()
         if report := self.builds.title:
             say(report)
 
@@ -159,6 +169,11 @@ class Session:
     def will_run(self) -> bool:
         """Whether anything selected can run on this machine, beyond being built."""
         return any(self._runs_here(each) for each in self.needed.values())
+
+    @property
+    def _subjects(self) -> list[Variant]:
+        """What was selected, without what only stands beside it."""
+        return [each for each in self.needed.values() if not self.plan.is_companion(each)]
 
     def _runs_here(self, variant: Variant) -> bool:
         return variant.device_for(gpu=find_gpu() is not None) is not None
@@ -253,11 +268,28 @@ class Session:
         )
         with timing_lock() if job.time and not self.options.selftest else nullcontext():
             result = self.workers.run(job)
+            if result.speed and not self.options.selftest:
+                result = msgspec.structs.replace(result, speed=self._confirmed(job, result.speed))
         if result.outcome == "unsupported" and property_name in MAY_REFUSE:
             raise Refused(f"{variant.name}: {property_name}: {result.message}")
         if result.outcome == "unsupported" and variant.role == "baseline":
             raise Refused(f"{variant.name} does not support {case.shape_id}: {result.message}")
         return self.record(kind, variant.name, variant.role, case, result, (leaf,) if leaf else (), property_name)
+
+    def _confirmed(self, job: CaseJob, speed: Speed) -> Speed:
+        """The figures beside what the profiler says in a process of its own, and whether the two agree."""
+        changes: dict[str, Any] = {"busy_missing": ON_CPU}
+        if job.device == "cuda":
+            found = self.profilers.profile(BusyJob(job.variant, job.case, job.library, job.watchdog_seconds))
+            changes = {"busy": found.busy, "busy_missing": found.missing, "neighbours": self._neighbours}
+        speed = msgspec.structs.replace(speed, **changes)
+        least_us = self._ceilings.least_us(job.case) if self._ceilings and job.device == "cuda" else 0.0
+        least_us = 0.0 if job.variant.role == "floor" else least_us
+        return msgspec.structs.replace(speed, agreement=agree(job.variant.name, job.variant.role, speed, least_us))
+
+    @functools.cached_property
+    def _ceilings(self) -> Ceilings | None:
+        return read_ceilings(self.options.profiles, self.environment.gpu)
 
     def arm(self, variant: Variant) -> Arm:
         """A variant with its library, for a contest.  Raises `CannotRun` where it was not built."""
@@ -349,6 +381,7 @@ class Session:
             leaves=leaves,
             check=result.check,
             speed=result.speed,
+            gate=None,
             repeats=result.repeats,
             diagnosis=result.diagnosis,
             environment=self.environment,

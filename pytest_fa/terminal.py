@@ -80,16 +80,18 @@ class Results:
     def write(self, terminal: pytest.TerminalReporter) -> None:
         """The table and the lines below it."""
         if self._records:
+            from pytest_fa.report.ceilings import read_ceilings  # noqa: PLC0415
             from pytest_fa.report.log import stale_variants  # noqa: PLC0415
             from pytest_fa.report.table import FOOTNOTE, make_rows, notes, render, render_matrix  # noqa: PLC0415
 
             width = terminal._tw.fullwidth  # noqa: SLF001
+            ceilings = read_ceilings(self._options.profiles, self._records[0].environment.gpu)
             faults = [record for record in self._records if record.kind == "selftest"]
             terminal.section("self-test: kernels and what found them" if faults else "attention kernels")
             if faults:
                 terminal.write_line(render_matrix(faults, max(width, MATRIX_WIDTH)))
             else:
-                terminal.write_line(render(make_rows(self._records), width, color=terminal.hasmarkup))
+                terminal.write_line(render(make_rows(self._records, ceilings), width, color=terminal.hasmarkup))
                 terminal.write_line(FOOTNOTE)
             self._write_gates(terminal)
             for note in notes(self._records):

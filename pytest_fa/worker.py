@@ -1,7 +1,8 @@
 """The child: takes a job, gives a result.  Started by name, imported by nobody.
 
 python -m pytest_fa.worker JOB.json         run one job, print its result: what profilers and people start
-python -m pytest_fa.worker --serve FD       import torch, then fork a worker for every request on the socket FD
+python -m pytest_fa.worker --serve FD       import torch, then fork a worker for every request on the socket FD;
+                                            --watch-operators: import what watching torch's operators takes, too
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.jobs import GateJob, Job, Progress, Result, decode_job, encode
-from pytest_fa.pipeline import run_case, run_gate
+from pytest_fa.jobs import BusyJob, BusyResult, GateJob, Job, Progress, Result, decode_job, encode
+from pytest_fa.judge.own_work import warm_up
+from pytest_fa.pipeline import run_busy, run_case, run_gate
 
 DYING_SECONDS = 2.0  # a process that was hit by a signal closes its files before it is gone
 
@@ -28,7 +30,9 @@ DYING_SECONDS = 2.0  # a process that was hit by a signal closes its files befor
 def main(arguments: list[str]) -> int:
     """Run one job file or serve; 0 if the job's outcome is ok, 1 if it is not, 2 for wrong arguments."""
     match arguments:
-        case ["--serve", descriptor]:
+        case ["--serve", descriptor, *more]:
+            if more:
+                warm_up()
             serve(socket.socket(fileno=int(descriptor)))
             return 0
         case [path] if not path.startswith("-"):
@@ -40,7 +44,8 @@ def main(arguments: list[str]) -> int:
             with contextlib.redirect_stdout(sys.stderr):
                 result = run(job)
             sys.stdout.write(encode(result).decode() + "\n")
-            return 0 if result.outcome == "ok" else 1
+            is_ok = result.busy is not None if isinstance(result, BusyResult) else result.outcome == "ok"
+            return 0 if is_ok else 1
         case _:
             sys.stderr.write((__doc__ or "") + "\n")
             return 2
@@ -48,7 +53,13 @@ def main(arguments: list[str]) -> int:
 
 def run(job: Job, tell: Callable[[Progress], object] = lambda _: None) -> Result:
     """The job's own flow."""
-    return run_gate(job, tell) if isinstance(job, GateJob) else run_case(job, tell)
+    match job:
+        case GateJob():
+            return run_gate(job, tell)
+        case BusyJob():
+            return run_busy(job, tell)
+        case _:
+            return run_case(job, tell)
 
 
 def serve(control: socket.socket) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_fa.errors import WrongResult
@@ -30,6 +31,12 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note the name and go on."""
         self.names.add(str(func))
         return func(*args, **(kwargs or {}))
+
+
+def warm_up() -> None:
+    """Pay for the first watch of a process, a second of imports, so that forked ones need not."""
+    with _Operators():
+        torch.ones(1).neg()
 
 
 def require_own_work(call: Callable[[], object]) -> None:

@@ -60,11 +60,11 @@ class Runner:
             raise CannotCapture("it runs on the CPU")
         calls = 20 if estimate_us < LONG_CALL_US else 1
         with self._opened() as forward:
-            probe = capture(forward, self.rotation, calls)
+            probe = capture(lambda: self.rotation.call(forward), calls, self.rotation.begin)
             probe.replay()
             device_us = event_us(probe.replay, 3) / (3 * calls)
             self._calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / device_us)))
-            self._graph = capture(forward, self.rotation, self._calls)
+            self._graph = capture(lambda: self.rotation.call(forward), self._calls, self.rotation.begin)
         self._replays = max(1, math.ceil(SAMPLE_US / (device_us * self._calls)))
 
     def plan_eager(self, estimate_us: float) -> None:

@@ -15,13 +15,13 @@ import torch
 
 from pytest_fa.errors import FaError, LaunchError
 from pytest_fa.measure.rotation import Rotation
-from pytest_fa.measure.statistics import settle, timing
+from pytest_fa.measure.statistics import FEWEST_SAMPLES, sample_until_precise, settle, timing
+from pytest_fa.report.environment import ClockWatch
 from pytest_fa.report.record import Timing
 from pytest_fa.run.module import Forward
 
 Watch = Callable[[], object]
 
-SAMPLES = 10
 SAMPLE_MS = 20.0
 REPLAYS = 10
 GRAPH_US = 200.0
@@ -38,8 +38,15 @@ class CannotCapture(FaError):
     """A call that does what a graph capture does not allow."""
 
 
-def device_time(forward: Forward, rotation: Rotation, device: torch.device, watch: Watch = lambda: None) -> Timing:
+def device_time(
+    forward: Forward,
+    rotation: Rotation,
+    device: torch.device,
+    watch: Watch = lambda: None,
+    clocks: ClockWatch | None = None,
+) -> Timing:
     """Time `forward` on the rotation's buffers, on its device; `rotation.outputs` are then those of timed calls."""
+    is_slowed = clocks.is_slowed if clocks else lambda: False
     if device.type == "cpu":
         return _wall_clock(forward, rotation, watch)
     watch()
@@ -51,15 +58,17 @@ def device_time(forward: Forward, rotation: Rotation, device: torch.device, watc
     try:
         estimate_us = _graph_estimate_us(forward, rotation, estimate_us)
     except CannotCapture as problem:
-        return _event_pairs(forward, rotation, estimate_us, watch, f" ({problem})")
+        return _event_pairs(forward, rotation, estimate_us, watch, is_slowed, f" ({problem})")
     if estimate_us >= LONG_CALL_US:
-        return _event_pairs(forward, rotation, estimate_us, watch)
-    return _graph_slope(forward, rotation, estimate_us, watch)
+        return _event_pairs(forward, rotation, estimate_us, watch, is_slowed)
+    return _graph_slope(forward, rotation, estimate_us, watch, is_slowed)
 
 
-def _graph_slope(forward: Forward, rotation: Rotation, estimate_us: float, watch: Watch) -> Timing:
+def _graph_slope(
+    forward: Forward, rotation: Rotation, estimate_us: float, watch: Watch, is_slowed: Callable[[], bool]
+) -> Timing:
     calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / estimate_us)))
-    once, thrice = capture(forward, rotation, calls), capture(forward, rotation, 3 * calls)
+    once, thrice = (capture(lambda: rotation.call(forward), calls * times, rotation.begin) for times in (1, 3))
     once.replay()
     thrice.replay()
     pair_ms = (event_us(once.replay) + event_us(thrice.replay)) / 1000
@@ -73,33 +82,39 @@ def _graph_slope(forward: Forward, rotation: Rotation, estimate_us: float, watch
     settle(lambda: sample_us(REPLAYS))
     rotation.flip()
     rotation.poison()
-    samples = [sample_us() for _ in range(SAMPLES)]  # each ends with the graph that was captured last
-    if min(samples) <= 0:
+    method = f"slope between graphs of {calls} and {3 * calls} calls"  # each sample ends with the one captured last
+    found = sample_until_precise(method, sample_us, 4 * calls * replays, is_slowed)
+    if min(found.samples_us) <= 0:
         raise FaError("a graph of three times the calls does not take longer: the call launches nothing")
-    return timing(f"slope between graphs of {calls} and {3 * calls} calls", samples, 4 * calls * replays)
+    return found
 
 
 def _graph_estimate_us(forward: Forward, rotation: Rotation, eager_us: float) -> float:
     """Microseconds per call in a graph: eager calls of short kernels last as long as their launches."""
     calls = PROBE_CALLS if eager_us < GRAPH_US / 2 else 1
-    probe = capture(forward, rotation, calls)
+    probe = capture(lambda: rotation.call(forward), calls, rotation.begin)
     probe.replay()
     replays = REPLAYS if eager_us < LONG_CALL_US else 1
     return event_us(probe.replay, replays) / (calls * replays)
 
 
-def capture(forward: Forward, rotation: Rotation, calls: int, *, keep_graph: bool = False) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of `calls` calls in a row, on a stream of its own.  Raises `CannotCapture` with CUDA's words."""
+def capture(
+    call: Callable[[], object], calls: int, begin: Callable[[], object] = lambda: None, *, keep_graph: bool = False
+) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of `calls` calls in a row, on a stream of its own.  Raises `CannotCapture` with CUDA's words.
+
+    `begin` is called between a first call, which stays out of the graph, and those in it.
+    """
     graph = torch.cuda.CUDAGraph(keep_graph=keep_graph)
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        rotation.call(forward)  # whatever a first call on a stream sets up stays out of the graph
-        rotation.begin()
+        call()  # whatever a first call on a stream sets up stays out of the graph
+        begin()
         try:
             graph.capture_begin()
             for _ in range(calls):
-                rotation.call(forward)
+                call()
             graph.capture_end()
         except (RuntimeError, LaunchError) as problem:
             with suppress(RuntimeError):
@@ -109,8 +124,14 @@ def capture(forward: Forward, rotation: Rotation, calls: int, *, keep_graph: boo
     return graph
 
 
-def _event_pairs(forward: Forward, rotation: Rotation, estimate_us: float, watch: Watch, why: str = "") -> Timing:
-    count = max(3, min(SAMPLES, int(MOST_SECONDS * 1e6 / estimate_us)))
+def _event_pairs(
+    forward: Forward,
+    rotation: Rotation,
+    estimate_us: float,
+    watch: Watch,
+    is_slowed: Callable[[], bool],
+    why: str = "",
+) -> Timing:
     rotation.begin()
     rotation.flip()
     rotation.poison()
@@ -119,8 +140,9 @@ def _event_pairs(forward: Forward, rotation: Rotation, estimate_us: float, watch
         watch()
         return event_us(lambda: rotation.call(forward))
 
-    samples = [sample_us() for _ in range(count)]
-    return timing(f"event pair around one call{why}", samples, 1)
+    if estimate_us * FEWEST_SAMPLES > MOST_SECONDS * 1e6:  # so slow that three must do
+        return timing(f"event pair around one call{why}", [sample_us() for _ in range(3)], 1)
+    return sample_until_precise(f"event pair around one call{why}", sample_us, 1, is_slowed)
 
 
 def event_us(work: Callable[[], object], times: int = 1) -> float:

@@ -7,15 +7,23 @@ from collections.abc import Callable
 import torch
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.measure.busy import read_busy
 from pytest_fa.measure.call_time import call_time
-from pytest_fa.measure.device_time import device_time
-from pytest_fa.measure.launches import read_launches
+from pytest_fa.measure.cold_time import cold_time
+from pytest_fa.measure.device_time import CannotCapture, device_time
+from pytest_fa.measure.floor import floor_us
+from pytest_fa.measure.launches import Captured, read_launches
 from pytest_fa.measure.rotation import Rotation
-from pytest_fa.report.environment import find_gpu, read_clocks
-from pytest_fa.report.record import Clocks, Speed
+from pytest_fa.report.environment import ClockWatch, clock_watch
+from pytest_fa.report.record import ON_CPU, Busy, Clocks, Speed, Timing
+from pytest_fa.run.device import synchronize
+from pytest_fa.run.device_tools import NoDeviceTools, device_tools
 from pytest_fa.run.inputs import Inputs
 from pytest_fa.run.module import Forward
 from pytest_fa.run.nvtx_range import nvtx_range
+
+QUEUED_US = 5000.0
+MOST_QUEUED = 500
 
 
 def measure(
@@ -29,33 +37,85 @@ def measure(
     device = inputs.q.device
     rotation = Rotation(case, inputs, l2_bytes(device))
     watch()
-    launches, missing = read_launches(forward, rotation, device)
-    before = _clocks(device)
-    with nvtx_range(f"device_us-{name}"):
-        on_device = device_time(forward, rotation, device, watch)
-    outputs = rotation.outputs
-    after = _clocks(device)
+    captured = read_launches(forward, rotation, device)
+    with clock_watch("cuda" if device.type == "cuda" else "cpu") as clocks:
+        before = clocks.now()
+        with nvtx_range(f"device_us-{name}"):
+            on_device = device_time(forward, rotation, device, watch, clocks)
+        outputs = rotation.outputs
+        during = _clocks_during(forward, rotation, on_device.median_us, clocks)
+        after = clocks.now()
     rotation.poison()
     with nvtx_range(f"call_us-{name}"):
         per_call = call_time(forward, rotation, device, watch)
     outputs += rotation.written(per_call.calls_per_sample)
+    cold, cold_missing, floor = _beside(forward, rotation, on_device.median_us, captured, watch)
     rotation.require_untouched()
     speed = Speed(
         device=on_device,
         call=per_call,
         buffers=len(rotation),
         exceeds_l2=rotation.exceeds_l2,
-        launches=launches,
-        launches_missing=missing,
+        launches=captured.launches,
+        launches_missing=captured.missing,
         clocks_before=before,
         clocks_after=after,
+        clocks_during=during,
+        cold=cold,
+        cold_missing=cold_missing,
+        floor_us=floor,
+        order=captured.order,
+        other_nodes=captured.other_nodes,
     )
     return speed, outputs
 
 
-def _clocks(device: torch.device) -> Clocks | None:
-    gpu = find_gpu() if device.type == "cuda" else None
-    return read_clocks(gpu.uuid) if gpu else None
+def profile_busy(
+    forward: Forward, case: Case, inputs: Inputs, watch: Callable[[], object] = lambda: None
+) -> tuple[Busy | None, str | None]:
+    """What the profiler says of one call, and why it says nothing; for a process that times nothing else."""
+    device = inputs.q.device
+    rotation = Rotation(case, inputs, l2_bytes(device))
+    captured = read_launches(forward, rotation, device)
+    if captured.missing:
+        return None, captured.missing
+    if not captured.launches:
+        return None, "it launches no kernel"
+    try:
+        tools = device_tools(device.index or 0)
+        return read_busy(lambda: rotation.call(forward), rotation.begin, captured, tools, watch), None
+    except (NoDeviceTools, CannotCapture) as problem:
+        return None, str(problem)
+
+
+def _beside(
+    forward: Forward, rotation: Rotation, device_us: float, captured: Captured, watch: Callable[[], object]
+) -> tuple[Timing | None, str | None, float | None]:
+    """Cold time, why there is none, and the floor: what stands beside a period."""
+    device = rotation.inputs[0].q.device
+    if device.type == "cpu":
+        return None, ON_CPU, None
+    try:
+        tools = device_tools(device.index or 0)
+    except NoDeviceTools as problem:
+        return None, str(problem), None
+    floor = floor_us(tools, captured.launches, watch) if captured.launches else None
+    try:
+        return cold_time(lambda: rotation.call(forward), rotation.begin, tools, device_us, watch), None, floor
+    except (CannotCapture, RuntimeError) as problem:
+        return None, str(problem).splitlines()[0], floor
+
+
+def _clocks_during(forward: Forward, rotation: Rotation, device_us: float, clocks: ClockWatch) -> Clocks | None:
+    """NVML's words while calls are under way: a few milliseconds of them are queued first."""
+    device = rotation.inputs[0].q.device
+    if device.type == "cpu":
+        return None
+    for _ in range(max(1, min(MOST_QUEUED, int(QUEUED_US / device_us)))):
+        rotation.call(forward)
+    found = clocks.now()
+    synchronize(device)
+    return found
 
 
 def l2_bytes(device: torch.device) -> int | None:

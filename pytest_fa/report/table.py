@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from pytest_fa.catalog.variant import COMPANION_ROLES
+from pytest_fa.report.ceilings import Ceilings
 from pytest_fa.report.record import ON_CPU, Kernel, Record
+from pytest_fa.report.timing_notes import is_doubtful, timing_notes
 
 NOTHING = "-"
 
@@ -23,8 +25,10 @@ class Row(msgspec.Struct, frozen=True):
     registers: str
     spills: str
     device_us: str
+    cold_us: str
     call_us: str
     tflops: str
+    of_limit: str
     versus_baseline: str
 
 
@@ -36,18 +40,22 @@ HEADERS = (
     "regs",
     "spill B",
     "device_us",
+    "cold_us",
     "call_us",
     "TFLOP/s",
+    "% limit",
     "x baseline",
 )
 FOOTNOTE = (
     "error / allowed: the bound of the tolerance policy nearest to its limit.\n"
-    "device_us: median period on the device (CPU: wall clock of a call).  call_us: what a Python caller waits.\n"
+    "device_us: median period on the device (CPU: wall clock of a call); ! where another clock does not confirm it.\n"
+    "cold_us: one call after L2 was cleaned.  call_us: what a Python caller waits.\n"
+    "% limit: TFLOP/s over the matrix rate that the device was measured to reach (python -m pytest_fa ceilings).\n"
     "x baseline: device_us over that of the fastest right baseline (the SDPA backends); below 1 is faster."
 )
 
 
-def make_rows(records: list[Record]) -> list[Row]:
+def make_rows(records: list[Record], ceilings: Ceilings | None = None) -> list[Row]:
     """Group records by variant and shape, shapes in the order of their first record, companions after candidates."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
@@ -58,7 +66,7 @@ def make_rows(records: list[Record]) -> list[Row]:
     builds = [record for record in records if record.kind == "build" and record.variant not in seen]
     return [
         *(row for record in builds for row in _build_rows(record)),
-        *(_case_row(groups[key], groups) for shape in shapes for key in _of_shape(groups, shape)),
+        *(_case_row(groups[key], groups, ceilings) for shape in shapes for key in _of_shape(groups, shape)),
     ]
 
 
@@ -121,6 +129,7 @@ def notes(records: list[Record]) -> list[str]:
             twins.setdefault((leaf.arch, leaf.code_identity), []).append(leaf.variant)
     same = [(arch, names) for (arch, _), names in twins.items() if len(names) > 1]
     lines += [f"judged without dirtied shared memory: {reason}" for reason in _dirt_missing(records)]
+    lines += timing_notes(records)
     return [*lines, *(f"same machine code for {arch}: {', '.join(names)}" for arch, names in same)]
 
 
@@ -137,7 +146,7 @@ def best_baseline_us(records: list[Record]) -> tuple[str, float] | None:
     return (min(times)[1], min(times)[0]) if times else None
 
 
-def _case_row(records: list[Record], groups: dict[tuple[str, str], list[Record]]) -> Row:
+def _case_row(records: list[Record], groups: dict[tuple[str, str], list[Record]], ceilings: Ceilings | None) -> Row:
     first = records[0]
     assert first.case is not None  # noqa: S101  # make_rows groups only those
     shape = first.case.shape_id
@@ -145,6 +154,7 @@ def _case_row(records: list[Record], groups: dict[tuple[str, str], list[Record]]
     best = best_baseline_us([record for key, group in groups.items() if key[0] == shape for record in group])
     kernels = launched_kernels(records)
     device_us = speed.device.median_us if speed else None
+    least_us = ceilings.least_us(first.case) if ceilings and first.role != "floor" else None
     return Row(
         variant=first.variant,
         case=shape,
@@ -152,11 +162,13 @@ def _case_row(records: list[Record], groups: dict[tuple[str, str], list[Record]]
         error=_error(records),
         registers=_number(max((kernel.registers_per_thread for kernel in kernels), default=None), "d"),
         spills=_number(sum(kernel.spill_bytes for kernel in kernels) if kernels else None, "d"),
-        device_us=_number(device_us, ".2f"),
+        device_us=_number(device_us, ".2f") + ("!" if speed and is_doubtful(speed) else ""),
+        cold_us=_number(speed.cold.median_us if speed and speed.cold else None, ".2f"),
         call_us=_number(speed.call.median_us if speed else None, ".2f"),
         tflops=_number(
             first.case.flops_per_call / device_us / 1e6 if device_us and first.role != "floor" else None, ".2f"
         ),
+        of_limit=_number(100 * least_us / device_us if device_us and least_us else None, ".1f"),
         versus_baseline=_number(device_us / best[1] if device_us and best and first.role != "floor" else None, ".3f"),
     )
 
@@ -169,8 +181,8 @@ def _build_rows(record: Record) -> list[Row]:
         registers = max((kernel.registers_per_thread for kernel in leaf.kernels), default=None)
         spills = sum(kernel.spill_bytes for kernel in leaf.kernels)
         cells = (_number(registers, "d"), _number(spills, "d"))
-        rows.append(Row(record.variant, leaf.arch, verdict, NOTHING, *cells, *[NOTHING] * 4))
-    return rows or [Row(record.variant, NOTHING, verdict, *[NOTHING] * 7)]
+        rows.append(Row(record.variant, leaf.arch, verdict, NOTHING, *cells, *[NOTHING] * 6))
+    return rows or [Row(record.variant, NOTHING, verdict, *[NOTHING] * 9)]
 
 
 def launched_kernels(records: list[Record]) -> list[Kernel]:

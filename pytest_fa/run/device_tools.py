@@ -16,6 +16,7 @@ import torch
 
 import pytest_fa
 from pytest_fa.errors import FaError
+from pytest_fa.report.record import LaunchedKernel
 from pytest_fa.run.guards import NAN_PATTERN
 
 SOURCES = Path(pytest_fa.__file__).parent / "device"
@@ -54,7 +55,9 @@ class DeviceTools:
         with torch.cuda.device(device_index):
             self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             load = functools.partial(_load, driver, nvrtc, f"sm_{device.major}{device.minor}", self._smem_bytes)
-            self._dirty, self._occupy = load("dirty_smem"), load("occupy")
+            self._dirty, self._occupy, self._spin = load("dirty_smem"), load("occupy"), load("spin")
+        rate = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLOCK_RATE
+        self.cycles_per_us = _ok(driver.cuDeviceGetAttribute(rate, _ok(driver.cuDeviceGet(device_index)))) / 1000  # kHz
 
     def dirty_smem(self, multiprocessor_of_block: torch.Tensor | None = None) -> None:
         """Fill all shared memory with NaN, about 8 us on an H200.
@@ -71,6 +74,24 @@ class DeviceTools:
         self._beside.wait_stream(torch.cuda.current_stream())
         blocks = int(self.multiprocessors * OCCUPIED_SHARE)
         self._launch(self._occupy, blocks, 32, ((OCCUPIED_CYCLES,), (ctypes.c_longlong,)), self._beside)
+
+    def spin_like(self, launches: tuple[LaunchedKernel, ...], cycles: int) -> None:
+        """Kernels in the grid, block, cluster and shared memory of others, which do nothing for so many cycles."""
+        driver, stream = self._driver, torch.cuda.current_stream()
+        for each in launches:
+            config = driver.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = each.grid
+            config.blockDimX, config.blockDimY, config.blockDimZ = each.block
+            config.sharedMemBytes = each.dynamic_smem_bytes + each.static_smem_bytes
+            config.hStream = stream.cuda_stream
+            if each.cluster != (1, 1, 1):
+                cluster = driver.CUlaunchAttribute()
+                cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+                value = cluster.value.clusterDim
+                value.x, value.y, value.z = each.cluster
+                config.attrs, config.numAttrs = [cluster], 1
+            for _ in range(each.count):
+                _ok(driver.cuLaunchKernelEx(config, self._spin, ((cycles,), (ctypes.c_longlong,)), 0))
 
     def clean_l2(self) -> None:
         """Read twice the L2's size: what was in it is gone, and nothing is left to write back."""

@@ -36,6 +36,7 @@ ROOMS = (
     "fixtures",
     "plugin",
     "suite",
+    "__main__",
 )
 WITHOUT_TORCH = ROOMS[: ROOMS.index("run")]
 # These two need no torch although their room does.

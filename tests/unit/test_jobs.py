@@ -206,9 +206,9 @@ def test_printing_does_not_block(workers: Workers, job_of: JobOf) -> None:
 
 def test_death_between_jobs_costs_no_job(workers: Workers, job_of: JobOf) -> None:
     """A worker that dies after it has answered is replaced before the next job, which is not to blame."""
-    last_act = "import os, threading; threading.Timer(1.0, os._exit, (9,)).start()"
+    last_act = "import os, threading; threading.Timer(3.0, os._exit, (9,)).start()"
     first = workers.run(job_of(last_act))
-    time.sleep(1.4)
+    time.sleep(3.5)
 
     after = workers.run(job_of())
 

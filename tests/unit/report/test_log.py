@@ -38,6 +38,7 @@ def record(
         repeats=None,
         diagnosis=None,
         speed=None,
+        gate=None,
         environment=HERE,
         source=Source("0123abcd", False, "git"),
         measured_at="2026-01-01T00:00:00+00:00",

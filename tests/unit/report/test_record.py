@@ -90,6 +90,7 @@ RECORD = Record(
     repeats=Repeats(100, 3, 17, (0, 7, 64, 0), "cuda.bindings is not installed"),
     diagnosis=None,
     speed=SPEED,
+    gate=None,
     environment=Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11", "3.12.1", "Linux 6", "a CPU", "0.1.0"),
     source=Source("0123abcd", True, "git"),
     measured_at="2026-01-01T00:00:00+00:00",

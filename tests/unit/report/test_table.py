@@ -52,6 +52,7 @@ def record(variant: str = "mine", case: str = f"{SHAPE}-seed0", kind: Kind = "co
         repeats=None,
         diagnosis=None,
         speed=None,
+        gate=None,
         environment=Environment(None, None, None, None, None, "3.12.1", "Linux 6", "a CPU", "0.1.0"),
         source=Source(None, None, "no git"),
         measured_at="2026-01-01T00:00:00+00:00",
@@ -132,13 +133,26 @@ def test_a_full_row_has_every_figure() -> None:
         ]
     )
     tflops = f"{FLOPS / 10.0e-6 / 1e12:.2f}"
-    expected = Row("mine", SHAPE, "ok 2/2", "max 1.0e-03 / 4.0e-03", "168", "12", "10.00", "14.50", tflops, "1.250")
+    expected = Row(
+        "mine",
+        SHAPE,
+        "ok 2/2",
+        "max 1.0e-03 / 4.0e-03",
+        "168",
+        "12",
+        "10.00",
+        NOTHING,
+        "14.50",
+        tflops,
+        NOTHING,
+        "1.250",
+    )
     assert expected == row
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
     """A record without check, leaf or speed fills no cell but its name, shape and verdict."""
-    assert Row("mine", SHAPE, "not judged", *[NOTHING] * 7) == only(record())
+    assert Row("mine", SHAPE, "not judged", *[NOTHING] * 9) == only(record())
 
 
 # -- verdict ----------------------------------------------------------------------------------------------------------
@@ -286,9 +300,9 @@ def test_a_variant_that_was_only_built_has_a_row_for_each_architecture() -> None
         "built", kind="build", leaves=(leaf("sm_80", a=(96, 0, 0)), leaf("sm_90a", a=(168, 4, 8), b=(40, 0, 0)))
     )
     expected = [
-        Row("built", "sm_80", "built", NOTHING, "96", "0", *[NOTHING] * 4),
-        Row("built", "sm_90a", "built", NOTHING, "168", "12", *[NOTHING] * 4),
-        Row("mine", SHAPE, "ok 1/1", "max 1.0e-03 / 4.0e-03", *[NOTHING] * 6),
+        Row("built", "sm_80", "built", NOTHING, "96", "0", *[NOTHING] * 6),
+        Row("built", "sm_90a", "built", NOTHING, "168", "12", *[NOTHING] * 6),
+        Row("mine", SHAPE, "ok 1/1", "max 1.0e-03 / 4.0e-03", *[NOTHING] * 8),
     ]
     assert expected == make_rows([record(check=OK), built])
 
@@ -296,7 +310,7 @@ def test_a_variant_that_was_only_built_has_a_row_for_each_architecture() -> None
 def test_a_build_that_failed_has_one_row() -> None:
     """A variant that compiled for no architecture still has its row, aloud."""
     row = only(record("bad", kind="build", outcome="not_built"))
-    assert Row("bad", NOTHING, "NOT BUILT", *[NOTHING] * 7) == row
+    assert Row("bad", NOTHING, "NOT BUILT", *[NOTHING] * 9) == row
 
 
 def test_a_build_beside_its_cases_has_no_row() -> None:
@@ -361,8 +375,10 @@ LONG = Row(
     registers="168",
     spills="1024",
     device_us="12345.67",
+    cold_us="12350.12",
     call_us="12399.99",
     tflops="1234.56",
+    of_limit="101.5",
     versus_baseline="12.345",
 )
 
@@ -380,16 +396,16 @@ def test_the_table_cuts_no_cell(width: int) -> None:
 @pytest.mark.parametrize(("verdict", "is_red"), [("WRONG 1/3", True), ("ok 3/3", False), ("not judged", False)])
 def test_what_went_wrong_is_red(verdict: str, *, is_red: bool) -> None:
     """On a terminal with colours a bad row is red, and no other."""
-    row = Row("mine", SHAPE, verdict, *[NOTHING] * 7)
+    row = Row("mine", SHAPE, verdict, *[NOTHING] * 9)
     assert is_red is ("\x1b[31m" in render([row], 132, color=True))
 
 
 def test_without_colours_there_are_no_escapes() -> None:
     """A pipe gets plain text."""
-    assert "\x1b" not in render([Row("mine", SHAPE, "WRONG 1/3", *[NOTHING] * 7)], 132, color=False)
+    assert "\x1b" not in render([Row("mine", SHAPE, "WRONG 1/3", *[NOTHING] * 9)], 132, color=False)
 
 
-@pytest.mark.parametrize("header", ["error / allowed", "device_us", "call_us", "x baseline"])
+@pytest.mark.parametrize("header", ["error / allowed", "device_us", "cold_us", "call_us", "% limit", "x baseline"])
 def test_every_header_that_is_no_word_is_explained(header: str) -> None:
     """The footnote says what the table's own terms mean."""
     assert header in HEADERS

@@ -1,0 +1,60 @@
+"""`python -m pytest_fa ceilings | pictures`: what is done once for a GPU, beside pytest's runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from pytest_fa.errors import FaError
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; 2 and one line for what cannot be done."""
+    given = _parser().parse_args(arguments)
+    try:
+        given.run(given)
+    except (FaError, OSError, ImportError) as problem:
+        sys.stderr.write(f"pytest_fa: {problem}\n")
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pytest_fa", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+
+    limits = commands.add_parser("ceilings", help="measure what this GPU can do, and keep it under profiles/<gpu>/")
+    limits.add_argument("--profiles", type=Path, default=Path("profiles"))
+    limits.set_defaults(run=_ceilings)
+
+    draw = commands.add_parser("pictures", help="draw bars and a roofline from the records of a folder")
+    draw.add_argument("folder", type=Path, help="such as profiles/nvidia-h200")
+    draw.set_defaults(run=_pictures)
+    return parser
+
+
+def _ceilings(given: argparse.Namespace) -> None:
+    from pytest_fa.measure.ceilings import measure_ceilings  # noqa: PLC0415  # torch, only for this command
+    from pytest_fa.measure.timing_lock import timing_lock  # noqa: PLC0415
+    from pytest_fa.report.ceilings import write_ceilings  # noqa: PLC0415
+
+    with timing_lock():
+        found = measure_ceilings(Path())
+    path = write_ceilings(found, given.profiles)
+    rates = ", ".join(f"{name} {rate:.0f} TFLOP/s" for name, rate in found.matmul_tflops.items())
+    sys.stdout.write(f"{found.environment.gpu}: copy {found.copy_gb_per_s:.0f} GB/s, {rates}, ")
+    sys.stdout.write(f"empty launch {found.empty_launch_us:.2f} us\n{path}\n")
+
+
+def _pictures(given: argparse.Namespace) -> None:
+    from pytest_fa.report.ceilings import read_ceilings  # noqa: PLC0415
+    from pytest_fa.report.pictures import draw, read_timed  # noqa: PLC0415
+
+    gpu = read_timed(given.folder)[0].environment.gpu
+    for path in draw(given.folder, read_ceilings(given.folder.parent, gpu)):
+        sys.stdout.write(f"{path}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""A GPU's own limits, by the clock that everything else is measured with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from pytest_fa.errors import FaError
+from pytest_fa.measure.device_time import capture, event_us
+from pytest_fa.measure.floor import floor_us
+from pytest_fa.measure.statistics import sample_until_precise, settle, timing
+from pytest_fa.report.ceilings import Ceilings
+from pytest_fa.report.environment import ClockWatch, clock_watch, read_environment, read_source
+from pytest_fa.report.record import LaunchedKernel, Timing
+from pytest_fa.run.device_tools import device_tools
+
+COPY_BYTES = 2**31
+MATRIX = 8192
+MATMULS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+EMPTY = LaunchedKernel("empty", (1, 1, 1), (32, 1, 1), 0)
+
+
+class NoGpu(FaError):
+    """There is no GPU whose limits could be measured."""
+
+
+def measure_ceilings(root: Path) -> Ceilings:
+    """Copy 2 GiB, multiply 8192 x 8192 matrices of random numbers, launch nothing; about 5 s.
+
+    Raises `NoGpu`.  Random data, because zeros let the chip clock higher.
+    """
+    if not torch.cuda.is_available():
+        raise NoGpu("this machine has no GPU whose ceilings could be measured")
+    timings: dict[str, Timing] = {}
+    with clock_watch("cuda") as clocks:
+        source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
+        target = torch.empty_like(source)
+        timings["copy"] = _time(lambda: target.copy_(source), clocks)
+        for name, dtype in MATMULS.items():
+            left, right = (torch.randn(MATRIX, MATRIX, device="cuda").to(dtype) for _ in range(2))
+            timings[f"matmul {name}"] = _time(lambda a=left, b=right: a @ b, clocks)  # type: ignore[misc]
+        torch.mm(left, right)
+        during = clocks.now()
+        torch.cuda.synchronize()
+        empty_us = [floor_us(device_tools(0), (EMPTY,), lambda: None) for _ in range(5)]
+        timings["empty launch"] = timing("slope between graphs of 50 and 150 empty kernels", empty_us, 200)
+    rates = {name: 2 * MATRIX**3 / timings[f"matmul {name}"].median_us / 1e6 for name in MATMULS}
+    return Ceilings(
+        copy_gb_per_s=2 * COPY_BYTES / timings["copy"].median_us / 1e3,
+        matmul_tflops=rates,
+        empty_launch_us=timings["empty launch"].median_us,
+        timings=timings,
+        clocks_during=during,
+        environment=read_environment(),
+        source=read_source(root),
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _time(work: Callable[[], object], clocks: ClockWatch) -> Timing:
+    """Ten calls in a graph, replayed until the mean is known."""
+    graph = capture(work, 10)
+    settle(lambda: event_us(graph.replay) / 10)
+    return sample_until_precise("graph of 10 calls", lambda: event_us(graph.replay) / 10, 10, clocks.is_slowed)

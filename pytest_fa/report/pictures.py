@@ -1,0 +1,132 @@
+"""Pictures beside the records: bars of variants against SDPA for each shape, and where they lie under the roof."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.variant import COMPANION_ROLES
+from pytest_fa.errors import FaError
+from pytest_fa.report.ceilings import Ceilings
+from pytest_fa.report.log import read_records
+from pytest_fa.report.record import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MINE, OTHERS, FLOOR = "#2f6db3", "#9aa5b1", "#d0d4d9"
+DOTS_PER_INCH = 110
+
+
+class NothingToShow(FaError):
+    """Records without a time."""
+
+
+def read_timed(folder: Path) -> list[Record]:
+    """Every record with a time under `profiles/<gpu>`.  Raises `NothingToShow`."""
+    found = [each for path in sorted(folder.glob("*.jsonl")) for each in read_records(path) if each.speed]
+    if not found:
+        raise NothingToShow(f"no records with times in {folder}")
+    return found
+
+
+def draw(folder: Path, ceilings: Ceilings | None) -> list[Path]:
+    """Draw `bars.png`, and `roofline.png` where the GPU's ceilings are known, into `folder`.
+
+    Raises `NothingToShow` without timed records, `ImportError` without matplotlib.
+    """
+    import matplotlib as mpl  # noqa: PLC0415  # an extra: pip install pytest-fa[report]
+
+    mpl.use("Agg")
+    records = read_timed(folder)
+    pictures = {"bars.png": _bars(records)}
+    if ceilings is not None:
+        pictures["roofline.png"] = _roofline(records, ceilings)
+    paths = []
+    for name, figure in pictures.items():
+        figure.savefig(folder / name, dpi=DOTS_PER_INCH, bbox_inches="tight", metadata={"Software": None})
+        paths.append(folder / name)
+    return paths
+
+
+def _bars(records: list[Record]) -> Any:  # noqa: ANN401  # matplotlib's figure
+    """One panel for each shape, the fastest on top."""
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    shapes = _by_shape(records)
+    figure = Figure(figsize=(8, 0.6 + sum(0.6 + 0.24 * len(group) for group in shapes.values())), layout="constrained")
+    heights = [2 + len(group) for group in shapes.values()]
+    axes = figure.subplots(len(shapes), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axis, group in zip(axes, shapes.values(), strict=True):
+        _bar_panel(axis, sorted(group, key=_device_us, reverse=True))
+    figure.suptitle(f"device_us on {_gpu(records)}: period of back-to-back calls, hot L2", fontsize=10)
+    return figure
+
+
+def _bar_panel(axis: Axes, group: list[Record]) -> None:
+    names = [each.variant for each in group]
+    times = [_device_us(each) for each in group]
+    colors = [FLOOR if each.role == "floor" else OTHERS if each.role in COMPANION_ROLES else MINE for each in group]
+    bars = axis.barh(names, times, color=colors)
+    axis.bar_label(bars, [f"{us:.2f}" for us in times], padding=3, fontsize=7)
+    axis.set_title(_case(group[0]).shape_id, fontsize=8, loc="left")
+    axis.set_xscale("log")
+    axis.set_xlim(right=max(times) * 2)
+    axis.tick_params(labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _roofline(records: list[Record], ceilings: Ceilings) -> Any:  # noqa: ANN401
+    """Throughput over arithmetic intensity, under what the device was measured to reach."""
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axis = figure.subplots()
+    roof = max(ceilings.matmul_tflops.values())
+    intensities = [_intensity(_case(each)) for each in records]
+    edges = (min(intensities) / 2, max(*intensities, roof * 1e3 / ceilings.copy_gb_per_s) * 2)
+    ridge = roof * 1e3 / ceilings.copy_gb_per_s
+    slope = [each * ceilings.copy_gb_per_s / 1e3 for each in (edges[0], ridge)]
+    axis.plot([edges[0], ridge, edges[1]], [*slope, roof], color="black", linewidth=1)
+    axis.annotate(
+        f"{roof:.0f} TFLOP/s, {ceilings.copy_gb_per_s:.0f} GB/s (measured)", (edges[0], roof * 1.1), fontsize=7
+    )
+    for is_mine, color, label in ((False, OTHERS, "SDPA"), (True, MINE, "variants")):
+        chosen = [e for e in records if e.role != "floor" and (e.role not in COMPANION_ROLES) is is_mine]
+        rates = [_case(each).flops_per_call / _device_us(each) / 1e6 for each in chosen]
+        intensities = [_intensity(_case(each)) for each in chosen]
+        axis.scatter(intensities, rates, s=14, color=color, label=label)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("FLOP per byte, each tensor touched once")
+    axis.set_ylabel("TFLOP/s")
+    axis.set_title(f"{_gpu(records)}; hot L2 may lie above the slope", fontsize=9)
+    axis.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _by_shape(records: Iterable[Record]) -> dict[str, list[Record]]:
+    groups: dict[str, list[Record]] = {}
+    for each in sorted(records, key=lambda record: _case(record).flops_per_call):
+        groups.setdefault(_case(each).shape_id, []).append(each)
+    return groups
+
+
+def _case(record: Record) -> Case:
+    assert record.case is not None  # noqa: S101  # timed records have one
+    return record.case
+
+
+def _device_us(record: Record) -> float:
+    assert record.speed is not None  # noqa: S101
+    return record.speed.device.median_us
+
+
+def _intensity(case: Case) -> float:
+    return case.flops_per_call / case.bytes_per_call
+
+
+def _gpu(records: list[Record]) -> str:
+    return records[0].environment.gpu or "a CPU"
