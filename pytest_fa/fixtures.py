@@ -251,13 +251,16 @@ class FaRun:
 
     def selftest(self, variant: Variant) -> Record:
         """Try everything on a kernel of the self-test; fails where the checks find too little or too much."""
-        return self._finish(lambda: self._session.judge_the_judge(variant))
+        from pytest_fa.selftesting import judge_the_judge  # noqa: PLC0415  # only the self-test needs it
+
+        return self._finish(lambda: judge_the_judge(self._session, variant))
 
     def gate(self, variant: Variant) -> Record:
         """Gate against the baselines; fails with the verdict and every interval."""
-        from pytest_fa.gating import hold_gate  # noqa: PLC0415  # only a gate needs it
+        from pytest_fa.gating import hold_gate, question_of  # noqa: PLC0415  # only a gate needs it
 
-        return self._finish(lambda: hold_gate(self._session, variant, _progress_line(self._node.config)))
+        say, session = _progress_line(self._node.config), self._session
+        return self._finish(lambda: hold_gate(session, variant, question_of(session, variant), say))
 
     def speed(self, variant: Variant, case: Case) -> Record:
         """Run, judge, time, and judge what was timed."""

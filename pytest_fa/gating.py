@@ -10,13 +10,13 @@ import random
 import statistics
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from pytest_fa.build.cache import find_by_key
 from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.variant import ARCHES, Variant
-from pytest_fa.errors import UsageProblem
+from pytest_fa.catalog.variant import Variant
 from pytest_fa.gate.statistics import PROCESS_SD, bootstrap_interval, detectable_effect
 from pytest_fa.gate.verdict import CONFIDENCE, LOOKS, MOST_DROPPED, Look, PairSamples, look
 from pytest_fa.jobs import Arm, CaseResult, Contest, GateJob, GateResult
@@ -33,29 +33,51 @@ PAIR_SECONDS = 0.6
 OUTCOMES: dict[str, Outcome] = {"PASS": "ok", "FAIL": "gate_failed", "INCONCLUSIVE": "inconclusive"}
 
 
+class Question(NamedTuple):
+    """Is the variant below `ratio` times `baseline` on these cases.
+
+    Without a baseline: below the fastest of the SDPA backends, those within 3 % of it included.
+    """
+
+    ratio: float
+    baseline: Variant | Arm | None
+    cases: tuple[Case, ...]
+
+
 class NotGated(CannotRun):
     """Something that stands between the question and an answer: no right baseline, a wrong candidate."""
 
 
-def hold_gate(session: Session, variant: Variant, say: Say) -> Record:
+def question_of(session: Session, variant: Variant) -> Question:
+    """What `--fa-gate` and `--fa-gate-baseline` ask.  Raises `CannotRun` where the variant takes none of the cases."""
+    ratio, named = session.options.gate, session.options.gate_baseline
+    assert ratio is not None  # noqa: S101  # test_gate has items only under --fa-gate
+    first: dict[str, Case] = {}
+    for case in session.plan.cases:
+        if not variant.refuses(case):
+            first.setdefault(case.shape_id, case)
+    if not first:
+        raise Refused(f"{variant.name} takes none of this run's cases")
+    baseline = _old_build(session, variant, named) if named and named.startswith("key:") else session.gate_baseline
+    return Question(ratio, baseline, tuple(first.values()))
+
+
+def hold_gate(session: Session, variant: Variant, question: Question, say: Say) -> Record:
     """The record of `test_gate`: pilot, announcement, processes, looks, verdict.
 
     Raises `CannotRun` where nothing can be gated here.
     """
-    ratio = session.options.gate
-    assert ratio is not None  # noqa: S101  # test_gate has items only under --fa-gate
     start, seed = time.monotonic(), random.SystemRandom().randrange(2**31)
-    shapes = _shapes(session, variant)
-    pilot = _pilot(session, variant, shapes)
+    pilot = _pilot(session, variant, question)
     if isinstance(pilot, Record):
         return pilot
-    contests = _contests(session, variant, shapes, pilot)
+    contests = _contests(session, variant, question, pilot)
     sd, source = _known_sd(session, variant)
     effect = detectable_effect(sd, LOOKS[-1], CONFIDENCE)
-    say(_announcement(variant, ratio, contests, effect, source))
+    say(_announcement(variant, question.ratio, contests, effect, source))
     device = session.device_of(variant)
     results: list[GateResult] = []
-    verdict = Look("INCONCLUSIVE", "", ())
+    found = Look("INCONCLUSIVE", "", ())
     with timing_lock():
         for count in LOOKS:
             while len(results) < count:
@@ -64,44 +86,34 @@ def hold_gate(session: Session, variant: Variant, say: Say) -> Record:
                 if result.outcome != "ok":
                     return _record(session, variant, CaseResult(result.outcome, result.message, _stages("failed")))
                 results.append(result)
-            verdict = look(_samples(contests, results), ratio, is_last=count == LOOKS[-1], process_sd=sd)
-            if verdict.verdict:
+            samples = _samples(contests, results)
+            found = look(samples, question.ratio, is_last=count == LOOKS[-1], process_sd=sd)
+            if found.verdict:
                 break
-    gate = _gate(ratio, seed, contests, results, verdict, pilot, effect, time.monotonic() - start)
+    gate = _gate(question.ratio, seed, contests, results, found, pilot, effect, time.monotonic() - start)
     outcome = OUTCOMES[gate.verdict]
-    message = "" if outcome == "ok" else f"{gate.verdict}: {gate.reason}"
-    stages = _stages("ok" if outcome == "ok" else "failed")
-    return msgspec.structs.replace(_record(session, variant, CaseResult(outcome, message, stages)), gate=gate)
+    message, caught = ("", ()) if outcome == "ok" else (f"{gate.verdict}: {gate.reason}", ("gate",))
+    result_of_all = CaseResult(outcome, message, _stages(outcome), caught)
+    return msgspec.structs.replace(_record(session, variant, result_of_all), gate=gate)
 
 
 Pilot = dict[str, dict[str, float]]  # shape id to variant to microseconds
 
 
-def _shapes(session: Session, variant: Variant) -> list[Case]:
-    """The first seed of every shape of the run that the variant takes."""
-    first: dict[str, Case] = {}
-    for case in session.plan.cases:
-        if not variant.refuses(case):
-            first.setdefault(case.shape_id, case)
-    if not first:
-        raise Refused(f"{variant.name} takes none of this run's cases")
-    return list(first.values())
-
-
-def _pilot(session: Session, variant: Variant, shapes: list[Case]) -> Pilot | Record:
+def _pilot(session: Session, variant: Variant, question: Question) -> Pilot | Record:
     """Time and judge the candidate and what it may be gated against; its samples decide who, and nothing else.
 
     The record of a candidate that is not right takes the place of all that.
     """
     found: Pilot = {}
-    for case in shapes:
+    for case in question.cases:
         record = session.run_case(variant, case, "speed")
         if record.speed is None:
             if record.outcome == "ok":
                 raise NotGated("--benchmark-disable: a gate needs timings")
             return msgspec.structs.replace(record, kind="gate")
         found[case.shape_id] = {variant.name: record.speed.device.median_us}
-        for each in _named_baselines(session):
+        for each in _baselines(session, question):
             try:
                 other = session.run_case(each, case, "speed")
             except Refused:
@@ -111,21 +123,20 @@ def _pilot(session: Session, variant: Variant, shapes: list[Case]) -> Pilot | Re
     return found
 
 
-def _named_baselines(session: Session) -> list[Variant]:
-    """Every baseline of the catalog, or the one variant that was named; none for a build key."""
-    named = session.options.gate_baseline
-    if named is None:
+def _baselines(session: Session, question: Question) -> list[Variant]:
+    """What is timed in the pilot: the one variant that was named, else all of SDPA; an old build needs none."""
+    if question.baseline is None:
         return [each for each in session.plan.companions if each.role == "baseline"]
-    return [session.gate_baseline] if session.gate_baseline else []
+    return [question.baseline] if isinstance(question.baseline, Variant) else []
 
 
-def _contests(session: Session, variant: Variant, shapes: list[Case], pilot: Pilot) -> tuple[Contest, ...]:
+def _contests(session: Session, variant: Variant, question: Question, pilot: Pilot) -> tuple[Contest, ...]:
     """Each shape against its fastest right baseline and those within 3 % of it."""
     mine, contests = session.arm(variant), []
-    named = {each.name: each for each in _named_baselines(session)}
-    for case in shapes:
-        if session.options.gate_baseline and session.options.gate_baseline.startswith("key:"):
-            contests.append(Contest(case, mine, _old_build(session, variant)))
+    named = {each.name: each for each in _baselines(session, question)}
+    for case in question.cases:
+        if isinstance(question.baseline, Arm):
+            contests.append(Contest(case, mine, question.baseline))
             continue
         times = {name: us for name, us in pilot[case.shape_id].items() if name in named}
         if not times:
@@ -135,17 +146,15 @@ def _contests(session: Session, variant: Variant, shapes: list[Case], pilot: Pil
     return tuple(contests)
 
 
-def _old_build(session: Session, variant: Variant) -> Arm:
-    """The build that `key:` names: one that is still in the cache, for this machine's GPU."""
-    key = str(session.options.gate_baseline).removeprefix("key:")
-    found = find_by_key(session.options.cache, key)
-    mine = session.arm(variant)
-    usable = sorted((leaf for leaf in found if leaf.arch in variant.arch), key=lambda leaf: ARCHES.index(leaf.arch))
-    if mine.library is None or len({leaf.key for leaf in usable}) != 1:
+def _old_build(session: Session, variant: Variant, named: str) -> Arm:
+    """The build that `key:` names: one that is still in the cache, for an architecture of the variant's."""
+    key = named.removeprefix("key:")
+    usable = [leaf for leaf in find_by_key(session.options.cache, key) if leaf.arch in variant.arch]
+    if len({leaf.key for leaf in usable}) != 1:
         names = ", ".join(f"{leaf.key} ({leaf.variant}, {leaf.built_at})" for leaf in usable) or "none"
-        raise UsageProblem(f"--fa-gate-baseline: key {key!r} must name one build in the cache; it names: {names}")
-    older = msgspec.structs.replace(variant, name=f"{usable[-1].variant}@key:{usable[-1].key}")
-    return Arm(older, str(session.options.cache / usable[-1].library))
+        raise NotGated(f"--fa-gate-baseline: key {key!r} must name one build in the cache; it names: {names}")
+    older = msgspec.structs.replace(variant, name=f"{usable[0].variant}@key:{usable[0].key}")
+    return Arm(older, str(session.options.cache / usable[0].library))
 
 
 def _samples(contests: tuple[Contest, ...], results: list[GateResult]) -> list[PairSamples]:
@@ -220,8 +229,8 @@ def _record(session: Session, variant: Variant, result: CaseResult) -> Record:
     return session.record("gate", variant.name, variant.role, None, result, leaf)
 
 
-def _stages(state: str) -> tuple[Stage, ...]:
-    return (Stage("speed", "ok" if state == "ok" else "failed"),)
+def _stages(outcome: str) -> tuple[Stage, ...]:
+    return (Stage("speed", "ok" if outcome == "ok" else "failed"),)
 
 
 def _exp(value: float) -> float:

@@ -124,12 +124,15 @@ class BusyResult(msgspec.Struct, frozen=True, tag="busy_result"):
 class ContestBlocks(msgspec.Struct, frozen=True):
     """log(candidate / baseline) of every block of one contest, and the same of the baseline against itself.
 
-    `dropped` blocks were taken while the GPU was slowed down, and are not among them.
+    `dropped` blocks were taken while the GPU was slowed down, and are not among them.  The medians of both arms'
+    samples, in microseconds, decide nothing.
     """
 
     blocks: tuple[float, ...]
     same: tuple[float, ...]
     dropped: int
+    candidate_us: float
+    baseline_us: float
 
 
 class GateResult(msgspec.Struct, frozen=True, tag="gate_result"):

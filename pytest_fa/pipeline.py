@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -129,11 +130,16 @@ def run_gate(job: GateJob, tell: Tell = lambda _: None) -> GateResult:
                 blocks = contest((arms[0], arms[1], arms[2]), job.seed + index, clocks.is_slowed)
                 stages.wait()
                 _judge_arms(arms, sides, inputs, job.policy)
-                found.append(ContestBlocks(tuple(blocks.blocks), tuple(blocks.same), blocks.dropped))
+                found.append(ContestBlocks(tuple(blocks.blocks), tuple(blocks.same), blocks.dropped, *_medians(arms)))
         return GateResult("ok", "", tuple(found))
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; each becomes a named outcome
         alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
         return GateResult(_outcome(problem) if alive else "device_error", _message(problem), (), context_lost=not alive)
+
+
+def _medians(arms: list[Runner]) -> tuple[float, float]:
+    candidate, baseline, _ = (statistics.median(each.taken_us) for each in arms)
+    return candidate, baseline
 
 
 def run_busy(job: BusyJob, tell: Tell = lambda _: None) -> BusyResult:

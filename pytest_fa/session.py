@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +21,9 @@ from pytest_fa.build.resources import broken_limits
 from pytest_fa.build.target import runs_on, target_arches
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import Catalog, discover
-from pytest_fa.catalog.faults import FAULTS, disappointment
 from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
-from pytest_fa.catalog.faults import cases as selftest_cases
 from pytest_fa.catalog.plan import Plan, make_plan
-from pytest_fa.catalog.properties import MAY_REFUSE, PROPERTIES, applies, property_case
+from pytest_fa.catalog.properties import MAY_REFUSE, applies, property_case
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
 from pytest_fa.catalog.variant import ARCHES, BrokenVariant, Device, Tolerance, Variant
 from pytest_fa.errors import BuildError, FaError, ToolchainError, UsageProblem
@@ -206,38 +204,6 @@ class Session:
         if (self.options.tolerance or variant.tolerance) == "absolute" and case.dtype != "fp16":
             raise Refused(f"{variant.name}: policy 'absolute' judges fp16 only, {name} would be {case.dtype}")
         return self.run_case(variant, case, "property", name)
-
-    def judge_the_judge(self, variant: Variant) -> Record:
-        """The record of one kernel of the self-test: by which checks it was found, and whether that is right."""
-        caught: dict[str, None] = {}
-        tried = 0
-        for record in self._selftest_runs(variant):
-            tried += 1
-            ending = (
-                () if record.outcome == "ok" else (record.outcome,)
-            )  # a twin that does not even run is no right one
-            caught.update(dict.fromkeys(record.caught_by or ending))
-            if record.outcome in ("crashed", "hung", "device_error"):
-                break  # as it will again, and again
-        problem = disappointment(variant.name, list(caught)) or ("" if tried else "nothing was tried on it")
-        stage = Stage("correct", "failed" if problem else "ok")
-        result = CaseResult("wrong" if problem else "ok", problem, (stage,), tuple(caught))
-        return self.record("selftest", variant.name, variant.role, None, result, ())
-
-    def _selftest_runs(self, variant: Variant) -> Iterator[Record]:
-        """Every case, one of them timed, and every property."""
-        taken = [case for case in selftest_cases() if not variant.refuses(case)]
-        for case in taken:
-            yield self.run_case(variant, case, "correct")
-        if taken and variant.is_judged:
-            yield self.run_case(variant, taken[0], "speed")
-        needed = FAULTS[variant.name].caught_by if variant.name in FAULTS else None
-        for name in PROPERTIES:
-            try:
-                yield self.hold_to_property(variant, name)
-            except Refused:
-                if name == needed:  # this machine lacks what would find it
-                    raise
 
     def run_case(self, variant: Variant, case: Case, kind: Kind, property_name: str | None = None) -> Record:
         """The record of `test_correct`, `test_property` or `test_speed`: one job, through a worker.

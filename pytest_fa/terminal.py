@@ -91,8 +91,8 @@ class Results:
             if faults:
                 terminal.write_line(render_matrix(faults, max(width, MATRIX_WIDTH)))
             else:
-                terminal.write_line(render(make_rows(self._records, ceilings), width, color=terminal.hasmarkup))
-                terminal.write_line(FOOTNOTE)
+                rows = make_rows(self._records, ceilings)
+                terminal.write_line(f"{render(rows, width, color=terminal.hasmarkup)}\n{FOOTNOTE}" if rows else "")
             self._write_gates(terminal)
             for note in notes(self._records):
                 terminal.write_line(note)

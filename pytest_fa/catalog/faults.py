@@ -29,9 +29,10 @@ CHECKS = (
     "device error",
     "isolation",
     "watchdog",
+    "gate",
     *PROPERTIES,
 )
-ON_GPU_ONLY = ("launch", "device error")
+ON_GPU_ONLY = ("launch", "device error", "gate")
 
 # Every fault is tried on these: two heads and a tail; a mask and grouped heads; bf16 in the other layout; many keys.
 CASES = (
@@ -46,12 +47,14 @@ REPEATS = 30
 class Fault(NamedTuple):
     """A check that must find it, and whether no other may.
 
-    `besides` names what also finds it on a GPU: a Python fault that looks at its data cannot be captured there.
+    `besides` names what also finds it on a GPU: a Python fault that looks at its data cannot be captured there.  `twin`
+    is the right kernel that a slower one is gated against.
     """
 
     caught_by: str
     only: bool = False
     besides: tuple[str, ...] = ()
+    twin: str = ""
 
 
 FAULTS: dict[str, Fault] = {
@@ -118,6 +121,7 @@ FAULTS: dict[str, Fault] = {
     "cuda_does_not_launch": Fault("launch", only=True),
     "cuda_endless": Fault("watchdog", only=True),
     "cuda_set_up_once": Fault("other_device", only=True),
+    "cuda_slower": Fault("gate", only=True, twin="cuda_twin"),
 }
 TWINS = ("twin_right", "twin_right_allocates", "twin_right_may_differ", "cuda_twin", "cuda_twin_workspace")
 

@@ -47,6 +47,7 @@ class Runner:
         self._opened, self._watch, self._is_cpu = opened, watch, inputs.q.device.type == "cpu"
         self._graph: torch.cuda.CUDAGraph | None = None
         self._calls = self._replays = 1
+        self.taken_us: list[float] = []
 
     def estimate_us(self) -> float:
         """Microseconds of a call, after one that pays for what it sets up."""
@@ -73,11 +74,14 @@ class Runner:
         self._calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(estimate_us, 0.1))))
 
     def sample_us(self) -> float:
-        """One sample, microseconds per call."""
+        """One sample, microseconds per call; it is also kept."""
         self._watch()
         if self._graph is None:
-            return self._eager_us(self._calls)
-        return event_us(self._graph.replay, self._replays) / (self._calls * self._replays)
+            found = self._eager_us(self._calls)
+        else:
+            found = event_us(self._graph.replay, self._replays) / (self._calls * self._replays)
+        self.taken_us.append(found)
+        return found
 
     def _eager_us(self, calls: int) -> float:
         with self._opened() as forward:
@@ -125,6 +129,7 @@ def _prepare(arms: list[Runner]) -> None:
             each.plan_eager(estimate_us)
     for each in arms:
         settle(each.sample_us)
+        each.taken_us.clear()
         each.rotation.flip()
         each.rotation.poison()
 

@@ -15,15 +15,13 @@ SAMPLES = 3
 
 def floor_us(tools: DeviceTools, launches: Iterable[LaunchedKernel], watch: Callable[[], object]) -> float:
     """Microseconds from one empty call to the next, by the slope between graphs."""
-    return period_of_spin_us(tools, launches, 0, CALLS, watch)
-
-
-def period_of_spin_us(
-    tools: DeviceTools, launches: Iterable[LaunchedKernel], cycles: int, calls: int, watch: Callable[[], object]
-) -> float:
-    """The same for kernels that spin for so many cycles each: the least of three slopes."""
     kernels = tuple(launches)
-    once, thrice = (capture(lambda: tools.spin_like(kernels, cycles), calls * times) for times in (1, 3))
+    return period_of_spin_us(lambda: tools.spin_like(kernels, 0), CALLS, watch)
+
+
+def period_of_spin_us(spin: Callable[[], object], calls: int, watch: Callable[[], object]) -> float:
+    """The same for calls that wait: the least of three slopes."""
+    once, thrice = (capture(spin, calls * times) for times in (1, 3))
     slopes = []
     for _ in range(SAMPLES):
         watch()

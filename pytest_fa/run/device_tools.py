@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pytest_fa.run.guards import NAN_PATTERN
 
 SOURCES = Path(pytest_fa.__file__).parent / "device"
 DIRTY_THREADS = 1024
+BLOCKS_AT_ONCE = 8  # on a multiprocessor, for kernels of a few hundred threads
 OCCUPIED_SHARE = 0.75  # of the multiprocessors
 OCCUPIED_CYCLES = 60_000  # 30 us at 2 GHz, longer than the kernels of short sequences
 
@@ -75,9 +77,14 @@ class DeviceTools:
         blocks = int(self.multiprocessors * OCCUPIED_SHARE)
         self._launch(self._occupy, blocks, 32, ((OCCUPIED_CYCLES,), (ctypes.c_longlong,)), self._beside)
 
-    def spin_like(self, launches: tuple[LaunchedKernel, ...], cycles: int) -> None:
-        """Kernels in the grid, block, cluster and shared memory of others, which do nothing for so many cycles."""
+    def spin_like(self, launches: tuple[LaunchedKernel, ...], cycles: int, memsets: int = 0) -> None:
+        """Kernels in the grid, block, cluster and shared memory of others, which do nothing for so many cycles.
+
+        More blocks than the chip holds at once wait less each.  `memsets` of a few bytes come first.
+        """
         driver, stream = self._driver, torch.cuda.current_stream()
+        for _ in range(memsets):
+            _ok(driver.cuMemsetD32Async(self._few_bytes.data_ptr(), 0, 4, stream.cuda_stream))
         for each in launches:
             config = driver.CUlaunchConfig()
             config.gridDimX, config.gridDimY, config.gridDimZ = each.grid
@@ -90,12 +97,18 @@ class DeviceTools:
                 value = cluster.value.clusterDim
                 value.x, value.y, value.z = each.cluster
                 config.attrs, config.numAttrs = [cluster], 1
+            waves = math.prod(each.grid) / (self.multiprocessors * BLOCKS_AT_ONCE)
+            arguments = ((int(cycles / max(1.0, waves)),), (ctypes.c_longlong,))
             for _ in range(each.count):
-                _ok(driver.cuLaunchKernelEx(config, self._spin, ((cycles,), (ctypes.c_longlong,)), 0))
+                _ok(driver.cuLaunchKernelEx(config, self._spin, arguments, 0))
 
     def clean_l2(self) -> None:
         """Read twice the L2's size: what was in it is gone, and nothing is left to write back."""
         self._l2_filler.sum()
+
+    @functools.cached_property
+    def _few_bytes(self) -> torch.Tensor:
+        return torch.zeros(4, dtype=torch.int32, device=self._beside.device)
 
     @functools.cached_property
     def _l2_filler(self) -> torch.Tensor:

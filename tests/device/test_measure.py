@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
+import numpy as np
+import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.jobs import BusyJob, Workers
+from pytest_fa.measure.floor import period_of_spin_us
+from pytest_fa.measure.launches import read_launches
 from pytest_fa.measure.measure import measure
+from pytest_fa.measure.rotation import Rotation
+from pytest_fa.report.agreement import agree
+from pytest_fa.report.environment import clock_watch
+from pytest_fa.report.record import LaunchedKernel
+from pytest_fa.run.device_tools import device_tools
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.run.module import load_forward
 from tests.device.conftest import BuildSource, Built
@@ -57,3 +68,86 @@ def test_timed_outputs_come_back(minimal: Built) -> None:
     inputs = make_inputs(CASE, torch.device("cuda"))
     speed, outputs = measure(load_forward(*minimal), CASE, inputs, CASE.id)
     assert (0 < len(outputs) <= speed.buffers, all(bool(out.isfinite().all()) for out in outputs)) == (True, True)
+
+
+def test_two_clocks_have_one_pace(capsys: pytest.CaptureFixture[str]) -> None:
+    """The period of kernels that wait 2 to 32 us grows as their own clock says, within 1 %."""
+    tools = device_tools(0)
+    geometry = (LaunchedKernel("spin", (132, 1, 1), (128, 1, 1), 0),)
+    with clock_watch("cuda") as clocks:
+        waits_us, periods_us = (2.0, 4.0, 8.0, 16.0, 32.0), []
+        for wait_us in waits_us:
+            cycles = int(wait_us * tools.cycles_per_us)
+            periods_us.append(period_of_spin_us(lambda n=cycles: tools.spin_like(geometry, n), 50, lambda: None))  # type: ignore[misc]
+        now = clocks.now()
+    assert now is not None
+    slope = float(np.polyfit(waits_us, periods_us, 1)[0]) * now.sm_mhz / tools.cycles_per_us
+    with capsys.disabled():
+        print(f"spin clock: slope {slope:.4f}, periods {[round(us, 2) for us in periods_us]} us")
+    assert abs(slope - 1) <= 0.01
+
+
+def test_what_stands_beside_a_period(minimal: Built) -> None:
+    """A cold call takes longer than the period, the floor is far below it, and the call is one chain of one kernel."""
+    inputs = make_inputs(CASE, torch.device("cuda"))
+    speed, _ = measure(load_forward(*minimal), CASE, inputs, CASE.id)
+    assert speed.cold is not None
+    assert speed.floor_us is not None
+    assert speed.cold.median_us > speed.device.median_us > 20 * speed.floor_us > 0
+    assert (speed.order, speed.other_nodes, speed.clocks_during is not None) == ("chain", {}, True)
+    assert speed.device.precision is not None
+    assert speed.device.precision < 0.01
+
+
+def test_the_profiler_agrees(minimal: Built) -> None:
+    """The profiler's durations confirm a long kernel's period, in a worker of its own."""
+    inputs = make_inputs(CASE, torch.device("cuda"))
+    speed, _ = measure(load_forward(*minimal), CASE, inputs, CASE.id)
+    with Workers() as workers:
+        found = workers.profile(BusyJob(minimal[0], CASE, minimal[1]))
+    assert (found.missing, found.busy is not None) == (None, True)
+    agreement = agree("minimal", "candidate", msgspec.structs.replace(speed, busy=found.busy))
+    assert agreement.valid, agreement.reason
+
+
+FORKS = """
+__global__ void one_kernel(unsigned short* out) { out[threadIdx.x] = 0; }
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  cudaStream_t beside;
+  cudaEvent_t before, after;
+  if (cudaError_t status = cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking)) return status;
+  if (cudaError_t status = cudaEventCreateWithFlags(&before, cudaEventDisableTiming)) return status;
+  if (cudaError_t status = cudaEventCreateWithFlags(&after, cudaEventDisableTiming)) return status;
+  cudaEventRecord(before, stream);
+  cudaStreamWaitEvent(beside, before, 0);
+  one_kernel<<<1, 32, 0, beside>>>(static_cast<unsigned short*>(args->out));
+  one_kernel<<<1, 32, 0, stream>>>(static_cast<unsigned short*>(args->out));
+  cudaEventRecord(after, beside);
+  cudaStreamWaitEvent(stream, after, 0);
+  return static_cast<int>(cudaPeekAtLastError());
+}
+"""
+
+OVERLAPS = """
+__global__ void one_kernel(unsigned short* out) { out[threadIdx.x] = 0; }
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  auto* out = static_cast<unsigned short*>(args->out);
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = 1, config.blockDim = 32, config.stream = stream, config.attrs = &early, config.numAttrs = 1;
+  one_kernel<<<1, 32, 0, stream>>>(out);
+  return static_cast<int>(cudaLaunchKernelEx(&config, one_kernel, out));
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "order"), [("forks", FORKS, "branches"), ("overlaps", OVERLAPS, "programmatic")]
+)
+def test_what_is_no_chain_is_seen(build_source: BuildSource, name: str, source: str, order: str) -> None:
+    """Kernels side by side, and a kernel that may begin before its forerunner ends, are told from a chain."""
+    inputs = make_inputs(CASE, torch.device("cuda"))
+    captured = read_launches(load_forward(*build_source(name, source)), Rotation(CASE, inputs, None), inputs.q.device)
+    assert (captured.missing, captured.order) == (None, order)

@@ -31,6 +31,7 @@ ROOMS = (
     "bundle",
     "session",
     "gating",
+    "selftesting",
     "items",
     "terminal",
     "fixtures",
@@ -42,7 +43,7 @@ WITHOUT_TORCH = ROOMS[: ROOMS.index("run")]
 # These two need no torch although their room does.
 TORCH_FREE_MODULES = ("pytest_fa.measure.replay_clock", "pytest_fa.measure.statistics")
 # What pytest's own process imports for a whole run.
-PYTEST_SIDE = (*WITHOUT_TORCH, "session", "gating", "items", "terminal", "fixtures", "plugin", "suite")
+PYTEST_SIDE = (*WITHOUT_TORCH, "session", "gating", "selftesting", "items", "terminal", "fixtures", "plugin", "suite")
 # Variants like a user's: a folder each, with sources that are loaded by path.
 VARIANTS = ("builtin", "selftest")
 

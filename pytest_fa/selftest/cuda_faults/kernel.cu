@@ -30,6 +30,7 @@ enum Fault {
   ENDLESS,
   SET_UP_ONCE,       // a device symbol set up once per process, not once per device
   SHORT_HEADS,       // 16 bits of a head's number
+  SLOWER,            // right, and 3 % slower: one key in 33 is computed twice
   NO_WAIT,           // a stream of its own, which does not wait for the caller's
 };
 
@@ -76,14 +77,17 @@ __global__ void __launch_bounds__(BLOCK) fault_kernel(const FaForwardArgs args, 
       v_smem[i / DIM][i % DIM] = __half2float(v[key * args.v_stride.seq + i % DIM * args.v_stride.dim]);
     }
     if (FAULT != RACE_IN_TILE) __syncthreads();
-    for (int64_t key = first; key < min(first + TILE, visible) && has_row; ++key) {
+    for (int64_t key = first, again = 0; key < min(first + TILE, visible) && has_row; ++key) {
+      const float once = again ? 0.0f : 1.0f;  // what is computed again counts for nothing
       float s = 0.0f;
       for (int d = 0; d < DIM; ++d) s += __half2float(q[d * args.q_stride.dim]) * k_smem[key - first][d];
       s *= args.scale;
       const float m_new = fmaxf(m, s), rescale = expf(m - m_new), p = expf(s - m_new);
       m = m_new;
-      l = l * rescale + p;
-      for (int d = 0; d < DIM; ++d) o[d] = o[d] * rescale + p * v_smem[key - first][d];
+      l = l * rescale + p * once;
+      for (int d = 0; d < DIM; ++d) o[d] = o[d] * rescale + p * once * v_smem[key - first][d];
+      again = FAULT == SLOWER && key % 33 == 0 && !again;
+      key -= again;
     }
     __syncthreads();
   }
