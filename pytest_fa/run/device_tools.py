@@ -80,7 +80,7 @@ class DeviceTools:
     def spin_like(self, launches: tuple[LaunchedKernel, ...], cycles: int, memsets: int = 0) -> None:
         """Kernels in the grid, block, cluster and shared memory of others, which do nothing for so many cycles.
 
-        More blocks than the chip holds at once wait less each.  `memsets` of a few bytes come first.
+        Kernels that wait have no more blocks than the chip holds at once.  `memsets` of a few bytes come first.
         """
         driver, stream = self._driver, torch.cuda.current_stream()
         for _ in range(memsets):
@@ -97,8 +97,10 @@ class DeviceTools:
                 value = cluster.value.clusterDim
                 value.x, value.y, value.z = each.cluster
                 config.attrs, config.numAttrs = [cluster], 1
-            waves = math.prod(each.grid) / (self.multiprocessors * BLOCKS_AT_ONCE)
-            arguments = ((int(cycles / max(1.0, waves)),), (ctypes.c_longlong,))
+            most = self.multiprocessors * BLOCKS_AT_ONCE
+            if cycles and math.prod(each.grid) > most and each.cluster == (1, 1, 1):
+                config.gridDimX, config.gridDimY, config.gridDimZ = most, 1, 1
+            arguments = ((cycles,), (ctypes.c_longlong,))
             for _ in range(each.count):
                 _ok(driver.cuLaunchKernelEx(config, self._spin, arguments, 0))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 import pytest
@@ -70,7 +72,7 @@ def test_timed_outputs_come_back(minimal: Built) -> None:
     assert (0 < len(outputs) <= speed.buffers, all(bool(out.isfinite().all()) for out in outputs)) == (True, True)
 
 
-def test_two_clocks_have_one_pace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_clocks_have_one_pace(record_property: Callable[[str, object], None]) -> None:
     """The period of kernels that wait 2 to 32 us grows as their own clock says, within 1 %."""
     tools = device_tools(0)
     geometry = (LaunchedKernel("spin", (132, 1, 1), (128, 1, 1), 0),)
@@ -82,8 +84,8 @@ def test_two_clocks_have_one_pace(capsys: pytest.CaptureFixture[str]) -> None:
         now = clocks.now()
     assert now is not None
     slope = float(np.polyfit(waits_us, periods_us, 1)[0]) * now.sm_mhz / tools.cycles_per_us
-    with capsys.disabled():
-        print(f"spin clock: slope {slope:.4f}, periods {[round(us, 2) for us in periods_us]} us")
+    record_property("slope", slope)
+    record_property("periods_us", periods_us)
     assert abs(slope - 1) <= 0.01
 
 
@@ -144,7 +146,9 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "order"), [("forks", FORKS, "branches"), ("overlaps", OVERLAPS, "programmatic")]
+    ("name", "source", "order"),
+    [("forks", FORKS, "branches"), ("overlaps", OVERLAPS, "programmatic")],
+    ids=["forks", "overlaps"],
 )
 def test_what_is_no_chain_is_seen(build_source: BuildSource, name: str, source: str, order: str) -> None:
     """Kernels side by side, and a kernel that may begin before its forerunner ends, are told from a chain."""
