@@ -1,4 +1,4 @@
-"""`python -m pytest_fa ceilings | pictures`: what is done once for a GPU, beside pytest's runs."""
+"""`python -m pytest_fa ceilings | noise | pictures`: what is done once for a GPU, beside pytest's runs."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def _parser() -> argparse.ArgumentParser:
     limits.add_argument("--profiles", type=Path, default=Path("profiles"))
     limits.set_defaults(run=_ceilings)
 
+    noise = commands.add_parser("noise", help="measure how far fresh processes scatter, and keep it there")
+    noise.add_argument("--profiles", type=Path, default=Path("profiles"))
+    noise.add_argument("--processes", type=int, default=24, help="12 or more, about 3 s each")
+    noise.set_defaults(run=_noise)
+
     draw = commands.add_parser("pictures", help="draw bars and a roofline from the records of a folder")
     draw.add_argument("folder", type=Path, help="such as profiles/nvidia-h200")
     draw.set_defaults(run=_pictures)
@@ -45,6 +50,21 @@ def _ceilings(given: argparse.Namespace) -> None:
     rates = ", ".join(f"{name} {rate:.0f} TFLOP/s" for name, rate in found.matmul_tflops.items())
     sys.stdout.write(f"{found.environment.gpu}: copy {found.copy_gb_per_s:.0f} GB/s, {rates}, ")
     sys.stdout.write(f"empty launch {found.empty_launch_us:.2f} us\n{path}\n")
+
+
+def _noise(given: argparse.Namespace) -> None:
+    from pytest_fa.noise import measure_noise  # noqa: PLC0415
+    from pytest_fa.report.noise import noise_rows, write_noise  # noqa: PLC0415
+
+    found = measure_noise(Path(), given.processes, lambda text: sys.stderr.write(f"\r{text}"))
+    path = write_noise(found, given.profiles)
+    sys.stderr.write("\n")
+    for row in noise_rows(found):
+        sys.stdout.write(
+            f"{row.shape_id}  {row.candidate} / {row.baseline}: processes {100 * row.process_sd:.2f} %, "
+            f"blocks {100 * row.block_sd:.2f} %, {row.decided} of {row.groups} groups of 12 decided at ratio 1\n"
+        )
+    sys.stdout.write(f"{path}\n")
 
 
 def _pictures(given: argparse.Namespace) -> None:

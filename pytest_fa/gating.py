@@ -22,6 +22,7 @@ from pytest_fa.gate.verdict import CONFIDENCE, LOOKS, MOST_DROPPED, Look, PairSa
 from pytest_fa.jobs import Arm, CaseResult, Contest, GateJob, GateResult
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.report.log import read_records
+from pytest_fa.report.noise import read_noise
 from pytest_fa.report.record import Gate, GatePair, Leaf, Outcome, Record, Stage
 from pytest_fa.session import CannotRun, Refused, Say, Session
 
@@ -207,7 +208,10 @@ def _gate(
 
 
 def _known_sd(session: Session, variant: Variant) -> tuple[float, str]:
-    """The standard deviation of process means in this variant's last saved gate, else the one of our own records."""
+    """The standard deviation of process means: as measured for this GPU, else in a saved gate, else an H200's."""
+    noise = read_noise(session.options.profiles, session.environment.gpu)
+    if noise is not None:
+        return noise.process_sd, f"measured on {noise.measured_at[:10]}"
     for path in sorted(Path(session.options.profiles).glob(f"*/{variant.name}.jsonl")):
         for record in reversed(read_records(path)):
             if record.gate and record.environment.gpu == session.environment.gpu and record.gate.process_sd > 0:

@@ -10,6 +10,12 @@ A table stands between two comments; the first says what it shows:
 
     <!-- fa-margins profiles=profiles/nvidia-h200 variants=minimal,ws_p2 -->
     <!-- /fa-margins -->
+
+    <!-- fa-clocks profiles=profiles/nvidia-h200 cases=b1h8s512d64-fp16 variants=ws_p2,sdpa_cudnn -->
+    <!-- /fa-clocks -->
+
+    <!-- fa-noise profiles=profiles/nvidia-h200 -->
+    <!-- /fa-noise -->
 """
 
 from __future__ import annotations
@@ -24,7 +30,8 @@ import msgspec
 from pytest_fa.errors import FaError
 from pytest_fa.report.log import read_records
 from pytest_fa.report.margins import worst_margins
-from pytest_fa.report.record import Record
+from pytest_fa.report.noise import noise_rows, read_noise
+from pytest_fa.report.record import Record, Speed
 from pytest_fa.report.table import launched_kernels
 
 BLOCK = re.compile(
@@ -44,6 +51,20 @@ class MarginSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     profiles: str
     variants: str
+
+
+class ClockSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All times of some shapes, and whether the profiler's clock confirms them: a row for each variant and shape."""
+
+    profiles: str
+    cases: str
+    variants: str
+
+
+class NoiseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far fresh processes scatter: a row for each pair of `noise.json`."""
+
+    profiles: str
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +92,11 @@ def _made(kind: str, words: str, root: Path) -> str:
         return _table(_spec(kind, words, Spec), root)
     if kind == "margins":
         return _margins(_spec(kind, words, MarginSpec), root)
-    raise TableProblem(f"fa-{kind}: there is no such table (fa-table, fa-margins)")
+    if kind == "clocks":
+        return _clocks(_spec(kind, words, ClockSpec), root)
+    if kind == "noise":
+        return _noise(_spec(kind, words, NoiseSpec), root)
+    raise TableProblem(f"fa-{kind}: there is no such table (fa-table, fa-margins, fa-clocks, fa-noise)")
 
 
 def main(arguments: list[str]) -> int:
@@ -117,6 +142,56 @@ def _margins(spec: MarginSpec, root: Path) -> str:
             shape = max(margins.values(), key=lambda each: each.used).shape_id if margins else "-"
             rows.append([f"`{variant}`", dtype, str(len(mine)), *cells, f"`{shape}`"])
     return _lines([["variant", "dtype", "checks", *names, "worst at"], *rows])
+
+
+def _clocks(spec: ClockSpec, root: Path) -> str:
+    heads = [
+        "shape",
+        "variant",
+        "device_us",
+        "+- %",
+        "cold_us",
+        "call_us",
+        "floor_us",
+        "profiler_us",
+        "between",
+        "agree",
+    ]
+    rows = [heads]
+    for shape in spec.cases.split(","):
+        for variant in spec.variants.split(","):
+            timed = [each for each in _records(spec.profiles, root, variant) if each.case and each.speed]
+            found = next((each for each in timed if each.case and each.case.shape_id == shape), None)
+            if found is not None and found.speed is not None:
+                rows.append([f"`{shape}`", f"`{variant}`", *_clock_cells(found.speed)])
+    return _lines(rows)
+
+
+def _clock_cells(speed: Speed) -> list[str]:
+    busy, precision = speed.busy, speed.device.precision
+    return [
+        f"{speed.device.median_us:.2f}",
+        f"{100 * precision:.2f}" if precision is not None else "-",
+        f"{speed.cold.median_us:.2f}" if speed.cold else "-",
+        f"{speed.call.median_us:.2f}",
+        f"{speed.floor_us:.2f}" if speed.floor_us is not None else "-",
+        f"{busy.busy_us:.2f}" if busy else "-",
+        f"{busy.overhead_us:+.2f}" if busy else "-",
+        {True: "yes", False: "NO", None: "-"}[speed.agreement.valid if speed.agreement else None],
+    ]
+
+
+def _noise(spec: NoiseSpec, root: Path) -> str:
+    path = root / spec.profiles
+    found = read_noise(path.parent, path.name)
+    if found is None:
+        raise TableProblem(f"no noise.json in {spec.profiles}")
+    rows = [["shape", "pair", "mean of log-ratio, %", "blocks, %", "processes, %", "groups of 12", "decided at 1.0"]]
+    for row in noise_rows(found):
+        figures = (f"{100 * value:.3f}" for value in (row.ratio_mean, row.block_sd, row.process_sd))
+        counts = (str(row.groups), str(row.decided))
+        rows.append([f"`{row.shape_id}`", f"{row.candidate} / {row.baseline}", *figures, *counts])
+    return _lines(rows)
 
 
 def _lines(rows: list[list[str]]) -> str:

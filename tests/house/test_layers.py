@@ -30,6 +30,7 @@ ROOMS = (
     "worker",
     "bundle",
     "session",
+    "noise",
     "gating",
     "selftesting",
     "items",
@@ -43,7 +44,18 @@ WITHOUT_TORCH = ROOMS[: ROOMS.index("run")]
 # These two need no torch although their room does.
 TORCH_FREE_MODULES = ("pytest_fa.measure.replay_clock", "pytest_fa.measure.statistics")
 # What pytest's own process imports for a whole run.
-PYTEST_SIDE = (*WITHOUT_TORCH, "session", "gating", "selftesting", "items", "terminal", "fixtures", "plugin", "suite")
+PYTEST_SIDE = (
+    *WITHOUT_TORCH,
+    "session",
+    "noise",
+    "gating",
+    "selftesting",
+    "items",
+    "terminal",
+    "fixtures",
+    "plugin",
+    "suite",
+)
 # Variants like a user's: a folder each, with sources that are loaded by path.
 VARIANTS = ("builtin", "selftest")
 
