@@ -71,7 +71,7 @@ class Results:
         if self._options.save and self._records:
             from pytest_fa.report.log import save_profiles  # noqa: PLC0415
 
-            good = [each for each in self._records if each.outcome == "ok" and each.kind != "build"]
+            good = [each for each in self._records if each.gate or (each.outcome == "ok" and each.kind != "build")]
             try:
                 self._saved = save_profiles(good, self._options.profiles)
             except OSError as problem:
