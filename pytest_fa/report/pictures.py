@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MINE, OTHERS, FLOOR = "#2f6db3", "#9aa5b1", "#d0d4d9"
-DOTS_PER_INCH = 110
 
 
 class NothingToShow(FaError):
@@ -33,20 +32,20 @@ def read_timed(folder: Path) -> list[Record]:
 
 
 def draw(folder: Path, ceilings: Ceilings | None) -> list[Path]:
-    """Draw `bars.png`, and `roofline.png` where the GPU's ceilings are known, into `folder`.
+    """Draw `bars.svg`, and `roofline.svg` where the GPU's ceilings are known, into `folder`.
 
     Raises `NothingToShow` without timed records, `ImportError` without matplotlib.
     """
     import matplotlib as mpl  # noqa: PLC0415  # an extra: pip install pytest-fa[report]
 
-    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "pytest-fa"  # the same records give the same file
     records = read_timed(folder)
-    pictures = {"bars.png": _bars(records)}
+    pictures = {"bars.svg": _bars(records)}
     if ceilings is not None:
-        pictures["roofline.png"] = _roofline(records, ceilings)
+        pictures["roofline.svg"] = _roofline(records, ceilings)
     paths = []
     for name, figure in pictures.items():
-        figure.savefig(folder / name, dpi=DOTS_PER_INCH, bbox_inches="tight", metadata={"Software": None})
+        figure.savefig(folder / name, bbox_inches="tight", metadata={"Date": None, "Creator": None})
         paths.append(folder / name)
     return paths
 

@@ -67,9 +67,9 @@ def test_pictures_are_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     pytest.importorskip("matplotlib")
     assert main(["pictures", str(folder)]) == 0
     paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert [path.name for path in paths] == ["bars.png", "roofline.png"]
+    assert [path.name for path in paths] == ["bars.svg", "roofline.svg"]
     first = [path.read_bytes() for path in paths]
-    assert all(data.startswith(b"\x89PNG") and len(data) > 5000 for data in first)
+    assert all(b"<svg" in data and len(data) > 5000 for data in first)
     draw(folder, CEILINGS)
     assert [path.read_bytes() for path in paths] == first
 
@@ -77,7 +77,7 @@ def test_pictures_are_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_without_ceilings_there_is_no_roof(folder: Path) -> None:
     """Bars need none."""
     pytest.importorskip("matplotlib")
-    assert [path.name for path in draw(folder, None)] == ["bars.png"]
+    assert [path.name for path in draw(folder, None)] == ["bars.svg"]
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
