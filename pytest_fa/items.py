@@ -87,9 +87,8 @@ def _stands_beside(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:
 
 
 def _is_empty(item: pytest.Item) -> bool:
-    """Pytest's placeholder for a test of properties or gates that has none to run over."""
-    names = getattr(item, "fixturenames", ())
-    return "fa_run" in names and "fa_variant" in names and _variant(item) is None
+    """Pytest's placeholder for a test of properties that has none to run over."""
+    return "fa_property" in getattr(item, "fixturenames", ()) and _variant(item) is None
 
 
 def _variant(item: pytest.Item) -> AnyVariant | None:

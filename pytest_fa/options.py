@@ -148,7 +148,7 @@ def read(config: pytest.Config) -> Options:
         tolerance=_one_of("--fa-tolerance", _text(config, "fa_tolerance"), TOLERANCES),
         watchdog_seconds=_watchdog(_text(config, "fa_watchdog")),
         selftest=_flag(config, "fa_selftest"),
-        gate=_gate(_text(config, "fa_gate")),
+        gate=_gate(config),
         gate_baseline=_text(config, "fa_gate_baseline") or None,
         soak=_soak(_text(config, "fa_soak")),
         cache=_folder(rootdir, _text(config, "fa_cache")) or default_cache(),
@@ -253,9 +253,12 @@ def _soak(text: str) -> int | None:
     return int(text)
 
 
-def _gate(text: str) -> float | None:
+def _gate(config: pytest.Config) -> float | None:
+    text = _text(config, "fa_gate")
     if not text:
         return None
+    if config.getoption("numprocesses", default=None):
+        raise UsageProblem("--fa-gate: a gate starts its own processes, one at a time; drop -n")
     try:
         ratio = float(text)
     except ValueError:

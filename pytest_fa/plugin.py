@@ -85,6 +85,19 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return session_of(config).title if config.stash[OPTIONS_KEY].is_given else None
 
 
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str) -> list[pytest.Item] | None:
+    """The suite's gate is a test where one was asked for, and else not there."""
+    is_ours = name == "test_gate" and str(getattr(collector.obj, "__name__", "")).startswith("pytest_fa.suite.")
+    return [] if is_ours and collector.config.stash[OPTIONS_KEY].gate is None else None
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    """A gate without a verdict is neither passed nor failed in the terminal."""
+    if report.when == "call" and getattr(report, "fa_record", {}).get("outcome") == "inconclusive":
+        return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
+    return None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Pair variants and cases for every test that asks for them."""
     if {"fa_variant", "fa_case", "fa_property"} & set(metafunc.fixturenames):

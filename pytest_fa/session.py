@@ -85,8 +85,7 @@ class Session:
         if options.gate_baseline and options.gate is None:
             raise UsageProblem("--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too")
         _ = self.gate_baseline  # a name that does not exist ends the run here
-        has_gate = options.gate is not None
-        return make_plan(self.catalog, chosen, cases, with_properties=not options.cases, has_gate=has_gate)
+        return make_plan(self.catalog, chosen, cases, with_properties=not options.cases)
 
     @functools.cached_property
     def gate_baseline(self) -> Variant | None:

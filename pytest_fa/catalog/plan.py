@@ -25,7 +25,6 @@ class Plan(msgspec.Struct, frozen=True):
     companions: tuple[Variant, ...]
     cases: tuple[Case, ...]
     with_properties: bool = True
-    has_gate: bool = False
 
     @property
     def builds(self) -> list[AnyVariant]:
@@ -56,8 +55,8 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def gated(self) -> list[Variant]:
-        """What `test_gate` runs over: every judged variant that was asked for, where a gate was."""
-        return [each for each in self.runnable if self.has_gate and each.is_judged and self.is_chosen(each)]
+        """What `test_gate` runs over: every judged variant that was asked for."""
+        return [each for each in self.runnable if each.is_judged and self.is_chosen(each)]
 
     @property
     def faults(self) -> list[Variant]:
@@ -87,9 +86,8 @@ def make_plan(
     cases: tuple[Case, ...],
     *,
     with_properties: bool = True,
-    has_gate: bool = False,
 ) -> Plan:
     """The plan for the variants and cases that were asked for."""
     offered = [each for each in catalog.variants.values() if each.role == "candidate"]
     companions = [each for each in catalog.variants.values() if each.role in COMPANION_ROLES]
-    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties, has_gate)
+    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties)

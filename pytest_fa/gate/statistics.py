@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PROCESS_SD = 0.008  # where no earlier gate tells
 RESAMPLES = 10_000
@@ -30,7 +33,8 @@ def t_interval(samples: Sequence[float], confidence: float, least_sd: float = 0.
     `least_sd` is taken where the samples scatter less: six processes that happen to land in one of a machine's two
     groups scatter next to nothing, and would decide by luck.
     """
-    from scipy import stats  # noqa: PLC0415  # half a second that only a gate pays
+    import numpy as np  # noqa: PLC0415  # half a second that only a gate pays
+    from scipy import stats  # noqa: PLC0415
 
     values = np.asarray(samples, dtype=float)
     mean = float(values.mean()) if len(values) else math.nan
@@ -48,6 +52,8 @@ def bootstrap_interval(blocks: Sequence[Sequence[float]], confidence: float, see
 
     `blocks` has one row of log-ratios for each process.  Over few processes it is too narrow.
     """
+    import numpy as np  # noqa: PLC0415
+
     draw = np.random.default_rng(seed)
     rows = [np.asarray(row, dtype=float) for row in blocks if len(row)]
     if not rows:
@@ -63,12 +69,15 @@ def bootstrap_interval(blocks: Sequence[Sequence[float]], confidence: float, see
 
 
 def _error(values: np.ndarray, least_sd: float) -> float:
-    """The standard error of the mean."""
+    """The standard error of the mean; NaN with a sample that is."""
+    import numpy as np  # noqa: PLC0415
+
     return max(float(values.std(ddof=1)), least_sd) / math.sqrt(len(values)) if np.isfinite(values).all() else math.nan
 
 
 def p_above(samples: Sequence[float], limit: float, least_sd: float = 0.0) -> float:
     """How likely means as high as these are where the true mean is at most `limit`; NaN is 1."""
+    import numpy as np  # noqa: PLC0415
     from scipy import stats  # noqa: PLC0415
 
     values = np.asarray(samples, dtype=float)
@@ -82,7 +91,7 @@ def p_above(samples: Sequence[float], limit: float, least_sd: float = 0.0) -> fl
 
 def any_rejected(p_values: Sequence[float], level: float) -> list[bool]:
     """Which of several hypotheses fall by Holm's step-down rule at a family-wise `level`."""
-    order = np.argsort(p_values)
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     rejected = [False] * len(p_values)
     for rank, index in enumerate(order):
         if not p_values[index] <= level / (len(p_values) - rank):

@@ -28,16 +28,28 @@ def timed(new_project: NewProject) -> Project:
     return project
 
 
+TRIES = 4  # a machine that others use may be too noisy for a verdict; a wrong one is never tried again
+
+
 def gate(project: Project, name: str, *more: str) -> Run:
     """Gate one variant against `usual`."""
     options = (f"--fa-case={CASE}", f"--fa-variant={name}", "--fa-gate-baseline=usual", "-k", "test_gate")
     return project.suite(*options, *more)
 
 
+def decided(project: Project, name: str) -> Run:
+    """The same at 0.95, until it has a verdict."""
+    for _ in range(TRIES):
+        run = gate(project, name, "--fa-gate=0.95")
+        if run.ret != 10:  # the status of a gate without a verdict
+            break
+    return run
+
+
 @pytest.fixture(scope="module")
 def quick(timed: Project) -> Run:
     """The fast kernel, gated."""
-    return gate(timed, "quick", "--fa-gate=0.95")
+    return decided(timed, "quick")
 
 
 def ratio_of(run: Run) -> float:
@@ -55,7 +67,7 @@ def test_ten_percent_faster_passes(quick: Run) -> None:
 
 def test_ten_percent_slower_fails(timed: Project) -> None:
     """1.1 of the baseline's time fails it."""
-    run = gate(timed, "slow", "--fa-gate=0.95")
+    run = decided(timed, "slow")
     assert (run.ret, run.outcomes) == (1, {"test_gate[slow]": "failed"})
     assert ratio_of(run) == pytest.approx(1.1, abs=0.02)
     assert any(each.strip().startswith("FAIL slow < 0.95: ") for each in run.said)
@@ -71,7 +83,7 @@ def test_the_cost_and_the_power_are_said_first(quick: Run) -> None:
 def test_the_record_has_every_block(timed: Project, quick: Run) -> None:
     """Raw blocks, orders' seed, pilot and intervals are kept."""
     assert quick.ret == 0
-    (record,) = [each for each in timed.records if each.gate and each.variant == "quick"]
+    *_, record = [each for each in timed.records if each.gate and each.variant == "quick"]
     assert record.gate is not None
     (pair,) = record.gate.pairs
     assert (record.kind, record.outcome, record.gate.verdict) == ("gate", "ok", "PASS")
@@ -84,6 +96,7 @@ def test_no_verdict_has_an_exit_status_of_its_own(timed: Project) -> None:
     """A gate exactly at the ratio has no verdict: the test fails, and the run ends with 10."""
     run = gate(timed, "usual", "--fa-gate=1.0")
     assert (run.ret, "INCONCLUSIVE usual < 1: " in run.text) == (10, True)
+    assert "1 inconclusive" in run.said[-1]
 
 
 def test_a_wrong_kernel_is_not_gated(timed: Project) -> None:
@@ -96,6 +109,7 @@ def test_a_wrong_kernel_is_not_gated(timed: Project) -> None:
     ("options", "message"),
     [
         (["--fa-gate=fast"], "--fa-gate: 'fast' is no ratio; give 0.01 to 100, such as 0.95"),
+        (["--fa-gate=1", "-n2"], "--fa-gate: a gate starts its own processes, one at a time; drop -n"),
         (["--fa-gate=0"], "--fa-gate: '0' is no ratio; give 0.01 to 100, such as 0.95"),
         (["--fa-gate-baseline=usual"], "--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too"),
         (["--fa-gate=1", "--fa-gate-baseline=usul"], "no variant 'usul'; did you mean 'usual'? (see --fa-list)"),
