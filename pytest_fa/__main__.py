@@ -1,4 +1,4 @@
-"""`python -m pytest_fa ceilings | noise | pictures`: what is done once for a GPU, beside pytest's runs."""
+"""`python -m pytest_fa new | ceilings | noise | pictures`: what is done once, beside pytest's runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from pytest_fa.errors import FaError
+from pytest_fa.new import KINDS, write_variant
 
 
 def main(arguments: list[str]) -> int:
@@ -24,6 +25,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pytest_fa", description=__doc__)
     commands = parser.add_subparsers(required=True)
 
+    new = commands.add_parser("new", help="write the folder of a new variant, which is right and slow")
+    new.add_argument("name")
+    new.add_argument("--kind", choices=KINDS, default=KINDS[0])
+    new.add_argument("--kernels", type=Path, default=Path("kernels"))
+    new.set_defaults(run=_new)
+
     limits = commands.add_parser("ceilings", help="measure what this GPU can do, and keep it under profiles/<gpu>/")
     limits.add_argument("--profiles", type=Path, default=Path("profiles"))
     limits.set_defaults(run=_ceilings)
@@ -37,6 +44,13 @@ def _parser() -> argparse.ArgumentParser:
     draw.add_argument("folder", type=Path, help="such as profiles/nvidia-h200")
     draw.set_defaults(run=_pictures)
     return parser
+
+
+def _new(given: argparse.Namespace) -> None:
+    folder = write_variant(given.name, given.kind, given.kernels)
+    where = "" if given.kernels == Path("kernels") else f" --fa-kernels={given.kernels}"
+    sys.stdout.write(f"{folder}: {', '.join(sorted(each.name for each in folder.iterdir()))}\n")
+    sys.stdout.write(f"next: pytest --pyargs pytest_fa.suite{where} --fa-variant={given.name}\n")
 
 
 def _ceilings(given: argparse.Namespace) -> None:

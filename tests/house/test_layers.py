@@ -38,6 +38,7 @@ ROOMS = (
     "fixtures",
     "plugin",
     "suite",
+    "new",
     "__main__",
 )
 WITHOUT_TORCH = ROOMS[: ROOMS.index("run")]
@@ -57,7 +58,7 @@ PYTEST_SIDE = (
     "suite",
 )
 # Variants like a user's: a folder each, with sources that are loaded by path.
-VARIANTS = ("builtin", "selftest")
+VARIANTS = ("builtin", "selftest", "template")
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 IN_ROOMS = [path for path in SOURCES if path.parent != PACKAGE or path.name != "__init__.py"]

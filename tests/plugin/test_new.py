@@ -1,0 +1,54 @@
+"""`python -m pytest_fa new`: from nothing to a verdict."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.__main__ import main
+from tests.plugin.conftest import Project
+
+
+def new(project: Project, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """Write a variant into the project, and give the arguments of the pytest that the command names."""
+    assert main(["new", *words, "--kernels", str(project.folder / "kernels")]) == 0
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("next: ")]
+    return shlex.split(line)[2:]
+
+
+def test_a_python_variant_is_right_at_once(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the command writes passes what the command says to run next, on a CPU."""
+    run = project.run(*new(project, capsys, "mine", "--kind=python"), "-k", "mine and not test_speed")
+    assert run.ret == pytest.ExitCode.OK
+    assert run.outcomes["test_correct[mine-b1h8s512d64-fp16-seed0]"] == "passed"
+
+
+@pytest.mark.needs_nvcc
+def test_a_cuda_variant_builds_at_once(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """It compiles for every architecture without a spill."""
+    run = project.run(*new(project, capsys, "mine"), "-k", "test_build and mine")
+    assert run.outcomes == {"test_build[mine]": "passed"}
+    (record,) = project.records
+    assert [leaf.arch for leaf in record.leaves] == ["sm_80", "sm_89", "sm_90a"]
+    assert {kernel.spill_bytes for leaf in record.leaves for kernel in leaf.kernels} == {0}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["2fast"], "new: '2fast' is no name for a variant; it must be letters, digits and _, a letter first"),
+        (["../mine"], "new: '../mine' is no name for a variant"),
+        (["noop"], "new: there is a variant 'noop' already"),
+        (["taken"], "taken' exists already; nothing was written"),
+    ],
+)
+def test_what_cannot_be_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    """A name that cannot be, or is taken: one line, status 2, and nothing is written."""
+    (tmp_path / "taken").mkdir()
+    assert main(["new", *words, "--kernels", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+    assert [each.name for each in tmp_path.rglob("*")] == ["taken"]
