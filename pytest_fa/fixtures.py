@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
+from pytest_fa.errors import UsageProblem
+from pytest_fa.markers import gate_of, tolerance_of
 from pytest_fa.measure.replay_clock import ReplayClock, replay
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from pytest_fa.run.inputs import Inputs
     from pytest_fa.run.module import Forward
     from pytest_fa.session import Session
+
+T = TypeVar("T")
 
 OPTIONS_KEY: pytest.StashKey[Options] = pytest.StashKey()
 SESSION_KEY: pytest.StashKey[Session] = pytest.StashKey()
@@ -141,9 +145,18 @@ def _variant(request: pytest.FixtureRequest) -> Variant | None:
 
 
 def _policy(request: pytest.FixtureRequest) -> str:
-    """The tolerance policy: the option's, else the manifest's, else `measured`."""
+    """The tolerance policy: the option's, else the marker's, else the manifest's, else `measured`."""
     variant = _variant(request)
-    return request.config.stash[OPTIONS_KEY].tolerance or (variant.tolerance if variant else "measured")
+    marked = _read_marker(tolerance_of, request.node)
+    return request.config.stash[OPTIONS_KEY].tolerance or marked or (variant.tolerance if variant else "measured")
+
+
+def _read_marker(read: Callable[[pytest.Item], T], node: pytest.Item) -> T:
+    """What a marker says; one that cannot be read fails its test."""
+    try:
+        return read(node)
+    except UsageProblem as problem:
+        pytest.fail(str(problem), pytrace=False)
 
 
 @pytest.fixture
@@ -260,7 +273,11 @@ class FaRun:
         from pytest_fa.gating import hold_gate, question_of  # noqa: PLC0415  # only a gate needs it
 
         say, session = _progress_line(self._node.config), self._session
-        return self._finish(lambda: hold_gate(session, variant, question_of(session, variant), say))
+        ratio = session.options.gate or _read_marker(gate_of, self._node)
+        if ratio is None:
+            lack = "fa_run.gate: there is no ratio; give --fa-gate, or mark the test with fa_gate(0.95)"
+            pytest.fail(lack, pytrace=False)
+        return self._finish(lambda: hold_gate(session, variant, question_of(session, variant, ratio), say))
 
     def speed(self, variant: Variant, case: Case) -> Record:
         """Run, judge, time, and judge what was timed."""

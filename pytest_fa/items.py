@@ -17,7 +17,7 @@ _UNUSED = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
 
 
 # The suite's own tests of a variant alone.
-_VARIANTS_OF = {"test_judge": "faults", "test_gate": "gated"}
+_VARIANTS_OF = {"test_build": "builds", "test_judge": "faults", "test_gate": "gated"}
 
 
 def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
@@ -35,7 +35,7 @@ def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
     elif "fa_case" not in names:
         variants: Sequence[AnyVariant] = plan.runnable
         if "fa_run" in names:
-            variants = getattr(plan, _VARIANTS_OF.get(metafunc.function.__name__, "builds"))
+            variants = getattr(plan, _VARIANTS_OF.get(metafunc.function.__name__, "runnable"))
         metafunc.parametrize("fa_variant", variants, ids=lambda variant: variant.name, indirect=True)
     else:
         timed = "fa_benchmark" in names

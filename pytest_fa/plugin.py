@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fa import options
+from pytest_fa import markers, options
 from pytest_fa.errors import FaError
 from pytest_fa.fixtures import (
     OPTIONS_KEY,
@@ -54,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Read the options; where any was given, check the names in them before anything is collected."""
+    markers.register(config)
     try:
         config.stash[OPTIONS_KEY] = options.read(config)
         if config.stash[OPTIONS_KEY].selftest:
@@ -103,7 +104,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if {"fa_variant", "fa_case", "fa_property"} & set(metafunc.fixturenames):
         from pytest_fa.items import parametrize  # noqa: PLC0415  # only a run with kernels pays for the catalog
 
-        parametrize(metafunc, session_of(metafunc.config).plan)
+        try:
+            suites = markers.suites_of(metafunc.definition)
+            parametrize(metafunc, session_of(metafunc.config).plan_of(suites))
+        except FaError as problem:
+            raise pytest.UsageError(str(problem)) from None
 
 
 @pytest.hookimpl(trylast=True)

@@ -87,6 +87,14 @@ class Session:
         _ = self.gate_baseline  # a name that does not exist ends the run here
         return make_plan(self.catalog, chosen, cases, with_properties=not options.cases)
 
+    def plan_of(self, suites: tuple[str, ...]) -> Plan:
+        """The plan with other suites' cases; the run's own plan for none.  Raises `UsageProblem`."""
+        if not suites:
+            return self.plan
+        options = self.options
+        cases = select_cases(suites, (), options.dtypes, options.seeds)
+        return msgspec.structs.replace(self.plan, cases=cases)
+
     @functools.cached_property
     def gate_baseline(self) -> Variant | None:
         """The variant that `--fa-gate-baseline` names; None for a build key or none.  Raises `UsageProblem`."""

@@ -1,0 +1,127 @@
+"""Markers in a user's own tests: another suite, another policy, a gate."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import PYTHON_SOURCE
+from tests.plugin.conftest import ONE_CASE, NewProject, Project, Run
+
+# Off by 0.1 %: too much for an ideal kernel's error, little enough for the older threshold.
+NEAR_SOURCE = PYTHON_SOURCE.replace("    return result if", "    result = result * 1.001\n    return result if")
+
+OWN_TESTS = """\
+import pytest
+
+
+def judge(fa_module, fa_inputs, fa_check):
+    q, k, v, scale, causal = fa_inputs
+    return fa_check(fa_module(q, k, v, scale=scale, causal=causal)).policy
+
+
+@pytest.mark.fa_suite("smoke")
+def test_other_cases(fa_case):
+    assert fa_case.heads == 2
+
+
+def test_own_policy(fa_module, fa_inputs, fa_check):
+    judge(fa_module, fa_inputs, fa_check)
+
+
+@pytest.mark.fa_tolerance("absolute")
+def test_other_policy(fa_module, fa_inputs, fa_check):
+    assert judge(fa_module, fa_inputs, fa_check) == "absolute"
+
+
+@pytest.mark.fa_tolerance("loose")
+def test_no_policy(fa_module, fa_inputs, fa_check):
+    judge(fa_module, fa_inputs, fa_check)
+
+
+@pytest.mark.fa_gate(0.5)
+def test_gated(fa_variant, fa_run):
+    fa_run.gate(fa_variant)
+
+
+def test_no_ratio(fa_variant, fa_run):
+    fa_run.gate(fa_variant)
+
+
+@pytest.mark.fa_gate("fast")
+def test_no_number(fa_variant, fa_run):
+    fa_run.gate(fa_variant)
+"""
+
+
+@pytest.fixture(scope="module")
+def own(new_project: NewProject) -> Project:
+    """A nearly right variant, and marked tests."""
+    project = new_project("markers")
+    project.python_variant("near", NEAR_SOURCE)
+    project.write("test_own.py", OWN_TESTS)
+    return project
+
+
+@pytest.fixture(scope="module")
+def run(own: Project) -> Run:
+    """All of them on one case."""
+    return own.run("--fa-variant=near", ONE_CASE, "--strict-markers", "-k", "near or other_cases")
+
+
+def outcome(run: Run, test: str) -> str:
+    """What became of a test's one item."""
+    (found,) = [each for name, each in run.outcomes.items() if name.startswith(f"{test}[")]
+    return found
+
+
+def test_every_marker_is_shown(own: Project) -> None:
+    """`pytest --markers` lists each with what it does."""
+    shown = own.run("--markers").text
+    for name in ("fa_suite(*names)", "fa_tolerance(policy)", "fa_gate(ratio)"):
+        assert f"@pytest.mark.{name}: " in shown
+
+
+def test_another_suite(run: Run) -> None:
+    """A marked test runs over its own suite's cases, whatever the run's are."""
+    found = [name for name in run.outcomes if name.startswith("test_other_cases[")]
+    assert len(found) == 3
+    assert {run.outcomes[name] for name in found} == {"passed"}
+
+
+def test_another_policy(run: Run) -> None:
+    """What the default policy rejects, a marked test may take; the command line has the last word."""
+    assert [outcome(run, name) for name in ("test_own_policy", "test_other_policy")] == ["failed", "passed"]
+
+
+def test_the_command_line_has_the_last_word(own: Project) -> None:
+    """`--fa-tolerance` overrides the marker."""
+    again = own.run("--fa-variant=near", ONE_CASE, "--fa-tolerance=measured", "-k", "near and test_other_policy")
+    assert outcome(again, "test_other_policy") == "failed"
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        ("test_no_policy", "fa_tolerance takes one of measured, absolute, fp8; it is 'loose'"),
+        ("test_no_ratio", "fa_run.gate: there is no ratio; give --fa-gate, or mark the test with fa_gate(0.95)"),
+        ("test_no_number", "fa_gate takes a ratio of 0.01 to 100, such as 0.95; it is 'fast'"),
+    ],
+)
+def test_what_a_marker_cannot_say_is_named(run: Run, test: str, message: str) -> None:
+    """A wrong marker fails its own test with one line."""
+    assert outcome(run, test) == "failed"
+    assert message in run.text
+
+
+def test_a_marked_gate_is_held(run: Run) -> None:
+    """The gate runs: a kernel that is wrong in the pilot fails by its bounds."""
+    assert outcome(run, "test_gated") == "failed"
+    assert "near-b1h2s64d64-fp16-seed0: wrong result: " in run.text
+
+
+def test_an_unknown_suite_ends_the_run(project: Project) -> None:
+    """A suite that does not exist is a usage error with a suggestion."""
+    project.python_variant("near")
+    project.write("test_own.py", 'import pytest\n\n\n@pytest.mark.fa_suite("egde")\ndef test_it(fa_case):\n    pass\n')
+    run = project.run()
+    assert (run.ret, "no suite 'egde'; did you mean 'edge'?" in run.text) != (0, False)
