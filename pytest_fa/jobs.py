@@ -125,7 +125,7 @@ class ContestBlocks(msgspec.Struct, frozen=True):
     """log(candidate / baseline) of every block of one contest, and the same of the baseline against itself.
 
     `dropped` blocks were taken while the GPU was slowed down, and are not among them.  The medians of both arms'
-    samples, in microseconds, decide nothing.
+    samples, in microseconds, decide nothing; `method` says how a sample was taken.
     """
 
     blocks: tuple[float, ...]
@@ -133,6 +133,7 @@ class ContestBlocks(msgspec.Struct, frozen=True):
     dropped: int
     candidate_us: float
     baseline_us: float
+    method: str
 
 
 class GateResult(msgspec.Struct, frozen=True, tag="gate_result"):

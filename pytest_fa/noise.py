@@ -50,6 +50,8 @@ def measure_noise(root: Path, processes: int, say: Callable[[str], object]) -> N
             result = workers.run_afresh(GateJob(contests, "cuda", "measured", seed))
             if result.outcome != "ok":
                 raise CannotMeasure(f"process {number}: {result.outcome}: {result.message}")
+            if any(each.dropped for each in result.contests):
+                raise CannotMeasure(f"process {number}: heat or the hardware slowed the GPU down; try again later")
             results.append(result)
             say(f"{number + 1} of {processes}")
     return Noise(

@@ -255,7 +255,7 @@ def _soak(text: str) -> int | None:
 
 def _gate(config: pytest.Config) -> float | None:
     text = _text(config, "fa_gate")
-    if not text:
+    if not text and config.getoption("fa_gate") is None:
         return None
     if config.getoption("numprocesses", default=None):
         raise UsageProblem("--fa-gate: a gate starts its own processes, one at a time; drop -n")

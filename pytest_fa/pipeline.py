@@ -35,7 +35,8 @@ from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import Subject
 from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.judge.witnesses import hear
-from pytest_fa.measure.contest import Opened, Runner, contest
+from pytest_fa.measure.contest import Blocks, Opened, Runner, contest
+from pytest_fa.measure.device_time import CannotCapture
 from pytest_fa.measure.measure import l2_bytes, measure, profile_busy
 from pytest_fa.report.environment import clock_watch
 from pytest_fa.report.record import Check, Diagnosis, Outcome, Repeats, Speed, Stage, StageName
@@ -130,16 +131,18 @@ def run_gate(job: GateJob, tell: Tell = lambda _: None) -> GateResult:
                 blocks = contest((arms[0], arms[1], arms[2]), job.seed + index, clocks.is_slowed)
                 stages.wait()
                 _judge_arms(arms, sides, inputs, job.policy)
-                found.append(ContestBlocks(tuple(blocks.blocks), tuple(blocks.same), blocks.dropped, *_medians(arms)))
+                found.append(_contest_blocks(blocks, arms))
         return GateResult("ok", "", tuple(found))
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; each becomes a named outcome
         alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
-        return GateResult(_outcome(problem) if alive else "device_error", _message(problem), (), context_lost=not alive)
+        outcome: Outcome = "inconclusive" if isinstance(problem, CannotCapture) else _outcome(problem)
+        return GateResult(outcome if alive else "device_error", _message(problem), (), context_lost=not alive)
 
 
-def _medians(arms: list[Runner]) -> tuple[float, float]:
+def _contest_blocks(blocks: Blocks, arms: list[Runner]) -> ContestBlocks:
     candidate, baseline, _ = (statistics.median(each.taken_us) for each in arms)
-    return candidate, baseline
+    rows = (tuple(blocks.blocks), tuple(blocks.same))
+    return ContestBlocks(*rows, blocks.dropped, candidate, baseline, arms[0].method)
 
 
 def run_busy(job: BusyJob, tell: Tell = lambda _: None) -> BusyResult:

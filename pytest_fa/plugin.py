@@ -171,6 +171,10 @@ class _Reports:
         """Keep a record as it comes."""
         self._results.take(report)
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Remember what could not be collected."""
+        self._results.note_collect(report)
+
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Save profiles where asked; a run that did nothing, or whose records were lost, is red."""
         self._results.finish()

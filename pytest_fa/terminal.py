@@ -66,6 +66,10 @@ class Results:
             what, reason = report.fa_not_run
             self._not_run[what][reason] += 1
 
+    def note_collect(self, report: pytest.CollectReport) -> None:
+        """A file that cannot be collected is a failure of its own."""
+        self._failed_otherwise |= report.failed
+
     def finish(self) -> None:
         """Write the profiles that were asked for."""
         if self._options.save and self._records:
@@ -117,12 +121,16 @@ class Results:
                 terminal.write_line(f"  {count} x {reason}", red=True)
 
     def _write_gates(self, terminal: pytest.TerminalReporter) -> None:
-        from pytest_fa.report.gates import gate_lines  # noqa: PLC0415  # only runs with records need it
+        """Each gate; one without a verdict in full, since pytest shows the text of failures alone."""
+        from pytest_fa.report.failure import failure_text  # noqa: PLC0415  # only runs with records need these
+        from pytest_fa.report.gates import gate_lines  # noqa: PLC0415
 
-        colors = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
-        for variant, gate in ((each.variant, each.gate) for each in self._records if each.gate):
-            for line in gate_lines(variant, gate):
-                terminal.write_line(line, **{colors[gate.verdict]: True})
+        for record in self._records:
+            if record.outcome == "inconclusive":
+                terminal.write_line(failure_text(record), yellow=True)
+            elif record.gate:
+                for line in gate_lines(record.variant, record.gate):
+                    terminal.write_line(line, red=record.gate.verdict == "FAIL", green=record.gate.verdict == "PASS")
 
     @functools.cached_property
     def _log(self) -> RecordLog:

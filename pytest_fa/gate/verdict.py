@@ -64,6 +64,8 @@ def look(pairs: Sequence[PairSamples], ratio: float, *, is_last: bool, process_s
     least_sd = LEAST_SD_SHARE * process_sd
     intervals = tuple(t_interval(pair.means, CONFIDENCE, least_sd) for pair in pairs)
     undecided: Verdict | None = "INCONCLUSIVE" if is_last else None
+    if lost := max((sum(not row for row in pair.blocks) for pair in pairs), default=0):
+        return Look("INCONCLUSIVE", f"the GPU was slowed down in {lost} processes for too many blocks", intervals)
     if noise := _noise(pairs, ratio):
         return Look(undecided, noise, intervals)
     if pairs and all(each.high < limit for each in intervals):

@@ -44,20 +44,22 @@ class Runner:
 
     def __init__(self, opened: Opened, case: Case, inputs: Inputs, l2_bytes: int | None, watch: Watch) -> None:
         self.rotation = Rotation(case, inputs, l2_bytes)
-        self._opened, self._watch, self._is_cpu = opened, watch, inputs.q.device.type == "cpu"
+        self._opened, self._watch, self.is_cpu = opened, watch, inputs.q.device.type == "cpu"
         self._graph: torch.cuda.CUDAGraph | None = None
         self._calls = self._replays = 1
         self.taken_us: list[float] = []
 
     def estimate_us(self) -> float:
         """Microseconds of a call, after one that pays for what it sets up."""
+        self._watch()
         self._eager_us(1)
+        self._watch()
         estimate = self._eager_us(1)
         return self._eager_us(10) if estimate < LONG_CALL_US else estimate
 
     def capture(self, estimate_us: float) -> None:
         """Take samples from a graph from now on.  Raises `CannotCapture`."""
-        if self._is_cpu:
+        if self.is_cpu:
             raise CannotCapture("it runs on the CPU")
         calls = 20 if estimate_us < LONG_CALL_US else 1
         with self._opened() as forward:
@@ -73,6 +75,13 @@ class Runner:
         self._graph, self._replays = None, 1
         self._calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(estimate_us, 0.1))))
 
+    @property
+    def method(self) -> str:
+        """How a sample is taken."""
+        if self._graph is not None:
+            return f"{self._replays} replays of a graph of {self._calls} calls"
+        return f"{'wall clock of' if self.is_cpu else 'event pair around'} {self._calls} calls"
+
     def sample_us(self) -> float:
         """One sample, microseconds per call; it is also kept."""
         self._watch()
@@ -85,7 +94,7 @@ class Runner:
 
     def _eager_us(self, calls: int) -> float:
         with self._opened() as forward:
-            if not self._is_cpu:
+            if not self.is_cpu:
                 return event_us(lambda: self.rotation.call(forward), calls) / calls
             start = time.perf_counter_ns()
             for _ in range(calls):
@@ -99,7 +108,8 @@ def contest(
     """Blocks of the candidate against the baseline, and of the baseline against itself, in turn.
 
     `arms` are the candidate, the baseline, and the baseline once more.  `seed` draws the order of capture and who
-    begins.  Leaves outputs of timed calls in the arms' rotations.
+    begins.  Leaves outputs of timed calls in the arms' rotations.  Raises `CannotCapture` where short calls cannot be
+    captured: by their launches they are not to be compared.
     """
     draw = random.Random(seed)  # noqa: S311  # no secret
     _prepare(draw.sample(arms, len(arms)))
@@ -125,6 +135,8 @@ def _prepare(arms: list[Runner]) -> None:
         for each, estimate_us in zip(arms, estimates, strict=True):
             each.capture(estimate_us)
     except CannotCapture:
+        if not arms[0].is_cpu and min(estimates) < LONG_CALL_US:
+            raise  # plain calls of short kernels are as long as their launches
         for each, estimate_us in zip(arms, estimates, strict=True):
             each.plan_eager(estimate_us)
     for each in arms:

@@ -145,7 +145,7 @@ def foreign_processes() -> tuple[str, ...]:
             running = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
         except nvml.NVMLError:
             return ()
-        ours = {os.getpid(), os.getppid()}
+        ours = {os.getpid(), *([os.getppid()] if "PYTEST_XDIST_WORKER" in os.environ else [])}
         return tuple(
             f"{each.pid} {_process_name(each.pid)}" for each in running if not ours & set(_ancestors(each.pid))
         )

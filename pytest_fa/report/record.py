@@ -276,21 +276,25 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class GatePair(msgspec.Struct, frozen=True):
-    """One shape against one baseline: the raw blocks, and the ratio candidate / baseline with its intervals."""
+    """One shape against one baseline: the raw blocks, and the ratio candidate / baseline with its intervals.
+
+    An end that is not finite is None.
+    """
 
     samples: PairSamples
-    ratio: float
-    low: float
-    high: float
-    bootstrap_low: float
-    bootstrap_high: float
+    ratio: float | None
+    low: float | None
+    high: float | None
+    bootstrap_low: float | None
+    bootstrap_high: float | None
+    method: str = ""
 
 
 class Gate(msgspec.Struct, frozen=True):
     """What a gate asked and found.
 
     `ratio` is the gate, `seed` draws orders, `dropped_blocks` were taken while the GPU was slowed down, `process_sd` is
-    the largest standard deviation of process means among the pairs.
+    the largest standard deviation of process means among the pairs; `left_out` names what was not gated, and why.
     """
 
     ratio: float
@@ -300,10 +304,11 @@ class Gate(msgspec.Struct, frozen=True):
     seed: int
     dropped_blocks: int
     detectable: float
-    process_sd: float
+    process_sd: float | None
     seconds: float
     pilot_us: dict[str, dict[str, float]]
     pairs: tuple[GatePair, ...]
+    left_out: tuple[str, ...] = ()
 
 
 class Environment(msgspec.Struct, frozen=True):

@@ -88,7 +88,8 @@ def test_the_record_has_every_block(timed: Project, quick: Run) -> None:
     (pair,) = record.gate.pairs
     assert (record.kind, record.outcome, record.gate.verdict) == ("gate", "ok", "PASS")
     assert [len(row) for row in pair.samples.blocks] == [8] * record.gate.processes
-    assert pair.low < pair.ratio < pair.high < 0.95
+    assert (pair.low or 1) < (pair.ratio or 1) < (pair.high or 1) < 0.95
+    assert pair.method.startswith("wall clock of ")
     assert set(record.gate.pilot_us[SHAPE]) == {"quick", "usual"}
 
 
@@ -124,3 +125,44 @@ def test_bad_options_are_named(timed: Project, options: list[str], message: str)
 def test_without_a_gate_there_is_no_item(timed: Project) -> None:
     """`test_gate` appears where a gate was asked for."""
     assert [each for each in timed.ids("--fa-variant=quick") if "test_gate" in each] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--fa-gate-baseline=wrong"], "wrong at b1h2s64d64-fp16: wrong: "),
+        (["--fa-gate-baseline=usual", "--benchmark-disable"], "a gate needs timings"),
+    ],
+)
+def test_a_gate_that_cannot_be_held_is_no_success(timed: Project, options: list[str], message: str) -> None:
+    """A baseline that is wrong, or no timings at all: no verdict, and the status says so."""
+    run = timed.suite(f"--fa-case={CASE}", "--fa-variant=quick", "--fa-gate=0.95", "-k", "test_gate", *options)
+    assert (run.ret, message in run.text) == (10, True), run.text
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--fa-gate-baseline=key:deadbeef", "'key:deadbeef' must name one build in the cache; it names none"),
+        ("--fa-gate=", "--fa-gate: '' is no ratio"),
+    ],
+)
+def test_what_is_not_there_ends_the_run(timed: Project, option: str, message: str) -> None:
+    """A key that names no build and an empty ratio are usage errors."""
+    run = timed.suite("--fa-variant=quick", f"--fa-case={CASE}", "--fa-gate=0.95", option)
+    assert (run.ret, message in run.text) == (4, True), run.text
+
+
+def test_refused_shapes_are_named(timed: Project) -> None:
+    """A shape that the candidate does not take is not gated, and said to be left out."""
+    cases = f"--fa-case={CASE},b1h2s64d64-bf16-seed0"
+    run = timed.suite("--fa-variant=quick", cases, "--fa-gate=0.95", "--fa-gate-baseline=usual", "-k", "test_gate")
+    assert run.ret in (0, 10)
+    assert "left out: quick does not support b1h2s64d64-bf16" in run.text
+
+
+def test_the_repeat_line_asks_the_same(timed: Project) -> None:
+    """What a gate without a verdict says to run again names its case and its ratio."""
+    run = timed.suite(f"--fa-case={CASE}", "--fa-variant=quick", "--fa-gate=0.95", "--fa-gate-baseline=wrong")
+    (line,) = [each for each in run.said if each.strip().startswith("repeat: ")]
+    assert f"--fa-case={CASE} --fa-gate=0.95" in line

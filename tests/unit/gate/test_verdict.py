@@ -139,6 +139,13 @@ def test_a_process_without_figures_decides_nothing(row: tuple[float, ...]) -> No
     assert found.verdict == "INCONCLUSIVE"
 
 
+def test_dropped_processes_end_the_gate_at_once() -> None:
+    """A process without blocks will have none later: no more are started, and the reason says why."""
+    good = pair(-0.2, np.random.default_rng(7))
+    found = look([PairSamples("s", "b", ((), *good.blocks[1:]), ((), *good.same[1:]))], 0.95, is_last=False)
+    assert (found.verdict, "slowed down in 1 processes" in found.reason) == ("INCONCLUSIVE", True)
+
+
 def test_no_pairs_decide_nothing() -> None:
     """Nothing measured is no success."""
     assert look([], 0.95, is_last=True).verdict == "INCONCLUSIVE"
