@@ -80,7 +80,11 @@ OPTIONS = (
     _Option("--fa-list", "list the variants and stop"),
     _Option("--fa-kernels", "folders that hold <variant>/variant.yaml", "DIR[,DIR...]", "kernels"),
     _Option("--fa-suite", "cases to run: smoke, history, mission, edge, long", "NAME[,NAME...]", "history"),
-    _Option("--fa-case", "run these cases: ids (of any suite or none) or globs over the suite", "ID|GLOB[,...]"),
+    _Option(
+        "--fa-case",
+        "run these cases: ids (of any suite or none) or globs over the suite; then no properties",
+        "ID|GLOB[,...]",
+    ),
     _Option("--fa-seeds", "N for seeds 0 to N-1, or a list such as 3,7 (one seed: 3,)", "N|A,B,..."),
     _Option("--fa-dtype", "run every case in these dtypes: fp16, bf16", "DTYPE[,DTYPE...]"),
     _Option("--fa-define", "make a variant of every value; may be given again", "NAME=V[,V...]", repeats=True),

@@ -16,6 +16,9 @@ A table stands between two comments; the first says what it shows:
 
     <!-- fa-noise profiles=profiles/nvidia-h200 -->
     <!-- /fa-noise -->
+
+    <!-- fa-options all -->
+    <!-- /fa-options -->
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import TypeVar
 import msgspec
 
 from pytest_fa.errors import FaError
+from pytest_fa.options import OPTIONS
 from pytest_fa.report.log import read_records
 from pytest_fa.report.margins import worst_margins
 from pytest_fa.report.noise import noise_rows, read_noise
@@ -96,7 +100,9 @@ def _made(kind: str, words: str, root: Path) -> str:
         return _clocks(_spec(kind, words, ClockSpec), root)
     if kind == "noise":
         return _noise(_spec(kind, words, NoiseSpec), root)
-    raise TableProblem(f"fa-{kind}: there is no such table (fa-table, fa-margins, fa-clocks, fa-noise)")
+    if kind == "options":
+        return _options()
+    raise TableProblem(f"fa-{kind}: there is no such table (fa-table, fa-margins, fa-clocks, fa-noise, fa-options)")
 
 
 def main(arguments: list[str]) -> int:
@@ -192,6 +198,17 @@ def _noise(spec: NoiseSpec, root: Path) -> str:
         counts = (str(row.groups), str(row.decided))
         rows.append([f"`{row.shape_id}`", f"{row.candidate} / {row.baseline}", *figures, *counts])
     return _lines(rows)
+
+
+def _options() -> str:
+    """Every option as the command line has it, with what `--help` says."""
+    rows = ["| option | meaning |", "| --- | --- |"]
+    for option in OPTIONS:
+        form = (f"{option.flag}={option.metavar}" if option.metavar else option.flag).replace("|", "\\|")
+        meaning = option.help[0].upper() + option.help[1:]
+        default = f" Default: `{option.ini_default}`." if option.ini_default else ""
+        rows.append(f"| `{form}` | {meaning}.{default} |")
+    return "\n".join(rows)
 
 
 def _lines(rows: list[list[str]]) -> str:
