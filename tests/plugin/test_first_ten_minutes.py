@@ -1,0 +1,50 @@
+"""`docs/first-ten-minutes.md`: every command of it, in its order, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "first-ten-minutes.md"
+FAILS = "# exits with 1"
+NOT_HERE = ("pip install", "mkdir ")
+
+
+def commands() -> list[str]:
+    """The page's commands, but for those that install and make the folder."""
+    blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    found = [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    return [command for command in found if not command.startswith(NOT_HERE)]
+
+
+@pytest.mark.needs_nvcc
+def test_every_command_does_what_the_page_says(tmp_path: Path, shared_cache: Path) -> None:
+    """Each command succeeds, but for the one that is to fail; pytest and python are this environment's."""
+    assert len(commands()) >= 10
+    here = {"XDG_CACHE_HOME": str(shared_cache), "CUDA_VISIBLE_DEVICES": "", "PY_COLORS": "0", "COLUMNS": "140"}
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, more in (("python", ""), ("pytest", " -m pytest")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable}{more} "$@"\n', encoding="utf-8")
+        (programs / name).chmod(0o755)
+    environment = {**outer, **here, "PATH": f"{programs}:{os.environ['PATH']}"}
+    folder = tmp_path / "tryout"
+    folder.mkdir()
+    for command in commands():
+        run = subprocess.run(
+            [str(shutil.which("bash")), "-c", command],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        wanted = 1 if FAILS in command else 0
+        assert run.returncode == wanted, f"$ {command}\n{run.stdout}\n{run.stderr}"
