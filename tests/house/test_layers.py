@@ -46,19 +46,7 @@ WITHOUT_TORCH = ROOMS[: ROOMS.index("run")]
 # These two need no torch although their room does.
 TORCH_FREE_MODULES = ("pytest_fa.measure.replay_clock", "pytest_fa.measure.statistics")
 # What pytest's own process imports for a whole run.
-PYTEST_SIDE = (
-    *WITHOUT_TORCH,
-    "session",
-    "noise",
-    "gating",
-    "selftesting",
-    "items",
-    "markers",
-    "terminal",
-    "fixtures",
-    "plugin",
-    "suite",
-)
+PYTEST_SIDE = (*WITHOUT_TORCH, *ROOMS[ROOMS.index("session") : ROOMS.index("new")])
 # Variants like a user's: a folder each, with sources that are loaded by path.
 VARIANTS = ("builtin", "selftest", "template")
 
