@@ -93,6 +93,7 @@ def test_ceilings_need_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without one the command says so, and writes nothing."""
+    pytest.importorskip("torch")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["ceilings", "--profiles", str(tmp_path)]) == 2
     assert "has no GPU" in capsys.readouterr().err
