@@ -1,0 +1,37 @@
+"""Variants that an installed package brings."""
+
+from __future__ import annotations
+
+from tests.conftest import PYTHON_MANIFEST, PYTHON_SOURCE
+from tests.plugin.conftest import CASE, Project
+
+METADATA = "Metadata-Version: 2.1\nName: brings-kernels\nVersion: 1.0\n"
+
+
+def install(project: Project, entry_points: str) -> dict[str, str]:
+    """What an installer leaves of a package with one variant, in a folder of its own; the environment that sees it."""
+    project.write("site/brings_kernels/__init__.py", "")
+    project.write("site/brings_kernels/brought/variant.yaml", PYTHON_MANIFEST)
+    project.write("site/brings_kernels/brought/entry.py", PYTHON_SOURCE)
+    project.write("site/brings_kernels-1.0.dist-info/METADATA", METADATA)
+    project.write("site/brings_kernels-1.0.dist-info/entry_points.txt", f"[pytest_fa.kernels]\n{entry_points}\n")
+    return {"PYTHONPATH": str(project.folder / "site")}
+
+
+def test_installing_makes_them_appear(project: Project) -> None:
+    """A package's variant is listed and judged like one of the folder's own."""
+    project.python_variant("own")
+    environment = install(project, "any = brings_kernels")
+    listed = project.run("--fa-list", env=environment).text
+    assert all(name in listed for name in ("own", "brought"))
+    run = project.suite("--fa-variant=brought", f"--fa-case={CASE}", "-k", "test_correct", env=environment)
+    assert run.outcomes == {f"test_correct[brought-{CASE}]": "passed"}
+
+
+def test_a_package_that_cannot_be_imported_is_named(project: Project) -> None:
+    """An entry point that leads nowhere is a broken variant of its name; the others go on."""
+    project.python_variant("own")
+    environment = install(project, "gone = no_such_package")
+    listed = project.run("--fa-list", env=environment).text
+    assert "own" in listed
+    assert "entry point gone (no_such_package) provides no variants" in listed.replace("\n", " ")
