@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import shlex
 import statistics
 import time
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from pytest_fa.jobs import Arm, CaseResult, Contest, GateJob, GateResult
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.report.noise import read_noise
 from pytest_fa.report.record import Gate, GatePair, Leaf, Outcome, Record, Stage
-from pytest_fa.session import Refused, Say, Session
+from pytest_fa.session import CannotRun, Refused, Say, Session
 
 NEAR = 1.03  # baselines within 3 % of the fastest in the pilot are all gated against
 BOOTSTRAP_CONFIDENCE = 0.95
@@ -134,6 +135,8 @@ def _pilot(session: Session, variant: Variant, question: Question) -> Pilot | Re
                 other = session.run_case(each, case, "speed")
             except Refused:
                 continue
+            except CannotRun as reason:
+                raise NoVerdict(str(reason)) from None
             if other.outcome != "ok":
                 raise NoVerdict(f"{each.name} at {case.shape_id}: {other.outcome}: {other.message}")
             found[case.shape_id][each.name] = _believed_us(other)
@@ -262,8 +265,10 @@ def _ended(session: Session, variant: Variant, question: Question, outcome: Outc
     stage = Stage("speed", "ok" if outcome == "ok" else "failed")
     result = CaseResult(outcome, message, (stage,), () if outcome == "ok" else ("gate",))
     record = session.record("gate", variant.name, variant.role, None, result, leaves)
-    cases = ",".join(case.id for case in question.cases)
-    return msgspec.structs.replace(record, repeat=f"{record.repeat} --fa-case={cases} --fa-gate={question.ratio:g}")
+    asked = [f"--fa-case={','.join(case.id for case in question.cases)}", f"--fa-gate={question.ratio:g}"]
+    if session.options.gate_baseline:
+        asked.append(f"--fa-gate-baseline={session.options.gate_baseline}")
+    return msgspec.structs.replace(record, repeat=f"{record.repeat} {shlex.join(asked)}")
 
 
 def _exp(value: float) -> float | None:

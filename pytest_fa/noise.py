@@ -13,10 +13,11 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError
 from pytest_fa.gate.verdict import LOOKS, PairSamples
-from pytest_fa.jobs import Arm, Contest, GateJob, GateResult, Workers
+from pytest_fa.jobs import Arm, Contest, GateJob, GateResult
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.report.environment import find_gpu, read_environment, read_source
 from pytest_fa.report.noise import Noise
+from pytest_fa.workers import Workers
 
 MISSION = "b1h8s512d64-fp16-seed0"
 SMALL = "b1h4s128d64-fp16-seed0"

@@ -27,13 +27,14 @@ from pytest_fa.catalog.properties import MAY_REFUSE, applies, property_case
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
 from pytest_fa.catalog.variant import ARCHES, BrokenVariant, Device, Tolerance, Variant
 from pytest_fa.errors import BuildError, FaError, ToolchainError, UsageProblem
-from pytest_fa.jobs import WATCHDOG_SECONDS, Arm, BusyJob, CaseJob, CaseResult, Workers
+from pytest_fa.jobs import WATCHDOG_SECONDS, Arm, BusyJob, CaseJob, CaseResult
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.options import Options
 from pytest_fa.report.agreement import agree
 from pytest_fa.report.ceilings import Ceilings, read_ceilings
 from pytest_fa.report.environment import find_gpu, foreign_processes, read_environment, read_source
 from pytest_fa.report.record import ON_CPU, SCHEMA, STAGES, Environment, Kind, Leaf, Outcome, Record, Speed, Stage
+from pytest_fa.workers import Workers
 
 Say = Callable[[str], None]
 

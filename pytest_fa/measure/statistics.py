@@ -7,6 +7,8 @@ import statistics
 import time
 from collections.abc import Callable
 
+from scipy.special import stdtrit  # here: an import between two samples would let the GPU idle
+
 from pytest_fa.report.record import Timing
 
 SETTLED_SPREAD = 0.01
@@ -36,8 +38,6 @@ def timing(method: str, samples_us: list[float], calls_per_sample: int) -> Timin
 
 def precision(samples_us: list[float]) -> float | None:
     """The half-width of the mean's 95 % interval as a share of the mean; None of fewer than two samples."""
-    from scipy.special import stdtrit  # noqa: PLC0415  # a worker's, not pytest's
-
     count = len(samples_us)
     mean = statistics.fmean(samples_us) if samples_us else 0.0
     if count < 2 or mean <= 0:  # noqa: PLR2004

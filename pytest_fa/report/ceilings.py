@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.report.log import gpu_folder
 from pytest_fa.report.record import Clocks, Environment, Source, Timing
 
 NAME = "ceilings.json"
@@ -35,14 +36,14 @@ class Ceilings(msgspec.Struct, frozen=True):
         return case.flops_per_call / rate / 1e6 if rate else 0.0
 
 
-def ceilings_path(profiles: Path, gpu: str) -> Path:
+def ceilings_path(profiles: Path, gpu: str | None) -> Path:
     """`profiles/nvidia-h200/ceilings.json`."""
-    return profiles / "-".join(gpu.lower().split()) / NAME
+    return profiles / gpu_folder(gpu) / NAME
 
 
 def read_ceilings(profiles: Path, gpu: str | None) -> Ceilings | None:
     """The GPU's ceilings; None where they were never measured."""
-    path = ceilings_path(profiles, gpu or "cpu")
+    path = ceilings_path(profiles, gpu)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Ceilings)
     except (OSError, msgspec.MsgspecError):
@@ -51,7 +52,7 @@ def read_ceilings(profiles: Path, gpu: str | None) -> Ceilings | None:
 
 def write_ceilings(ceilings: Ceilings, profiles: Path) -> Path:
     """Keep a GPU's ceilings in place of older ones."""
-    path = ceilings_path(profiles, ceilings.environment.gpu or "cpu")
+    path = ceilings_path(profiles, ceilings.environment.gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(ceilings)) + b"\n")
     return path

@@ -26,9 +26,9 @@ class RecordLog:
             stream.write(to_json(record) + b"\n")
 
 
-def gpu_folder(record: Record) -> str:
-    """`nvidia-h200`, or `cpu` for a record made without a GPU."""
-    return "-".join((record.environment.gpu or "cpu").lower().split())
+def gpu_folder(gpu: str | None) -> str:
+    """`nvidia-h200` for NVIDIA H200; `cpu` for what was made without a GPU."""
+    return "-".join((gpu or "cpu").lower().split())
 
 
 def save_profiles(records: list[Record], folder: Path) -> list[Path]:
@@ -54,7 +54,7 @@ def save_profiles(records: list[Record], folder: Path) -> list[Path]:
 def profile_path(folder: Path, record: Record) -> Path:
     """The file that keeps a record's variant on its GPU."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", record.variant)
-    return folder / gpu_folder(record) / f"{name}.jsonl"
+    return folder / gpu_folder(record.environment.gpu) / f"{name}.jsonl"
 
 
 def read_records(path: Path) -> list[Record]:

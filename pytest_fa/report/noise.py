@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_fa.gate.verdict import LOOKS, PairSamples, look
+from pytest_fa.report.log import gpu_folder
 from pytest_fa.report.record import Environment, Source
 
 NAME = "noise.json"
@@ -95,7 +96,7 @@ def _is_decided(pair: PairSamples, process_sd: float) -> bool:
 
 def noise_path(profiles: Path, gpu: str | None) -> Path:
     """`profiles/nvidia-h200/noise.json`."""
-    return profiles / "-".join((gpu or "cpu").lower().split()) / NAME
+    return profiles / gpu_folder(gpu) / NAME
 
 
 def read_noise(profiles: Path, gpu: str | None) -> Noise | None:

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.build.builder import ensure
-from pytest_fa.build.target import native_arch
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.report.record import Leaf
+from pytest_fa.run.module import build_library
 from tests.conftest import WriteVariant
 from tests.plugin.conftest import new_project, project
 
@@ -46,10 +44,7 @@ def build_source(write_variant: WriteVariant, shared_cache: Path, tmp_path: Path
     def build(name: str, source: str, manifest: str = MANIFEST) -> Built:
         folder = write_variant(name, manifest=manifest, **{"kernel.cu": HEADER + source})
         (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
-        arch = native_arch(variant)
-        outcome = ensure([(variant, arch)], shared_cache).outcomes[(name, arch)]
-        assert isinstance(outcome, Leaf), outcome
-        return variant, str(shared_cache / outcome.library)
+        return variant, str(build_library(variant, shared_cache))
 
     return build
 
@@ -61,10 +56,7 @@ def build_rung(shared_cache: Path) -> Callable[[str], Built]:
     def build(name: str) -> Built:
         (variant,) = select_variants(discover((Path(__file__).parents[2] / "kernels",)), (name,))
         assert isinstance(variant, Variant), variant
-        arch = native_arch(variant)
-        outcome = ensure([(variant, arch)], shared_cache).outcomes[(name, arch)]
-        assert isinstance(outcome, Leaf), outcome
-        return variant, str(shared_cache / outcome.library)
+        return variant, str(build_library(variant, shared_cache))
 
     return build
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.jobs import CaseJob, Workers
+from pytest_fa.jobs import CaseJob
+from pytest_fa.workers import Workers
 from tests.device.conftest import HEADER, MANIFEST, BuildSource, Built
 from tests.plugin.conftest import Project
 

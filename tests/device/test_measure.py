@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.jobs import BusyJob, Workers
+from pytest_fa.jobs import BusyJob
 from pytest_fa.measure.floor import period_of_spin_us
 from pytest_fa.measure.launches import read_launches
 from pytest_fa.measure.measure import measure
@@ -21,6 +21,7 @@ from pytest_fa.report.record import LaunchedKernel
 from pytest_fa.run.device_tools import device_tools
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.run.module import load_forward
+from pytest_fa.workers import Workers
 from tests.device.conftest import BuildSource, Built
 
 CASE = parse_case("b1h8s512d64-fp16-seed0")

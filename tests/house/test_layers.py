@@ -23,6 +23,7 @@ ROOMS = (
     "report",
     "build",
     "jobs",
+    "workers",
     "run",
     "judge",
     "measure",

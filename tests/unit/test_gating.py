@@ -14,6 +14,7 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.gating import Question, hold_gate
 from pytest_fa.jobs import Arm, ContestBlocks, GateJob, GateResult
 from pytest_fa.report.record import Agreement, Record, read_record, to_json
+from pytest_fa.session import CannotRun
 from tests.conftest import PYTHON_MANIFEST, WriteVariant
 from tests.unit.report.test_table import record, speed
 
@@ -24,14 +25,16 @@ class PretendedSession:
     """As much of a session as a gate asks: records of a pilot, and processes that give what they are told."""
 
     def __init__(self, folder: Path, records: dict[str, Record], result: GateResult) -> None:
-        self.options: Any = type("Options", (), {"profiles": folder})
+        self.options: Any = type("Options", (), {"profiles": folder, "gate_baseline": "other"})
         self.environment: Any = type("Here", (), {"gpu": None})
         self.workers = self
         self.records, self.result = records, result
         self.jobs: list[GateJob] = []
 
     def run_case(self, variant: Variant, *_: object) -> Record:
-        """The pilot's record."""
+        """The pilot's record; without one the variant cannot run."""
+        if variant.name not in self.records:
+            raise CannotRun(f"{variant.name} does not run on this GPU")
         return self.records[variant.name]
 
     def run_afresh(self, job: GateJob) -> GateResult:
@@ -109,6 +112,14 @@ def test_a_time_that_is_doubted_is_not_gated(
     """No process is started for a time that the tool itself does not believe."""
     found, count = hold(variants, tmp_path, blocks(*[-0.105] * 8), **doubts)
     assert (found.outcome, count, reason in found.message) == ("inconclusive", 0, True)
+
+
+def test_a_baseline_that_cannot_run_is_no_skip(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
+    """What was to be gated against does not run here: no verdict, and not a test that was left out."""
+    mine, other = variants
+    session = PretendedSession(tmp_path, {"mine": record("mine", speed=speed(9.0))}, blocks(0.0))
+    found = hold_gate(session, mine, Question(0.95, other, (CASE,)), lambda _: None)  # type: ignore[arg-type]
+    assert (found.outcome, found.message) == ("inconclusive", "other does not run on this GPU")
 
 
 def test_dropped_blocks_leave_a_record(variants: tuple[Variant, Variant], tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ import msgspec
 import pytest
 
 from pytest_fa import jobs, worker
+from pytest_fa import workers as workers_module
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.jobs import CaseJob, CaseResult, WorkerError, Workers
+from pytest_fa.jobs import CaseJob, CaseResult
 from pytest_fa.report.record import Bound, Check, Clocks, LaunchedKernel, Speed, Stage, Timing
+from pytest_fa.workers import WorkerError, Workers
 from tests.conftest import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
 CASE = "b1h2s64d64-fp16-seed0"
@@ -222,7 +224,7 @@ def test_lost_context_ends_the_worker(workers: Workers, job_of: JobOf, monkeypat
     before = workers._worker[0]
     lost = CaseResult("failed", "an illegal memory access", (), context_lost=True)
 
-    monkeypatch.setattr(jobs, "decode_answer", lambda _: lost)
+    monkeypatch.setattr(workers_module, "decode_answer", lambda _: lost)
     result = workers.run(job_of())
     monkeypatch.undo()
     after = workers.run(job_of())

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 
 import pytest
 
-from pytest_fa.measure.statistics import SETTLING_LIMIT, settle, timing
+from pytest_fa.measure.statistics import (
+    FEWEST_SAMPLES,
+    MOST_SAMPLES,
+    SETTLING_LIMIT,
+    precision,
+    sample_until_precise,
+    settle,
+    timing,
+)
 
 
 def taken(samples: Iterable[float]) -> int:
@@ -61,3 +70,44 @@ def test_timing(samples: list[float], median: float) -> None:
         median,
         40,
     )
+
+
+def test_precision_is_students() -> None:
+    """Half the 95 % interval over the mean: t of 0.975 with 3 degrees is 3.182."""
+    assert precision([9.0, 10.0, 10.0, 11.0]) == pytest.approx(3.1824 * math.sqrt(2 / 3) / 2 / 10, rel=1e-4)
+    assert [precision([]), precision([1.0]), precision([0.0, 0.0])] == [None, None, None]
+
+
+def test_equal_samples_are_enough_at_once() -> None:
+    """Where nothing scatters, the fewest samples do."""
+    found = sample_until_precise("m", lambda: 5.0, 3, now=lambda: 0.0)
+    assert (found.samples_us, found.precision, found.dropped, found.is_throttled) == (
+        (5.0,) * FEWEST_SAMPLES,
+        0,
+        0,
+        False,
+    )
+
+
+def test_scatter_is_followed_up_to_a_limit() -> None:
+    """Samples that scatter by 20 % are taken until there are 40; the precision that was reached is said."""
+    turns = itertools.cycle((9.0, 11.0))
+    found = sample_until_precise("m", lambda: next(turns), 1, now=lambda: 0.0)
+    assert len(found.samples_us) == MOST_SAMPLES
+    assert found.precision == pytest.approx(0.0324, abs=1e-3)
+
+
+def test_time_ends_it() -> None:
+    """Slow samples stop when the time is over, but not below the fewest."""
+    clock = itertools.count(0.0, 2.0)
+    turns = itertools.cycle((9.0, 11.0))
+    found = sample_until_precise("m", lambda: next(turns), 1, now=lambda: next(clock))
+    assert len(found.samples_us) == FEWEST_SAMPLES
+
+
+@pytest.mark.parametrize(("every", "throttled"), [(6, False), (2, True), (1, True)])
+def test_slowed_samples_are_dropped_and_counted(every: int, *, throttled: bool) -> None:
+    """One in six is dropped, every second one is too many; where all are slow they are shown and not trusted."""
+    count = itertools.count(1)
+    found = sample_until_precise("m", lambda: 5.0, 1, lambda: next(count) % every == 0, now=lambda: 0.0)
+    assert (found.dropped > 0, found.is_throttled, len(found.samples_us) > 0) == (True, throttled, True)

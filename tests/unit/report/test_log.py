@@ -108,7 +108,7 @@ def test_a_line_of_another_schema_is_left_out(tmp_path: Path, line: bytes) -> No
 def test_a_profile_lies_under_its_gpu(gpu: str | None, folder: str) -> None:
     """Times of one GPU never land beside those of another, nor beside those of none."""
     here = msgspec.structs.replace(HERE, gpu=gpu)
-    assert folder == gpu_folder(record(environment=here))
+    assert folder == gpu_folder(here.gpu)
 
 
 @pytest.mark.parametrize(
