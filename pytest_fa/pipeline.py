@@ -71,8 +71,11 @@ def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
             workspaces = Workspaces()
             forward = scope.enter_context(open_forward(job.variant, job.library, workspaces))
             launch = CheckedLaunch(forward, make_inputs(job.case, device), workspaces)
+            for _ in range(job.warm_ups):
+                stages.watch()
+                launch.once(f"warm_up-{job.slug}")
             stages.watch()
-            found.out = launch.once(job.id)
+            found.out = launch.once(job.slug)
         if job.property_name:
             with stages("correct"):
                 PROPERTIES[job.property_name](Subject(job, forward, device, stages.watch))
@@ -91,7 +94,7 @@ def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
                 _require_repeats(job, found)
         if job.time:
             with stages("speed"):
-                measured, outputs = measure(forward, job.case, launch.inputs, job.id, stages.watch)
+                measured, outputs = measure(forward, job.case, launch.inputs, job.slug, stages.watch)
                 launch.require_untouched()
                 if job.judge:
                     _judge_timed(outputs, found, launch.inputs, job.policy)

@@ -30,9 +30,11 @@ from pytest_fa.errors import BuildError, FaError, ToolchainError, UsageProblem
 from pytest_fa.jobs import WATCHDOG_SECONDS, Arm, BusyJob, CaseJob, CaseResult
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.options import Options
+from pytest_fa.profile.profiler import Profiler
 from pytest_fa.report.agreement import agree
 from pytest_fa.report.ceilings import Ceilings, read_ceilings
 from pytest_fa.report.environment import find_gpu, foreign_processes, read_environment, read_source
+from pytest_fa.report.profiled import Profile
 from pytest_fa.report.record import ON_CPU, SCHEMA, STAGES, Environment, Kind, Leaf, Outcome, Record, Speed, Stage
 from pytest_fa.workers import Workers
 
@@ -59,6 +61,9 @@ class Session:
         self.needed: dict[str, Variant] = {}
         self.workers = Workers()
         self.profilers = Workers()
+        self.right: set[tuple[str, str]] = set()
+        self.device_us: dict[tuple[str, str], float] = {}
+        self.profiles: dict[tuple[str, str], Profile] = {}
         self._neighbours: tuple[str, ...] = ()
         self._say: Say = lambda _: None
 
@@ -86,7 +91,8 @@ class Session:
         if options.gate_baseline and options.gate is None:
             raise UsageProblem("--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too")
         _ = self.gate_baseline, self.old_build  # a name or a key that does not exist ends the run here
-        return make_plan(self.catalog, chosen, cases, with_properties=not options.cases)
+        has_properties = not options.cases
+        return make_plan(self.catalog, chosen, cases, with_properties=has_properties, sanitizers=options.sanitizers)
 
     def plan_of(self, suites: tuple[str, ...]) -> Plan:
         """The plan with other suites' cases; the run's own plan for none.  Raises `UsageProblem`."""
@@ -235,7 +241,7 @@ class Session:
         device = variant.device_for(gpu=find_gpu() is not None)
         if device is None and not self._does_not_compile(variant):
             raise CannotRun(f"{variant.name} needs a GPU, and this machine has none")
-        leaf = self._runnable_leaf(variant) if variant.is_built else None
+        leaf = self.runnable_leaf(variant) if variant.is_built else None
         if device is None or isinstance(leaf, BuildFailure):
             result = _failed_build(f"build of {variant.name} failed (see test_build[{variant.name}])")
             return self.record(kind, variant.name, variant.role, case, result, ())
@@ -256,11 +262,19 @@ class Session:
             result = self.workers.run(job)
             if result.speed and not self.options.selftest:
                 result = msgspec.structs.replace(result, speed=self._confirmed(job, result.speed))
+        if result.outcome == "ok" and not property_name:
+            self._note(variant, case, result)
         if result.outcome == "unsupported" and property_name in MAY_REFUSE:
             raise Refused(f"{variant.name}: {property_name}: {result.message}")
         if result.outcome == "unsupported" and variant.role == "baseline":
             raise Refused(f"{variant.name} does not support {case.shape_id}: {result.message}")
         return self.record(kind, variant.name, variant.role, case, result, (leaf,) if leaf else (), property_name)
+
+    def _note(self, variant: Variant, case: Case, result: CaseResult) -> None:
+        """Remember what later items of this run build upon: who was right where, and how fast."""
+        self.right.add((variant.name, case.id))
+        if result.speed:
+            self.device_us[(case.shape_id, variant.name)] = result.speed.device.median_us
 
     def _confirmed(self, job: CaseJob, speed: Speed) -> Speed:
         """The figures beside what the profiler says in a process of its own, and whether the two agree."""
@@ -281,6 +295,14 @@ class Session:
         return {"busy": found.busy, "busy_missing": found.missing, "neighbours": self._neighbours}
 
     @functools.cached_property
+    def profiler(self) -> Profiler:
+        """Nsight Compute for this run; raises `CannotRun` without a GPU."""
+        gpu, options = find_gpu(), self.options
+        if gpu is None:
+            raise CannotRun("profiling needs a GPU, and this machine has none")
+        return Profiler(options.artifacts / "ncu", options.rootdir, gpu.compute_capability, sudo=options.ncu_sudo)
+
+    @functools.cached_property
     def _ceilings(self) -> Ceilings | None:
         return read_ceilings(self.options.profiles, self.environment.gpu)
 
@@ -288,7 +310,7 @@ class Session:
         """A variant with its library, for a contest.  Raises `CannotRun` where it was not built."""
         if not variant.is_built:
             return Arm(variant, None)
-        leaf = self._runnable_leaf(variant)
+        leaf = self.runnable_leaf(variant)
         if isinstance(leaf, BuildFailure):
             raise CannotRun(f"build of {variant.name} failed: {leaf.message}")
         return Arm(variant, str(self.options.cache / leaf.library))
@@ -338,7 +360,7 @@ class Session:
         except CannotRun:
             return False
 
-    def _runnable_leaf(self, variant: Variant) -> Leaf | BuildFailure:
+    def runnable_leaf(self, variant: Variant) -> Leaf | BuildFailure:
         """The best leaf for this machine's GPU, or why it was not built; without a GPU, whatever failed."""
         gpu = find_gpu()
         outcomes = [each for each in self.leaves(variant) if not gpu or runs_on(each.arch, gpu.compute_capability)]

@@ -58,6 +58,8 @@ class Results:
             record = read_record(report.fa_record)
             self._records.append(record)
             self._did_case |= self._was_run(record) and not report.fa_companion
+            if record.outcome == "not_measured":
+                self._not_run["case"][record.message] += 1
             try:
                 self._log.append(record)
             except OSError as problem:
@@ -86,6 +88,7 @@ class Results:
         if self._records:
             from pytest_fa.report.ceilings import read_ceilings  # noqa: PLC0415
             from pytest_fa.report.log import stale_variants  # noqa: PLC0415
+            from pytest_fa.report.profiles import profile_lines  # noqa: PLC0415
             from pytest_fa.report.table import FOOTNOTE, make_rows, notes, render, render_matrix  # noqa: PLC0415
 
             width = terminal._tw.fullwidth  # noqa: SLF001
@@ -98,8 +101,8 @@ class Results:
                 rows = make_rows(self._records, ceilings)
                 terminal.write_line(f"{render(rows, width, color=terminal.hasmarkup)}\n{FOOTNOTE}" if rows else "")
             self._write_gates(terminal)
-            for note in notes(self._records):
-                terminal.write_line(note)
+            for line in (*profile_lines(self._records), *notes(self._records)):
+                terminal.write_line(line)
             if terminal.config.getoption("numprocesses", None):
                 terminal.write_line(
                     "pytest-benchmark switches itself off under xdist: these times are in our records alone"
@@ -144,7 +147,7 @@ class Results:
 
     @staticmethod
     def _was_run(record: Record) -> bool:
-        return record.kind not in ("build", "property") and record.outcome != "not_built"
+        return record.kind not in ("build", "property") and record.outcome not in ("not_built", "not_measured")
 
 
 def list_variants(session: Session) -> None:

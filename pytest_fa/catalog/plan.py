@@ -25,6 +25,7 @@ class Plan(msgspec.Struct, frozen=True):
     companions: tuple[Variant, ...]
     cases: tuple[Case, ...]
     with_properties: bool = True
+    sanitizers: tuple[str, ...] = ()
 
     @property
     def builds(self) -> list[AnyVariant]:
@@ -46,12 +47,19 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def timings(self) -> list[tuple[Variant, Case]]:
         """What `test_speed` runs over: the first seed of every shape, companions last."""
-        first: dict[str, Case] = {}
-        for case in self.cases:
-            first.setdefault(case.shape_id, case)
         names = {each.name for each in self.runnable}
         companions = [each for each in self.companions if each.name not in names]
-        return [(each, case) for each in (*self.runnable, *companions) for case in first.values()]
+        return [(each, case) for each in (*self.runnable, *companions) for case in self._first_seeds()]
+
+    @property
+    def profiles(self) -> list[tuple[Variant, Case]]:
+        """What `test_profile` runs over: the first seed of every shape; companions only where they were asked for."""
+        return [(each, case) for each in self.runnable for case in self._first_seeds()]
+
+    @property
+    def sanitized(self) -> list[tuple[Variant, str]]:
+        """What `test_sanitize` runs over: every judged variant with every tool that was asked for."""
+        return [(each, tool) for each in self.runnable if each.is_judged for tool in self.sanitizers]
 
     @property
     def gated(self) -> list[Variant]:
@@ -76,6 +84,12 @@ class Plan(msgspec.Struct, frozen=True):
         """Whether `variant` only stands beside what was asked for."""
         return not self.is_chosen(variant) and any(each.name == variant.name for each in self.companions)
 
+    def _first_seeds(self) -> list[Case]:
+        first: dict[str, Case] = {}
+        for case in self.cases:
+            first.setdefault(case.shape_id, case)
+        return list(first.values())
+
     def _all(self) -> list[AnyVariant]:
         return list({(type(each), each.name): each for each in (*self.chosen, *self.offered)}.values())
 
@@ -86,8 +100,9 @@ def make_plan(
     cases: tuple[Case, ...],
     *,
     with_properties: bool = True,
+    sanitizers: tuple[str, ...] = (),
 ) -> Plan:
     """The plan for the variants and cases that were asked for."""
     offered = [each for each in catalog.variants.values() if each.role == "candidate"]
     companions = [each for each in catalog.variants.values() if each.role in COMPANION_ROLES]
-    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties)
+    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties, sanitizers)

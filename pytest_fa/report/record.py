@@ -12,6 +12,7 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Arch
 from pytest_fa.gate.verdict import PairSamples, Verdict
+from pytest_fa.report.profiled import Profile, Sanitized
 
 SCHEMA = 3
 
@@ -28,11 +29,13 @@ Outcome = Literal[
     "over_limit",
     "gate_failed",
     "inconclusive",
+    "not_measured",
+    "hazard",
 ]
 StageName = Literal["build", "launch", "sanity", "correct", "speed"]
 STAGES: tuple[StageName, ...] = ("build", "launch", "sanity", "correct", "speed")
 StageState = Literal["ok", "failed", "not reached"]
-Kind = Literal["build", "correct", "property", "speed", "selftest", "gate"]
+Kind = Literal["build", "correct", "property", "speed", "selftest", "gate", "profile", "sanitize"]
 
 
 class Kernel(msgspec.Struct, frozen=True):
@@ -359,6 +362,8 @@ class Record(msgspec.Struct, frozen=True):
     source: Source
     measured_at: str
     repeat: str
+    profile: Profile | None = None
+    sanitized: Sanitized | None = None
 
 
 def to_json(value: msgspec.Struct) -> bytes:

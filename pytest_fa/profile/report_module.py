@@ -1,0 +1,74 @@
+"""Reads a report with Nsight's own module, in a process of its own: it is native code, and not ours.
+
+    python -m pytest_fa.profile.report_module REPORT FOLDER    print the report's kernels as JSON
+
+FOLDER holds `ncu_report`; empty, where it is installed like any package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from pytest_fa.profile.presets import STALL_SAMPLES
+from pytest_fa.report.profiled import ProfiledKernel, SourceLine
+
+
+def main(arguments: list[str]) -> int:
+    """Print the kernels; 1 where the module or the report cannot be read."""
+    report, folder = arguments
+    if folder:
+        sys.path.insert(0, folder)
+    try:
+        context = importlib.import_module("ncu_report").load_report(report)
+        kernels = [_kernel(action) for action in _actions(context)]
+    except Exception as problem:  # noqa: BLE001  # a foreign module raises what it likes
+        sys.stderr.write(f"{type(problem).__name__}: {problem}\n")
+        return 1
+    sys.stdout.write(msgspec.json.encode(kernels).decode())
+    return 0
+
+
+def _actions(context: Any) -> Iterator[Any]:  # noqa: ANN401  # the module has no types
+    for number in range(context.num_ranges()):
+        found = context.range_by_idx(number)
+        for index in range(found.num_actions()):
+            yield found.action_by_idx(index)
+
+
+def _kernel(action: Any) -> ProfiledKernel:  # noqa: ANN401
+    figures: dict[str, float] = {}
+    for name in action.metric_names():
+        if "__" in name and isinstance(value := action[name].value(), int | float):
+            figures[name] = float(value)
+    return ProfiledKernel(action.name(action.NameBase_DEMANGLED), figures, lines=_lines(action))
+
+
+def _lines(action: Any) -> tuple[SourceLine, ...]:  # noqa: ANN401
+    """Stall samples by source line, for code with line information: where warps stood when they were looked at."""
+    found: Counter[tuple[str, int]] = Counter()
+    for name in action.metric_names():
+        if name.startswith(STALL_SAMPLES) and not name.endswith("_not_issued"):
+            found.update(_samples(action, action[name]))
+    return tuple(SourceLine(file, line, count, "") for (file, line), count in found.most_common())
+
+
+def _samples(action: Any, metric: Any) -> dict[tuple[str, int], int]:  # noqa: ANN401
+    found: Counter[tuple[str, int]] = Counter()
+    if not metric.has_correlation_ids():
+        return {}
+    places = metric.correlation_ids()
+    for index in range(metric.num_instances()):
+        source = action.source_info(places.as_uint64(index))
+        if source is not None and source.line():
+            found[(source.file_name(), source.line())] += metric.as_uint64(index)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
