@@ -412,10 +412,16 @@ class Session:
 
     def _repeat(self, kind: Kind, variant: str, case: Case | None, property_name: str | None) -> str:
         """One command line that runs this item again."""
-        words = [*self.options.repeat, f"--fa-variant={variant}"]
+        words = [*self.options.repeat, f"--fa-variant={variant}", *self._asked_for(kind)]
         if property_name:
             return shlex.join([*words, "-k", f"test_property and {property_name}"])
         return shlex.join([*words, *([f"--fa-case={case.id}"] if case else []), "-k", f"test_{kind}"])
+
+    def _asked_for(self, kind: Kind) -> list[str]:
+        """The option that makes a test of this kind appear at all."""
+        if kind == "profile":
+            return ["--ncu", f"--ncu-set={self.options.ncu_set}"]
+        return [f"--fa-sanitize={','.join(self.options.sanitizers)}"] if kind == "sanitize" else []
 
 
 def _failed_build(message: str) -> CaseResult:

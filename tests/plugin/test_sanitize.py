@@ -78,9 +78,13 @@ def test_findings_fail_the_test_and_are_shown(built: Project) -> None:
     """What the tool found stands in the failure and in the table's notes, with the place in the source."""
     run = sanitize(built, "zero", "racecheck", FAKE_SANITIZER="racecheck-found")
     assert (run.ret, run.outcomes) == (1, {"test_sanitize[zero-racecheck]": "failed"})
-    assert "zero-b1h2s193d64-fp16-seed0: has a hazard, or may have one: racecheck: 1 error or hazard" in run.text
+    assert (
+        "zero-b1h2s193d64-fp16-seed0-racecheck: has a hazard, or may have one: racecheck: 1 error or hazard" in run.text
+    )
     assert "Race reported between Write access at attention_kernel" in run.text
     assert "kernel.cu:255" in run.text
+    (repeat,) = [each.strip() for each in run.said if each.strip().startswith("repeat: ")]
+    assert "--fa-variant=zero --fa-sanitize=racecheck" in repeat
 
 
 @pytest.mark.needs_nvcc
