@@ -35,6 +35,7 @@ from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import Subject
 from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.judge.witnesses import hear
+from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.contest import Blocks, Opened, Runner, contest
 from pytest_fa.measure.device_time import CannotCapture
 from pytest_fa.measure.measure import l2_bytes, measure, profile_busy
@@ -124,6 +125,7 @@ def run_gate(job: GateJob, tell: Tell = lambda _: None) -> GateResult:
     stages = Stages(job, tell)
     try:
         stages.wait()
+        require_no_tool()
         open_device(job.device)
         with clock_watch(job.device) as clocks:
             for index, each in enumerate(job.contests):

@@ -8,6 +8,7 @@ FOLDER holds `ncu_report`; empty, where it is installed like any package.
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -44,7 +45,8 @@ def _actions(context: Any) -> Iterator[Any]:  # noqa: ANN401  # the module has n
 def _kernel(action: Any) -> ProfiledKernel:  # noqa: ANN401
     figures: dict[str, float] = {}
     for name in action.metric_names():
-        if "__" in name and isinstance(value := action[name].value(), int | float):
+        value = action[name].value() if "__" in name else None
+        if isinstance(value, int | float) and math.isfinite(value):
             figures[name] = float(value)
     return ProfiledKernel(action.name(action.NameBase_DEMANGLED), figures, lines=_lines(action))
 

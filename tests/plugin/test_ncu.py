@@ -210,3 +210,13 @@ def test_without_a_gpu_it_is_skipped(new_project: NewProject) -> None:
     run = project.suite("--ncu", f"--fa-case={CASE}", "-k", "test_profile or test_correct", "-rs", env=ENVIRONMENT)
     assert run.ret == 0, run.text
     assert "runs on the CPU here: there is nothing to count" in run.text
+
+
+def test_timing_under_a_tool_is_refused(counted: Project) -> None:
+    """A run inside a profiler is judged and not timed: its times would be others."""
+    case = ("--fa-variant=right", f"--fa-case={CASE}", "-k", "test_speed and right")
+    watched = {"CUDA_INJECTION64_PATH": "/opt/nsight/libToolsInjection64.so"}
+    run = counted.suite(*case, env=watched)
+    assert (run.ret, run.outcomes) == (1, {f"test_speed[right-{SHAPE}]": "failed"})
+    assert "nothing is timed under a tool; give --benchmark-disable" in run.text
+    assert counted.suite(*case, "--benchmark-disable", env=watched).ret == 0
