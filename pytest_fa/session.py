@@ -152,7 +152,7 @@ class Session:
     def build_all(self, say: Say) -> None:
         """Build everything the selected items need in one batch, and let the workers start meanwhile."""
         self._say = say
-        if self.will_run():
+        if self.will_run() and not self.options.static:
             self._neighbours = foreign_processes()  # before there are processes of ours
             self.workers.start(watches_operators=any(not each.is_built and each.is_judged for each in self._subjects))
             if find_gpu() and self.options.timing and not self.options.selftest:
@@ -170,10 +170,15 @@ class Session:
             if not variant.is_built or (self.plan.is_companion(variant) and not self._runs_here(variant)):
                 continue
             try:
-                requests += [(variant, arch) for arch in target_arches(variant, options.arches)]
+                requests += [(variant, arch) for arch in target_arches(variant, self._arches)]
             except BuildError:
                 continue  # said again by whoever asks for this variant's leaf
         return ensure(requests, options.cache, no_build=options.no_build, say=self._say)
+
+    @property
+    def _arches(self) -> tuple[str, ...]:
+        """What was asked for; all of them where only machine code is to be read."""
+        return self.options.arches or (ARCHES if self.options.static else ())
 
     def leaves(self, variant: Variant) -> list[Leaf | BuildFailure]:
         """What was built of a variant, for each architecture.
@@ -181,7 +186,7 @@ class Session:
         Raises `CannotRun` where there is no compiler or no architecture of the variant's fits.
         """
         try:
-            arches = target_arches(variant, self.options.arches)
+            arches = target_arches(variant, self._arches)
             return [
                 self.builds.outcomes[(variant.name, arch)]
                 for arch in arches

@@ -86,20 +86,11 @@ class Results:
     def write(self, terminal: pytest.TerminalReporter) -> None:
         """The table and the lines below it."""
         if self._records:
-            from pytest_fa.report.ceilings import read_ceilings  # noqa: PLC0415
             from pytest_fa.report.log import stale_variants  # noqa: PLC0415
             from pytest_fa.report.profiles import profile_lines  # noqa: PLC0415
-            from pytest_fa.report.table import FOOTNOTE, make_rows, notes, render, render_matrix  # noqa: PLC0415
+            from pytest_fa.report.table import notes  # noqa: PLC0415
 
-            width = terminal._tw.fullwidth  # noqa: SLF001
-            ceilings = read_ceilings(self._options.profiles, self._records[0].environment.gpu)
-            faults = [record for record in self._records if record.kind == "selftest"]
-            terminal.section("self-test: kernels and what found them" if faults else "attention kernels")
-            if faults:
-                terminal.write_line(render_matrix(faults, max(width, MATRIX_WIDTH)))
-            else:
-                rows = make_rows(self._records, ceilings)
-                terminal.write_line(f"{render(rows, width, color=terminal.hasmarkup)}\n{FOOTNOTE}" if rows else "")
+            self._write_table(terminal)
             self._write_gates(terminal)
             for line in (*profile_lines(self._records), *notes(self._records)):
                 terminal.write_line(line)
@@ -122,6 +113,31 @@ class Results:
             terminal.write_line(f"fa: nothing ran: all that was selected was skipped ({reasons.total()})", red=True)
             for reason, count in reasons.most_common(5):
                 terminal.write_line(f"  {count} x {reason}", red=True)
+
+    def _write_table(self, terminal: pytest.TerminalReporter) -> None:
+        """What was built, checked and timed: a row for each variant and shape; the self-test has a matrix."""
+        from pytest_fa.report.ceilings import read_ceilings  # noqa: PLC0415
+        from pytest_fa.report.table import FOOTNOTE, make_rows, render, render_matrix  # noqa: PLC0415
+
+        width = terminal._tw.fullwidth  # noqa: SLF001
+        faults = [record for record in self._records if record.kind == "selftest"]
+        terminal.section("self-test: kernels and what found them" if faults else "attention kernels")
+        if faults:
+            terminal.write_line(render_matrix(faults, max(width, MATRIX_WIDTH)))
+        elif self._options.static:
+            self._write_static(terminal, width)
+        else:
+            ceilings = read_ceilings(self._options.profiles, self._records[0].environment.gpu)
+            rows = make_rows(self._records, ceilings)
+            terminal.write_line(f"{render(rows, width, color=terminal.hasmarkup)}\n{FOOTNOTE}" if rows else "")
+
+    def _write_static(self, terminal: pytest.TerminalReporter, width: int) -> None:
+        """What the machine code says, with the launches that saved records know."""
+        from pytest_fa.profile.static import static_text  # noqa: PLC0415
+        from pytest_fa.report.log import saved_launches  # noqa: PLC0415  # only --fa-static needs these
+
+        names = [record.variant for record in self._records]
+        terminal.write_line(static_text(self._records, saved_launches(self._options.profiles, names), width))
 
     def _write_gates(self, terminal: pytest.TerminalReporter) -> None:
         """Each gate; one without a verdict in full, since pytest shows the text of failures alone."""

@@ -50,6 +50,7 @@ class Kernel(msgspec.Struct, frozen=True):
     smem_bytes_per_block: int
     instructions: dict[str, int] = {}
     sass_bytes: int | None = None
+    max_threads_per_block: int | None = None
 
     @property
     def spill_bytes(self) -> int:
