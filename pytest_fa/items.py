@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.plan import AnyVariant, Plan
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.report.profiles import tool_properties
+from pytest_fa.report.profiles import profile_lines, tool_properties
 from pytest_fa.report.record import Record, to_builtins
 from pytest_fa.report.table import headline
 
@@ -94,9 +96,25 @@ def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) ->
         report.fa_record = to_builtins(record)
         item.user_properties.append(("fa", headline(record)))
         item.user_properties += tool_properties(record)
+        report.extras = [*getattr(report, "extras", []), *_html_extras(item.config, record)]
     elif report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.fa_not_run = ["build" if _param(item, "fa_case") is None else "case", reason.removeprefix("Skipped: ")]
+
+
+def _html_extras(config: pytest.Config, record: Record) -> list[Any]:
+    """For pytest-html, where it writes a page: links to the report and its CSV from there, and the verdict."""
+    page = config.getoption("htmlpath", default=None)
+    if not page or record.profile is None:
+        return []
+    from pytest_html import extras  # noqa: PLC0415  # another plugin's, only where it is in use
+
+    folder = config.invocation_params.dir / Path(page).parent
+    files = {"Nsight Compute report": record.profile.report, "counters (CSV)": record.profile.table}
+    links = [
+        extras.url(os.path.relpath(config.rootpath / path, folder), name=name) for name, path in files.items() if path
+    ]
+    return [*links, extras.text("\n".join(profile_lines([record])), name="profile")]
 
 
 def _stands_beside(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:

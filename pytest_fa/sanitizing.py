@@ -13,7 +13,7 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.jobs import CaseJob, CaseResult, encode
 from pytest_fa.profile.sanitizer import Child, not_covered, sanitize
 from pytest_fa.report.profiled import Sanitized, ToolStatus
-from pytest_fa.report.record import Leaf, Outcome, Record
+from pytest_fa.report.record import Outcome, Record
 from pytest_fa.session import CannotRun, Session
 from pytest_fa.workers import child_environment
 
@@ -44,7 +44,7 @@ def sanitize_variant(session: Session, variant: Variant, tool: str) -> Record:
         found = Sanitized(tool, "not covered", reason, "", 0.0, ())
     else:
         session.workers.rest()
-        found = _shortened(sanitize(tool, _child(session, variant, case, tool, leaf)), session.options.rootdir)
+        found = _shortened(sanitize(tool, _child(session, variant, case, tool)), session.options.rootdir)
     result = CaseResult(OUTCOMES[found.status], _message(found), ())
     record = session.record("sanitize", variant.name, variant.role, case, result, (leaf,) if leaf else ())
     return msgspec.structs.replace(record, id=f"{record.id}-{tool}", sanitized=found)
@@ -57,15 +57,15 @@ def sanitizer_case(variant: Variant) -> Case:
     return msgspec.structs.replace(property_case(variant, LEAST_TILES * tile + 1), batch=1, heads=2, kv_heads=2)
 
 
-def _child(session: Session, variant: Variant, case: Case, tool: str, leaf: Leaf | None) -> Child:
-    """A `cuda` entry is called without torch; a Python entry through the worker, without torch's own allocator."""
+def _child(session: Session, variant: Variant, case: Case, tool: str) -> Child:
+    """A `cuda` entry is called without torch; any other through the worker, without torch's own allocator."""
     arm = session.arm(variant)
     job = CaseJob(variant, case, arm.library, "cuda", session.policy_of(variant), judge=False, time=False)
     folder = session.options.artifacts / "sanitizer"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{job.slug}.job.json"
     path.write_bytes(msgspec.json.format(encode(job)) + b"\n")
-    program = "pytest_fa.profile.drive" if leaf else "pytest_fa.worker"
+    program = "pytest_fa.profile.drive" if variant.entry.kind == "cuda" else "pytest_fa.worker"
     environment = {**child_environment(), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     return Child(("-m", program, str(path)), environment, folder / f"{job.slug}.{tool}.log")
 

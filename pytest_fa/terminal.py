@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,11 @@ class Results:
         self._failed_otherwise |= report.failed
 
     def finish(self) -> None:
-        """Write the profiles that were asked for."""
+        """Write the profiles that were asked for, and what a step of GitHub's is to show."""
+        if self._records and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
+            from pytest_fa.report.profiles import append_summary  # noqa: PLC0415
+
+            append_summary(self._records, Path(summary))
         if self._options.save and self._records:
             from pytest_fa.report.log import save_profiles  # noqa: PLC0415
 

@@ -41,7 +41,7 @@ HEADERS = (
 )
 MOST_CHANGES = 8
 FOOTNOTE = (
-    "threads: what a saved record launched, else the source's own bound (__launch_bounds__); smem B: static, and dynamic\n"
+    "threads: what a saved record launched, else the source's bound (__launch_bounds__); smem B: static, and dynamic\n"
     "where a saved record knows it (+); blocks/SM and warps: how many fit, and what sets the limit."
 )
 

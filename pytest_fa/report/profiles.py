@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from pathlib import Path
 
 from pytest_fa.report.profiled import DURATION, Difference, Profile, ProfiledKernel, Sanitized
 from pytest_fa.report.record import Record
@@ -106,6 +108,14 @@ def _sanitized(record: Record, found: Sanitized) -> list[str]:
     log = f"; {found.log}" if found.log else ""
     lines = [f"{record.id}: {words.strip()} ({found.seconds:.1f} s{log})"]
     return [*lines, *(f"  {text}" for text in found.findings[:MOST_FINDINGS])]
+
+
+def append_summary(records: list[Record], path: Path) -> None:
+    """Add the profiles to GitHub's summary of a step; a file that cannot be written changes no outcome."""
+    text = summary_markdown(records)
+    if text:
+        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as stream:
+            stream.write(text)
 
 
 def summary_markdown(records: list[Record]) -> str:

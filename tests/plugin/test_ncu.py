@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -220,3 +221,22 @@ def test_timing_under_a_tool_is_refused(counted: Project) -> None:
     assert (run.ret, run.outcomes) == (1, {f"test_speed[right-{SHAPE}]": "failed"})
     assert "nothing is timed under a tool; give --benchmark-disable" in run.text
     assert counted.suite(*case, "--benchmark-disable", env=watched).ret == 0
+
+
+def test_github_shows_the_profiles(counted: Project, tmp_path: Path) -> None:
+    """A table in the summary of the step, behind what stands there."""
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n", encoding="utf-8")
+    assert ncu(counted, "right", "-k", "test_profile", GITHUB_STEP_SUMMARY=str(summary)).ret == 0
+    lines = summary.read_text(encoding="utf-8").splitlines()
+    assert lines[:2] == ["before", "### Profiles (Nsight Compute)"]
+    assert lines[-1].startswith(f"| `right-{CASE}-verdict` | 9.06 | latency-bound: ")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pytest_html") is None, reason="pytest-html is not installed")
+def test_the_html_page_links_the_report(counted: Project) -> None:
+    """Paths from the page, so that the folder can be moved as a whole."""
+    run = ncu(counted, "right", "-k", "test_profile", "--html=artifacts/page/report.html")
+    assert run.ret == 0, run.text
+    page = (counted.folder / "artifacts" / "page" / "report.html").read_text(encoding="utf-8")
+    assert f"../ncu/right-{CASE}.verdict.ncu-rep" in page
