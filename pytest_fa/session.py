@@ -22,10 +22,11 @@ from pytest_fa.build.target import runs_on, target_arches
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import Catalog, discover
 from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
+from pytest_fa.catalog.fit import EVERYTHING, Fits
 from pytest_fa.catalog.plan import Plan, make_plan
 from pytest_fa.catalog.properties import MAY_REFUSE, applies, property_case
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
-from pytest_fa.catalog.variant import ARCHES, BrokenVariant, Device, Tolerance, Variant
+from pytest_fa.catalog.variant import BrokenVariant, Device, Tolerance, Variant
 from pytest_fa.errors import BuildError, FaError, ToolchainError, UsageProblem
 from pytest_fa.jobs import WATCHDOG_SECONDS, Arm, BusyJob, CaseJob, CaseResult
 from pytest_fa.measure.timing_lock import timing_lock
@@ -86,7 +87,8 @@ class Session:
         if options.gate_baseline and options.gate is None:
             raise UsageProblem("--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too")
         _ = self.gate_baseline, self.old_build  # a name or a key that does not exist ends the run here
-        return make_plan(self.catalog, chosen, cases, with_properties=not options.cases)
+        fits: Fits = () if options.cases else ("head_dim", "layout") if options.dtypes else EVERYTHING
+        return make_plan(self.catalog, chosen, cases, with_properties=not options.cases, fits=fits)
 
     def plan_of(self, suites: tuple[str, ...]) -> Plan:
         """The plan with other suites' cases; the run's own plan for none.  Raises `UsageProblem`."""
@@ -148,7 +150,9 @@ class Session:
         self._say = say
         if self.will_run():
             self._neighbours = foreign_processes()  # before there are processes of ours
-            self.workers.start(watches_operators=any(not each.is_built and each.is_judged for each in self._subjects))
+            self.workers.start(
+                watches_operators=any(each.entry.kind != "cuda" and each.is_judged for each in self._subjects)
+            )
             if find_gpu() and self.options.timing and not self.options.selftest:
                 self.profilers.start()
         if report := self.builds.title:
@@ -156,7 +160,7 @@ class Session:
 
     @functools.cached_property
     def builds(self) -> BuildReport:
-        """The leaves of all needed variants.  Raises `ToolchainError` without a compiler for what is missing."""
+        """The leaves of all needed variants, why there are none, and what this machine lacks for some."""
         options = self.options
         requests = []
         beside = [self.gate_baseline] if self.gate_baseline else []
@@ -176,6 +180,8 @@ class Session:
         """
         try:
             arches = target_arches(variant, self.options.arches)
+            if lacking := self.builds.lacking.get(variant.name):
+                raise CannotRun(lacking)
             return [
                 self.builds.outcomes[(variant.name, arch)]
                 for arch in arches
@@ -344,7 +350,7 @@ class Session:
         outcomes = [each for each in self.leaves(variant) if not gpu or runs_on(each.arch, gpu.compute_capability)]
         if not outcomes:
             raise CannotRun(f"{variant.name}: nothing that was compiled ({', '.join(variant.arch)}) runs on this GPU")
-        return max(outcomes, key=lambda each: ARCHES.index(each.arch))
+        return max(outcomes, key=lambda each: each.arch)
 
     def record(
         self,

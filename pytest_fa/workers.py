@@ -242,7 +242,12 @@ def _server_environment() -> dict[str, str]:
 
 
 def _owner(variant: Variant) -> str:
-    """Who shares a worker: variants of one folder, and all that are shipped with this package."""
+    """Who shares a worker: variants of one folder, and all that are shipped with this package.
+
+    An extension of PyTorch has one of its own: it may register names that its twin registers too.
+    """
+    if variant.entry.kind == "torch":
+        return f"{variant.folder}:{variant.name}"
     return variant.root if Path(variant.root) == BUILTIN_ROOT else variant.folder
 
 

@@ -23,7 +23,8 @@ class Toolchain(msgspec.Struct, frozen=True):
     """A compiler that answers.
 
     `home` is the toolkit's real folder (nvcc may be a wrapper), `stamps` are path, size and mtime of every program that
-    shapes the code, `versions` what they print: all of them are part of a build's key.
+    shapes the code, `versions` what they print: all of them are part of a build's key.  `beside` names what an
+    extension of PyTorch is compiled against; one without CUDA sources has no nvcc.
     """
 
     nvcc: str
@@ -32,18 +33,21 @@ class Toolchain(msgspec.Struct, frozen=True):
     host_compiler: str
     versions: tuple[str, ...]
     stamps: tuple[Stamp, ...]
+    beside: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """For people: `nvcc 13.0.88, g++ 12.2.0`."""
         nvcc = re.search(r"V(\d+\.\d+\.\d+)", self.versions[0])
-        host = re.search(r"(\d+\.\d+\.\d+)", self.versions[2])
-        return f"nvcc {nvcc[1] if nvcc else '?'}, {Path(self.host_compiler).name} {host[1] if host else '?'}"
+        host = re.search(r"(\d+\.\d+\.\d+)", self.versions[-1])
+        compilers = [f"nvcc {nvcc[1] if nvcc else '?'}"] if self.nvcc else []
+        return ", ".join((*compilers, f"{Path(self.host_compiler).name} {host[1] if host else '?'}", *self.beside))
 
     @property
     def identity(self) -> tuple[object, ...]:
         """What the key takes: versions, sizes and times, without the folders."""
-        return (self.versions, tuple((Path(path).name, size, mtime) for path, size, mtime in self.stamps))
+        stamps = tuple((Path(path).name, size, mtime) for path, size, mtime in self.stamps)
+        return (self.versions, stamps, self.beside) if self.beside else (self.versions, stamps)
 
 
 def find_toolchain(cache: Path) -> Toolchain:
@@ -63,6 +67,13 @@ def find_toolchain(cache: Path) -> Toolchain:
     scratch.write_bytes(msgspec.json.encode(found))
     scratch.replace(memo)
     return found
+
+
+def host_toolchain() -> Toolchain:
+    """The C++ compiler alone.  Raises `ToolchainError`."""
+    host = _find_host_compiler()
+    version = _output([str(host), "--version"])
+    return Toolchain("", "", "", str(host), (version,), (_stamp(host),))
 
 
 def find_tool(name: str) -> Path | None:
