@@ -1,6 +1,6 @@
 """The CUDA compiler: found once, identified by what it says and by what lies on disk.
 
-Looked for in this order: $CUDA_HOME, PATH, and where cuda-pathfinder looks: the wheels of the `nvcc` extra, conda, the
+Looked for in this order: $CUDA_HOME, PATH, and where cuda-pathfinder looks: the wheels of the `cuda13` extra, conda, the
 system's usual places.
 """
 
@@ -94,7 +94,7 @@ def _find_nvcc() -> Path:
         return in_wheels
     raise ToolchainError(
         f"no CUDA compiler: CUDA_HOME is {home or 'unset'}, nvcc is not on PATH, "
-        "nor in wheels, conda or the usual places; install a CUDA toolkit, or `pip install 'pytest-fa[nvcc]'`"
+        "nor in wheels, conda or the usual places; install a CUDA toolkit, or `pip install 'pytest-fa[cuda13]'`"
     )
 
 
