@@ -1,7 +1,7 @@
 """The CUDA compiler: found once, identified by what it says and by what lies on disk.
 
-Looked for in this order: $CUDA_HOME, PATH, and where cuda-pathfinder looks: the wheels of the `cuda13` extra, conda, the
-system's usual places.
+Looked for in this order: $CUDA_HOME, PATH, and where cuda-pathfinder looks: the wheels of the `cuda13` extra, conda,
+the system's usual places.
 """
 
 from __future__ import annotations
