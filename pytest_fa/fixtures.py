@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pytest_fa.judge.truth import Truth
     from pytest_fa.options import Options
     from pytest_fa.report.record import Check, Record, Speed
+    from pytest_fa.run.forward import Forward
     from pytest_fa.run.inputs import Inputs
-    from pytest_fa.run.module import Forward
     from pytest_fa.session import Session
 
 T = TypeVar("T")

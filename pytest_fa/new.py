@@ -10,7 +10,7 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.errors import UsageProblem
 
 TEMPLATES = Path(pytest_fa.__file__).parent / "template"
-KINDS = ("cuda", "python")
+KINDS = ("cuda", "torch", "python", "triton")
 
 
 def write_variant(name: str, kind: str, kernels: Path) -> Path:

@@ -260,7 +260,7 @@ def _repeat(job: CaseJob, launch: CheckedLaunch, found: Findings, stages: Stages
             keep_farthest=not job.variant.deterministic,
         )
         launch.require_untouched()
-    if job.variant.entry.kind == "python" and job.variant.role != "baseline":
+    if job.variant.entry.kind != "cuda" and job.variant.role != "baseline":
         require_own_work(launch)
 
 

@@ -76,7 +76,8 @@ def _profile(session: Session, variant: Variant, case: Case) -> Profile:
         session.workers.rest()
         session.profilers.rest()
         with timing_lock():
-            known = session.profiler.run(job, session.options.ncu_set, _leaf(session, variant))
+            own = _leaf(session, variant) if variant.entry.kind == "cuda" else None  # others may launch torch's
+            known = session.profiler.run(job, session.options.ncu_set, own)
         known = msgspec.structs.replace(known, expect=variant.expect)
         session.profiles[(variant.name, case.id)] = known
     return known

@@ -22,6 +22,7 @@ from pytest_fa.build.target import runs_on, target_arches
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import Catalog, discover
 from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
+from pytest_fa.catalog.fit import EVERYTHING, Fits
 from pytest_fa.catalog.plan import Plan, make_plan
 from pytest_fa.catalog.properties import MAY_REFUSE, applies, property_case
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
@@ -91,8 +92,15 @@ class Session:
         if options.gate_baseline and options.gate is None:
             raise UsageProblem("--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too")
         _ = self.gate_baseline, self.old_build  # a name or a key that does not exist ends the run here
-        has_properties = not options.cases
-        return make_plan(self.catalog, chosen, cases, with_properties=has_properties, sanitizers=options.sanitizers)
+        fits: Fits = () if options.cases else ("head_dim", "layout") if options.dtypes else EVERYTHING
+        return make_plan(
+            self.catalog,
+            chosen,
+            cases,
+            with_properties=not options.cases,
+            fits=fits,
+            sanitizers=options.sanitizers,
+        )
 
     def plan_of(self, suites: tuple[str, ...]) -> Plan:
         """The plan with other suites' cases; the run's own plan for none.  Raises `UsageProblem`."""
@@ -154,7 +162,9 @@ class Session:
         self._say = say
         if self.will_run() and not self.options.static:
             self._neighbours = foreign_processes()  # before there are processes of ours
-            self.workers.start(watches_operators=any(not each.is_built and each.is_judged for each in self._subjects))
+            self.workers.start(
+                watches_operators=any(each.entry.kind != "cuda" and each.is_judged for each in self._subjects)
+            )
             if find_gpu() and self.options.timing and not self.options.selftest:
                 self.profilers.start()
         if report := self.builds.title:
@@ -162,7 +172,7 @@ class Session:
 
     @functools.cached_property
     def builds(self) -> BuildReport:
-        """The leaves of all needed variants.  Raises `ToolchainError` without a compiler for what is missing."""
+        """The leaves of all needed variants, why there are none, and what this machine lacks for some."""
         options = self.options
         requests = []
         beside = [self.gate_baseline] if self.gate_baseline else []
@@ -187,6 +197,8 @@ class Session:
         """
         try:
             arches = target_arches(variant, self._arches)
+            if lacking := self.builds.lacking.get(variant.name):
+                raise CannotRun(lacking)
             return [
                 self.builds.outcomes[(variant.name, arch)]
                 for arch in arches
@@ -371,7 +383,7 @@ class Session:
         outcomes = [each for each in self.leaves(variant) if not gpu or runs_on(each.arch, gpu.compute_capability)]
         if not outcomes:
             raise CannotRun(f"{variant.name}: nothing that was compiled ({', '.join(variant.arch)}) runs on this GPU")
-        return max(outcomes, key=lambda each: ARCHES.index(each.arch))
+        return max(outcomes, key=lambda each: each.arch)
 
     def record(
         self,

@@ -246,7 +246,12 @@ def child_environment() -> dict[str, str]:
 
 
 def _owner(variant: Variant) -> str:
-    """Who shares a worker: variants of one folder, and all that are shipped with this package."""
+    """Who shares a worker: variants of one folder, and all that are shipped with this package.
+
+    An extension of PyTorch has one of its own: it may register names that its twin registers too.
+    """
+    if variant.entry.kind == "torch":
+        return f"{variant.folder}:{variant.name}"
     return variant.root if Path(variant.root) == BUILTIN_ROOT else variant.folder
 
 

@@ -11,16 +11,19 @@ import msgspec
 import yaml
 
 from pytest_fa.catalog.case import Dtype
+from pytest_fa.catalog.entry import entry_problem
 from pytest_fa.catalog.variant import (
     ARCHES,
     SOME,
     Arch,
+    Call,
     Entry,
     InstructionLimit,
     Limits,
     Role,
     Rounding,
     Supports,
+    Target,
     Tolerance,
     Variant,
 )
@@ -113,14 +116,15 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
     supports = member.supports or manifest.supports
     own = {key: value for key in ("target", "context") if (value := getattr(member, key)) is not None}
     entry = msgspec.structs.replace(manifest.entry, **own)
-    _check_entry(entry, folder)
+    if problem := entry_problem(entry, supports, folder):
+        raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
     return Variant(
         name=name,
         folder=str(folder),
         root=str(root),
         role=member.role or manifest.role,
         entry=entry,
-        arch=manifest.arch if entry.kind == "cuda" else (),
+        arch=_targets(manifest.arch, entry),
         supports=supports,
         instantiations=_instantiations(manifest.instantiations, supports),
         defines={**manifest.defines, **member.defines},
@@ -136,14 +140,13 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
     )
 
 
-def _check_entry(entry: Entry, folder: Path) -> None:
-    if entry.kind == "cuda" and not (folder / entry.source).is_file():
-        raise ManifestError(f"{folder / MANIFEST_NAME}: entry.source is {entry.source!r}, and there is no such file")
-    for field in ("target", "context") if entry.kind == "python" else ():
-        value = getattr(entry, field)
-        if not re.fullmatch(r"[\w.]+:\w+", value) and (value or field == "target"):
-            form = "a python entry's is 'package.module:function'"
-            raise ManifestError(f"{folder / MANIFEST_NAME}: entry.{field} is {value!r}; {form}")
+def _targets(arch: tuple[Arch, ...], entry: Entry) -> tuple[Target, ...]:
+    """What to compile for: nothing, the manifest's architectures, or the host alone."""
+    if entry.kind == "python":
+        return ()
+    if entry.kind == "torch" and not entry.has_cuda_sources:
+        return ("host",)
+    return arch
 
 
 def _instantiations(listed: tuple[str, ...] | None, supports: Supports) -> tuple[tuple[Dtype, int], ...]:
@@ -157,6 +160,7 @@ def _instantiations(listed: tuple[str, ...] | None, supports: Supports) -> tuple
 
 _STRUCTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     (r"\$\.(variants\[\.\.\.\]\.)?entry", Entry),
+    (r"\$\.entry\.call", Call),
     (r"\$\.(variants\[\.\.\.\]\.)?supports", Supports),
     (r"\$\.(variants\[\.\.\.\]\.)?limits", Limits),
     (r"\$\.(variants\[\.\.\.\]\.)?limits\.instructions\[\.\.\.\]", InstructionLimit),

@@ -7,6 +7,7 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.faults import FAULTS, TWINS
+from pytest_fa.catalog.fit import Fits, fitted
 from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.catalog.variant import COMPANION_ROLES, BrokenVariant, Variant
 
@@ -17,7 +18,8 @@ class Plan(msgspec.Struct, frozen=True):
     """The pairs of one run.
 
     `chosen` are the variants that were asked for, `offered` those that would run by default beside them (shown as
-    deselected), `companions` the baselines and floors that stand beside every timed shape.
+    deselected), `companions` the baselines and floors that stand beside every timed shape.  `fits` names what of a case
+    may be changed to what a variant takes.
     """
 
     chosen: tuple[AnyVariant, ...]
@@ -26,6 +28,11 @@ class Plan(msgspec.Struct, frozen=True):
     cases: tuple[Case, ...]
     with_properties: bool = True
     sanitizers: tuple[str, ...] = ()
+    fits: Fits = ()
+
+    def cases_of(self, variant: Variant) -> tuple[Case, ...]:
+        """The run's cases as `variant` takes them."""
+        return tuple(dict.fromkeys(fitted(variant, case, self.fits) for case in self.cases))
 
     @property
     def builds(self) -> list[AnyVariant]:
@@ -35,7 +42,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def checks(self) -> list[tuple[Variant, Case]]:
         """What `test_correct` runs over: every judged variant with every case."""
-        return [(each, case) for each in self.runnable if each.is_judged for case in self.cases]
+        return [(each, case) for each in self.runnable if each.is_judged for case in self.cases_of(each)]
 
     @property
     def properties(self) -> list[tuple[Variant, str]]:
@@ -46,15 +53,16 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def timings(self) -> list[tuple[Variant, Case]]:
-        """What `test_speed` runs over: the first seed of every shape, companions last."""
+        """What `test_speed` runs over: the first seed of every shape, companions of all shapes last."""
+        own = [(each, case) for each in self.runnable for case in _first_seeds(self.cases_of(each))]
+        shapes = _first_seeds((*self.cases, *(case for _, case in own)))
         names = {each.name for each in self.runnable}
-        companions = [each for each in self.companions if each.name not in names]
-        return [(each, case) for each in (*self.runnable, *companions) for case in self._first_seeds()]
+        return own + [(each, case) for each in self.companions if each.name not in names for case in shapes]
 
     @property
     def profiles(self) -> list[tuple[Variant, Case]]:
         """What `test_profile` runs over: the first seed of every shape; companions only where they were asked for."""
-        return [(each, case) for each in self.runnable for case in self._first_seeds()]
+        return [(each, case) for each in self.runnable for case in _first_seeds(self.cases_of(each))]
 
     @property
     def sanitized(self) -> list[tuple[Variant, str]]:
@@ -84,14 +92,15 @@ class Plan(msgspec.Struct, frozen=True):
         """Whether `variant` only stands beside what was asked for."""
         return not self.is_chosen(variant) and any(each.name == variant.name for each in self.companions)
 
-    def _first_seeds(self) -> list[Case]:
-        first: dict[str, Case] = {}
-        for case in self.cases:
-            first.setdefault(case.shape_id, case)
-        return list(first.values())
-
     def _all(self) -> list[AnyVariant]:
         return list({(type(each), each.name): each for each in (*self.chosen, *self.offered)}.values())
+
+
+def _first_seeds(cases: tuple[Case, ...]) -> list[Case]:
+    first: dict[str, Case] = {}
+    for case in cases:
+        first.setdefault(case.shape_id, case)
+    return list(first.values())
 
 
 def make_plan(
@@ -100,9 +109,10 @@ def make_plan(
     cases: tuple[Case, ...],
     *,
     with_properties: bool = True,
+    fits: Fits = (),
     sanitizers: tuple[str, ...] = (),
 ) -> Plan:
     """The plan for the variants and cases that were asked for."""
     offered = [each for each in catalog.variants.values() if each.role == "candidate"]
     companions = [each for each in catalog.variants.values() if each.role in COMPANION_ROLES]
-    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties, sanitizers)
+    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties, sanitizers, fits)

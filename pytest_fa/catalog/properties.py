@@ -74,7 +74,7 @@ def least_lengths(variant: Variant, sequence: int) -> tuple[int, int]:
 
 def applies(name: str, variant: Variant, device: Device) -> bool:
     """Whether a property means anything for this kind of variant on this device."""
-    if name == "first_call_in_capture" and not variant.is_built:
+    if name == "first_call_in_capture" and variant.entry.kind != "cuda":
         return False
     return device == "cuda" or name not in ON_GPU
 

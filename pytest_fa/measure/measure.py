@@ -19,8 +19,8 @@ from pytest_fa.report.environment import ClockWatch, clock_watch
 from pytest_fa.report.record import ON_CPU, Busy, Clocks, Speed, Timing
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.device_tools import NoDeviceTools, device_tools
+from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs
-from pytest_fa.run.module import Forward
 from pytest_fa.run.nvtx_range import nvtx_range
 
 QUEUED_US = 5000.0

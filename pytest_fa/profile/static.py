@@ -97,7 +97,11 @@ def _facts(leaf: Leaf, kernel: Kernel, launch: LaunchedKernel | None) -> list[st
     threads = launched or kernel.max_threads_per_block
     smem_bytes = kernel.smem_bytes_per_block + (launch.dynamic_smem_bytes if launch else 0)
     most = "" if launch else "<= "  # dynamic shared memory is known at the launch
-    limit = occupancy(leaf.arch, threads, kernel.registers_per_thread, smem_bytes) if threads else None
+    limit = (
+        occupancy(leaf.arch, threads, kernel.registers_per_thread, smem_bytes)
+        if threads and leaf.arch != "host"
+        else None
+    )
     return [
         str(kernel.registers_per_thread),
         str(kernel.spill_bytes),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.variant import Arch
+from pytest_fa.catalog.variant import Target
 from pytest_fa.gate.verdict import PairSamples, Verdict
 from pytest_fa.report.profiled import Profile, Sanitized
 
@@ -69,7 +69,7 @@ class Leaf(msgspec.Struct, frozen=True):
     """One compiled variant for one architecture, as it lies in the cache."""
 
     variant: str
-    arch: Arch
+    arch: Target
     key: str
     library: str
     code_identity: str | None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.__main__ import main
+from pytest_fa.build.extension import find_torch
 from tests.plugin.conftest import Project
 
 
@@ -33,6 +34,22 @@ def test_a_cuda_variant_builds_at_once(project: Project, capsys: pytest.CaptureF
     (record,) = project.records
     assert [leaf.arch for leaf in record.leaves] == ["sm_80", "sm_89", "sm_90a"]
     assert {kernel.spill_bytes for leaf in record.leaves for kernel in leaf.kernels} == {0}
+
+
+@pytest.mark.skipif(find_torch().cuda is not None, reason="this torch has CUDA")
+def test_an_extension_says_what_it_lacks(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its manifest reads; where torch has no CUDA it is skipped with that reason."""
+    run = project.run(*new(project, capsys, "mine", "--kind=torch"), "-k", "test_build and mine")
+    assert run.outcomes == {"test_build[mine]": "skipped"}
+    assert "has no CUDA, and mine has CUDA sources" in run.reasons["test_build[mine]"]
+
+
+def test_a_triton_variant_waits_for_a_gpu(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its manifest reads, and without a GPU each case is skipped with that reason."""
+    words = (*new(project, capsys, "mine", "--kind=triton"), "-k", "test_correct and mine")
+    run = project.run(*words)
+    assert set(run.outcomes.values()) == {"skipped"}
+    assert set(run.reasons.values()) == {"mine needs a GPU, and this machine has none"}
 
 
 @pytest.mark.parametrize(
