@@ -36,7 +36,19 @@ from pytest_fa.report.agreement import agree
 from pytest_fa.report.ceilings import Ceilings, read_ceilings
 from pytest_fa.report.environment import find_gpu, foreign_processes, read_environment, read_source
 from pytest_fa.report.profiled import Profile
-from pytest_fa.report.record import ON_CPU, SCHEMA, STAGES, Environment, Kind, Leaf, Outcome, Record, Speed, Stage
+from pytest_fa.report.record import (
+    ON_CPU,
+    SCHEMA,
+    STAGES,
+    Ablation,
+    Environment,
+    Kind,
+    Leaf,
+    Outcome,
+    Record,
+    Speed,
+    Stage,
+)
 from pytest_fa.workers import Workers
 
 Say = Callable[[str], None]
@@ -285,7 +297,10 @@ class Session:
             raise Refused(f"{variant.name}: {property_name}: {result.message}")
         if result.outcome == "unsupported" and variant.role == "baseline":
             raise Refused(f"{variant.name} does not support {case.shape_id}: {result.message}")
-        return self.record(kind, variant.name, variant.role, case, result, (leaf,) if leaf else (), property_name)
+        record = self.record(kind, variant.name, variant.role, case, result, (leaf,) if leaf else (), property_name)
+        if variant.leaves_out and variant.parent:
+            record = msgspec.structs.replace(record, ablation=Ablation(variant.leaves_out, variant.parent))
+        return record
 
     def _note(self, variant: Variant, case: Case, result: CaseResult) -> None:
         """Remember what later items of this run build upon: who was right where, and how fast."""

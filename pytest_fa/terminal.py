@@ -92,12 +92,12 @@ class Results:
         """The table and the lines below it."""
         if self._records:
             from pytest_fa.report.log import stale_variants  # noqa: PLC0415
-            from pytest_fa.report.profiles import profile_lines  # noqa: PLC0415
+            from pytest_fa.report.profiles import ablation_lines, profile_lines  # noqa: PLC0415
             from pytest_fa.report.table import notes  # noqa: PLC0415
 
             self._write_table(terminal)
             self._write_gates(terminal)
-            for line in (*profile_lines(self._records), *notes(self._records)):
+            for line in (*ablation_lines(self._records), *profile_lines(self._records), *notes(self._records)):
                 terminal.write_line(line)
             if terminal.config.getoption("numprocesses", None):
                 terminal.write_line(

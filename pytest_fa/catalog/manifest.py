@@ -55,6 +55,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits | None = None
     rounds: tuple[Rounding, ...] | None = None
     deterministic: bool | None = None
+    leaves_out: str | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +76,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     tolerance: Tolerance = "measured"
     deterministic: bool = True
+    leaves_out: str = ""
     variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1)] | None = None
 
 
@@ -118,7 +120,7 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
     entry = msgspec.structs.replace(manifest.entry, **own)
     if problem := entry_problem(entry, supports, folder):
         raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
-    return Variant(
+    variant = Variant(
         name=name,
         folder=str(folder),
         root=str(root),
@@ -137,7 +139,13 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         parent=member.parent or manifest.parent,
         because=member.because or manifest.because,
         expect=member.expect or manifest.expect,
+        leaves_out=manifest.leaves_out if member.leaves_out is None else member.leaves_out,
     )
+    # What leaves a stage out is not judged, so it must say that it is no candidate, and of whom it is a part.
+    if variant.leaves_out and (variant.role != "ablation" or variant.parent is None):
+        found = f"{name}: leaves_out is {variant.leaves_out!r}, role is {variant.role!r}, parent {variant.parent!r}"
+        raise ManifestError(f"{folder / MANIFEST_NAME}: {found}; it needs role 'ablation' and a parent")
+    return variant
 
 
 def _targets(arch: tuple[Arch, ...], entry: Entry) -> tuple[Target, ...]:

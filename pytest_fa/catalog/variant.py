@@ -132,6 +132,7 @@ class Variant(msgspec.Struct, frozen=True):
     because: str
     expect: str
     deterministic: bool = True
+    leaves_out: str = ""
 
     def __str__(self) -> str:
         return self.name
@@ -143,8 +144,8 @@ class Variant(msgspec.Struct, frozen=True):
 
     @property
     def is_judged(self) -> bool:
-        """Whether its output means anything: a floor does no work."""
-        return self.role != "floor"
+        """Whether its output means anything: a floor does no work, and without a stage the result is another."""
+        return self.role != "floor" and not self.leaves_out
 
     def device_for(self, *, gpu: bool) -> Device | None:
         """The device it runs on: the GPU where there is one, else the CPU, else none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import tempfile
@@ -21,13 +22,22 @@ LIMIT_SECONDS = 300.0
 READ_SECONDS = 120.0
 
 
-class Tool(NamedTuple):
-    """An `ncu` that was found; `sudo` runs it as root, `report_folder` holds its Python module if it has one."""
+# Where the report module lies when it does not lie beside the program, which may be a script elsewhere.
+MODULE_PLACES = (
+    "opt/nvidia/nsight-compute/*/extras/python",
+    "usr/local/cuda*/nsight-compute*/extras/python",
+    "usr/local/NVIDIA-Nsight-Compute*/extras/python",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """An `ncu` that was found; `sudo` runs it as root."""
 
     program: Path
     version: str
     sudo: bool
-    environment: dict[str, str]
+    environment: dict[str, str] = dataclasses.field(repr=False)
 
     @property
     def title(self) -> str:
@@ -36,11 +46,14 @@ class Tool(NamedTuple):
 
     @property
     def report_folder(self) -> str:
-        """Where `ncu_report` lies: beside the real program, as `extras/python`; empty where it does not."""
-        real = self.program.resolve()
-        near = [*real.parents[:3], *real.parent.parent.glob("nsight-compute*")]
-        found = (folder / "extras" / "python" for folder in near)
-        return next((str(folder) for folder in found if (folder / "ncu_report.py").is_file()), "")
+        """Where `ncu_report` lies: near the program, or where Nsight Compute is installed to; empty where nowhere.
+
+        Of several the one of the program's own version.
+        """
+        near = [folder / "extras" / "python" for folder in self.program.resolve().parents[:3]]
+        far = [path for place in MODULE_PLACES for path in sorted(Path("/").glob(place), reverse=True)]
+        far.sort(key=lambda path: not self.version.startswith(path.parts[-3].rpartition("-")[2]))
+        return next((str(folder) for folder in (*near, *far) if (folder / "ncu_report.py").is_file()), "")
 
 
 class Target(NamedTuple):
@@ -83,6 +96,7 @@ def profile(tool: Tool, target: Target, preset_name: str, wanted: Preset) -> Pro
     kernels: tuple[ProfiledKernel, ...] = ()
     read_by = ""
     if status == "ok":
+        dropped += unknown_metrics(log, wanted.metrics)  # those that it "could not access"
         status, kernels, read_by = _read(tool, target)
     return Profile(
         status=status,

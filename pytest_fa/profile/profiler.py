@@ -9,14 +9,16 @@ from pathlib import Path
 
 import msgspec
 
+from pytest_fa.catalog.variant import Variant
 from pytest_fa.jobs import CaseJob, encode
+from pytest_fa.profile.breakdown import busiest_lines, stage_samples
 from pytest_fa.profile.ncu import Target, Tool, profile
 from pytest_fa.profile.presets import GRID, Capability, Preset, preset
 from pytest_fa.profile.probe import RANGE
 from pytest_fa.profile.status import SENTENCES
 from pytest_fa.profile.tools import find_program, version_of
 from pytest_fa.profile.verdict import judge
-from pytest_fa.report.profiled import DURATION, Profile, ProfileStatus
+from pytest_fa.report.profiled import DURATION, Profile, ProfiledKernel, ProfileStatus
 from pytest_fa.report.record import Leaf
 from pytest_fa.workers import child_environment
 
@@ -65,7 +67,7 @@ class Profiler:
         if found.status == "ok" and (strangers := foreign_kernels(found, leaf)):
             message = f"{SENTENCES['wrong-kernel']}: {', '.join(strangers)}"
             found = msgspec.structs.replace(found, status="wrong-kernel", message=message)
-        judged = tuple(msgspec.structs.replace(each, verdict=judge(each)) for each in found.kernels)
+        judged = tuple(_explained(each, job.variant) for each in found.kernels)
         return self._with_paths(msgspec.structs.replace(found, kernels=judged, job=str(path)))
 
     def _with_paths(self, found: Profile) -> Profile:
@@ -77,6 +79,15 @@ class Profiler:
         if path is None or not Path(path).is_relative_to(self._root):
             return path
         return str(Path(path).relative_to(self._root))
+
+
+def _explained(kernel: ProfiledKernel, variant: Variant) -> ProfiledKernel:
+    """The kernel with its verdict, and where its source was sampled with the samples by stage."""
+    source = Path(variant.folder) / variant.entry.source
+    stages = {}
+    if kernel.lines and source.is_file():
+        stages = stage_samples(kernel.lines, source.name, source.read_text(encoding="utf-8", errors="replace"))
+    return msgspec.structs.replace(kernel, verdict=judge(kernel), lines=busiest_lines(kernel.lines), stages=stages)
 
 
 def foreign_kernels(found: Profile, leaf: Leaf | None) -> list[str]:

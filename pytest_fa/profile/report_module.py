@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from pytest_fa.profile.breakdown import BARRIERS
 from pytest_fa.profile.presets import STALL_SAMPLES
 from pytest_fa.report.profiled import ProfiledKernel, SourceLine
 
@@ -52,24 +53,29 @@ def _kernel(action: Any) -> ProfiledKernel:  # noqa: ANN401
 
 
 def _lines(action: Any) -> tuple[SourceLine, ...]:  # noqa: ANN401
-    """Stall samples by source line, for code with line information: where warps stood when they were looked at."""
-    found: Counter[tuple[str, int]] = Counter()
+    """Stall samples by instruction, in the code's order, with its source line: for code with line information.
+
+    Warps that wait at a barrier are told apart.
+    """
+    found: Counter[tuple[int, str]] = Counter()
     for name in action.metric_names():
         if name.startswith(STALL_SAMPLES) and not name.endswith("_not_issued"):
-            found.update(_samples(action, action[name]))
-    return tuple(SourceLine(file, line, count, "") for (file, line), count in found.most_common())
-
-
-def _samples(action: Any, metric: Any) -> dict[tuple[str, int], int]:  # noqa: ANN401
-    found: Counter[tuple[str, int]] = Counter()
-    if not metric.has_correlation_ids():
-        return {}
-    places = metric.correlation_ids()
-    for index in range(metric.num_instances()):
-        source = action.source_info(places.as_uint64(index))
+            stage = BARRIERS if name.endswith(("_barrier", "_membar")) else ""
+            found.update({(place, stage): count for place, count in _samples(action[name])})
+    lines = []
+    for place, stage in sorted(found):
+        source = action.source_info(place)
         if source is not None and source.line():
-            found[(source.file_name(), source.line())] += metric.as_uint64(index)
-    return found
+            lines.append(SourceLine(source.file_name(), source.line(), found[(place, stage)], stage))
+    return tuple(lines)
+
+
+def _samples(metric: Any) -> Iterator[tuple[int, int]]:  # noqa: ANN401
+    """The instructions' addresses with their samples."""
+    if metric.has_correlation_ids():
+        places = metric.correlation_ids()
+        for index in range(metric.num_instances()):
+            yield places.as_uint64(index), metric.as_uint64(index)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class SourceLine(msgspec.Struct, frozen=True):
-    """How many stall samples fell on one line of source, and the stage that this line belongs to."""
+    """How many stall samples fell on one line of source; `stage` where it is known without the source."""
 
     file: str
     line: int
@@ -45,12 +45,17 @@ class SourceLine(msgspec.Struct, frozen=True):
 
 
 class ProfiledKernel(msgspec.Struct, frozen=True):
-    """One kernel of a call: Nsight's metric names to values in Nsight's base units (ns, byte, %, cycle)."""
+    """One kernel of a call: Nsight's metric names to values in Nsight's base units (ns, byte, %, cycle).
+
+    `lines` are source lines with the samples of stalled warps that fell on them, `stages` those samples by stage of
+    attention: an estimate of where warps wait, not of time.
+    """
 
     name: str
     counters: dict[str, float]
     verdict: Verdict | None = None
     lines: tuple[SourceLine, ...] = ()
+    stages: dict[str, int] = {}
 
 
 class Difference(msgspec.Struct, frozen=True):

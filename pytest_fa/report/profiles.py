@@ -12,6 +12,7 @@ from pytest_fa.report.record import Record
 TITLE = "profiles: Nsight Compute, warm caches, clocks as they are; its durations are no benchmark times"
 MOST_DIFFERENCES = 5
 MOST_FINDINGS = 4
+MOST_LINES = 3
 
 # Headline counters in their order: label, names of which the first that was counted is shown, form.
 HEADLINE: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -42,6 +43,23 @@ def profile_lines(records: list[Record]) -> list[str]:
     lines = [TITLE, *lines] if lines else []
     sanitized = [line for each in records if each.sanitized for line in _sanitized(each, each.sanitized)]
     return [*lines, *(["compute-sanitizer"] if sanitized else []), *sanitized]
+
+
+def ablation_lines(records: list[Record]) -> list[str]:
+    """What a stage takes, by leaving it out: the difference of two measured times of the same run and shape."""
+    timed = [(each, each.case, each.speed) for each in records]
+    times = {(each.variant, case.shape_id): speed.device.median_us for each, case, speed in timed if case and speed}
+    lines = []
+    for each, case, speed in timed:
+        whole_us = times.get((each.ablation.parent, case.shape_id)) if each.ablation and case else None
+        if each.ablation and case and speed and whole_us is not None:
+            left_us = speed.device.median_us
+            share = f"{whole_us - left_us:+.2f} us, {100 * (whole_us - left_us) / whole_us:.0f} %"
+            lines.append(
+                f"{case.shape_id}: {each.ablation.parent} {whole_us:.2f} us, without {each.ablation.stage} "
+                f"{left_us:.2f} us ({each.variant}): {share}, measured by leaving it out"
+            )
+    return [*lines, *(["stages overlap: what they take alone need not add up"] if lines else [])]
 
 
 def tool_properties(record: Record) -> list[tuple[str, str]]:
@@ -83,16 +101,27 @@ def _profile(record: Record, profile: Profile) -> list[str]:
     count = len(profile.kernels)
     more = f" in {count} kernels" if count > 1 else ""
     us = sum(each.counters.get(DURATION, 0.0) for each in profile.kernels) / 1000
-    where = f"{profile.report} ({profile.seconds:.1f} s)"
-    lines = [f"{record.id}: {us:.2f} us{more}; {headline_of(longest)}; {where}"]
+    lines = [f"{record.id.removesuffix(f'-{profile.preset}')}: {us:.2f} us{more}; {headline_of(longest)}"]
     lines += [f"  {short_name(each.name)}: {each.verdict.sentence}" for each in profile.kernels if each.verdict]
+    lines += [f"  {_stages(each)}" for each in profile.kernels if each.stages]
     lines += [f"  expected: {' '.join(profile.expect.split())}"] if profile.expect else []
     if profile.beside and profile.differences:
         shown = "; ".join(map(_difference, profile.differences[:MOST_DIFFERENCES]))
         lines.append(f"  beside {profile.beside}: {shown}")
     elif profile.beside_missing:
         lines.append(f"  beside {profile.beside or 'SDPA'}: not measured: {profile.beside_missing}")
+    lines.append(f"  report: {profile.report} ({profile.preset}, {profile.seconds:.1f} s)")
     return [*lines, *([f"  this chip has no {', '.join(profile.dropped)}"] if profile.dropped else [])]
+
+
+def _stages(kernel: ProfiledKernel) -> str:
+    """Samples by stage, and on which lines most fell."""
+    total = sum(kernel.stages.values())
+    shares = ", ".join(f"{stage} {100 * count / total:.0f} %" for stage, count in kernel.stages.items())
+    lines = ", ".join(
+        f"{each.file}:{each.line} {100 * each.samples / total:.0f} %" for each in kernel.lines[:MOST_LINES]
+    )
+    return f"where warps stood, estimated from {total} samples (no times): {shares}; most on {lines}"
 
 
 def _difference(each: Difference) -> str:

@@ -337,6 +337,13 @@ class Source(msgspec.Struct, frozen=True):
     origin: str
 
 
+class Ablation(msgspec.Struct, frozen=True):
+    """What a variant that computes no attention leaves out, and of whom."""
+
+    stage: str
+    parent: str
+
+
 class Record(msgspec.Struct, frozen=True):
     """One line: one variant on one case (or its build alone).
 
@@ -365,6 +372,7 @@ class Record(msgspec.Struct, frozen=True):
     repeat: str
     profile: Profile | None = None
     sanitized: Sanitized | None = None
+    ablation: Ablation | None = None
 
 
 def to_json(value: msgspec.Struct) -> bytes:

@@ -124,10 +124,10 @@ def test_the_job_is_the_workers(counted: Project, record: Record) -> None:
 def test_the_terminal_says_it_in_a_line(run: Run, record: Record) -> None:
     """One line with the headline counters and the report; below it the verdict and what was expected."""
     assert record.profile is not None
-    (line,) = [each for each in run.said if each.startswith(f"right-{CASE}-verdict: ")]
+    (line,) = [each for each in run.said if each.startswith(f"right-{CASE}: ")]
     assert "9.06 us; SM 7 %, tensor 32 %, exp 34 %, memory 4 %" in line
-    assert f"{record.profile.report} (" in line
     text = run.text
+    assert f"  report: {record.profile.report} (verdict, " in text
     assert "its durations are no benchmark times" in text
     assert "latency-bound: no unit is busy" in text
     assert "  expected: what the test asserts" in text
