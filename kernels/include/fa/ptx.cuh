@@ -1,7 +1,11 @@
 // One PTX instruction per function, named after it; the section is that of the PTX ISA.  No policy lives here.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <stdint.h>
+
+#include <type_traits>
 
 namespace fa {
 
@@ -14,6 +18,15 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
 __device__ __forceinline__ void cp_async_16_or_zero(void* to_smem, const void* from_gmem, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :: "r"(smem_address(to_smem)), "l"(from_gmem), "r"(valid ? 16 : 0) : "memory");
+}
+
+// 9.7.9.25.3.2 cp.async.commit_group: this thread's copies since the last one are a group.
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// 9.7.9.25.3.3 cp.async.wait_group: of this thread's groups all but the last PENDING have landed, for this thread.
+template <int PENDING>
+__device__ __forceinline__ void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }
 
 // 9.7.9.25.3.3 cp.async.wait_all: this thread's copies have landed, for this thread.
@@ -46,6 +59,55 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier_smem, uint3
 template <int NUMBER, int THREADS>
 __device__ __forceinline__ void barrier_sync() {
   asm volatile("barrier.sync %0, %1;" :: "n"(NUMBER), "n"(THREADS) : "memory");
+}
+
+// 9.7.14.5.15 ldmatrix: four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8 and
+// receives of each matrix elements 2 (i % 4) and the next one of row i / 4.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&matrices)[4], uint32_t row_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(row_address) : "memory");
+}
+
+// The same, each matrix transposed: two neighbours in a column of what lies in memory.
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&matrices)[4], uint32_t row_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(row_address) : "memory");
+}
+
+// 9.7.14.5.14 mma: d[16, 8] += a[16, 16] b[16, 8], a by rows and b by columns.  Lane i holds of d elements 2 (i % 4) and the
+// next one of rows i / 4 and i / 4 + 8.
+template <typename T>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    static_assert(std::is_same_v<T, __nv_bfloat16>, "fp16 or bf16");
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// 9.7.9.21 cvt: two floats to 16 bits each, `low` into the lower half.
+template <typename T>
+__device__ __forceinline__ uint32_t cvt_rn_x2(float low, float high) {
+  uint32_t packed;
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    static_assert(std::is_same_v<T, __nv_bfloat16>, "fp16 or bf16");
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+// 9.7.3.21 ex2: 2^x with a relative error of 2^-22; 2^-inf is 0, and so is what is below 2^-126.
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
 }
 
 }  // namespace fa
