@@ -52,9 +52,9 @@ struct Block {
 };
 
 template <typename T>
-__device__ Block<T> find_block(const FaForwardArgs& args) {
+__device__ Block<T> find_block(const FaForwardArgs& args, unsigned heads_per_kv_head) {
   const int64_t head = blockIdx.x, first_query = int64_t(blockIdx.y) * BLOCK_M, batch = blockIdx.z;
-  const int64_t kv_head = blockIdx.x / static_cast<unsigned>(args.heads / args.kv_heads);
+  const int64_t kv_head = blockIdx.x / heads_per_kv_head;
   const int queries = min(int64_t(BLOCK_M), args.seq_q - first_query);
   const int seq_k = args.seq_k;
   const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? args.seq_k - args.seq_q : 0;
@@ -86,11 +86,11 @@ __device__ void copy_rows(T (*to_smem)[HEAD_DIM + PAD], const T* from_gmem, int6
 }
 
 template <typename T, int HEAD_DIM>
-__global__ void __launch_bounds__(THREADS) mma_regs_kernel(const FaForwardArgs args) {
+__global__ void __launch_bounds__(THREADS) mma_regs_kernel(const FaForwardArgs args, unsigned heads_per_kv_head) {
   extern __shared__ __align__(128) unsigned char smem_bytes[];
   Smem<T, HEAD_DIM>& smem = *reinterpret_cast<Smem<T, HEAD_DIM>*>(smem_bytes);
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  const Block<T> block = find_block<T>(args);
+  const Block<T> block = find_block<T>(args, heads_per_kv_head);
   const int first_row = warp * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
   const float scale_log2 = args.scale * CUDART_L2E_F;  // exp(x) = 2^(x log2 e)
 
@@ -240,7 +240,7 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
     return status;
   }
   const dim3 grid(static_cast<unsigned>(args->heads), static_cast<unsigned>(blocks_per_head), static_cast<unsigned>(args->batch));
-  kernel<<<grid, THREADS, smem_bytes, stream>>>(*args);
+  kernel<<<grid, THREADS, smem_bytes, stream>>>(*args, static_cast<unsigned>(args->heads / args->kv_heads));
   return static_cast<int>(cudaPeekAtLastError());
 }
 

@@ -14,7 +14,7 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// 9.7.9.25.3.1 cp.async: 16 bytes from global to shared memory, past L1; zeros where `valid` is false.
+// 9.7.9.25.3.1 cp.async: 16 bytes from global to shared memory, past L1; zeros, and no read, where `valid` is false.
 __device__ __forceinline__ void cp_async_16_or_zero(void* to_smem, const void* from_gmem, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :: "r"(smem_address(to_smem)), "l"(from_gmem), "r"(valid ? 16 : 0) : "memory");
@@ -59,6 +59,12 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier_smem, uint3
 template <int NUMBER, int THREADS>
 __device__ __forceinline__ void barrier_sync() {
   asm volatile("barrier.sync %0, %1;" :: "n"(NUMBER), "n"(THREADS) : "memory");
+}
+
+// The same, by a number that is known when it runs.
+template <int THREADS>
+__device__ __forceinline__ void barrier_sync(int number) {
+  asm volatile("barrier.sync %0, %1;" :: "r"(number), "n"(THREADS) : "memory");
 }
 
 // 9.7.14.5.15 ldmatrix: four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8 and
