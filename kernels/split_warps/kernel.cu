@@ -29,15 +29,16 @@ constexpr int M_TILES = WARP_ROWS / MMA_M;
 constexpr int N_TILES = BLOCK_N / MMA_N;
 constexpr int D_TILES = HEAD_DIM / MMA_N;
 constexpr int D_TILES_PER_GROUP = D_TILES / KEY_GROUPS;  // of the merged O
+constexpr int ROWS = 2 * M_TILES;                        // of a lane: every eighth of its warp's
+constexpr int PIECES = ROWS * D_TILES_PER_GROUP;         // of a lane after the merge: 2 neighbours in a row, row by row
 constexpr int GROUP_THREADS = BLOCK_M / WARP_ROWS * WARP;
 constexpr int THREADS = KEY_GROUPS * GROUP_THREADS;
 constexpr float LAZY_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
 
 static_assert(BLOCK_M % WARP_ROWS == 0 && WARP_ROWS % MMA_M == 0, "every warp owns whole fragments of queries");
 static_assert(BLOCK_N % MMA_K == 0, "ldmatrix takes 16 keys at a time");
-static_assert(STAGES >= 2, "one stage is read while another is filled");
 static_assert(D_TILES % KEY_GROUPS == 0, "every group merges as many columns of O");
-static_assert(M_TILES * 2 * D_TILES_PER_GROUP % QUAD == 0, "a lane stores every fourth piece of 16 bytes");
+static_assert(PIECES % QUAD == 0, "the lanes of a quad store as many pieces");
 static_assert(KEY_GROUPS <= 15, "a named barrier for every group");
 
 // The merge: what a group found for the columns that another group will store, one float4 per fragment and lane.
@@ -63,61 +64,57 @@ struct Smem {
 // What one block works on: BLOCK_M queries of one head.
 template <typename T>
 struct Block {
-  const T* q_gmem;  // [queries, HEAD_DIM], row stride q_stride.seq
+  const T* q_gmem;  // [seq_q, HEAD_DIM], row stride q_stride.seq
   const T* k_gmem;  // [seq_k, HEAD_DIM]
   const T* v_gmem;  // [seq_k, HEAD_DIM]
-  T* out_gmem;      // [queries, HEAD_DIM]
-  float* lse_gmem;  // [queries], or null
-  int queries;      // BLOCK_M, or less in the last block
-  int seq_k;
-  int diagonal;     // query i of the block sees keys [0, min(seq_k, diagonal + i))
-  int tiles;        // of keys that any of these queries sees
+  int first_query;
+  int seq_q, seq_k;
+  int diagonal;  // query i of the block sees keys [0, min(seq_k, diagonal + i))
+  int tiles;     // of keys that any of these queries sees
 };
 
 template <typename T>
 __device__ Block<T> find_block(const FaForwardArgs& args, unsigned heads_per_kv_head) {
-  const int64_t head = blockIdx.x, first_query = int64_t(blockIdx.y) * BLOCK_M, batch = blockIdx.z;
-  const int64_t kv_head = heads_per_kv_head == 1 ? blockIdx.x : blockIdx.x / heads_per_kv_head;  // a division is slow
-  const int queries = min(int64_t(BLOCK_M), args.seq_q - first_query);
-  const int seq_k = args.seq_k;
-  const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? args.seq_k - args.seq_q : 0;
+  const unsigned head = blockIdx.x, batch = blockIdx.z;
+  const unsigned kv_head = heads_per_kv_head == 1 ? head : head / heads_per_kv_head;  // a division is slow
+  const int first_query = blockIdx.y * BLOCK_M, seq_q = args.seq_q, seq_k = args.seq_k;
+  const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? seq_k - seq_q : 0;
   const int diagonal = args.causal == FA_CAUSAL_NONE ? seq_k : first_query + shift + 1;
-  const int keys = max(0, min(seq_k, diagonal + queries - 1));
+  const int keys = max(0, min(seq_k, diagonal + BLOCK_M - 1));
   return {
-      static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head + first_query * args.q_stride.seq,
+      static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head,
       static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head,
       static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head,
-      static_cast<T*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head + first_query * args.out_stride.seq,
-      args.lse == nullptr ? nullptr : args.lse + (batch * args.heads + head) * args.seq_q + first_query,
-      queries,
+      first_query,
+      seq_q,
       seq_k,
       diagonal,
       (keys + BLOCK_N - 1) / BLOCK_N,
   };
 }
 
-// Copy ROWS rows, zeros past the last valid one, by LOADERS threads; `loader` is this thread's number among them.
+// Copy rows [first, first + ROWS) of [seq, HEAD_DIM], zeros past the end, by LOADERS threads of which this is number `loader`.
 template <int ROWS, int LOADERS, typename T>
-__device__ void copy_rows(T* to_smem, const T* from_gmem, int64_t row_stride, int valid_rows, int loader) {
+__device__ void copy_rows(T* to_smem, const T* from_gmem, int64_t row_stride, int first, int seq, unsigned loader) {
   const int first_row = loader / (HEAD_DIM / VECTOR), column = loader % (HEAD_DIM / VECTOR) * VECTOR;
-  from_gmem += first_row * row_stride + column;
+  const T* piece_gmem = from_gmem + (first + first_row) * row_stride + column;
 #pragma unroll
   for (int i = 0; i < ROWS * HEAD_DIM / VECTOR; i += LOADERS) {
     const int row = first_row + i / (HEAD_DIM / VECTOR);
-    if (row >= ROWS) break;
-    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column), from_gmem, row < valid_rows);
-    from_gmem += LOADERS / (HEAD_DIM / VECTOR) * row_stride;
+    if (ROWS * HEAD_DIM / VECTOR % LOADERS != 0 && row >= ROWS) break;
+    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column), piece_gmem, first + row < seq);
+    piece_gmem += LOADERS / (HEAD_DIM / VECTOR) * row_stride;
   }
 }
 
 // Load K and V of a group's tile into its stage, a cp.async group each; past the last tile they are empty.
 template <typename T>
-__device__ void load_kv(Ring<T>& ring, const Block<T>& block, const FaForwardArgs& args, int tile, int stage, int loader) {
-  const int first_key = tile * BLOCK_N, keys = block.seq_k - first_key;
+__device__ void load_kv(Ring<T>& ring, const Block<T>& block, const FaForwardArgs& args, int tile, int stage, unsigned loader) {
+  const int first_key = tile * BLOCK_N;
   const bool exists = tile < block.tiles;
-  if (exists) copy_rows<BLOCK_N, GROUP_THREADS>(ring.k[stage], block.k_gmem + first_key * args.k_stride.seq, args.k_stride.seq, keys, loader);
+  if (exists) copy_rows<BLOCK_N, GROUP_THREADS>(ring.k[stage], block.k_gmem, args.k_stride.seq, first_key, block.seq_k, loader);
   fa::cp_async_commit_group();
-  if (exists) copy_rows<BLOCK_N, GROUP_THREADS>(ring.v[stage], block.v_gmem + first_key * args.v_stride.seq, args.v_stride.seq, keys, loader);
+  if (exists) copy_rows<BLOCK_N, GROUP_THREADS>(ring.v[stage], block.v_gmem, args.v_stride.seq, first_key, block.seq_k, loader);
   fa::cp_async_commit_group();
 }
 
@@ -136,11 +133,11 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArg
   const uint32_t sign_of_q = args.scale < 0.0f ? 0x80008000u : 0u;
 
   // Load Q, and the first tiles behind it.
-  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, args.q_stride.seq, block.queries, threadIdx.x);
+  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, args.q_stride.seq, block.first_query, block.seq_q, threadIdx.x);
   fa::cp_async_commit_group();
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; ++i) load_kv(ring, block, args, group + i * KEY_GROUPS, i, loader);
-  fa::cp_async_wait_group<2 * (STAGES - 1)>();
+  for (int stage = 0; stage < STAGES; ++stage) load_kv(ring, block, args, group + stage * KEY_GROUPS, stage, loader);
+  fa::cp_async_wait_group<2 * STAGES>();
   __syncthreads();  // Q is there for everyone
   uint32_t q[M_TILES][HEAD_DIM / MMA_K][4];
 #pragma unroll
@@ -159,18 +156,18 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArg
   float l[M_TILES][2] = {};  // this lane's part of the running row sum
   for (auto& each : m) each[0] = each[1] = -CUDART_INF_F;
 
-  int stage = 0, next_stage = STAGES - 1;
-  for (int tile = group; tile < block.tiles; tile += KEY_GROUPS) {
+  for (int i = 0, tile = group; tile < block.tiles; ++i, tile += KEY_GROUPS) {
     const int first_key = tile * BLOCK_N;
-    const T* k_smem = ring.k[stage];
-    const T* v_smem = ring.v[stage];
+    const T* k_smem = ring.k[i % STAGES];
+    const T* v_smem = ring.v[i % STAGES];
 
     // Load K and V.
-    fa::cp_async_wait_group<2 * (STAGES - 1) - 1>();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group, and it has left the stage that is filled now
-    load_kv(ring, block, args, tile + (STAGES - 1) * KEY_GROUPS, next_stage, loader);
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
-    next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
+    if (i > 0) {
+      fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left the last tile, whose stage is filled now
+      load_kv(ring, block, args, tile + (STAGES - 1) * KEY_GROUPS, (i - 1) % STAGES, loader);
+    }
+    fa::cp_async_wait_group<2 * STAGES - 1>();
+    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group
 
     // S = Q K^T
     float s[M_TILES][N_TILES][4] = {};
@@ -288,64 +285,78 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArg
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float sum = fa::sum_of_quad(l[t][r]);
+      l[t][r] = fa::sum_of_quad(l[t][r]);
       if (lane % QUAD != 0) continue;
-      smem.m[group][first_row + t * MMA_M + r * 8] = m[t][r];
-      smem.l[group][first_row + t * MMA_M + r * 8] = sum;
+      smem.m[group][first_row + (2 * t + r) * 8] = m[t][r];
+      smem.l[group][first_row + (2 * t + r) * 8] = l[t][r];
     }
   }
   __syncthreads();  // every group's O, m and l are there for everyone
 
-  uint32_t pieces[M_TILES * 2 * D_TILES_PER_GROUP];  // 4 bytes of a row of O: row by row, fragment by fragment
+  float2 piece[PIECES];
+  float m_log2[ROWS], sum[ROWS];
 #pragma unroll
   for (int t = 0; t < M_TILES; ++t) {
     float weight[KEY_GROUPS][2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = first_row + t * MMA_M + r * 8;
-      float m_all = -CUDART_INF_F, sum = 0.0f;
+      const int row = 2 * t + r;
+      float m_all = -CUDART_INF_F;
 #pragma unroll
-      for (int g = 0; g < KEY_GROUPS; ++g) m_all = fmaxf(m_all, smem.m[g][row]);
-      const float m_log2 = m_all == -CUDART_INF_F ? 0.0f : m_all * scale_log2;
+      for (int g = 0; g < KEY_GROUPS; ++g) m_all = fmaxf(m_all, smem.m[g][first_row + row * 8]);
+      m_log2[row] = m_all == -CUDART_INF_F ? 0.0f : m_all * scale_log2;
+      sum[row] = 0.0f;
 #pragma unroll
       for (int g = 0; g < KEY_GROUPS; ++g) {
-        weight[g][r] = fa::ex2_approx_ftz(smem.m[g][row] * scale_log2 - m_log2);
-        sum += smem.l[g][row] * weight[g][r];
-      }
-
-      // Normalise; a row that sees no key is zero and its log-sum-exp is -inf.
-      const float inverse_l = sum > 0.0f ? 1.0f / sum : 0.0f;
-#pragma unroll
-      for (int g = 0; g < KEY_GROUPS; ++g) weight[g][r] *= inverse_l;
-      if (block.lse_gmem != nullptr && group == 0 && lane % QUAD == 0 && row < block.queries) {
-        block.lse_gmem[row] = sum > 0.0f ? (m_log2 + log2f(sum)) * CUDART_LN2_F : -CUDART_INF_F;
+        weight[g][r] = fa::ex2_approx_ftz(smem.m[g][first_row + row * 8] * scale_log2 - m_log2[row]);
+        sum[row] += smem.l[g][first_row + row * 8] * weight[g][r];
       }
     }
 #pragma unroll
     for (int d = 0; d < D_TILES_PER_GROUP; ++d) {
-      float merged[4] = {};
+      float2 merged[2] = {};
 #pragma unroll
       for (int g = 0; g < KEY_GROUPS; ++g) {
         const float4 part = smem.group[g].o[group][t][d][loader];
-        merged[0] += part.x * weight[g][0];
-        merged[1] += part.y * weight[g][0];
-        merged[2] += part.z * weight[g][1];
-        merged[3] += part.w * weight[g][1];
+        merged[0].x += part.x * weight[g][0];
+        merged[0].y += part.y * weight[g][0];
+        merged[1].x += part.z * weight[g][1];
+        merged[1].y += part.w * weight[g][1];
       }
-      pieces[(t * 2 + 0) * D_TILES_PER_GROUP + d] = fa::cvt_rn_x2<T>(merged[0], merged[1]);
-      pieces[(t * 2 + 1) * D_TILES_PER_GROUP + d] = fa::cvt_rn_x2<T>(merged[2], merged[3]);
+      piece[(2 * t + 0) * D_TILES_PER_GROUP + d] = merged[0];
+      piece[(2 * t + 1) * D_TILES_PER_GROUP + d] = merged[1];
+    }
+  }
+
+  // Normalise; a row that sees no key is zero and its log-sum-exp is -inf.
+#pragma unroll
+  for (int row = 0; row < ROWS; ++row) {
+    const int query = block.first_query + first_row + row * 8;
+    const float inverse_l = sum[row] > 0.0f ? 1.0f / sum[row] : 0.0f;
+#pragma unroll
+    for (int d = 0; d < D_TILES_PER_GROUP; ++d) {
+      piece[row * D_TILES_PER_GROUP + d].x *= inverse_l;
+      piece[row * D_TILES_PER_GROUP + d].y *= inverse_l;
+    }
+    if (args.lse != nullptr && group == 0 && lane % QUAD == 0 && query < block.seq_q) {
+      float* lse_gmem = args.lse + (blockIdx.z * args.heads + blockIdx.x) * args.seq_q;
+      lse_gmem[query] = sum[row] > 0.0f ? (m_log2[row] + log2f(sum[row])) * CUDART_LN2_F : -CUDART_INF_F;
     }
   }
 
   // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row.
+  T* out_gmem = static_cast<T*>(args.out) + blockIdx.z * args.out_stride.batch + blockIdx.x * args.out_stride.head;
 #pragma unroll
-  for (int i = 0; i < M_TILES * 2 * D_TILES_PER_GROUP; i += QUAD) {
-    uint32_t piece[4] = {pieces[i], pieces[i + 1], pieces[i + 2], pieces[i + 3]};
-    fa::transpose_quad(piece, lane);
+  for (int i = 0; i < PIECES; i += QUAD) {
+    uint32_t rounded[QUAD];
+#pragma unroll
+    for (int j = 0; j < QUAD; ++j) rounded[j] = fa::cvt_rn_x2<T>(piece[i + j].x, piece[i + j].y);
+    fa::transpose_quad(rounded, lane);
     const int mine = i + lane % QUAD;
-    const int row = first_row + mine / D_TILES_PER_GROUP * 8, d = group * D_TILES_PER_GROUP + mine % D_TILES_PER_GROUP;
-    if (row >= block.queries) continue;
-    *reinterpret_cast<uint4*>(block.out_gmem + row * args.out_stride.seq + d * MMA_N) = make_uint4(piece[0], piece[1], piece[2], piece[3]);
+    const int query = block.first_query + first_row + mine / D_TILES_PER_GROUP * 8;
+    if (query >= block.seq_q) continue;
+    T* to_gmem = out_gmem + query * args.out_stride.seq + (group * D_TILES_PER_GROUP + mine % D_TILES_PER_GROUP) * MMA_N;
+    *reinterpret_cast<uint4*>(to_gmem) = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
   }
 }
 

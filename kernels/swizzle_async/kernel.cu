@@ -42,47 +42,44 @@ struct Smem {
 // What one block works on: BLOCK_M queries of one head.
 template <typename T>
 struct Block {
-  const T* q_gmem;  // [queries, HEAD_DIM], row stride q_stride.seq
+  const T* q_gmem;  // [seq_q, HEAD_DIM], row stride q_stride.seq
   const T* k_gmem;  // [seq_k, HEAD_DIM]
   const T* v_gmem;  // [seq_k, HEAD_DIM]
-  T* out_gmem;      // [queries, HEAD_DIM]
-  float* lse_gmem;  // [queries], or null
-  int queries;      // BLOCK_M, or less in the last block
-  int seq_k;
-  int diagonal;     // query i of the block sees keys [0, min(seq_k, diagonal + i))
-  int tiles;        // of keys that any of these queries sees
+  int first_query;
+  int seq_q, seq_k;
+  int diagonal;  // query i of the block sees keys [0, min(seq_k, diagonal + i))
+  int tiles;     // of keys that any of these queries sees
 };
 
 template <typename T>
 __device__ Block<T> find_block(const FaForwardArgs& args, unsigned heads_per_kv_head) {
-  const int64_t head = blockIdx.x, first_query = int64_t(blockIdx.y) * BLOCK_M, batch = blockIdx.z;
-  const int64_t kv_head = blockIdx.x / heads_per_kv_head;
-  const int queries = min(int64_t(BLOCK_M), args.seq_q - first_query);
-  const int seq_k = args.seq_k;
-  const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? args.seq_k - args.seq_q : 0;
+  const unsigned head = blockIdx.x, batch = blockIdx.z;
+  const unsigned kv_head = head / heads_per_kv_head;
+  const int first_query = blockIdx.y * BLOCK_M, seq_q = args.seq_q, seq_k = args.seq_k;
+  const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? seq_k - seq_q : 0;
   const int diagonal = args.causal == FA_CAUSAL_NONE ? seq_k : first_query + shift + 1;
-  const int keys = max(0, min(seq_k, diagonal + queries - 1));
+  const int keys = max(0, min(seq_k, diagonal + BLOCK_M - 1));
   return {
-      static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head + first_query * args.q_stride.seq,
+      static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head,
       static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head,
       static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head,
-      static_cast<T*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head + first_query * args.out_stride.seq,
-      args.lse == nullptr ? nullptr : args.lse + (batch * args.heads + head) * args.seq_q + first_query,
-      queries,
+      first_query,
+      seq_q,
       seq_k,
       diagonal,
       (keys + BLOCK_N - 1) / BLOCK_N,
   };
 }
 
-// Copy ROWS rows, zeros past the last valid one.
+// Copy rows [first, first + ROWS) of [seq, HEAD_DIM], zeros past the end.
 template <int ROWS, int HEAD_DIM, typename T>
-__device__ void copy_rows(T* to_smem, const T* from_gmem, int64_t row_stride, int valid_rows) {
+__device__ void copy_rows(T* to_smem, const T* from_gmem, int64_t row_stride, int first, int seq) {
 #pragma unroll
   for (int i = 0; i < ROWS * HEAD_DIM / VECTOR; i += THREADS) {
     const int row = (i + threadIdx.x) / (HEAD_DIM / VECTOR), column = (i + threadIdx.x) % (HEAD_DIM / VECTOR) * VECTOR;
-    if (row >= ROWS) break;
-    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column), from_gmem + row * row_stride + column, row < valid_rows);
+    if (ROWS * HEAD_DIM / VECTOR % THREADS != 0 && row >= ROWS) break;
+    const T* piece_gmem = from_gmem + (first + row) * row_stride + column;
+    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column), piece_gmem, first + row < seq);
   }
 }
 
@@ -91,8 +88,8 @@ template <typename T, int HEAD_DIM>
 __device__ void load_kv(Smem<T, HEAD_DIM>& smem, const Block<T>& block, const FaForwardArgs& args, int tile) {
   const int stage = tile % STAGES, first_key = tile * BLOCK_N;
   if (tile < block.tiles) {
-    copy_rows<BLOCK_N, HEAD_DIM>(smem.k[stage], block.k_gmem + first_key * args.k_stride.seq, args.k_stride.seq, block.seq_k - first_key);
-    copy_rows<BLOCK_N, HEAD_DIM>(smem.v[stage], block.v_gmem + first_key * args.v_stride.seq, args.v_stride.seq, block.seq_k - first_key);
+    copy_rows<BLOCK_N, HEAD_DIM>(smem.k[stage], block.k_gmem, args.k_stride.seq, first_key, block.seq_k);
+    copy_rows<BLOCK_N, HEAD_DIM>(smem.v[stage], block.v_gmem, args.v_stride.seq, first_key, block.seq_k);
   }
   fa::cp_async_commit_group();
 }
@@ -110,7 +107,7 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
   const uint32_t sign_of_q = args.scale < 0.0f ? 0x80008000u : 0u;
 
   // Load Q, and the first tiles behind it.
-  copy_rows<BLOCK_M, HEAD_DIM>(smem.q, block.q_gmem, args.q_stride.seq, block.queries);
+  copy_rows<BLOCK_M, HEAD_DIM>(smem.q, block.q_gmem, args.q_stride.seq, block.first_query, block.seq_q);
   fa::cp_async_commit_group();
 #pragma unroll
   for (int tile = 0; tile < STAGES - 1; ++tile) load_kv<T, HEAD_DIM>(smem, block, args, tile);
@@ -208,9 +205,11 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
   }
 
   // Normalise; a row that sees no key is zero and its log-sum-exp is -inf.
+  T* out_gmem = static_cast<T*>(args.out) + blockIdx.z * args.out_stride.batch + blockIdx.x * args.out_stride.head;
+  float* lse_gmem = args.lse + (blockIdx.z * args.heads + blockIdx.x) * args.seq_q;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = first_row + r * 8;
+    const int query = block.first_query + first_row + r * 8;
     const float sum = fa::sum_of_quad(l[r]);
     const float inverse_l = sum > 0.0f ? 1.0f / sum : 0.0f;
 #pragma unroll
@@ -218,8 +217,8 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
       o[d][2 * r] *= inverse_l;
       o[d][2 * r + 1] *= inverse_l;
     }
-    if (block.lse_gmem != nullptr && lane % QUAD == 0 && row < block.queries) {
-      block.lse_gmem[row] = sum > 0.0f ? (m[r] * scale_log2 + log2f(sum)) * CUDART_LN2_F : -CUDART_INF_F;
+    if (args.lse != nullptr && lane % QUAD == 0 && query < block.seq_q) {
+      lse_gmem[query] = sum > 0.0f ? (m[r] * scale_log2 + log2f(sum)) * CUDART_LN2_F : -CUDART_INF_F;
     }
 
     // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row.
@@ -229,8 +228,8 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
 #pragma unroll
       for (int i = 0; i < QUAD; ++i) piece[i] = fa::cvt_rn_x2<T>(o[d + i][2 * r], o[d + i][2 * r + 1]);
       fa::transpose_quad(piece, lane);
-      if (row >= block.queries) continue;
-      T* to_gmem = block.out_gmem + row * args.out_stride.seq + (d + lane % QUAD) * MMA_N;
+      if (query >= block.seq_q) continue;
+      T* to_gmem = out_gmem + query * args.out_stride.seq + (d + lane % QUAD) * MMA_N;
       *reinterpret_cast<uint4*>(to_gmem) = make_uint4(piece[0], piece[1], piece[2], piece[3]);
     }
   }
