@@ -67,6 +67,48 @@ __device__ __forceinline__ void barrier_sync(int number) {
   asm volatile("barrier.sync %0, %1;" :: "r"(number), "n"(THREADS) : "memory");
 }
 
+// 9.7.13.15.13 mbarrier.arrive.expect_tx: arrive, and let the phase wait for so many bytes more.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier_smem, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(smem_address(barrier_smem)), "r"(bytes) : "memory");
+}
+
+// 9.7.13.15.16 mbarrier.try_wait: as test_wait, but sleeps a while; acquires what any thread of the cluster released.
+__device__ __forceinline__ bool mbarrier_try_wait_cluster(uint64_t* barrier_smem, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done) : "r"(smem_address(barrier_smem)), "r"(parity) : "memory");
+  return done;
+}
+
+// 9.7.13.4 fence.mbarrier_init: the barriers that this thread has made are there for whoever it releases to in the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// 9.7.13.3 barrier.cluster.arrive: all threads of the cluster arrive; releases what this thread did before.
+__device__ __forceinline__ void barrier_cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+
+// 9.7.13.3 barrier.cluster.wait: until all have arrived; acquires what they released.
+__device__ __forceinline__ void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// 9.7.9.23 mapa: where the shared memory at `address` of this block lies in that of the cluster's block `rank`.
+__device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+// 9.7.9.12 st.async: 16 bytes to another block's shared memory, which its barrier counts when they are there.
+__device__ __forceinline__ void st_async(uint32_t address, float4 value, uint32_t barrier_address) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+               :: "r"(address), "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)),
+                  "r"(__float_as_uint(value.w)), "r"(barrier_address) : "memory");
+}
+
+// The same, 8 bytes.
+__device__ __forceinline__ void st_async(uint32_t address, float2 value, uint32_t barrier_address) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];"
+               :: "r"(address), "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(barrier_address) : "memory");
+}
+
 // 9.7.14.5.15 ldmatrix: four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8 and
 // receives of each matrix elements 2 (i % 4) and the next one of row i / 4.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&matrices)[4], uint32_t row_address) {
