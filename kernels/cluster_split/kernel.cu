@@ -2,7 +2,7 @@
 // step:    CLUSTER blocks share the queries and split the keys, which all are in flight at once; one more merge at the end
 // because: split_warps fills 64 of 132 SMs, and each must load all keys of a head
 // expect:  below 5 us at the mission shape: 128 SMs, one tile for each group of warps, no tile waits for another
-// tile:    BLOCK_M queries x BLOCK_N keys per group and block, WARP_ROWS queries per warp; 83 KB of shared memory per block
+// tile:    BLOCK_M queries x BLOCK_N keys per group and block, WARP_ROWS queries per warp; 98 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
 //          16-byte aligned
 #include <cuda_bf16.h>
