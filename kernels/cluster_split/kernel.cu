@@ -41,8 +41,9 @@ constexpr float LAZY_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp
 static_assert(BLOCK_M % WARP_ROWS == 0 && WARP_ROWS % MMA_M == 0, "every warp owns whole fragments of queries");
 static_assert(BLOCK_N % MMA_K == 0, "ldmatrix takes 16 keys at a time");
 static_assert(D_TILES % KEY_GROUPS == 0, "every group merges as many columns of O");
-static_assert(BLOCK_PIECES * CLUSTER == PIECES && BLOCK_PIECES % QUAD == 0, "the lanes of a quad store as many pieces");
+static_assert(BLOCK_PIECES * CLUSTER == PIECES && BLOCK_PIECES % 2 == 0, "every block gets as many pieces, 16 bytes at a time");
 static_assert(BLOCK_ROWS * CLUSTER == ROWS || BLOCK_PIECES * (CLUSTER / ROWS) == D_TILES_PER_GROUP, "rows are cut evenly");
+static_assert(BLOCK_PIECES % QUAD == 0 || BLOCK_PIECES < QUAD, "whole or few");
 static_assert(CLUSTER <= 8, "larger clusters are not portable");
 static_assert(KEY_GROUPS <= 15, "a named barrier for every group");
 
@@ -57,8 +58,7 @@ struct Ring {
 
 template <typename T>
 struct Smem {
-  alignas(128) T q[BLOCK_M * HEAD_DIM];
-  union {
+  union alignas(128) {
     Ring<T> ring;
     Partial o;
   } group[KEY_GROUPS];
@@ -144,9 +144,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const FaForwardA
   const unsigned head = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
   const int first_tile = rank * KEY_GROUPS + group;
 
-  // Load Q, and the first tiles behind it.
-  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, args.q_stride.seq, block.first_query, block.seq_q, threadIdx.x);
-  fa::cp_async_commit_group();
+  // Load the first tiles.
 #pragma unroll
   for (int stage = 0; stage < STAGES; ++stage) load_kv(ring, block, args, first_tile + stage * CLUSTER * KEY_GROUPS, stage, loader);
   if (CLUSTER > 1) {
@@ -157,17 +155,21 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const FaForwardA
     }
     fa::barrier_cluster_arrive();  // this block runs and has its barrier: the others may send when all have come this far
   }
-  fa::cp_async_wait_group<2 * STAGES>();
-  __syncthreads();  // Q is there for everyone
+
+  // Load Q, each lane a quarter of its rows; the lanes of a quad trade pieces, so that each has its elements of all four.
   uint32_t q[M_TILES][HEAD_DIM / MMA_K][4];
 #pragma unroll
-  for (int t = 0; t < M_TILES; ++t) {
+  for (int row = 0; row < ROWS; ++row) {
+    const int query = block.first_query + first_row + row * 8;
+    const T* from_gmem = block.q_gmem + query * args.q_stride.seq + lane % QUAD * VECTOR;
 #pragma unroll
-    for (int d = 0; d < HEAD_DIM; d += MMA_K) {
-      uint32_t(&q_of_d)[4] = q[t][d / MMA_K];
-      const int row = warp_row + t * MMA_M + lane % 16;
-      fa::ldmatrix_x4(q_of_d, fa::smem_address(smem.q + fa::swizzle<HEAD_DIM>(row, d + lane / 16 * 8)));
-      for (uint32_t& each : q_of_d) each ^= sign_of_q;
+    for (int d = 0; d < HEAD_DIM / MMA_K; d += 2) {
+      uint4 whole = {};
+      if (query < block.seq_q) whole = *reinterpret_cast<const uint4*>(from_gmem + d * MMA_K);
+      uint32_t piece[4] = {whole.x ^ sign_of_q, whole.y ^ sign_of_q, whole.z ^ sign_of_q, whole.w ^ sign_of_q};
+      fa::transpose_quad(piece, lane);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) q[row / 2][d + i / 2][row % 2 + i % 2 * 2] = piece[i];
     }
   }
 
@@ -425,19 +427,27 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const FaForwardA
     }
   }
 
-  // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row.
+  // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row; where there are too few, 4 bytes each.
   T* out_gmem = static_cast<T*>(args.out) + blockIdx.z * args.out_stride.batch + head * args.out_stride.head;
 #pragma unroll
   for (int i = 0; i < BLOCK_PIECES; i += QUAD) {
     uint32_t rounded[QUAD];
 #pragma unroll
-    for (int j = 0; j < QUAD; ++j) rounded[j] = fa::cvt_rn_x2<T>(mine[i + j].x, mine[i + j].y);
-    fa::transpose_quad(rounded, lane);
-    const int stored = rank * BLOCK_PIECES + i + lane % QUAD;
-    const int query = block.first_query + first_row + stored / D_TILES_PER_GROUP * 8;
-    if (query >= block.seq_q) continue;
-    T* to_gmem = out_gmem + query * args.out_stride.seq + (group * D_TILES_PER_GROUP + stored % D_TILES_PER_GROUP) * MMA_N;
-    *reinterpret_cast<uint4*>(to_gmem) = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
+    for (int j = 0; j < QUAD; ++j) rounded[j] = i + j < BLOCK_PIECES ? fa::cvt_rn_x2<T>(mine[i + j].x, mine[i + j].y) : 0;
+    constexpr bool IS_WHOLE = BLOCK_PIECES % QUAD == 0;
+    if (IS_WHOLE) fa::transpose_quad(rounded, lane);
+#pragma unroll
+    for (int j = 0; j < (IS_WHOLE ? 1 : BLOCK_PIECES % QUAD); ++j) {
+      const int stored = rank * BLOCK_PIECES + i + (IS_WHOLE ? lane % QUAD : j);
+      const int query = block.first_query + first_row + stored / D_TILES_PER_GROUP * 8;
+      if (query >= block.seq_q) continue;
+      T* to_gmem = out_gmem + query * args.out_stride.seq + (group * D_TILES_PER_GROUP + stored % D_TILES_PER_GROUP) * MMA_N;
+      if (IS_WHOLE) {
+        *reinterpret_cast<uint4*>(to_gmem) = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
+      } else {
+        *reinterpret_cast<uint32_t*>(to_gmem + lane % QUAD * 2) = rounded[j];
+      }
+    }
   }
 }
 

@@ -38,7 +38,6 @@ constexpr float LAZY_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp
 static_assert(BLOCK_M % WARP_ROWS == 0 && WARP_ROWS % MMA_M == 0, "every warp owns whole fragments of queries");
 static_assert(BLOCK_N % MMA_K == 0, "ldmatrix takes 16 keys at a time");
 static_assert(D_TILES % KEY_GROUPS == 0, "every group merges as many columns of O");
-static_assert(PIECES % QUAD == 0, "the lanes of a quad store as many pieces");
 static_assert(KEY_GROUPS <= 15, "a named barrier for every group");
 
 // The merge: what a group found for the columns that another group will store, one float4 per fragment and lane.
@@ -52,8 +51,7 @@ struct Ring {
 
 template <typename T>
 struct Smem {
-  alignas(128) T q[BLOCK_M * HEAD_DIM];
-  union {
+  union alignas(128) {
     Ring<T> ring;
     Partial o;
   } group[KEY_GROUPS];
@@ -132,22 +130,24 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArg
   const float scale_log2 = args.scale == 0.0f ? FLT_MIN : fabsf(args.scale) * CUDART_L2E_F;
   const uint32_t sign_of_q = args.scale < 0.0f ? 0x80008000u : 0u;
 
-  // Load Q, and the first tiles behind it.
-  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, args.q_stride.seq, block.first_query, block.seq_q, threadIdx.x);
-  fa::cp_async_commit_group();
+  // Load the first tiles.
 #pragma unroll
   for (int stage = 0; stage < STAGES; ++stage) load_kv(ring, block, args, group + stage * KEY_GROUPS, stage, loader);
-  fa::cp_async_wait_group<2 * STAGES>();
-  __syncthreads();  // Q is there for everyone
+
+  // Load Q, each lane a quarter of its rows; the lanes of a quad trade pieces, so that each has its elements of all four.
   uint32_t q[M_TILES][HEAD_DIM / MMA_K][4];
 #pragma unroll
-  for (int t = 0; t < M_TILES; ++t) {
+  for (int row = 0; row < ROWS; ++row) {
+    const int query = block.first_query + first_row + row * 8;
+    const T* from_gmem = block.q_gmem + query * args.q_stride.seq + lane % QUAD * VECTOR;
 #pragma unroll
-    for (int d = 0; d < HEAD_DIM; d += MMA_K) {
-      uint32_t(&q_of_d)[4] = q[t][d / MMA_K];
-      const int row = warp_row + t * MMA_M + lane % 16;
-      fa::ldmatrix_x4(q_of_d, fa::smem_address(smem.q + fa::swizzle<HEAD_DIM>(row, d + lane / 16 * 8)));
-      for (uint32_t& each : q_of_d) each ^= sign_of_q;
+    for (int d = 0; d < HEAD_DIM / MMA_K; d += 2) {
+      uint4 whole = {};
+      if (query < block.seq_q) whole = *reinterpret_cast<const uint4*>(from_gmem + d * MMA_K);
+      uint32_t piece[4] = {whole.x ^ sign_of_q, whole.y ^ sign_of_q, whole.z ^ sign_of_q, whole.w ^ sign_of_q};
+      fa::transpose_quad(piece, lane);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) q[row / 2][d + i / 2][row % 2 + i % 2 * 2] = piece[i];
     }
   }
 
@@ -346,6 +346,7 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArg
 
   // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row.
   T* out_gmem = static_cast<T*>(args.out) + blockIdx.z * args.out_stride.batch + blockIdx.x * args.out_stride.head;
+  static_assert(PIECES % QUAD == 0, "the lanes of a quad store as many pieces");
 #pragma unroll
   for (int i = 0; i < PIECES; i += QUAD) {
     uint32_t rounded[QUAD];
