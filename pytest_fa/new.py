@@ -27,7 +27,7 @@ def write_variant(name: str, kind: str, kernels: Path) -> Path:
     if folder.exists():
         raise UsageProblem(f"new: {str(folder)!r} exists already; nothing was written")
     folder.mkdir(parents=True)
-    for template in sorted((TEMPLATES / kind).iterdir()):
+    for template in sorted(path for path in (TEMPLATES / kind).iterdir() if path.is_file()):  # pip adds __pycache__
         text = template.read_text(encoding="utf-8").replace("NAME", name)
         (folder / template.name).write_text(text, encoding="utf-8")
     return folder

@@ -34,7 +34,7 @@ from pytest_fa.options import Options
 from pytest_fa.profile.profiler import Profiler
 from pytest_fa.report.agreement import agree
 from pytest_fa.report.ceilings import Ceilings, read_ceilings
-from pytest_fa.report.environment import find_gpu, foreign_processes, read_environment, read_source
+from pytest_fa.report.environment import find_gpu, foreign_processes, read_environment
 from pytest_fa.report.profiled import Profile
 from pytest_fa.report.record import (
     ON_CPU,
@@ -49,6 +49,7 @@ from pytest_fa.report.record import (
     Speed,
     Stage,
 )
+from pytest_fa.report.source import read_source
 from pytest_fa.workers import Workers
 
 Say = Callable[[str], None]

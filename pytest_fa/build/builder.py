@@ -74,6 +74,7 @@ class BuildReport(msgspec.Struct, frozen=True):
     compiled: int
     cached: int
     seconds: float
+    failed: int = 0
     lacking: dict[str, str] = {}
 
     @property
@@ -83,24 +84,29 @@ class BuildReport(msgspec.Struct, frozen=True):
         if not self.outcomes:
             return ""
         places = "; ".join(dict.fromkeys(f"{leaf.built_on} with {leaf.compiler}" for leaf in found)) or "nowhere"
-        count = f"{self.compiled} compiled, {self.cached} cached"
+        failed = f"{self.failed} failed, " if self.failed else ""
+        count = f"{failed}{self.compiled} compiled, {self.cached} cached"
         return f"builds: {count} in {self.seconds:.3f} s (built on {places})"
 
 
 def ensure(requests: list[Request], cache: Path, *, no_build: bool = False, say: Say = lambda _: None) -> BuildReport:
     """The leaf of every request, why there is none, or what this machine lacks; one variant does not touch another."""
     start = time.perf_counter()
-    report = BuildReport({}, 0, 0, 0.0)
-    for toolchain, same, lacking in _by_toolchain(requests, cache, no_build=no_build):
-        if lacking:
-            report.lacking.update({variant.name: lacking for variant, _ in same})
+    reports: list[BuildReport] = []
+    lacking: dict[str, str] = {}
+    for toolchain, same, reason in _by_toolchain(requests, cache, no_build=no_build):
+        if reason:
+            lacking.update({variant.name: reason for variant, _ in same})
         else:
-            found = _ensure(same, cache, toolchain, say)
-            outcomes = {**report.outcomes, **found.outcomes}
-            report = BuildReport(
-                outcomes, report.compiled + found.compiled, report.cached + found.cached, 0.0, report.lacking
-            )
-    return msgspec.structs.replace(report, seconds=time.perf_counter() - start)
+            reports.append(_ensure(same, cache, toolchain, say))
+    return BuildReport(
+        outcomes={name: outcome for each in reports for name, outcome in each.outcomes.items()},
+        compiled=sum(each.compiled for each in reports),
+        cached=sum(each.cached for each in reports),
+        seconds=time.perf_counter() - start,
+        failed=sum(each.failed for each in reports),
+        lacking=lacking,
+    )
 
 
 def _by_toolchain(
@@ -132,7 +138,8 @@ def _ensure(requests: list[Request], cache: Path, toolchain: Toolchain | None, s
             found += len(late)
             outcomes.update(late)
             outcomes.update(_build([request for request, _ in missing], cache, toolchain, say))
-    return BuildReport(outcomes, len(missing) if toolchain else 0, found, 0.0)
+    failed = sum(isinstance(each, BuildFailure) for each in outcomes.values()) if toolchain else 0
+    return BuildReport(outcomes, len(missing) - failed if toolchain else 0, found, 0.0, failed)
 
 
 def _look_up(
@@ -302,7 +309,7 @@ def _not_there(request: Request, why: str, cache: Path) -> BuildFailure:
 
 def _compile_error(log: str) -> str:
     """The compiler's own error lines, ptxas's figures and an inner ninja's commands left out."""
-    chatter = r"ptxas info|\s+\d+ bytes stack frame|ptxas \.|FAILED: |ninja: |.* (-MMD|--generate-dependencies\S*) "
+    chatter = r"ptxas info|\s+\d+ bytes stack frame|ptxas \.|FAILED: |ninja: |.* -MM?D "
     named_alike = re.sub(r"\S*tmpxft_\S+", "(a temporary file)", log)
     lines = [line for line in named_alike.splitlines() if not re.match(chatter, line)]
     return "\n".join(["it did not compile:", *lines[-60:]])

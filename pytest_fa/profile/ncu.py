@@ -57,11 +57,15 @@ class Tool:
 
 
 class Target(NamedTuple):
-    """What to profile: a child's arguments, the NVTX range, where the report goes (without its suffix)."""
+    """What to profile: a child's arguments, the NVTX range, where the report goes (without its suffix).
+
+    `sources` are folders in which Nsight may look for source files: those that a kernel was compiled from are gone.
+    """
 
     arguments: tuple[str, ...]
     range_name: str
     stem: Path
+    sources: tuple[Path, ...] = ()
 
     @property
     def report(self) -> Path:
@@ -137,6 +141,7 @@ def _command(tool: Tool, target: Target, wanted: Preset) -> list[str]:
         "--nvtx-include",
         f"{NVTX_DOMAIN}@{target.range_name}",
         *wanted.flags,
+        *(_source_folders(target) if "--import-source" in wanted.flags else ()),
         "--metrics",
         ",".join(wanted.metrics),
         "--clock-control",
@@ -151,6 +156,10 @@ def _command(tool: Tool, target: Target, wanted: Preset) -> list[str]:
         sys.executable,
         *target.arguments,
     ]
+
+
+def _source_folders(target: Target) -> tuple[str, ...]:
+    return ("--source-folders", ",".join(map(str, target.sources))) if target.sources else ()
 
 
 def _kept(environment: dict[str, str]) -> dict[str, str]:

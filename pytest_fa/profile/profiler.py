@@ -62,7 +62,9 @@ class Profiler:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = stem.with_name(f"{stem.name}.job.json")
         path.write_bytes(msgspec.json.format(encode(job)) + b"\n")
-        target = Target(("-m", "pytest_fa.worker", str(path)), job.slug, stem)
+        folders = (Path(job.variant.folder), Path(job.variant.root) / "include")
+        sources = tuple(folder for folder in folders if folder.is_dir())
+        target = Target(("-m", "pytest_fa.worker", str(path)), job.slug, stem, sources)
         found = profile(self.tool, target, preset_name, preset(preset_name, self._capability))
         if found.status == "ok" and (strangers := foreign_kernels(found, leaf)):
             message = f"{SENTENCES['wrong-kernel']}: {', '.join(strangers)}"

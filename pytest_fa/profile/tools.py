@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,10 +95,8 @@ def _kill_group(leader: int) -> None:
 
 
 def _in_wheels(name: str) -> Path | None:
-    from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415  # 60 ms that only this search pays
-
-    try:
-        found = find_nvidia_binary_utility(name)
-    except (RuntimeError, ValueError):  # a name that this version does not know
-        return None
-    return Path(found) if found else None
+    """NVIDIA's wheels share the folder `nvidia`, with a folder for each major version of CUDA."""
+    spec = find_spec("nvidia")
+    folders = spec.submodule_search_locations if spec else None
+    found = (path for folder in folders or () for path in sorted(Path(folder).glob(f"cu*/bin/{name}"), reverse=True))
+    return next((path for path in found if os.access(path, os.X_OK)), None)

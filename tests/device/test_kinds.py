@@ -62,7 +62,7 @@ def new(project: Project, kind: str) -> Path:
 
 def judged(project: Project, *words: str) -> Run:
     """One small case, checked and timed."""
-    return project.suite(f"--fa-case={CASE}", "--fa-variant=mine*", *words, env=ON_GPU)
+    return project.suite(f"--fa-case={CASE}", "--fa-variant=mine*", *(words or ("-k", "mine")), env=ON_GPU)
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +89,15 @@ def extension(new_project: NewProject) -> dict[str, Run]:
 def test_an_extension_is_judged_and_timed(extension: dict[str, Run]) -> None:
     """The template's extension is right at once, and timed beside SDPA."""
     outcomes = extension["both"].outcomes
-    assert {outcomes[each.format("mine")] for each in (CHECKED, TIMED)} == {"passed"}
+    assert {outcomes[each.format("mine")] for each in (CHECKED, TIMED)} == {"passed"}, extension["both"].reasons
     assert outcomes["test_build[mine]"] == "passed"
 
 
 def test_a_racy_twin_of_an_extension_is_caught(extension: dict[str, Run]) -> None:
     """Two variants of one extension live in one run, and the one that forgets a barrier fails."""
-    assert extension["both"].outcomes[CHECKED.format("mine_racy")] == "failed"
+    outcomes = extension["both"].outcomes
+    assert outcomes["test_build[mine_racy]"] == "passed"
+    assert outcomes[CHECKED.format("mine_racy")] == "failed"
 
 
 def test_an_edited_header_of_an_extension_is_rebuilt(extension: dict[str, Run]) -> None:
@@ -107,7 +109,7 @@ def test_an_edited_header_of_an_extension_is_rebuilt(extension: dict[str, Run]) 
 def test_a_triton_kernel_is_judged_and_timed(project: Project) -> None:
     """The template in Triton is right on a shape with tails, and holds every property."""
     new(project, "triton")
-    run = project.suite("--fa-variant=mine", "--fa-suite=smoke", env=ON_GPU)
+    run = project.suite("--fa-variant=mine", "--fa-suite=smoke", "-k", "mine", env=ON_GPU)
     mine = {outcome for name, outcome in run.outcomes.items() if "[mine-" in name}
     assert mine <= {"passed", "skipped"}, run.text
     assert run.outcomes["test_speed[mine-b1h2s65d64-fp16-causal]"] == "passed"
@@ -118,13 +120,13 @@ def test_flex_attention_is_judged_and_timed(project: Project) -> None:
     """A function that torch compiles at its first call has time for that."""
     entry = 'entry: {kind: python, target: "entry:forward"}\nsupports: {causal: [none, top_left]}\n'
     project.python_variant("mine", source=FLEX, manifest=MANIFEST + entry)
-    outcomes = judged(project).outcomes
-    assert {outcomes[each.format("mine")] for each in (CHECKED, TIMED)} == {"passed"}
+    run = judged(project)
+    assert {run.outcomes[each.format("mine")] for each in (CHECKED, TIMED)} == {"passed"}, run.reasons
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="flash-attn is not installed")
 def test_flash_attn_needs_no_code(project: Project) -> None:
     """A package's function is called as the manifest says."""
     project.write("kernels/mine/variant.yaml", MANIFEST + FLASH_ATTN)
-    outcomes = judged(project).outcomes
-    assert {outcomes[each.format("mine")] for each in (CHECKED, TIMED)} == {"passed"}
+    run = judged(project)
+    assert {run.outcomes[each.format("mine")] for each in (CHECKED, TIMED)} == {"passed"}, run.reasons

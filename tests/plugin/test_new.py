@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import compileall
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
+from pytest_fa import new as new_module
 from pytest_fa.__main__ import main
 from pytest_fa.build.extension import find_torch
 from tests.plugin.conftest import Project
@@ -50,6 +53,19 @@ def test_a_triton_variant_waits_for_a_gpu(project: Project, capsys: pytest.Captu
     run = project.run(*words)
     assert set(run.outcomes.values()) == {"skipped"}
     assert set(run.reasons.values()) == {"mine needs a GPU, and this machine has none"}
+
+
+def test_an_installed_template_is_written_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installer compiles the templates' Python; what it leaves beside them is not part of a variant."""
+    templates = tmp_path / "template"
+    shutil.copytree(new_module.TEMPLATES, templates)
+    assert compileall.compile_dir(templates / "python", quiet=1)
+    assert (templates / "python" / "__pycache__").is_dir()
+    monkeypatch.setattr(new_module, "TEMPLATES", templates)
+    assert main(["new", "mine", "--kind", "python", "--kernels", str(tmp_path / "kernels")]) == 0
+    assert "entry.py, variant.yaml" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
 // One PTX instruction per function, named after it; the section is that of the PTX ISA.  No policy lives here.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <stdint.h>
+
+#include <type_traits>
 
 namespace fa {
 
@@ -10,10 +14,19 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// 9.7.9.25.3.1 cp.async: 16 bytes from global to shared memory, past L1; zeros where `valid` is false.
+// 9.7.9.25.3.1 cp.async: 16 bytes from global to shared memory, past L1; zeros, and no read, where `valid` is false.
 __device__ __forceinline__ void cp_async_16_or_zero(void* to_smem, const void* from_gmem, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :: "r"(smem_address(to_smem)), "l"(from_gmem), "r"(valid ? 16 : 0) : "memory");
+}
+
+// 9.7.9.25.3.2 cp.async.commit_group: this thread's copies since the last one are a group.
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// 9.7.9.25.3.3 cp.async.wait_group: of this thread's groups all but the last PENDING have landed, for this thread.
+template <int PENDING>
+__device__ __forceinline__ void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }
 
 // 9.7.9.25.3.3 cp.async.wait_all: this thread's copies have landed, for this thread.
@@ -46,6 +59,103 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier_smem, uint3
 template <int NUMBER, int THREADS>
 __device__ __forceinline__ void barrier_sync() {
   asm volatile("barrier.sync %0, %1;" :: "n"(NUMBER), "n"(THREADS) : "memory");
+}
+
+// The same, by a number that is known when it runs.
+template <int THREADS>
+__device__ __forceinline__ void barrier_sync(int number) {
+  asm volatile("barrier.sync %0, %1;" :: "r"(number), "n"(THREADS) : "memory");
+}
+
+// 9.7.13.15.13 mbarrier.arrive.expect_tx: arrive, and let the phase wait for so many bytes more.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier_smem, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(smem_address(barrier_smem)), "r"(bytes) : "memory");
+}
+
+// 9.7.13.15.16 mbarrier.try_wait: as test_wait, but sleeps a while; acquires what any thread of the cluster released.
+__device__ __forceinline__ bool mbarrier_try_wait_cluster(uint64_t* barrier_smem, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done) : "r"(smem_address(barrier_smem)), "r"(parity) : "memory");
+  return done;
+}
+
+// 9.7.13.4 fence.mbarrier_init: the barriers that this thread has made are there for whoever it releases to in the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// 9.7.13.3 barrier.cluster.arrive: all threads of the cluster arrive; releases what this thread did before.
+__device__ __forceinline__ void barrier_cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+
+// 9.7.13.3 barrier.cluster.wait: until all have arrived; acquires what they released.
+__device__ __forceinline__ void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// 9.7.9.23 mapa: where the shared memory at `address` of this block lies in that of the cluster's block `rank`.
+__device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+// 9.7.9.12 st.async: 16 bytes to another block's shared memory, which its barrier counts when they are there.
+__device__ __forceinline__ void st_async(uint32_t address, float4 value, uint32_t barrier_address) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+               :: "r"(address), "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)),
+                  "r"(__float_as_uint(value.w)), "r"(barrier_address) : "memory");
+}
+
+// The same, 8 bytes.
+__device__ __forceinline__ void st_async(uint32_t address, float2 value, uint32_t barrier_address) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];"
+               :: "r"(address), "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(barrier_address) : "memory");
+}
+
+// 9.7.14.5.15 ldmatrix: four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8 and
+// receives of each matrix elements 2 (i % 4) and the next one of row i / 4.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&matrices)[4], uint32_t row_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(row_address) : "memory");
+}
+
+// The same, each matrix transposed: two neighbours in a column of what lies in memory.
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&matrices)[4], uint32_t row_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(row_address) : "memory");
+}
+
+// 9.7.14.5.14 mma: d[16, 8] += a[16, 16] b[16, 8], a by rows and b by columns.  Lane i holds of d elements 2 (i % 4) and the
+// next one of rows i / 4 and i / 4 + 8.
+template <typename T>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    static_assert(std::is_same_v<T, __nv_bfloat16>, "fp16 or bf16");
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// 9.7.9.21 cvt: two floats to 16 bits each, `low` into the lower half.
+template <typename T>
+__device__ __forceinline__ uint32_t cvt_rn_x2(float low, float high) {
+  uint32_t packed;
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    static_assert(std::is_same_v<T, __nv_bfloat16>, "fp16 or bf16");
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+// 9.7.3.21 ex2: 2^x with a relative error of 2^-22; 2^-inf is 0, and so is what is below 2^-126.
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
 }
 
 }  // namespace fa

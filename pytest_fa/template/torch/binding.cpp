@@ -1,8 +1,10 @@
-// NAME: what Python sees.  Only this file includes PyTorch's headers, which take longest to compile.
+// NAME: what Python sees.  Only this file includes PyTorch's headers, and no more of them than it needs: they take longest
+// to compile (torch/extension.h, which has them all, twice as long).
+#include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "kernel.h"
 

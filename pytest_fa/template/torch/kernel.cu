@@ -22,13 +22,13 @@ __global__ void __launch_bounds__(BLOCK_THREADS)
   float o[HEAD_DIM] = {}, row_max = -CUDART_INF_F, row_sum = 0.0f;
   for (int64_t key = 0; key < visible; ++key) {
     float s = 0.0f;
-    for (int d = 0; d < HEAD_DIM; ++d) s += float(q[d]) * float(k[key * HEAD_DIM + d]);
+    for (int d = 0; d < HEAD_DIM; ++d) s += __half2float(q[d]) * __half2float(k[key * HEAD_DIM + d]);
     s *= scale;
     const float new_max = fmaxf(row_max, s), rescale = expf(row_max - new_max), p = expf(s - new_max);
     row_max = new_max;
     row_sum = row_sum * rescale + p;
 #pragma unroll
-    for (int d = 0; d < HEAD_DIM; ++d) o[d] = o[d] * rescale + p * float(v[key * HEAD_DIM + d]);
+    for (int d = 0; d < HEAD_DIM; ++d) o[d] = o[d] * rescale + p * __half2float(v[key * HEAD_DIM + d]);
   }
 #pragma unroll
   for (int d = 0; d < HEAD_DIM; ++d) out[d] = __float2half(row_sum > 0.0f ? o[d] / row_sum : 0.0f);

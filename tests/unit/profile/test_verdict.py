@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pytest_fa.profile import presets
 from pytest_fa.profile.difference import differences
 from pytest_fa.profile.verdict import judge
+from pytest_fa.report.log import read_records
 from pytest_fa.report.profiled import DURATION, ProfiledKernel
 
 # A kernel that fills the chip, with nothing near its peak.
@@ -119,3 +122,19 @@ def test_little_beside_nothing_is_no_difference() -> None:
     ours, theirs = kernel(DRAM=0.2), kernel(DRAM=0.0)
     ours.counters[presets.stall("drain")], theirs.counters[presets.stall("drain")] = 0.1, 0.0
     assert differences(ours, theirs) == ()
+
+
+COMMITTED = [
+    (record.id, kernel)
+    for path in sorted((Path(__file__).parents[3] / "profiles").glob("*/*.jsonl"))
+    for record in read_records(path)
+    if record.profile
+    for kernel in record.profile.kernels
+]
+
+
+@pytest.mark.skipif(not COMMITTED, reason="no profile is committed yet")
+def test_committed_profiles_say_what_their_counters_say() -> None:
+    """Each saved verdict is what its saved counters give today."""
+    stale = [name for name, kernel in COMMITTED if kernel.verdict != judge(kernel)]
+    assert stale == []

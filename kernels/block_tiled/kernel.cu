@@ -1,0 +1,188 @@
+// block_tiled: a block shares tiles of K and V in shared memory; one thread still owns one query row.
+// step:    K and V by tiles through shared memory, in loads of VEC_WIDTH elements
+// because: in minimal every thread reads every key from global memory, two bytes at a time
+// expect:  a few times faster than minimal; still a thread per row, so most of the GPU is idle
+// tile:    BLOCK_M queries x BLOCK_N keys, one query per thread; 16 KB of shared memory per block
+// takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, grouped heads, both causal corners; rows contiguous and aligned
+//          to VEC_WIDTH elements
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <math_constants.h>
+
+#include "fa_forward.h"
+#include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
+
+using fp16 = __half;
+using bf16 = __nv_bfloat16;
+
+constexpr int HEAD_DIM = 64;
+constexpr int WARP = 32;
+constexpr int THREADS = BLOCK_M;
+
+static_assert(BLOCK_M % WARP == 0 && BLOCK_M <= 1024, "a block is whole warps, at most 1024 threads");
+static_assert(VEC_WIDTH == 1 || VEC_WIDTH == 2 || VEC_WIDTH == 4 || VEC_WIDTH == 8, "a load is 2, 4, 8 or 16 bytes");
+static_assert(BLOCK_N * HEAD_DIM * 2 * 2 <= 48 * 1024, "the tiles fit into static shared memory");
+
+__device__ __forceinline__ float to_float(fp16 x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ void from_float(fp16* x, float value) { *x = __float2half_rn(value); }
+__device__ __forceinline__ void from_float(bf16* x, float value) { *x = __float2bfloat16_rn(value); }
+
+// VEC_WIDTH neighbours in a row, loaded and stored as one.
+template <typename T>
+struct alignas(sizeof(T) * VEC_WIDTH) Vector {
+  T element[VEC_WIDTH];
+};
+
+// What one block works on: BLOCK_M queries of one head.
+template <typename T>
+struct Block {
+  const T* q_gmem;  // [seq_q, HEAD_DIM], row stride q_stride.seq
+  const T* k_gmem;  // [seq_k, HEAD_DIM]
+  const T* v_gmem;  // [seq_k, HEAD_DIM]
+  int first_query;
+  int seq_q, seq_k;
+  int diagonal;  // query i of the block sees keys [0, min(seq_k, diagonal + i))
+  int tiles;     // of keys that any of these queries sees
+};
+
+template <typename T>
+__device__ Block<T> find_block(const FaForwardArgs& args, unsigned heads_per_kv_head) {
+  const unsigned head = blockIdx.x, batch = blockIdx.z;
+  const unsigned kv_head = head / heads_per_kv_head;
+  const int first_query = blockIdx.y * BLOCK_M, seq_q = args.seq_q, seq_k = args.seq_k;
+  const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? seq_k - seq_q : 0;
+  const int diagonal = args.causal == FA_CAUSAL_NONE ? seq_k : first_query + shift + 1;
+  const int keys = max(0, min(seq_k, diagonal + BLOCK_M - 1));
+  return {
+      static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head,
+      static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head,
+      static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head,
+      first_query,
+      seq_q,
+      seq_k,
+      diagonal,
+      (keys + BLOCK_N - 1) / BLOCK_N,
+  };
+}
+
+// Copy rows [first, first + ROWS) of [seq, HEAD_DIM], zeros past the end.
+template <int ROWS, typename T>
+__device__ void copy_rows(T (*to_smem)[HEAD_DIM], const T* from_gmem, int64_t row_stride, int first, int seq) {
+  for (int i = threadIdx.x; i < ROWS * HEAD_DIM / VEC_WIDTH; i += THREADS) {
+    const int row = i / (HEAD_DIM / VEC_WIDTH), column = i % (HEAD_DIM / VEC_WIDTH) * VEC_WIDTH;
+    Vector<T> piece = {};
+    if (first + row < seq) piece = *reinterpret_cast<const Vector<T>*>(from_gmem + (first + row) * row_stride + column);
+    *reinterpret_cast<Vector<T>*>(&to_smem[row][column]) = piece;
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) block_tiled_kernel(const FaForwardArgs args, unsigned heads_per_kv_head) {
+  __shared__ __align__(16) T k_smem[BLOCK_N][HEAD_DIM];
+  __shared__ __align__(16) T v_smem[BLOCK_N][HEAD_DIM];
+  const Block<T> block = find_block<T>(args, heads_per_kv_head);
+  const int row = threadIdx.x, query = block.first_query + row;
+
+  // Load Q, scaled for exp2: exp(x) = 2^(x log2 e).
+  const float scale_log2 = args.scale * CUDART_L2E_F;
+  float q[HEAD_DIM] = {};
+  if (query < block.seq_q) {
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM; d += VEC_WIDTH) {
+      const Vector<T> piece = *reinterpret_cast<const Vector<T>*>(block.q_gmem + query * args.q_stride.seq + d);
+#pragma unroll
+      for (int i = 0; i < VEC_WIDTH; ++i) q[d + i] = to_float(piece.element[i]) * scale_log2;
+    }
+  }
+
+  float o[HEAD_DIM] = {};
+  float m = -CUDART_INF_F;  // running row max, in log2
+  float l = 0.0f;           // running row sum
+
+  for (int tile = 0; tile < block.tiles; ++tile) {
+    const int first_key = tile * BLOCK_N;
+
+    // Load K and V.
+    __syncthreads();  // everyone has left the last tile
+    copy_rows<BLOCK_N>(k_smem, block.k_gmem, args.k_stride.seq, first_key, block.seq_k);
+    copy_rows<BLOCK_N>(v_smem, block.v_gmem, args.v_stride.seq, first_key, block.seq_k);
+    __syncthreads();  // K and V are there for everyone
+
+    const int limit = min(BLOCK_N, min(block.seq_k, block.diagonal + row) - first_key);
+    for (int key = 0; key < limit; ++key) {
+      // S = Q K^T
+      float s = 0.0f;
+#pragma unroll
+      for (int d = 0; d < HEAD_DIM; d += VEC_WIDTH) {
+        const Vector<T> k = *reinterpret_cast<const Vector<T>*>(&k_smem[key][d]);
+#pragma unroll
+        for (int i = 0; i < VEC_WIDTH; ++i) s += q[d + i] * to_float(k.element[i]);
+      }
+
+      // row max
+      const float m_new = fmaxf(m, s);
+
+      // rescale; the first key finds m = -inf and 2^-inf = 0
+      const float rescale = exp2f(m - m_new);
+      m = m_new;
+
+      // P = exp2(S - m), row sum
+      const float p = exp2f(s - m);
+      l = l * rescale + p;
+
+      // O += P V
+#pragma unroll
+      for (int d = 0; d < HEAD_DIM; d += VEC_WIDTH) {
+        const Vector<T> v = *reinterpret_cast<const Vector<T>*>(&v_smem[key][d]);
+#pragma unroll
+        for (int i = 0; i < VEC_WIDTH; ++i) o[d + i] = o[d + i] * rescale + p * to_float(v.element[i]);
+      }
+    }
+  }
+
+  // Normalise and store; a row that sees no key is zero and its log-sum-exp is -inf.
+  if (query >= block.seq_q) return;
+  T* out_gmem = static_cast<T*>(args.out) + blockIdx.z * args.out_stride.batch + blockIdx.x * args.out_stride.head;
+  const float inverse_l = l > 0.0f ? 1.0f / l : 0.0f;
+#pragma unroll
+  for (int d = 0; d < HEAD_DIM; d += VEC_WIDTH) {
+    Vector<T> rounded;
+#pragma unroll
+    for (int i = 0; i < VEC_WIDTH; ++i) from_float(&rounded.element[i], o[d + i] * inverse_l);
+    *reinterpret_cast<Vector<T>*>(out_gmem + query * args.out_stride.seq + d) = rounded;
+  }
+  float* lse_gmem = args.lse + (blockIdx.z * args.heads + blockIdx.x) * args.seq_q;
+  if (args.lse != nullptr) lse_gmem[query] = l > 0.0f ? (m + log2f(l)) * CUDART_LN2_F : -CUDART_INF_F;
+}
+
+// Whether loads of VEC_WIDTH elements may walk a tensor's rows.
+bool is_vector_aligned(const void* data, const FaStrides& stride) {
+  const int64_t steps = stride.batch | stride.head | stride.seq;
+  return stride.dim == 1 && steps % VEC_WIDTH == 0 && reinterpret_cast<uintptr_t>(data) % (2 * VEC_WIDTH) == 0;
+}
+
+template <typename T>
+int launch(const FaForwardArgs* args, cudaStream_t stream) {
+  const bool aligned = is_vector_aligned(args->q, args->q_stride) && is_vector_aligned(args->k, args->k_stride) &&
+                       is_vector_aligned(args->v, args->v_stride) && is_vector_aligned(args->out, args->out_stride);
+  if (!aligned) return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of %d bytes", 2 * VEC_WIDTH);
+  const int64_t blocks_per_head = (args->seq_q + BLOCK_M - 1) / BLOCK_M;
+  if (args->heads > INT32_MAX || args->batch > UINT16_MAX || blocks_per_head > UINT16_MAX || args->seq_k > INT32_MAX / 2) {
+    return fa_refuse(args, "batch %lld or seq_q %lld is over the grid, or seq_k %lld over 2^30",
+                     static_cast<long long>(args->batch), static_cast<long long>(args->seq_q),
+                     static_cast<long long>(args->seq_k));
+  }
+  const dim3 grid(static_cast<unsigned>(args->heads), static_cast<unsigned>(blocks_per_head), static_cast<unsigned>(args->batch));
+  block_tiled_kernel<T><<<grid, THREADS, 0, stream>>>(*args, static_cast<unsigned>(args->heads / args->kv_heads));
+  return static_cast<int>(cudaPeekAtLastError());
+}
+
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  if (int status = fa_check_abi(args)) return status;
+#define LAUNCH_IF(DTYPE, HEAD_DIM_) \
+  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch<DTYPE>(args, stream);
+  FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
+#undef LAUNCH_IF
+  return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
+}
