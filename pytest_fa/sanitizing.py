@@ -22,6 +22,7 @@ LEAST_TILES = 3
 
 OUTCOMES: dict[ToolStatus, Outcome] = {
     "clean": "ok",
+    "explained": "ok",
     "found": "hazard",
     "incomplete": "hazard",
     "not covered": "not_measured",
@@ -44,10 +45,20 @@ def sanitize_variant(session: Session, variant: Variant, tool: str) -> Record:
         found = Sanitized(tool, "not covered", reason, "", 0.0, ())
     else:
         session.workers.rest()
-        found = _shortened(sanitize(tool, _child(session, variant, case, tool)), session.options.rootdir)
+        found = explained(sanitize(tool, _child(session, variant, case, tool)), variant)
+        found = _shortened(found, session.options.rootdir)
     result = CaseResult(OUTCOMES[found.status], _message(found), ())
     record = session.record("sanitize", variant.name, variant.role, case, result, (leaf,) if leaf else ())
     return msgspec.structs.replace(record, id=f"{record.id}-{tool}", sanitized=found)
+
+
+def explained(found: Sanitized, variant: Variant) -> Sanitized:
+    """Findings that the manifest explains, as many as it says and no more; what is to be wrong explains nothing."""
+    why = next((reason for tool, reason in variant.explained.items() if tool == found.tool), None)
+    if why is None or found.status != "found" or variant.role == "wrong" or (found.count or 0) > why.most:
+        return found
+    message = f"({found.count}, none of them real: {why.because})"
+    return msgspec.structs.replace(found, status="explained", message=message)
 
 
 def sanitizer_case(variant: Variant) -> Case:
@@ -71,7 +82,7 @@ def _child(session: Session, variant: Variant, case: Case, tool: str) -> Child:
 
 
 def _message(found: Sanitized) -> str:
-    if found.status == "clean":
+    if found.status in ("clean", "explained"):
         return ""
     return f"{found.tool}: {found.message}"
 

@@ -86,21 +86,10 @@ class Target(NamedTuple):
 def profile(tool: Tool, target: Target, preset_name: str, wanted: Preset) -> Profile:
     """Run the target under ncu and read its report.  Never raises for what ncu does."""
     target.stem.parent.mkdir(parents=True, exist_ok=True)
-    dropped: tuple[str, ...] = ()
-    environment = tool.environment
-    ran, log = _attempt(tool, target, wanted, environment)
-    status = _status(ran, log)
-    if status == "bad-metric" and (dropped := unknown_metrics(log, wanted.metrics)):
-        wanted = wanted._replace(metrics=tuple(name for name in wanted.metrics if name not in dropped))
-        ran, log = _attempt(tool, target, wanted, environment)
-        status = _status(ran, log)
-    if status == "no-connection":
-        ran, log = _attempt(tool, target, wanted, {**environment, "CUDA_INJECTION64_PATH": "none"})
-        status = _status(ran, log)
+    status, log, ran, dropped = _run(tool, target, wanted)
     kernels: tuple[ProfiledKernel, ...] = ()
     read_by = ""
     if status == "ok":
-        dropped += unknown_metrics(log, wanted.metrics)  # those that it "could not access"
         status, kernels, read_by = _read(tool, target)
     return Profile(
         status=status,
@@ -108,14 +97,43 @@ def profile(tool: Tool, target: Target, preset_name: str, wanted: Preset) -> Pro
         preset=preset_name,
         tool=tool.title,
         seconds=ran.seconds,
-        command=tuple(_command(tool, target, wanted)),
+        command=tuple(_command(tool, target, _without(wanted, dropped))),
         kernels=_trimmed(kernels, wanted),
         dropped=dropped,
         read_by=read_by,
-        report=str(target.report) if target.report.is_file() else None,
-        table=str(target.table) if target.table.is_file() else None,
-        log=str(target.log) if target.log.is_file() else None,
+        report=_if_there(target.report),
+        table=_if_there(target.table),
+        log=_if_there(target.log),
     )
+
+
+def _run(tool: Tool, target: Target, wanted: Preset) -> tuple[ProfileStatus, str, Ran, tuple[str, ...]]:
+    """The status, ncu's words, the run, and the counters that this chip lacks.
+
+    Run again without counters that ncu does not know, and without other libraries where it could not connect.
+    """
+    dropped: tuple[str, ...] = ()
+    environment = tool.environment
+    ran, log = _attempt(tool, target, wanted, environment)
+    status = _status(ran, log)
+    if status == "bad-metric" and (dropped := unknown_metrics(log, wanted.metrics)):
+        ran, log = _attempt(tool, target, _without(wanted, dropped), environment)
+        status = _status(ran, log)
+    if status == "no-connection":
+        without = {**environment, "CUDA_INJECTION64_PATH": "none"}
+        ran, log = _attempt(tool, target, _without(wanted, dropped), without)
+        status = _status(ran, log)
+    if status == "ok":
+        dropped += unknown_metrics(log, _without(wanted, dropped).metrics)  # those that it "could not access"
+    return status, log, ran, dropped
+
+
+def _if_there(path: Path) -> str | None:
+    return str(path) if path.is_file() else None
+
+
+def _without(wanted: Preset, dropped: tuple[str, ...]) -> Preset:
+    return wanted._replace(metrics=tuple(name for name in wanted.metrics if name not in dropped))
 
 
 def _attempt(tool: Tool, target: Target, wanted: Preset, environment: dict[str, str]) -> tuple[Ran, str]:

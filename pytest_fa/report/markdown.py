@@ -38,7 +38,7 @@ from pytest_fa.options import OPTIONS
 from pytest_fa.report.log import read_records
 from pytest_fa.report.margins import worst_margins
 from pytest_fa.report.noise import noise_rows, read_noise
-from pytest_fa.report.profiled import Verdict
+from pytest_fa.report.profiled import ProfiledKernel
 from pytest_fa.report.profiles import short_name
 from pytest_fa.report.record import Record, Speed
 from pytest_fa.report.table import launched_kernels
@@ -227,18 +227,16 @@ def _verdicts(spec: VerdictSpec, root: Path) -> str:
         if chosen is None:
             rows.append(f"| `{variant}` | - | not measured | - |")
             continue
-        rows += [
-            f"| `{variant}` | `{short_name(kernel.name)}` | {_verdict_cells(kernel.verdict)} |"
-            for kernel in chosen.kernels
-        ]
+        rows += [f"| `{variant}` | {_verdict_cells(each)} |" for each in chosen.kernels]
     return "\n".join(rows)
 
 
-def _verdict_cells(verdict: Verdict | None) -> str:
+def _verdict_cells(kernel: ProfiledKernel) -> str:
+    name, verdict = short_name(kernel.name), kernel.verdict
     if verdict is None:
-        return "a counter is missing | -"
-    decided = ", ".join(f"`{name}` {value:g}" for name, value in verdict.decided_by.items())
-    return f"{verdict.sentence} | {decided}"
+        return f"`{name}` | a counter is missing | -"
+    decided = ", ".join(f"`{counter}` {value:g}" for counter, value in verdict.decided_by.items())
+    return f"`{name}` | {verdict.sentence} | {decided}"
 
 
 def _options() -> str:

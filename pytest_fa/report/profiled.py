@@ -24,7 +24,7 @@ ProfileStatus = Literal[
     "failed",
 ]
 Limit = Literal["launch", "latency", "memory", "tensor", "exp", "fma"]
-ToolStatus = Literal["clean", "found", "not covered", "not measured", "incomplete"]
+ToolStatus = Literal["clean", "found", "explained", "not covered", "not measured", "incomplete"]
 
 
 class Verdict(msgspec.Struct, frozen=True):
