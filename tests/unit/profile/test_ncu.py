@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.profile import presets
+from pytest_fa.profile import ncu, presets
 from pytest_fa.profile.index import add_entry, read_index
 from pytest_fa.profile.ncu import Target, Tool, profile
 from pytest_fa.profile.presets import preset
@@ -171,3 +171,23 @@ def test_an_index_that_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text("{", encoding="utf-8")
     add_entry(tmp_path, tmp_path, "a", Profile("ok", "", "verdict", "", 0.0, ()), "")
     assert [each.id for each in read_index(tmp_path / "index.json")] == ["a"]
+
+
+def test_the_report_module_is_found_where_nsight_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program may be a script elsewhere: of several installations the one of its version, else the newest."""
+    monkeypatch.setattr(ncu, "MODULE_PLACES", (f"{str(tmp_path).removeprefix('/')}/*/extras/python",))
+    for version in ("2024.1.0", "2025.3.1", "2026.1.0"):
+        folder = tmp_path / version / "extras" / "python"
+        folder.mkdir(parents=True)
+        (folder / "ncu_report.py").write_text("", encoding="utf-8")
+    found = [
+        Tool(Path("/nowhere/bin/ncu"), version, sudo=False, environment={}) for version in ("2025.3.1.0", "2023.2")
+    ]
+    assert [tool.report_folder for tool in found] == [
+        str(tmp_path / version / "extras" / "python") for version in ("2025.3.1", "2026.1.0")
+    ]
+
+
+def test_a_tool_is_shown_without_its_environment() -> None:
+    """What a message or a log may hold says nothing of a user's environment."""
+    assert "A_SECRET" not in repr(Tool(Path("ncu"), "1", sudo=False, environment={"A_SECRET": "x"}))
