@@ -12,6 +12,7 @@ from pytest_fa.report.record import Busy, Check, Diagnosis, Outcome, Repeats, Sp
 
 WATCHDOG_SECONDS = 10.0
 NVTX_DOMAIN = "pytest-fa"  # of every range that a worker opens
+PROBE_RANGE = "probe"  # of the profiler's own first try
 
 
 class CaseJob(msgspec.Struct, frozen=True, tag="case"):

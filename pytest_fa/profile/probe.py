@@ -7,10 +7,8 @@ import sys
 import nvtx
 
 from pytest_fa.errors import FaError
-from pytest_fa.jobs import NVTX_DOMAIN
+from pytest_fa.jobs import NVTX_DOMAIN, PROBE_RANGE
 from pytest_fa.profile.cuda_driver import CudaDriver
-
-RANGE = "probe"
 
 
 def main() -> int:
@@ -18,7 +16,7 @@ def main() -> int:
     try:
         with CudaDriver() as cuda:
             domain = nvtx.get_domain(NVTX_DOMAIN)
-            handle = domain.start_range(domain.get_event_attributes(message=RANGE))
+            handle = domain.start_range(domain.get_event_attributes(message=PROBE_RANGE))
             cuda.launch_empty_kernel()
             domain.end_range(handle)
     except FaError as problem:

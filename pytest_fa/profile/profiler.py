@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.jobs import CaseJob, encode
+from pytest_fa.jobs import PROBE_RANGE, CaseJob, encode
 from pytest_fa.profile.breakdown import busiest_lines, stage_samples
 from pytest_fa.profile.ncu import Target, Tool, profile
 from pytest_fa.profile.presets import GRID, Capability, Preset, preset
-from pytest_fa.profile.probe import RANGE
 from pytest_fa.profile.status import SENTENCES
 from pytest_fa.profile.tools import find_program, version_of
 from pytest_fa.profile.verdict import judge
@@ -48,7 +47,7 @@ class Profiler:
         if self.tool is None:
             return _nothing("not-installed")
         with tempfile.TemporaryDirectory() as scratch:
-            target = Target(PROBE, RANGE, Path(scratch) / "probe")
+            target = Target(PROBE, PROBE_RANGE, Path(scratch) / "probe")
             found = profile(self.tool, target, "probe", Preset((DURATION, GRID)))
         if found.status == "ok" and not all(_reads_back(each.counters) for each in found.kernels):
             found = msgspec.structs.replace(found, status="empty", message="its counters cannot be read back")
