@@ -153,7 +153,8 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const FaForwardA
       fa::fence_mbarrier_init();
       fa::mbarrier_arrive_expect_tx(&smem.exchanged, EXCHANGE_BYTES);
     }
-    fa::barrier_cluster_arrive();  // this block runs and has its barrier: the others may send when all have come this far
+    __syncwarp();
+    fa::barrier_cluster_arrive_relaxed();  // this block runs and has its barrier: the others may send when all have come this far
   }
 
   // Load Q, each lane a quarter of its rows; the lanes of a quad trade pieces, so that each has its elements of all four.
