@@ -72,10 +72,10 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier_smem
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(smem_address(barrier_smem)), "r"(bytes) : "memory");
 }
 
-// 9.7.13.15.16 mbarrier.try_wait: as test_wait, but sleeps a while; acquires what any thread of the cluster released.
-__device__ __forceinline__ bool mbarrier_try_wait_cluster(uint64_t* barrier_smem, uint32_t parity) {
+// 9.7.13.15.16 mbarrier.try_wait: as test_wait, but sleeps a while.
+__device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier_smem, uint32_t parity) {
   uint32_t done;
-  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                : "=r"(done) : "r"(smem_address(barrier_smem)), "r"(parity) : "memory");
   return done;
 }
