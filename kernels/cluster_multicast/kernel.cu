@@ -7,9 +7,9 @@
 //          16-byte aligned, with strides that TMA takes
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <float.h>
 #include <math_constants.h>
 
+#include "fa/call.cuh"
 #include "fa/hopper.cuh"
 #include "fa/launch.h"
 #include "fa/ptx.cuh"
@@ -43,6 +43,7 @@ constexpr int EXCHANGE_BYTES = (CLUSTER_K - 1) * THREADS * (BLOCK_PIECES + BLOCK
 constexpr float LAZY_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
 
 static_assert(GROUP_KEYS == 64 || GROUP_KEYS == 128, "N of a wgmma");
+static_assert(CLUSTER_M == 1 || CLUSTER_M == 2 || CLUSTER_M == 4, "blocks that share keys");
 static_assert(BOX_KEYS % 8 == 0, "a box is whole times the 1024 bytes of a swizzle");
 static_assert(D_TILES % KEY_GROUPS == 0, "every group merges as many columns of O");
 static_assert(BLOCK_PIECES * CLUSTER_K == PIECES && BLOCK_PIECES % 2 == 0, "every block gets as many pieces, 16 bytes at a time");
@@ -74,54 +75,49 @@ struct Smem {
 };
 
 // What one block works on: BLOCK_M queries of one head.
-template <typename T>
 struct Block {
-  const T* q_gmem;  // [seq_q, HEAD_DIM], row stride q_stride.seq
+  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], in steps of q_steps.row
   int kv_head;
   int first_query;
-  int seq_q, seq_k;
   int diagonal;  // query i of the block sees keys [0, min(seq_k, diagonal + i))
   int passes;    // over the keys that any query of the cluster sees
 };
 
-template <typename T>
-__device__ Block<T> find_block(const FaForwardArgs& args, unsigned heads_per_kv_head, int m_rank) {
-  const unsigned head = blockIdx.x / CLUSTER, batch = blockIdx.z;
-  const unsigned kv_head = heads_per_kv_head == 1 ? head : head / heads_per_kv_head;  // a division is slow
+__device__ __forceinline__ Block find_block(const fa::Call& call, int m_rank) {
+  const uint32_t head = blockIdx.x / CLUSTER, batch = blockIdx.z;
   const int cluster_query = blockIdx.y * (CLUSTER_M * BLOCK_M), first_query = cluster_query + m_rank * BLOCK_M;
-  const int seq_q = args.seq_q, seq_k = args.seq_k;
-  const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? seq_k - seq_q : 0;
-  const int diagonal = args.causal == FA_CAUSAL_NONE ? seq_k : first_query + shift + 1;
-  const int last_of_cluster = args.causal == FA_CAUSAL_NONE ? seq_k : cluster_query + shift + CLUSTER_M * BLOCK_M;
-  const int keys = max(0, min(seq_k, last_of_cluster));
+  const int keys = max(0, min(call.seq_k, call.first_diagonal + (cluster_query + CLUSTER_M * BLOCK_M - 1) * call.diagonal_step));
   return {
-      static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head,
-      static_cast<int>(kv_head),
+      call.q + (uint64_t(batch) * call.q_steps.batch + uint64_t(head) * call.q_steps.head),
+      static_cast<int>(fa::kv_head_of(call, head)),
       first_query,
-      seq_q,
-      seq_k,
-      diagonal,
+      call.first_diagonal + first_query * call.diagonal_step,
       (keys + PASS_KEYS - 1) / PASS_KEYS,
   };
 }
 
-// Load K and V of one pass, this block's part of each group's keys to every block that has the same keys.  One thread.
+// Load a box of K or V: to every block of the cluster that has the same keys.
 template <typename T>
-__device__ void load_kv(Smem<T>& smem, const CUtensorMap& k_map, const CUtensorMap& v_map, int kv_head, int k_rank, int m_rank, int pass) {
-  uint16_t blocks = 0;
-#pragma unroll
-  for (int m = 0; m < CLUSTER_M; ++m) blocks |= 1 << (m * CLUSTER_K);
-  blocks <<= k_rank;
+__device__ __forceinline__ void load_box(T* to_smem, const CUtensorMap& map, int first_key, int kv_head, uint64_t* barrier_smem, int k_rank) {
+  if constexpr (CLUSTER_M == 1) {
+    fa::cp_async_bulk_tensor_4d(to_smem, map, 0, first_key, kv_head, blockIdx.z, barrier_smem);
+  } else {
+    constexpr uint16_t SAME_KEYS = CLUSTER_M == 2 ? 1 | 1 << CLUSTER_K : 1 | 1 << CLUSTER_K | 1 << 2 * CLUSTER_K | 1 << 3 * CLUSTER_K;
+    fa::cp_async_bulk_tensor_4d_multicast(to_smem, map, 0, first_key, kv_head, blockIdx.z, barrier_smem, SAME_KEYS << k_rank);
+  }
+}
+
+// Load K and V of one pass, this block's part of each group's keys.  One thread.
+template <typename T>
+__device__ __forceinline__ void load_kv(Smem<T>& smem, const CUtensorMap& k_map, const CUtensorMap& v_map, int kv_head, int k_rank, int m_rank, int pass) {
   const int first_key = (pass * CLUSTER_K + k_rank) * KEY_GROUPS * GROUP_KEYS + m_rank * BOX_KEYS;
 #pragma unroll
   for (int g = 0; g < KEY_GROUPS; ++g) {
-    fa::cp_async_bulk_tensor_4d_multicast(smem.group[g].k + m_rank * BOX_KEYS * HEAD_DIM, k_map, 0, first_key + g * GROUP_KEYS,
-                                          kv_head, blockIdx.z, &smem.k_full[g], blocks);
+    load_box(smem.group[g].k + m_rank * BOX_KEYS * HEAD_DIM, k_map, first_key + g * GROUP_KEYS, kv_head, &smem.k_full[g], k_rank);
   }
 #pragma unroll
   for (int g = 0; g < KEY_GROUPS; ++g) {
-    fa::cp_async_bulk_tensor_4d_multicast(smem.group[g].v + m_rank * BOX_KEYS * HEAD_DIM, v_map, 0, first_key + g * GROUP_KEYS,
-                                          kv_head, blockIdx.z, &smem.v_full[g], blocks);
+    load_box(smem.group[g].v + m_rank * BOX_KEYS * HEAD_DIM, v_map, first_key + g * GROUP_KEYS, kv_head, &smem.v_full[g], k_rank);
   }
 }
 
@@ -135,24 +131,21 @@ __device__ void expect_kv(Smem<T>& smem) {
 }
 
 __device__ __forceinline__ void wait(uint64_t* barrier_smem, uint32_t parity) {
-  while (!fa::mbarrier_try_wait_cluster(barrier_smem, parity)) {
+  while (!fa::mbarrier_try_wait(barrier_smem, parity)) {
   }
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map, const FaForwardArgs args,
-                             unsigned heads_per_kv_head) {
+__global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
+    const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map, const fa::Call call) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
   const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int k_rank = blockIdx.x % CLUSTER_K, m_rank = blockIdx.x % CLUSTER / CLUSTER_K;
-  const Block<T> block = find_block<T>(args, heads_per_kv_head, m_rank);
+  const Block block = find_block(call, m_rank);
   const int first_row = loader / WARP * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
-  // exp(x) = 2^(x log2 e).  The scale's sign goes to Q, so that the largest score is the largest product; a scale of zero
-  // becomes tiny, which weighs all keys alike and still takes -inf to -inf.
-  const float scale_log2 = args.scale == 0.0f ? FLT_MIN : fabsf(args.scale) * CUDART_L2E_F;
-  const uint32_t sign_of_q = args.scale < 0.0f ? 0x80008000u : 0u;
-  const unsigned head = blockIdx.x / CLUSTER;
+  const float scale_log2 = call.scale_log2;
+  const uint32_t head = blockIdx.x / CLUSTER;
 
   // Load the first pass, when the barriers of all blocks are there to count it.
   if (threadIdx.x == 0) {
@@ -168,24 +161,24 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(const __grid
     fa::mbarrier_arrive_expect_tx(&smem.exchanged, EXCHANGE_BYTES);
   }
   __syncwarp();
-  fa::barrier_cluster_arrive_relaxed();
-  fa::barrier_cluster_wait();
+  if (CLUSTER > 1) fa::barrier_cluster_arrive_relaxed();
+  if (CLUSTER_M > 1) fa::barrier_cluster_wait();
   if (threadIdx.x == 0 && block.passes > 0) load_kv(smem, k_map, v_map, block.kv_head, k_rank, m_rank, 0);
+  if (CLUSTER_M == 1) __syncthreads();  // the barriers are there for everyone to wait at
 
   // Load Q, each lane a quarter of its rows; the lanes of a quad trade pieces, so that each has its elements of all four.
   uint32_t q[HEAD_DIM / MMA_K][4];
 #pragma unroll
   for (int row = 0; row < ROWS; ++row) {
-    const int query = block.first_query + first_row + row * 8;
-    const T* from_gmem = block.q_gmem + query * args.q_stride.seq + lane % QUAD * VECTOR;
+    const uint32_t query = min(block.first_query + first_row + row * 8, call.seq_q - 1);  // nobody stores what is past the end
+    const uint4* from_gmem = block.q_gmem + (uint64_t(query) * call.q_steps.row + lane % QUAD);
 #pragma unroll
-    for (int d = 0; d < HEAD_DIM / MMA_K; d += 2) {
-      uint4 whole = {};
-      if (query < block.seq_q) whole = *reinterpret_cast<const uint4*>(from_gmem + d * MMA_K);
-      uint32_t piece[4] = {whole.x ^ sign_of_q, whole.y ^ sign_of_q, whole.z ^ sign_of_q, whole.w ^ sign_of_q};
+    for (int d = 0; d < HEAD_DIM / (QUAD * VECTOR); ++d) {
+      const uint4 quarter = from_gmem[d * QUAD];
+      uint32_t piece[4] = {quarter.x ^ call.sign_of_q, quarter.y ^ call.sign_of_q, quarter.z ^ call.sign_of_q, quarter.w ^ call.sign_of_q};
       fa::transpose_quad(piece, lane);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) q[d + i / 2][row + i % 2 * 2] = piece[i];
+      for (int i = 0; i < 4; ++i) q[2 * d + i / 2][row + i % 2 * 2] = piece[i];
     }
   }
 
@@ -200,8 +193,12 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(const __grid
     if (pass > 0) {
       if (threadIdx.x == 0) expect_kv(smem);
       __syncwarp();
-      fa::barrier_cluster_arrive();
-      fa::barrier_cluster_wait();  // every block has left the last pass
+      if (CLUSTER_M > 1) {
+        fa::barrier_cluster_arrive();
+        fa::barrier_cluster_wait();  // every block has left the last pass
+      } else {
+        __syncthreads();
+      }
       if (threadIdx.x == 0) load_kv(smem, k_map, v_map, block.kv_head, k_rank, m_rank, pass);
     }
     wait(&smem.k_full[group], pass % 2);
@@ -216,10 +213,10 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(const __grid
     fa::wgmma_wait_group<0>();
 
     // mask; the tile's first keys are seen by every query of the block
-    if (first_key + GROUP_KEYS > min(block.seq_k, block.diagonal)) {
+    if (first_key + GROUP_KEYS > min(call.seq_k, block.diagonal)) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int limit = min(block.seq_k, block.diagonal + first_row + i / 2 * 8) - first_key;
+        const int limit = min(call.seq_k, block.diagonal + first_row + i / 2 * 8) - first_key;
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) {
           if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[n][i] = -CUDART_INF_F;
@@ -329,6 +326,7 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(const __grid
   }
 
   // Merge over the cluster: each block gets some pieces from all others, by rows and then by columns.
+  if (CLUSTER_M == 1 && CLUSTER_K > 1) fa::barrier_cluster_wait();
   float2 mine[BLOCK_PIECES];
   float m_mine[BLOCK_ROWS], l_mine[BLOCK_ROWS];  // m in log2
 #pragma unroll
@@ -397,14 +395,14 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(const __grid
       mine[j + 1] = make_float2(merged.z * inverse_l, merged.w * inverse_l);
     }
     const bool is_first_of_row = k_rank * BLOCK_PIECES % D_TILES_PER_GROUP == 0 && group == 0 && lane % QUAD == 0;
-    if (args.lse != nullptr && is_first_of_row && query < block.seq_q) {
-      float* lse_gmem = args.lse + (blockIdx.z * args.heads + head) * args.seq_q;
+    if (call.lse != nullptr && is_first_of_row && query < call.seq_q) {
+      float* lse_gmem = call.lse + (uint64_t(blockIdx.z) * call.heads + head) * call.seq_q;
       lse_gmem[query] = sum_all > 0.0f ? (m_finite + log2f(sum_all)) * CUDART_LN2_F : -CUDART_INF_F;
     }
   }
 
   // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row; where there are too few, 4 bytes each.
-  T* out_gmem = static_cast<T*>(args.out) + blockIdx.z * args.out_stride.batch + head * args.out_stride.head;
+  uint4* out_gmem = call.out + (uint64_t(blockIdx.z) * call.out_steps.batch + uint64_t(head) * call.out_steps.head);
 #pragma unroll
   for (int i = 0; i < BLOCK_PIECES; i += QUAD) {
     uint32_t rounded[QUAD];
@@ -416,21 +414,16 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(const __grid
     for (int j = 0; j < (IS_WHOLE ? 1 : BLOCK_PIECES % QUAD); ++j) {
       const int stored = k_rank * BLOCK_PIECES + i + (IS_WHOLE ? lane % QUAD : j);
       const int query = block.first_query + first_row + stored / D_TILES_PER_GROUP * 8;
-      if (query >= block.seq_q) continue;
-      T* to_gmem = out_gmem + query * args.out_stride.seq + (group * D_TILES_PER_GROUP + stored % D_TILES_PER_GROUP) * MMA_N;
+      if (query >= call.seq_q) continue;
+      const uint32_t column = group * D_TILES_PER_GROUP + stored % D_TILES_PER_GROUP;
+      uint4* to_gmem = out_gmem + (uint64_t(query) * call.out_steps.row + column);
       if (IS_WHOLE) {
-        *reinterpret_cast<uint4*>(to_gmem) = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
+        *to_gmem = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
       } else {
-        *reinterpret_cast<uint32_t*>(to_gmem + lane % QUAD * 2) = rounded[j];
+        reinterpret_cast<uint32_t*>(to_gmem)[lane % QUAD] = rounded[j];
       }
     }
   }
-}
-
-// Whether 16-byte copies may walk a tensor's rows.
-bool is_vector_aligned(const void* data, const FaStrides& stride) {
-  const int64_t steps = stride.batch | stride.head | stride.seq;
-  return stride.dim == 1 && steps % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
 
 // A tensor [batch, kv_heads, seq_k, HEAD_DIM] for TMA, BOX_KEYS rows at a time; 0, or why not.
@@ -456,15 +449,8 @@ int describe(CUtensorMap* map, CUtensorMapDataType dtype, const FaForwardArgs* a
 
 template <typename T>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  const bool aligned = is_vector_aligned(args->q, args->q_stride) && is_vector_aligned(args->k, args->k_stride) &&
-                       is_vector_aligned(args->v, args->v_stride) && is_vector_aligned(args->out, args->out_stride);
-  if (!aligned) return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of 16 bytes");
-  const int64_t clusters_per_head = (args->seq_q + CLUSTER_M * BLOCK_M - 1) / (CLUSTER_M * BLOCK_M);
-  if (args->heads > INT32_MAX / CLUSTER || args->batch > UINT16_MAX || clusters_per_head > UINT16_MAX || args->seq_k > INT32_MAX / 2) {
-    return fa_refuse(args, "batch %lld or seq_q %lld is over the grid, or seq_k %lld over 2^30",
-                     static_cast<long long>(args->batch), static_cast<long long>(args->seq_q),
-                     static_cast<long long>(args->seq_k));
-  }
+  fa::Call call;
+  if (int status = fa::make_call(args, CLUSTER_M * BLOCK_M, CLUSTER, &call)) return status;
   CUtensorMap k_map = {}, v_map = {};
   if (args->seq_k > 0) {
     const auto dtype = args->dtype == FA_DTYPE_fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
@@ -481,13 +467,14 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {CLUSTER, 1, 1};
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(args->heads * CLUSTER), static_cast<unsigned>(clusters_per_head), static_cast<unsigned>(args->batch));
+  const int clusters_per_head = (call.seq_q + CLUSTER_M * BLOCK_M - 1) / (CLUSTER_M * BLOCK_M);
+  config.gridDim = dim3(call.heads * CLUSTER, clusters_per_head, static_cast<unsigned>(args->batch));
   config.blockDim = dim3(THREADS);
   config.dynamicSmemBytes = smem_bytes;
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = CLUSTER > 1;
-  return static_cast<int>(cudaLaunchKernelEx(&config, kernel, k_map, v_map, *args, static_cast<unsigned>(args->heads / args->kv_heads)));
+  return static_cast<int>(cudaLaunchKernelEx(&config, kernel, k_map, v_map, call));
 }
 
 FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
