@@ -81,7 +81,7 @@ class Workers:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=_server_environment(),
+            env=child_environment(),
         )
         theirs.close()
 
@@ -145,6 +145,10 @@ class Workers:
         except (EOFError, ConnectionError):
             return self._lost("crashed", last, mark)
         return self._lost("hung", last, mark)
+
+    def rest(self) -> None:
+        """End the present worker, and with it what it holds on the GPU; the next job gets a new one."""
+        self._forget()
 
     def _forget(self) -> None:
         if self._worker is not None:
@@ -229,8 +233,8 @@ class Workers:
         return text.decode(errors="replace").strip()
 
 
-def _server_environment() -> dict[str, str]:
-    """Ours, with device numbers in NVML's order and this package importable."""
+def child_environment() -> dict[str, str]:
+    """A child's: ours, with device numbers in NVML's order and this package importable."""
     package_parent = str(Path(__file__).parent.parent)
     path = os.environ.get("PYTHONPATH")
     return {

@@ -273,7 +273,7 @@ def _read_leaf(
     identity = missing = None
     try:
         code = read_machine_code(staged / "kernel.so")
-        identity, kernels = code.identity, with_machine_code(kernels, code.kernels)
+        identity, kernels = code.identity, with_machine_code(kernels, code)
     except (OSError, subprocess.CalledProcessError, ValueError, KeyError, ELFError) as problem:
         missing = f"machine code not read: {problem}"
     gpu = find_gpu()

@@ -77,7 +77,7 @@ def compile_command(variant: Variant, arch: Target, toolchain: Toolchain) -> lis
         f"src/{variant.entry.source}",
         "binding/binding.o",
         f"-L{toolchain.library_folder}",
-        f"-L{_ffi_folder()}/lib",
+        f"-L{ffi_folder()}/lib",
         "-ltvm_ffi",
     ]
 
@@ -114,7 +114,7 @@ def binding_command(toolchain: Toolchain) -> list[str]:
         *_HOST_FLAGS.split(","),
         f"-I{INCLUDE}",
         f"-I{toolchain.home}/include",
-        f"-I{_ffi_folder()}/include",
+        f"-I{ffi_folder()}/include",
         "-c",
         str(BINDING),
         "-o",
@@ -161,7 +161,7 @@ def _gencode(arch: Target) -> str:
     return f"-gencode=arch=compute_{number},code={code}"
 
 
-def _ffi_folder() -> Path:
+def ffi_folder() -> Path:
     """tvm-ffi's headers and library, found without importing it: its import brings torch in."""
     spec = find_spec("tvm_ffi")
     if spec is None or not spec.submodule_search_locations:

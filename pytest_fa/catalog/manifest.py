@@ -18,10 +18,12 @@ from pytest_fa.catalog.variant import (
     Arch,
     Call,
     Entry,
+    Explained,
     InstructionLimit,
     Limits,
     Role,
     Rounding,
+    Sanitizer,
     Supports,
     Target,
     Tolerance,
@@ -55,6 +57,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits | None = None
     rounds: tuple[Rounding, ...] | None = None
     deterministic: bool | None = None
+    leaves_out: str | None = None
+    explained: dict[Sanitizer, Explained] | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +79,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     tolerance: Tolerance = "measured"
     deterministic: bool = True
+    leaves_out: str = ""
+    explained: dict[Sanitizer, Explained] = {}
     variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1)] | None = None
 
 
@@ -118,7 +124,7 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
     entry = msgspec.structs.replace(manifest.entry, **own)
     if problem := entry_problem(entry, supports, folder):
         raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
-    return Variant(
+    variant = Variant(
         name=name,
         folder=str(folder),
         root=str(root),
@@ -137,7 +143,14 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         parent=member.parent or manifest.parent,
         because=member.because or manifest.because,
         expect=member.expect or manifest.expect,
+        leaves_out=manifest.leaves_out if member.leaves_out is None else member.leaves_out,
+        explained=manifest.explained if member.explained is None else member.explained,
     )
+    # What leaves a stage out is not judged, so it must say that it is no candidate, and of whom it is a part.
+    if variant.leaves_out and (variant.role != "ablation" or variant.parent is None):
+        found = f"{name}: leaves_out is {variant.leaves_out!r}, role is {variant.role!r}, parent {variant.parent!r}"
+        raise ManifestError(f"{folder / MANIFEST_NAME}: {found}; it needs role 'ablation' and a parent")
+    return variant
 
 
 def _targets(arch: tuple[Arch, ...], entry: Entry) -> tuple[Target, ...]:
@@ -164,6 +177,7 @@ _STRUCTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     (r"\$\.(variants\[\.\.\.\]\.)?supports", Supports),
     (r"\$\.(variants\[\.\.\.\]\.)?limits", Limits),
     (r"\$\.(variants\[\.\.\.\]\.)?limits\.instructions\[\.\.\.\]", InstructionLimit),
+    (r"\$\.(variants\[\.\.\.\]\.)?explained\[\.\.\.\]", Explained),
     (r"\$\.variants\[\.\.\.\]", Member),
     (r"\$", Manifest),
 )

@@ -27,6 +27,7 @@ class Plan(msgspec.Struct, frozen=True):
     companions: tuple[Variant, ...]
     cases: tuple[Case, ...]
     with_properties: bool = True
+    sanitizers: tuple[str, ...] = ()
     fits: Fits = ()
 
     def cases_of(self, variant: Variant) -> tuple[Case, ...]:
@@ -57,6 +58,16 @@ class Plan(msgspec.Struct, frozen=True):
         shapes = _first_seeds((*self.cases, *(case for _, case in own)))
         names = {each.name for each in self.runnable}
         return own + [(each, case) for each in self.companions if each.name not in names for case in shapes]
+
+    @property
+    def profiles(self) -> list[tuple[Variant, Case]]:
+        """What `test_profile` runs over: the first seed of every shape; companions only where they were asked for."""
+        return [(each, case) for each in self.runnable for case in _first_seeds(self.cases_of(each))]
+
+    @property
+    def sanitized(self) -> list[tuple[Variant, str]]:
+        """What `test_sanitize` runs over: every judged variant with every tool that was asked for."""
+        return [(each, tool) for each in self.runnable if each.is_judged for tool in self.sanitizers]
 
     @property
     def gated(self) -> list[Variant]:
@@ -99,8 +110,9 @@ def make_plan(
     *,
     with_properties: bool = True,
     fits: Fits = (),
+    sanitizers: tuple[str, ...] = (),
 ) -> Plan:
     """The plan for the variants and cases that were asked for."""
     offered = [each for each in catalog.variants.values() if each.role == "candidate"]
     companions = [each for each in catalog.variants.values() if each.role in COMPANION_ROLES]
-    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties, fits)
+    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties, sanitizers, fits)

@@ -15,6 +15,7 @@ Arch = Literal["sm_80", "sm_89", "sm_90a"]
 Target = Arch | Literal["host"]  # what a leaf is for: an extension without CUDA sources is for the host
 Tolerance = Literal["measured", "absolute", "fp8"]
 Rounding = Literal["q", "s", "p"]
+Sanitizer = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
 SOME = msgspec.Meta(min_length=1)
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -96,6 +97,13 @@ class InstructionLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max: Count | None = None
 
 
+class Explained(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Findings of a sanitizer that are none: how many at most, and why."""
+
+    most: Count
+    because: Annotated[str, SOME]
+
+
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a build may use; a limit that is absent is not judged."""
 
@@ -132,6 +140,8 @@ class Variant(msgspec.Struct, frozen=True):
     because: str
     expect: str
     deterministic: bool = True
+    leaves_out: str = ""
+    explained: dict[Sanitizer, Explained] = {}
 
     def __str__(self) -> str:
         return self.name
@@ -143,8 +153,8 @@ class Variant(msgspec.Struct, frozen=True):
 
     @property
     def is_judged(self) -> bool:
-        """Whether its output means anything: a floor does no work."""
-        return self.role != "floor"
+        """Whether its output means anything: a floor does no work, and without a stage the result is another."""
+        return self.role != "floor" and not self.leaves_out
 
     def device_for(self, *, gpu: bool) -> Device | None:
         """The device it runs on: the GPU where there is one, else the CPU, else none."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.busy import read_busy
 from pytest_fa.measure.call_time import call_time
 from pytest_fa.measure.cold_time import cold_time
@@ -32,8 +33,9 @@ def measure(
     """The speed of `forward` on `case`, and the outputs that its timed calls left, to be judged by the caller.
 
     `name` goes into the NVTX ranges, `watch` hears before whatever might hang.  The caller holds the GPU's timing lock,
-    see `timing_lock`.  Raises `WrongResult` where a call changed its inputs.
+    see `timing_lock`.  Raises `WrongResult` where a call changed its inputs, `ToolAttached` under a profiler.
     """
+    require_no_tool()
     device = inputs.q.device
     rotation = Rotation(case, inputs, l2_bytes(device))
     watch()

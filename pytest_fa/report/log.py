@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.report.record import SCHEMA, Record, read_record, to_json
+from pytest_fa.report.record import SCHEMA, LaunchedKernel, Record, read_record, to_json
 
 
 class RecordLog:
@@ -89,3 +89,13 @@ def stale_variants(records: list[Record], folder: Path) -> list[str]:
         if any(now.get((variant, arch), identity) != identity for arch, identity in saved if identity):
             stale.append(variant)
     return stale
+
+
+def saved_launches(folder: Path, variants: list[str]) -> dict[tuple[str, str], LaunchedKernel]:
+    """How saved records of these variants launched their kernels, whatever the GPU, by variant and mangled name."""
+    found: dict[tuple[str, str], LaunchedKernel] = {}
+    for name in variants:
+        for path in sorted(folder.glob(f"*/{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}.jsonl")):
+            speeds = (each.speed for each in read_records(path) if each.speed)
+            found.update({(name, launch.mangled): launch for speed in speeds for launch in speed.launches})
+    return found

@@ -17,6 +17,9 @@ A table stands between two comments; the first says what it shows:
     <!-- fa-noise profiles=profiles/nvidia-h200 -->
     <!-- /fa-noise -->
 
+    <!-- fa-verdicts profiles=profiles/nvidia-h200 case=b1h8s512d64-fp16 variants=ws_p2,sdpa_flash -->
+    <!-- /fa-verdicts -->
+
     <!-- fa-options all -->
     <!-- /fa-options -->
 """
@@ -35,6 +38,8 @@ from pytest_fa.options import OPTIONS
 from pytest_fa.report.log import read_records
 from pytest_fa.report.margins import worst_margins
 from pytest_fa.report.noise import noise_rows, read_noise
+from pytest_fa.report.profiled import ProfiledKernel
+from pytest_fa.report.profiles import short_name
 from pytest_fa.report.record import Record, Speed
 from pytest_fa.report.table import launched_kernels
 
@@ -42,6 +47,8 @@ BLOCK = re.compile(
     r"(<!-- fa-(?P<kind>[a-z]+) (?P<words>[^\n]*?) -->\n)(?:(?!<!-- fa-).)*?(<!-- /fa-(?P=kind) -->)", re.DOTALL
 )
 
+
+KINDS = ("table", "margins", "clocks", "noise", "verdicts", "options")
 
 AnySpec = TypeVar("AnySpec", bound=msgspec.Struct)
 
@@ -69,6 +76,14 @@ class NoiseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far fresh processes scatter: a row for each pair of `noise.json`."""
 
     profiles: str
+
+
+class VerdictSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What bounds each kernel of some variants at one shape, with the counters that decided."""
+
+    profiles: str
+    case: str
+    variants: str
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,9 +115,11 @@ def _made(kind: str, words: str, root: Path) -> str:
         return _clocks(_spec(kind, words, ClockSpec), root)
     if kind == "noise":
         return _noise(_spec(kind, words, NoiseSpec), root)
+    if kind == "verdicts":
+        return _verdicts(_spec(kind, words, VerdictSpec), root)
     if kind == "options":
         return _options()
-    raise TableProblem(f"fa-{kind}: there is no such table (fa-table, fa-margins, fa-clocks, fa-noise, fa-options)")
+    raise TableProblem(f"fa-{kind}: there is no such table (fa-{', fa-'.join(KINDS)})")
 
 
 def main(arguments: list[str]) -> int:
@@ -198,6 +215,28 @@ def _noise(spec: NoiseSpec, root: Path) -> str:
         counts = (str(row.groups), str(row.decided))
         rows.append([f"`{row.shape_id}`", f"{row.candidate} / {row.baseline}", *figures, *counts])
     return _lines(rows)
+
+
+def _verdicts(spec: VerdictSpec, root: Path) -> str:
+    """A row for each kernel; a variant without a profile says so: nothing stands in for it."""
+    rows = ["| variant | kernel | verdict | decided by |", "| --- | --- | --- | --- |"]
+    for variant in spec.variants.split(","):
+        found = [each for each in read_records(root / spec.profiles / f"{variant}.jsonl") if each.kind == "profile"]
+        profiles = [each.profile for each in found if each.profile and each.case and each.case.shape_id == spec.case]
+        chosen = next((each for each in profiles if each.preset == "verdict"), profiles[0] if profiles else None)
+        if chosen is None:
+            rows.append(f"| `{variant}` | - | not measured | - |")
+            continue
+        rows += [f"| `{variant}` | {_verdict_cells(each)} |" for each in chosen.kernels]
+    return "\n".join(rows)
+
+
+def _verdict_cells(kernel: ProfiledKernel) -> str:
+    name, verdict = short_name(kernel.name), kernel.verdict
+    if verdict is None:
+        return f"`{name}` | a counter is missing | -"
+    decided = ", ".join(f"`{counter}` {value:g}" for counter, value in verdict.decided_by.items())
+    return f"`{name}` | {verdict.sentence} | {decided}"
 
 
 def _options() -> str:

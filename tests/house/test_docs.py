@@ -16,7 +16,7 @@ import yaml
 from pytest_fa import fixtures, plugin
 from pytest_fa.catalog.manifest import MANIFEST_NAME, Manifest, Member
 from pytest_fa.catalog.properties import PROPERTIES
-from pytest_fa.catalog.variant import Call, Constant, Entry, InstructionLimit, Limits, Supports
+from pytest_fa.catalog.variant import Call, Constant, Entry, Explained, InstructionLimit, Limits, Supports
 from pytest_fa.options import OPTIONS
 from pytest_fa.report.markdown import rewrite
 
@@ -47,7 +47,7 @@ def test_no_page_names_an_option_that_is_not_there() -> None:
 
 KEYS = [
     key
-    for struct in (Manifest, Member, Entry, Call, Constant, Supports, Limits, InstructionLimit)
+    for struct in (Manifest, Member, Entry, Call, Constant, Supports, Limits, InstructionLimit, Explained)
     for key in struct.__struct_fields__
 ]
 

@@ -259,11 +259,14 @@ def test_members_may_share_a_target_and_differ_in_context(write_variant: WriteVa
 
 TOP = (
     "step, because, expect, parent, role, entry, arch, supports, instantiations, defines, flags, rounds, limits, "
-    "tolerance, deterministic, variants"
+    "tolerance, deterministic, leaves_out, explained, variants"
 )
 SUPPORTS = "dtype, head_dim, causal, layout, device, grouped_heads, seq_q_multiple_of, seq_k_multiple_of, seq_k_min"
 LIMITS = "registers_per_thread, spill_bytes, stack_bytes, smem_bytes_per_block, advisories, instructions"
-MEMBER = "defines, role, target, context, step, parent, because, expect, supports, limits, rounds, deterministic"
+MEMBER = (
+    "defines, role, target, context, step, parent, because, expect, supports, limits, rounds, deterministic, "
+    "leaves_out, explained"
+)
 
 ENTRY = "kind, source, target, context, sources, include, cflags, ldflags, call"
 CALL = "arguments, keywords, layout, contiguous, returns"
@@ -518,3 +521,19 @@ def test_broken_yaml_is_one_line(write_variant: WriteVariant, text: str) -> None
     problem = problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
     assert "line 4" in problem
     assert "\n" not in problem
+
+
+def test_an_ablation_says_of_whom(tmp_path: Path) -> None:
+    """What leaves a stage out is not judged: with a parent and the role it reads, and else it is refused."""
+    manifest = "step: a\nbecause: b\nexpect: c\nleaves_out: softmax\n"
+    folder = tmp_path / "kernels" / "part"
+    folder.mkdir(parents=True)
+    (folder / "kernel.cu").write_text("", encoding="utf-8")
+    path = folder / "variant.yaml"
+    path.write_text(f"{manifest}role: ablation\nparent: whole\n", encoding="utf-8")
+    (variant,) = read_manifest(path, folder.parent)
+    assert (variant.leaves_out, variant.is_judged) == ("softmax", False)
+    for more in ("role: ablation\n", "parent: whole\n"):
+        path.write_text(manifest + more, encoding="utf-8")
+        with pytest.raises(ManifestError, match="it needs role 'ablation' and a parent"):
+            read_manifest(path, folder.parent)
