@@ -281,9 +281,15 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
   // Merge: each group gets some columns of O from all others; what it gives them goes where its keys were.
   fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left its keys
   Partial& given = smem.group[group].o;
+  float4 kept[D_TILES_PER_GROUP];
 #pragma unroll
   for (int d = 0; d < D_TILES; ++d) {
-    given[d / D_TILES_PER_GROUP][d % D_TILES_PER_GROUP][loader] = make_float4(o[d][0], o[d][1], o[d][2], o[d][3]);
+    const float4 part = make_float4(o[d][0], o[d][1], o[d][2], o[d][3]);
+    if (d / D_TILES_PER_GROUP == group) {
+      kept[d % D_TILES_PER_GROUP] = part;
+    } else {
+      given[d / D_TILES_PER_GROUP][d % D_TILES_PER_GROUP][loader] = part;
+    }
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -315,7 +321,7 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
     float2 merged[2] = {};
 #pragma unroll
     for (int g = 0; g < KEY_GROUPS; ++g) {
-      const float4 part = smem.group[g].o[group][d][loader];
+      const float4 part = g == group ? kept[d] : smem.group[g].o[group][d][loader];
       merged[0].x += part.x * weight[g][0];
       merged[0].y += part.y * weight[g][0];
       merged[1].x += part.z * weight[g][1];

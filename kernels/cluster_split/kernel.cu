@@ -295,11 +295,17 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
   // Merge: each group gets some columns of O from all others; what it gives them goes where its ring was.
   fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left its ring
   Partial& given = smem.group[group].o;
+  float4 kept[M_TILES][D_TILES_PER_GROUP];
 #pragma unroll
   for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
     for (int d = 0; d < D_TILES; ++d) {
-      given[d / D_TILES_PER_GROUP][t][d % D_TILES_PER_GROUP][loader] = make_float4(o[t][d][0], o[t][d][1], o[t][d][2], o[t][d][3]);
+      const float4 part = make_float4(o[t][d][0], o[t][d][1], o[t][d][2], o[t][d][3]);
+      if (d / D_TILES_PER_GROUP == group) {
+        kept[t][d % D_TILES_PER_GROUP] = part;
+      } else {
+        given[d / D_TILES_PER_GROUP][t][d % D_TILES_PER_GROUP][loader] = part;
+      }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -335,7 +341,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
       float2 merged[2] = {};
 #pragma unroll
       for (int g = 0; g < KEY_GROUPS; ++g) {
-        const float4 part = smem.group[g].o[group][t][d][loader];
+        const float4 part = g == group ? kept[t][d] : smem.group[g].o[group][t][d][loader];
         merged[0].x += part.x * weight[g][0];
         merged[0].y += part.y * weight[g][0];
         merged[1].x += part.z * weight[g][1];
