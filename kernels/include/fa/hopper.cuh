@@ -13,15 +13,16 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_multicast(void* to_smem,
                                                                   uint64_t* barrier_smem, uint16_t blocks) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
                "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
-               :: "r"(smem_address(to_smem)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(barrier_smem)), "h"(blocks)
-               : "memory");
+               :: "r"(smem_address(to_smem)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(barrier_smem)),
+                  "h"(blocks) : "memory");
 }
 
 // The same, to this block only.
 __device__ __forceinline__ void cp_async_bulk_tensor_4d(void* to_smem, const CUtensorMap& map, int x, int y, int z, int w,
                                                         uint64_t* barrier_smem) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
-               :: "r"(smem_address(to_smem)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(barrier_smem)) : "memory");
+               :: "r"(smem_address(to_smem)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(barrier_smem))
+               : "memory");
 }
 
 // 9.7.9.15 prefetch.tensormap: the descriptor is in the cache when the first copy asks for it.
