@@ -175,11 +175,18 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
     const int first_key = tile * BLOCK_N;
     T* k_smem = ring.k[i % STAGES];
     T* v_smem = ring.v[i % STAGES];
-    const int next_tile = tile + STAGES * CLUSTER * KEY_GROUPS;  // that comes to this one's place
 
-    // Load K and V: this tile's are on their way.
-    fa::cp_async_wait_group<2 * STAGES - 1>();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group
+    // Load K and V: this tile's K is on its way, and the last tile's V makes room for one to come.
+    if (i == 0) {
+      fa::cp_async_wait_group<2 * STAGES - 1>();
+    } else {
+      fa::cp_async_wait_group<2 * STAGES - 2>();
+    }
+    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group, which has left the last tile
+    if (i > 0) {
+      const int next_tile = tile + (STAGES - 1) * CLUSTER * KEY_GROUPS;
+      load_tile(ring.v[(i - 1) % STAGES], block.v_gmem, call.v_steps.row, next_tile, block.tiles, call.seq_k, loader);
+    }
 
     // S = Q K^T
     float s[M_TILES][N_TILES][4] = {};
@@ -197,10 +204,6 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
         }
       }
     }
-
-    // Load the next K.
-    if (next_tile < block.tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left K
-    load_tile(k_smem, block.k_gmem, call.k_steps.row, next_tile, block.tiles, call.seq_k, loader);
 
     // mask; the tile's first keys are seen by every query of the block
     if (first_key + BLOCK_N > min(call.seq_k, block.diagonal)) {
@@ -267,8 +270,10 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
     }
 
     // O += P V; two neighbouring fragments of S are one of P
-    fa::cp_async_wait_group<2 * STAGES - 1>();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group
+    fa::cp_async_wait_group<2 * STAGES - 2>();
+    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group, which has left K
+    const int next_tile = tile + STAGES * CLUSTER * KEY_GROUPS;
+    load_tile(k_smem, block.k_gmem, call.k_steps.row, next_tile, block.tiles, call.seq_k, loader);
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
       uint32_t p[M_TILES][4];
@@ -289,10 +294,6 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
         }
       }
     }
-
-    // Load the next V.
-    if (next_tile < block.tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left V
-    load_tile(v_smem, block.v_gmem, call.v_steps.row, next_tile, block.tiles, call.seq_k, loader);
   }
 
   // Merge: each group gets some columns of O from all others; what it gives them goes where its ring was.
