@@ -1,8 +1,8 @@
 // cluster_multicast: one copy of K and V from L2 feeds several blocks of a cluster; wgmma reads it as it lies.
 // step:    K and V by TMA, each part once for the CLUSTER_M blocks of the cluster that need it; wgmma in place of mma.sync
-// because: in cluster_split every block loads its keys for itself, 9.4 MB through L2, and reads them again for every 16 queries
-// expect:  0.4 to 0.8 us less than cluster_split at the mission shape; half the L2 traffic and no ldmatrix
-// tile:    64 queries x GROUP_KEYS keys per group and block; 98 KB of shared memory per block
+// because: in cluster_split every thread issues 18 copies and each block loads its keys for itself; every 16 queries read them again
+// expect:  0.5 to 1 us less than cluster_split at the mission shape; half the L2 traffic, no LDGSTS and no ldmatrix
+// tile:    64 queries x GROUP_KEYS keys per group and block; 85 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
 //          16-byte aligned, with strides that TMA takes
 #include <cuda_bf16.h>
@@ -28,7 +28,7 @@ constexpr int VECTOR = 8;  // 16-bit elements in 16 bytes
 constexpr int BLOCK_M = 64;  // what wgmma takes
 constexpr int N_TILES = GROUP_KEYS / MMA_N;
 constexpr int D_TILES = HEAD_DIM / MMA_N;
-constexpr int CLUSTER = CLUSTER_K * CLUSTER_M;            // blocks: CLUSTER_M times different queries, CLUSTER_K times different keys
+constexpr int CLUSTER = CLUSTER_K * CLUSTER_M;            // blocks: CLUSTER_M with different queries, CLUSTER_K with different keys
 constexpr int PASS_KEYS = CLUSTER_K * KEY_GROUPS * GROUP_KEYS;  // that a cluster holds at once
 constexpr int BOX_KEYS = GROUP_KEYS / CLUSTER_M;          // of each group that a block loads for all that need them
 constexpr int D_TILES_PER_GROUP = D_TILES / KEY_GROUPS;   // of the merged O
@@ -98,18 +98,20 @@ __device__ __forceinline__ Block find_block(const fa::Call& call, int m_rank) {
 
 // Load a box of K or V: to every block of the cluster that has the same keys.
 template <typename T>
-__device__ __forceinline__ void load_box(T* to_smem, const CUtensorMap& map, int first_key, int kv_head, uint64_t* barrier_smem, int k_rank) {
+__device__ __forceinline__ void load_box(
+    T* to_smem, const CUtensorMap& map, int first_key, int kv_head, uint64_t* barrier_smem, int k_rank) {
   if constexpr (CLUSTER_M == 1) {
     fa::cp_async_bulk_tensor_4d(to_smem, map, 0, first_key, kv_head, blockIdx.z, barrier_smem);
   } else {
-    constexpr uint16_t SAME_KEYS = CLUSTER_M == 2 ? 1 | 1 << CLUSTER_K : 1 | 1 << CLUSTER_K | 1 << 2 * CLUSTER_K | 1 << 3 * CLUSTER_K;
+    constexpr uint16_t TWO = 1 | 1 << CLUSTER_K, SAME_KEYS = CLUSTER_M == 2 ? TWO : TWO | TWO << 2 * CLUSTER_K;
     fa::cp_async_bulk_tensor_4d_multicast(to_smem, map, 0, first_key, kv_head, blockIdx.z, barrier_smem, SAME_KEYS << k_rank);
   }
 }
 
 // Load K and V of one pass, this block's part of each group's keys.  One thread.
 template <typename T>
-__device__ __forceinline__ void load_kv(Smem<T>& smem, const CUtensorMap& k_map, const CUtensorMap& v_map, int kv_head, int k_rank, int m_rank, int pass) {
+__device__ __forceinline__ void load_kv(
+    Smem<T>& smem, const CUtensorMap& k_map, const CUtensorMap& v_map, int kv_head, int k_rank, int m_rank, int pass) {
   const int first_key = (pass * CLUSTER_K + k_rank) * KEY_GROUPS * GROUP_KEYS + m_rank * BOX_KEYS;
 #pragma unroll
   for (int g = 0; g < KEY_GROUPS; ++g) {
@@ -175,10 +177,10 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / (QUAD * VECTOR); ++d) {
       const uint4 quarter = from_gmem[d * QUAD];
-      uint32_t piece[4] = {quarter.x ^ call.sign_of_q, quarter.y ^ call.sign_of_q, quarter.z ^ call.sign_of_q, quarter.w ^ call.sign_of_q};
+      uint32_t piece[4] = {quarter.x, quarter.y, quarter.z, quarter.w};
       fa::transpose_quad(piece, lane);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) q[2 * d + i / 2][row + i % 2 * 2] = piece[i];
+      for (int i = 0; i < 4; ++i) q[2 * d + i / 2][row + i % 2 * 2] = piece[i] ^ call.sign_of_q;
     }
   }
 
@@ -281,9 +283,15 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
   // Merge: each group gets some columns of O from all others; what it gives them goes where its keys were.
   fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left its keys
   Partial& given = smem.group[group].o;
+  float4 kept[D_TILES_PER_GROUP];
 #pragma unroll
   for (int d = 0; d < D_TILES; ++d) {
-    given[d / D_TILES_PER_GROUP][d % D_TILES_PER_GROUP][loader] = make_float4(o[d][0], o[d][1], o[d][2], o[d][3]);
+    const float4 part = make_float4(o[d][0], o[d][1], o[d][2], o[d][3]);
+    if (d / D_TILES_PER_GROUP == group) {
+      kept[d % D_TILES_PER_GROUP] = part;
+    } else {
+      given[d / D_TILES_PER_GROUP][d % D_TILES_PER_GROUP][loader] = part;
+    }
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -315,7 +323,7 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
     float2 merged[2] = {};
 #pragma unroll
     for (int g = 0; g < KEY_GROUPS; ++g) {
-      const float4 part = smem.group[g].o[group][d][loader];
+      const float4 part = g == group ? kept[d] : smem.group[g].o[group][d][loader];
       merged[0].x += part.x * weight[g][0];
       merged[0].y += part.y * weight[g][0];
       merged[1].x += part.z * weight[g][1];
@@ -345,7 +353,8 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
 #pragma unroll
       for (int i = 0; i < BLOCK_PIECES; i += 2) {
         const float2 a = piece[first_piece + i], b = piece[first_piece + i + 1];
-        const uint32_t there = fa::mapa(fa::smem_address(&smem.exchange[k_rank].pieces[i / 2][threadIdx.x]), m_rank * CLUSTER_K + to);
+        float4* here = &smem.exchange[k_rank].pieces[i / 2][threadIdx.x];
+        const uint32_t there = fa::mapa(fa::smem_address(here), m_rank * CLUSTER_K + to);
         fa::st_async(there, make_float4(a.x, a.y, b.x, b.y), barrier);
       }
 #pragma unroll
@@ -385,7 +394,8 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
       float4 merged = {};
 #pragma unroll
       for (int from = 0; from < CLUSTER_K; ++from) {
-        const float4 part = from == k_rank ? make_float4(mine[j].x, mine[j].y, mine[j + 1].x, mine[j + 1].y) : smem.exchange[from].pieces[j / 2][threadIdx.x];
+        const float4 own = make_float4(mine[j].x, mine[j].y, mine[j + 1].x, mine[j + 1].y);
+        const float4 part = from == k_rank ? own : smem.exchange[from].pieces[j / 2][threadIdx.x];
         merged.x += part.x * weight[from];
         merged.y += part.y * weight[from];
         merged.z += part.z * weight[from];
@@ -444,7 +454,8 @@ int describe(CUtensorMap* map, CUtensorMapDataType dtype, const FaForwardArgs* a
                                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status == CUDA_SUCCESS) return FA_OK;
   return fa_refuse(args, "TMA does not take strides of %lld, %lld and %lld elements (batch, head, row): CUresult %d",
-                   static_cast<long long>(stride.batch), static_cast<long long>(stride.head), static_cast<long long>(stride.seq), status);
+                   static_cast<long long>(stride.batch), static_cast<long long>(stride.head),
+                   static_cast<long long>(stride.seq), status);
 }
 
 template <typename T>

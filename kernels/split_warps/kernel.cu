@@ -1,8 +1,8 @@
 // split_warps: the keys are split over groups of warps, each with its own ring; O is merged in shared memory.
-// step:    KEY_GROUPS groups of warps share the queries and split the keys; 32 queries per warp; one merge at the end
-// because: swizzle_async has 4 warps on 64 of 132 SMs, each waiting alone, and reads K and V from shared memory per 16 queries
-// expect:  4.5 to 6.5 us at the mission shape; the groups' loads are in flight at once and nobody waits for another group
-// tile:    BLOCK_M queries x BLOCK_N keys per group, WARP_ROWS queries per warp; 74 KB of shared memory per block
+// step:    KEY_GROUPS groups of warps share the queries and split the keys, each with its own copies; one merge at the end
+// because: swizzle_async has 4 warps on 64 of 132 SMs, and each of its 8 tiles waits for the one before
+// expect:  5 us at the mission shape: 8 warps on 128 SMs, two tiles for each, nobody waits for another group
+// tile:    BLOCK_M queries x BLOCK_N keys per group, WARP_ROWS queries per warp; 69 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
 //          16-byte aligned
 #include <cuda_bf16.h>
@@ -87,7 +87,8 @@ __device__ __forceinline__ Block find_block(const fa::Call& call) {
 
 // Copy rows [first, first + ROWS) of [seq, HEAD_DIM], zeros past the end, by LOADERS threads of which this is number `loader`.
 template <int ROWS, int LOADERS, typename T>
-__device__ __forceinline__ void copy_rows(T* to_smem, const uint4* from_gmem, uint32_t row_step, uint32_t first, uint32_t seq, uint32_t loader) {
+__device__ __forceinline__ void copy_rows(
+    T* to_smem, const uint4* from_gmem, uint32_t row_step, uint32_t first, uint32_t seq, uint32_t loader) {
   const uint32_t first_row = loader / (HEAD_DIM / VECTOR), column = loader % (HEAD_DIM / VECTOR);
   from_gmem += uint64_t(first + first_row) * row_step + column;
 #pragma unroll
@@ -101,8 +102,9 @@ __device__ __forceinline__ void copy_rows(T* to_smem, const uint4* from_gmem, ui
 
 // Load K or V of a group's tile, a cp.async group; past the last tile it is empty.
 template <typename T>
-__device__ __forceinline__ void load_tile(T* to_smem, const uint4* from_gmem, uint32_t row_step, int tile, const Block& block, int seq_k, uint32_t loader) {
-  if (tile < block.tiles) copy_rows<BLOCK_N, GROUP_THREADS>(to_smem, from_gmem, row_step, tile * BLOCK_N, seq_k, loader);
+__device__ __forceinline__ void load_tile(
+    T* to_smem, const uint4* from_gmem, uint32_t row_step, int tile, int tiles, int seq_k, uint32_t loader) {
+  if (tile < tiles) copy_rows<BLOCK_N, GROUP_THREADS>(to_smem, from_gmem, row_step, tile * BLOCK_N, seq_k, loader);
   fa::cp_async_commit_group();
 }
 
@@ -122,8 +124,8 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
 #pragma unroll
   for (int stage = 0; stage < STAGES; ++stage) {
     const int tile = group + stage * KEY_GROUPS;
-    load_tile(ring.k[stage], block.k_gmem, call.k_steps.row, tile, block, call.seq_k, loader);
-    load_tile(ring.v[stage], block.v_gmem, call.v_steps.row, tile, block, call.seq_k, loader);
+    load_tile(ring.k[stage], block.k_gmem, call.k_steps.row, tile, block.tiles, call.seq_k, loader);
+    load_tile(ring.v[stage], block.v_gmem, call.v_steps.row, tile, block.tiles, call.seq_k, loader);
   }
 
   fa::cp_async_wait_group<2 * STAGES>();
@@ -149,11 +151,18 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
     const int first_key = tile * BLOCK_N;
     T* k_smem = ring.k[i % STAGES];
     T* v_smem = ring.v[i % STAGES];
-    const int next_tile = tile + STAGES * KEY_GROUPS;  // that comes to this one's place
 
-    // Load K and V: this tile's are on their way.
-    fa::cp_async_wait_group<2 * STAGES - 1>();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group
+    // Load K and V: this tile's K is on its way, and the last tile's V makes room for one to come.
+    if (i == 0) {
+      fa::cp_async_wait_group<2 * STAGES - 1>();
+    } else {
+      fa::cp_async_wait_group<2 * STAGES - 2>();
+    }
+    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group, which has left the last tile
+    if (i > 0) {
+      const int next_tile = tile + (STAGES - 1) * KEY_GROUPS;
+      load_tile(ring.v[(i - 1) % STAGES], block.v_gmem, call.v_steps.row, next_tile, block.tiles, call.seq_k, loader);
+    }
 
     // S = Q K^T
     float s[M_TILES][N_TILES][4] = {};
@@ -171,10 +180,6 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
         }
       }
     }
-
-    // Load the next K.
-    if (next_tile < block.tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left K
-    load_tile(k_smem, block.k_gmem, call.k_steps.row, next_tile, block, call.seq_k, loader);
 
     // mask; the tile's first keys are seen by every query of the block
     if (first_key + BLOCK_N > min(call.seq_k, block.diagonal)) {
@@ -241,8 +246,10 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
     }
 
     // O += P V; two neighbouring fragments of S are one of P
-    fa::cp_async_wait_group<2 * STAGES - 1>();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group
+    fa::cp_async_wait_group<2 * STAGES - 2>();
+    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group, which has left K
+    const int next_tile = tile + STAGES * KEY_GROUPS;
+    load_tile(k_smem, block.k_gmem, call.k_steps.row, next_tile, block.tiles, call.seq_k, loader);
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
       uint32_t p[M_TILES][4];
@@ -254,7 +261,8 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
 #pragma unroll
       for (int d = 0; d < D_TILES; d += 2) {
         uint32_t v[4];  // of 16 dimensions: two for the first mma, two for the second
-        fa::ldmatrix_x4_trans(v, fa::smem_address(v_smem + fa::swizzle<HEAD_DIM>(n * MMA_N + lane % 16, d * MMA_N + lane / 16 * 8)));
+        const int key = n * MMA_N + lane % 16;
+        fa::ldmatrix_x4_trans(v, fa::smem_address(v_smem + fa::swizzle<HEAD_DIM>(key, d * MMA_N + lane / 16 * 8)));
 #pragma unroll
         for (int t = 0; t < M_TILES; ++t) {
           fa::mma_m16n8k16<T>(o[t][d], p[t], v[0], v[1]);
@@ -262,20 +270,22 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
         }
       }
     }
-
-    // Load the next V.
-    if (next_tile < block.tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left V
-    load_tile(v_smem, block.v_gmem, call.v_steps.row, next_tile, block, call.seq_k, loader);
   }
 
   // Merge: each group gets some columns of O from all others; what it gives them goes where its ring was.
   fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left its ring
   Partial& given = smem.group[group].o;
+  float4 kept[M_TILES][D_TILES_PER_GROUP];
 #pragma unroll
   for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
     for (int d = 0; d < D_TILES; ++d) {
-      given[d / D_TILES_PER_GROUP][t][d % D_TILES_PER_GROUP][loader] = make_float4(o[t][d][0], o[t][d][1], o[t][d][2], o[t][d][3]);
+      const float4 part = make_float4(o[t][d][0], o[t][d][1], o[t][d][2], o[t][d][3]);
+      if (d / D_TILES_PER_GROUP == group) {
+        kept[t][d % D_TILES_PER_GROUP] = part;
+      } else {
+        given[d / D_TILES_PER_GROUP][t][d % D_TILES_PER_GROUP][loader] = part;
+      }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -311,7 +321,7 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
       float2 merged[2] = {};
 #pragma unroll
       for (int g = 0; g < KEY_GROUPS; ++g) {
-        const float4 part = smem.group[g].o[group][t][d][loader];
+        const float4 part = g == group ? kept[t][d] : smem.group[g].o[group][t][d][loader];
         merged[0].x += part.x * weight[g][0];
         merged[0].y += part.y * weight[g][0];
         merged[1].x += part.z * weight[g][1];

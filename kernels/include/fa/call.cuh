@@ -45,15 +45,19 @@ inline bool take_steps(const void* data, const FaStrides& stride, Steps* steps) 
 
 // Fills `call`, or refuses.  `queries` is what one block in the grid's second dimension works on.
 inline int make_call(const FaForwardArgs* args, int queries, int blocks_per_head, Call* call) {
-  const bool aligned = take_steps(args->q, args->q_stride, &call->q_steps) && take_steps(args->k, args->k_stride, &call->k_steps) &&
-                       take_steps(args->v, args->v_stride, &call->v_steps) && take_steps(args->out, args->out_stride, &call->out_steps);
-  if (!aligned) return fa_refuse(args, "rows of q, k, v and out must be contiguous, start at multiples of 16 bytes and lie within 2^35 elements");
+  const bool aligned =
+      take_steps(args->q, args->q_stride, &call->q_steps) && take_steps(args->k, args->k_stride, &call->k_steps) &&
+      take_steps(args->v, args->v_stride, &call->v_steps) && take_steps(args->out, args->out_stride, &call->out_steps);
+  if (!aligned) {
+    return fa_refuse(args, "rows of q, k, v and out must be contiguous, start at multiples of 16 bytes, with strides below 2^35");
+  }
   const int64_t group = args->heads / args->kv_heads;
   const bool fits = args->heads * group < INT32_MAX / 2 / blocks_per_head && args->batch <= UINT16_MAX &&
                     args->seq_q <= int64_t(UINT16_MAX) * queries && args->seq_k <= INT32_MAX / 2;
   if (!fits) {
-    return fa_refuse(args, "batch %lld, heads %lld or seq_q %lld is over the grid, or seq_k %lld over 2^30", static_cast<long long>(args->batch),
-                     static_cast<long long>(args->heads), static_cast<long long>(args->seq_q), static_cast<long long>(args->seq_k));
+    return fa_refuse(args, "batch %lld, heads %lld or seq_q %lld is over the grid, or seq_k %lld over 2^30",
+                     static_cast<long long>(args->batch), static_cast<long long>(args->heads),
+                     static_cast<long long>(args->seq_q), static_cast<long long>(args->seq_k));
   }
   call->k = static_cast<const uint4*>(args->k);
   call->v = static_cast<const uint4*>(args->v);

@@ -13,21 +13,25 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_multicast(void* to_smem,
                                                                   uint64_t* barrier_smem, uint16_t blocks) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
                "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
-               :: "r"(smem_address(to_smem)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(barrier_smem)), "h"(blocks)
-               : "memory");
+               :: "r"(smem_address(to_smem)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(barrier_smem)),
+                  "h"(blocks) : "memory");
 }
 
 // The same, to this block only.
 __device__ __forceinline__ void cp_async_bulk_tensor_4d(void* to_smem, const CUtensorMap& map, int x, int y, int z, int w,
                                                         uint64_t* barrier_smem) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
-               :: "r"(smem_address(to_smem)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(barrier_smem)) : "memory");
+               :: "r"(smem_address(to_smem)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(barrier_smem))
+               : "memory");
 }
 
 // 9.7.9.15 prefetch.tensormap: the descriptor is in the cache when the first copy asks for it.
 __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 }
+
+// 9.7.13.4 fence.proxy.async: what this thread wrote to shared memory is there for TMA and wgmma.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // 9.7.15.7.1 wgmma.fence: registers written before are there for the next wgmma.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -64,6 +68,13 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void* matrix_smem) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" FA_R32_0 \
                ", " FA_R32_32 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }"                                                 \
                : FA_D32(0), FA_D32(8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)), "n"(B_BY_ROWS))
+#define FA_WGMMA_SS_N64(TYPE)                                                                                               \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" FA_R32_0 \
+               "}, %32, %33, p, 1, 1, 0, %35; }" : FA_D32(0) : "l"(a), "l"(b), "r"(int(accumulate)), "n"(B_BY_ROWS))
+#define FA_WGMMA_SS_N128(TYPE)                                                                                               \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" FA_R32_0 \
+               ", " FA_R32_32 "}, %64, %65, p, 1, 1, 0, %67; }"                                                               \
+               : FA_D32(0), FA_D32(8) : "l"(a), "l"(b), "r"(int(accumulate)), "n"(B_BY_ROWS))
 
 template <typename T, int B_BY_ROWS, int N_TILES>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[N_TILES][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
@@ -77,11 +88,26 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[N_TILES][4], const uint3
   }
 }
 
+// The same with a in shared memory too, its 16 elements neighbours.
+template <typename T, int B_BY_ROWS, int N_TILES>
+__device__ __forceinline__ void wgmma_m64k16(float (&d)[N_TILES][4], uint64_t a, uint64_t b, bool accumulate) {
+  static_assert(N_TILES == 8 || N_TILES == 16, "N is 64 or 128");
+  if constexpr (N_TILES == 8) {
+    if constexpr (std::is_same_v<T, __half>) FA_WGMMA_SS_N64("f16");
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) FA_WGMMA_SS_N64("bf16");
+  } else {
+    if constexpr (std::is_same_v<T, __half>) FA_WGMMA_SS_N128("f16");
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) FA_WGMMA_SS_N128("bf16");
+  }
+}
+
 #undef FA_D4
 #undef FA_D32
 #undef FA_R32_0
 #undef FA_R32_32
 #undef FA_WGMMA_N64
 #undef FA_WGMMA_N128
+#undef FA_WGMMA_SS_N64
+#undef FA_WGMMA_SS_N128
 
 }  // namespace fa
