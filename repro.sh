@@ -104,7 +104,12 @@ test() {
   fi
   if has mypy; then "$PYTHON" -m mypy; fi
   step "tests"
-  "$PYTHON" -m pytest -c tests/pytest.ini tests
+  if has xdist; then
+    "$PYTHON" -m pytest -c tests/pytest.ini -n 2 --dist loadfile -m "not alone" tests
+    "$PYTHON" -m pytest -c tests/pytest.ini -m alone tests
+  else
+    "$PYTHON" -m pytest -c tests/pytest.ini tests
+  fi
 }
 
 test_without_torch() {

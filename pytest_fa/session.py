@@ -175,9 +175,7 @@ class Session:
         self._say = say
         if self.will_run() and not self.options.static:
             self._neighbours = foreign_processes()  # before there are processes of ours
-            self.workers.start(
-                watches_operators=any(each.entry.kind != "cuda" and each.is_judged for each in self._subjects)
-            )
+            self.workers.start()
             if find_gpu() and self.options.timing and not self.options.selftest:
                 self.profilers.start()
         if report := self.builds.title:
@@ -223,11 +221,6 @@ class Session:
     def will_run(self) -> bool:
         """Whether anything selected can run on this machine, beyond being built."""
         return any(self._runs_here(each) for each in self.needed.values())
-
-    @property
-    def _subjects(self) -> list[Variant]:
-        """What was selected, without what only stands beside it."""
-        return [each for each in self.needed.values() if not self.plan.is_companion(each)]
 
     def _runs_here(self, variant: Variant) -> bool:
         return variant.device_for(gpu=find_gpu() is not None) is not None

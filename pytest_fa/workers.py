@@ -65,18 +65,14 @@ class Workers:
     ) -> None:
         self.close()
 
-    def start(self, *, watches_operators: bool = False) -> None:
-        """Start the server and return at once: it imports torch while the caller builds.
-
-        `watches_operators` lets it import too what only Python entries need, a second that its workers then share.
-        """
+    def start(self) -> None:
+        """Start the server and return at once: it imports torch while the caller builds."""
         if self._server is not None:
             return
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the server
-        more = ["--watch-operators"] if watches_operators else []
         self._server = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "pytest_fa.worker", "--serve", str(theirs.fileno()), *more],
+            [sys.executable, "-m", "pytest_fa.worker", "--serve", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -1,15 +1,15 @@
 // split_warps: the keys are split over groups of warps, each with its own ring; O is merged in shared memory.
-// step:    KEY_GROUPS groups of warps share the queries and split the keys; 32 queries per warp; one merge at the end
-// because: swizzle_async has 4 warps on 64 of 132 SMs, each waiting alone, and reads K and V from shared memory per 16 queries
-// expect:  4.5 to 6.5 us at the mission shape; the groups' loads are in flight at once and nobody waits for another group
-// tile:    BLOCK_M queries x BLOCK_N keys per group, WARP_ROWS queries per warp; 74 KB of shared memory per block
+// step:    KEY_GROUPS groups of warps share the queries and split the keys, each with its own copies; one merge at the end
+// because: swizzle_async has 4 warps on 64 of 132 SMs, and each of its 8 tiles waits for the one before
+// expect:  5 us at the mission shape: 8 warps on 128 SMs, two tiles for each, nobody waits for another group
+// tile:    BLOCK_M queries x BLOCK_N keys per group, WARP_ROWS queries per warp; 69 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
 //          16-byte aligned
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <float.h>
 #include <math_constants.h>
 
+#include "fa/call.cuh"
 #include "fa/launch.h"
 #include "fa/ptx.cuh"
 #include "fa/swizzle.cuh"
@@ -51,7 +51,8 @@ struct Ring {
 
 template <typename T>
 struct Smem {
-  union alignas(128) {
+  alignas(128) T q[BLOCK_M * HEAD_DIM];
+  union {
     Ring<T> ring;
     Partial o;
   } group[KEY_GROUPS];
@@ -60,32 +61,25 @@ struct Smem {
 };
 
 // What one block works on: BLOCK_M queries of one head.
-template <typename T>
 struct Block {
-  const T* q_gmem;  // [seq_q, HEAD_DIM], row stride q_stride.seq
-  const T* k_gmem;  // [seq_k, HEAD_DIM]
-  const T* v_gmem;  // [seq_k, HEAD_DIM]
+  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], in steps of q_steps.row
+  const uint4* k_gmem;  // [seq_k, HEAD_DIM / VECTOR]
+  const uint4* v_gmem;  // [seq_k, HEAD_DIM / VECTOR]
   int first_query;
-  int seq_q, seq_k;
   int diagonal;  // query i of the block sees keys [0, min(seq_k, diagonal + i))
   int tiles;     // of keys that any of these queries sees
 };
 
-template <typename T>
-__device__ Block<T> find_block(const FaForwardArgs& args, unsigned heads_per_kv_head) {
-  const unsigned head = blockIdx.x, batch = blockIdx.z;
-  const unsigned kv_head = heads_per_kv_head == 1 ? head : head / heads_per_kv_head;  // a division is slow
-  const int first_query = blockIdx.y * BLOCK_M, seq_q = args.seq_q, seq_k = args.seq_k;
-  const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? seq_k - seq_q : 0;
-  const int diagonal = args.causal == FA_CAUSAL_NONE ? seq_k : first_query + shift + 1;
-  const int keys = max(0, min(seq_k, diagonal + BLOCK_M - 1));
+__device__ __forceinline__ Block find_block(const fa::Call& call) {
+  const uint32_t head = blockIdx.x, batch = blockIdx.z, kv_head = fa::kv_head_of(call, head);
+  const int first_query = blockIdx.y * BLOCK_M;
+  const int diagonal = call.first_diagonal + first_query * call.diagonal_step;
+  const int keys = max(0, min(call.seq_k, diagonal + BLOCK_M - 1));
   return {
-      static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head,
-      static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head,
-      static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head,
+      call.q + (uint64_t(batch) * call.q_steps.batch + uint64_t(head) * call.q_steps.head),
+      call.k + (uint64_t(batch) * call.k_steps.batch + uint64_t(kv_head) * call.k_steps.head),
+      call.v + (uint64_t(batch) * call.v_steps.batch + uint64_t(kv_head) * call.v_steps.head),
       first_query,
-      seq_q,
-      seq_k,
       diagonal,
       (keys + BLOCK_N - 1) / BLOCK_N,
   };
@@ -93,61 +87,58 @@ __device__ Block<T> find_block(const FaForwardArgs& args, unsigned heads_per_kv_
 
 // Copy rows [first, first + ROWS) of [seq, HEAD_DIM], zeros past the end, by LOADERS threads of which this is number `loader`.
 template <int ROWS, int LOADERS, typename T>
-__device__ void copy_rows(T* to_smem, const T* from_gmem, int64_t row_stride, int first, int seq, unsigned loader) {
-  const int first_row = loader / (HEAD_DIM / VECTOR), column = loader % (HEAD_DIM / VECTOR) * VECTOR;
-  const T* piece_gmem = from_gmem + (first + first_row) * row_stride + column;
+__device__ __forceinline__ void copy_rows(
+    T* to_smem, const uint4* from_gmem, uint32_t row_step, uint32_t first, uint32_t seq, uint32_t loader) {
+  const uint32_t first_row = loader / (HEAD_DIM / VECTOR), column = loader % (HEAD_DIM / VECTOR);
+  from_gmem += uint64_t(first + first_row) * row_step + column;
 #pragma unroll
   for (int i = 0; i < ROWS * HEAD_DIM / VECTOR; i += LOADERS) {
-    const int row = first_row + i / (HEAD_DIM / VECTOR);
+    const uint32_t row = first_row + i / (HEAD_DIM / VECTOR);
     if (ROWS * HEAD_DIM / VECTOR % LOADERS != 0 && row >= ROWS) break;
-    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column), piece_gmem, first + row < seq);
-    piece_gmem += LOADERS / (HEAD_DIM / VECTOR) * row_stride;
+    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column * VECTOR), from_gmem, first + row < seq);
+    from_gmem += uint64_t(LOADERS / (HEAD_DIM / VECTOR)) * row_step;
   }
 }
 
-// Load K and V of a group's tile into its stage, a cp.async group each; past the last tile they are empty.
+// Load K or V of a group's tile, a cp.async group; past the last tile it is empty.
 template <typename T>
-__device__ void load_kv(Ring<T>& ring, const Block<T>& block, const FaForwardArgs& args, int tile, int stage, unsigned loader) {
-  const int first_key = tile * BLOCK_N;
-  const bool exists = tile < block.tiles;
-  if (exists) copy_rows<BLOCK_N, GROUP_THREADS>(ring.k[stage], block.k_gmem, args.k_stride.seq, first_key, block.seq_k, loader);
-  fa::cp_async_commit_group();
-  if (exists) copy_rows<BLOCK_N, GROUP_THREADS>(ring.v[stage], block.v_gmem, args.v_stride.seq, first_key, block.seq_k, loader);
+__device__ __forceinline__ void load_tile(
+    T* to_smem, const uint4* from_gmem, uint32_t row_step, int tile, int tiles, int seq_k, uint32_t loader) {
+  if (tile < tiles) copy_rows<BLOCK_N, GROUP_THREADS>(to_smem, from_gmem, row_step, tile * BLOCK_N, seq_k, loader);
   fa::cp_async_commit_group();
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArgs args, unsigned heads_per_kv_head) {
+__global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call call) {
   extern __shared__ __align__(128) unsigned char smem_bytes[];
   Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
   const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
-  const Block<T> block = find_block<T>(args, heads_per_kv_head);
+  const Block block = find_block(call);
   Ring<T>& ring = smem.group[group].ring;
   const int warp_row = loader / WARP * WARP_ROWS;  // the first of this warp's rows
   const int first_row = warp_row + lane / QUAD;    // the first of this lane's rows of S, P and O: every eighth
-  // exp(x) = 2^(x log2 e).  The scale's sign goes to Q, so that the largest score is the largest product; a scale of zero
-  // becomes tiny, which weighs all keys alike and still takes -inf to -inf.
-  const float scale_log2 = args.scale == 0.0f ? FLT_MIN : fabsf(args.scale) * CUDART_L2E_F;
-  const uint32_t sign_of_q = args.scale < 0.0f ? 0x80008000u : 0u;
-
-  // Load the first tiles.
+  const float scale_log2 = call.scale_log2;
+  // Load Q, and the first tiles behind it.
+  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, call.q_steps.row, block.first_query, call.seq_q, threadIdx.x);
+  fa::cp_async_commit_group();
 #pragma unroll
-  for (int stage = 0; stage < STAGES; ++stage) load_kv(ring, block, args, group + stage * KEY_GROUPS, stage, loader);
+  for (int stage = 0; stage < STAGES; ++stage) {
+    const int tile = group + stage * KEY_GROUPS;
+    load_tile(ring.k[stage], block.k_gmem, call.k_steps.row, tile, block.tiles, call.seq_k, loader);
+    load_tile(ring.v[stage], block.v_gmem, call.v_steps.row, tile, block.tiles, call.seq_k, loader);
+  }
 
-  // Load Q, each lane a quarter of its rows; the lanes of a quad trade pieces, so that each has its elements of all four.
+  fa::cp_async_wait_group<2 * STAGES>();
+  __syncthreads();  // Q is there for everyone
   uint32_t q[M_TILES][HEAD_DIM / MMA_K][4];
 #pragma unroll
-  for (int row = 0; row < ROWS; ++row) {
-    const int query = block.first_query + first_row + row * 8;
-    const T* from_gmem = block.q_gmem + query * args.q_stride.seq + lane % QUAD * VECTOR;
+  for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
-    for (int d = 0; d < HEAD_DIM / MMA_K; d += 2) {
-      uint4 whole = {};
-      if (query < block.seq_q) whole = *reinterpret_cast<const uint4*>(from_gmem + d * MMA_K);
-      uint32_t piece[4] = {whole.x ^ sign_of_q, whole.y ^ sign_of_q, whole.z ^ sign_of_q, whole.w ^ sign_of_q};
-      fa::transpose_quad(piece, lane);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) q[row / 2][d + i / 2][row % 2 + i % 2 * 2] = piece[i];
+    for (int d = 0; d < HEAD_DIM; d += MMA_K) {
+      uint32_t(&q_of_d)[4] = q[t][d / MMA_K];
+      const int row = warp_row + t * MMA_M + lane % 16;
+      fa::ldmatrix_x4(q_of_d, fa::smem_address(smem.q + fa::swizzle<HEAD_DIM>(row, d + lane / 16 * 8)));
+      for (uint32_t& each : q_of_d) each ^= call.sign_of_q;
     }
   }
 
@@ -158,16 +149,20 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArg
 
   for (int i = 0, tile = group; tile < block.tiles; ++i, tile += KEY_GROUPS) {
     const int first_key = tile * BLOCK_N;
-    const T* k_smem = ring.k[i % STAGES];
-    const T* v_smem = ring.v[i % STAGES];
+    T* k_smem = ring.k[i % STAGES];
+    T* v_smem = ring.v[i % STAGES];
 
-    // Load K and V.
-    if (i > 0) {
-      fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left the last tile, whose stage is filled now
-      load_kv(ring, block, args, tile + (STAGES - 1) * KEY_GROUPS, (i - 1) % STAGES, loader);
+    // Load K and V: this tile's K is on its way, and the last tile's V makes room for one to come.
+    if (i == 0) {
+      fa::cp_async_wait_group<2 * STAGES - 1>();
+    } else {
+      fa::cp_async_wait_group<2 * STAGES - 2>();
     }
-    fa::cp_async_wait_group<2 * STAGES - 1>();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group
+    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group, which has left the last tile
+    if (i > 0) {
+      const int next_tile = tile + (STAGES - 1) * KEY_GROUPS;
+      load_tile(ring.v[(i - 1) % STAGES], block.v_gmem, call.v_steps.row, next_tile, block.tiles, call.seq_k, loader);
+    }
 
     // S = Q K^T
     float s[M_TILES][N_TILES][4] = {};
@@ -187,12 +182,12 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArg
     }
 
     // mask; the tile's first keys are seen by every query of the block
-    if (first_key + BLOCK_N > min(block.seq_k, block.diagonal)) {
+    if (first_key + BLOCK_N > min(call.seq_k, block.diagonal)) {
 #pragma unroll
       for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int limit = min(block.seq_k, block.diagonal + first_row + t * MMA_M + i / 2 * 8) - first_key;
+          const int limit = min(call.seq_k, block.diagonal + first_row + t * MMA_M + i / 2 * 8) - first_key;
 #pragma unroll
           for (int n = 0; n < N_TILES; ++n) {
             if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[t][n][i] = -CUDART_INF_F;
@@ -251,8 +246,10 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArg
     }
 
     // O += P V; two neighbouring fragments of S are one of P
-    fa::cp_async_wait_group<2 * (STAGES - 1)>();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group
+    fa::cp_async_wait_group<2 * STAGES - 2>();
+    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group, which has left K
+    const int next_tile = tile + STAGES * KEY_GROUPS;
+    load_tile(k_smem, block.k_gmem, call.k_steps.row, next_tile, block.tiles, call.seq_k, loader);
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
       uint32_t p[M_TILES][4];
@@ -264,7 +261,8 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArg
 #pragma unroll
       for (int d = 0; d < D_TILES; d += 2) {
         uint32_t v[4];  // of 16 dimensions: two for the first mma, two for the second
-        fa::ldmatrix_x4_trans(v, fa::smem_address(v_smem + fa::swizzle<HEAD_DIM>(n * MMA_N + lane % 16, d * MMA_N + lane / 16 * 8)));
+        const int key = n * MMA_N + lane % 16;
+        fa::ldmatrix_x4_trans(v, fa::smem_address(v_smem + fa::swizzle<HEAD_DIM>(key, d * MMA_N + lane / 16 * 8)));
 #pragma unroll
         for (int t = 0; t < M_TILES; ++t) {
           fa::mma_m16n8k16<T>(o[t][d], p[t], v[0], v[1]);
@@ -277,11 +275,17 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArg
   // Merge: each group gets some columns of O from all others; what it gives them goes where its ring was.
   fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left its ring
   Partial& given = smem.group[group].o;
+  float4 kept[M_TILES][D_TILES_PER_GROUP];
 #pragma unroll
   for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
     for (int d = 0; d < D_TILES; ++d) {
-      given[d / D_TILES_PER_GROUP][t][d % D_TILES_PER_GROUP][loader] = make_float4(o[t][d][0], o[t][d][1], o[t][d][2], o[t][d][3]);
+      const float4 part = make_float4(o[t][d][0], o[t][d][1], o[t][d][2], o[t][d][3]);
+      if (d / D_TILES_PER_GROUP == group) {
+        kept[t][d % D_TILES_PER_GROUP] = part;
+      } else {
+        given[d / D_TILES_PER_GROUP][t][d % D_TILES_PER_GROUP][loader] = part;
+      }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -317,7 +321,7 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArg
       float2 merged[2] = {};
 #pragma unroll
       for (int g = 0; g < KEY_GROUPS; ++g) {
-        const float4 part = smem.group[g].o[group][t][d][loader];
+        const float4 part = g == group ? kept[t][d] : smem.group[g].o[group][t][d][loader];
         merged[0].x += part.x * weight[g][0];
         merged[0].y += part.y * weight[g][0];
         merged[1].x += part.z * weight[g][1];
@@ -338,14 +342,14 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArg
       piece[row * D_TILES_PER_GROUP + d].x *= inverse_l;
       piece[row * D_TILES_PER_GROUP + d].y *= inverse_l;
     }
-    if (args.lse != nullptr && group == 0 && lane % QUAD == 0 && query < block.seq_q) {
-      float* lse_gmem = args.lse + (blockIdx.z * args.heads + blockIdx.x) * args.seq_q;
+    if (call.lse != nullptr && group == 0 && lane % QUAD == 0 && query < call.seq_q) {
+      float* lse_gmem = call.lse + (uint64_t(blockIdx.z) * call.heads + blockIdx.x) * call.seq_q;
       lse_gmem[query] = sum[row] > 0.0f ? (m_log2[row] + log2f(sum[row])) * CUDART_LN2_F : -CUDART_INF_F;
     }
   }
 
   // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row.
-  T* out_gmem = static_cast<T*>(args.out) + blockIdx.z * args.out_stride.batch + blockIdx.x * args.out_stride.head;
+  uint4* out_gmem = call.out + (uint64_t(blockIdx.z) * call.out_steps.batch + uint64_t(blockIdx.x) * call.out_steps.head);
   static_assert(PIECES % QUAD == 0, "the lanes of a quad store as many pieces");
 #pragma unroll
   for (int i = 0; i < PIECES; i += QUAD) {
@@ -355,37 +359,24 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const FaForwardArg
     fa::transpose_quad(rounded, lane);
     const int mine = i + lane % QUAD;
     const int query = block.first_query + first_row + mine / D_TILES_PER_GROUP * 8;
-    if (query >= block.seq_q) continue;
-    T* to_gmem = out_gmem + query * args.out_stride.seq + (group * D_TILES_PER_GROUP + mine % D_TILES_PER_GROUP) * MMA_N;
-    *reinterpret_cast<uint4*>(to_gmem) = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
+    if (query >= call.seq_q) continue;
+    const uint32_t column = group * D_TILES_PER_GROUP + mine % D_TILES_PER_GROUP;
+    out_gmem[uint64_t(query) * call.out_steps.row + column] = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
   }
-}
-
-// Whether 16-byte copies may walk a tensor's rows.
-bool is_vector_aligned(const void* data, const FaStrides& stride) {
-  const int64_t steps = stride.batch | stride.head | stride.seq;
-  return stride.dim == 1 && steps % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
 
 template <typename T>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  const bool aligned = is_vector_aligned(args->q, args->q_stride) && is_vector_aligned(args->k, args->k_stride) &&
-                       is_vector_aligned(args->v, args->v_stride) && is_vector_aligned(args->out, args->out_stride);
-  if (!aligned) return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of 16 bytes");
-  const int64_t blocks_per_head = (args->seq_q + BLOCK_M - 1) / BLOCK_M;
-  if (args->heads > INT32_MAX || args->batch > UINT16_MAX || blocks_per_head > UINT16_MAX || args->seq_k > INT32_MAX / 2) {
-    return fa_refuse(args, "batch %lld or seq_q %lld is over the grid, or seq_k %lld over 2^30",
-                     static_cast<long long>(args->batch), static_cast<long long>(args->seq_q),
-                     static_cast<long long>(args->seq_k));
-  }
+  fa::Call call;
+  if (int status = fa::make_call(args, BLOCK_M, 1, &call)) return status;
   auto* kernel = &split_warps_kernel<T>;
   constexpr int smem_bytes = sizeof(Smem<T>);
   static fa::OncePerDevice allow_smem;
   if (int status = allow_smem([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
     return status;
   }
-  const dim3 grid(static_cast<unsigned>(args->heads), static_cast<unsigned>(blocks_per_head), static_cast<unsigned>(args->batch));
-  kernel<<<grid, THREADS, smem_bytes, stream>>>(*args, static_cast<unsigned>(args->heads / args->kv_heads));
+  const dim3 grid(call.heads, (call.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
+  kernel<<<grid, THREADS, smem_bytes, stream>>>(call);
   return static_cast<int>(cudaPeekAtLastError());
 }
 

@@ -197,7 +197,8 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
 #pragma unroll
       for (int d = 0; d < HEAD_DIM / MMA_N; d += 2) {
         uint32_t v[4];  // of 16 dimensions: two for the first mma, two for the second
-        fa::ldmatrix_x4_trans(v, fa::smem_address(v_smem + fa::swizzle<HEAD_DIM>(n * MMA_N + lane % 16, d * MMA_N + lane / 16 * 8)));
+        const int key = n * MMA_N + lane % 16;
+        fa::ldmatrix_x4_trans(v, fa::smem_address(v_smem + fa::swizzle<HEAD_DIM>(key, d * MMA_N + lane / 16 * 8)));
         fa::mma_m16n8k16<T>(o[d], p, v[0], v[1]);
         fa::mma_m16n8k16<T>(o[d + 1], p, v[2], v[3]);
       }

@@ -223,7 +223,9 @@ template <typename T>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
   const bool aligned = is_vector_aligned(args->q, args->q_stride) && is_vector_aligned(args->k, args->k_stride) &&
                        is_vector_aligned(args->v, args->v_stride) && is_vector_aligned(args->out, args->out_stride);
-  if (!aligned) return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of %d bytes", 2 * VEC_WIDTH);
+  if (!aligned) {
+    return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of %d bytes", 2 * VEC_WIDTH);
+  }
   const int64_t blocks_per_head = (args->seq_q + BLOCK_M - 1) / BLOCK_M;
   if (args->heads > INT32_MAX || args->batch > UINT16_MAX || blocks_per_head > UINT16_MAX || args->seq_k > INT32_MAX / 2) {
     return fa_refuse(args, "batch %lld or seq_q %lld is over the grid, or seq_k %lld over 2^30",

@@ -72,10 +72,10 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier_smem
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(smem_address(barrier_smem)), "r"(bytes) : "memory");
 }
 
-// 9.7.13.15.16 mbarrier.try_wait: as test_wait, but sleeps a while; acquires what any thread of the cluster released.
-__device__ __forceinline__ bool mbarrier_try_wait_cluster(uint64_t* barrier_smem, uint32_t parity) {
+// 9.7.13.15.16 mbarrier.try_wait: as test_wait, but sleeps a while.
+__device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier_smem, uint32_t parity) {
   uint32_t done;
-  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                : "=r"(done) : "r"(smem_address(barrier_smem)), "r"(parity) : "memory");
   return done;
 }
@@ -83,11 +83,16 @@ __device__ __forceinline__ bool mbarrier_try_wait_cluster(uint64_t* barrier_smem
 // 9.7.13.4 fence.mbarrier_init: the barriers that this thread has made are there for whoever it releases to in the cluster.
 __device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// 9.7.13.3 barrier.cluster.arrive: all threads of the cluster arrive; releases what this thread did before.
-__device__ __forceinline__ void barrier_cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// 9.7.13.3 barrier.cluster.arrive: all threads of the cluster arrive, whole warps at once; releases what this thread did before.
+__device__ __forceinline__ void barrier_cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+
+// The same, but it releases nothing: for what fence.mbarrier_init has released already.
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 
 // 9.7.13.3 barrier.cluster.wait: until all have arrived; acquires what they released.
-__device__ __forceinline__ void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+__device__ __forceinline__ void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // 9.7.9.23 mapa: where the shared memory at `address` of this block lies in that of the cluster's block `rank`.
 __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {

@@ -210,6 +210,7 @@ def test_edit_during_compilation_is_not_published(workplace: Workplace) -> None:
 # -- warm -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.needs_nvcc
 @pytest.mark.usefixtures("forbid_programs")
 def test_warm_lookup_starts_no_program(workplace: Workplace) -> None:

@@ -1,0 +1,80 @@
+// A call as a latency-bound kernel wants it: few bytes of parameters, since a block misses the constant cache for every 64 that
+// it reads; strides in 16 bytes and 32 bits, so that an address is one multiply-add; no division on the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <float.h>
+#include <math.h>
+#include <math_constants.h>
+#include <stdint.h>
+
+#include "fa_forward.h"
+
+namespace fa {
+
+struct Steps {
+  uint32_t row, head, batch;  // in 16 bytes
+};
+
+struct Call {
+  const uint4 *k, *v, *q;  // [batch, heads, seq, head_dim] in 16 bytes
+  Steps k_steps, v_steps, q_steps;
+  uint32_t kv_head_factor;  // kv_head = (2 head + 1) kv_head_factor / 2^32
+  int seq_q, seq_k;
+  int first_diagonal, diagonal_step;  // query i sees keys [0, min(seq_k, first_diagonal + i diagonal_step))
+  // exp(x) = 2^(x log2 e).  The scale's sign goes to Q, so that the largest score is the largest product; a scale of zero
+  // becomes tiny, which weighs all keys alike and still takes -inf to -inf.
+  float scale_log2;
+  uint32_t sign_of_q;  // of two 16-bit elements
+  uint32_t heads;
+  Steps out_steps;
+  uint4* out;
+  float* lse;
+};
+
+__device__ __forceinline__ uint32_t kv_head_of(const Call& call, uint32_t head) {
+  return __umulhi(2 * head + 1, call.kv_head_factor);
+}
+
+// Fills `steps`; false where 16-byte copies cannot walk the tensor's rows.
+inline bool take_steps(const void* data, const FaStrides& stride, Steps* steps) {
+  const int64_t any = stride.batch | stride.head | stride.seq;
+  *steps = {static_cast<uint32_t>(stride.seq / 8), static_cast<uint32_t>(stride.head / 8), static_cast<uint32_t>(stride.batch / 8)};
+  return stride.dim == 1 && any % 8 == 0 && any >> 35 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+
+// Fills `call`, or refuses.  `queries` is what one block in the grid's second dimension works on.
+inline int make_call(const FaForwardArgs* args, int queries, int blocks_per_head, Call* call) {
+  const bool aligned =
+      take_steps(args->q, args->q_stride, &call->q_steps) && take_steps(args->k, args->k_stride, &call->k_steps) &&
+      take_steps(args->v, args->v_stride, &call->v_steps) && take_steps(args->out, args->out_stride, &call->out_steps);
+  if (!aligned) {
+    return fa_refuse(args, "rows of q, k, v and out must be contiguous, start at multiples of 16 bytes, with strides below 2^35");
+  }
+  const int64_t group = args->heads / args->kv_heads;
+  const bool fits = args->heads * group < INT32_MAX / 2 / blocks_per_head && args->batch <= UINT16_MAX &&
+                    args->seq_q <= int64_t(UINT16_MAX) * queries && args->seq_k <= INT32_MAX / 2;
+  if (!fits) {
+    return fa_refuse(args, "batch %lld, heads %lld or seq_q %lld is over the grid, or seq_k %lld over 2^30",
+                     static_cast<long long>(args->batch), static_cast<long long>(args->heads),
+                     static_cast<long long>(args->seq_q), static_cast<long long>(args->seq_k));
+  }
+  call->k = static_cast<const uint4*>(args->k);
+  call->v = static_cast<const uint4*>(args->v);
+  call->q = static_cast<const uint4*>(args->q);
+  call->out = static_cast<uint4*>(args->out);
+  call->lse = args->lse;
+  call->kv_head_factor = static_cast<uint32_t>(((int64_t(1) << 31) + group - 1) / group);
+  call->seq_q = static_cast<int>(args->seq_q);
+  call->seq_k = static_cast<int>(args->seq_k);
+  const bool is_causal = args->causal != FA_CAUSAL_NONE;
+  const int shift = args->causal == FA_CAUSAL_BOTTOM_RIGHT ? call->seq_k - call->seq_q : 0;
+  call->first_diagonal = is_causal ? shift + 1 : call->seq_k;
+  call->diagonal_step = is_causal;
+  call->scale_log2 = args->scale == 0.0f ? FLT_MIN : fabsf(args->scale) * CUDART_L2E_F;
+  call->sign_of_q = args->scale < 0.0f ? 0x80008000u : 0u;
+  call->heads = static_cast<uint32_t>(args->heads);
+  return FA_OK;
+}
+
+}  // namespace fa

@@ -1,0 +1,113 @@
+// One PTX instruction of sm_90a per function, named after it; the section is that of the PTX ISA.  No policy lives here.
+#pragma once
+
+#include <cuda.h>
+
+#include "fa/ptx.cuh"
+
+namespace fa {
+
+// 9.7.9.27.1.2 cp.async.bulk.tensor: a box of a 4D tensor to the same place in every block of the cluster whose bit is set in
+// `blocks`; the barrier that lies at `barrier_smem` in each of them counts its bytes.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_multicast(void* to_smem, const CUtensorMap& map, int x, int y, int z, int w,
+                                                                  uint64_t* barrier_smem, uint16_t blocks) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+               "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
+               :: "r"(smem_address(to_smem)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(barrier_smem)),
+                  "h"(blocks) : "memory");
+}
+
+// The same, to this block only.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d(void* to_smem, const CUtensorMap& map, int x, int y, int z, int w,
+                                                        uint64_t* barrier_smem) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+               :: "r"(smem_address(to_smem)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(barrier_smem))
+               : "memory");
+}
+
+// 9.7.9.15 prefetch.tensormap: the descriptor is in the cache when the first copy asks for it.
+__device__ __forceinline__ void prefetch_tensormap(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
+}
+
+// 9.7.13.4 fence.proxy.async: what this thread wrote to shared memory is there for TMA and wgmma.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// 9.7.15.7.1 wgmma.fence: registers written before are there for the next wgmma.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// 9.7.15.7.2 wgmma.commit_group: the wgmma since the last one are a group.
+__device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// 9.7.15.7.3 wgmma.wait_group: all groups but the last PENDING are done.
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait_group() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory");
+}
+
+// 9.7.15.5.1 The descriptor of a matrix in shared memory whose rows are 128 bytes, swizzled, eight rows in 1024 bytes.
+__device__ __forceinline__ uint64_t wgmma_descriptor(const void* matrix_smem) {
+  return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 16 | (smem_address(matrix_smem) & 0x3ffff) >> 4;
+}
+
+// 9.7.15.5.2 wgmma.mma_async: d[64, N] (+)= a[64, 16] b[16, N] by the four warps of a group, 16 rows each; registers lie as for
+// mma.  b is in shared memory; B_BY_ROWS: its N elements are neighbours there, not its 16.
+#define FA_D4(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define FA_D32(i) FA_D4(i), FA_D4(i + 1), FA_D4(i + 2), FA_D4(i + 3), FA_D4(i + 4), FA_D4(i + 5), FA_D4(i + 6), FA_D4(i + 7)
+#define FA_R32_0                                                                                        \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define FA_R32_32                                                                                                 \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
+  "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FA_WGMMA_N64(TYPE)                                                                                                  \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" FA_R32_0 \
+               "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }"                                                               \
+               : FA_D32(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)), "n"(B_BY_ROWS))
+#define FA_WGMMA_N128(TYPE)                                                                                                  \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" FA_R32_0 \
+               ", " FA_R32_32 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }"                                                 \
+               : FA_D32(0), FA_D32(8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)), "n"(B_BY_ROWS))
+#define FA_WGMMA_SS_N64(TYPE)                                                                                               \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" FA_R32_0 \
+               "}, %32, %33, p, 1, 1, 0, %35; }" : FA_D32(0) : "l"(a), "l"(b), "r"(int(accumulate)), "n"(B_BY_ROWS))
+#define FA_WGMMA_SS_N128(TYPE)                                                                                               \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" FA_R32_0 \
+               ", " FA_R32_32 "}, %64, %65, p, 1, 1, 0, %67; }"                                                               \
+               : FA_D32(0), FA_D32(8) : "l"(a), "l"(b), "r"(int(accumulate)), "n"(B_BY_ROWS))
+
+template <typename T, int B_BY_ROWS, int N_TILES>
+__device__ __forceinline__ void wgmma_m64k16(float (&d)[N_TILES][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+  static_assert(N_TILES == 8 || N_TILES == 16, "N is 64 or 128");
+  if constexpr (N_TILES == 8) {
+    if constexpr (std::is_same_v<T, __half>) FA_WGMMA_N64("f16");
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) FA_WGMMA_N64("bf16");
+  } else {
+    if constexpr (std::is_same_v<T, __half>) FA_WGMMA_N128("f16");
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) FA_WGMMA_N128("bf16");
+  }
+}
+
+// The same with a in shared memory too, its 16 elements neighbours.
+template <typename T, int B_BY_ROWS, int N_TILES>
+__device__ __forceinline__ void wgmma_m64k16(float (&d)[N_TILES][4], uint64_t a, uint64_t b, bool accumulate) {
+  static_assert(N_TILES == 8 || N_TILES == 16, "N is 64 or 128");
+  if constexpr (N_TILES == 8) {
+    if constexpr (std::is_same_v<T, __half>) FA_WGMMA_SS_N64("f16");
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) FA_WGMMA_SS_N64("bf16");
+  } else {
+    if constexpr (std::is_same_v<T, __half>) FA_WGMMA_SS_N128("f16");
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) FA_WGMMA_SS_N128("bf16");
+  }
+}
+
+#undef FA_D4
+#undef FA_D32
+#undef FA_R32_0
+#undef FA_R32_32
+#undef FA_WGMMA_N64
+#undef FA_WGMMA_N128
+#undef FA_WGMMA_SS_N64
+#undef FA_WGMMA_SS_N128
+
+}  // namespace fa
