@@ -37,7 +37,7 @@ _REFUSALS = (
     r"Insufficient driver|driver version is insufficient",
 )
 # What racecheck does not follow: copies by the TMA unit, and shared memory of other blocks of a cluster.
-_ASYNC_OPCODES = ("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "UCGABAR_ARV", "UCGABAR_WAIT")
+_ASYNC_OPCODES = ("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "UCGABAR_ARV", "UCGABAR_WAIT", "STAS")
 
 EXTRA_FLAGS: dict[str, tuple[str, ...]] = {
     "memcheck": ("--padding", str(PADDING_BYTES)),

@@ -22,7 +22,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "shuffle": ("SHFL", "REDUX", "VOTE", "VOTEU"),
     "shared": ("LDS", "STS", "LDSM", "STSM", "ATOMS"),
     "global": ("LDG", "STG", "LD", "ST", "RED", "ATOM", "ATOMG"),
-    "async": ("LDGSTS", "LDGDEPBAR", "DEPBAR", "UTMALDG", "UTMASTG", "UBLKCP", "UTMACMDFLUSH"),
+    "async": ("STAS", "LDGSTS", "LDGDEPBAR", "DEPBAR", "UTMALDG", "UTMASTG", "UBLKCP", "UTMACMDFLUSH"),
     "barrier": ("BAR", "SYNCS", "WARPSYNC", "MEMBAR", "FENCE", "WARPGROUP", "UCGABAR_ARV", "UCGABAR_WAIT"),
     "local": ("LDL", "STL"),
 }
