@@ -84,7 +84,7 @@ class Results:
 
             good = [each for each in self._records if each.gate or (each.outcome == "ok" and each.kind != "build")]
             try:
-                self._saved = save_profiles(good, self._options.profiles)
+                self._saved = save_profiles(good, self._options.profiles, self._options.rootdir)
             except OSError as problem:
                 self._problem = problem
 

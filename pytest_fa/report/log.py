@@ -31,8 +31,8 @@ def gpu_folder(gpu: str | None) -> str:
     return "-".join((gpu or "cpu").lower().split())
 
 
-def save_profiles(records: list[Record], folder: Path) -> list[Path]:
-    """Keep records under `<folder>/<gpu>/<variant>.jsonl`.
+def save_profiles(records: list[Record], folder: Path, root: Path | None = None) -> list[Path]:
+    """Keep records under `<folder>/<gpu>/<variant>.jsonl`, with paths from the run's `root` on.
 
     A line replaces the older one of the same kind and id; all other lines stay.  Written beside and renamed, so that a
     kill leaves the old file whole.
@@ -45,10 +45,16 @@ def save_profiles(records: list[Record], folder: Path) -> list[Path]:
         kept.update({(each.kind, each.id): each for each in fresh})
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(f".{os.getpid()}.tmp")
-        lines = [*_foreign_lines(path), *(to_json(kept[key]) for key in sorted(kept))]
+        lines = [*_foreign_lines(path), *(_portable(to_json(kept[key]), root) for key in sorted(kept))]
         scratch.write_bytes(b"".join(line + b"\n" for line in lines))
         scratch.replace(path)
     return list(files)
+
+
+def _portable(line: bytes, root: Path | None) -> bytes:
+    """What is kept says nothing of where a machine has its folders: neither the run's nor the interpreter's."""
+    line = re.sub(rb'"/[^"]*/bin/python[0-9.]*"', b'"python"', line)
+    return line.replace(f"{root}/".encode(), b"") if root else line
 
 
 def profile_path(folder: Path, record: Record) -> Path:
