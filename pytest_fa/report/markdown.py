@@ -20,6 +20,9 @@ A table stands between two comments; the first says what it shows:
     <!-- fa-verdicts profiles=profiles/nvidia-h200 case=b1h8s512d64-fp16 variants=ws_p2,sdpa_flash -->
     <!-- /fa-verdicts -->
 
+    <!-- fa-ladder profiles=profiles/nvidia-h200 kernels=kernels cases=b1h8s512d64-fp16 against=sdpa_flash -->
+    <!-- /fa-ladder -->
+
     <!-- fa-options all -->
     <!-- /fa-options -->
 """
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,6 +39,7 @@ import msgspec
 
 from pytest_fa.errors import FaError
 from pytest_fa.options import OPTIONS
+from pytest_fa.report.ladder import ladder_rows
 from pytest_fa.report.log import read_records
 from pytest_fa.report.margins import worst_margins
 from pytest_fa.report.noise import noise_rows, read_noise
@@ -47,8 +52,6 @@ BLOCK = re.compile(
     r"(<!-- fa-(?P<kind>[a-z]+) (?P<words>[^\n]*?) -->\n)(?:(?!<!-- fa-).)*?(<!-- /fa-(?P=kind) -->)", re.DOTALL
 )
 
-
-KINDS = ("table", "margins", "clocks", "noise", "verdicts", "options")
 
 AnySpec = TypeVar("AnySpec", bound=msgspec.Struct)
 
@@ -86,6 +89,15 @@ class VerdictSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variants: str
 
 
+class LadderSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every candidate of a kernels folder after its parent, and what it is held against, at some shapes."""
+
+    profiles: str
+    kernels: str
+    cases: str
+    against: str
+
+
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one table shows: one shape's records, a row for each variant, a ratio for each of `against`."""
 
@@ -107,19 +119,9 @@ def rewrite(text: str, root: Path) -> str:
 
 
 def _made(kind: str, words: str, root: Path) -> str:
-    if kind == "table":
-        return _table(_spec(kind, words, Spec), root)
-    if kind == "margins":
-        return _margins(_spec(kind, words, MarginSpec), root)
-    if kind == "clocks":
-        return _clocks(_spec(kind, words, ClockSpec), root)
-    if kind == "noise":
-        return _noise(_spec(kind, words, NoiseSpec), root)
-    if kind == "verdicts":
-        return _verdicts(_spec(kind, words, VerdictSpec), root)
-    if kind == "options":
-        return _options()
-    raise TableProblem(f"fa-{kind}: there is no such table (fa-{', fa-'.join(KINDS)})")
+    if kind not in _MAKERS:
+        raise TableProblem(f"fa-{kind}: there is no such table (fa-{', fa-'.join(_MAKERS)})")
+    return _MAKERS[kind](words, root)
 
 
 def main(arguments: list[str]) -> int:
@@ -239,6 +241,11 @@ def _verdict_cells(kernel: ProfiledKernel) -> str:
     return f"`{name}` | {verdict.sentence} | {decided}"
 
 
+def _ladder(spec: LadderSpec, root: Path) -> str:
+    places = root / spec.kernels, root / spec.profiles
+    return _lines(ladder_rows(*places, spec.cases.split(","), spec.against.split(",")))
+
+
 def _options() -> str:
     """Every option as the command line has it, with what `--help` says."""
     rows = ["| option | meaning |", "| --- | --- |"]
@@ -313,6 +320,17 @@ def _device_us(records: list[Record], variant: str) -> float:
         if record.speed is not None:
             return record.speed.device.median_us
     raise TableProblem(f"{variant} was not timed")
+
+
+_MAKERS: dict[str, Callable[[str, Path], str]] = {
+    "table": lambda words, root: _table(_spec("table", words, Spec), root),
+    "margins": lambda words, root: _margins(_spec("margins", words, MarginSpec), root),
+    "clocks": lambda words, root: _clocks(_spec("clocks", words, ClockSpec), root),
+    "noise": lambda words, root: _noise(_spec("noise", words, NoiseSpec), root),
+    "verdicts": lambda words, root: _verdicts(_spec("verdicts", words, VerdictSpec), root),
+    "ladder": lambda words, root: _ladder(_spec("ladder", words, LadderSpec), root),
+    "options": lambda _words, _root: _options(),
+}
 
 
 if __name__ == "__main__":

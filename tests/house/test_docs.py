@@ -25,9 +25,10 @@ FLAGS = [option.flag for option in OPTIONS]
 
 
 def pages() -> dict[str, str]:
-    """Every page and its text."""
-    paths = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
-    return {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
+    """Every page and its text, by its name; the ladder's is `kernels`."""
+    paths = {path.name: path for path in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))}
+    paths["kernels"] = REPOSITORY / "kernels" / "README.md"
+    return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
 
 
 # -- options and keys -------------------------------------------------------------------------------------------------

@@ -79,10 +79,11 @@ def test_findings_fail_the_test_and_are_shown(built: Project) -> None:
     run = sanitize(built, "zero", "racecheck", FAKE_SANITIZER="racecheck-found")
     assert (run.ret, run.outcomes) == (1, {"test_sanitize[zero-racecheck]": "failed"})
     assert (
-        "zero-b1h2s193d64-fp16-seed0-racecheck: has a hazard, or may have one: racecheck: 1 error or hazard" in run.text
+        "zero-b1h2s193d64-fp16-seed0-racecheck: has a hazard, or may have one: racecheck: 12 errors or hazards"
+        in run.text
     )
-    assert "Race reported between Write access at attention_kernel" in run.text
-    assert "kernel.cu:255" in run.text
+    assert "Race reported between Read access at void attention_kernel" in run.text
+    assert "kernel.cu:244" in run.text
     (repeat,) = [each.strip() for each in run.said if each.strip().startswith("repeat: ")]
     assert "--fa-variant=zero --fa-sanitize=racecheck" in repeat
 

@@ -37,7 +37,7 @@ def run(fakes: Path, tmp_path: Path, tool: str, happening: str | None = None) ->
         ("memcheck", None, "clean", 0),
         ("racecheck", None, "clean", 0),
         ("memcheck", "memcheck-found", "found", 2),
-        ("racecheck", "racecheck-found", "found", 1),
+        ("racecheck", "racecheck-found", "found", 12),
         ("synccheck", "cut-off", "incomplete", None),
         ("initcheck", "writes no log", "incomplete", None),
         ("memcheck", "refused", "not measured", None),
