@@ -88,12 +88,12 @@ struct Block {
 __device__ __forceinline__ Block find_block(const fa::Call& call, int m_rank) {
   const uint32_t head = blockIdx.x / CLUSTER, batch = blockIdx.z;
   const int cluster_query = blockIdx.y * (CLUSTER_M * BLOCK_M), first_query = cluster_query + m_rank * BLOCK_M;
-  const int keys = max(0, min(call.seq_k, call.first_diagonal + (cluster_query + CLUSTER_M * BLOCK_M - 1) * call.diagonal_step));
+  const int keys = max(0, min(call.seq_k, call.first_diagonal + cluster_query + CLUSTER_M * BLOCK_M - 1));
   return {
       call.q + (uint64_t(batch) * call.q_steps.batch + uint64_t(head) * call.q_steps.head),
       static_cast<int>(fa::kv_head_of(call, head)),
       first_query,
-      call.first_diagonal + first_query * call.diagonal_step,
+      call.first_diagonal + first_query,
       (keys + PASS_KEYS - 1) / PASS_KEYS,
   };
 }
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
   const int k_rank = blockIdx.x % CLUSTER_K, m_rank = blockIdx.x % CLUSTER / CLUSTER_K;
   const Block block = find_block(call, m_rank);
   const int first_row = loader / WARP * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
-  const float scale_log2 = call.scale_log2;
+  const float scale_log2 = fa::scale_log2_of(call);
   const uint32_t head = blockIdx.x / CLUSTER;
 
   // Load Q, and the first keys when the barriers of all blocks are there to count them.
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
     for (int d = 0; d < HEAD_DIM * sizeof(T) >> 4; d += MMA_K * sizeof(T) >> 4) fa::wgmma_m64k16<T, 0>(s, q + d, k + d, d > 0);
     fa::wgmma_commit_group();
     fa::wgmma_wait_group<0>();
-    if (call.sign_of_q != 0) {  // a negative scale turns the scores around
+    if (fa::is_turned(call)) {  // a negative scale turns the scores around
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) {
 #pragma unroll

@@ -71,7 +71,7 @@ struct Block {
 __device__ __forceinline__ Block find_block(const fa::Call& call) {
   const uint32_t head = blockIdx.x / CLUSTER, batch = blockIdx.z, kv_head = fa::kv_head_of(call, head);
   const int first_query = blockIdx.y * BLOCK_M;
-  const int diagonal = call.first_diagonal + first_query * call.diagonal_step;
+  const int diagonal = call.first_diagonal + first_query;
   const int keys = max(0, min(call.seq_k, diagonal + BLOCK_M - 1));
   return {
       call.q + (uint64_t(batch) * call.q_steps.batch + uint64_t(head) * call.q_steps.head),
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
   const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const Block block = find_block(call);
   const int first_row = loader / WARP * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
-  const float scale_log2 = call.scale_log2;
+  const float scale_log2 = fa::scale_log2_of(call);
   const uint32_t head = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
   const int me = rank * KEY_GROUPS + group;  // among the owners
 
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
       } else {
         fa::wgmma_wait_group<0>();
       }
-      if (call.sign_of_q != 0) {  // a negative scale turns the scores around
+      if (fa::is_turned(call)) {  // a negative scale turns the scores around
 #pragma unroll
         for (auto& tile : s[half]) {
           for (float& each : tile) each = -each;

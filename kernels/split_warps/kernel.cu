@@ -73,7 +73,7 @@ struct Block {
 __device__ __forceinline__ Block find_block(const fa::Call& call) {
   const uint32_t head = blockIdx.x, batch = blockIdx.z, kv_head = fa::kv_head_of(call, head);
   const int first_query = blockIdx.y * BLOCK_M;
-  const int diagonal = call.first_diagonal + first_query * call.diagonal_step;
+  const int diagonal = call.first_diagonal + first_query;
   const int keys = max(0, min(call.seq_k, diagonal + BLOCK_M - 1));
   return {
       call.q + (uint64_t(batch) * call.q_steps.batch + uint64_t(head) * call.q_steps.head),
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
   Ring<T>& ring = smem.group[group].ring;
   const int warp_row = loader / WARP * WARP_ROWS;  // the first of this warp's rows
   const int first_row = warp_row + lane / QUAD;    // the first of this lane's rows of S, P and O: every eighth
-  const float scale_log2 = call.scale_log2;
+  const float scale_log2 = fa::scale_log2_of(call);
   // Load Q, and the first tiles behind it.
   copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, call.q_steps.row, block.first_query, call.seq_q, threadIdx.x);
   fa::cp_async_commit_group();
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
       uint32_t(&q_of_d)[4] = q[t][d / MMA_K];
       const int row = warp_row + t * MMA_M + lane % 16;
       fa::ldmatrix_x4(q_of_d, fa::smem_address(smem.q + fa::swizzle<HEAD_DIM>(row, d + lane / 16 * 8)));
-      for (uint32_t& each : q_of_d) each ^= call.sign_of_q;
+      for (uint32_t& each : q_of_d) each ^= fa::sign_of_q(call);
     }
   }
 
