@@ -175,18 +175,11 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
     const int first_key = tile * BLOCK_N;
     T* k_smem = ring.k[i % STAGES];
     T* v_smem = ring.v[i % STAGES];
+    const int next_tile = tile + STAGES * CLUSTER * KEY_GROUPS;  // that comes to this one's place
 
-    // Load K and V: this tile's K is on its way, and the last tile's V makes room for one to come.
-    if (i == 0) {
-      fa::cp_async_wait_group<2 * STAGES - 1>();
-    } else {
-      fa::cp_async_wait_group<2 * STAGES - 2>();
-    }
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group, which has left the last tile
-    if (i > 0) {
-      const int next_tile = tile + (STAGES - 1) * CLUSTER * KEY_GROUPS;
-      load_tile(ring.v[(i - 1) % STAGES], block.v_gmem, call.v_steps.row, next_tile, block.tiles, call.seq_k, loader);
-    }
+    // Load K and V: this tile's are on their way.
+    fa::cp_async_wait_group<2 * STAGES - 1>();
+    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group
 
     // S = Q K^T
     float s[M_TILES][N_TILES][4] = {};
@@ -204,6 +197,10 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
         }
       }
     }
+
+    // Load the next K.
+    if (next_tile < block.tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left K
+    load_tile(k_smem, block.k_gmem, call.k_steps.row, next_tile, block.tiles, call.seq_k, loader);
 
     // mask; the tile's first keys are seen by every query of the block
     if (first_key + BLOCK_N > min(call.seq_k, block.diagonal)) {
@@ -254,34 +251,31 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
       }
     }
 
-    // P = exp2(S - m), row sum
+    float m_log2[M_TILES][2];
 #pragma unroll
     for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float m_log2 = m[t][r] == -CUDART_INF_F ? 0.0f : m[t][r] * scale_log2;  // no key seen yet: 2^(-inf - 0) = 0
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) {
-          s[t][n][2 * r] = fa::ex2_approx_ftz(s[t][n][2 * r] * scale_log2 - m_log2);
-          s[t][n][2 * r + 1] = fa::ex2_approx_ftz(s[t][n][2 * r + 1] * scale_log2 - m_log2);
-          l[t][r] += s[t][n][2 * r] + s[t][n][2 * r + 1];
-        }
-      }
+      for (int r = 0; r < 2; ++r) m_log2[t][r] = m[t][r] == -CUDART_INF_F ? 0.0f : m[t][r] * scale_log2;  // 2^(-inf - 0) = 0
     }
-
-    // O += P V; two neighbouring fragments of S are one of P
-    fa::cp_async_wait_group<2 * STAGES - 2>();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group, which has left K
-    const int next_tile = tile + STAGES * CLUSTER * KEY_GROUPS;
-    load_tile(k_smem, block.k_gmem, call.k_steps.row, next_tile, block.tiles, call.seq_k, loader);
+    fa::cp_async_wait_group<2 * STAGES - 1>();
+    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
+      // P = exp2(S - m), row sum; two neighbouring fragments of S are one of P
       uint32_t p[M_TILES][4];
 #pragma unroll
       for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) p[t][i] = fa::cvt_rn_x2<T>(s[t][n + i / 2][i % 2 * 2], s[t][n + i / 2][i % 2 * 2 + 1]);
+        for (int i = 0; i < 4; ++i) {
+          const int r = i % 2;
+          const float p0 = fa::ex2_approx_ftz(s[t][n + i / 2][2 * r] * scale_log2 - m_log2[t][r]);
+          const float p1 = fa::ex2_approx_ftz(s[t][n + i / 2][2 * r + 1] * scale_log2 - m_log2[t][r]);
+          l[t][r] += p0 + p1;
+          p[t][i] = fa::cvt_rn_x2<T>(p0, p1);
+        }
       }
+
+      // O += P V, while the next P is being computed
 #pragma unroll
       for (int d = 0; d < D_TILES; d += 2) {
         uint32_t v[4];  // of 16 dimensions: two for the first mma, two for the second
@@ -294,6 +288,10 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
         }
       }
     }
+
+    // Load the next V.
+    if (next_tile < block.tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left V
+    load_tile(v_smem, block.v_gmem, call.v_steps.row, next_tile, block.tiles, call.seq_k, loader);
   }
 
   // Merge: each group gets some columns of O from all others; what it gives them goes where its ring was.

@@ -98,16 +98,18 @@ __device__ __forceinline__ void copy_rows(
   }
 }
 
-// Load K and V of a group's keys: a cp.async group for each half of K, and one for V.
+// Load one half of a group's K, a cp.async group.
 template <typename T>
-__device__ __forceinline__ void load_kv(typename Smem<T>::Group& smem, const Block& block, const fa::Call& call, int first_key, uint32_t loader) {
-#pragma unroll
-  for (int half = 0; half < HALVES; ++half) {
-    T* k_smem = smem.k + half * HALF_KEYS * HEAD_DIM;
-    copy_rows<HALF_KEYS, GROUP_THREADS>(k_smem, block.k_gmem, call.k_steps.row, first_key + half * HALF_KEYS, call.seq_k, loader);
-    fa::cp_async_commit_group();
-  }
-  copy_rows<GROUP_KEYS, GROUP_THREADS>(smem.v, block.v_gmem, call.v_steps.row, first_key, call.seq_k, loader);
+__device__ __forceinline__ void load_k(T* k_smem, const Block& block, const fa::Call& call, int first_key, int half, uint32_t loader) {
+  T* half_smem = k_smem + half * HALF_KEYS * HEAD_DIM;
+  copy_rows<HALF_KEYS, GROUP_THREADS>(half_smem, block.k_gmem, call.k_steps.row, first_key + half * HALF_KEYS, call.seq_k, loader);
+  fa::cp_async_commit_group();
+}
+
+// Load a group's V, a cp.async group.
+template <typename T>
+__device__ __forceinline__ void load_v(T* v_smem, const Block& block, const fa::Call& call, int first_key, uint32_t loader) {
+  copy_rows<GROUP_KEYS, GROUP_THREADS>(v_smem, block.v_gmem, call.v_steps.row, first_key, call.seq_k, loader);
   fa::cp_async_commit_group();
 }
 
@@ -118,13 +120,21 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
   const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const Block block = find_block(call);
   const int first_row = loader / WARP * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
-  const float scale_log2 = fa::scale_log2_of(call);
   const uint32_t head = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
   const int me = rank * KEY_GROUPS + group;  // among the owners
 
-  // Load Q, and the first keys behind it.
+  // Load K, Q and V, in the order of their use.  Q, whose parameters are in the second line, counts with the first half of K.
+  // The branch keeps the compiler from reading the second line first; without keys every score is masked.
+  T* k_smem = smem.group[group].k;
+  T* v_smem = smem.group[group].v;
+  if (me * GROUP_KEYS < call.seq_k) {
+    copy_rows<HALF_KEYS, GROUP_THREADS>(k_smem, block.k_gmem, call.k_steps.row, me * GROUP_KEYS, call.seq_k, loader);
+  }
   copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, call.q_steps.row, block.first_query, call.seq_q, threadIdx.x);
-  load_kv<T>(smem.group[group], block, call, me * GROUP_KEYS, loader);
+  fa::cp_async_commit_group();
+#pragma unroll
+  for (int half = 1; half < HALVES; ++half) load_k(k_smem, block, call, me * GROUP_KEYS, half, loader);
+  load_v(v_smem, block, call, me * GROUP_KEYS, loader);
   if (threadIdx.x == 0) {
     for (uint64_t& each : smem.exchanged) {
       fa::mbarrier_init(&each, 1);
@@ -137,6 +147,7 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
     fa::barrier_cluster_arrive_relaxed();  // this block runs and has its barriers: the others may send when all are here
   }
 
+  const float scale_log2 = fa::scale_log2_of(call);
   float o[D_TILES][4] = {};
   float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // row max that P is relative to, before the scale
   float l[2] = {};                              // this lane's part of the running row sum
@@ -147,12 +158,14 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
     // Load K and V: those of the first pass are on their way.
     if (pass > 0) {
       fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left the last pass
-      load_kv<T>(smem.group[group], block, call, first_key, loader);
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half) load_k(k_smem, block, call, first_key, half, loader);
+      load_v(v_smem, block, call, first_key, loader);
     }
 
     // S = Q K^T
     float s[HALVES][N_TILES][4];
-    const uint64_t q = fa::wgmma_descriptor(smem.q), k = fa::wgmma_descriptor(smem.group[group].k);
+    const uint64_t q = fa::wgmma_descriptor(smem.q), k = fa::wgmma_descriptor(k_smem);
 #pragma unroll
     for (int half = 0; half < HALVES; ++half) {
       if (half + 1 < HALVES) {
@@ -239,7 +252,7 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
     fa::cp_async_wait_group<0>();
     fa::fence_proxy_async();
     fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group
-    const uint64_t v = fa::wgmma_descriptor(smem.group[group].v);
+    const uint64_t v = fa::wgmma_descriptor(v_smem);
     float m_log2[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) m_log2[r] = m[r] == -CUDART_INF_F ? 0.0f : m[r] * scale_log2;  // no key seen yet: 2^(-inf - 0) = 0

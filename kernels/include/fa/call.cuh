@@ -6,6 +6,7 @@
 #include <float.h>
 #include <math.h>
 #include <math_constants.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "fa_forward.h"
@@ -17,17 +18,22 @@ struct Steps {
 };
 
 struct Call {
-  const uint4 *k, *v, *q;  // [batch, heads, seq, head_dim] in 16 bytes
+  // What K and V are loaded by, in the first line: the second comes while they do.
+  const uint4 *k, *v;  // [batch, kv_heads, seq_k, head_dim] in 16 bytes
+  Steps k_steps, v_steps;
+  uint32_t kv_head_factor;  // kv_head = (2 head + 1) kv_head_factor / 2^32
+  int seq_k;
+
+  const uint4* q;  // [batch, heads, seq_q, head_dim] in 16 bytes
   uint4* out;
   float* lse;
-  Steps k_steps, v_steps, q_steps, out_steps;
+  Steps q_steps, out_steps;
   uint32_t heads;
-  uint32_t kv_head_factor;  // kv_head = (2 head + 1) kv_head_factor / 2^32
-  int seq_q, seq_k;
+  int seq_q;
   int first_diagonal;       // query i sees keys [0, min(seq_k, first_diagonal + i))
   float signed_scale_log2;  // exp(x) = 2^(x log2 e)
 };
-static_assert(sizeof(Call) == 112, "with the 16 bytes that lie before it, two lines of the constant cache");
+static_assert(offsetof(Call, q) == 48 && sizeof(Call) == 112, "parameters begin 16 bytes into a line of 64");
 
 __device__ __forceinline__ uint32_t kv_head_of(const Call& call, uint32_t head) {
   return __umulhi(2 * head + 1, call.kv_head_factor);
