@@ -20,6 +20,9 @@
 using fp16 = __half;
 using bf16 = __nv_bfloat16;
 
+// Barriers have names, so that a test can leave one out and see that it is missed.
+enum Barrier { NONE, Q_THERE, K_THERE, K_LEFT, V_THERE, V_LEFT, RING_LEFT, O_THERE, EXCHANGED };
+
 constexpr int HEAD_DIM = 64;
 constexpr int WARP = 32;
 constexpr int QUAD = 4;  // lanes that share a row of a fragment
@@ -112,6 +115,16 @@ __device__ __forceinline__ void copy_rows(
   }
 }
 
+template <Barrier WHICH>
+__device__ __forceinline__ void sync_block() {
+  if (WHICH != OMIT_BARRIER) __syncthreads();
+}
+
+template <Barrier WHICH>
+__device__ __forceinline__ void sync_group(int group) {
+  if (WHICH != OMIT_BARRIER) fa::barrier_sync<GROUP_THREADS>(1 + group);
+}
+
 // Load K or V of a group's tile, a cp.async group; past the last tile it is empty.
 template <typename T>
 __device__ __forceinline__ void load_tile(
@@ -153,7 +166,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
   }
 
   fa::cp_async_wait_group<2 * STAGES>();
-  __syncthreads();  // Q is there for everyone
+  sync_block<Q_THERE>();  // Q is there for everyone
   uint32_t q[M_TILES][HEAD_DIM / MMA_K][4];
 #pragma unroll
   for (int t = 0; t < M_TILES; ++t) {
@@ -179,7 +192,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
 
     // Load K and V: this tile's are on their way.
     fa::cp_async_wait_group<2 * STAGES - 1>();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group
+    sync_group<K_THERE>(group);  // K is there for the group
 
     // S = Q K^T
     float s[M_TILES][N_TILES][4] = {};
@@ -199,7 +212,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
     }
 
     // Load the next K.
-    if (next_tile < block.tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left K
+    if (next_tile < block.tiles) sync_group<K_LEFT>(group);  // the group has left K
     load_tile(k_smem, block.k_gmem, call.k_steps.row, next_tile, block.tiles, call.seq_k, loader);
 
     // mask; the tile's first keys are seen by every query of the block
@@ -258,7 +271,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
       for (int r = 0; r < 2; ++r) m_log2[t][r] = m[t][r] == -CUDART_INF_F ? 0.0f : m[t][r] * scale_log2;  // 2^(-inf - 0) = 0
     }
     fa::cp_async_wait_group<2 * STAGES - 1>();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group
+    sync_group<V_THERE>(group);  // V is there for the group
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
       // P = exp2(S - m), row sum; two neighbouring fragments of S are one of P
@@ -290,12 +303,12 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
     }
 
     // Load the next V.
-    if (next_tile < block.tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left V
+    if (next_tile < block.tiles) sync_group<V_LEFT>(group);  // the group has left V
     load_tile(v_smem, block.v_gmem, call.v_steps.row, next_tile, block.tiles, call.seq_k, loader);
   }
 
   // Merge: each group gets some columns of O from all others; what it gives them goes where its ring was.
-  fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left its ring
+  sync_group<RING_LEFT>(group);  // the group has left its ring
   Partial& given = smem.group[group].o;
   float4 kept[M_TILES][D_TILES_PER_GROUP];
 #pragma unroll
@@ -317,7 +330,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
       smem.l[group][first_row + (2 * t + r) * 8] = l[t][r];
     }
   }
-  __syncthreads();  // every group's O, m and l are there for everyone
+  sync_block<O_THERE>();  // every group's O, m and l are there for everyone
 
   float2 piece[PIECES];
   float m_log2[ROWS], sum[ROWS];
@@ -385,7 +398,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
       }
     }
   }
-  if (CLUSTER > 1) {
+  if (CLUSTER > 1 && OMIT_BARRIER != EXCHANGED) {
     while (!fa::mbarrier_try_wait(&smem.exchanged, 0)) {
     }
   }

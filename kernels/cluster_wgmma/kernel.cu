@@ -21,6 +21,9 @@
 using fp16 = __half;
 using bf16 = __nv_bfloat16;
 
+// Barriers have names, so that a test can leave one out and see that it is missed.
+enum Barrier { NONE, Q_THERE, K_THERE, V_THERE, KV_LEFT, EXCHANGED };
+
 constexpr int HEAD_DIM = 64;
 constexpr int WARP = 32;
 constexpr int QUAD = 4;  // lanes that share a row of a fragment
@@ -98,6 +101,16 @@ __device__ __forceinline__ void copy_rows(
   }
 }
 
+template <Barrier WHICH>
+__device__ __forceinline__ void sync_block() {
+  if (WHICH != OMIT_BARRIER) __syncthreads();
+}
+
+template <Barrier WHICH>
+__device__ __forceinline__ void sync_group(int group) {
+  if (WHICH != OMIT_BARRIER) fa::barrier_sync<GROUP_THREADS>(1 + group);
+}
+
 // Load one half of a group's K, a cp.async group.
 template <typename T>
 __device__ __forceinline__ void load_k(T* k_smem, const Block& block, const fa::Call& call, int first_key, int half, uint32_t loader) {
@@ -157,7 +170,7 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
 
     // Load K and V: those of the first pass are on their way.
     if (pass > 0) {
-      fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left the last pass
+      sync_group<KV_LEFT>(group);  // the group has left the last pass
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) load_k(k_smem, block, call, first_key, half, loader);
       load_v(v_smem, block, call, first_key, loader);
@@ -175,9 +188,9 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
       }
       fa::fence_proxy_async();
       if (half == 0) {
-        __syncthreads();  // Q is there for everyone, and half of K for the group
+        sync_block<Q_THERE>();  // Q is there for everyone, and half of K for the group
       } else {
-        fa::barrier_sync<GROUP_THREADS>(1 + group);  // the other half of K is there for the group
+        sync_group<K_THERE>(group);  // the other half of K is there for the group
       }
       fa::wgmma_fence();
 #pragma unroll
@@ -251,7 +264,7 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
 
     fa::cp_async_wait_group<0>();
     fa::fence_proxy_async();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group
+    sync_group<V_THERE>(group);  // V is there for the group
     const uint64_t v = fa::wgmma_descriptor(v_smem);
     float m_log2[2];
 #pragma unroll
@@ -309,7 +322,7 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
       }
     }
   }
-  if (OWNERS > 1) {
+  if (OWNERS > 1 && OMIT_BARRIER != EXCHANGED) {
     while (!fa::mbarrier_try_wait(&smem.exchanged[group], 0)) {
     }
   }
