@@ -1,8 +1,8 @@
-// cluster_multicast: one copy of K and V from L2 feeds several blocks of a cluster; wgmma reads it as it lies.
-// step:    K and V by TMA, each part once for the CLUSTER_M blocks of the cluster that need it; wgmma in place of mma.sync
-// because: in cluster_split every thread issues 18 copies and each block loads its keys for itself; every 16 queries read them again
-// expect:  0.5 to 1 us less than cluster_split at the mission shape; half the L2 traffic, no LDGSTS and no ldmatrix
-// tile:    64 queries x GROUP_KEYS keys per group and block; 85 KB of shared memory per block
+// cluster_multicast: K and V by TMA; one copy from L2 feeds several blocks of a cluster.
+// step:    K and V by TMA, each part once for the CLUSTER_M blocks of the cluster that need it, in place of cp.async
+// because: in cluster_wgmma every thread issues 18 copies, and each block loads its keys for itself: 9.4 MB through L2
+// expect:  0.5 us less than cluster_wgmma at the mission shape; half the L2 traffic, and one thread that copies
+// tile:    64 queries x GROUP_KEYS keys per group and block; 93 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
 //          16-byte aligned, with strides that TMA takes
 #include <cuda_bf16.h>
@@ -13,6 +13,7 @@
 #include "fa/hopper.cuh"
 #include "fa/launch.h"
 #include "fa/ptx.cuh"
+#include "fa/swizzle.cuh"
 #include "fa/warp.cuh"
 #include "fa_forward.h"
 #include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
@@ -57,6 +58,7 @@ using Partial = float4[KEY_GROUPS][D_TILES_PER_GROUP][GROUP_THREADS];
 
 template <typename T>
 struct Smem {
+  alignas(1024) T q[BLOCK_M * HEAD_DIM];
   struct alignas(1024) Group {
     T v[GROUP_KEYS * HEAD_DIM];
     union {
@@ -86,14 +88,29 @@ struct Block {
 __device__ __forceinline__ Block find_block(const fa::Call& call, int m_rank) {
   const uint32_t head = blockIdx.x / CLUSTER, batch = blockIdx.z;
   const int cluster_query = blockIdx.y * (CLUSTER_M * BLOCK_M), first_query = cluster_query + m_rank * BLOCK_M;
-  const int keys = max(0, min(call.seq_k, call.first_diagonal + (cluster_query + CLUSTER_M * BLOCK_M - 1) * call.diagonal_step));
+  const int keys = max(0, min(call.seq_k, call.first_diagonal + cluster_query + CLUSTER_M * BLOCK_M - 1));
   return {
       call.q + (uint64_t(batch) * call.q_steps.batch + uint64_t(head) * call.q_steps.head),
       static_cast<int>(fa::kv_head_of(call, head)),
       first_query,
-      call.first_diagonal + first_query * call.diagonal_step,
+      call.first_diagonal + first_query,
       (keys + PASS_KEYS - 1) / PASS_KEYS,
   };
+}
+
+// Copy rows [first, first + ROWS) of [seq, HEAD_DIM], zeros past the end, by LOADERS threads of which this is number `loader`.
+template <int ROWS, int LOADERS, typename T>
+__device__ __forceinline__ void copy_rows(
+    T* to_smem, const uint4* from_gmem, uint32_t row_step, uint32_t first, uint32_t seq, uint32_t loader) {
+  const uint32_t first_row = loader / (HEAD_DIM / VECTOR), column = loader % (HEAD_DIM / VECTOR);
+  from_gmem += uint64_t(first + first_row) * row_step + column;
+#pragma unroll
+  for (int i = 0; i < ROWS * HEAD_DIM / VECTOR; i += LOADERS) {
+    const uint32_t row = first_row + i / (HEAD_DIM / VECTOR);
+    if (ROWS * HEAD_DIM / VECTOR % LOADERS != 0 && row >= ROWS) break;
+    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column * VECTOR), from_gmem, first + row < seq);
+    from_gmem += uint64_t(LOADERS / (HEAD_DIM / VECTOR)) * row_step;
+  }
 }
 
 // Load a box of K or V: to every block of the cluster that has the same keys.
@@ -146,10 +163,12 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
   const int k_rank = blockIdx.x % CLUSTER_K, m_rank = blockIdx.x % CLUSTER / CLUSTER_K;
   const Block block = find_block(call, m_rank);
   const int first_row = loader / WARP * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
-  const float scale_log2 = call.scale_log2;
+  const float scale_log2 = fa::scale_log2_of(call);
   const uint32_t head = blockIdx.x / CLUSTER;
 
-  // Load the first pass, when the barriers of all blocks are there to count it.
+  // Load Q, and the first keys when the barriers of all blocks are there to count them.
+  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, call.q_steps.row, block.first_query, call.seq_q, threadIdx.x);
+  fa::cp_async_commit_group();
   if (threadIdx.x == 0) {
     fa::prefetch_tensormap(k_map);
     fa::prefetch_tensormap(v_map);
@@ -166,23 +185,9 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
   if (CLUSTER > 1) fa::barrier_cluster_arrive_relaxed();
   if (CLUSTER_M > 1) fa::barrier_cluster_wait();
   if (threadIdx.x == 0 && block.passes > 0) load_kv(smem, k_map, v_map, block.kv_head, k_rank, m_rank, 0);
-  if (CLUSTER_M == 1) __syncthreads();  // the barriers are there for everyone to wait at
-
-  // Load Q, each lane a quarter of its rows; the lanes of a quad trade pieces, so that each has its elements of all four.
-  uint32_t q[HEAD_DIM / MMA_K][4];
-#pragma unroll
-  for (int row = 0; row < ROWS; ++row) {
-    const uint32_t query = min(block.first_query + first_row + row * 8, call.seq_q - 1);  // nobody stores what is past the end
-    const uint4* from_gmem = block.q_gmem + (uint64_t(query) * call.q_steps.row + lane % QUAD);
-#pragma unroll
-    for (int d = 0; d < HEAD_DIM / (QUAD * VECTOR); ++d) {
-      const uint4 quarter = from_gmem[d * QUAD];
-      uint32_t piece[4] = {quarter.x, quarter.y, quarter.z, quarter.w};
-      fa::transpose_quad(piece, lane);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) q[2 * d + i / 2][row + i % 2 * 2] = piece[i] ^ call.sign_of_q;
-    }
-  }
+  fa::cp_async_wait_group<0>();
+  fa::fence_proxy_async();
+  __syncthreads();  // Q and the barriers are there for everyone
 
   float o[D_TILES][4] = {};
   float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // row max that P is relative to, before the scale
@@ -207,12 +212,19 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
 
     // S = Q K^T
     float s[N_TILES][4];
-    const uint64_t k = fa::wgmma_descriptor(smem.group[group].k);
+    const uint64_t q = fa::wgmma_descriptor(smem.q), k = fa::wgmma_descriptor(smem.group[group].k);
     fa::wgmma_fence();
 #pragma unroll
-    for (int d = 0; d < HEAD_DIM / MMA_K; ++d) fa::wgmma_m64k16<T, 0>(s, q[d], k + d * (MMA_K * sizeof(T) >> 4), d > 0);
+    for (int d = 0; d < HEAD_DIM * sizeof(T) >> 4; d += MMA_K * sizeof(T) >> 4) fa::wgmma_m64k16<T, 0>(s, q + d, k + d, d > 0);
     fa::wgmma_commit_group();
     fa::wgmma_wait_group<0>();
+    if (fa::is_turned(call)) {  // a negative scale turns the scores around
+#pragma unroll
+      for (int n = 0; n < N_TILES; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[n][i] = -s[n][i];
+      }
+    }
 
     // mask; the tile's first keys are seen by every query of the block
     if (first_key + GROUP_KEYS > min(call.seq_k, block.diagonal)) {

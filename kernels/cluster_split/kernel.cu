@@ -20,6 +20,9 @@
 using fp16 = __half;
 using bf16 = __nv_bfloat16;
 
+// Barriers have names, so that a test can leave one out and see that it is missed.
+enum Barrier { NONE, Q_THERE, K_THERE, K_LEFT, V_THERE, V_LEFT, RING_LEFT, O_THERE, EXCHANGED };
+
 constexpr int HEAD_DIM = 64;
 constexpr int WARP = 32;
 constexpr int QUAD = 4;  // lanes that share a row of a fragment
@@ -85,7 +88,7 @@ struct Block {
 __device__ __forceinline__ Block find_block(const fa::Call& call) {
   const uint32_t head = blockIdx.x / CLUSTER, batch = blockIdx.z, kv_head = fa::kv_head_of(call, head);
   const int first_query = blockIdx.y * BLOCK_M;
-  const int diagonal = call.first_diagonal + first_query * call.diagonal_step;
+  const int diagonal = call.first_diagonal + first_query;
   const int keys = max(0, min(call.seq_k, diagonal + BLOCK_M - 1));
   return {
       call.q + (uint64_t(batch) * call.q_steps.batch + uint64_t(head) * call.q_steps.head),
@@ -112,6 +115,16 @@ __device__ __forceinline__ void copy_rows(
   }
 }
 
+template <Barrier WHICH>
+__device__ __forceinline__ void sync_block() {
+  if (WHICH != OMIT_BARRIER) __syncthreads();
+}
+
+template <Barrier WHICH>
+__device__ __forceinline__ void sync_group(int group) {
+  if (WHICH != OMIT_BARRIER) fa::barrier_sync<GROUP_THREADS>(1 + group);
+}
+
 // Load K or V of a group's tile, a cp.async group; past the last tile it is empty.
 template <typename T>
 __device__ __forceinline__ void load_tile(
@@ -129,7 +142,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
   Ring<T>& ring = smem.group[group].ring;
   const int warp_row = loader / WARP * WARP_ROWS;  // the first of this warp's rows
   const int first_row = warp_row + lane / QUAD;    // the first of this lane's rows of S, P and O: every eighth
-  const float scale_log2 = call.scale_log2;
+  const float scale_log2 = fa::scale_log2_of(call);
   const uint32_t head = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
   const int first_tile = rank * KEY_GROUPS + group;
 
@@ -153,7 +166,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
   }
 
   fa::cp_async_wait_group<2 * STAGES>();
-  __syncthreads();  // Q is there for everyone
+  sync_block<Q_THERE>();  // Q is there for everyone
   uint32_t q[M_TILES][HEAD_DIM / MMA_K][4];
 #pragma unroll
   for (int t = 0; t < M_TILES; ++t) {
@@ -162,7 +175,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
       uint32_t(&q_of_d)[4] = q[t][d / MMA_K];
       const int row = warp_row + t * MMA_M + lane % 16;
       fa::ldmatrix_x4(q_of_d, fa::smem_address(smem.q + fa::swizzle<HEAD_DIM>(row, d + lane / 16 * 8)));
-      for (uint32_t& each : q_of_d) each ^= call.sign_of_q;
+      for (uint32_t& each : q_of_d) each ^= fa::sign_of_q(call);
     }
   }
 
@@ -175,18 +188,11 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
     const int first_key = tile * BLOCK_N;
     T* k_smem = ring.k[i % STAGES];
     T* v_smem = ring.v[i % STAGES];
+    const int next_tile = tile + STAGES * CLUSTER * KEY_GROUPS;  // that comes to this one's place
 
-    // Load K and V: this tile's K is on its way, and the last tile's V makes room for one to come.
-    if (i == 0) {
-      fa::cp_async_wait_group<2 * STAGES - 1>();
-    } else {
-      fa::cp_async_wait_group<2 * STAGES - 2>();
-    }
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group, which has left the last tile
-    if (i > 0) {
-      const int next_tile = tile + (STAGES - 1) * CLUSTER * KEY_GROUPS;
-      load_tile(ring.v[(i - 1) % STAGES], block.v_gmem, call.v_steps.row, next_tile, block.tiles, call.seq_k, loader);
-    }
+    // Load K and V: this tile's are on their way.
+    fa::cp_async_wait_group<2 * STAGES - 1>();
+    sync_group<K_THERE>(group);  // K is there for the group
 
     // S = Q K^T
     float s[M_TILES][N_TILES][4] = {};
@@ -204,6 +210,10 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
         }
       }
     }
+
+    // Load the next K.
+    if (next_tile < block.tiles) sync_group<K_LEFT>(group);  // the group has left K
+    load_tile(k_smem, block.k_gmem, call.k_steps.row, next_tile, block.tiles, call.seq_k, loader);
 
     // mask; the tile's first keys are seen by every query of the block
     if (first_key + BLOCK_N > min(call.seq_k, block.diagonal)) {
@@ -254,34 +264,31 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
       }
     }
 
-    // P = exp2(S - m), row sum
+    float m_log2[M_TILES][2];
 #pragma unroll
     for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float m_log2 = m[t][r] == -CUDART_INF_F ? 0.0f : m[t][r] * scale_log2;  // no key seen yet: 2^(-inf - 0) = 0
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) {
-          s[t][n][2 * r] = fa::ex2_approx_ftz(s[t][n][2 * r] * scale_log2 - m_log2);
-          s[t][n][2 * r + 1] = fa::ex2_approx_ftz(s[t][n][2 * r + 1] * scale_log2 - m_log2);
-          l[t][r] += s[t][n][2 * r] + s[t][n][2 * r + 1];
-        }
-      }
+      for (int r = 0; r < 2; ++r) m_log2[t][r] = m[t][r] == -CUDART_INF_F ? 0.0f : m[t][r] * scale_log2;  // 2^(-inf - 0) = 0
     }
-
-    // O += P V; two neighbouring fragments of S are one of P
-    fa::cp_async_wait_group<2 * STAGES - 2>();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group, which has left K
-    const int next_tile = tile + STAGES * CLUSTER * KEY_GROUPS;
-    load_tile(k_smem, block.k_gmem, call.k_steps.row, next_tile, block.tiles, call.seq_k, loader);
+    fa::cp_async_wait_group<2 * STAGES - 1>();
+    sync_group<V_THERE>(group);  // V is there for the group
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
+      // P = exp2(S - m), row sum; two neighbouring fragments of S are one of P
       uint32_t p[M_TILES][4];
 #pragma unroll
       for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) p[t][i] = fa::cvt_rn_x2<T>(s[t][n + i / 2][i % 2 * 2], s[t][n + i / 2][i % 2 * 2 + 1]);
+        for (int i = 0; i < 4; ++i) {
+          const int r = i % 2;
+          const float p0 = fa::ex2_approx_ftz(s[t][n + i / 2][2 * r] * scale_log2 - m_log2[t][r]);
+          const float p1 = fa::ex2_approx_ftz(s[t][n + i / 2][2 * r + 1] * scale_log2 - m_log2[t][r]);
+          l[t][r] += p0 + p1;
+          p[t][i] = fa::cvt_rn_x2<T>(p0, p1);
+        }
       }
+
+      // O += P V, while the next P is being computed
 #pragma unroll
       for (int d = 0; d < D_TILES; d += 2) {
         uint32_t v[4];  // of 16 dimensions: two for the first mma, two for the second
@@ -294,10 +301,14 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
         }
       }
     }
+
+    // Load the next V.
+    if (next_tile < block.tiles) sync_group<V_LEFT>(group);  // the group has left V
+    load_tile(v_smem, block.v_gmem, call.v_steps.row, next_tile, block.tiles, call.seq_k, loader);
   }
 
   // Merge: each group gets some columns of O from all others; what it gives them goes where its ring was.
-  fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left its ring
+  sync_group<RING_LEFT>(group);  // the group has left its ring
   Partial& given = smem.group[group].o;
   float4 kept[M_TILES][D_TILES_PER_GROUP];
 #pragma unroll
@@ -319,7 +330,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
       smem.l[group][first_row + (2 * t + r) * 8] = l[t][r];
     }
   }
-  __syncthreads();  // every group's O, m and l are there for everyone
+  sync_block<O_THERE>();  // every group's O, m and l are there for everyone
 
   float2 piece[PIECES];
   float m_log2[ROWS], sum[ROWS];
@@ -387,7 +398,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
       }
     }
   }
-  if (CLUSTER > 1) {
+  if (CLUSTER > 1 && OMIT_BARRIER != EXCHANGED) {
     while (!fa::mbarrier_try_wait(&smem.exchanged, 0)) {
     }
   }

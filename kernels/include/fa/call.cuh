@@ -6,6 +6,7 @@
 #include <float.h>
 #include <math.h>
 #include <math_constants.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "fa_forward.h"
@@ -17,24 +18,31 @@ struct Steps {
 };
 
 struct Call {
-  const uint4 *k, *v, *q;  // [batch, heads, seq, head_dim] in 16 bytes
-  Steps k_steps, v_steps, q_steps;
+  // What K and V are loaded by, in the first line: the second comes while they do.
+  const uint4 *k, *v;  // [batch, kv_heads, seq_k, head_dim] in 16 bytes
+  Steps k_steps, v_steps;
   uint32_t kv_head_factor;  // kv_head = (2 head + 1) kv_head_factor / 2^32
-  int seq_q, seq_k;
-  int first_diagonal, diagonal_step;  // query i sees keys [0, min(seq_k, first_diagonal + i diagonal_step))
-  // exp(x) = 2^(x log2 e).  The scale's sign goes to Q, so that the largest score is the largest product; a scale of zero
-  // becomes tiny, which weighs all keys alike and still takes -inf to -inf.
-  float scale_log2;
-  uint32_t sign_of_q;  // of two 16-bit elements
-  uint32_t heads;
-  Steps out_steps;
+  int seq_k;
+
+  const uint4* q;  // [batch, heads, seq_q, head_dim] in 16 bytes
   uint4* out;
   float* lse;
+  Steps q_steps, out_steps;
+  uint32_t heads;
+  int seq_q;
+  int first_diagonal;       // query i sees keys [0, min(seq_k, first_diagonal + i))
+  float signed_scale_log2;  // exp(x) = 2^(x log2 e)
 };
+static_assert(offsetof(Call, q) == 48 && sizeof(Call) == 112, "parameters begin 16 bytes into a line of 64");
 
 __device__ __forceinline__ uint32_t kv_head_of(const Call& call, uint32_t head) {
   return __umulhi(2 * head + 1, call.kv_head_factor);
 }
+
+// The scale's sign goes to Q, so that the largest score is the largest product.
+__device__ __forceinline__ float scale_log2_of(const Call& call) { return fabsf(call.signed_scale_log2); }
+__device__ __forceinline__ bool is_turned(const Call& call) { return call.signed_scale_log2 < 0.0f; }
+__device__ __forceinline__ uint32_t sign_of_q(const Call& call) { return is_turned(call) ? 0x80008000u : 0u; }
 
 // Fills `steps`; false where 16-byte copies cannot walk the tensor's rows.
 inline bool take_steps(const void* data, const FaStrides& stride, Steps* steps) {
@@ -67,12 +75,10 @@ inline int make_call(const FaForwardArgs* args, int queries, int blocks_per_head
   call->kv_head_factor = static_cast<uint32_t>(((int64_t(1) << 31) + group - 1) / group);
   call->seq_q = static_cast<int>(args->seq_q);
   call->seq_k = static_cast<int>(args->seq_k);
-  const bool is_causal = args->causal != FA_CAUSAL_NONE;
   const int shift = args->causal == FA_CAUSAL_BOTTOM_RIGHT ? call->seq_k - call->seq_q : 0;
-  call->first_diagonal = is_causal ? shift + 1 : call->seq_k;
-  call->diagonal_step = is_causal;
-  call->scale_log2 = args->scale == 0.0f ? FLT_MIN : fabsf(args->scale) * CUDART_L2E_F;
-  call->sign_of_q = args->scale < 0.0f ? 0x80008000u : 0u;
+  call->first_diagonal = args->causal == FA_CAUSAL_NONE ? INT32_MAX / 2 : shift + 1;
+  // A scale of zero becomes tiny, which weighs all keys alike and still takes -inf to -inf.
+  call->signed_scale_log2 = args->scale == 0.0f ? FLT_MIN : args->scale * CUDART_L2E_F;
   call->heads = static_cast<uint32_t>(args->heads);
   return FA_OK;
 }

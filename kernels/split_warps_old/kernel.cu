@@ -1,0 +1,398 @@
+// split_warps_old: the keys are split over groups of warps, each with its own ring; O is merged in shared memory.
+// step:    KEY_GROUPS groups of warps share the queries and split the keys; 32 queries per warp; one merge at the end
+// because: swizzle_async has 4 warps on 64 of 132 SMs, each waiting alone, and reads K and V from shared memory per 16 queries
+// expect:  4.5 to 6.5 us at the mission shape; the groups' loads are in flight at once and nobody waits for another group
+// tile:    BLOCK_M queries x BLOCK_N keys per group, WARP_ROWS queries per warp; 74 KB of shared memory per block
+// takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
+//          16-byte aligned
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <float.h>
+#include <math_constants.h>
+
+#include "fa/launch.h"
+#include "fa/ptx.cuh"
+#include "fa/swizzle.cuh"
+#include "fa/warp.cuh"
+#include "fa_forward.h"
+#include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
+
+using fp16 = __half;
+using bf16 = __nv_bfloat16;
+
+constexpr int HEAD_DIM = 64;
+constexpr int WARP = 32;
+constexpr int QUAD = 4;  // lanes that share a row of a fragment
+constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 16;
+constexpr int VECTOR = 8;  // 16-bit elements in 16 bytes
+constexpr int M_TILES = WARP_ROWS / MMA_M;
+constexpr int N_TILES = BLOCK_N / MMA_N;
+constexpr int D_TILES = HEAD_DIM / MMA_N;
+constexpr int D_TILES_PER_GROUP = D_TILES / KEY_GROUPS;  // of the merged O
+constexpr int ROWS = 2 * M_TILES;                        // of a lane: every eighth of its warp's
+constexpr int PIECES = ROWS * D_TILES_PER_GROUP;         // of a lane after the merge: 2 neighbours in a row, row by row
+constexpr int GROUP_THREADS = BLOCK_M / WARP_ROWS * WARP;
+constexpr int THREADS = KEY_GROUPS * GROUP_THREADS;
+constexpr float LAZY_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
+
+static_assert(BLOCK_M % WARP_ROWS == 0 && WARP_ROWS % MMA_M == 0, "every warp owns whole fragments of queries");
+static_assert(BLOCK_N % MMA_K == 0, "ldmatrix takes 16 keys at a time");
+static_assert(D_TILES % KEY_GROUPS == 0, "every group merges as many columns of O");
+static_assert(PIECES % QUAD == 0, "the lanes of a quad store as many pieces");
+static_assert(KEY_GROUPS <= 15, "a named barrier for every group");
+
+// The merge: what a group found for the columns that another group will store, one float4 per fragment and lane.
+using Partial = float4[KEY_GROUPS][M_TILES][D_TILES_PER_GROUP][GROUP_THREADS];
+
+template <typename T>
+struct Ring {
+  T k[STAGES][BLOCK_N * HEAD_DIM];
+  T v[STAGES][BLOCK_N * HEAD_DIM];
+};
+
+template <typename T>
+struct Smem {
+  alignas(128) T q[BLOCK_M * HEAD_DIM];
+  union {
+    Ring<T> ring;
+    Partial o;
+  } group[KEY_GROUPS];
+  float m[KEY_GROUPS][BLOCK_M];  // row max, before the scale
+  float l[KEY_GROUPS][BLOCK_M];  // row sum
+};
+
+// What one block works on: BLOCK_M queries of one head.
+template <typename T>
+struct Block {
+  const T* q_gmem;  // [seq_q, HEAD_DIM], row stride q_stride.seq
+  const T* k_gmem;  // [seq_k, HEAD_DIM]
+  const T* v_gmem;  // [seq_k, HEAD_DIM]
+  int first_query;
+  int seq_q, seq_k;
+  int diagonal;  // query i of the block sees keys [0, min(seq_k, diagonal + i))
+  int tiles;     // of keys that any of these queries sees
+};
+
+template <typename T>
+__device__ Block<T> find_block(const FaForwardArgs& args, unsigned heads_per_kv_head) {
+  const unsigned head = blockIdx.x, batch = blockIdx.z;
+  const unsigned kv_head = heads_per_kv_head == 1 ? head : head / heads_per_kv_head;  // a division is slow
+  const int first_query = blockIdx.y * BLOCK_M, seq_q = args.seq_q, seq_k = args.seq_k;
+  const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? seq_k - seq_q : 0;
+  const int diagonal = args.causal == FA_CAUSAL_NONE ? seq_k : first_query + shift + 1;
+  const int keys = max(0, min(seq_k, diagonal + BLOCK_M - 1));
+  return {
+      static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head,
+      static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head,
+      static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head,
+      first_query,
+      seq_q,
+      seq_k,
+      diagonal,
+      (keys + BLOCK_N - 1) / BLOCK_N,
+  };
+}
+
+// Copy rows [first, first + ROWS) of [seq, HEAD_DIM], zeros past the end, by LOADERS threads of which this is number `loader`.
+template <int ROWS, int LOADERS, typename T>
+__device__ void copy_rows(T* to_smem, const T* from_gmem, int64_t row_stride, int first, int seq, unsigned loader) {
+  const int first_row = loader / (HEAD_DIM / VECTOR), column = loader % (HEAD_DIM / VECTOR) * VECTOR;
+  const T* piece_gmem = from_gmem + (first + first_row) * row_stride + column;
+#pragma unroll
+  for (int i = 0; i < ROWS * HEAD_DIM / VECTOR; i += LOADERS) {
+    const int row = first_row + i / (HEAD_DIM / VECTOR);
+    if (ROWS * HEAD_DIM / VECTOR % LOADERS != 0 && row >= ROWS) break;
+    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column), piece_gmem, first + row < seq);
+    piece_gmem += LOADERS / (HEAD_DIM / VECTOR) * row_stride;
+  }
+}
+
+// Load K and V of a group's tile into its stage, a cp.async group each; past the last tile they are empty.
+template <typename T>
+__device__ void load_kv(Ring<T>& ring, const Block<T>& block, const FaForwardArgs& args, int tile, int stage, unsigned loader) {
+  const int first_key = tile * BLOCK_N;
+  const bool exists = tile < block.tiles;
+  if (exists) copy_rows<BLOCK_N, GROUP_THREADS>(ring.k[stage], block.k_gmem, args.k_stride.seq, first_key, block.seq_k, loader);
+  fa::cp_async_commit_group();
+  if (exists) copy_rows<BLOCK_N, GROUP_THREADS>(ring.v[stage], block.v_gmem, args.v_stride.seq, first_key, block.seq_k, loader);
+  fa::cp_async_commit_group();
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) split_warps_old_kernel(const FaForwardArgs args, unsigned heads_per_kv_head) {
+  extern __shared__ __align__(128) unsigned char smem_bytes[];
+  Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
+  const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
+  const Block<T> block = find_block<T>(args, heads_per_kv_head);
+  Ring<T>& ring = smem.group[group].ring;
+  const int warp_row = loader / WARP * WARP_ROWS;  // the first of this warp's rows
+  const int first_row = warp_row + lane / QUAD;    // the first of this lane's rows of S, P and O: every eighth
+  // exp(x) = 2^(x log2 e).  The scale's sign goes to Q, so that the largest score is the largest product; a scale of zero
+  // becomes tiny, which weighs all keys alike and still takes -inf to -inf.
+  const float scale_log2 = args.scale == 0.0f ? FLT_MIN : fabsf(args.scale) * CUDART_L2E_F;
+  const uint32_t sign_of_q = args.scale < 0.0f ? 0x80008000u : 0u;
+
+  // Load Q, and the first tiles behind it.
+  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, args.q_stride.seq, block.first_query, block.seq_q, threadIdx.x);
+  fa::cp_async_commit_group();
+#pragma unroll
+  for (int stage = 0; stage < STAGES; ++stage) load_kv(ring, block, args, group + stage * KEY_GROUPS, stage, loader);
+  fa::cp_async_wait_group<2 * STAGES>();
+  __syncthreads();  // Q is there for everyone
+  uint32_t q[M_TILES][HEAD_DIM / MMA_K][4];
+#pragma unroll
+  for (int t = 0; t < M_TILES; ++t) {
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM; d += MMA_K) {
+      uint32_t(&q_of_d)[4] = q[t][d / MMA_K];
+      const int row = warp_row + t * MMA_M + lane % 16;
+      fa::ldmatrix_x4(q_of_d, fa::smem_address(smem.q + fa::swizzle<HEAD_DIM>(row, d + lane / 16 * 8)));
+      for (uint32_t& each : q_of_d) each ^= sign_of_q;
+    }
+  }
+
+  float o[M_TILES][D_TILES][4] = {};
+  float m[M_TILES][2];       // row max that P is relative to, before the scale
+  float l[M_TILES][2] = {};  // this lane's part of the running row sum
+  for (auto& each : m) each[0] = each[1] = -CUDART_INF_F;
+
+  for (int i = 0, tile = group; tile < block.tiles; ++i, tile += KEY_GROUPS) {
+    const int first_key = tile * BLOCK_N;
+    const T* k_smem = ring.k[i % STAGES];
+    const T* v_smem = ring.v[i % STAGES];
+
+    // Load K and V.
+    if (i > 0) {
+      fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left the last tile, whose stage is filled now
+      load_kv(ring, block, args, tile + (STAGES - 1) * KEY_GROUPS, (i - 1) % STAGES, loader);
+    }
+    fa::cp_async_wait_group<2 * STAGES - 1>();
+    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group
+
+    // S = Q K^T
+    float s[M_TILES][N_TILES][4] = {};
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM; d += MMA_K) {
+#pragma unroll
+      for (int n = 0; n < N_TILES; n += 2) {
+        uint32_t k[4];  // of 16 keys: two for the first mma, two for the second
+        const int key = n * MMA_N + lane / 16 * 8 + lane % 8;
+        fa::ldmatrix_x4(k, fa::smem_address(k_smem + fa::swizzle<HEAD_DIM>(key, d + lane / 8 % 2 * 8)));
+#pragma unroll
+        for (int t = 0; t < M_TILES; ++t) {
+          fa::mma_m16n8k16<T>(s[t][n], q[t][d / MMA_K], k[0], k[1]);
+          fa::mma_m16n8k16<T>(s[t][n + 1], q[t][d / MMA_K], k[2], k[3]);
+        }
+      }
+    }
+
+    // mask; the tile's first keys are seen by every query of the block
+    if (first_key + BLOCK_N > min(block.seq_k, block.diagonal)) {
+#pragma unroll
+      for (int t = 0; t < M_TILES; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int limit = min(block.seq_k, block.diagonal + first_row + t * MMA_M + i / 2 * 8) - first_key;
+#pragma unroll
+          for (int n = 0; n < N_TILES; ++n) {
+            if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[t][n][i] = -CUDART_INF_F;
+          }
+        }
+      }
+    }
+
+    // row max
+    float m_new[M_TILES][2];
+    bool rises = false;
+#pragma unroll
+    for (int t = 0; t < M_TILES; ++t) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        m_new[t][r] = m[t][r];
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n) m_new[t][r] = fmaxf(m_new[t][r], fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
+        m_new[t][r] = fa::max_of_quad(m_new[t][r]);
+        rises |= (m_new[t][r] - m[t][r]) * scale_log2 > LAZY_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
+      }
+    }
+
+    // rescale, where a row of the warp needs it
+    if (__any_sync(0xffffffffu, rises)) {
+#pragma unroll
+      for (int t = 0; t < M_TILES; ++t) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float m_log2 = m_new[t][r] == -CUDART_INF_F ? 0.0f : m_new[t][r] * scale_log2;
+          const float rescale = fa::ex2_approx_ftz(m[t][r] * scale_log2 - m_log2);
+          m[t][r] = m_new[t][r];
+          l[t][r] *= rescale;
+#pragma unroll
+          for (int d = 0; d < D_TILES; ++d) {
+            o[t][d][2 * r] *= rescale;
+            o[t][d][2 * r + 1] *= rescale;
+          }
+        }
+      }
+    }
+
+    // P = exp2(S - m), row sum
+#pragma unroll
+    for (int t = 0; t < M_TILES; ++t) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float m_log2 = m[t][r] == -CUDART_INF_F ? 0.0f : m[t][r] * scale_log2;  // no key seen yet: 2^(-inf - 0) = 0
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n) {
+          s[t][n][2 * r] = fa::ex2_approx_ftz(s[t][n][2 * r] * scale_log2 - m_log2);
+          s[t][n][2 * r + 1] = fa::ex2_approx_ftz(s[t][n][2 * r + 1] * scale_log2 - m_log2);
+          l[t][r] += s[t][n][2 * r] + s[t][n][2 * r + 1];
+        }
+      }
+    }
+
+    // O += P V; two neighbouring fragments of S are one of P
+    fa::cp_async_wait_group<2 * (STAGES - 1)>();
+    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group
+#pragma unroll
+    for (int n = 0; n < N_TILES; n += 2) {
+      uint32_t p[M_TILES][4];
+#pragma unroll
+      for (int t = 0; t < M_TILES; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) p[t][i] = fa::cvt_rn_x2<T>(s[t][n + i / 2][i % 2 * 2], s[t][n + i / 2][i % 2 * 2 + 1]);
+      }
+#pragma unroll
+      for (int d = 0; d < D_TILES; d += 2) {
+        uint32_t v[4];  // of 16 dimensions: two for the first mma, two for the second
+        fa::ldmatrix_x4_trans(v, fa::smem_address(v_smem + fa::swizzle<HEAD_DIM>(n * MMA_N + lane % 16, d * MMA_N + lane / 16 * 8)));
+#pragma unroll
+        for (int t = 0; t < M_TILES; ++t) {
+          fa::mma_m16n8k16<T>(o[t][d], p[t], v[0], v[1]);
+          fa::mma_m16n8k16<T>(o[t][d + 1], p[t], v[2], v[3]);
+        }
+      }
+    }
+  }
+
+  // Merge: each group gets some columns of O from all others; what it gives them goes where its ring was.
+  fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left its ring
+  Partial& given = smem.group[group].o;
+#pragma unroll
+  for (int t = 0; t < M_TILES; ++t) {
+#pragma unroll
+    for (int d = 0; d < D_TILES; ++d) {
+      given[d / D_TILES_PER_GROUP][t][d % D_TILES_PER_GROUP][loader] = make_float4(o[t][d][0], o[t][d][1], o[t][d][2], o[t][d][3]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      l[t][r] = fa::sum_of_quad(l[t][r]);
+      if (lane % QUAD != 0) continue;
+      smem.m[group][first_row + (2 * t + r) * 8] = m[t][r];
+      smem.l[group][first_row + (2 * t + r) * 8] = l[t][r];
+    }
+  }
+  __syncthreads();  // every group's O, m and l are there for everyone
+
+  float2 piece[PIECES];
+  float m_log2[ROWS], sum[ROWS];
+#pragma unroll
+  for (int t = 0; t < M_TILES; ++t) {
+    float weight[KEY_GROUPS][2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = 2 * t + r;
+      float m_all = -CUDART_INF_F;
+#pragma unroll
+      for (int g = 0; g < KEY_GROUPS; ++g) m_all = fmaxf(m_all, smem.m[g][first_row + row * 8]);
+      m_log2[row] = m_all == -CUDART_INF_F ? 0.0f : m_all * scale_log2;
+      sum[row] = 0.0f;
+#pragma unroll
+      for (int g = 0; g < KEY_GROUPS; ++g) {
+        weight[g][r] = fa::ex2_approx_ftz(smem.m[g][first_row + row * 8] * scale_log2 - m_log2[row]);
+        sum[row] += smem.l[g][first_row + row * 8] * weight[g][r];
+      }
+    }
+#pragma unroll
+    for (int d = 0; d < D_TILES_PER_GROUP; ++d) {
+      float2 merged[2] = {};
+#pragma unroll
+      for (int g = 0; g < KEY_GROUPS; ++g) {
+        const float4 part = smem.group[g].o[group][t][d][loader];
+        merged[0].x += part.x * weight[g][0];
+        merged[0].y += part.y * weight[g][0];
+        merged[1].x += part.z * weight[g][1];
+        merged[1].y += part.w * weight[g][1];
+      }
+      piece[(2 * t + 0) * D_TILES_PER_GROUP + d] = merged[0];
+      piece[(2 * t + 1) * D_TILES_PER_GROUP + d] = merged[1];
+    }
+  }
+
+  // Normalise; a row that sees no key is zero and its log-sum-exp is -inf.
+#pragma unroll
+  for (int row = 0; row < ROWS; ++row) {
+    const int query = block.first_query + first_row + row * 8;
+    const float inverse_l = sum[row] > 0.0f ? 1.0f / sum[row] : 0.0f;
+#pragma unroll
+    for (int d = 0; d < D_TILES_PER_GROUP; ++d) {
+      piece[row * D_TILES_PER_GROUP + d].x *= inverse_l;
+      piece[row * D_TILES_PER_GROUP + d].y *= inverse_l;
+    }
+    if (args.lse != nullptr && group == 0 && lane % QUAD == 0 && query < block.seq_q) {
+      float* lse_gmem = args.lse + (blockIdx.z * args.heads + blockIdx.x) * args.seq_q;
+      lse_gmem[query] = sum[row] > 0.0f ? (m_log2[row] + log2f(sum[row])) * CUDART_LN2_F : -CUDART_INF_F;
+    }
+  }
+
+  // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row.
+  T* out_gmem = static_cast<T*>(args.out) + blockIdx.z * args.out_stride.batch + blockIdx.x * args.out_stride.head;
+#pragma unroll
+  for (int i = 0; i < PIECES; i += QUAD) {
+    uint32_t rounded[QUAD];
+#pragma unroll
+    for (int j = 0; j < QUAD; ++j) rounded[j] = fa::cvt_rn_x2<T>(piece[i + j].x, piece[i + j].y);
+    fa::transpose_quad(rounded, lane);
+    const int mine = i + lane % QUAD;
+    const int query = block.first_query + first_row + mine / D_TILES_PER_GROUP * 8;
+    if (query >= block.seq_q) continue;
+    T* to_gmem = out_gmem + query * args.out_stride.seq + (group * D_TILES_PER_GROUP + mine % D_TILES_PER_GROUP) * MMA_N;
+    *reinterpret_cast<uint4*>(to_gmem) = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
+  }
+}
+
+// Whether 16-byte copies may walk a tensor's rows.
+bool is_vector_aligned(const void* data, const FaStrides& stride) {
+  const int64_t steps = stride.batch | stride.head | stride.seq;
+  return stride.dim == 1 && steps % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+
+template <typename T>
+int launch(const FaForwardArgs* args, cudaStream_t stream) {
+  const bool aligned = is_vector_aligned(args->q, args->q_stride) && is_vector_aligned(args->k, args->k_stride) &&
+                       is_vector_aligned(args->v, args->v_stride) && is_vector_aligned(args->out, args->out_stride);
+  if (!aligned) return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of 16 bytes");
+  const int64_t blocks_per_head = (args->seq_q + BLOCK_M - 1) / BLOCK_M;
+  if (args->heads > INT32_MAX || args->batch > UINT16_MAX || blocks_per_head > UINT16_MAX || args->seq_k > INT32_MAX / 2) {
+    return fa_refuse(args, "batch %lld or seq_q %lld is over the grid, or seq_k %lld over 2^30",
+                     static_cast<long long>(args->batch), static_cast<long long>(args->seq_q),
+                     static_cast<long long>(args->seq_k));
+  }
+  auto* kernel = &split_warps_old_kernel<T>;
+  constexpr int smem_bytes = sizeof(Smem<T>);
+  static fa::OncePerDevice allow_smem;
+  if (int status = allow_smem([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
+    return status;
+  }
+  const dim3 grid(static_cast<unsigned>(args->heads), static_cast<unsigned>(blocks_per_head), static_cast<unsigned>(args->batch));
+  kernel<<<grid, THREADS, smem_bytes, stream>>>(*args, static_cast<unsigned>(args->heads / args->kv_heads));
+  return static_cast<int>(cudaPeekAtLastError());
+}
+
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  if (int status = fa_check_abi(args)) return status;
+#define LAUNCH_IF(DTYPE, HEAD_DIM_) \
+  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch<DTYPE>(args, stream);
+  FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
+#undef LAUNCH_IF
+  return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
+}
