@@ -28,6 +28,6 @@ def write_variant(name: str, kind: str, kernels: Path) -> Path:
         raise UsageProblem(f"new: {str(folder)!r} exists already; nothing was written")
     folder.mkdir(parents=True)
     for template in sorted(path for path in (TEMPLATES / kind).iterdir() if path.is_file()):  # pip adds __pycache__
-        text = template.read_text(encoding="utf-8").replace("NAME", name)
+        text = re.sub(r"\bNAME\b", name, template.read_text(encoding="utf-8"))  # not in TORCH_EXTENSION_NAME
         (folder / template.name).write_text(text, encoding="utf-8")
     return folder

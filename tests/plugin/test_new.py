@@ -41,10 +41,13 @@ def test_a_cuda_variant_builds_at_once(project: Project, capsys: pytest.CaptureF
 
 @pytest.mark.skipif(find_torch().cuda is not None, reason="this torch has CUDA")
 def test_an_extension_says_what_it_lacks(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its manifest reads; where torch has no CUDA it is skipped with that reason."""
+    """Its manifest reads, its module has the name that torch gives it, and without a torch with CUDA it is skipped."""
     run = project.run(*new(project, capsys, "mine", "--kind=torch"), "-k", "test_build and mine")
     assert run.outcomes == {"test_build[mine]": "skipped"}
     assert "has no CUDA, and mine has CUDA sources" in run.reasons["test_build[mine]"]
+    binding = (project.folder / "kernels" / "mine" / "binding.cpp").read_text(encoding="utf-8")
+    assert binding.startswith("// mine: ")
+    assert "PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)" in binding
 
 
 def test_a_triton_variant_waits_for_a_gpu(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
