@@ -83,7 +83,7 @@ run() {
   mkdir -p artifacts
   touch artifacts/.started
   local status=0
-  "$PYTHON" -m pytest --fa-variant='*' -k test_build || status=$?
+  "$PYTHON" -m pytest --fa-static --fa-variant='*' || status=$?
   "$PYTHON" -m pytest --fa-suite=history,edge -rf \
     --junit-xml=artifacts/junit.xml --benchmark-json=artifacts/benchmark.json || status=$?
   step "bundle"
