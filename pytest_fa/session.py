@@ -57,8 +57,8 @@ class Session:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.needed: dict[str, Variant] = {}
-        self.workers = Workers()
-        self.profilers = Workers()
+        self.workers = Workers(options.cache)
+        self.profilers = Workers(options.cache)
         self._neighbours: tuple[str, ...] = ()
         self._say: Say = lambda _: None
 
