@@ -3,6 +3,7 @@
 #
 #   ./repro.sh                    build every variant, check and time what this machine can run, write artifacts/
 #   ./repro.sh test               set up and pass the project's own tests
+#   ./repro.sh test-without-torch the tests that need no torch, in an environment without it: for other Pythons
 #   ./repro.sh --env=current ...  use this interpreter's packages, name what differs from constraints.txt, install nothing
 #
 # PYTHON chooses the interpreter (3.11 or newer).  Without a CUDA toolkit the compiler comes from wheels.
@@ -15,8 +16,9 @@ main() {
     case "$word" in
       --env=fresh | --env=current) environment=${word#--env=} ;;
       test) task=test ;;
-      -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; return 0 ;;
-      *) fail "unknown argument '$word'; allowed: test, --env=fresh, --env=current" ;;
+      test-without-torch) task=test_without_torch environment=without_torch ;;
+      -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; return 0 ;;
+      *) fail "unknown argument '$word'; allowed: test, test-without-torch, --env=fresh, --env=current" ;;
     esac
   done
   check_machine
@@ -35,18 +37,35 @@ check_machine() {
 # An environment of its own, made anew when what it is made from has changed.
 prepare_fresh() {
   local extras=test
-  [ -x "${CUDA_HOME:-/nowhere}/bin/nvcc" ] || command -v nvcc >/dev/null || extras=test,nvcc
-  local made_from
-  made_from="$("$PYTHON" --version) $extras $(cat constraints.txt pyproject.toml | sha256sum)"
-  if [ "$(cat .venv-repro/made-from 2>/dev/null)" != "$made_from" ]; then
-    step "environment: .venv-repro, pinned by constraints.txt"
-    rm -rf .venv-repro
-    "$PYTHON" -m venv .venv-repro
-    .venv-repro/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
-    echo "$made_from" >.venv-repro/made-from
+  [ -x "${CUDA_HOME:-/nowhere}/bin/nvcc" ] || command -v nvcc >/dev/null || extras=test,cuda13
+  make_environment .venv-repro "$extras" -e ".[$extras]"
+}
+
+# Everything but torch, which the parts under test do not import.
+prepare_without_torch() {
+  local version needed
+  version=$("$PYTHON" -c 'import sys; print("{}.{}".format(*sys.version_info))')
+  needed=$("$PYTHON" -c 'import tomllib; print(*(each.replace(" ", "") for each in
+    tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"] if not each.startswith("torch")))')
+  # shellcheck disable=SC2086  # one word for each requirement
+  make_environment ".venv-repro-$version" without-torch $needed pytest-xdist setuptools wheel
+  "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+}
+
+# make_environment FOLDER WHAT-FOR REQUIREMENT...: made once, used from here on.
+make_environment() {
+  local folder=$1 what=$2 made_from
+  shift 2
+  made_from="$("$PYTHON" --version) $what $(cat constraints.txt pyproject.toml | sha256sum)"
+  if [ "$(cat "$folder/made-from" 2>/dev/null)" != "$made_from" ]; then
+    step "environment: $folder, pinned by constraints.txt"
+    rm -rf "$folder"
+    "$PYTHON" -m venv "$folder"
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "$@"
+    echo "$made_from" >"$folder/made-from"
   fi
-  PYTHON=$PWD/.venv-repro/bin/python
-  export PATH="$PWD/.venv-repro/bin:$PATH"
+  PYTHON=$PWD/$folder/bin/python
+  export PATH="$PWD/$folder/bin:$PATH"
 }
 
 # The interpreter as it is; the plugin from this tree where it is not installed.
@@ -64,7 +83,7 @@ run() {
   mkdir -p artifacts
   touch artifacts/.started
   local status=0
-  "$PYTHON" -m pytest --fa-variant='*' -k test_build || status=$?
+  "$PYTHON" -m pytest --fa-static --fa-variant='*' || status=$?
   "$PYTHON" -m pytest --fa-suite=history,edge -rf \
     --junit-xml=artifacts/junit.xml --benchmark-json=artifacts/benchmark.json || status=$?
   step "bundle"
@@ -85,7 +104,18 @@ test() {
   fi
   if has mypy; then "$PYTHON" -m mypy; fi
   step "tests"
-  "$PYTHON" -m pytest -c tests/pytest.ini tests
+  if has xdist; then
+    "$PYTHON" -m pytest -c tests/pytest.ini -n 2 --dist loadfile -m "not alone" tests
+    "$PYTHON" -m pytest -c tests/pytest.ini -m alone tests
+  else
+    "$PYTHON" -m pytest -c tests/pytest.ini tests
+  fi
+}
+
+test_without_torch() {
+  step "tests without torch, $("$PYTHON" --version)"
+  "$PYTHON" -m pytest -c tests/pytest.ini -m "not needs_nvcc" -q -n 2 \
+    tests/unit/{build,bundle,catalog,gate,report} tests/unit/test_{options,gating}.py tests/house/test_layers.py
 }
 
 has() {

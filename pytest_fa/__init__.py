@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_fa.run.module import Forward
+    from pytest_fa.run.forward import Forward
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load"]

@@ -8,6 +8,7 @@
     |-- UnsupportedCase    a kernel refused a case: the reason is the message
     |-- LaunchError        a kernel could not be started
     |-- DeviceLost         the device context is gone: the process must be replaced
+    |-- ToolAttached       a profiler or a debugger sits in a process that is to be timed
     `-- WrongResult        a kernel that did something wrong, and the checks that found it
 
 Each message names the thing, the value found and what is allowed.  `plugin.py` is the one place that turns
@@ -50,6 +51,10 @@ class LaunchError(FaError):
 
 class DeviceLost(FaError):
     """The device context is gone; the process that held it must be replaced."""
+
+
+class ToolAttached(FaError):
+    """A profiler, a sanitizer or a debugger sits in a process that is to be timed."""
 
 
 class WrongResult(FaError):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pytest_fa.judge.truth import Truth
     from pytest_fa.options import Options
     from pytest_fa.report.record import Check, Record, Speed
+    from pytest_fa.run.forward import Forward
     from pytest_fa.run.inputs import Inputs
-    from pytest_fa.run.module import Forward
     from pytest_fa.session import Session
 
 T = TypeVar("T")
@@ -68,6 +68,13 @@ def fa_case(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture
 def fa_property(request: pytest.FixtureRequest) -> str:
     """The property under test, by its name; a test that asks for it runs once for every variant and property."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def fa_sanitizer(request: pytest.FixtureRequest) -> str:
+    """The tool of `--fa-sanitize`; a test that asks for it runs once for every selected variant and tool."""
     name: str = request.param
     return name
 
@@ -279,6 +286,19 @@ class FaRun:
             pytest.fail(lack, pytrace=False)
         return self._finish(lambda: hold_gate(session, variant, question_of(session, variant, ratio), say))
 
+    def profile(self, variant: Variant, case: Case) -> Record:
+        """Count under Nsight Compute; skips, or fails under --ncu-strict, with the reason why nothing was counted."""
+        from pytest_fa.profiling import profile_case  # noqa: PLC0415  # only a run with profiles needs it
+
+        say = _progress_line(self._node.config)
+        return self._finish(lambda: profile_case(self._session, variant, case, say))
+
+    def sanitize(self, variant: Variant, tool: str) -> Record:
+        """Run one tool of compute-sanitizer; fails with what it found."""
+        from pytest_fa.sanitizing import sanitize_variant  # noqa: PLC0415  # only where it was asked for
+
+        return self._finish(lambda: sanitize_variant(self._session, variant, tool))
+
     def speed(self, variant: Variant, case: Case) -> Record:
         """Run, judge, time, and judge what was timed."""
         return self._finish(lambda: self._session.run_case(variant, case, "speed"))
@@ -297,6 +317,9 @@ class FaRun:
                 pytest.fail(f"{lack} (--fa-require-gpu)", pytrace=False)
             pytest.skip(str(lack))
         self._node.stash[RECORD_KEY] = record
+        is_strict = record.kind == "profile" and self._session.options.ncu_strict
+        if record.outcome == "not_measured" and not is_strict:
+            pytest.skip(record.message)
         if record.outcome != "ok":
             pytest.fail(failure_text(record), pytrace=False)
         return record

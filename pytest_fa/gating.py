@@ -57,7 +57,7 @@ def question_of(session: Session, variant: Variant, ratio: float) -> Question:
     """
     first: dict[str, Case] = {}
     refused: dict[str, str] = {}
-    for case in session.plan.cases:
+    for case in session.plan.cases_of(variant):
         if reason := variant.refuses(case):
             refused[case.shape_id] = reason
         else:

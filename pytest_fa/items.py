@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.plan import AnyVariant, Plan
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.report.profiles import profile_lines, tool_properties
 from pytest_fa.report.record import Record, to_builtins
 from pytest_fa.report.table import headline
 
@@ -30,6 +34,9 @@ def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
     if "fa_property" in names:
         pairs = [pytest.param(variant, name, id=f"{variant.name}-{name}") for variant, name in plan.properties]
         metafunc.parametrize(("fa_variant", "fa_property"), pairs, indirect=True)
+    elif "fa_sanitizer" in names:
+        pairs = [pytest.param(variant, tool, id=f"{variant.name}-{tool}") for variant, tool in plan.sanitized]
+        metafunc.parametrize(("fa_variant", "fa_sanitizer"), pairs, indirect=True)
     elif "fa_variant" not in names:
         metafunc.parametrize("fa_case", plan.cases, ids=lambda case: case.id, indirect=True)
     elif "fa_case" not in names:
@@ -38,17 +45,29 @@ def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
             variants = getattr(plan, _VARIANTS_OF.get(metafunc.function.__name__, "runnable"))
         metafunc.parametrize("fa_variant", variants, ids=lambda variant: variant.name, indirect=True)
     else:
-        timed = "fa_benchmark" in names
+        timed = "fa_benchmark" in names or is_profiled(metafunc)
         pairs = [
             pytest.param(
                 variant,
                 case,
                 id=f"{variant.name}-{case.shape_id if timed else case.id}",
-                marks=_UNUSED if timed else (),
+                marks=_UNUSED if "fa_benchmark" in names else (),
             )
-            for variant, case in (plan.timings if timed else plan.checks)
+            for variant, case in _pairs(metafunc, plan)
         ]
         metafunc.parametrize(("fa_variant", "fa_case"), pairs, indirect=True)
+
+
+def is_profiled(metafunc: pytest.Metafunc) -> bool:
+    """Whether this is the suite's own test of profiles."""
+    return metafunc.function.__name__ == "test_profile" and "fa_run" in metafunc.fixturenames
+
+
+def _pairs(metafunc: pytest.Metafunc, plan: Plan) -> list[tuple[Variant, Case]]:
+    """The variants and cases of a test that asks for both."""
+    if is_profiled(metafunc):
+        return plan.profiles
+    return plan.timings if "fa_benchmark" in metafunc.fixturenames else plan.checks
 
 
 def deselect(config: pytest.Config, items: list[pytest.Item], plan: Plan) -> None:
@@ -76,9 +95,26 @@ def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) ->
     if record is not None:
         report.fa_record = to_builtins(record)
         item.user_properties.append(("fa", headline(record)))
+        item.user_properties += tool_properties(record)
+        report.extras = [*getattr(report, "extras", []), *_html_extras(item.config, record)]
     elif report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.fa_not_run = ["build" if _param(item, "fa_case") is None else "case", reason.removeprefix("Skipped: ")]
+
+
+def _html_extras(config: pytest.Config, record: Record) -> list[Any]:
+    """For pytest-html, where it writes a page: links to the report and its CSV from there, and the verdict."""
+    page = config.getoption("htmlpath", default=None)
+    if not page or record.profile is None:
+        return []
+    from pytest_html import extras  # noqa: PLC0415  # another plugin's, only where it is in use
+
+    folder = config.invocation_params.dir / Path(page).parent
+    files = {"Nsight Compute report": record.profile.report, "counters (CSV)": record.profile.table}
+    links = [
+        extras.url(os.path.relpath(config.rootpath / path, folder), name=name) for name, path in files.items() if path
+    ]
+    return [*links, extras.text("\n".join(profile_lines([record])), name="profile")]
 
 
 def _stands_beside(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:
@@ -87,8 +123,8 @@ def _stands_beside(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:
 
 
 def _is_empty(item: pytest.Item) -> bool:
-    """Pytest's placeholder for a test of properties that has none to run over."""
-    return "fa_property" in getattr(item, "fixturenames", ()) and _variant(item) is None
+    """Pytest's placeholder for a test of properties or sanitizers that has none to run over."""
+    return bool({"fa_property", "fa_sanitizer"} & set(getattr(item, "fixturenames", ()))) and _variant(item) is None
 
 
 def _variant(item: pytest.Item) -> AnyVariant | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from pytest_fa.catalog.case import Case
@@ -9,6 +11,8 @@ from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.report.record import Busy, Check, Diagnosis, Outcome, Repeats, Speed, Stage, StageName
 
 WATCHDOG_SECONDS = 10.0
+NVTX_DOMAIN = "pytest-fa"  # of every range that a worker opens
+PROBE_RANGE = "probe"  # of the profiler's own first try
 
 
 class CaseJob(msgspec.Struct, frozen=True, tag="case"):
@@ -17,7 +21,7 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     A judged call is repeated `repeats` times; None leaves the number to the time it takes.  With `property_name` the
     variant is held to that property in place of being judged on the case alone.  `witnesses` are judged beside it when
     it is wrong.  `library` is the leaf's shared library for a `cuda` entry.  A launch that has not come back after
-    `watchdog_seconds` is a hang.
+    `watchdog_seconds` is a hang.  `warm_ups` calls come before the first that counts, outside its NVTX range.
     """
 
     variant: Variant
@@ -31,11 +35,17 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     property_name: str | None = None
     witnesses: tuple[Variant, ...] = ()
     watchdog_seconds: float = WATCHDOG_SECONDS
+    warm_ups: int = 0
 
     @property
     def id(self) -> str:
         """Variant and case, or variant and property: `ws_p2-b1h8s512d64-fp16-seed0`, `ws_p2-streams`."""
         return f"{self.variant.name}-{self.property_name or self.case.id}"
+
+    @property
+    def slug(self) -> str:
+        """The id as an NVTX range and a file name: profilers give `@` and other marks a meaning of their own."""
+        return re.sub(r"[^A-Za-z0-9._-]", "-", self.id)
 
     @property
     def wanted_stages(self) -> tuple[StageName, ...]:

@@ -10,7 +10,7 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.errors import UsageProblem
 
 TEMPLATES = Path(pytest_fa.__file__).parent / "template"
-KINDS = ("cuda", "python")
+KINDS = ("cuda", "torch", "python", "triton")
 
 
 def write_variant(name: str, kind: str, kernels: Path) -> Path:
@@ -27,7 +27,7 @@ def write_variant(name: str, kind: str, kernels: Path) -> Path:
     if folder.exists():
         raise UsageProblem(f"new: {str(folder)!r} exists already; nothing was written")
     folder.mkdir(parents=True)
-    for template in sorted((TEMPLATES / kind).iterdir()):
-        text = template.read_text(encoding="utf-8").replace("NAME", name)
+    for template in sorted(path for path in (TEMPLATES / kind).iterdir() if path.is_file()):  # pip adds __pycache__
+        text = re.sub(r"\bNAME\b", name, template.read_text(encoding="utf-8"))  # not in TORCH_EXTENSION_NAME
         (folder / template.name).write_text(text, encoding="utf-8")
     return folder

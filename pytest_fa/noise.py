@@ -15,8 +15,9 @@ from pytest_fa.errors import FaError
 from pytest_fa.gate.verdict import LOOKS, PairSamples
 from pytest_fa.jobs import Arm, Contest, GateJob, GateResult
 from pytest_fa.measure.timing_lock import timing_lock
-from pytest_fa.report.environment import find_gpu, read_environment, read_source
+from pytest_fa.report.environment import find_gpu, read_environment
 from pytest_fa.report.noise import Noise
+from pytest_fa.report.source import read_source
 from pytest_fa.workers import Workers
 
 MISSION = "b1h8s512d64-fp16-seed0"

@@ -20,6 +20,10 @@ MOST_REPEATS = 1_000_000
 MOST_WATCHDOG_SECONDS = 86_400.0
 LEAST_GATE, MOST_GATE = 0.01, 100.0
 TOLERANCES = ("measured", "absolute", "fp8")
+NCU_SETS = ("verdict", "occupancy", "tensor", "memory", "stalls", "full")
+SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
+# Tests of the suite that are there only where they were asked for.
+ON_REQUEST = {"test_gate": "gate", "test_profile": "ncu", "test_sanitize": "sanitizers"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +49,12 @@ class Options:
     selftest: bool
     gate: float | None
     gate_baseline: str | None
+    ncu: bool
+    ncu_set: str
+    ncu_strict: bool
+    ncu_sudo: bool
+    sanitizers: tuple[str, ...]
+    static: bool
     cache: Path
     artifacts: Path
     profiles: Path
@@ -56,6 +66,12 @@ class Options:
     timing: bool
     repeat: tuple[str, ...]
     is_given: bool
+
+    def offers(self, test: str) -> bool:
+        """Whether a test of the shipped suite is there in this run: some only on request, one alone for --fa-static."""
+        if self.static:
+            return test == "test_build"
+        return test not in ON_REQUEST or getattr(self, ON_REQUEST[test]) not in (None, (), False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +121,21 @@ OPTIONS = (
         "gate against this variant, or a build still in the cache, in place of SDPA",
         "NAME|key:KEY",
     ),
+    _Option("--ncu", "profile each variant and shape with Nsight Compute, in a process of its own, after it was right"),
+    _Option(
+        "--ncu-set",
+        "counters of --ncu: verdict, occupancy, tensor, memory, stalls, full",
+        "NAME",
+        "verdict",
+    ),
+    _Option("--ncu-strict", "fail where Nsight Compute cannot count, in place of skipping"),
+    _Option("--ncu-sudo", "start Nsight Compute by `sudo -n`"),
+    _Option(
+        "--fa-sanitize",
+        "run compute-sanitizer on each variant: memcheck, racecheck, synccheck, initcheck",
+        "TOOL[,TOOL...]",
+    ),
+    _Option("--fa-static", "only build, for every architecture, and show what the machine code says; needs no GPU"),
     _Option("--fa-require-gpu", "fail where there is no GPU, in place of skipping"),
     _Option("--fa-clean", "forget the cached builds of the selected variants first"),
     _Option("--fa-cache", "where builds are kept; default: pytest-fa in the user's cache folder", "DIR"),
@@ -154,6 +185,12 @@ def read(config: pytest.Config) -> Options:
         selftest=_flag(config, "fa_selftest"),
         gate=_gate(config),
         gate_baseline=_text(config, "fa_gate_baseline") or None,
+        ncu=_ncu(config),
+        ncu_set=_one_of("--ncu-set", _text(config, "ncu_set"), NCU_SETS) or NCU_SETS[0],
+        ncu_strict=_flag(config, "ncu_strict"),
+        ncu_sudo=_flag(config, "ncu_sudo"),
+        sanitizers=_sanitizers(config),
+        static=_flag(config, "fa_static"),
         soak=_soak(_text(config, "fa_soak")),
         cache=_folder(rootdir, _text(config, "fa_cache")) or default_cache(),
         artifacts=_folder(rootdir, _text(config, "fa_artifacts")) or rootdir / "artifacts",
@@ -272,6 +309,23 @@ def _gate(config: pytest.Config) -> float | None:
     if not LEAST_GATE <= ratio <= MOST_GATE:  # NaN too
         raise UsageProblem(f"--fa-gate: {text!r} is no ratio; give {LEAST_GATE:g} to {MOST_GATE:g}, such as 0.95")
     return ratio
+
+
+def _ncu(config: pytest.Config) -> bool:
+    asked = _flag(config, "ncu")
+    if not asked and config.getoption("ncu_set") is not None:
+        raise UsageProblem("--ncu-set: nothing is profiled; give --ncu too")
+    if asked and config.getoption("numprocesses", default=None):
+        raise UsageProblem("--ncu: one process at a time may count on a GPU; drop -n")
+    return asked
+
+
+def _sanitizers(config: pytest.Config) -> tuple[str, ...]:
+    text = _text(config, "fa_sanitize")
+    words = _allowed("--fa-sanitize", _words(text), SANITIZERS)
+    if config.getoption("fa_sanitize") is not None and not words:
+        raise UsageProblem(f"--fa-sanitize: {text!r} names no tool (allowed: {', '.join(SANITIZERS)})")
+    return tuple(dict.fromkeys(words))
 
 
 def _watchdog(text: str) -> float | None:

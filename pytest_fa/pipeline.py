@@ -35,6 +35,7 @@ from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import Subject
 from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.judge.witnesses import hear
+from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.contest import Blocks, Opened, Runner, contest
 from pytest_fa.measure.device_time import CannotCapture
 from pytest_fa.measure.measure import l2_bytes, measure, profile_busy
@@ -71,8 +72,11 @@ def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
             workspaces = Workspaces()
             forward = scope.enter_context(open_forward(job.variant, job.library, workspaces))
             launch = CheckedLaunch(forward, make_inputs(job.case, device), workspaces)
+            for _ in range(job.warm_ups):
+                stages.watch()
+                launch.once(f"warm_up-{job.slug}")
             stages.watch()
-            found.out = launch.once(job.id)
+            found.out = launch.once(job.slug)
         if job.property_name:
             with stages("correct"):
                 PROPERTIES[job.property_name](Subject(job, forward, device, stages.watch))
@@ -91,7 +95,7 @@ def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
                 _require_repeats(job, found)
         if job.time:
             with stages("speed"):
-                measured, outputs = measure(forward, job.case, launch.inputs, job.id, stages.watch)
+                measured, outputs = measure(forward, job.case, launch.inputs, job.slug, stages.watch)
                 launch.require_untouched()
                 if job.judge:
                     _judge_timed(outputs, found, launch.inputs, job.policy)
@@ -121,6 +125,7 @@ def run_gate(job: GateJob, tell: Tell = lambda _: None) -> GateResult:
     stages = Stages(job, tell)
     try:
         stages.wait()
+        require_no_tool()
         open_device(job.device)
         with clock_watch(job.device) as clocks:
             for index, each in enumerate(job.contests):
@@ -255,7 +260,7 @@ def _repeat(job: CaseJob, launch: CheckedLaunch, found: Findings, stages: Stages
             keep_farthest=not job.variant.deterministic,
         )
         launch.require_untouched()
-    if job.variant.entry.kind == "python" and job.variant.role != "baseline":
+    if job.variant.entry.kind != "cuda" and job.variant.role != "baseline":
         require_own_work(launch)
 
 

@@ -21,6 +21,7 @@ from pytest_fa.fixtures import (
     fa_module,
     fa_property,
     fa_run,
+    fa_sanitizer,
     fa_truth,
     fa_variant,
     session_of,
@@ -40,6 +41,7 @@ __all__ = [
     "fa_module",
     "fa_property",
     "fa_run",
+    "fa_sanitizer",
     "fa_truth",
     "fa_variant",
 ]
@@ -87,9 +89,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str) -> list[pytest.Item] | None:
-    """The suite's gate is a test where one was asked for, and else not there."""
-    is_ours = name == "test_gate" and str(getattr(collector.obj, "__name__", "")).startswith("pytest_fa.suite.")
-    return [] if is_ours and collector.config.stash[OPTIONS_KEY].gate is None else None
+    """Some of the suite's tests are there where they were asked for: gates, profiles, sanitizers."""
+    is_ours = name.startswith("test_") and str(getattr(collector.obj, "__name__", "")).startswith("pytest_fa.suite.")
+    return [] if is_ours and not collector.config.stash[OPTIONS_KEY].offers(name) else None
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
@@ -101,7 +103,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, tuple
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Pair variants and cases for every test that asks for them."""
-    if {"fa_variant", "fa_case", "fa_property"} & set(metafunc.fixturenames):
+    if {"fa_variant", "fa_case", "fa_property", "fa_sanitizer"} & set(metafunc.fixturenames):
         from pytest_fa.items import parametrize  # noqa: PLC0415  # only a run with kernels pays for the catalog
 
         try:

@@ -22,6 +22,7 @@ from pytest_fa.build.target import runs_on, target_arches
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import Catalog, discover
 from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
+from pytest_fa.catalog.fit import EVERYTHING, Fits
 from pytest_fa.catalog.plan import Plan, make_plan
 from pytest_fa.catalog.properties import MAY_REFUSE, applies, property_case
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
@@ -30,10 +31,25 @@ from pytest_fa.errors import BuildError, FaError, ToolchainError, UsageProblem
 from pytest_fa.jobs import WATCHDOG_SECONDS, Arm, BusyJob, CaseJob, CaseResult
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.options import Options
+from pytest_fa.profile.profiler import Profiler
 from pytest_fa.report.agreement import agree
 from pytest_fa.report.ceilings import Ceilings, read_ceilings
-from pytest_fa.report.environment import find_gpu, foreign_processes, read_environment, read_source
-from pytest_fa.report.record import ON_CPU, SCHEMA, STAGES, Environment, Kind, Leaf, Outcome, Record, Speed, Stage
+from pytest_fa.report.environment import find_gpu, foreign_processes, read_environment
+from pytest_fa.report.profiled import Profile
+from pytest_fa.report.record import (
+    ON_CPU,
+    SCHEMA,
+    STAGES,
+    Ablation,
+    Environment,
+    Kind,
+    Leaf,
+    Outcome,
+    Record,
+    Speed,
+    Stage,
+)
+from pytest_fa.report.source import read_source
 from pytest_fa.workers import Workers
 
 Say = Callable[[str], None]
@@ -59,6 +75,9 @@ class Session:
         self.needed: dict[str, Variant] = {}
         self.workers = Workers(options.cache)
         self.profilers = Workers(options.cache)
+        self.right: set[tuple[str, str]] = set()
+        self.device_us: dict[tuple[str, str], float] = {}
+        self.profiles: dict[tuple[str, str], Profile] = {}
         self._neighbours: tuple[str, ...] = ()
         self._say: Say = lambda _: None
 
@@ -86,7 +105,15 @@ class Session:
         if options.gate_baseline and options.gate is None:
             raise UsageProblem("--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too")
         _ = self.gate_baseline, self.old_build  # a name or a key that does not exist ends the run here
-        return make_plan(self.catalog, chosen, cases, with_properties=not options.cases)
+        fits: Fits = () if options.cases else ("head_dim", "layout") if options.dtypes else EVERYTHING
+        return make_plan(
+            self.catalog,
+            chosen,
+            cases,
+            with_properties=not options.cases,
+            fits=fits,
+            sanitizers=options.sanitizers,
+        )
 
     def plan_of(self, suites: tuple[str, ...]) -> Plan:
         """The plan with other suites' cases; the run's own plan for none.  Raises `UsageProblem`."""
@@ -146,9 +173,9 @@ class Session:
     def build_all(self, say: Say) -> None:
         """Build everything the selected items need in one batch, and let the workers start meanwhile."""
         self._say = say
-        if self.will_run():
+        if self.will_run() and not self.options.static:
             self._neighbours = foreign_processes()  # before there are processes of ours
-            self.workers.start(watches_operators=any(not each.is_built and each.is_judged for each in self._subjects))
+            self.workers.start()
             if find_gpu() and self.options.timing and not self.options.selftest:
                 self.profilers.start()
         if report := self.builds.title:
@@ -156,7 +183,7 @@ class Session:
 
     @functools.cached_property
     def builds(self) -> BuildReport:
-        """The leaves of all needed variants.  Raises `ToolchainError` without a compiler for what is missing."""
+        """The leaves of all needed variants, why there are none, and what this machine lacks for some."""
         options = self.options
         requests = []
         beside = [self.gate_baseline] if self.gate_baseline else []
@@ -164,10 +191,15 @@ class Session:
             if not variant.is_built or (self.plan.is_companion(variant) and not self._runs_here(variant)):
                 continue
             try:
-                requests += [(variant, arch) for arch in target_arches(variant, options.arches)]
+                requests += [(variant, arch) for arch in target_arches(variant, self._arches)]
             except BuildError:
                 continue  # said again by whoever asks for this variant's leaf
         return ensure(requests, options.cache, no_build=options.no_build, say=self._say)
+
+    @property
+    def _arches(self) -> tuple[str, ...]:
+        """What was asked for; all of them where only machine code is to be read."""
+        return self.options.arches or (ARCHES if self.options.static else ())
 
     def leaves(self, variant: Variant) -> list[Leaf | BuildFailure]:
         """What was built of a variant, for each architecture.
@@ -175,7 +207,9 @@ class Session:
         Raises `CannotRun` where there is no compiler or no architecture of the variant's fits.
         """
         try:
-            arches = target_arches(variant, self.options.arches)
+            arches = target_arches(variant, self._arches)
+            if lacking := self.builds.lacking.get(variant.name):
+                raise CannotRun(lacking)
             return [
                 self.builds.outcomes[(variant.name, arch)]
                 for arch in arches
@@ -187,11 +221,6 @@ class Session:
     def will_run(self) -> bool:
         """Whether anything selected can run on this machine, beyond being built."""
         return any(self._runs_here(each) for each in self.needed.values())
-
-    @property
-    def _subjects(self) -> list[Variant]:
-        """What was selected, without what only stands beside it."""
-        return [each for each in self.needed.values() if not self.plan.is_companion(each)]
 
     def _runs_here(self, variant: Variant) -> bool:
         return variant.device_for(gpu=find_gpu() is not None) is not None
@@ -235,7 +264,7 @@ class Session:
         device = variant.device_for(gpu=find_gpu() is not None)
         if device is None and not self._does_not_compile(variant):
             raise CannotRun(f"{variant.name} needs a GPU, and this machine has none")
-        leaf = self._runnable_leaf(variant) if variant.is_built else None
+        leaf = self.runnable_leaf(variant) if variant.is_built else None
         if device is None or isinstance(leaf, BuildFailure):
             result = _failed_build(f"build of {variant.name} failed (see test_build[{variant.name}])")
             return self.record(kind, variant.name, variant.role, case, result, ())
@@ -256,11 +285,22 @@ class Session:
             result = self.workers.run(job)
             if result.speed and not self.options.selftest:
                 result = msgspec.structs.replace(result, speed=self._confirmed(job, result.speed))
+        if result.outcome == "ok" and not property_name:
+            self._note(variant, case, result)
         if result.outcome == "unsupported" and property_name in MAY_REFUSE:
             raise Refused(f"{variant.name}: {property_name}: {result.message}")
         if result.outcome == "unsupported" and variant.role == "baseline":
             raise Refused(f"{variant.name} does not support {case.shape_id}: {result.message}")
-        return self.record(kind, variant.name, variant.role, case, result, (leaf,) if leaf else (), property_name)
+        record = self.record(kind, variant.name, variant.role, case, result, (leaf,) if leaf else (), property_name)
+        if variant.leaves_out and variant.parent:
+            record = msgspec.structs.replace(record, ablation=Ablation(variant.leaves_out, variant.parent))
+        return record
+
+    def _note(self, variant: Variant, case: Case, result: CaseResult) -> None:
+        """Remember what later items of this run build upon: who was right where, and how fast."""
+        self.right.add((variant.name, case.id))
+        if result.speed:
+            self.device_us[(case.shape_id, variant.name)] = result.speed.device.median_us
 
     def _confirmed(self, job: CaseJob, speed: Speed) -> Speed:
         """The figures beside what the profiler says in a process of its own, and whether the two agree."""
@@ -281,6 +321,14 @@ class Session:
         return {"busy": found.busy, "busy_missing": found.missing, "neighbours": self._neighbours}
 
     @functools.cached_property
+    def profiler(self) -> Profiler:
+        """Nsight Compute for this run; raises `CannotRun` without a GPU."""
+        gpu, options = find_gpu(), self.options
+        if gpu is None:
+            raise CannotRun("profiling needs a GPU, and this machine has none")
+        return Profiler(options.artifacts / "ncu", options.rootdir, gpu.compute_capability, sudo=options.ncu_sudo)
+
+    @functools.cached_property
     def _ceilings(self) -> Ceilings | None:
         return read_ceilings(self.options.profiles, self.environment.gpu)
 
@@ -288,7 +336,7 @@ class Session:
         """A variant with its library, for a contest.  Raises `CannotRun` where it was not built."""
         if not variant.is_built:
             return Arm(variant, None)
-        leaf = self._runnable_leaf(variant)
+        leaf = self.runnable_leaf(variant)
         if isinstance(leaf, BuildFailure):
             raise CannotRun(f"build of {variant.name} failed: {leaf.message}")
         return Arm(variant, str(self.options.cache / leaf.library))
@@ -338,13 +386,13 @@ class Session:
         except CannotRun:
             return False
 
-    def _runnable_leaf(self, variant: Variant) -> Leaf | BuildFailure:
+    def runnable_leaf(self, variant: Variant) -> Leaf | BuildFailure:
         """The best leaf for this machine's GPU, or why it was not built; without a GPU, whatever failed."""
         gpu = find_gpu()
         outcomes = [each for each in self.leaves(variant) if not gpu or runs_on(each.arch, gpu.compute_capability)]
         if not outcomes:
             raise CannotRun(f"{variant.name}: nothing that was compiled ({', '.join(variant.arch)}) runs on this GPU")
-        return max(outcomes, key=lambda each: ARCHES.index(each.arch))
+        return max(outcomes, key=lambda each: each.arch)
 
     def record(
         self,
@@ -390,10 +438,16 @@ class Session:
 
     def _repeat(self, kind: Kind, variant: str, case: Case | None, property_name: str | None) -> str:
         """One command line that runs this item again."""
-        words = [*self.options.repeat, f"--fa-variant={variant}"]
+        words = [*self.options.repeat, f"--fa-variant={variant}", *self._asked_for(kind)]
         if property_name:
             return shlex.join([*words, "-k", f"test_property and {property_name}"])
         return shlex.join([*words, *([f"--fa-case={case.id}"] if case else []), "-k", f"test_{kind}"])
+
+    def _asked_for(self, kind: Kind) -> list[str]:
+        """The option that makes a test of this kind appear at all."""
+        if kind == "profile":
+            return ["--ncu", f"--ncu-set={self.options.ncu_set}"]
+        return [f"--fa-sanitize={','.join(self.options.sanitizers)}"] if kind == "sanitize" else []
 
 
 def _failed_build(message: str) -> CaseResult:

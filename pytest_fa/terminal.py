@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,8 @@ class Results:
             record = read_record(report.fa_record)
             self._records.append(record)
             self._did_case |= self._was_run(record) and not report.fa_companion
+            if record.outcome == "not_measured":
+                self._not_run["case"][record.message] += 1
             try:
                 self._log.append(record)
             except OSError as problem:
@@ -71,35 +74,31 @@ class Results:
         self._failed_otherwise |= report.failed
 
     def finish(self) -> None:
-        """Write the profiles that were asked for."""
+        """Write the profiles that were asked for, and what a step of GitHub's is to show."""
+        if self._records and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
+            from pytest_fa.report.profiles import append_summary  # noqa: PLC0415
+
+            append_summary(self._records, Path(summary))
         if self._options.save and self._records:
             from pytest_fa.report.log import save_profiles  # noqa: PLC0415
 
             good = [each for each in self._records if each.gate or (each.outcome == "ok" and each.kind != "build")]
             try:
-                self._saved = save_profiles(good, self._options.profiles)
+                self._saved = save_profiles(good, self._options.profiles, self._options.rootdir)
             except OSError as problem:
                 self._problem = problem
 
     def write(self, terminal: pytest.TerminalReporter) -> None:
         """The table and the lines below it."""
         if self._records:
-            from pytest_fa.report.ceilings import read_ceilings  # noqa: PLC0415
             from pytest_fa.report.log import stale_variants  # noqa: PLC0415
-            from pytest_fa.report.table import FOOTNOTE, make_rows, notes, render, render_matrix  # noqa: PLC0415
+            from pytest_fa.report.profiles import ablation_lines, profile_lines  # noqa: PLC0415
+            from pytest_fa.report.table import notes  # noqa: PLC0415
 
-            width = terminal._tw.fullwidth  # noqa: SLF001
-            ceilings = read_ceilings(self._options.profiles, self._records[0].environment.gpu)
-            faults = [record for record in self._records if record.kind == "selftest"]
-            terminal.section("self-test: kernels and what found them" if faults else "attention kernels")
-            if faults:
-                terminal.write_line(render_matrix(faults, max(width, MATRIX_WIDTH)))
-            else:
-                rows = make_rows(self._records, ceilings)
-                terminal.write_line(f"{render(rows, width, color=terminal.hasmarkup)}\n{FOOTNOTE}" if rows else "")
+            self._write_table(terminal)
             self._write_gates(terminal)
-            for note in notes(self._records):
-                terminal.write_line(note)
+            for line in (*ablation_lines(self._records), *profile_lines(self._records), *notes(self._records)):
+                terminal.write_line(line)
             if terminal.config.getoption("numprocesses", None):
                 terminal.write_line(
                     "pytest-benchmark switches itself off under xdist: these times are in our records alone"
@@ -119,6 +118,31 @@ class Results:
             terminal.write_line(f"fa: nothing ran: all that was selected was skipped ({reasons.total()})", red=True)
             for reason, count in reasons.most_common(5):
                 terminal.write_line(f"  {count} x {reason}", red=True)
+
+    def _write_table(self, terminal: pytest.TerminalReporter) -> None:
+        """What was built, checked and timed: a row for each variant and shape; the self-test has a matrix."""
+        from pytest_fa.report.ceilings import read_ceilings  # noqa: PLC0415
+        from pytest_fa.report.table import FOOTNOTE, make_rows, render, render_matrix  # noqa: PLC0415
+
+        width = terminal._tw.fullwidth  # noqa: SLF001
+        faults = [record for record in self._records if record.kind == "selftest"]
+        terminal.section("self-test: kernels and what found them" if faults else "attention kernels")
+        if faults:
+            terminal.write_line(render_matrix(faults, max(width, MATRIX_WIDTH)))
+        elif self._options.static:
+            self._write_static(terminal, width)
+        else:
+            ceilings = read_ceilings(self._options.profiles, self._records[0].environment.gpu)
+            rows = make_rows(self._records, ceilings)
+            terminal.write_line(f"{render(rows, width, color=terminal.hasmarkup)}\n{FOOTNOTE}" if rows else "")
+
+    def _write_static(self, terminal: pytest.TerminalReporter, width: int) -> None:
+        """What the machine code says, with the launches that saved records know."""
+        from pytest_fa.profile.static import static_text  # noqa: PLC0415
+        from pytest_fa.report.log import saved_launches  # noqa: PLC0415  # only --fa-static needs these
+
+        names = [record.variant for record in self._records]
+        terminal.write_line(static_text(self._records, saved_launches(self._options.profiles, names), width))
 
     def _write_gates(self, terminal: pytest.TerminalReporter) -> None:
         """Each gate; one without a verdict in full, since pytest shows the text of failures alone."""
@@ -144,7 +168,7 @@ class Results:
 
     @staticmethod
     def _was_run(record: Record) -> bool:
-        return record.kind not in ("build", "property") and record.outcome != "not_built"
+        return record.kind not in ("build", "property") and record.outcome not in ("not_built", "not_measured")
 
 
 def list_variants(session: Session) -> None:

@@ -1,8 +1,7 @@
 """The child: takes a job, gives a result.  Started by name, imported by nobody.
 
 python -m pytest_fa.worker JOB.json         run one job, print its result: what profilers and people start
-python -m pytest_fa.worker --serve FD       import torch, then fork a worker for every request on the socket FD;
-                                            --watch-operators: import what watching torch's operators takes, too
+python -m pytest_fa.worker --serve FD       import torch, then fork a worker for every request on the socket FD
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from pathlib import Path
 import msgspec
 
 from pytest_fa.jobs import BusyJob, BusyResult, GateJob, Job, Progress, Result, decode_job, encode
-from pytest_fa.judge.own_work import warm_up
 from pytest_fa.pipeline import run_busy, run_case, run_gate
 
 DYING_SECONDS = 2.0  # a process that was hit by a signal closes its files before it is gone
@@ -30,9 +28,7 @@ DYING_SECONDS = 2.0  # a process that was hit by a signal closes its files befor
 def main(arguments: list[str]) -> int:
     """Run one job file or serve; 0 if the job's outcome is ok, 1 if it is not, 2 for wrong arguments."""
     match arguments:
-        case ["--serve", descriptor, *more]:
-            if more:
-                warm_up()
+        case ["--serve", descriptor]:
             serve(socket.socket(fileno=int(descriptor)))
             return 0
         case [path] if not path.startswith("-"):

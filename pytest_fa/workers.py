@@ -66,23 +66,19 @@ class Workers:
     ) -> None:
         self.close()
 
-    def start(self, *, watches_operators: bool = False) -> None:
-        """Start the server and return at once: it imports torch while the caller builds.
-
-        `watches_operators` lets it import too what only Python entries need, a second that its workers then share.
-        """
+    def start(self) -> None:
+        """Start the server and return at once: it imports torch while the caller builds."""
         if self._server is not None:
             return
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the server
-        more = ["--watch-operators"] if watches_operators else []
         self._server = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "pytest_fa.worker", "--serve", str(theirs.fileno()), *more],
+            [sys.executable, "-m", "pytest_fa.worker", "--serve", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=_server_environment(self._cache),
+            env=child_environment(self._cache),
         )
         theirs.close()
 
@@ -146,6 +142,10 @@ class Workers:
         except (EOFError, ConnectionError):
             return self._lost("crashed", last, mark)
         return self._lost("hung", last, mark)
+
+    def rest(self) -> None:
+        """End the present worker, and with it what it holds on the GPU; the next job gets a new one."""
+        self._forget()
 
     def _forget(self) -> None:
         if self._worker is not None:
@@ -230,8 +230,8 @@ class Workers:
         return text.decode(errors="replace").strip()
 
 
-def _server_environment(cache: Path | None) -> dict[str, str]:
-    """Ours, with device numbers in NVML's order, this package importable, and the builds of this run to be found."""
+def child_environment(cache: Path | None = None) -> dict[str, str]:
+    """A child's: ours, device numbers in NVML's order, this package importable, and the builds in `cache` found."""
     package_parent = str(Path(__file__).parent.parent)
     path = os.environ.get("PYTHONPATH")
     return {
@@ -244,7 +244,12 @@ def _server_environment(cache: Path | None) -> dict[str, str]:
 
 
 def _owner(variant: Variant) -> str:
-    """Who shares a worker: variants of one folder, and all that are shipped with this package."""
+    """Who shares a worker: variants of one folder, and all that are shipped with this package.
+
+    An extension of PyTorch has one of its own: it may register names that its twin registers too.
+    """
+    if variant.entry.kind == "torch":
+        return f"{variant.folder}:{variant.name}"
     return variant.root if Path(variant.root) == BUILTIN_ROOT else variant.folder
 
 

@@ -19,35 +19,27 @@ import msgspec
 from elftools.common.exceptions import ELFError
 
 from pytest_fa.build import cache as leaves
-from pytest_fa.build.command import (
-    GENERATED,
-    binding_command,
-    binding_key,
-    compile_command,
-    compile_flags,
-    digest,
-    instantiations_header,
-    links,
-    request_key,
-    toolchain_key,
-)
+from pytest_fa.build import recipe
+from pytest_fa.build.command import binding_command, binding_key, toolchain_key
+from pytest_fa.build.keys import Dependency, digest
 from pytest_fa.build.machine_code import read_machine_code
 from pytest_fa.build.ninja import Job, parallel_jobs, run_jobs
 from pytest_fa.build.resources import read_ptxas_log, with_machine_code
-from pytest_fa.build.toolchain import Toolchain, find_toolchain
-from pytest_fa.catalog.variant import Arch, Variant
+from pytest_fa.build.toolchain import Toolchain
+from pytest_fa.catalog.variant import Target, Variant
+from pytest_fa.errors import ToolchainError
 from pytest_fa.report.environment import find_gpu
 from pytest_fa.report.record import Leaf
 
 Say = Callable[[str], None]
-Request = tuple[Variant, Arch]
+Request = tuple[Variant, Target]
 
 
 class BuildFailure(msgspec.Struct, frozen=True):
     """A leaf that could not be had: why, and for a failed compilation the command."""
 
     variant: str
-    arch: Arch
+    arch: Target
     reason: str
     command: str = ""
 
@@ -73,12 +65,17 @@ def explain(failures: list[BuildFailure]) -> list[str]:
 
 
 class BuildReport(msgspec.Struct, frozen=True):
-    """What a batch gave, by (variant name, arch), and what it cost."""
+    """What a batch gave, by (variant name, arch), and what it cost.
+
+    `lacking` says what this machine has not got, by variant name: nothing was tried then.
+    """
 
     outcomes: dict[tuple[str, str], Outcome]
     compiled: int
     cached: int
     seconds: float
+    failed: int = 0
+    lacking: dict[str, str] = {}
 
     @property
     def title(self) -> str:
@@ -87,19 +84,49 @@ class BuildReport(msgspec.Struct, frozen=True):
         if not self.outcomes:
             return ""
         places = "; ".join(dict.fromkeys(f"{leaf.built_on} with {leaf.compiler}" for leaf in found)) or "nowhere"
-        count = f"{self.compiled} compiled, {self.cached} cached"
+        failed = f"{self.failed} failed, " if self.failed else ""
+        count = f"{failed}{self.compiled} compiled, {self.cached} cached"
         return f"builds: {count} in {self.seconds:.3f} s (built on {places})"
 
 
 def ensure(requests: list[Request], cache: Path, *, no_build: bool = False, say: Say = lambda _: None) -> BuildReport:
-    """The leaf of every request, or why there is none; one variant's failure does not touch another.
-
-    Raises `ToolchainError` where something must be compiled and there is no compiler.
-    """
-    if not requests:
-        return BuildReport({}, 0, 0, 0.0)
+    """The leaf of every request, why there is none, or what this machine lacks; one variant does not touch another."""
     start = time.perf_counter()
-    toolchain = None if no_build else find_toolchain(cache)
+    reports: list[BuildReport] = []
+    lacking: dict[str, str] = {}
+    for toolchain, same, reason in _by_toolchain(requests, cache, no_build=no_build):
+        if reason:
+            lacking.update({variant.name: reason for variant, _ in same})
+        else:
+            reports.append(_ensure(same, cache, toolchain, say))
+    return BuildReport(
+        outcomes={name: outcome for each in reports for name, outcome in each.outcomes.items()},
+        compiled=sum(each.compiled for each in reports),
+        cached=sum(each.cached for each in reports),
+        seconds=time.perf_counter() - start,
+        failed=sum(each.failed for each in reports),
+        lacking=lacking,
+    )
+
+
+def _by_toolchain(
+    requests: list[Request], cache: Path, *, no_build: bool
+) -> list[tuple[Toolchain | None, list[Request], str]]:
+    """The requests that are compiled alike, with what compiles them, or with what is missing for that."""
+    alike: dict[tuple[str, bool], list[Request]] = {}
+    for variant, arch in requests:
+        alike.setdefault((variant.entry.kind, variant.entry.has_cuda_sources), []).append((variant, arch))
+    groups: list[tuple[Toolchain | None, list[Request], str]] = []
+    for same in alike.values():
+        try:
+            groups.append((None if no_build else recipe.toolchain_for(same[0][0], cache), same, ""))
+        except ToolchainError as problem:
+            groups.append((None, same, str(problem)))
+    return groups
+
+
+def _ensure(requests: list[Request], cache: Path, toolchain: Toolchain | None, say: Say) -> BuildReport:
+    """With no toolchain, only what is there already."""
     tool_key = toolchain_key(toolchain) if toolchain else None
     outcomes, missing = _look_up(requests, cache, tool_key)
     found = len(outcomes)
@@ -111,8 +138,8 @@ def ensure(requests: list[Request], cache: Path, *, no_build: bool = False, say:
             found += len(late)
             outcomes.update(late)
             outcomes.update(_build([request for request, _ in missing], cache, toolchain, say))
-    compiled = len(missing) if toolchain else 0
-    return BuildReport(outcomes, compiled, found, time.perf_counter() - start)
+    failed = sum(isinstance(each, BuildFailure) for each in outcomes.values()) if toolchain else 0
+    return BuildReport(outcomes, len(missing) - failed if toolchain else 0, found, 0.0, failed)
 
 
 def _look_up(
@@ -137,13 +164,16 @@ def _build(requests: list[Request], cache: Path, toolchain: Toolchain, say: Say)
     try:
         started_ns = time.time_ns()
         start = time.perf_counter()
-        jobs = [*_binding_jobs(stage, cache, toolchain), *_stage_variants(requests, stage, cache, toolchain)]
+        jobs = [*_binding_jobs(requests, stage, cache, toolchain), *_stage_variants(requests, stage, cache, toolchain)]
         titles = ", ".join(f"{variant.name}/{arch}" for variant, arch in requests)
         say(f"building {len(requests)} with {toolchain.title}: {titles}")
         seconds = run_jobs(
-            stage, jobs, lambda done, total, title: say(f"{done}/{total} {title} ({time.perf_counter() - start:.1f} s)")
+            stage,
+            jobs,
+            lambda done, total, title: say(f"{done}/{total} {title} ({time.perf_counter() - start:.1f} s)"),
+            recipe.jobs_at_once(requests[0][0]),
         )
-        binding_problem = _publish_binding(stage, cache, toolchain)
+        binding_problem = _publish_binding(stage, cache, toolchain) if (stage / "binding").is_dir() else None
         with ThreadPoolExecutor(parallel_jobs()) as pool:
             outcomes = pool.map(
                 lambda each: _harvest(
@@ -166,9 +196,12 @@ def _binding_folder(cache: Path, toolchain: Toolchain) -> Path:
     return cache / "binding" / binding_key(toolchain)
 
 
-def _binding_jobs(stage: Path, cache: Path, toolchain: Toolchain) -> list[Job]:
-    """One job where this compiler has not made the shared binding yet."""
-    (stage / "binding").mkdir(parents=True)
+def _binding_jobs(requests: list[Request], stage: Path, cache: Path, toolchain: Toolchain) -> list[Job]:
+    """One job where the shared binding is needed and this compiler has not made it yet."""
+    stage.mkdir(parents=True)
+    if not any(recipe.needs_binding(variant) for variant, _ in requests):
+        return []
+    (stage / "binding").mkdir()
     if (_binding_folder(cache, toolchain) / "binding.o").is_file():
         return []
     return [Job("binding", "binding.o", tuple(binding_command(toolchain)), "binding")]
@@ -193,13 +226,9 @@ def _stage_variants(requests: list[Request], stage: Path, cache: Path, toolchain
     for index, (variant, arch) in enumerate(requests):
         folder = stage / str(index)
         folder.mkdir()
-        for name, target in links(variant).items():
-            (folder / name).symlink_to(target)
-        (folder / GENERATED).mkdir()
-        (folder / GENERATED / "fa_instantiations.h").write_text(instantiations_header(variant), encoding="utf-8")
-        (folder / "binding").symlink_to(Path("..") / "binding" if is_fresh else binding)
-        command = tuple(compile_command(variant, arch, toolchain))
-        after = "binding/binding.o" if is_fresh else None
+        there = Path("..") / "binding" if is_fresh else binding
+        command = tuple(recipe.stage(variant, arch, folder, toolchain, there))
+        after = "binding/binding.o" if is_fresh and recipe.needs_binding(variant) else None
         jobs.append(Job(str(index), "kernel.so", command, f"{variant.name}/{arch}", after))
     return jobs
 
@@ -216,18 +245,17 @@ def _harvest(
     """One staged job to a published leaf, or to its failure."""
     variant, arch = request
     if not (staged / "kernel.so").is_file():
-        if binding_problem:
+        if binding_problem and recipe.needs_binding(variant):
             return BuildFailure(variant.name, arch, binding_problem, shlex.join(binding_command(toolchain)))
-        command = shlex.join(compile_command(variant, arch, toolchain))
+        command = shlex.join(recipe.failed_command(variant, arch, toolchain))
         return BuildFailure(variant.name, arch, _compile_error(_log(staged)), command)
-    deps = leaves.dependencies((staged / "deps.d").read_text(encoding="utf-8"), staged)
-    if edited := _edited_since(deps, staged, started_ns):
+    deps = recipe.dependencies(variant, staged)
+    if edited := _edited_since(deps, variant, staged, started_ns):
         return BuildFailure(variant.name, arch, f"{edited} changed while it was being compiled; run again")
     tool_key = toolchain_key(toolchain)
     library = leaves.content_path(cache, variant, arch, tool_key, deps)
     leaf = _read_leaf(request, staged, toolchain, library=library, deps=deps, seconds=seconds)
-    for name in (*links(variant), "binding"):
-        (staged / name).unlink()
+    recipe.tidy(variant, staged)
     return leaves.publish(cache, variant, arch, tool_key, staged, leaves.StoredLeaf(leaf, deps))
 
 
@@ -237,7 +265,7 @@ def _read_leaf(
     toolchain: Toolchain,
     *,
     library: str,
-    deps: tuple[leaves.Dependency, ...],
+    deps: tuple[Dependency, ...],
     seconds: float,
 ) -> Leaf:
     variant, arch = request
@@ -245,7 +273,7 @@ def _read_leaf(
     identity = missing = None
     try:
         code = read_machine_code(staged / "kernel.so")
-        identity, kernels = code.identity, with_machine_code(kernels, code.kernels)
+        identity, kernels = code.identity, with_machine_code(kernels, code)
     except (OSError, subprocess.CalledProcessError, ValueError, KeyError, ELFError) as problem:
         missing = f"machine code not read: {problem}"
     gpu = find_gpu()
@@ -253,13 +281,13 @@ def _read_leaf(
     return Leaf(
         variant=variant.name,
         arch=arch,
-        key=digest([request_key(variant, arch), toolchain_key(toolchain), deps]),
+        key=digest([recipe.request_key(variant, arch), toolchain_key(toolchain), deps]),
         library=library,
         code_identity=identity,
         code_identity_missing=missing,
         kernels=kernels,
         advisories=advisories,
-        command=("nvcc", *compile_flags(variant, arch), f"src/{variant.entry.source}"),
+        command=recipe.shown_command(variant, arch),
         compiler=toolchain.title,
         built_on=f"{platform.system()} {platform.machine()}, {gpu.name if gpu else 'no GPU'}",
         built_at=datetime.fromtimestamp(state.st_mtime, UTC).isoformat(timespec="seconds"),
@@ -267,9 +295,9 @@ def _read_leaf(
     )
 
 
-def _edited_since(deps: tuple[leaves.Dependency, ...], folder: Path, started_ns: int) -> str:
+def _edited_since(deps: tuple[Dependency, ...], variant: Variant, folder: Path, started_ns: int) -> str:
     """Files whose content or metadata changed after the build began: their hash might bless other code."""
-    late = [path for path, _ in deps if os.stat(folder / path).st_ctime_ns >= started_ns]  # noqa: PTH116
+    late = [path for path, _ in deps if os.stat(leaves.located(path, variant, folder)).st_ctime_ns >= started_ns]  # noqa: PTH116
     return ", ".join(late[:3])
 
 
@@ -280,8 +308,8 @@ def _not_there(request: Request, why: str, cache: Path) -> BuildFailure:
 
 
 def _compile_error(log: str) -> str:
-    """The compiler's own error lines, ptxas's figures left out."""
-    chatter = r"ptxas info|\s+\d+ bytes stack frame|ptxas \."
+    """The compiler's own error lines, ptxas's figures and an inner ninja's commands left out."""
+    chatter = r"ptxas info|\s+\d+ bytes stack frame|ptxas \.|FAILED: |ninja: |.* -MM?D "
     named_alike = re.sub(r"\S*tmpxft_\S+", "(a temporary file)", log)
     lines = [line for line in named_alike.splitlines() if not re.match(chatter, line)]
     return "\n".join(["it did not compile:", *lines[-60:]])

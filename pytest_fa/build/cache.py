@@ -10,7 +10,6 @@ staging folder, which the next builder sweeps.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -21,11 +20,11 @@ from pathlib import Path
 import filelock
 import msgspec
 
-from pytest_fa.build.command import GENERATED, digest, links, request_key
-from pytest_fa.catalog.variant import Arch, Variant
+from pytest_fa.build.command import links
+from pytest_fa.build.keys import Dependency, digest, file_hash
+from pytest_fa.build.recipe import request_key
+from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.report.record import Leaf
-
-Dependency = tuple[str, str]
 
 
 class StoredLeaf(msgspec.Struct, frozen=True):
@@ -38,13 +37,13 @@ class StoredLeaf(msgspec.Struct, frozen=True):
     dependencies: tuple[Dependency, ...]
 
 
-def scope(cache: Path, variant: Variant, arch: Arch) -> Path:
+def scope(cache: Path, variant: Variant, arch: Target) -> Path:
     """The folder of all leaves for one request."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", variant.name)
     return cache / "leaves" / f"{name}-{arch}-{request_key(variant, arch)}"
 
 
-def find_leaf(cache: Path, variant: Variant, arch: Arch, toolchain: str | None) -> tuple[Leaf | None, str]:
+def find_leaf(cache: Path, variant: Variant, arch: Target, toolchain: str | None) -> tuple[Leaf | None, str]:
     """The newest leaf whose files all still hash the same, and why there is none.
 
     With `toolchain` None any compiler's leaf will do, and only the project's own files are compared: that is how leaves
@@ -80,19 +79,7 @@ def find_by_key(cache: Path, key: str) -> list[Leaf]:
     return found
 
 
-def dependencies(depfile: str, folder: Path) -> tuple[Dependency, ...]:
-    """Every file of a make-style depfile, with its hash; relative paths are taken from `folder`.
-
-    Generated files are left out: the request key covers them.
-    """
-    body = depfile.replace("\\\n", " ").split(":", 1)[1]
-    paths = sorted(
-        {word.replace("\\ ", " ") for word in re.split(r"(?<!\\)\s+", body) if word and not word.startswith(GENERATED)}
-    )
-    return tuple((path, file_hash(str(folder / path)) or "") for path in paths)
-
-
-def publish(cache: Path, variant: Variant, arch: Arch, toolchain: str, staged: Path, stored: StoredLeaf) -> Leaf:
+def publish(cache: Path, variant: Variant, arch: Target, toolchain: str, staged: Path, stored: StoredLeaf) -> Leaf:
     """Move a staged build to its final place; where another process was first, take its leaf."""
     target = scope(cache, variant, arch) / f"{toolchain}-{digest(stored.dependencies)}"
     (staged / "leaf.json").write_bytes(msgspec.json.format(msgspec.json.encode(stored)))
@@ -105,12 +92,12 @@ def publish(cache: Path, variant: Variant, arch: Arch, toolchain: str, staged: P
     return stored.leaf
 
 
-def content_path(cache: Path, variant: Variant, arch: Arch, toolchain: str, deps: tuple[Dependency, ...]) -> str:
+def content_path(cache: Path, variant: Variant, arch: Target, toolchain: str, deps: tuple[Dependency, ...]) -> str:
     """Where `publish` will put a library, relative to the cache."""
     return str((scope(cache, variant, arch) / f"{toolchain}-{digest(deps)}" / "kernel.so").relative_to(cache))
 
 
-def forget(cache: Path, variant: Variant, arches: tuple[Arch, ...]) -> None:
+def forget(cache: Path, variant: Variant, arches: tuple[Target, ...]) -> None:
     """Remove every leaf of one variant for its present flags and definitions."""
     for arch in arches:
         shutil.rmtree(scope(cache, variant, arch), ignore_errors=True)
@@ -134,19 +121,11 @@ def locked(cache: Path, say: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-_hashes: dict[tuple[str, int, int, int, int], str] = {}
-
-
-def file_hash(path: str) -> str | None:
-    """sha256 of a file, or None where there is none; remembered by inode, size, mtime and ctime, so an edit is seen."""
-    try:
-        state = os.stat(path)  # noqa: PTH116  # 600 of them in a warm start
-        key = (path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-        if key not in _hashes:
-            _hashes[key] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError:
-        return None
-    return _hashes[key]
+def located(path: str, variant: Variant, folder: Path) -> str:
+    """Where a dependency lies: below one of a staging folder's links, in the folder itself, or where it says."""
+    roots = links(variant)
+    prefix, _, rest = path.partition("/")
+    return f"{roots[prefix]}/{rest}" if prefix in roots else str(folder / path)
 
 
 def _changed(deps: tuple[Dependency, ...], variant: Variant, *, everything: bool) -> list[str]:
@@ -154,13 +133,8 @@ def _changed(deps: tuple[Dependency, ...], variant: Variant, *, everything: bool
     roots = links(variant)
     changed = []
     for path, want in deps:
-        prefix, _, rest = path.partition("/")
-        if prefix in roots:
-            found = file_hash(f"{roots[prefix]}/{rest}")
-        elif everything:
-            found = file_hash(path)
-        else:
+        if path.partition("/")[0] not in roots and not everything:
             continue
-        if found != want:
+        if file_hash(located(path, variant, Path())) != want:
             changed.append(path)
     return changed

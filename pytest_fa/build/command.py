@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-import pytest_fa
+from pytest_fa.build.keys import HEADER_SUFFIXES, KEY_SCHEMA, PACKAGE, Dependency, digest, file_hash
 from pytest_fa.build.toolchain import Toolchain
-from pytest_fa.catalog.variant import Arch, Variant
+from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import ToolchainError
 
-KEY_SCHEMA = 1
 GENERATED = "generated"
-HEADER_SUFFIXES = frozenset({".h", ".hpp", ".cuh", ".inc", ".inl"})
 FFI_DISTRIBUTION = "apache-tvm-ffi"
-PACKAGE = Path(pytest_fa.__file__).parent
 INCLUDE = PACKAGE / "include"
 BINDING = PACKAGE / "build" / "binding.cpp"
 
@@ -33,11 +28,6 @@ COMPILER_ENVIRONMENT = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "CPL
 
 # Hidden symbols and no unique ones: statics of inline functions would otherwise merge across variants in one process.
 _HOST_FLAGS = "-fPIC,-fvisibility=hidden,-fno-gnu-unique"
-
-
-def digest(value: Any) -> str:  # noqa: ANN401  # anything JSON-able
-    """The first 16 hexadecimal digits of a canonical sha256."""
-    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()[:16]
 
 
 def links(variant: Variant) -> dict[str, Path]:
@@ -51,7 +41,7 @@ def instantiations_header(variant: Variant) -> str:
     return f"#define FA_FOR_EACH_INSTANTIATION(X) {pairs}\n"
 
 
-def compile_flags(variant: Variant, arch: Arch) -> list[str]:
+def compile_flags(variant: Variant, arch: Target) -> list[str]:
     """Everything that shapes the code, free of this machine's paths."""
     return [
         "-std=c++17",
@@ -72,7 +62,7 @@ def compile_flags(variant: Variant, arch: Arch) -> list[str]:
     ]
 
 
-def compile_command(variant: Variant, arch: Arch, toolchain: Toolchain) -> list[str]:
+def compile_command(variant: Variant, arch: Target, toolchain: Toolchain) -> list[str]:
     """The whole command, to be run in the staging folder."""
     return [
         toolchain.nvcc,
@@ -87,9 +77,32 @@ def compile_command(variant: Variant, arch: Arch, toolchain: Toolchain) -> list[
         f"src/{variant.entry.source}",
         "binding/binding.o",
         f"-L{toolchain.library_folder}",
-        f"-L{_ffi_folder()}/lib",
+        f"-L{ffi_folder()}/lib",
         "-ltvm_ffi",
     ]
+
+
+def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path) -> list[str]:
+    """Fill a staging folder with links and what the manifest makes; the command to be run there."""
+    for name, target in links(variant).items():
+        (folder / name).symlink_to(target)
+    (folder / GENERATED).mkdir()
+    (folder / GENERATED / "fa_instantiations.h").write_text(instantiations_header(variant), encoding="utf-8")
+    (folder / "binding").symlink_to(binding)
+    return compile_command(variant, arch, toolchain)
+
+
+def read_dependencies(staged: Path) -> tuple[Dependency, ...]:
+    """Every file of the compiler's depfile, with its hash; relative paths are taken from the staging folder.
+
+    Generated files are left out: the request covers them.
+    """
+    depfile = (staged / "deps.d").read_text(encoding="utf-8")
+    body = depfile.replace("\\\n", " ").split(":", 1)[1]
+    paths = sorted(
+        {word.replace("\\ ", " ") for word in re.split(r"(?<!\\)\s+", body) if word and not word.startswith(GENERATED)}
+    )
+    return tuple((path, file_hash(str(staged / path)) or "") for path in paths)
 
 
 def binding_command(toolchain: Toolchain) -> list[str]:
@@ -101,7 +114,7 @@ def binding_command(toolchain: Toolchain) -> list[str]:
         *_HOST_FLAGS.split(","),
         f"-I{INCLUDE}",
         f"-I{toolchain.home}/include",
-        f"-I{_ffi_folder()}/include",
+        f"-I{ffi_folder()}/include",
         "-c",
         str(BINDING),
         "-o",
@@ -109,10 +122,10 @@ def binding_command(toolchain: Toolchain) -> list[str]:
     ]
 
 
-def request_key(variant: Variant, arch: Arch) -> str:
+def request(variant: Variant, arch: Target) -> list[object]:
     """What is asked for, on any machine: flags, defines, instantiations, source name, the binding's source."""
     made = [compile_flags(variant, arch), instantiations_header(variant), variant.entry.source, _header_names(variant)]
-    return digest([KEY_SCHEMA, made, _binding_contents()])
+    return [KEY_SCHEMA, made, _binding_contents()]
 
 
 def toolchain_key(toolchain: Toolchain) -> str:
@@ -141,14 +154,14 @@ def _binding_contents() -> list[str]:
     return [hashlib.sha256(path.read_bytes()).hexdigest() for path in (BINDING, INCLUDE / "fa_forward.h")]
 
 
-def _gencode(arch: Arch) -> str:
+def _gencode(arch: Target) -> str:
     """`-gencode`, never `-arch=`, which adds a pass for the plain architecture; sm_80 keeps PTX for newer cards."""
     number = arch.removeprefix("sm_")
     code = f"[{arch},compute_{number}]" if arch == "sm_80" else arch
     return f"-gencode=arch=compute_{number},code={code}"
 
 
-def _ffi_folder() -> Path:
+def ffi_folder() -> Path:
     """tvm-ffi's headers and library, found without importing it: its import brings torch in."""
     spec = find_spec("tvm_ffi")
     if spec is None or not spec.submodule_search_locations:

@@ -27,14 +27,18 @@ class Job(msgspec.Struct, frozen=True):
     after: str | None = None
 
 
-def run_jobs(stage: Path, jobs: list[Job], say: Callable[[int, int, str], None]) -> dict[str, float]:
-    """Run all jobs; `say(done, total, title)` hears of each one that ends.  Gives the seconds each folder's job took.
+def run_jobs(
+    stage: Path, jobs: list[Job], say: Callable[[int, int, str], None], at_once: int | None = None
+) -> dict[str, float]:
+    """Run all jobs, `at_once` side by side; `say(done, total, title)` hears of each one that ends.
+
+    Gives the seconds each folder's job took.
 
     Whether a job succeeded shows in its output file alone.  Raises `ToolchainError` where ninja itself fails.
     """
     (stage / "build.ninja").write_text(_build_file(jobs), encoding="utf-8")
     program = Path(ninja.BIN_DIR) / "ninja"
-    command = [str(program), "-k", "0", "-j", str(parallel_jobs())]
+    command = [str(program), "-k", "0", "-j", str(at_once or parallel_jobs())]
     environment = {**os.environ, "NINJA_STATUS": "%f %t "}
     with subprocess.Popen(  # noqa: S603
         command, cwd=stage, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -8,6 +8,7 @@ import subprocess
 
 import msgspec
 
+from pytest_fa.build.machine_code import MachineCode
 from pytest_fa.catalog.variant import Limits
 from pytest_fa.report.record import Advisory, Kernel, Leaf
 
@@ -108,11 +109,16 @@ def _broken_instructions(leaf: Leaf, limits: Limits) -> list[str]:
     return broken
 
 
-def with_machine_code(kernels: tuple[Kernel, ...], code: dict[str, tuple[int, dict[str, int]]]) -> tuple[Kernel, ...]:
-    """The kernels with their SASS bytes and instruction counts filled in."""
+def with_machine_code(kernels: tuple[Kernel, ...], code: MachineCode) -> tuple[Kernel, ...]:
+    """The kernels with their SASS bytes, instruction counts and bounds on their threads filled in."""
     return tuple(
-        msgspec.structs.replace(kernel, sass_bytes=code[kernel.mangled][0], instructions=code[kernel.mangled][1])
-        if kernel.mangled in code
+        msgspec.structs.replace(
+            kernel,
+            sass_bytes=code.kernels[kernel.mangled][0],
+            instructions=code.kernels[kernel.mangled][1],
+            max_threads_per_block=code.threads.get(kernel.mangled),
+        )
+        if kernel.mangled in code.kernels
         else kernel
         for kernel in kernels
     )

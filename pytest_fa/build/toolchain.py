@@ -1,7 +1,7 @@
 """The CUDA compiler: found once, identified by what it says and by what lies on disk.
 
-Looked for in this order: $CUDA_HOME, PATH, and where cuda-pathfinder looks: the wheels of the `nvcc` extra, conda, the
-system's usual places.
+Looked for in this order: $CUDA_HOME, PATH, and where cuda-pathfinder looks: the wheels of the `cuda13` extra, conda,
+the system's usual places.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Toolchain(msgspec.Struct, frozen=True):
     """A compiler that answers.
 
     `home` is the toolkit's real folder (nvcc may be a wrapper), `stamps` are path, size and mtime of every program that
-    shapes the code, `versions` what they print: all of them are part of a build's key.
+    shapes the code, `versions` what they print: all of them are part of a build's key.  `beside` names what an
+    extension of PyTorch is compiled against; one without CUDA sources has no nvcc.
     """
 
     nvcc: str
@@ -32,18 +33,21 @@ class Toolchain(msgspec.Struct, frozen=True):
     host_compiler: str
     versions: tuple[str, ...]
     stamps: tuple[Stamp, ...]
+    beside: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """For people: `nvcc 13.0.88, g++ 12.2.0`."""
         nvcc = re.search(r"V(\d+\.\d+\.\d+)", self.versions[0])
-        host = re.search(r"(\d+\.\d+\.\d+)", self.versions[2])
-        return f"nvcc {nvcc[1] if nvcc else '?'}, {Path(self.host_compiler).name} {host[1] if host else '?'}"
+        host = re.search(r"(\d+\.\d+\.\d+)", self.versions[-1])
+        compilers = [f"nvcc {nvcc[1] if nvcc else '?'}"] if self.nvcc else []
+        return ", ".join((*compilers, f"{Path(self.host_compiler).name} {host[1] if host else '?'}", *self.beside))
 
     @property
     def identity(self) -> tuple[object, ...]:
         """What the key takes: versions, sizes and times, without the folders."""
-        return (self.versions, tuple((Path(path).name, size, mtime) for path, size, mtime in self.stamps))
+        stamps = tuple((Path(path).name, size, mtime) for path, size, mtime in self.stamps)
+        return (self.versions, stamps, self.beside) if self.beside else (self.versions, stamps)
 
 
 def find_toolchain(cache: Path) -> Toolchain:
@@ -65,6 +69,13 @@ def find_toolchain(cache: Path) -> Toolchain:
     return found
 
 
+def host_toolchain() -> Toolchain:
+    """The C++ compiler alone.  Raises `ToolchainError`."""
+    host = _find_host_compiler()
+    version = _output([str(host), "--version"])
+    return Toolchain("", "", "", str(host), (version,), (_stamp(host),))
+
+
 def find_tool(name: str) -> Path | None:
     """`cuobjdump` or `nvdisasm`: from the wheels (new enough for every cubin), else from PATH."""
     from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415  # 60 ms that only a build pays
@@ -83,7 +94,7 @@ def _find_nvcc() -> Path:
         return in_wheels
     raise ToolchainError(
         f"no CUDA compiler: CUDA_HOME is {home or 'unset'}, nvcc is not on PATH, "
-        "nor in wheels, conda or the usual places; install a CUDA toolkit, or `pip install 'pytest-fa[nvcc]'`"
+        "nor in wheels, conda or the usual places; install a CUDA toolkit, or `pip install 'pytest-fa[cuda13]'`"
     )
 
 

@@ -17,9 +17,10 @@ import msgspec
 import yaml
 
 from pytest_fa.bundle.environment import differences, installed_version, read_constraints
-from pytest_fa.report.environment import read_environment, read_source
+from pytest_fa.report.environment import read_environment
 from pytest_fa.report.log import read_records
 from pytest_fa.report.record import Record
+from pytest_fa.report.source import read_source
 
 MANIFEST_SCHEMA = 1
 NOT_SOURCE = frozenset({".git", "artifacts", "build", "dist", "__pycache__"})

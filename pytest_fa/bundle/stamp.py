@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.report.environment import STAMP_NAME, Stamp, read_source
 from pytest_fa.report.record import to_json
+from pytest_fa.report.source import STAMP_NAME, make_stamp, read_source
 
 
 def write_stamp(folder: Path) -> Path:
@@ -15,5 +15,5 @@ def write_stamp(folder: Path) -> Path:
     if source.origin != "git" or source.commit is None:
         raise UsageProblem(f"{folder}: no git commit to write down ({source.origin})")
     path = folder / STAMP_NAME
-    path.write_bytes(to_json(Stamp(source.commit, bool(source.dirty))) + b"\n")
+    path.write_bytes(to_json(make_stamp(folder, source)) + b"\n")
     return path

@@ -11,16 +11,21 @@ import msgspec
 import yaml
 
 from pytest_fa.catalog.case import Dtype
+from pytest_fa.catalog.entry import entry_problem
 from pytest_fa.catalog.variant import (
     ARCHES,
     SOME,
     Arch,
+    Call,
     Entry,
+    Explained,
     InstructionLimit,
     Limits,
     Role,
     Rounding,
+    Sanitizer,
     Supports,
+    Target,
     Tolerance,
     Variant,
 )
@@ -52,6 +57,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits | None = None
     rounds: tuple[Rounding, ...] | None = None
     deterministic: bool | None = None
+    leaves_out: str | None = None
+    explained: dict[Sanitizer, Explained] | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +79,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     tolerance: Tolerance = "measured"
     deterministic: bool = True
+    leaves_out: str = ""
+    explained: dict[Sanitizer, Explained] = {}
     variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1)] | None = None
 
 
@@ -113,14 +122,15 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
     supports = member.supports or manifest.supports
     own = {key: value for key in ("target", "context") if (value := getattr(member, key)) is not None}
     entry = msgspec.structs.replace(manifest.entry, **own)
-    _check_entry(entry, folder)
-    return Variant(
+    if problem := entry_problem(entry, supports, folder):
+        raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
+    variant = Variant(
         name=name,
         folder=str(folder),
         root=str(root),
         role=member.role or manifest.role,
         entry=entry,
-        arch=manifest.arch if entry.kind == "cuda" else (),
+        arch=_targets(manifest.arch, entry),
         supports=supports,
         instantiations=_instantiations(manifest.instantiations, supports),
         defines={**manifest.defines, **member.defines},
@@ -133,17 +143,23 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         parent=member.parent or manifest.parent,
         because=member.because or manifest.because,
         expect=member.expect or manifest.expect,
+        leaves_out=manifest.leaves_out if member.leaves_out is None else member.leaves_out,
+        explained=manifest.explained if member.explained is None else member.explained,
     )
+    # What leaves a stage out is not judged, so it must say that it is no candidate, and of whom it is a part.
+    if variant.leaves_out and (variant.role != "ablation" or variant.parent is None):
+        found = f"{name}: leaves_out is {variant.leaves_out!r}, role is {variant.role!r}, parent {variant.parent!r}"
+        raise ManifestError(f"{folder / MANIFEST_NAME}: {found}; it needs role 'ablation' and a parent")
+    return variant
 
 
-def _check_entry(entry: Entry, folder: Path) -> None:
-    if entry.kind == "cuda" and not (folder / entry.source).is_file():
-        raise ManifestError(f"{folder / MANIFEST_NAME}: entry.source is {entry.source!r}, and there is no such file")
-    for field in ("target", "context") if entry.kind == "python" else ():
-        value = getattr(entry, field)
-        if not re.fullmatch(r"[\w.]+:\w+", value) and (value or field == "target"):
-            form = "a python entry's is 'package.module:function'"
-            raise ManifestError(f"{folder / MANIFEST_NAME}: entry.{field} is {value!r}; {form}")
+def _targets(arch: tuple[Arch, ...], entry: Entry) -> tuple[Target, ...]:
+    """What to compile for: nothing, the manifest's architectures, or the host alone."""
+    if entry.kind == "python":
+        return ()
+    if entry.kind == "torch" and not entry.has_cuda_sources:
+        return ("host",)
+    return arch
 
 
 def _instantiations(listed: tuple[str, ...] | None, supports: Supports) -> tuple[tuple[Dtype, int], ...]:
@@ -157,9 +173,11 @@ def _instantiations(listed: tuple[str, ...] | None, supports: Supports) -> tuple
 
 _STRUCTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     (r"\$\.(variants\[\.\.\.\]\.)?entry", Entry),
+    (r"\$\.entry\.call", Call),
     (r"\$\.(variants\[\.\.\.\]\.)?supports", Supports),
     (r"\$\.(variants\[\.\.\.\]\.)?limits", Limits),
     (r"\$\.(variants\[\.\.\.\]\.)?limits\.instructions\[\.\.\.\]", InstructionLimit),
+    (r"\$\.(variants\[\.\.\.\]\.)?explained\[\.\.\.\]", Explained),
     (r"\$\.variants\[\.\.\.\]", Member),
     (r"\$", Manifest),
 )

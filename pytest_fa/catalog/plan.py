@@ -7,6 +7,7 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.faults import FAULTS, TWINS
+from pytest_fa.catalog.fit import Fits, fitted
 from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.catalog.variant import COMPANION_ROLES, BrokenVariant, Variant
 
@@ -17,7 +18,8 @@ class Plan(msgspec.Struct, frozen=True):
     """The pairs of one run.
 
     `chosen` are the variants that were asked for, `offered` those that would run by default beside them (shown as
-    deselected), `companions` the baselines and floors that stand beside every timed shape.
+    deselected), `companions` the baselines and floors that stand beside every timed shape.  `fits` names what of a case
+    may be changed to what a variant takes.
     """
 
     chosen: tuple[AnyVariant, ...]
@@ -25,6 +27,12 @@ class Plan(msgspec.Struct, frozen=True):
     companions: tuple[Variant, ...]
     cases: tuple[Case, ...]
     with_properties: bool = True
+    sanitizers: tuple[str, ...] = ()
+    fits: Fits = ()
+
+    def cases_of(self, variant: Variant) -> tuple[Case, ...]:
+        """The run's cases as `variant` takes them."""
+        return tuple(dict.fromkeys(fitted(variant, case, self.fits) for case in self.cases))
 
     @property
     def builds(self) -> list[AnyVariant]:
@@ -34,7 +42,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def checks(self) -> list[tuple[Variant, Case]]:
         """What `test_correct` runs over: every judged variant with every case."""
-        return [(each, case) for each in self.runnable if each.is_judged for case in self.cases]
+        return [(each, case) for each in self.runnable if each.is_judged for case in self.cases_of(each)]
 
     @property
     def properties(self) -> list[tuple[Variant, str]]:
@@ -45,13 +53,21 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def timings(self) -> list[tuple[Variant, Case]]:
-        """What `test_speed` runs over: the first seed of every shape, companions last."""
-        first: dict[str, Case] = {}
-        for case in self.cases:
-            first.setdefault(case.shape_id, case)
+        """What `test_speed` runs over: the first seed of every shape, companions of all shapes last."""
+        own = [(each, case) for each in self.runnable for case in _first_seeds(self.cases_of(each))]
+        shapes = _first_seeds((*self.cases, *(case for _, case in own)))
         names = {each.name for each in self.runnable}
-        companions = [each for each in self.companions if each.name not in names]
-        return [(each, case) for each in (*self.runnable, *companions) for case in first.values()]
+        return own + [(each, case) for each in self.companions if each.name not in names for case in shapes]
+
+    @property
+    def profiles(self) -> list[tuple[Variant, Case]]:
+        """What `test_profile` runs over: the first seed of every shape; companions only where they were asked for."""
+        return [(each, case) for each in self.runnable for case in _first_seeds(self.cases_of(each))]
+
+    @property
+    def sanitized(self) -> list[tuple[Variant, str]]:
+        """What `test_sanitize` runs over: every judged variant with every tool that was asked for."""
+        return [(each, tool) for each in self.runnable if each.is_judged for tool in self.sanitizers]
 
     @property
     def gated(self) -> list[Variant]:
@@ -80,14 +96,23 @@ class Plan(msgspec.Struct, frozen=True):
         return list({(type(each), each.name): each for each in (*self.chosen, *self.offered)}.values())
 
 
+def _first_seeds(cases: tuple[Case, ...]) -> list[Case]:
+    first: dict[str, Case] = {}
+    for case in cases:
+        first.setdefault(case.shape_id, case)
+    return list(first.values())
+
+
 def make_plan(
     catalog: Catalog,
     chosen: tuple[AnyVariant, ...],
     cases: tuple[Case, ...],
     *,
     with_properties: bool = True,
+    fits: Fits = (),
+    sanitizers: tuple[str, ...] = (),
 ) -> Plan:
     """The plan for the variants and cases that were asked for."""
     offered = [each for each in catalog.variants.values() if each.role == "candidate"]
     companions = [each for each in catalog.variants.values() if each.role in COMPANION_ROLES]
-    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties)
+    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties, sanitizers, fits)

@@ -46,10 +46,10 @@ MAY_REFUSE = frozenset(
 SEQUENCE = 150  # more than two tiles of 64, and no multiple of anything
 
 
-def property_case(variant: Variant) -> Case:
+def property_case(variant: Variant, sequence: int = SEQUENCE) -> Case:
     """A small case that the variant takes: several batches, heads and tiles, with a tail where it takes tails."""
     supports = variant.supports
-    seq_q, seq_k = least_lengths(variant, SEQUENCE)
+    seq_q, seq_k = least_lengths(variant, sequence)
     dtype, head_dim = min(variant.instantiations, key=lambda each: each[0] != "fp16")  # fp16 where there is one
     return Case(
         batch=2,
@@ -74,7 +74,7 @@ def least_lengths(variant: Variant, sequence: int) -> tuple[int, int]:
 
 def applies(name: str, variant: Variant, device: Device) -> bool:
     """Whether a property means anything for this kind of variant on this device."""
-    if name == "first_call_in_capture" and not variant.is_built:
+    if name == "first_call_in_capture" and variant.entry.kind != "cuda":
         return False
     return device == "cuda" or name not in ON_GPU
 

@@ -9,11 +9,13 @@ import msgspec
 from pytest_fa.catalog.case import Case, Causal, Dtype, Layout
 
 Role = Literal["candidate", "baseline", "floor", "ablation", "probe", "wrong"]
-Kind = Literal["cuda", "python"]
+Kind = Literal["cuda", "torch", "python"]
 Device = Literal["cuda", "cpu"]
 Arch = Literal["sm_80", "sm_89", "sm_90a"]
+Target = Arch | Literal["host"]  # what a leaf is for: an extension without CUDA sources is for the host
 Tolerance = Literal["measured", "absolute", "fp8"]
 Rounding = Literal["q", "s", "p"]
+Sanitizer = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
 SOME = msgspec.Meta(min_length=1)
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -35,17 +37,57 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seq_k_min: Count = 1
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a variant is called: a CUDA source that exports `fa_forward`, or a Python callable (`module:function`).
+class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An argument that is always the same; needed for text alone, since a word stands for what it names."""
 
-    `context`, for a Python callable, names a context manager that is entered once around all that is done with the
-    variant, such as one that pins a backend: calls do not pay for it.
+    constant: str
+
+
+Argument = Literal["q", "k", "v", "out", "scale", "causal"] | int | float | bool | Constant | None
+
+
+class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a function that is not ours wants to be called.
+
+    `arguments` and `keywords` hold words for what is passed (`causal` as true or false) and constants.  `layout` is the
+    order of the tensors' axes, `contiguous` that it takes no others.  Where `out` is not passed, the function returns
+    its output: a tensor, or with `returns` the so-many-th of several.
+    """
+
+    arguments: tuple[Argument, ...] = ("q", "k", "v")
+    keywords: dict[str, Argument] = {}
+    layout: Layout = "bhsd"
+    contiguous: bool = False
+    returns: Count | None = None
+
+    def passes(self, word: str) -> bool:
+        """Whether the function is given `q`, `k`, `v`, `out`, `scale` or `causal`."""
+        return word in (*self.arguments, *self.keywords.values())
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a variant is made and called: one of three kinds.
+
+    `cuda`: a CUDA source that exports `fa_forward`.  `torch`: an extension of PyTorch, made of `sources`, whose module
+    has the function `target`, or which registers the operator `target` (`namespace::name`).  `python`: the callable
+    `target` (`module:function`); `context` names a context manager that is entered once around all that is done with
+    the variant, such as one that pins a backend: calls do not pay for it.
     """
 
     kind: Kind = "cuda"
     source: str = "kernel.cu"
     target: str = ""
     context: str = ""
+    sources: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    cflags: tuple[str, ...] = ()
+    ldflags: tuple[str, ...] = ()
+    call: Call | None = None
+
+    @property
+    def has_cuda_sources(self) -> bool:
+        """Whether an extension needs nvcc."""
+        return any(source.endswith(".cu") for source in self.sources)
 
 
 class InstructionLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +95,13 @@ class InstructionLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     min: Count = 0
     max: Count | None = None
+
+
+class Explained(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Findings of a sanitizer that are none: how many at most, and why."""
+
+    most: Count
+    because: Annotated[str, SOME]
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +127,7 @@ class Variant(msgspec.Struct, frozen=True):
     root: str
     role: Role
     entry: Entry
-    arch: tuple[Arch, ...]
+    arch: tuple[Target, ...]
     supports: Supports
     instantiations: tuple[tuple[Dtype, int], ...]
     defines: dict[str, int | str]
@@ -91,6 +140,8 @@ class Variant(msgspec.Struct, frozen=True):
     because: str
     expect: str
     deterministic: bool = True
+    leaves_out: str = ""
+    explained: dict[Sanitizer, Explained] = {}
 
     def __str__(self) -> str:
         return self.name
@@ -98,12 +149,12 @@ class Variant(msgspec.Struct, frozen=True):
     @property
     def is_built(self) -> bool:
         """Whether a compiler is needed."""
-        return self.entry.kind == "cuda"
+        return self.entry.kind != "python"
 
     @property
     def is_judged(self) -> bool:
-        """Whether its output means anything: a floor does no work."""
-        return self.role != "floor"
+        """Whether its output means anything: a floor does no work, and without a stage the result is another."""
+        return self.role != "floor" and not self.leaves_out
 
     def device_for(self, *, gpu: bool) -> Device | None:
         """The device it runs on: the GPU where there is one, else the CPU, else none."""

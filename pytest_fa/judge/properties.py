@@ -21,8 +21,9 @@ from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.judge.policies import ulp
 from pytest_fa.judge.subject import Subject
 from pytest_fa.run.device import synchronize
+from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs
-from pytest_fa.run.module import Forward, load_forward
+from pytest_fa.run.module import load_forward
 
 SLOW_CYCLES = 2_000_000  # a millisecond: long enough that whoever does not wait is far ahead
 THREAD_CALLS = 120  # with what is compared they fit into a stream's queue

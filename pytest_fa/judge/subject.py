@@ -12,8 +12,8 @@ from pytest_fa.judge.check import judge, require_output
 from pytest_fa.judge.policies import READS_SPREAD
 from pytest_fa.judge.truth import make_truth
 from pytest_fa.run.device import synchronize
+from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs, clone, make_inputs
-from pytest_fa.run.module import Forward
 
 
 class Subject:

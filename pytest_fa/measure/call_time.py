@@ -12,7 +12,7 @@ from pytest_fa.measure.rotation import Rotation
 from pytest_fa.measure.statistics import settle, timing
 from pytest_fa.report.record import Timing
 from pytest_fa.run.device import synchronize
-from pytest_fa.run.module import Forward
+from pytest_fa.run.forward import Forward
 
 BATCHES = 20
 BATCH_US = 2000.0

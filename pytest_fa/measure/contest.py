@@ -18,8 +18,8 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.measure.device_time import CannotCapture, capture, event_us
 from pytest_fa.measure.rotation import Rotation
 from pytest_fa.measure.statistics import settle
+from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs
-from pytest_fa.run.module import Forward
 
 BLOCKS = 8
 SAMPLE_US = 5000.0

@@ -18,7 +18,7 @@ from pytest_fa.measure.rotation import Rotation
 from pytest_fa.measure.statistics import FEWEST_SAMPLES, sample_until_precise, settle, timing
 from pytest_fa.report.environment import ClockWatch
 from pytest_fa.report.record import Timing
-from pytest_fa.run.module import Forward
+from pytest_fa.run.forward import Forward
 
 Watch = Callable[[], object]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.busy import read_busy
 from pytest_fa.measure.call_time import call_time
 from pytest_fa.measure.cold_time import cold_time
@@ -18,8 +19,8 @@ from pytest_fa.report.environment import ClockWatch, clock_watch
 from pytest_fa.report.record import ON_CPU, Busy, Clocks, Speed, Timing
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.device_tools import NoDeviceTools, device_tools
+from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs
-from pytest_fa.run.module import Forward
 from pytest_fa.run.nvtx_range import nvtx_range
 
 QUEUED_US = 5000.0
@@ -32,8 +33,9 @@ def measure(
     """The speed of `forward` on `case`, and the outputs that its timed calls left, to be judged by the caller.
 
     `name` goes into the NVTX ranges, `watch` hears before whatever might hang.  The caller holds the GPU's timing lock,
-    see `timing_lock`.  Raises `WrongResult` where a call changed its inputs.
+    see `timing_lock`.  Raises `WrongResult` where a call changed its inputs, `ToolAttached` under a profiler.
     """
+    require_no_tool()
     device = inputs.q.device
     rotation = Rotation(case, inputs, l2_bytes(device))
     watch()

@@ -9,8 +9,8 @@ import torch
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import WrongResult
+from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs, clone, poisoned_output
-from pytest_fa.run.module import Forward
 
 MOST_BUFFERS = 8
 

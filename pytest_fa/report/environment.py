@@ -1,4 +1,4 @@
-"""The machine and the source, read without torch: NVML, package metadata, git."""
+"""The machine, read without torch: NVML, package metadata."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import itertools
 import os
 import platform
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -17,16 +16,7 @@ import msgspec
 
 import pytest_fa
 from pytest_fa.catalog.variant import Device
-from pytest_fa.report.record import Clocks, Environment, Source
-
-STAMP_NAME = ".fa-source.json"
-
-
-class Stamp(msgspec.Struct, frozen=True):
-    """The file that speaks for a tree without a git folder."""
-
-    commit: str
-    dirty: bool
+from pytest_fa.report.record import Clocks, Environment
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -183,37 +173,6 @@ def read_environment() -> Environment:
         cpu=_cpu_name(),
         pytest_fa=pytest_fa.__version__,
     )
-
-
-@functools.cache
-def read_source(folder: Path) -> Source:
-    """Commit and dirty state of `folder`: from git, else from the stamp file that was written before it was copied."""
-    stamp = folder / STAMP_NAME
-    if stamp.is_file() and not (folder / ".git").exists():
-        return _read_stamp(stamp)
-    try:
-        if not _git(folder, "ls-files"):  # an untracked copy inside somebody else's repository
-            return _read_stamp(stamp)
-        commit = _git(folder, "rev-parse", "HEAD")
-        return Source(commit=commit, dirty=bool(_git(folder, "status", "--porcelain")), origin="git")
-    except (OSError, subprocess.CalledProcessError):
-        return _read_stamp(stamp)
-
-
-def _read_stamp(stamp: Path) -> Source:
-    """What the stamp says; an origin that says why it says nothing."""
-    if not stamp.is_file():
-        return Source(commit=None, dirty=None, origin=f"no git commit and no {STAMP_NAME}")
-    try:
-        said = msgspec.json.decode(stamp.read_bytes(), type=Stamp)
-        return Source(commit=said.commit, dirty=said.dirty, origin=STAMP_NAME)
-    except msgspec.MsgspecError as problem:
-        return Source(commit=None, dirty=None, origin=f"{STAMP_NAME} cannot be read: {problem}")
-
-
-def _git(folder: Path, *words: str) -> str:
-    run = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)  # noqa: S603, S607
-    return run.stdout.strip()
 
 
 def _version(package: str) -> str | None:

@@ -17,6 +17,8 @@ HEADLINES = {
     "over_limit": "is over its manifest's limits",
     "gate_failed": "is not fast enough",
     "inconclusive": "has no verdict",
+    "not_measured": "was not measured",
+    "hazard": "has a hazard, or may have one",
 }
 
 
@@ -27,6 +29,8 @@ def failure_text(record: Record) -> str:
     lines.append(f"  stages: {stages}")
     if record.gate is not None:
         lines += [f"  {line}" for line in gate_lines(record.variant, record.gate)]
+    if record.sanitized is not None:
+        lines += [f"  {text}" for text in record.sanitized.findings]
     if record.check is not None:
         lines += check_lines(record.check)
     if record.repeats is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.report.record import SCHEMA, Record, read_record, to_json
+from pytest_fa.report.record import SCHEMA, LaunchedKernel, Record, read_record, to_json
 
 
 class RecordLog:
@@ -31,8 +31,8 @@ def gpu_folder(gpu: str | None) -> str:
     return "-".join((gpu or "cpu").lower().split())
 
 
-def save_profiles(records: list[Record], folder: Path) -> list[Path]:
-    """Keep records under `<folder>/<gpu>/<variant>.jsonl`.
+def save_profiles(records: list[Record], folder: Path, root: Path | None = None) -> list[Path]:
+    """Keep records under `<folder>/<gpu>/<variant>.jsonl`, with paths from the run's `root` on.
 
     A line replaces the older one of the same kind and id; all other lines stay.  Written beside and renamed, so that a
     kill leaves the old file whole.
@@ -45,10 +45,16 @@ def save_profiles(records: list[Record], folder: Path) -> list[Path]:
         kept.update({(each.kind, each.id): each for each in fresh})
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(f".{os.getpid()}.tmp")
-        lines = [*_foreign_lines(path), *(to_json(kept[key]) for key in sorted(kept))]
+        lines = [*_foreign_lines(path), *(_portable(to_json(kept[key]), root) for key in sorted(kept))]
         scratch.write_bytes(b"".join(line + b"\n" for line in lines))
         scratch.replace(path)
     return list(files)
+
+
+def _portable(line: bytes, root: Path | None) -> bytes:
+    """What is kept says nothing of where a machine has its folders: neither the run's nor the interpreter's."""
+    line = re.sub(rb'"/[^"]*/bin/python[0-9.]*"', b'"python"', line)
+    return line.replace(f"{root}/".encode(), b"") if root else line
 
 
 def profile_path(folder: Path, record: Record) -> Path:
@@ -89,3 +95,13 @@ def stale_variants(records: list[Record], folder: Path) -> list[str]:
         if any(now.get((variant, arch), identity) != identity for arch, identity in saved if identity):
             stale.append(variant)
     return stale
+
+
+def saved_launches(folder: Path, variants: list[str]) -> dict[tuple[str, str], LaunchedKernel]:
+    """How saved records of these variants launched their kernels, whatever the GPU, by variant and mangled name."""
+    found: dict[tuple[str, str], LaunchedKernel] = {}
+    for name in variants:
+        for path in sorted(folder.glob(f"*/{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}.jsonl")):
+            speeds = (each.speed for each in read_records(path) if each.speed)
+            found.update({(name, launch.mangled): launch for speed in speeds for launch in speed.launches})
+    return found

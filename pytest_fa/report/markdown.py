@@ -17,6 +17,12 @@ A table stands between two comments; the first says what it shows:
     <!-- fa-noise profiles=profiles/nvidia-h200 -->
     <!-- /fa-noise -->
 
+    <!-- fa-verdicts profiles=profiles/nvidia-h200 case=b1h8s512d64-fp16 variants=ws_p2,sdpa_flash -->
+    <!-- /fa-verdicts -->
+
+    <!-- fa-ladder profiles=profiles/nvidia-h200 kernels=kernels cases=b1h8s512d64-fp16 against=sdpa_flash -->
+    <!-- /fa-ladder -->
+
     <!-- fa-options all -->
     <!-- /fa-options -->
 """
@@ -25,6 +31,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,9 +39,12 @@ import msgspec
 
 from pytest_fa.errors import FaError
 from pytest_fa.options import OPTIONS
+from pytest_fa.report.ladder import ladder_rows
 from pytest_fa.report.log import read_records
 from pytest_fa.report.margins import worst_margins
 from pytest_fa.report.noise import noise_rows, read_noise
+from pytest_fa.report.profiled import ProfiledKernel
+from pytest_fa.report.profiles import short_name
 from pytest_fa.report.record import Record, Speed
 from pytest_fa.report.table import launched_kernels
 
@@ -71,6 +81,23 @@ class NoiseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profiles: str
 
 
+class VerdictSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What bounds each kernel of some variants at one shape, with the counters that decided."""
+
+    profiles: str
+    case: str
+    variants: str
+
+
+class LadderSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every candidate of a kernels folder after its parent, and what it is held against, at some shapes."""
+
+    profiles: str
+    kernels: str
+    cases: str
+    against: str
+
+
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one table shows: one shape's records, a row for each variant, a ratio for each of `against`."""
 
@@ -92,17 +119,9 @@ def rewrite(text: str, root: Path) -> str:
 
 
 def _made(kind: str, words: str, root: Path) -> str:
-    if kind == "table":
-        return _table(_spec(kind, words, Spec), root)
-    if kind == "margins":
-        return _margins(_spec(kind, words, MarginSpec), root)
-    if kind == "clocks":
-        return _clocks(_spec(kind, words, ClockSpec), root)
-    if kind == "noise":
-        return _noise(_spec(kind, words, NoiseSpec), root)
-    if kind == "options":
-        return _options()
-    raise TableProblem(f"fa-{kind}: there is no such table (fa-table, fa-margins, fa-clocks, fa-noise, fa-options)")
+    if kind not in _MAKERS:
+        raise TableProblem(f"fa-{kind}: there is no such table (fa-{', fa-'.join(_MAKERS)})")
+    return _MAKERS[kind](words, root)
 
 
 def main(arguments: list[str]) -> int:
@@ -200,6 +219,33 @@ def _noise(spec: NoiseSpec, root: Path) -> str:
     return _lines(rows)
 
 
+def _verdicts(spec: VerdictSpec, root: Path) -> str:
+    """A row for each kernel; a variant without a profile says so: nothing stands in for it."""
+    rows = ["| variant | kernel | verdict | decided by |", "| --- | --- | --- | --- |"]
+    for variant in spec.variants.split(","):
+        found = [each for each in read_records(root / spec.profiles / f"{variant}.jsonl") if each.kind == "profile"]
+        profiles = [each.profile for each in found if each.profile and each.case and each.case.shape_id == spec.case]
+        chosen = next((each for each in profiles if each.preset == "verdict"), profiles[0] if profiles else None)
+        if chosen is None:
+            rows.append(f"| `{variant}` | - | not measured | - |")
+            continue
+        rows += [f"| `{variant}` | {_verdict_cells(each)} |" for each in chosen.kernels]
+    return "\n".join(rows)
+
+
+def _verdict_cells(kernel: ProfiledKernel) -> str:
+    name, verdict = short_name(kernel.name), kernel.verdict
+    if verdict is None:
+        return f"`{name}` | a counter is missing | -"
+    decided = ", ".join(f"`{counter}` {value:g}" for counter, value in verdict.decided_by.items())
+    return f"`{name}` | {verdict.sentence} | {decided}"
+
+
+def _ladder(spec: LadderSpec, root: Path) -> str:
+    places = root / spec.kernels, root / spec.profiles
+    return _lines(ladder_rows(*places, spec.cases.split(","), spec.against.split(",")))
+
+
 def _options() -> str:
     """Every option as the command line has it, with what `--help` says."""
     rows = ["| option | meaning |", "| --- | --- |"]
@@ -274,6 +320,17 @@ def _device_us(records: list[Record], variant: str) -> float:
         if record.speed is not None:
             return record.speed.device.median_us
     raise TableProblem(f"{variant} was not timed")
+
+
+_MAKERS: dict[str, Callable[[str, Path], str]] = {
+    "table": lambda words, root: _table(_spec("table", words, Spec), root),
+    "margins": lambda words, root: _margins(_spec("margins", words, MarginSpec), root),
+    "clocks": lambda words, root: _clocks(_spec("clocks", words, ClockSpec), root),
+    "noise": lambda words, root: _noise(_spec("noise", words, NoiseSpec), root),
+    "verdicts": lambda words, root: _verdicts(_spec("verdicts", words, VerdictSpec), root),
+    "ladder": lambda words, root: _ladder(_spec("ladder", words, LadderSpec), root),
+    "options": lambda _words, _root: _options(),
+}
 
 
 if __name__ == "__main__":

@@ -36,10 +36,10 @@ def draw(folder: Path, ceilings: Ceilings | None) -> list[Path]:
 
     Raises `NothingToShow` without timed records, `ImportError` without matplotlib.
     """
+    records = read_timed(folder)
     import matplotlib as mpl  # noqa: PLC0415  # an extra: pip install pytest-fa[report]
 
     mpl.rcParams["svg.hashsalt"] = "pytest-fa"  # the same records give the same file
-    records = read_timed(folder)
     pictures = {"bars.svg": _bars(records)}
     if ceilings is not None:
         pictures["roofline.svg"] = _roofline(records, ceilings)

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import msgspec
 
 from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.variant import Arch
+from pytest_fa.catalog.variant import Target
 from pytest_fa.gate.verdict import PairSamples, Verdict
+from pytest_fa.report.profiled import Profile, Sanitized
 
 SCHEMA = 3
 
@@ -28,11 +29,13 @@ Outcome = Literal[
     "over_limit",
     "gate_failed",
     "inconclusive",
+    "not_measured",
+    "hazard",
 ]
 StageName = Literal["build", "launch", "sanity", "correct", "speed"]
 STAGES: tuple[StageName, ...] = ("build", "launch", "sanity", "correct", "speed")
 StageState = Literal["ok", "failed", "not reached"]
-Kind = Literal["build", "correct", "property", "speed", "selftest", "gate"]
+Kind = Literal["build", "correct", "property", "speed", "selftest", "gate", "profile", "sanitize"]
 
 
 class Kernel(msgspec.Struct, frozen=True):
@@ -47,6 +50,7 @@ class Kernel(msgspec.Struct, frozen=True):
     smem_bytes_per_block: int
     instructions: dict[str, int] = {}
     sass_bytes: int | None = None
+    max_threads_per_block: int | None = None
 
     @property
     def spill_bytes(self) -> int:
@@ -65,7 +69,7 @@ class Leaf(msgspec.Struct, frozen=True):
     """One compiled variant for one architecture, as it lies in the cache."""
 
     variant: str
-    arch: Arch
+    arch: Target
     key: str
     library: str
     code_identity: str | None
@@ -333,6 +337,13 @@ class Source(msgspec.Struct, frozen=True):
     origin: str
 
 
+class Ablation(msgspec.Struct, frozen=True):
+    """What a variant that computes no attention leaves out, and of whom."""
+
+    stage: str
+    parent: str
+
+
 class Record(msgspec.Struct, frozen=True):
     """One line: one variant on one case (or its build alone).
 
@@ -359,6 +370,9 @@ class Record(msgspec.Struct, frozen=True):
     source: Source
     measured_at: str
     repeat: str
+    profile: Profile | None = None
+    sanitized: Sanitized | None = None
+    ablation: Ablation | None = None
 
 
 def to_json(value: msgspec.Struct) -> bytes:

@@ -13,6 +13,7 @@ from pytest_fa.report.record import ON_CPU, Kernel, Record
 from pytest_fa.report.timing_notes import is_doubtful, timing_notes
 
 NOTHING = "-"
+TOOL_KINDS = ("profile", "sanitize")  # these have lines of their own
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -59,7 +60,7 @@ def make_rows(records: list[Record], ceilings: Ceilings | None = None) -> list[R
     """Group records by variant and shape, shapes in the order of their first record, companions after candidates."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        if record.case is not None:
+        if record.case is not None and record.kind not in TOOL_KINDS:
             groups.setdefault((record.case.shape_id, record.variant), []).append(record)
     shapes = list(dict.fromkeys(shape for shape, _ in groups))
     seen = {variant for _, variant in groups}

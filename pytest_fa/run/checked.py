@@ -10,9 +10,9 @@ from pytest_fa.errors import WrongResult
 from pytest_fa.report.record import ON_CPU
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.device_tools import DeviceTools, NoDeviceTools, device_tools
+from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces, guard, guard_output
 from pytest_fa.run.inputs import Inputs, clone
-from pytest_fa.run.module import Forward
 from pytest_fa.run.nvtx_range import nvtx_range
 
 # What disturbs one repeat and the next: company on the multiprocessors, a cold L2.

@@ -9,44 +9,33 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from pytest_fa import options
 from pytest_fa.build.builder import BuildFailure, ensure
+from pytest_fa.build.extension import MODULE_NAME
 from pytest_fa.build.target import native_arch
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import BrokenVariant, Variant
-from pytest_fa.errors import BuildError, FaError, LaunchError, ManifestError, UnsupportedCase, UsageProblem
+from pytest_fa.errors import (
+    BuildError,
+    FaError,
+    LaunchError,
+    ManifestError,
+    ToolchainError,
+    UnsupportedCase,
+    UsageProblem,
+)
+from pytest_fa.run.adapter import adapted
+from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces
 
 Allocate = Callable[[int, torch.device], torch.Tensor]
 
 CAUSAL_CODES = {"none": 0, "top_left": 1, "bottom_right": 2}
-
-
-class Forward(Protocol):
-    """How every variant is called.
-
-    q and out are [batch, heads, seq_q, head_dim], k and v [batch, kv_heads, seq_k, head_dim], any strides; `causal` is
-    `none`, `top_left` or `bottom_right`.  Returns `out` where the variant writes into it, else its own tensor.
-    Raises `UnsupportedCase` with the kernel's reason, `LaunchError` with the driver's, `ValueError` or `TypeError` for
-    arguments that do not fit together.
-    """
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        scale: float,
-        causal: str = "none",
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """One attention forward."""
 
 
 def load(name: str, *, kernels: str | Path | tuple[str | Path, ...] = "kernels", cache: Path | None = None) -> Forward:
@@ -70,7 +59,10 @@ def build_library(variant: Variant, cache: Path, *, no_build: bool = False) -> s
     if not variant.is_built:
         return None
     arch = native_arch(variant)
-    outcome = ensure([(variant, arch)], cache, no_build=no_build).outcomes[(variant.name, arch)]
+    report = ensure([(variant, arch)], cache, no_build=no_build)
+    if lacking := report.lacking.get(variant.name):
+        raise ToolchainError(lacking)
+    outcome = report.outcomes[(variant.name, arch)]
     if isinstance(outcome, BuildFailure):
         raise BuildError(outcome.message)
     return str(cache / outcome.library)
@@ -79,10 +71,11 @@ def build_library(variant: Variant, cache: Path, *, no_build: bool = False) -> s
 def load_forward(variant: Variant, library: str | None, allocate: Allocate | None = None) -> Forward:
     """The callable of a variant whose leaf, if it needs one, lies at `library`; `allocate` gives its workspaces."""
     if variant.entry.kind == "python":
-        forward: Forward = _attribute(variant, "target")
-        return forward
+        return _called_as_said(_attribute(variant, "target"), variant)
     if library is None:
         raise BuildError(f"{variant.name} has no library: it must be built first")
+    if variant.entry.kind == "torch":
+        return _refusing(_called_as_said(_extension_function(variant, Path(library)), variant))
     return _cuda_forward(library, allocate or Workspaces())
 
 
@@ -142,6 +135,54 @@ def _cuda_forward(library: str, allocate: Allocate) -> Forward:
         return out
 
     return forward
+
+
+def _called_as_said(function: Callable[..., Any], variant: Variant) -> Forward:
+    """The function as it is, or as the manifest's `entry.call` says that it wants to be called."""
+    return adapted(function, variant.entry.call) if variant.entry.call else function
+
+
+def _refusing(forward: Forward) -> Forward:
+    """An extension says no by a RuntimeError of TORCH_CHECK; CUDA's own errors are not of that kind."""
+
+    def refusing(*args: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401  # passed through
+        try:
+            return forward(*args, **keywords)
+        except RuntimeError as problem:
+            text = str(problem).splitlines()[0] if str(problem) else repr(problem)
+            if "CUDA" in text or type(problem) is not RuntimeError:
+                raise
+            raise UnsupportedCase(text) from problem
+
+    return refusing
+
+
+def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
+    """A function of the extension's module, or the operator that it registers.
+
+    The module bears the name that it was compiled under, one for each build, and is in no one's way in `sys.modules`.
+    Raises `FaError` with the manifest's words where it is not there.
+    """
+    name, target = library.with_name(MODULE_NAME).read_text(encoding="utf-8"), variant.entry.target
+    where = f"{variant.name}: entry.target {target!r}"
+    try:
+        if "::" in target:
+            torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+            namespace, _, operator = target.partition("::")
+            return getattr(getattr(torch.ops, namespace), operator)  # type: ignore[no-any-return]
+        spec = importlib.util.spec_from_file_location(name, library)
+        assert spec is not None and spec.loader is not None  # noqa: S101, PT018  # the path ends in .so
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (ImportError, OSError) as problem:
+        raise FaError(f"{where}: the extension cannot be loaded: {problem}") from problem
+    except AttributeError as problem:
+        raise FaError(f"{where}: the extension registers no such operator") from problem
+    if not hasattr(module, target):
+        public = ", ".join(each for each in dir(module) if not each.startswith("_")) or "nothing"
+        raise FaError(f"{where}: the module has no such function (it has: {public})")
+    function: Callable[..., Any] = getattr(module, target)
+    return function
 
 
 def _translated(problem: Exception) -> Exception:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import nvtx
 
-NVTX_DOMAIN = "pytest-fa"
+from pytest_fa.jobs import NVTX_DOMAIN
 
 
 @contextmanager

@@ -35,3 +35,13 @@ def test_speed(fa_variant: Variant, fa_case: Case, fa_run: FaRun, fa_benchmark: 
     record = fa_run.speed(fa_variant, fa_case)
     if record.speed is not None:
         fa_benchmark.record(record.speed, fa_case, variant=fa_variant.name)
+
+
+def test_profile(fa_variant: Variant, fa_case: Case, fa_run: FaRun) -> None:
+    """Is counted under Nsight Compute on this shape, in a process that times nothing."""
+    fa_run.profile(fa_variant, fa_case)
+
+
+def test_sanitize(fa_variant: Variant, fa_sanitizer: str, fa_run: FaRun) -> None:
+    """Leaves this tool of compute-sanitizer nothing to report."""
+    fa_run.sanitize(fa_variant, fa_sanitizer)

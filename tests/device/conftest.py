@@ -30,11 +30,12 @@ supports: {dtype: [fp16, bf16], causal: [none, top_left, bottom_right], layout: 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test here needs a GPU and a compiler."""
+    """Every test here needs a GPU and a compiler, and several at once share the GPU's time."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.needs_gpu)
             item.add_marker(pytest.mark.needs_nvcc)
+            item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture

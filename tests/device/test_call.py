@@ -12,36 +12,12 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import LaunchError, UnsupportedCase
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.truth import make_truth
+from pytest_fa.profile.drive import ForwardArgs, Strides
 from pytest_fa.run.inputs import make_inputs, poisoned_output
 from pytest_fa.run.module import load_forward
 from tests.device.conftest import BuildSource, Built
 
 CASE = parse_case("b1h2s113d64-fp16-causal-sk203-seed0")
-
-
-class Strides(ctypes.Structure):
-    """FaStrides."""
-
-    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "head", "seq", "dim")]
-
-
-class ForwardArgs(ctypes.Structure):
-    """FaForwardArgs, field by field as in fa_forward.h."""
-
-    _fields_ = [
-        ("abi_version", ctypes.c_uint32),
-        ("struct_size", ctypes.c_uint32),
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse", "workspace")),
-        ("workspace_bytes", ctypes.c_uint64),
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")),
-        *((name, Strides) for name in ("q_stride", "k_stride", "v_stride", "out_stride")),
-        ("dtype", ctypes.c_int32),
-        ("causal", ctypes.c_int32),
-        ("scale", ctypes.c_float),
-        *((name, ctypes.c_void_p) for name in ("q_descale", "k_descale", "v_descale")),
-        ("message", ctypes.c_void_p),
-        ("message_bytes", ctypes.c_uint64),
-    ]
 
 
 @pytest.mark.parametrize("name", ["minimal", "stage2", "ws_p1", "ws_p2"])

@@ -16,7 +16,7 @@ import yaml
 from pytest_fa import fixtures, plugin
 from pytest_fa.catalog.manifest import MANIFEST_NAME, Manifest, Member
 from pytest_fa.catalog.properties import PROPERTIES
-from pytest_fa.catalog.variant import Entry, InstructionLimit, Limits, Supports
+from pytest_fa.catalog.variant import Call, Constant, Entry, Explained, InstructionLimit, Limits, Supports
 from pytest_fa.options import OPTIONS
 from pytest_fa.report.markdown import rewrite
 
@@ -25,9 +25,10 @@ FLAGS = [option.flag for option in OPTIONS]
 
 
 def pages() -> dict[str, str]:
-    """Every page and its text."""
-    paths = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
-    return {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
+    """Every page and its text, by its name; the ladder's is `kernels`."""
+    paths = {path.name: path for path in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))}
+    paths["kernels"] = REPOSITORY / "kernels" / "README.md"
+    return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
 
 
 # -- options and keys -------------------------------------------------------------------------------------------------
@@ -46,7 +47,9 @@ def test_no_page_names_an_option_that_is_not_there() -> None:
 
 
 KEYS = [
-    key for struct in (Manifest, Member, Entry, Supports, Limits, InstructionLimit) for key in struct.__struct_fields__
+    key
+    for struct in (Manifest, Member, Entry, Call, Constant, Supports, Limits, InstructionLimit, Explained)
+    for key in struct.__struct_fields__
 ]
 
 

@@ -24,15 +24,19 @@ ROOMS = (
     "build",
     "jobs",
     "workers",
+    "profile",
     "run",
     "judge",
     "measure",
     "pipeline",
     "worker",
+    "compile_extension",
     "bundle",
     "session",
     "noise",
     "gating",
+    "profiling",
+    "sanitizing",
     "selftesting",
     "items",
     "markers",
@@ -142,18 +146,20 @@ def test_our_variants_are_like_a_users(path: Path) -> None:
 
 
 def test_the_package_itself_imports_one_thing_when_asked() -> None:
-    """`import pytest_fa` imports nothing of ours; `load` imports `run.module`, in its own body."""
+    """`import pytest_fa` imports nothing of ours; `load` imports `run.module`, in its own body, types aside."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     (load,) = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     ours = {name for name in imports_of(tree, "pytest_fa", is_package=True) if name.startswith("pytest_fa")}
-    assert ours == imports_of(load, "pytest_fa", is_package=True) == {"pytest_fa.run.module"}
+    assert imports_of(load, "pytest_fa", is_package=True) == {"pytest_fa.run.module"}
+    assert ours == {"pytest_fa.run.forward", "pytest_fa.run.module"}
     run = "import sys, pytest_fa; print(*sorted(name for name in sys.modules if name.startswith('pytest_fa.')))"
     assert python(run) == ""
 
 
-def test_the_worker_is_imported_by_nobody() -> None:
-    """The child is started by name: what it imports, torch first, stays out of pytest's process."""
-    importers = [module_of(path) for path in SOURCES if "pytest_fa.worker" in imports_of_file(path)]
+@pytest.mark.parametrize("child", ["pytest_fa.worker", "pytest_fa.compile_extension"])
+def test_a_child_is_imported_by_nobody(child: str) -> None:
+    """A child is started by name: what it imports, torch first, stays out of pytest's process."""
+    importers = [module_of(path) for path in SOURCES if child in imports_of_file(path)]
     assert importers == []
 
 

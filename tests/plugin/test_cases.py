@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from pytest_fa.catalog.case import GRAMMAR
+from tests.conftest import MANIFEST
 from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject, Project, cases_of
 
 
 @pytest.fixture(scope="module")
 def pair(new_project: NewProject) -> Project:
-    """One variant for the CPU, one to compile."""
+    """One variant for the CPU that takes whatever the suites ask, one to compile."""
     project = new_project("cases")
-    project.python_variant("good")
+    everything = "supports: {device: [cpu], dtype: [fp16, bf16], head_dim: [64, 128], layout: [bhsd, bshd]}\n"
+    project.python_variant("good", manifest=MANIFEST + 'entry: {kind: python, target: "entry:forward"}\n' + everything)
     project.cuda_variant("zero")
     return project
 
@@ -51,6 +53,18 @@ def test_one_seed_is_timed(pair: Project) -> None:
 def test_suite(pair: Project, suites: str, count: int) -> None:
     """--fa-suite takes the cases of the named suites, each case once."""
     assert len(checked(pair, f"--fa-suite={suites}")) == count
+
+
+def test_a_suite_is_fitted_to_what_a_variant_takes(project: Project) -> None:
+    """A kernel for bf16, D = 128 and the other layout runs the suite so, with SDPA beside it; a named case is exact."""
+    takes = "supports: {device: [cpu], dtype: [bf16], head_dim: [128], layout: [bshd]}\n"
+    project.python_variant("mine", manifest=MANIFEST + 'entry: {kind: python, target: "entry:forward"}\n' + takes)
+    run = project.suite("--fa-variant=mine", "--fa-suite=smoke", "-k", "b1h2s64 and (test_correct or test_speed)")
+    fitted = "b1h2s64d128-bf16-bshd"
+    assert run.outcomes[f"test_correct[mine-{fitted}-seed0]"] == "passed"
+    assert {run.outcomes[f"test_speed[{each}-{fitted}]"] for each in ("mine", "sdpa_flash", "sdpa_math")} == {"passed"}
+    assert cases_of(project.ids("--fa-variant=mine", ONE_CASE), "test_correct") == [CASE]
+    assert f"test_correct[mine-{fitted}-seed0]" not in project.ids("--fa-variant=mine", "--fa-dtype=fp16")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`docs/first-ten-minutes.md`: every command of it, in its order, in an empty folder."""
+"""The pages for beginners: every command of them, in its order, in an empty folder."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "first-ten-minutes.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {"first-ten-minutes.md": 10, "add-a-variant.md": 2}  # with the fewest commands that each has
 FAILS = "# exits with 1"
 NOT_HERE = ("pip install", "mkdir ")
 
 
-def commands() -> list[str]:
-    """The page's commands, but for those that install and make the folder."""
-    blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+def commands(page: str) -> list[str]:
+    """A page's commands, but for those that install and make the folder."""
+    blocks = re.findall(r"```console\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
     found = [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
     return [command for command in found if not command.startswith(NOT_HERE)]
 
 
 @pytest.mark.needs_nvcc
-def test_every_command_does_what_the_page_says(tmp_path: Path, shared_cache: Path) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_does_what_the_page_says(tmp_path: Path, shared_cache: Path, page: str) -> None:
     """Each command succeeds, but for the one that is to fail; pytest and python are this environment's."""
-    assert len(commands()) >= 10
+    assert len(commands(page)) >= PAGES[page]
     here = {"XDG_CACHE_HOME": str(shared_cache), "CUDA_VISIBLE_DEVICES": "", "PY_COLORS": "0", "COLUMNS": "140"}
     outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     programs = tmp_path / "bin"
@@ -37,7 +39,7 @@ def test_every_command_does_what_the_page_says(tmp_path: Path, shared_cache: Pat
     environment = {**outer, **here, "PATH": f"{programs}:{os.environ['PATH']}"}
     folder = tmp_path / "tryout"
     folder.mkdir()
-    for command in commands():
+    for command in commands(page):
         run = subprocess.run(
             [str(shutil.which("bash")), "-c", command],
             cwd=folder,

@@ -17,6 +17,7 @@ FIXTURES = [
     "fa_module",
     "fa_property",
     "fa_run",
+    "fa_sanitizer",
     "fa_truth",
     "fa_variant",
 ]

@@ -7,6 +7,8 @@ import pytest
 from tests.conftest import PYTHON_SOURCE
 from tests.plugin.conftest import CASE, SHAPE, NewProject, Project, Run
 
+pytestmark = pytest.mark.alone
+
 # The right output, given back after so many milliseconds of busy waiting: longer than the work itself.
 TIMED_SOURCE = (
     PYTHON_SOURCE.replace("import torch\n", "import time\n\nimport torch\n")

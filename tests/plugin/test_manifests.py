@@ -9,7 +9,7 @@ from tests.plugin.conftest import CASE, ONE_CASE, NewProject, Project, Run
 
 MANIFEST_KEYS = (
     "step, because, expect, parent, role, entry, arch, supports, instantiations, defines, flags, rounds, limits, "
-    "tolerance, deterministic, variants"
+    "tolerance, deterministic, leaves_out, explained, variants"
 )
 BROKEN = {
     "unknown_key": (PYTHON_MANIFEST + "rol: floor\n", "unknown key 'rol' in the manifest; did you mean 'role'?"),

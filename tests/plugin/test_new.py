@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import compileall
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
+from pytest_fa import new as new_module
 from pytest_fa.__main__ import main
+from pytest_fa.build.extension import find_torch
 from tests.plugin.conftest import Project
 
 
@@ -33,6 +37,38 @@ def test_a_cuda_variant_builds_at_once(project: Project, capsys: pytest.CaptureF
     (record,) = project.records
     assert [leaf.arch for leaf in record.leaves] == ["sm_80", "sm_89", "sm_90a"]
     assert {kernel.spill_bytes for leaf in record.leaves for kernel in leaf.kernels} == {0}
+
+
+@pytest.mark.skipif(find_torch().cuda is not None, reason="this torch has CUDA")
+def test_an_extension_says_what_it_lacks(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its manifest reads, its module has the name that torch gives it, and without a torch with CUDA it is skipped."""
+    run = project.run(*new(project, capsys, "mine", "--kind=torch"), "-k", "test_build and mine")
+    assert run.outcomes == {"test_build[mine]": "skipped"}
+    assert "has no CUDA, and mine has CUDA sources" in run.reasons["test_build[mine]"]
+    binding = (project.folder / "kernels" / "mine" / "binding.cpp").read_text(encoding="utf-8")
+    assert binding.startswith("// mine: ")
+    assert "PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)" in binding
+
+
+def test_a_triton_variant_waits_for_a_gpu(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its manifest reads, and without a GPU each case is skipped with that reason."""
+    words = (*new(project, capsys, "mine", "--kind=triton"), "-k", "test_correct and mine")
+    run = project.run(*words)
+    assert set(run.outcomes.values()) == {"skipped"}
+    assert set(run.reasons.values()) == {"mine needs a GPU, and this machine has none"}
+
+
+def test_an_installed_template_is_written_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installer compiles the templates' Python; what it leaves beside them is not part of a variant."""
+    templates = tmp_path / "template"
+    shutil.copytree(new_module.TEMPLATES, templates)
+    assert compileall.compile_dir(templates / "python", quiet=1)
+    assert (templates / "python" / "__pycache__").is_dir()
+    monkeypatch.setattr(new_module, "TEMPLATES", templates)
+    assert main(["new", "mine", "--kind", "python", "--kernels", str(tmp_path / "kernels")]) == 0
+    assert "entry.py, variant.yaml" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

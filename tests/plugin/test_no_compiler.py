@@ -16,7 +16,7 @@ pytest_fa.build.toolchain.find_tool = lambda name: None
 """
 NO_NVCC = (
     "no CUDA compiler: CUDA_HOME is unset, nvcc is not on PATH, nor in wheels, conda or the usual places; "
-    "install a CUDA toolkit, or `pip install 'pytest-fa[nvcc]'`"
+    "install a CUDA toolkit, or `pip install 'pytest-fa[cuda13]'`"
 )
 
 

@@ -66,6 +66,7 @@ def test_python_variant_for_the_gpu_is_skipped(project: Project) -> None:
     assert reason.endswith("gpu_only needs a GPU, and this machine has none")
 
 
+@pytest.mark.alone
 def test_collecting_is_quick(project: Project) -> None:
     """A default run of the shipped suite is collected in under two seconds, interpreter and pytest included."""
     project.cuda_variant("zero")

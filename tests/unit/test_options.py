@@ -31,6 +31,12 @@ GIVEN: dict[str, tuple[str, str, Any]] = {
     "--fa-gate": ("0.95", "gate", 0.95),
     "--fa-gate-baseline": ("key:1a2b", "gate_baseline", "key:1a2b"),
     "--fa-selftest": ("true", "selftest", True),
+    "--ncu": ("true", "ncu", True),
+    "--ncu-set": ("stalls", "ncu_set", "stalls"),
+    "--ncu-strict": ("true", "ncu_strict", True),
+    "--ncu-sudo": ("true", "ncu_sudo", True),
+    "--fa-sanitize": ("racecheck, memcheck", "sanitizers", ("racecheck", "memcheck")),
+    "--fa-static": ("true", "static", True),
     "--fa-require-gpu": ("true", "require_gpu", True),
     "--fa-clean": ("true", "clean", True),
     "--fa-cache": ("builds", "cache", Path("builds")),
@@ -40,6 +46,8 @@ GIVEN: dict[str, tuple[str, str, Any]] = {
     "--fa-profiles": ("kept", "profiles", Path("kept")),
 }
 FLAGS = [option.flag for option in OPTIONS]
+ALLOWED_ONLY = {"--ncu-set": "full", "--fa-sanitize": "initcheck"}
+NEEDS = {"--ncu-set": ["--ncu"]}  # what an option asks for beside it
 
 
 def read(pytester: pytest.Pytester, *arguments: str) -> Options:
@@ -94,6 +102,12 @@ def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: p
         selftest=False,
         gate=None,
         gate_baseline=None,
+        ncu=False,
+        ncu_set="verdict",
+        ncu_strict=False,
+        ncu_sudo=False,
+        sanitizers=(),
+        static=False,
         cache=root / "caches" / "pytest-fa",
         artifacts=root / "artifacts",
         profiles=root / "profiles",
@@ -113,7 +127,8 @@ def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: p
 def test_an_option_is_read_from_the_command_line(pytester: pytest.Pytester, flag: str) -> None:
     """The flag fills its field and no other one."""
     value, field, expected = GIVEN[flag]
-    before, found = read(pytester), read(pytester, command_line(flag, value))
+    beside = NEEDS.get(flag, [])
+    before, found = read(pytester, *beside), read(pytester, *beside, command_line(flag, value))
     changed = dataclasses.replace(before, **{field: below(pytester.path, expected)}, is_given=True)
     assert changed == dataclasses.replace(found, repeat=before.repeat)
 
@@ -132,9 +147,10 @@ def test_an_option_is_read_from_the_ini_file(pytester: pytest.Pytester, flag: st
 def test_the_command_line_comes_before_the_ini_file(pytester: pytest.Pytester, flag: str) -> None:
     """A flag replaces what the ini file says for it."""
     value, field, expected = GIVEN[flag]
-    other = {"--fa-seeds": "5", "--fa-tolerance": "measured", "--fa-arch": "sm_89"}.get(flag, "other")
+    other = {"--fa-seeds": "5", "--fa-tolerance": "measured", "--fa-arch": "sm_89", **ALLOWED_ONLY}.get(flag, "other")
     pytester.makeini(ini_of(**{key(flag): other}))
-    assert below(pytester.path, expected) == getattr(read(pytester, command_line(flag, value)), field)
+    given = (*NEEDS.get(flag, []), command_line(flag, value))
+    assert below(pytester.path, expected) == getattr(read(pytester, *given), field)
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
@@ -257,6 +273,11 @@ def test_the_repeat_command_keeps_what_decides(
             "--fa-tolerance: no 'mesured'; did you mean 'measured'? (allowed: measured, absolute, fp8)",
         ),
         ("--fa-tolerance", "1e-3", "--fa-tolerance: no '1e-3' (allowed: measured, absolute, fp8)"),
+        (
+            "--fa-sanitize",
+            "memchek",
+            f"--fa-sanitize: no 'memchek'; did you mean 'memcheck'? (allowed: {', '.join(options.SANITIZERS)})",
+        ),
     ],
 )
 @pytest.mark.parametrize("place", ["command line", "ini file"])
@@ -268,6 +289,33 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
     with pytest.raises(UsageProblem) as found:
         read(pytester, *([command_line(flag, value)] if place == "command line" else []))
     assert problem == str(found.value)
+
+
+def test_a_set_of_counters_needs_a_profiler(pytester: pytest.Pytester) -> None:
+    """`--ncu-set` alone would do nothing, and says so."""
+    with pytest.raises(UsageProblem, match="--ncu-set: nothing is profiled; give --ncu too"):
+        read(pytester, "--ncu-set=full")
+
+
+def test_an_unknown_set_of_counters_is_named(pytester: pytest.Pytester) -> None:
+    """A preset that is none: the one that was meant, and all there are."""
+    with pytest.raises(UsageProblem, match=r"--ncu-set: no 'stals'; did you mean 'stalls'\? \(allowed: verdict, "):
+        read(pytester, "--ncu", "--ncu-set=stals")
+
+
+def test_a_sanitizer_must_be_named(pytester: pytest.Pytester) -> None:
+    """An empty list of tools is no list."""
+    with pytest.raises(UsageProblem, match="--fa-sanitize: '' names no tool"):
+        read(pytester, "--fa-sanitize=")
+
+
+def test_some_tests_are_there_on_request(pytester: pytest.Pytester) -> None:
+    """Gates, profiles and sanitizers appear where they were asked for; --fa-static leaves the builds alone."""
+    names = ("test_build", "test_correct", "test_gate", "test_profile", "test_sanitize")
+    given = ((), ("--ncu",), ("--fa-sanitize=memcheck", "--fa-gate=1"), ("--fa-static", "--ncu"))
+    offered = [[name for name in names if read(pytester, *each).offers(name)] for each in given]
+    plain = ["test_build", "test_correct"]
+    assert [plain, [*plain, names[3]], [*plain, names[2], names[4]], ["test_build"]] == offered
 
 
 def test_a_run_has_one_tolerance(pytester: pytest.Pytester) -> None:

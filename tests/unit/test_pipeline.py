@@ -401,6 +401,24 @@ def test_sdpa_is_not_own_work(job_of: JobOf) -> None:
     assert baseline.outcome == "ok"
 
 
+FLEX = """\
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+compiled = torch.compile(flex_attention, dynamic=False)
+
+
+def forward(q, k, v, *, scale, causal="none", out=None):
+    return compiled(q, k, v, scale=scale)
+"""
+
+
+@pytest.mark.filterwarnings("default")  # torch's compiler has warnings of its own
+def test_what_torch_compiles_is_watched_and_works_afterwards(job_of: JobOf) -> None:
+    """FlexAttention, which a dispatch mode would break, is right, and right again in the same process."""
+    assert [run_case(job_of(FLEX)).outcome for _ in range(2)] == ["ok", "ok"]
+
+
 def test_witnesses_are_heard_when_it_is_wrong(job_of: JobOf) -> None:
     """SDPA is judged on the same inputs beside a wrong candidate; one that refuses is absent with its reason."""
     baselines = discover(()).variants

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from pytest_fa.build import cache as leaves
+from pytest_fa.build import command, keys
 from pytest_fa.build.builder import BuildFailure, ensure
 from pytest_fa.report.record import Leaf
 
@@ -209,6 +210,7 @@ def test_edit_during_compilation_is_not_published(workplace: Workplace) -> None:
 # -- warm -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.needs_nvcc
 @pytest.mark.usefixtures("forbid_programs")
 def test_warm_lookup_starts_no_program(workplace: Workplace) -> None:
@@ -426,7 +428,9 @@ def test_dependencies_of_a_depfile(tmp_path: Path) -> None:
     (tmp_path / "with space.h").write_bytes(b"b")
     depfile = "kernel.so : src/kernel.cu \\\n    with\\ space.h \\\n  src/kernel.cu generated/fa_instantiations.h\n"
 
-    found = leaves.dependencies(depfile, tmp_path)
+    (tmp_path / "deps.d").write_text(depfile, encoding="utf-8")
+
+    found = command.read_dependencies(tmp_path)
 
     assert found == (
         ("src/kernel.cu", "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"),
@@ -436,7 +440,7 @@ def test_dependencies_of_a_depfile(tmp_path: Path) -> None:
 
 def test_file_hash_of_a_missing_file(tmp_path: Path) -> None:
     """A file that is not there has no hash."""
-    assert leaves.file_hash(str(tmp_path / "nothing")) is None
+    assert keys.file_hash(str(tmp_path / "nothing")) is None
 
 
 def test_file_hash_sees_an_edit_that_keeps_size_and_time(tmp_path: Path) -> None:
@@ -444,10 +448,10 @@ def test_file_hash_sees_an_edit_that_keeps_size_and_time(tmp_path: Path) -> None
     path = tmp_path / "tile.h"
     path.write_bytes(b"#define BLOCK 64")
     os.utime(path, (10**9, 10**9))
-    before = leaves.file_hash(str(path))
+    before = keys.file_hash(str(path))
 
     time.sleep(0.02)  # two clock ticks
     path.write_bytes(b"#define BLOCK 96")
     os.utime(path, (10**9, 10**9))
 
-    assert leaves.file_hash(str(path)) != before
+    assert keys.file_hash(str(path)) != before

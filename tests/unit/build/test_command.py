@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from pytest_fa.build import command
+from pytest_fa.build import command, recipe
 from pytest_fa.build.toolchain import Toolchain, find_tool
 from pytest_fa.catalog.variant import ARCHES, Arch
 
@@ -120,21 +120,21 @@ def test_instantiations_header(unbuilt: Workplace) -> None:
 )
 def test_request_key_moves_with_what_shapes_the_code(unbuilt: Workplace, manifest: str, *, moves: bool) -> None:
     """Definitions, flags and instantiations make another request; limits, tolerance and role do not."""
-    before = command.request_key(unbuilt.variant(), "sm_80")
+    before = recipe.request_key(unbuilt.variant(), "sm_80")
 
     unbuilt.write_manifest(manifest)
 
-    assert (command.request_key(unbuilt.variant(), "sm_80") != before) == moves
+    assert (recipe.request_key(unbuilt.variant(), "sm_80") != before) == moves
 
 
 def test_request_key_is_the_same_in_another_folder(unbuilt: Workplace, tmp_path: Path) -> None:
     """A request is known again on another machine: its key holds no folder."""
-    before = command.request_key(unbuilt.variant(), "sm_80")
+    before = recipe.request_key(unbuilt.variant(), "sm_80")
 
     unbuilt.root.rename(tmp_path / "moved")
     unbuilt.root, unbuilt.folder = tmp_path / "moved", tmp_path / "moved" / "tile"
 
-    assert command.request_key(unbuilt.variant(), "sm_80") == before
+    assert recipe.request_key(unbuilt.variant(), "sm_80") == before
 
 
 @pytest.mark.parametrize("name", command.COMPILER_ENVIRONMENT)
@@ -174,8 +174,8 @@ def test_request_key_moves_with_a_header_that_may_shadow(
 ) -> None:
     """A new header where an include may find it asks for a new build, though no old depfile names it."""
     variant = unbuilt.variant()
-    before = command.request_key(variant, "sm_80")
+    before = recipe.request_key(variant, "sm_80")
     place = Path(variant.folder) if folder == "src" else Path(variant.root) / "include"
     place.mkdir(exist_ok=True)
     (place / name).write_text("#define X 2\n", encoding="utf-8")
-    assert (command.request_key(variant, "sm_80") != before) == moves
+    assert (recipe.request_key(variant, "sm_80") != before) == moves

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pytest_fa.build.machine_code import MachineCode
 from pytest_fa.build.resources import broken_limits, demangle, read_ptxas_log, with_machine_code
 from pytest_fa.catalog.variant import InstructionLimit, Limits
 from pytest_fa.report.record import Advisory, Kernel, Leaf
@@ -172,7 +173,7 @@ def test_machine_code_joins_by_mangled_name() -> None:
     """Sizes and counts go to the kernel of that name; one that was not disassembled stays without."""
     first, second = read_ptxas_log(TWO_KERNELS)[0]
 
-    joined = with_machine_code((first, second), {"_Z6serialPfmmi": (256, {"HGMMA": 2})})
+    joined = with_machine_code((first, second), MachineCode("", {"_Z6serialPfmmi": (256, {"HGMMA": 2})}))
 
     assert joined == (first, msgspec.structs.replace(second, sass_bytes=256, instructions={"HGMMA": 2}))
 

@@ -183,7 +183,7 @@ def test_no_nvcc(machine: Machine) -> None:
     """Without nvcc the message says where was looked and what to install."""
     assert problem_of(machine) == (
         "no CUDA compiler: CUDA_HOME is unset, nvcc is not on PATH, nor in wheels, conda or the usual places; "
-        "install a CUDA toolkit, or `pip install 'pytest-fa[nvcc]'`"
+        "install a CUDA toolkit, or `pip install 'pytest-fa[cuda13]'`"
     )
 
 

@@ -15,8 +15,9 @@ from pytest_fa.bundle.__main__ import main
 from pytest_fa.bundle.environment import differences, read_constraints
 from pytest_fa.bundle.stamp import write_stamp
 from pytest_fa.errors import UsageProblem
-from pytest_fa.report.environment import read_environment, read_source
+from pytest_fa.report.environment import read_environment
 from pytest_fa.report.record import SCHEMA, Record, Source, Stage, to_json
+from pytest_fa.report.source import read_source
 
 
 def _git(folder: Path, *words: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.catalog.variant import Entry, InstructionLimit, Limits, Supports, Variant
+from pytest_fa.catalog.variant import Call, Constant, Entry, InstructionLimit, Limits, Supports, Variant
 from pytest_fa.errors import ManifestError
 from tests.conftest import WriteVariant
 
@@ -179,6 +179,31 @@ def test_a_python_entry_has_no_architectures(write_variant: WriteVariant) -> Non
 # -- members ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("source", "expected"), [("kernel.cu", ("sm_80", "sm_90a")), ("kernel.cpp", ("host",))])
+def test_a_torch_entry_is_for_the_gpu_or_for_the_host(
+    write_variant: WriteVariant, source: str, expected: tuple[str, ...]
+) -> None:
+    """CUDA sources are compiled for the manifest's architectures, C++ alone for the host; the call is read whole."""
+    text = REQUIRED + (
+        "arch: [sm_80, sm_90a]\n"
+        f"entry: {{kind: torch, sources: [{source}], include: [.], cflags: [-g], ldflags: [-lm], "
+        "target: mine::forward, call: {arguments: [q, k, v, 1.5, true, null, {constant: q}], "
+        "keywords: {scale: scale}, layout: bshd, contiguous: true, returns: 0}}\n"
+    )
+    (found,) = read(write_variant("thing", manifest=text, **{source: ""}))
+    call = Call(("q", "k", "v", 1.5, True, None, Constant("q")), {"scale": "scale"}, "bshd", contiguous=True, returns=0)
+    entry = Entry(
+        kind="torch",
+        sources=(source,),
+        include=(".",),
+        cflags=("-g",),
+        ldflags=("-lm",),
+        target="mine::forward",
+        call=call,
+    )
+    assert (entry, expected) == (found.entry, found.arch)
+
+
 def test_members_replace_the_folder_variant(write_variant: WriteVariant) -> None:
     """A folder that names its variants has those and none of its own name, in the manifest's order."""
     folder = write_variant("thing", manifest=MEMBERS, **{"kernel.cu": ""})
@@ -234,11 +259,18 @@ def test_members_may_share_a_target_and_differ_in_context(write_variant: WriteVa
 
 TOP = (
     "step, because, expect, parent, role, entry, arch, supports, instantiations, defines, flags, rounds, limits, "
-    "tolerance, deterministic, variants"
+    "tolerance, deterministic, leaves_out, explained, variants"
 )
 SUPPORTS = "dtype, head_dim, causal, layout, device, grouped_heads, seq_q_multiple_of, seq_k_multiple_of, seq_k_min"
 LIMITS = "registers_per_thread, spill_bytes, stack_bytes, smem_bytes_per_block, advisories, instructions"
-MEMBER = "defines, role, target, context, step, parent, because, expect, supports, limits, rounds, deterministic"
+MEMBER = (
+    "defines, role, target, context, step, parent, because, expect, supports, limits, rounds, deterministic, "
+    "leaves_out, explained"
+)
+
+ENTRY = "kind, source, target, context, sources, include, cflags, ldflags, call"
+CALL = "arguments, keywords, layout, contiguous, returns"
+TORCH = "entry: {kind: torch, sources: [kernel.cu], target: forward"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +280,11 @@ MEMBER = "defines, role, target, context, step, parent, because, expect, support
         ("xyz: 1", f"unknown key 'xyz' in the manifest (allowed: {TOP})"),
         (
             "entry: {kin: cuda}",
-            "unknown key 'kin' in entry; did you mean 'kind'? (allowed: kind, source, target, context)",
+            f"unknown key 'kin' in entry; did you mean 'kind'? (allowed: {ENTRY})",
+        ),
+        (
+            TORCH + ", call: {layouts: bhsd}}",
+            f"unknown key 'layouts' in entry.call; did you mean 'layout'? (allowed: {CALL})",
         ),
         (
             "supports: {dtypes: [fp16]}",
@@ -279,10 +315,15 @@ def test_an_unknown_key_is_answered_with_the_allowed_ones(write_variant: WriteVa
     [
         ("role: candidat", "role is 'candidat'; allowed: candidate, baseline, floor, ablation, probe, wrong"),
         ("tolerance: loose", "tolerance is 'loose'; allowed: measured, absolute, fp8"),
-        ("entry: {kind: torch}", "entry.kind is 'torch'; allowed: cuda, python"),
+        ("entry: {kind: tarch}", "entry.kind is 'tarch'; allowed: cuda, torch, python"),
         (
             "variants: {a: {role: x}}",
             "variants[...].role is 'x'; allowed: candidate, baseline, floor, ablation, probe, wrong",
+        ),
+        (TORCH + ", call: {layout: sbhd}}", "entry.call.layout is 'sbhd'; allowed: bhsd, bshd"),
+        (
+            TORCH + ", call: {arguments: [q, k, v, skale]}}",
+            "entry.call.arguments[3] is 'skale'; allowed: q, k, v, out, scale, causal",
         ),
         ("arch: [sm_70]", "arch[0] is 'sm_70'; allowed: sm_80, sm_89, sm_90a"),
         ("rounds: [q, x]", "rounds[1] is 'x'; allowed: q, s, p"),
@@ -320,6 +361,38 @@ def test_a_wrong_word_is_answered_with_the_allowed_ones(write_variant: WriteVari
         (
             'entry: {kind: python, target: "module:f", context: "pin it"}',
             "entry.context is 'pin it'; a python entry's is 'package.module:function'",
+        ),
+        ("entry: {kind: torch, target: f}", "entry.sources is missing; a torch entry names its source files"),
+        (
+            "entry: {kind: torch, sources: [gone.cpp], target: f}",
+            "entry.sources is 'gone.cpp', and there is no such file",
+        ),
+        (
+            "entry: {kind: torch, sources: [variant.yaml], target: f}",
+            "entry.sources has 'variant.yaml'; a source ends with .cu, .cpp, .cc, .cxx, .c",
+        ),
+        (TORCH + ", include: [gone]}", "entry.include is 'gone', and there is no such folder"),
+        (
+            "entry: {kind: torch, sources: [kernel.cu], target: a.b}",
+            "entry.target is 'a.b'; a torch entry's is 'function' or 'namespace::operator'",
+        ),
+        ("entry: {sources: [kernel.cu]}", "entry.sources is for kind torch, this one is cuda"),
+        ("entry: {call: {}}", "entry.call is for kind torch or python, this one is cuda"),
+        (TORCH + ", call: {arguments: [q, k]}}", "entry.call does not pass 'v'"),
+        (
+            TORCH + ", call: {arguments: [q, k, v, out], returns: 0}}",
+            "entry.call passes 'out' and has returns; the output is the one or the other",
+        ),
+        (
+            TORCH + ", call: {}}\nsupports: {causal: [none, top_left]}",
+            "entry.call does not pass 'causal', and supports.causal is none, top_left",
+        ),
+        (
+            TORCH + ", call: {keywords: {c: causal}}}\nsupports: {causal: [top_left, bottom_right]}",
+            (
+                "entry.call passes 'causal' as true or false, and supports.causal is top_left, bottom_right: "
+                "name one alignment"
+            ),
         ),
         (
             'variants: {a: {target: ""}}\nentry: {kind: python, target: "m:f"}',
@@ -448,3 +521,19 @@ def test_broken_yaml_is_one_line(write_variant: WriteVariant, text: str) -> None
     problem = problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
     assert "line 4" in problem
     assert "\n" not in problem
+
+
+def test_an_ablation_says_of_whom(tmp_path: Path) -> None:
+    """What leaves a stage out is not judged: with a parent and the role it reads, and else it is refused."""
+    manifest = "step: a\nbecause: b\nexpect: c\nleaves_out: softmax\n"
+    folder = tmp_path / "kernels" / "part"
+    folder.mkdir(parents=True)
+    (folder / "kernel.cu").write_text("", encoding="utf-8")
+    path = folder / "variant.yaml"
+    path.write_text(f"{manifest}role: ablation\nparent: whole\n", encoding="utf-8")
+    (variant,) = read_manifest(path, folder.parent)
+    assert (variant.leaves_out, variant.is_judged) == ("softmax", False)
+    for more in ("role: ablation\n", "parent: whole\n"):
+        path.write_text(manifest + more, encoding="utf-8")
+        with pytest.raises(ManifestError, match="it needs role 'ablation' and a parent"):
+            read_manifest(path, folder.parent)

@@ -9,6 +9,8 @@ import pytest
 
 from pytest_fa.measure.replay_clock import ReplayClock, replay
 
+pytestmark = pytest.mark.alone  # pytest-benchmark switches itself off beside xdist
+
 # Spread over six orders of magnitude: the sum that the clock shows must not eat the small ones.
 SAMPLES = {"short": [0.61, 0.58, 0.6, 0.59], "long": [251_000.0, 250_000.0, 252_500.0], "one": [17.25]}
 

@@ -55,6 +55,18 @@ def leaf(arch: Arch, identity: str | None) -> Leaf:
 # -- the run's own file -----------------------------------------------------------------------------------------------
 
 
+def test_kept_records_name_no_folder_of_the_machine(tmp_path: Path) -> None:
+    """Paths below the run's root are kept from there on, and an interpreter by its name."""
+    told = msgspec.structs.replace(
+        record("one"), message="/home/me/run/artifacts/x.log", repeat="pytest --fa-cache=/home/me/run/.cache"
+    )
+    told = msgspec.structs.replace(told, caught_by=("/home/me/env/bin/python3.12", "/usr/local/cuda/bin/ncu"))
+    (path,) = save_profiles([told], tmp_path, Path("/home/me/run"))
+    (kept,) = read_records(path)
+    assert (kept.message, kept.repeat) == ("artifacts/x.log", "pytest --fa-cache=.cache")
+    assert kept.caught_by == ("python", "/usr/local/cuda/bin/ncu")
+
+
 def test_records_are_appended_as_they_come(tmp_path: Path) -> None:
     """Each record is on disk as one more line before the next one is made."""
     log = RecordLog(tmp_path / "artifacts")

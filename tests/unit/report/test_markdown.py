@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pytest_fa.report.log import save_profiles
 from pytest_fa.report.markdown import TableProblem, main, rewrite
-from pytest_fa.report.record import Bound, Record
+from pytest_fa.report.profiled import Profile, ProfiledKernel, Verdict
+from pytest_fa.report.record import Bound, Record, to_json
+from tests.unit.report.test_record import RECORD
 from tests.unit.report.test_table import OTHER, SHAPE, check, record, speed
 
 HEAD = f"<!-- fa-table profiles=profiles/cpu case={SHAPE} variants=slow,fast,floor against=fast -->"
@@ -101,3 +104,21 @@ def test_the_command_names_what_it_cannot_read(root: Path, capsys: pytest.Captur
     assert [main(["none.md"]), main(["page.md"]), main([])] == [2, 2, 2]
     said = capsys.readouterr().err
     assert all(words in said for words in ("No such file", "no record of gone", "rewrite every table"))
+
+
+def test_verdicts_quote_what_decided(tmp_path: Path) -> None:
+    """A row for each kernel with its sentence and counters; a variant that was not profiled says so."""
+    verdict = Verdict("latency", "latency-bound: no unit is busy", {"launch__grid_size": 32.0})
+    kernel = ProfiledKernel("void ns::k<1>(int)", {}, verdict)
+    profile = Profile("ok", "", "verdict", "ncu 1", 6.0, (), (kernel, ProfiledKernel("other(int)", {})))
+    record = msgspec.structs.replace(RECORD, kind="profile", variant="one", profile=profile)
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "one.jsonl").write_bytes(to_json(record) + b"\n")
+    assert record.case is not None
+    words = f"profiles=profiles case={record.case.shape_id} variants=one,two"
+    made = rewrite(f"<!-- fa-verdicts {words} -->\n<!-- /fa-verdicts -->\n", tmp_path)
+    assert made.splitlines()[4:7] == [
+        "| `one` | `k` | latency-bound: no unit is busy | `launch__grid_size` 32 |",
+        "| `one` | `other` | a counter is missing | - |",
+        "| `two` | - | not measured | - |",
+    ]

@@ -146,7 +146,16 @@ def test_a_wrong_field_is_not_read(field: str, value: object) -> None:
         read_record({**to_builtins(RECORD), field: value})
 
 
-@pytest.mark.parametrize("field", [field for field in Record.__struct_fields__ if field != "schema"])
+LATER = ("profile", "sanitized", "ablation")  # younger than records that are kept: absent there, and None
+
+
+def test_an_older_record_has_no_profile() -> None:
+    """What was written before profiles were recorded still reads, and says that there is none."""
+    told = {key: value for key, value in to_builtins(RECORD).items() if key not in LATER}
+    assert read_record(told) == msgspec.structs.replace(RECORD, profile=None, sanitized=None, ablation=None)
+
+
+@pytest.mark.parametrize("field", [field for field in Record.__struct_fields__ if field not in ("schema", *LATER)])
 def test_a_missing_field_is_not_made_up(field: str) -> None:
     """A line without one of a record's fields is refused: nothing stands in for what is not there."""
     told = {key: value for key, value in to_builtins(RECORD).items() if key != field}

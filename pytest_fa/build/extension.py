@@ -1,0 +1,171 @@
+"""Extensions of PyTorch: what is asked for, with what it is compiled, and how.
+
+torch.utils.cpp_extension does the work, in a child: see compile_extension.py.  Its own notion of staleness does not see
+an edited header; here the files that ninja saw are hashed, as for every other leaf.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+import ninja
+
+from pytest_fa.build.keys import HEADER_SUFFIXES, KEY_SCHEMA, PACKAGE, Dependency, digest, file_hash
+from pytest_fa.build.toolchain import Toolchain, find_toolchain, host_toolchain
+from pytest_fa.catalog.variant import Target, Variant
+from pytest_fa.errors import ToolchainError
+
+LIBRARY = "kernel.so"
+DEPENDENCIES = "deps.txt"
+MODULE_NAME = "module.txt"  # beside the library: the name that its code was compiled under
+SPEC = "spec.json"
+SCRATCH = (SPEC, DEPENDENCIES, "objects", "library")
+INNER_JOBS = max(1, len(os.sched_getaffinity(0)) // 2)  # files of one extension that are compiled side by side
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """What the child compiles: absolute paths, and flags for each compiler."""
+
+    name: str
+    is_cuda: bool
+    sources: tuple[str, ...]
+    include: tuple[str, ...]
+    cflags: tuple[str, ...]
+    cuda_flags: tuple[str, ...]
+    ldflags: tuple[str, ...]
+    environment: dict[str, str]
+
+
+class Torch(msgspec.Struct, frozen=True):
+    """The installed PyTorch, read without importing it."""
+
+    version: str
+    cuda: str | None
+    folder: str
+
+
+def find_extension_toolchain(cache: Path, variant: Variant) -> Toolchain:
+    """The compilers and the PyTorch that an extension is made with.  Raises `ToolchainError` that names what lacks."""
+    torch = find_torch()
+    if find_spec("setuptools") is None:
+        raise ToolchainError("torch.utils.cpp_extension needs setuptools: `pip install setuptools`")
+    if variant.entry.has_cuda_sources and torch.cuda is None:
+        raise ToolchainError(f"torch {torch.version} has no CUDA, and {variant.name} has CUDA sources")
+    compilers = find_toolchain(cache) if variant.entry.has_cuda_sources else host_toolchain()
+    beside = (f"torch {torch.version}", f"Python {sys.version_info.major}.{sys.version_info.minor}")
+    return msgspec.structs.replace(compilers, beside=beside)
+
+
+def find_torch() -> Torch:
+    """Raises `ToolchainError` where torch is not installed."""
+    spec = find_spec("torch")
+    if spec is None or not spec.origin:
+        raise ToolchainError("torch is not installed: an extension of it cannot be compiled")
+    folder = Path(spec.origin).parent
+    text = (folder / "version.py").read_text(encoding="utf-8")
+    version = re.search(r"__version__ = '([^']+)'", text)
+    cuda = re.search(r"cuda: Optional\[str\] = '([^']+)'", text)
+    return Torch(version[1] if version else "?", cuda[1] if cuda else None, str(folder))
+
+
+def request(variant: Variant, arch: Target) -> list[object]:
+    """What is asked for: only what runs with this Python and this PyTorch will do."""
+    entry = variant.entry
+    headers = [str(path.relative_to(folder)) for folder in _folders(variant) for path in _headers(folder)]
+    abi = [find_torch().version, sysconfig.get_config_var("SOABI")]
+    return [KEY_SCHEMA, shown_command(variant, arch), entry.sources, entry.include, entry.ldflags, headers, abi]
+
+
+def shown_command(variant: Variant, arch: Target) -> tuple[str, ...]:
+    """What shapes the code, free of this machine's paths."""
+    nvcc = (f"nvcc[{' '.join(_cuda_flags(variant))}]", f"TORCH_CUDA_ARCH_LIST={_arch_list(arch)}")
+    cuda = nvcc if variant.entry.has_cuda_sources else ()
+    return ("torch.utils.cpp_extension", f"c++[{' '.join(_cflags(variant))}]", *cuda, *variant.entry.sources)
+
+
+def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, key: str) -> list[str]:
+    """Write the spec into a staging folder; the command to be run there."""
+    contents = [file_hash(str(path)) for path in _known_files(variant)]
+    name = "_".join(("fa", re.sub(r"\W", "_", variant.name), digest([key, contents])))
+    home = Path(variant.folder)
+    include = [path for path in (*_folders(variant), Path(variant.root) / "include") if path.is_dir()]
+    spec = Spec(
+        name=name,
+        is_cuda=variant.entry.has_cuda_sources,
+        sources=tuple(str((home / each).resolve()) for each in variant.entry.sources),
+        include=tuple(str(path.resolve()) for path in include),
+        cflags=tuple(_cflags(variant)),
+        cuda_flags=tuple(_cuda_flags(variant)),
+        ldflags=variant.entry.ldflags,
+        environment=_environment(toolchain, arch),
+    )
+    (folder / SPEC).write_bytes(msgspec.json.encode(spec))
+    (folder / MODULE_NAME).write_text(name, encoding="utf-8")
+    path = os.pathsep.join((str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")))
+    return ["env", f"PYTHONPATH={path}", sys.executable, "-m", "pytest_fa.compile_extension", SPEC]
+
+
+def read_dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:
+    """Every file that ninja saw, with its hash; PyTorch's own are left out, since its version is in the key."""
+    torch = Path(find_torch().folder)
+    own = Path(variant.folder).resolve()
+    found = []
+    for line in (staged / DEPENDENCIES).read_text(encoding="utf-8").splitlines():
+        path = Path(os.path.normpath(staged / "objects" / line))
+        if not path.is_relative_to(torch):
+            found.append((_portable(path, own), file_hash(str(path)) or ""))
+    return tuple(sorted(found))
+
+
+def _portable(path: Path, own: Path) -> str:
+    """Relative to the variant's folder but for what the system brings."""
+    is_system = any(path.is_relative_to(each) for each in ("/usr", "/opt", sys.prefix, sys.base_prefix))
+    return str(path) if is_system and not path.is_relative_to(own) else f"src/{os.path.relpath(path, own)}"
+
+
+def _cflags(variant: Variant) -> list[str]:
+    """Unique symbols off: statics of inline functions would otherwise merge across variants in one process."""
+    return ["-O3", "-fno-gnu-unique", *_defines(variant), *variant.entry.cflags]
+
+
+def _cuda_flags(variant: Variant) -> list[str]:
+    log = ["-lineinfo", "-Xptxas=-v,--warn-on-spills", "-Xcompiler=-fno-gnu-unique"]
+    return ["-O3", *log, *_defines(variant), *variant.flags]
+
+
+def _defines(variant: Variant) -> list[str]:
+    return [f"-D{name}={value}" for name, value in variant.defines.items()]
+
+
+def _environment(toolchain: Toolchain, arch: Target) -> dict[str, str]:
+    path = os.pathsep.join((ninja.BIN_DIR, os.environ.get("PATH", "")))
+    common = {"CXX": toolchain.host_compiler, "CC": toolchain.host_compiler, "PATH": path, "MAX_JOBS": str(INNER_JOBS)}
+    cuda = {"CUDA_HOME": toolchain.home, "PYTORCH_NVCC": toolchain.nvcc, "TORCH_CUDA_ARCH_LIST": _arch_list(arch)}
+    return {**common, **(cuda if toolchain.nvcc else {})}
+
+
+def _arch_list(arch: Target) -> str:
+    """`sm_90a` as `9.0a`; sm_80 keeps PTX for newer cards."""
+    found = re.fullmatch(r"sm_(\d+)(\d)(a?)", arch)
+    return f"{found[1]}.{found[2]}{found[3]}{'+PTX' if arch == 'sm_80' else ''}" if found else ""
+
+
+def _known_files(variant: Variant) -> list[Path]:
+    sources = [Path(variant.folder) / each for each in variant.entry.sources]
+    return [*sources, *(path for folder in _folders(variant) for path in _headers(folder))]
+
+
+def _folders(variant: Variant) -> list[Path]:
+    home = Path(variant.folder)
+    return [home, *(home / each for each in variant.entry.include)]
+
+
+def _headers(folder: Path) -> list[Path]:
+    """A new header may shadow another, and no list of dependencies says so."""
+    return sorted(path for path in folder.rglob("*") if path.suffix in HEADER_SUFFIXES)

@@ -1,0 +1,94 @@
+"""`--fa-sanitize`: one variant under one tool of compute-sanitizer, on a small case of several tiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from pytest_fa.build.builder import BuildFailure
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.properties import property_case
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.jobs import CaseJob, CaseResult, encode
+from pytest_fa.profile.sanitizer import Child, not_covered, sanitize
+from pytest_fa.report.profiled import Sanitized, ToolStatus
+from pytest_fa.report.record import Outcome, Record
+from pytest_fa.session import CannotRun, Session
+from pytest_fa.workers import child_environment
+
+TILE = 64  # where the manifest does not define one
+LEAST_TILES = 3
+
+OUTCOMES: dict[ToolStatus, Outcome] = {
+    "clean": "ok",
+    "explained": "ok",
+    "found": "hazard",
+    "incomplete": "hazard",
+    "not covered": "not_measured",
+    "not measured": "not_measured",
+}
+
+
+def sanitize_variant(session: Session, variant: Variant, tool: str) -> Record:
+    """The record of `test_sanitize`: one process, one call.
+
+    Raises `CannotRun` where there is no GPU for the variant or it was not built.
+    """
+    if session.device_of(variant) == "cpu":
+        raise CannotRun(f"{variant.name} runs on the CPU here: compute-sanitizer watches GPUs")
+    leaf = session.runnable_leaf(variant) if variant.is_built else None
+    if isinstance(leaf, BuildFailure):
+        raise CannotRun(f"build of {variant.name} failed (see test_build[{variant.name}])")
+    case = sanitizer_case(variant)
+    if reason := not_covered(tool, leaf):
+        found = Sanitized(tool, "not covered", reason, "", 0.0, ())
+    else:
+        session.workers.rest()
+        found = explained(sanitize(tool, _child(session, variant, case, tool)), variant)
+        found = _shortened(found, session.options.rootdir)
+    result = CaseResult(OUTCOMES[found.status], _message(found), ())
+    record = session.record("sanitize", variant.name, variant.role, case, result, (leaf,) if leaf else ())
+    return msgspec.structs.replace(record, id=f"{record.id}-{tool}", sanitized=found)
+
+
+def explained(found: Sanitized, variant: Variant) -> Sanitized:
+    """Findings that the manifest explains, as many as it says and no more; what is to be wrong explains nothing."""
+    why = next((reason for tool, reason in variant.explained.items() if tool == found.tool), None)
+    if why is None or found.status != "found" or variant.role == "wrong" or (found.count or 0) > why.most:
+        return found
+    message = f"({found.count}, none of them real: {why.because})"
+    return msgspec.structs.replace(found, status="explained", message=message)
+
+
+def sanitizer_case(variant: Variant) -> Case:
+    """The smallest case with at least three tiles each way and a tail, where the variant takes tails."""
+    tiles = [variant.defines.get(name) for name in ("BLOCK_M", "BLOCK_N")]
+    tile = max((each for each in tiles if isinstance(each, int)), default=TILE)
+    return msgspec.structs.replace(property_case(variant, LEAST_TILES * tile + 1), batch=1, heads=2, kv_heads=2)
+
+
+def _child(session: Session, variant: Variant, case: Case, tool: str) -> Child:
+    """A `cuda` entry is called without torch; any other through the worker, without torch's own allocator."""
+    arm = session.arm(variant)
+    job = CaseJob(variant, case, arm.library, "cuda", session.policy_of(variant), judge=False, time=False)
+    folder = session.options.artifacts / "sanitizer"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{job.slug}.job.json"
+    path.write_bytes(msgspec.json.format(encode(job)) + b"\n")
+    program = "pytest_fa.profile.drive" if variant.entry.kind == "cuda" else "pytest_fa.worker"
+    environment = {**child_environment(), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    return Child(("-m", program, str(path)), environment, folder / f"{job.slug}.{tool}.log")
+
+
+def _message(found: Sanitized) -> str:
+    if found.status in ("clean", "explained"):
+        return ""
+    return f"{found.tool}: {found.message}"
+
+
+def _shortened(found: Sanitized, root: Path) -> Sanitized:
+    """The log's path from the run's root."""
+    if found.log is None or not Path(found.log).is_relative_to(root):
+        return found
+    return msgspec.structs.replace(found, log=str(Path(found.log).relative_to(root)))

@@ -1,0 +1,43 @@
+"""How many blocks fit: the same limits as Nsight Compute reported for four kernels on an H200."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_fa.build.occupancy import MULTIPROCESSORS, Occupancy, occupancy, registers_limit
+from pytest_fa.catalog.variant import ARCHES
+from pytest_fa.profile.raw_table import read_raw_table
+from pytest_fa.report.profiled import ProfiledKernel
+from tests.unit.profile.conftest import RECORDED
+
+KERNELS = read_raw_table((RECORDED / "sdpa_detailed.csv").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda each: each.name[:30])
+def test_limits_are_nsights(kernel: ProfiledKernel) -> None:
+    """Blocks by registers, and the share of warps that the smallest limit leaves."""
+    counters = kernel.counters
+    threads, registers = int(counters["launch__block_size"]), int(counters["launch__registers_per_thread"])
+    smem_bytes = int(counters["launch__shared_mem_per_block"] - counters["launch__shared_mem_per_block_driver"])
+    found = occupancy("sm_90a", threads, registers, smem_bytes)
+    assert counters["launch__occupancy_limit_registers"] == registers_limit(threads // 32, registers)
+    assert counters["sm__maximum_warps_per_active_cycle_pct"] == found.percent
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("sm_90a", 128, 32, 0), Occupancy(16, 100.0, "registers")),
+        (("sm_90a", 32, 16, 0), Occupancy(32, 50.0, "blocks")),
+        (("sm_89", 128, 64, 48 * 1024), Occupancy(2, 100 * 8 / 48, "shared memory")),
+        (("sm_80", 1024, 128, 0), Occupancy(0, 0.0, "registers")),
+    ],
+)
+def test_what_limits(arguments: tuple[str, int, int, int], expected: Occupancy) -> None:
+    """The smallest of the limits, by name."""
+    assert expected == occupancy(*arguments)  # type: ignore[arg-type]  # an architecture
+
+
+def test_every_architecture_has_its_figures() -> None:
+    """What can be compiled for can be computed for."""
+    assert set(ARCHES) == set(MULTIPROCESSORS)
