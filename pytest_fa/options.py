@@ -207,7 +207,9 @@ def read(config: pytest.Config) -> Options:
 
 
 def default_cache() -> Path:
-    """`pytest-fa` in the user's cache folder."""
+    """Where `PYTEST_FA_CACHE` says, which a run sets for its workers; else `pytest-fa` in the user's cache folder."""
+    if given := os.environ.get("PYTEST_FA_CACHE"):
+        return Path(given)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "pytest-fa"
 

@@ -73,8 +73,8 @@ class Session:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.needed: dict[str, Variant] = {}
-        self.workers = Workers()
-        self.profilers = Workers()
+        self.workers = Workers(options.cache)
+        self.profilers = Workers(options.cache)
         self.right: set[tuple[str, str]] = set()
         self.device_us: dict[tuple[str, str], float] = {}
         self.profiles: dict[tuple[str, str], Profile] = {}

@@ -50,7 +50,8 @@ Lost = tuple[str, Ending, Progress]
 class Workers:
     """The pytest process's side: one server, at most one live worker, replaced when it is lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: Path | None = None) -> None:
+        self._cache = cache
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._worker: tuple[int, Connection] | None = None
@@ -77,7 +78,7 @@ class Workers:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=child_environment(),
+            env=child_environment(self._cache),
         )
         theirs.close()
 
@@ -229,8 +230,8 @@ class Workers:
         return text.decode(errors="replace").strip()
 
 
-def child_environment() -> dict[str, str]:
-    """A child's: ours, with device numbers in NVML's order and this package importable."""
+def child_environment(cache: Path | None = None) -> dict[str, str]:
+    """A child's: ours, device numbers in NVML's order, this package importable, and the builds in `cache` found."""
     package_parent = str(Path(__file__).parent.parent)
     path = os.environ.get("PYTHONPATH")
     return {
@@ -238,6 +239,7 @@ def child_environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "PYTHONPATH": f"{package_parent}{os.pathsep}{path}" if path else package_parent,
+        **({"PYTEST_FA_CACHE": str(cache)} if cache else {}),
     }
 
 

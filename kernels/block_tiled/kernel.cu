@@ -2,6 +2,7 @@
 // step:    K and V by tiles through shared memory, in loads of VEC_WIDTH elements
 // because: in minimal every thread reads every key from global memory, two bytes at a time
 // expect:  a few times faster than minimal; still a thread per row, so most of the GPU is idle
+// diff:    large, since blocks, tiles, copies and their checks begin here; every rung below has them in the same words
 // tile:    BLOCK_M queries x BLOCK_N keys, one query per thread; 16 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, grouped heads, both causal corners; rows contiguous and aligned
 //          to VEC_WIDTH elements

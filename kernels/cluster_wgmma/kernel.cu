@@ -1,8 +1,9 @@
 // cluster_wgmma: a warpgroup in place of four warps; the tensor core reads Q, K and V from shared memory by itself.
-// step:    wgmma in place of mma.sync and ldmatrix, P V under the next P; one exchange among all groups of all blocks
-// because: in cluster_split S = Q K^T, the exponentials and P V follow one another, and O is merged twice
-// expect:  4.0 to 4.5 us at the mission shape; what is left of the three is the exponentials
-// tile:    64 queries x GROUP_KEYS keys per group and block; 112 KB of shared memory per block
+// step:    wgmma in place of mma.sync and ldmatrix: a group of keys is a warpgroup, P V runs while the next P is computed
+// because: in cluster_split S = Q K^T, the exponentials and P V follow one another, half a microsecond each
+// expect:  4.6 to 4.8 us at the mission shape; what is left of the three is the exponentials
+// diff:    large: the loop is shorter by its fragments of Q, K and V, and every index of a second fragment of rows goes
+// tile:    64 queries x GROUP_KEYS keys per group and block; 93 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
 //          16-byte aligned
 #include <cuda_bf16.h>
@@ -22,43 +23,55 @@ using fp16 = __half;
 using bf16 = __nv_bfloat16;
 
 // Barriers have names, so that a test can leave one out and see that it is missed.
-enum Barrier { NONE, Q_THERE, K_THERE, V_THERE, KV_LEFT, EXCHANGED };
+enum Barrier { NONE, K_THERE, V_THERE, KV_LEFT, PV_LEFT, O_THERE, EXCHANGED };
 
 constexpr int HEAD_DIM = 64;
 constexpr int WARP = 32;
 constexpr int QUAD = 4;  // lanes that share a row of a fragment
 constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 16;
 constexpr int VECTOR = 8;  // 16-bit elements in 16 bytes
-constexpr int BLOCK_M = 64;                    // what wgmma takes
-constexpr int HALF_KEYS = 64;                  // of a group's keys: S of one half is read while that of the next is computed
-constexpr int HALVES = GROUP_KEYS / HALF_KEYS;
-constexpr int N_TILES = HALF_KEYS / MMA_N;
+constexpr int BLOCK_M = 64;  // what wgmma takes
+constexpr int N_TILES = GROUP_KEYS / MMA_N;
 constexpr int D_TILES = HEAD_DIM / MMA_N;
+constexpr int PASS_KEYS = CLUSTER * KEY_GROUPS * GROUP_KEYS;  // that a cluster holds at once
+constexpr int D_TILES_PER_GROUP = D_TILES / KEY_GROUPS;   // of the merged O
+constexpr int ROWS = 2;                                   // of a lane: every eighth of its warp's
+constexpr int PIECES = ROWS * D_TILES_PER_GROUP;          // of a lane after the merge: 2 neighbours in a row, row by row
+constexpr int BLOCK_PIECES = PIECES / CLUSTER;          // of a lane after the merge over the cluster
+constexpr int BLOCK_ROWS = ROWS / CLUSTER > 0 ? ROWS / CLUSTER : 1;  // that these lie in
 constexpr int GROUP_THREADS = 128;
 constexpr int THREADS = KEY_GROUPS * GROUP_THREADS;
-constexpr int OWNERS = CLUSTER * KEY_GROUPS;   // groups of all blocks: each has its keys, and owns its part of the merged O
-constexpr int PASS_KEYS = OWNERS * GROUP_KEYS;  // that a cluster holds at once
-constexpr int PIECES = 2 * D_TILES / OWNERS;   // of a lane's part of the merged O: 2 neighbours in a row, row by row
-constexpr int ROWS = PIECES > D_TILES ? 2 : 1;  // that these lie in
-constexpr int EXCHANGE_BYTES = (OWNERS - 1) * GROUP_THREADS * (PIECES + ROWS) * 8;  // that an owner gets from the others
+constexpr int EXCHANGE_BYTES = (CLUSTER - 1) * THREADS * (BLOCK_PIECES + BLOCK_ROWS) * 8;  // that a block gets from the others
 constexpr float LAZY_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
 
-static_assert(GROUP_KEYS % HALF_KEYS == 0 && HALVES <= 2, "64 or 128 keys");
-static_assert(PIECES * OWNERS == 2 * D_TILES && PIECES % 2 == 0, "everyone owns as many pieces, and they travel by two");
-static_assert(PIECES % QUAD == 0 || PIECES < QUAD, "they are stored by four, or as they are");
+static_assert(GROUP_KEYS == 64 || GROUP_KEYS == 128, "N of a wgmma");
+static_assert(D_TILES % KEY_GROUPS == 0, "every group merges as many columns of O");
+static_assert(BLOCK_PIECES * CLUSTER == PIECES && BLOCK_PIECES % 2 == 0, "every block gets as many pieces, 16 bytes at a time");
+static_assert(BLOCK_ROWS * CLUSTER == ROWS || BLOCK_PIECES * (CLUSTER / ROWS) == D_TILES_PER_GROUP, "rows are cut evenly");
+static_assert(BLOCK_PIECES % QUAD == 0 || BLOCK_PIECES < QUAD, "whole or few");
 static_assert(CLUSTER <= 8, "larger clusters are not portable");
 static_assert(KEY_GROUPS <= 15, "a named barrier for every group");
+
+// The merge: what a group found for the columns that another group will store, one float4 per fragment and lane.
+using Partial = float4[KEY_GROUPS][D_TILES_PER_GROUP][GROUP_THREADS];
 
 template <typename T>
 struct Smem {
   alignas(1024) T q[BLOCK_M * HEAD_DIM];
   struct alignas(1024) Group {
-    T k[GROUP_KEYS * HEAD_DIM];
     T v[GROUP_KEYS * HEAD_DIM];
+    union {
+      T k[GROUP_KEYS * HEAD_DIM];
+      Partial o;
+    };
   } group[KEY_GROUPS];
-  float4 pieces[OWNERS][PIECES / 2][THREADS];  // what each owner sends to the threads of this block
-  float2 m_and_l[OWNERS][ROWS][THREADS];       // row max, before the scale, and row sum that they are relative to
-  uint64_t exchanged[KEY_GROUPS];              // barrier: all of it has come for the group
+  float m[KEY_GROUPS][BLOCK_M];  // row max, before the scale
+  float l[KEY_GROUPS][BLOCK_M];  // row sum
+  struct Exchange {              // what the block of each rank sends: nobody but the others writes here
+    float4 pieces[BLOCK_PIECES / 2][THREADS];
+    float2 m_and_l[BLOCK_ROWS][THREADS];
+  } exchange[CLUSTER];
+  uint64_t exchanged;            // barrier: all of it has come
 };
 
 // What one block works on: BLOCK_M queries of one head.
@@ -111,18 +124,13 @@ __device__ __forceinline__ void sync_group(int group) {
   if (WHICH != OMIT_BARRIER) fa::barrier_sync<GROUP_THREADS>(1 + group);
 }
 
-// Load one half of a group's K, a cp.async group.
+// Load K and V of a group's keys, a cp.async group each.
 template <typename T>
-__device__ __forceinline__ void load_k(T* k_smem, const Block& block, const fa::Call& call, int first_key, int half, uint32_t loader) {
-  T* half_smem = k_smem + half * HALF_KEYS * HEAD_DIM;
-  copy_rows<HALF_KEYS, GROUP_THREADS>(half_smem, block.k_gmem, call.k_steps.row, first_key + half * HALF_KEYS, call.seq_k, loader);
+__device__ __forceinline__ void load_kv(
+    typename Smem<T>::Group& smem, const Block& block, const fa::Call& call, int first_key, uint32_t loader) {
+  copy_rows<GROUP_KEYS, GROUP_THREADS>(smem.k, block.k_gmem, call.k_steps.row, first_key, call.seq_k, loader);
   fa::cp_async_commit_group();
-}
-
-// Load a group's V, a cp.async group.
-template <typename T>
-__device__ __forceinline__ void load_v(T* v_smem, const Block& block, const fa::Call& call, int first_key, uint32_t loader) {
-  copy_rows<GROUP_KEYS, GROUP_THREADS>(v_smem, block.v_gmem, call.v_steps.row, first_key, call.seq_k, loader);
+  copy_rows<GROUP_KEYS, GROUP_THREADS>(smem.v, block.v_gmem, call.v_steps.row, first_key, call.seq_k, loader);
   fa::cp_async_commit_group();
 }
 
@@ -133,121 +141,81 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
   const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const Block block = find_block(call);
   const int first_row = loader / WARP * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
-  const uint32_t head = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
-  const int me = rank * KEY_GROUPS + group;  // among the owners
-
-  // Load K, Q and V, in the order of their use.  Q, whose parameters are in the second line, counts with the first half of K.
-  // The branch keeps the compiler from reading the second line first; without keys every score is masked.
-  T* k_smem = smem.group[group].k;
-  T* v_smem = smem.group[group].v;
-  if (me * GROUP_KEYS < call.seq_k) {
-    copy_rows<HALF_KEYS, GROUP_THREADS>(k_smem, block.k_gmem, call.k_steps.row, me * GROUP_KEYS, call.seq_k, loader);
-  }
-  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, call.q_steps.row, block.first_query, call.seq_q, threadIdx.x);
-  fa::cp_async_commit_group();
-#pragma unroll
-  for (int half = 1; half < HALVES; ++half) load_k(k_smem, block, call, me * GROUP_KEYS, half, loader);
-  load_v(v_smem, block, call, me * GROUP_KEYS, loader);
-  if (threadIdx.x == 0) {
-    for (uint64_t& each : smem.exchanged) {
-      fa::mbarrier_init(&each, 1);
-      fa::mbarrier_arrive_expect_tx(&each, EXCHANGE_BYTES);
-    }
-    fa::fence_mbarrier_init();
-  }
-  if (CLUSTER > 1) {
-    __syncwarp();
-    fa::barrier_cluster_arrive_relaxed();  // this block runs and has its barriers: the others may send when all are here
-  }
-
   const float scale_log2 = fa::scale_log2_of(call);
+  const uint32_t head = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
+  const int first_of_group = (rank * KEY_GROUPS + group) * GROUP_KEYS;
+
+  // Load Q, and the first keys behind it.
+  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, call.q_steps.row, block.first_query, call.seq_q, threadIdx.x);
+  load_kv<T>(smem.group[group], block, call, first_of_group, loader);
+  if (CLUSTER > 1) {
+    if (threadIdx.x == 0) {
+      fa::mbarrier_init(&smem.exchanged, 1);
+      fa::fence_mbarrier_init();
+      fa::mbarrier_arrive_expect_tx(&smem.exchanged, EXCHANGE_BYTES);
+    }
+    __syncwarp();
+    fa::barrier_cluster_arrive_relaxed();  // this block runs and has its barrier: the others may send when all have come this far
+  }
+
   float o[D_TILES][4] = {};
   float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // row max that P is relative to, before the scale
   float l[2] = {};                              // this lane's part of the running row sum
 
   for (int pass = 0; pass < block.passes; ++pass) {
-    const int first_key = me * GROUP_KEYS + pass * PASS_KEYS;
+    const int first_key = first_of_group + pass * PASS_KEYS;
 
     // Load K and V: those of the first pass are on their way.
     if (pass > 0) {
       sync_group<KV_LEFT>(group);  // the group has left the last pass
-#pragma unroll
-      for (int half = 0; half < HALVES; ++half) load_k(k_smem, block, call, first_key, half, loader);
-      load_v(v_smem, block, call, first_key, loader);
+      load_kv<T>(smem.group[group], block, call, first_key, loader);
     }
+    fa::cp_async_wait_group<1>();
+    fa::fence_proxy_async();
+    sync_block<K_THERE>();  // Q is there for everyone, and K for the group
 
     // S = Q K^T
-    float s[HALVES][N_TILES][4];
-    const uint64_t q = fa::wgmma_descriptor(smem.q), k = fa::wgmma_descriptor(k_smem);
+    float s[N_TILES][4];
+    const uint64_t q = fa::wgmma_descriptor(smem.q), k = fa::wgmma_descriptor(smem.group[group].k);
+    fa::wgmma_fence();
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
-      if (half + 1 < HALVES) {
-        fa::cp_async_wait_group<2>();
-      } else {
-        fa::cp_async_wait_group<1>();
-      }
-      fa::fence_proxy_async();
-      if (half == 0) {
-        sync_block<Q_THERE>();  // Q is there for everyone, and half of K for the group
-      } else {
-        sync_group<K_THERE>(group);  // the other half of K is there for the group
-      }
-      fa::wgmma_fence();
+    for (int d = 0; d < HEAD_DIM * sizeof(T) >> 4; d += MMA_K * sizeof(T) >> 4) fa::wgmma_m64k16<T, 0>(s, q + d, k + d, d > 0);
+    fa::wgmma_commit_group();
+    fa::wgmma_wait_group<0>();
+    if (fa::is_turned(call)) {  // a negative scale turns the scores around
 #pragma unroll
-      for (int d = 0; d < HEAD_DIM / MMA_K; ++d) {
-        constexpr int STEP = MMA_K * sizeof(T) >> 4, HALF = HALF_KEYS * HEAD_DIM * sizeof(T) >> 4;
-        fa::wgmma_m64k16<T, 0>(s[half], q + d * STEP, k + half * HALF + d * STEP, d > 0);
-      }
-      fa::wgmma_commit_group();
-    }
-
-    float m_new[2] = {m[0], m[1]};
+      for (int n = 0; n < N_TILES; ++n) {
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
-      if (half + 1 < HALVES) {
-        fa::wgmma_wait_group<1>();
-      } else {
-        fa::wgmma_wait_group<0>();
-      }
-      if (fa::is_turned(call)) {  // a negative scale turns the scores around
-#pragma unroll
-        for (auto& tile : s[half]) {
-          for (float& each : tile) each = -each;
-        }
-      }
-
-      // mask; the first keys are seen by every query of the block
-      const int first_of_half = first_key + half * HALF_KEYS;
-      if (first_of_half + HALF_KEYS > min(call.seq_k, block.diagonal)) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int limit = min(call.seq_k, block.diagonal + first_row + i / 2 * 8) - first_of_half;
-#pragma unroll
-          for (int n = 0; n < N_TILES; ++n) {
-            if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[half][n][i] = -CUDART_INF_F;
-          }
-        }
-      }
-
-      // row max
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) m_new[r] = fmaxf(m_new[r], fmaxf(s[half][n][2 * r], s[half][n][2 * r + 1]));
+        for (int i = 0; i < 4; ++i) s[n][i] = -s[n][i];
       }
     }
+
+    // mask; the tile's first keys are seen by every query of the block
+    if (first_key + GROUP_KEYS > min(call.seq_k, block.diagonal)) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int limit = min(call.seq_k, block.diagonal + first_row + i / 2 * 8) - first_key;
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n) {
+          if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[n][i] = -CUDART_INF_F;
+        }
+      }
+    }
+
+    // row max
+    float m_new[2];
     bool rises = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      m_new[r] = m[r];
+#pragma unroll
+      for (int n = 0; n < N_TILES; ++n) m_new[r] = fmaxf(m_new[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
       m_new[r] = fa::max_of_quad(m_new[r]);
       rises |= (m_new[r] - m[r]) * scale_log2 > LAZY_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
     }
 
-    // rescale, where a row of the warp needs it; the first pass has nothing yet
-    if (pass == 0) {
-      m[0] = m_new[0];
-      m[1] = m_new[1];
-    } else if (__any_sync(0xffffffffu, rises)) {
+    // rescale, where a row of the warp needs it
+    if (__any_sync(0xffffffffu, rises)) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float m_log2 = m_new[r] == -CUDART_INF_F ? 0.0f : m_new[r] * scale_log2;
@@ -262,95 +230,151 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
       }
     }
 
-    fa::cp_async_wait_group<0>();
-    fa::fence_proxy_async();
-    sync_group<V_THERE>(group);  // V is there for the group
-    const uint64_t v = fa::wgmma_descriptor(v_smem);
     float m_log2[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) m_log2[r] = m[r] == -CUDART_INF_F ? 0.0f : m[r] * scale_log2;  // no key seen yet: 2^(-inf - 0) = 0
+    fa::cp_async_wait_group<0>();
+    fa::fence_proxy_async();
+    sync_group<V_THERE>(group);  // V is there for the group
+    uint32_t p[N_TILES / 2][4];
 #pragma unroll
-    for (int n = 0; n < HALVES * N_TILES; n += 2) {
+    for (int n = 0; n < N_TILES; n += 2) {
       // P = exp2(S - m), row sum; two neighbouring fragments of S are one of P
-      uint32_t p[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float(&tile)[4] = s[n / N_TILES][n % N_TILES + i / 2];
+        float(&pair)[4] = s[n + i / 2];
         const int r = i % 2;
-        const float p0 = fa::ex2_approx_ftz(tile[2 * r] * scale_log2 - m_log2[r]);
-        const float p1 = fa::ex2_approx_ftz(tile[2 * r + 1] * scale_log2 - m_log2[r]);
-        l[r] += p0 + p1;
-        p[i] = fa::cvt_rn_x2<T>(p0, p1);
+        pair[2 * r] = fa::ex2_approx_ftz(pair[2 * r] * scale_log2 - m_log2[r]);
+        pair[2 * r + 1] = fa::ex2_approx_ftz(pair[2 * r + 1] * scale_log2 - m_log2[r]);
+        l[r] += pair[2 * r] + pair[2 * r + 1];
+        p[n / 2][i] = fa::cvt_rn_x2<T>(pair[2 * r], pair[2 * r + 1]);
       }
 
       // O += P V, while the next P is being computed
       fa::wgmma_fence();
-      fa::wgmma_m64k16<T, 1>(o, p, v + n * (MMA_N * HEAD_DIM * sizeof(T) >> 4), true);
+      fa::wgmma_m64k16<T, 1>(o, p[n / 2], fa::wgmma_descriptor(smem.group[group].v + n * MMA_N * HEAD_DIM), true);
       fa::wgmma_commit_group();
     }
     fa::wgmma_wait_group<0>();
   }
 
-  // Merge: each owner gets its pieces from all others, with what they are relative to.
-  if (block.passes == 0) __syncthreads();  // the barriers are there for everyone
+  // Merge: each group gets some columns of O from all others; what it gives them goes where its keys were.
+  sync_group<PV_LEFT>(group);  // the group has left its keys
+  Partial& given = smem.group[group].o;
+  float4 kept[D_TILES_PER_GROUP];
+#pragma unroll
+  for (int d = 0; d < D_TILES; ++d) {
+    const float4 part = make_float4(o[d][0], o[d][1], o[d][2], o[d][3]);
+    if (d / D_TILES_PER_GROUP == group) {
+      kept[d % D_TILES_PER_GROUP] = part;
+    } else {
+      given[d / D_TILES_PER_GROUP][d % D_TILES_PER_GROUP][loader] = part;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    l[r] = fa::sum_of_quad(l[r]);
+    if (lane % QUAD != 0) continue;
+    smem.m[group][first_row + r * 8] = m[r];
+    smem.l[group][first_row + r * 8] = l[r];
+  }
+  sync_block<O_THERE>();  // every group's O, m and l are there for everyone
+
+  float2 piece[PIECES];
+  float m_log2[ROWS], sum[ROWS];
+  float weight[KEY_GROUPS][2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float m_all = -CUDART_INF_F;
+#pragma unroll
+    for (int g = 0; g < KEY_GROUPS; ++g) m_all = fmaxf(m_all, smem.m[g][first_row + r * 8]);
+    m_log2[r] = m_all == -CUDART_INF_F ? 0.0f : m_all * scale_log2;
+    sum[r] = 0.0f;
+#pragma unroll
+    for (int g = 0; g < KEY_GROUPS; ++g) {
+      weight[g][r] = fa::ex2_approx_ftz(smem.m[g][first_row + r * 8] * scale_log2 - m_log2[r]);
+      sum[r] += smem.l[g][first_row + r * 8] * weight[g][r];
+    }
+  }
+#pragma unroll
+  for (int d = 0; d < D_TILES_PER_GROUP; ++d) {
+    float2 merged[2] = {};
+#pragma unroll
+    for (int g = 0; g < KEY_GROUPS; ++g) {
+      const float4 part = g == group ? kept[d] : smem.group[g].o[group][d][loader];
+      merged[0].x += part.x * weight[g][0];
+      merged[0].y += part.y * weight[g][0];
+      merged[1].x += part.z * weight[g][1];
+      merged[1].y += part.w * weight[g][1];
+    }
+    piece[d] = merged[0];
+    piece[D_TILES_PER_GROUP + d] = merged[1];
+  }
+
+  // Merge over the cluster: each block gets some pieces from all others, by rows and then by columns.
   if (CLUSTER > 1) fa::barrier_cluster_wait();
-  float2 mine[PIECES], m_and_l[ROWS];
+  float2 mine[BLOCK_PIECES];
+  float m_mine[BLOCK_ROWS], l_mine[BLOCK_ROWS];  // m in log2
 #pragma unroll
-  for (int r = 0; r < 2; ++r) l[r] = fa::sum_of_quad(l[r]);
+  for (int to = 0; to < CLUSTER; ++to) {
+    const int first_piece = to * BLOCK_PIECES, first_row_of = first_piece / D_TILES_PER_GROUP;
+    if (to == rank) {
 #pragma unroll
-  for (int to = 0; to < OWNERS; ++to) {
-    const int row = to * PIECES / D_TILES, d = to * PIECES % D_TILES, thread = to % KEY_GROUPS * GROUP_THREADS + loader;
-    const uint32_t barrier = fa::mapa(fa::smem_address(&smem.exchanged[to % KEY_GROUPS]), to / KEY_GROUPS);
+      for (int i = 0; i < BLOCK_PIECES; ++i) mine[i] = piece[first_piece + i];
 #pragma unroll
-    for (int i = 0; i < PIECES; i += 2) {
-      const int r = row + (d + i) / D_TILES, column = (d + i) % D_TILES;
-      const float4 two = make_float4(o[column][2 * r], o[column][2 * r + 1], o[column + 1][2 * r], o[column + 1][2 * r + 1]);
-      if (to == me) {
-        mine[i] = make_float2(two.x, two.y);
-        mine[i + 1] = make_float2(two.z, two.w);
-      } else {
-        fa::st_async(fa::mapa(fa::smem_address(&smem.pieces[me][i / 2][thread]), to / KEY_GROUPS), two, barrier);
+      for (int i = 0; i < BLOCK_ROWS; ++i) {
+        m_mine[i] = sum[first_row_of + i] > 0.0f ? m_log2[first_row_of + i] : -CUDART_INF_F;
+        l_mine[i] = sum[first_row_of + i];
       }
-    }
+    } else {
+      const uint32_t barrier = fa::mapa(fa::smem_address(&smem.exchanged), to);
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      const float2 both = make_float2(m[row + i], l[row + i]);
-      if (to == me) {
-        m_and_l[i] = both;
-      } else {
-        fa::st_async(fa::mapa(fa::smem_address(&smem.m_and_l[me][i][thread]), to / KEY_GROUPS), both, barrier);
+      for (int i = 0; i < BLOCK_PIECES; i += 2) {
+        const float2 a = piece[first_piece + i], b = piece[first_piece + i + 1];
+        float4* here = &smem.exchange[rank].pieces[i / 2][threadIdx.x];
+        const uint32_t there = fa::mapa(fa::smem_address(here), to);
+        fa::st_async(there, make_float4(a.x, a.y, b.x, b.y), barrier);
+      }
+#pragma unroll
+      for (int i = 0; i < BLOCK_ROWS; ++i) {
+        const float m_sent = sum[first_row_of + i] > 0.0f ? m_log2[first_row_of + i] : -CUDART_INF_F;
+        const uint32_t there = fa::mapa(fa::smem_address(&smem.exchange[rank].m_and_l[i][threadIdx.x]), to);
+        fa::st_async(there, make_float2(m_sent, sum[first_row_of + i]), barrier);
       }
     }
   }
-  if (OWNERS > 1 && OMIT_BARRIER != EXCHANGED) {
-    while (!fa::mbarrier_try_wait(&smem.exchanged[group], 0)) {
+  if (CLUSTER > 1 && OMIT_BARRIER != EXCHANGED) {
+    while (!fa::mbarrier_try_wait(&smem.exchanged, 0)) {
     }
   }
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    float2 found[OWNERS];
-    float m_all = -CUDART_INF_F, sum = 0.0f, weight[OWNERS];
+  for (int i = 0; i < BLOCK_ROWS; ++i) {
+    constexpr int PIECES_PER_ROW = BLOCK_PIECES / BLOCK_ROWS;
+    float2 m_and_l[CLUSTER];
+    float m_all = -CUDART_INF_F, sum_all = 0.0f, weight[CLUSTER];
 #pragma unroll
-    for (int from = 0; from < OWNERS; ++from) {
-      found[from] = from == me ? m_and_l[i] : smem.m_and_l[from][i][threadIdx.x];
-      m_all = fmaxf(m_all, found[from].x);
+    for (int from = 0; from < CLUSTER; ++from) {
+      m_and_l[from] = from == rank ? make_float2(m_mine[i], l_mine[i]) : smem.exchange[from].m_and_l[i][threadIdx.x];
+      m_all = fmaxf(m_all, m_and_l[from].x);
     }
-    const float m_log2 = m_all == -CUDART_INF_F ? 0.0f : m_all * scale_log2;
+    const float m_finite = m_all == -CUDART_INF_F ? 0.0f : m_all;
 #pragma unroll
-    for (int from = 0; from < OWNERS; ++from) {
-      weight[from] = fa::ex2_approx_ftz(found[from].x * scale_log2 - m_log2);
-      sum += found[from].y * weight[from];
+    for (int from = 0; from < CLUSTER; ++from) {
+      weight[from] = fa::ex2_approx_ftz(m_and_l[from].x - m_finite);
+      sum_all += m_and_l[from].y * weight[from];
     }
 
     // Normalise; a row that sees no key is zero and its log-sum-exp is -inf.
-    const float inverse_l = sum > 0.0f ? 1.0f / sum : 0.0f;
+    const int row = rank * BLOCK_PIECES / D_TILES_PER_GROUP + i;
+    const int query = block.first_query + first_row + row * 8;
+    const float inverse_l = sum_all > 0.0f ? 1.0f / sum_all : 0.0f;
 #pragma unroll
-    for (int j = i * PIECES / ROWS; j < (i + 1) * PIECES / ROWS; j += 2) {
+    for (int j = i * PIECES_PER_ROW; j < (i + 1) * PIECES_PER_ROW; j += 2) {
       float4 merged = {};
 #pragma unroll
-      for (int from = 0; from < OWNERS; ++from) {
+      for (int from = 0; from < CLUSTER; ++from) {
         const float4 own = make_float4(mine[j].x, mine[j].y, mine[j + 1].x, mine[j + 1].y);
-        const float4 part = from == me ? own : smem.pieces[from][j / 2][threadIdx.x];
+        const float4 part = from == rank ? own : smem.exchange[from].pieces[j / 2][threadIdx.x];
         merged.x += part.x * weight[from];
         merged.y += part.y * weight[from];
         merged.z += part.z * weight[from];
@@ -359,28 +383,29 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
       mine[j] = make_float2(merged.x * inverse_l, merged.y * inverse_l);
       mine[j + 1] = make_float2(merged.z * inverse_l, merged.w * inverse_l);
     }
-    const int query = block.first_query + first_row + (me * PIECES / D_TILES + i) * 8;
-    if (call.lse != nullptr && me * PIECES % D_TILES == 0 && lane % QUAD == 0 && query < call.seq_q) {
+    const bool is_first_of_row = rank * BLOCK_PIECES % D_TILES_PER_GROUP == 0 && group == 0 && lane % QUAD == 0;
+    if (call.lse != nullptr && is_first_of_row && query < call.seq_q) {
       float* lse_gmem = call.lse + (uint64_t(blockIdx.z) * call.heads + head) * call.seq_q;
-      lse_gmem[query] = sum > 0.0f ? (m_log2 + log2f(sum)) * CUDART_LN2_F : -CUDART_INF_F;
+      lse_gmem[query] = sum_all > 0.0f ? (m_finite + log2f(sum_all)) * CUDART_LN2_F : -CUDART_INF_F;
     }
   }
 
   // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row; where there are too few, 4 bytes each.
   uint4* out_gmem = call.out + (uint64_t(blockIdx.z) * call.out_steps.batch + uint64_t(head) * call.out_steps.head);
 #pragma unroll
-  for (int i = 0; i < PIECES; i += QUAD) {
+  for (int i = 0; i < BLOCK_PIECES; i += QUAD) {
     uint32_t rounded[QUAD];
 #pragma unroll
-    for (int j = 0; j < QUAD; ++j) rounded[j] = i + j < PIECES ? fa::cvt_rn_x2<T>(mine[i + j].x, mine[i + j].y) : 0;
-    constexpr bool IS_WHOLE = PIECES % QUAD == 0;
+    for (int j = 0; j < QUAD; ++j) rounded[j] = i + j < BLOCK_PIECES ? fa::cvt_rn_x2<T>(mine[i + j].x, mine[i + j].y) : 0;
+    constexpr bool IS_WHOLE = BLOCK_PIECES % QUAD == 0;
     if (IS_WHOLE) fa::transpose_quad(rounded, lane);
 #pragma unroll
-    for (int j = 0; j < (IS_WHOLE ? 1 : PIECES % QUAD); ++j) {
-      const int stored = me * PIECES + i + (IS_WHOLE ? lane % QUAD : j);
-      const int query = block.first_query + first_row + stored / D_TILES * 8;
+    for (int j = 0; j < (IS_WHOLE ? 1 : BLOCK_PIECES % QUAD); ++j) {
+      const int stored = rank * BLOCK_PIECES + i + (IS_WHOLE ? lane % QUAD : j);
+      const int query = block.first_query + first_row + stored / D_TILES_PER_GROUP * 8;
       if (query >= call.seq_q) continue;
-      uint4* to_gmem = out_gmem + (uint64_t(query) * call.out_steps.row + stored % D_TILES);
+      const uint32_t column = group * D_TILES_PER_GROUP + stored % D_TILES_PER_GROUP;
+      uint4* to_gmem = out_gmem + (uint64_t(query) * call.out_steps.row + column);
       if (IS_WHOLE) {
         *to_gmem = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
       } else {

@@ -2,6 +2,7 @@
 // step:    mma.sync m16n8k16 and ldmatrix in place of wmma; S and P stay in registers
 // because: wmma hides where an element lies, so S, P and P V all go through shared memory
 // expect:  14 to 20 us at the mission shape; no shared memory traffic but Q, K and V, and no barrier but those of the tiles
+// diff:    large, since every pass through shared memory goes; what is left keeps its order
 // tile:    BLOCK_M queries x BLOCK_N keys, 16 queries per warp; 27 KB of shared memory per block (D = 64), 51 KB (D = 128)
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous
 //          and 16-byte aligned

@@ -2,6 +2,7 @@
 // step:    a warp per query row in place of a thread; the row max and the row sum by shuffles, or as REDUCE says
 // because: block_tiled keeps 128 floats per thread and a row's 512 keys in one thread, one after the other
 // expect:  faster than block_tiled by half: 32 lanes per row fill the GPU, but every row waits for the block twice
+// diff:    large, since lanes now own keys of S and dimensions of O, where a thread owned all of a row
 // tile:    BLOCK_M queries x BLOCK_N keys, BLOCK_M / NUM_WARPS queries per warp; 24 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, grouped heads, both causal corners; rows contiguous and aligned
 //          to VEC_WIDTH elements

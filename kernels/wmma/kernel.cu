@@ -2,6 +2,7 @@
 // step:    S = Q K^T and P V by 16x16x16 tensor-core products in place of multiply-adds; 16 rows per warp at once
 // because: light_barriers does 2 x 64 multiply-adds per score on FP32 units, a sixteenth of what tensor cores do
 // expect:  ten to twenty times faster than light_barriers; S, P and P V through shared memory are most of what is left
+// diff:    large, since rows, fragments and tiles take the place of single products; 128 dimensions come for nothing
 // tile:    BLOCK_M queries x BLOCK_N keys, 16 queries per warp; 54 KB of shared memory per block (D = 64), 94 KB (D = 128)
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous
 //          and 16-byte aligned

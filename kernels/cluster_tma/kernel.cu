@@ -1,7 +1,8 @@
-// cluster_multicast: K and V by TMA; one copy from L2 feeds several blocks of a cluster.
-// step:    K and V by TMA, each part once for the CLUSTER_M blocks of the cluster that need it, in place of cp.async
-// because: in cluster_wgmma every thread issues 18 copies, and each block loads its keys for itself: 9.4 MB through L2
-// expect:  0.5 us less than cluster_wgmma at the mission shape; half the L2 traffic, and one thread that copies
+// cluster_tma: one thread asks for all of K and V; TMA brings them as wgmma reads them.
+// step:    K and V by TMA in place of cp.async; CLUSTER_M = 2 blocks may share one copy of their keys by multicast
+// because: in cluster_wgmma every thread issues 16 copies of K and V, and the address arithmetic of each
+// expect:  4.4 to 4.6 us at the mission shape; 8.7 with multicast, like two waves: 32 clusters of four may find no room at once
+// diff:    large by what the host must describe and by multicast, which may be switched on
 // tile:    64 queries x GROUP_KEYS keys per group and block; 93 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
 //          16-byte aligned, with strides that TMA takes
@@ -20,6 +21,9 @@
 
 using fp16 = __half;
 using bf16 = __nv_bfloat16;
+
+// Barriers have names, so that a test can leave one out and see that it is missed.
+enum Barrier { NONE, Q_THERE, K_THERE, V_THERE, PV_LEFT, O_THERE, EXCHANGED };
 
 constexpr int HEAD_DIM = 64;
 constexpr int WARP = 32;
@@ -140,6 +144,16 @@ __device__ __forceinline__ void load_kv(
   }
 }
 
+template <Barrier WHICH>
+__device__ __forceinline__ void sync_block() {
+  if (WHICH != OMIT_BARRIER) __syncthreads();
+}
+
+template <Barrier WHICH>
+__device__ __forceinline__ void sync_group(int group) {
+  if (WHICH != OMIT_BARRIER) fa::barrier_sync<GROUP_THREADS>(1 + group);
+}
+
 template <typename T>
 __device__ void expect_kv(Smem<T>& smem) {
 #pragma unroll
@@ -149,13 +163,15 @@ __device__ void expect_kv(Smem<T>& smem) {
   }
 }
 
+template <Barrier WHICH>
 __device__ __forceinline__ void wait(uint64_t* barrier_smem, uint32_t parity) {
+  if (WHICH == OMIT_BARRIER) return;
   while (!fa::mbarrier_try_wait(barrier_smem, parity)) {
   }
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
+__global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
     const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map, const fa::Call call) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
@@ -187,7 +203,7 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
   if (threadIdx.x == 0 && block.passes > 0) load_kv(smem, k_map, v_map, block.kv_head, k_rank, m_rank, 0);
   fa::cp_async_wait_group<0>();
   fa::fence_proxy_async();
-  __syncthreads();  // Q and the barriers are there for everyone
+  sync_block<Q_THERE>();  // Q and the barriers are there for everyone
 
   float o[D_TILES][4] = {};
   float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // row max that P is relative to, before the scale
@@ -208,7 +224,7 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
       }
       if (threadIdx.x == 0) load_kv(smem, k_map, v_map, block.kv_head, k_rank, m_rank, pass);
     }
-    wait(&smem.k_full[group], pass % 2);
+    wait<K_THERE>(&smem.k_full[group], pass % 2);
 
     // S = Q K^T
     float s[N_TILES][4];
@@ -269,7 +285,7 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
     float m_log2[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) m_log2[r] = m[r] == -CUDART_INF_F ? 0.0f : m[r] * scale_log2;  // no key seen yet: 2^(-inf - 0) = 0
-    wait(&smem.v_full[group], pass % 2);
+    wait<V_THERE>(&smem.v_full[group], pass % 2);
     uint32_t p[N_TILES / 2][4];
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
@@ -293,7 +309,7 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
   }
 
   // Merge: each group gets some columns of O from all others; what it gives them goes where its keys were.
-  fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left its keys
+  sync_group<PV_LEFT>(group);  // the group has left its keys
   Partial& given = smem.group[group].o;
   float4 kept[D_TILES_PER_GROUP];
 #pragma unroll
@@ -312,7 +328,7 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
     smem.m[group][first_row + r * 8] = m[r];
     smem.l[group][first_row + r * 8] = l[r];
   }
-  __syncthreads();  // every group's O, m and l are there for everyone
+  sync_block<O_THERE>();  // every group's O, m and l are there for everyone
 
   float2 piece[PIECES];
   float m_log2[ROWS], sum[ROWS];
@@ -378,7 +394,7 @@ __global__ void __launch_bounds__(THREADS) cluster_multicast_kernel(
     }
   }
   if (CLUSTER_K > 1) {
-    wait(&smem.exchanged, 0);
+    wait<EXCHANGED>(&smem.exchanged, 0);
   }
 #pragma unroll
   for (int i = 0; i < BLOCK_ROWS; ++i) {
@@ -480,7 +496,7 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
     if (int status = describe(&k_map, dtype, args, args->k, args->k_stride)) return status;
     if (int status = describe(&v_map, dtype, args, args->v, args->v_stride)) return status;
   }
-  auto* kernel = &cluster_multicast_kernel<T>;
+  auto* kernel = &cluster_tma_kernel<T>;
   constexpr int smem_bytes = sizeof(Smem<T>);
   static fa::OncePerDevice allow_smem;
   if (int status = allow_smem([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {

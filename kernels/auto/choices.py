@@ -1,0 +1,60 @@
+"""Writes `choices.json` from records: `python kernels/auto/choices.py profiles/nvidia-h200 ...`.
+
+For each GPU, dtype, head_dim and mask: the measured cases, and on each the candidates that were right in all their
+records, fastest first.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from pytest_fa.report.log import read_records
+from pytest_fa.report.record import Record
+
+CANDIDATES = 3  # that are kept of each case
+
+
+def main(folders: list[str]) -> None:
+    """Read every `*.jsonl` of the folders and write the table beside this file."""
+    records = [
+        record for folder in folders for path in sorted(Path(folder).glob("*.jsonl")) for record in read_records(path)
+    ]
+    path = Path(__file__).parent / "choices.json"
+    path.write_text(json.dumps(choices(records), indent=1) + "\n", encoding="utf-8")
+
+
+def choices(records: list[Record]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """GPU, then `dtype-dHEAD_DIM-causal`, then one row per case."""
+    wrong = {record.variant for record in records if record.outcome != "ok"}
+    timed: dict[str, dict[str, dict[str, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        case, gpu = record.case, record.environment.gpu
+        if record.kind != "speed" or record.speed is None or case is None or gpu is None:
+            continue
+        if record.role != "candidate" or record.variant in wrong or record.variant == "auto" or "@" in record.variant:
+            continue
+        if case.layout != "bhsd" or case.heads != case.kv_heads:
+            continue
+        rows = timed[gpu][f"{case.dtype}-d{case.head_dim}-{case.causal}"]
+        row = rows.setdefault(
+            case.shape_id,
+            {"case": case.shape_id, "rows": case.batch * case.heads * case.seq_q, "seq_k": case.seq_k, "device_us": {}},
+        )
+        row["device_us"][record.variant] = round(record.speed.device.median_us, 2)
+    return {
+        gpu: {key: [_fastest_first(row) for row in rows.values()] for key, rows in keys.items()}
+        for gpu, keys in timed.items()
+    }
+
+
+def _fastest_first(row: dict[str, Any]) -> dict[str, Any]:
+    ranked = sorted(row["device_us"].items(), key=lambda each: each[1])[:CANDIDATES]
+    return {**row, "device_us": dict(ranked)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
