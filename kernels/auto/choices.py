@@ -29,7 +29,7 @@ def main(folders: list[str]) -> None:
 
 def choices(records: list[Record]) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """GPU, then `dtype-dHEAD_DIM-causal`, then one row per case."""
-    wrong = {record.variant for record in records if record.outcome != "ok"}
+    wrong = {record.variant for record in records if record.kind in ("correct", "speed") and record.outcome != "ok"}
     timed: dict[str, dict[str, dict[str, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         case, gpu = record.case, record.environment.gpu
@@ -46,9 +46,15 @@ def choices(records: list[Record]) -> dict[str, dict[str, list[dict[str, Any]]]]
         )
         row["device_us"][record.variant] = round(record.speed.device.median_us, 2)
     return {
-        gpu: {key: [_fastest_first(row) for row in rows.values()] for key, rows in keys.items()}
+        gpu: {key: [_fastest_first(row) for row in _well_measured(rows)] for key, rows in keys.items()}
         for gpu, keys in timed.items()
     }
+
+
+def _well_measured(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cases at which at least half as many variants were timed as at the best one: the others compare too few."""
+    most = max(len(row["device_us"]) for row in rows.values())
+    return [row for row in rows.values() if 2 * len(row["device_us"]) >= most]
 
 
 def _fastest_first(row: dict[str, Any]) -> dict[str, Any]:

@@ -214,15 +214,17 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
 
     // Load K and V.
     if (pass > 0) {
-      if (threadIdx.x == 0) expect_kv(smem);
-      __syncwarp();
       if (CLUSTER_M > 1) {
         fa::barrier_cluster_arrive();
         fa::barrier_cluster_wait();  // every block has left the last pass
       } else {
         __syncthreads();
       }
-      if (threadIdx.x == 0) load_kv(smem, k_map, v_map, block.kv_head, k_rank, m_rank, pass);
+      if (threadIdx.x == 0) {
+        expect_kv(smem);  // now: every group has seen its last phase end, and an arrival too early would count for that one
+        load_kv(smem, k_map, v_map, block.kv_head, k_rank, m_rank, pass);
+      }
+      __syncwarp();
     }
     wait<K_THERE>(&smem.k_full[group], pass % 2);
 
