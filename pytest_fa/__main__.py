@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _new(given: argparse.Namespace) -> None:
     folder = write_variant(given.name, given.kind, given.kernels)
-    where = "" if given.kernels == Path("kernels") else f" --fa-kernels={given.kernels}"
+    where = "" if given.kernels == Path("kernels") else f" --fa-kernels={shlex.quote(str(given.kernels))}"
     sys.stdout.write(f"{folder}: {', '.join(sorted(each.name for each in folder.iterdir()))}\n")
     sys.stdout.write(f"next: pytest --pyargs pytest_fa.suite{where} --fa-variant={given.name}\n")
 

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     try:
         build.ensure_finalized()
         build.run()
-    except (RuntimeError, OSError, SystemExit) as problem:
+    except (Exception, SystemExit) as problem:  # noqa: BLE001  # a builder of others: distutils has errors of its own
         sys.stdout.write(f"{problem}\n")
         return 1
     Path(DEPENDENCIES).write_text(_dependencies(build.build_temp), encoding="utf-8")

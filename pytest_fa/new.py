@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest_fa
 from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.manifest import NAME
 from pytest_fa.errors import UsageProblem
 
 TEMPLATES = Path(pytest_fa.__file__).parent / "template"
@@ -18,8 +19,9 @@ def write_variant(name: str, kind: str, kernels: Path) -> Path:
 
     Raises `UsageProblem` for a name that cannot be, or that a variant or a folder already has.
     """
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-        raise UsageProblem(f"new: {name!r} is no name for a variant; it must be letters, digits and _, a letter first")
+    if not re.fullmatch(NAME, name):
+        form = "small letters, digits and _, a letter first"
+        raise UsageProblem(f"new: {name!r} is no name for a variant; it must be {form}")
     roots = (kernels,) if kernels.is_dir() else ()
     if name in discover(roots).variants:
         raise UsageProblem(f"new: there is a variant {name!r} already (see --fa-list)")

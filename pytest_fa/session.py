@@ -105,8 +105,8 @@ class Session:
         if options.gate_baseline and options.gate is None:
             raise UsageProblem("--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too")
         _ = self.gate_baseline, self.old_build  # a name or a key that does not exist ends the run here
-        fits: Fits = () if options.cases else ("head_dim", "layout") if options.dtypes else EVERYTHING
-        return make_plan(
+        fits: Fits = () if options.cases else self._fits
+        plan = make_plan(
             self.catalog,
             chosen,
             cases,
@@ -114,6 +114,11 @@ class Session:
             fits=fits,
             sanitizers=options.sanitizers,
         )
+        if options.tolerance == "absolute" and (other := plan.fitted_to("bf16")):
+            raise UsageProblem(
+                f"--fa-tolerance=absolute judges fp16 only; {other.name} takes bf16 alone (use measured)"
+            )
+        return plan
 
     def plan_of(self, suites: tuple[str, ...]) -> Plan:
         """The plan with other suites' cases; the run's own plan for none.  Raises `UsageProblem`."""
@@ -121,7 +126,12 @@ class Session:
             return self.plan
         options = self.options
         cases = select_cases(suites, (), options.dtypes, options.seeds)
-        return msgspec.structs.replace(self.plan, cases=cases)
+        return msgspec.structs.replace(self.plan, cases=cases, fits=self._fits)
+
+    @property
+    def _fits(self) -> Fits:
+        """What of a suite's case may be changed to what a variant takes: not what was asked for."""
+        return ("head_dim", "layout") if self.options.dtypes else EVERYTHING
 
     @functools.cached_property
     def gate_baseline(self) -> Variant | None:
@@ -163,6 +173,12 @@ class Session:
 
     def clean(self) -> None:
         """`--fa-clean`: forget the builds of what was chosen, before anybody looks for them."""
+        try:
+            self._forget_chosen()
+        except OSError as problem:
+            raise UsageProblem(f"--fa-clean: {self.options.cache} cannot be cleaned: {problem}") from None
+
+    def _forget_chosen(self) -> None:
         with locked(self.options.cache, self._say):
             for variant in (*self.plan.chosen, *self.plan.companions):
                 if isinstance(variant, Variant) and variant.is_built:

@@ -309,7 +309,7 @@ def _not_there(request: Request, why: str, cache: Path) -> BuildFailure:
 
 def _compile_error(log: str) -> str:
     """The compiler's own error lines, ptxas's figures and an inner ninja's commands left out."""
-    chatter = r"ptxas info|\s+\d+ bytes stack frame|ptxas \.|FAILED: |ninja: |.* -MM?D "
+    chatter = r"ptxas info|\s+\d+ bytes stack frame|ptxas \.|FAILED: |ninja: build stopped|.* -MM?D "
     named_alike = re.sub(r"\S*tmpxft_\S+", "(a temporary file)", log)
     lines = [line for line in named_alike.splitlines() if not re.match(chatter, line)]
     return "\n".join(["it did not compile:", *lines[-60:]])

@@ -26,6 +26,8 @@ DEPENDENCIES = "deps.txt"
 MODULE_NAME = "module.txt"  # beside the library: the name that its code was compiled under
 SPEC = "spec.json"
 SCRATCH = (SPEC, DEPENDENCIES, "objects", "library")
+# What setuptools and the compilers read beside their arguments.
+ENVIRONMENT = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED", "ARFLAGS")
 INNER_JOBS = max(1, len(os.sched_getaffinity(0)) // 2)  # files of one extension that are compiled side by side
 
 
@@ -56,7 +58,7 @@ def find_extension_toolchain(cache: Path, variant: Variant) -> Toolchain:
     if find_spec("setuptools") is None:
         raise ToolchainError("torch.utils.cpp_extension needs setuptools: `pip install setuptools`")
     if variant.entry.has_cuda_sources and torch.cuda is None:
-        raise ToolchainError(f"torch {torch.version} has no CUDA, and {variant.name} has CUDA sources")
+        raise ToolchainError(f"torch {torch.version} has no CUDA, which CUDA sources need")
     compilers = find_toolchain(cache) if variant.entry.has_cuda_sources else host_toolchain()
     beside = (f"torch {torch.version}", f"Python {sys.version_info.major}.{sys.version_info.minor}")
     return msgspec.structs.replace(compilers, beside=beside)
@@ -79,7 +81,8 @@ def request(variant: Variant, arch: Target) -> list[object]:
     entry = variant.entry
     headers = [str(path.relative_to(folder)) for folder in _folders(variant) for path in _headers(folder)]
     abi = [find_torch().version, sysconfig.get_config_var("SOABI")]
-    return [KEY_SCHEMA, shown_command(variant, arch), entry.sources, entry.include, entry.ldflags, headers, abi]
+    made_with = [abi, {name: os.environ.get(name, "") for name in ENVIRONMENT}]
+    return [KEY_SCHEMA, shown_command(variant, arch), entry.sources, entry.include, entry.ldflags, headers, made_with]
 
 
 def shown_command(variant: Variant, arch: Target) -> tuple[str, ...]:
@@ -94,7 +97,8 @@ def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, ke
     contents = [file_hash(str(path)) for path in _known_files(variant)]
     name = "_".join(("fa", re.sub(r"\W", "_", variant.name), digest([key, contents])))
     home = Path(variant.folder)
-    include = [path for path in (*_folders(variant), Path(variant.root) / "include") if path.is_dir()]
+    named = (home / each for each in variant.entry.include)
+    include = [path for path in (home, *named, Path(variant.root) / "include") if path.is_dir()]
     spec = Spec(
         name=name,
         is_cuda=variant.entry.has_cuda_sources,
@@ -114,7 +118,7 @@ def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, ke
 def read_dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:
     """Every file that ninja saw, with its hash; PyTorch's own are left out, since its version is in the key."""
     torch = Path(find_torch().folder)
-    own = Path(variant.folder).resolve()
+    own = [folder.resolve() for folder in _folders(variant)]
     found = []
     for line in (staged / DEPENDENCIES).read_text(encoding="utf-8").splitlines():
         path = Path(os.path.normpath(staged / "objects" / line))
@@ -123,10 +127,15 @@ def read_dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:
     return tuple(sorted(found))
 
 
-def _portable(path: Path, own: Path) -> str:
-    """Relative to the variant's folder but for what the system brings."""
-    is_system = any(path.is_relative_to(each) for each in ("/usr", "/opt", sys.prefix, sys.base_prefix))
-    return str(path) if is_system and not path.is_relative_to(own) else f"src/{os.path.relpath(path, own)}"
+def _portable(path: Path, own: list[Path]) -> str:
+    """Relative to the variant's folder, the first of its own, but for what the system brings."""
+    is_own = any(path.is_relative_to(each) for each in own)
+    is_system = any(path.is_relative_to(each) for each in ("/usr", sys.prefix, sys.base_prefix, *_cuda_homes()))
+    return str(path) if is_system and not is_own else f"src/{os.path.relpath(path, own[0])}"
+
+
+def _cuda_homes() -> list[str]:
+    return [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
 
 
 def _cflags(variant: Variant) -> list[str]:
@@ -162,8 +171,11 @@ def _known_files(variant: Variant) -> list[Path]:
 
 
 def _folders(variant: Variant) -> list[Path]:
+    """Where an include may find a header: the variant's folder, those that it names, and beside each source."""
     home = Path(variant.folder)
-    return [home, *(home / each for each in variant.entry.include)]
+    named = (home / each for each in variant.entry.include)
+    beside = ((home / each).parent for each in variant.entry.sources)
+    return list(dict.fromkeys((home, *named, *beside)))
 
 
 def _headers(folder: Path) -> list[Path]:

@@ -49,6 +49,11 @@ def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
             yield f"entry.{'source' if entry.kind == 'cuda' else 'sources'} is {each!r}, and there is no such file"
         if entry.kind == "torch" and Path(each).suffix not in SOURCE_SUFFIXES:
             yield f"entry.sources has {each!r}; a source ends with {', '.join(SOURCE_SUFFIXES)}"
+    twins = [
+        each for each in named if [Path(one).with_suffix("") for one in named].count(Path(each).with_suffix("")) > 1
+    ]
+    if entry.kind == "torch" and twins:
+        yield f"entry.sources has {', '.join(twins)}, which make one object file; give each a name of its own"
     for each in entry.include:
         if not (folder / each).is_dir():
             yield f"entry.include is {each!r}, and there is no such folder"
@@ -64,6 +69,8 @@ def _call_problems(entry: Entry, supports: Supports) -> Iterator[str]:
             yield f"entry.call does not pass {word!r}"
     if call.returns is not None and call.passes("out"):
         yield "entry.call passes 'out' and has returns; the output is the one or the other"
+    if call.contiguous and call.layout not in supports.layout:
+        yield f"entry.call takes contiguous {call.layout} tensors, and supports.layout is {', '.join(supports.layout)}"
     masks = ", ".join(supports.causal)
     if not call.passes("causal") and len(supports.causal) > 1:
         yield f"entry.call does not pass 'causal', and supports.causal is {masks}"

@@ -17,6 +17,7 @@ from pytest_fa.catalog.variant import (
     SOME,
     Arch,
     Call,
+    Constant,
     Entry,
     Explained,
     InstructionLimit,
@@ -174,6 +175,7 @@ def _instantiations(listed: tuple[str, ...] | None, supports: Supports) -> tuple
 _STRUCTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     (r"\$\.(variants\[\.\.\.\]\.)?entry", Entry),
     (r"\$\.entry\.call", Call),
+    (r"\$\.entry\.call\.(arguments|keywords)\[.*\]", Constant),
     (r"\$\.(variants\[\.\.\.\]\.)?supports", Supports),
     (r"\$\.(variants\[\.\.\.\]\.)?limits", Limits),
     (r"\$\.(variants\[\.\.\.\]\.)?limits\.instructions\[\.\.\.\]", InstructionLimit),
@@ -189,12 +191,16 @@ def _explain(problem: str) -> str:
     text = re.sub(r" - at (?:`key` in )?`[^`]+`", "", problem)
     key = where.removeprefix("$").lstrip(".") or "the manifest"
     if unknown := re.search(r"unknown field `([^`]+)`", problem):
-        allowed = next(struct.__struct_fields__ for pattern, struct in _STRUCTS if re.fullmatch(pattern, where))
+        known = (struct.__struct_fields__ for pattern, struct in _STRUCTS if re.fullmatch(pattern, where))
+        allowed = next(known, ())
         return f"unknown key {unknown[1]!r} in {key}{suggestion(unknown[1], allowed)} (allowed: {', '.join(allowed)})"
     if missing := re.search(r"missing required field `([^`]+)`", problem):
         return f"key {missing[1]!r} is missing in {key}"
     if invalid := re.search(r"Invalid enum value (.+)", text):
-        return f"{key} is {invalid[1]}; allowed: {', '.join(_allowed_values(where)) or 'see docs/variants.md'}"
+        constants = ", numbers, true, false, null, {constant: text}" if ".call." in where and "[" in where else ""
+        return (
+            f"{key} is {invalid[1]}; allowed: {', '.join(_allowed_values(where)) or 'see docs/variants.md'}{constants}"
+        )
     return f"{key}: {text}"
 
 
@@ -236,7 +242,7 @@ class _StrictLoader(yaml.SafeLoader):
 for _tag, _pattern, _first in (
     ("bool", r"^(?:true|false)$", "tf"),
     ("int", r"^(?:0|-?[1-9][0-9]*)$", "-0123456789"),
-    ("float", r"^-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+]?[0-9]+)?$", "-0123456789"),
+    ("float", r"^[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$", "-+.0123456789"),
     ("null", r"^(?:null|~|)$", "n~\0"),
 ):
     _StrictLoader.add_implicit_resolver(

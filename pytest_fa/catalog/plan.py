@@ -34,6 +34,11 @@ class Plan(msgspec.Struct, frozen=True):
         """The run's cases as `variant` takes them."""
         return tuple(dict.fromkeys(fitted(variant, case, self.fits) for case in self.cases))
 
+    def fitted_to(self, dtype: str) -> Variant | None:
+        """A chosen variant whose cases were turned to this dtype, which none of the run's has."""
+        chosen = (each for each in self.runnable if self.is_chosen(each) and each.is_judged)
+        return next((each for each in chosen if any(case.dtype == dtype for case in self.cases_of(each))), None)
+
     @property
     def builds(self) -> list[AnyVariant]:
         """What `test_build` runs over."""

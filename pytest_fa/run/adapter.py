@@ -12,6 +12,8 @@ from pytest_fa.catalog.variant import Argument, Call, Constant
 from pytest_fa.errors import UnsupportedCase
 from pytest_fa.run.forward import Forward
 
+DIMENSIONS = 4
+
 
 def adapted(function: Callable[..., Any], call: Call) -> Forward:
     """`function` behind the shape of `Forward`.
@@ -82,6 +84,8 @@ def _chosen(found: Any, returns: int | None) -> torch.Tensor:  # noqa: ANN401  #
         out = found[returns]
     if not isinstance(out, torch.Tensor):
         raise TypeError(f"the function returned {_described(out)} where its output tensor should be")
+    if out.dim() != DIMENSIONS:
+        raise TypeError(f"the function returned a tensor of shape {list(out.shape)}, its output has four dimensions")
     return out
 
 

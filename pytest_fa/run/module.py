@@ -167,6 +167,7 @@ def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
     where = f"{variant.name}: entry.target {target!r}"
     try:
         if "::" in target:
+            _require_first(target, library, where)
             torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
             namespace, _, operator = target.partition("::")
             return getattr(getattr(torch.ops, namespace), operator)  # type: ignore[no-any-return]
@@ -183,6 +184,15 @@ def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
         raise FaError(f"{where}: the module has no such function (it has: {public})")
     function: Callable[..., Any] = getattr(module, target)
     return function
+
+
+_registered: dict[str, Path] = {}  # operators by name, as PyTorch itself keeps them: for the life of a process
+
+
+def _require_first(target: str, library: Path, where: str) -> None:
+    """Raise `FaError` where another build has registered the operator: PyTorch would end the process."""
+    if (other := _registered.setdefault(target, library)) != library:
+        raise FaError(f"{where}: {other} has registered it in this process already, and it can be registered once")
 
 
 def _translated(problem: Exception) -> Exception:

@@ -49,7 +49,7 @@ entry:
   kind: python
   target: flash_attn:flash_attn_func
   call: {keywords: {softmax_scale: scale, causal: causal}, layout: bshd}
-supports: {causal: [none, top_left], grouped_heads: true}
+supports: {causal: [none, bottom_right], grouped_heads: true}
 """
 
 
@@ -128,5 +128,6 @@ def test_flex_attention_is_judged_and_timed(project: Project) -> None:
 def test_flash_attn_needs_no_code(project: Project) -> None:
     """A package's function is called as the manifest says."""
     project.write("kernels/mine/variant.yaml", MANIFEST + FLASH_ATTN)
-    run = judged(project)
-    assert {run.outcomes[each.format("mine")] for each in (CHECKED, TIMED)} == {"passed"}, run.reasons
+    case = f"{SHAPE}_br-seed0"  # its mask ends at the last key
+    run = project.suite(f"--fa-case={case}", "--fa-variant=mine", "-k", "mine", env=ON_GPU)
+    assert {run.outcomes[f"test_correct[mine-{case}]"], run.outcomes[f"test_speed[mine-{SHAPE}_br]"]} == {"passed"}

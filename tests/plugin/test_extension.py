@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fa.build import extension
 from pytest_fa.build.extension import find_torch
+from pytest_fa.build.recipe import request_key
+from pytest_fa.catalog.manifest import read_manifest
+from tests.conftest import WriteVariant
 from tests.plugin.conftest import ONE_CASE, NewProject, Project, Run
 
 # Attention by the book in plain loops, with few headers: ten seconds to compile where ATen's own take a minute.
@@ -160,6 +164,45 @@ def test_each_build_has_a_record(story: Story) -> None:
     assert len({leaf.key for leaf in leaves}) == 3
 
 
+def test_a_new_header_beside_a_source_is_seen(tmp_path: Path, write_variant: WriteVariant) -> None:
+    """What `#include` would find first asks for a new build, though no list of files names it; so do CXXFLAGS."""
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "forward.cpp").touch()
+    text = MANIFEST.replace("  include: [../../csrc]\n", "")
+    folder = write_variant("mine", manifest=text)
+    before, *_ = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+    keys = [request_key(before, "host")]
+    (tmp_path / "csrc" / "factor.hh").touch()
+    keys.append(request_key(before, "host"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CXXFLAGS", "-O0")
+        keys.append(request_key(before, "host"))
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize("prefix", ["/usr/include", "/opt/mine/csrc"])
+def test_only_what_the_system_brings_is_kept_by_its_folder(prefix: str) -> None:
+    """A header of the project is compared wherever it lies: also by a run that may not build."""
+    own = [Path("/opt/mine/kernels/fast"), Path("/opt/mine/csrc")]
+    expected = {"/usr/include": "/usr/include/x.h", "/opt/mine/csrc": "src/../../csrc/x.h"}[prefix]
+    assert extension._portable(Path(prefix) / "x.h", own) == expected
+
+
+def test_an_operator_is_registered_once(project: Project) -> None:
+    """Two builds that register one operator are an error of the second, and not the end of a user's own test run."""
+    write_extension(project)
+    project.write(
+        "test_own.py",
+        "def test_own(fa_variant, fa_module, fa_inputs):\n"
+        "    q, k, v, scale, causal = fa_inputs\n"
+        "    fa_module(q, k, v, scale=scale, causal=causal)\n",
+    )
+    run = project.run("test_own.py", "--fa-variant=mine,mine_off", ONE_CASE)
+    outcomes = sorted(outcome for name, outcome in run.outcomes.items() if name.startswith("test_own["))
+    assert outcomes == ["error", "passed"]
+    assert "has registered it in this process already" in run.text
+
+
 @pytest.mark.skipif(find_torch().cuda is not None, reason="this torch has CUDA")
 def test_cuda_sources_need_a_torch_with_cuda(project: Project) -> None:
     """Where torch has none, the variant is skipped and says so; its neighbours go on."""
@@ -170,7 +213,7 @@ def test_cuda_sources_need_a_torch_with_cuda(project: Project) -> None:
     )
     project.python_variant("beside")
     run = project.suite(ONE_CASE, "-k", "test_build or test_correct")
-    expected = f"torch {find_torch().version} has no CUDA, and gpu has CUDA sources"
+    expected = f"torch {find_torch().version} has no CUDA, which CUDA sources need"
     assert run.outcomes["test_build[gpu]"] == "skipped"
     assert expected in run.reasons["test_build[gpu]"]
     assert run.outcomes["test_correct[beside-b1h2s64d64-fp16-seed0]"] == "passed"

@@ -44,7 +44,7 @@ def test_an_extension_says_what_it_lacks(project: Project, capsys: pytest.Captur
     """Its manifest reads, its module has the name that torch gives it, and without a torch with CUDA it is skipped."""
     run = project.run(*new(project, capsys, "mine", "--kind=torch"), "-k", "test_build and mine")
     assert run.outcomes == {"test_build[mine]": "skipped"}
-    assert "has no CUDA, and mine has CUDA sources" in run.reasons["test_build[mine]"]
+    assert "has no CUDA, which CUDA sources need" in run.reasons["test_build[mine]"]
     binding = (project.folder / "kernels" / "mine" / "binding.cpp").read_text(encoding="utf-8")
     assert binding.startswith("// mine: ")
     assert "PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)" in binding
@@ -74,7 +74,8 @@ def test_an_installed_template_is_written_too(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["2fast"], "new: '2fast' is no name for a variant; it must be letters, digits and _, a letter first"),
+        (["2fast"], "new: '2fast' is no name for a variant; it must be small letters, digits and _, a letter first"),
+        (["Mine"], "new: 'Mine' is no name for a variant; it must be small letters"),
         (["../mine"], "new: '../mine' is no name for a variant"),
         (["noop"], "new: there is a variant 'noop' already"),
         (["taken"], "taken' exists already; nothing was written"),

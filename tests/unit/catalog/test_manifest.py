@@ -187,11 +187,13 @@ def test_a_torch_entry_is_for_the_gpu_or_for_the_host(
     text = REQUIRED + (
         "arch: [sm_80, sm_90a]\n"
         f"entry: {{kind: torch, sources: [{source}], include: [.], cflags: [-g], ldflags: [-lm], "
-        "target: mine::forward, call: {arguments: [q, k, v, 1.5, true, null, {constant: q}], "
-        "keywords: {scale: scale}, layout: bshd, contiguous: true, returns: 0}}\n"
+        "target: mine::forward, call: {arguments: [q, k, v, 1.5e-3, true, ~, {constant: q}], "
+        "keywords: {scale: scale}, layout: bshd, contiguous: true, returns: 0}}\nsupports: {layout: [bshd]}\n"
     )
     (found,) = read(write_variant("thing", manifest=text, **{source: ""}))
-    call = Call(("q", "k", "v", 1.5, True, None, Constant("q")), {"scale": "scale"}, "bshd", contiguous=True, returns=0)
+    call = Call(
+        ("q", "k", "v", 0.0015, True, None, Constant("q")), {"scale": "scale"}, "bshd", contiguous=True, returns=0
+    )
     entry = Entry(
         kind="torch",
         sources=(source,),
@@ -322,8 +324,15 @@ def test_an_unknown_key_is_answered_with_the_allowed_ones(write_variant: WriteVa
         ),
         (TORCH + ", call: {layout: sbhd}}", "entry.call.layout is 'sbhd'; allowed: bhsd, bshd"),
         (
+            TORCH + ", call: {arguments: [q, k, v, {const: 1}]}}",
+            "unknown key 'const' in entry.call.arguments[3]; did you mean 'constant'? (allowed: constant)",
+        ),
+        (
             TORCH + ", call: {arguments: [q, k, v, skale]}}",
-            "entry.call.arguments[3] is 'skale'; allowed: q, k, v, out, scale, causal",
+            (
+                "entry.call.arguments[3] is 'skale'; allowed: q, k, v, out, scale, causal, "
+                "numbers, true, false, null, {constant: text}"
+            ),
         ),
         ("arch: [sm_70]", "arch[0] is 'sm_70'; allowed: sm_80, sm_89, sm_90a"),
         ("rounds: [q, x]", "rounds[1] is 'x'; allowed: q, s, p"),
@@ -379,6 +388,14 @@ def test_a_wrong_word_is_answered_with_the_allowed_ones(write_variant: WriteVari
         ("entry: {sources: [kernel.cu]}", "entry.sources is for kind torch, this one is cuda"),
         ("entry: {call: {}}", "entry.call is for kind torch or python, this one is cuda"),
         (TORCH + ", call: {arguments: [q, k]}}", "entry.call does not pass 'v'"),
+        (
+            TORCH + ", call: {layout: bshd, contiguous: true}}",
+            "entry.call takes contiguous bshd tensors, and supports.layout is bhsd",
+        ),
+        (
+            "entry: {kind: torch, sources: [kernel.cu, kernel.cu], target: f}",
+            "entry.sources has kernel.cu, kernel.cu, which make one object file; give each a name of its own",
+        ),
         (
             TORCH + ", call: {arguments: [q, k, v, out], returns: 0}}",
             "entry.call passes 'out' and has returns; the output is the one or the other",

@@ -80,6 +80,7 @@ def test_one_of_several_results_is_chosen() -> None:
         (None, None, "the function returned a NoneType where its output tensor should be"),
         ((1, 2), None, "the function returned a tuple of 2 where its output tensor should be"),
         ((1, 2), 2, "entry.call.returns is 2, and the function returned a tuple of 2"),
+        (torch.zeros(2, 3), None, r"the function returned a tensor of shape \[2, 3\], its output has four dimensions"),
     ],
 )
 def test_what_is_no_output_is_named(result: Any, returns: int | None, message: str) -> None:
