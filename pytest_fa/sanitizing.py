@@ -77,7 +77,7 @@ def _child(session: Session, variant: Variant, case: Case, tool: str) -> Child:
     path = folder / f"{job.slug}.job.json"
     path.write_bytes(msgspec.json.format(encode(job)) + b"\n")
     program = "pytest_fa.profile.drive" if variant.entry.kind == "cuda" else "pytest_fa.worker"
-    environment = {**child_environment(), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    environment = {**child_environment(session.options.cache), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     return Child(("-m", program, str(path)), environment, folder / f"{job.slug}.{tool}.log")
 
 

@@ -342,7 +342,13 @@ class Session:
         gpu, options = find_gpu(), self.options
         if gpu is None:
             raise CannotRun("profiling needs a GPU, and this machine has none")
-        return Profiler(options.artifacts / "ncu", options.rootdir, gpu.compute_capability, sudo=options.ncu_sudo)
+        return Profiler(
+            options.artifacts / "ncu",
+            options.rootdir,
+            gpu.compute_capability,
+            sudo=options.ncu_sudo,
+            cache=options.cache,
+        )
 
     @functools.cached_property
     def _ceilings(self) -> Ceilings | None:

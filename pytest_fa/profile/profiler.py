@@ -25,13 +25,19 @@ PROBE = ("-m", "pytest_fa.profile.probe")
 
 
 class Profiler:
-    """Nsight Compute for the first visible GPU; its files lie in `folder`, named in records by paths from `root`."""
+    """Nsight Compute for the first visible GPU; its files lie in `folder`, named in records by paths from `root`.
 
-    def __init__(self, folder: Path, root: Path, capability: Capability, *, sudo: bool) -> None:
+    Its children find builds in `cache`.
+    """
+
+    def __init__(
+        self, folder: Path, root: Path, capability: Capability, *, sudo: bool, cache: Path | None = None
+    ) -> None:
         self.folder = folder
         self._root = root
         self._capability = capability
         self._sudo = sudo
+        self._cache = cache
 
     @functools.cached_property
     def tool(self) -> Tool | None:
@@ -39,7 +45,7 @@ class Profiler:
         program = find_program("ncu")
         if program is None:
             return None
-        return Tool(program, version_of(program), self._sudo, child_environment())
+        return Tool(program, version_of(program), self._sudo, child_environment(self._cache))
 
     @functools.cached_property
     def probe(self) -> Profile:
