@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import PYTHON_SOURCE
+from tests.conftest import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import ONE_CASE, NewProject, Project, Run
 
 # Off by 0.1 %: too much for an ideal kernel's error, little enough for the older threshold.
@@ -125,3 +125,15 @@ def test_an_unknown_suite_ends_the_run(project: Project) -> None:
     project.write("test_own.py", 'import pytest\n\n\n@pytest.mark.fa_suite("egde")\ndef test_it(fa_case):\n    pass\n')
     run = project.run()
     assert (run.ret, "no suite 'egde'; did you mean 'edge'?" in run.text) != (0, False)
+
+
+def test_a_marked_suite_is_fitted_beside_named_cases(project: Project) -> None:
+    """`--fa-case` names the run's own cases; those of a mark are turned to what a variant takes all the same."""
+    project.python_variant("mine", manifest=PYTHON_MANIFEST.replace("supports: {", "supports: {head_dim: [128], "))
+    project.write(
+        "test_own.py",
+        'import pytest\n\n\n@pytest.mark.fa_suite("smoke")\ndef test_it(fa_variant, fa_case):\n'
+        "    assert fa_case.head_dim == 128\n",
+    )
+    run = project.run("test_own.py", "--fa-variant=mine", "--fa-case=b1h1s8d128-fp16-seed0")
+    assert set(run.outcomes.values()) == {"passed"}

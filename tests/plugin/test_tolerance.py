@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import PYTHON_MANIFEST
 from tests.plugin.conftest import CASE, ONE_CASE, NewProject, Project
 
 
@@ -58,6 +59,15 @@ def test_bad_policy_is_a_usage_error(good: Project, arguments: list[str], compla
     """A policy that does not exist or cannot judge these cases is exit status 4 and one line."""
     result = good.collect(*arguments)
     assert (result.ret, result.said) == (pytest.ExitCode.USAGE_ERROR, [f"ERROR: {complaint}"])
+
+
+def test_absolute_refuses_what_suites_are_turned_to(project: Project) -> None:
+    """A variant that takes bf16 alone gets the suites in bf16, which this policy does not judge: one line."""
+    takes = PYTHON_MANIFEST.replace("supports: {", "supports: {dtype: [bf16], ")
+    project.python_variant("other", manifest=takes)
+    result = project.collect("--fa-variant=other", "--fa-tolerance=absolute")
+    complaint = "ERROR: --fa-tolerance=absolute judges fp16 only; other takes bf16 alone (use measured)"
+    assert (result.ret, result.said) == (pytest.ExitCode.USAGE_ERROR, [complaint])
 
 
 def test_two_policies_are_a_usage_error(good: Project) -> None:
