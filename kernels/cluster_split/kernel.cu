@@ -1,7 +1,7 @@
 // cluster_split: the keys are split over the blocks of a cluster too; what they found is merged through their shared memory.
 // step:    CLUSTER blocks share the queries and split the keys, which all are in flight at once; one more merge at the end
 // because: an SM takes 64 bytes per cycle, and in split_warps each loads all keys of a head: 132 KB
-// expect:  below 5 us at the mission shape: 72 KB per SM, one tile for each group of warps
+// expect:  below 5 us at the mission shape: 128 SMs, one tile for each group of warps, no tile waits for another
 // diff:    large by the exchange: three quarters of it are the second merge
 // tile:    BLOCK_M queries x BLOCK_N keys per group and block, WARP_ROWS queries per warp; 93 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and

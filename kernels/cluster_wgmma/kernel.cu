@@ -1,7 +1,7 @@
 // cluster_wgmma: a warpgroup in place of four warps; the tensor core reads Q, K and V from shared memory by itself.
 // step:    wgmma in place of mma.sync and ldmatrix: a group of keys is a warpgroup, P V runs while the next P is computed
-// because: in cluster_split S = Q K^T, the exponentials and P V follow one another, half a microsecond each
-// expect:  4.6 to 4.8 us at the mission shape; what is left of the three is the exponentials
+// because: in cluster_split S = Q K^T, the exponentials and P V follow one another
+// expect:  4.2 to 4.6 us at the mission shape; what is left of the three is the exponentials
 // diff:    large: the loop is shorter by its fragments of Q, K and V, and every index of a second fragment of rows goes
 // tile:    64 queries x GROUP_KEYS keys per group and block; 93 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and

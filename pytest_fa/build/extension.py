@@ -6,6 +6,7 @@ an edited header; here the files that ninja saw are hashed, as for every other l
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -64,6 +65,7 @@ def find_extension_toolchain(cache: Path, variant: Variant) -> Toolchain:
     return msgspec.structs.replace(compilers, beside=beside)
 
 
+@functools.cache
 def find_torch() -> Torch:
     """Raises `ToolchainError` where torch is not installed."""
     spec = find_spec("torch")

@@ -59,8 +59,16 @@ def _portable(line: bytes, root: Path | None) -> bytes:
 
 def profile_path(folder: Path, record: Record) -> Path:
     """The file that keeps a record's variant on its GPU."""
-    name = re.sub(r"[^A-Za-z0-9_.-]", "-", record.variant)
-    return folder / gpu_folder(record.environment.gpu) / f"{name}.jsonl"
+    return folder / gpu_folder(record.environment.gpu) / _file_name(record.variant)
+
+
+def _saved_paths(folder: Path, variant: str) -> list[Path]:
+    """A variant's files of every GPU."""
+    return sorted(folder.glob(f"*/{_file_name(variant)}"))
+
+
+def _file_name(variant: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", variant) + ".jsonl"
 
 
 def read_records(path: Path) -> list[Record]:
@@ -85,13 +93,19 @@ def _foreign_lines(path: Path) -> list[bytes]:
 
 
 def stale_variants(records: list[Record], folder: Path) -> list[str]:
-    """Variants whose committed records were measured with other machine code than this run's."""
+    """Variants whose saved records, on whatever GPU, were measured with other machine code than this run's.
+
+    A run without a GPU compiles as well, and so it tells.
+    """
     now = {
         (each.variant, leaf.arch): leaf.code_identity for each in records for leaf in each.leaves if leaf.code_identity
     }
     stale = []
-    for path, variant in {profile_path(folder, record): record.variant for record in records}.items():
-        saved = {(leaf.arch, leaf.code_identity) for each in read_records(path) for leaf in each.leaves}
+    for variant in dict.fromkeys(record.variant for record in records):
+        paths = _saved_paths(folder, variant)
+        saved = {
+            (leaf.arch, leaf.code_identity) for path in paths for each in read_records(path) for leaf in each.leaves
+        }
         if any(now.get((variant, arch), identity) != identity for arch, identity in saved if identity):
             stale.append(variant)
     return stale
@@ -101,7 +115,7 @@ def saved_launches(folder: Path, variants: list[str]) -> dict[tuple[str, str], L
     """How saved records of these variants launched their kernels, whatever the GPU, by variant and mangled name."""
     found: dict[tuple[str, str], LaunchedKernel] = {}
     for name in variants:
-        for path in sorted(folder.glob(f"*/{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}.jsonl")):
+        for path in _saved_paths(folder, name):
             speeds = (each.speed for each in read_records(path) if each.speed)
             found.update({(name, launch.mangled): launch for speed in speeds for launch in speed.launches})
     return found

@@ -9,6 +9,7 @@ import torch
 
 from pytest_fa.catalog.variant import Call, Constant
 from pytest_fa.errors import UnsupportedCase
+from pytest_fa.run import module
 from pytest_fa.run.adapter import adapted
 
 SCALE = 0.25  # of head_dim 16
@@ -106,3 +107,25 @@ def test_tensors_that_are_not_contiguous_are_refused_where_that_is_said() -> Non
     forward(q, k, v, scale=SCALE)
     with pytest.raises(UnsupportedCase, match="k is not contiguous in bhsd"):
         forward(q, k.transpose(1, 2).contiguous().transpose(1, 2), v, scale=SCALE)
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [
+        (RuntimeError("q must be a CUDA tensor"), UnsupportedCase),
+        (RuntimeError("CUDA error: invalid configuration argument"), RuntimeError),
+        (torch.OutOfMemoryError("no memory is left"), torch.OutOfMemoryError),
+        (ValueError("scale"), ValueError),
+    ],
+)
+def test_an_extension_refuses_and_cuda_fails(problem: Exception, expected: type[Exception]) -> None:
+    """What a TORCH_CHECK says is a refusal; a launch that failed is none, however it comes."""
+
+    def raising(*_arguments: Any, **_keywords: Any) -> torch.Tensor:
+        raise problem
+
+    q, k, v, _ = tensors()
+    with pytest.raises(expected) as caught:
+        module._refusing(raising)(q, k, v, scale=SCALE)
+    assert caught.type is expected
+    assert str(problem) in str(caught.value)
