@@ -86,7 +86,8 @@ class Target(NamedTuple):
 def profile(tool: Tool, target: Target, preset_name: str, wanted: Preset) -> Profile:
     """Run the target under ncu and read its report.  Never raises for what ncu does."""
     target.stem.parent.mkdir(parents=True, exist_ok=True)
-    status, log, ran, dropped = _run(tool, target, wanted)
+    status, log, ran, refused = _run(tool, target, wanted)
+    asked = _without(wanted, refused)
     kernels: tuple[ProfiledKernel, ...] = ()
     read_by = ""
     if status == "ok":
@@ -97,9 +98,9 @@ def profile(tool: Tool, target: Target, preset_name: str, wanted: Preset) -> Pro
         preset=preset_name,
         tool=tool.title,
         seconds=ran.seconds,
-        command=tuple(_command(tool, target, _without(wanted, dropped))),
+        command=tuple(_command(tool, target, asked)),
         kernels=_trimmed(kernels, wanted),
-        dropped=dropped,
+        dropped=(*refused, *_not_counted(kernels, asked)),
         read_by=read_by,
         report=_if_there(target.report),
         table=_if_there(target.table),
@@ -108,24 +109,22 @@ def profile(tool: Tool, target: Target, preset_name: str, wanted: Preset) -> Pro
 
 
 def _run(tool: Tool, target: Target, wanted: Preset) -> tuple[ProfileStatus, str, Ran, tuple[str, ...]]:
-    """The status, ncu's words, the run, and the counters that this chip lacks.
+    """The status, ncu's words, the run, and the counters that ncu refused to look for.
 
     Run again without counters that ncu does not know, and without other libraries where it could not connect.
     """
-    dropped: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     environment = tool.environment
     ran, log = _attempt(tool, target, wanted, environment)
     status = _status(ran, log)
-    if status == "bad-metric" and (dropped := unknown_metrics(log, wanted.metrics)):
-        ran, log = _attempt(tool, target, _without(wanted, dropped), environment)
+    if status == "bad-metric" and (refused := unknown_metrics(log, wanted.metrics)):
+        ran, log = _attempt(tool, target, _without(wanted, refused), environment)
         status = _status(ran, log)
     if status == "no-connection":
         without = {**environment, "CUDA_INJECTION64_PATH": "none"}
-        ran, log = _attempt(tool, target, _without(wanted, dropped), without)
+        ran, log = _attempt(tool, target, _without(wanted, refused), without)
         status = _status(ran, log)
-    if status == "ok":
-        dropped += unknown_metrics(log, _without(wanted, dropped).metrics)  # those that it "could not access"
-    return status, log, ran, dropped
+    return status, log, ran, refused
 
 
 def _if_there(path: Path) -> str | None:
@@ -235,6 +234,11 @@ def read_by_module(report: Path, folder: str) -> tuple[ProfiledKernel, ...] | No
     if ran.return_code != 0:
         return None
     return msgspec.json.decode(ran.stdout, type=tuple[ProfiledKernel, ...])
+
+
+def _not_counted(kernels: tuple[ProfiledKernel, ...], asked: Preset) -> tuple[str, ...]:
+    """What the report does not hold: ncu leaves a counter out in silence, or says that it "could not access" it."""
+    return tuple(name for name in asked.metrics if kernels and all(name not in each.counters for each in kernels))
 
 
 def _trimmed(kernels: tuple[ProfiledKernel, ...], wanted: Preset) -> tuple[ProfiledKernel, ...]:

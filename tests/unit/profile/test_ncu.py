@@ -75,7 +75,18 @@ def test_each_failure_is_said_in_a_sentence(fakes: Path, target: Target, happeni
 def test_a_counter_that_the_chip_lacks_is_dropped_and_named(fakes: Path, target: Target) -> None:
     """The run is repeated without it."""
     found = run(fakes, target, (8, 6), FAKE_NCU="bad-metric")
-    assert ("ok", (presets.TENSOR_HMMA,)) == (found.status, found.dropped)
+    assert ("ok", presets.TENSOR_HMMA) == (found.status, found.dropped[0])
+    assert presets.TENSOR_HMMA not in " ".join(found.command)
+
+
+def test_a_counter_left_out_in_silence_is_named(fakes: Path, target: Target) -> None:
+    """Each that was asked for is in the report or among the dropped, and none is both."""
+    found = run(fakes, target)
+    asked = presets.preset("verdict", (9, 0)).metrics
+    counted = {name for each in found.kernels for name in each.counters}
+    assert found.dropped
+    assert {*asked} == {*found.dropped, *counted} & {*asked}
+    assert not counted & {*found.dropped}
 
 
 def test_a_bad_counter_that_nobody_names_ends_it(fakes: Path, target: Target) -> None:

@@ -186,6 +186,12 @@ def test_a_timing_without_a_check_is_not_judged() -> None:
     assert expected == (row.verdict, row.device_us)
 
 
+def test_properties_are_counted() -> None:
+    """Their case is in no suite, so nothing else is in its row."""
+    assert only(record(kind="property"), record(kind="property")).verdict == "ok 2/2"
+    assert only(record(kind="property"), record(kind="property", outcome="wrong")).verdict == "WRONG 1/2"
+
+
 def test_an_unjudged_record_is_not_counted() -> None:
     """A record that came through without a check adds nothing to the count of those that have one."""
     assert only(record(check=OK), record(kind="speed", speed=speed(1.0))).verdict == "ok 1/1"
