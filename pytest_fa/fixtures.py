@@ -138,12 +138,11 @@ def _device_of(variant: Variant) -> str:
 
 
 @pytest.fixture
-def fa_truth(request: pytest.FixtureRequest, fa_inputs: Inputs) -> Truth:
+def fa_truth(request: pytest.FixtureRequest, fa_case: Case, fa_inputs: Inputs) -> Truth:
     """float64 attention on `fa_inputs` (`.out`) and what an ideal kernel of the same precision gives (`.yardstick`)."""
-    from pytest_fa.judge.policies import READS_SPREAD  # noqa: PLC0415  # torch: only for in-process tests
-    from pytest_fa.judge.truth import make_truth  # noqa: PLC0415
+    from pytest_fa.judge.oracle import truth_of  # noqa: PLC0415  # torch: only for in-process tests
 
-    return make_truth(fa_inputs, with_spread=_policy(request) in READS_SPREAD)
+    return truth_of(fa_case.computes, fa_inputs, (), _policy(request))
 
 
 def _variant(request: pytest.FixtureRequest) -> Variant | None:
@@ -167,31 +166,34 @@ def _read_marker(read: Callable[[pytest.Item], T], node: pytest.Item) -> T:
 
 
 @pytest.fixture
-def fa_check(request: pytest.FixtureRequest, fa_inputs: Inputs) -> Callable[[torch.Tensor], Check]:
+def fa_check(request: pytest.FixtureRequest, fa_case: Case, fa_inputs: Inputs) -> Callable[[torch.Tensor], Check]:
     """`fa_check(out)`: judge an output by the tolerance policy; fails the test with every bound, or returns the check.
 
     Truth is computed inside, after the kernel has run, from `fa_inputs` as they are by then.
     """
-    return lambda out: _judge(request, fa_inputs, [out])
+    return lambda out: _judge(request, fa_case, fa_inputs, [out])
 
 
-def _judge(request: pytest.FixtureRequest, inputs: Inputs, outputs: Iterable[torch.Tensor], where: str = "") -> Check:
+def _judge(
+    request: pytest.FixtureRequest, case: Case, inputs: Inputs, outputs: Iterable[torch.Tensor], where: str = ""
+) -> Check:
     """The check of the last output; the test fails with every bound of the first that is wrong."""
     from pytest_fa.errors import WrongResult  # noqa: PLC0415
     from pytest_fa.judge.check import judge, require_output  # noqa: PLC0415  # torch: only for in-process tests
-    from pytest_fa.judge.policies import READS_SPREAD  # noqa: PLC0415
-    from pytest_fa.judge.truth import make_truth  # noqa: PLC0415
+    from pytest_fa.judge.oracle import truth_of  # noqa: PLC0415
     from pytest_fa.report.failure import check_lines  # noqa: PLC0415
+    from pytest_fa.run.inputs import poisoned_output  # noqa: PLC0415
 
     variant, policy = _variant(request), _policy(request)
-    truth = make_truth(inputs, variant.rounds if variant else (), with_spread=policy in READS_SPREAD)
+    truth = truth_of(case.computes, inputs, variant.rounds if variant else (), policy)
+    like = poisoned_output(inputs, case.computes)
     for out in outputs:
         try:
-            found = judge(require_output(out, inputs), truth, policy)
+            found = judge(require_output(out, like), truth, policy)
         except WrongResult as problem:
             pytest.fail(f"{problem}{where}", pytrace=False)
         if not found.passed:
-            pytest.fail(f"wrong result{where}\n" + "\n".join(check_lines(found)), pytrace=False)
+            pytest.fail(f"wrong result{where}\n" + "\n".join(check_lines(found, case.computes)), pytrace=False)
     return found
 
 
@@ -225,7 +227,7 @@ class FaBenchmark:
             speed, outputs = measure(forward, case, inputs, case.id)
         variant = _variant(self._request)
         if variant is None or variant.is_judged:
-            _judge(self._request, inputs, outputs, " in an output of the timed calls")
+            _judge(self._request, case, inputs, outputs, " in an output of the timed calls")
         self.record(speed, case)
         return speed
 

@@ -53,8 +53,10 @@ class NoVerdict(FaError):
 def question_of(session: Session, variant: Variant, ratio: float) -> Question:
     """What a gate at `ratio` asks, against whom `--fa-gate-baseline` names, on every shape of the run.
 
-    Raises `CannotRun` where the variant takes none of the cases.
+    Raises `CannotRun` where the variant takes none of the cases, or is a probe, which has no baseline.
     """
+    if not variant.may_be_gated:
+        raise Refused(f"{variant.name} is never gated: role {variant.role}, computes {variant.computes}")
     first: dict[str, Case] = {}
     refused: dict[str, str] = {}
     for case in session.plan.cases_of(variant):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Tolerance
 from pytest_fa.errors import DeviceLost, FaError, LaunchError, UnsupportedCase, WrongResult
 from pytest_fa.jobs import (
@@ -28,12 +29,12 @@ from pytest_fa.jobs import (
 )
 from pytest_fa.judge.check import judge, require_output
 from pytest_fa.judge.diagnosis import diagnose
+from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.own_work import require_own_work
-from pytest_fa.judge.policies import READS_SPREAD
 from pytest_fa.judge.properties import PROPERTIES
 from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import Subject
-from pytest_fa.judge.truth import Truth, make_truth
+from pytest_fa.judge.truth import Truth
 from pytest_fa.judge.witnesses import hear
 from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.contest import Blocks, Opened, Runner, contest
@@ -70,8 +71,8 @@ def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
         with stages("launch"):
             device = open_device(job.device)
             workspaces = Workspaces()
-            forward = scope.enter_context(open_forward(job.variant, job.library, workspaces))
-            launch = CheckedLaunch(forward, make_inputs(job.case, device), workspaces)
+            forward = scope.enter_context(open_forward(job.variant, job.library, workspaces, job.case.computes))
+            launch = CheckedLaunch(forward, make_inputs(job.case, device), workspaces, job.case.computes)
             for _ in range(job.warm_ups):
                 stages.watch()
                 launch.once(f"warm_up-{job.slug}")
@@ -82,12 +83,11 @@ def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
                 PROPERTIES[job.property_name](Subject(job, forward, device, stages.watch))
         elif job.judge:
             with stages("sanity"):
-                found.out = require_output(found.out, launch.inputs).clone()  # the next call writes over it
+                found.out = require_output(found.out, launch.given).clone()  # the next call writes over it
                 launch.require_untouched()
                 _repeat(job, launch, found, stages)
                 stages.wait()
-                with_spread = job.policy in READS_SPREAD
-                found.truth = make_truth(launch.untouched, job.variant.rounds, with_spread=with_spread)
+                found.truth = truth_of(job.case.computes, launch.untouched, job.variant.rounds, job.policy)
                 found.check = judge(found.out, found.truth, job.policy)
                 _require_finite(found.check)
             with stages("correct"):
@@ -98,7 +98,7 @@ def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
                 measured, outputs = measure(forward, job.case, launch.inputs, job.slug, stages.watch)
                 launch.require_untouched()
                 if job.judge:
-                    _judge_timed(outputs, found, launch.inputs, job.policy)
+                    _judge_timed(outputs, found, job.policy)
                 found.speed = measured
         return found.result("ok", "", stages)
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; each becomes a named outcome
@@ -135,7 +135,7 @@ def run_gate(job: GateJob, tell: Tell = lambda _: None) -> GateResult:
                 arms = [Runner(_opener(arm), each.case, inputs, l2, stages.watch) for arm in sides]
                 blocks = contest((arms[0], arms[1], arms[2]), job.seed + index, clocks.is_slowed)
                 stages.wait()
-                _judge_arms(arms, sides, inputs, job.policy)
+                _judge_arms(arms, sides, each.case.computes, inputs, job.policy)
                 found.append(_contest_blocks(blocks, arms))
         return GateResult("ok", "", tuple(found))
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; each becomes a named outcome
@@ -156,7 +156,7 @@ def run_busy(job: BusyJob, tell: Tell = lambda _: None) -> BusyResult:
     try:
         stages.wait()
         open_device("cuda")
-        with open_forward(job.variant, job.library) as forward:
+        with open_forward(job.variant, job.library, computes=job.case.computes) as forward:
             busy, missing = profile_busy(forward, job.case, make_inputs(job.case, device), stages.watch)
         return BusyResult(busy, missing)
     except Exception as problem:  # noqa: BLE001  # what it does wrong is another job's to say
@@ -172,13 +172,15 @@ def _opener(arm: Arm) -> Opened:
     return lambda: nullcontext(forward)
 
 
-def _judge_arms(arms: list[Runner], sides: tuple[Arm, ...], inputs: Inputs, policy: Tolerance) -> None:
+def _judge_arms(
+    arms: list[Runner], sides: tuple[Arm, ...], computes: Computes, inputs: Inputs, policy: Tolerance
+) -> None:
     """Every output that a timed call left is right: what computes nothing is fast."""
     for arm, side in zip(arms, sides, strict=True):
         each_policy = policy if side is sides[0] else side.variant.tolerance
-        truth = make_truth(inputs, side.variant.rounds, with_spread=each_policy in READS_SPREAD)
+        truth = truth_of(computes, inputs, side.variant.rounds, each_policy)
         for out in arm.rotation.outputs:
-            check = judge(require_output(out, inputs), truth, each_policy)
+            check = judge(require_output(out, arm.rotation.given[0]), truth, each_policy)
             if not check.passed:
                 raise WrongResult("timed outputs", f"{side.variant.name}: {check.complaint} in an output of the gate")
         arm.rotation.require_untouched()
@@ -252,7 +254,7 @@ def _repeat(job: CaseJob, launch: CheckedLaunch, found: Findings, stages: Stages
     assert found.out is not None  # noqa: S101  # it was launched
     if job.repeats != 0:
         found.repeats, found.farthest = repeat(
-            lambda: require_output(launch.again(), launch.inputs),
+            lambda: require_output(launch.again(), launch.given),
             found.out,
             job.repeats,
             launch.dirt_missing,
@@ -280,12 +282,12 @@ def _judge_again(out: torch.Tensor, found: Findings, policy: str, where: str, ca
     _require_passed(found.check, where, caught_by)
 
 
-def _judge_timed(outputs: Iterable[torch.Tensor], found: Findings, inputs: Inputs, policy: str) -> None:
+def _judge_timed(outputs: Iterable[torch.Tensor], found: Findings, policy: str) -> None:
     """Judge what the timed calls left; one that is the judged output bit by bit needs no second look."""
     assert found.out is not None  # noqa: S101  # a judged job has it
     bits = found.out.view(torch.int16)
     for each in outputs:
-        out = require_output(each, inputs)
+        out = require_output(each, found.out)
         if not torch.equal(out.view(torch.int16), bits):
             _judge_again(out, found, policy, " in an output of the timed calls", "timed outputs")
 
@@ -295,7 +297,8 @@ def _diagnose(job: CaseJob, found: Findings, launch: CheckedLaunch) -> Diagnosis
     assert found.out is not None and found.truth and found.check  # noqa: S101, PT018  # the caller looked
     try:
         witnesses = hear(job.witnesses, launch.untouched, found.truth, job.policy)
-        return diagnose(found.out, found.truth, launch.untouched, found.check, found.repeats, witnesses)
+        known = found.out, found.truth, launch.untouched, found.check, found.repeats, witnesses
+        return diagnose(*known, job.case.computes)
     except Exception as problem:  # noqa: BLE001
         return Diagnosis((), f"not diagnosed: {problem}", (), "")
 

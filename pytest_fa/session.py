@@ -114,6 +114,7 @@ class Session:
             fits=fits,
             sanitizers=options.sanitizers,
         )
+        _require_fit_for_probes(options, plan)
         if options.tolerance == "absolute" and (other := plan.fitted_to("bf16")):
             raise UsageProblem(
                 f"--fa-tolerance=absolute judges fp16 only; {other.name} takes bf16 alone (use measured)"
@@ -131,7 +132,7 @@ class Session:
     @property
     def _fits(self) -> Fits:
         """What of a suite's case may be changed to what a variant takes: not what was asked for."""
-        return ("head_dim", "layout") if self.options.dtypes else EVERYTHING
+        return ("head_dim", "layout", "shape") if self.options.dtypes else EVERYTHING
 
     @functools.cached_property
     def gate_baseline(self) -> Variant | None:
@@ -162,7 +163,7 @@ class Session:
         gpu = find_gpu()
         machine = "{} (sm_{}{}, driver {})".format(gpu.name, *gpu.compute_capability, gpu.driver) if gpu else "no GPU"
         of = len(self.catalog.variants) + len(self.catalog.broken)
-        chosen, cases = len(self.plan.chosen), len(self.plan.cases)
+        chosen, cases = len(self.plan.chosen), len(self.plan.asked)
         return f"fa: {machine}; {chosen} of {of} variants; {cases} case{'s' * (cases != 1)}"
 
     @property
@@ -470,6 +471,18 @@ class Session:
         if kind == "profile":
             return ["--ncu", f"--ncu-set={self.options.ncu_set}"]
         return [f"--fa-sanitize={','.join(self.options.sanitizers)}"] if kind == "sanitize" else []
+
+
+def _require_fit_for_probes(options: Options, plan: Plan) -> None:
+    """Raise `UsageProblem` where probes are held to what is attention's: another policy, a gate with nothing else."""
+    chosen = [each for each in plan.runnable if plan.is_chosen(each)]
+    scorer = next((each.name for each in chosen if each.computes == "scores"), None)
+    if scorer and options.tolerance not in (None, "measured"):
+        text = f"--fa-tolerance={options.tolerance} judges attention; {scorer} computes scores (use measured)"
+        raise UsageProblem(text)
+    probe = next((each.name for each in chosen if each.role == "probe"), None)
+    if probe and options.gate is not None and not plan.gated:
+        raise UsageProblem(f"--fa-gate: {probe} is a probe, which has no baseline, and nothing else can be gated")
 
 
 def _failed_build(message: str) -> CaseResult:

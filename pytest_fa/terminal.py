@@ -184,7 +184,8 @@ def list_variants(session: Session) -> None:
         dims = ", ".join(map(str, each.supports.head_dim))
         arches = ", ".join(each.arch) or ", ".join(each.supports.device)
         dtypes = ", ".join(each.supports.dtype)
-        table.add_row(each.name, each.role, each.entry.kind, arches, dtypes, dims, escape(each.step))
+        role = each.role if each.computes == "attention" else f"{each.role} of {each.computes}"
+        table.add_row(each.name, role, each.entry.kind, arches, dtypes, dims, escape(each.step))
     console = Console(width=max(Console().width, LIST_WIDTH))
     console.print(table)
     for broken in session.catalog.broken.values():

@@ -45,6 +45,22 @@ PYTHON_MANIFEST = (
     + 'entry: {kind: python, target: "entry:forward"}\nsupports: {device: [cpu, cuda], causal: [none, top_left]}\n'
 )
 
+# Scores by the book, and the manifest of a probe that computes nothing else.
+SCORES_SOURCE = """\
+import torch
+
+
+def forward(q, k, v, *, scale, causal="none", out=None):
+    result = (q.float() @ k.float().transpose(2, 3) * scale).to(q.dtype)
+    return result if out is None else out.copy_(result)
+"""
+
+SCORES_MANIFEST = (
+    MANIFEST
+    + "role: probe\ncomputes: scores\ncases: [b1h1s4d4-fp16, b1h1s32d64-fp16-sk64]\n"
+    + 'entry: {kind: python, target: "entry:forward"}\nsupports: {device: [cpu, cuda], head_dim: [64, 4]}\n'
+)
+
 # Compiles in a second and writes zeros: enough for everything that the builder does.
 CUDA_SOURCE = """\
 #include "fa_forward.h"

@@ -73,9 +73,12 @@ FaStrides Strides(const TensorView& tensor) {
   return {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)};
 }
 
+// What `out` holds: attention, [batch, heads, seq_q, head_dim], or its scores alone, [batch, heads, seq_q, seq_k].
+enum class Out { kAttention, kScores };
+
 // Sizes, strides and pointers of one call, checked.
-FaForwardArgs Describe(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out, double scale,
-                       int64_t causal) {
+FaForwardArgs Describe(Out holds, const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
+                       double scale, int64_t causal) {
   CheckTensor(q, "q", 4, q);
   CheckTensor(k, "k", 4, q);
   CheckTensor(v, "v", 4, q);
@@ -84,7 +87,7 @@ FaForwardArgs Describe(const TensorView& q, const TensorView& k, const TensorVie
   const int64_t kv_heads = k.size(1), seq_k = k.size(2);
   CheckShape(k, "k", {batch, kv_heads, seq_k, head_dim});
   CheckShape(v, "v", {batch, kv_heads, seq_k, head_dim});
-  CheckShape(out, "out", {batch, heads, seq_q, head_dim});
+  CheckShape(out, "out", {batch, heads, seq_q, holds == Out::kScores ? seq_k : head_dim});
   FA_REQUIRE(batch > 0 && heads > 0 && seq_q > 0 && head_dim > 0, ValueError, "q is %s: no axis of it may be empty",
              Shape(q).c_str());
   FA_REQUIRE(kv_heads > 0 && heads % kv_heads == 0, ValueError, "%lld heads cannot share %lld key/value heads evenly",
@@ -138,9 +141,10 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
+template <Out HOLDS>
 void Forward(TensorView q, TensorView k, TensorView v, TensorView out, Optional<TensorView> lse,
              Optional<TensorView> workspace, double scale, int64_t causal) {
-  FaForwardArgs args = Describe(q, k, v, out, scale, causal);
+  FaForwardArgs args = Describe(HOLDS, q, k, v, out, scale, causal);
   char message[512] = "";
   args.message = message;
   args.message_bytes = sizeof(message);
@@ -169,8 +173,9 @@ void Forward(TensorView q, TensorView k, TensorView v, TensorView out, Optional<
   TVM_FFI_THROW(RuntimeError) << Format("launch failed: %s: %s", cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
+template <Out HOLDS>
 int64_t WorkspaceBytes(TensorView q, TensorView k, TensorView v, TensorView out, double scale, int64_t causal) {
-  const FaForwardArgs args = Describe(q, k, v, out, scale, causal);
+  const FaForwardArgs args = Describe(HOLDS, q, k, v, out, scale, causal);
   DeviceGuard guard(q.device().device_id);
   return fa_workspace_bytes == nullptr ? 0 : static_cast<int64_t>(fa_workspace_bytes(&args));
 }
@@ -179,6 +184,8 @@ bool NeedsWorkspace() { return fa_workspace_bytes != nullptr; }
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, Forward);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(workspace_bytes, WorkspaceBytes);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, Forward<Out::kAttention>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(workspace_bytes, WorkspaceBytes<Out::kAttention>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(scores, Forward<Out::kScores>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(scores_workspace_bytes, WorkspaceBytes<Out::kScores>);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(needs_workspace, NeedsWorkspace);

@@ -1,4 +1,4 @@
-"""A case: one attention problem with its data seed, and the id that names it everywhere."""
+"""A case: one attention problem, or the scores of one, with its data seed, and the id that names it everywhere."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from pytest_fa.errors import UsageProblem
 Dtype = Literal["fp16", "bf16"]
 Causal = Literal["none", "top_left", "bottom_right"]
 Layout = Literal["bhsd", "bshd"]
+Computes = Literal["attention", "scores"]
 
 DTYPES: tuple[str, ...] = ("fp16", "bf16")
 LARGEST = 2**31 - 1
-GRAMMAR = "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd]-seed<N>"
+GRAMMAR = "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd][-scores]-seed<N>"
+# What the axes of an output count.
+AXES: dict[Computes, tuple[str, str, str, str]] = {
+    "attention": ("batch", "head", "query", "dim"),
+    "scores": ("batch", "head", "query", "key"),
+}
 
 _ID = re.compile(
     r"b(?P<batch>\d+)h(?P<heads>\d+)s(?P<seq_q>\d+)d(?P<head_dim>\d+)"
@@ -25,6 +31,7 @@ _ID = re.compile(
     r"(?:-kv(?P<kv_heads>\d+))?"
     r"(?:-sk(?P<seq_k>\d+))?"
     r"(?P<layout>-bshd)?"
+    r"(?P<scores>-scores)?"
     r"-seed(?P<seed>\d+)"
 )
 _CAUSAL_PART = {"none": "", "top_left": "-causal", "bottom_right": "-causal_br"}
@@ -32,11 +39,12 @@ _CAUSAL_OF: dict[str | None, Causal] = {None: "none", "-causal": "top_left", "-c
 
 
 class Case(msgspec.Struct, frozen=True, order=True):
-    """One attention forward problem.
+    """One attention forward problem, or its scores alone.
 
     Shapes: q and out are [batch, heads, seq_q, head_dim], k and v [batch, kv_heads, seq_k, head_dim]; `layout` says
     how they lie in memory (`bshd`: heads after sequence).  `causal` is aligned to the top-left corner of the score
-    matrix, as SDPA does, or to the bottom-right.
+    matrix, as SDPA does, or to the bottom-right.  Where `computes` is `scores`, out is scale * q k^T, dense, of shape
+    [batch, heads, seq_q, seq_k]; v is there and nobody reads it.
     """
 
     batch: int
@@ -49,6 +57,7 @@ class Case(msgspec.Struct, frozen=True, order=True):
     seq_k: int
     layout: Layout
     seed: int
+    computes: Computes = "attention"
 
     def __str__(self) -> str:
         return self.id
@@ -62,6 +71,7 @@ class Case(msgspec.Struct, frozen=True, order=True):
             + (f"-kv{self.kv_heads}" if self.kv_heads != self.heads else "")
             + (f"-sk{self.seq_k}" if self.seq_k != self.seq_q else "")
             + ("-bshd" if self.layout == "bshd" else "")
+            + ("-scores" if self.computes == "scores" else "")
         )
 
     @property
@@ -84,15 +94,26 @@ class Case(msgspec.Struct, frozen=True, order=True):
 
     @property
     def flops_per_call(self) -> int:
-        """Floating-point operations of the two matrix products, the visible part only: 4 * B * H * pairs * D."""
-        return 4 * self.batch * self.heads * self.visible_pairs * self.head_dim
+        """Floating-point operations of the matrix products, the visible part only: 2 * B * H * pairs * D for each.
+
+        Attention has two, scores are one.
+        """
+        products = 1 if self.computes == "scores" else 2
+        return 2 * products * self.batch * self.heads * self.visible_pairs * self.head_dim
 
     @property
     def bytes_per_call(self) -> int:
-        """Bytes moved if each of q, k, v and out is touched once."""
-        query_side = 2 * self.batch * self.heads * self.seq_q * self.head_dim
-        key_side = 2 * self.batch * self.kv_heads * self.seq_k * self.head_dim
-        return 2 * (query_side + key_side)
+        """Bytes moved if each of q, k, v and out is touched once; scores read no v."""
+        of_q = 2 * self.batch * self.heads * self.seq_q * self.head_dim
+        of_k = 2 * self.batch * self.kv_heads * self.seq_k * self.head_dim
+        of_v = 0 if self.computes == "scores" else of_k
+        return of_q + of_k + of_v + 2 * math.prod(self.out_shape)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        """The output's shape: a row of head_dim for each query, of seq_k where the scores are computed."""
+        columns = self.seq_k if self.computes == "scores" else self.head_dim
+        return (self.batch, self.heads, self.seq_q, columns)
 
     def with_seed(self, seed: int) -> Case:
         """The same shape with other data."""
@@ -101,6 +122,10 @@ class Case(msgspec.Struct, frozen=True, order=True):
     def with_dtype(self, dtype: Dtype) -> Case:
         """The same shape in another dtype."""
         return msgspec.structs.replace(self, dtype=dtype)
+
+    def computing(self, computes: Computes) -> Case:
+        """The same shape and data, of which something else is computed."""
+        return msgspec.structs.replace(self, computes=computes)
 
 
 def parse_case(text: str) -> Case:
@@ -129,12 +154,15 @@ def parse_case(text: str) -> Case:
         seq_k=int(found["seq_k"] or found["seq_q"]),
         layout="bshd" if found["layout"] else "bhsd",
         seed=int(found["seed"]),
+        computes="scores" if found["scores"] else "attention",
     )
     for name in ("batch", "heads", "seq_q", "head_dim", "kv_heads"):
         if getattr(case, name) < 1:
             raise UsageProblem(f"case {text!r}: {name} is {getattr(case, name)}; it must be at least 1")
     if heads % kv_heads:
         raise UsageProblem(f"case {text!r}: {heads} heads cannot share {kv_heads} key/value heads evenly")
+    if case.computes == "scores" and case.causal != "none":
+        raise UsageProblem(f"case {text!r}: scores have no mask; drop {_CAUSAL_PART[case.causal]}")
     if case.id != text:
         raise UsageProblem(f"case {text!r} is not in its shortest form; write {case.id!r}")
     return case

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Entry, Kind, Supports
 
 FORMS: dict[Kind, str] = {"python": r"[\w.]+:\w+", "torch": r"\w+(::\w+)?"}
@@ -23,12 +24,12 @@ KINDS_OF: dict[str, tuple[Kind, ...]] = {
 SOURCE_SUFFIXES = (".cu", ".cpp", ".cc", ".cxx", ".c")
 
 
-def entry_problem(entry: Entry, supports: Supports, folder: Path) -> str | None:
+def entry_problem(entry: Entry, supports: Supports, folder: Path, computes: Computes = "attention") -> str | None:
     """The first thing that is wrong: the key, the value found, what is allowed.  None where all is well."""
-    return next(_problems(entry, supports, folder), None)
+    return next(_problems(entry, supports, folder, computes), None)
 
 
-def _problems(entry: Entry, supports: Supports, folder: Path) -> Iterator[str]:
+def _problems(entry: Entry, supports: Supports, folder: Path, computes: Computes) -> Iterator[str]:
     for key, kinds in KINDS_OF.items():
         if getattr(entry, key) and entry.kind not in kinds:
             yield f"entry.{key} is for kind {' or '.join(kinds)}, this one is {entry.kind}"
@@ -37,7 +38,7 @@ def _problems(entry: Entry, supports: Supports, folder: Path) -> Iterator[str]:
         value = getattr(entry, key)
         if not re.fullmatch(FORMS[entry.kind], value) and (value or key == "target"):
             yield f"entry.{key} is {value!r}; a {entry.kind} entry's is {EXAMPLES[entry.kind]}"
-    yield from _call_problems(entry, supports)
+    yield from _call_problems(entry, supports, computes)
 
 
 def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
@@ -59,12 +60,12 @@ def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
             yield f"entry.include is {each!r}, and there is no such folder"
 
 
-def _call_problems(entry: Entry, supports: Supports) -> Iterator[str]:
-    """A call says enough: every tensor, and the mask wherever there is a choice of one."""
+def _call_problems(entry: Entry, supports: Supports, computes: Computes) -> Iterator[str]:
+    """A call says enough: every tensor that is read, and the mask wherever there is a choice of one."""
     call = entry.call
     if call is None:
         return
-    for word in ("q", "k", "v"):
+    for word in ("q", "k") if computes == "scores" else ("q", "k", "v"):
         if not call.passes(word):
             yield f"entry.call does not pass {word!r}"
     if call.returns is not None and call.passes("out"):

@@ -1,7 +1,8 @@
-"""A suite's case as a variant takes it: suites are about lengths, masks and heads."""
+"""A suite's cases as a variant takes them: suites are about lengths, masks and heads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -9,8 +10,28 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 
-Fits = tuple[Literal["dtype", "head_dim", "layout"], ...]
-EVERYTHING: Fits = ("dtype", "head_dim", "layout")
+Fits = tuple[Literal["dtype", "head_dim", "layout", "shape"], ...]
+EVERYTHING: Fits = ("dtype", "head_dim", "layout", "shape")
+
+
+def cases_for(variant: Variant, cases: tuple[Case, ...], fits: Fits) -> tuple[Case, ...]:
+    """The cases as `variant` takes them, each once.
+
+    Each asks for what the variant computes, unless it names something else itself.  A variant with shapes of its own
+    gets those, with the seeds of `cases`, where `fits` has `shape`.
+    """
+    asked: Iterable[Case] = _own(variant, cases, fits) if variant.cases and "shape" in fits else cases
+    named = (case if case.computes != "attention" else case.computing(variant.computes) for case in asked)
+    return tuple(dict.fromkeys(fitted(variant, case, fits) for case in named))
+
+
+def _own(variant: Variant, cases: tuple[Case, ...], fits: Fits) -> Iterable[Case]:
+    """The variant's own shapes with every seed; in the dtypes of `cases` where those are not to be changed."""
+    seeds = dict.fromkeys(case.seed for case in cases)
+    dtypes = dict.fromkeys(case.dtype for case in cases)
+    for shape in variant.cases:
+        for each in (shape,) if "dtype" in fits else [shape.with_dtype(dtype) for dtype in dtypes]:
+            yield from (each.with_seed(seed) for seed in seeds)
 
 
 def fitted(variant: Variant, case: Case, fits: Fits) -> Case:

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import msgspec
 import yaml
 
-from pytest_fa.catalog.case import Dtype
+from pytest_fa.catalog.case import Computes, Dtype
 from pytest_fa.catalog.entry import entry_problem
+from pytest_fa.catalog.probe import probe_problem, read_cases
 from pytest_fa.catalog.variant import (
     ARCHES,
     SOME,
@@ -30,7 +31,7 @@ from pytest_fa.catalog.variant import (
     Tolerance,
     Variant,
 )
-from pytest_fa.errors import ManifestError, suggestion
+from pytest_fa.errors import ManifestError, UsageProblem, suggestion
 
 MANIFEST_NAME = "variant.yaml"
 
@@ -48,6 +49,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     defines: Defines = {}
     role: Role | None = None
+    cases: tuple[str, ...] | None = None
     target: str | None = None
     context: str | None = None
     step: str | None = None
@@ -70,6 +72,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expect: str
     parent: str | None = None
     role: Role = "candidate"
+    computes: Computes = "attention"
+    cases: tuple[str, ...] = ()
     entry: Entry = Entry()
     arch: Annotated[tuple[Arch, ...], SOME] = ARCHES
     supports: Supports = Supports()
@@ -99,6 +103,8 @@ def read_manifest(path: Path, root: Path) -> list[Variant]:
         return [_variant(name, member, manifest, path.parent, root) for name, member in members.items()]
     except msgspec.ValidationError as problem:
         raise ManifestError(f"{path}: {_explain(str(problem))}") from None
+    except UsageProblem as problem:
+        raise ManifestError(f"{path}: {problem}") from None
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as problem:
         raise ManifestError(f"{path}: {' '.join(str(problem).split())}") from None
 
@@ -123,7 +129,7 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
     supports = member.supports or manifest.supports
     own = {key: value for key in ("target", "context") if (value := getattr(member, key)) is not None}
     entry = msgspec.structs.replace(manifest.entry, **own)
-    if problem := entry_problem(entry, supports, folder):
+    if problem := entry_problem(entry, supports, folder, manifest.computes):
         raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
     variant = Variant(
         name=name,
@@ -146,7 +152,11 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         expect=member.expect or manifest.expect,
         leaves_out=manifest.leaves_out if member.leaves_out is None else member.leaves_out,
         explained=manifest.explained if member.explained is None else member.explained,
+        computes=manifest.computes,
+        cases=read_cases(manifest.cases if member.cases is None else member.cases, manifest.computes),
     )
+    if problem := probe_problem(variant):
+        raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
     # What leaves a stage out is not judged, so it must say that it is no candidate, and of whom it is a part.
     if variant.leaves_out and (variant.role != "ablation" or variant.parent is None):
         found = f"{name}: leaves_out is {variant.leaves_out!r}, role is {variant.role!r}, parent {variant.parent!r}"

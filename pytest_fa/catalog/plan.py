@@ -7,8 +7,8 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.faults import FAULTS, TWINS
-from pytest_fa.catalog.fit import Fits, fitted
-from pytest_fa.catalog.properties import PROPERTIES
+from pytest_fa.catalog.fit import Fits, cases_for
+from pytest_fa.catalog.properties import properties_of
 from pytest_fa.catalog.variant import COMPANION_ROLES, BrokenVariant, Variant
 
 AnyVariant = Variant | BrokenVariant
@@ -32,7 +32,15 @@ class Plan(msgspec.Struct, frozen=True):
 
     def cases_of(self, variant: Variant) -> tuple[Case, ...]:
         """The run's cases as `variant` takes them."""
-        return tuple(dict.fromkeys(fitted(variant, case, self.fits) for case in self.cases))
+        return cases_for(variant, self.cases, self.fits)
+
+    @property
+    def asked(self) -> tuple[Case, ...]:
+        """The run's cases, where a chosen variant meets those, and the ones that probes bring along."""
+        chosen = [each for each in self.chosen if isinstance(each, Variant)]
+        bringing = [each for each in chosen if each.cases and "shape" in self.fits]
+        given = () if chosen and len(bringing) == len(self.chosen) else self.cases
+        return tuple(dict.fromkeys((*given, *(case for each in bringing for case in self.cases_of(each)))))
 
     def fitted_to(self, dtype: str) -> Variant | None:
         """A chosen variant whose cases were turned to this dtype, which none of the run's has."""
@@ -51,18 +59,22 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def properties(self) -> list[tuple[Variant, str]]:
-        """What `test_property` runs over: every judged variant with every property, unless single cases were named."""
+        """What `test_property` runs over: each judged variant with its properties, unless single cases were named."""
         if not self.with_properties:
             return []
-        return [(each, name) for each in self.runnable if each.is_judged for name in PROPERTIES]
+        return [(each, name) for each in self.runnable if each.is_judged for name in properties_of(each)]
 
     @property
     def timings(self) -> list[tuple[Variant, Case]]:
-        """What `test_speed` runs over: the first seed of every shape, companions of all shapes last."""
+        """What `test_speed` runs over: the first seed of every shape, companions of all shapes last.
+
+        Where scores are asked for, no baseline is a companion: it computes attention.
+        """
         own = [(each, case) for each in self.runnable for case in _first_seeds(self.cases_of(each))]
         shapes = _first_seeds((*self.cases, *(case for _, case in own)))
         names = {each.name for each in self.runnable}
-        return own + [(each, case) for each in self.companions if each.name not in names for case in shapes]
+        beside = [each for each in self.companions if each.name not in names]
+        return own + [(each, case) for each in beside for case in shapes if each.answers(case)]
 
     @property
     def profiles(self) -> list[tuple[Variant, Case]]:
@@ -76,8 +88,8 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def gated(self) -> list[Variant]:
-        """What `test_gate` runs over: every judged variant that was asked for."""
-        return [each for each in self.runnable if each.is_judged and self.is_chosen(each)]
+        """What `test_gate` runs over: every judged variant that was asked for, but probes."""
+        return [each for each in self.runnable if each.may_be_gated and self.is_chosen(each)]
 
     @property
     def faults(self) -> list[Variant]:

@@ -10,7 +10,7 @@ from pytest_fa.catalog.variant import Device, Variant
 # Name to what it promises; `judge.properties` has the code.
 PROPERTIES: dict[str, str] = {
     "hard_data": "large scores, one-hot rows, values of one, shifted keys and keys in another order come out right",
-    "zero_scale": "a scale of zero gives the mean of the values, or is refused",
+    "zero_scale": "a scale of zero is a scale, or is refused: attention gives the mean of the values, scores are zero",
     "negative_scale": "a negative scale is a scale, or is refused",
     "head_independence": "what happens in one head changes no bit in another",
     "contained_nan": "a NaN in one head stays there",
@@ -27,6 +27,9 @@ PROPERTIES: dict[str, str] = {
     "other_device": "a tensor on another GPU than the current one is computed there",
 }
 ON_GPU = frozenset(("streams", "graph_capture", "first_call_in_capture", "many_heads", "far_offsets", "other_device"))
+
+# What is said of weights and values, of which scores alone have none.
+OF_ATTENTION = frozenset(("hard_data",))
 
 # Where a kernel may refuse, or the layout or the machine lack what is needed; elsewhere a refusal is a failure.
 MAY_REFUSE = frozenset(
@@ -46,6 +49,11 @@ MAY_REFUSE = frozenset(
 SEQUENCE = 150  # more than two tiles of 64, and no multiple of anything
 
 
+def properties_of(variant: Variant) -> tuple[str, ...]:
+    """The properties that mean something for what the variant computes."""
+    return tuple(name for name in PROPERTIES if variant.computes == "attention" or name not in OF_ATTENTION)
+
+
 def property_case(variant: Variant, sequence: int = SEQUENCE) -> Case:
     """A small case that the variant takes: several batches, heads and tiles, with a tail where it takes tails."""
     supports = variant.supports
@@ -62,6 +70,7 @@ def property_case(variant: Variant, sequence: int = SEQUENCE) -> Case:
         seq_k=seq_k,
         layout="bhsd" if "bhsd" in supports.layout else supports.layout[0],
         seed=0,
+        computes=variant.computes,
     )
 
 
@@ -74,6 +83,8 @@ def least_lengths(variant: Variant, sequence: int) -> tuple[int, int]:
 
 def applies(name: str, variant: Variant, device: Device) -> bool:
     """Whether a property means anything for this kind of variant on this device."""
+    if name not in properties_of(variant):
+        return False
     if name == "first_call_in_capture" and variant.entry.kind != "cuda":
         return False
     return device == "cuda" or name not in ON_GPU

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pytest_fa.catalog.case import Case, Causal, Dtype, Layout
+from pytest_fa.catalog.case import Case, Causal, Computes, Dtype, Layout
 
 Role = Literal["candidate", "baseline", "floor", "ablation", "probe", "wrong"]
 Kind = Literal["cuda", "torch", "python"]
@@ -120,6 +120,7 @@ class Variant(msgspec.Struct, frozen=True):
 
     `folder` holds its source and manifest, `root` is the kernels folder it was found under.  `defines` are the
     compile-time parameters, in the manifest's order; `instantiations` the (dtype, head_dim) pairs compiled in.
+    `computes` is attention, or the scores of it alone; `cases` are a probe's own shapes, seed 0, in place of a suite's.
     """
 
     name: str
@@ -142,6 +143,8 @@ class Variant(msgspec.Struct, frozen=True):
     deterministic: bool = True
     leaves_out: str = ""
     explained: dict[Sanitizer, Explained] = {}
+    computes: Computes = "attention"
+    cases: tuple[Case, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -155,6 +158,15 @@ class Variant(msgspec.Struct, frozen=True):
     def is_judged(self) -> bool:
         """Whether its output means anything: a floor does no work, and without a stage the result is another."""
         return self.role != "floor" and not self.leaves_out
+
+    @property
+    def may_be_gated(self) -> bool:
+        """Whether it is attention, whole and judged: of a probe there is no baseline."""
+        return self.is_judged and self.role != "probe" and self.computes == "attention"
+
+    def answers(self, case: Case) -> bool:
+        """Whether it computes what the case asks for; a floor, which computes nothing, stands beside anything."""
+        return self.role == "floor" or case.computes == self.computes
 
     def device_for(self, *, gpu: bool) -> Device | None:
         """The device it runs on: the GPU where there is one, else the CPU, else none."""
@@ -170,6 +182,8 @@ class Variant(msgspec.Struct, frozen=True):
 
     def _refusals(self, case: Case):  # type: ignore[no-untyped-def]  # noqa: ANN202  # a generator of sentences
         supports = self.supports
+        if not self.answers(case):
+            yield f"it computes {self.computes}, the case asks for {case.computes}"
         for field in ("dtype", "head_dim", "causal", "layout"):
             value, allowed = getattr(case, field), getattr(supports, field)
             if value not in allowed:

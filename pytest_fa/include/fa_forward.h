@@ -36,7 +36,7 @@ struct FaForwardArgs {
   const void* q; /* [batch, heads,    seq_q, head_dim] */
   const void* k; /* [batch, kv_heads, seq_k, head_dim] */
   const void* v; /* [batch, kv_heads, seq_k, head_dim] */
-  void* out;     /* [batch, heads,    seq_q, head_dim] */
+  void* out;     /* [batch, heads,    seq_q, head_dim]; of a probe that computes scores [batch, heads, seq_q, seq_k] */
   float* lse;    /* [batch, heads, seq_q] natural log of the row's sum, contiguous; NULL if not wanted */
   void* workspace;
   uint64_t workspace_bytes;

@@ -11,11 +11,10 @@ from pytest_fa.judge.places import first_place, place
 from pytest_fa.judge.policies import POLICIES, Errors, rms
 from pytest_fa.judge.truth import Truth
 from pytest_fa.report.record import Check
-from pytest_fa.run.inputs import Inputs
 
 
 def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
-    """Compare `out`, [batch, heads, seq_q, head_dim], with its truth under a tolerance policy.
+    """Compare `out`, [batch, heads, seq_q, head_dim or seq_k], with its truth under a tolerance policy.
 
     A figure that is not finite becomes None, and no bound holds with it.
     """
@@ -43,12 +42,11 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
     )
 
 
-def require_output(out: object, inputs: Inputs) -> torch.Tensor:
-    """The output as a tensor of q's dtype and shape.  Raises `WrongResult` for anything else."""
-    q = inputs.q
-    if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (q.shape, q.dtype):
+def require_output(out: object, like: torch.Tensor) -> torch.Tensor:
+    """The output as a tensor of the dtype and shape of `like`.  Raises `WrongResult` for anything else."""
+    if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (like.shape, like.dtype):
         found = f"{out.dtype} {list(out.shape)}" if isinstance(out, torch.Tensor) else repr(out)
-        raise WrongResult("output", f"the output is {found}, it must be {q.dtype} {list(q.shape)}")
+        raise WrongResult("output", f"the output is {found}, it must be {like.dtype} {list(like.shape)}")
     return out
 
 

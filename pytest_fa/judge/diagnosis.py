@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from pytest_fa.catalog.case import AXES, Computes
+from pytest_fa.judge.scores import score_mistakes
 from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.report.record import Check, Diagnosis, Repeats, Witness
 from pytest_fa.run.inputs import Inputs
@@ -29,19 +31,20 @@ SCALE_FACTORS = (
 
 
 def diagnose(
-    out: torch.Tensor,  # [batch, heads, seq_q, head_dim]
+    out: torch.Tensor,  # [batch, heads, seq_q, head_dim or seq_k]
     truth: Truth,
     inputs: Inputs,
     check: Check,
     repeats: Repeats | None,
     witnesses: tuple[Witness, ...],
+    computes: Computes = "attention",
 ) -> Diagnosis:
     """What can be said about a wrong output beyond its bounds."""
     limit = next((each.allowed for each in check.bounds if each.name == "max"), 2 * check.yardstick_max_error)
     bad = ~((out.double() - truth.out).abs() <= limit)  # [b, h, sq, d]
     return Diagnosis(
         error_map=tuple(_error_map(out, truth, limit)),
-        cause=_cause(out, truth, inputs, bad, repeats),
+        cause=_cause(out, truth, inputs, bad, repeats, computes),
         witnesses=witnesses,
         who_is_off=who_is_off(witnesses),
     )
@@ -82,7 +85,9 @@ def _mark(used: float) -> str:
     return "." if used <= 1 else str(min(9, 1 + int(math.log2(used))))
 
 
-def _cause(out: torch.Tensor, truth: Truth, inputs: Inputs, bad: torch.Tensor, repeats: Repeats | None) -> str:
+def _cause(
+    out: torch.Tensor, truth: Truth, inputs: Inputs, bad: torch.Tensor, repeats: Repeats | None, computes: Computes
+) -> str:
     """The first explanation that fits; empty where none does."""
     poison = torch.full_like(out, float("nan")).view(torch.int16)
     if repeats is not None and repeats.differing:
@@ -90,19 +95,21 @@ def _cause(out: torch.Tensor, truth: Truth, inputs: Inputs, bad: torch.Tensor, r
     elif not bool(bad.any()):
         cause = ""
     elif bool((out.view(torch.int16) == poison)[bad].all()):
-        cause = f"it was never written: the poison is still there, in {_where(bad)}"
+        cause = f"it was never written: the poison is still there, in {_where(bad, computes)}"
     elif not bool(out.isfinite().all()):
-        cause = f"not finite in {_where(bad)}: memory that was never written, a read past an end, or an overflow"
+        place = _where(bad, computes)
+        cause = f"not finite in {place}: memory that was never written, a read past an end, or an overflow"
     else:
-        cause = _mistake(out, truth, inputs) or f"wrong in {_where(bad)}"
+        cause = _mistake(out, truth, inputs, computes) or f"wrong in {_where(bad, computes)}"
     return cause
 
 
-def _mistake(out: torch.Tensor, truth: Truth, inputs: Inputs) -> str:
+def _mistake(out: torch.Tensor, truth: Truth, inputs: Inputs, computes: Computes) -> str:
     """The mistake whose result this output is; empty where it is none that we know."""
-    for name, wrong in _hypotheses(out, inputs):
-        if _explains(wrong(), out, truth):
-            return name
+    if out[..., 0].numel() * inputs.k.shape[2] <= MOST_SCORES:
+        for name, wrong in score_mistakes(inputs) if computes == "scores" else _attention_mistakes(inputs):
+            if _explains(wrong(), out, truth):
+                return name
     gain = float((out.double() * truth.out).sum() / truth.out.square().sum())
     return f"the whole output is {gain:.4g} times what it should be" if _explains(gain * truth.out, out, truth) else ""
 
@@ -112,12 +119,10 @@ def _explains(wrong: torch.Tensor, out: torch.Tensor, truth: Truth) -> bool:
     return bool(left <= EXPLAINED * (out.double() - truth.out).square().mean().sqrt())
 
 
-def _hypotheses(out: torch.Tensor, inputs: Inputs) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """Common mistakes, each with the output that it would give."""
+def _attention_mistakes(inputs: Inputs) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    """Common mistakes of attention, each with the output that it would give."""
     q, k, v, scale, causal = inputs
     keys = k.shape[2]
-    if out[..., 0].numel() * keys > MOST_SCORES:
-        return
 
     def result(changed: Inputs) -> Callable[[], torch.Tensor]:
         return lambda: make_truth(changed).out
@@ -151,10 +156,10 @@ def _one_key_wider(inputs: Inputs) -> torch.Tensor:
     return make_truth(inputs._replace(q=moved)).out[:, :, 1:]
 
 
-def _where(bad: torch.Tensor) -> str:
-    """Which part of [batch, heads, seq_q, head_dim] is bad, in words."""
+def _where(bad: torch.Tensor, computes: Computes) -> str:
+    """Which part of [batch, heads, seq_q, head_dim or seq_k] is bad, in words."""
     parts = []
-    for name, axis in (("batch", 0), ("head", 1), ("query", 2), ("dim", 3)):
+    for axis, name in enumerate(AXES[computes]):
         others = tuple(each for each in range(4) if each != axis)
         hit = bad.any(dim=others[0], keepdim=True)
         for other in others[1:]:
@@ -162,7 +167,7 @@ def _where(bad: torch.Tensor) -> str:
         indices = hit.flatten().nonzero().flatten().tolist()
         if len(indices) < bad.shape[axis]:
             parts.append(_span(name, indices, bad.shape[axis]))
-    return ", ".join(parts) or "every batch, head, query and dim"
+    return ", ".join(parts) or "every {}, {}, {} and {}".format(*AXES[computes])
 
 
 def _span(name: str, indices: list[int], size: int) -> str:

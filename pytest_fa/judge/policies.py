@@ -182,8 +182,8 @@ def _gain_noise(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> torch.
 
 
 def _gain_floor(errors: Errors) -> float:
-    """What rounding may do to a head's gain beside its random part: 3e-5 (bf16 2.4e-4) + S_k / 2^28."""
-    return _GAIN_FLOOR[errors.dtype] + errors.truth.seq_k * _GAIN_FLOOR_PER_KEY
+    """What rounding may do to a head's gain beside its random part: 3e-5 (bf16 2.4e-4) + terms / 2^28."""
+    return _GAIN_FLOOR[errors.dtype] + errors.truth.terms * _GAIN_FLOOR_PER_KEY
 
 
 def _gain(errors: Errors, allowed: torch.Tensor) -> Bound:

@@ -22,7 +22,7 @@ from pytest_fa.judge.policies import ulp
 from pytest_fa.judge.subject import Subject
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.forward import Forward
-from pytest_fa.run.inputs import Inputs
+from pytest_fa.run.inputs import LINEAR_IN, Inputs
 from pytest_fa.run.module import load_forward
 
 SLOW_CYCLES = 2_000_000  # a millisecond: long enough that whoever does not wait is far ahead
@@ -85,7 +85,7 @@ def _reversed(inputs: Inputs) -> Iterator[Kind]:
 
 
 def zero_scale(subject: Subject) -> None:
-    """All keys weigh the same."""
+    """All keys weigh the same; scores are zero."""
     inputs = subject.inputs()._replace(scale=0.0)
     subject.require_right("zero_scale", subject.call(inputs), inputs)
 
@@ -108,12 +108,14 @@ def head_independence(subject: Subject) -> None:
 
 
 def contained_nan(subject: Subject) -> None:
-    """NaN in head 1 of V: the other heads keep every bit."""
+    """NaN in head 1 of V, or of K for scores: the other heads keep every bit."""
     inputs = subject.inputs()
     before = subject.call(inputs).clone()
-    v = inputs.v.clone()
-    v[:, 1] = float("nan")
-    _require_same_elsewhere("contained_nan", subject, inputs, before, subject.call(inputs._replace(v=v)))
+    name = LINEAR_IN[subject.computes]
+    spoiled: torch.Tensor = getattr(inputs, name).clone()
+    spoiled[:, 1] = float("nan")
+    after = subject.call(inputs._replace(**{name: spoiled}))  # type: ignore[arg-type]  # a tensor's name
+    _require_same_elsewhere("contained_nan", subject, inputs, before, after)
 
 
 def _require_same_elsewhere(
@@ -186,7 +188,7 @@ def _require_right_in(name: str, subject: Subject, place: Callable[[torch.Tensor
     """Inputs and output, each moved to a place of the same shape and other strides or address."""
     inputs = subject.inputs()
     q, k, v = (place(each) for each in inputs[:3])
-    out = subject.call(inputs._replace(q=q, k=k, v=v), place(torch.full_like(inputs.q, float("nan"))))
+    out = subject.call(inputs._replace(q=q, k=k, v=v), place(subject.output(inputs)))
     subject.require_right(name, out, inputs)
 
 
@@ -230,7 +232,7 @@ def new_shape(subject: Subject) -> None:
         raise UnsupportedCase("batches and heads of this layout cannot be merged where they lie")
     q, k, v = (each.reshape(1, batch * heads, *each.shape[2:]) for each in inputs[:3])
     merged = inputs._replace(q=q, k=k, v=v)
-    found = subject.call(merged, out.fill_(float("nan")).view(q.shape))
+    found = subject.call(merged, out.fill_(float("nan")).view(1, batch * heads, *out.shape[2:]))
     subject.require_right("new_shape", found, merged)
 
 
@@ -313,7 +315,7 @@ def first_call_in_capture(subject: Subject) -> None:
 
 def _require_right_replay(name: str, subject: Subject, fresh: Forward | None) -> None:
     inputs = subject.inputs()
-    out = torch.full_like(inputs.q, float("nan"))
+    out = subject.output(inputs)
     if fresh is None:
         subject.call(inputs, out)
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(subject.device)  # type: ignore[no-untyped-call]

@@ -9,11 +9,10 @@ import torch
 from pytest_fa.errors import WrongResult
 from pytest_fa.jobs import CaseJob
 from pytest_fa.judge.check import judge, require_output
-from pytest_fa.judge.policies import READS_SPREAD
-from pytest_fa.judge.truth import make_truth
+from pytest_fa.judge.oracle import truth_of
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.forward import Forward
-from pytest_fa.run.inputs import Inputs, clone, make_inputs
+from pytest_fa.run.inputs import Inputs, clone, make_inputs, poisoned_output
 
 
 class Subject:
@@ -21,7 +20,7 @@ class Subject:
 
     def __init__(self, job: CaseJob, forward: Forward, device: torch.device, watch: Callable[[], None]) -> None:
         self.variant, self.library, self.device = job.variant, job.library, device
-        self._case, self._policy = job.case, job.policy
+        self._case, self._policy, self.computes = job.case, job.policy, job.case.computes
         self._forward, self._watch = forward, watch
 
     @property
@@ -32,6 +31,10 @@ class Subject:
     def inputs(self, seed: int = 0) -> Inputs:
         """The case's inputs with another seed's data."""
         return make_inputs(self._case.with_seed(seed), self.device)
+
+    def output(self, inputs: Inputs) -> torch.Tensor:
+        """A new output of a call on `inputs`, full of NaN."""
+        return poisoned_output(inputs, self.computes)
 
     def call(
         self,
@@ -48,8 +51,8 @@ class Subject:
         q, k, v, scale, causal = inputs
         self._watch()
         before = clone(inputs) if is_waited_for else inputs
-        given = torch.full_like(q, float("nan")) if out is None else out
-        result = require_output((forward or self._forward)(q, k, v, scale=scale, causal=causal, out=given), inputs)
+        given = self.output(inputs) if out is None else out
+        result = require_output((forward or self._forward)(q, k, v, scale=scale, causal=causal, out=given), given)
         if is_waited_for:
             synchronize(q.device)
             for name, mine, kept in zip("qkv", inputs[:3], before[:3], strict=True):
@@ -59,7 +62,7 @@ class Subject:
 
     def require_right(self, name: str, out: torch.Tensor, inputs: Inputs, where: str = "") -> None:
         """Judge `out` by the truth of `inputs`."""
-        truth = make_truth(inputs, self.variant.rounds, with_spread=self._policy in READS_SPREAD)
+        truth = truth_of(self.computes, inputs, self.variant.rounds, self._policy)
         check = judge(out, truth, self._policy)
         if not check.passed:
             raise WrongResult(name, f"{name}{where}: {check.complaint}")

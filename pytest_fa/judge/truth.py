@@ -28,8 +28,10 @@ class Truth(NamedTuple):
 
     out: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, exact
     yardstick: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, rounded where an ideal kernel rounds
-    seq_k: int
-    row_size: torch.Tensor  # [batch, heads, seq_q] float64, sqrt(sum p^2) rms(v): a row's RMS if V were random
+    terms: int  # that the last sum of an element has: keys of attention, dimensions of a score
+    row_size: (
+        torch.Tensor
+    )  # [batch, heads, seq_q] float64, sqrt(sum p^2) rms(v): a row's RMS if V (of scores: K) were random
     spread: Spread | None = None
 
 

@@ -10,7 +10,7 @@ import torch
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import WrongResult
 from pytest_fa.run.forward import Forward
-from pytest_fa.run.inputs import Inputs, clone, poisoned_output
+from pytest_fa.run.inputs import LINEAR_IN, Inputs, clone, poisoned_output
 
 MOST_BUFFERS = 8
 
@@ -20,7 +20,7 @@ class Rotation:
 
     All sets hold the same q and k; v has the opposite sign in every second set, and `flip` turns all signs where the
     data lie.  So the right output is the same but for its sign, and one that was kept from another set, or from before
-    the flip, is wrong.
+    the flip, is wrong.  Scores read no v: there it is k whose sign is turned.
 
     Together they stay within a quarter of L2, so that every call finds its data there; where one set alone is larger,
     `exceeds_l2` says so.  An output that a variant allocates itself is kept as long as one it was given.
@@ -30,11 +30,12 @@ class Rotation:
         quarter = (l2_bytes or 0) // 4
         self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > quarter
         count = max(1, min(MOST_BUFFERS, quarter // max(1, case.bytes_per_call)))
+        self._turned = LINEAR_IN[case.computes]
         self._plain = inputs  # the caller's, which no timed call sees
         self.inputs = [clone(inputs) for _ in range(count)]
         self._signs = [1] * count
         self._turn_signs(range(1, count, 2))
-        self.given = [poisoned_output(each) for each in self.inputs]
+        self.given = [poisoned_output(each, case.computes) for each in self.inputs]
         self.kept: list[torch.Tensor] = list(self.given)
         self.begin()
 
@@ -59,19 +60,19 @@ class Rotation:
         return [self.kept[turn] * self._signs[turn] for turn in sorted(self._called)]
 
     def flip(self) -> None:
-        """Turn the sign of every v in place: whoever keeps results by address gives old ones from here on."""
+        """Turn the sign of every v, or k, in place: whoever keeps results by address gives old ones from here on."""
         self._turn_signs(range(len(self.inputs)))
 
     def require_untouched(self) -> None:
         """Raise `WrongResult` where a timed call changed an input."""
         for mine, sign in zip(self.inputs, self._signs, strict=True):
             for name, tensor, plain in zip("qkv", mine[:3], self._plain[:3], strict=True):
-                if not torch.equal(tensor, plain * sign if name == "v" else plain):
+                if not torch.equal(tensor, plain * sign if name == self._turned else plain):
                     raise WrongResult("inputs", f"the kernel changed its input {name} while it was timed")
 
     def _turn_signs(self, turns: Iterable[int]) -> None:
         for turn in turns:
-            self.inputs[turn].v.data.neg_()  # past the version counter, which a cache might watch
+            getattr(self.inputs[turn], self._turned).data.neg_()  # past the version counter, which a cache might watch
             self._signs[turn] = -self._signs[turn]
 
     def turns(self, calls: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float, str, torch.Tensor]]:

@@ -8,6 +8,7 @@ What a sanitizer starts: torch's allocator would hide an access past the end of 
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from pathlib import Path
 
@@ -88,7 +89,8 @@ def call(case: Case, library: str) -> Said:
     key_count = case.batch * case.kv_heads * case.seq_k * case.head_dim
     values = np.random.default_rng(case.seed)
     q, k, v = (cuda.upload(_draw(values, count, case.dtype)) for count in (query_count, key_count, key_count))
-    out = cuda.allocate(2 * query_count)
+    out_bytes = 2 * math.prod(case.out_shape)
+    out = cuda.allocate(out_bytes)
     words = ctypes.create_string_buffer(MESSAGE_BYTES)
     args = describe(case, q, k, v, out)
     args.message, args.message_bytes = ctypes.addressof(words), MESSAGE_BYTES
@@ -102,7 +104,7 @@ def call(case: Case, library: str) -> Said:
     if status > 0:
         raise LaunchError(f"fa_forward returned CUDA's error {status}")
     cuda.synchronize()
-    return Said("ok", "", _not_finite(cuda.download(out, 2 * query_count), case.dtype))
+    return Said("ok", "", _not_finite(cuda.download(out, out_bytes), case.dtype))
 
 
 def describe(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
@@ -112,6 +114,9 @@ def describe(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
     for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
         setattr(args, name, getattr(case, name))
     args.q_stride = args.out_stride = _strides(case, case.heads, case.seq_q)
+    if case.computes == "scores":
+        _, heads, queries, keys = case.out_shape
+        args.out_stride = Strides(heads * queries * keys, queries * keys, keys, 1)
     args.k_stride = args.v_stride = _strides(case, case.kv_heads, case.seq_k)
     args.dtype, args.causal, args.scale = DTYPES[case.dtype], CAUSALS[case.causal], case.scale
     return args

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pytest_fa.catalog.case import AXES, Computes
 from pytest_fa.report.gates import gate_lines
-from pytest_fa.report.record import Bound, Check, Diagnosis, Record, Repeats, Witness
+from pytest_fa.report.record import Bound, Check, Diagnosis, Index, Record, Repeats, Witness
 
 HEADLINES = {
     "wrong": "wrong result",
@@ -31,37 +32,38 @@ def failure_text(record: Record) -> str:
         lines += [f"  {line}" for line in gate_lines(record.variant, record.gate)]
     if record.sanitized is not None:
         lines += [f"  {text}" for text in record.sanitized.findings]
+    computes = record.case.computes if record.case else "attention"
     if record.check is not None:
-        lines += check_lines(record.check)
+        lines += check_lines(record.check, computes)
     if record.repeats is not None:
-        lines.append(_repeats_line(record.repeats))
+        lines.append(_repeats_line(record.repeats, computes))
     if record.diagnosis is not None:
         lines += _diagnosis_lines(record.diagnosis)
     lines.append(f"  repeat: {record.repeat}")
     return "\n".join(lines)
 
 
-def check_lines(check: Check) -> list[str]:
-    """The bounds and places of one check."""
+def check_lines(check: Check, computes: Computes = "attention") -> list[str]:
+    """The bounds and places of one check of what was computed."""
     lines = [f"  policy {check.policy}:", *(_bound_line(bound) for bound in check.bounds)]
     lines.append(f"  yardstick: max {check.yardstick_max_error:.3e}, rms {check.yardstick_rms_error:.3e}")
     lines.append(f"  elements: {check.bad_count} of {check.element_count} bad, {check.nonfinite_count} NaN or Inf")
     if check.first_bad is not None:
-        lines.append(f"  first bad: {_place(check.first_bad)}")
+        lines.append(f"  first bad: {_place(check.first_bad, computes)}")
     if check.worst is not None and check.worst_want is not None:
         got = "not finite" if check.worst_got is None else f"{check.worst_got:.6g}"
-        lines.append(f"  worst: {_place(check.worst)}: got {got}, want {check.worst_want:.6g}")
+        lines.append(f"  worst: {_place(check.worst, computes)}: got {got}, want {check.worst_want:.6g}")
     return lines
 
 
-def _repeats_line(repeats: Repeats) -> str:
+def _repeats_line(repeats: Repeats, computes: Computes) -> str:
     """How often the output changed; one that does is the mark of a race."""
     clean = repeats.dirt_missing
     where = "on dirty shared memory" if clean is None else f"without dirtied shared memory ({clean})"
     if not repeats.differing or repeats.first is None:
         return f"  repeats: {repeats.count} {where}, all bitwise equal"
     changed = f"{repeats.differing} differ from the first call, in {repeats.element_count} elements"
-    return f"  repeats: {repeats.count} {where}, {changed}, first at {_place(repeats.first)}: a race"
+    return f"  repeats: {repeats.count} {where}, {changed}, first at {_place(repeats.first, computes)}: a race"
 
 
 def _diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
@@ -85,6 +87,5 @@ def _bound_line(bound: Bound) -> str:
     return f"    {bound.name}: {found}, allowed {bound.allowed:.3e}{used}: {verdict}"
 
 
-def _place(index: tuple[int, int, int, int]) -> str:
-    batch, head, query, dim = index
-    return f"batch {batch}, head {head}, query {query}, dim {dim}"
+def _place(index: Index, computes: Computes) -> str:
+    return ", ".join(f"{axis} {number}" for axis, number in zip(AXES[computes], index, strict=True))

@@ -128,7 +128,7 @@ Index = tuple[int, int, int, int]
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The verdict on one output.  Indices are (batch, head, query, dim)."""
+    """The verdict on one output.  Indices are (batch, head, query, dim), of scores (batch, head, query, key)."""
 
     policy: str
     passed: bool

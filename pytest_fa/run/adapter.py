@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 
+from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Argument, Call, Constant
 from pytest_fa.errors import UnsupportedCase
 from pytest_fa.run.forward import Forward
+from pytest_fa.run.inputs import empty_output
 
 DIMENSIONS = 4
 
 
-def adapted(function: Callable[..., Any], call: Call) -> Forward:
+def adapted(function: Callable[..., Any], call: Call, computes: Computes = "attention") -> Forward:
     """`function` behind the shape of `Forward`.
 
     Tensors are handed over as views in the call's layout, never copied.  The result refuses, by `UnsupportedCase`,
@@ -35,7 +37,7 @@ def adapted(function: Callable[..., Any], call: Call) -> Forward:
         if not passes_scale:
             _require_own_scale(scale, q.shape[-1])
         if passes_out and out is None:
-            out = torch.empty_like(q)
+            out = empty_output(q, k, computes)
         given: dict[str, Any] = {name: _laid_out(name, each, call) for name, each in (("q", q), ("k", k), ("v", v))}
         given |= {"out": _laid_out("out", out, call) if passes_out else None}
         given |= {"scale": scale, "causal": causal != "none"}

@@ -6,13 +6,14 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from pytest_fa.catalog.case import Computes
 from pytest_fa.errors import WrongResult
 from pytest_fa.report.record import ON_CPU
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.device_tools import DeviceTools, NoDeviceTools, device_tools
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces, guard, guard_output
-from pytest_fa.run.inputs import Inputs, clone
+from pytest_fa.run.inputs import Inputs, clone, poisoned_output
 from pytest_fa.run.nvtx_range import nvtx_range
 
 # What disturbs one repeat and the next: company on the multiprocessors, a cold L2.
@@ -22,17 +23,24 @@ PERTURBATIONS = ((), ("occupy",), ("clean_l2",), ("clean_l2", "occupy"))
 class CheckedLaunch:
     """Calls `forward` on guarded copies of a case's inputs; each call starts from the same dirt and poison."""
 
-    def __init__(self, forward: Forward, inputs: Inputs, workspaces: Workspaces) -> None:
+    def __init__(
+        self, forward: Forward, inputs: Inputs, workspaces: Workspaces, computes: Computes = "attention"
+    ) -> None:
         self._forward = forward
         self.untouched = clone(inputs)  # the inputs as they were before any call
         self._guarded = {name: guard(getattr(inputs, name)) for name in ("q", "k", "v")}
-        self._guarded["out"] = guard_output(inputs.q)
+        self._guarded["out"] = guard_output(poisoned_output(inputs, computes))
         self._workspaces = workspaces
         q, k, v = (self._guarded[name].tensor for name in ("q", "k", "v"))
         self.inputs = inputs._replace(q=q, k=k, v=v)
         self.device = inputs.q.device
         self._tools, self.dirt_missing = _find_tools(self.device)
         self._repeats = 0
+
+    @property
+    def given(self) -> torch.Tensor:
+        """The output that every call is given."""
+        return self._guarded["out"].tensor
 
     def __call__(
         self, around: AbstractContextManager[None] | None = None, *, perturb: tuple[str, ...] = ()
@@ -42,7 +50,7 @@ class CheckedLaunch:
         The output may be the given one, which the next call poisons again.
         """
         q, k, v, scale, causal = self.inputs
-        out = self._guarded["out"].tensor
+        out = self.given
         out.fill_(float("nan"))
         with self._workspaces.guarded():
             for tool in ("dirty_smem", *perturb) if self._tools else ():

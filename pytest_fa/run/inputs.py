@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.case import Case, Computes
 
 TORCH_DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+# The input in which an output is linear: whose sign is the output's, and whose NaN comes out.
+LINEAR_IN: dict[Computes, str] = {"attention": "v", "scores": "k"}
 
 
 class Inputs(NamedTuple):
@@ -36,9 +38,18 @@ def clone(inputs: Inputs) -> Inputs:
     return Inputs(q, k, v, inputs.scale, inputs.causal)
 
 
-def poisoned_output(inputs: Inputs) -> torch.Tensor:
-    """An output in q's shape and strides, every element NaN: what is not written shows."""
-    return torch.full_like(inputs.q, float("nan"), memory_format=torch.preserve_format)
+def empty_output(
+    q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
+    k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
+    computes: Computes,
+) -> torch.Tensor:
+    """An output to write into: of attention in q's shape and strides, of scores dense, [batch, heads, seq_q, seq_k]."""
+    return q.new_empty((*q.shape[:3], k.shape[2])) if computes == "scores" else torch.empty_like(q)
+
+
+def poisoned_output(inputs: Inputs, computes: Computes = "attention") -> torch.Tensor:
+    """An output whose every element is NaN: what is not written shows."""
+    return empty_output(inputs.q, inputs.k, computes).fill_(float("nan"))
 
 
 def _draw(

@@ -17,6 +17,7 @@ from pytest_fa import options
 from pytest_fa.build.builder import BuildFailure, ensure
 from pytest_fa.build.extension import MODULE_NAME
 from pytest_fa.build.target import native_arch
+from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import BrokenVariant, Variant
@@ -32,6 +33,7 @@ from pytest_fa.errors import (
 from pytest_fa.run.adapter import adapted
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces
+from pytest_fa.run.inputs import empty_output
 
 CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how PyTorch's own macros begin
 Allocate = Callable[[int, torch.device], torch.Tensor]
@@ -69,21 +71,28 @@ def build_library(variant: Variant, cache: Path, *, no_build: bool = False) -> s
     return str(cache / outcome.library)
 
 
-def load_forward(variant: Variant, library: str | None, allocate: Allocate | None = None) -> Forward:
-    """The callable of a variant whose leaf, if it needs one, lies at `library`; `allocate` gives its workspaces."""
+def load_forward(
+    variant: Variant, library: str | None, allocate: Allocate | None = None, computes: Computes | None = None
+) -> Forward:
+    """The callable of a variant whose leaf, if it needs one, lies at `library`; `allocate` gives its workspaces.
+
+    `computes` is what the output is to hold, where that is not the variant's own to say: a floor computes nothing.
+    """
     if variant.entry.kind == "python":
         return _called_as_said(_attribute(variant, "target"), variant)
     if library is None:
         raise BuildError(f"{variant.name} has no library: it must be built first")
     if variant.entry.kind == "torch":
         return _refusing(_called_as_said(_extension_function(variant, Path(library)), variant))
-    return _cuda_forward(library, allocate or Workspaces())
+    return _cuda_forward(library, allocate or Workspaces(), computes or variant.computes)
 
 
 @contextmanager
-def open_forward(variant: Variant, library: str | None, allocate: Allocate | None = None) -> Iterator[Forward]:
-    """The variant's callable, inside the context that its manifest names."""
-    forward = load_forward(variant, library, allocate)
+def open_forward(
+    variant: Variant, library: str | None, allocate: Allocate | None = None, computes: Computes | None = None
+) -> Iterator[Forward]:
+    """The variant's callable, as by `load_forward`, inside the context that its manifest names."""
+    forward = load_forward(variant, library, allocate, computes)
     with _context(variant):
         yield forward
 
@@ -105,12 +114,14 @@ def _in_context(forward: Forward, variant: Variant) -> Forward:
     return within
 
 
-def _cuda_forward(library: str, allocate: Allocate) -> Forward:
-    """The binding's `forward`, with the output and the workspace seen to."""
+def _cuda_forward(library: str, allocate: Allocate, computes: Computes) -> Forward:
+    """The binding's entry for what is computed, with the output and the workspace seen to."""
     import tvm_ffi  # noqa: PLC0415  # only a process that calls kernels needs it
 
     module = tvm_ffi.load_module(library)
     entry, workspace_bytes = module.forward, module.workspace_bytes
+    if computes == "scores":
+        entry, workspace_bytes = module.scores, module.scores_workspace_bytes
     needs_workspace = bool(module.needs_workspace())
 
     def forward(
@@ -123,7 +134,7 @@ def _cuda_forward(library: str, allocate: Allocate) -> Forward:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if out is None:
-            out = torch.empty_like(q)
+            out = empty_output(q, k, computes)
         code = CAUSAL_CODES.get(causal, -1)  # the binding refuses -1
         workspace = None
         if needs_workspace:
@@ -140,7 +151,7 @@ def _cuda_forward(library: str, allocate: Allocate) -> Forward:
 
 def _called_as_said(function: Callable[..., Any], variant: Variant) -> Forward:
     """The function as it is, or as the manifest's `entry.call` says that it wants to be called."""
-    return adapted(function, variant.entry.call) if variant.entry.call else function
+    return adapted(function, variant.entry.call, variant.computes) if variant.entry.call else function
 
 
 def _refusing(forward: Forward) -> Forward:

@@ -8,8 +8,8 @@ from tests.conftest import MANIFEST, PYTHON_MANIFEST
 from tests.plugin.conftest import CASE, ONE_CASE, NewProject, Project, Run
 
 MANIFEST_KEYS = (
-    "step, because, expect, parent, role, entry, arch, supports, instantiations, defines, flags, rounds, limits, "
-    "tolerance, deterministic, leaves_out, explained, variants"
+    "step, because, expect, parent, role, computes, cases, entry, arch, supports, instantiations, defines, flags, "
+    "rounds, limits, tolerance, deterministic, leaves_out, explained, variants"
 )
 BROKEN = {
     "unknown_key": (PYTHON_MANIFEST + "rol: floor\n", "unknown key 'rol' in the manifest; did you mean 'role'?"),

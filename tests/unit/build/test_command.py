@@ -115,7 +115,7 @@ def test_instantiations_header(unbuilt: Workplace) -> None:
         ("supports: {head_dim: [128]}\n", True),
         ("limits: {spill_bytes: 0}\n", False),
         ("tolerance: absolute\n", False),
-        ("role: probe\n", False),
+        ("role: ablation\n", False),
     ],
 )
 def test_request_key_moves_with_what_shapes_the_code(unbuilt: Workplace, manifest: str, *, moves: bool) -> None:

@@ -123,10 +123,12 @@ def test_visible_pairs_are_those_that_the_mask_leaves(part: str, seq_q: int, seq
         ("b2h8s4d64-bf16-kv2-sk16-seed0", 4 * 2 * 8 * 4 * 16 * 64, 2 * (2 * 2 * 8 * 4 * 64 + 2 * 2 * 2 * 16 * 64)),
         ("b1h2s4d64-fp16-causal-seed0", 4 * 2 * (1 + 2 + 3 + 4) * 64, 2 * 4 * 2 * 4 * 64),
         ("b1h2s64d64-fp16-sk0-seed0", 0, 2 * 2 * 2 * 64 * 64),
+        ("b1h1s4d4-fp16-scores-seed0", 2 * 4 * 4 * 4, 2 * (16 + 16 + 16)),
+        ("b2h4s32d64-fp16-kv2-sk96-scores-seed0", 2 * 8 * 32 * 96 * 64, 2 * (8 * 32 * 64 + 4 * 96 * 64 + 8 * 32 * 96)),
     ],
 )
 def test_work_is_counted_per_call(text: str, flops: int, moved: int) -> None:
-    """Two products over the visible pairs, and each of q, k, v and out moved once in two-byte elements."""
+    """Two products over the visible pairs, one for scores; every tensor in use moved once, in two-byte elements."""
     case = parse_case(text)
     assert (flops, moved) == (case.flops_per_call, case.bytes_per_call)
 
@@ -142,3 +144,19 @@ def test_a_seed_or_dtype_is_changed_alone() -> None:
     case = parse_case("b1h8s77d64-fp16-causal-kv2-sk203-bshd-seed4")
     expected = parse_case("b1h8s77d64-bf16-causal-kv2-sk203-bshd-seed7")
     assert expected == case.with_seed(7).with_dtype("bf16")
+
+
+def test_scores_are_another_case_of_the_same_shape() -> None:
+    """What is computed stands in the id, last before the seed, and decides the output's columns."""
+    attention = parse_case("b1h2s32d64-bf16-sk96-seed5")
+    scores = attention.computing("scores")
+    assert (scores.id, scores.out_shape) == ("b1h2s32d64-bf16-sk96-scores-seed5", (1, 2, 32, 96))
+    assert (parse_case(scores.id), scores.computing("attention")) == (scores, attention)
+    assert attention.out_shape == (1, 2, 32, 64)
+
+
+def test_scores_have_no_mask() -> None:
+    """A mask hides keys from a softmax, and there is none."""
+    with pytest.raises(UsageProblem) as problem:
+        parse_case("b1h1s4d4-fp16-causal-scores-seed0")
+    assert str(problem.value) == "case 'b1h1s4d4-fp16-causal-scores-seed0': scores have no mask; drop -causal"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.catalog.fit import EVERYTHING, Fits, fitted
+from pytest_fa.catalog.fit import EVERYTHING, Fits, cases_for, fitted
 from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.variant import Supports, Variant
 from tests.unit.catalog.test_plan import variant
@@ -59,3 +59,36 @@ def test_a_plan_times_baselines_at_fitted_shapes_and_judges_no_shape_twice() -> 
         "b1h2s64d64-bf16",
         "b1h2s64d128-fp16",
     ]
+
+
+SHAPES = tuple(parse_case(f"b1h1s4d64-{dtype}-scores-seed0") for dtype in ("fp16", "bf16"))
+SUITE = tuple(parse_case(f"b1h2s64d64-fp16-seed{seed}") for seed in (3, 5))
+
+
+def probe() -> Variant:
+    """A probe with two shapes."""
+    supports = Supports(dtype=("fp16", "bf16"))
+    return msgspec.structs.replace(taking(supports), role="probe", computes="scores", cases=SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("fits", "expected"),
+    [
+        (EVERYTHING, [f"b1h1s4d64-{dtype}-scores-seed{seed}" for dtype in ("fp16", "bf16") for seed in (3, 5)]),
+        (("head_dim", "layout", "shape"), ["b1h1s4d64-fp16-scores-seed3", "b1h1s4d64-fp16-scores-seed5"]),
+        ((), ["b1h2s64d64-fp16-scores-seed3", "b1h2s64d64-fp16-scores-seed5"]),
+    ],
+    ids=["a suite", "a dtype that was asked for", "named cases"],
+)
+def test_a_probe_meets_its_own_shapes(fits: Fits, expected: list[str]) -> None:
+    """With the run's seeds, in the dtypes that were asked for; a named case stays, of what the probe computes."""
+    assert expected == [case.id for case in cases_for(probe(), SUITE, fits)]
+
+
+def test_what_a_case_names_itself_stays() -> None:
+    """A case that asks for scores asks everybody for scores, and a candidate refuses."""
+    mine = taking(Supports())
+    (case,) = cases_for(mine, SHAPES[:1], ())
+    assert mine.refuses(case) == (
+        f"{mine.name} does not support b1h1s4d64-fp16-scores: it computes attention, the case asks for scores"
+    )

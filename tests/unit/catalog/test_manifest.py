@@ -61,7 +61,7 @@ variants:
     because: two were not enough
     expect: a little faster
     parent: plain
-    role: probe
+    role: ablation
     defines: {STAGES: 3, EXTRA: on}
     supports: {dtype: [bf16], seq_q_multiple_of: 64}
     limits: {stack_bytes: 32}
@@ -226,7 +226,7 @@ def test_a_folder_of_members_may_have_any_name(write_variant: WriteVariant) -> N
         ("because", "loads wait for products", "two were not enough"),
         ("expect", "twice as fast", "a little faster"),
         ("parent", "one_stage", "plain"),
-        ("role", "candidate", "probe"),
+        ("role", "candidate", "ablation"),
         ("defines", {"BLOCK_M": 64, "STAGES": 2}, {"BLOCK_M": 64, "STAGES": 3, "EXTRA": "on"}),
         ("rounds", ("p",), ()),
         (
@@ -260,13 +260,13 @@ def test_members_may_share_a_target_and_differ_in_context(write_variant: WriteVa
 # -- what is wrong ----------------------------------------------------------------------------------------------------
 
 TOP = (
-    "step, because, expect, parent, role, entry, arch, supports, instantiations, defines, flags, rounds, limits, "
-    "tolerance, deterministic, leaves_out, explained, variants"
+    "step, because, expect, parent, role, computes, cases, entry, arch, supports, instantiations, defines, flags, "
+    "rounds, limits, tolerance, deterministic, leaves_out, explained, variants"
 )
 SUPPORTS = "dtype, head_dim, causal, layout, device, grouped_heads, seq_q_multiple_of, seq_k_multiple_of, seq_k_min"
 LIMITS = "registers_per_thread, spill_bytes, stack_bytes, smem_bytes_per_block, advisories, instructions"
 MEMBER = (
-    "defines, role, target, context, step, parent, because, expect, supports, limits, rounds, deterministic, "
+    "defines, role, cases, target, context, step, parent, because, expect, supports, limits, rounds, deterministic, "
     "leaves_out, explained"
 )
 

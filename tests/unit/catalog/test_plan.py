@@ -7,6 +7,7 @@ import pytest
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import Catalog
+from pytest_fa.catalog.fit import EVERYTHING
 from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import BrokenVariant, Entry, Kind, Limits, Role, Supports, Variant
@@ -138,3 +139,47 @@ def test_a_second_manifest_of_the_same_name_still_fails() -> None:
     catalog = Catalog(CATALOG.variants, {"other/one": twin})
     plan = make_plan(catalog, select_variants(catalog, ()), CASES)
     assert [twin] == [each for each in plan.builds if isinstance(each, BrokenVariant)]
+
+
+PROBE = msgspec.structs.replace(
+    variant("probe", role="probe"), computes="scores", cases=(parse_case("b1h1s4d64-fp16-scores-seed0"),)
+)
+WITH_PROBE = Catalog({**CATALOG.variants, "probe": PROBE}, {})
+
+
+def plan_with_probe(*names: str) -> Plan:
+    """The plan of `--fa-variant=names` where there is a probe."""
+    return make_plan(WITH_PROBE, select_variants(WITH_PROBE, names), CASES, fits=EVERYTHING)
+
+
+def test_a_probe_is_not_run_by_default() -> None:
+    """Candidates are."""
+    assert "probe" not in [each.name for each, _ in plan_with_probe().checks]
+
+
+def test_beside_scores_stands_the_floor_alone() -> None:
+    """No baseline computes scores; the cost of a launch is the same."""
+    timed = [each.name for each, case in plan_with_probe("probe").timings if case.computes == "scores"]
+    assert timed == ["probe", "empty"]
+
+
+def test_a_probe_is_never_gated() -> None:
+    """Neither with candidates nor alone."""
+    assert [each.name for each in plan_with_probe("probe", "one").gated] == ["one"]
+    assert plan_with_probe("probe").gated == []
+
+
+def test_cases_of_a_probe_are_counted_where_it_was_asked_for() -> None:
+    """A probe alone is asked its own cases; beside a candidate the suite's are too."""
+    own = ["b1h1s4d64-fp16-scores-seed3", "b1h1s4d64-fp16-scores-seed0"]
+    assert [case.id for case in plan_with_probe("probe").asked] == own
+    assert [case.id for case in plan_with_probe("one", "probe").asked] == [*(case.id for case in CASES), *own]
+    assert plan_with_probe("one").asked == CASES
+
+
+def test_a_probe_is_held_to_no_property_of_attention() -> None:
+    """What is said of weights and values is no test of it."""
+    properties = [(each.name, name) for each, name in plan_with_probe("probe", "one").properties]
+    assert ("one", "hard_data") in properties
+    assert ("probe", "hard_data") not in properties
+    assert ("probe", "head_independence") in properties

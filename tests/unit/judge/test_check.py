@@ -18,7 +18,7 @@ SHAPE = (2, 3, 8, 16)  # [batch, heads, seq_q, head_dim]
 def truth() -> Truth:
     """Zero-mean values, with a yardstick that is off by the rounding to fp16."""
     out = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return Truth(out, out.half().double(), seq_k=8, row_size=out.square().mean(-1).sqrt())
+    return Truth(out, out.half().double(), terms=8, row_size=out.square().mean(-1).sqrt())
 
 
 def output(truth: Truth, errors: dict[Index, float], layout: str = "bhsd") -> torch.Tensor:

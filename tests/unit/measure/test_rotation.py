@@ -171,3 +171,27 @@ def test_turns_made_before_a_clock_runs() -> None:
         (made.inputs[turn].q.data_ptr(), made.given[turn].data_ptr()) for turn in order
     ]
     assert {(scale, causal) for _, _, _, scale, causal, _ in turns} == {(0.125, "none")}
+
+
+def test_the_sign_of_scores_is_their_keys() -> None:
+    """Scores read no v: there every second set has its k turned, and outputs come back with that sign taken off."""
+    made = rotation(2, "b1h2s32d64-fp16-sk48-scores-seed0")
+    first, second = made.inputs
+    assert torch.equal(first.k, -second.k)
+    assert torch.equal(first.v, second.v)
+
+    def scores(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, out: Any = None, **_: Any) -> torch.Tensor:
+        assert v.shape == k.shape
+        return torch.matmul(q.float(), k.float().transpose(2, 3), out=out.float()).to(out.dtype)
+
+    made.call(scores)
+    made.call(scores)
+    one, other = made.outputs
+    assert one.shape == (1, 2, 32, 48)
+    assert torch.equal(one, other)
+    made.flip()
+    made.require_untouched()
+    assert torch.equal(first.k, -made.inputs[1].k)
+    first.v.neg_()
+    with pytest.raises(WrongResult, match="changed its input v"):
+        made.require_untouched()

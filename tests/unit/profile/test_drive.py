@@ -74,3 +74,10 @@ def test_it_imports_no_torch() -> None:
     code = "import sys, pytest_fa.profile.drive, pytest_fa.profile.probe; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert run.stdout.strip() == "False"
+
+
+def test_scores_are_dense_rows_of_keys() -> None:
+    """Whatever the inputs' layout, an output of scores has a row of keys for each query."""
+    args = drive.describe(parse_case("b2h3s32d64-fp16-sk96-bshd-scores-seed0"), 1, 2, 3, 4)
+    found = tuple(getattr(args.out_stride, name) for name in ("batch", "head", "seq", "dim"))
+    assert found == (3 * 32 * 96, 32 * 96, 96, 1)

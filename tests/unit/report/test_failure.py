@@ -148,3 +148,11 @@ def test_a_place_that_is_not_known_has_no_line(missing: dict[str, Any], word: st
     lines = check_lines(msgspec.structs.replace(CHECK, **missing))
     assert [line for line in check_lines(CHECK) if not line.startswith(f"  {word}:")] == lines
     assert len(lines) == len(check_lines(CHECK)) - 1
+
+
+def test_scores_have_keys_where_attention_has_dims() -> None:
+    """A place in an output of scores is told in its own words."""
+    case = parse_case("b1h8s512d64-fp16-scores-seed3")
+    text = failure_text(msgspec.structs.replace(RECORD, case=case))
+    assert "first bad: batch 0, head 1, query 2, key 3" in text
+    assert "worst: batch 0, head 7, query 511, key 63: got 0.25, want 0.27" in text

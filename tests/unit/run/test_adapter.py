@@ -129,3 +129,11 @@ def test_an_extension_refuses_and_cuda_fails(problem: Exception, expected: type[
         module._refusing(raising)(q, k, v, scale=SCALE)
     assert caught.type is expected
     assert str(problem) in str(caught.value)
+
+
+def test_an_output_of_scores_is_made_where_none_is_given() -> None:
+    """A function that writes its scores gets [batch, heads, seq_q, seq_k]."""
+    q, k, v, _ = tensors()
+    function = Recorder()
+    found = adapted(function, Call(("q", "k", "out", "scale")), "scores")(q, k, v, scale=SCALE)
+    assert (found is function.arguments[2], tuple(found.shape)) == (True, (1, 2, 3, 5))

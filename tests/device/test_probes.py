@@ -1,0 +1,97 @@
+"""The repository's probes on a GPU: right, held to their properties, timed with the floor beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.properties import properties_of, property_case
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.errors import UnsupportedCase
+from pytest_fa.jobs import CaseJob, CaseResult
+from pytest_fa.judge.scores import make_scores_truth
+from pytest_fa.pipeline import run_case
+from pytest_fa.run.inputs import make_inputs, poisoned_output
+from pytest_fa.run.module import build_library, load_forward
+from tests.device.conftest import Built
+
+PROBES = ("probe_gemm_4x4x4", "probe_qk_tile")
+CATALOG = discover((Path(__file__).parents[2] / "kernels",)).variants
+OWN = [(name, case.shape_id) for name in PROBES for case in CATALOG[name].cases]
+HELD = [(name, held) for name in PROBES for held in properties_of(CATALOG[name])]
+
+
+def job_of(variant: Variant, cache: Path, shape: str) -> CaseJob:
+    """The job that judges and times a variant at a probe's shape."""
+    (case,) = [case for name in PROBES for case in CATALOG[name].cases if case.shape_id == shape]
+    library = build_library(variant, cache)
+    return CaseJob(variant, case, library, "cuda", "measured", judge=variant.is_judged, time=True, repeats=100)
+
+
+@pytest.mark.parametrize(("name", "shape"), OWN)
+def test_probes_are_right_and_timed(shared_cache: Path, name: str, shape: str) -> None:
+    """Judged, repeated bit by bit from dirty shared memory, timed, and right in what was timed."""
+    result = run_case(job_of(CATALOG[name], shared_cache, shape))
+    assert (result.outcome, result.message) == ("ok", "")
+    assert result.repeats is not None
+    assert result.repeats.differing == 0
+    assert result.speed is not None
+    assert result.speed.order != "branches"
+
+
+@pytest.mark.parametrize("shape", [shape for _, shape in OWN])
+def test_the_floor_stands_beside_them(shared_cache: Path, shape: str) -> None:
+    """`noop` is called with a probe's tensors, head_dim 4 too, and does nothing with them."""
+    result = run_case(job_of(CATALOG["noop"], shared_cache, shape))
+    assert (result.outcome, result.message) == ("ok", "")
+    assert result.speed is not None
+
+
+@pytest.mark.parametrize(("name", "held"), HELD)
+def test_probes_hold_their_properties(shared_cache: Path, name: str, held: str) -> None:
+    """Each property of scores holds, or is refused where it may be."""
+    variant = CATALOG[name]
+    if held == "first_call_in_capture" and variant.entry.kind != "cuda":
+        pytest.skip("a Python entry has no library to load anew")
+    job = CaseJob(
+        variant,
+        property_case(variant),
+        build_library(variant, shared_cache),
+        "cuda",
+        "measured",
+        judge=True,
+        time=False,
+        property_name=held,
+    )
+    result: CaseResult = run_case(job)
+    assert result.outcome in ("ok", "unsupported"), result.message
+
+
+def test_an_output_of_another_shape_is_refused(build_rung: Callable[[str], Built]) -> None:
+    """The binding knows what is computed: an output as wide as attention's is none of scores', and the reverse."""
+    (case,) = [each for each in CATALOG["probe_qk_tile"].cases if each.dtype == "fp16"]
+    inputs = make_inputs(msgspec.structs.replace(case, seq_k=128), torch.device("cuda"))
+    probe, rung = load_forward(*build_rung("probe_qk_tile")), load_forward(*build_rung("minimal"))
+    scores = probe(inputs.q, inputs.k, inputs.v, scale=inputs.scale)
+    torch.testing.assert_close(scores.double(), make_scores_truth(inputs).yardstick, rtol=2e-3, atol=1e-3)
+    with pytest.raises(ValueError, match=r"out is .*: axis 3 must be 128"):
+        probe(inputs.q, inputs.k, inputs.v, scale=inputs.scale, out=poisoned_output(inputs))
+    with pytest.raises(ValueError, match=r"out is .*: axis 3 must be 64"):
+        rung(inputs.q, inputs.k, inputs.v, scale=inputs.scale, out=poisoned_output(inputs, "scores"))
+
+
+def test_what_the_tile_does_not_take_is_refused(build_rung: Callable[[str], Built]) -> None:
+    """Lengths that are no whole tiles, and a mask, each with a reason."""
+    (case,) = [each for each in CATALOG["probe_qk_tile"].cases if each.dtype == "fp16"]
+    probe = load_forward(*build_rung("probe_qk_tile"))
+    odd = make_inputs(msgspec.structs.replace(case, seq_q=33), torch.device("cuda"))
+    with pytest.raises(UnsupportedCase, match="seq_q is 33 and seq_k 64; they must be multiples of 32 and 64"):
+        probe(odd.q, odd.k, odd.v, scale=odd.scale)
+    whole = make_inputs(case, torch.device("cuda"))
+    with pytest.raises(UnsupportedCase, match="scores have no mask"):
+        probe(whole.q, whole.k, whole.v, scale=whole.scale, causal="top_left")

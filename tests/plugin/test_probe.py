@@ -1,0 +1,179 @@
+"""Probes: shapes from their manifest, a judge of their own, the floor beside them, and no gate."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import SCORES_MANIFEST, SCORES_SOURCE
+from tests.plugin.conftest import SHAPE as OTHER
+from tests.plugin.conftest import NewProject, Project, Run, cases_of, variants_of
+
+SHAPES = ["b1h1s4d4-fp16-scores", "b1h1s32d64-fp16-sk64-scores"]
+ALL = "--fa-variant=probe_*"
+
+
+@pytest.fixture(scope="module")
+def lab(new_project: NewProject) -> Project:
+    """A candidate, a right probe, and one whose scale is wrong."""
+    project = new_project("lab")
+    project.python_variant("alpha")
+    project.python_variant("probe_right", SCORES_SOURCE, SCORES_MANIFEST)
+    project.python_variant("probe_scale", SCORES_SOURCE.replace("* scale", "* scale * 1.01"), SCORES_MANIFEST)
+    return project
+
+
+@pytest.fixture(scope="module")
+def run(lab: Project) -> Run:
+    """Both probes on their own shapes, one seed."""
+    return lab.suite(ALL, "--fa-seeds=1")
+
+
+def test_default_leaves_probes_out(lab: Project) -> None:
+    """Without --fa-variant the candidates run."""
+    assert variants_of(lab.ids(), "test_correct") == ["alpha"]
+
+
+def test_a_probe_runs_its_own_shapes(lab: Project) -> None:
+    """In place of the suite's, with the suite's seeds; no property of attention is among its tests."""
+    ids = lab.ids("--fa-variant=probe_right")
+    assert cases_of(ids, "test_correct") == [f"{shape}-seed{seed}" for shape in SHAPES for seed in range(3)]
+    properties = cases_of(ids, "test_property")
+    assert ("hard_data" in properties, "head_independence" in properties) == (False, True)
+
+
+def test_a_dtype_that_was_asked_for_is_no_other_shape(lab: Project) -> None:
+    """With `--fa-dtype` a probe keeps its shapes, and `--fa-seeds` counts for it as for the suite."""
+    ids = lab.ids("--fa-variant=probe_right", "--fa-dtype=bf16", "--fa-seeds=4,", "-k", "test_correct")
+    assert cases_of(ids, "test_correct") == [f"{shape.replace('fp16', 'bf16')}-seed4" for shape in SHAPES]
+
+
+def test_the_floor_alone_stands_beside_a_probe(lab: Project) -> None:
+    """SDPA computes attention: at a shape of which scores are asked it is not selected."""
+    timed = [each for each in lab.ids("--fa-variant=probe_right") if each.startswith("test_speed")]
+    assert timed == [f"test_speed[{name}-{shape}]" for name in ("probe_right", "noop") for shape in SHAPES]
+
+
+def test_beside_a_candidate_everyone_keeps_their_shapes(lab: Project) -> None:
+    """SDPA is timed where the candidate is, and only there."""
+    ids = lab.ids("--fa-variant=alpha,probe_right", "-k", f"test_speed and ({OTHER} or scores)")
+    assert [each for each in ids if "sdpa_math" in each] == [f"test_speed[sdpa_math-{OTHER}]"]
+    assert [each for each in ids if "noop" in each] == [f"test_speed[noop-{shape}]" for shape in (OTHER, *SHAPES)]
+
+
+def test_the_header_counts_a_probes_cases(lab: Project) -> None:
+    """Two shapes with three seeds each."""
+    lines = [line for line in lab.suite("--collect-only", ALL).said if line.startswith("fa: ")]
+    assert lines == ["fa: no GPU; 2 of 8 variants; 6 cases"]
+
+
+def test_right_and_wrong_scores(run: Run) -> None:
+    """The right probe passes checks, properties and timing; the wrong one fails wherever it is judged."""
+    right = {outcome for name, outcome in run.outcomes.items() if "probe_right" in name}
+    wrong = {name: outcome for name, outcome in run.outcomes.items() if "probe_scale" in name}
+    assert right == {"passed", "skipped"}
+    assert [wrong[f"test_correct[probe_scale-{shape}-seed0]"] for shape in SHAPES] == ["failed", "failed"]
+    assert [wrong[f"test_speed[probe_scale-{shape}]"] for shape in SHAPES] == ["failed", "failed"]
+
+
+def test_a_failure_speaks_of_scores(run: Run) -> None:
+    """Keys where attention has dims, the scale as the likely cause, and a command that repeats it."""
+    text = "\n".join(run.failure(f"test_correct[probe_scale-{SHAPES[1]}-seed0]"))
+    assert "wrong result: max error is" in text or "wrong result: rms error is" in text or "gain error is" in text
+    assert ", key " in text
+    assert "likely cause: the scale is 1 % too large" in text
+    assert "no SDPA backend takes this case: only truth speaks" in text
+    assert f"--fa-case={SHAPES[1]}-seed0" in text
+
+
+def test_a_row_shows_its_time_and_no_ratio(run: Run) -> None:
+    """A probe's row has TFLOP/s of its one product, and nothing to be compared with."""
+    (line,) = [each for each in run.outlines if each.split()[:2] == ["probe_right", SHAPES[1]]]
+    assert "ok 2/2" in line
+    assert line.split()[-1] == "-"
+
+
+@pytest.mark.parametrize("case", [f"{SHAPES[0]}-seed7", "b1h2s48d64-fp16-seed7"], ids=["by its id", "by its shape"])
+def test_a_named_case_is_taken(lab: Project, case: str) -> None:
+    """A case is what was named, whether or not it says that scores are asked for."""
+    result = lab.suite("--fa-variant=probe_right", f"--fa-case={case}", "-k", "test_correct")
+    shape = case.removesuffix("-seed7").removesuffix("-scores")
+    assert result.outcomes == {f"test_correct[probe_right-{shape}-scores-seed7]": "passed"}
+
+
+def test_the_repeat_command_runs_the_same(lab: Project, run: Run) -> None:
+    """The id that a failure names is one that --fa-case takes."""
+    assert f"--fa-case={SHAPES[0]}-seed0" in run.text
+    result = lab.suite("--fa-variant=probe_scale", f"--fa-case={SHAPES[0]}-seed0", "-k", "test_correct")
+    assert result.outcomes == {f"test_correct[probe_scale-{SHAPES[0]}-seed0]": "failed"}
+
+
+def test_a_candidate_refuses_scores(lab: Project) -> None:
+    """Scores that are asked of a candidate are skipped with the reason, and nothing ran."""
+    result = lab.suite("--fa-variant=alpha", "--fa-case=b1h1s32d64-fp16-scores-seed0", "-k", "test_correct")
+    (reason,) = result.reasons.values()
+    assert "it computes attention, the case asks for scores" in reason
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (
+            [ALL, "--fa-gate=0.95"],
+            "--fa-gate: probe_right is a probe, which has no baseline, and nothing else can be gated",
+        ),
+        (
+            [ALL, "--fa-tolerance=absolute"],
+            "--fa-tolerance=absolute judges attention; probe_right computes scores (use measured)",
+        ),
+        (
+            ["--fa-variant=probe_right", "--fa-case=b1h1s4d4-fp16-causal-scores-seed0"],
+            "case 'b1h1s4d4-fp16-causal-scores-seed0': scores have no mask; drop -causal",
+        ),
+    ],
+    ids=["gate", "policy", "mask"],
+)
+def test_what_is_attentions_is_a_usage_error(lab: Project, arguments: list[str], complaint: str) -> None:
+    """One line that says what a probe has not."""
+    result = lab.collect(*arguments)
+    assert (result.ret, result.said) == (pytest.ExitCode.USAGE_ERROR, [f"ERROR: {complaint}"])
+
+
+def test_a_gate_beside_candidates_leaves_probes_out(lab: Project) -> None:
+    """Candidates are gated."""
+    assert variants_of(lab.ids("--fa-variant=alpha,probe_right", "--fa-gate=0.95"), "test_gate") == ["alpha"]
+
+
+def test_the_list_says_what_a_probe_computes(lab: Project) -> None:
+    """Role and what is computed, in one column."""
+    (line,) = [each for each in lab.run("--fa-list").outlines if each.split()[:1] == ["probe_right"]]
+    assert " ".join(line.split()).startswith("probe_right probe of scores python cpu, cuda fp16 64, 4")
+
+
+def test_a_probe_without_shapes_is_a_broken_manifest(project: Project) -> None:
+    """It is told so where it was named."""
+    project.python_variant("probe", SCORES_SOURCE, SCORES_MANIFEST.replace("cases:", "flags: []  #"))
+    result = project.collect("--fa-variant=probe")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "cases is missing, and role is 'probe'; it names its own shapes" in result.said[0]
+
+
+MINE = """\
+def test_mine(fa_module, fa_case, fa_inputs, fa_check, fa_truth, fa_benchmark):
+    q, k, v, scale, causal = fa_inputs
+    assert fa_truth.out.shape == fa_case.out_shape
+    fa_check(fa_module(q, k, v, scale=scale, causal=causal))
+    fa_benchmark(fa_module, fa_case, fa_inputs)
+"""
+
+
+def test_fixtures_know_what_is_computed(lab: Project) -> None:
+    """A user's own test of a probe is judged by the same rule."""
+    lab.write("test_mine.py", MINE)
+    result = lab.run("test_mine.py", "--fa-variant=probe_right,probe_scale", "--fa-seeds=1")
+    judged = {name: outcome for name, outcome in result.outcomes.items() if "noop" not in name}
+    assert judged == {
+        f"test_mine[probe_{name}-{shape}]": outcome
+        for name, outcome in (("right", "passed"), ("scale", "failed"))
+        for shape in SHAPES
+    }
