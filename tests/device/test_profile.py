@@ -72,6 +72,35 @@ def test_module_and_table_agree(profiler: Profiler, minimal: Built) -> None:
         assert by_table.counters[name] == pytest.approx(value, rel=1e-6, abs=0.006), name
 
 
+# Each thread raises two to powers, eight at a time, and stores nothing that anybody waits for.
+EXPONENTIALS = """
+__global__ void exponentials(float* out, float seed) {
+  float x[8];
+  for (int i = 0; i < 8; ++i) x[i] = seed + i + threadIdx.x;
+  for (int round = 0; round < 512; ++round) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(x[i]));
+  }
+  float sum = 0;
+  for (int i = 0; i < 8; ++i) sum += x[i];
+  if (sum == 0.1f) *out = sum;
+}
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  exponentials<<<1056, 256, 0, stream>>>((float*)args->out, args->scale);
+  return cudaPeekAtLastError();
+}
+"""
+
+
+def test_a_kernel_of_exponentials_is_exp_bound(profiler: Profiler, build_source: BuildSource) -> None:
+    """The class that no kernel of the ladder is in; `tests/recorded/ncu/exp-bound.csv` is what this one gave."""
+    found = profiler.run(job_of(build_source("exponentials", EXPONENTIALS)), "verdict", None)
+    assert found.status == "ok", found
+    (kernel,) = found.kernels
+    assert kernel.verdict is not None
+    assert kernel.verdict.bound_by == "exp", kernel.verdict
+
+
 def test_a_filter_that_misses_is_known(profiler: Profiler, tmp_path: Path) -> None:
     """Nsight's own words for it, and its status of 0."""
     assert profiler.tool is not None

@@ -25,6 +25,13 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d(void* to_smem, const CUt
                : "memory");
 }
 
+// 9.7.14.16 elect.sync: true for one lane of a whole warp, which the compiler knows to be one.
+__device__ __forceinline__ bool elect_sync() {
+  uint32_t elected;
+  asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(elected));
+  return elected != 0;
+}
+
 // 9.7.9.15 prefetch.tensormap: the descriptor is in the cache when the first copy asks for it.
 __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
@@ -43,6 +50,14 @@ __device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commi
 template <int PENDING>
 __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory");
+}
+
+// The same; what the groups that are done have written to `d` is read after it.
+template <int PENDING, int N_TILES>
+__device__ __forceinline__ void wgmma_wait_group(float (&d)[N_TILES][4]) {
+  wgmma_wait_group<PENDING>();
+#pragma unroll
+  for (int n = 0; n < N_TILES; ++n) asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3]) :: "memory");
 }
 
 // 9.7.15.5.1 The descriptor of a matrix in shared memory whose rows are 128 bytes, swizzled, eight rows in 1024 bytes.

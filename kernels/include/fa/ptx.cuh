@@ -67,6 +67,12 @@ __device__ __forceinline__ void barrier_sync(int number) {
   asm volatile("barrier.sync %0, %1;" :: "r"(number), "n"(THREADS) : "memory");
 }
 
+// 9.7.13.1 barrier.arrive: as barrier.sync, but it waits for nobody.
+template <int THREADS>
+__device__ __forceinline__ void barrier_arrive(int number) {
+  asm volatile("barrier.arrive %0, %1;" :: "r"(number), "n"(THREADS) : "memory");
+}
+
 // 9.7.13.15.13 mbarrier.arrive.expect_tx: arrive, and let the phase wait for so many bytes more.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier_smem, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(smem_address(barrier_smem)), "r"(bytes) : "memory");
