@@ -1,4 +1,4 @@
-"""Build a source and load it on this machine's GPU."""
+"""Build a source, load it on this machine's GPU, count what it does."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.jobs import CaseJob
+from pytest_fa.profile.profiler import Profiler
+from pytest_fa.report.environment import find_gpu
 from pytest_fa.run.module import build_library
 from tests.conftest import WriteVariant
 from tests.plugin.conftest import new_project, project
@@ -19,6 +23,9 @@ __all__ = ["new_project", "project"]
 
 Built = tuple[Variant, str]
 BuildSource = Callable[..., Built]
+
+DENIED = ("not-installed", "permission", "unsupported-runtime", "busy")
+CASE = parse_case("b1h8s512d64-fp16-seed0")
 
 HEADER = '#include "fa_forward.h"\n'
 MANIFEST = """\
@@ -66,3 +73,22 @@ def build_rung(shared_cache: Path) -> Callable[[str], Built]:
 def minimal(build_rung: Callable[[str], Built]) -> Built:
     """The repository's first rung."""
     return build_rung("minimal")
+
+
+@pytest.fixture(scope="session")
+def profiler(tmp_path_factory: pytest.TempPathFactory) -> Profiler:
+    """Nsight Compute on this GPU; skips where it may not count."""
+    gpu = find_gpu()
+    if gpu is None:  # asked for before a test's own marks are looked at
+        pytest.skip("this machine has no GPU")
+    folder = tmp_path_factory.mktemp("ncu")
+    found = Profiler(folder, folder, gpu.compute_capability, sudo=False)
+    if found.probe.status in DENIED:
+        pytest.skip(f"{found.probe.status}: {found.probe.message}")
+    return found
+
+
+def job_of(built: Built) -> CaseJob:
+    """One call of a variant, with one before it."""
+    variant, library = built
+    return CaseJob(variant, CASE, library, "cuda", "measured", judge=False, time=False, warm_ups=1)

@@ -8,40 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_fa.catalog.case import parse_case
 from pytest_fa.jobs import CaseJob, encode
 from pytest_fa.profile.ncu import Target, profile
 from pytest_fa.profile.presets import GRID, PRESETS, Preset
 from pytest_fa.profile.profiler import Profiler
 from pytest_fa.profile.raw_table import read_raw_table
 from pytest_fa.profile.sanitizer import Child, sanitize
-from pytest_fa.report.environment import find_gpu
 from pytest_fa.report.profiled import DURATION, Profile, Sanitized
 from pytest_fa.sanitizing import sanitizer_case
 from pytest_fa.workers import child_environment
-from tests.device.conftest import BuildSource, Built
-
-DENIED = ("not-installed", "permission", "unsupported-runtime", "busy")
-CASE = parse_case("b1h8s512d64-fp16-seed0")
-
-
-@pytest.fixture(scope="module")
-def profiler(tmp_path_factory: pytest.TempPathFactory) -> Profiler:
-    """Nsight Compute on this GPU; skips where it may not count."""
-    gpu = find_gpu()
-    if gpu is None:  # asked for before a test's own marks are looked at
-        pytest.skip("this machine has no GPU")
-    folder = tmp_path_factory.mktemp("ncu")
-    found = Profiler(folder, folder, gpu.compute_capability, sudo=False)
-    if found.probe.status in DENIED:
-        pytest.skip(f"{found.probe.status}: {found.probe.message}")
-    return found
-
-
-def job_of(built: Built) -> CaseJob:
-    """One call of a variant, with one before it."""
-    variant, library = built
-    return CaseJob(variant, CASE, library, "cuda", "measured", judge=False, time=False, warm_ups=1)
+from tests.device.conftest import BuildSource, Built, job_of
 
 
 def test_the_probe_counts(profiler: Profiler) -> None:
@@ -70,35 +46,6 @@ def test_module_and_table_agree(profiler: Profiler, minimal: Built) -> None:
     (by_table,) = read_raw_table((profiler.folder / (found.table or "")).read_text(encoding="utf-8"))
     for name, value in found.kernels[0].counters.items():
         assert by_table.counters[name] == pytest.approx(value, rel=1e-6, abs=0.006), name
-
-
-# Each thread raises two to powers, eight at a time, and stores nothing that anybody waits for.
-EXPONENTIALS = """
-__global__ void exponentials(float* out, float seed) {
-  float x[8];
-  for (int i = 0; i < 8; ++i) x[i] = seed + i + threadIdx.x;
-  for (int round = 0; round < 512; ++round) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(x[i]));
-  }
-  float sum = 0;
-  for (int i = 0; i < 8; ++i) sum += x[i];
-  if (sum == 0.1f) *out = sum;
-}
-FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
-  exponentials<<<1056, 256, 0, stream>>>((float*)args->out, args->scale);
-  return cudaPeekAtLastError();
-}
-"""
-
-
-def test_a_kernel_of_exponentials_is_exp_bound(profiler: Profiler, build_source: BuildSource) -> None:
-    """The class that no kernel of the ladder is in; `tests/recorded/ncu/exp-bound.csv` is what this one gave."""
-    found = profiler.run(job_of(build_source("exponentials", EXPONENTIALS)), "verdict", None)
-    assert found.status == "ok", found
-    (kernel,) = found.kernels
-    assert kernel.verdict is not None
-    assert kernel.verdict.bound_by == "exp", kernel.verdict
 
 
 def test_a_filter_that_misses_is_known(profiler: Profiler, tmp_path: Path) -> None:
