@@ -6,7 +6,7 @@
 //          it has not been asked for; the two merges take 2,200; a call with 64 keys takes as long as one with 512
 // expect:  3.6 to 4.0 us at the mission shape, S = 64 and 128 below 3.0
 // diff:    prologue and merge are new; the paragraphs between them are cluster_tma's
-// tile:    64 queries x 128 keys per group, 2 groups, 2 blocks; at most 128 keys: one group, one block; 101 KB of shared memory
+// tile:    64 queries x 128 keys per group, 2 groups, 2 blocks; at most 128 keys: one group, one block; 99 KB of shared memory
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
 //          16-byte aligned, with strides that TMA takes
 #include <cuda_bf16.h>
@@ -66,12 +66,19 @@ struct Split {
   static_assert(CLUSTER <= 2 && KEY_GROUPS <= 2, "a row of a lane for each block; one group gives, one takes");
 };
 
-// One row of O of every lane, as pieces of 16 bytes, and what it is relative to: max in log2, and sum.
+// One row of O of every lane, as pieces of 16 bytes, and what it is relative to: max in log2, and the lane's part of the sum.
 struct Row {
   float4 o[D_TILES / 2][GROUP_THREADS];
   float2 m_and_l[GROUP_THREADS];
 };
-constexpr int O_BYTES = sizeof(Row::o), M_AND_L_BYTES = sizeof(Row::m_and_l);
+
+// The same for another block, to which it takes the longer the more bytes it is: O in 24 bits.
+struct SentRow {
+  static constexpr int PIECES = D_TILES * 2 * 3 / 16;
+  uint4 o[PIECES][GROUP_THREADS];
+  float2 m_and_l[GROUP_THREADS];
+};
+constexpr int O_BYTES = sizeof(SentRow::o), M_AND_L_BYTES = sizeof(SentRow::m_and_l);
 
 template <typename T, typename SPLIT>
 struct Smem {
@@ -79,7 +86,7 @@ struct Smem {
   alignas(1024) T k[SPLIT::KEY_GROUPS][SPLIT::PARTS][PART * HEAD_DIM];
   alignas(1024) T v[SPLIT::KEY_GROUPS][SPLIT::PARTS][PART * HEAD_DIM];
   Row given[ROWS];  // by the first group to the last
-  Row exchanged;    // by the other block: nobody but it writes here
+  SentRow sent;     // by the other block: nobody but it writes here
   uint64_t k_full[SPLIT::KEY_GROUPS][SPLIT::PARTS];  // barriers: K, and with the first Q, has come
   uint64_t v_full[SPLIT::KEY_GROUPS];                // barriers: V has come
   uint64_t m_and_l_there, o_there;                   // barriers: all of the exchange has come
@@ -93,7 +100,7 @@ struct Block {
   int passes;    // over the keys that any query of the block sees
 };
 
-template <typename SPLIT>
+template <typename SPLIT, bool WHOLE>
 __device__ __forceinline__ Block find_block(const Call& call) {
   const uint32_t head = blockIdx.x / SPLIT::CLUSTER;
   const int first_query = blockIdx.y * BLOCK_M;
@@ -104,7 +111,7 @@ __device__ __forceinline__ Block find_block(const Call& call) {
       static_cast<int>(blockIdx.z),
       first_query,
       call.first_diagonal + first_query,
-      (keys + SPLIT::PASS_KEYS - 1) / SPLIT::PASS_KEYS,
+      WHOLE ? 1 : (keys + SPLIT::PASS_KEYS - 1) / SPLIT::PASS_KEYS,
   };
 }
 
@@ -151,16 +158,56 @@ __device__ __forceinline__ float4 piece(const float (&o)[D_TILES][4], int row, i
   return make_float4(o[d][2 * row], o[d][2 * row + 1], o[d + 1][2 * row], o[d + 1][2 * row + 1]);
 }
 
-// row of o = row of o * weight + other * weight_of_other
+// row of o = row of o * weight + other * weight_of_other, two fragments of it
+__device__ __forceinline__ void add_piece(float (&o)[D_TILES][4], int row, int d, float weight, float4 other, float weight_of_other) {
+  o[d][2 * row] = o[d][2 * row] * weight + other.x * weight_of_other;
+  o[d][2 * row + 1] = o[d][2 * row + 1] * weight + other.y * weight_of_other;
+  o[d + 1][2 * row] = o[d + 1][2 * row] * weight + other.z * weight_of_other;
+  o[d + 1][2 * row + 1] = o[d + 1][2 * row + 1] * weight + other.w * weight_of_other;
+}
+
 __device__ __forceinline__ void add_row(float (&o)[D_TILES][4], int row, float weight, const Row& other, float weight_of_other) {
 #pragma unroll
-  for (int d = 0; d < D_TILES; d += 2) {
-    const float4 part = other.o[d / 2][threadIdx.x % GROUP_THREADS];
-    o[d][2 * row] = o[d][2 * row] * weight + part.x * weight_of_other;
-    o[d][2 * row + 1] = o[d][2 * row + 1] * weight + part.y * weight_of_other;
-    o[d + 1][2 * row] = o[d + 1][2 * row] * weight + part.z * weight_of_other;
-    o[d + 1][2 * row + 1] = o[d + 1][2 * row + 1] * weight + part.w * weight_of_other;
+  for (int d = 0; d < D_TILES; d += 2) add_piece(o, row, d, weight, other.o[d / 2][threadIdx.x % GROUP_THREADS], weight_of_other);
+}
+
+// The 24 upper bits of four floats in three words: the fourth lies where the lowest bytes of the others did.
+__device__ __forceinline__ void pack_24(uint32_t* words, float4 values) {
+  const uint32_t fourth = __float_as_uint(values.w);
+  words[0] = __byte_perm(__float_as_uint(values.x), fourth, 0x3215);
+  words[1] = __byte_perm(__float_as_uint(values.y), fourth, 0x3216);
+  words[2] = __byte_perm(__float_as_uint(values.z), fourth, 0x3217);
+}
+
+__device__ __forceinline__ float4 unpack_24(const uint32_t* words) {
+  constexpr uint32_t UPPER = ~0xffu;
+  const uint32_t fourth = __byte_perm(__byte_perm(words[0], words[1], 0x0040), words[2], 0x4100);
+  return make_float4(__uint_as_float(words[0] & UPPER), __uint_as_float(words[1] & UPPER), __uint_as_float(words[2] & UPPER),
+                     __uint_as_float(fourth & UPPER));
+}
+
+// Send a row of a lane's O to where another block, or its barrier, awaits it.
+template <typename THERE>
+__device__ __forceinline__ void send_row(const float (&o)[D_TILES][4], int row, SentRow& sent_smem, uint64_t* barrier_smem, THERE there) {
+  uint32_t words[SentRow::PIECES * 4];
+#pragma unroll
+  for (int d = 0; d < D_TILES; d += 2) pack_24(words + d / 2 * 3, piece(o, row, d));
+#pragma unroll
+  for (int i = 0; i < SentRow::PIECES; ++i) {
+    const uint4 part = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+    fa::st_async(there(&sent_smem.o[i][threadIdx.x % GROUP_THREADS]), part, there(barrier_smem));
   }
+}
+
+__device__ __forceinline__ void add_row(float (&o)[D_TILES][4], int row, float weight, const SentRow& other, float weight_of_other) {
+  uint32_t words[SentRow::PIECES * 4];
+#pragma unroll
+  for (int i = 0; i < SentRow::PIECES; ++i) {
+    const uint4 part = other.o[i][threadIdx.x % GROUP_THREADS];
+    words[4 * i] = part.x, words[4 * i + 1] = part.y, words[4 * i + 2] = part.z, words[4 * i + 3] = part.w;
+  }
+#pragma unroll
+  for (int d = 0; d < D_TILES; d += 2) add_piece(o, row, d, weight, unpack_24(words + d / 2 * 3), weight_of_other);
 }
 
 // Weights of two partial softmaxes; m and l become those of both.
@@ -207,7 +254,9 @@ __device__ __forceinline__ void pretend(float (&s)[P_TILES][4]) {
 
 __device__ __forceinline__ void consume(const uint32_t (&p)[4]) { asm volatile("" :: "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3])); }
 
-template <typename T, typename SPLIT>
+// WHOLE: there are PASS_KEYS keys, every query sees all of them, and the scale is not negative: one pass, nothing to turn or mask,
+// and no jumps over what would do so.
+template <typename T, typename SPLIT, bool WHOLE>
 __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREADS) cluster_latency_kernel(
     const Call call, const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
     const __grid_constant__ CUtensorMap v_map) {
@@ -216,7 +265,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   constexpr int KEY_GROUPS = SPLIT::KEY_GROUPS, PARTS = SPLIT::PARTS, LAST_GROUP = KEY_GROUPS - 1;
   const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int rank = blockIdx.x % SPLIT::CLUSTER;
-  const Block block = find_block<SPLIT>(call);
+  const Block block = find_block<SPLIT, WHOLE>(call);
 
   // Load Q, K and V; what is made after the first request is made while it is on its way.
   if (threadIdx.x < WARP && fa::elect_sync()) {
@@ -242,7 +291,8 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   }
   __syncwarp();
   if (SPLIT::CLUSTER > 1) fa::barrier_cluster_arrive_relaxed();
-  __syncthreads();  // the barriers are there for everyone
+  __syncthreads();  // the barriers are there for everyone,
+  if (SPLIT::CLUSTER > 1) fa::barrier_cluster_wait();  // also in the other block
 
   const int first_row = loader / WARP * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
   const float scale_log2 = fabsf(call.signed_scale_log2);
@@ -289,22 +339,16 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       } else {
         fa::wgmma_wait_group<0>(s[part]);
       }
-      if (call.signed_scale_log2 < 0.0f) {  // a negative scale turns the scores around
-#pragma unroll
-        for (int n = 0; n < P_TILES; ++n) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) s[part][n][i] = -s[part][n][i];
-        }
-      }
-
-      // mask; the part's first keys are seen by every query of the block
+      // mask, and a negative scale turns the scores around; the part's first keys are seen by every query of the block
       const int first_of_part = first_key + part * PART;
-      if (first_of_part + PART > min(call.seq_k, block.diagonal)) {
+      const bool turned = call.signed_scale_log2 < 0.0f, masked = first_of_part + PART > min(call.seq_k, block.diagonal);
+      if (!WHOLE && (turned || masked)) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int limit = min(call.seq_k, block.diagonal + first_row + i / 2 * 8) - first_of_part;
 #pragma unroll
           for (int n = 0; n < P_TILES; ++n) {
+            if (turned) s[part][n][i] = -s[part][n][i];
             if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[part][n][i] = -CUDART_INF_F;
           }
         }
@@ -352,7 +396,6 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
     float m_log2[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) m_log2[r] = m[r] == -CUDART_INF_F ? 0.0f : m[r] * scale_log2;  // no key seen yet: 2^(-inf - 0) = 0
-    wait<V_THERE>(&smem.v_full[group], pass % 2);
     uint32_t p[PARTS][P_TILES / 2][4];
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
@@ -374,11 +417,13 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
           fragment[i] = fa::cvt_rn_x2<T>(pair[2 * r], pair[2 * r + 1]);
         }
 
-        // O += P V, while the next P is being computed
+        // O += P V, while the next P is being computed; V is asked for again and again, because ptxas moves no exponential over
+        // a wait: without, it puts all of them before the first P V
         if constexpr (LEAVE_OUT == PV) {
           consume(fragment);
           continue;
         }
+        if (n % (P_TILES / 2) == 0) wait<V_THERE>(&smem.v_full[group], pass % 2);
         fa::wgmma_fence();
         fa::wgmma_m64k16<T, 1>(o, fragment, fa::wgmma_descriptor(smem.v[group][part] + n * MMA_N * HEAD_DIM), true);
         fa::wgmma_commit_group();
@@ -389,10 +434,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
 
   // Merge: the first group gives all that it has to the last, whose keys came later.
 #pragma unroll
-  for (int r = 0; r < ROWS; ++r) {
-    l[r] = fa::sum_of_quad(l[r]);
-    m[r] = m[r] == -CUDART_INF_F ? m[r] : m[r] * scale_log2;  // from here on in log2
-  }
+  for (int r = 0; r < ROWS; ++r) m[r] = m[r] == -CUDART_INF_F ? m[r] : m[r] * scale_log2;  // from here on in log2
   Weights weights[ROWS] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
   if (KEY_GROUPS > 1 && LEAVE_OUT == MERGE && group < LAST_GROUP) return;
   if (KEY_GROUPS > 1 && LEAVE_OUT != MERGE) {
@@ -414,6 +456,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   if constexpr (SPLIT::CLUSTER == 1) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
+      l[r] = fa::sum_of_quad(l[r]);
       const float inverse_l = inverse_of(l[r]);
       if (KEY_GROUPS > 1) {
         add_row(o, r, weights[r].mine * inverse_l, smem.given[r], weights[r].other * inverse_l);
@@ -433,19 +476,16 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
         return;
       }
       const auto there = [](const void* address_smem) { return fa::mapa(fa::smem_address(address_smem), SENT); };
-      fa::barrier_cluster_wait();
-      fa::st_async(there(&smem.exchanged.m_and_l[loader]), make_float2(m[SENT], l[SENT]), there(&smem.m_and_l_there));
+      fa::st_async(there(&smem.sent.m_and_l[loader]), make_float2(m[SENT], l[SENT]), there(&smem.m_and_l_there));
       add_row(o, SENT, weights[SENT].mine, smem.given[SENT], weights[SENT].other);
-#pragma unroll
-      for (int d = 0; d < D_TILES; d += 2) {
-        fa::st_async(there(&smem.exchanged.o[d / 2][loader]), piece(o, SENT, d), there(&smem.o_there));
-      }
+      send_row(o, SENT, smem.sent, &smem.o_there, there);
       add_row(o, KEPT, weights[KEPT].mine, smem.given[KEPT], weights[KEPT].other);
       wait<EXCHANGED>(&smem.m_and_l_there, 0);
-      const Weights weight = weigh(m[KEPT], l[KEPT], smem.exchanged.m_and_l[loader]);
+      const Weights weight = weigh(m[KEPT], l[KEPT], smem.sent.m_and_l[loader]);
+      l[KEPT] = fa::sum_of_quad(l[KEPT]);
       const float inverse_l = inverse_of(l[KEPT]);
       wait<EXCHANGED>(&smem.o_there, 0);
-      add_row(o, KEPT, weight.mine * inverse_l, smem.exchanged, weight.other * inverse_l);
+      add_row(o, KEPT, weight.mine * inverse_l, smem.sent, weight.other * inverse_l);
       store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], call, block, query, lane);
     };
     if (rank == 0) {
@@ -492,10 +532,11 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
     if (int status = describe(&k_map, args, args->k, args->kv_heads, args->seq_k, args->k_stride)) return status;
     if (int status = describe(&v_map, args, args->v, args->kv_heads, args->seq_k, args->v_stride)) return status;
   }
-  auto* kernel = &cluster_latency_kernel<T, SPLIT>;
+  const bool whole = call.seq_k == SPLIT::PASS_KEYS && call.first_diagonal >= call.seq_k && call.signed_scale_log2 >= 0.0f;
+  auto* kernel = whole ? &cluster_latency_kernel<T, SPLIT, true> : &cluster_latency_kernel<T, SPLIT, false>;
   constexpr int smem_bytes = sizeof(Smem<T, SPLIT>);
-  static fa::OncePerDevice allow_smem;
-  if (int status = allow_smem([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
+  static fa::OncePerDevice allow_smem[2];
+  if (int status = allow_smem[whole]([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
     return status;
   }
   const dim3 grid(checked.heads * SPLIT::CLUSTER, (call.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));

@@ -108,10 +108,14 @@ __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
 }
 
 // 9.7.9.12 st.async: 16 bytes to another block's shared memory, which its barrier counts when they are there.
-__device__ __forceinline__ void st_async(uint32_t address, float4 value, uint32_t barrier_address) {
+__device__ __forceinline__ void st_async(uint32_t address, uint4 value, uint32_t barrier_address) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
-               :: "r"(address), "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)),
-                  "r"(__float_as_uint(value.w)), "r"(barrier_address) : "memory");
+               :: "r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier_address) : "memory");
+}
+
+__device__ __forceinline__ void st_async(uint32_t address, float4 value, uint32_t barrier_address) {
+  const uint4 bits = make_uint4(__float_as_uint(value.x), __float_as_uint(value.y), __float_as_uint(value.z), __float_as_uint(value.w));
+  st_async(address, bits, barrier_address);
 }
 
 // The same, 8 bytes.
