@@ -124,14 +124,15 @@ def _pilot(session: Session, variant: Variant, question: Question) -> Pilot | Re
     """Time and judge the candidate and what it may be gated against; its samples decide who, and nothing else.
 
     The record of a candidate that is not right takes the place of all that.  Raises `NoVerdict` for a time that is
-    not to be believed, and for a baseline that failed: the others would be an easier question.
+    not to be believed and matters, and for a baseline that failed: the others would be an easier question.
     """
     found: Pilot = {}
     for case in question.cases:
         record = session.run_case(variant, case, "speed")
         if record.outcome != "ok":
             return msgspec.structs.replace(record, kind="gate")
-        found[case.shape_id] = {variant.name: _believed_us(record)}
+        mine_us = _believed_us(record)
+        others: list[Record] = []
         for each in _baselines(session, question):
             try:
                 other = session.run_case(each, case, "speed")
@@ -141,8 +142,28 @@ def _pilot(session: Session, variant: Variant, question: Question) -> Pilot | Re
                 raise NoVerdict(str(reason)) from None
             if other.outcome != "ok":
                 raise NoVerdict(f"{each.name} at {case.shape_id}: {other.outcome}: {other.message}")
-            found[case.shape_id][each.name] = _believed_us(other)
+            others.append(other)
+        found[case.shape_id] = {variant.name: mine_us, **_times_that_matter(others)}
     return found
+
+
+def _times_that_matter(baselines: list[Record]) -> dict[str, float]:
+    """Microseconds of each baseline; without one whose clocks disagree, where even the shorter is not near the fastest.
+
+    Raises `NoVerdict` where it may be.
+    """
+    times: dict[str, float] = {}
+    doubted: list[Record] = []
+    for each in baselines:
+        try:
+            times[each.variant] = _believed_us(each)
+        except NoVerdict:
+            doubted.append(each)
+    for each in doubted:
+        least_us = each.speed.agreement.least_us if each.speed and each.speed.agreement else None
+        if not times or least_us is None or least_us <= NEAR * min(times.values()):
+            _believed_us(each)  # it is not, and says why
+    return times
 
 
 def _believed_us(record: Record) -> float:

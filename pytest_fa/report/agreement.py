@@ -43,13 +43,17 @@ def _compare(period_us: float, busy: Busy) -> Agreement:
     if busy.missing_count or not count:
         return Agreement(valid=False, reason=f"the profiler lost {busy.missing_count} records")
     if busy.busy_us / count >= LONG_NODE_US:
-        off, allowed = busy.busy_us - period_us, SHARE * period_us
+        profiled_us, allowed = busy.busy_us, SHARE * period_us
         said = f"profiler {busy.busy_us:.1f} us"
     else:
-        off, allowed = period_us - busy.busy_us - busy.overhead_us, max(SHORT_US * count, SHARE * period_us)
+        profiled_us, allowed = busy.busy_us + busy.overhead_us, max(SHORT_US * count, SHARE * period_us)
         said = f"profiler {busy.busy_us:.2f} us and {busy.overhead_us:+.2f} us between the clocks"
-    holds = abs(off) <= allowed
-    return Agreement(valid=holds, reason=f"period {period_us:.2f} us, {said}: {off:+.2f} us of {allowed:.2f} allowed")
+    off = period_us - profiled_us
+    return Agreement(
+        valid=abs(off) <= allowed,
+        reason=f"period {period_us:.2f} us, {said}: {off:+.2f} us of {allowed:.2f} allowed",
+        least_us=min(period_us, profiled_us),
+    )
 
 
 def _wrong_kernels(variant: str, role: str, names: list[str]) -> str:

@@ -242,10 +242,14 @@ class Busy(msgspec.Struct, frozen=True):
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """Whether two clocks and the kernels' names confirm a time; None where there is nothing to compare."""
+    """Whether two clocks and the kernels' names confirm a time; None where there is nothing to compare.
+
+    `least_us` is the shorter of what both clocks say, where only they disagree.
+    """
 
     valid: bool | None
     reason: str
+    least_us: float | None = None
 
 
 class Speed(msgspec.Struct, frozen=True):

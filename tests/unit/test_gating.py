@@ -28,6 +28,7 @@ class PretendedSession:
         self.options: Any = type("Options", (), {"profiles": folder, "gate_baseline": "other"})
         self.environment: Any = type("Here", (), {"gpu": None})
         self.workers = self
+        self.plan: Any = None
         self.records, self.result = records, result
         self.jobs: list[GateJob] = []
 
@@ -120,6 +121,27 @@ def test_a_baseline_that_cannot_run_is_no_skip(variants: tuple[Variant, Variant]
     session = PretendedSession(tmp_path, {"mine": record("mine", speed=speed(9.0))}, blocks(0.0))
     found = hold_gate(session, mine, Question(0.95, other, (CASE,)), lambda _: None)  # type: ignore[arg-type]
     assert (found.outcome, found.message) == ("inconclusive", "other does not run on this GPU")
+
+
+@pytest.mark.parametrize(
+    ("least_us", "ending"),
+    [(12.0, ("ok", 6)), (10.2, ("inconclusive", 0)), (None, ("inconclusive", 0))],
+)
+def test_a_doubt_about_a_slow_baseline_does_not_matter(
+    variants: tuple[Variant, Variant], tmp_path: Path, least_us: float | None, ending: tuple[str, int]
+) -> None:
+    """Where both of its clocks say that it is not near the fastest; where one does not, or is missing, it matters."""
+    mine, other = variants
+    slow = msgspec.structs.replace(other, name="slow", role="baseline")
+    other = msgspec.structs.replace(other, role="baseline")
+    doubt = Agreement(valid=False, reason="the clocks disagree", least_us=least_us)
+    times = {"mine": speed(9.0), "other": speed(10.0), "slow": msgspec.structs.replace(speed(13.0), agreement=doubt)}
+    records = {name: record(name, kind="speed", speed=each) for name, each in times.items()}
+    session = PretendedSession(tmp_path, records, blocks(*[-0.105] * 8))
+    session.plan = type("Plan", (), {"companions": (slow, other)})
+    found = hold_gate(session, mine, Question(0.95, None, (CASE,)), lambda _: None)  # type: ignore[arg-type]
+    assert (found.outcome, len(session.jobs)) == ending
+    assert all(job.contests[0].baseline.variant.name == "other" for job in session.jobs)
 
 
 def test_dropped_blocks_leave_a_record(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
