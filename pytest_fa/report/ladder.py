@@ -42,6 +42,31 @@ def ladder_rows(kernels: Path, profiles: Path, shapes: list[str], against: list[
     return [heads, *(_row(rung, [first_us[name] for name in bases]) for rung in rungs)]
 
 
+def expectation_rows(kernels: Path, profiles: Path, shapes: list[str]) -> list[list[str]]:
+    """Heads and rows: what each rung was expected to bring, as its manifest says, beside `device_us` at each shape."""
+    found = discover((kernels,)).variants
+    rungs = in_order(each for each in found.values() if each.role == "candidate" and _is_in(each, kernels))
+    rows = [["rung", "expected, before it was measured", *(f"device_us `{shape}`" for shape in shapes)]]
+    for each in rungs:
+        times = [_figure(_device_us(records)) for records in _records(profiles, each.name, shapes)]
+        rows.append([f"`{each.name}`", each.expect, *times])
+    return rows
+
+
+def stage_rows(kernels: Path, profiles: Path, name: str, shapes: list[str]) -> list[list[str]]:
+    """Heads and rows: `device_us` of a variant at each shape, and how much less it is without each stage."""
+    ablations = [each for each in discover((kernels,)).variants.values() if each.leaves_out and each.parent == name]
+    whole = [_device_us(records) for records in _records(profiles, name, shapes)]
+    rows = [["left out", "by", *(f"`{shape}`" for shape in shapes)]]
+    rows.append(["nothing", f"`{name}`", *(f"{_figure(us)} us" for us in whole)])
+    for each in ablations:
+        left = [_device_us(records) for records in _records(profiles, each.name, shapes)]
+        less = [None if us is None or all_us is None else us - all_us for us, all_us in zip(left, whole, strict=True)]
+        cells = [NOTHING if us is None else f"{us:+.2f} us" for us in less]
+        rows.append([each.leaves_out or "", f"`{each.name}`", *cells])
+    return rows
+
+
 def in_order(variants: Iterable[Variant]) -> list[Variant]:
     """Each variant after its parent, a parent's children in the order of their names."""
     mine = {each.name: each for each in variants}

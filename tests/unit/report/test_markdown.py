@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_fa.report.blocks import TableProblem
 from pytest_fa.report.log import save_profiles
-from pytest_fa.report.markdown import TableProblem, main, rewrite
+from pytest_fa.report.markdown import main, rewrite
 from pytest_fa.report.profiled import Profile, ProfiledKernel, Verdict
 from pytest_fa.report.record import Bound, Record, to_json
 from tests.unit.report.test_record import RECORD
@@ -122,3 +123,11 @@ def test_verdicts_quote_what_decided(tmp_path: Path) -> None:
         "| `one` | `other` | a counter is missing | - |",
         "| `two` | - | not measured | - |",
     ]
+
+
+def test_a_variant_without_ablations_has_no_stages(tmp_path: Path) -> None:
+    """The comment names the wrong variant, or the ablations are gone: no empty table."""
+    (tmp_path / "kernels").mkdir()
+    words = "profiles=profiles kernels=kernels of=one cases=b1h8s512d64-fp16"
+    with pytest.raises(TableProblem, match="one has no ablations in kernels"):
+        rewrite(f"<!-- fa-stages {words} -->\n<!-- /fa-stages -->\n", tmp_path)
