@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from pytest_fa.profile import presets
 from pytest_fa.profile.difference import differences
+from pytest_fa.profile.raw_table import read_raw_table
 from pytest_fa.profile.verdict import judge
 from pytest_fa.report.log import read_records
-from pytest_fa.report.profiled import DURATION, ProfiledKernel
+from pytest_fa.report.profiled import DURATION, Limit, ProfiledKernel
+from pytest_fa.report.profiles import short_name
+from tests.unit.profile.conftest import RECORDED
 
 # A kernel that fills the chip, with nothing near its peak.
 COUNTERS = {
@@ -98,6 +102,16 @@ def test_recorded_kernels(recorded_kernels: tuple[ProfiledKernel, ...]) -> None:
     )
     assert "a warp waits for instructions to be fetched" in sentences[1]
     assert "64 blocks leave 68 of 132 SMs empty" in sentences[3]
+
+
+@pytest.mark.parametrize("limit", get_args(Limit))
+def test_a_recorded_kernel_of_each_class(limit: str) -> None:
+    """Kernels that do one thing, as Nsight counted them on an H200."""
+    (kernel,) = read_raw_table((RECORDED / "ncu" / "verdict" / f"{limit}.csv").read_text(encoding="utf-8"))
+    found = judge(kernel)
+    assert short_name(kernel.name) == f"only_{limit}"
+    assert found is not None
+    assert found.bound_by == limit
 
 
 # -- beside SDPA ------------------------------------------------------------------------------------------------------
