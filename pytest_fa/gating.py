@@ -22,7 +22,7 @@ from pytest_fa.gate.verdict import CONFIDENCE, LOOKS, MOST_DROPPED, Look, PairSa
 from pytest_fa.jobs import Arm, CaseResult, Contest, GateJob, GateResult
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.report.noise import read_noise
-from pytest_fa.report.record import Gate, GatePair, Leaf, Outcome, Record, Stage
+from pytest_fa.report.record import Gate, GatePair, Leaf, Outcome, Record, Speed, Stage
 from pytest_fa.session import CannotRun, Refused, Say, Session
 
 NEAR = 1.03  # baselines within 3 % of the fastest in the pilot are all gated against
@@ -89,7 +89,7 @@ def hold_gate(session: Session, variant: Variant, question: Question, say: Say) 
         return _ended(session, variant, question, "inconclusive", str(reason))
     sd, source = _known_sd(session)
     effect = detectable_effect(sd, LOOKS[-1], CONFIDENCE)
-    say(_announcement(variant, question, contests, effect, source))
+    say(_announcement(variant, question, pilot, contests, effect, source))
     results: list[GateResult] = []
     found = Look("INCONCLUSIVE", "", ())
     with timing_lock():
@@ -109,7 +109,11 @@ def hold_gate(session: Session, variant: Variant, question: Question, say: Say) 
     return msgspec.structs.replace(record, gate=gate)
 
 
-Pilot = dict[str, dict[str, float]]  # shape id to variant to microseconds
+class Pilot(NamedTuple):
+    """Shape id to variant to microseconds; and which baselines are left out at which shape, and why."""
+
+    times: dict[str, dict[str, float]]
+    left_out: tuple[str, ...]
 
 
 def _job(session: Session, variant: Variant, contests: tuple[Contest, ...], seed: int) -> GateJob:
@@ -126,7 +130,8 @@ def _pilot(session: Session, variant: Variant, question: Question) -> Pilot | Re
     The record of a candidate that is not right takes the place of all that.  Raises `NoVerdict` for a time that is
     not to be believed and matters, and for a baseline that failed: the others would be an easier question.
     """
-    found: Pilot = {}
+    times: dict[str, dict[str, float]] = {}
+    left_out: list[str] = []
     for case in question.cases:
         record = session.run_case(variant, case, "speed")
         if record.outcome != "ok":
@@ -143,27 +148,32 @@ def _pilot(session: Session, variant: Variant, question: Question) -> Pilot | Re
             if other.outcome != "ok":
                 raise NoVerdict(f"{each.name} at {case.shape_id}: {other.outcome}: {other.message}")
             others.append(other)
-        found[case.shape_id] = {variant.name: mine_us, **_times_that_matter(others)}
-    return found
+        far = _far_in_doubt(others)
+        left_out += [
+            f"{each.variant} at {case.shape_id}: {_doubt(each)}; far from the fastest either way" for each in far
+        ]
+        believed = {each.variant: _believed_us(each) for each in others if each not in far}
+        times[case.shape_id] = {variant.name: mine_us, **believed}
+    return Pilot(times, tuple(left_out))
 
 
-def _times_that_matter(baselines: list[Record]) -> dict[str, float]:
-    """Microseconds of each baseline; without one whose clocks disagree, where even the shorter is not near the fastest.
+def _far_in_doubt(baselines: list[Record]) -> list[Record]:
+    """Those whose clocks disagree, while even the shorter of both times is not near the fastest that is confirmed."""
+    agreed = [each.speed for each in baselines if each.speed and each.speed.agreement and each.speed.agreement.valid]
+    least_us = min((speed.device.median_us for speed in agreed), default=math.inf)
+    return [each for each in baselines if each.speed and _shorter_us(each.speed) > NEAR * least_us]
 
-    Raises `NoVerdict` where it may be.
-    """
-    times: dict[str, float] = {}
-    doubted: list[Record] = []
-    for each in baselines:
-        try:
-            times[each.variant] = _believed_us(each)
-        except NoVerdict:
-            doubted.append(each)
-    for each in doubted:
-        least_us = each.speed.agreement.least_us if each.speed and each.speed.agreement else None
-        if not times or least_us is None or least_us <= NEAR * min(times.values()):
-            _believed_us(each)  # it is not, and says why
-    return times
+
+def _shorter_us(speed: Speed) -> float:
+    """The shorter time of clocks that disagree about one chain of kernels; 0 for any other doubt, and without one."""
+    agreement = speed.agreement
+    if agreement is None or agreement.valid is not False or speed.order != "chain":
+        return 0.0
+    return agreement.least_us or 0.0
+
+
+def _doubt(record: Record) -> str:
+    return record.speed.agreement.reason if record.speed and record.speed.agreement else ""
 
 
 def _believed_us(record: Record) -> float:
@@ -193,7 +203,7 @@ def _contests(session: Session, variant: Variant, question: Question, pilot: Pil
         if isinstance(question.baseline, Arm):
             contests.append(Contest(case, mine, question.baseline))
             continue
-        times = {name: us for name, us in pilot[case.shape_id].items() if name in named}
+        times = {name: us for name, us in pilot.times[case.shape_id].items() if name in named}
         if not times:
             raise NoVerdict(f"no baseline takes {case.shape_id}: there is nothing to gate {variant.name} against")
         near = [name for name, us in times.items() if us <= NEAR * min(times.values())]
@@ -255,9 +265,9 @@ def _gate(
         detectable=effect,
         process_sd=max((statistics.stdev(each) for each in means if len(each) > 1), default=None),
         seconds=seconds,
-        pilot_us=pilot,
+        pilot_us=pilot.times,
         pairs=tuple(pairs),
-        left_out=question.left_out,
+        left_out=(*question.left_out, *pilot.left_out),
     )
 
 
@@ -270,11 +280,12 @@ def _known_sd(session: Session) -> tuple[float, str]:
 
 
 def _announcement(
-    variant: Variant, question: Question, contests: tuple[Contest, ...], effect: float, source: str
+    variant: Variant, question: Question, pilot: Pilot, contests: tuple[Contest, ...], effect: float, source: str
 ) -> str:
     names = ", ".join(dict.fromkeys(each.baseline.variant.name for each in contests))
     seconds = [round(count * (PROCESS_SECONDS + PAIR_SECONDS * len(contests))) for count in LOOKS]
     without = f"; left out: {len(question.left_out)} shapes that {variant.name} refuses" if question.left_out else ""
+    without += "".join(f"; left out: {each}" for each in pilot.left_out)
     return (
         f"gate {variant.name} < {question.ratio:g} x {names}: {LOOKS[0]} or {LOOKS[1]} processes, "
         f"about {seconds[0]} or {seconds[1]} s; "
@@ -288,7 +299,9 @@ def _ended(session: Session, variant: Variant, question: Question, outcome: Outc
     stage = Stage("speed", "ok" if outcome == "ok" else "failed")
     result = CaseResult(outcome, message, (stage,), () if outcome == "ok" else ("gate",))
     record = session.record("gate", variant.name, variant.role, None, result, leaves)
-    asked = [f"--fa-case={','.join(case.id for case in question.cases)}", f"--fa-gate={question.ratio:g}"]
+    asked = [f"--fa-case={','.join(case.id for case in question.cases)}"]
+    if f"--fa-gate={question.ratio:g}" not in record.repeat:
+        asked.append(f"--fa-gate={question.ratio:g}")
     if session.options.gate_baseline:
         asked.append(f"--fa-gate-baseline={session.options.gate_baseline}")
     return msgspec.structs.replace(record, repeat=f"{record.repeat} {shlex.join(asked)}")

@@ -5,13 +5,15 @@
 // because: in cluster_tma at the mission shape, by its own clock, 1,440 of 5,900 cycles pass before K is there, for 940 of which
 //          it has not been asked for; the two merges take 2,200; a call with 64 keys takes as long as one with 512
 // expect:  3.6 to 4.0 us at the mission shape, S = 64 and 128 below 3.0
-// diff:    prologue and merge are new; the paragraphs between them are cluster_tma's
-// tile:    64 queries x 128 keys per group, 2 groups, 2 blocks; at most 128 keys: one group, one block; 99 KB of shared memory
+// diff:    large: prologue, merge, the order of keys and the kernel for whole passes are new
+// tile:    64 queries x 128 keys per group, 2 groups, 2 blocks; at most 128 keys: one group, one block; 97 KB of shared memory
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
 //          16-byte aligned, with strides that TMA takes
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <math_constants.h>
+
+#include <type_traits>
 
 #include "fa/call.cuh"
 #include "fa/hopper.cuh"
@@ -25,7 +27,7 @@ using fp16 = __half;
 using bf16 = __nv_bfloat16;
 
 // Barriers have names, so that a test can leave one out and see that it is missed.
-enum Barrier { NONE, K_THERE, V_THERE, O_GIVEN, EXCHANGED };
+enum Barrier { NONE, Q_THERE, K_THERE, V_THERE, O_GIVEN, M_AND_L_SENT, O_SENT };
 
 // Stages have names, so that an ablation can leave one out and its time be seen.
 enum Stage { NOTHING, LOAD, QK, SOFTMAX, PV, MERGE };
@@ -63,7 +65,9 @@ struct Split {
   static constexpr int CLUSTER = CLUSTER_, KEY_GROUPS = KEY_GROUPS_, PARTS = PARTS_;
   static constexpr int GROUP_KEYS = PARTS * PART, BLOCK_KEYS = KEY_GROUPS * GROUP_KEYS, PASS_KEYS = CLUSTER * BLOCK_KEYS;
   static constexpr int THREADS = KEY_GROUPS * GROUP_THREADS;
-  static_assert(CLUSTER <= 2 && KEY_GROUPS <= 2, "a row of a lane for each block; one group gives, one takes");
+  static_assert(CLUSTER <= ROWS, "each block of a cluster keeps one row of every lane");
+  static_assert(KEY_GROUPS <= 2, "one group gives what it found, the other takes it");
+  static_assert(CLUSTER == 1 || KEY_GROUPS == 2, "what a block sends is what its two groups found");
 };
 
 // One row of O of every lane, as pieces of 16 bytes, and what it is relative to: max in log2, and the lane's part of the sum.
@@ -80,16 +84,18 @@ struct SentRow {
 };
 constexpr int O_BYTES = sizeof(SentRow::o), M_AND_L_BYTES = sizeof(SentRow::m_and_l);
 
+struct Nothing {};
+
 template <typename T, typename SPLIT>
 struct Smem {
   alignas(1024) T q[BLOCK_M * HEAD_DIM];
   alignas(1024) T k[SPLIT::KEY_GROUPS][SPLIT::PARTS][PART * HEAD_DIM];
   alignas(1024) T v[SPLIT::KEY_GROUPS][SPLIT::PARTS][PART * HEAD_DIM];
-  Row given[ROWS];  // by the first group to the last
-  SentRow sent;     // by the other block: nobody but it writes here
-  uint64_t k_full[SPLIT::KEY_GROUPS][SPLIT::PARTS];  // barriers: K, and with the first Q, has come
-  uint64_t v_full[SPLIT::KEY_GROUPS];                // barriers: V has come
-  uint64_t m_and_l_there, o_there;                   // barriers: all of the exchange has come
+  std::conditional_t<(SPLIT::KEY_GROUPS > 1), Row[ROWS], Nothing> given;  // by the first group to the last
+  std::conditional_t<(SPLIT::CLUSTER > 1), SentRow, Nothing> sent;        // by the other block: nobody but it writes here
+  uint64_t k_full[SPLIT::KEY_GROUPS][SPLIT::PARTS];                       // barriers: K, and with the first Q, has come
+  uint64_t v_full[SPLIT::KEY_GROUPS];                                     // barriers: V has come
+  uint64_t m_and_l_there, o_there;                                        // barriers: all of the exchange has come
 };
 
 // What one block works on: BLOCK_M queries of one head.
@@ -240,19 +246,14 @@ __device__ __forceinline__ void store_row(
   if (call.lse != nullptr && lane % QUAD == 0 && query < call.seq_q) {
     const uint32_t heads = gridDim.x / CLUSTER;
     float* lse_gmem = call.lse + (uint64_t(block.batch) * heads + block.head) * call.seq_q;
-    lse_gmem[query] = l > 0.0f ? (m + log2f(l)) * CUDART_LN2_F : -CUDART_INF_F;
+    lse_gmem[query] = l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * CUDART_LN2_F;
   }
 }
 
-__device__ __forceinline__ float inverse_of(float l) { return l > 0.0f ? __fdividef(1.0f, l) : 0.0f; }
+__device__ __forceinline__ float inverse_of(float l) { return l == 0.0f ? 0.0f : __fdividef(1.0f, l); }
 
-// What would have been computed, and what is computed for nobody: an ablation leaves the rest as it is.
-__device__ __forceinline__ void pretend(float (&s)[P_TILES][4]) {
-#pragma unroll
-  for (int n = 0; n < P_TILES; ++n) asm volatile("" : "=f"(s[n][0]), "=f"(s[n][1]), "=f"(s[n][2]), "=f"(s[n][3]));
-}
-
-__device__ __forceinline__ void consume(const uint32_t (&p)[4]) { asm volatile("" :: "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3])); }
+// What an ablation leaves out and what it still computes, for nobody: a word that the compiler must take for one that is stored.
+__device__ __forceinline__ void keep(uint32_t& unused, const uint32_t (&p)[4]) { unused ^= p[0] ^ p[1] ^ p[2] ^ p[3]; }
 
 // WHOLE: there are PASS_KEYS keys, every query sees all of them, and the scale is not negative: one pass, nothing to turn or mask,
 // and no jumps over what would do so.
@@ -299,6 +300,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   float o[D_TILES][4] = {};
   float m[ROWS] = {-CUDART_INF_F, -CUDART_INF_F};  // row max that P is relative to, before the scale
   float l[ROWS] = {};                              // this lane's part of the running row sum
+  uint32_t unused = 0;                             // what an ablation computes for nobody
 
   for (int pass = 0; pass < block.passes; ++pass) {
     const int first_of_block = pass * SPLIT::PASS_KEYS + rank * SPLIT::BLOCK_KEYS;
@@ -316,18 +318,16 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
 
     // S = Q K^T
     float s[PARTS][P_TILES][4];
-    if (group > 0) wait<K_THERE>(&smem.k_full[0][0], pass % 2);  // Q
+    if (group > 0) wait<Q_THERE>(&smem.k_full[0][0], pass % 2);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       wait<K_THERE>(&smem.k_full[group][part], pass % 2);
-      if constexpr (LEAVE_OUT == QK) {
-        pretend(s[part]);
-        continue;
-      }
       const uint64_t q = fa::wgmma_descriptor(smem.q), k = fa::wgmma_descriptor(smem.k[group][part]);
       fa::wgmma_fence();
 #pragma unroll
-      for (int d = 0; d < HEAD_DIM * sizeof(T) >> 4; d += MMA_K * sizeof(T) >> 4) fa::wgmma_m64k16<T, 0>(s[part], q + d, k + d, d > 0);
+      for (int d = 0; d < (LEAVE_OUT == QK ? MMA_K : HEAD_DIM) * sizeof(T) >> 4; d += MMA_K * sizeof(T) >> 4) {
+        fa::wgmma_m64k16<T, 0>(s[part], q + d, k + d, d > 0);
+      }
       fa::wgmma_commit_group();
     }
 
@@ -339,7 +339,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       } else {
         fa::wgmma_wait_group<0>(s[part]);
       }
-      // mask, and a negative scale turns the scores around; the part's first keys are seen by every query of the block
+      // mask, and a negative scale turns the scores around; every query sees the keys below min(seq_k, diagonal)
       const int first_of_part = first_key + part * PART;
       const bool turned = call.signed_scale_log2 < 0.0f, masked = first_of_part + PART > min(call.seq_k, block.diagonal);
       if (!WHOLE && (turned || masked)) {
@@ -417,13 +417,13 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
           fragment[i] = fa::cvt_rn_x2<T>(pair[2 * r], pair[2 * r + 1]);
         }
 
-        // O += P V, while the next P is being computed; V is asked for again and again, because ptxas moves no exponential over
-        // a wait: without, it puts all of them before the first P V
+        // O += P V, while the next P is being computed.  V is waited for more than once, because ptxas moves no exponential over a
+        // wait: without, it puts all of them before the first P V.
+        if (n % (P_TILES / 2) == 0) wait<V_THERE>(&smem.v_full[group], pass % 2);
         if constexpr (LEAVE_OUT == PV) {
-          consume(fragment);
+          keep(unused, fragment);
           continue;
         }
-        if (n % (P_TILES / 2) == 0) wait<V_THERE>(&smem.v_full[group], pass % 2);
         fa::wgmma_fence();
         fa::wgmma_m64k16<T, 1>(o, fragment, fa::wgmma_descriptor(smem.v[group][part] + n * MMA_N * HEAD_DIM), true);
         fa::wgmma_commit_group();
@@ -432,12 +432,14 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
     fa::wgmma_wait_group<0>(o);
   }
 
+  if (LEAVE_OUT == PV && unused == 0x7fff7fff) o[0][0] = 1.0f;  // two NaN: never, but who compiles does not know
+
   // Merge: the first group gives all that it has to the last, whose keys came later.
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) m[r] = m[r] == -CUDART_INF_F ? m[r] : m[r] * scale_log2;  // from here on in log2
   Weights weights[ROWS] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
   if (KEY_GROUPS > 1 && LEAVE_OUT == MERGE && group < LAST_GROUP) return;
-  if (KEY_GROUPS > 1 && LEAVE_OUT != MERGE) {
+  if constexpr (KEY_GROUPS > 1 && LEAVE_OUT != MERGE) {
     if (group < LAST_GROUP) {
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) {
@@ -458,7 +460,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
     for (int r = 0; r < ROWS; ++r) {
       l[r] = fa::sum_of_quad(l[r]);
       const float inverse_l = inverse_of(l[r]);
-      if (KEY_GROUPS > 1) {
+      if constexpr (KEY_GROUPS > 1) {
         add_row(o, r, weights[r].mine * inverse_l, smem.given[r], weights[r].other * inverse_l);
       } else {
 #pragma unroll
@@ -480,11 +482,11 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       add_row(o, SENT, weights[SENT].mine, smem.given[SENT], weights[SENT].other);
       send_row(o, SENT, smem.sent, &smem.o_there, there);
       add_row(o, KEPT, weights[KEPT].mine, smem.given[KEPT], weights[KEPT].other);
-      wait<EXCHANGED>(&smem.m_and_l_there, 0);
+      wait<M_AND_L_SENT>(&smem.m_and_l_there, 0);
       const Weights weight = weigh(m[KEPT], l[KEPT], smem.sent.m_and_l[loader]);
       l[KEPT] = fa::sum_of_quad(l[KEPT]);
       const float inverse_l = inverse_of(l[KEPT]);
-      wait<EXCHANGED>(&smem.o_there, 0);
+      wait<O_SENT>(&smem.o_there, 0);
       add_row(o, KEPT, weight.mine * inverse_l, smem.sent, weight.other * inverse_l);
       store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], call, block, query, lane);
     };

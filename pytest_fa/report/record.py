@@ -244,7 +244,7 @@ class Busy(msgspec.Struct, frozen=True):
 class Agreement(msgspec.Struct, frozen=True):
     """Whether two clocks and the kernels' names confirm a time; None where there is nothing to compare.
 
-    `least_us` is the shorter of what both clocks say, where only they disagree.
+    `least_us` is the shorter of what both clocks say, where there are two.
     """
 
     valid: bool | None

@@ -17,18 +17,40 @@ from pytest_fa.run.inputs import make_inputs, poisoned_output
 from pytest_fa.run.module import load_forward
 from tests.device.conftest import BuildSource, Built
 
-CASE = parse_case("b1h2s113d64-fp16-causal-sk203-seed0")
+SHAPE = "b1h2s113d64-fp16-causal-sk203"
+CASE = parse_case(f"{SHAPE}-seed0")
+CAUSAL = ("none", "top_left", "bottom_right")  # in the order of the header's FA_CAUSAL_*
+
+# One group and one block, both tiles of it; whole passes and others, rows that see no key, several passes.
+CLUSTER_SHAPES = (
+    "b1h2s64d64-fp16",
+    "b1h2s100d64-fp16",
+    "b1h2s128d64-fp16",
+    "b1h2s200d64-fp16-causal_br-sk130",
+    "b1h2s512d64-fp16",
+    "b1h2s700d64-fp16-causal_br-sk512",
+    "b1h2s600d64-fp16-causal_br-sk1100",
+    "b1h2s64d64-fp16-sk0",
+)
 
 
-@pytest.mark.parametrize("name", ["minimal", "stage2", "ws_p1", "ws_p2"])
-def test_c_symbol_is_exported(build_rung: Callable[[str], Built], name: str) -> None:
+CALLS = [
+    *((name, SHAPE) for name in ("minimal", "stage2", "ws_p1", "ws_p2")),
+    *(("cluster_latency", shape) for shape in CLUSTER_SHAPES),
+]
+
+
+@pytest.mark.parametrize(("name", "shape"), CALLS)
+def test_c_symbol_is_exported(build_rung: Callable[[str], Built], name: str, shape: str) -> None:
     """`fa_forward` can be called through ctypes alone, so the loader is replaceable; its LSE is right."""
-    inputs = make_inputs(CASE, torch.device("cuda"))
+    case = parse_case(f"{shape}-seed0")
+    inputs = make_inputs(case, torch.device("cuda"))
     out = poisoned_output(inputs)
     lse = torch.full(out.shape[:3], float("nan"), device="cuda")
     rung = build_rung(name)
     load_forward(*rung)  # its library needs tvm-ffi's in the process
-    args = ForwardArgs(abi_version=1, struct_size=ctypes.sizeof(ForwardArgs), scale=inputs.scale, dtype=0, causal=1)
+    args = ForwardArgs(abi_version=1, struct_size=ctypes.sizeof(ForwardArgs), scale=inputs.scale, dtype=0)
+    args.causal = CAUSAL.index(case.causal)
     for field, tensor in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v), ("out", out)):
         setattr(args, field, tensor.data_ptr())
         setattr(args, f"{field}_stride", Strides(*tensor.stride()))
@@ -39,9 +61,10 @@ def test_c_symbol_is_exported(build_rung: Callable[[str], Built], name: str) -> 
     status = ctypes.CDLL(rung[1]).fa_forward(ctypes.byref(args), ctypes.c_void_p(0))
 
     torch.cuda.synchronize()
-    scores = (inputs.q.double() @ inputs.k.double().transpose(2, 3) * inputs.scale).masked_fill(
-        torch.ones(113, 203, dtype=torch.bool, device="cuda").triu(1), float("-inf")
-    )
+    scores = inputs.q.double() @ inputs.k.double().transpose(2, 3) * inputs.scale  # [batch, heads, seq_q, seq_k]
+    if case.causal != "none":
+        diagonal = 1 + (case.seq_k - case.seq_q if case.causal == "bottom_right" else 0)
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(diagonal), float("-inf"))
     assert (status, judge(out, make_truth(inputs), "measured").passed) == (0, True)
     torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0, atol=1e-5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -124,24 +125,37 @@ def test_a_baseline_that_cannot_run_is_no_skip(variants: tuple[Variant, Variant]
 
 
 @pytest.mark.parametrize(
-    ("least_us", "ending"),
-    [(12.0, ("ok", 6)), (10.2, ("inconclusive", 0)), (None, ("inconclusive", 0))],
+    ("agreement", "order", "ending"),
+    [
+        (Agreement(valid=False, reason="the clocks disagree", least_us=12.0), "chain", ("ok", 6)),
+        (Agreement(valid=False, reason="the clocks disagree", least_us=10.2), "chain", ("inconclusive", 0)),
+        (Agreement(valid=False, reason="the clocks disagree", least_us=math.nan), "chain", ("inconclusive", 0)),
+        (Agreement(valid=False, reason="throttled"), "chain", ("inconclusive", 0)),
+        (Agreement(valid=True, reason="", least_us=12.0), "programmatic", ("inconclusive", 0)),
+    ],
+    ids=["far", "near", "nan", "throttled", "programmatic"],
 )
 def test_a_doubt_about_a_slow_baseline_does_not_matter(
-    variants: tuple[Variant, Variant], tmp_path: Path, least_us: float | None, ending: tuple[str, int]
+    variants: tuple[Variant, Variant], tmp_path: Path, agreement: Agreement, order: str, ending: tuple[str, int]
 ) -> None:
-    """Where both of its clocks say that it is not near the fastest; where one does not, or is missing, it matters."""
+    """Where both of its clocks say that it is not near the fastest, it is left out by name; any other doubt matters."""
     mine, other = variants
     slow = msgspec.structs.replace(other, name="slow", role="baseline")
     other = msgspec.structs.replace(other, role="baseline")
-    doubt = Agreement(valid=False, reason="the clocks disagree", least_us=least_us)
-    times = {"mine": speed(9.0), "other": speed(10.0), "slow": msgspec.structs.replace(speed(13.0), agreement=doubt)}
+    agreed = msgspec.structs.replace(speed(10.0), agreement=Agreement(valid=True, reason="", least_us=10.0))
+    doubted = msgspec.structs.replace(speed(13.0), agreement=agreement, order=order)
+    times = {"mine": speed(9.0), "other": agreed, "slow": doubted}
     records = {name: record(name, kind="speed", speed=each) for name, each in times.items()}
     session = PretendedSession(tmp_path, records, blocks(*[-0.105] * 8))
     session.plan = type("Plan", (), {"companions": (slow, other)})
-    found = hold_gate(session, mine, Question(0.95, None, (CASE,)), lambda _: None)  # type: ignore[arg-type]
+    said: list[str] = []
+    found = hold_gate(session, mine, Question(0.95, None, (CASE,)), said.append)  # type: ignore[arg-type]
     assert (found.outcome, len(session.jobs)) == ending
     assert all(job.contests[0].baseline.variant.name == "other" for job in session.jobs)
+    if found.gate:
+        (left_out,) = found.gate.left_out
+        assert left_out.startswith("slow-b1h8s512d64-fp16-seed0: the clocks disagree")
+        assert left_out in said[0]
 
 
 def test_dropped_blocks_leave_a_record(variants: tuple[Variant, Variant], tmp_path: Path) -> None:

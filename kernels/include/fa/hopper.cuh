@@ -25,7 +25,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d(void* to_smem, const CUt
                : "memory");
 }
 
-// 9.7.14.16 elect.sync: true for one lane of a whole warp, which the compiler knows to be one.
+// 9.7.13.14 elect.sync: true for one lane of a whole warp, always the same one.
 __device__ __forceinline__ bool elect_sync() {
   uint32_t elected;
   asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(elected));

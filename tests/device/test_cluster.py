@@ -1,0 +1,71 @@
+"""cluster_latency where its code differs: few keys, whole passes, several passes; and without each of its barriers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.build.builder import ensure
+from pytest_fa.build.target import native_arch
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.jobs import CaseJob
+from pytest_fa.pipeline import run_case
+from pytest_fa.report.record import Leaf
+from pytest_fa.workers import Workers
+from tests.device.conftest import Built
+
+SHAPES = (
+    "b1h2s64d64-fp16",
+    "b1h2s100d64-bf16",
+    "b1h2s128d64-fp16",
+    "b1h2s512d64-fp16",
+    "b1h2s512d64-bf16-causal",
+    "b1h2s700d64-fp16",
+    "b1h2s600d64-fp16-causal_br-sk1100",
+)
+PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "contained_nan")
+
+
+@pytest.mark.parametrize("held", PROPERTIES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_properties_hold_on_every_path(build_rung: Callable[[str], Built], shape: str, held: str) -> None:
+    """Both blocks and groups have keys, the row max rises from pass to pass, nothing is masked, or all is one tile."""
+    variant, library = build_rung("cluster_latency")
+    case = parse_case(f"{shape}-seed0")
+    job = CaseJob(variant, case, library, "cuda", "measured", judge=True, time=False, property_name=held)
+    result = run_case(job)
+    assert (result.outcome, result.message) == ("ok", "")
+
+
+FAULTS = ("k", "v", "given", "m_and_l", "o")
+# Few keys are one block's, which sends nothing; where many blocks follow one another, some of them start late.
+FAULT_SHAPES = ("b1h8s512d64-fp16", "b4h16s512d64-fp16", "b1h8s2048d64-fp16")
+
+
+@pytest.fixture(scope="module")
+def faults(shared_cache: Path) -> dict[str, Built]:
+    """cluster_latency without one barrier each, built in one batch."""
+    catalog = discover((Path(__file__).parents[2] / "kernels",)).variants
+    requests = [(catalog[f"race_latency_{each}"], native_arch(catalog[f"race_latency_{each}"])) for each in FAULTS]
+    outcomes = ensure(requests, shared_cache).outcomes
+    found: dict[str, tuple[Variant, str]] = {}
+    for variant, arch in requests:
+        outcome = outcomes[(variant.name, arch)]
+        assert isinstance(outcome, Leaf), outcome
+        found[variant.name] = (variant, str(shared_cache / outcome.library))
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_barrier_is_needed(faults: dict[str, Built], fault: str) -> None:
+    """Without it a result is wrong or the device fails, on one of three shapes at least."""
+    variant, library = faults[f"race_latency_{fault}"]
+    cases = [parse_case(f"{shape}-seed0") for shape in FAULT_SHAPES]
+    jobs = [CaseJob(variant, case, library, "cuda", "measured", judge=True, time=False) for case in cases]
+    with Workers() as workers:
+        outcomes = [workers.run(job).outcome for job in jobs]
+    assert {"wrong", "device_error"} & {*outcomes}, outcomes
