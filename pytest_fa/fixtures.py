@@ -87,7 +87,8 @@ def fa_module(request: pytest.FixtureRequest, fa_variant: Variant) -> Iterator[F
     device, options = _device_of(fa_variant), request.config.stash[OPTIONS_KEY]
     with _device_kept(request, device):
         library = build_library(fa_variant, options.cache, no_build=options.no_build)
-        with open_forward(fa_variant, library) as forward:
+        case: Case | None = request.getfixturevalue("fa_case") if "fa_case" in request.fixturenames else None
+        with open_forward(fa_variant, library, computes=case.computes if case else None) as forward:
             yield forward
 
 
@@ -142,7 +143,7 @@ def fa_truth(request: pytest.FixtureRequest, fa_case: Case, fa_inputs: Inputs) -
     """float64 attention on `fa_inputs` (`.out`) and what an ideal kernel of the same precision gives (`.yardstick`)."""
     from pytest_fa.judge.oracle import truth_of  # noqa: PLC0415  # torch: only for in-process tests
 
-    return truth_of(fa_case.computes, fa_inputs, (), _policy(request))
+    return truth_of(fa_case.computes, fa_inputs, (), _policy(request, fa_case))
 
 
 def _variant(request: pytest.FixtureRequest) -> Variant | None:
@@ -150,11 +151,16 @@ def _variant(request: pytest.FixtureRequest) -> Variant | None:
     return request.getfixturevalue("fa_variant") if "fa_variant" in request.fixturenames else None
 
 
-def _policy(request: pytest.FixtureRequest) -> str:
-    """The tolerance policy: the option's, else the marker's, else the manifest's, else `measured`."""
+def _policy(request: pytest.FixtureRequest, case: Case) -> str:
+    """The tolerance policy: the option's, else the marker's, else the manifest's, else `measured`: scores' only one."""
     variant = _variant(request)
     marked = _read_marker(tolerance_of, request.node)
-    return request.config.stash[OPTIONS_KEY].tolerance or marked or (variant.tolerance if variant else "measured")
+    found = request.config.stash[OPTIONS_KEY].tolerance or marked or (variant.tolerance if variant else "measured")
+    if case.computes == "scores" and found != "measured":
+        pytest.fail(
+            f"tolerance {found} judges attention; {case.shape_id} asks for scores (use measured)", pytrace=False
+        )
+    return found
 
 
 def _read_marker(read: Callable[[pytest.Item], T], node: pytest.Item) -> T:
@@ -184,7 +190,7 @@ def _judge(
     from pytest_fa.report.failure import check_lines  # noqa: PLC0415
     from pytest_fa.run.inputs import poisoned_output  # noqa: PLC0415
 
-    variant, policy = _variant(request), _policy(request)
+    variant, policy = _variant(request), _policy(request, case)
     truth = truth_of(case.computes, inputs, variant.rounds if variant else (), policy)
     like = poisoned_output(inputs, case.computes)
     for out in outputs:

@@ -143,6 +143,8 @@ class Session:
         found = select_variants(self.catalog, (named,))
         if len(found) != 1 or isinstance(found[0], BrokenVariant):
             raise UsageProblem(f"--fa-gate-baseline: {named!r} must name one variant that can be read")
+        if found[0].computes != "attention":
+            raise UsageProblem(f"--fa-gate-baseline: {named} computes {found[0].computes}; it must compute attention")
         return found[0]
 
     @functools.cached_property
@@ -304,7 +306,7 @@ class Session:
                 result = msgspec.structs.replace(result, speed=self._confirmed(job, result.speed))
         if result.outcome == "ok" and not property_name:
             self._note(variant, case, result)
-        if result.outcome == "unsupported" and property_name in MAY_REFUSE:
+        if result.outcome == "unsupported" and (property_name in MAY_REFUSE or variant.cases):
             raise Refused(f"{variant.name}: {property_name}: {result.message}")
         if result.outcome == "unsupported" and variant.role == "baseline":
             raise Refused(f"{variant.name} does not support {case.shape_id}: {result.message}")
@@ -480,9 +482,11 @@ def _require_fit_for_probes(options: Options, plan: Plan) -> None:
     if scorer and options.tolerance not in (None, "measured"):
         text = f"--fa-tolerance={options.tolerance} judges attention; {scorer} computes scores (use measured)"
         raise UsageProblem(text)
-    probe = next((each.name for each in chosen if each.role == "probe"), None)
-    if probe and options.gate is not None and not plan.gated:
-        raise UsageProblem(f"--fa-gate: {probe} is a probe, which has no baseline, and nothing else can be gated")
+    if options.gate is not None and chosen and not plan.gated:
+        found = ", ".join(f"{each.name} ({each.role}, computes {each.computes})" for each in chosen)
+        raise UsageProblem(
+            f"--fa-gate: nothing here can be gated: {found}; a gate takes what computes all of attention"
+        )
 
 
 def _failed_build(message: str) -> CaseResult:

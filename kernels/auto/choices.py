@@ -52,9 +52,9 @@ def choices(records: list[Record]) -> dict[str, dict[str, list[dict[str, Any]]]]
 
 
 def _well_measured(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The cases at which at least half as many variants were timed as at the best one: the others compare too few."""
+    """The cases at which more than half as many variants were timed as at the best one: the others compare too few."""
     most = max(len(row["device_us"]) for row in rows.values())
-    return [row for row in rows.values() if 2 * len(row["device_us"]) >= most]
+    return [row for row in rows.values() if 2 * len(row["device_us"]) > most]
 
 
 def _fastest_first(row: dict[str, Any]) -> dict[str, Any]:

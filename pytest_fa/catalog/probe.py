@@ -22,9 +22,15 @@ def read_cases(texts: tuple[str, ...], computes: Computes) -> tuple[Case, ...]:
         if "-seed" in text:
             raise UsageProblem(f"cases has {text!r}; it names shapes, such as {EXAMPLE}, and seeds are the suite's")
     try:
-        return tuple(parse_case(f"{text}-seed0").computing(computes) for text in texts)
+        cases = [parse_case(f"{text}-seed0") for text in texts]
     except UsageProblem as problem:
-        raise UsageProblem(f"cases: {problem}") from None
+        raise UsageProblem(f"cases: {str(problem).replace('-seed0', '').replace('-seed<N>', '')}") from None
+    for case in cases:
+        if case.computes not in ("attention", computes):
+            raise UsageProblem(
+                f"cases has {case.shape_id!r}, and computes is {computes!r}; say computes: {case.computes}"
+            )
+    return tuple(case.computing(computes) for case in cases)
 
 
 def probe_problem(variant: Variant) -> str | None:
@@ -40,7 +46,8 @@ def _problems(variant: Variant) -> Iterator[str]:
     if variant.cases and role not in ROLES:
         yield f"cases is for role {allowed}, this one is {role!r}: it is judged on a suite's shapes"
     if not variant.cases and (is_partial or role == "probe"):
-        yield f"cases is missing, and role is {role!r}; it names its own shapes, such as {EXAMPLE}"
+        why = f"computes is {computes!r}" if is_partial else f"role is {role!r}"
+        yield f"cases is missing, and {why}; it names its own shapes, such as {EXAMPLE}"
     for case in variant.cases:
         if reason := variant.refuses(case):
             yield f"cases: {reason}"

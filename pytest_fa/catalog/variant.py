@@ -184,11 +184,12 @@ class Variant(msgspec.Struct, frozen=True):
         supports = self.supports
         if not self.answers(case):
             yield f"it computes {self.computes}, the case asks for {case.computes}"
-        for field in ("dtype", "head_dim", "causal", "layout"):
+        is_floor = self.role == "floor"  # which reads no row, and so takes any length of it
+        for field in ("dtype", "causal", "layout", *(() if is_floor else ("head_dim",))):
             value, allowed = getattr(case, field), getattr(supports, field)
             if value not in allowed:
                 yield f"{field} is {value}, supports {', '.join(map(str, allowed))}"
-        if (case.dtype, case.head_dim) not in self.instantiations:
+        if not is_floor and (case.dtype, case.head_dim) not in self.instantiations:
             built = ", ".join(f"{dtype}-d{dim}" for dtype, dim in self.instantiations)
             yield f"no instantiation {case.dtype}-d{case.head_dim}, compiled are {built}"
         if case.kv_heads != case.heads and not supports.grouped_heads:

@@ -111,7 +111,7 @@ def _profile(record: Record, profile: Profile) -> list[str]:
     elif profile.beside_missing:
         lines.append(f"  beside {profile.beside or 'SDPA'}: not measured: {profile.beside_missing}")
     lines.append(f"  report: {profile.report} ({profile.preset}, {profile.seconds:.1f} s)")
-    return [*lines, *([f"  this chip has no {', '.join(profile.dropped)}"] if profile.dropped else [])]
+    return [*lines, *([f"  not counted: {', '.join(profile.dropped)}"] if profile.dropped else [])]
 
 
 def _stages(kernel: ProfiledKernel) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import msgspec
 import pytest
 import torch
 
+from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
-from pytest_fa.catalog.properties import properties_of, property_case
+from pytest_fa.catalog.properties import MAY_REFUSE, properties_of, property_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import UnsupportedCase
 from pytest_fa.jobs import CaseJob, CaseResult
@@ -19,6 +21,7 @@ from pytest_fa.pipeline import run_case
 from pytest_fa.run.inputs import make_inputs, poisoned_output
 from pytest_fa.run.module import build_library, load_forward
 from tests.device.conftest import Built
+from tests.plugin.conftest import Project
 
 PROBES = ("probe_gemm_4x4x4", "probe_qk_tile")
 CATALOG = discover((Path(__file__).parents[2] / "kernels",)).variants
@@ -44,10 +47,12 @@ def test_probes_are_right_and_timed(shared_cache: Path, name: str, shape: str) -
     assert result.speed.order != "branches"
 
 
-@pytest.mark.parametrize("shape", [shape for _, shape in OWN])
+@pytest.mark.parametrize("shape", [*(shape for _, shape in OWN), "b1h1s32d16-fp16-sk128-scores"])
 def test_the_floor_stands_beside_them(shared_cache: Path, shape: str) -> None:
-    """`noop` is called with a probe's tensors, head_dim 4 too, and does nothing with them."""
-    result = run_case(job_of(CATALOG["noop"], shared_cache, shape))
+    """`noop` is called with a probe's tensors, of any head_dim and scores of any width, and does nothing with them."""
+    case = parse_case(f"{shape}-seed0")
+    library = build_library(CATALOG["noop"], shared_cache)
+    result = run_case(CaseJob(CATALOG["noop"], case, library, "cuda", "measured", judge=False, time=True))
     assert (result.outcome, result.message) == ("ok", "")
     assert result.speed is not None
 
@@ -69,7 +74,25 @@ def test_probes_hold_their_properties(shared_cache: Path, name: str, held: str) 
         property_name=held,
     )
     result: CaseResult = run_case(job)
-    assert result.outcome in ("ok", "unsupported"), result.message
+    assert result.outcome in (("ok", "unsupported") if held in MAY_REFUSE else ("ok",)), result.message
+
+
+TIMED = """\
+def test_timed(fa_module, fa_case, fa_inputs, fa_benchmark):
+    fa_benchmark(fa_module, fa_case, fa_inputs)
+"""
+
+
+def test_a_users_test_times_the_floor_too(project: Project) -> None:
+    """The floor is handed scores where the case asks for them, as wide as there are keys."""
+    project.write("test_own.py", TIMED)
+    case = "b1h1s32d64-fp16-sk128-scores-seed0"
+    kernels = Path(__file__).parents[2] / "kernels"
+    visible = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    arguments = ("test_own.py", f"--fa-kernels={kernels}", "--fa-variant=probe_qk_tile", f"--fa-case={case}")
+    result = project.run(*arguments, env=visible)
+    assert set(result.outcomes.values()) == {"passed"}, result.text
+    assert any("noop" in name for name in result.outcomes)
 
 
 def test_an_output_of_another_shape_is_refused(build_rung: Callable[[str], Built]) -> None:

@@ -120,7 +120,12 @@ def test_a_candidate_refuses_scores(lab: Project) -> None:
     [
         (
             [ALL, "--fa-gate=0.95"],
-            "--fa-gate: probe_right is a probe, which has no baseline, and nothing else can be gated",
+            "--fa-gate: nothing here can be gated: probe_right (probe, computes scores), probe_scale (probe, ",
+        ),
+        (["--fa-variant=noop", "--fa-gate=0.95"], "--fa-gate: nothing here can be gated: noop (floor, computes "),
+        (
+            ["--fa-variant=alpha", "--fa-gate=0.95", "--fa-gate-baseline=probe_right"],
+            "--fa-gate-baseline: probe_right computes scores; it must compute attention",
         ),
         (
             [ALL, "--fa-tolerance=absolute"],
@@ -155,7 +160,17 @@ def test_a_probe_without_shapes_is_a_broken_manifest(project: Project) -> None:
     project.python_variant("probe", SCORES_SOURCE, SCORES_MANIFEST.replace("cases:", "flags: []  #"))
     result = project.collect("--fa-variant=probe")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "cases is missing, and role is 'probe'; it names its own shapes" in result.said[0]
+    assert "cases is missing, and computes is 'scores'; it names its own shapes" in result.said[0]
+
+
+@pytest.mark.parametrize("policy", ["fp8", "absolute"])
+def test_a_marker_chooses_no_other_policy(lab: Project, policy: str) -> None:
+    """As `--fa-tolerance` may not: one sentence, and no judge of attention sees scores."""
+    marked = f"import pytest\n\n\n@pytest.mark.fa_tolerance({policy!r})\n" + MINE.replace("test_mine", "test_marked")
+    lab.write("test_marked.py", marked)
+    result = lab.run("test_marked.py", "--fa-variant=probe_right", f"--fa-case={SHAPES[0]}-seed0")
+    (reason,) = [why for name, why in result.reasons.items() if "probe_right" in name]
+    assert f"tolerance {policy} judges attention; {SHAPES[0]} asks for scores (use measured)" in reason
 
 
 MINE = """\

@@ -154,7 +154,7 @@ def test_a_doubt_about_a_slow_baseline_does_not_matter(
     assert all(job.contests[0].baseline.variant.name == "other" for job in session.jobs)
     if found.gate:
         (left_out,) = found.gate.left_out
-        assert left_out.startswith("slow-b1h8s512d64-fp16-seed0: the clocks disagree")
+        assert left_out.startswith("slow at b1h8s512d64-fp16: the clocks disagree")
         assert left_out in said[0]
 
 

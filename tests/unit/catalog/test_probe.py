@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from pytest_fa.catalog.case import Computes, parse_case
+from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.properties import OF_ATTENTION, PROPERTIES, properties_of, property_case
 from pytest_fa.catalog.variant import Variant
@@ -52,7 +56,7 @@ def test_members_may_have_shapes_of_their_own(write_variant: WriteVariant) -> No
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (SCORES, "cases is missing, and role is 'probe'; it names its own shapes, such as [b1h1s32d64-fp16-sk64]"),
+        (SCORES, "cases is missing, and computes is 'scores'; it names its own shapes, such as [b1h1s32d64-fp16-sk64]"),
         (
             "role: probe\n",
             "cases is missing, and role is 'probe'; it names its own shapes, such as [b1h1s32d64-fp16-sk64]",
@@ -72,7 +76,11 @@ def test_members_may_have_shapes_of_their_own(write_variant: WriteVariant) -> No
         ),
         (
             SCORES + "cases: [b1h1s4-fp16]\n",
-            "cases: case 'b1h1s4-fp16-seed0' is malformed; the form is ",
+            "cases: case 'b1h1s4-fp16' is malformed; the form is ",
+        ),
+        (
+            "role: probe\ncases: [b1h1s4d64-fp16-scores]\n",
+            "cases has 'b1h1s4d64-fp16-scores', and computes is 'attention'; say computes: scores",
         ),
         (
             SCORES + "cases: [b1h1s4d64-fp16-seed3]\n",
@@ -111,3 +119,10 @@ def test_scores_are_held_to_what_is_true_of_them(write_variant: WriteVariant) ->
     assert property_case(variant).id == "b2h3s160d64-fp16-sk192-scores-seed0"
     assert [name for name in PROPERTIES if name not in OF_ATTENTION] == list(properties_of(variant))
     assert list(OF_ATTENTION) == ["hard_data"]
+
+
+@pytest.mark.parametrize("computes", ["attention", "scores"])
+def test_the_floor_takes_rows_of_any_length(computes: Computes) -> None:
+    """It reads none: whatever a probe's head_dim is, what a call costs stands beside it."""
+    noop = discover((Path(__file__).parents[3] / "pytest_fa" / "builtin",)).variants["noop"]
+    assert noop.refuses(parse_case("b1h1s32d16-fp16-sk64-seed0").computing(computes)) is None
