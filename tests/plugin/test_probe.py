@@ -120,9 +120,14 @@ def test_a_candidate_refuses_scores(lab: Project) -> None:
     [
         (
             [ALL, "--fa-gate=0.95"],
-            "--fa-gate: nothing here can be gated: probe_right (probe, computes scores), probe_scale (probe, ",
+            "--fa-gate: nothing here can be gated: probe_right (probe, computes scores), probe_scale (probe, computes "
+            "scores); a gate takes what computes all of attention",
         ),
-        (["--fa-variant=noop", "--fa-gate=0.95"], "--fa-gate: nothing here can be gated: noop (floor, computes "),
+        (
+            ["--fa-variant=noop", "--fa-gate=0.95"],
+            "--fa-gate: nothing here can be gated: noop (floor, computes attention); a gate takes what computes all of "
+            "attention",
+        ),
         (
             ["--fa-variant=alpha", "--fa-gate=0.95", "--fa-gate-baseline=probe_right"],
             "--fa-gate-baseline: probe_right computes scores; it must compute attention",
@@ -136,7 +141,7 @@ def test_a_candidate_refuses_scores(lab: Project) -> None:
             "case 'b1h1s4d4-fp16-causal-scores-seed0': scores have no mask; drop -causal",
         ),
     ],
-    ids=["gate", "policy", "mask"],
+    ids=["gate", "gate of a floor", "gate against a probe", "policy", "mask"],
 )
 def test_what_is_attentions_is_a_usage_error(lab: Project, arguments: list[str], complaint: str) -> None:
     """One line that says what a probe has not."""
