@@ -6,7 +6,7 @@
 //          it has not been asked for; the two merges take 2,200; a call with 64 keys takes as long as one with 512
 // expect:  3.6 to 4.0 us at the mission shape, S = 64 and 128 below 3.0
 // diff:    large: prologue, merge, the order of keys and the kernel for whole passes are new
-// tile:    64 queries x 128 keys per group, 2 groups, 2 blocks; at most 128 keys: one group, one block; 97 KB of shared memory
+// tile:    64 queries x 128 keys per group, 2 groups, 2 blocks; at most 128 keys: one group, one block; 98 KB of shared memory
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
 //          16-byte aligned, with strides that TMA takes
 #include <cuda_bf16.h>
@@ -84,18 +84,16 @@ struct SentRow {
 };
 constexpr int O_BYTES = sizeof(SentRow::o), M_AND_L_BYTES = sizeof(SentRow::m_and_l);
 
-struct Nothing {};
-
 template <typename T, typename SPLIT>
 struct Smem {
   alignas(1024) T q[BLOCK_M * HEAD_DIM];
   alignas(1024) T k[SPLIT::KEY_GROUPS][SPLIT::PARTS][PART * HEAD_DIM];
   alignas(1024) T v[SPLIT::KEY_GROUPS][SPLIT::PARTS][PART * HEAD_DIM];
-  std::conditional_t<(SPLIT::KEY_GROUPS > 1), Row[ROWS], Nothing> given;  // by the first group to the last
-  std::conditional_t<(SPLIT::CLUSTER > 1), SentRow, Nothing> sent;        // by the other block: nobody but it writes here
-  uint64_t k_full[SPLIT::KEY_GROUPS][SPLIT::PARTS];                       // barriers: K, and with the first Q, has come
-  uint64_t v_full[SPLIT::KEY_GROUPS];                                     // barriers: V has come
-  uint64_t m_and_l_there, o_there;                                        // barriers: all of the exchange has come
+  Row given[ROWS];  // by the first group to the last
+  SentRow sent;     // by the other block: nobody but it writes here
+  uint64_t k_full[SPLIT::KEY_GROUPS][SPLIT::PARTS];  // barriers: K, and with the first Q, has come
+  uint64_t v_full[SPLIT::KEY_GROUPS];                // barriers: V has come
+  uint64_t m_and_l_there, o_there;                   // barriers: all of the exchange has come
 };
 
 // What one block works on: BLOCK_M queries of one head.
@@ -246,11 +244,11 @@ __device__ __forceinline__ void store_row(
   if (call.lse != nullptr && lane % QUAD == 0 && query < call.seq_q) {
     const uint32_t heads = gridDim.x / CLUSTER;
     float* lse_gmem = call.lse + (uint64_t(block.batch) * heads + block.head) * call.seq_q;
-    lse_gmem[query] = l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * CUDART_LN2_F;
+    lse_gmem[query] = l > 0.0f ? (m + log2f(l)) * CUDART_LN2_F : -CUDART_INF_F;
   }
 }
 
-__device__ __forceinline__ float inverse_of(float l) { return l == 0.0f ? 0.0f : __fdividef(1.0f, l); }
+__device__ __forceinline__ float inverse_of(float l) { return l > 0.0f ? __fdividef(1.0f, l) : 0.0f; }
 
 // What an ablation leaves out and what it still computes, for nobody: a word that the compiler must take for one that is stored.
 __device__ __forceinline__ void keep(uint32_t& unused, const uint32_t (&p)[4]) { unused ^= p[0] ^ p[1] ^ p[2] ^ p[3]; }
@@ -439,7 +437,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   for (int r = 0; r < ROWS; ++r) m[r] = m[r] == -CUDART_INF_F ? m[r] : m[r] * scale_log2;  // from here on in log2
   Weights weights[ROWS] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
   if (KEY_GROUPS > 1 && LEAVE_OUT == MERGE && group < LAST_GROUP) return;
-  if constexpr (KEY_GROUPS > 1 && LEAVE_OUT != MERGE) {
+  if (KEY_GROUPS > 1 && LEAVE_OUT != MERGE) {
     if (group < LAST_GROUP) {
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) {
@@ -460,7 +458,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
     for (int r = 0; r < ROWS; ++r) {
       l[r] = fa::sum_of_quad(l[r]);
       const float inverse_l = inverse_of(l[r]);
-      if constexpr (KEY_GROUPS > 1) {
+      if (KEY_GROUPS > 1) {
         add_row(o, r, weights[r].mine * inverse_l, smem.given[r], weights[r].other * inverse_l);
       } else {
 #pragma unroll

@@ -41,7 +41,8 @@ def test_properties_hold_on_every_path(build_rung: Callable[[str], Built], shape
     assert (result.outcome, result.message) == ("ok", "")
 
 
-FAULTS = ("k", "v", "given", "m_and_l", "o")
+# V comes while exponentials are computed: without its barrier one build was wrong on all three shapes, another on none.
+FAULTS = ("k", "given", "m_and_l", "o")
 # Few keys are one block's, which sends nothing; where many blocks follow one another, some of them start late.
 FAULT_SHAPES = ("b1h8s512d64-fp16", "b4h16s512d64-fp16", "b1h8s2048d64-fp16")
 

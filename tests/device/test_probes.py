@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from pytest_fa.pipeline import run_case
 from pytest_fa.run.inputs import make_inputs, poisoned_output
 from pytest_fa.run.module import build_library, load_forward
 from tests.device.conftest import Built
-from tests.plugin.conftest import Project
 
 PROBES = ("probe_gemm_4x4x4", "probe_qk_tile")
 CATALOG = discover((Path(__file__).parents[2] / "kernels",)).variants
@@ -75,24 +73,6 @@ def test_probes_hold_their_properties(shared_cache: Path, name: str, held: str) 
     )
     result: CaseResult = run_case(job)
     assert result.outcome in (("ok", "unsupported") if held in MAY_REFUSE else ("ok",)), result.message
-
-
-TIMED = """\
-def test_timed(fa_module, fa_case, fa_inputs, fa_benchmark):
-    fa_benchmark(fa_module, fa_case, fa_inputs)
-"""
-
-
-def test_a_users_test_times_the_floor_too(project: Project) -> None:
-    """The floor is handed scores where the case asks for them, as wide as there are keys."""
-    project.write("test_own.py", TIMED)
-    case = "b1h1s32d64-fp16-sk128-scores-seed0"
-    kernels = Path(__file__).parents[2] / "kernels"
-    visible = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
-    arguments = ("test_own.py", f"--fa-kernels={kernels}", "--fa-variant=probe_qk_tile", f"--fa-case={case}")
-    result = project.run(*arguments, env=visible)
-    assert set(result.outcomes.values()) == {"passed"}, result.text
-    assert any("noop" in name for name in result.outcomes)
 
 
 def test_an_output_of_another_shape_is_refused(build_rung: Callable[[str], Built]) -> None:

@@ -10,6 +10,8 @@ from tests.plugin.conftest import NewProject, Project, Run, cases_of, variants_o
 
 SHAPES = ["b1h1s4d4-fp16-scores", "b1h1s32d64-fp16-sk64-scores"]
 ALL = "--fa-variant=probe_*"
+NO_GATE = "--fa-gate: nothing here can be gated"
+WHAT_IT_TAKES = "a gate takes what computes all of attention"
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +122,11 @@ def test_a_candidate_refuses_scores(lab: Project) -> None:
     [
         (
             [ALL, "--fa-gate=0.95"],
-            "--fa-gate: nothing here can be gated: probe_right (probe, computes scores), probe_scale (probe, computes "
-            "scores); a gate takes what computes all of attention",
+            f"{NO_GATE}: probe_right (probe, computes scores), probe_scale (probe, computes scores); {WHAT_IT_TAKES}",
         ),
         (
             ["--fa-variant=noop", "--fa-gate=0.95"],
-            "--fa-gate: nothing here can be gated: noop (floor, computes attention); a gate takes what computes all of "
-            "attention",
+            f"{NO_GATE}: noop (floor, computes attention); {WHAT_IT_TAKES}",
         ),
         (
             ["--fa-variant=alpha", "--fa-gate=0.95", "--fa-gate-baseline=probe_right"],
@@ -185,6 +185,39 @@ def test_mine(fa_module, fa_case, fa_inputs, fa_check, fa_truth, fa_benchmark):
     fa_check(fa_module(q, k, v, scale=scale, causal=causal))
     fa_benchmark(fa_module, fa_case, fa_inputs)
 """
+
+
+SPY = """\
+import pytest_fa.run.module as module
+
+opened, real = [], module.open_forward
+
+
+def spy(variant, library, allocate=None, computes=None):
+    opened.append((variant.name, computes))
+    return real(variant, library, allocate, computes)
+
+
+module.open_forward = spy
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(f"opened: {sorted(set(opened))}")
+"""
+
+
+def test_a_variant_is_opened_for_what_is_computed(new_project: NewProject) -> None:
+    """By what its case asks for, which a floor that stands beside it could not know."""
+    project = new_project("opened")
+    project.python_variant("probe_right", SCORES_SOURCE, SCORES_MANIFEST)
+    project.python_variant("alpha")
+    project.write("conftest.py", SPY)
+    project.write("test_mine.py", MINE.replace("    fa_benchmark(fa_module, fa_case, fa_inputs)\n", ""))
+    result = project.run(
+        "test_mine.py", "--fa-variant=probe_right,alpha", "--fa-seeds=1", "-k", f"{SHAPES[0]} or {OTHER}"
+    )
+    (said,) = [line for line in result.outlines if line.startswith("opened: ")]
+    assert "('alpha', 'attention'), ('probe_right', 'scores')" in said
 
 
 def test_fixtures_know_what_is_computed(lab: Project) -> None:

@@ -115,14 +115,25 @@ def test_a_throttled_stretch_does_not_decide() -> None:
 
 
 def test_a_baseline_unlike_itself_decides_nothing() -> None:
-    """Where the baseline differs from itself by 2 %, even a clear difference has no verdict, and the reason says so."""
+    """Where the baseline differs from itself by 2 %, a difference near it has no verdict, and the reason says so."""
     draw = np.random.default_rng(6)
-    good = pair(-0.2, draw)
+    good = pair(-0.07, draw)
     bad = PairSamples(
         good.shape_id, good.baseline, good.blocks, tuple(tuple(x + 0.02 for x in row) for row in good.same)
     )
     found = look([bad], 0.95, is_last=True)
     assert (found.verdict, "machine too noisy: sdpa against itself" in found.reason) == ("INCONCLUSIVE", True)
+
+
+@pytest.mark.parametrize(("log_ratio", "verdict"), [(-0.9, "PASS"), (-0.06, "INCONCLUSIVE"), (0.2, "INCONCLUSIVE")])
+def test_noise_that_could_not_change_it_leaves_a_pass(log_ratio: float, verdict: str) -> None:
+    """A baseline 3 % off itself says nothing about 2 % below the gate, and cannot explain half the time away."""
+    draw = np.random.default_rng(7)
+    quiet = pair(log_ratio, draw)
+    noisy = PairSamples("s", "sdpa", quiet.blocks, tuple(tuple(each + 0.03 for each in row) for row in quiet.same))
+    found = look([quiet, noisy], 0.95, is_last=True)
+    assert found.verdict == verdict
+    assert "machine too noisy: sdpa against itself at s is +2." in found.reason
 
 
 def test_the_noise_band_follows_the_gate() -> None:
