@@ -174,11 +174,14 @@ def _gain_noise(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> torch.
 
     More where few rows make up the head, as under a causal mask with V that is zero but for its last keys, where right
     kernels take 60 times the first: then sqrt(sum over rows of <the yardstick's error, truth>^2) / <truth, truth> / 2.
+    More where rows are alike, as with a scale of zero, and are all rounded to the same side: then a tenth of the
+    yardstick's own gain, of which a kernel may have twice as much.
     """
     truth = errors.truth.out
     power = truth.square().sum((-1, -2))  # [b, h]
     by_rows = (ideal * truth).sum(-1).square().sum(-1).sqrt() / power
-    return torch.maximum(ideal_rms / power.sqrt(), by_rows / 2)
+    by_head = (ideal * truth).sum((-1, -2)).abs() / power
+    return torch.maximum(torch.maximum(ideal_rms / power.sqrt(), by_rows / 2), by_head / 10)
 
 
 def _gain_floor(errors: Errors) -> float:

@@ -175,6 +175,15 @@ def test_gain_of_errors_that_go_together() -> None:
     assert allowed == pytest.approx(10 * Y / math.sqrt(ROWS) + 3e-5, rel=1e-12)
 
 
+@pytest.mark.parametrize(("factor", "passes"), [(1.0, True), (1.001, False)])
+def test_rows_that_are_alike_are_rounded_alike(factor: float, passes: bool) -> None:  # noqa: FBT001
+    """With a scale of zero all rows are the mean of V: an exact sum is rounded one way in all 512; a scale shows."""
+    inputs = problem("b1h2s512d64-fp16")[0]._replace(scale=0.0)
+    mean = inputs.v.double().mean(2, keepdim=True) * factor  # [batch, heads, 1, head_dim]
+    out = mean.to(torch.float16).expand(inputs.q.shape)
+    assert judge(out, make_truth(inputs), "measured").passed is passes
+
+
 def test_head_of_zeros_has_no_gain() -> None:
     """A head whose truth is all zeros, as one that sees no key, is right when it is zero, and wrong when it is not."""
     zeros = torch.zeros(1, 2, ROWS, DIMS, dtype=torch.float64)
