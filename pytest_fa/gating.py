@@ -16,16 +16,15 @@ import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.errors import FaError
 from pytest_fa.gate.statistics import PROCESS_SD, bootstrap_interval, detectable_effect
 from pytest_fa.gate.verdict import CONFIDENCE, LOOKS, MOST_DROPPED, Look, PairSamples, look
 from pytest_fa.jobs import Arm, CaseResult, Contest, GateJob, GateResult
 from pytest_fa.measure.timing_lock import timing_lock
+from pytest_fa.pilot import NEAR, NoVerdict, Pilot, run_pilot
 from pytest_fa.report.noise import read_noise
-from pytest_fa.report.record import Gate, GatePair, Leaf, Outcome, Record, Speed, Stage
-from pytest_fa.session import CannotRun, Refused, Say, Session
+from pytest_fa.report.record import Gate, GatePair, Leaf, Outcome, Record, Stage
+from pytest_fa.session import Refused, Say, Session
 
-NEAR = 1.03  # baselines within 3 % of the fastest in the pilot are all gated against
 BOOTSTRAP_CONFIDENCE = 0.95
 PROCESS_SECONDS = 2.0  # starting one, beside what it measures
 PAIR_SECONDS = 0.6
@@ -44,10 +43,6 @@ class Question(NamedTuple):
     baseline: Variant | Arm | None
     cases: tuple[Case, ...]
     left_out: tuple[str, ...] = ()
-
-
-class NoVerdict(FaError):
-    """What stands between the question and an answer, found before the first process."""
 
 
 def question_of(session: Session, variant: Variant, ratio: float) -> Question:
@@ -81,7 +76,7 @@ def hold_gate(session: Session, variant: Variant, question: Question, say: Say) 
     start, seed = time.monotonic(), random.SystemRandom().randrange(2**31)
     session.device_of(variant)
     try:
-        pilot = _pilot(session, variant, question)
+        pilot = run_pilot(session, variant, question.cases, _baselines(session, question))
         if isinstance(pilot, Record):
             return pilot
         contests = _contests(session, variant, question, pilot)
@@ -109,83 +104,12 @@ def hold_gate(session: Session, variant: Variant, question: Question, say: Say) 
     return msgspec.structs.replace(record, gate=gate)
 
 
-class Pilot(NamedTuple):
-    """Shape id to variant to microseconds; and which baselines are left out at which shape, and why."""
-
-    times: dict[str, dict[str, float]]
-    left_out: tuple[str, ...]
-
-
 def _job(session: Session, variant: Variant, contests: tuple[Contest, ...], seed: int) -> GateJob:
     """One process; a launch may take as long as the most patient of its arms is given."""
     device = session.device_of(variant)
     arms = {arm.variant.name: arm.variant for each in contests for arm in (each.candidate, each.baseline)}
     patience = max(session.watchdog_seconds(each, device) for each in arms.values())
     return GateJob(contests, device, session.policy_of(variant), seed, patience)
-
-
-def _pilot(session: Session, variant: Variant, question: Question) -> Pilot | Record:
-    """Time and judge the candidate and what it may be gated against; its samples decide who, and nothing else.
-
-    The record of a candidate that is not right takes the place of all that.  Raises `NoVerdict` for a time that is
-    not to be believed and matters, and for a baseline that failed: the others would be an easier question.
-    """
-    times: dict[str, dict[str, float]] = {}
-    left_out: list[str] = []
-    for case in question.cases:
-        record = session.run_case(variant, case, "speed")
-        if record.outcome != "ok":
-            return msgspec.structs.replace(record, kind="gate")
-        mine_us = _believed_us(record)
-        others: list[Record] = []
-        for each in _baselines(session, question):
-            try:
-                other = session.run_case(each, case, "speed")
-            except Refused:
-                continue
-            except CannotRun as reason:
-                raise NoVerdict(str(reason)) from None
-            if other.outcome != "ok":
-                raise NoVerdict(f"{each.name} at {case.shape_id}: {other.outcome}: {other.message}")
-            others.append(other)
-        far = _far_in_doubt(others)
-        left_out += [
-            f"{each.variant} at {case.shape_id}: {_doubt(each)}; far from the fastest either way" for each in far
-        ]
-        believed = {each.variant: _believed_us(each) for each in others if each not in far}
-        times[case.shape_id] = {variant.name: mine_us, **believed}
-    return Pilot(times, tuple(left_out))
-
-
-def _far_in_doubt(baselines: list[Record]) -> list[Record]:
-    """Those whose clocks disagree, while even the shorter of both times is not near the fastest that is confirmed."""
-    agreed = [each.speed for each in baselines if each.speed and each.speed.agreement and each.speed.agreement.valid]
-    least_us = min((speed.device.median_us for speed in agreed), default=math.inf)
-    return [each for each in baselines if each.speed and _shorter_us(each.speed) > NEAR * least_us]
-
-
-def _shorter_us(speed: Speed) -> float:
-    """The shorter time of clocks that disagree about one chain of kernels; 0 for any other doubt, and without one."""
-    agreement = speed.agreement
-    if agreement is None or agreement.valid is not False or speed.order != "chain":
-        return 0.0
-    return agreement.least_us or 0.0
-
-
-def _doubt(record: Record) -> str:
-    return record.speed.agreement.reason if record.speed and record.speed.agreement else ""
-
-
-def _believed_us(record: Record) -> float:
-    """A time that nothing speaks against.  Raises `NoVerdict`."""
-    speed, name = record.speed, record.id
-    if speed is None:
-        raise NoVerdict("a gate needs timings, and --benchmark-disable leaves them out")
-    if speed.agreement is not None and speed.agreement.valid is False:
-        raise NoVerdict(f"the time of {name} is not confirmed: {speed.agreement.reason}")
-    if speed.order == "programmatic":
-        raise NoVerdict(f"{name}: its kernels begin before their forerunners end, a period that is never gated")
-    return speed.device.median_us
 
 
 def _baselines(session: Session, question: Question) -> list[Variant]:

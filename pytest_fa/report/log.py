@@ -34,21 +34,25 @@ def gpu_folder(gpu: str | None) -> str:
 def save_profiles(records: list[Record], folder: Path, root: Path | None = None) -> list[Path]:
     """Keep records under `<folder>/<gpu>/<variant>.jsonl`, with paths from the run's `root` on.
 
-    A line replaces the older one of the same kind and id; all other lines stay.  Written beside and renamed, so that a
-    kill leaves the old file whole.
+    A line replaces the older one of the same kind and id, a gate's that of the same question; all other lines stay.
+    Written beside and renamed, so that a kill leaves the old file whole.
     """
     files: dict[Path, list[Record]] = {}
     for record in records:
         files.setdefault(profile_path(folder, record), []).append(record)
     for path, fresh in files.items():
-        kept = {(each.kind, each.id): each for each in read_records(path)}
-        kept.update({(each.kind, each.id): each for each in fresh})
+        kept = {_key(each): each for each in (*read_records(path), *fresh)}
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(f".{os.getpid()}.tmp")
         lines = [*_foreign_lines(path), *(_portable(to_json(kept[key]), root) for key in sorted(kept))]
         scratch.write_bytes(b"".join(line + b"\n" for line in lines))
         scratch.replace(path)
     return list(files)
+
+
+def _key(record: Record) -> tuple[str, ...]:
+    """What a record is about; a gate's id is its variant's name, and its repeat line has ratio, baseline and cases."""
+    return (record.kind, record.id, *((record.repeat,) if record.kind == "gate" else ()))
 
 
 def _portable(line: bytes, root: Path | None) -> bytes:

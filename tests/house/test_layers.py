@@ -34,6 +34,7 @@ ROOMS = (
     "bundle",
     "session",
     "noise",
+    "pilot",
     "gating",
     "profiling",
     "sanitizing",

@@ -155,6 +155,15 @@ def test_saving_replaces_the_same_id_and_keeps_the_others(tmp_path: Path) -> Non
     assert [new, old[1], old[2]] == read_records(path)
 
 
+def test_two_gates_of_one_variant_are_two_records(tmp_path: Path) -> None:
+    """A gate's id is its variant's: one over other shapes replaces nothing, the same question's later answer does."""
+    asked = ("--fa-case=b1h2s64d64-fp16-seed0", "--fa-case=b1h4s128d64-fp16-seed0", "--fa-case=b1h2s64d64-fp16-seed0")
+    gates = [record(kind="gate", id="ws_p2", repeat=f"pytest {each}", message=str(n)) for n, each in enumerate(asked)]
+    for each in gates:
+        (path,) = save_profiles([each], tmp_path)
+    assert [each.message for each in read_records(path)] == ["2", "1"]
+
+
 def test_the_last_of_two_records_of_a_run_is_kept(tmp_path: Path) -> None:
     """Within one run, too, the newer record of the same kind and id wins."""
     new = record(measured_at="2026-02-02T00:00:00+00:00")
