@@ -223,11 +223,10 @@ def _ended(session: Session, variant: Variant, question: Question, outcome: Outc
     stage = Stage("speed", "ok" if outcome == "ok" else "failed")
     result = CaseResult(outcome, message, (stage,), () if outcome == "ok" else ("gate",))
     record = session.record("gate", variant.name, variant.role, None, result, leaves)
-    asked = [f"--fa-case={','.join(case.id for case in question.cases)}"]
-    if f"--fa-gate={question.ratio:g}" not in record.repeat:
-        asked.append(f"--fa-gate={question.ratio:g}")
+    asked = [f"--fa-case={','.join(case.id for case in question.cases)}", f"--fa-gate={question.ratio:g}"]
     if session.options.gate_baseline:
         asked.append(f"--fa-gate-baseline={session.options.gate_baseline}")
+    asked = [each for each in asked if each not in shlex.split(record.repeat)]
     return msgspec.structs.replace(record, repeat=f"{record.repeat} {shlex.join(asked)}")
 
 

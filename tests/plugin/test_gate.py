@@ -164,7 +164,8 @@ def test_refused_shapes_are_named(timed: Project) -> None:
 
 
 def test_the_repeat_line_asks_the_same(timed: Project) -> None:
-    """What a gate without a verdict says to run again names its case and its ratio."""
+    """What a gate without a verdict says to run again names its case, its ratio and its baseline, once each."""
     run = timed.suite(f"--fa-case={CASE}", "--fa-variant=quick", "--fa-gate=0.95", "--fa-gate-baseline=wrong")
     (line,) = [each for each in run.said if each.strip().startswith("repeat: ")]
-    assert f"--fa-case={CASE} --fa-gate=0.95" in line
+    asked = (f"--fa-case={CASE}", "--fa-gate=0.95", "--fa-gate-baseline=wrong")
+    assert [line.split().count(each) for each in asked] == [1, 1, 1]
