@@ -306,7 +306,9 @@ class Session:
                 result = msgspec.structs.replace(result, speed=self._confirmed(job, result.speed))
         if result.outcome == "ok" and not property_name:
             self._note(variant, case, result)
-        if result.outcome == "unsupported" and (property_name in MAY_REFUSE or variant.cases):
+        # What brings its own cases has promised these alone, and a property is tried on another.
+        may_refuse = property_name in MAY_REFUSE or (property_name is not None and variant.cases)
+        if result.outcome == "unsupported" and may_refuse:
             raise Refused(f"{variant.name}: {property_name}: {result.message}")
         if result.outcome == "unsupported" and variant.role == "baseline":
             raise Refused(f"{variant.name} does not support {case.shape_id}: {result.message}")

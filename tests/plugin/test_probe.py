@@ -109,6 +109,30 @@ def test_the_repeat_command_runs_the_same(lab: Project, run: Run) -> None:
     assert result.outcomes == {f"test_correct[probe_scale-{SHAPES[0]}-seed0]": "failed"}
 
 
+ONE_TILE = """\
+
+
+def forward(q, k, v, **rest):
+    from pytest_fa.errors import UnsupportedCase
+
+    if tuple(q.shape[:3]) != (1, 1, %d):
+        raise UnsupportedCase("takes one tile")
+    return whole(q, k, v, **rest)
+"""
+
+
+@pytest.mark.parametrize(("rows", "outcome"), [(32, "passed"), (31, "failed")])
+def test_a_single_tile_may_refuse_what_it_never_promised(new_project: NewProject, rows: int, outcome: str) -> None:
+    """A property's larger shape is a skip with the reason; one of its own cases that it refuses is a failure."""
+    project = new_project("tile")
+    manifest = SCORES_MANIFEST.replace("b1h1s4d4-fp16, ", "")
+    source = SCORES_SOURCE.replace("def forward(", "def whole(") + ONE_TILE % rows
+    project.python_variant("probe_tile", source, manifest)
+    result = project.suite("--fa-variant=probe_tile", "--fa-seeds=1", "-k", "test_correct or head_independence")
+    assert sorted(result.outcomes.values()) == sorted([outcome, "skipped"])
+    assert any("takes one tile" in reason for reason in result.reasons.values())
+
+
 def test_a_candidate_refuses_scores(lab: Project) -> None:
     """Scores that are asked of a candidate are skipped with the reason, and nothing ran."""
     result = lab.suite("--fa-variant=alpha", "--fa-case=b1h1s32d64-fp16-scores-seed0", "-k", "test_correct")
