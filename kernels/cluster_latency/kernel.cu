@@ -6,8 +6,9 @@
 //          it has not been asked for; the two merges take 2,200; a call with 64 keys takes as long as one with 512
 // expect:  3.6 to 4.0 us at the mission shape, S = 64 and 128 below 3.0
 // diff:    large: prologue, merge, the order of keys and the kernel for whole passes are new
-// tile:    64 queries x 128 keys per group, 2 groups, 2 blocks; at most 128 keys: one group, one block; 98 KB of shared memory
-// takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
+// tile:    64 queries x 128 keys per group, 2 groups, 2 blocks; up to 256 keys: 64 per group; up to 128: one group, one block;
+//          97 KB of shared memory at D = 64
+// takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
 //          16-byte aligned, with strides that TMA takes
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -32,24 +33,23 @@ enum Barrier { NONE, Q_THERE, K_THERE, V_THERE, O_GIVEN, M_AND_L_SENT, O_SENT };
 // Stages have names, so that an ablation can leave one out and its time be seen.
 enum Stage { NOTHING, LOAD, QK, SOFTMAX, PV, MERGE };
 
-constexpr int HEAD_DIM = 64;
 constexpr int WARP = 32;
 constexpr int QUAD = 4;  // lanes that share a row of a fragment
 constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 16;
 constexpr int BLOCK_M = 64;  // what wgmma takes
 constexpr int PART = 64;     // keys that come at once
+constexpr int COLUMNS = 64;  // of Q, K and V that lie together: 128 bytes, what TMA swizzles
 constexpr int P_TILES = PART / MMA_N;
-constexpr int D_TILES = HEAD_DIM / MMA_N;
 constexpr int ROWS = 2;  // of a lane: every eighth of its warp's
 constexpr int GROUP_THREADS = 128;
-constexpr int PART_BYTES = LEAVE_OUT == LOAD ? 0 : PART * HEAD_DIM * 2;
-constexpr int Q_BYTES = LEAVE_OUT == LOAD ? 0 : BLOCK_M * HEAD_DIM * 2;
+template <int HEAD_DIM>
+constexpr int PART_BYTES = LEAVE_OUT == LOAD ? 0 : PART * HEAD_DIM * 2;  // of Q, K or V
 constexpr float LAZY_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
 
 // The parameters: with what the driver puts before them, one line of the constant cache, since the first read of each line
 // takes as long as 150 to 200 cycles.
 struct Call {
-  uint4* out;  // [batch, heads, seq_q, HEAD_DIM] in 16 bytes
+  uint4* out;  // [batch, heads, seq_q, head_dim] in 16 bytes
   float* lse;
   fa::Steps out_steps;
   uint32_t kv_head_factor;
@@ -71,26 +71,31 @@ struct Split {
 };
 
 // One row of O of every lane, as pieces of 16 bytes, and what it is relative to: max in log2, and the lane's part of the sum.
+template <int D_TILES>
 struct Row {
   float4 o[D_TILES / 2][GROUP_THREADS];
   float2 m_and_l[GROUP_THREADS];
 };
 
 // The same for another block, to which it takes the longer the more bytes it is: O in 24 bits.
+template <int D_TILES>
 struct SentRow {
   static constexpr int PIECES = D_TILES * 2 * 3 / 16;
   uint4 o[PIECES][GROUP_THREADS];
   float2 m_and_l[GROUP_THREADS];
 };
-constexpr int O_BYTES = sizeof(SentRow::o), M_AND_L_BYTES = sizeof(SentRow::m_and_l);
 
-template <typename T, typename SPLIT>
+struct Nothing {};
+
+template <typename T, typename SPLIT, int HEAD_DIM>
 struct Smem {
+  static constexpr int D_TILES = HEAD_DIM / MMA_N;
+  // Q, K and V [HEAD_DIM / COLUMNS, 64 rows, COLUMNS]
   alignas(1024) T q[BLOCK_M * HEAD_DIM];
   alignas(1024) T k[SPLIT::KEY_GROUPS][SPLIT::PARTS][PART * HEAD_DIM];
   alignas(1024) T v[SPLIT::KEY_GROUPS][SPLIT::PARTS][PART * HEAD_DIM];
-  Row given[ROWS];  // by the first group to the last
-  SentRow sent;     // by the other block: nobody but it writes here
+  std::conditional_t<(SPLIT::KEY_GROUPS > 1), Row<D_TILES>[ROWS], Nothing> given;  // by the first group to the last
+  std::conditional_t<(SPLIT::CLUSTER > 1), SentRow<D_TILES>, Nothing> sent;        // by the other block: nobody but it writes here
   uint64_t k_full[SPLIT::KEY_GROUPS][SPLIT::PARTS];  // barriers: K, and with the first Q, has come
   uint64_t v_full[SPLIT::KEY_GROUPS];                // barriers: V has come
   uint64_t m_and_l_there, o_there;                   // barriers: all of the exchange has come
@@ -127,42 +132,51 @@ __device__ __forceinline__ void wait(uint64_t* barrier_smem, uint32_t parity) {
 }
 
 // Load a part of Q, K or V, 64 rows of a head.
-template <typename T>
-__device__ __forceinline__ void load_part(T* to_smem, const CUtensorMap& map, int first_row, int head, int batch, uint64_t* barrier_smem) {
-  if (LEAVE_OUT != LOAD) fa::cp_async_bulk_tensor_4d(to_smem, map, 0, first_row, head, batch, barrier_smem);
+template <int HEAD_DIM, typename T>
+__device__ __forceinline__ void load_part(
+    T* to_smem, const CUtensorMap& map, int first_row, int head, int batch, uint64_t* barrier_smem) {
+#pragma unroll
+  for (int d = 0; d < HEAD_DIM && LEAVE_OUT != LOAD; d += COLUMNS) {
+    fa::cp_async_bulk_tensor_4d(to_smem + d * PART, map, d, first_row, head, batch, barrier_smem);
+  }
 }
 
 // Load K of one pass, all of one group before the next: so groups take turns at exponentials.  One thread.
-template <typename T, typename SPLIT>
-__device__ __forceinline__ void load_k(Smem<T, SPLIT>& smem, const CUtensorMap& map, const Block& block, int first_key, int bytes_before) {
+template <typename T, typename SPLIT, int HEAD_DIM>
+__device__ __forceinline__ void load_k(
+    Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const Block& block, int first_key, int bytes_before) {
 #pragma unroll
   for (int g = 0; g < SPLIT::KEY_GROUPS; ++g) {
 #pragma unroll
     for (int part = 0; part < SPLIT::PARTS; ++part) {
-      fa::mbarrier_arrive_expect_tx(&smem.k_full[g][part], PART_BYTES + (g + part > 0 ? 0 : bytes_before));
-      load_part(smem.k[g][part], map, first_key + (g * SPLIT::PARTS + part) * PART, block.kv_head, block.batch, &smem.k_full[g][part]);
+      fa::mbarrier_arrive_expect_tx(&smem.k_full[g][part], PART_BYTES<HEAD_DIM> + (g + part > 0 ? 0 : bytes_before));
+      const int first_of_part = first_key + (g * SPLIT::PARTS + part) * PART;
+      load_part<HEAD_DIM>(smem.k[g][part], map, first_of_part, block.kv_head, block.batch, &smem.k_full[g][part]);
     }
   }
 }
 
-template <typename T, typename SPLIT>
-__device__ __forceinline__ void load_v(Smem<T, SPLIT>& smem, const CUtensorMap& map, const Block& block, int first_key) {
+template <typename T, typename SPLIT, int HEAD_DIM>
+__device__ __forceinline__ void load_v(Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const Block& block, int first_key) {
 #pragma unroll
   for (int g = 0; g < SPLIT::KEY_GROUPS; ++g) {
-    fa::mbarrier_arrive_expect_tx(&smem.v_full[g], SPLIT::PARTS * PART_BYTES);
+    fa::mbarrier_arrive_expect_tx(&smem.v_full[g], SPLIT::PARTS * PART_BYTES<HEAD_DIM>);
 #pragma unroll
     for (int part = 0; part < SPLIT::PARTS; ++part) {
-      load_part(smem.v[g][part], map, first_key + (g * SPLIT::PARTS + part) * PART, block.kv_head, block.batch, &smem.v_full[g]);
+      const int first_of_part = first_key + (g * SPLIT::PARTS + part) * PART;
+      load_part<HEAD_DIM>(smem.v[g][part], map, first_of_part, block.kv_head, block.batch, &smem.v_full[g]);
     }
   }
 }
 
 // A row of a lane's O, two fragments in 16 bytes.
+template <int D_TILES>
 __device__ __forceinline__ float4 piece(const float (&o)[D_TILES][4], int row, int d) {
   return make_float4(o[d][2 * row], o[d][2 * row + 1], o[d + 1][2 * row], o[d + 1][2 * row + 1]);
 }
 
 // row of o = row of o * weight + other * weight_of_other, two fragments of it
+template <int D_TILES>
 __device__ __forceinline__ void add_piece(float (&o)[D_TILES][4], int row, int d, float weight, float4 other, float weight_of_other) {
   o[d][2 * row] = o[d][2 * row] * weight + other.x * weight_of_other;
   o[d][2 * row + 1] = o[d][2 * row + 1] * weight + other.y * weight_of_other;
@@ -170,7 +184,9 @@ __device__ __forceinline__ void add_piece(float (&o)[D_TILES][4], int row, int d
   o[d + 1][2 * row + 1] = o[d + 1][2 * row + 1] * weight + other.w * weight_of_other;
 }
 
-__device__ __forceinline__ void add_row(float (&o)[D_TILES][4], int row, float weight, const Row& other, float weight_of_other) {
+template <int D_TILES>
+__device__ __forceinline__ void add_row(
+    float (&o)[D_TILES][4], int row, float weight, const Row<D_TILES>& other, float weight_of_other) {
 #pragma unroll
   for (int d = 0; d < D_TILES; d += 2) add_piece(o, row, d, weight, other.o[d / 2][threadIdx.x % GROUP_THREADS], weight_of_other);
 }
@@ -191,22 +207,27 @@ __device__ __forceinline__ float4 unpack_24(const uint32_t* words) {
 }
 
 // Send a row of a lane's O to where another block, or its barrier, awaits it.
-template <typename THERE>
-__device__ __forceinline__ void send_row(const float (&o)[D_TILES][4], int row, SentRow& sent_smem, uint64_t* barrier_smem, THERE there) {
-  uint32_t words[SentRow::PIECES * 4];
+template <int D_TILES, typename THERE>
+__device__ __forceinline__ void send_row(
+    const float (&o)[D_TILES][4], int row, SentRow<D_TILES>& sent_smem, uint64_t* barrier_smem, THERE there) {
+  constexpr int PIECES = SentRow<D_TILES>::PIECES;
+  uint32_t words[PIECES * 4];
 #pragma unroll
   for (int d = 0; d < D_TILES; d += 2) pack_24(words + d / 2 * 3, piece(o, row, d));
 #pragma unroll
-  for (int i = 0; i < SentRow::PIECES; ++i) {
+  for (int i = 0; i < PIECES; ++i) {
     const uint4 part = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
     fa::st_async(there(&sent_smem.o[i][threadIdx.x % GROUP_THREADS]), part, there(barrier_smem));
   }
 }
 
-__device__ __forceinline__ void add_row(float (&o)[D_TILES][4], int row, float weight, const SentRow& other, float weight_of_other) {
-  uint32_t words[SentRow::PIECES * 4];
+template <int D_TILES>
+__device__ __forceinline__ void add_row(
+    float (&o)[D_TILES][4], int row, float weight, const SentRow<D_TILES>& other, float weight_of_other) {
+  constexpr int PIECES = SentRow<D_TILES>::PIECES;
+  uint32_t words[PIECES * 4];
 #pragma unroll
-  for (int i = 0; i < SentRow::PIECES; ++i) {
+  for (int i = 0; i < PIECES; ++i) {
     const uint4 part = other.o[i][threadIdx.x % GROUP_THREADS];
     words[4 * i] = part.x, words[4 * i + 1] = part.y, words[4 * i + 2] = part.z, words[4 * i + 3] = part.w;
   }
@@ -228,7 +249,7 @@ __device__ __forceinline__ Weights weigh(float& m, float& l, float2 m_and_l) {
 }
 
 // Store a lane's row, whose quad has all of it; a row that sees no key is zero and its log-sum-exp is -inf.
-template <typename T, int CLUSTER>
+template <typename T, int CLUSTER, int D_TILES>
 __device__ __forceinline__ void store_row(
     const float (&o)[D_TILES][4], int row, float m, float l, const Call& call, const Block& block, int query, int lane) {
   uint4* to_gmem = call.out + (uint64_t(block.batch) * call.out_steps.batch + uint64_t(block.head) * call.out_steps.head) +
@@ -244,23 +265,31 @@ __device__ __forceinline__ void store_row(
   if (call.lse != nullptr && lane % QUAD == 0 && query < call.seq_q) {
     const uint32_t heads = gridDim.x / CLUSTER;
     float* lse_gmem = call.lse + (uint64_t(block.batch) * heads + block.head) * call.seq_q;
-    lse_gmem[query] = l > 0.0f ? (m + log2f(l)) * CUDART_LN2_F : -CUDART_INF_F;
+    lse_gmem[query] = l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * CUDART_LN2_F;
   }
 }
 
-__device__ __forceinline__ float inverse_of(float l) { return l > 0.0f ? __fdividef(1.0f, l) : 0.0f; }
+__device__ __forceinline__ float inverse_of(float l) { return l == 0.0f ? 0.0f : __fdividef(1.0f, l); }
 
 // What an ablation leaves out and what it still computes, for nobody: a word that the compiler must take for one that is stored.
 __device__ __forceinline__ void keep(uint32_t& unused, const uint32_t (&p)[4]) { unused ^= p[0] ^ p[1] ^ p[2] ^ p[3]; }
 
+// Blocks that an SM must have registers for: with many to do, four groups hide what each of them waits for.  The kernel for whole
+// passes is for few blocks, and at D = 128 there is shared memory for one.
+template <typename SPLIT, int HEAD_DIM, bool WHOLE>
+constexpr int blocks_per_sm() {
+  return WHOLE || HEAD_DIM > 64 ? 1 : 4 * GROUP_THREADS / SPLIT::THREADS;
+}
+
 // WHOLE: there are PASS_KEYS keys, every query sees all of them, and the scale is not negative: one pass, nothing to turn or mask,
 // and no jumps over what would do so.
-template <typename T, typename SPLIT, bool WHOLE>
-__global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREADS) cluster_latency_kernel(
-    const Call call, const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
-    const __grid_constant__ CUtensorMap v_map) {
+template <typename T, typename SPLIT, int HEAD_DIM, bool WHOLE>
+__global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREADS, blocks_per_sm<SPLIT, HEAD_DIM, WHOLE>())
+    cluster_latency_kernel(const Call call, const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
+                           const __grid_constant__ CUtensorMap v_map) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
-  auto& smem = *reinterpret_cast<Smem<T, SPLIT>*>(smem_bytes);
+  auto& smem = *reinterpret_cast<Smem<T, SPLIT, HEAD_DIM>*>(smem_bytes);
+  constexpr int D_TILES = HEAD_DIM / MMA_N;
   constexpr int KEY_GROUPS = SPLIT::KEY_GROUPS, PARTS = SPLIT::PARTS, LAST_GROUP = KEY_GROUPS - 1;
   const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int rank = blockIdx.x % SPLIT::CLUSTER;
@@ -272,8 +301,8 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
     for (int i = 0; i < KEY_GROUPS * PARTS; ++i) fa::mbarrier_init(&smem.k_full[i / PARTS][i % PARTS], 1);
     fa::fence_mbarrier_init();
     if (block.passes > 0) {
-      load_part(smem.q, q_map, block.first_query, block.head, block.batch, &smem.k_full[0][0]);
-      load_k(smem, k_map, block, rank * SPLIT::BLOCK_KEYS, Q_BYTES);
+      load_part<HEAD_DIM>(smem.q, q_map, block.first_query, block.head, block.batch, &smem.k_full[0][0]);
+      load_k(smem, k_map, block, rank * SPLIT::BLOCK_KEYS, PART_BYTES<HEAD_DIM>);
     }
 #pragma unroll
     for (int g = 0; g < KEY_GROUPS; ++g) fa::mbarrier_init(&smem.v_full[g], 1);
@@ -284,8 +313,8 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
     fa::fence_mbarrier_init();
     if (block.passes > 0) load_v(smem, v_map, block, rank * SPLIT::BLOCK_KEYS);
     if (SPLIT::CLUSTER > 1) {
-      fa::mbarrier_arrive_expect_tx(&smem.m_and_l_there, M_AND_L_BYTES);
-      fa::mbarrier_arrive_expect_tx(&smem.o_there, O_BYTES);
+      fa::mbarrier_arrive_expect_tx(&smem.m_and_l_there, sizeof(SentRow<D_TILES>::m_and_l));
+      fa::mbarrier_arrive_expect_tx(&smem.o_there, sizeof(SentRow<D_TILES>::o));
     }
   }
   __syncwarp();
@@ -323,8 +352,9 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       const uint64_t q = fa::wgmma_descriptor(smem.q), k = fa::wgmma_descriptor(smem.k[group][part]);
       fa::wgmma_fence();
 #pragma unroll
-      for (int d = 0; d < (LEAVE_OUT == QK ? MMA_K : HEAD_DIM) * sizeof(T) >> 4; d += MMA_K * sizeof(T) >> 4) {
-        fa::wgmma_m64k16<T, 0>(s[part], q + d, k + d, d > 0);
+      for (int d = 0; d < (LEAVE_OUT == QK ? MMA_K : HEAD_DIM); d += MMA_K) {
+        const int at = (d / COLUMNS * PART * COLUMNS + d % COLUMNS) * sizeof(T) >> 4;  // a descriptor counts in 16 bytes
+        fa::wgmma_m64k16<T, 0>(s[part], q + at, k + at, d > 0);
       }
       fa::wgmma_commit_group();
     }
@@ -423,7 +453,8 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
           continue;
         }
         fa::wgmma_fence();
-        fa::wgmma_m64k16<T, 1>(o, fragment, fa::wgmma_descriptor(smem.v[group][part] + n * MMA_N * HEAD_DIM), true);
+        const uint64_t v = fa::wgmma_descriptor(smem.v[group][part] + n * MMA_N * COLUMNS, PART * COLUMNS * sizeof(T));
+        fa::wgmma_m64k16<T, 1>(o, fragment, v, true);
         fa::wgmma_commit_group();
       }
     }
@@ -437,7 +468,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   for (int r = 0; r < ROWS; ++r) m[r] = m[r] == -CUDART_INF_F ? m[r] : m[r] * scale_log2;  // from here on in log2
   Weights weights[ROWS] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
   if (KEY_GROUPS > 1 && LEAVE_OUT == MERGE && group < LAST_GROUP) return;
-  if (KEY_GROUPS > 1 && LEAVE_OUT != MERGE) {
+  if constexpr (KEY_GROUPS > 1 && LEAVE_OUT != MERGE) {
     if (group < LAST_GROUP) {
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) {
@@ -458,7 +489,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
     for (int r = 0; r < ROWS; ++r) {
       l[r] = fa::sum_of_quad(l[r]);
       const float inverse_l = inverse_of(l[r]);
-      if (KEY_GROUPS > 1) {
+      if constexpr (KEY_GROUPS > 1) {
         add_row(o, r, weights[r].mine * inverse_l, smem.given[r], weights[r].other * inverse_l);
       } else {
 #pragma unroll
@@ -496,7 +527,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   }
 }
 
-// A tensor [batch, heads, seq, HEAD_DIM] for TMA, 64 rows at a time; 0, or why not.
+// A tensor [batch, heads, seq, head_dim] for TMA, 64 rows of 64 columns at a time; 0, or why not.
 int describe(CUtensorMap* map, const FaForwardArgs* args, const void* data, int64_t heads, int64_t seq, const FaStrides& stride) {
   static_assert(PART == BLOCK_M, "keys and queries come by as many");
   static const auto encode = [] {
@@ -507,11 +538,11 @@ int describe(CUtensorMap* map, const FaForwardArgs* args, const void* data, int6
   }();
   if (encode == nullptr) return fa_refuse(args, "the driver has no cuTensorMapEncodeTiled");
   const auto dtype = args->dtype == FA_DTYPE_fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const cuuint64_t sizes[4] = {HEAD_DIM, static_cast<cuuint64_t>(seq), static_cast<cuuint64_t>(heads),
-                               static_cast<cuuint64_t>(args->batch)};
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(args->head_dim), static_cast<cuuint64_t>(seq),
+                               static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(args->batch)};
   const cuuint64_t bytes[3] = {static_cast<cuuint64_t>(stride.seq) * 2, static_cast<cuuint64_t>(stride.head) * 2,
                                static_cast<cuuint64_t>(stride.batch) * 2};
-  const cuuint32_t box[4] = {HEAD_DIM, PART, 1, 1}, steps[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {COLUMNS, PART, 1, 1}, steps[4] = {1, 1, 1, 1};
   const CUresult status = encode(map, dtype, 4, const_cast<void*>(data), sizes, bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status == CUDA_SUCCESS) return FA_OK;
@@ -520,7 +551,7 @@ int describe(CUtensorMap* map, const FaForwardArgs* args, const void* data, int6
                    static_cast<long long>(stride.seq), status);
 }
 
-template <typename T, typename SPLIT>
+template <typename T, typename SPLIT, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
   fa::Call checked;
   if (int status = fa::make_call(args, BLOCK_M, SPLIT::CLUSTER, &checked)) return status;
@@ -532,29 +563,32 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
     if (int status = describe(&k_map, args, args->k, args->kv_heads, args->seq_k, args->k_stride)) return status;
     if (int status = describe(&v_map, args, args->v, args->kv_heads, args->seq_k, args->v_stride)) return status;
   }
-  const bool whole = call.seq_k == SPLIT::PASS_KEYS && call.first_diagonal >= call.seq_k && call.signed_scale_log2 >= 0.0f;
-  auto* kernel = whole ? &cluster_latency_kernel<T, SPLIT, true> : &cluster_latency_kernel<T, SPLIT, false>;
-  constexpr int smem_bytes = sizeof(Smem<T, SPLIT>);
+  const dim3 grid(checked.heads * SPLIT::CLUSTER, (call.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
+  const bool is_whole = call.seq_k == SPLIT::PASS_KEYS && call.first_diagonal >= call.seq_k && call.signed_scale_log2 >= 0.0f;
+  constexpr bool FILLS_SM = HEAD_DIM == 64 && SPLIT::BLOCK_KEYS == 256;  // one block for whole passes does, two of the others
+  const bool whole = is_whole && (!FILLS_SM || uint64_t(grid.x) * grid.y * grid.z <= uint64_t(fa::sm_count()));
+  auto* kernel = whole ? &cluster_latency_kernel<T, SPLIT, HEAD_DIM, true> : &cluster_latency_kernel<T, SPLIT, HEAD_DIM, false>;
+  constexpr int smem_bytes = sizeof(Smem<T, SPLIT, HEAD_DIM>);
   static fa::OncePerDevice allow_smem[2];
   if (int status = allow_smem[whole]([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
     return status;
   }
-  const dim3 grid(checked.heads * SPLIT::CLUSTER, (call.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
   kernel<<<grid, SPLIT::THREADS, smem_bytes, stream>>>(call, q_map, k_map, v_map);
   return static_cast<int>(cudaPeekAtLastError());
 }
 
-template <typename T>
+template <typename T, int HEAD_DIM>
 int launch_for(const FaForwardArgs* args, cudaStream_t stream) {
-  if (args->seq_k <= 64) return launch<T, Split<1, 1, 1>>(args, stream);
-  if (args->seq_k <= 128) return launch<T, Split<1, 1, 2>>(args, stream);
-  return launch<T, Split<2, 2, 2>>(args, stream);
+  if (args->seq_k <= 64) return launch<T, Split<1, 1, 1>, HEAD_DIM>(args, stream);
+  if (args->seq_k <= 128) return launch<T, Split<1, 1, 2>, HEAD_DIM>(args, stream);
+  if (args->seq_k <= 256) return launch<T, Split<2, 2, 1>, HEAD_DIM>(args, stream);
+  return launch<T, Split<2, 2, 2>, HEAD_DIM>(args, stream);
 }
 
 FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
   if (int status = fa_check_abi(args)) return status;
 #define LAUNCH_IF(DTYPE, HEAD_DIM_) \
-  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch_for<DTYPE>(args, stream);
+  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch_for<DTYPE, HEAD_DIM_>(args, stream);
   FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
 #undef LAUNCH_IF
   return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));

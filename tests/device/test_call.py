@@ -13,7 +13,7 @@ from pytest_fa.errors import LaunchError, UnsupportedCase
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.truth import make_truth
 from pytest_fa.profile.drive import ForwardArgs, Strides
-from pytest_fa.run.inputs import make_inputs, poisoned_output
+from pytest_fa.run.inputs import Inputs, make_inputs, poisoned_output
 from pytest_fa.run.module import load_forward
 from tests.device.conftest import BuildSource, Built
 
@@ -31,6 +31,12 @@ CLUSTER_SHAPES = (
     "b1h2s700d64-fp16-causal_br-sk512",
     "b1h2s600d64-fp16-causal_br-sk1100",
     "b1h2s64d64-fp16-sk0",
+    "b1h2s64d64-fp16-sk256",
+    "b1h2s100d128-fp16-causal",
+    "b1h2s128d128-fp16",
+    "b1h2s200d128-fp16-causal_br-sk250",
+    "b1h2s512d128-fp16",
+    "b1h2s600d128-fp16-causal_br-sk1100",
 )
 
 
@@ -43,30 +49,51 @@ CALLS = [
 @pytest.mark.parametrize(("name", "shape"), CALLS)
 def test_c_symbol_is_exported(build_rung: Callable[[str], Built], name: str, shape: str) -> None:
     """`fa_forward` can be called through ctypes alone, so the loader is replaceable; its LSE is right."""
-    case = parse_case(f"{shape}-seed0")
-    inputs = make_inputs(case, torch.device("cuda"))
+    inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cuda"))
+    status, out, lse = _call_by_symbol(build_rung(name), inputs)
+    assert (status, judge(out, make_truth(inputs), "measured").passed) == (0, True)
+    torch.testing.assert_close(lse.double(), _scores(inputs).logsumexp(-1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "shape", ["b1h2s64d64-fp16", "b1h2s200d64-fp16", "b1h2s512d64-fp16", "b1h2s700d128-fp16-causal"]
+)
+def test_a_row_of_nan_has_a_log_sum_exp_of_nan(build_rung: Callable[[str], Built], shape: str) -> None:
+    """A query that is NaN has seen keys: -inf would say that it saw none; other rows are as they are without it."""
+    inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cuda"))
+    expected = _scores(inputs).logsumexp(-1)
+    inputs.q[:, :, 5] = float("nan")
+    expected[:, :, 5] = float("nan")
+    status, out, lse = _call_by_symbol(build_rung("cluster_latency"), inputs)
+    assert (status, bool(out[:, :, 5].isnan().all())) == (0, True)
+    torch.testing.assert_close(lse.double(), expected, rtol=0, atol=1e-5, equal_nan=True)
+
+
+def _call_by_symbol(rung: Built, inputs: Inputs) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """What `fa_forward` returns, its output, and its log-sum-exp [batch, heads, seq_q]."""
     out = poisoned_output(inputs)
     lse = torch.full(out.shape[:3], float("nan"), device="cuda")
-    rung = build_rung(name)
     load_forward(*rung)  # its library needs tvm-ffi's in the process
     args = ForwardArgs(abi_version=1, struct_size=ctypes.sizeof(ForwardArgs), scale=inputs.scale, dtype=0)
-    args.causal = CAUSAL.index(case.causal)
+    args.causal = CAUSAL.index(inputs.causal)
     for field, tensor in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v), ("out", out)):
         setattr(args, field, tensor.data_ptr())
         setattr(args, f"{field}_stride", Strides(*tensor.stride()))
     args.lse = lse.data_ptr()
     args.batch, args.heads, args.seq_q, args.head_dim = inputs.q.shape
     args.kv_heads, args.seq_k = inputs.k.shape[1:3]
-
     status = ctypes.CDLL(rung[1]).fa_forward(ctypes.byref(args), ctypes.c_void_p(0))
-
     torch.cuda.synchronize()
-    scores = inputs.q.double() @ inputs.k.double().transpose(2, 3) * inputs.scale  # [batch, heads, seq_q, seq_k]
-    if case.causal != "none":
-        diagonal = 1 + (case.seq_k - case.seq_q if case.causal == "bottom_right" else 0)
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(diagonal), float("-inf"))
-    assert (status, judge(out, make_truth(inputs), "measured").passed) == (0, True)
-    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0, atol=1e-5)
+    return status, out, lse
+
+
+def _scores(inputs: Inputs) -> torch.Tensor:
+    """[batch, heads, seq_q, seq_k] float64, -inf where a query does not see a key."""
+    scores = inputs.q.double() @ inputs.k.double().transpose(2, 3) * inputs.scale
+    if inputs.causal == "none":
+        return scores
+    diagonal = 1 + (inputs.k.shape[2] - inputs.q.shape[2] if inputs.causal == "bottom_right" else 0)
+    return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(diagonal), float("-inf"))
 
 
 def test_other_abi_is_refused(minimal: Built) -> None:

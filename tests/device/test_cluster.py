@@ -26,6 +26,13 @@ SHAPES = (
     "b1h2s512d64-bf16-causal",
     "b1h2s700d64-fp16",
     "b1h2s600d64-fp16-causal_br-sk1100",
+    "b1h2s200d64-bf16-sk250",
+    "b1h2s256d64-fp16",
+    "b4h8s300d64-fp16-sk512",  # whole passes, but more blocks than SMs
+    "b1h2s100d128-fp16",
+    "b1h2s256d128-bf16-causal",
+    "b1h2s512d128-fp16",
+    "b1h2s600d128-fp16-causal_br-sk1100",
 )
 PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "contained_nan")
 

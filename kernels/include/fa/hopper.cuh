@@ -60,9 +60,11 @@ __device__ __forceinline__ void wgmma_wait_group(float (&d)[N_TILES][4]) {
   for (int n = 0; n < N_TILES; ++n) asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3]) :: "memory");
 }
 
-// 9.7.15.5.1 The descriptor of a matrix in shared memory whose rows are 128 bytes, swizzled, eight rows in 1024 bytes.
-__device__ __forceinline__ uint64_t wgmma_descriptor(const void* matrix_smem) {
-  return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 16 | (smem_address(matrix_smem) & 0x3ffff) >> 4;
+// 9.7.15.5.1 The descriptor of a matrix in shared memory whose rows are 128 bytes, swizzled, eight rows in 1024 bytes.  Where N
+// elements are neighbours and are more than a row holds, the next 128 bytes of each row lie `next_columns_bytes` further on.
+__device__ __forceinline__ uint64_t wgmma_descriptor(const void* matrix_smem, uint32_t next_columns_bytes = 16) {
+  return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(next_columns_bytes >> 4) << 16 |
+         (smem_address(matrix_smem) & 0x3ffff) >> 4;
 }
 
 // 9.7.15.5.2 wgmma.mma_async: d[64, N] (+)= a[64, 16] b[16, N] by the four warps of a group, 16 rows each; registers lie as for

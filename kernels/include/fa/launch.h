@@ -26,4 +26,15 @@ class OncePerDevice {
   std::atomic<uint64_t> done_{0};
 };
 
+// The current GPU's number of SMs, asked for once per GPU; 0 where the runtime does not say.
+inline int sm_count() {
+  static std::atomic<int> known[64];
+  int device = 0, sms = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  if (device < 64 && (sms = known[device].load(std::memory_order_relaxed)) > 0) return sms;
+  if (cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 0;
+  if (device < 64) known[device].store(sms, std::memory_order_relaxed);
+  return sms;
+}
+
 }  // namespace fa
