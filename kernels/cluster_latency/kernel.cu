@@ -5,7 +5,7 @@
 // because: in cluster_tma at the mission shape, by its own clock, 1,440 of 5,900 cycles pass before K is there, for 940 of which
 //          it has not been asked for; the two merges take 2,200; a call with 64 keys takes as long as one with 512
 // expect:  3.6 to 4.0 us at the mission shape, S = 64 and 128 below 3.0
-// diff:    large: prologue, merge, the order of keys and the kernel for whole passes are new
+// diff:    large: prologue, merge, the order of keys and the kernels for one pass are new
 // tile:    64 queries x 128 keys per group, 2 groups, 2 blocks; up to 256 keys: 64 per group; up to 128: one group, one block;
 //          97 KB of shared memory at D = 64
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
@@ -32,6 +32,13 @@ enum Barrier { NONE, Q_THERE, K_THERE, V_THERE, O_GIVEN, M_AND_L_SENT, O_SENT };
 
 // Stages have names, so that an ablation can leave one out and its time be seen.
 enum Stage { NOTHING, LOAD, QK, SOFTMAX, PV, MERGE };
+
+// What a kernel knows of the keys when it is compiled: no jump then leads over what does not happen.
+enum Keys {
+  ANY,
+  ONE_PASS,  // at most PASS_KEYS, and the scale is not negative: nothing is loaded later, nothing is turned around
+  ALL,       // PASS_KEYS, and every query sees all of them: nothing is masked either
+};
 
 constexpr int WARP = 32;
 constexpr int QUAD = 4;  // lanes that share a row of a fragment
@@ -109,7 +116,7 @@ struct Block {
   int passes;    // over the keys that any query of the block sees
 };
 
-template <typename SPLIT, bool WHOLE>
+template <typename SPLIT, Keys KEYS>
 __device__ __forceinline__ Block find_block(const Call& call) {
   const uint32_t head = blockIdx.x / SPLIT::CLUSTER;
   const int first_query = blockIdx.y * BLOCK_M;
@@ -120,7 +127,7 @@ __device__ __forceinline__ Block find_block(const Call& call) {
       static_cast<int>(blockIdx.z),
       first_query,
       call.first_diagonal + first_query,
-      WHOLE ? 1 : (keys + SPLIT::PASS_KEYS - 1) / SPLIT::PASS_KEYS,
+      KEYS != ANY ? 1 : (keys + SPLIT::PASS_KEYS - 1) / SPLIT::PASS_KEYS,
   };
 }
 
@@ -274,17 +281,15 @@ __device__ __forceinline__ float inverse_of(float l) { return l == 0.0f ? 0.0f :
 // What an ablation leaves out and what it still computes, for nobody: a word that the compiler must take for one that is stored.
 __device__ __forceinline__ void keep(uint32_t& unused, const uint32_t (&p)[4]) { unused ^= p[0] ^ p[1] ^ p[2] ^ p[3]; }
 
-// Blocks that an SM must have registers for: with many to do, four groups hide what each of them waits for.  The kernel for whole
-// passes is for few blocks, and at D = 128 there is shared memory for one.
-template <typename SPLIT, int HEAD_DIM, bool WHOLE>
+// Blocks that an SM must have registers for: with many to do, four groups hide what each of them waits for.  The kernels for one
+// pass are for few blocks, and at D = 128 there is shared memory for one.
+template <typename SPLIT, int HEAD_DIM, Keys KEYS>
 constexpr int blocks_per_sm() {
-  return WHOLE || HEAD_DIM > 64 ? 1 : 4 * GROUP_THREADS / SPLIT::THREADS;
+  return KEYS != ANY || HEAD_DIM > 64 ? 1 : 4 * GROUP_THREADS / SPLIT::THREADS;
 }
 
-// WHOLE: there are PASS_KEYS keys, every query sees all of them, and the scale is not negative: one pass, nothing to turn or mask,
-// and no jumps over what would do so.
-template <typename T, typename SPLIT, int HEAD_DIM, bool WHOLE>
-__global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREADS, blocks_per_sm<SPLIT, HEAD_DIM, WHOLE>())
+template <typename T, typename SPLIT, int HEAD_DIM, Keys KEYS>
+__global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREADS, blocks_per_sm<SPLIT, HEAD_DIM, KEYS>())
     cluster_latency_kernel(const Call call, const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
                            const __grid_constant__ CUtensorMap v_map) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
@@ -293,7 +298,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   constexpr int KEY_GROUPS = SPLIT::KEY_GROUPS, PARTS = SPLIT::PARTS, LAST_GROUP = KEY_GROUPS - 1;
   const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int rank = blockIdx.x % SPLIT::CLUSTER;
-  const Block block = find_block<SPLIT, WHOLE>(call);
+  const Block block = find_block<SPLIT, KEYS>(call);
 
   // Load Q, K and V; what is made after the first request is made while it is on its way.
   if (threadIdx.x < WARP && fa::elect_sync()) {
@@ -369,8 +374,9 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       }
       // mask, and a negative scale turns the scores around; every query sees the keys below min(seq_k, diagonal)
       const int first_of_part = first_key + part * PART;
-      const bool turned = call.signed_scale_log2 < 0.0f, masked = first_of_part + PART > min(call.seq_k, block.diagonal);
-      if (!WHOLE && (turned || masked)) {
+      const bool turned = KEYS == ANY && call.signed_scale_log2 < 0.0f;
+      const bool masked = KEYS != ALL && first_of_part + PART > min(call.seq_k, block.diagonal);
+      if (turned || masked) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int limit = min(call.seq_k, block.diagonal + first_row + i / 2 * 8) - first_of_part;
@@ -564,13 +570,18 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
     if (int status = describe(&v_map, args, args->v, args->kv_heads, args->seq_k, args->v_stride)) return status;
   }
   const dim3 grid(checked.heads * SPLIT::CLUSTER, (call.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
-  const bool is_whole = call.seq_k == SPLIT::PASS_KEYS && call.first_diagonal >= call.seq_k && call.signed_scale_log2 >= 0.0f;
-  constexpr bool FILLS_SM = HEAD_DIM == 64 && SPLIT::BLOCK_KEYS == 256;  // one block for whole passes does, two of the others
-  const bool whole = is_whole && (!FILLS_SM || uint64_t(grid.x) * grid.y * grid.z <= uint64_t(fa::sm_count()));
-  auto* kernel = whole ? &cluster_latency_kernel<T, SPLIT, HEAD_DIM, true> : &cluster_latency_kernel<T, SPLIT, HEAD_DIM, false>;
+  constexpr bool FILLS_SM = HEAD_DIM == 64 && SPLIT::BLOCK_KEYS == 256;  // one block for one pass does, two of the others
+  const bool is_crowded = FILLS_SM && uint64_t(grid.x) * grid.y * grid.z > uint64_t(fa::sm_count());
+  const bool one_pass = call.seq_k > 0 && call.seq_k <= SPLIT::PASS_KEYS && call.signed_scale_log2 >= 0.0f && !is_crowded;
+  const bool all = one_pass && call.seq_k == SPLIT::PASS_KEYS && call.first_diagonal >= call.seq_k;
+  const Keys keys = all ? ALL : one_pass ? ONE_PASS : ANY;
+  static constexpr decltype(&cluster_latency_kernel<T, SPLIT, HEAD_DIM, ANY>) KERNELS[] = {
+      &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ANY>, &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ONE_PASS>,
+      &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ALL>};
+  const auto kernel = KERNELS[keys];
   constexpr int smem_bytes = sizeof(Smem<T, SPLIT, HEAD_DIM>);
-  static fa::OncePerDevice allow_smem[2];
-  if (int status = allow_smem[whole]([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
+  static fa::OncePerDevice allow_smem[3];
+  if (int status = allow_smem[keys]([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
     return status;
   }
   kernel<<<grid, SPLIT::THREADS, smem_bytes, stream>>>(call, q_map, k_map, v_map);

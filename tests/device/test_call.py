@@ -21,7 +21,7 @@ SHAPE = "b1h2s113d64-fp16-causal-sk203"
 CASE = parse_case(f"{SHAPE}-seed0")
 CAUSAL = ("none", "top_left", "bottom_right")  # in the order of the header's FA_CAUSAL_*
 
-# One group and one block, both tiles of it; whole passes and others, rows that see no key, several passes.
+# One group and one block, both tiles of it; one pass with a mask and without, rows that see no key, several passes.
 CLUSTER_SHAPES = (
     "b1h2s64d64-fp16",
     "b1h2s100d64-fp16",

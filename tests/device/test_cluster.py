@@ -1,4 +1,4 @@
-"""cluster_latency where its code differs: few keys, whole passes, several passes; and without each of its barriers."""
+"""cluster_latency where its code differs: few keys, one pass, masks, several passes; and without each barrier."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ SHAPES = (
     "b1h2s128d64-fp16",
     "b1h2s512d64-fp16",
     "b1h2s512d64-bf16-causal",
+    "b1h2s300d64-bf16",
     "b1h2s700d64-fp16",
     "b1h2s600d64-fp16-causal_br-sk1100",
     "b1h2s200d64-bf16-sk250",
     "b1h2s256d64-fp16",
-    "b4h8s300d64-fp16-sk512",  # whole passes, but more blocks than SMs
+    "b4h8s300d64-fp16-sk512",  # one pass, but more blocks than SMs
     "b1h2s100d128-fp16",
     "b1h2s256d128-bf16-causal",
     "b1h2s512d128-fp16",
