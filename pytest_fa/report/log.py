@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.report.record import SCHEMA, LaunchedKernel, Record, read_record, to_json
+from pytest_fa.report.record import SCHEMA, LaunchedKernel, Leaf, Record, read_record, to_json
 
 
 class RecordLog:
@@ -35,6 +35,7 @@ def save_profiles(records: list[Record], folder: Path, root: Path | None = None)
     """Keep records under `<folder>/<gpu>/<variant>.jsonl`, with paths from the run's `root` on.
 
     A line replaces the older one of the same kind and id, a gate's that of the same question; all other lines stay.
+    What a leaf's kernels are stands once in a file, with the first record of the leaf: hundreds of records share it.
     Written beside and renamed, so that a kill leaves the old file whole.
     """
     files: dict[Path, list[Record]] = {}
@@ -44,7 +45,8 @@ def save_profiles(records: list[Record], folder: Path, root: Path | None = None)
         kept = {_key(each): each for each in (*read_records(path), *fresh)}
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(f".{os.getpid()}.tmp")
-        lines = [*_foreign_lines(path), *(_portable(to_json(kept[key]), root) for key in sorted(kept))]
+        once = _with_kernels_once([kept[key] for key in sorted(kept)])
+        lines = [*_foreign_lines(path), *(_portable(to_json(each), root) for each in once)]
         scratch.write_bytes(b"".join(line + b"\n" for line in lines))
         scratch.replace(path)
     return list(files)
@@ -76,10 +78,38 @@ def _file_name(variant: str) -> str:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a file; lines of another schema are left out.  No file, no records."""
+    """The records of a file, each whole; lines of another schema are left out.  No file, no records."""
     if not path.is_file():
         return []
-    return [record for line in path.read_bytes().splitlines() if (record := _read_line(line)) is not None]
+    lines = path.read_bytes().splitlines()
+    return _with_all_kernels([record for line in lines if (record := _read_line(line)) is not None])
+
+
+def _with_kernels_once(records: list[Record]) -> list[Record]:
+    """The records, of which only the first with a leaf says what its kernels are."""
+    said: set[tuple[str, ...]] = set()
+
+    def once(leaf: Leaf) -> Leaf:
+        is_first = _identity(leaf) not in said
+        said.add(_identity(leaf))
+        return leaf if is_first else msgspec.structs.replace(leaf, kernels=())
+
+    return [msgspec.structs.replace(each, leaves=tuple(once(leaf) for leaf in each.leaves)) for each in records]
+
+
+def _with_all_kernels(records: list[Record]) -> list[Record]:
+    """The inverse."""
+    said = {_identity(leaf): leaf.kernels for each in records for leaf in each.leaves if leaf.kernels}
+
+    def whole(leaf: Leaf) -> Leaf:
+        return leaf if leaf.kernels else msgspec.structs.replace(leaf, kernels=said.get(_identity(leaf), ()))
+
+    return [msgspec.structs.replace(each, leaves=tuple(whole(leaf) for leaf in each.leaves)) for each in records]
+
+
+def _identity(leaf: Leaf) -> tuple[str, ...]:
+    """What no two different leaves share: the key is that of source, command and compiler."""
+    return (leaf.variant, leaf.arch, leaf.key, leaf.code_identity or "", leaf.built_at)
 
 
 def _read_line(line: bytes) -> Record | None:

@@ -13,7 +13,7 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Arch
 from pytest_fa.report.log import RecordLog, gpu_folder, profile_path, read_records, save_profiles, stale_variants
-from pytest_fa.report.record import SCHEMA, Environment, Kind, Leaf, Record, Source, to_json
+from pytest_fa.report.record import SCHEMA, Environment, Kernel, Kind, Leaf, Record, Source, to_json
 
 HERE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11", "3.12.1", "Linux 6", "a CPU", "0.1.0")
 
@@ -169,6 +169,33 @@ def test_the_last_of_two_records_of_a_run_is_kept(tmp_path: Path) -> None:
     new = record(measured_at="2026-02-02T00:00:00+00:00")
     (path,) = save_profiles([record(), new], tmp_path)
     assert [new] == read_records(path)
+
+
+def test_kernels_of_a_leaf_are_saved_once(tmp_path: Path) -> None:
+    """Records of one leaf share what its kernels are, in the file and not in what is read; another leaf has its own."""
+    kernels = [(Kernel(name, f"_Z{name}", 32, 0, 0, 0, 0, {"FFMA": 7}),) for name in ("old", "new")]
+    old, new = (
+        msgspec.structs.replace(leaf("sm_90a", name), kernels=each)
+        for name, each in zip(("1", "2"), kernels, strict=True)
+    )
+    records = [
+        record(case=f"b1h2s64d64-fp16-seed{seed}", leaves=(each,)) for seed, each in enumerate((old, new, old, new))
+    ]
+    save_profiles(records[:2], tmp_path)
+    (path,) = save_profiles(records[2:], tmp_path)
+    assert records == read_records(path)
+    assert [path.read_text().count(f'"_Z{name}"') for name in ("old", "new")] == [1, 1]
+
+
+def test_kernels_survive_the_record_that_had_them(tmp_path: Path) -> None:
+    """Where the first record of a leaf is replaced by one of another build, the next says what the kernels were."""
+    kernels = (Kernel("one", "_Zone", 32, 0, 0, 0, 0),)
+    first = msgspec.structs.replace(leaf("sm_90a", "1"), kernels=kernels)
+    records = [record(case=f"b1h2s64d64-fp16-seed{seed}", leaves=(first,)) for seed in range(2)]
+    save_profiles(records, tmp_path)
+    newer = record(leaves=(leaf("sm_90a", "2"),))
+    (path,) = save_profiles([newer], tmp_path)
+    assert [newer, records[1]] == read_records(path)
 
 
 def test_saving_twice_changes_nothing(tmp_path: Path) -> None:
