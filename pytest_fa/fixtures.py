@@ -301,11 +301,13 @@ class FaRun:
         say = _progress_line(self._node.config)
         return self._finish(lambda: profile_case(self._session, variant, case, say))
 
-    def sanitize(self, variant: Variant, tool: str) -> Record:
-        """Run one tool of compute-sanitizer; fails with what it found."""
-        from pytest_fa.sanitizing import sanitize_variant  # noqa: PLC0415  # only where it was asked for
+    def sanitize(self, variant: Variant, tool: str, case: Case | None = None) -> Record:
+        """Run one tool of compute-sanitizer, on a small case where none is given; fails with what it found."""
+        from pytest_fa.catalog.properties import sanitizer_case  # noqa: PLC0415  # only where it was asked for
+        from pytest_fa.sanitizing import sanitize_variant  # noqa: PLC0415
 
-        return self._finish(lambda: sanitize_variant(self._session, variant, tool))
+        asked = case or sanitizer_case(variant)
+        return self._finish(lambda: sanitize_variant(self._session, variant, asked, tool))
 
     def speed(self, variant: Variant, case: Case) -> Record:
         """Run, judge, time, and judge what was timed."""

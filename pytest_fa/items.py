@@ -35,8 +35,7 @@ def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
         pairs = [pytest.param(variant, name, id=f"{variant.name}-{name}") for variant, name in plan.properties]
         metafunc.parametrize(("fa_variant", "fa_property"), pairs, indirect=True)
     elif "fa_sanitizer" in names:
-        pairs = [pytest.param(variant, tool, id=f"{variant.name}-{tool}") for variant, tool in plan.sanitized]
-        metafunc.parametrize(("fa_variant", "fa_sanitizer"), pairs, indirect=True)
+        _parametrize_sanitized(metafunc, plan)
     elif "fa_variant" not in names:
         metafunc.parametrize("fa_case", plan.cases, ids=lambda case: case.id, indirect=True)
     elif "fa_case" not in names:
@@ -56,6 +55,21 @@ def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
             for variant, case in _pairs(metafunc, plan)
         ]
         metafunc.parametrize(("fa_variant", "fa_case"), pairs, indirect=True)
+
+
+def _parametrize_sanitized(metafunc: pytest.Metafunc, plan: Plan) -> None:
+    """Variant and tool, once for each case where the test takes one; the case is in the name where it was named."""
+    if "fa_case" in metafunc.fixturenames:
+        named = [f"{case.shape_id}-" if plan.cases_are_named else "" for _, case, _ in plan.sanitized]
+        found = [
+            pytest.param(variant, case, tool, id=f"{variant.name}-{name}{tool}")
+            for name, (variant, case, tool) in zip(named, plan.sanitized, strict=True)
+        ]
+        metafunc.parametrize(("fa_variant", "fa_case", "fa_sanitizer"), found, indirect=True)
+        return
+    pairs = {(variant.name, tool): (variant, tool) for variant, _, tool in plan.sanitized}
+    params = [pytest.param(*pair, id="-".join(key)) for key, pair in pairs.items()]
+    metafunc.parametrize(("fa_variant", "fa_sanitizer"), params, indirect=True)
 
 
 def is_profiled(metafunc: pytest.Metafunc) -> bool:

@@ -1,4 +1,4 @@
-"""`--fa-sanitize`: one variant under one tool of compute-sanitizer, on a small case of several tiles."""
+"""`--fa-sanitize`: one variant under one tool of compute-sanitizer, on one case."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import msgspec
 
 from pytest_fa.build.builder import BuildFailure
 from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.properties import property_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.jobs import CaseJob, CaseResult, encode
 from pytest_fa.profile.sanitizer import Child, not_covered, sanitize
@@ -16,9 +15,6 @@ from pytest_fa.report.profiled import Sanitized, ToolStatus
 from pytest_fa.report.record import Outcome, Record
 from pytest_fa.session import CannotRun, Session
 from pytest_fa.workers import child_environment
-
-TILE = 64  # where the manifest does not define one
-LEAST_TILES = 3
 
 OUTCOMES: dict[ToolStatus, Outcome] = {
     "clean": "ok",
@@ -30,17 +26,18 @@ OUTCOMES: dict[ToolStatus, Outcome] = {
 }
 
 
-def sanitize_variant(session: Session, variant: Variant, tool: str) -> Record:
+def sanitize_variant(session: Session, variant: Variant, case: Case, tool: str) -> Record:
     """The record of `test_sanitize`: one process, one call.
 
-    Raises `CannotRun` where there is no GPU for the variant or it was not built.
+    Raises `CannotRun` where there is no GPU for the variant, it was not built, or it does not take the case.
     """
     if session.device_of(variant) == "cpu":
         raise CannotRun(f"{variant.name} runs on the CPU here: compute-sanitizer watches GPUs")
     leaf = session.runnable_leaf(variant) if variant.is_built else None
     if isinstance(leaf, BuildFailure):
         raise CannotRun(f"build of {variant.name} failed (see test_build[{variant.name}])")
-    case = sanitizer_case(variant)
+    if reason := variant.refuses(case):
+        raise CannotRun(reason)
     if reason := not_covered(tool, leaf):
         found = Sanitized(tool, "not covered", reason, "", 0.0, ())
     else:
@@ -59,13 +56,6 @@ def explained(found: Sanitized, variant: Variant) -> Sanitized:
         return found
     message = f"({found.count}, none of them real: {why.because})"
     return msgspec.structs.replace(found, status="explained", message=message)
-
-
-def sanitizer_case(variant: Variant) -> Case:
-    """The smallest case with at least three tiles each way and a tail, where the variant takes tails."""
-    tiles = [variant.defines.get(name) for name in ("BLOCK_M", "BLOCK_N")]
-    tile = max((each for each in tiles if isinstance(each, int)), default=TILE)
-    return msgspec.structs.replace(property_case(variant, LEAST_TILES * tile + 1), batch=1, heads=2, kv_heads=2)
 
 
 def _child(session: Session, variant: Variant, case: Case, tool: str) -> Child:

@@ -110,7 +110,7 @@ class Session:
             self.catalog,
             chosen,
             cases,
-            with_properties=not options.cases,
+            cases_are_named=bool(options.cases),
             fits=fits,
             sanitizers=options.sanitizers,
         )

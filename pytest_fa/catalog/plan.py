@@ -8,7 +8,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.faults import FAULTS, TWINS
 from pytest_fa.catalog.fit import Fits, cases_for
-from pytest_fa.catalog.properties import properties_of
+from pytest_fa.catalog.properties import properties_of, sanitizer_case
 from pytest_fa.catalog.variant import COMPANION_ROLES, BrokenVariant, Variant
 
 AnyVariant = Variant | BrokenVariant
@@ -18,15 +18,15 @@ class Plan(msgspec.Struct, frozen=True):
     """The pairs of one run.
 
     `chosen` are the variants that were asked for, `offered` those that would run by default beside them (shown as
-    deselected), `companions` the baselines and floors that stand beside every timed shape.  `fits` names what of a case
-    may be changed to what a variant takes.
+    deselected), `companions` the baselines and floors that stand beside every timed shape.  Where `cases_are_named` one
+    by one, nothing is tried on another case.  `fits` names what of a case may be changed to what a variant takes.
     """
 
     chosen: tuple[AnyVariant, ...]
     offered: tuple[AnyVariant, ...]
     companions: tuple[Variant, ...]
     cases: tuple[Case, ...]
-    with_properties: bool = True
+    cases_are_named: bool = False
     sanitizers: tuple[str, ...] = ()
     fits: Fits = ()
 
@@ -60,7 +60,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def properties(self) -> list[tuple[Variant, str]]:
         """What `test_property` runs over: each judged variant with its properties, unless single cases were named."""
-        if not self.with_properties:
+        if self.cases_are_named:
             return []
         return [(each, name) for each in self.runnable if each.is_judged for name in properties_of(each)]
 
@@ -82,9 +82,14 @@ class Plan(msgspec.Struct, frozen=True):
         return [(each, case) for each in self.runnable for case in _first_seeds(self.cases_of(each))]
 
     @property
-    def sanitized(self) -> list[tuple[Variant, str]]:
-        """What `test_sanitize` runs over: every judged variant with every tool that was asked for."""
-        return [(each, tool) for each in self.runnable if each.is_judged for tool in self.sanitizers]
+    def sanitized(self) -> list[tuple[Variant, Case, str]]:
+        """What `test_sanitize` runs over: every judged variant, on a small case or on those named, with every tool."""
+        judged = [each for each in self.runnable if each.is_judged]
+        pairs = [(each, case) for each in judged for case in self._sanitized_cases(each)]
+        return [(each, case, tool) for each, case in pairs for tool in self.sanitizers]
+
+    def _sanitized_cases(self, variant: Variant) -> list[Case]:
+        return _first_seeds(self.cases_of(variant)) if self.cases_are_named else [sanitizer_case(variant)]
 
     @property
     def gated(self) -> list[Variant]:
@@ -125,11 +130,11 @@ def make_plan(
     chosen: tuple[AnyVariant, ...],
     cases: tuple[Case, ...],
     *,
-    with_properties: bool = True,
+    cases_are_named: bool = False,
     fits: Fits = (),
     sanitizers: tuple[str, ...] = (),
 ) -> Plan:
     """The plan for the variants and cases that were asked for."""
     offered = [each for each in catalog.variants.values() if each.role == "candidate"]
     companions = [each for each in catalog.variants.values() if each.role in COMPANION_ROLES]
-    return Plan(chosen, tuple(offered), tuple(companions), cases, with_properties, sanitizers, fits)
+    return Plan(chosen, tuple(offered), tuple(companions), cases, cases_are_named, sanitizers, fits)

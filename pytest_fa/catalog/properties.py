@@ -1,8 +1,10 @@
-"""The properties that every variant is held to beside its cases, and the case that each is tried on.  No torch."""
+"""The properties that every variant is held to beside its cases, and the small cases that it is tried on.  No torch."""
 
 from __future__ import annotations
 
 import math
+
+import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Device, Variant
@@ -47,6 +49,8 @@ MAY_REFUSE = frozenset(
 )
 
 SEQUENCE = 150  # more than two tiles of 64, and no multiple of anything
+TILE = 64  # where the manifest does not define one
+LEAST_TILES = 3
 
 
 def properties_of(variant: Variant) -> tuple[str, ...]:
@@ -72,6 +76,13 @@ def property_case(variant: Variant, sequence: int = SEQUENCE) -> Case:
         seed=0,
         computes=variant.computes,
     )
+
+
+def sanitizer_case(variant: Variant) -> Case:
+    """The smallest case with at least three tiles each way and a tail, where the variant takes tails."""
+    tiles = [variant.defines.get(name) for name in ("BLOCK_M", "BLOCK_N")]
+    tile = max((each for each in tiles if isinstance(each, int)), default=TILE)
+    return msgspec.structs.replace(property_case(variant, LEAST_TILES * tile + 1), batch=1, heads=2, kv_heads=2)
 
 
 def least_lengths(variant: Variant, sequence: int) -> tuple[int, int]:

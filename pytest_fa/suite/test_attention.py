@@ -42,6 +42,6 @@ def test_profile(fa_variant: Variant, fa_case: Case, fa_run: FaRun) -> None:
     fa_run.profile(fa_variant, fa_case)
 
 
-def test_sanitize(fa_variant: Variant, fa_sanitizer: str, fa_run: FaRun) -> None:
+def test_sanitize(fa_variant: Variant, fa_case: Case, fa_sanitizer: str, fa_run: FaRun) -> None:
     """Leaves this tool of compute-sanitizer nothing to report."""
-    fa_run.sanitize(fa_variant, fa_sanitizer)
+    fa_run.sanitize(fa_variant, fa_sanitizer, fa_case)

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_fa.catalog.properties import sanitizer_case
 from pytest_fa.jobs import CaseJob, encode
 from pytest_fa.profile.ncu import Target, profile
 from pytest_fa.profile.presets import GRID, PRESETS, Preset
@@ -15,7 +16,6 @@ from pytest_fa.profile.profiler import Profiler
 from pytest_fa.profile.raw_table import read_raw_table
 from pytest_fa.profile.sanitizer import Child, sanitize
 from pytest_fa.report.profiled import DURATION, Profile, Sanitized
-from pytest_fa.sanitizing import sanitizer_case
 from pytest_fa.workers import child_environment
 from tests.device.conftest import BuildSource, Built, job_of
 

@@ -34,7 +34,7 @@ def built(new_project: NewProject) -> Project:
 
 def sanitize(project: Project, variant: str, tools: str, *more: str, **environment: str) -> Run:
     """Run these tools on one variant."""
-    options = (f"--fa-sanitize={tools}", f"--fa-variant={variant}", f"--fa-case={CASE}", "-k", "test_sanitize", "-rs")
+    options = (f"--fa-sanitize={tools}", f"--fa-variant={variant}", "-k", "test_sanitize", "-rs")
     return project.suite(*options, *more, env={**ENVIRONMENT, **environment})
 
 
@@ -110,6 +110,37 @@ def test_bulk_copies_are_not_covered_by_racecheck(built: Project) -> None:
     run = sanitize(built, "bulk", "racecheck,memcheck")
     assert {"test_sanitize[bulk-racecheck]": "skipped", "test_sanitize[bulk-memcheck]": "passed"} == run.outcomes
     assert "not covered by racecheck: it does not follow TMA copies and clusters (UBLKCP in the code)" in run.text
+
+
+@pytest.mark.needs_nvcc
+def test_named_cases_are_what_is_watched(built: Project) -> None:
+    """A kernel with several tiles is watched on the shape that has the one in doubt; of a shape, the first seed."""
+    shapes = ("b1h2s64d64-fp16", "b1h2s512d64-fp16")
+    named = ",".join((f"{shapes[0]}-seed0", f"{shapes[0]}-seed1", f"{shapes[1]}-seed0"))
+    run = sanitize(built, "zero", "memcheck", f"--fa-case={named}")
+    assert (run.ret, {f"test_sanitize[zero-{each}-memcheck]": "passed" for each in shapes}) == (0, run.outcomes)
+    records = [each for each in built.records if each.sanitized][-2:]
+    assert [f"{each}-seed0" for each in shapes] == [str(each.case) for each in records]
+
+
+@pytest.mark.needs_nvcc
+def test_a_named_case_that_is_not_taken_is_skipped(built: Project) -> None:
+    """With the manifest's reason."""
+    run = sanitize(built, "zero", "memcheck", "--fa-case=b1h2s64d32-fp16-seed0")
+    assert (run.ret, run.outcomes) == (1, {"test_sanitize[zero-b1h2s64d32-fp16-memcheck]": "skipped"})
+    assert "zero does not support b1h2s64d32-fp16: head_dim is 32" in run.text
+
+
+def test_a_users_test_takes_each_tool_once(built: Project) -> None:
+    """A test of one's own may ask for the tool alone: `fa_run.sanitize` then takes the small case."""
+    source = "def test_mine(fa_variant, fa_sanitizer, fa_run):\n    fa_run.sanitize(fa_variant, fa_sanitizer)\n"
+    built.write("test_mine.py", source)
+    options = ("--fa-sanitize=memcheck,racecheck", "--fa-variant=script", f"--fa-case={CASE},b1h2s64d64-fp16-seed0")
+    run = built.run("test_mine.py", *options, env=ENVIRONMENT)
+    expected = {f"test_mine[script-{tool}]": "passed" for tool in ("memcheck", "racecheck")}
+    assert (run.ret, expected) == (0, run.outcomes), run.text
+    records = [each for each in built.records if each.sanitized][-2:]
+    assert ["b1h2s193d64-fp16-seed0"] * 2 == [str(each.case) for each in records]
 
 
 def test_without_the_option_there_is_no_item(built: Project) -> None:

@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.properties import sanitizer_case
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import Explained, Variant
 from pytest_fa.profile import sanitizer
 from pytest_fa.profile.sanitizer import Child, find_sanitizer, findings, not_covered, sanitize, summary_count
 from pytest_fa.report.profiled import Sanitized
-from pytest_fa.sanitizing import explained, sanitizer_case
+from pytest_fa.sanitizing import explained
 from tests.unit.profile.conftest import RECORDED
 from tests.unit.report.test_record import KERNEL, LEAF
 
