@@ -132,7 +132,7 @@ OPTIONS = (
     _Option("--ncu-sudo", "start Nsight Compute by `sudo -n`"),
     _Option(
         "--fa-sanitize",
-        "run compute-sanitizer on a small case or those of --fa-case: memcheck, racecheck, synccheck, initcheck",
+        "run compute-sanitizer (memcheck, racecheck, synccheck, initcheck) on a small case or those of --fa-case",
         "TOOL[,TOOL...]",
     ),
     _Option("--fa-static", "only build, for every architecture, and show what the machine code says; needs no GPU"),

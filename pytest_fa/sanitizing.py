@@ -13,7 +13,7 @@ from pytest_fa.jobs import CaseJob, CaseResult, encode
 from pytest_fa.profile.sanitizer import Child, not_covered, sanitize
 from pytest_fa.report.profiled import Sanitized, ToolStatus
 from pytest_fa.report.record import Outcome, Record
-from pytest_fa.session import CannotRun, Session
+from pytest_fa.session import CannotRun, Refused, Session
 from pytest_fa.workers import child_environment
 
 OUTCOMES: dict[ToolStatus, Outcome] = {
@@ -29,15 +29,15 @@ OUTCOMES: dict[ToolStatus, Outcome] = {
 def sanitize_variant(session: Session, variant: Variant, case: Case, tool: str) -> Record:
     """The record of `test_sanitize`: one process, one call.
 
-    Raises `CannotRun` where there is no GPU for the variant, it was not built, or it does not take the case.
+    Raises `Refused` where the variant does not take the case, `CannotRun` where it was not built or has no GPU.
     """
+    if reason := variant.refuses(case):
+        raise Refused(reason)
     if session.device_of(variant) == "cpu":
         raise CannotRun(f"{variant.name} runs on the CPU here: compute-sanitizer watches GPUs")
     leaf = session.runnable_leaf(variant) if variant.is_built else None
     if isinstance(leaf, BuildFailure):
         raise CannotRun(f"build of {variant.name} failed (see test_build[{variant.name}])")
-    if reason := variant.refuses(case):
-        raise CannotRun(reason)
     if reason := not_covered(tool, leaf):
         found = Sanitized(tool, "not covered", reason, "", 0.0, ())
     else:

@@ -7,7 +7,7 @@
 // expect:  3.6 to 4.0 us at the mission shape, S = 64 and 128 below 3.0
 // diff:    large: prologue, merge, the order of keys and the kernels for one pass are new
 // tile:    64 queries x 128 keys per group, 2 groups, 2 blocks; up to 256 keys: 64 per group; up to 128: one group, one block;
-//          97 KB of shared memory at D = 64
+//          98 KB of shared memory, 192 KB at D = 128
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
 //          16-byte aligned, with strides that TMA takes
 #include <cuda_bf16.h>
@@ -281,8 +281,9 @@ __device__ __forceinline__ float inverse_of(float l) { return l == 0.0f ? 0.0f :
 // What an ablation leaves out and what it still computes, for nobody: a word that the compiler must take for one that is stored.
 __device__ __forceinline__ void keep(uint32_t& unused, const uint32_t (&p)[4]) { unused ^= p[0] ^ p[1] ^ p[2] ^ p[3]; }
 
-// Blocks that an SM must have registers for: with many to do, four groups hide what each of them waits for.  The kernels for one
-// pass are for few blocks, and at D = 128 there is shared memory for one.
+// Blocks that an SM must have registers for: with many to do, four groups hide what each of them waits for.  A kernel for one
+// pass gains more by what it spares than by a neighbour (`launch` says where not), and two of the largest tile of D = 128 do not
+// fit an SM's shared memory.
 template <typename SPLIT, int HEAD_DIM, Keys KEYS>
 constexpr int blocks_per_sm() {
   return KEYS != ANY || HEAD_DIM > 64 ? 1 : 4 * GROUP_THREADS / SPLIT::THREADS;
@@ -570,9 +571,11 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
     if (int status = describe(&v_map, args, args->v, args->kv_heads, args->seq_k, args->v_stride)) return status;
   }
   const dim3 grid(checked.heads * SPLIT::CLUSTER, (call.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
-  constexpr bool FILLS_SM = HEAD_DIM == 64 && SPLIT::BLOCK_KEYS == 256;  // one block for one pass does, two of the others
+  // At the largest tile of D = 64 an SM holds one block of a kernel for one pass, and two of the one for any keys.
+  constexpr bool FILLS_SM = HEAD_DIM == 64 && SPLIT::BLOCK_KEYS == 256;
   const bool is_crowded = FILLS_SM && uint64_t(grid.x) * grid.y * grid.z > uint64_t(fa::sm_count());
-  const bool one_pass = call.seq_k > 0 && call.seq_k <= SPLIT::PASS_KEYS && call.signed_scale_log2 >= 0.0f && !is_crowded;
+  const bool sees_keys = min(call.seq_k, call.first_diagonal + BLOCK_M - 1) > 0;  // the first block, and so each
+  const bool one_pass = sees_keys && call.seq_k <= SPLIT::PASS_KEYS && call.signed_scale_log2 >= 0.0f && !is_crowded;
   const bool all = one_pass && call.seq_k == SPLIT::PASS_KEYS && call.first_diagonal >= call.seq_k;
   const Keys keys = all ? ALL : one_pass ? ONE_PASS : ANY;
   static constexpr decltype(&cluster_latency_kernel<T, SPLIT, HEAD_DIM, ANY>) KERNELS[] = {

@@ -90,9 +90,11 @@ def _with_kernels_once(records: list[Record]) -> list[Record]:
     said: set[tuple[str, ...]] = set()
 
     def once(leaf: Leaf) -> Leaf:
-        is_first = _identity(leaf) not in said
-        said.add(_identity(leaf))
-        return leaf if is_first else msgspec.structs.replace(leaf, kernels=())
+        if _identity(leaf) in said:
+            return msgspec.structs.replace(leaf, kernels=())
+        if leaf.kernels:
+            said.add(_identity(leaf))
+        return leaf
 
     return [msgspec.structs.replace(each, leaves=tuple(once(leaf) for leaf in each.leaves)) for each in records]
 

@@ -32,6 +32,9 @@ CLUSTER_SHAPES = (
     "b1h2s600d64-fp16-causal_br-sk1100",
     "b1h2s64d64-fp16-sk0",
     "b1h2s64d64-fp16-sk256",
+    "b1h2s64d128-fp16",
+    "b1h2s1d128-fp16-sk60",
+    "b1h4s77d128-fp16-kv2",
     "b1h2s100d128-fp16-causal",
     "b1h2s128d128-fp16",
     "b1h2s200d128-fp16-causal_br-sk250",
@@ -61,18 +64,33 @@ def test_c_symbol_is_exported(build_rung: Callable[[str], Built], name: str, sha
 def test_a_row_of_nan_has_a_log_sum_exp_of_nan(build_rung: Callable[[str], Built], shape: str) -> None:
     """A query that is NaN has seen keys: -inf would say that it saw none; other rows are as they are without it."""
     inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cuda"))
-    expected = _scores(inputs).logsumexp(-1)
+    rung = build_rung("cluster_latency")
+    _, *expected = _call_by_symbol(rung, inputs, 1.0)
     inputs.q[:, :, 5] = float("nan")
-    expected[:, :, 5] = float("nan")
-    status, out, lse = _call_by_symbol(build_rung("cluster_latency"), inputs)
-    assert (status, bool(out[:, :, 5].isnan().all())) == (0, True)
-    torch.testing.assert_close(lse.double(), expected, rtol=0, atol=1e-5, equal_nan=True)
+    for each in expected:
+        each[:, :, 5] = float("nan")
+    status, *found = _call_by_symbol(rung, inputs, 1.0)
+    assert status == 0
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def _call_by_symbol(rung: Built, inputs: Inputs) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """What `fa_forward` returns, its output, and its log-sum-exp [batch, heads, seq_q]."""
-    out = poisoned_output(inputs)
-    lse = torch.full(out.shape[:3], float("nan"), device="cuda")
+@pytest.mark.parametrize(
+    ("shape", "blind"), [("b1h2s700d64-fp16-causal_br-sk512", 128), ("b1h2s300d128-fp16-causal_br-sk100", 192)]
+)
+def test_blocks_that_see_no_key_read_no_value(build_rung: Callable[[str], Built], shape: str, blind: int) -> None:
+    """Whole blocks of queries before the first key: zero and -inf, whatever lies in V."""
+    inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cuda"))
+    inputs.v[:, :, 0] = float("nan")
+    status, out, lse = _call_by_symbol(build_rung("cluster_latency"), inputs, 1.0)
+    assert (status, bool((out[:, :, :blind] == 0).all()), bool(lse[:, :, :blind].isneginf().all())) == (0, True, True)
+
+
+def _call_by_symbol(
+    rung: Built, inputs: Inputs, unwritten: float = float("nan")
+) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """What `fa_forward` returns, its output, and its log-sum-exp [batch, heads, seq_q]; both are `unwritten` before."""
+    out = poisoned_output(inputs).fill_(unwritten)
+    lse = torch.full(out.shape[:3], unwritten, device="cuda")
     load_forward(*rung)  # its library needs tvm-ffi's in the process
     args = ForwardArgs(abi_version=1, struct_size=ctypes.sizeof(ForwardArgs), scale=inputs.scale, dtype=0)
     args.causal = CAUSAL.index(inputs.causal)
@@ -89,7 +107,8 @@ def _call_by_symbol(rung: Built, inputs: Inputs) -> tuple[int, torch.Tensor, tor
 
 def _scores(inputs: Inputs) -> torch.Tensor:
     """[batch, heads, seq_q, seq_k] float64, -inf where a query does not see a key."""
-    scores = inputs.q.double() @ inputs.k.double().transpose(2, 3) * inputs.scale
+    k = inputs.k.double().repeat_interleave(inputs.q.shape[1] // inputs.k.shape[1], dim=1)
+    scores = inputs.q.double() @ k.transpose(2, 3) * inputs.scale
     if inputs.causal == "none":
         return scores
     diagonal = 1 + (inputs.k.shape[2] - inputs.q.shape[2] if inputs.causal == "bottom_right" else 0)

@@ -11,6 +11,7 @@ from pytest_fa.build.builder import ensure
 from pytest_fa.build.target import native_arch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.properties import MAY_REFUSE
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.jobs import CaseJob
 from pytest_fa.pipeline import run_case
@@ -47,6 +48,23 @@ def test_properties_hold_on_every_path(build_rung: Callable[[str], Built], shape
     job = CaseJob(variant, case, library, "cuda", "measured", judge=True, time=False, property_name=held)
     result = run_case(job)
     assert (result.outcome, result.message) == ("ok", "")
+
+
+STRIDES = ("padded_rows", "expanded_heads", "offset_pointers", "new_shape", "graph_capture", "streams")
+
+
+@pytest.mark.parametrize("held", STRIDES)
+@pytest.mark.parametrize("shape", ["b2h4s77d128-bf16-kv2", "b2h3s200d128-fp16-bshd", "b1h3s400d128-fp16-causal"])
+def test_wide_heads_hold_what_suites_ask_of_narrow_ones(
+    build_rung: Callable[[str], Built], shape: str, held: str
+) -> None:
+    """Suites try a rung at D = 64: strides, captures and streams at D = 128 are tried here."""
+    variant, library = build_rung("cluster_latency")
+    case = parse_case(f"{shape}-seed0")
+    job = CaseJob(variant, case, library, "cuda", "measured", judge=True, time=False, property_name=held)
+    result = run_case(job)
+    allowed = {"ok", "unsupported"} if held in MAY_REFUSE else {"ok"}
+    assert result.outcome in allowed, result.message
 
 
 # V comes while exponentials are computed: without its barrier one build was wrong on all three shapes, another on none.

@@ -125,8 +125,8 @@ def test_named_cases_are_what_is_watched(built: Project) -> None:
 
 @pytest.mark.needs_nvcc
 def test_a_named_case_that_is_not_taken_is_skipped(built: Project) -> None:
-    """With the manifest's reason."""
-    run = sanitize(built, "zero", "memcheck", "--fa-case=b1h2s64d32-fp16-seed0")
+    """With the manifest's reason; where a GPU is required too, since another GPU would not help."""
+    run = sanitize(built, "zero", "memcheck", "--fa-case=b1h2s64d32-fp16-seed0", "--fa-require-gpu")
     assert (run.ret, run.outcomes) == (1, {"test_sanitize[zero-b1h2s64d32-fp16-memcheck]": "skipped"})
     assert "zero does not support b1h2s64d32-fp16: head_dim is 32" in run.text
 

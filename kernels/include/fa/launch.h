@@ -26,7 +26,7 @@ class OncePerDevice {
   std::atomic<uint64_t> done_{0};
 };
 
-// The current GPU's number of SMs, asked for once per GPU; 0 where the runtime does not say.
+// The current GPU's number of SMs, asked for once per GPU; 0 after an error, which the launch that follows reports.
 inline int sm_count() {
   static std::atomic<int> known[64];
   int device = 0, sms = 0;

@@ -198,6 +198,15 @@ def test_kernels_survive_the_record_that_had_them(tmp_path: Path) -> None:
     assert [newer, records[1]] == read_records(path)
 
 
+def test_a_record_that_lacks_its_kernels_takes_them_from_none(tmp_path: Path) -> None:
+    """Where the line that had them was lost, the next record that has them says them for all."""
+    whole = msgspec.structs.replace(leaf("sm_90a", "1"), kernels=(Kernel("one", "_Zone", 32, 0, 0, 0, 0),))
+    bare = msgspec.structs.replace(whole, kernels=())
+    records = [record(case=f"b1h2s64d64-fp16-seed{n}", leaves=(each,)) for n, each in enumerate((bare, whole))]
+    (path,) = save_profiles(records, tmp_path)
+    assert [(whole,), (whole,)] == [each.leaves for each in read_records(path)]
+
+
 def test_saving_twice_changes_nothing(tmp_path: Path) -> None:
     """The same records in another order give the same file, byte for byte, so that a commit shows what changed."""
     records = [record(case=f"b1h2s64d64-fp16-seed{seed}") for seed in range(3)]
