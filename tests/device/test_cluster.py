@@ -51,10 +51,12 @@ def test_properties_hold_on_every_path(build_rung: Callable[[str], Built], shape
 
 
 STRIDES = ("padded_rows", "expanded_heads", "offset_pointers", "new_shape", "graph_capture", "streams")
+WIDE_SHAPES = ("b2h4s77d128-bf16-kv2", "b2h3s200d128-fp16-bshd", "b1h3s400d128-fp16-causal")
+# `new_shape` cuts its other shape from one with as many key heads as heads.
+WIDE = [(shape, held) for shape in WIDE_SHAPES for held in STRIDES if not (held == "new_shape" and "-kv" in shape)]
 
 
-@pytest.mark.parametrize("held", STRIDES)
-@pytest.mark.parametrize("shape", ["b2h4s77d128-bf16-kv2", "b2h3s200d128-fp16-bshd", "b1h3s400d128-fp16-causal"])
+@pytest.mark.parametrize(("shape", "held"), WIDE)
 def test_wide_heads_hold_what_suites_ask_of_narrow_ones(
     build_rung: Callable[[str], Built], shape: str, held: str
 ) -> None:
