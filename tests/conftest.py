@@ -20,6 +20,11 @@ CHANGES_OUTPUT = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "FORCE_COLOR", "NO_COL
 for _name in CHANGES_OUTPUT:
     os.environ.pop(_name, None)
 
+# Under xdist a process and its children take one core each: torch would take all of them in every process, and the
+# judge's tests would last three times as long.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 MANIFEST = """\
 step: a test's variant
 because: a test needs one
