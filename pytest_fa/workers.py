@@ -53,6 +53,7 @@ class Workers:
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
         self._server: subprocess.Popen[bytes] | None = None
+        self._was_asked = False
         self._control: socket.socket | None = None
         self._worker: tuple[int, Connection] | None = None
         self._owner = ""
@@ -159,12 +160,15 @@ class Workers:
             self._control.close()
             self._control = None
         if self._server is not None:
+            if not self._was_asked:  # it may still be importing torch, and has no children to end
+                self._server.kill()
             try:
                 self._server.wait(timeout=10)
             except subprocess.TimeoutExpired:
                 self._server.kill()
                 self._server.wait()
             self._server = None
+            self._was_asked = False
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -185,6 +189,7 @@ class Workers:
         ours, theirs = Pipe()
         try:
             self._control.settimeout(START_SECONDS)
+            self._was_asked = True
             socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
             answer = self._control.recv(64)
         except OSError as problem:

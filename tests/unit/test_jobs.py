@@ -278,6 +278,18 @@ def test_close_before_start() -> None:
     assert idle._server is None
 
 
+def test_a_server_that_nobody_asked_is_not_waited_for() -> None:
+    """A run in which nothing was to be run does not stay for torch, which its server is importing."""
+    unasked = Workers()
+    unasked.start()
+    server = unasked._server
+    assert server is not None
+
+    unasked.close()
+
+    assert server.returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
 def test_dead_server_does_not_break_the_end(job_of: JobOf, ending: signal.Signals) -> None:
     """A server that was killed, or that got the terminal's Ctrl-C, leaves a `close` that works and no process."""
