@@ -119,9 +119,14 @@ def _has_nvcc(cache: Path) -> bool:
     return True
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU before any fixture, one of a module included, builds something for it."""
+    if item.get_closest_marker("needs_gpu") and find_gpu() is None:
+        pytest.skip("this machine has no GPU")
+
+
 @pytest.fixture(autouse=True)
 def _skip_what_this_machine_lacks(request: pytest.FixtureRequest, shared_cache: Path) -> None:
-    if request.node.get_closest_marker("needs_gpu") and find_gpu() is None:
-        pytest.skip("this machine has no GPU")
     if request.node.get_closest_marker("needs_nvcc") and not _has_nvcc(shared_cache):
         pytest.skip("this machine has no CUDA compiler")

@@ -14,7 +14,6 @@ from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.jobs import CaseJob, CaseResult
 from pytest_fa.pipeline import run_case
-from pytest_fa.report.environment import find_gpu
 from pytest_fa.report.record import Leaf
 from tests.device.conftest import Built
 
@@ -33,8 +32,6 @@ OMISSIONS = [f"ws_p1@OMIT_BARRIER={barrier}" for barrier in BARRIERS]
 @pytest.fixture(scope="module")
 def builds(shared_cache: Path) -> dict[str, Built]:
     """The trio, its races and the omissions, built for this GPU in one batch."""
-    if find_gpu() is None:
-        pytest.skip("this machine has no GPU")
     catalog = discover((Path(__file__).parents[2] / "kernels",))
     chosen = select_variants(catalog, (*GOOD, *RACES, *OMISSIONS))
     variants = [each for each in chosen if isinstance(each, Variant)]
