@@ -188,16 +188,17 @@ def test_only_what_the_system_brings_is_kept_by_its_folder(prefix: str) -> None:
     assert extension._portable(Path(prefix) / "x.h", own) == expected
 
 
-def test_an_operator_is_registered_once(project: Project) -> None:
+def test_an_operator_is_registered_once(story: Story) -> None:
     """Two builds that register one operator are an error of the second, and not the end of a user's own test run."""
-    write_extension(project)
+    project = story.project
+    project.write("csrc/factor.h", "#define FACTOR 1.0\n")  # as when both were built
     project.write(
         "test_own.py",
         "def test_own(fa_variant, fa_module, fa_inputs):\n"
         "    q, k, v, scale, causal = fa_inputs\n"
         "    fa_module(q, k, v, scale=scale, causal=causal)\n",
     )
-    run = project.run("test_own.py", "--fa-variant=mine,mine_off", ONE_CASE)
+    run = project.run("test_own.py", "--fa-variant=mine,mine_off", f"--fa-cache={project.folder / 'cache'}", ONE_CASE)
     outcomes = sorted(outcome for name, outcome in run.outcomes.items() if name.startswith("test_own["))
     assert outcomes == ["error", "passed"]
     assert "has registered it in this process already" in run.text
