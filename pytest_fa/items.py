@@ -60,11 +60,10 @@ def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
 def _parametrize_sanitized(metafunc: pytest.Metafunc, plan: Plan) -> None:
     """Variant and tool, once for each case where the test takes one; the case is in the name where it was named."""
     if "fa_case" in metafunc.fixturenames:
-        named = [f"{case.shape_id}-" if plan.cases_are_named else "" for _, case, _ in plan.sanitized]
-        found = [
-            pytest.param(variant, case, tool, id=f"{variant.name}-{name}{tool}")
-            for name, (variant, case, tool) in zip(named, plan.sanitized, strict=True)
-        ]
+        found = []
+        for variant, case, tool in plan.sanitized:
+            words = (variant.name, case.shape_id, tool) if plan.cases_are_named else (variant.name, tool)
+            found.append(pytest.param(variant, case, tool, id="-".join(words)))
         metafunc.parametrize(("fa_variant", "fa_case", "fa_sanitizer"), found, indirect=True)
         return
     pairs = {(variant.name, tool): (variant, tool) for variant, _, tool in plan.sanitized}

@@ -84,7 +84,9 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def sanitized(self) -> list[tuple[Variant, Case, str]]:
         """What `test_sanitize` runs over: every judged variant, on a small case or on those named, with every tool."""
-        judged = [each for each in self.runnable if each.is_judged and self.sanitizers]
+        if not self.sanitizers:
+            return []
+        judged = [each for each in self.runnable if each.is_judged]
         pairs = [(each, case) for each in judged for case in self._sanitized_cases(each)]
         return [(each, case, tool) for each, case in pairs for tool in self.sanitizers]
 

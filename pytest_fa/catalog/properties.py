@@ -49,8 +49,8 @@ MAY_REFUSE = frozenset(
 )
 
 SEQUENCE = 150  # more than two tiles of 64, and no multiple of anything
-TILE = 64  # where the manifest does not define one
-LEAST_TILES = 3
+TILE = 64  # of a case for sanitizers, where the manifest does not define one
+LEAST_TILES = 3  # each way, of the same
 
 
 def properties_of(variant: Variant) -> tuple[str, ...]:
