@@ -57,7 +57,7 @@ def _new(given: argparse.Namespace) -> None:
 def _ceilings(given: argparse.Namespace) -> None:
     from pytest_fa.measure.ceilings import measure_ceilings  # noqa: PLC0415  # torch, only for this command
     from pytest_fa.measure.timing_lock import timing_lock  # noqa: PLC0415
-    from pytest_fa.report.ceilings import write_ceilings  # noqa: PLC0415
+    from pytest_fa.records.ceilings import write_ceilings  # noqa: PLC0415
 
     with timing_lock():
         found = measure_ceilings(Path())
@@ -68,8 +68,9 @@ def _ceilings(given: argparse.Namespace) -> None:
 
 
 def _noise(given: argparse.Namespace) -> None:
-    from pytest_fa.noise import measure_noise  # noqa: PLC0415
-    from pytest_fa.report.noise import noise_rows, write_noise  # noqa: PLC0415
+    from pytest_fa.gate.measure_noise import measure_noise  # noqa: PLC0415
+    from pytest_fa.records.noise import write_noise  # noqa: PLC0415
+    from pytest_fa.report.noise_table import noise_rows  # noqa: PLC0415
 
     found = measure_noise(Path(), given.processes, lambda text: sys.stderr.write(f"\r{text}"))
     path = write_noise(found, given.profiles)
@@ -83,7 +84,7 @@ def _noise(given: argparse.Namespace) -> None:
 
 
 def _pictures(given: argparse.Namespace) -> None:
-    from pytest_fa.report.ceilings import read_ceilings  # noqa: PLC0415
+    from pytest_fa.records.ceilings import read_ceilings  # noqa: PLC0415
     from pytest_fa.report.pictures import draw, read_timed  # noqa: PLC0415
 
     gpu = read_timed(given.folder)[0].environment.gpu

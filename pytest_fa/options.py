@@ -22,6 +22,8 @@ LEAST_GATE, MOST_GATE = 0.01, 100.0
 TOLERANCES = ("measured", "absolute", "fp8")
 NCU_SETS = ("verdict", "occupancy", "tensor", "memory", "stalls", "full")
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
+# Options that decide how a variant is found, built or judged: a rerun command repeats them.
+RERUN = ("fa_kernels", "fa_arch", "fa_tolerance", "fa_soak", "fa_watchdog", "fa_gate", "fa_gate_baseline", "fa_cache")
 # Tests of the suite that are there only where they were asked for.
 ON_REQUEST = {"test_gate": "gate", "test_profile": "ncu", "test_sanitize": "sanitizers"}
 
@@ -217,17 +219,7 @@ def default_cache() -> Path:
 def _repeat(config: pytest.Config) -> tuple[str, ...]:
     """`pytest` with what decides how a variant is found, built and judged."""
     suite = ("--pyargs", "pytest_fa.suite") if config.getoption("pyargs") else ()
-    kept = (
-        "fa_kernels",
-        "fa_arch",
-        "fa_tolerance",
-        "fa_soak",
-        "fa_watchdog",
-        "fa_gate",
-        "fa_gate_baseline",
-        "fa_cache",
-    )
-    given = [option for option in OPTIONS if option.dest in kept and config.getoption(option.dest) is not None]
+    given = [option for option in OPTIONS if option.dest in RERUN and config.getoption(option.dest) is not None]
     no_build = ("--fa-no-build",) if _flag(config, "fa_no_build") else ()
     return ("pytest", *suite, *(f"{option.flag}={config.getoption(option.dest)}" for option in given), *no_build)
 

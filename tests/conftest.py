@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.errors import ToolchainError
-from pytest_fa.report.environment import find_gpu
-
-WriteVariant = Callable[..., Path]
+from pytest_fa.records.environment import find_gpu
+from tests.factories import MANIFEST, WriteVariant
 
 # What changes the text of an inner process: under CI pytest's short summary repeats whole messages.
 CHANGES_OUTPUT = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR")
@@ -24,63 +22,6 @@ for _name in CHANGES_OUTPUT:
 # judge's tests would last three times as long.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-MANIFEST = """\
-step: a test's variant
-because: a test needs one
-expect: what the test asserts
-"""
-
-# Attention by the book, in float32, with every hole that a test may want to cut into it.
-PYTHON_SOURCE = """\
-import torch
-
-
-def forward(q, k, v, *, scale, causal="none", out=None):
-    scores = q.float() @ k.float().transpose(2, 3) * scale
-    if causal == "top_left":
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(hidden, float("-inf"))
-    result = (torch.softmax(scores, -1) @ v.float()).to(q.dtype)
-    return result if out is None else out.copy_(result)
-"""
-
-PYTHON_MANIFEST = (
-    MANIFEST
-    + 'entry: {kind: python, target: "entry:forward"}\nsupports: {device: [cpu, cuda], causal: [none, top_left]}\n'
-)
-
-# Scores by the book, and the manifest of a probe that computes nothing else.
-SCORES_SOURCE = """\
-import torch
-
-
-def forward(q, k, v, *, scale, causal="none", out=None):
-    result = (q.float() @ k.float().transpose(2, 3) * scale).to(q.dtype)
-    return result if out is None else out.copy_(result)
-"""
-
-SCORES_MANIFEST = (
-    MANIFEST
-    + "role: probe\ncomputes: scores\ncases: [b1h1s4d4-fp16, b1h1s32d64-fp16-sk64]\n"
-    + 'entry: {kind: python, target: "entry:forward"}\nsupports: {device: [cpu, cuda], head_dim: [64, 4]}\n'
-)
-
-# Compiles in a second and writes zeros: enough for everything that the builder does.
-CUDA_SOURCE = """\
-#include "fa_forward.h"
-
-#ifndef BLOCK
-#define BLOCK 64
-#endif
-
-__global__ void zero_kernel(float* out) { out[threadIdx.x + blockIdx.x * BLOCK] = 0.0f; }
-
-FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
-  zero_kernel<<<1, BLOCK, 0, stream>>>(static_cast<float*>(args->out));
-  return static_cast<int>(cudaPeekAtLastError());
-}
-"""
 
 
 @pytest.fixture(scope="session")

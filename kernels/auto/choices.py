@@ -12,8 +12,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from pytest_fa.report.log import read_records
-from pytest_fa.report.record import Record
+from pytest_fa.records.log import read_records
+from pytest_fa.records.record import Record
 
 CANDIDATES = 3  # that are kept of each case
 

@@ -23,13 +23,13 @@ from pytest_fa.build import recipe
 from pytest_fa.build.command import binding_command, binding_key, toolchain_key
 from pytest_fa.build.keys import Dependency, digest
 from pytest_fa.build.machine_code import read_machine_code
-from pytest_fa.build.ninja import Job, parallel_jobs, run_jobs
+from pytest_fa.build.ninja import CompileJob, parallel_jobs, run_jobs
 from pytest_fa.build.resources import read_ptxas_log, with_machine_code
 from pytest_fa.build.toolchain import Toolchain
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import ToolchainError
-from pytest_fa.report.environment import find_gpu
-from pytest_fa.report.record import Leaf
+from pytest_fa.records.built import Leaf
+from pytest_fa.records.environment import find_gpu
 
 Say = Callable[[str], None]
 Request = tuple[Variant, Target]
@@ -49,7 +49,7 @@ class BuildFailure(msgspec.Struct, frozen=True):
         return explain([self])[0]
 
 
-Outcome = Leaf | BuildFailure
+BuildOutcome = Leaf | BuildFailure
 
 
 def explain(failures: list[BuildFailure]) -> list[str]:
@@ -70,7 +70,7 @@ class BuildReport(msgspec.Struct, frozen=True):
     `lacking` says what this machine has not got, by variant name: nothing was tried then.
     """
 
-    outcomes: dict[tuple[str, str], Outcome]
+    outcomes: dict[tuple[str, str], BuildOutcome]
     compiled: int
     cached: int
     seconds: float
@@ -144,8 +144,8 @@ def _ensure(requests: list[Request], cache: Path, toolchain: Toolchain | None, s
 
 def _look_up(
     requests: list[Request], cache: Path, tool_key: str | None
-) -> tuple[dict[tuple[str, str], Outcome], list[tuple[Request, str]]]:
-    outcomes: dict[tuple[str, str], Outcome] = {}
+) -> tuple[dict[tuple[str, str], BuildOutcome], list[tuple[Request, str]]]:
+    outcomes: dict[tuple[str, str], BuildOutcome] = {}
     missing = []
     for request in requests:
         leaf, why = leaves.find_leaf(cache, *request, tool_key)
@@ -156,7 +156,7 @@ def _look_up(
     return outcomes, missing
 
 
-def _build(requests: list[Request], cache: Path, toolchain: Toolchain, say: Say) -> dict[tuple[str, str], Outcome]:
+def _build(requests: list[Request], cache: Path, toolchain: Toolchain, say: Say) -> dict[tuple[str, str], BuildOutcome]:
     """Compile `requests` in a private staging folder and publish what succeeded.  The cache is locked."""
     if not requests:
         return {}
@@ -196,7 +196,7 @@ def _binding_folder(cache: Path, toolchain: Toolchain) -> Path:
     return cache / "binding" / binding_key(toolchain)
 
 
-def _binding_jobs(requests: list[Request], stage: Path, cache: Path, toolchain: Toolchain) -> list[Job]:
+def _binding_jobs(requests: list[Request], stage: Path, cache: Path, toolchain: Toolchain) -> list[CompileJob]:
     """One job where the shared binding is needed and this compiler has not made it yet."""
     stage.mkdir(parents=True)
     if not any(recipe.needs_binding(variant) for variant, _ in requests):
@@ -204,7 +204,7 @@ def _binding_jobs(requests: list[Request], stage: Path, cache: Path, toolchain: 
     (stage / "binding").mkdir()
     if (_binding_folder(cache, toolchain) / "binding.o").is_file():
         return []
-    return [Job("binding", "binding.o", tuple(binding_command(toolchain)), "binding")]
+    return [CompileJob("binding", "binding.o", tuple(binding_command(toolchain)), "binding")]
 
 
 def _publish_binding(stage: Path, cache: Path, toolchain: Toolchain) -> str | None:
@@ -219,7 +219,7 @@ def _publish_binding(stage: Path, cache: Path, toolchain: Toolchain) -> str | No
     return None
 
 
-def _stage_variants(requests: list[Request], stage: Path, cache: Path, toolchain: Toolchain) -> list[Job]:
+def _stage_variants(requests: list[Request], stage: Path, cache: Path, toolchain: Toolchain) -> list[CompileJob]:
     jobs = []
     binding = _binding_folder(cache, toolchain)
     is_fresh = not (binding / "binding.o").is_file()
@@ -229,7 +229,7 @@ def _stage_variants(requests: list[Request], stage: Path, cache: Path, toolchain
         there = Path("..") / "binding" if is_fresh else binding
         command = tuple(recipe.stage(variant, arch, folder, toolchain, there))
         after = "binding/binding.o" if is_fresh and recipe.needs_binding(variant) else None
-        jobs.append(Job(str(index), "kernel.so", command, f"{variant.name}/{arch}", after))
+        jobs.append(CompileJob(str(index), "kernel.so", command, f"{variant.name}/{arch}", after))
     return jobs
 
 
@@ -241,7 +241,7 @@ def _harvest(
     started_ns: int,
     seconds: float,
     binding_problem: str | None,
-) -> Outcome:
+) -> BuildOutcome:
     """One staged job to a published leaf, or to its failure."""
     variant, arch = request
     if not (staged / "kernel.so").is_file():

@@ -24,7 +24,7 @@ from pytest_fa.build.command import links
 from pytest_fa.build.keys import Dependency, digest, file_hash
 from pytest_fa.build.recipe import request_key
 from pytest_fa.catalog.variant import Target, Variant
-from pytest_fa.report.record import Leaf
+from pytest_fa.records.built import Leaf
 
 
 class StoredLeaf(msgspec.Struct, frozen=True):

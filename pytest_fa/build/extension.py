@@ -32,7 +32,7 @@ ENVIRONMENT = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED", "ARFLAGS
 INNER_JOBS = max(1, len(os.sched_getaffinity(0)) // 2)  # files of one extension that are compiled side by side
 
 
-class Spec(msgspec.Struct, frozen=True):
+class ExtensionSpec(msgspec.Struct, frozen=True):
     """What the child compiles: absolute paths, and flags for each compiler."""
 
     name: str
@@ -101,7 +101,7 @@ def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, ke
     home = Path(variant.folder)
     named = (home / each for each in variant.entry.include)
     include = [path for path in (home, *named, Path(variant.root) / "include") if path.is_dir()]
-    spec = Spec(
+    spec = ExtensionSpec(
         name=name,
         is_cuda=variant.entry.has_cuda_sources,
         sources=tuple(str((home / each).resolve()) for each in variant.entry.sources),
@@ -114,7 +114,7 @@ def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, ke
     (folder / SPEC).write_bytes(msgspec.json.encode(spec))
     (folder / MODULE_NAME).write_text(name, encoding="utf-8")
     path = os.pathsep.join((str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")))
-    return ["env", f"PYTHONPATH={path}", sys.executable, "-m", "pytest_fa.compile_extension", SPEC]
+    return ["env", f"PYTHONPATH={path}", sys.executable, "-m", "pytest_fa.build.compile_extension", SPEC]
 
 
 def read_dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:

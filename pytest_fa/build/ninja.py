@@ -17,7 +17,7 @@ from pytest_fa.errors import ToolchainError
 GIB_PER_JOB = 2.0
 
 
-class Job(msgspec.Struct, frozen=True):
+class CompileJob(msgspec.Struct, frozen=True):
     """One command, run in `<stage>/<folder>`; `output` is the file it makes there, its log is `log.txt`."""
 
     folder: str
@@ -28,7 +28,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def run_jobs(
-    stage: Path, jobs: list[Job], say: Callable[[int, int, str], None], at_once: int | None = None
+    stage: Path, jobs: list[CompileJob], say: Callable[[int, int, str], None], at_once: int | None = None
 ) -> dict[str, float]:
     """Run all jobs, `at_once` side by side; `say(done, total, title)` hears of each one that ends.
 
@@ -72,7 +72,7 @@ def parallel_jobs() -> int:
     return max(1, min(cores, fitting))
 
 
-def _build_file(jobs: list[Job]) -> str:
+def _build_file(jobs: list[CompileJob]) -> str:
     lines = ["ninja_required_version = 1.5", "rule run", "  command = $line", "  description = $title", ""]
     for job in jobs:
         after = f" | {_path(job.after)}" if job.after else ""

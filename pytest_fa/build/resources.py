@@ -10,7 +10,7 @@ import msgspec
 
 from pytest_fa.build.machine_code import MachineCode
 from pytest_fa.catalog.variant import Limits
-from pytest_fa.report.record import Advisory, Kernel, Leaf
+from pytest_fa.records.built import Advisory, Kernel, Leaf
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 _PROPERTIES = re.compile(r"Function properties for (\S+)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import BuildError
-from pytest_fa.report.environment import find_gpu
+from pytest_fa.records.environment import find_gpu
 
 
 def runs_on(arch: Target, compute_capability: tuple[int, int]) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 
 from pytest_fa.errors import ToolchainError
 
-Stamp = tuple[str, int, int]
+FileStamp = tuple[str, int, int]
 
 
 class Toolchain(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Toolchain(msgspec.Struct, frozen=True):
     library_folder: str
     host_compiler: str
     versions: tuple[str, ...]
-    stamps: tuple[Stamp, ...]
+    stamps: tuple[FileStamp, ...]
     beside: tuple[str, ...] = ()
 
     @property
@@ -147,6 +147,6 @@ def _output(command: list[str]) -> str:
     return run.stdout + run.stderr
 
 
-def _stamp(path: Path) -> Stamp:
+def _stamp(path: Path) -> FileStamp:
     state = path.stat()
     return (str(path), state.st_size, state.st_mtime_ns)

@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from pytest_fa.bundle.environment import differences, read_constraints
-from pytest_fa.bundle.make import make_bundle
+from pytest_fa.bundle.constraints import differences, read_constraints
+from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.stamp import write_stamp
 from pytest_fa.errors import FaError
 

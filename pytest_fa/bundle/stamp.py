@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_fa.errors import UsageProblem
-from pytest_fa.report.record import to_json
-from pytest_fa.report.source import STAMP_NAME, make_stamp, read_source
+from pytest_fa.records.record import to_json
+from pytest_fa.records.source import STAMP_NAME, make_stamp, read_source
 
 
 def write_stamp(folder: Path) -> Path:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_fa.catalog.case import Computes
-from pytest_fa.catalog.variant import Entry, Kind, Supports
+from pytest_fa.catalog.variant import Entry, EntryKind, Supports
 
-FORMS: dict[Kind, str] = {"python": r"[\w.]+:\w+", "torch": r"\w+(::\w+)?"}
-EXAMPLES: dict[Kind, str] = {"python": "'package.module:function'", "torch": "'function' or 'namespace::operator'"}
+FORMS: dict[EntryKind, str] = {"python": r"[\w.]+:\w+", "torch": r"\w+(::\w+)?"}
+EXAMPLES: dict[EntryKind, str] = {"python": "'package.module:function'", "torch": "'function' or 'namespace::operator'"}
 # Keys that only some kinds have.
-KINDS_OF: dict[str, tuple[Kind, ...]] = {
+KINDS_OF: dict[str, tuple[EntryKind, ...]] = {
     "target": ("torch", "python"),
     "context": ("python",),
     "sources": ("torch",),

@@ -9,7 +9,7 @@ import msgspec
 from pytest_fa.catalog.case import Case, Causal, Computes, Dtype, Layout
 
 Role = Literal["candidate", "baseline", "floor", "ablation", "probe", "wrong"]
-Kind = Literal["cuda", "torch", "python"]
+EntryKind = Literal["cuda", "torch", "python"]
 Device = Literal["cuda", "cpu"]
 Arch = Literal["sm_80", "sm_89", "sm_90a"]
 Target = Arch | Literal["host"]  # what a leaf is for: an extension without CUDA sources is for the host
@@ -74,7 +74,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the variant, such as one that pins a backend: calls do not pay for it.
     """
 
-    kind: Kind = "cuda"
+    kind: EntryKind = "cuda"
     source: str = "kernel.cu"
     target: str = ""
     context: str = ""

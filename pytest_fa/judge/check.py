@@ -10,7 +10,7 @@ from pytest_fa.errors import WrongResult
 from pytest_fa.judge.places import first_place, place
 from pytest_fa.judge.policies import POLICIES, Errors, rms
 from pytest_fa.judge.truth import Truth
-from pytest_fa.report.record import Check
+from pytest_fa.records.judged import Check
 
 
 def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:

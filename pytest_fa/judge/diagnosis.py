@@ -14,7 +14,7 @@ import torch
 from pytest_fa.catalog.case import AXES, Computes
 from pytest_fa.judge.scores import score_mistakes
 from pytest_fa.judge.truth import Truth, make_truth
-from pytest_fa.report.record import Check, Diagnosis, Repeats, Witness
+from pytest_fa.records.judged import Check, Diagnosis, Repeats, Witness
 from pytest_fa.run.inputs import Inputs
 
 MAP_COLUMNS, MAP_ROWS = 48, 16

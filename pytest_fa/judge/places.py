@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pytest_fa.report.record import Index
+from pytest_fa.records.judged import Index
 
 
 def place(flat: int, tensor: torch.Tensor) -> Index:

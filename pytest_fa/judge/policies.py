@@ -2,7 +2,7 @@
 
 `measured` compares with the error that an ideal kernel of the same precision makes on the same data, so it needs no
 number that somebody picked per shape.  `fp8` is for kernels that round P to e4m3, by what that rounding does to a sum.
-`absolute` is the older fixed threshold, kept for comparison with old results.  `mutations.py` has the kernels that each
+`absolute` is the older fixed threshold, kept for comparison with old results.  `tests/unit/judge/mutations.py` has the kernels that each
 was tried on, right and wrong ones, and what it must reject.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from pytest_fa.errors import UsageProblem
 from pytest_fa.judge.truth import Truth
-from pytest_fa.report.record import Bound
+from pytest_fa.records.judged import Bound
 
 ABSOLUTE_MAX_DIFF = 0.002
 FP8_RELATIVE_RMS = 0.035
@@ -44,17 +44,17 @@ class Errors(NamedTuple):
     dtype: torch.dtype
 
 
-class Verdict(NamedTuple):
+class PolicyResult(NamedTuple):
     """The bounds of a policy, and the error that it allows to each element."""
 
     bounds: tuple[Bound, ...]
     limit: float | torch.Tensor  # one for all, or [batch, heads, seq_q, head_dim]
 
 
-Policy = Callable[[Errors], Verdict]
+Policy = Callable[[Errors], PolicyResult]
 
 
-def measured(errors: Errors) -> Verdict:
+def measured(errors: Errors) -> PolicyResult:
     """Maximum, RMS, each row's RMS and each head's gain against the yardstick's, with half an ulp for the rounding.
 
     With Y and R the yardstick's maximum and RMS error and u = ulp(max|truth|): max <= 2Y + u/2, RMS <= 1.5R + u/8, each
@@ -71,10 +71,10 @@ def measured(errors: Errors) -> Verdict:
         _rows(errors, ideal, ideal_rms),
         _gain(errors, gain_allowed),
     )
-    return Verdict(bounds, most)
+    return PolicyResult(bounds, most)
 
 
-def fp8(errors: Errors) -> Verdict:
+def fp8(errors: Errors) -> PolicyResult:
     """For kernels that round P to e4m3, whose inputs are the dequantised ones; the output is fp16 or bf16.
 
     Relative RMSE <= 3.5 %; per element |err| <= 0.12 sqrt(sum p^2 v^2) + max|v| / 512; per head a gain within
@@ -101,16 +101,16 @@ def fp8(errors: Errors) -> Verdict:
         _bound("max_err", largest, FP8_OLD_MAX_ERR, judged=False),
         _bound("rel_err", relative, FP8_OLD_REL_ERR, judged=False),
     )
-    return Verdict(bounds, limit)
+    return PolicyResult(bounds, limit)
 
 
-def absolute(errors: Errors) -> Verdict:
+def absolute(errors: Errors) -> PolicyResult:
     """max|out - truth| < 0.002, for fp16 only.  Raises `UsageProblem` for another dtype."""
     if errors.dtype != torch.float16:
         raise UsageProblem(f"policy 'absolute' judges fp16 only, the output is {errors.dtype}; use 'measured'")
     worst = float(errors.error.abs().max())
     bounds = (_finite(errors), Bound("max", _number(worst), ABSOLUTE_MAX_DIFF, worst < ABSOLUTE_MAX_DIFF))
-    return Verdict(bounds, ABSOLUTE_MAX_DIFF)
+    return PolicyResult(bounds, ABSOLUTE_MAX_DIFF)
 
 
 POLICIES: dict[str, Policy] = {"measured": measured, "absolute": absolute, "fp8": fp8}

@@ -10,7 +10,7 @@ import torch
 
 from pytest_fa.errors import WrongResult
 from pytest_fa.judge.places import first_place
-from pytest_fa.report.record import Repeats
+from pytest_fa.records.judged import Repeats
 from pytest_fa.run.device import synchronize
 
 MOST_SECONDS = 0.5

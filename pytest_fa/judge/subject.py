@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.variant import Tolerance, Variant
 from pytest_fa.errors import WrongResult
-from pytest_fa.jobs import CaseJob
 from pytest_fa.judge.check import judge, require_output
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.run.device import synchronize
@@ -18,9 +19,18 @@ from pytest_fa.run.inputs import Inputs, clone, make_inputs, poisoned_output
 class Subject:
     """The variant under test: fresh inputs, calls that are watched, and the judge."""
 
-    def __init__(self, job: CaseJob, forward: Forward, device: torch.device, watch: Callable[[], None]) -> None:
-        self.variant, self.library, self.device = job.variant, job.library, device
-        self._case, self._policy, self.computes = job.case, job.policy, job.case.computes
+    def __init__(
+        self,
+        variant: Variant,
+        library: str | None,
+        case: Case,
+        policy: Tolerance,
+        forward: Forward,
+        device: torch.device,
+        watch: Callable[[], None],
+    ) -> None:
+        self.variant, self.library, self.device = variant, library, device
+        self._case, self._policy, self.computes = case, policy, case.computes
         self._forward, self._watch = forward, watch
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.truth import Truth
-from pytest_fa.report.record import Witness
+from pytest_fa.records.judged import Witness
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.inputs import Inputs
 from pytest_fa.run.module import open_forward

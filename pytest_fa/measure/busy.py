@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 from pytest_fa.measure.device_time import capture, event_us
 from pytest_fa.measure.floor import period_of_spin_us
 from pytest_fa.measure.launches import Captured
-from pytest_fa.report.agreement import LONG_NODE_US
-from pytest_fa.report.record import Busy, NodeTime
+from pytest_fa.records.agreement import LONG_NODE_US
+from pytest_fa.records.timing import Busy, NodeTime
 from pytest_fa.run.device_tools import DeviceTools
 
 CALLS = 10

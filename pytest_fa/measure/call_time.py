@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 
 from pytest_fa.measure.rotation import Rotation
-from pytest_fa.measure.statistics import settle, timing
-from pytest_fa.report.record import Timing
+from pytest_fa.measure.sampling import settle, timing
+from pytest_fa.records.timing import Timing
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.forward import Forward
 

@@ -11,11 +11,11 @@ import torch
 from pytest_fa.errors import FaError
 from pytest_fa.measure.device_time import capture, event_us
 from pytest_fa.measure.floor import floor_us
-from pytest_fa.measure.statistics import sample_until_precise, settle, timing
-from pytest_fa.report.ceilings import Ceilings
-from pytest_fa.report.environment import ClockWatch, clock_watch, read_environment
-from pytest_fa.report.record import LaunchedKernel, Timing
-from pytest_fa.report.source import read_source
+from pytest_fa.measure.sampling import sample_until_precise, settle, timing
+from pytest_fa.records.ceilings import Ceilings
+from pytest_fa.records.environment import ClockWatch, clock_watch, read_environment
+from pytest_fa.records.source import read_source
+from pytest_fa.records.timing import LaunchedKernel, Timing
 from pytest_fa.run.device_tools import device_tools
 
 COPY_BYTES = 2**31

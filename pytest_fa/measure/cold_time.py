@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 
 from pytest_fa.measure.device_time import capture
-from pytest_fa.measure.statistics import timing
-from pytest_fa.report.record import Timing
+from pytest_fa.measure.sampling import timing
+from pytest_fa.records.timing import Timing
 from pytest_fa.run.device_tools import DeviceTools
 
 CALLS = 10  # in a graph

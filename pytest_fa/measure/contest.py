@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.catalog.case import Case
-from pytest_fa.measure.device_time import CannotCapture, capture, event_us
+from pytest_fa.measure.device_time import CannotCapture, Watch, capture, event_us
 from pytest_fa.measure.rotation import Rotation
-from pytest_fa.measure.statistics import settle
+from pytest_fa.measure.sampling import settle
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs
 
@@ -28,7 +28,6 @@ MOST_CALLS = 1000
 LONG_CALL_US = 1000.0
 
 Opened = Callable[[], AbstractContextManager[Forward]]
-Watch = Callable[[], object]
 
 
 class Blocks(NamedTuple):

@@ -15,9 +15,9 @@ import torch
 
 from pytest_fa.errors import FaError, LaunchError
 from pytest_fa.measure.rotation import Rotation
-from pytest_fa.measure.statistics import FEWEST_SAMPLES, sample_until_precise, settle, timing
-from pytest_fa.report.environment import ClockWatch
-from pytest_fa.report.record import Timing
+from pytest_fa.measure.sampling import FEWEST_SAMPLES, sample_until_precise, settle, timing
+from pytest_fa.records.environment import ClockWatch
+from pytest_fa.records.timing import Timing
 from pytest_fa.run.forward import Forward
 
 Watch = Callable[[], object]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from pytest_fa.measure.device_time import capture, event_us
-from pytest_fa.report.record import LaunchedKernel
+from pytest_fa.records.timing import LaunchedKernel
 from pytest_fa.run.device_tools import DeviceTools
 
 CALLS = 50

@@ -10,7 +10,7 @@ import torch
 
 from pytest_fa.measure.device_time import CannotCapture, capture
 from pytest_fa.measure.rotation import Rotation
-from pytest_fa.report.record import ON_CPU, LaunchedKernel, Order
+from pytest_fa.records.timing import ON_CPU, LaunchedKernel, Order
 from pytest_fa.run.forward import Forward
 
 CALLS = 2

@@ -15,8 +15,8 @@ from pytest_fa.measure.device_time import CannotCapture, device_time
 from pytest_fa.measure.floor import floor_us
 from pytest_fa.measure.launches import Captured, read_launches
 from pytest_fa.measure.rotation import Rotation
-from pytest_fa.report.environment import ClockWatch, clock_watch
-from pytest_fa.report.record import ON_CPU, Busy, Clocks, Speed, Timing
+from pytest_fa.records.environment import ClockWatch, clock_watch
+from pytest_fa.records.timing import ON_CPU, Busy, Clocks, Speed, Timing
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.device_tools import NoDeviceTools, device_tools
 from pytest_fa.run.forward import Forward

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import filelock
 
-from pytest_fa.report.environment import find_gpu
+from pytest_fa.records.environment import find_gpu
 
 
 @contextmanager

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.report.profiled import Profile, ProfileStatus
+from pytest_fa.records.tool_results import Profile, ProfileStatus
 
 NAME = "index.json"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class IndexEntry(msgspec.Struct, frozen=True):
     """One report, or why there is none.  Paths are from the run's root, as in the records."""
 
     id: str
@@ -34,7 +34,7 @@ def add_entry(folder: Path, root: Path, item: str, profile: Profile, measured_at
     """Put one profile into the index of `folder`, in place of an older one of the same id and preset."""
     path = folder / NAME
     kept = {(each.id, each.preset): each for each in read_index(path)}
-    kept[(item, profile.preset)] = Entry(
+    kept[(item, profile.preset)] = IndexEntry(
         id=item,
         preset=profile.preset,
         status=profile.status,
@@ -55,10 +55,10 @@ def add_entry(folder: Path, root: Path, item: str, profile: Profile, measured_at
     return path
 
 
-def read_index(path: Path) -> tuple[Entry, ...]:
+def read_index(path: Path) -> tuple[IndexEntry, ...]:
     """The entries of an index; none where there is no file, or one that cannot be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=tuple[Entry, ...])
+        return msgspec.json.decode(path.read_bytes(), type=tuple[IndexEntry, ...])
     except (OSError, msgspec.MsgspecError):
         return ()
 

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from pytest_fa.jobs import NVTX_DOMAIN
+from pytest_fa.profile.ncu_status import SENTENCES, last_error, read_status, unknown_metrics
 from pytest_fa.profile.presets import STALLS, Preset, stall_samples
+from pytest_fa.profile.programs import ProgramRun, run_tool
 from pytest_fa.profile.raw_table import read_raw_table
-from pytest_fa.profile.status import SENTENCES, last_error, read_status, unknown_metrics
-from pytest_fa.profile.tools import Ran, run_tool
-from pytest_fa.report.profiled import Profile, ProfiledKernel, ProfileStatus
+from pytest_fa.records.tool_results import Profile, ProfiledKernel, ProfileStatus
+from pytest_fa.run.nvtx_range import NVTX_DOMAIN
 
 LIMIT_SECONDS = 300.0
 READ_SECONDS = 120.0
@@ -31,7 +31,7 @@ MODULE_PLACES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Tool:
+class NcuProgram:
     """An `ncu` that was found; `sudo` runs it as root."""
 
     program: Path
@@ -56,7 +56,7 @@ class Tool:
         return next((str(folder) for folder in (*near, *far) if (folder / "ncu_report.py").is_file()), "")
 
 
-class Target(NamedTuple):
+class NcuTarget(NamedTuple):
     """What to profile: a child's arguments, the NVTX range, where the report goes (without its suffix).
 
     `sources` are folders in which Nsight may look for source files: those that a kernel was compiled from are gone.
@@ -83,7 +83,7 @@ class Target(NamedTuple):
         return self.stem.with_name(f"{self.stem.name}.log")
 
 
-def profile(tool: Tool, target: Target, preset_name: str, wanted: Preset) -> Profile:
+def profile(tool: NcuProgram, target: NcuTarget, preset_name: str, wanted: Preset) -> Profile:
     """Run the target under ncu and read its report.  Never raises for what ncu does."""
     target.stem.parent.mkdir(parents=True, exist_ok=True)
     status, log, ran, refused = _run(tool, target, wanted)
@@ -108,7 +108,7 @@ def profile(tool: Tool, target: Target, preset_name: str, wanted: Preset) -> Pro
     )
 
 
-def _run(tool: Tool, target: Target, wanted: Preset) -> tuple[ProfileStatus, str, Ran, tuple[str, ...]]:
+def _run(tool: NcuProgram, target: NcuTarget, wanted: Preset) -> tuple[ProfileStatus, str, ProgramRun, tuple[str, ...]]:
     """The status, ncu's words, the run, and the counters that ncu refused to look for.
 
     Run again without counters that ncu does not know, and without other libraries where it could not connect.
@@ -135,7 +135,9 @@ def _without(wanted: Preset, dropped: tuple[str, ...]) -> Preset:
     return wanted._replace(metrics=tuple(name for name in wanted.metrics if name not in dropped))
 
 
-def _attempt(tool: Tool, target: Target, wanted: Preset, environment: dict[str, str]) -> tuple[Ran, str]:
+def _attempt(
+    tool: NcuProgram, target: NcuTarget, wanted: Preset, environment: dict[str, str]
+) -> tuple[ProgramRun, str]:
     """One run, and what ncu said in its log file and on both streams."""
     for path in (target.report, target.table, target.log):
         path.unlink(missing_ok=True)
@@ -146,7 +148,7 @@ def _attempt(tool: Tool, target: Target, wanted: Preset, environment: dict[str, 
     return ran, f"{log}\n{ran.stderr}"
 
 
-def _command(tool: Tool, target: Target, wanted: Preset) -> list[str]:
+def _command(tool: NcuProgram, target: NcuTarget, wanted: Preset) -> list[str]:
     """A list, no shell.  Clocks are left alone, caches stay warm as they are when a period is timed."""
     given = ["sudo", "-n", "env", *(f"{name}={value}" for name, value in _kept(tool.environment).items())]
     return [
@@ -175,7 +177,7 @@ def _command(tool: Tool, target: Target, wanted: Preset) -> list[str]:
     ]
 
 
-def _source_folders(target: Target) -> tuple[str, ...]:
+def _source_folders(target: NcuTarget) -> tuple[str, ...]:
     return ("--source-folders", ",".join(map(str, target.sources))) if target.sources else ()
 
 
@@ -185,14 +187,14 @@ def _kept(environment: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(prefixes)}
 
 
-def _status(ran: Ran, log: str) -> ProfileStatus:
+def _status(ran: ProgramRun, log: str) -> ProfileStatus:
     if ran.timed_out:
         return "timeout"
     status = read_status(log, ran.return_code)
     return "launch-failed" if status in ("failed", "no-kernels") and _launch_problem(ran) else status
 
 
-def _launch_problem(ran: Ran) -> str:
+def _launch_problem(ran: ProgramRun) -> str:
     """Why the job's own call failed, from the result that the child printed."""
     for line in ran.stdout.splitlines():
         try:
@@ -204,7 +206,7 @@ def _launch_problem(ran: Ran) -> str:
     return ""
 
 
-def _message(status: ProfileStatus, log: str, ran: Ran) -> str:
+def _message(status: ProfileStatus, log: str, ran: ProgramRun) -> str:
     if status == "launch-failed":
         return f"{SENTENCES[status]}: {_launch_problem(ran)}"
     if status == "timeout":
@@ -214,7 +216,7 @@ def _message(status: ProfileStatus, log: str, ran: Ran) -> str:
     return SENTENCES[status]
 
 
-def _read(tool: Tool, target: Target) -> tuple[ProfileStatus, tuple[ProfiledKernel, ...], str]:
+def _read(tool: NcuProgram, target: NcuTarget) -> tuple[ProfileStatus, tuple[ProfiledKernel, ...], str]:
     """The report's kernels, by Nsight's module where there is one; its CSV is written in any case."""
     if not target.report.is_file():
         return "no-report", (), ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pytest_fa.report.profiled import DURATION
+from pytest_fa.records.tool_results import DURATION
 
 Capability = tuple[int, int]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 
-from pytest_fa.report.profiled import ProfiledKernel
+from pytest_fa.records.tool_results import ProfiledKernel
 
 _NUMBER = re.compile(r"-?[\d,]+(\.\d+)?([eE][-+]?\d+)?")
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from pytest_fa.profile.breakdown import BARRIERS
+from pytest_fa.profile.phases import BARRIERS
 from pytest_fa.profile.presets import STALL_SAMPLES
-from pytest_fa.report.profiled import ProfiledKernel, SourceLine
+from pytest_fa.records.tool_results import ProfiledKernel, SourceLine
 
 
 def main(arguments: list[str]) -> int:

@@ -1,1 +1,1 @@
-"""What is kept and shown: record types (the only JSON), the machine they were made on, the table."""
+"""Rendering of records: tables, lines, Markdown, pictures.  The last layer before pytest's side."""

@@ -10,14 +10,16 @@ import msgspec
 
 from pytest_fa.errors import FaError
 from pytest_fa.options import OPTIONS
+from pytest_fa.records.log import read_records
+from pytest_fa.records.noise import read_noise
+from pytest_fa.records.record import Record
+from pytest_fa.records.timing import Speed
+from pytest_fa.records.tool_results import ProfiledKernel
 from pytest_fa.report.ladder import expectation_rows, ladder_rows, stage_rows
-from pytest_fa.report.log import read_records
 from pytest_fa.report.margins import worst_margins
-from pytest_fa.report.noise import noise_rows, read_noise
-from pytest_fa.report.profiled import ProfiledKernel
-from pytest_fa.report.profiles import short_name
-from pytest_fa.report.record import Record, Speed
+from pytest_fa.report.noise_table import noise_rows
 from pytest_fa.report.table import launched_kernels
+from pytest_fa.report.tool_lines import short_name
 
 AnySpec = TypeVar("AnySpec", bound=msgspec.Struct)
 
@@ -81,7 +83,7 @@ class StageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cases: str
 
 
-class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one table shows: one shape's records, a row for each variant, a ratio for each of `against`."""
 
     profiles: str
@@ -225,7 +227,7 @@ def _records(profiles: str, root: Path, variant: str) -> list[Record]:
     return found
 
 
-def _table(spec: Spec, root: Path) -> str:
+def _table(spec: TableSpec, root: Path) -> str:
     """One shape's rows, in the order that was asked for."""
     against = [name for name in spec.against.split(",") if name]
     us = {name: _device_us(_shape_records(spec, root, name), name) for name in against}
@@ -243,7 +245,7 @@ def _table(spec: Spec, root: Path) -> str:
     return _lines([heads, *rows])
 
 
-def _shape_records(spec: Spec, root: Path, variant: str) -> list[Record]:
+def _shape_records(spec: TableSpec, root: Path, variant: str) -> list[Record]:
     path = root / spec.profiles / f"{variant}.jsonl"
     found = [each for each in read_records(path) if each.case is not None and each.case.shape_id == spec.case]
     if not found:
@@ -279,7 +281,7 @@ def _device_us(records: list[Record], variant: str) -> float:
 
 
 MAKERS: dict[str, Callable[[str, Path], str]] = {
-    "table": lambda words, root: _table(_spec("table", words, Spec), root),
+    "table": lambda words, root: _table(_spec("table", words, TableSpec), root),
     "margins": lambda words, root: _margins(_spec("margins", words, MarginSpec), root),
     "clocks": lambda words, root: _clocks(_spec("clocks", words, ClockSpec), root),
     "noise": lambda words, root: _noise(_spec("noise", words, NoiseSpec), root),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pytest_fa.catalog.case import AXES, Computes
-from pytest_fa.report.gates import gate_lines
-from pytest_fa.report.record import Bound, Check, Diagnosis, Index, Record, Repeats, Witness
+from pytest_fa.records.judged import Bound, Check, Diagnosis, Index, Repeats, Witness
+from pytest_fa.records.record import Record
+from pytest_fa.report.gate_lines import gate_lines
 
 HEADLINES = {
     "wrong": "wrong result",

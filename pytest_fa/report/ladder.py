@@ -10,8 +10,10 @@ import msgspec
 
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.report.log import read_records
-from pytest_fa.report.record import Kernel, Record, Speed
+from pytest_fa.records.built import Kernel
+from pytest_fa.records.log import read_records
+from pytest_fa.records.record import Record
+from pytest_fa.records.timing import Speed
 from pytest_fa.report.table import launched_kernels
 
 TENSOR_OPCODES = ("HMMA", "HGMMA")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from pytest_fa.report.record import Record
+from pytest_fa.records.record import Record
 
 
 class Margin(msgspec.Struct, frozen=True):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import COMPANION_ROLES
 from pytest_fa.errors import FaError
-from pytest_fa.report.ceilings import Ceilings
-from pytest_fa.report.log import read_records
-from pytest_fa.report.record import Record
+from pytest_fa.records.ceilings import Ceilings
+from pytest_fa.records.log import read_records
+from pytest_fa.records.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

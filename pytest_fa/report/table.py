@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from pytest_fa.catalog.variant import COMPANION_ROLES
-from pytest_fa.report.ceilings import Ceilings
-from pytest_fa.report.record import ON_CPU, Kernel, Record
+from pytest_fa.records.built import Kernel
+from pytest_fa.records.ceilings import Ceilings
+from pytest_fa.records.record import Record
+from pytest_fa.records.timing import ON_CPU
 from pytest_fa.report.timing_notes import is_doubtful, timing_notes
 
 NOTHING = "-"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_fa.report.record import Record, Speed
+from pytest_fa.records.record import Record
+from pytest_fa.records.timing import Speed
 
 MOST_NODES = 3  # of a backend whose kernels are named
 

@@ -8,7 +8,7 @@ import torch
 
 from pytest_fa.catalog.case import Computes
 from pytest_fa.errors import WrongResult
-from pytest_fa.report.record import ON_CPU
+from pytest_fa.records.timing import ON_CPU
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.device_tools import DeviceTools, NoDeviceTools, device_tools
 from pytest_fa.run.forward import Forward

@@ -17,7 +17,7 @@ import torch
 
 import pytest_fa
 from pytest_fa.errors import FaError
-from pytest_fa.report.record import LaunchedKernel
+from pytest_fa.records.timing import LaunchedKernel
 from pytest_fa.run.guards import NAN_PATTERN
 
 SOURCES = Path(pytest_fa.__file__).parent / "device"

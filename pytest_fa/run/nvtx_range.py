@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import nvtx
-
-from pytest_fa.jobs import NVTX_DOMAIN
+NVTX_DOMAIN = "pytest-fa"  # of every range of this package
 
 
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
     """One start/end range (all threads, unlike push/pop) in our domain; never inside a timed loop."""
+    import nvtx  # noqa: PLC0415  # only a process that calls kernels needs it
+
     domain = nvtx.get_domain(NVTX_DOMAIN)
     handle = domain.start_range(domain.get_event_attributes(message=name))
     try:

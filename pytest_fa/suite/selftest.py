@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.fixtures import FaRun
+from pytest_fa.plugin.fa_run import FaRun
 
 
 def test_judge(fa_variant: Variant, fa_run: FaRun) -> None:

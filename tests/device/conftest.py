@@ -12,11 +12,11 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.jobs import CaseJob
-from pytest_fa.profile.profiler import Profiler
-from pytest_fa.report.environment import find_gpu
+from pytest_fa.profile.nsight import Profiler
+from pytest_fa.records.environment import find_gpu
 from pytest_fa.run.module import build_library
-from tests.conftest import WriteVariant
+from pytest_fa.worker.jobs import CaseJob
+from tests.factories import WriteVariant
 from tests.plugin.conftest import new_project, project
 
 __all__ = ["new_project", "project"]
@@ -82,8 +82,8 @@ def profiler(tmp_path_factory: pytest.TempPathFactory) -> Profiler:
     assert gpu is not None  # `needs_gpu` is looked at before
     folder = tmp_path_factory.mktemp("ncu")
     found = Profiler(folder, folder, gpu.compute_capability, sudo=False)
-    if found.probe.status in DENIED:
-        pytest.skip(f"{found.probe.status}: {found.probe.message}")
+    if found.trial.status in DENIED:
+        pytest.skip(f"{found.trial.status}: {found.trial.message}")
     return found
 
 

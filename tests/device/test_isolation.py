@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.jobs import CaseJob
-from pytest_fa.workers import Workers
+from pytest_fa.worker.client import Workers
+from pytest_fa.worker.jobs import CaseJob
 from tests.device.conftest import HEADER, MANIFEST, BuildSource, Built
 from tests.plugin.conftest import Project
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.__main__ import main
-from tests.conftest import MANIFEST
+from tests.factories import MANIFEST
 from tests.plugin.conftest import NewProject, Project, Run
 
 ON_GPU = {"CUDA_VISIBLE_DEVICES": "0"}

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.jobs import BusyJob
 from pytest_fa.measure.floor import period_of_spin_us
 from pytest_fa.measure.launches import read_launches
 from pytest_fa.measure.measure import measure
 from pytest_fa.measure.rotation import Rotation
-from pytest_fa.report.agreement import agree
-from pytest_fa.report.environment import clock_watch
-from pytest_fa.report.record import LaunchedKernel
+from pytest_fa.records.agreement import agree
+from pytest_fa.records.environment import clock_watch
+from pytest_fa.records.timing import LaunchedKernel
 from pytest_fa.run.device_tools import device_tools
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.run.module import load_forward
-from pytest_fa.workers import Workers
+from pytest_fa.worker.client import Workers
+from pytest_fa.worker.jobs import BusyJob
 from tests.device.conftest import BuildSource, Built
 
 CASE = parse_case("b1h8s512d64-fp16-seed0")

@@ -14,11 +14,11 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.properties import MAY_REFUSE, properties_of, property_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import UnsupportedCase
-from pytest_fa.jobs import CaseJob, CaseResult
 from pytest_fa.judge.scores import make_scores_truth
-from pytest_fa.pipeline import run_case
 from pytest_fa.run.inputs import make_inputs, poisoned_output
 from pytest_fa.run.module import build_library, load_forward
+from pytest_fa.worker.jobs import CaseJob, CaseResult
+from pytest_fa.worker.pipeline import run_case
 from tests.device.conftest import Built
 
 PROBES = ("probe_gemm_4x4x4", "probe_qk_tile")

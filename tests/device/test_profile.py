@@ -9,21 +9,21 @@ import msgspec
 import pytest
 
 from pytest_fa.catalog.properties import sanitizer_case
-from pytest_fa.jobs import CaseJob, encode
-from pytest_fa.profile.ncu import Target, profile
+from pytest_fa.profile.ncu import NcuTarget, profile
+from pytest_fa.profile.nsight import Profiler
 from pytest_fa.profile.presets import GRID, PRESETS, Preset
-from pytest_fa.profile.profiler import Profiler
 from pytest_fa.profile.raw_table import read_raw_table
-from pytest_fa.profile.sanitizer import Child, sanitize
-from pytest_fa.report.profiled import DURATION, Profile, Sanitized
-from pytest_fa.workers import child_environment
+from pytest_fa.records.tool_results import DURATION, Profile, Sanitized
+from pytest_fa.sanitize.sanitizer import SanitizedChild, sanitize
+from pytest_fa.worker.client import child_environment
+from pytest_fa.worker.jobs import CaseJob, encode
 from tests.device.conftest import BuildSource, Built, job_of
 
 
 def test_the_probe_counts(profiler: Profiler) -> None:
     """One block, some time, read back from a real report."""
-    assert profiler.probe.status == "ok", profiler.probe
-    (kernel,) = profiler.probe.kernels
+    assert profiler.trial.status == "ok", profiler.trial
+    (kernel,) = profiler.trial.kernels
     assert kernel.counters[GRID] == 1
     assert kernel.counters[DURATION] > 0
 
@@ -51,14 +51,14 @@ def test_module_and_table_agree(profiler: Profiler, minimal: Built) -> None:
 def test_a_filter_that_misses_is_known(profiler: Profiler, tmp_path: Path) -> None:
     """Nsight's own words for it, and its status of 0."""
     assert profiler.tool is not None
-    target = Target(("-m", "pytest_fa.profile.probe"), "another-range", tmp_path / "missed")
+    target = NcuTarget(("-m", "pytest_fa.profile.trial"), "another-range", tmp_path / "missed")
     assert profile(profiler.tool, target, "verdict", Preset((DURATION,))).status == "no-kernels"
 
 
 def test_a_counter_that_is_none_is_dropped(profiler: Profiler, tmp_path: Path) -> None:
     """Nsight names it; the rest is counted."""
     assert profiler.tool is not None
-    target = Target(("-m", "pytest_fa.profile.probe"), "probe", tmp_path / "unknown")
+    target = NcuTarget(("-m", "pytest_fa.profile.trial"), "probe", tmp_path / "unknown")
     found: Profile = profile(profiler.tool, target, "verdict", Preset((DURATION, "sm__no_such_thing.sum")))
     assert (found.status, found.dropped) == ("ok", ("sm__no_such_thing.sum",)), found
 
@@ -75,7 +75,9 @@ def watch(tmp_path: Path) -> Callable[[Built, str], Sanitized]:
         job = CaseJob(variant, sanitizer_case(variant), library, "cuda", "measured", judge=False, time=False)
         path = tmp_path / "job.json"
         path.write_bytes(msgspec.json.format(encode(job)))
-        child = Child(("-m", "pytest_fa.profile.drive", str(path)), child_environment(), tmp_path / f"{tool}.log")
+        child = SanitizedChild(
+            ("-m", "pytest_fa.sanitize.plain_call", str(path)), child_environment(), tmp_path / f"{tool}.log"
+        )
         found = sanitize(tool, child)
         if found.status == "not measured":
             pytest.skip(found.message)

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from pytest_fa.profile.profiler import Profiler
-from pytest_fa.report.profiled import Limit
+from pytest_fa.profile.nsight import Profiler
+from pytest_fa.records.tool_results import BoundBy
 from tests.device.conftest import BuildSource, job_of
 
 MANIFEST = """\
@@ -21,7 +21,7 @@ defines: {ONLY: %s}
 """
 
 
-@pytest.mark.parametrize("limit", get_args(Limit))
+@pytest.mark.parametrize("limit", get_args(BoundBy))
 def test_a_kernel_that_does_one_thing(
     profiler: Profiler, build_source: BuildSource, tmp_path: Path, limit: str
 ) -> None:

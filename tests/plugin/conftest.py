@@ -17,9 +17,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pytest_fa.report.log import read_records
-from pytest_fa.report.record import Record
-from tests.conftest import CUDA_SOURCE, MANIFEST, PYTHON_MANIFEST, PYTHON_SOURCE
+from pytest_fa.records.log import read_records
+from pytest_fa.records.record import Record
+from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_MANIFEST, PYTHON_SOURCE
 
 SHAPE = "b1h2s64d64-fp16"
 CASE = f"{SHAPE}-seed0"
@@ -49,11 +49,22 @@ def pytest_unconfigure(config):
 PRETEND_GPU = """\
 import pytest_fa.build.builder
 import pytest_fa.build.target
-import pytest_fa.session
-from pytest_fa.report.environment import Gpu
+import pytest_fa.session.builds
+import pytest_fa.session.case_runner
+import pytest_fa.session.run_plan
+import pytest_fa.session.session
+from pytest_fa.records.environment import Gpu
 
 GPU = Gpu("Pretended GPU", "GPU-0", (9, 0), "1.0", "13.0")
-for module in (pytest_fa.build.builder, pytest_fa.build.target, pytest_fa.session):
+SESSION = pytest_fa.session
+for module in (
+    pytest_fa.build.builder,
+    pytest_fa.build.target,
+    SESSION.builds,
+    SESSION.case_runner,
+    SESSION.run_plan,
+    SESSION.session,
+):
     module.find_gpu = lambda: GPU
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import PYTHON_MANIFEST, PYTHON_SOURCE
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import ONE_CASE, SHAPE, NewProject, Project, Run
 
 PART_SOURCE = PYTHON_SOURCE.replace("torch.softmax(scores, -1)", "scores")

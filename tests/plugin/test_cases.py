@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fa.catalog.case import GRAMMAR
-from tests.conftest import MANIFEST
+from tests.factories import MANIFEST
 from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject, Project, cases_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import MANIFEST
+from tests.factories import MANIFEST
 from tests.plugin.conftest import NewProject, Project, variants_of
 
 

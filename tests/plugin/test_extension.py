@@ -11,7 +11,7 @@ from pytest_fa.build import extension
 from pytest_fa.build.extension import find_torch
 from pytest_fa.build.recipe import request_key
 from pytest_fa.catalog.manifest import read_manifest
-from tests.conftest import WriteVariant
+from tests.factories import WriteVariant
 from tests.plugin.conftest import ONE_CASE, NewProject, Project, Run
 
 # Attention by the book in plain loops, with few headers: ten seconds to compile where ATen's own take a minute.

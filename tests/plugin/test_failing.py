@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from tests.conftest import PYTHON_SOURCE
+from tests.factories import PYTHON_SOURCE
 from tests.plugin.conftest import (
     CASE,
     COMPANIONS,

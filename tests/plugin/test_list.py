@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import PYTHON_MANIFEST
+from tests.factories import PYTHON_MANIFEST
 from tests.plugin.conftest import COMPANIONS, NewProject, Project, Run
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import PYTHON_MANIFEST, PYTHON_SOURCE
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import ONE_CASE, NewProject, Project, Run
 
 # Off by 0.1 %: too much for an ideal kernel's error, little enough for the older threshold.

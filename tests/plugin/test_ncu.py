@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.report.record import Record
+from pytest_fa.records.record import Record
 from tests.plugin.conftest import CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
 
 HERE = Path(__file__).parents[1]
@@ -19,17 +19,19 @@ ENVIRONMENT = {"PATH": f"{HERE / 'fakes'}{os.pathsep}{os.environ['PATH']}", "FAK
 PRETEND_COUNTERS = """\
 import functools
 
-from pytest_fa.profile.profiler import Profiler
-from pytest_fa.session import Session
+import pytest_fa.profile.run
+from pytest_fa.profile.nsight import Profiler
+from pytest_fa.profile.run import CaseProfiler
 
 
-def profiler(session):
-    return Profiler(session.options.artifacts / "ncu", session.options.rootdir, (9, 0), sudo=session.options.ncu_sudo)
+def nsight(case_profiler):
+    options = case_profiler._runner.options
+    return Profiler(options.artifacts / "ncu", options.rootdir, (9, 0), sudo=options.ncu_sudo)
 
 
-Session.device_of = lambda session, variant: "cuda"
-Session.profiler = functools.cached_property(profiler)
-Session.profiler.__set_name__(Session, "profiler")
+pytest_fa.profile.run.device_of = lambda variant: "cuda"
+CaseProfiler._nsight = functools.cached_property(nsight)
+CaseProfiler._nsight.__set_name__(CaseProfiler, "_nsight")
 """
 
 
@@ -178,7 +180,7 @@ def test_nothing_but_skipped_profiles_is_red(counted: Project) -> None:
 
 def test_a_filter_that_misses_is_said(counted: Project) -> None:
     """Nsight ends well and profiles nothing: that is a status, not a success."""
-    run = ncu(counted, "right", "-k", "test_profile", "-rs", FAKE_NCU="no-kernels", FAKE_PROBE="ok")
+    run = ncu(counted, "right", "-k", "test_profile", "-rs", FAKE_NCU="no-kernels", FAKE_TRIAL="ok")
     assert "not measured (no-kernels): no kernel ran inside the NVTX range" in run.text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fa.catalog.properties import PROPERTIES
-from tests.conftest import PYTHON_MANIFEST
+from tests.factories import PYTHON_MANIFEST
 from tests.plugin.conftest import (
     CASE,
     ONE_CASE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.conftest import PYTHON_MANIFEST, PYTHON_SOURCE
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import CASE, Project
 
 METADATA = "Metadata-Version: 2.1\nName: brings-kernels\nVersion: 1.0\n"

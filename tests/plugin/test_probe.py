@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import SCORES_MANIFEST, SCORES_SOURCE
+from tests.factories import SCORES_MANIFEST, SCORES_SOURCE
 from tests.plugin.conftest import SHAPE as OTHER
 from tests.plugin.conftest import NewProject, Project, Run, cases_of, variants_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PYTHON_SOURCE
+from tests.factories import PYTHON_SOURCE
 from tests.plugin.conftest import Project, Run
 
 REFUSES = PYTHON_SOURCE.replace(

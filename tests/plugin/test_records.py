@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.report.log import read_records
-from pytest_fa.report.record import Record, read_record
+from pytest_fa.records.log import read_records
+from pytest_fa.records.record import Record, read_record
 from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
 
 SECOND = f"{SHAPE}-seed1"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.conftest import CUDA_SOURCE
+from tests.factories import CUDA_SOURCE
 from tests.plugin.conftest import CASE, PRETEND_GPU, ZERO_MANIFEST, NewProject, Project, Run
 from tests.plugin.test_ncu import ENVIRONMENT
 
@@ -59,7 +59,7 @@ def test_a_cuda_entry_is_called_without_torch(built: Project) -> None:
     assert run.ret == 0, run.text
     record = built.records[-1]
     assert record.sanitized is not None
-    assert list(record.sanitized.command[-2:-1]) == ["pytest_fa.profile.drive"]
+    assert list(record.sanitized.command[-2:-1]) == ["pytest_fa.sanitize.plain_call"]
     job = json.loads((built.folder / record.sanitized.command[-1]).read_text(encoding="utf-8"))
     assert job["library"].endswith("kernel.so")
 

@@ -9,7 +9,7 @@ import pytest
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.faults import CHECKS, FAULTS, ON_GPU_ONLY, TWINS, disappointment
 from pytest_fa.catalog.properties import ON_GPU
-from pytest_fa.session import SELFTEST_KERNELS
+from pytest_fa.session.run_plan import SELFTEST_KERNELS
 from tests.plugin.conftest import Project, Run
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import CUDA_SOURCE
+from tests.factories import CUDA_SOURCE
 from tests.plugin.conftest import ZERO_MANIFEST, NewProject, Project, Run
 
 pytestmark = pytest.mark.needs_nvcc

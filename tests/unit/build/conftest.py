@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.build.builder import BuildFailure, BuildReport, Outcome, Say, ensure
+from pytest_fa.build.builder import BuildFailure, BuildOutcome, BuildReport, Say, ensure
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ToolchainError
-from pytest_fa.report.record import Leaf
+from pytest_fa.records.built import Leaf
 
 SOURCE = """\
 #include "fa_forward.h"
@@ -90,7 +90,7 @@ def leaf_of(report: BuildReport) -> Leaf:
     return outcome
 
 
-def _only(report: BuildReport) -> Outcome:
+def _only(report: BuildReport) -> BuildOutcome:
     (outcome,) = report.outcomes.values()
     return outcome
 

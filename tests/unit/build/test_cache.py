@@ -19,7 +19,7 @@ import pytest
 from pytest_fa.build import cache as leaves
 from pytest_fa.build import command, keys
 from pytest_fa.build.builder import BuildFailure, ensure
-from pytest_fa.report.record import Leaf
+from pytest_fa.records.built import Leaf
 
 if TYPE_CHECKING:
     from tests.unit.build.conftest import Workplace

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.build import ninja
-from pytest_fa.build.ninja import Job, run_jobs
+from pytest_fa.build.ninja import CompileJob, run_jobs
 from pytest_fa.errors import ToolchainError
 
 WRITE = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2]); print('wrote', sys.argv[2])"
 
 
-def job(stage: Path, folder: str, *, text: str = "done", after: str | None = None, code: str = WRITE) -> Job:
+def job(stage: Path, folder: str, *, text: str = "done", after: str | None = None, code: str = WRITE) -> CompileJob:
     """A job that writes `text` into `<folder>/out.txt`."""
     (stage / folder).mkdir(parents=True, exist_ok=True)
-    return Job(folder, "out.txt", (sys.executable, "-c", code, "out.txt", text), f"title of {folder}", after)
+    return CompileJob(folder, "out.txt", (sys.executable, "-c", code, "out.txt", text), f"title of {folder}", after)
 
 
-def run(stage: Path, *jobs: Job) -> dict[str, float]:
+def run(stage: Path, *jobs: CompileJob) -> dict[str, float]:
     """Run the jobs in silence."""
     return run_jobs(stage, list(jobs), lambda *_: None)
 

@@ -7,8 +7,8 @@ import pytest
 from pytest_fa.build.occupancy import MULTIPROCESSORS, Occupancy, occupancy, registers_limit
 from pytest_fa.catalog.variant import ARCHES
 from pytest_fa.profile.raw_table import read_raw_table
-from pytest_fa.report.profiled import ProfiledKernel
-from tests.unit.profile.conftest import RECORDED
+from pytest_fa.records.tool_results import ProfiledKernel
+from tests.factories import RECORDED
 
 KERNELS = read_raw_table((RECORDED / "sdpa_detailed.csv").read_text(encoding="utf-8"))
 

@@ -10,7 +10,7 @@ import pytest
 from pytest_fa.build.machine_code import MachineCode
 from pytest_fa.build.resources import broken_limits, demangle, read_ptxas_log, with_machine_code
 from pytest_fa.catalog.variant import InstructionLimit, Limits
-from pytest_fa.report.record import Advisory, Kernel, Leaf
+from pytest_fa.records.built import Advisory, Kernel, Leaf
 
 # What nvcc 13.0 prints with -Xptxas=-v,--warn-on-spills: a kernel with spills beside one with shared memory, for
 # which wgmma was serialised.

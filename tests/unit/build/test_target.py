@@ -9,7 +9,7 @@ import pytest
 from pytest_fa.build import target
 from pytest_fa.catalog.variant import ARCHES, Arch, Variant
 from pytest_fa.errors import BuildError
-from pytest_fa.report.environment import Gpu
+from pytest_fa.records.environment import Gpu
 
 if TYPE_CHECKING:
     from tests.unit.build.conftest import Workplace

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from pytest_fa.bundle.__main__ import main
-from pytest_fa.bundle.environment import differences, read_constraints
+from pytest_fa.bundle.constraints import differences, read_constraints
 from pytest_fa.bundle.stamp import write_stamp
 from pytest_fa.errors import UsageProblem
-from pytest_fa.report.environment import read_environment
-from pytest_fa.report.record import SCHEMA, Record, Source, Stage, to_json
-from pytest_fa.report.source import read_source
+from pytest_fa.records.environment import read_environment
+from pytest_fa.records.record import SCHEMA, Record, Source, Stage, to_json
+from pytest_fa.records.source import read_source
 
 
 def _git(folder: Path, *words: str) -> None:
@@ -139,7 +139,7 @@ def test_stamp_command(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_local_versions_do_not_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch 2.13.0+cpu is what `torch==2.13.0` asks for; another version and a missing one are named."""
     installed = {"torch": "2.13.0+cpu", "numpy": "2.0.0", "nvtx": None}
-    monkeypatch.setattr("pytest_fa.bundle.environment.installed_version", installed.get)
+    monkeypatch.setattr("pytest_fa.bundle.constraints.installed_version", installed.get)
     found = differences({"torch": "2.13.0", "numpy": "2.4.6", "nvtx": "0.2.17"})
     assert [str(each) for each in found] == [
         "numpy: constraints say 2.4.6, found 2.0.0",

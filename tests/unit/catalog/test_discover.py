@@ -13,7 +13,7 @@ import pytest
 from pytest_fa.catalog import discover as discover_module
 from pytest_fa.catalog.discover import BUILTIN_ROOT, ENTRY_POINT_GROUP, discover
 from pytest_fa.errors import UsageProblem
-from tests.conftest import WriteVariant
+from tests.factories import WriteVariant
 
 COMPANIONS = {
     "noop": "floor",

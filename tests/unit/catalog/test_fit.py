@@ -9,7 +9,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.fit import EVERYTHING, Fits, cases_for, fitted
 from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.variant import Supports, Variant
-from tests.unit.catalog.test_plan import variant
+from tests.factories import variant
 
 
 def taking(supports: Supports) -> Variant:

@@ -9,7 +9,7 @@ import pytest
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Call, Constant, Entry, InstructionLimit, Limits, Supports, Variant
 from pytest_fa.errors import ManifestError
-from tests.conftest import WriteVariant
+from tests.factories import WriteVariant
 
 REQUIRED = "step: a step\nbecause: a reason\nexpect: an outcome\n"
 

@@ -10,32 +10,10 @@ from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.fit import EVERYTHING
 from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
 from pytest_fa.catalog.select import select_variants
-from pytest_fa.catalog.variant import BrokenVariant, Entry, Kind, Limits, Role, Supports, Variant
+from pytest_fa.catalog.variant import BrokenVariant
+from tests.factories import variant
 
 CASES = tuple(parse_case(text) for text in ("b1h2s64d64-fp16-seed3", "b1h2s64d64-fp16-seed0", "b1h4s128d64-fp16-seed3"))
-
-
-def variant(name: str, role: Role = "candidate", kind: Kind = "cuda") -> Variant:
-    """A variant that differs from others in what the plan looks at."""
-    return Variant(
-        name=name,
-        folder=f"kernels/{name}",
-        root="kernels",
-        role=role,
-        entry=Entry(kind=kind),
-        arch=(),
-        supports=Supports(),
-        instantiations=(("fp16", 64),),
-        defines={},
-        flags=(),
-        rounds=(),
-        limits=Limits(),
-        tolerance="measured",
-        step="",
-        parent=None,
-        because="",
-        expect="",
-    )
 
 
 CATALOG = Catalog(

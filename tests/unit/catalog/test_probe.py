@@ -12,7 +12,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.properties import OF_ATTENTION, PROPERTIES, properties_of, property_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ManifestError
-from tests.conftest import MANIFEST, WriteVariant
+from tests.factories import MANIFEST, WriteVariant
 
 SCORES = "role: probe\ncomputes: scores\n"
 CASES = "cases: [b1h1s32d64-fp16-sk64]\n"

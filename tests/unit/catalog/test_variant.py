@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.catalog.variant import Device, Entry, Kind, Limits, Role, Supports, Variant
+from pytest_fa.catalog.variant import Device, Entry, EntryKind, Limits, Role, Supports, Variant
 
 EVERYTHING = Supports(
     dtype=("fp16", "bf16"),
@@ -114,7 +114,7 @@ def test_the_gpu_comes_first(devices: tuple[Device, ...], *, gpu: bool, expected
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("cuda", True), ("python", False)])
-def test_only_cuda_sources_are_built(kind: Kind, *, expected: bool) -> None:
+def test_only_cuda_sources_are_built(kind: EntryKind, *, expected: bool) -> None:
     """A Python callable needs no compiler."""
     assert expected is msgspec.structs.replace(PLAIN, entry=Entry(kind=kind)).is_built
 

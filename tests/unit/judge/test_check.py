@@ -9,7 +9,7 @@ import torch
 
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.truth import Truth
-from pytest_fa.report.record import Index
+from pytest_fa.records.judged import Index
 
 SHAPE = (2, 3, 8, 16)  # [batch, heads, seq_q, head_dim]
 

@@ -12,7 +12,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.diagnosis import diagnose, who_is_off
 from pytest_fa.judge.truth import make_truth
-from pytest_fa.report.record import Diagnosis, Repeats, Witness
+from pytest_fa.records.judged import Diagnosis, Repeats, Witness
 from pytest_fa.run.inputs import Inputs, make_inputs
 
 CPU = torch.device("cpu")

@@ -12,11 +12,11 @@ import torch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UsageProblem
 from pytest_fa.judge.check import judge
-from pytest_fa.judge.mutations import Kernel, simulate
 from pytest_fa.judge.policies import POLICIES, Errors, fp8, measured, ulp
 from pytest_fa.judge.truth import Spread, Truth, make_truth
-from pytest_fa.report.record import Bound
+from pytest_fa.records.judged import Bound
 from pytest_fa.run.inputs import Inputs, make_inputs
+from tests.unit.judge.mutations import Kernel, simulate
 
 SMALL = "b1h2s64d64-fp16"
 

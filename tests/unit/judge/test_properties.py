@@ -12,10 +12,10 @@ import pytest
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.properties import ON_GPU, PROPERTIES, applies, property_case
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.jobs import CaseJob, CaseResult
 from pytest_fa.judge import properties
-from pytest_fa.pipeline import run_case
-from tests.conftest import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
+from pytest_fa.worker.jobs import CaseJob, CaseResult
+from pytest_fa.worker.pipeline import run_case
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
 MakeVariant = Callable[..., Variant]
 ON_CPU = [name for name in PROPERTIES if name not in ON_GPU]
@@ -77,7 +77,7 @@ def test_heads_that_are_not_counted_are_found(
     variant_of: MakeVariant, monkeypatch: pytest.MonkeyPatch, source: str, outcome: str
 ) -> None:
     """A kernel that computes the first 64 heads alone is right on the case, and not on many heads."""
-    monkeypatch.setattr(properties, "MANY_HEADS", 65)
+    monkeypatch.setattr("pytest_fa.judge.properties.memory.MANY_HEADS", 65)
     assert hold(variant_of(source), "many_heads").outcome == outcome
 
 

@@ -13,7 +13,7 @@ from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.scores import make_scores_truth
 from pytest_fa.judge.truth import make_truth
-from pytest_fa.report.record import Check
+from pytest_fa.records.judged import Check
 from pytest_fa.run.inputs import Inputs, make_inputs
 
 Wrong = Callable[[Inputs], torch.Tensor]

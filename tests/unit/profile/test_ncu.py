@@ -10,26 +10,26 @@ import pytest
 
 from pytest_fa.profile import ncu, presets
 from pytest_fa.profile.index import add_entry, read_index
-from pytest_fa.profile.ncu import Target, Tool, profile
+from pytest_fa.profile.ncu import NcuProgram, NcuTarget, profile
+from pytest_fa.profile.nsight import Profiler, base_name, foreign_kernels
 from pytest_fa.profile.presets import preset
-from pytest_fa.profile.profiler import Profiler, base_name, foreign_kernels
-from pytest_fa.report.profiled import DURATION, Profile, ProfiledKernel
-from tests.unit.report.test_record import LEAF
+from pytest_fa.records.tool_results import DURATION, Profile, ProfiledKernel
+from tests.factories import LEAF
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Target:
+def target(tmp_path: Path) -> NcuTarget:
     """A job that is never started: the program that plays ncu starts nothing."""
-    return Target(("-m", "pytest_fa.worker", "job.json"), "ws_p2-case", tmp_path / "out" / "ws_p2-case.verdict")
+    return NcuTarget(("-m", "pytest_fa.worker", "job.json"), "ws_p2-case", tmp_path / "out" / "ws_p2-case.verdict")
 
 
-def run(fakes: Path, target: Target, capability: tuple[int, int] = (9, 0), **environment: str) -> Profile:
+def run(fakes: Path, target: NcuTarget, capability: tuple[int, int] = (9, 0), **environment: str) -> Profile:
     """One profile under the program that plays ncu."""
-    tool = Tool(fakes / "ncu", "2025.3.1", sudo=False, environment={**os.environ, **environment})
+    tool = NcuProgram(fakes / "ncu", "2025.3.1", sudo=False, environment={**os.environ, **environment})
     return profile(tool, target, "verdict", preset("verdict", capability))
 
 
-def test_a_report_is_written_and_read(fakes: Path, target: Target) -> None:
+def test_a_report_is_written_and_read(fakes: Path, target: NcuTarget) -> None:
     """Report, CSV and log under fixed names; the counters that were asked for and no others; the tool."""
     found = run(fakes, target)
     assert ("ok", "", "ncu 2025.3.1") == (found.status, found.message, found.tool)
@@ -42,7 +42,7 @@ def test_a_report_is_written_and_read(fakes: Path, target: Target) -> None:
     assert "dram__cycles_active.avg" not in kernel.counters
 
 
-def test_the_command_touches_no_setting(fakes: Path, target: Target) -> None:
+def test_the_command_touches_no_setting(fakes: Path, target: NcuTarget) -> None:
     """Own config off, our NVTX range, clocks and caches left alone, a suffix that is written out."""
     command = run(fakes, target).command
     expected = ["--config-file", "off", "--nvtx", "--nvtx-include", "pytest-fa@ws_p2-case"]
@@ -64,7 +64,7 @@ def test_the_command_touches_no_setting(fakes: Path, target: Target) -> None:
         ("empty", "holds no kernel"),
     ],
 )
-def test_each_failure_is_said_in_a_sentence(fakes: Path, target: Target, happening: str, words: str) -> None:
+def test_each_failure_is_said_in_a_sentence(fakes: Path, target: NcuTarget, happening: str, words: str) -> None:
     """The status, its words, and no figure."""
     found = run(fakes, target, FAKE_NCU=happening)
     assert (happening, ()) == (found.status, found.kernels)
@@ -72,14 +72,14 @@ def test_each_failure_is_said_in_a_sentence(fakes: Path, target: Target, happeni
     assert "\n" not in found.message
 
 
-def test_a_counter_that_the_chip_lacks_is_dropped_and_named(fakes: Path, target: Target) -> None:
+def test_a_counter_that_the_chip_lacks_is_dropped_and_named(fakes: Path, target: NcuTarget) -> None:
     """The run is repeated without it."""
     found = run(fakes, target, (8, 6), FAKE_NCU="bad-metric")
     assert ("ok", presets.TENSOR_HMMA) == (found.status, found.dropped[0])
     assert presets.TENSOR_HMMA not in " ".join(found.command)
 
 
-def test_a_counter_left_out_in_silence_is_named(fakes: Path, target: Target) -> None:
+def test_a_counter_left_out_in_silence_is_named(fakes: Path, target: NcuTarget) -> None:
     """Each that was asked for is in the report or among the dropped, and none is both."""
     found = run(fakes, target)
     asked = presets.preset("verdict", (9, 0)).metrics
@@ -89,21 +89,21 @@ def test_a_counter_left_out_in_silence_is_named(fakes: Path, target: Target) -> 
     assert not counted & {*found.dropped}
 
 
-def test_a_bad_counter_that_nobody_names_ends_it(fakes: Path, target: Target) -> None:
+def test_a_bad_counter_that_nobody_names_ends_it(fakes: Path, target: NcuTarget) -> None:
     """Where the name is none of ours, nothing is dropped."""
     found = run(fakes, target, (9, 0), FAKE_NCU="permission")
     assert found.dropped == ()
 
 
-def test_a_lost_connection_is_tried_again_without_injection(fakes: Path, target: Target) -> None:
+def test_a_lost_connection_is_tried_again_without_injection(fakes: Path, target: NcuTarget) -> None:
     """Another library that injects itself may be in the way: once more without."""
     assert run(fakes, target, FAKE_NCU="no-connection-once").status == "ok"
 
 
-def test_sudo_only_where_asked(fakes: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sudo_only_where_asked(fakes: Path, target: NcuTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """`sudo -n env NAME=VALUE... ncu`, with what the child needs and nothing that is secret."""
     monkeypatch.setenv("A_SECRET", "x")
-    tool = Tool(fakes / "ncu", "1", sudo=True, environment={**os.environ, "PYTHONPATH": "/here"})
+    tool = NcuProgram(fakes / "ncu", "1", sudo=True, environment={**os.environ, "PYTHONPATH": "/here"})
     command = profile(tool, target, "verdict", preset("verdict", (9, 0))).command
     assert command[:3] == ("sudo", "-n", "env")
     assert "PYTHONPATH=/here" in command
@@ -116,7 +116,7 @@ def test_sudo_only_where_asked(fakes: Path, target: Target, monkeypatch: pytest.
 @pytest.mark.usefixtures("fakes")
 def test_the_probe_reads_a_counter_back(tmp_path: Path) -> None:
     """The probe is fine once its one block and its time came back."""
-    probe = Profiler(tmp_path, tmp_path, (9, 0), sudo=False).probe
+    probe = Profiler(tmp_path, tmp_path, (9, 0), sudo=False).trial
     assert ("ok", 1.0) == (probe.status, probe.kernels[0].counters[presets.GRID])
 
 
@@ -134,8 +134,8 @@ def test_a_failed_probe_ends_all_that_follows(tmp_path: Path, monkeypatch: pytes
 
 def test_without_ncu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No program, no promise."""
-    monkeypatch.setattr("pytest_fa.profile.profiler.find_program", lambda _: None)
-    assert Profiler(tmp_path, tmp_path, (9, 0), sudo=False).probe.status == "not-installed"
+    monkeypatch.setattr("pytest_fa.profile.nsight.find_program", lambda _: None)
+    assert Profiler(tmp_path, tmp_path, (9, 0), sudo=False).trial.status == "not-installed"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,8 @@ def test_the_report_module_is_found_where_nsight_is_installed(tmp_path: Path, mo
         folder.mkdir(parents=True)
         (folder / "ncu_report.py").write_text("", encoding="utf-8")
     found = [
-        Tool(Path("/nowhere/bin/ncu"), version, sudo=False, environment={}) for version in ("2025.3.1.0", "2023.2")
+        NcuProgram(Path("/nowhere/bin/ncu"), version, sudo=False, environment={})
+        for version in ("2025.3.1.0", "2023.2")
     ]
     assert [tool.report_folder for tool in found] == [
         str(tmp_path / version / "extras" / "python") for version in ("2025.3.1", "2026.1.0")
@@ -201,4 +202,4 @@ def test_the_report_module_is_found_where_nsight_is_installed(tmp_path: Path, mo
 
 def test_a_tool_is_shown_without_its_environment() -> None:
     """What a message or a log may hold says nothing of a user's environment."""
-    assert "A_SECRET" not in repr(Tool(Path("ncu"), "1", sudo=False, environment={"A_SECRET": "x"}))
+    assert "A_SECRET" not in repr(NcuProgram(Path("ncu"), "1", sudo=False, environment={"A_SECRET": "x"}))

@@ -9,7 +9,7 @@ import pytest
 from pytest_fa import options
 from pytest_fa.profile import presets
 from pytest_fa.profile.presets import PRESETS, preset
-from tests.unit.profile.conftest import RECORDED
+from tests.factories import RECORDED
 
 CHIPS = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0))
 NEEDED = (presets.ACTIVE_MAX, presets.ELAPSED_MAX, presets.MEMORY, presets.XU, presets.FMA, presets.GRID, presets.SMS)

@@ -9,8 +9,8 @@ import pytest
 
 from pytest_fa.profile.ncu import read_by_module
 from pytest_fa.profile.raw_table import read_raw_table
-from pytest_fa.report.profiled import DURATION, ProfiledKernel
-from pytest_fa.report.profiles import short_name
+from pytest_fa.records.tool_results import DURATION, ProfiledKernel
+from pytest_fa.report.tool_lines import short_name
 
 needs_module = pytest.mark.skipif(importlib.util.find_spec("ncu_report") is None, reason="ncu_report is not installed")
 

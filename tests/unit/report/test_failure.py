@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.records.judged import Bound, Check, Repeats
+from pytest_fa.records.record import SCHEMA, Environment, Outcome, Record, Source, Stage
 from pytest_fa.report.failure import HEADLINES, check_lines, failure_text
-from pytest_fa.report.record import SCHEMA, Bound, Check, Environment, Outcome, Record, Repeats, Source, Stage
 
 CHECK = Check(
     policy="measured",

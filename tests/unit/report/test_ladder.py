@@ -7,11 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_fa.records.log import save_profiles
 from pytest_fa.report.ladder import expectation_rows, in_order, ladder_rows, stage_rows
-from pytest_fa.report.log import save_profiles
-from tests.conftest import MANIFEST, WriteVariant
-from tests.unit.catalog.test_plan import variant
-from tests.unit.report.test_table import record, speed
+from tests.factories import MANIFEST, WriteVariant, record, speed, variant
 
 SHAPE = "b1h8s512d64-fp16"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_fa.records.judged import Bound
+from pytest_fa.records.log import save_profiles
+from pytest_fa.records.record import Record, to_json
+from pytest_fa.records.tool_results import Bottleneck, Profile, ProfiledKernel
 from pytest_fa.report.blocks import TableProblem
-from pytest_fa.report.log import save_profiles
 from pytest_fa.report.markdown import main, rewrite
-from pytest_fa.report.profiled import Profile, ProfiledKernel, Verdict
-from pytest_fa.report.record import Bound, Record, to_json
-from tests.unit.report.test_record import RECORD
-from tests.unit.report.test_table import OTHER, SHAPE, check, record, speed
+from tests.factories import OTHER, RECORD, SHAPE, check, record, speed
 
 HEAD = f"<!-- fa-table profiles=profiles/cpu case={SHAPE} variants=slow,fast,floor against=fast -->"
 TEXT = f"Before.\n\n{HEAD}\nold\n<!-- /fa-table -->\n\nAfter.\n"
@@ -109,7 +109,7 @@ def test_the_command_names_what_it_cannot_read(root: Path, capsys: pytest.Captur
 
 def test_verdicts_quote_what_decided(tmp_path: Path) -> None:
     """A row for each kernel with its sentence and counters; a variant that was not profiled says so."""
-    verdict = Verdict("latency", "latency-bound: no unit is busy", {"launch__grid_size": 32.0})
+    verdict = Bottleneck("latency", "latency-bound: no unit is busy", {"launch__grid_size": 32.0})
     kernel = ProfiledKernel("void ns::k<1>(int)", {}, verdict)
     profile = Profile("ok", "", "verdict", "ncu 1", 6.0, (), (kernel, ProfiledKernel("other(int)", {})))
     record = msgspec.structs.replace(RECORD, kind="profile", variant="one", profile=profile)

@@ -7,88 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Arch
-from pytest_fa.report.record import (
-    ON_CPU,
-    SCHEMA,
-    Advisory,
-    Bound,
-    Check,
-    Environment,
-    Kernel,
-    Kind,
-    LaunchedKernel,
-    Leaf,
-    Outcome,
-    Record,
-    Repeats,
-    Source,
-    Speed,
-    Timing,
-)
+from pytest_fa.records.built import Advisory
+from pytest_fa.records.judged import Bound, Check, Repeats
+from pytest_fa.records.record import Outcome, Record
+from pytest_fa.records.timing import ON_CPU
 from pytest_fa.report.table import FOOTNOTE, HEADERS, NOTHING, Row, best_baseline_us, headline, make_rows, notes, render
-
-SHAPE = "b1h8s512d64-fp16"
-OTHER = "b1h2s64d64-fp16"
-FLOPS = 4 * 8 * 512 * 512 * 64  # of SHAPE
-
-
-def record(variant: str = "mine", case: str = f"{SHAPE}-seed0", kind: Kind = "correct", **changes: Any) -> Record:
-    """A record that says nothing but its name; `changes` are other fields."""
-    plain = Record(
-        schema=SCHEMA,
-        id=f"{variant}-{case}",
-        kind=kind,
-        variant=variant,
-        role="candidate",
-        case=parse_case(case) if kind != "build" else None,
-        outcome="ok",
-        message="",
-        caught_by=(),
-        stages=(),
-        leaves=(),
-        check=None,
-        repeats=None,
-        diagnosis=None,
-        speed=None,
-        gate=None,
-        environment=Environment(None, None, None, None, None, "3.12.1", "Linux 6", "a CPU", "0.1.0"),
-        source=Source(None, None, "no git"),
-        measured_at="2026-01-01T00:00:00+00:00",
-        repeat="pytest",
-    )
-    return msgspec.structs.replace(plain, **changes)
-
-
-def check(*bounds: Bound) -> Check:
-    """A check with these bounds."""
-    passed = all(bound.holds for bound in bounds)
-    return Check("measured", passed, bounds, None, None, 0.001, 0.0001, 0, 0, 64, None, None, None, None)
-
-
-def speed(device_us: float, call_us: float = 20.0, launched: tuple[str, ...] = ()) -> Speed:
-    """These medians, and these kernels in a call."""
-    return Speed(
-        device=Timing("graph replay", (device_us,), device_us, 1),
-        call=Timing("wall clock", (call_us,), call_us, 1),
-        buffers=1,
-        exceeds_l2=False,
-        launches=tuple(LaunchedKernel(name, (1, 1, 1), (128, 1, 1), 0) for name in launched),
-        launches_missing=None if launched else "not read",
-        clocks_before=None,
-        clocks_after=None,
-    )
-
-
-def leaf(arch: Arch, **kernels: tuple[int, int, int]) -> Leaf:
-    """A leaf whose kernels have (registers, bytes spilled by stores, by loads)."""
-    made = tuple(Kernel(name, name, *figures, 0, 0) for name, figures in kernels.items())
-    return Leaf("mine", arch, "key", "kernel.so", "code", None, made, (), (), "13.0", "a host", "today", 1.0)
-
-
-OK = check(Bound("max", 0.001, 0.004, True))
-WRONG = check(Bound("max", 0.008, 0.004, False))
+from tests.factories import FLOPS, OK, OTHER, SHAPE, WRONG, check, leaf, record, speed
 
 
 def only(*records: Record) -> Row:

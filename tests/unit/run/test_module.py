@@ -11,7 +11,7 @@ import pytest_fa
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import FaError, ManifestError, UsageProblem
 from pytest_fa.run.module import load_forward, open_forward
-from tests.conftest import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
 COUNTING_SOURCE = """
 from contextlib import contextmanager

@@ -1,0 +1,60 @@
+"""The child that compiles one extension of PyTorch.  Started by name, imported by nobody: it brings torch in.
+
+python -m pytest_fa.build.compile_extension SPEC.json
+
+torch.utils.cpp_extension writes a build.ninja of its own, which knows every file that a source includes.  The staging
+folder is private and new, so no lock file that somebody left behind is in the way.  Leaves `kernel.so` and `deps.txt`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+from setuptools import Distribution
+
+from pytest_fa.build.extension import DEPENDENCIES, LIBRARY, ExtensionSpec
+
+
+def main(arguments: list[str]) -> int:
+    """Compile; 0 if there is a library then.  What the compilers say goes to stdout and stderr."""
+    spec = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=ExtensionSpec)
+    os.environ.update(spec.environment)
+    from torch.utils import cpp_extension  # noqa: PLC0415  # it reads the environment when it is imported
+
+    kind = cpp_extension.CUDAExtension if spec.is_cuda else cpp_extension.CppExtension
+    extension = kind(  # type: ignore[no-untyped-call]
+        name=spec.name,
+        sources=list(spec.sources),
+        include_dirs=list(spec.include),
+        extra_compile_args={"cxx": list(spec.cflags), "nvcc": list(spec.cuda_flags)},
+        extra_link_args=list(spec.ldflags),
+    )
+    distribution = Distribution({"name": spec.name, "ext_modules": [extension]})
+    options = {"use_ninja": True, "no_python_abi_suffix": True}
+    build = cpp_extension.BuildExtension.with_options(**options)(distribution)  # type: ignore[no-untyped-call]
+    build.build_temp, build.build_lib = str(Path("objects").resolve()), str(Path("library").resolve())
+    try:
+        build.ensure_finalized()
+        build.run()
+    except (Exception, SystemExit) as problem:  # noqa: BLE001  # a builder of others: distutils has errors of its own
+        sys.stdout.write(f"{problem}\n")
+        return 1
+    Path(DEPENDENCIES).write_text(_dependencies(build.build_temp), encoding="utf-8")
+    Path("library", f"{spec.name}.so").rename(LIBRARY)
+    return 0
+
+
+def _dependencies(folder: str) -> str:
+    """What ninja wrote down of every object: `ninja -t deps`, one indented line for each file."""
+    command = ["ninja", "-C", folder, "-t", "deps"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    paths = {line.strip() for line in run.stdout.splitlines() if line.startswith(" ")}
+    return "\n".join(sorted(paths))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

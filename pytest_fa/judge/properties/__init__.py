@@ -1,0 +1,55 @@
+"""What must hold whatever the data: each property calls a variant in a way that some mistake does not survive.
+
+A function raises `WrongResult` with the property's name where it does not hold, `UnsupportedCase` where the kernel
+refuses, and returns nothing otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pytest_fa.judge.properties.calls import (
+    first_call_in_capture,
+    graph_capture,
+    new_data,
+    new_shape,
+    other_device,
+    streams,
+)
+from pytest_fa.judge.properties.data import (
+    contained_nan,
+    hard_data,
+    head_independence,
+    negative_scale,
+    zero_scale,
+)
+from pytest_fa.judge.properties.memory import (
+    expanded_heads,
+    far_offsets,
+    many_heads,
+    offset_pointers,
+    padded_rows,
+)
+from pytest_fa.judge.subject import Subject
+
+PROPERTIES: dict[str, Callable[[Subject], None]] = {
+    each.__name__: each
+    for each in (
+        hard_data,
+        zero_scale,
+        negative_scale,
+        head_independence,
+        contained_nan,
+        padded_rows,
+        expanded_heads,
+        offset_pointers,
+        new_data,
+        new_shape,
+        streams,
+        graph_capture,
+        first_call_in_capture,
+        many_heads,
+        far_offsets,
+        other_device,
+    )
+}

@@ -1,0 +1,158 @@
+"""The only module with pytest hooks; each hands over at once.  Importing it costs no torch and no catalog."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_fa import options
+from pytest_fa.errors import FaError
+from pytest_fa.plugin import markers
+from pytest_fa.plugin.state import OPTIONS_KEY, RECORD_KEY, SESSION_KEY, session_of
+from pytest_fa.plugin.terminal import Results
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+INCONCLUSIVE_STATUS = 10  # a gate has no verdict, and nothing else failed
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Our options, each with an ini key."""
+    options.register(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the options; where any was given, check the names in them before anything is collected."""
+    markers.register(config)
+    try:
+        config.stash[OPTIONS_KEY] = options.read(config)
+        if config.stash[OPTIONS_KEY].selftest:
+            config.args[:] = [str(options.SELFTEST_SUITE)]
+        if config.stash[OPTIONS_KEY].is_given:
+            _ = session_of(config).asked.plan
+        if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
+            session_of(config).builds.clean()
+    except FaError as problem:
+        raise pytest.UsageError(str(problem)) from None
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY])), "fa-reports")
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """`--fa-list` prints and ends the run."""
+    if not options.wants_list(config):
+        return None
+    from pytest_fa.plugin.terminal import list_variants  # noqa: PLC0415  # only where it is asked for
+
+    config._do_configure()  # noqa: SLF001  # as pytest's own --markers and --fixtures do
+    list_variants(session_of(config).asked.catalog)
+    config._ensure_unconfigure()  # noqa: SLF001
+    return 0
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """GPU, variants and cases, where our options are in use."""
+    return session_of(config).asked.title if config.stash[OPTIONS_KEY].is_given else None
+
+
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str) -> list[pytest.Item] | None:
+    """Some of the suite's tests are there where they were asked for: gates, profiles, sanitizers."""
+    is_ours = name.startswith("test_") and str(getattr(collector.obj, "__name__", "")).startswith("pytest_fa.suite.")
+    return [] if is_ours and not collector.config.stash[OPTIONS_KEY].offers(name) else None
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    """A gate without a verdict is neither passed nor failed in the terminal."""
+    if report.when == "call" and getattr(report, "fa_record", {}).get("outcome") == "inconclusive":
+        return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
+    return None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Pair variants and cases for every test that asks for them."""
+    if {"fa_variant", "fa_case", "fa_property", "fa_sanitizer"} & set(metafunc.fixturenames):
+        from pytest_fa.plugin.items import parametrize  # noqa: PLC0415  # only a run with kernels pays for the catalog
+
+        try:
+            suites = markers.suites_of(metafunc.definition)
+            parametrize(metafunc, session_of(metafunc.config).asked.plan_of(suites))
+        except FaError as problem:
+            raise pytest.UsageError(str(problem)) from None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what was not asked for, and companions that stand beside nothing."""
+    if SESSION_KEY in config.stash:
+        from pytest_fa.plugin.items import deselect  # noqa: PLC0415
+
+        deselect(config, items, session_of(config).asked.plan)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Remember which variants the selected items need: they are built together."""
+    if SESSION_KEY in session.config.stash:
+        from pytest_fa.plugin.items import needed_variants  # noqa: PLC0415
+
+        session_of(session.config).builds.needed = needed_variants(session.items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Attach the item's record to its report, which xdist carries to the controller."""
+    report = yield
+    if call.when == "call" and "fa_run" in getattr(item, "fixturenames", ()):
+        from pytest_fa.plugin.items import attach  # noqa: PLC0415
+
+        attach(report, item, item.stash.get(RECORD_KEY, None), session_of(item.config).asked.plan)
+    return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """GPU, driver, CUDA and torch beside pytest-benchmark's own machine facts."""
+    if SESSION_KEY in config.stash:
+        machine_info["fa"] = session_of(config).machine_info
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
+    """Variants and cases by name in saved files, not as objects with this machine's paths."""
+    for benchmark in output_json["benchmarks"]:
+        if benchmark["params"]:
+            benchmark["params"] = {name: str(value) for name, value in benchmark["params"].items()}
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the workers."""
+    if SESSION_KEY in config.stash:
+        session_of(config).close()
+
+
+class _Reports:
+    """The hooks of the process that talks to the user: under xdist that is the controller, which runs no test."""
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a record as it comes."""
+        self._results.take(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Remember what could not be collected."""
+        self._results.note_collect(report)
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Save profiles where asked; a run that did nothing, or whose records were lost, is red."""
+        self._results.finish()
+        if self._results.is_inconclusive and exitstatus == pytest.ExitCode.TESTS_FAILED:
+            session.exitstatus = INCONCLUSIVE_STATUS
+        if (self._results.nothing_ran or self._results.is_lost) and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The table, and where the records are."""
+        self._results.write(terminalreporter)

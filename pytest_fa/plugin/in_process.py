@@ -1,0 +1,131 @@
+"""What the fixtures for a user's own tests do in pytest's process: find the device, judge outputs, time calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_fa.measure.replay_clock import ReplayClock, replay
+from pytest_fa.plugin.markers import read_marker, tolerance_of
+from pytest_fa.plugin.state import LOST_KEY, OPTIONS_KEY
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_fa.catalog.case import Case
+    from pytest_fa.catalog.variant import Variant
+    from pytest_fa.records.judged import Check
+    from pytest_fa.records.timing import Speed
+    from pytest_fa.run.forward import Forward
+    from pytest_fa.run.inputs import Inputs
+
+
+@contextmanager
+def device_kept(request: pytest.FixtureRequest, device: str) -> Iterator[None]:
+    """Around an in-process test: where an earlier test lost the device, the test fails with the name of that test.
+
+    A sticky error, such as an illegal address, ends a process's work on the GPU for good.
+    """
+    import torch  # noqa: PLC0415  # only for in-process tests
+
+    from pytest_fa.run.device import is_alive  # noqa: PLC0415
+
+    stash = request.config.stash
+    if device != "cpu" and LOST_KEY in stash:
+        pytest.fail(f"this process has no GPU any more: {stash[LOST_KEY]}", pytrace=False)
+    yield
+    if device != "cpu" and LOST_KEY not in stash and not is_alive(torch.device(device)):
+        stash[LOST_KEY] = f"its context was lost in {request.node.nodeid}"
+
+
+def device_or_skip(variant: Variant) -> str:
+    """The device on which a variant runs on this machine; the test is skipped where there is none."""
+    from pytest_fa.session.builds import device_of  # noqa: PLC0415
+    from pytest_fa.session.refusals import CannotRun  # noqa: PLC0415
+
+    try:
+        return device_of(variant)
+    except CannotRun as reason:
+        pytest.skip(str(reason))
+
+
+def variant_of(request: pytest.FixtureRequest) -> Variant | None:
+    """The variant under test, where the test asks for one."""
+    return request.getfixturevalue("fa_variant") if "fa_variant" in request.fixturenames else None
+
+
+def policy_of(request: pytest.FixtureRequest, case: Case) -> str:
+    """The tolerance policy: the option's, else the marker's, else the manifest's, else `measured`."""
+    variant = variant_of(request)
+    marked = read_marker(tolerance_of, request.node)
+    policy = request.config.stash[OPTIONS_KEY].tolerance or marked or (variant.tolerance if variant else "measured")
+    if case.computes == "scores" and policy != "measured":
+        pytest.fail(
+            f"tolerance {policy} judges attention; {case.shape_id} asks for scores (use measured)", pytrace=False
+        )
+    return policy
+
+
+def judge_outputs(
+    request: pytest.FixtureRequest, case: Case, inputs: Inputs, outputs: Iterable[torch.Tensor], where: str = ""
+) -> Check:
+    """The check of the last output; the test fails with every bound of the first output that is wrong."""
+    from pytest_fa.errors import WrongResult  # noqa: PLC0415
+    from pytest_fa.judge.check import judge, require_output  # noqa: PLC0415  # torch: only for in-process tests
+    from pytest_fa.judge.oracle import truth_of  # noqa: PLC0415
+    from pytest_fa.report.failure import check_lines  # noqa: PLC0415
+    from pytest_fa.run.inputs import poisoned_output  # noqa: PLC0415
+
+    variant, policy = variant_of(request), policy_of(request, case)
+    truth = truth_of(case.computes, inputs, variant.rounds if variant else (), policy)
+    like = poisoned_output(inputs, case.computes)
+    for out in outputs:
+        try:
+            check = judge(require_output(out, like), truth, policy)
+        except WrongResult as problem:
+            pytest.fail(f"{problem}{where}", pytrace=False)
+        if not check.passed:
+            pytest.fail(f"wrong result{where}\n" + "\n".join(check_lines(check, case.computes)), pytrace=False)
+    return check
+
+
+class FaBenchmark:
+    """Timing through pytest-benchmark: `fa_benchmark(fa_module, fa_case, fa_inputs)`, or `.record` for a `Speed`."""
+
+    def __init__(self, request: pytest.FixtureRequest, clock: ReplayClock, benchmark: Any) -> None:  # noqa: ANN401
+        self._request = request
+        self._clock = clock
+        self._benchmark = benchmark
+
+    def __call__(self, forward: Forward, case: Case, inputs: Inputs) -> Speed:
+        """Measure `forward` in this process, hand its device times to pytest-benchmark, and return all figures.
+
+        The test fails where an output of the timed calls is wrong.
+        """
+        from pytest_fa.measure.measure import measure  # noqa: PLC0415  # torch: only for in-process tests
+        from pytest_fa.measure.timing_lock import timing_lock  # noqa: PLC0415
+
+        with timing_lock():
+            speed, outputs = measure(forward, case, inputs, case.id)
+        variant = variant_of(self._request)
+        if variant is None or variant.is_judged:
+            judge_outputs(self._request, case, inputs, outputs, " in an output of the timed calls")
+        self.record(speed, case)
+        return speed
+
+    def record(self, speed: Speed, case: Case, **extra: float | str) -> None:
+        """Give the samples of `device_us` to pytest-benchmark, grouped by shape, with the other figures beside them."""
+        if getattr(self._benchmark, "disabled", False):
+            self._benchmark(lambda: None)
+            return
+        self._benchmark.group = case.shape_id
+        replay(self._clock, self._benchmark, speed.device.samples_us)
+        self._benchmark.extra_info.update(
+            method=speed.device.method,
+            call_us=speed.call.median_us,
+            tflops=case.flops_per_call / speed.device.median_us / 1e6,
+            **extra,
+        )

@@ -1,0 +1,26 @@
+"""`python -m pytest_fa.profile.trial`: one empty kernel in an NVTX range, to try whether it can be profiled."""
+
+from __future__ import annotations
+
+import sys
+
+from pytest_fa.errors import FaError
+from pytest_fa.profile.cuda_driver import CudaDriver
+from pytest_fa.run.nvtx_range import nvtx_range
+
+TRIAL_RANGE = "trial"
+
+
+def main() -> int:
+    """Launch the kernel inside the range; 1 and a line where CUDA does not start."""
+    try:
+        with CudaDriver() as cuda, nvtx_range(TRIAL_RANGE):
+            cuda.launch_empty_kernel()
+    except FaError as problem:
+        sys.stderr.write(f"{problem}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

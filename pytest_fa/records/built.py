@@ -1,0 +1,52 @@
+"""What a compiler made: kernels, their resources, and the library that holds them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pytest_fa.catalog.variant import Target
+
+
+class Kernel(msgspec.Struct, frozen=True):
+    """One `__global__` function of a leaf: what ptxas and the disassembler say of it."""
+
+    name: str
+    mangled: str
+    registers_per_thread: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    smem_bytes_per_block: int
+    instructions: dict[str, int] = {}
+    sass_bytes: int | None = None
+    max_threads_per_block: int | None = None
+
+    @property
+    def spill_bytes(self) -> int:
+        """Spilled bytes, stores and loads together."""
+        return self.spill_store_bytes + self.spill_load_bytes
+
+
+class Advisory(msgspec.Struct, frozen=True):
+    """A remark of ptxas, such as C7508 (setmaxnreg ignored) or C7511 (wgmma serialised)."""
+
+    code: str
+    text: str
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """One compiled variant for one architecture, as it lies in the cache."""
+
+    variant: str
+    arch: Target
+    key: str
+    library: str
+    code_identity: str | None
+    code_identity_missing: str | None
+    kernels: tuple[Kernel, ...]
+    advisories: tuple[Advisory, ...]
+    command: tuple[str, ...]
+    compiler: str
+    built_on: str
+    built_at: str
+    build_seconds: float

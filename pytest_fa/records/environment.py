@@ -1,0 +1,217 @@
+"""The machine, read without torch: NVML, package metadata."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import pytest_fa
+from pytest_fa.catalog.variant import Device
+from pytest_fa.records.record import Environment
+from pytest_fa.records.timing import Clocks
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """The first GPU that CUDA would use."""
+
+    name: str
+    uuid: str
+    compute_capability: tuple[int, int]
+    driver: str
+    cuda: str
+
+
+@functools.cache
+def find_gpu() -> Gpu | None:
+    """The first visible GPU, or None where there is no driver, no device, or an empty CUDA_VISIBLE_DEVICES."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        handle = _first_visible(nvml)
+        if handle is None:
+            return None
+        cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+        return Gpu(
+            name=nvml.nvmlDeviceGetName(handle),
+            uuid=nvml.nvmlDeviceGetUUID(handle),
+            compute_capability=tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+            driver=nvml.nvmlSystemGetDriverVersion(),
+            cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+        )
+
+
+def turn_to_gpu(number: int) -> None:
+    """Make the visible GPU of this number, counted round and round, the first one of this process and its children.
+
+    The others stay visible behind it.  To be called before anything here was read and CUDA was started.
+    """
+    with _nvml() as nvml:
+        if nvml is None:
+            return
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        given = [str(each) for each in range(nvml.nvmlDeviceGetCount())] if visible is None else visible.split(",")
+    names = list(itertools.takewhile(lambda name: name.strip() not in ("", "-1"), given))  # CUDA stops there too
+    if not names:
+        return
+    first = number % len(names)
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's, in which they were counted
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([*names[first:], *names[:first]])
+
+
+def read_clocks(gpu_uuid: str) -> Clocks | None:
+    """Clocks, power, temperature and throttle reasons of one GPU now; None where NVML does not tell."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        try:
+            return _clocks(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu_uuid))
+        except nvml.NVMLError:
+            return None
+
+
+def _clocks(nvml: Any, handle: Any) -> Clocks:  # noqa: ANN401  # NVML's module and handle have no types
+    return Clocks(
+        sm_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        memory_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        power_watts=nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,
+        temperature_c=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        throttle_reasons=nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    )
+
+
+# NVML's bits for what slows a GPU down of its own: hardware slowdown, software and hardware thermal, power brake.
+# A power cap (0x4) is no fault: it is what the card does under load, and it is recorded.
+SLOWED_BITS = 0x08 | 0x20 | 0x40 | 0x80
+
+
+class ClockWatch:
+    """NVML held open while something is measured; without a GPU it sees nothing and nothing is slowed down."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:  # noqa: ANN401
+        self._nvml, self._handle = nvml, handle
+
+    def now(self) -> Clocks | None:
+        """Clocks, power, temperature and throttle reasons now."""
+        if self._handle is None:
+            return None
+        try:
+            return _clocks(self._nvml, self._handle)
+        except self._nvml.NVMLError:
+            return None
+
+    def is_slowed(self) -> bool:
+        """Whether heat or the hardware slow the GPU down now."""
+        if self._handle is None:
+            return False
+        try:
+            return bool(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle) & SLOWED_BITS)
+        except self._nvml.NVMLError:
+            return False
+
+
+@contextmanager
+def clock_watch(device: Device) -> Iterator[ClockWatch]:
+    """Watch the first visible GPU while something is measured on `device`."""
+    gpu = find_gpu() if device == "cuda" else None
+    with _nvml() as nvml:
+        yield ClockWatch(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) if nvml and gpu else None)
+
+
+def foreign_processes() -> tuple[str, ...]:
+    """Processes of others on the first visible GPU, as `PID NAME`: neither this run nor its children."""
+    gpu = find_gpu()
+    with _nvml() as nvml:
+        if nvml is None or gpu is None:
+            return ()
+        try:
+            running = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+        except nvml.NVMLError:
+            return ()
+        ours = {os.getpid(), *([os.getppid()] if "PYTEST_XDIST_WORKER" in os.environ else [])}
+        return tuple(
+            f"{each.pid} {_process_name(each.pid)}" for each in running if not ours & set(_ancestors(each.pid))
+        )
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    """The process and its parents, as far as this machine tells."""
+    while pid > 1:
+        yield pid
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        except OSError:
+            return
+        pid = int(stat.rpartition(")")[2].split()[1])
+
+
+def _process_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        return "(not visible here)"
+
+
+def read_environment() -> Environment:
+    """Where this run takes place."""
+    gpu = find_gpu()
+    return Environment(
+        gpu=gpu.name if gpu else None,
+        compute_capability=".".join(map(str, gpu.compute_capability)) if gpu else None,
+        driver=gpu.driver if gpu else None,
+        cuda=gpu.cuda if gpu else None,
+        torch=_version("torch"),
+        python=platform.python_version(),
+        host=f"{platform.system()} {platform.machine()}",
+        cpu=_cpu_name(),
+        pytest_fa=pytest_fa.__version__,
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    """The NVML module, initialised, or None where there is no driver."""
+    import pynvml  # noqa: PLC0415  # 20 ms that only a run with kernels pays
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _first_visible(nvml: Any) -> Any | None:  # noqa: ANN401  # NVML's module and handle have no types
+    """The handle of the first entry of CUDA_VISIBLE_DEVICES (an index in PCI order, or a UUID)."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    first = "0" if visible is None else visible.split(",")[0].strip()
+    try:
+        if first.startswith(("GPU-", "MIG-")):
+            return nvml.nvmlDeviceGetHandleByUUID(first)
+        return nvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else None
+    except nvml.NVMLError:
+        return None

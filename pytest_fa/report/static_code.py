@@ -1,0 +1,144 @@
+"""`--fa-static`: what the machine code of each variant says, and how two variants differ."""
+
+from __future__ import annotations
+
+import collections
+import io
+from typing import TYPE_CHECKING
+
+from pytest_fa.build.occupancy import occupancy
+from pytest_fa.records.built import Kernel, Leaf
+from pytest_fa.records.record import Record
+from pytest_fa.records.timing import LaunchedKernel
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# Opcodes by what they do; what is in none of these is 'other'.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "tensor": ("HMMA", "HGMMA", "IMMA", "IGMMA", "QMMA", "QGMMA", "BMMA", "DMMA"),
+    "exp": ("MUFU",),
+    "fp32": ("FFMA", "FADD", "FMUL", "FMNMX", "FSETP", "FSEL", "FCHK"),
+    "fp16": ("HADD2", "HMUL2", "HFMA2", "HMNMX2", "HSETP2"),
+    "convert": ("F2F", "F2FP", "F2I", "I2F", "I2FP"),
+    "shuffle": ("SHFL", "REDUX", "VOTE", "VOTEU"),
+    "shared": ("LDS", "STS", "LDSM", "STSM", "ATOMS"),
+    "global": ("LDG", "STG", "LD", "ST", "RED", "ATOM", "ATOMG"),
+    "async": ("STAS", "LDGSTS", "LDGDEPBAR", "DEPBAR", "UTMALDG", "UTMASTG", "UBLKCP", "UTMACMDFLUSH"),
+    "barrier": ("BAR", "SYNCS", "WARPSYNC", "MEMBAR", "FENCE", "WARPGROUP", "UCGABAR_ARV", "UCGABAR_WAIT"),
+    "local": ("LDL", "STL"),
+}
+HEADERS = (
+    "variant",
+    "arch",
+    "kernel",
+    "regs",
+    "spill B",
+    "stack B",
+    "smem B",
+    "threads",
+    "blocks/SM",
+    "warps",
+    "SASS B",
+)
+MOST_CHANGES = 8
+FOOTNOTE = (
+    "threads: what a saved record launched, else the source's bound (__launch_bounds__); smem B: static, and dynamic\n"
+    "where a saved record knows it (+); blocks/SM and warps: how many fit, and what sets the limit."
+)
+
+Launches = dict[tuple[str, str], LaunchedKernel]  # by variant and mangled name
+
+
+def static_text(records: list[Record], launches: Launches, width: int) -> str:
+    """The table, the instructions of each kernel by group, and the difference where there are two variants."""
+    from rich import box  # noqa: PLC0415  # only a run with records pays for rich
+    from rich.table import Table  # noqa: PLC0415
+
+    leaves = [leaf for record in records if record.kind == "build" for leaf in record.leaves]
+    if not leaves:
+        return ""
+    facts = Table(*HEADERS, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    mixes = Table(
+        "variant", "arch", "kernel", *GROUPS, "other", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for leaf in leaves:
+        for kernel in leaf.kernels:
+            facts.add_row(
+                leaf.variant,
+                leaf.arch,
+                kernel.name,
+                *_facts(leaf, kernel, launches.get((leaf.variant, kernel.mangled))),
+            )
+            mixes.add_row(leaf.variant, leaf.arch, kernel.name, *map(str, mix(kernel).values()))
+    return "\n".join([_rendered(facts, width), _rendered(mixes, width), FOOTNOTE, *difference_lines(leaves)])
+
+
+def _rendered(table: Table, width: int) -> str:
+    """A table as text, wider than the terminal where it must be."""
+    from rich.console import Console  # noqa: PLC0415
+
+    text = io.StringIO()
+    console = Console(file=text, width=width, color_system=None)
+    console.width = max(width, console.measure(table, options=console.options.update(width=10_000)).maximum)
+    console.print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+
+
+def mix(kernel: Kernel) -> dict[str, int]:
+    """Instructions by group, in the groups' order, `other` last."""
+    group_of = {opcode: group for group, opcodes in GROUPS.items() for opcode in opcodes}
+    found = dict.fromkeys((*GROUPS, "other"), 0)
+    for opcode, count in kernel.instructions.items():
+        found[group_of.get(opcode, "other")] += count
+    return found
+
+
+def _facts(leaf: Leaf, kernel: Kernel, launch: LaunchedKernel | None) -> list[str]:
+    launched = launch.block[0] * launch.block[1] * launch.block[2] if launch else None
+    threads = launched or kernel.max_threads_per_block
+    smem_bytes = kernel.smem_bytes_per_block + (launch.dynamic_smem_bytes if launch else 0)
+    most = "" if launch else "<= "  # dynamic shared memory is known at the launch
+    limit = (
+        occupancy(leaf.arch, threads, kernel.registers_per_thread, smem_bytes)
+        if threads and leaf.arch != "host"
+        else None
+    )
+    return [
+        str(kernel.registers_per_thread),
+        str(kernel.spill_bytes),
+        str(kernel.stack_bytes),
+        f"{smem_bytes}{'+' if launch and launch.dynamic_smem_bytes else ''}",
+        str(threads or "-"),
+        f"{most}{limit.blocks} ({limit.limited_by})" if limit else "-",
+        f"{most}{limit.percent:.0f} %" if limit else "-",
+        "-" if kernel.sass_bytes is None else str(kernel.sass_bytes),
+    ]
+
+
+def difference_lines(leaves: list[Leaf]) -> list[str]:
+    """Where exactly two variants were built: for each architecture what the second has more or fewer of."""
+    names = list(dict.fromkeys(leaf.variant for leaf in leaves))
+    if len(names) != 2:  # noqa: PLR2004  # a difference has two sides
+        return []
+    lines = [f"{names[0]} -> {names[1]}, instructions over all kernels:"]
+    for arch in dict.fromkeys(leaf.arch for leaf in leaves):
+        pair = [next((leaf for leaf in leaves if (leaf.variant, leaf.arch) == (name, arch)), None) for name in names]
+        if pair[0] and pair[1]:
+            lines.append(f"  {arch}: {_difference(pair[0], pair[1])}")
+    return lines
+
+
+def _difference(before: Leaf, after: Leaf) -> str:
+    if before.code_identity and before.code_identity == after.code_identity:
+        return "the same machine code"
+    counts = [collections.Counter[str](), collections.Counter[str]()]
+    for leaf, count in zip((before, after), counts, strict=True):
+        for kernel in leaf.kernels:
+            count.update(kernel.instructions)
+    changes = {opcode: counts[1][opcode] - counts[0][opcode] for opcode in counts[0] | counts[1]}
+    largest = sorted((opcode for opcode in changes if changes[opcode]), key=lambda opcode: -abs(changes[opcode]))
+    registers = [max((each.registers_per_thread for each in leaf.kernels), default=0) for leaf in (before, after)]
+    words = [f"{opcode} {changes[opcode]:+d}" for opcode in largest[:MOST_CHANGES]]
+    rest = f", {len(largest) - MOST_CHANGES} more opcodes" if len(largest) > MOST_CHANGES else ""
+    return f"registers {registers[0]} -> {registers[1]}; {', '.join(words) or 'the same counts'}{rest}"

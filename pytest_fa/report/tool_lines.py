@@ -1,0 +1,166 @@
+"""What profiles and sanitizers say to people: lines for the terminal, Markdown for a step's summary."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from pytest_fa.records.record import Record
+from pytest_fa.records.tool_results import DURATION, CounterDifference, Profile, ProfiledKernel, Sanitized
+
+TITLE = "profiles: Nsight Compute, warm caches, clocks as they are; its durations are no benchmark times"
+MOST_DIFFERENCES = 5
+MOST_FINDINGS = 4
+MOST_LINES = 3
+
+# Headline counters in their order: label, names of which the first that was counted is shown, form.
+HEADLINE: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("SM", ("sm__throughput.avg.pct_of_peak_sustained_elapsed",), "{:.0f} %"),
+    (
+        "tensor",
+        (
+            "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+            "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+            "sm__pipe_tensor_subpipe_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+        ),
+        "{:.0f} %",
+    ),
+    ("exp", ("sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",), "{:.0f} %"),
+    ("memory", ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",), "{:.0f} %"),
+    ("DRAM", ("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",), "{:.0f} %"),
+    ("L2 hits", ("lts__t_sector_hit_rate.pct",), "{:.0f} %"),
+    ("occupancy", ("sm__warps_active.avg.pct_of_peak_sustained_active",), "{:.0f} %"),
+    ("regs", ("launch__registers_per_thread",), "{:.0f}"),
+    ("conflicts", ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",), "{:,.0f}"),
+)
+_STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
+
+
+def profile_lines(records: list[Record]) -> list[str]:
+    """One line for each profile, and below it what it means; then one for each run of a sanitizer."""
+    lines = [line for each in records if each.profile for line in _profile(each, each.profile)]
+    lines = [TITLE, *lines] if lines else []
+    sanitized = [line for each in records if each.sanitized for line in _sanitized(each, each.sanitized)]
+    return [*lines, *(["compute-sanitizer"] if sanitized else []), *sanitized]
+
+
+def ablation_lines(records: list[Record]) -> list[str]:
+    """What a stage takes, by leaving it out: the difference of two measured times of the same run and shape."""
+    timed = [(each, each.case, each.speed) for each in records]
+    times = {(each.variant, case.shape_id): speed.device.median_us for each, case, speed in timed if case and speed}
+    lines = []
+    for each, case, speed in timed:
+        whole_us = times.get((each.ablation.parent, case.shape_id)) if each.ablation and case else None
+        if each.ablation and case and speed and whole_us is not None:
+            left_us = speed.device.median_us
+            share = f"{whole_us - left_us:+.2f} us, {100 * (whole_us - left_us) / whole_us:.0f} %"
+            lines.append(
+                f"{case.shape_id}: {each.ablation.parent} {whole_us:.2f} us, without {each.ablation.stage} "
+                f"{left_us:.2f} us ({each.variant}): {share}, measured by leaving it out"
+            )
+    return [*lines, *(["stages overlap: what they take alone need not add up"] if lines else [])]
+
+
+def tool_properties(record: Record) -> list[tuple[str, str]]:
+    """What JUnit is to carry of a profile or a sanitizer: names and texts."""
+    found: list[tuple[str, str | None]] = []
+    if record.profile:
+        longest = record.profile.longest
+        found += [("fa.ncu.status", record.profile.status), ("fa.ncu.report", record.profile.report)]
+        found += [("fa.ncu.verdict", longest.verdict.sentence if longest and longest.verdict else None)]
+    if record.sanitized:
+        found += [("fa.sanitizer.status", record.sanitized.status), ("fa.sanitizer.log", record.sanitized.log)]
+    return [(name, text) for name, text in found if text]
+
+
+def headline_of(kernel: ProfiledKernel) -> str:
+    """The counters that everybody asks for first, as far as they were counted."""
+    parts = []
+    for label, names, form in HEADLINE:
+        value = next((kernel.counters[name] for name in names if name in kernel.counters), None)
+        if value is not None:
+            parts.append(f"{label} {form.format(value)}")
+    stalls = {found[1]: value for name, value in kernel.counters.items() if (found := _STALL.fullmatch(name))}
+    stalls.pop("selected", None)
+    top = max(stalls, key=lambda reason: stalls[reason], default=None)
+    return ", ".join([*parts, *([f"top stall {top} {stalls[top]:.1f}"] if top else [])])
+
+
+def short_name(name: str) -> str:
+    """A kernel's name without types, arguments and namespaces."""
+    plain = name.replace("(anonymous namespace)", "anonymous").removeprefix("void ")
+    return re.split(r"[<(]", plain, maxsplit=1)[0].split("::")[-1]
+
+
+def _profile(record: Record, profile: Profile) -> list[str]:
+    if profile.status != "ok":
+        return [f"{record.id}: not measured ({profile.status}): {profile.message}"]
+    longest = profile.longest
+    assert longest is not None  # noqa: S101  # 'ok' has kernels
+    count = len(profile.kernels)
+    more = f" in {count} kernels" if count > 1 else ""
+    us = sum(each.counters.get(DURATION, 0.0) for each in profile.kernels) / 1000
+    lines = [f"{record.id.removesuffix(f'-{profile.preset}')}: {us:.2f} us{more}; {headline_of(longest)}"]
+    lines += [f"  {short_name(each.name)}: {each.verdict.sentence}" for each in profile.kernels if each.verdict]
+    lines += [f"  {_stages(each)}" for each in profile.kernels if each.stages]
+    lines += [f"  expected: {' '.join(profile.expect.split())}"] if profile.expect else []
+    if profile.beside and profile.differences:
+        shown = "; ".join(map(_difference, profile.differences[:MOST_DIFFERENCES]))
+        lines.append(f"  beside {profile.beside}: {shown}")
+    elif profile.beside_missing:
+        lines.append(f"  beside {profile.beside or 'SDPA'}: not measured: {profile.beside_missing}")
+    lines.append(f"  report: {profile.report} ({profile.preset}, {profile.seconds:.1f} s)")
+    return [*lines, *([f"  not counted: {', '.join(profile.dropped)}"] if profile.dropped else [])]
+
+
+def _stages(kernel: ProfiledKernel) -> str:
+    """Samples by stage, and on which lines most fell."""
+    total = sum(kernel.stages.values())
+    shares = ", ".join(f"{stage} {100 * count / total:.0f} %" for stage, count in kernel.stages.items())
+    lines = ", ".join(
+        f"{each.file}:{each.line} {100 * each.samples / total:.0f} %" for each in kernel.lines[:MOST_LINES]
+    )
+    return f"where warps stood, estimated from {total} samples (no times): {shares}; most on {lines}"
+
+
+def _difference(each: CounterDifference) -> str:
+    return f"{each.label} {_figure(each.ours)} / {_figure(each.theirs)}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004  # three digits
+
+
+def _sanitized(record: Record, found: Sanitized) -> list[str]:
+    words = found.message if found.status in ("not covered", "not measured") else f"{found.status} {found.message}"
+    log = f"; {found.log}" if found.log else ""
+    lines = [f"{record.id}: {words.strip()} ({found.seconds:.1f} s{log})"]
+    return [*lines, *(f"  {text}" for text in found.findings[:MOST_FINDINGS])]
+
+
+def append_summary(records: list[Record], path: Path) -> None:
+    """Add the profiles to GitHub's summary of a step; a file that cannot be written changes no outcome."""
+    text = summary_markdown(records)
+    if text:
+        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+
+
+def summary_markdown(records: list[Record]) -> str:
+    """The profiles as a table for GitHub's step summary; empty without any."""
+    profiled = [(each, each.profile) for each in records if each.profile]
+    if not profiled:
+        return ""
+    rows = [
+        "### Profiles (Nsight Compute)",
+        "",
+        "| case | us, profiled | verdict | report |",
+        "| --- | ---: | --- | --- |",
+    ]
+    for record, profile in profiled:
+        longest = profile.longest
+        us = f"{sum(each.counters.get(DURATION, 0.0) for each in profile.kernels) / 1000:.2f}" if longest else "-"
+        verdict = longest.verdict.sentence if longest and longest.verdict else f"not measured: {profile.message}"
+        rows.append(f"| `{record.id}` | {us} | {verdict.replace('|', '/')} | {profile.report or '-'} |")
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,1 @@
+"""`--fa-sanitize`: compute-sanitizer around one call of a variant.  No torch."""

@@ -1,0 +1,148 @@
+"""Calls one `cuda` variant as any C program would: no torch, no allocator of its own, memory of exactly the right size.
+
+    python -m pytest_fa.sanitize.plain_call JOB.json    one call of the job's leaf; prints what came of it as JSON
+
+What a sanitizer starts: torch's allocator would hide an access past the end of a tensor inside its own blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from pytest_fa.build.command import ffi_folder
+from pytest_fa.catalog.case import Case
+from pytest_fa.errors import FaError, LaunchError, UnsupportedCase
+from pytest_fa.profile.cuda_driver import CudaDriver
+from pytest_fa.records.record import Outcome
+from pytest_fa.worker.jobs import CaseJob, decode_job
+
+ABI_VERSION = 1
+DTYPES = {"fp16": 0, "bf16": 1}
+CAUSALS = {"none": 0, "top_left": 1, "bottom_right": 2}
+MESSAGE_BYTES = 512
+
+
+class Strides(ctypes.Structure):
+    """`FaStrides`."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("batch", "head", "seq", "dim"))
+
+
+class ForwardArgs(ctypes.Structure):
+    """`FaForwardArgs` of `include/fa_forward.h`, field by field."""
+
+    _fields_ = (
+        ("abi_version", ctypes.c_uint32),
+        ("struct_size", ctypes.c_uint32),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse", "workspace")),
+        ("workspace_bytes", ctypes.c_uint64),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")),
+        *((name, Strides) for name in ("q_stride", "k_stride", "v_stride", "out_stride")),
+        ("dtype", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("q_descale", "k_descale", "v_descale")),
+        ("message", ctypes.c_void_p),
+        ("message_bytes", ctypes.c_uint64),
+    )
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What came of the call; `not_finite` counts NaN and Inf in the output."""
+
+    outcome: Outcome
+    message: str = ""
+    not_finite: int | None = None
+
+
+def main(arguments: list[str]) -> int:
+    """Make the call; 0 if it went well, 1 if not."""
+    job = decode_job(Path(arguments[0]).read_bytes())
+    assert isinstance(job, CaseJob) and job.library is not None  # noqa: S101, PT018  # whoever wrote it knows
+    try:
+        said = call(job.case, job.library)
+    except UnsupportedCase as problem:
+        said = Said("unsupported", str(problem))
+    except LaunchError as problem:
+        said = Said("launch_failed", str(problem))
+    except (FaError, OSError) as problem:
+        said = Said("device_error", str(problem))
+    sys.stdout.write(msgspec.json.encode(said).decode() + "\n")
+    return 0 if said.outcome == "ok" else 1
+
+
+def call(case: Case, library: str) -> Said:
+    """One call in memory that nobody else touches, waited for.
+
+    Raises `UnsupportedCase`, `LaunchError`, or `DeviceLost` with the driver's words.
+    """
+    cuda = CudaDriver()
+    ctypes.CDLL(str(ffi_folder() / "lib" / "libtvm_ffi.so"), mode=ctypes.RTLD_GLOBAL)
+    leaf = ctypes.CDLL(library)
+    query_count = case.batch * case.heads * case.seq_q * case.head_dim
+    key_count = case.batch * case.kv_heads * case.seq_k * case.head_dim
+    values = np.random.default_rng(case.seed)
+    q, k, v = (cuda.upload(_draw(values, count, case.dtype)) for count in (query_count, key_count, key_count))
+    out_bytes = 2 * math.prod(case.out_shape)
+    out = cuda.allocate(out_bytes)
+    words = ctypes.create_string_buffer(MESSAGE_BYTES)
+    args = describe(case, q, k, v, out)
+    args.message, args.message_bytes = ctypes.addressof(words), MESSAGE_BYTES
+    if hasattr(leaf, "fa_workspace_bytes"):
+        leaf.fa_workspace_bytes.restype = ctypes.c_size_t
+        args.workspace_bytes = leaf.fa_workspace_bytes(ctypes.byref(args))
+        args.workspace = cuda.allocate(args.workspace_bytes)
+    status = leaf.fa_forward(ctypes.byref(args), None)
+    if status < 0:
+        raise UnsupportedCase(words.value.decode(errors="replace") or "the kernel gave no reason")
+    if status > 0:
+        raise LaunchError(f"fa_forward returned CUDA's error {status}")
+    cuda.synchronize()
+    return Said("ok", "", _not_finite(cuda.download(out, out_bytes), case.dtype))
+
+
+def describe(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
+    """The arguments of a call on dense tensors at these addresses, in the case's layout."""
+    args = ForwardArgs(abi_version=ABI_VERSION, struct_size=ctypes.sizeof(ForwardArgs))
+    args.q, args.k, args.v, args.out = q, k, v, out
+    for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
+        setattr(args, name, getattr(case, name))
+    args.q_stride = args.out_stride = _strides(case, case.heads, case.seq_q)
+    if case.computes == "scores":
+        _, heads, queries, keys = case.out_shape
+        args.out_stride = Strides(heads * queries * keys, queries * keys, keys, 1)
+    args.k_stride = args.v_stride = _strides(case, case.kv_heads, case.seq_k)
+    args.dtype, args.causal, args.scale = DTYPES[case.dtype], CAUSALS[case.causal], case.scale
+    return args
+
+
+def _strides(case: Case, heads: int, sequence: int) -> Strides:
+    dim, whole = case.head_dim, heads * sequence * case.head_dim
+    if case.layout == "bshd":
+        return Strides(whole, dim, heads * dim, 1)
+    return Strides(whole, sequence * dim, dim, 1)
+
+
+def _draw(values: np.random.Generator, count: int, dtype: str) -> bytes:
+    """N(0, 1) numbers; bf16 is the upper half of fp32."""
+    drawn = values.standard_normal(count, dtype=np.float32)
+    if dtype == "fp16":
+        return drawn.astype(np.float16).tobytes()
+    return (drawn.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+def _not_finite(content: bytes, dtype: str) -> int:
+    """Elements whose exponent is all ones."""
+    exponent = 0x7C00 if dtype == "fp16" else 0x7F80
+    bits = np.frombuffer(content, dtype=np.uint16)
+    return int(np.count_nonzero((bits & exponent) == exponent))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

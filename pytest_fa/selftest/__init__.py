@@ -1,0 +1,1 @@
+"""`--fa-selftest`: the judge, tried on kernels with one mistake each and on right twins."""

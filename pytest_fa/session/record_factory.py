@@ -1,0 +1,77 @@
+"""A result with everything that a record says beside it: where, when, from what source, and how to run it again."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from datetime import UTC, datetime
+
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.variant import BrokenVariant, Variant
+from pytest_fa.options import Options
+from pytest_fa.records.built import Leaf
+from pytest_fa.records.environment import read_environment
+from pytest_fa.records.record import SCHEMA, STAGES, Environment, Record, RecordKind, Stage
+from pytest_fa.records.source import read_source
+from pytest_fa.worker.jobs import CaseResult
+
+
+class RecordFactory:
+    """Makes the records of one run."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    @functools.cached_property
+    def environment(self) -> Environment:
+        """The machine, read once."""
+        return read_environment()
+
+    def make(
+        self,
+        kind: RecordKind,
+        variant: Variant | BrokenVariant,
+        case: Case | None,
+        result: CaseResult,
+        leaves: tuple[Leaf, ...] = (),
+        property_name: str | None = None,
+    ) -> Record:
+        """The record of one result.  A variant whose manifest cannot be read counts as a candidate."""
+        stages = {name: Stage(name, "not reached") for name in STAGES}
+        stages["build"] = Stage("build", "ok", leaves[0].build_seconds if leaves else 0.0)
+        stages.update({stage.name: stage for stage in result.stages})
+        return Record(
+            schema=SCHEMA,
+            id=variant.name if case is None else f"{variant.name}-{property_name or case.id}",
+            kind=kind,
+            variant=variant.name,
+            role=variant.role if isinstance(variant, Variant) else "candidate",
+            case=case,
+            outcome=result.outcome,
+            message=result.message,
+            caught_by=result.caught_by,
+            stages=tuple(stages.values()),
+            leaves=leaves,
+            check=result.check,
+            speed=result.speed,
+            gate=None,
+            repeats=result.repeats,
+            diagnosis=result.diagnosis,
+            environment=self.environment,
+            source=read_source(self.options.rootdir),
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            repeat=self._rerun_command(kind, variant.name, case, property_name),
+        )
+
+    def _rerun_command(self, kind: RecordKind, variant: str, case: Case | None, property_name: str | None) -> str:
+        """One command line that runs this item again."""
+        words = [*self.options.repeat, f"--fa-variant={variant}", *self._option_of(kind)]
+        if property_name:
+            return shlex.join([*words, "-k", f"test_property and {property_name}"])
+        return shlex.join([*words, *([f"--fa-case={case.id}"] if case else []), "-k", f"test_{kind}"])
+
+    def _option_of(self, kind: RecordKind) -> list[str]:
+        """The option without which the suite has no test of this kind."""
+        if kind == "profile":
+            return ["--ncu", f"--ncu-set={self.options.ncu_set}"]
+        return [f"--fa-sanitize={','.join(self.options.sanitizers)}"] if kind == "sanitize" else []

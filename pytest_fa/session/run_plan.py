@@ -1,0 +1,143 @@
+"""What the user asked for: variants, cases and gate baselines.  A name that does not exist ends the run here."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import msgspec
+
+import pytest_fa
+from pytest_fa.build.cache import find_by_key
+from pytest_fa.catalog.discover import Catalog, discover
+from pytest_fa.catalog.fit import EVERYTHING, Fits
+from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
+from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
+from pytest_fa.catalog.variant import BrokenVariant, Variant
+from pytest_fa.errors import UsageProblem
+from pytest_fa.options import Options
+from pytest_fa.records.built import Leaf
+from pytest_fa.records.environment import find_gpu
+
+SELFTEST_KERNELS = Path(pytest_fa.__file__).parent / "selftest"
+
+
+class RunPlan:
+    """The variants and cases of one run, read from the options when they are first needed."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    @functools.cached_property
+    def catalog(self) -> Catalog:
+        """Every variant that can be named; the self-test has variants of its own."""
+        return discover((SELFTEST_KERNELS,) if self.options.selftest else self.options.kernels)
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The pairs of variant and case.  Raises `UsageProblem` for names that do not exist or do not fit together."""
+        options, chosen = self.options, self._chosen()
+        cases = select_cases(options.suites, options.cases, options.dtypes, options.seeds)
+        _ = self.gate_baseline, self.cached_build  # a name or a key that does not exist ends the run here
+        plan = make_plan(
+            self.catalog,
+            chosen,
+            cases,
+            cases_are_named=bool(options.cases),
+            fits=() if options.cases else self._fits,
+            sanitizers=options.sanitizers,
+        )
+        _require_consistent(options, plan)
+        return plan
+
+    def plan_of(self, suites: tuple[str, ...]) -> Plan:
+        """The plan with the cases of other suites; the run's own plan for none.  Raises `UsageProblem`."""
+        if not suites:
+            return self.plan
+        cases = select_cases(suites, (), self.options.dtypes, self.options.seeds)
+        return msgspec.structs.replace(self.plan, cases=cases, fits=self._fits)
+
+    @functools.cached_property
+    def gate_baseline(self) -> Variant | None:
+        """The variant that `--fa-gate-baseline` names; None for a build key or none.  Raises `UsageProblem`."""
+        name = self.options.gate_baseline
+        if name is None or name.startswith("key:"):
+            return None
+        matches = select_variants(self.catalog, (name,))
+        if len(matches) != 1 or isinstance(matches[0], BrokenVariant):
+            raise UsageProblem(f"--fa-gate-baseline: {name!r} must name one variant that can be read")
+        if matches[0].computes != "attention":
+            raise UsageProblem(f"--fa-gate-baseline: {name} computes {matches[0].computes}; it must compute attention")
+        return matches[0]
+
+    @functools.cached_property
+    def cached_build(self) -> Leaf | None:
+        """The build that `--fa-gate-baseline=key:KEY` names.  Raises `UsageProblem` unless there is exactly one."""
+        name = self.options.gate_baseline
+        if name is None or not name.startswith("key:"):
+            return None
+        leaves = {leaf.key: leaf for leaf in find_by_key(self.options.cache, name.removeprefix("key:"))}
+        if len(leaves) != 1:
+            listed = ", ".join(f"{leaf.key} ({leaf.variant}, {leaf.built_at})" for leaf in leaves.values()) or "none"
+            raise UsageProblem(f"--fa-gate-baseline: {name!r} must name one build in the cache; it names {listed}")
+        return next(iter(leaves.values()))
+
+    @property
+    def sdpa_baselines(self) -> tuple[Variant, ...]:
+        """The variants of role `baseline`, in the catalog's order."""
+        return tuple(variant for variant in self.catalog.variants.values() if variant.role == "baseline")
+
+    @property
+    def title(self) -> str:
+        """The header line: the GPU, how many variants, how many cases."""
+        gpu = find_gpu()
+        machine = "{} (sm_{}{}, driver {})".format(gpu.name, *gpu.compute_capability, gpu.driver) if gpu else "no GPU"
+        known = len(self.catalog.variants) + len(self.catalog.broken)
+        chosen, cases = len(self.plan.chosen), len(self.plan.asked)
+        return f"fa: {machine}; {chosen} of {known} variants; {cases} case{'s' * (cases != 1)}"
+
+    def _chosen(self) -> tuple[AnyVariant, ...]:
+        options = self.options
+        names = options.variants or (("*",) if options.selftest else ())
+        chosen = expand_defines(select_variants(self.catalog, names), options.defines)
+        for variant in chosen:
+            if isinstance(variant, BrokenVariant) and variant.name in options.variants:
+                raise UsageProblem(f"--fa-variant: {variant.name} cannot be used: {variant.problem}")
+        return chosen
+
+    @property
+    def _fits(self) -> Fits:
+        """The parts of a suite's case that may be changed to what a variant takes; never what was asked for by name."""
+        return ("head_dim", "layout", "shape") if self.options.dtypes else EVERYTHING
+
+
+def _require_consistent(options: Options, plan: Plan) -> None:
+    """Raise `UsageProblem` for options that contradict each other or the variants."""
+    if options.selftest and options.tolerance:
+        raise UsageProblem("--fa-selftest: the self-test judges by its own policies; drop --fa-tolerance")
+    if options.gate_baseline and options.gate is None:
+        raise UsageProblem("--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too")
+    if options.tolerance == "absolute":
+        _require_fp16(plan)
+    _require_fit_for_probes(options, plan)
+
+
+def _require_fp16(plan: Plan) -> None:
+    if case := next((case for case in plan.cases if case.dtype != "fp16"), None):
+        raise UsageProblem(f"--fa-tolerance=absolute judges fp16 only; case {case.id} is {case.dtype} (use measured)")
+    if variant := plan.fitted_to("bf16"):
+        raise UsageProblem(f"--fa-tolerance=absolute judges fp16 only; {variant.name} takes bf16 alone (use measured)")
+
+
+def _require_fit_for_probes(options: Options, plan: Plan) -> None:
+    """Raise `UsageProblem` where a probe meets a policy or a gate that is made for attention."""
+    chosen = [variant for variant in plan.runnable if plan.is_chosen(variant)]
+    scorer = next((variant.name for variant in chosen if variant.computes == "scores"), None)
+    if scorer and options.tolerance not in (None, "measured"):
+        text = f"--fa-tolerance={options.tolerance} judges attention; {scorer} computes scores (use measured)"
+        raise UsageProblem(text)
+    if options.gate is not None and chosen and not plan.gated:
+        listed = ", ".join(f"{variant.name} ({variant.role}, computes {variant.computes})" for variant in chosen)
+        raise UsageProblem(
+            f"--fa-gate: nothing here can be gated: {listed}; a gate takes what computes all of attention"
+        )

@@ -1,0 +1,71 @@
+"""`Session`: the parts of one run, made from its options."""
+
+from __future__ import annotations
+
+from pytest_fa.build.builder import BuildFailure, Say, explain
+from pytest_fa.build.resources import broken_limits
+from pytest_fa.catalog.variant import BrokenVariant, Variant
+from pytest_fa.options import Options
+from pytest_fa.records.built import Leaf
+from pytest_fa.records.environment import find_gpu, foreign_processes
+from pytest_fa.records.record import Outcome, Record, Stage
+from pytest_fa.session.builds import Builds
+from pytest_fa.session.case_runner import CaseRunner, failed_build
+from pytest_fa.session.record_factory import RecordFactory
+from pytest_fa.session.run_plan import RunPlan
+from pytest_fa.worker.client import Workers
+from pytest_fa.worker.jobs import CaseResult
+
+
+class Session:
+    """What was asked for, the builds, the records, and the case runner with its worker processes.
+
+    Each feature takes the part that it uses.
+    """
+
+    def __init__(self, options: Options, workers: Workers | None = None) -> None:
+        self.options = options
+        self.asked = RunPlan(options)
+        self.builds = Builds(options, self.asked)
+        self.records = RecordFactory(options)
+        profiler_workers = Workers(options.cache)
+        self.runner = CaseRunner(
+            options, self.builds, self.records, workers or Workers(options.cache), profiler_workers
+        )
+
+    def start(self, say: Say) -> None:
+        """Start the workers, then build everything that the selected items need in one batch."""
+        self.builds.say = say
+        if self.builds.anything_runs() and not self.options.static:
+            self.runner.other_gpu_processes = foreign_processes()  # before this run has processes of its own
+            self.runner.workers.start()
+            if find_gpu() and self.options.timing and not self.options.selftest:
+                self.runner.profiler_workers.start()
+        if title := self.builds.report.title:
+            say(title)
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self.runner.workers.close()
+        self.runner.profiler_workers.close()
+
+    def judge_build(self, variant: Variant | BrokenVariant) -> Record:
+        """The record of `test_build`: compiled for every wanted architecture, within the manifest's limits."""
+        if isinstance(variant, BrokenVariant):
+            return self.records.make("build", variant, None, failed_build(variant.problem))
+        outcomes = self.builds.of(variant)
+        leaves = tuple(each for each in outcomes if isinstance(each, Leaf))
+        problems = explain([each for each in outcomes if isinstance(each, BuildFailure)])
+        problems += [] if outcomes else [f"{variant.name}: nothing was built"]
+        over = [text for leaf in leaves for text in broken_limits(leaf, variant.limits)]
+        stage = Stage("build", "failed" if problems or over else "ok", sum(leaf.build_seconds for leaf in leaves))
+        outcome: Outcome = "not_built" if problems else "over_limit" if over else "ok"
+        return self.records.make(
+            "build", variant, None, CaseResult(outcome, "\n".join([*problems, *over]), (stage,)), leaves
+        )
+
+    @property
+    def machine_info(self) -> dict[str, str | None]:
+        """What a time depends on, for pytest-benchmark's files."""
+        here = self.records.environment
+        return {"gpu": here.gpu, "driver": here.driver, "cuda": here.cuda, "torch": here.torch}

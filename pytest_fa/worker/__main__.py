@@ -1,0 +1,47 @@
+"""The child: takes a job, gives a result.  Started by name, imported by nobody.
+
+python -m pytest_fa.worker JOB.json         run one job, print its result: what profilers and people start
+python -m pytest_fa.worker --serve FD       import torch, then fork a worker for every request on the socket FD
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from pytest_fa.worker.jobs import BusyResult, decode_job, encode
+from pytest_fa.worker.process import run, serve
+
+
+def main(arguments: list[str]) -> int:
+    """Run one job file or serve; 0 if the job's outcome is ok, 1 if it is not, 2 for wrong arguments."""
+    match arguments:
+        case ["--serve", descriptor]:
+            serve(socket.socket(fileno=int(descriptor)))
+            return 0
+        case [path] if not path.startswith("-"):
+            return _run_file(Path(path))
+        case _:
+            sys.stderr.write((__doc__ or "") + "\n")
+            return 2
+
+
+def _run_file(path: Path) -> int:
+    try:
+        job = decode_job(path.read_bytes())
+    except (OSError, msgspec.MsgspecError) as problem:
+        sys.stderr.write(f"{path}: {problem}\n")
+        return 2
+    with contextlib.redirect_stdout(sys.stderr):
+        result = run(job)
+    sys.stdout.write(encode(result).decode() + "\n")
+    is_ok = result.busy is not None if isinstance(result, BusyResult) else result.outcome == "ok"
+    return 0 if is_ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

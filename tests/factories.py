@@ -1,0 +1,289 @@
+"""Records, tables, manifests and sources that tests are built from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.variant import Arch, Entry, EntryKind, Limits, Role, Supports, Variant
+from pytest_fa.options import Options
+from pytest_fa.records.built import Advisory, Kernel, Leaf
+from pytest_fa.records.judged import Bound, Check, Repeats
+from pytest_fa.records.record import SCHEMA, Environment, Record, RecordKind, Source, Stage
+from pytest_fa.records.timing import Clocks, LaunchedKernel, Speed, Timing
+
+RECORDED = Path(__file__).parent / "recorded"
+FAKES = Path(__file__).parent / "fakes"
+
+# -- manifests and sources --------------------------------------------------------------------------------------------
+
+WriteVariant = Callable[..., Path]
+
+MANIFEST = """\
+step: a test's variant
+because: a test needs one
+expect: what the test asserts
+"""
+
+# Attention by the book, in float32, with every hole that a test may want to cut into it.
+PYTHON_SOURCE = """\
+import torch
+
+
+def forward(q, k, v, *, scale, causal="none", out=None):
+    scores = q.float() @ k.float().transpose(2, 3) * scale
+    if causal == "top_left":
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    result = (torch.softmax(scores, -1) @ v.float()).to(q.dtype)
+    return result if out is None else out.copy_(result)
+"""
+
+PYTHON_MANIFEST = (
+    MANIFEST
+    + 'entry: {kind: python, target: "entry:forward"}\nsupports: {device: [cpu, cuda], causal: [none, top_left]}\n'
+)
+
+# Scores by the book, and the manifest of a probe that computes nothing else.
+SCORES_SOURCE = """\
+import torch
+
+
+def forward(q, k, v, *, scale, causal="none", out=None):
+    result = (q.float() @ k.float().transpose(2, 3) * scale).to(q.dtype)
+    return result if out is None else out.copy_(result)
+"""
+
+SCORES_MANIFEST = (
+    MANIFEST
+    + "role: probe\ncomputes: scores\ncases: [b1h1s4d4-fp16, b1h1s32d64-fp16-sk64]\n"
+    + 'entry: {kind: python, target: "entry:forward"}\nsupports: {device: [cpu, cuda], head_dim: [64, 4]}\n'
+)
+
+# Compiles in a second and writes zeros: enough for everything that the builder does.
+CUDA_SOURCE = """\
+#include "fa_forward.h"
+
+#ifndef BLOCK
+#define BLOCK 64
+#endif
+
+__global__ void zero_kernel(float* out) { out[threadIdx.x + blockIdx.x * BLOCK] = 0.0f; }
+
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  zero_kernel<<<1, BLOCK, 0, stream>>>(static_cast<float*>(args->out));
+  return static_cast<int>(cudaPeekAtLastError());
+}
+"""
+
+
+def variant(name: str, role: Role = "candidate", kind: EntryKind = "cuda") -> Variant:
+    """A variant that differs from others in what the plan looks at."""
+    return Variant(
+        name=name,
+        folder=f"kernels/{name}",
+        root="kernels",
+        role=role,
+        entry=Entry(kind=kind),
+        arch=(),
+        supports=Supports(),
+        instantiations=(("fp16", 64),),
+        defines={},
+        flags=(),
+        rounds=(),
+        limits=Limits(),
+        tolerance="measured",
+        step="",
+        parent=None,
+        because="",
+        expect="",
+    )
+
+
+def options(folder: Path, **changes: Any) -> Options:
+    """The options of a run in `folder` on which nothing was asked for; `changes` are other fields."""
+    plain = Options(
+        rootdir=folder,
+        variants=(),
+        kernels=(folder / "kernels",),
+        suites=("history",),
+        cases=(),
+        seeds=None,
+        dtypes=(),
+        defines=(),
+        arches=(),
+        tolerance=None,
+        soak=None,
+        watchdog_seconds=None,
+        selftest=False,
+        gate=None,
+        gate_baseline=None,
+        ncu=False,
+        ncu_set="verdict",
+        ncu_strict=False,
+        ncu_sudo=False,
+        sanitizers=(),
+        static=False,
+        cache=folder / "cache",
+        artifacts=folder / "artifacts",
+        profiles=folder / "profiles",
+        list_only=False,
+        clean=False,
+        no_build=False,
+        require_gpu=False,
+        save=False,
+        timing=True,
+        repeat=("pytest",),
+        is_given=True,
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+# -- one full record --------------------------------------------------------------------------------------------------
+
+KERNEL = Kernel("kernel<fp16, 64>", "_Z6kernel", 168, 4, 8, 16, 49152, {"HGMMA": 12, "LDL": 0}, 4096)
+LEAF = Leaf(
+    variant="ws_p2@BLOCK_M=64",
+    arch="sm_90a",
+    key="0123abcd",
+    library="leaves/ws_p2/kernel.so",
+    code_identity=None,
+    code_identity_missing="no disassembler",
+    kernels=(KERNEL,),
+    advisories=(Advisory("C7508", "setmaxnreg ignored"),),
+    command=("nvcc", "-shared", "kernel.cu"),
+    compiler="13.0",
+    built_on="a host",
+    built_at="2026-01-01T00:00:00+00:00",
+    build_seconds=1.5,
+)
+CHECK = Check(
+    policy="measured",
+    passed=False,
+    bounds=(Bound("finite", 0.0, 0.0, True), Bound("max", 0.02, 0.01, False), Bound("gain", 0.5, 0.1, False, False)),
+    max_abs_error=0.02,
+    rms_error=0.001,
+    yardstick_max_error=0.005,
+    yardstick_rms_error=0.0005,
+    nonfinite_count=0,
+    bad_count=3,
+    element_count=262144,
+    first_bad=(0, 1, 2, 3),
+    worst=(0, 7, 511, 63),
+    worst_got=0.25,
+    worst_want=0.27,
+)
+SPEED = Speed(
+    device=Timing("graph replay", (10.25, 10.5, 10.125), 10.25, 20),
+    call=Timing("wall clock", (14.0, 15.0), 14.5, 1),
+    buffers=3,
+    exceeds_l2=False,
+    launches=(LaunchedKernel("_Z6kernel", (8, 8, 1), (384, 1, 1), 49152, 2),),
+    launches_missing=None,
+    clocks_before=Clocks(1980, 2619, 700.5, 40, 0),
+    clocks_after=None,
+)
+RECORD = Record(
+    schema=SCHEMA,
+    id="ws_p2@BLOCK_M=64-b1h8s512d64-fp16-causal-seed3",
+    kind="speed",
+    variant="ws_p2@BLOCK_M=64",
+    role="candidate",
+    case=parse_case("b1h8s512d64-fp16-causal-seed3"),
+    outcome="wrong",
+    message='max error is 0.02, allowed is 0.01\na second line, "quoted" and \N{GREEK SMALL LETTER MU}',
+    caught_by=(),
+    stages=(Stage("build", "ok", 1.5), Stage("launch", "failed", 0.25), Stage("sanity", "not reached")),
+    leaves=(LEAF,),
+    check=CHECK,
+    repeats=Repeats(100, 3, 17, (0, 7, 64, 0), "cuda.bindings is not installed"),
+    diagnosis=None,
+    speed=SPEED,
+    gate=None,
+    environment=Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11", "3.12.1", "Linux 6", "a CPU", "0.1.0"),
+    source=Source("0123abcd", True, "git"),
+    measured_at="2026-01-01T00:00:00+00:00",
+    repeat="pytest --fa-variant=ws_p2",
+)
+BARE = msgspec.structs.replace(
+    RECORD,
+    kind="build",
+    case=None,
+    outcome="ok",
+    message="",
+    stages=(),
+    leaves=(),
+    check=None,
+    repeats=None,
+    speed=None,
+    environment=Environment(None, None, None, None, None, "3.12.1", "Linux 6", "a CPU", "0.1.0"),
+    source=Source(None, None, "no git"),
+)
+
+# -- records that differ in one thing ---------------------------------------------------------------------------------
+
+SHAPE = "b1h8s512d64-fp16"
+OTHER = "b1h2s64d64-fp16"
+FLOPS = 4 * 8 * 512 * 512 * 64  # of SHAPE
+
+
+def record(variant: str = "mine", case: str = f"{SHAPE}-seed0", kind: RecordKind = "correct", **changes: Any) -> Record:
+    """A record that says nothing but its name; `changes` are other fields."""
+    plain = Record(
+        schema=SCHEMA,
+        id=f"{variant}-{case}",
+        kind=kind,
+        variant=variant,
+        role="candidate",
+        case=parse_case(case) if kind != "build" else None,
+        outcome="ok",
+        message="",
+        caught_by=(),
+        stages=(),
+        leaves=(),
+        check=None,
+        repeats=None,
+        diagnosis=None,
+        speed=None,
+        gate=None,
+        environment=Environment(None, None, None, None, None, "3.12.1", "Linux 6", "a CPU", "0.1.0"),
+        source=Source(None, None, "no git"),
+        measured_at="2026-01-01T00:00:00+00:00",
+        repeat="pytest",
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def check(*bounds: Bound) -> Check:
+    """A check with these bounds."""
+    passed = all(bound.holds for bound in bounds)
+    return Check("measured", passed, bounds, None, None, 0.001, 0.0001, 0, 0, 64, None, None, None, None)
+
+
+def speed(device_us: float, call_us: float = 20.0, launched: tuple[str, ...] = ()) -> Speed:
+    """These medians, and these kernels in a call."""
+    return Speed(
+        device=Timing("graph replay", (device_us,), device_us, 1),
+        call=Timing("wall clock", (call_us,), call_us, 1),
+        buffers=1,
+        exceeds_l2=False,
+        launches=tuple(LaunchedKernel(name, (1, 1, 1), (128, 1, 1), 0) for name in launched),
+        launches_missing=None if launched else "not read",
+        clocks_before=None,
+        clocks_after=None,
+    )
+
+
+def leaf(arch: Arch, **kernels: tuple[int, int, int]) -> Leaf:
+    """A leaf whose kernels have (registers, bytes spilled by stores, by loads)."""
+    made = tuple(Kernel(name, name, *figures, 0, 0) for name, figures in kernels.items())
+    return Leaf("mine", arch, "key", "kernel.so", "code", None, made, (), (), "13.0", "a host", "today", 1.0)
+
+
+OK = check(Bound("max", 0.001, 0.004, True))
+WRONG = check(Bound("max", 0.008, 0.004, False))

@@ -1,0 +1,154 @@
+"""The verdict in words: each class on the counters of a kernel that is of it, quoting those which decided."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from pytest_fa.profile import presets
+from pytest_fa.profile.bottleneck import judge
+from pytest_fa.profile.counter_differences import differences
+from pytest_fa.profile.raw_table import read_raw_table
+from pytest_fa.records.log import read_records
+from pytest_fa.records.tool_results import DURATION, BoundBy, ProfiledKernel
+from pytest_fa.report.tool_lines import short_name
+from tests.factories import RECORDED
+
+# A kernel that fills the chip, with nothing near its peak.
+COUNTERS = {
+    DURATION: 100_000.0,
+    presets.ACTIVE_MAX: 170_000.0,
+    presets.ELAPSED_MAX: 175_000.0,
+    presets.MEMORY: 20.0,
+    presets.DRAM: 5.0,
+    presets.SM: 40.0,
+    presets.TENSOR: 30.0,
+    presets.XU: 25.0,
+    presets.FMA: 10.0,
+    presets.GRID: 512.0,
+    presets.SMS: 132.0,
+    presets.stall("barrier"): 2.0,
+    presets.stall("wait"): 0.5,
+    presets.stall("selected"): 1.0,
+}
+
+
+def kernel(**changes: float) -> ProfiledKernel:
+    """The kernel above with other counters, by the names in `presets`."""
+    return ProfiledKernel("a_kernel", {**COUNTERS, **{getattr(presets, key): value for key, value in changes.items()}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "bound_by", "decided_by", "words"),
+    [
+        (
+            {"ACTIVE_MAX": 2000.0, "ELAPSED_MAX": 6000.0},
+            "launch",
+            ("ACTIVE_MAX", "ELAPSED_MAX"),
+            "2,000 of 6,000 cycles (33%)",
+        ),
+        ({"MEMORY": 82.0, "DRAM": 80.0}, "memory", ("MEMORY", "DRAM"), "at 82 % of its peak; DRAM alone at 80 %"),
+        ({"TENSOR": 71.0, "XU": 64.0}, "tensor", ("TENSOR", "SM"), "the tensor pipe runs at 71 % of its peak"),
+        ({"TENSOR": 40.0, "XU": 75.0}, "exp", ("XU", "TENSOR"), "at 75 % of its peak; the tensor pipe at 40 %"),
+        ({"TENSOR": 0.0, "FMA": 90.0}, "fma", ("FMA", "TENSOR"), "at 90 % of its peak; the tensor pipe at 0 %"),
+        ({"GRID": 32.0}, "latency", ("TENSOR", "GRID"), "32 blocks leave 100 of 132 SMs empty"),
+    ],
+)
+def test_each_class(changes: dict[str, float], bound_by: str, decided_by: tuple[str, ...], words: str) -> None:
+    """One class, the two counters that decided with their values, and a sentence that quotes them."""
+    made = kernel(**changes)
+    found = judge(made)
+    assert found is not None
+    names = [getattr(presets, name) for name in decided_by]
+    assert (bound_by, {name: made.counters[name] for name in names}) == (found.bound_by, found.decided_by)
+    assert found.sentence.startswith(f"{bound_by}-bound: ")
+    assert words in found.sentence
+
+
+def test_warps_that_wait_are_told_for_what() -> None:
+    """With the chip full and no unit busy, the top stall reason is the second counter."""
+    found = judge(kernel())
+    assert found is not None
+    assert {presets.TENSOR: 30.0, presets.stall("barrier"): 2.0} == found.decided_by
+    assert "of 3.5 warps in flight per issued instruction 2.0 wait for other warps at a barrier" in found.sentence
+
+
+@pytest.mark.parametrize("name", ["ACTIVE_MAX", "ELAPSED_MAX", "MEMORY", "XU", "FMA", "TENSOR"])
+def test_a_counter_that_is_missing_is_no_zero(name: str) -> None:
+    """Without one of the counters that it takes there is no verdict at all."""
+    counters = {key: value for key, value in COUNTERS.items() if key != getattr(presets, name)}
+    assert judge(ProfiledKernel("a_kernel", counters)) is None
+
+
+@pytest.mark.parametrize("chip_name", [presets.TENSOR_HMMA, presets.TENSOR_BLACKWELL])
+def test_the_tensor_pipe_by_any_name(chip_name: str) -> None:
+    """Where the chip calls it otherwise, that counter decides."""
+    counters = {key: value for key, value in COUNTERS.items() if key != presets.TENSOR}
+    found = judge(ProfiledKernel("a_kernel", {**counters, chip_name: 88.0}))
+    assert found is not None
+    assert (found.bound_by, found.decided_by[chip_name]) == ("tensor", 88.0)
+
+
+def test_recorded_kernels(recorded_kernels: tuple[ProfiledKernel, ...]) -> None:
+    """SDPA at the mission shape on an H200 waits; cuDNN leaves most of the chip empty."""
+    verdicts = [judge(each) for each in recorded_kernels]
+    assert [each.bound_by if each else None for each in verdicts] == ["latency"] * 4
+    sentences = [each.sentence for each in verdicts if each]
+    assert (
+        "32 blocks leave 100 of 132 SMs empty; in 46 of 198 samples a warp waits for data from L2 or DRAM"
+        in sentences[0]
+    )
+    assert "a warp waits for instructions to be fetched" in sentences[1]
+    assert "64 blocks leave 68 of 132 SMs empty" in sentences[3]
+
+
+@pytest.mark.parametrize("limit", get_args(BoundBy))
+def test_a_recorded_kernel_of_each_class(limit: str) -> None:
+    """Kernels that do one thing, as Nsight counted them on an H200."""
+    (kernel,) = read_raw_table((RECORDED / "ncu" / "verdict" / f"{limit}.csv").read_text(encoding="utf-8"))
+    found = judge(kernel)
+    assert short_name(kernel.name) == f"only_{limit}"
+    assert found is not None
+    assert found.bound_by == limit
+
+
+# -- beside SDPA ------------------------------------------------------------------------------------------------------
+
+
+def test_differences_begin_with_what_matters() -> None:
+    """A factor of eight in time comes before the same factor in bank conflicts, and equal counters come last."""
+    ours = kernel(CONFLICTS=80_000.0, DRAM=5.0)
+    theirs = kernel(CONFLICTS=10_000.0, DRAM=4.0)
+    theirs.counters[DURATION] = ours.counters[DURATION] / 8
+    found = differences(ours, theirs)
+    assert [each.label for each in found] == [
+        "duration under the profiler, ns",
+        "bank conflicts, shared memory",
+        "DRAM throughput, %",
+    ]
+    assert (100_000.0, 12_500.0) == (found[0].ours, found[0].theirs)
+
+
+def test_little_beside_nothing_is_no_difference() -> None:
+    """0.1 warps against none, 0.2 % against 0.0 %: not worth a line."""
+    ours, theirs = kernel(DRAM=0.2), kernel(DRAM=0.0)
+    ours.counters[presets.stall("drain")], theirs.counters[presets.stall("drain")] = 0.1, 0.0
+    assert differences(ours, theirs) == ()
+
+
+COMMITTED = [
+    (record.id, kernel)
+    for path in sorted((Path(__file__).parents[3] / "profiles").glob("*/*.jsonl"))
+    for record in read_records(path)
+    if record.profile
+    for kernel in record.profile.kernels
+]
+
+
+@pytest.mark.skipif(not COMMITTED, reason="no profile is committed yet")
+def test_committed_profiles_say_what_their_counters_say() -> None:
+    """Each saved verdict is what its saved counters give today."""
+    stale = [name for name, kernel in COMMITTED if kernel.verdict != judge(kernel)]
+    assert stale == []
