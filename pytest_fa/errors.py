@@ -4,7 +4,7 @@
     |-- UsageProblem       a wrong option or name: pytest shows it as a usage error
     |-- ManifestError      a variant.yaml that cannot be read
     |-- ToolchainError     no compiler, or one that does not answer
-    |-- BuildError         a variant that did not compile, or a leaf that is not there
+    |-- BuildError         a variant that did not compile, or a build that is not there
     |-- UnsupportedCase    a kernel refused a case: the reason is the message
     |-- LaunchError        a kernel could not be started
     |-- DeviceLost         the device context is gone: the process must be replaced
@@ -38,7 +38,7 @@ class ToolchainError(FaError):
 
 
 class BuildError(FaError):
-    """A variant that did not compile, or whose leaf is not in the cache."""
+    """A variant that did not compile, or whose build is not in the cache."""
 
 
 class UnsupportedCase(FaError):

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_fa.earlier import POLICIES, renamed
 from pytest_fa.errors import UsageProblem, suggestion
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ SELFTEST_SUITE = Path(__file__).parent / "suite" / "selftest.py"
 MOST_REPEATS = 1_000_000
 MOST_WATCHDOG_SECONDS = 86_400.0
 LEAST_GATE, MOST_GATE = 0.01, 100.0
-TOLERANCES = ("measured", "absolute", "fp8")
+TOLERANCES = ("same_precision", "absolute", "fp8")
 NCU_SETS = ("verdict", "occupancy", "tensor", "memory", "stalls", "full")
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 # Options that decide how a variant is found, built or judged: a rerun command repeats them.
@@ -32,7 +33,7 @@ ON_REQUEST = {"test_gate": "gate", "test_profile": "ncu", "test_sanitize": "sani
 class Options:
     """What the user asked for; an empty tuple or None means 'the default'.
 
-    `timing` is False under --benchmark-disable; `repeat` begins the command that runs one item again; `is_given` says
+    `timing` is False under --benchmark-disable; `rerun` begins the command that runs one item again; `is_given` says
     that at least one of our options was used.
     """
 
@@ -59,15 +60,16 @@ class Options:
     static: bool
     cache: Path
     artifacts: Path
-    profiles: Path
+    records_folder: Path
     list_only: bool
     clean: bool
     no_build: bool
     require_gpu: bool
     save: bool
     timing: bool
-    repeat: tuple[str, ...]
+    rerun: tuple[str, ...]
     is_given: bool
+    notices: tuple[str, ...] = ()
 
     def offers(self, test: str) -> bool:
         """Whether a test of the shipped suite is there in this run: some only on request, one alone for --fa-static."""
@@ -182,7 +184,7 @@ def read(config: pytest.Config) -> Options:
         dtypes=_words(_text(config, "fa_dtype")),
         defines=_defines(config),
         arches=_allowed("--fa-arch", _words(_text(config, "fa_arch")), ARCHES),
-        tolerance=_one_of("--fa-tolerance", _text(config, "fa_tolerance"), TOLERANCES),
+        tolerance=_tolerance(_text(config, "fa_tolerance")),
         watchdog_seconds=_watchdog(_text(config, "fa_watchdog")),
         selftest=_flag(config, "fa_selftest"),
         gate=_gate(config),
@@ -196,15 +198,16 @@ def read(config: pytest.Config) -> Options:
         soak=_soak(_text(config, "fa_soak")),
         cache=_folder(rootdir, _text(config, "fa_cache")) or default_cache(),
         artifacts=_folder(rootdir, _text(config, "fa_artifacts")) or rootdir / "artifacts",
-        profiles=_folder(rootdir, _text(config, "fa_profiles")) or rootdir / "profiles",
+        records_folder=_folder(rootdir, _text(config, "fa_profiles")) or rootdir / "profiles",
         list_only=_flag(config, "fa_list"),
         clean=_flag(config, "fa_clean") and not _flag(config, "fa_no_build") and not config.getoption("collectonly"),
         no_build=_flag(config, "fa_no_build"),
         require_gpu=_flag(config, "fa_require_gpu"),
         save=_flag(config, "fa_save"),
         timing=not config.getoption("benchmark_disable", default=False),
-        repeat=_repeat(config),
+        rerun=_repeat(config),
         is_given=any(_is_given(config, option) for option in OPTIONS),
+        notices=_notices(config),
     )
 
 
@@ -318,6 +321,16 @@ def _sanitizers(config: pytest.Config) -> tuple[str, ...]:
     if config.getoption("fa_sanitize") is not None and not words:
         raise UsageProblem(f"--fa-sanitize: {text!r} names no tool (allowed: {', '.join(SANITIZERS)})")
     return tuple(dict.fromkeys(words))
+
+
+def _tolerance(text: str) -> str | None:
+    return _one_of("--fa-tolerance", POLICIES.get(text, text), TOLERANCES)
+
+
+def _notices(config: pytest.Config) -> tuple[str, ...]:
+    """A line for each name of an earlier version that was given."""
+    policy = _text(config, "fa_tolerance")
+    return (f"--fa-tolerance: {renamed(policy, POLICIES[policy])}",) if policy in POLICIES else ()
 
 
 def _watchdog(text: str) -> float | None:

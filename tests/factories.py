@@ -12,7 +12,7 @@ import msgspec
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Arch, Entry, EntryKind, Limits, Role, Supports, Variant
 from pytest_fa.options import Options
-from pytest_fa.records.built import Advisory, Kernel, Leaf
+from pytest_fa.records.built import Advisory, Build, Kernel
 from pytest_fa.records.judged import Bound, Check, Repeats
 from pytest_fa.records.record import SCHEMA, Environment, Record, RecordKind, Source, Stage
 from pytest_fa.records.timing import Clocks, LaunchedKernel, Speed, Timing
@@ -97,7 +97,7 @@ def variant(name: str, role: Role = "candidate", kind: EntryKind = "cuda") -> Va
         flags=(),
         rounds=(),
         limits=Limits(),
-        tolerance="measured",
+        tolerance="same_precision",
         step="",
         parent=None,
         because="",
@@ -131,14 +131,14 @@ def options(folder: Path, **changes: Any) -> Options:
         static=False,
         cache=folder / "cache",
         artifacts=folder / "artifacts",
-        profiles=folder / "profiles",
+        records_folder=folder / "profiles",
         list_only=False,
         clean=False,
         no_build=False,
         require_gpu=False,
         save=False,
         timing=True,
-        repeat=("pytest",),
+        rerun=("pytest",),
         is_given=True,
     )
     return dataclasses.replace(plain, **changes)
@@ -147,11 +147,11 @@ def options(folder: Path, **changes: Any) -> Options:
 # -- one full record --------------------------------------------------------------------------------------------------
 
 KERNEL = Kernel("kernel<fp16, 64>", "_Z6kernel", 168, 4, 8, 16, 49152, {"HGMMA": 12, "LDL": 0}, 4096)
-LEAF = Leaf(
+BUILD = Build(
     variant="ws_p2@BLOCK_M=64",
     arch="sm_90a",
     key="0123abcd",
-    library="leaves/ws_p2/kernel.so",
+    library="builds/ws_p2/kernel.so",
     code_identity=None,
     code_identity_missing="no disassembler",
     kernels=(KERNEL,),
@@ -163,13 +163,13 @@ LEAF = Leaf(
     build_seconds=1.5,
 )
 CHECK = Check(
-    policy="measured",
+    policy="same_precision",
     passed=False,
     bounds=(Bound("finite", 0.0, 0.0, True), Bound("max", 0.02, 0.01, False), Bound("gain", 0.5, 0.1, False, False)),
     max_abs_error=0.02,
     rms_error=0.001,
-    yardstick_max_error=0.005,
-    yardstick_rms_error=0.0005,
+    same_precision_max_error=0.005,
+    same_precision_rms_error=0.0005,
     nonfinite_count=0,
     bad_count=3,
     element_count=262144,
@@ -199,7 +199,7 @@ RECORD = Record(
     message='max error is 0.02, allowed is 0.01\na second line, "quoted" and \N{GREEK SMALL LETTER MU}',
     caught_by=(),
     stages=(Stage("build", "ok", 1.5), Stage("launch", "failed", 0.25), Stage("sanity", "not reached")),
-    leaves=(LEAF,),
+    builds=(BUILD,),
     check=CHECK,
     repeats=Repeats(100, 3, 17, (0, 7, 64, 0), "cuda.bindings is not installed"),
     diagnosis=None,
@@ -208,7 +208,7 @@ RECORD = Record(
     environment=Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11", "3.12.1", "Linux 6", "a CPU", "0.1.0"),
     source=Source("0123abcd", True, "git"),
     measured_at="2026-01-01T00:00:00+00:00",
-    repeat="pytest --fa-variant=ws_p2",
+    rerun_command="pytest --fa-variant=ws_p2",
 )
 BARE = msgspec.structs.replace(
     RECORD,
@@ -217,7 +217,7 @@ BARE = msgspec.structs.replace(
     outcome="ok",
     message="",
     stages=(),
-    leaves=(),
+    builds=(),
     check=None,
     repeats=None,
     speed=None,
@@ -245,7 +245,7 @@ def record(variant: str = "mine", case: str = f"{SHAPE}-seed0", kind: RecordKind
         message="",
         caught_by=(),
         stages=(),
-        leaves=(),
+        builds=(),
         check=None,
         repeats=None,
         diagnosis=None,
@@ -254,7 +254,7 @@ def record(variant: str = "mine", case: str = f"{SHAPE}-seed0", kind: RecordKind
         environment=Environment(None, None, None, None, None, "3.12.1", "Linux 6", "a CPU", "0.1.0"),
         source=Source(None, None, "no git"),
         measured_at="2026-01-01T00:00:00+00:00",
-        repeat="pytest",
+        rerun_command="pytest",
     )
     return msgspec.structs.replace(plain, **changes)
 
@@ -262,7 +262,7 @@ def record(variant: str = "mine", case: str = f"{SHAPE}-seed0", kind: RecordKind
 def check(*bounds: Bound) -> Check:
     """A check with these bounds."""
     passed = all(bound.holds for bound in bounds)
-    return Check("measured", passed, bounds, None, None, 0.001, 0.0001, 0, 0, 64, None, None, None, None)
+    return Check("same_precision", passed, bounds, None, None, 0.001, 0.0001, 0, 0, 64, None, None, None, None)
 
 
 def speed(device_us: float, call_us: float = 20.0, launched: tuple[str, ...] = ()) -> Speed:
@@ -279,10 +279,10 @@ def speed(device_us: float, call_us: float = 20.0, launched: tuple[str, ...] = (
     )
 
 
-def leaf(arch: Arch, **kernels: tuple[int, int, int]) -> Leaf:
-    """A leaf whose kernels have (registers, bytes spilled by stores, by loads)."""
+def build(arch: Arch, **kernels: tuple[int, int, int]) -> Build:
+    """A build whose kernels have (registers, bytes spilled by stores, by loads)."""
     made = tuple(Kernel(name, name, *figures, 0, 0) for name, figures in kernels.items())
-    return Leaf("mine", arch, "key", "kernel.so", "code", None, made, (), (), "13.0", "a host", "today", 1.0)
+    return Build("mine", arch, "key", "kernel.so", "code", None, made, (), (), "13.0", "a host", "today", 1.0)
 
 
 OK = check(Bound("max", 0.001, 0.004, True))

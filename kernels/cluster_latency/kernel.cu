@@ -16,7 +16,7 @@
 
 #include <type_traits>
 
-#include "fa/call.cuh"
+#include "fa/params.cuh"
 #include "fa/hopper.cuh"
 #include "fa/launch.h"
 #include "fa/ptx.cuh"
@@ -51,20 +51,20 @@ constexpr int ROWS = 2;  // of a lane: every eighth of its warp's
 constexpr int GROUP_THREADS = 128;
 template <int HEAD_DIM>
 constexpr int PART_BYTES = LEAVE_OUT == LOAD ? 0 : PART * HEAD_DIM * 2;  // of Q, K or V
-constexpr float LAZY_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
+constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
 
 // The parameters: with what the driver puts before them, one line of the constant cache, since the first read of each line
 // takes as long as 150 to 200 cycles.
-struct Call {
+struct Params {
   uint4* out;  // [batch, heads, seq_q, head_dim] in 16 bytes
   float* lse;
-  fa::Steps out_steps;
+  fa::VectorStrides out_strides;
   uint32_t kv_head_factor;
   int seq_q, seq_k;
   int first_diagonal;  // query i sees keys [0, min(seq_k, first_diagonal + i))
   float signed_scale_log2;
 };
-static_assert(sizeof(Call) == 48, "16 bytes into a line of 64");
+static_assert(sizeof(Params) == 48, "16 bytes into a line of 64");
 
 // How many keys a cluster holds at once, and who holds them.
 template <int CLUSTER_, int KEY_GROUPS_, int PARTS_>
@@ -117,16 +117,16 @@ struct Block {
 };
 
 template <typename SPLIT, Keys KEYS>
-__device__ __forceinline__ Block find_block(const Call& call) {
+__device__ __forceinline__ Block find_block(const Params& params) {
   const uint32_t head = blockIdx.x / SPLIT::CLUSTER;
   const int first_query = blockIdx.y * BLOCK_M;
-  const int keys = max(0, min(call.seq_k, call.first_diagonal + first_query + BLOCK_M - 1));
+  const int keys = max(0, min(params.seq_k, params.first_diagonal + first_query + BLOCK_M - 1));
   return {
       static_cast<int>(head),
-      static_cast<int>(__umulhi(2 * head + 1, call.kv_head_factor)),
+      static_cast<int>(__umulhi(2 * head + 1, params.kv_head_factor)),
       static_cast<int>(blockIdx.z),
       first_query,
-      call.first_diagonal + first_query,
+      params.first_diagonal + first_query,
       KEYS != ANY ? 1 : (keys + SPLIT::PASS_KEYS - 1) / SPLIT::PASS_KEYS,
   };
 }
@@ -258,20 +258,20 @@ __device__ __forceinline__ Weights weigh(float& m, float& l, float2 m_and_l) {
 // Store a lane's row, whose quad has all of it; a row that sees no key is zero and its log-sum-exp is -inf.
 template <typename T, int CLUSTER, int D_TILES>
 __device__ __forceinline__ void store_row(
-    const float (&o)[D_TILES][4], int row, float m, float l, const Call& call, const Block& block, int query, int lane) {
-  uint4* to_gmem = call.out + (uint64_t(block.batch) * call.out_steps.batch + uint64_t(block.head) * call.out_steps.head) +
-                   (uint64_t(query) * call.out_steps.row + lane % QUAD);
+    const float (&o)[D_TILES][4], int row, float m, float l, const Params& params, const Block& block, int query, int lane) {
+  uint4* to_gmem = params.out + (uint64_t(block.batch) * params.out_strides.batch + uint64_t(block.head) * params.out_strides.head) +
+                   (uint64_t(query) * params.out_strides.row + lane % QUAD);
 #pragma unroll
   for (int d = 0; d < D_TILES; d += QUAD) {
     uint32_t rounded[QUAD];
 #pragma unroll
     for (int i = 0; i < QUAD; ++i) rounded[i] = fa::cvt_rn_x2<T>(o[d + i][2 * row], o[d + i][2 * row + 1]);
     fa::transpose_quad(rounded, lane);  // lanes trade fragments, so that each has 16 bytes
-    if (query < call.seq_q) to_gmem[d] = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
+    if (query < params.seq_q) to_gmem[d] = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
   }
-  if (call.lse != nullptr && lane % QUAD == 0 && query < call.seq_q) {
+  if (params.lse != nullptr && lane % QUAD == 0 && query < params.seq_q) {
     const uint32_t heads = gridDim.x / CLUSTER;
-    float* lse_gmem = call.lse + (uint64_t(block.batch) * heads + block.head) * call.seq_q;
+    float* lse_gmem = params.lse + (uint64_t(block.batch) * heads + block.head) * params.seq_q;
     lse_gmem[query] = l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * CUDART_LN2_F;
   }
 }
@@ -291,7 +291,7 @@ constexpr int blocks_per_sm() {
 
 template <typename T, typename SPLIT, int HEAD_DIM, Keys KEYS>
 __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREADS, blocks_per_sm<SPLIT, HEAD_DIM, KEYS>())
-    cluster_latency_kernel(const Call call, const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
+    cluster_latency_kernel(const Params params, const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
                            const __grid_constant__ CUtensorMap v_map) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   auto& smem = *reinterpret_cast<Smem<T, SPLIT, HEAD_DIM>*>(smem_bytes);
@@ -299,7 +299,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   constexpr int KEY_GROUPS = SPLIT::KEY_GROUPS, PARTS = SPLIT::PARTS, LAST_GROUP = KEY_GROUPS - 1;
   const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int rank = blockIdx.x % SPLIT::CLUSTER;
-  const Block block = find_block<SPLIT, KEYS>(call);
+  const Block block = find_block<SPLIT, KEYS>(params);
 
   // Load Q, K and V; what is made after the first request is made while it is on its way.
   if (threadIdx.x < WARP && fa::elect_sync()) {
@@ -329,7 +329,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   if (SPLIT::CLUSTER > 1) fa::barrier_cluster_wait();  // also in the other block
 
   const int first_row = loader / WARP * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
-  const float scale_log2 = fabsf(call.signed_scale_log2);
+  const float scale_log2 = fabsf(params.signed_scale_log2);
   float o[D_TILES][4] = {};
   float m[ROWS] = {-CUDART_INF_F, -CUDART_INF_F};  // row max that P is relative to, before the scale
   float l[ROWS] = {};                              // this lane's part of the running row sum
@@ -375,12 +375,12 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       }
       // mask, and a negative scale turns the scores around; every query sees the keys below min(seq_k, diagonal)
       const int first_of_part = first_key + part * PART;
-      const bool turned = KEYS == ANY && call.signed_scale_log2 < 0.0f;
-      const bool masked = KEYS != ALL && first_of_part + PART > min(call.seq_k, block.diagonal);
+      const bool turned = KEYS == ANY && params.signed_scale_log2 < 0.0f;
+      const bool masked = KEYS != ALL && first_of_part + PART > min(params.seq_k, block.diagonal);
       if (turned || masked) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int limit = min(call.seq_k, block.diagonal + first_row + i / 2 * 8) - first_of_part;
+          const int limit = min(params.seq_k, block.diagonal + first_row + i / 2 * 8) - first_of_part;
 #pragma unroll
           for (int n = 0; n < P_TILES; ++n) {
             if (turned) s[part][n][i] = -s[part][n][i];
@@ -407,7 +407,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       m_new[r] = fa::max_of_quad(m_new[r]);
-      rises |= (m_new[r] - m[r]) * scale_log2 > LAZY_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
+      rises |= (m_new[r] - m[r]) * scale_log2 > RESCALE_THRESHOLD_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
     }
 
     // rescale, where a row of the warp needs it; at first there is nothing to rescale
@@ -502,7 +502,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
 #pragma unroll
         for (int d = 0; d < D_TILES; ++d) o[d][2 * r] *= inverse_l, o[d][2 * r + 1] *= inverse_l;
       }
-      store_row<T, SPLIT::CLUSTER>(o, r, m[r], l[r], call, block, block.first_query + first_row + r * 8, lane);
+      store_row<T, SPLIT::CLUSTER>(o, r, m[r], l[r], params, block, block.first_query + first_row + r * 8, lane);
     }
   } else {
     // Merge over the cluster: the block of each rank keeps that row of every lane and sends the other.
@@ -510,7 +510,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       constexpr int KEPT = decltype(kept_row)::value, SENT = 1 - KEPT;
       const int query = block.first_query + first_row + KEPT * 8;
       if constexpr (LEAVE_OUT == MERGE) {
-        store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], call, block, query, lane);
+        store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], params, block, query, lane);
         return;
       }
       const auto there = [](const void* address_smem) { return fa::mapa(fa::smem_address(address_smem), SENT); };
@@ -524,7 +524,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       const float inverse_l = inverse_of(l[KEPT]);
       wait<O_SENT>(&smem.o_there, 0);
       add_row(o, KEPT, weight.mine * inverse_l, smem.sent, weight.other * inverse_l);
-      store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], call, block, query, lane);
+      store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], params, block, query, lane);
     };
     if (rank == 0) {
       exchange(std::integral_constant<int, 0>());
@@ -560,9 +560,9 @@ int describe(CUtensorMap* map, const FaForwardArgs* args, const void* data, int6
 
 template <typename T, typename SPLIT, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  fa::Call checked;
-  if (int status = fa::make_call(args, BLOCK_M, SPLIT::CLUSTER, &checked)) return status;
-  const Call call = {checked.out,   checked.lse,   checked.out_steps,      checked.kv_head_factor,
+  fa::Params checked;
+  if (int status = fa::make_params(args, BLOCK_M, SPLIT::CLUSTER, &checked)) return status;
+  const Params params = {checked.out,   checked.lse,   checked.out_strides,      checked.kv_head_factor,
                      checked.seq_q, checked.seq_k, checked.first_diagonal, checked.signed_scale_log2};
   CUtensorMap q_map = {}, k_map = {}, v_map = {};
   if (args->seq_k > 0) {
@@ -570,13 +570,13 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
     if (int status = describe(&k_map, args, args->k, args->kv_heads, args->seq_k, args->k_stride)) return status;
     if (int status = describe(&v_map, args, args->v, args->kv_heads, args->seq_k, args->v_stride)) return status;
   }
-  const dim3 grid(checked.heads * SPLIT::CLUSTER, (call.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
+  const dim3 grid(checked.heads * SPLIT::CLUSTER, (params.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
   // At the largest tile of D = 64 an SM holds one block of a kernel for one pass, and two of the one for any keys.
   constexpr bool FILLS_SM = HEAD_DIM == 64 && SPLIT::BLOCK_KEYS == 256;
   const bool is_crowded = FILLS_SM && uint64_t(grid.x) * grid.y * grid.z > uint64_t(fa::sm_count());
-  const bool sees_keys = min(call.seq_k, call.first_diagonal + BLOCK_M - 1) > 0;  // the first block, and so each
-  const bool one_pass = sees_keys && call.seq_k <= SPLIT::PASS_KEYS && call.signed_scale_log2 >= 0.0f && !is_crowded;
-  const bool all = one_pass && call.seq_k == SPLIT::PASS_KEYS && call.first_diagonal >= call.seq_k;
+  const bool sees_keys = min(params.seq_k, params.first_diagonal + BLOCK_M - 1) > 0;  // the first block, and so each
+  const bool one_pass = sees_keys && params.seq_k <= SPLIT::PASS_KEYS && params.signed_scale_log2 >= 0.0f && !is_crowded;
+  const bool all = one_pass && params.seq_k == SPLIT::PASS_KEYS && params.first_diagonal >= params.seq_k;
   const Keys keys = all ? ALL : one_pass ? ONE_PASS : ANY;
   static constexpr decltype(&cluster_latency_kernel<T, SPLIT, HEAD_DIM, ANY>) KERNELS[] = {
       &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ANY>, &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ONE_PASS>,
@@ -587,7 +587,7 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   if (int status = allow_smem[keys]([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
     return status;
   }
-  kernel<<<grid, SPLIT::THREADS, smem_bytes, stream>>>(call, q_map, k_map, v_map);
+  kernel<<<grid, SPLIT::THREADS, smem_bytes, stream>>>(params, q_map, k_map, v_map);
   return static_cast<int>(cudaPeekAtLastError());
 }
 

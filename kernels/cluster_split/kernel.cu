@@ -10,7 +10,7 @@
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
-#include "fa/call.cuh"
+#include "fa/params.cuh"
 #include "fa/launch.h"
 #include "fa/ptx.cuh"
 #include "fa/swizzle.cuh"
@@ -40,7 +40,7 @@ constexpr int BLOCK_ROWS = ROWS / CLUSTER > 0 ? ROWS / CLUSTER : 1;  // that the
 constexpr int GROUP_THREADS = BLOCK_M / WARP_ROWS * WARP;
 constexpr int THREADS = KEY_GROUPS * GROUP_THREADS;
 constexpr int EXCHANGE_BYTES = (CLUSTER - 1) * THREADS * (BLOCK_PIECES + BLOCK_ROWS) * 8;  // that a block gets from the others
-constexpr float LAZY_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
+constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
 
 static_assert(BLOCK_M % WARP_ROWS == 0 && WARP_ROWS % MMA_M == 0, "every warp owns whole fragments of queries");
 static_assert(BLOCK_N % MMA_K == 0, "ldmatrix takes 16 keys at a time");
@@ -78,7 +78,7 @@ struct Smem {
 
 // What one block works on: BLOCK_M queries of one head.
 struct Block {
-  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], in steps of q_steps.row
+  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], in steps of q_strides.row
   const uint4* k_gmem;  // [seq_k, HEAD_DIM / VECTOR]
   const uint4* v_gmem;  // [seq_k, HEAD_DIM / VECTOR]
   int first_query;
@@ -86,15 +86,15 @@ struct Block {
   int tiles;     // of keys that any of these queries sees
 };
 
-__device__ __forceinline__ Block find_block(const fa::Call& call) {
-  const uint32_t head = blockIdx.x / CLUSTER, batch = blockIdx.z, kv_head = fa::kv_head_of(call, head);
+__device__ __forceinline__ Block find_block(const fa::Params& params) {
+  const uint32_t head = blockIdx.x / CLUSTER, batch = blockIdx.z, kv_head = fa::kv_head_of(params, head);
   const int first_query = blockIdx.y * BLOCK_M;
-  const int diagonal = call.first_diagonal + first_query;
-  const int keys = max(0, min(call.seq_k, diagonal + BLOCK_M - 1));
+  const int diagonal = params.first_diagonal + first_query;
+  const int keys = max(0, min(params.seq_k, diagonal + BLOCK_M - 1));
   return {
-      call.q + (uint64_t(batch) * call.q_steps.batch + uint64_t(head) * call.q_steps.head),
-      call.k + (uint64_t(batch) * call.k_steps.batch + uint64_t(kv_head) * call.k_steps.head),
-      call.v + (uint64_t(batch) * call.v_steps.batch + uint64_t(kv_head) * call.v_steps.head),
+      params.q + (uint64_t(batch) * params.q_strides.batch + uint64_t(head) * params.q_strides.head),
+      params.k + (uint64_t(batch) * params.k_strides.batch + uint64_t(kv_head) * params.k_strides.head),
+      params.v + (uint64_t(batch) * params.v_strides.batch + uint64_t(kv_head) * params.v_strides.head),
       first_query,
       diagonal,
       (keys + BLOCK_N - 1) / BLOCK_N,
@@ -135,26 +135,26 @@ __device__ __forceinline__ void load_tile(
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call call) {
+__global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Params params) {
   extern __shared__ __align__(128) unsigned char smem_bytes[];
   Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
   const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
-  const Block block = find_block(call);
+  const Block block = find_block(params);
   Ring<T>& ring = smem.group[group].ring;
   const int warp_row = loader / WARP * WARP_ROWS;  // the first of this warp's rows
   const int first_row = warp_row + lane / QUAD;    // the first of this lane's rows of S, P and O: every eighth
-  const float scale_log2 = fa::scale_log2_of(call);
+  const float scale_log2 = fa::scale_log2_of(params);
   const uint32_t head = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
   const int first_tile = rank * KEY_GROUPS + group;
 
   // Load Q, and the first tiles behind it.
-  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, call.q_steps.row, block.first_query, call.seq_q, threadIdx.x);
+  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, params.q_strides.row, block.first_query, params.seq_q, threadIdx.x);
   fa::cp_async_commit_group();
 #pragma unroll
   for (int stage = 0; stage < STAGES; ++stage) {
     const int tile = first_tile + stage * CLUSTER * KEY_GROUPS;
-    load_tile(ring.k[stage], block.k_gmem, call.k_steps.row, tile, block.tiles, call.seq_k, loader);
-    load_tile(ring.v[stage], block.v_gmem, call.v_steps.row, tile, block.tiles, call.seq_k, loader);
+    load_tile(ring.k[stage], block.k_gmem, params.k_strides.row, tile, block.tiles, params.seq_k, loader);
+    load_tile(ring.v[stage], block.v_gmem, params.v_strides.row, tile, block.tiles, params.seq_k, loader);
   }
   if (CLUSTER > 1) {
     if (threadIdx.x == 0) {
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
       uint32_t(&q_of_d)[4] = q[t][d / MMA_K];
       const int row = warp_row + t * MMA_M + lane % 16;
       fa::ldmatrix_x4(q_of_d, fa::smem_address(smem.q + fa::swizzle<HEAD_DIM>(row, d + lane / 16 * 8)));
-      for (uint32_t& each : q_of_d) each ^= fa::sign_of_q(call);
+      for (uint32_t& each : q_of_d) each ^= fa::q_sign_bits(params);
     }
   }
 
@@ -214,15 +214,15 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
 
     // Load the next K.
     if (next_tile < block.tiles) sync_group<K_LEFT>(group);  // the group has left K
-    load_tile(k_smem, block.k_gmem, call.k_steps.row, next_tile, block.tiles, call.seq_k, loader);
+    load_tile(k_smem, block.k_gmem, params.k_strides.row, next_tile, block.tiles, params.seq_k, loader);
 
     // mask; the tile's first keys are seen by every query of the block
-    if (first_key + BLOCK_N > min(call.seq_k, block.diagonal)) {
+    if (first_key + BLOCK_N > min(params.seq_k, block.diagonal)) {
 #pragma unroll
       for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int limit = min(call.seq_k, block.diagonal + first_row + t * MMA_M + i / 2 * 8) - first_key;
+          const int limit = min(params.seq_k, block.diagonal + first_row + t * MMA_M + i / 2 * 8) - first_key;
 #pragma unroll
           for (int n = 0; n < N_TILES; ++n) {
             if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[t][n][i] = -CUDART_INF_F;
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) m_new[t][r] = fmaxf(m_new[t][r], fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
         m_new[t][r] = fa::max_of_quad(m_new[t][r]);
-        rises |= (m_new[t][r] - m[t][r]) * scale_log2 > LAZY_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
+        rises |= (m_new[t][r] - m[t][r]) * scale_log2 > RESCALE_THRESHOLD_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
       }
     }
 
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
 
     // Load the next V.
     if (next_tile < block.tiles) sync_group<V_LEFT>(group);  // the group has left V
-    load_tile(v_smem, block.v_gmem, call.v_steps.row, next_tile, block.tiles, call.seq_k, loader);
+    load_tile(v_smem, block.v_gmem, params.v_strides.row, next_tile, block.tiles, params.seq_k, loader);
   }
 
   // Merge: each group gets some columns of O from all others; what it gives them goes where its ring was.
@@ -440,14 +440,14 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
       mine[j + 1] = make_float2(merged.z * inverse_l, merged.w * inverse_l);
     }
     const bool is_first_of_row = rank * BLOCK_PIECES % D_TILES_PER_GROUP == 0 && group == 0 && lane % QUAD == 0;
-    if (call.lse != nullptr && is_first_of_row && query < call.seq_q) {
-      float* lse_gmem = call.lse + (uint64_t(blockIdx.z) * call.heads + head) * call.seq_q;
+    if (params.lse != nullptr && is_first_of_row && query < params.seq_q) {
+      float* lse_gmem = params.lse + (uint64_t(blockIdx.z) * params.heads + head) * params.seq_q;
       lse_gmem[query] = sum_all > 0.0f ? (m_finite + log2f(sum_all)) * CUDART_LN2_F : -CUDART_INF_F;
     }
   }
 
   // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row; where there are too few, 4 bytes each.
-  uint4* out_gmem = call.out + (uint64_t(blockIdx.z) * call.out_steps.batch + uint64_t(head) * call.out_steps.head);
+  uint4* out_gmem = params.out + (uint64_t(blockIdx.z) * params.out_strides.batch + uint64_t(head) * params.out_strides.head);
 #pragma unroll
   for (int i = 0; i < BLOCK_PIECES; i += QUAD) {
     uint32_t rounded[QUAD];
@@ -459,9 +459,9 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
     for (int j = 0; j < (IS_WHOLE ? 1 : BLOCK_PIECES % QUAD); ++j) {
       const int stored = rank * BLOCK_PIECES + i + (IS_WHOLE ? lane % QUAD : j);
       const int query = block.first_query + first_row + stored / D_TILES_PER_GROUP * 8;
-      if (query >= call.seq_q) continue;
+      if (query >= params.seq_q) continue;
       const uint32_t column = group * D_TILES_PER_GROUP + stored % D_TILES_PER_GROUP;
-      uint4* to_gmem = out_gmem + (uint64_t(query) * call.out_steps.row + column);
+      uint4* to_gmem = out_gmem + (uint64_t(query) * params.out_strides.row + column);
       if (IS_WHOLE) {
         *to_gmem = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
       } else {
@@ -473,8 +473,8 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Call c
 
 template <typename T>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  fa::Call call;
-  if (int status = fa::make_call(args, BLOCK_M, CLUSTER, &call)) return status;
+  fa::Params params;
+  if (int status = fa::make_params(args, BLOCK_M, CLUSTER, &params)) return status;
   auto* kernel = &cluster_split_kernel<T>;
   constexpr int smem_bytes = sizeof(Smem<T>);
   static fa::OncePerDevice allow_smem;
@@ -485,13 +485,13 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {CLUSTER, 1, 1};
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(call.heads * CLUSTER, (call.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
+  config.gridDim = dim3(params.heads * CLUSTER, (params.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
   config.blockDim = dim3(THREADS);
   config.dynamicSmemBytes = smem_bytes;
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = CLUSTER > 1;
-  return static_cast<int>(cudaLaunchKernelEx(&config, kernel, call));
+  return static_cast<int>(cudaLaunchKernelEx(&config, kernel, params));
 }
 
 FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {

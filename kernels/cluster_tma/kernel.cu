@@ -10,7 +10,7 @@
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
-#include "fa/call.cuh"
+#include "fa/params.cuh"
 #include "fa/hopper.cuh"
 #include "fa/launch.h"
 #include "fa/ptx.cuh"
@@ -45,7 +45,7 @@ constexpr int GROUP_THREADS = 128;
 constexpr int THREADS = KEY_GROUPS * GROUP_THREADS;
 constexpr int TILE_BYTES = GROUP_KEYS * HEAD_DIM * 2;
 constexpr int EXCHANGE_BYTES = (CLUSTER_K - 1) * THREADS * (BLOCK_PIECES + BLOCK_ROWS) * 8;  // that a block gets from the others
-constexpr float LAZY_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
+constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
 
 static_assert(GROUP_KEYS == 64 || GROUP_KEYS == 128, "N of a wgmma");
 static_assert(CLUSTER_M == 1 || CLUSTER_M == 2 || CLUSTER_M == 4, "blocks that share keys");
@@ -82,22 +82,22 @@ struct Smem {
 
 // What one block works on: BLOCK_M queries of one head.
 struct Block {
-  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], in steps of q_steps.row
+  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], in steps of q_strides.row
   int kv_head;
   int first_query;
   int diagonal;  // query i of the block sees keys [0, min(seq_k, diagonal + i))
   int passes;    // over the keys that any query of the cluster sees
 };
 
-__device__ __forceinline__ Block find_block(const fa::Call& call, int m_rank) {
+__device__ __forceinline__ Block find_block(const fa::Params& params, int m_rank) {
   const uint32_t head = blockIdx.x / CLUSTER, batch = blockIdx.z;
   const int cluster_query = blockIdx.y * (CLUSTER_M * BLOCK_M), first_query = cluster_query + m_rank * BLOCK_M;
-  const int keys = max(0, min(call.seq_k, call.first_diagonal + cluster_query + CLUSTER_M * BLOCK_M - 1));
+  const int keys = max(0, min(params.seq_k, params.first_diagonal + cluster_query + CLUSTER_M * BLOCK_M - 1));
   return {
-      call.q + (uint64_t(batch) * call.q_steps.batch + uint64_t(head) * call.q_steps.head),
-      static_cast<int>(fa::kv_head_of(call, head)),
+      params.q + (uint64_t(batch) * params.q_strides.batch + uint64_t(head) * params.q_strides.head),
+      static_cast<int>(fa::kv_head_of(params, head)),
       first_query,
-      call.first_diagonal + first_query,
+      params.first_diagonal + first_query,
       (keys + PASS_KEYS - 1) / PASS_KEYS,
   };
 }
@@ -172,18 +172,18 @@ __device__ __forceinline__ void wait(uint64_t* barrier_smem, uint32_t parity) {
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
-    const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map, const fa::Call call) {
+    const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map, const fa::Params params) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
   const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int k_rank = blockIdx.x % CLUSTER_K, m_rank = blockIdx.x % CLUSTER / CLUSTER_K;
-  const Block block = find_block(call, m_rank);
+  const Block block = find_block(params, m_rank);
   const int first_row = loader / WARP * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
-  const float scale_log2 = fa::scale_log2_of(call);
+  const float scale_log2 = fa::scale_log2_of(params);
   const uint32_t head = blockIdx.x / CLUSTER;
 
   // Load Q, and the first keys when the barriers of all blocks are there to count them.
-  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, call.q_steps.row, block.first_query, call.seq_q, threadIdx.x);
+  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, params.q_strides.row, block.first_query, params.seq_q, threadIdx.x);
   fa::cp_async_commit_group();
   if (threadIdx.x == 0) {
     fa::prefetch_tensormap(k_map);
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
     for (int d = 0; d < HEAD_DIM * sizeof(T) >> 4; d += MMA_K * sizeof(T) >> 4) fa::wgmma_m64k16<T, 0>(s, q + d, k + d, d > 0);
     fa::wgmma_commit_group();
     fa::wgmma_wait_group<0>();
-    if (fa::is_turned(call)) {  // a negative scale turns the scores around
+    if (fa::negate_q(params)) {  // a negative scale turns the scores around
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) {
 #pragma unroll
@@ -245,10 +245,10 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
     }
 
     // mask; the tile's first keys are seen by every query of the block
-    if (first_key + GROUP_KEYS > min(call.seq_k, block.diagonal)) {
+    if (first_key + GROUP_KEYS > min(params.seq_k, block.diagonal)) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int limit = min(call.seq_k, block.diagonal + first_row + i / 2 * 8) - first_key;
+        const int limit = min(params.seq_k, block.diagonal + first_row + i / 2 * 8) - first_key;
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) {
           if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[n][i] = -CUDART_INF_F;
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) m_new[r] = fmaxf(m_new[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
       m_new[r] = fa::max_of_quad(m_new[r]);
-      rises |= (m_new[r] - m[r]) * scale_log2 > LAZY_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
+      rises |= (m_new[r] - m[r]) * scale_log2 > RESCALE_THRESHOLD_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
     }
 
     // rescale, where a row of the warp needs it
@@ -435,14 +435,14 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
       mine[j + 1] = make_float2(merged.z * inverse_l, merged.w * inverse_l);
     }
     const bool is_first_of_row = k_rank * BLOCK_PIECES % D_TILES_PER_GROUP == 0 && group == 0 && lane % QUAD == 0;
-    if (call.lse != nullptr && is_first_of_row && query < call.seq_q) {
-      float* lse_gmem = call.lse + (uint64_t(blockIdx.z) * call.heads + head) * call.seq_q;
+    if (params.lse != nullptr && is_first_of_row && query < params.seq_q) {
+      float* lse_gmem = params.lse + (uint64_t(blockIdx.z) * params.heads + head) * params.seq_q;
       lse_gmem[query] = sum_all > 0.0f ? (m_finite + log2f(sum_all)) * CUDART_LN2_F : -CUDART_INF_F;
     }
   }
 
   // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row; where there are too few, 4 bytes each.
-  uint4* out_gmem = call.out + (uint64_t(blockIdx.z) * call.out_steps.batch + uint64_t(head) * call.out_steps.head);
+  uint4* out_gmem = params.out + (uint64_t(blockIdx.z) * params.out_strides.batch + uint64_t(head) * params.out_strides.head);
 #pragma unroll
   for (int i = 0; i < BLOCK_PIECES; i += QUAD) {
     uint32_t rounded[QUAD];
@@ -454,9 +454,9 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
     for (int j = 0; j < (IS_WHOLE ? 1 : BLOCK_PIECES % QUAD); ++j) {
       const int stored = k_rank * BLOCK_PIECES + i + (IS_WHOLE ? lane % QUAD : j);
       const int query = block.first_query + first_row + stored / D_TILES_PER_GROUP * 8;
-      if (query >= call.seq_q) continue;
+      if (query >= params.seq_q) continue;
       const uint32_t column = group * D_TILES_PER_GROUP + stored % D_TILES_PER_GROUP;
-      uint4* to_gmem = out_gmem + (uint64_t(query) * call.out_steps.row + column);
+      uint4* to_gmem = out_gmem + (uint64_t(query) * params.out_strides.row + column);
       if (IS_WHOLE) {
         *to_gmem = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
       } else {
@@ -490,8 +490,8 @@ int describe(CUtensorMap* map, CUtensorMapDataType dtype, const FaForwardArgs* a
 
 template <typename T>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  fa::Call call;
-  if (int status = fa::make_call(args, CLUSTER_M * BLOCK_M, CLUSTER, &call)) return status;
+  fa::Params params;
+  if (int status = fa::make_params(args, CLUSTER_M * BLOCK_M, CLUSTER, &params)) return status;
   CUtensorMap k_map = {}, v_map = {};
   if (args->seq_k > 0) {
     const auto dtype = args->dtype == FA_DTYPE_fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
@@ -508,14 +508,14 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {CLUSTER, 1, 1};
   cudaLaunchConfig_t config = {};
-  const int clusters_per_head = (call.seq_q + CLUSTER_M * BLOCK_M - 1) / (CLUSTER_M * BLOCK_M);
-  config.gridDim = dim3(call.heads * CLUSTER, clusters_per_head, static_cast<unsigned>(args->batch));
+  const int clusters_per_head = (params.seq_q + CLUSTER_M * BLOCK_M - 1) / (CLUSTER_M * BLOCK_M);
+  config.gridDim = dim3(params.heads * CLUSTER, clusters_per_head, static_cast<unsigned>(args->batch));
   config.blockDim = dim3(THREADS);
   config.dynamicSmemBytes = smem_bytes;
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = CLUSTER > 1;
-  return static_cast<int>(cudaLaunchKernelEx(&config, kernel, k_map, v_map, call));
+  return static_cast<int>(cudaLaunchKernelEx(&config, kernel, k_map, v_map, params));
 }
 
 FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {

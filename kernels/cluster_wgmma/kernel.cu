@@ -10,7 +10,7 @@
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
-#include "fa/call.cuh"
+#include "fa/params.cuh"
 #include "fa/hopper.cuh"
 #include "fa/launch.h"
 #include "fa/ptx.cuh"
@@ -42,7 +42,7 @@ constexpr int BLOCK_ROWS = ROWS / CLUSTER > 0 ? ROWS / CLUSTER : 1;  // that the
 constexpr int GROUP_THREADS = 128;
 constexpr int THREADS = KEY_GROUPS * GROUP_THREADS;
 constexpr int EXCHANGE_BYTES = (CLUSTER - 1) * THREADS * (BLOCK_PIECES + BLOCK_ROWS) * 8;  // that a block gets from the others
-constexpr float LAZY_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
+constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
 
 static_assert(GROUP_KEYS == 64 || GROUP_KEYS == 128, "N of a wgmma");
 static_assert(D_TILES % KEY_GROUPS == 0, "every group merges as many columns of O");
@@ -76,7 +76,7 @@ struct Smem {
 
 // What one block works on: BLOCK_M queries of one head.
 struct Block {
-  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], in steps of q_steps.row
+  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], in steps of q_strides.row
   const uint4* k_gmem;  // [seq_k, HEAD_DIM / VECTOR]
   const uint4* v_gmem;  // [seq_k, HEAD_DIM / VECTOR]
   int first_query;
@@ -84,15 +84,15 @@ struct Block {
   int passes;    // over the keys that any of these queries sees
 };
 
-__device__ __forceinline__ Block find_block(const fa::Call& call) {
-  const uint32_t head = blockIdx.x / CLUSTER, batch = blockIdx.z, kv_head = fa::kv_head_of(call, head);
+__device__ __forceinline__ Block find_block(const fa::Params& params) {
+  const uint32_t head = blockIdx.x / CLUSTER, batch = blockIdx.z, kv_head = fa::kv_head_of(params, head);
   const int first_query = blockIdx.y * BLOCK_M;
-  const int diagonal = call.first_diagonal + first_query;
-  const int keys = max(0, min(call.seq_k, diagonal + BLOCK_M - 1));
+  const int diagonal = params.first_diagonal + first_query;
+  const int keys = max(0, min(params.seq_k, diagonal + BLOCK_M - 1));
   return {
-      call.q + (uint64_t(batch) * call.q_steps.batch + uint64_t(head) * call.q_steps.head),
-      call.k + (uint64_t(batch) * call.k_steps.batch + uint64_t(kv_head) * call.k_steps.head),
-      call.v + (uint64_t(batch) * call.v_steps.batch + uint64_t(kv_head) * call.v_steps.head),
+      params.q + (uint64_t(batch) * params.q_strides.batch + uint64_t(head) * params.q_strides.head),
+      params.k + (uint64_t(batch) * params.k_strides.batch + uint64_t(kv_head) * params.k_strides.head),
+      params.v + (uint64_t(batch) * params.v_strides.batch + uint64_t(kv_head) * params.v_strides.head),
       first_query,
       diagonal,
       (keys + PASS_KEYS - 1) / PASS_KEYS,
@@ -127,27 +127,27 @@ __device__ __forceinline__ void sync_group(int group) {
 // Load K and V of a group's keys, a cp.async group each.
 template <typename T>
 __device__ __forceinline__ void load_kv(
-    typename Smem<T>::Group& smem, const Block& block, const fa::Call& call, int first_key, uint32_t loader) {
-  copy_rows<GROUP_KEYS, GROUP_THREADS>(smem.k, block.k_gmem, call.k_steps.row, first_key, call.seq_k, loader);
+    typename Smem<T>::Group& smem, const Block& block, const fa::Params& params, int first_key, uint32_t loader) {
+  copy_rows<GROUP_KEYS, GROUP_THREADS>(smem.k, block.k_gmem, params.k_strides.row, first_key, params.seq_k, loader);
   fa::cp_async_commit_group();
-  copy_rows<GROUP_KEYS, GROUP_THREADS>(smem.v, block.v_gmem, call.v_steps.row, first_key, call.seq_k, loader);
+  copy_rows<GROUP_KEYS, GROUP_THREADS>(smem.v, block.v_gmem, params.v_strides.row, first_key, params.seq_k, loader);
   fa::cp_async_commit_group();
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call call) {
+__global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Params params) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
   const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
-  const Block block = find_block(call);
+  const Block block = find_block(params);
   const int first_row = loader / WARP * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
-  const float scale_log2 = fa::scale_log2_of(call);
+  const float scale_log2 = fa::scale_log2_of(params);
   const uint32_t head = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
   const int first_of_group = (rank * KEY_GROUPS + group) * GROUP_KEYS;
 
   // Load Q, and the first keys behind it.
-  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, call.q_steps.row, block.first_query, call.seq_q, threadIdx.x);
-  load_kv<T>(smem.group[group], block, call, first_of_group, loader);
+  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, params.q_strides.row, block.first_query, params.seq_q, threadIdx.x);
+  load_kv<T>(smem.group[group], block, params, first_of_group, loader);
   if (CLUSTER > 1) {
     if (threadIdx.x == 0) {
       fa::mbarrier_init(&smem.exchanged, 1);
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
     // Load K and V: those of the first pass are on their way.
     if (pass > 0) {
       sync_group<KV_LEFT>(group);  // the group has left the last pass
-      load_kv<T>(smem.group[group], block, call, first_key, loader);
+      load_kv<T>(smem.group[group], block, params, first_key, loader);
     }
     fa::cp_async_wait_group<1>();
     fa::fence_proxy_async();
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
     for (int d = 0; d < HEAD_DIM * sizeof(T) >> 4; d += MMA_K * sizeof(T) >> 4) fa::wgmma_m64k16<T, 0>(s, q + d, k + d, d > 0);
     fa::wgmma_commit_group();
     fa::wgmma_wait_group<0>();
-    if (fa::is_turned(call)) {  // a negative scale turns the scores around
+    if (fa::negate_q(params)) {  // a negative scale turns the scores around
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) {
 #pragma unroll
@@ -191,10 +191,10 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
     }
 
     // mask; the tile's first keys are seen by every query of the block
-    if (first_key + GROUP_KEYS > min(call.seq_k, block.diagonal)) {
+    if (first_key + GROUP_KEYS > min(params.seq_k, block.diagonal)) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int limit = min(call.seq_k, block.diagonal + first_row + i / 2 * 8) - first_key;
+        const int limit = min(params.seq_k, block.diagonal + first_row + i / 2 * 8) - first_key;
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) {
           if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[n][i] = -CUDART_INF_F;
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) m_new[r] = fmaxf(m_new[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
       m_new[r] = fa::max_of_quad(m_new[r]);
-      rises |= (m_new[r] - m[r]) * scale_log2 > LAZY_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
+      rises |= (m_new[r] - m[r]) * scale_log2 > RESCALE_THRESHOLD_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
     }
 
     // rescale, where a row of the warp needs it
@@ -384,14 +384,14 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
       mine[j + 1] = make_float2(merged.z * inverse_l, merged.w * inverse_l);
     }
     const bool is_first_of_row = rank * BLOCK_PIECES % D_TILES_PER_GROUP == 0 && group == 0 && lane % QUAD == 0;
-    if (call.lse != nullptr && is_first_of_row && query < call.seq_q) {
-      float* lse_gmem = call.lse + (uint64_t(blockIdx.z) * call.heads + head) * call.seq_q;
+    if (params.lse != nullptr && is_first_of_row && query < params.seq_q) {
+      float* lse_gmem = params.lse + (uint64_t(blockIdx.z) * params.heads + head) * params.seq_q;
       lse_gmem[query] = sum_all > 0.0f ? (m_finite + log2f(sum_all)) * CUDART_LN2_F : -CUDART_INF_F;
     }
   }
 
   // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row; where there are too few, 4 bytes each.
-  uint4* out_gmem = call.out + (uint64_t(blockIdx.z) * call.out_steps.batch + uint64_t(head) * call.out_steps.head);
+  uint4* out_gmem = params.out + (uint64_t(blockIdx.z) * params.out_strides.batch + uint64_t(head) * params.out_strides.head);
 #pragma unroll
   for (int i = 0; i < BLOCK_PIECES; i += QUAD) {
     uint32_t rounded[QUAD];
@@ -403,9 +403,9 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
     for (int j = 0; j < (IS_WHOLE ? 1 : BLOCK_PIECES % QUAD); ++j) {
       const int stored = rank * BLOCK_PIECES + i + (IS_WHOLE ? lane % QUAD : j);
       const int query = block.first_query + first_row + stored / D_TILES_PER_GROUP * 8;
-      if (query >= call.seq_q) continue;
+      if (query >= params.seq_q) continue;
       const uint32_t column = group * D_TILES_PER_GROUP + stored % D_TILES_PER_GROUP;
-      uint4* to_gmem = out_gmem + (uint64_t(query) * call.out_steps.row + column);
+      uint4* to_gmem = out_gmem + (uint64_t(query) * params.out_strides.row + column);
       if (IS_WHOLE) {
         *to_gmem = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
       } else {
@@ -417,8 +417,8 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Call c
 
 template <typename T>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  fa::Call call;
-  if (int status = fa::make_call(args, BLOCK_M, CLUSTER, &call)) return status;
+  fa::Params params;
+  if (int status = fa::make_params(args, BLOCK_M, CLUSTER, &params)) return status;
   auto* kernel = &cluster_wgmma_kernel<T>;
   constexpr int smem_bytes = sizeof(Smem<T>);
   static fa::OncePerDevice allow_smem;
@@ -429,13 +429,13 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {CLUSTER, 1, 1};
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(call.heads * CLUSTER, (call.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
+  config.gridDim = dim3(params.heads * CLUSTER, (params.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
   config.blockDim = dim3(THREADS);
   config.dynamicSmemBytes = smem_bytes;
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = CLUSTER > 1;
-  return static_cast<int>(cudaLaunchKernelEx(&config, kernel, call));
+  return static_cast<int>(cudaLaunchKernelEx(&config, kernel, params));
 }
 
 FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {

@@ -7,7 +7,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "fa/call.cuh"
+#include "fa/params.cuh"
 #include "fa/ptx.cuh"
 #include "fa/swizzle.cuh"
 #include "fa/warp.cuh"
@@ -33,13 +33,13 @@ static_assert(N_TILES == QUAD, "a quad's four lanes store one mma's 8 keys each"
 struct Problem {
   const uint4 *q, *k;  // [batch, heads, seq, HEAD_DIM / VECTOR]
   uint4* out;          // [batch, heads, seq_q, seq_k / VECTOR]
-  fa::Steps q_steps, k_steps, out_steps;
+  fa::VectorStrides q_strides, k_strides, out_strides;
   int key_tiles;
   float scale;
 };
 
 template <typename Piece>
-__device__ Piece* of_head(Piece* pieces, const fa::Steps& steps) {
+__device__ Piece* of_head(Piece* pieces, const fa::VectorStrides& steps) {
   return pieces + (uint64_t(blockIdx.z) * steps.batch + uint64_t(blockIdx.x) * steps.head);
 }
 
@@ -63,15 +63,15 @@ __global__ void __launch_bounds__(THREADS) probe_qk_tile_kernel(const Problem pr
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const int warp_query = warp / WARPS_N * MMA_M, warp_key = warp % WARPS_N * WARP_KEYS;  // in the tile
   const int first_query = blockIdx.y * BLOCK_M;
-  const uint4* k_gmem = of_head(problem.k, problem.k_steps);
-  uint4* out_gmem = of_head(problem.out, problem.out_steps);
+  const uint4* k_gmem = of_head(problem.k, problem.k_strides);
+  uint4* out_gmem = of_head(problem.out, problem.out_strides);
 
   // Load Q; it lands with the first keys.
-  copy_rows<BLOCK_M, HEAD_DIM>(q_smem, of_head(problem.q, problem.q_steps), problem.q_steps.row, first_query);
+  copy_rows<BLOCK_M, HEAD_DIM>(q_smem, of_head(problem.q, problem.q_strides), problem.q_strides.row, first_query);
 
   for (int tile = 0; tile < problem.key_tiles; ++tile) {
     // Load K.
-    copy_rows<BLOCK_N, HEAD_DIM>(k_smem, k_gmem, problem.k_steps.row, tile * BLOCK_N);
+    copy_rows<BLOCK_N, HEAD_DIM>(k_smem, k_gmem, problem.k_strides.row, tile * BLOCK_N);
     fa::cp_async_wait_all();
     __syncthreads();  // Q and K are there for everyone
 
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(THREADS) probe_qk_tile_kernel(const Problem pr
       }
       fa::transpose_quad(piece, lane);
       const int column = (tile * BLOCK_N + warp_key) / VECTOR + lane % QUAD;  // in 16 bytes
-      out_gmem[uint64_t(query) * problem.out_steps.row + column] = make_uint4(piece[0], piece[1], piece[2], piece[3]);
+      out_gmem[uint64_t(query) * problem.out_strides.row + column] = make_uint4(piece[0], piece[1], piece[2], piece[3]);
     }
     if (tile + 1 < problem.key_tiles) __syncthreads();  // everyone has left this tile, which the next one overwrites
   }
@@ -118,9 +118,9 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
     return fa_refuse(args, "scores have no mask and no log-sum-exp, and these no grouped heads");
   }
   Problem problem = {};
-  const bool aligned = fa::take_steps(args->q, args->q_stride, &problem.q_steps) &&
-                       fa::take_steps(args->k, args->k_stride, &problem.k_steps) &&
-                       fa::take_steps(args->out, args->out_stride, &problem.out_steps);
+  const bool aligned = fa::vector_strides_of(args->q, args->q_stride, &problem.q_strides) &&
+                       fa::vector_strides_of(args->k, args->k_stride, &problem.k_strides) &&
+                       fa::vector_strides_of(args->out, args->out_stride, &problem.out_strides);
   if (!aligned) {
     return fa_refuse(args, "rows of q, k and out must be contiguous, start at multiples of 16 bytes, with strides below 2^35");
   }

@@ -2,7 +2,7 @@
 // step:    KEY_GROUPS groups of warps share the queries and split the keys, each with its own copies; one merge at the end
 // because: swizzle_async has 4 warps on 64 of 132 SMs, and each of its 8 tiles waits for the one before
 // expect:  4.5 to 6.5 us at the mission shape; the groups' loads are in flight at once and nobody waits for another group
-// diff:    large: any rows per warp, groups with their own barriers, the merge, and parameters in two cache lines (fa/call.cuh)
+// diff:    large: any rows per warp, groups with their own barriers, the merge, and parameters in two cache lines (fa/params.cuh)
 // tile:    BLOCK_M queries x BLOCK_N keys per group, WARP_ROWS queries per warp; 69 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
 //          16-byte aligned
@@ -10,7 +10,7 @@
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
-#include "fa/call.cuh"
+#include "fa/params.cuh"
 #include "fa/launch.h"
 #include "fa/ptx.cuh"
 #include "fa/swizzle.cuh"
@@ -34,7 +34,7 @@ constexpr int ROWS = 2 * M_TILES;                        // of a lane: every eig
 constexpr int PIECES = ROWS * D_TILES_PER_GROUP;         // of a lane after the merge: 2 neighbours in a row, row by row
 constexpr int GROUP_THREADS = BLOCK_M / WARP_ROWS * WARP;
 constexpr int THREADS = KEY_GROUPS * GROUP_THREADS;
-constexpr float LAZY_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
+constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
 
 static_assert(BLOCK_M % WARP_ROWS == 0 && WARP_ROWS % MMA_M == 0, "every warp owns whole fragments of queries");
 static_assert(BLOCK_N % MMA_K == 0, "ldmatrix takes 16 keys at a time");
@@ -63,7 +63,7 @@ struct Smem {
 
 // What one block works on: BLOCK_M queries of one head.
 struct Block {
-  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], in steps of q_steps.row
+  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], in steps of q_strides.row
   const uint4* k_gmem;  // [seq_k, HEAD_DIM / VECTOR]
   const uint4* v_gmem;  // [seq_k, HEAD_DIM / VECTOR]
   int first_query;
@@ -71,15 +71,15 @@ struct Block {
   int tiles;     // of keys that any of these queries sees
 };
 
-__device__ __forceinline__ Block find_block(const fa::Call& call) {
-  const uint32_t head = blockIdx.x, batch = blockIdx.z, kv_head = fa::kv_head_of(call, head);
+__device__ __forceinline__ Block find_block(const fa::Params& params) {
+  const uint32_t head = blockIdx.x, batch = blockIdx.z, kv_head = fa::kv_head_of(params, head);
   const int first_query = blockIdx.y * BLOCK_M;
-  const int diagonal = call.first_diagonal + first_query;
-  const int keys = max(0, min(call.seq_k, diagonal + BLOCK_M - 1));
+  const int diagonal = params.first_diagonal + first_query;
+  const int keys = max(0, min(params.seq_k, diagonal + BLOCK_M - 1));
   return {
-      call.q + (uint64_t(batch) * call.q_steps.batch + uint64_t(head) * call.q_steps.head),
-      call.k + (uint64_t(batch) * call.k_steps.batch + uint64_t(kv_head) * call.k_steps.head),
-      call.v + (uint64_t(batch) * call.v_steps.batch + uint64_t(kv_head) * call.v_steps.head),
+      params.q + (uint64_t(batch) * params.q_strides.batch + uint64_t(head) * params.q_strides.head),
+      params.k + (uint64_t(batch) * params.k_strides.batch + uint64_t(kv_head) * params.k_strides.head),
+      params.v + (uint64_t(batch) * params.v_strides.batch + uint64_t(kv_head) * params.v_strides.head),
       first_query,
       diagonal,
       (keys + BLOCK_N - 1) / BLOCK_N,
@@ -110,23 +110,23 @@ __device__ __forceinline__ void load_tile(
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call call) {
+__global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Params params) {
   extern __shared__ __align__(128) unsigned char smem_bytes[];
   Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
   const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
-  const Block block = find_block(call);
+  const Block block = find_block(params);
   Ring<T>& ring = smem.group[group].ring;
   const int warp_row = loader / WARP * WARP_ROWS;  // the first of this warp's rows
   const int first_row = warp_row + lane / QUAD;    // the first of this lane's rows of S, P and O: every eighth
-  const float scale_log2 = fa::scale_log2_of(call);
+  const float scale_log2 = fa::scale_log2_of(params);
   // Load Q, and the first tiles behind it.
-  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, call.q_steps.row, block.first_query, call.seq_q, threadIdx.x);
+  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, params.q_strides.row, block.first_query, params.seq_q, threadIdx.x);
   fa::cp_async_commit_group();
 #pragma unroll
   for (int stage = 0; stage < STAGES; ++stage) {
     const int tile = group + stage * KEY_GROUPS;
-    load_tile(ring.k[stage], block.k_gmem, call.k_steps.row, tile, block.tiles, call.seq_k, loader);
-    load_tile(ring.v[stage], block.v_gmem, call.v_steps.row, tile, block.tiles, call.seq_k, loader);
+    load_tile(ring.k[stage], block.k_gmem, params.k_strides.row, tile, block.tiles, params.seq_k, loader);
+    load_tile(ring.v[stage], block.v_gmem, params.v_strides.row, tile, block.tiles, params.seq_k, loader);
   }
 
   fa::cp_async_wait_group<2 * STAGES>();
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
       uint32_t(&q_of_d)[4] = q[t][d / MMA_K];
       const int row = warp_row + t * MMA_M + lane % 16;
       fa::ldmatrix_x4(q_of_d, fa::smem_address(smem.q + fa::swizzle<HEAD_DIM>(row, d + lane / 16 * 8)));
-      for (uint32_t& each : q_of_d) each ^= fa::sign_of_q(call);
+      for (uint32_t& each : q_of_d) each ^= fa::q_sign_bits(params);
     }
   }
 
@@ -177,15 +177,15 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
 
     // Load the next K.
     if (next_tile < block.tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left K
-    load_tile(k_smem, block.k_gmem, call.k_steps.row, next_tile, block.tiles, call.seq_k, loader);
+    load_tile(k_smem, block.k_gmem, params.k_strides.row, next_tile, block.tiles, params.seq_k, loader);
 
     // mask; the tile's first keys are seen by every query of the block
-    if (first_key + BLOCK_N > min(call.seq_k, block.diagonal)) {
+    if (first_key + BLOCK_N > min(params.seq_k, block.diagonal)) {
 #pragma unroll
       for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int limit = min(call.seq_k, block.diagonal + first_row + t * MMA_M + i / 2 * 8) - first_key;
+          const int limit = min(params.seq_k, block.diagonal + first_row + t * MMA_M + i / 2 * 8) - first_key;
 #pragma unroll
           for (int n = 0; n < N_TILES; ++n) {
             if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[t][n][i] = -CUDART_INF_F;
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) m_new[t][r] = fmaxf(m_new[t][r], fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
         m_new[t][r] = fa::max_of_quad(m_new[t][r]);
-        rises |= (m_new[t][r] - m[t][r]) * scale_log2 > LAZY_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
+        rises |= (m_new[t][r] - m[t][r]) * scale_log2 > RESCALE_THRESHOLD_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
       }
     }
 
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
 
     // Load the next V.
     if (next_tile < block.tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left V
-    load_tile(v_smem, block.v_gmem, call.v_steps.row, next_tile, block.tiles, call.seq_k, loader);
+    load_tile(v_smem, block.v_gmem, params.v_strides.row, next_tile, block.tiles, params.seq_k, loader);
   }
 
   // Merge: each group gets some columns of O from all others; what it gives them goes where its ring was.
@@ -341,14 +341,14 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
       piece[row * D_TILES_PER_GROUP + d].x *= inverse_l;
       piece[row * D_TILES_PER_GROUP + d].y *= inverse_l;
     }
-    if (call.lse != nullptr && group == 0 && lane % QUAD == 0 && query < call.seq_q) {
-      float* lse_gmem = call.lse + (uint64_t(blockIdx.z) * call.heads + blockIdx.x) * call.seq_q;
+    if (params.lse != nullptr && group == 0 && lane % QUAD == 0 && query < params.seq_q) {
+      float* lse_gmem = params.lse + (uint64_t(blockIdx.z) * params.heads + blockIdx.x) * params.seq_q;
       lse_gmem[query] = sum[row] > 0.0f ? (m_log2[row] + log2f(sum[row])) * CUDART_LN2_F : -CUDART_INF_F;
     }
   }
 
   // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row.
-  uint4* out_gmem = call.out + (uint64_t(blockIdx.z) * call.out_steps.batch + uint64_t(blockIdx.x) * call.out_steps.head);
+  uint4* out_gmem = params.out + (uint64_t(blockIdx.z) * params.out_strides.batch + uint64_t(blockIdx.x) * params.out_strides.head);
   static_assert(PIECES % QUAD == 0, "the lanes of a quad store as many pieces");
 #pragma unroll
   for (int i = 0; i < PIECES; i += QUAD) {
@@ -358,24 +358,24 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Call cal
     fa::transpose_quad(rounded, lane);
     const int mine = i + lane % QUAD;
     const int query = block.first_query + first_row + mine / D_TILES_PER_GROUP * 8;
-    if (query >= call.seq_q) continue;
+    if (query >= params.seq_q) continue;
     const uint32_t column = group * D_TILES_PER_GROUP + mine % D_TILES_PER_GROUP;
-    out_gmem[uint64_t(query) * call.out_steps.row + column] = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
+    out_gmem[uint64_t(query) * params.out_strides.row + column] = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
   }
 }
 
 template <typename T>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  fa::Call call;
-  if (int status = fa::make_call(args, BLOCK_M, 1, &call)) return status;
+  fa::Params params;
+  if (int status = fa::make_params(args, BLOCK_M, 1, &params)) return status;
   auto* kernel = &split_warps_kernel<T>;
   constexpr int smem_bytes = sizeof(Smem<T>);
   static fa::OncePerDevice allow_smem;
   if (int status = allow_smem([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
     return status;
   }
-  const dim3 grid(call.heads, (call.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
-  kernel<<<grid, THREADS, smem_bytes, stream>>>(call);
+  const dim3 grid(params.heads, (params.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
+  kernel<<<grid, THREADS, smem_bytes, stream>>>(params);
   return static_cast<int>(cudaPeekAtLastError());
 }
 

@@ -1,1 +1,1 @@
-"""Variants to leaves: toolchain, command line and key, cache, ninja, resources, machine code.  Torch-free."""
+"""Variants to builds: toolchain, command line and key, cache, ninja, resources, machine code.  Torch-free."""

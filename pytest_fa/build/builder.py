@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from elftools.common.exceptions import ELFError
 
-from pytest_fa.build import cache as leaves
+from pytest_fa.build import cache as cached
 from pytest_fa.build import recipe
 from pytest_fa.build.command import binding_command, binding_key, toolchain_key
 from pytest_fa.build.keys import Dependency, digest
@@ -28,7 +28,7 @@ from pytest_fa.build.resources import read_ptxas_log, with_machine_code
 from pytest_fa.build.toolchain import Toolchain
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import ToolchainError
-from pytest_fa.records.built import Leaf
+from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 
 Say = Callable[[str], None]
@@ -36,7 +36,7 @@ Request = tuple[Variant, Target]
 
 
 class BuildFailure(msgspec.Struct, frozen=True):
-    """A leaf that could not be had: why, and for a failed compilation the command."""
+    """A build that could not be had: why, and for a failed compilation the command."""
 
     variant: str
     arch: Target
@@ -49,7 +49,7 @@ class BuildFailure(msgspec.Struct, frozen=True):
         return explain([self])[0]
 
 
-BuildOutcome = Leaf | BuildFailure
+BuildOutcome = Build | BuildFailure
 
 
 def explain(failures: list[BuildFailure]) -> list[str]:
@@ -80,17 +80,17 @@ class BuildReport(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         """One line for people; empty where nothing was asked for."""
-        found = [each for each in self.outcomes.values() if isinstance(each, Leaf)]
+        found = [each for each in self.outcomes.values() if isinstance(each, Build)]
         if not self.outcomes:
             return ""
-        places = "; ".join(dict.fromkeys(f"{leaf.built_on} with {leaf.compiler}" for leaf in found)) or "nowhere"
+        places = "; ".join(dict.fromkeys(f"{build.built_on} with {build.compiler}" for build in found)) or "nowhere"
         failed = f"{self.failed} failed, " if self.failed else ""
         count = f"{failed}{self.compiled} compiled, {self.cached} cached"
         return f"builds: {count} in {self.seconds:.3f} s (built on {places})"
 
 
 def ensure(requests: list[Request], cache: Path, *, no_build: bool = False, say: Say = lambda _: None) -> BuildReport:
-    """The leaf of every request, why there is none, or what this machine lacks; one variant does not touch another."""
+    """The build of every request, why there is none, or what this machine lacks; one variant does not touch another."""
     start = time.perf_counter()
     reports: list[BuildReport] = []
     lacking: dict[str, str] = {}
@@ -133,11 +133,11 @@ def _ensure(requests: list[Request], cache: Path, toolchain: Toolchain | None, s
     if toolchain is None:
         outcomes.update({_name(request): _not_there(request, why, cache) for request, why in missing})
     elif missing:
-        with leaves.locked(cache, say):
+        with cached.locked(cache, say):
             late, missing = _look_up([request for request, _ in missing], cache, tool_key)
             found += len(late)
             outcomes.update(late)
-            outcomes.update(_build([request for request, _ in missing], cache, toolchain, say))
+            outcomes.update(_compile([request for request, _ in missing], cache, toolchain, say))
     failed = sum(isinstance(each, BuildFailure) for each in outcomes.values()) if toolchain else 0
     return BuildReport(outcomes, len(missing) - failed if toolchain else 0, found, 0.0, failed)
 
@@ -148,15 +148,17 @@ def _look_up(
     outcomes: dict[tuple[str, str], BuildOutcome] = {}
     missing = []
     for request in requests:
-        leaf, why = leaves.find_leaf(cache, *request, tool_key)
-        if leaf is None:
+        build, why = cached.find_build(cache, *request, tool_key)
+        if build is None:
             missing.append((request, why))
         else:
-            outcomes[_name(request)] = leaf
+            outcomes[_name(request)] = build
     return outcomes, missing
 
 
-def _build(requests: list[Request], cache: Path, toolchain: Toolchain, say: Say) -> dict[tuple[str, str], BuildOutcome]:
+def _compile(
+    requests: list[Request], cache: Path, toolchain: Toolchain, say: Say
+) -> dict[tuple[str, str], BuildOutcome]:
     """Compile `requests` in a private staging folder and publish what succeeded.  The cache is locked."""
     if not requests:
         return {}
@@ -242,7 +244,7 @@ def _harvest(
     seconds: float,
     binding_problem: str | None,
 ) -> BuildOutcome:
-    """One staged job to a published leaf, or to its failure."""
+    """One staged job to a published build, or to its failure."""
     variant, arch = request
     if not (staged / "kernel.so").is_file():
         if binding_problem and recipe.needs_binding(variant):
@@ -253,13 +255,13 @@ def _harvest(
     if edited := _edited_since(deps, variant, staged, started_ns):
         return BuildFailure(variant.name, arch, f"{edited} changed while it was being compiled; run again")
     tool_key = toolchain_key(toolchain)
-    library = leaves.content_path(cache, variant, arch, tool_key, deps)
-    leaf = _read_leaf(request, staged, toolchain, library=library, deps=deps, seconds=seconds)
+    library = cached.content_path(cache, variant, arch, tool_key, deps)
+    build = _describe_build(request, staged, toolchain, library=library, deps=deps, seconds=seconds)
     recipe.tidy(variant, staged)
-    return leaves.publish(cache, variant, arch, tool_key, staged, leaves.StoredLeaf(leaf, deps))
+    return cached.publish(cache, variant, arch, tool_key, staged, cached.StoredBuild(build, deps))
 
 
-def _read_leaf(
+def _describe_build(
     request: Request,
     staged: Path,
     toolchain: Toolchain,
@@ -267,7 +269,7 @@ def _read_leaf(
     library: str,
     deps: tuple[Dependency, ...],
     seconds: float,
-) -> Leaf:
+) -> Build:
     variant, arch = request
     kernels, advisories = read_ptxas_log(_log(staged))
     identity = missing = None
@@ -278,7 +280,7 @@ def _read_leaf(
         missing = f"machine code not read: {problem}"
     gpu = find_gpu()
     state = (staged / "kernel.so").stat()
-    return Leaf(
+    return Build(
         variant=variant.name,
         arch=arch,
         key=digest([recipe.request_key(variant, arch), toolchain_key(toolchain), deps]),
@@ -297,13 +299,13 @@ def _read_leaf(
 
 def _edited_since(deps: tuple[Dependency, ...], variant: Variant, folder: Path, started_ns: int) -> str:
     """Files whose content or metadata changed after the build began: their hash might bless other code."""
-    late = [path for path, _ in deps if os.stat(leaves.located(path, variant, folder)).st_ctime_ns >= started_ns]  # noqa: PTH116
+    late = [path for path, _ in deps if os.stat(cached.located(path, variant, folder)).st_ctime_ns >= started_ns]  # noqa: PTH116
     return ", ".join(late[:3])
 
 
 def _not_there(request: Request, why: str, cache: Path) -> BuildFailure:
     variant, arch = request
-    reason = f"no leaf in {cache}: {why}; drop --fa-no-build, or build it there first"
+    reason = f"no build in {cache}: {why}; drop --fa-no-build, or build it there first"
     return BuildFailure(variant.name, arch, reason)
 
 

@@ -1,10 +1,10 @@
-"""The cache: immutable leaves named by content, found by re-hashing what they were made from.
+"""The cache: immutable builds named by content, found by re-hashing what they were made from.
 
-    <cache>/leaves/<variant>-<arch>-<request key>/<toolchain key>-<content key>/{kernel.so, leaf.json, log.txt}
+    <cache>/builds/<variant>-<arch>-<request key>/<toolchain key>-<content key>/{kernel.so, build.json, log.txt}
     <cache>/binding/<key>/binding.o
     <cache>/.lock, <cache>/.stage-*
 
-A leaf appears by one atomic rename and never changes, so a reader needs no lock and a killed build leaves nothing but a
+A build appears by one atomic rename and never changes, so a reader needs no lock and a killed build leaves nothing but a
 staging folder, which the next builder sweeps.
 """
 
@@ -24,29 +24,29 @@ from pytest_fa.build.command import links
 from pytest_fa.build.keys import Dependency, digest, file_hash
 from pytest_fa.build.recipe import request_key
 from pytest_fa.catalog.variant import Target, Variant
-from pytest_fa.records.built import Leaf
+from pytest_fa.records.built import Build
 
 
-class StoredLeaf(msgspec.Struct, frozen=True):
-    """`leaf.json`: the leaf and every file it was made from, as (path, sha256).
+class StoredBuild(msgspec.Struct, frozen=True):
+    """`build.json`: the build and every file it was made from, as (path, sha256).
 
-    Paths under the staging folder's links stay relative (`src/kernel.cu`), so that a leaf can be checked elsewhere.
+    Paths under the staging folder's links stay relative (`src/kernel.cu`), so that a build can be checked elsewhere.
     """
 
-    leaf: Leaf
+    build: Build
     dependencies: tuple[Dependency, ...]
 
 
 def scope(cache: Path, variant: Variant, arch: Target) -> Path:
-    """The folder of all leaves for one request."""
+    """The folder of all builds for one request."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", variant.name)
-    return cache / "leaves" / f"{name}-{arch}-{request_key(variant, arch)}"
+    return cache / "builds" / f"{name}-{arch}-{request_key(variant, arch)}"
 
 
-def find_leaf(cache: Path, variant: Variant, arch: Target, toolchain: str | None) -> tuple[Leaf | None, str]:
-    """The newest leaf whose files all still hash the same, and why there is none.
+def find_build(cache: Path, variant: Variant, arch: Target, toolchain: str | None) -> tuple[Build | None, str]:
+    """The newest build whose files all still hash the same, and why there is none.
 
-    With `toolchain` None any compiler's leaf will do, and only the project's own files are compared: that is how leaves
+    With `toolchain` None any compiler's build will do, and only the project's own files are compared: that is how builds
     made on another machine are used.
     """
     why = ""
@@ -54,42 +54,42 @@ def find_leaf(cache: Path, variant: Variant, arch: Target, toolchain: str | None
     candidates = [each for each in folder.glob("*-*") if toolchain is None or each.name.startswith(f"{toolchain}-")]
     for candidate in sorted(candidates, key=lambda each: -each.stat().st_mtime):
         try:
-            stored = msgspec.json.decode((candidate / "leaf.json").read_bytes(), type=StoredLeaf)
+            stored = msgspec.json.decode((candidate / "build.json").read_bytes(), type=StoredBuild)
         except (OSError, msgspec.MsgspecError):
-            why = why or f"{candidate.relative_to(cache)}/leaf.json cannot be read"
+            why = why or f"{candidate.relative_to(cache)}/build.json cannot be read"
             continue
         changed = _changed(stored.dependencies, variant, everything=toolchain is not None)
         if not changed and (candidate / "kernel.so").is_file():
-            return stored.leaf, ""
+            return stored.build, ""
         lost = f"{candidate.relative_to(cache)}/kernel.so is gone"
         why = why or (f"changed since it was built: {', '.join(changed[:3])}" if changed else lost)
     return None, why or "it was never built with these flags and definitions"
 
 
-def find_by_key(cache: Path, key: str) -> list[Leaf]:
-    """Every leaf whose build key begins with `key`, whatever its sources are by now."""
+def find_by_key(cache: Path, key: str) -> list[Build]:
+    """Every build whose build key begins with `key`, whatever its sources are by now."""
     found = []
-    for path in sorted((cache / "leaves").glob("*/*/leaf.json")):
+    for path in sorted((cache / "builds").glob("*/*/build.json")):
         try:
-            leaf = msgspec.json.decode(path.read_bytes(), type=StoredLeaf).leaf
+            build = msgspec.json.decode(path.read_bytes(), type=StoredBuild).build
         except (OSError, msgspec.MsgspecError):
             continue
-        if leaf.key.startswith(key) and (path.parent / "kernel.so").is_file():
-            found.append(leaf)
+        if build.key.startswith(key) and (path.parent / "kernel.so").is_file():
+            found.append(build)
     return found
 
 
-def publish(cache: Path, variant: Variant, arch: Target, toolchain: str, staged: Path, stored: StoredLeaf) -> Leaf:
-    """Move a staged build to its final place; where another process was first, take its leaf."""
+def publish(cache: Path, variant: Variant, arch: Target, toolchain: str, staged: Path, stored: StoredBuild) -> Build:
+    """Move a staged build to its final place; where another process was first, take its build."""
     target = scope(cache, variant, arch) / f"{toolchain}-{digest(stored.dependencies)}"
-    (staged / "leaf.json").write_bytes(msgspec.json.format(msgspec.json.encode(stored)))
-    for name in ("kernel.so", "leaf.json"):
+    (staged / "build.json").write_bytes(msgspec.json.format(msgspec.json.encode(stored)))
+    for name in ("kernel.so", "build.json"):
         with (staged / name).open("rb") as stream:
             os.fsync(stream.fileno())
     shutil.rmtree(target, ignore_errors=True)  # the lock's holder looked: what lies there could not be used
     target.parent.mkdir(parents=True, exist_ok=True)
     staged.rename(target)
-    return stored.leaf
+    return stored.build
 
 
 def content_path(cache: Path, variant: Variant, arch: Target, toolchain: str, deps: tuple[Dependency, ...]) -> str:
@@ -98,7 +98,7 @@ def content_path(cache: Path, variant: Variant, arch: Target, toolchain: str, de
 
 
 def forget(cache: Path, variant: Variant, arches: tuple[Target, ...]) -> None:
-    """Remove every leaf of one variant for its present flags and definitions."""
+    """Remove every build of one variant for its present flags and definitions."""
     for arch in arches:
         shutil.rmtree(scope(cache, variant, arch), ignore_errors=True)
 

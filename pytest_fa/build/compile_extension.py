@@ -3,7 +3,7 @@
 python -m pytest_fa.build.compile_extension SPEC.json
 
 torch.utils.cpp_extension writes a build.ninja of its own, which knows every file that a source includes.  The staging
-folder is private and new, so no lock file that somebody left behind is in the way.  Leaves `kernel.so` and `deps.txt`.
+folder is private and new, so no lock file that somebody left behind is in the way.  Builds `kernel.so` and `deps.txt`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Extensions of PyTorch: what is asked for, with what it is compiled, and how.
 
 torch.utils.cpp_extension does the work, in a child: see compile_extension.py.  Its own notion of staleness does not see
-an edited header; here the files that ninja saw are hashed, as for every other leaf.
+an edited header; here the files that ninja saw are hashed, as for every other build.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _THREE_WORDS = 12
 
 
 class MachineCode(msgspec.Struct, frozen=True):
-    """The code of one leaf.
+    """The code of one build.
 
     `identity` is a sha256 over the contents of the `.text.*` sections, which hold code and nothing else: equal
     identities mean the same instructions, whatever the folder, the line info and the names around them.

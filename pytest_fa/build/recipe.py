@@ -1,4 +1,4 @@
-"""How a leaf is made: by nvcc with our binding, or by PyTorch's own builder for an extension of it."""
+"""How a build is made: by nvcc with our binding, or by PyTorch's own builder for an extension of it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def failed_command(variant: Variant, arch: Target, toolchain: Toolchain) -> tupl
 
 
 def tidy(variant: Variant, staged: Path) -> None:
-    """Take away what a published leaf does not need."""
+    """Take away what a published build does not need."""
     if not _is_extension(variant):
         for name in (*command.links(variant), "binding"):
             (staged / name).unlink()

@@ -1,4 +1,4 @@
-"""ptxas's log to kernels and advisories, and a leaf's figures against the manifest's limits."""
+"""ptxas's log to kernels and advisories, and a build's figures against the manifest's limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from pytest_fa.build.machine_code import MachineCode
 from pytest_fa.catalog.variant import Limits
-from pytest_fa.records.built import Advisory, Kernel, Leaf
+from pytest_fa.records.built import Advisory, Build, Kernel
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 _PROPERTIES = re.compile(r"Function properties for (\S+)")
@@ -72,40 +72,40 @@ def demangle(names: list[str]) -> list[str]:
     return lines if len(lines) == len(names) else names
 
 
-def broken_limits(leaf: Leaf, limits: Limits) -> list[str]:
-    """One sentence for every limit that a leaf exceeds: the kernel, the value found, the value allowed."""
-    if not leaf.kernels and limits != Limits():
-        return [f"{leaf.arch}: no kernel was found: limits cannot be judged"]
-    return [*_broken_counts(leaf, limits), *_broken_instructions(leaf, limits)]
+def broken_limits(build: Build, limits: Limits) -> list[str]:
+    """One sentence for every limit that a build exceeds: the kernel, the value found, the value allowed."""
+    if not build.kernels and limits != Limits():
+        return [f"{build.arch}: no kernel was found: limits cannot be judged"]
+    return [*_broken_counts(build, limits), *_broken_instructions(build, limits)]
 
 
-def _broken_counts(leaf: Leaf, limits: Limits) -> list[str]:
+def _broken_counts(build: Build, limits: Limits) -> list[str]:
     broken = []
     for field in ("registers_per_thread", "spill_bytes", "stack_bytes", "smem_bytes_per_block"):
         allowed = getattr(limits, field)
-        for kernel in leaf.kernels:
+        for kernel in build.kernels:
             found = getattr(kernel, field)
             if allowed is not None and not found <= allowed:
-                broken.append(f"{leaf.arch}: {kernel.name}: {field} is {found}, the limit is {allowed}")
-    if limits.advisories is not None and not len(leaf.advisories) <= limits.advisories:
-        listed = "; ".join(f"{each.code} {each.text}" for each in leaf.advisories)
+                broken.append(f"{build.arch}: {kernel.name}: {field} is {found}, the limit is {allowed}")
+    if limits.advisories is not None and not len(build.advisories) <= limits.advisories:
+        listed = "; ".join(f"{each.code} {each.text}" for each in build.advisories)
         broken.append(
-            f"{leaf.arch}: {len(leaf.advisories)} ptxas advisories, the limit is {limits.advisories}: {listed}"
+            f"{build.arch}: {len(build.advisories)} ptxas advisories, the limit is {limits.advisories}: {listed}"
         )
     return broken
 
 
-def _broken_instructions(leaf: Leaf, limits: Limits) -> list[str]:
+def _broken_instructions(build: Build, limits: Limits) -> list[str]:
     broken = []
-    if limits.instructions and leaf.code_identity is None:
-        broken.append(f"{leaf.arch}: limits.instructions cannot be judged: {leaf.code_identity_missing}")
+    if limits.instructions and build.code_identity is None:
+        broken.append(f"{build.arch}: limits.instructions cannot be judged: {build.code_identity_missing}")
         return broken
     for opcode, limit in limits.instructions.items():
-        for kernel in leaf.kernels:
+        for kernel in build.kernels:
             found = kernel.instructions.get(opcode, 0)
             most = float("inf") if limit.max is None else limit.max
             if not limit.min <= found <= most:
-                broken.append(f"{leaf.arch}: {kernel.name}: {found} {opcode}, the limits are {limit.min} to {most}")
+                broken.append(f"{build.arch}: {kernel.name}: {found} {opcode}, the limits are {limit.min} to {most}")
     return broken
 
 

@@ -8,10 +8,10 @@ from pytest_fa.records.environment import find_gpu
 
 
 def runs_on(arch: Target, compute_capability: tuple[int, int]) -> bool:
-    """Whether a leaf for `arch` runs on a GPU.
+    """Whether a build for `arch` runs on a GPU.
 
     Machine code runs on its own major version from its minor version on; an `a` architecture on that one chip family
-    alone; sm_80 leaves carry PTX as well, which newer GPUs compile when they load it.
+    alone; sm_80 builds carry PTX as well, which newer GPUs compile when they load it.
     """
     if arch == "host":
         return True

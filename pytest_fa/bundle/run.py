@@ -59,15 +59,20 @@ def describe(folder: Path, records: Path, exit_status: int, now: datetime) -> di
         "environment": msgspec.to_builtins(read_environment()),
         "versions": {package: installed_version(package) for package in pins},
         "differences_from_constraints": [str(each) for each in differences(pins)],
-        "compilers": sorted({leaf.compiler for record in found for leaf in record.leaves}),
-        "leaves": {f"{leaf.variant}/{leaf.arch}": _leaf(leaf) for record in found for leaf in record.leaves},
+        "compilers": sorted({build.compiler for record in found for build in record.builds}),
+        "builds": {f"{build.variant}/{build.arch}": _build_facts(build) for record in found for build in record.builds},
         "pytest_exit_status": exit_status,
         "outcomes": _outcomes(found),
     }
 
 
-def _leaf(leaf: Any) -> dict[str, Any]:  # noqa: ANN401  # a Leaf
-    return {"key": leaf.key, "code_identity": leaf.code_identity, "built_on": leaf.built_on, "built_at": leaf.built_at}
+def _build_facts(build: Any) -> dict[str, Any]:  # noqa: ANN401  # a build
+    return {
+        "key": build.key,
+        "code_identity": build.code_identity,
+        "built_on": build.built_on,
+        "built_at": build.built_at,
+    }
 
 
 def _outcomes(records: list[Record]) -> dict[str, dict[str, int]]:

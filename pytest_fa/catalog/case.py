@@ -86,7 +86,7 @@ class Case(msgspec.Struct, frozen=True, order=True):
 
     @property
     def visible_pairs(self) -> int:
-        """Query-key pairs per head that the mask leaves visible."""
+        """Query-key pairs per head that the mask shows."""
         if self.causal == "none":
             return self.seq_q * self.seq_k
         shift = 0 if self.causal == "top_left" else self.seq_k - self.seq_q

@@ -17,10 +17,14 @@ BUILTIN_ROOT = Path(pytest_fa.__file__).parent / "builtin"
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """Everything that was found, in the order of its roots; `broken` are the manifests that could not be read."""
+    """Every variant, in the order of the roots.
+
+    `broken` are the manifests that could not be read, `notices` the lines about names of earlier versions.
+    """
 
     variants: dict[str, Variant]
     broken: dict[str, BrokenVariant]
+    notices: tuple[str, ...] = ()
 
 
 def discover(roots: tuple[Path, ...]) -> Catalog:
@@ -31,6 +35,7 @@ def discover(roots: tuple[Path, ...]) -> Catalog:
     """
     variants: dict[str, Variant] = {}
     broken: dict[str, BrokenVariant] = {}
+    notices: list[str] = []
     provided, unusable = _package_roots()
     broken.update(unusable)
     for root in _unique((*roots, *provided, BUILTIN_ROOT)):
@@ -38,7 +43,7 @@ def discover(roots: tuple[Path, ...]) -> Catalog:
             raise UsageProblem(f"--fa-kernels: no folder {str(root)!r}; it must hold <variant>/{MANIFEST_NAME}")
         for path in sorted(root.glob(f"*/{MANIFEST_NAME}")):
             try:
-                found = read_manifest(path, root)
+                found = read_manifest(path, root, lambda line, path=path: notices.append(f"{path}: {line}"))  # type: ignore[misc]
             except ManifestError as problem:
                 broken[str(path)] = BrokenVariant(path.parent.name, str(problem))
                 continue
@@ -48,7 +53,7 @@ def discover(roots: tuple[Path, ...]) -> Catalog:
                     broken[f"{path}:{variant.name}"] = BrokenVariant(variant.name, text)
                 else:
                     variants[variant.name] = variant
-    return Catalog(variants, broken)
+    return Catalog(variants, broken, tuple(notices))
 
 
 def _package_roots() -> tuple[list[Path], dict[str, BrokenVariant]]:

@@ -22,7 +22,7 @@ CHECKS = (
     "row rms",
     "gain",
     "repeats",
-    "own work",
+    "delegation",
     "timed outputs",
     "exception",
     "launch",
@@ -96,7 +96,7 @@ FAULTS: dict[str, Fault] = {
     "kept_by_scores": Fault("timed outputs", only=True, besides=("graph_capture",)),
     "shape_kept_by_address": Fault("new_shape", only=True),
     "flickers": Fault("repeats", only=True),
-    "calls_sdpa": Fault("own work", only=True),
+    "calls_sdpa": Fault("delegation", only=True),
     # endings
     "raises": Fault("exception", only=True),
     "exits": Fault("isolation", only=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,17 +20,18 @@ from pytest_fa.catalog.variant import (
     Call,
     Constant,
     Entry,
-    Explained,
     InstructionLimit,
     Limits,
     Role,
     Rounding,
     Sanitizer,
     Supports,
+    Suppression,
     Target,
     Tolerance,
     Variant,
 )
+from pytest_fa.earlier import upgrade_manifest
 from pytest_fa.errors import ManifestError, UsageProblem, suggestion
 
 MANIFEST_NAME = "variant.yaml"
@@ -60,8 +61,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits | None = None
     rounds: tuple[Rounding, ...] | None = None
     deterministic: bool | None = None
-    leaves_out: str | None = None
-    explained: dict[Sanitizer, Explained] | None = None
+    omits: str | None = None
+    suppressions: dict[Sanitizer, Suppression] | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,20 +83,20 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flags: tuple[str, ...] = ()
     rounds: tuple[Rounding, ...] = ()
     limits: Limits = Limits()
-    tolerance: Tolerance = "measured"
+    tolerance: Tolerance = "same_precision"
     deterministic: bool = True
-    leaves_out: str = ""
-    explained: dict[Sanitizer, Explained] = {}
+    omits: str = ""
+    suppressions: dict[Sanitizer, Suppression] = {}
     variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1)] | None = None
 
 
-def read_manifest(path: Path, root: Path) -> list[Variant]:
-    """The variants that one `variant.yaml` names.
+def read_manifest(path: Path, root: Path, say: Callable[[str], object] = lambda _: None) -> list[Variant]:
+    """The variants that one `variant.yaml` names; `say` is told each name of an earlier version in it.
 
     Raises `ManifestError` with the file, the key, the value found and what is allowed.
     """
     try:
-        manifest = msgspec.convert(_merged(_load_yaml(path)), Manifest, strict=True)
+        manifest = msgspec.convert(_merged(upgrade_manifest(_load_yaml(path), say)), Manifest, strict=True)
         members = manifest.variants or {path.parent.name: Member()}
         _check_names(path, "variants: name" if manifest.variants else "folder name", members, NAME)
         for defines in (manifest.defines, *(member.defines for member in members.values())):
@@ -150,16 +151,16 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         parent=member.parent or manifest.parent,
         because=member.because or manifest.because,
         expect=member.expect or manifest.expect,
-        leaves_out=manifest.leaves_out if member.leaves_out is None else member.leaves_out,
-        explained=manifest.explained if member.explained is None else member.explained,
+        omits=manifest.omits if member.omits is None else member.omits,
+        suppressions=manifest.suppressions if member.suppressions is None else member.suppressions,
         computes=manifest.computes,
         cases=read_cases(manifest.cases if member.cases is None else member.cases, manifest.computes),
     )
     if problem := probe_problem(variant):
         raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
     # What leaves a stage out is not judged, so it must say that it is no candidate, and of whom it is a part.
-    if variant.leaves_out and (variant.role != "ablation" or variant.parent is None):
-        found = f"{name}: leaves_out is {variant.leaves_out!r}, role is {variant.role!r}, parent {variant.parent!r}"
+    if variant.omits and (variant.role != "ablation" or variant.parent is None):
+        found = f"{name}: leaves_out is {variant.omits!r}, role is {variant.role!r}, parent {variant.parent!r}"
         raise ManifestError(f"{folder / MANIFEST_NAME}: {found}; it needs role 'ablation' and a parent")
     return variant
 
@@ -189,7 +190,7 @@ _STRUCTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     (r"\$\.(variants\[\.\.\.\]\.)?supports", Supports),
     (r"\$\.(variants\[\.\.\.\]\.)?limits", Limits),
     (r"\$\.(variants\[\.\.\.\]\.)?limits\.instructions\[\.\.\.\]", InstructionLimit),
-    (r"\$\.(variants\[\.\.\.\]\.)?explained\[\.\.\.\]", Explained),
+    (r"\$\.(variants\[\.\.\.\]\.)?explained\[\.\.\.\]", Suppression),
     (r"\$\.variants\[\.\.\.\]", Member),
     (r"\$", Manifest),
 )

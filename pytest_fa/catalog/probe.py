@@ -61,7 +61,7 @@ def _of_scores(variant: Variant) -> Iterator[str]:
     for key, found, only in (
         ("supports.causal", supports.causal, ("none",)),
         ("rounds", variant.rounds, ()),
-        ("tolerance", variant.tolerance, "measured"),
+        ("tolerance", variant.tolerance, "same_precision"),
     ):
         if found != only:
             yield f"{key} is {_shown(found)}, and computes is 'scores', whose {key} is {_shown(only)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_fa.catalog.case import Case, parse_case
 
-MISSION_SHAPE = "b1h8s512d64-fp16"
+TARGET_SHAPE = "b1h8s512d64-fp16"
 
 
 def _seeded(shapes: tuple[str, ...], seeds: int) -> tuple[Case, ...]:
@@ -13,7 +13,7 @@ def _seeded(shapes: tuple[str, ...], seeds: int) -> tuple[Case, ...]:
 
 SMOKE_SHAPES = ("b1h2s64d64-fp16", "b1h2s65d64-fp16-causal", "b1h2s64d64-bf16")
 
-HISTORY_SHAPES = ("b1h2s64d64-fp16", "b1h4s128d64-fp16", MISSION_SHAPE, "b2h2s64d64-fp16")
+HISTORY_SHAPES = ("b1h2s64d64-fp16", "b1h4s128d64-fp16", TARGET_SHAPE, "b2h2s64d64-fp16")
 
 # One query, primes, tile edges of 32, 64 and 128 and their neighbours, S_q != S_kv both ways, no keys at all,
 # grouped heads, the other layout, each mask: where tails, masks and strides go wrong.
@@ -58,7 +58,7 @@ LONG_SHAPES = (
 SUITES: dict[str, tuple[Case, ...]] = {
     "smoke": _seeded(SMOKE_SHAPES, 1),
     "history": _seeded(HISTORY_SHAPES, 3),
-    "mission": _seeded((MISSION_SHAPE,), 100),
+    "mission": _seeded((TARGET_SHAPE,), 100),
     "edge": _seeded(EDGE_SHAPES, 1),
     "long": _seeded(LONG_SHAPES, 1),
 }

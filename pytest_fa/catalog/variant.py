@@ -7,20 +7,21 @@ from typing import Annotated, Literal
 import msgspec
 
 from pytest_fa.catalog.case import Case, Causal, Computes, Dtype, Layout
+from pytest_fa.earlier import MANIFEST_KEYS, also_called
 
-Role = Literal["candidate", "baseline", "floor", "ablation", "probe", "wrong"]
+Role = Literal["candidate", "baseline", "overhead", "ablation", "probe", "wrong"]
 EntryKind = Literal["cuda", "torch", "python"]
 Device = Literal["cuda", "cpu"]
 Arch = Literal["sm_80", "sm_89", "sm_90a"]
-Target = Arch | Literal["host"]  # what a leaf is for: an extension without CUDA sources is for the host
-Tolerance = Literal["measured", "absolute", "fp8"]
+Target = Arch | Literal["host"]  # what a build is for: an extension without CUDA sources is for the host
+Tolerance = Literal["same_precision", "absolute", "fp8"]
 Rounding = Literal["q", "s", "p"]
 Sanitizer = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
 SOME = msgspec.Meta(min_length=1)
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 ARCHES: tuple[Arch, ...] = ("sm_80", "sm_89", "sm_90a")
-COMPANION_ROLES: tuple[Role, ...] = ("baseline", "floor")
+COMPANION_ROLES: tuple[Role, ...] = ("baseline", "overhead")
 
 
 class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,7 +98,7 @@ class InstructionLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max: Count | None = None
 
 
-class Explained(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Findings of a sanitizer that are none: how many at most, and why."""
 
     most: Count
@@ -115,6 +116,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instructions: dict[str, InstructionLimit] = {}
 
 
+@also_called(MANIFEST_KEYS)
 class Variant(msgspec.Struct, frozen=True):
     """One runnable kernel.
 
@@ -141,8 +143,8 @@ class Variant(msgspec.Struct, frozen=True):
     because: str
     expect: str
     deterministic: bool = True
-    leaves_out: str = ""
-    explained: dict[Sanitizer, Explained] = {}
+    omits: str = ""
+    suppressions: dict[Sanitizer, Suppression] = {}
     computes: Computes = "attention"
     cases: tuple[Case, ...] = ()
 
@@ -157,7 +159,7 @@ class Variant(msgspec.Struct, frozen=True):
     @property
     def is_judged(self) -> bool:
         """Whether its output means anything: a floor does no work, and without a stage the result is another."""
-        return self.role != "floor" and not self.leaves_out
+        return self.role != "overhead" and not self.omits
 
     @property
     def may_be_gated(self) -> bool:
@@ -166,7 +168,7 @@ class Variant(msgspec.Struct, frozen=True):
 
     def answers(self, case: Case) -> bool:
         """Whether it computes what the case asks for; a floor, which computes nothing, stands beside anything."""
-        return self.role == "floor" or case.computes == self.computes
+        return self.role == "overhead" or case.computes == self.computes
 
     def device_for(self, *, gpu: bool) -> Device | None:
         """The device it runs on: the GPU where there is one, else the CPU, else none."""
@@ -184,12 +186,12 @@ class Variant(msgspec.Struct, frozen=True):
         supports = self.supports
         if not self.answers(case):
             yield f"it computes {self.computes}, the case asks for {case.computes}"
-        is_floor = self.role == "floor"  # which reads no row, and so takes any length of it
-        for field in ("dtype", "causal", "layout", *(() if is_floor else ("head_dim",))):
+        is_overhead = self.role == "overhead"  # which reads no row, and so takes any length of it
+        for field in ("dtype", "causal", "layout", *(() if is_overhead else ("head_dim",))):
             value, allowed = getattr(case, field), getattr(supports, field)
             if value not in allowed:
                 yield f"{field} is {value}, supports {', '.join(map(str, allowed))}"
-        if not is_floor and (case.dtype, case.head_dim) not in self.instantiations:
+        if not is_overhead and (case.dtype, case.head_dim) not in self.instantiations:
             built = ", ".join(f"{dtype}-d{dim}" for dtype, dim in self.instantiations)
             yield f"no instantiation {case.dtype}-d{case.head_dim}, compiled are {built}"
         if case.kv_heads != case.heads and not supports.grouped_heads:

@@ -14,14 +14,14 @@ import msgspec
 from pytest_fa.gate.intervals import PROCESS_SD, Interval, any_rejected, p_above, t_interval
 from pytest_fa.records.gated import GateVerdict, PairSamples
 
-LOOKS = (6, 12)
+ANALYSES = (6, 12)
 CONFIDENCE = 0.995
 LEAST_NOISE_BAND = 0.005
 MOST_DROPPED = 0.2
 LEAST_SD_SHARE = 0.5  # of the spread of processes that is known: fewer may not decide by scattering less
 
 
-class Look(msgspec.Struct, frozen=True):
+class Analysis(msgspec.Struct, frozen=True):
     """What is known after so many processes; `verdict` is None where more processes may decide."""
 
     verdict: GateVerdict | None
@@ -29,7 +29,7 @@ class Look(msgspec.Struct, frozen=True):
     intervals: tuple[Interval, ...]
 
 
-def look(pairs: Sequence[PairSamples], ratio: float, *, is_last: bool, process_sd: float = PROCESS_SD) -> Look:
+def analyse(pairs: Sequence[PairSamples], ratio: float, *, is_last: bool, process_sd: float = PROCESS_SD) -> Analysis:
     """Whether every pair's true ratio is below `ratio`.
 
     PASS where every upper bound is below it, FAIL where any pair is above it after Holm's rule over the pairs.  A
@@ -41,19 +41,19 @@ def look(pairs: Sequence[PairSamples], ratio: float, *, is_last: bool, process_s
     intervals = tuple(t_interval(pair.means, CONFIDENCE, least_sd) for pair in pairs)
     undecided: GateVerdict | None = "INCONCLUSIVE" if is_last else None
     if lost := max((sum(not row for row in pair.blocks) for pair in pairs), default=0):
-        return Look("INCONCLUSIVE", f"the GPU was slowed down in {lost} processes for too many blocks", intervals)
+        return Analysis("INCONCLUSIVE", f"the GPU was slowed down in {lost} processes for too many blocks", intervals)
     noise, reach = _noise(pairs, ratio)
     if pairs and all(each.high + reach < limit for each in intervals):
         beside = f", even by {100 * math.expm1(reach):.2f} % more; {noise}" if noise else ""
-        return Look("PASS", f"every upper bound is below the gate{beside}", intervals)
+        return Analysis("PASS", f"every upper bound is below the gate{beside}", intervals)
     if noise:
-        return Look(undecided, noise, intervals)
+        return Analysis(undecided, noise, intervals)
     above = any_rejected([p_above(pair.means, limit, least_sd) for pair in pairs], (1 - CONFIDENCE) / 2)
     if any(above):
         slow = [pair.shape_id for pair, is_above in zip(pairs, above, strict=True) if is_above]
-        return Look("FAIL", f"above the gate: {', '.join(dict.fromkeys(slow))}", intervals)
+        return Analysis("FAIL", f"above the gate: {', '.join(dict.fromkeys(slow))}", intervals)
     open_ = [pair.shape_id for pair, each in zip(pairs, intervals, strict=True) if not each.high < limit]
-    return Look(undecided, f"the interval holds the gate: {', '.join(dict.fromkeys(open_))}", intervals)
+    return Analysis(undecided, f"the interval holds the gate: {', '.join(dict.fromkeys(open_))}", intervals)
 
 
 def noise_band(ratio: float) -> float:
@@ -65,10 +65,10 @@ def _noise(pairs: Sequence[PairSamples], ratio: float) -> tuple[str, float]:
     """Which baseline differs from itself most, beyond the band or by nobody knows what, and how far; else nothing."""
     band, worst, found = noise_band(ratio), 0.0, ""
     for pair in pairs:
-        same = t_interval(pair.same_means, CONFIDENCE)
-        reach = max(-same.low, same.high)
+        control = t_interval(pair.control_means, CONFIDENCE)
+        reach = max(-control.low, control.high)
         reach = reach if math.isfinite(reach) else math.inf
         if reach > max(band, worst):
-            off = f"{100 * math.expm1(same.low):+.2f} to {100 * math.expm1(same.high):+.2f} %"
+            off = f"{100 * math.expm1(control.low):+.2f} to {100 * math.expm1(control.high):+.2f} %"
             worst, found = reach, f"machine too noisy: {pair.baseline} against itself at {pair.shape_id} is {off}"
     return found, worst

@@ -12,26 +12,26 @@ from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError
-from pytest_fa.gate.decision import LOOKS
+from pytest_fa.gate.decision import ANALYSES
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.records.environment import find_gpu, read_environment
 from pytest_fa.records.gated import PairSamples
 from pytest_fa.records.noise import Noise
 from pytest_fa.records.source import read_source
 from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import Arm, Contest, GateJob, GateResult
+from pytest_fa.worker.jobs import Arm, ArmPair, GateJob, GateResult
 
-MISSION = "b1h8s512d64-fp16-seed0"
+TARGET_CASE = "b1h8s512d64-fp16-seed0"
 SMALL = "b1h4s128d64-fp16-seed0"
 # On each shape two backends against each other, and two against themselves.
 PAIRS = (
-    (MISSION, "sdpa_flash", "sdpa_cudnn"),
-    (MISSION, "sdpa_cudnn", "sdpa_cudnn"),
-    (MISSION, "sdpa_flash", "sdpa_flash"),
+    (TARGET_CASE, "sdpa_flash", "sdpa_cudnn"),
+    (TARGET_CASE, "sdpa_cudnn", "sdpa_cudnn"),
+    (TARGET_CASE, "sdpa_flash", "sdpa_flash"),
     (SMALL, "sdpa_flash", "sdpa_flash"),
     (SMALL, "sdpa_efficient", "sdpa_efficient"),
 )
-LEAST_PROCESSES = LOOKS[-1]
+LEAST_PROCESSES = ANALYSES[-1]
 
 
 class CannotMeasure(FaError):
@@ -45,21 +45,21 @@ def measure_noise(root: Path, processes: int, say: Callable[[str], object]) -> N
     if processes < LEAST_PROCESSES:
         raise CannotMeasure(f"{processes} processes; give {LEAST_PROCESSES} or more: that is one gate")
     variants = discover(()).variants
-    contests = tuple(_contest(parse_case(case), variants[one], variants[other]) for case, one, other in PAIRS)
+    arm_pairs = tuple(_arm_pair(parse_case(case), variants[one], variants[other]) for case, one, other in PAIRS)
     results, start = [], time.monotonic()
     with timing_lock(), Workers() as workers:
         for number in range(processes):
             seed = random.SystemRandom().randrange(2**31)
-            result = workers.run_afresh(GateJob(contests, "cuda", "measured", seed))
+            result = workers.run_afresh(GateJob(arm_pairs, "cuda", "same_precision", seed))
             if result.outcome != "ok":
                 raise CannotMeasure(f"process {number}: {result.outcome}: {result.message}")
-            if any(each.dropped for each in result.contests):
+            if any(each.dropped for each in result.arm_pairs):
                 raise CannotMeasure(f"process {number}: heat or the hardware slowed the GPU down; try again later")
             results.append(result)
             say(f"{number + 1} of {processes}")
     return Noise(
-        pairs=tuple(_samples(index, contest, results) for index, contest in enumerate(contests)),
-        candidates=tuple(each.candidate.variant.name for each in contests),
+        pairs=tuple(_samples(index, paired_timing, results) for index, paired_timing in enumerate(arm_pairs)),
+        candidates=tuple(each.candidate.variant.name for each in arm_pairs),
         processes=processes,
         seconds_per_process=(time.monotonic() - start) / processes,
         environment=read_environment(),
@@ -68,13 +68,13 @@ def measure_noise(root: Path, processes: int, say: Callable[[str], object]) -> N
     )
 
 
-def _contest(case: Case, candidate: Variant, baseline: Variant) -> Contest:
-    return Contest(case, Arm(candidate, None), Arm(baseline, None))
+def _arm_pair(case: Case, candidate: Variant, baseline: Variant) -> ArmPair:
+    return ArmPair(case, Arm(candidate, None), Arm(baseline, None))
 
 
-def _samples(index: int, contest: Contest, results: list[GateResult]) -> PairSamples:
-    mine = [result.contests[index] for result in results]
-    name = contest.baseline.variant.name
+def _samples(index: int, paired_timing: ArmPair, results: list[GateResult]) -> PairSamples:
+    mine = [result.arm_pairs[index] for result in results]
+    name = paired_timing.baseline.variant.name
     return PairSamples(
-        contest.case.shape_id, name, tuple(each.blocks for each in mine), tuple(each.same for each in mine)
+        paired_timing.case.shape_id, name, tuple(each.blocks for each in mine), tuple(each.control for each in mine)
     )

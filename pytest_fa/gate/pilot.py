@@ -91,5 +91,5 @@ def _believed_us(record: Record) -> float:
     if speed.agreement is not None and speed.agreement.valid is False:
         raise NoVerdict(f"the time of {name} is not confirmed: {speed.agreement.reason}")
     if speed.order == "programmatic":
-        raise NoVerdict(f"{name}: its kernels begin before their forerunners end, a period that is never gated")
+        raise NoVerdict(f"{name}: its kernels begin before their predecessor end, a period that is never gated")
     return speed.device.median_us

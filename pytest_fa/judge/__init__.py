@@ -1,1 +1,1 @@
-"""Is an output right: truth, yardstick, tolerance policies, the verdict."""
+"""Is an output right: truth, same-precision reference, tolerance policies, the verdict."""

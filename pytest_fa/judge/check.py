@@ -20,7 +20,7 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
     """
     errors = Errors(out.double(), out.double() - truth.out, truth, out.dtype)
     bounds, limit = POLICIES[policy](errors)
-    ideal = truth.yardstick - truth.out
+    ideal = truth.same_precision - truth.out
     size = errors.error.abs().nan_to_num(nan=math.inf, posinf=math.inf)  # NaN is the worst error of all
     bad = ~(size <= limit)
     worst = int(size.argmax())
@@ -30,8 +30,8 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
         bounds=bounds,
         max_abs_error=_finite(float(errors.error.abs().max())),
         rms_error=_finite(rms(errors.error)),
-        yardstick_max_error=float(ideal.abs().max()),
-        yardstick_rms_error=rms(ideal),
+        same_precision_max_error=float(ideal.abs().max()),
+        same_precision_rms_error=rms(ideal),
         nonfinite_count=int((~errors.out.isfinite()).sum()),
         bad_count=int(bad.sum()),
         element_count=out.numel(),

@@ -14,7 +14,7 @@ import torch
 from pytest_fa.catalog.case import AXES, Computes
 from pytest_fa.judge.scores import score_mistakes
 from pytest_fa.judge.truth import Truth, make_truth
-from pytest_fa.records.judged import Check, Diagnosis, Repeats, Witness
+from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Repeats
 from pytest_fa.run.inputs import Inputs
 
 MAP_COLUMNS, MAP_ROWS = 48, 16
@@ -36,24 +36,24 @@ def diagnose(
     inputs: Inputs,
     check: Check,
     repeats: Repeats | None,
-    witnesses: tuple[Witness, ...],
+    cross_checks: tuple[CrossCheck, ...],
     computes: Computes = "attention",
 ) -> Diagnosis:
     """What can be said about a wrong output beyond its bounds."""
-    limit = next((each.allowed for each in check.bounds if each.name == "max"), 2 * check.yardstick_max_error)
+    limit = next((each.allowed for each in check.bounds if each.name == "max"), 2 * check.same_precision_max_error)
     bad = ~((out.double() - truth.out).abs() <= limit)  # [b, h, sq, d]
     return Diagnosis(
         error_map=tuple(_error_map(out, truth, limit)),
         cause=_cause(out, truth, inputs, bad, repeats, computes),
-        witnesses=witnesses,
-        who_is_off=who_is_off(witnesses),
+        cross_checks=cross_checks,
+        conclusion=conclusion(cross_checks),
     )
 
 
-def who_is_off(witnesses: tuple[Witness, ...]) -> str:
+def conclusion(cross_checks: tuple[CrossCheck, ...]) -> str:
     """One sentence: the candidate, or a backend as well."""
-    right = [each.name for each in witnesses if each.passed]
-    wrong = [each.name for each in witnesses if each.passed is False]
+    right = [each.name for each in cross_checks if each.passed]
+    wrong = [each.name for each in cross_checks if each.passed is False]
     if not right and not wrong:
         return "no SDPA backend takes this case: only truth speaks"
     if not wrong:

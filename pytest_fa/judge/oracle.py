@@ -11,7 +11,7 @@ from pytest_fa.run.inputs import Inputs
 
 
 def truth_of(computes: Computes, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> Truth:
-    """Truth and yardstick with what `policy` reads; `rounds` are a manifest's, which scores have none of."""
+    """Truth and same-precision reference with what `policy` reads; `rounds` are a manifest's, which scores have none of."""
     if computes == "scores":
         return make_scores_truth(inputs)
     return make_truth(inputs, rounds, with_spread=policy in READS_SPREAD)

@@ -1,6 +1,6 @@
 """Tolerance policies: an output's errors to bounds that hold or do not.  Every comparison fails on NaN.
 
-`measured` compares with the error that an ideal kernel of the same precision makes on the same data, so it needs no
+`same_precision` compares with the error that an ideal kernel of the same precision makes on the same data, so it needs no
 number that somebody picked per shape.  `fp8` is for kernels that round P to e4m3, by what that rounding does to a sum.
 `absolute` is the older fixed threshold, kept for comparison with old results.  `tests/unit/judge/mutations.py` has the kernels that each
 was tried on, right and wrong ones, and what it must reject.
@@ -36,7 +36,7 @@ _TINY = 1e-300  # in place of an RMS of 0
 
 
 class Errors(NamedTuple):
-    """out - truth, and what the yardstick's own error is."""
+    """out - truth, and what the same-precision reference's own error is."""
 
     out: torch.Tensor  # [batch, heads, seq_q, head_dim] float64
     error: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, NaN and Inf where out has them
@@ -54,13 +54,13 @@ class PolicyResult(NamedTuple):
 Policy = Callable[[Errors], PolicyResult]
 
 
-def measured(errors: Errors) -> PolicyResult:
-    """Maximum, RMS, each row's RMS and each head's gain against the yardstick's, with half an ulp for the rounding.
+def same_precision(errors: Errors) -> PolicyResult:
+    """Maximum, RMS, each row's RMS and each head's gain against the same-precision reference's, with half an ulp for the rounding.
 
-    With Y and R the yardstick's maximum and RMS error and u = ulp(max|truth|): max <= 2Y + u/2, RMS <= 1.5R + u/8, each
+    With Y and R the same-precision reference's maximum and RMS error and u = ulp(max|truth|): max <= 2Y + u/2, RMS <= 1.5R + u/8, each
     row as in `_rows`, and each head's gain <= 20 `_gain_noise` + `_gain_floor`.
     """
-    ideal = errors.truth.yardstick - errors.truth.out
+    ideal = errors.truth.same_precision - errors.truth.out
     u = ulp(float(errors.truth.out.abs().max()), errors.dtype)
     ideal_rms, most = rms(ideal), 2 * float(ideal.abs().max()) + u / 2
     gain_allowed = 20 * _gain_noise(errors, ideal, ideal_rms) + _gain_floor(errors)
@@ -107,13 +107,13 @@ def fp8(errors: Errors) -> PolicyResult:
 def absolute(errors: Errors) -> PolicyResult:
     """max|out - truth| < 0.002, for fp16 only.  Raises `UsageProblem` for another dtype."""
     if errors.dtype != torch.float16:
-        raise UsageProblem(f"policy 'absolute' judges fp16 only, the output is {errors.dtype}; use 'measured'")
+        raise UsageProblem(f"policy 'absolute' judges fp16 only, the output is {errors.dtype}; use 'same_precision'")
     worst = float(errors.error.abs().max())
     bounds = (_finite(errors), Bound("max", _number(worst), ABSOLUTE_MAX_DIFF, worst < ABSOLUTE_MAX_DIFF))
     return PolicyResult(bounds, ABSOLUTE_MAX_DIFF)
 
 
-POLICIES: dict[str, Policy] = {"measured": measured, "absolute": absolute, "fp8": fp8}
+POLICIES: dict[str, Policy] = {"same_precision": same_precision, "absolute": absolute, "fp8": fp8}
 READS_SPREAD = frozenset({"fp8"})  # the policies whose truth is made `with_spread`
 
 
@@ -142,9 +142,9 @@ def _finite(errors: Errors) -> Bound:
 
 
 def _rows(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> Bound:
-    """Each row's RMS <= 5 max(the yardstick's in that row, r size) + ulp(max|truth's row|)/8.
+    """Each row's RMS <= 5 max(the same-precision reference's in that row, r size) + ulp(max|truth's row|)/8.
 
-    r = R / rms(truth) is the yardstick's relative error and the size the row's RMS, or sqrt(sum p^2) rms(v) if that is
+    r = R / rms(truth) is the same-precision reference's relative error and the size the row's RMS, or sqrt(sum p^2) rms(v) if that is
     more: where V's columns are alike a row may come out as zero by chance, and its error does not.  Without that, right
     kernels broke the bound eightfold on such data.
 
@@ -170,12 +170,12 @@ def _samples(errors: Errors) -> int:
 
 
 def _gain_noise(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> torch.Tensor:
-    """How far random errors of the yardstick's size scale a head: (R / rms of the head's truth) / sqrt(S_q D), or more.
+    """How far random errors of the same-precision reference's size scale a head: (R / rms of the head's truth) / sqrt(S_q D), or more.
 
     More where few rows make up the head, as under a causal mask with V that is zero but for its last keys, where right
-    kernels take 60 times the first: then sqrt(sum over rows of <the yardstick's error, truth>^2) / <truth, truth> / 2.
+    kernels take 60 times the first: then sqrt(sum over rows of <the same-precision reference's error, truth>^2) / <truth, truth> / 2.
     More where rows are alike, as with a scale of zero, and are all rounded to the same side: then a tenth of the
-    yardstick's own gain, of which a kernel may have twice as much.
+    same-precision reference's own gain, of which a kernel may have twice as much.
     """
     truth = errors.truth.out
     power = truth.square().sum((-1, -2))  # [b, h]

@@ -23,7 +23,7 @@ def repeat(
     call: Callable[[], torch.Tensor],
     first: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     asked: int | None,
-    dirt_missing: str | None,
+    smem_poison_missing: str | None,
     watch: Callable[[], object] = lambda: None,
     *,
     keep_farthest: bool = False,
@@ -60,7 +60,7 @@ def repeat(
             stride = min(2 * stride, LONGEST_STRIDE) if now - looked < QUICK_SECONDS else 1
             looked, next_look = now, count + stride
     synchronize(first.device)
-    found = Repeats(count, int(differing), int(ever_differed.sum()), first_place(ever_differed), dirt_missing)
+    found = Repeats(count, int(differing), int(ever_differed.sum()), first_place(ever_differed), smem_poison_missing)
     return found, farthest
 
 

@@ -1,6 +1,6 @@
-"""Scores alone, scale * q k^T: their truth and yardstick, and the mistakes whose result can be told.
+"""Scores alone, scale * q k^T: their truth and same-precision reference, and the mistakes whose result can be told.
 
-The policy `measured` judges them as it judges attention.  The yardstick rounds once, at the end, so what is allowed is
+The policy `same_precision` judges them as it judges attention.  The same-precision reference rounds once, at the end, so what is allowed is
 little more than that rounding; a sum of head_dim products in float32 is off by next to nothing beside it.
 """
 
@@ -17,7 +17,7 @@ SCALE_FACTORS = ((1.01, "1 % too large"), (0.99, "1 % too small"))
 
 
 def make_scores_truth(inputs: Inputs) -> Truth:
-    """Truth in float64, and the yardstick: the truth rounded to the dtype.  V and the mask are not read."""
+    """Truth in float64, and the same-precision reference: the truth rounded to the dtype.  V and the mask are not read."""
     out = _scores(inputs.q, inputs.k, inputs.scale)
     rms_k = inputs.k.double().square().mean((-1, -2)).sqrt()[..., None]  # [batch, kv_heads, 1]
     rms_k = rms_k.repeat_interleave(inputs.q.shape[1] // inputs.k.shape[1], dim=1)

@@ -36,7 +36,7 @@ class Subject:
     @property
     def is_exact(self) -> bool:
         """Whether weights sum to one but for the last bit: not where P is rounded to fewer bits than the output."""
-        return self._policy == "measured"
+        return self._policy == "same_precision"
 
     def inputs(self, seed: int = 0) -> Inputs:
         """The case's inputs with another seed's data."""

@@ -1,4 +1,4 @@
-"""Truth and yardstick: attention in float64, and what an ideal kernel of the candidate's own precision would give.
+"""Truth and same-precision reference: attention in float64, and what an ideal kernel of the candidate's own precision would give.
 
 Neither uses torch's SDPA, whose precision changed between releases.  Both read the same, already rounded inputs and go
 through them in blocks of queries, so that long sequences fit.
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.catalog.variant import Rounding
+from pytest_fa.earlier import TRUTH_ATTRIBUTES, also_called
 from pytest_fa.run.inputs import Inputs
 
 BLOCK_BYTES = {"cuda": 2**30, "cpu": 2**27}
@@ -23,11 +24,12 @@ class Spread(NamedTuple):
     largest_v: torch.Tensor  # [batch, heads, 1, 1] float64, max|v|
 
 
+@also_called(TRUTH_ATTRIBUTES)
 class Truth(NamedTuple):
     """What an output is judged by.  `spread` is there where it was asked for."""
 
     out: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, exact
-    yardstick: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, rounded where an ideal kernel rounds
+    same_precision: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, rounded where an ideal kernel rounds
     terms: int  # that the last sum of an element has: keys of attention, dimensions of a score
     row_size: (
         torch.Tensor
@@ -36,7 +38,7 @@ class Truth(NamedTuple):
 
 
 def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread: bool = False) -> Truth:
-    """Truth, and the yardstick with P = exp(S - max) rounded to the dtype and the result rounded once more.
+    """Truth, and the same-precision reference with P = exp(S - max) rounded to the dtype and the result rounded once more.
 
     `rounds` adds what a manifest declares: `q` rounds Q * scale, `s` rounds S, `p` divides P by its row sum before it
     is rounded.  Rows that see no key are zero.  `with_spread` costs a third product, which only some policies read.
@@ -45,7 +47,7 @@ def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread
     dtype = inputs.q.dtype
     rows = _rows_per_block(inputs)
     out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
-    yardstick = torch.empty_like(out)
+    same_precision = torch.empty_like(out)
     row_size = torch.empty_like(out[..., 0])
     rms_v = _rms(v)
     of_sum = torch.empty_like(out) if with_spread else None
@@ -66,9 +68,9 @@ def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread
             p, row_sum = _softmax_parts(scores, hidden)
         divided_first = "p" in rounds
         ideal = _round(_divide(p, row_sum), dtype) @ v if divided_first else _divide(_round(p, dtype) @ v, row_sum)
-        yardstick[:, :, block] = _round(ideal, dtype)
+        same_precision[:, :, block] = _round(ideal, dtype)
     spread = None if of_sum is None else Spread(of_sum, _largest(v))
-    return Truth(out, yardstick, inputs.k.shape[2], row_size, spread)
+    return Truth(out, same_precision, inputs.k.shape[2], row_size, spread)
 
 
 def _per_head(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

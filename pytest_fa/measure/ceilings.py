@@ -10,7 +10,7 @@ import torch
 
 from pytest_fa.errors import FaError
 from pytest_fa.measure.device_time import capture, event_us
-from pytest_fa.measure.floor import floor_us
+from pytest_fa.measure.launch_overhead import launch_overhead_us
 from pytest_fa.measure.sampling import sample_until_precise, settle, timing
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.environment import ClockWatch, clock_watch, read_environment
@@ -47,7 +47,7 @@ def measure_ceilings(root: Path) -> Ceilings:
         torch.mm(left, right)
         during = clocks.now()
         torch.cuda.synchronize()
-        empty_us = [floor_us(device_tools(0), (EMPTY,), lambda: None) for _ in range(5)]
+        empty_us = [launch_overhead_us(device_tools(0), (EMPTY,), lambda: None) for _ in range(5)]
         timings["empty launch"] = timing("slope between graphs of 50 and 150 empty kernels", empty_us, 200)
     rates = {name: 2 * MATRIX**3 / timings[f"matmul {name}"].median_us / 1e6 for name in MATMULS}
     return Ceilings(

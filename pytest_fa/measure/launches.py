@@ -58,7 +58,7 @@ def _read(driver: Any, graph: Any) -> Captured:  # noqa: ANN401  # cuda.bindings
 
 
 def _order(driver: Any, graph: Any, node_count: int) -> Order:  # noqa: ANN401
-    """One after the other, or not; a programmatic edge lets a kernel begin before its forerunner ends."""
+    """One after the other, or not; a programmatic edge lets a kernel begin before its predecessor ends."""
     *_, edge_count = _ok(driver, driver.cuGraphGetEdges(graph))
     if edge_count != node_count - 1:
         return "branches"

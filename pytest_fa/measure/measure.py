@@ -8,15 +8,15 @@ import torch
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.measure.attached import require_no_tool
-from pytest_fa.measure.busy import read_busy
 from pytest_fa.measure.call_time import call_time
 from pytest_fa.measure.cold_time import cold_time
 from pytest_fa.measure.device_time import CannotCapture, device_time
-from pytest_fa.measure.floor import floor_us
+from pytest_fa.measure.launch_overhead import launch_overhead_us
 from pytest_fa.measure.launches import Captured, read_launches
+from pytest_fa.measure.profiler_time import read_profiler_time
 from pytest_fa.measure.rotation import Rotation
 from pytest_fa.records.environment import ClockWatch, clock_watch
-from pytest_fa.records.timing import ON_CPU, Busy, Clocks, Speed, Timing
+from pytest_fa.records.timing import ON_CPU, Clocks, ProfilerTime, Speed, Timing
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.device_tools import NoDeviceTools, device_tools
 from pytest_fa.run.forward import Forward
@@ -51,7 +51,7 @@ def measure(
     with nvtx_range(f"call_us-{name}"):
         per_call = call_time(forward, rotation, device, watch)
     outputs += rotation.written(per_call.calls_per_sample)
-    cold, cold_missing, floor = _beside(forward, rotation, on_device.median_us, captured, watch)
+    cold, cold_missing, overhead_us = _beside(forward, rotation, on_device.median_us, captured, watch)
     rotation.require_untouched()
     speed = Speed(
         device=on_device,
@@ -65,16 +65,16 @@ def measure(
         clocks_during=during,
         cold=cold,
         cold_missing=cold_missing,
-        floor_us=floor,
+        launch_overhead_us=overhead_us,
         order=captured.order,
         other_nodes=captured.other_nodes,
     )
     return speed, outputs
 
 
-def profile_busy(
+def profile_call(
     forward: Forward, case: Case, inputs: Inputs, watch: Callable[[], object] = lambda: None
-) -> tuple[Busy | None, str | None]:
+) -> tuple[ProfilerTime | None, str | None]:
     """What the profiler says of one call, and why it says nothing; for a process that times nothing else."""
     device = inputs.q.device
     rotation = Rotation(case, inputs, l2_bytes(device))
@@ -85,7 +85,7 @@ def profile_busy(
         return None, "it launches no kernel"
     try:
         tools = device_tools(device.index or 0)
-        return read_busy(lambda: rotation.call(forward), rotation.begin, captured, tools, watch), None
+        return read_profiler_time(lambda: rotation.call(forward), rotation.begin, captured, tools, watch), None
     except (NoDeviceTools, CannotCapture) as problem:
         return None, str(problem)
 
@@ -101,11 +101,11 @@ def _beside(
         tools = device_tools(device.index or 0)
     except NoDeviceTools as problem:
         return None, str(problem), None
-    floor = floor_us(tools, captured.launches, watch) if captured.launches else None
+    overhead_us = launch_overhead_us(tools, captured.launches, watch) if captured.launches else None
     try:
-        return cold_time(lambda: rotation.call(forward), rotation.begin, tools, device_us, watch), None, floor
+        return cold_time(lambda: rotation.call(forward), rotation.begin, tools, device_us, watch), None, overhead_us
     except (CannotCapture, RuntimeError) as problem:
-        return None, str(problem).splitlines()[0], floor
+        return None, str(problem).splitlines()[0], overhead_us
 
 
 def _clocks_during(forward: Forward, rotation: Rotation, device_us: float, clocks: ClockWatch) -> Clocks | None:

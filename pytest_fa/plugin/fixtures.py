@@ -88,7 +88,7 @@ def fa_inputs(request: pytest.FixtureRequest, fa_case: Case) -> Iterator[Inputs]
 
 @pytest.fixture
 def fa_truth(request: pytest.FixtureRequest, fa_case: Case, fa_inputs: Inputs) -> Truth:
-    """float64 attention on `fa_inputs` (`.out`) and what an ideal kernel of the same precision gives (`.yardstick`)."""
+    """float64 attention on `fa_inputs` (`.out`) and what an ideal kernel of the same precision gives (`.same-precision reference`)."""
     from pytest_fa.judge.oracle import truth_of  # noqa: PLC0415  # torch: only for in-process tests
 
     return truth_of(fa_case.computes, fa_inputs, (), policy_of(request, fa_case))

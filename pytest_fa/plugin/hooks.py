@@ -52,9 +52,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     return 0
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """GPU, variants and cases, where our options are in use."""
-    return session_of(config).asked.title if config.stash[OPTIONS_KEY].is_given else None
+def pytest_report_header(config: pytest.Config) -> list[str] | None:
+    """GPU, variants and cases, where our options are in use; a line for each name of an earlier version."""
+    return session_of(config).asked.header if config.stash[OPTIONS_KEY].is_given else None
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str) -> list[pytest.Item] | None:

@@ -58,13 +58,15 @@ def variant_of(request: pytest.FixtureRequest) -> Variant | None:
 
 
 def policy_of(request: pytest.FixtureRequest, case: Case) -> str:
-    """The tolerance policy: the option's, else the marker's, else the manifest's, else `measured`."""
+    """The tolerance policy: the option's, else the marker's, else the manifest's, else `same_precision`."""
     variant = variant_of(request)
     marked = read_marker(tolerance_of, request.node)
-    policy = request.config.stash[OPTIONS_KEY].tolerance or marked or (variant.tolerance if variant else "measured")
-    if case.computes == "scores" and policy != "measured":
+    policy = (
+        request.config.stash[OPTIONS_KEY].tolerance or marked or (variant.tolerance if variant else "same_precision")
+    )
+    if case.computes == "scores" and policy != "same_precision":
         pytest.fail(
-            f"tolerance {policy} judges attention; {case.shape_id} asks for scores (use measured)", pytrace=False
+            f"tolerance {policy} judges attention; {case.shape_id} asks for scores (use same_precision)", pytrace=False
         )
     return policy
 

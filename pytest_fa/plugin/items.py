@@ -118,12 +118,12 @@ def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) ->
 def _html_extras(config: pytest.Config, record: Record) -> list[Any]:
     """For pytest-html, where it writes a page: links to the report and its CSV from there, and the verdict."""
     page = config.getoption("htmlpath", default=None)
-    if not page or record.profile is None:
+    if not page or record.nsight is None:
         return []
     from pytest_html import extras  # noqa: PLC0415  # another plugin's, only where it is in use
 
     folder = config.invocation_params.dir / Path(page).parent
-    files = {"Nsight Compute report": record.profile.report, "counters (CSV)": record.profile.table}
+    files = {"Nsight Compute report": record.nsight.report, "counters (CSV)": record.nsight.table}
     links = [
         extras.url(os.path.relpath(config.rootpath / path, folder), name=name) for name, path in files.items() if path
     ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
+from pytest_fa.earlier import POLICIES, renamed
 from pytest_fa.errors import UsageProblem
 from pytest_fa.options import LEAST_GATE, MOST_GATE, TOLERANCES
 
@@ -44,6 +46,11 @@ def tolerance_of(node: Node) -> str | None:
     if mark is None:
         return None
     (policy,) = mark.args if len(mark.args) == 1 and not mark.kwargs else (None,)
+    if policy in POLICIES:
+        warnings.warn(
+            f"{node.nodeid}: fa_tolerance: {renamed(policy, POLICIES[policy])}", DeprecationWarning, stacklevel=2
+        )
+        policy = POLICIES[policy]
     if policy not in TOLERANCES:
         raise UsageProblem(f"{node.nodeid}: fa_tolerance takes one of {', '.join(TOLERANCES)}; it is {policy!r}")
     return str(policy)

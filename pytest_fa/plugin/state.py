@@ -1,4 +1,4 @@
-"""What one pytest run holds: its options, its session, and what an item leaves for the hooks."""
+"""What one pytest run holds: its options, its session, and what an item hands to the hooks."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Results:
         outcome = report.fa_record["outcome"] if hasattr(report, "fa_record") else None
         self._failed_otherwise |= bool(report.failed) and outcome != "inconclusive"
         if hasattr(report, "fa_record"):
-            from pytest_fa.records.record import read_record  # noqa: PLC0415  # only runs with kernels need it
+            from pytest_fa.records.read import read_record  # noqa: PLC0415  # only runs with kernels need it
 
             record = read_record(report.fa_record)
             self._records.append(record)
@@ -80,11 +80,11 @@ class Results:
 
             append_summary(self._records, Path(summary))
         if self._options.save and self._records:
-            from pytest_fa.records.log import save_profiles  # noqa: PLC0415
+            from pytest_fa.records.log import save_records  # noqa: PLC0415
 
             good = [each for each in self._records if each.gate or (each.outcome == "ok" and each.kind != "build")]
             try:
-                self._saved = save_profiles(good, self._options.profiles, self._options.rootdir)
+                self._saved = save_records(good, self._options.records_folder, self._options.rootdir)
             except OSError as problem:
                 self._problem = problem
 
@@ -109,7 +109,7 @@ class Results:
                 terminal.write_line(f"fa: records were lost: {self._problem}", red=True)
             for path in self._saved:
                 terminal.write_line(f"saved: {self._short(path)}")
-            for name in stale_variants(self._records, self._options.profiles):
+            for name in stale_variants(self._records, self._options.records_folder):
                 terminal.write_line(
                     f"stale: the saved records of {name} were measured with other machine code (--fa-save)"
                 )
@@ -132,7 +132,7 @@ class Results:
         elif self._options.static:
             self._write_static(terminal, width)
         else:
-            ceilings = read_ceilings(self._options.profiles, self._records[0].environment.gpu)
+            ceilings = read_ceilings(self._options.records_folder, self._records[0].environment.gpu)
             rows = make_rows(self._records, ceilings)
             terminal.write_line(f"{render(rows, width, color=terminal.hasmarkup)}\n{FOOTNOTE}" if rows else "")
 
@@ -142,7 +142,7 @@ class Results:
         from pytest_fa.report.static_code import static_text  # noqa: PLC0415
 
         names = [record.variant for record in self._records]
-        terminal.write_line(static_text(self._records, saved_launches(self._options.profiles, names), width))
+        terminal.write_line(static_text(self._records, saved_launches(self._options.records_folder, names), width))
 
     def _write_gates(self, terminal: pytest.TerminalReporter) -> None:
         """Each gate; one without a verdict in full, since pytest shows the text of failures alone."""

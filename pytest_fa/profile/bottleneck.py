@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_fa.profile import presets
-from pytest_fa.records.tool_results import Bottleneck, BoundBy, ProfiledKernel
+from pytest_fa.records.tool_results import Bottleneck, BoundBy, CountedKernel
 
 Counters = dict[str, float]
 
@@ -39,7 +39,7 @@ _RATIOS = {presets.stall(reason): reason for reason in _WAITS}
 _SAMPLES = {presets.stall_samples(reason): reason for reason in _WAITS}
 
 
-def judge(kernel: ProfiledKernel) -> Bottleneck | None:
+def bottleneck_of(kernel: CountedKernel) -> Bottleneck | None:
     """The verdict on one kernel; None where a counter that it takes is missing."""
     counters = kernel.counters
     active, elapsed = counters.get(presets.ACTIVE_MAX), counters.get(presets.ELAPSED_MAX)
@@ -86,7 +86,7 @@ def _launch_bound(counters: Counters, active: float, elapsed: float) -> Bottlene
         f"launch-bound: the multiprocessor that works longest is active for {active:,.0f} of {elapsed:,.0f} cycles "
         f"({active / elapsed:.0%}); starting and ending take the rest"
     )
-    return _verdict("launch", sentence, counters, presets.ACTIVE_MAX, presets.ELAPSED_MAX)
+    return _bottleneck("launch", sentence, counters, presets.ACTIVE_MAX, presets.ELAPSED_MAX)
 
 
 _UNITS: dict[BoundBy, str] = {
@@ -107,7 +107,7 @@ def _unit_bound(counters: Counters, limit: BoundBy, name: str, percent: float) -
         beside, words = tensor[0], "the tensor pipe"
     value = counters.get(beside)
     rest = "" if value is None else f"; {words} at {value:.0f} %"
-    return _verdict(
+    return _bottleneck(
         limit, f"{limit}-bound: {_UNITS[limit]} runs at {percent:.0f} % of its peak{rest}", counters, name, beside
     )
 
@@ -119,8 +119,10 @@ def _latency_bound(counters: Counters, limit: BoundBy, name: str, percent: float
     stall = top_stall(counters)
     if grid is not None and multiprocessors and grid <= multiprocessors / 2:
         sentence = f"{start}; {grid:.0f} blocks leave {multiprocessors - grid:.0f} of {multiprocessors:.0f} SMs empty"
-        return _verdict("latency", sentence + _waiting(counters, stall), counters, name, presets.GRID)
-    return _verdict("latency", start + _waiting(counters, stall), counters, name, stall[0] if stall else presets.ISSUE)
+        return _bottleneck("latency", sentence + _waiting(counters, stall), counters, name, presets.GRID)
+    return _bottleneck(
+        "latency", start + _waiting(counters, stall), counters, name, stall[0] if stall else presets.ISSUE
+    )
 
 
 def _waiting(counters: Counters, stall: tuple[str, float] | None) -> str:
@@ -135,5 +137,5 @@ def _waiting(counters: Counters, stall: tuple[str, float] | None) -> str:
     return f"; in {value:.0f} of {of:.0f} samples a warp waits {_WAITS[_SAMPLES[name]]}"
 
 
-def _verdict(limit: BoundBy, sentence: str, counters: Counters, *names: str) -> Bottleneck:
+def _bottleneck(limit: BoundBy, sentence: str, counters: Counters, *names: str) -> Bottleneck:
     return Bottleneck(limit, sentence, {name: counters[name] for name in names if name in counters})

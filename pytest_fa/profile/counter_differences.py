@@ -6,7 +6,7 @@ import math
 
 from pytest_fa.profile import presets
 from pytest_fa.profile.bottleneck import tensor_percent
-from pytest_fa.records.tool_results import DURATION, CounterDifference, ProfiledKernel
+from pytest_fa.records.tool_results import DURATION, CountedKernel, CounterDifference
 
 # What stands for itself beside time comes first: how full the chip and its units are, then what explains it.
 # Label, weight, and the least value: what is below counts as that much; nearly nothing beside nothing is alike.
@@ -29,7 +29,7 @@ _TENSOR = ("tensor pipe, %", 4.0, 1.0)
 _STALL_WEIGHT, _LEAST_WARPS = 1.5, 0.2
 
 
-def differences(ours: ProfiledKernel, theirs: ProfiledKernel) -> tuple[CounterDifference, ...]:
+def differences(ours: CountedKernel, theirs: CountedKernel) -> tuple[CounterDifference, ...]:
     """Every counter that both have, those first that differ most, by factors, each times what it matters."""
     labels = dict(_WEIGHTS)
     for reason in presets.STALLS:

@@ -20,7 +20,7 @@ EMPTY_KERNEL = b"""
 
 
 class CudaDriver:
-    """The first visible GPU's primary context, which a leaf's own runtime uses too."""
+    """The first visible GPU's primary context, which a build's own runtime uses too."""
 
     def __init__(self) -> None:
         try:

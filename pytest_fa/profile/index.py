@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.records.tool_results import Profile, ProfileStatus
+from pytest_fa.records.tool_results import NsightReport, NsightStatus
 
 NAME = "index.json"
 
@@ -18,19 +18,19 @@ class IndexEntry(msgspec.Struct, frozen=True):
 
     id: str
     preset: str
-    status: ProfileStatus
+    status: NsightStatus
     message: str
     report: str | None
     table: str | None
     report_sha256: str | None
     kernels: tuple[str, ...]
-    verdicts: tuple[str, ...]
+    bottlenecks: tuple[str, ...]
     tool: str
     seconds: float
     measured_at: str
 
 
-def add_entry(folder: Path, root: Path, item: str, profile: Profile, measured_at: str) -> Path:
+def add_entry(folder: Path, root: Path, item: str, profile: NsightReport, measured_at: str) -> Path:
     """Put one profile into the index of `folder`, in place of an older one of the same id and preset."""
     path = folder / NAME
     kept = {(each.id, each.preset): each for each in read_index(path)}
@@ -43,7 +43,7 @@ def add_entry(folder: Path, root: Path, item: str, profile: Profile, measured_at
         table=profile.table,
         report_sha256=_sha256(root / profile.report) if profile.report else None,
         kernels=tuple(each.name for each in profile.kernels),
-        verdicts=tuple(each.verdict.sentence for each in profile.kernels if each.verdict),
+        bottlenecks=tuple(each.bottleneck.sentence for each in profile.kernels if each.bottleneck),
         tool=profile.tool,
         seconds=profile.seconds,
         measured_at=measured_at,

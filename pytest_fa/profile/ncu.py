@@ -15,7 +15,7 @@ from pytest_fa.profile.ncu_status import SENTENCES, last_error, read_status, unk
 from pytest_fa.profile.presets import STALLS, Preset, stall_samples
 from pytest_fa.profile.programs import ProgramRun, run_tool
 from pytest_fa.profile.raw_table import read_raw_table
-from pytest_fa.records.tool_results import Profile, ProfiledKernel, ProfileStatus
+from pytest_fa.records.tool_results import CountedKernel, NsightReport, NsightStatus
 from pytest_fa.run.nvtx_range import NVTX_DOMAIN
 
 LIMIT_SECONDS = 300.0
@@ -83,16 +83,16 @@ class NcuTarget(NamedTuple):
         return self.stem.with_name(f"{self.stem.name}.log")
 
 
-def profile(tool: NcuProgram, target: NcuTarget, preset_name: str, wanted: Preset) -> Profile:
+def profile(tool: NcuProgram, target: NcuTarget, preset_name: str, wanted: Preset) -> NsightReport:
     """Run the target under ncu and read its report.  Never raises for what ncu does."""
     target.stem.parent.mkdir(parents=True, exist_ok=True)
     status, log, ran, refused = _run(tool, target, wanted)
     asked = _without(wanted, refused)
-    kernels: tuple[ProfiledKernel, ...] = ()
+    kernels: tuple[CountedKernel, ...] = ()
     read_by = ""
     if status == "ok":
         status, kernels, read_by = _read(tool, target)
-    return Profile(
+    return NsightReport(
         status=status,
         message=_message(status, log, ran),
         preset=preset_name,
@@ -108,7 +108,7 @@ def profile(tool: NcuProgram, target: NcuTarget, preset_name: str, wanted: Prese
     )
 
 
-def _run(tool: NcuProgram, target: NcuTarget, wanted: Preset) -> tuple[ProfileStatus, str, ProgramRun, tuple[str, ...]]:
+def _run(tool: NcuProgram, target: NcuTarget, wanted: Preset) -> tuple[NsightStatus, str, ProgramRun, tuple[str, ...]]:
     """The status, ncu's words, the run, and the counters that ncu refused to look for.
 
     Run again without counters that ncu does not know, and without other libraries where it could not connect.
@@ -187,7 +187,7 @@ def _kept(environment: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(prefixes)}
 
 
-def _status(ran: ProgramRun, log: str) -> ProfileStatus:
+def _status(ran: ProgramRun, log: str) -> NsightStatus:
     if ran.timed_out:
         return "timeout"
     status = read_status(log, ran.return_code)
@@ -206,7 +206,7 @@ def _launch_problem(ran: ProgramRun) -> str:
     return ""
 
 
-def _message(status: ProfileStatus, log: str, ran: ProgramRun) -> str:
+def _message(status: NsightStatus, log: str, ran: ProgramRun) -> str:
     if status == "launch-failed":
         return f"{SENTENCES[status]}: {_launch_problem(ran)}"
     if status == "timeout":
@@ -216,7 +216,7 @@ def _message(status: ProfileStatus, log: str, ran: ProgramRun) -> str:
     return SENTENCES[status]
 
 
-def _read(tool: NcuProgram, target: NcuTarget) -> tuple[ProfileStatus, tuple[ProfiledKernel, ...], str]:
+def _read(tool: NcuProgram, target: NcuTarget) -> tuple[NsightStatus, tuple[CountedKernel, ...], str]:
     """The report's kernels, by Nsight's module where there is one; its CSV is written in any case."""
     if not target.report.is_file():
         return "no-report", (), ""
@@ -229,21 +229,21 @@ def _read(tool: NcuProgram, target: NcuTarget) -> tuple[ProfileStatus, tuple[Pro
     return ("ok" if kernels else "empty"), kernels, read_by
 
 
-def read_by_module(report: Path, folder: str) -> tuple[ProfiledKernel, ...] | None:
+def read_by_module(report: Path, folder: str) -> tuple[CountedKernel, ...] | None:
     """The kernels by `ncu_report` from `folder`, or where that is empty from this environment; None without it."""
     command = [sys.executable, "-m", "pytest_fa.profile.report_module", str(report), folder]
     ran = run_tool(command, {**os.environ}, READ_SECONDS)
     if ran.return_code != 0:
         return None
-    return msgspec.json.decode(ran.stdout, type=tuple[ProfiledKernel, ...])
+    return msgspec.json.decode(ran.stdout, type=tuple[CountedKernel, ...])
 
 
-def _not_counted(kernels: tuple[ProfiledKernel, ...], asked: Preset) -> tuple[str, ...]:
+def _not_counted(kernels: tuple[CountedKernel, ...], asked: Preset) -> tuple[str, ...]:
     """What the report does not hold: ncu leaves a counter out in silence, or says that it "could not access" it."""
     return tuple(name for name in asked.metrics if kernels and all(name not in each.counters for each in kernels))
 
 
-def _trimmed(kernels: tuple[ProfiledKernel, ...], wanted: Preset) -> tuple[ProfiledKernel, ...]:
+def _trimmed(kernels: tuple[CountedKernel, ...], wanted: Preset) -> tuple[CountedKernel, ...]:
     """What was asked for by name: thousands more lie in the report of a full set."""
     names = {*wanted.metrics, *map(stall_samples, STALLS)}
     return tuple(

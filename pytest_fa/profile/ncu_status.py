@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from pytest_fa.records.tool_results import ProfileStatus
+from pytest_fa.records.tool_results import NsightStatus
 
 # In the order in which they are looked for: what denies everything comes before what follows from it.
-_SIGNS: tuple[tuple[str, ProfileStatus], ...] = (
+_SIGNS: tuple[tuple[str, NsightStatus], ...] = (
     (r"ERR_NVGPUCTRPERM", "permission"),
     (r"LibraryNotLoaded|Device not supported|[Pp]rofiling is not supported on", "unsupported-runtime"),
     (r"Failed to connect to process|No attachable process|did not connect", "no-connection"),
@@ -16,7 +16,7 @@ _SIGNS: tuple[tuple[str, ProfileStatus], ...] = (
     (r"No kernels were profiled", "no-kernels"),
 )
 
-SENTENCES: dict[ProfileStatus, str] = {
+SENTENCES: dict[NsightStatus, str] = {
     "ok": "",
     "not-installed": "ncu is neither on PATH nor in a CUDA toolkit; install Nsight Compute",
     "permission": (
@@ -40,7 +40,7 @@ SENTENCES: dict[ProfileStatus, str] = {
 }
 
 
-def read_status(log: str, return_code: int) -> ProfileStatus:
+def read_status(log: str, return_code: int) -> NsightStatus:
     """What ncu's own lines say; `No kernels were profiled` comes with a return code of 0."""
     for sign, status in _SIGNS:
         if re.search(sign, log):

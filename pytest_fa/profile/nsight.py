@@ -10,22 +10,22 @@ from pathlib import Path
 import msgspec
 
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.profile.bottleneck import judge
+from pytest_fa.profile.bottleneck import bottleneck_of
 from pytest_fa.profile.ncu import NcuProgram, NcuTarget, profile
 from pytest_fa.profile.ncu_status import SENTENCES
-from pytest_fa.profile.phases import busiest_lines, stage_samples
+from pytest_fa.profile.phases import busiest_lines, phase_samples
 from pytest_fa.profile.presets import GRID, Capability, Preset, preset
 from pytest_fa.profile.programs import find_program, version_of
 from pytest_fa.profile.trial import TRIAL_RANGE
-from pytest_fa.records.built import Leaf
-from pytest_fa.records.tool_results import DURATION, Profile, ProfiledKernel, ProfileStatus
+from pytest_fa.records.built import Build
+from pytest_fa.records.tool_results import DURATION, CountedKernel, NsightReport, NsightStatus
 from pytest_fa.worker.client import child_environment
 from pytest_fa.worker.jobs import CaseJob, encode
 
 TRIAL = ("-m", "pytest_fa.profile.trial")
 
 
-class Profiler:
+class Nsight:
     """Nsight Compute for the first visible GPU; its files lie in `folder`, named in records by paths from `root`.
 
     Its children find builds in `cache`.
@@ -49,7 +49,7 @@ class Profiler:
         return NcuProgram(program, version_of(program), self._sudo, child_environment(self._cache))
 
     @functools.cached_property
-    def trial(self) -> Profile:
+    def trial(self) -> NsightReport:
         """What became of profiling one empty kernel: nothing is promised before a counter was read back."""
         if self.tool is None:
             return _nothing("not-installed")
@@ -60,7 +60,7 @@ class Profiler:
             found = msgspec.structs.replace(found, status="empty", message="its counters cannot be read back")
         return msgspec.structs.replace(found, report=None, table=None, log=None)
 
-    def run(self, job: CaseJob, preset_name: str, leaf: Leaf | None) -> Profile:
+    def run(self, job: CaseJob, preset_name: str, build: Build | None) -> NsightReport:
         """Profile one job's call and judge its kernels; the trial's status where that already failed."""
         if self.tool is None or self.trial.status != "ok":
             return msgspec.structs.replace(self.trial, preset=preset_name, kernels=())
@@ -72,13 +72,13 @@ class Profiler:
         sources = tuple(folder for folder in folders if folder.is_dir())
         target = NcuTarget(("-m", "pytest_fa.worker", str(path)), job.slug, stem, sources)
         found = profile(self.tool, target, preset_name, preset(preset_name, self._capability))
-        if found.status == "ok" and (strangers := foreign_kernels(found, leaf)):
+        if found.status == "ok" and (strangers := foreign_kernels(found, build)):
             message = f"{SENTENCES['wrong-kernel']}: {', '.join(strangers)}"
             found = msgspec.structs.replace(found, status="wrong-kernel", message=message)
         judged = tuple(_explained(each, job.variant) for each in found.kernels)
         return self._with_paths(msgspec.structs.replace(found, kernels=judged, job=str(path)))
 
-    def _with_paths(self, found: Profile) -> Profile:
+    def _with_paths(self, found: NsightReport) -> NsightReport:
         """Paths from the root, so that a record reads the same elsewhere."""
         names = ("report", "table", "log", "job")
         return msgspec.structs.replace(found, **{name: self._short(getattr(found, name)) for name in names})
@@ -89,20 +89,22 @@ class Profiler:
         return str(Path(path).relative_to(self._root))
 
 
-def _explained(kernel: ProfiledKernel, variant: Variant) -> ProfiledKernel:
+def _explained(kernel: CountedKernel, variant: Variant) -> CountedKernel:
     """The kernel with its verdict, and where its source was sampled with the samples by stage."""
     source = Path(variant.folder) / variant.entry.source
-    stages = {}
+    phases = {}
     if kernel.lines and source.is_file():
-        stages = stage_samples(kernel.lines, source.name, source.read_text(encoding="utf-8", errors="replace"))
-    return msgspec.structs.replace(kernel, verdict=judge(kernel), lines=busiest_lines(kernel.lines), stages=stages)
+        phases = phase_samples(kernel.lines, source.name, source.read_text(encoding="utf-8", errors="replace"))
+    return msgspec.structs.replace(
+        kernel, bottleneck=bottleneck_of(kernel), lines=busiest_lines(kernel.lines), phases=phases
+    )
 
 
-def foreign_kernels(found: Profile, leaf: Leaf | None) -> list[str]:
-    """Kernels of a report that the variant's leaf does not hold; a Python entry may run whose it likes."""
-    if leaf is None or not leaf.kernels:
+def foreign_kernels(found: NsightReport, build: Build | None) -> list[str]:
+    """Kernels of a report that the variant's build does not hold; a Python entry may run whose it likes."""
+    if build is None or not build.kernels:
         return []
-    own = {base_name(each.name) for each in leaf.kernels}
+    own = {base_name(each.name) for each in build.kernels}
     return [name for each in found.kernels if (name := base_name(each.name)) not in own]
 
 
@@ -117,5 +119,5 @@ def _reads_back(counters: dict[str, float]) -> bool:
     return counters.get(DURATION, 0.0) > 0 and counters.get(GRID) == 1
 
 
-def _nothing(status: ProfileStatus) -> Profile:
-    return Profile(status, SENTENCES[status], "trial", "", 0.0, ())
+def _nothing(status: NsightStatus) -> NsightReport:
+    return NsightReport(status, SENTENCES[status], "trial", "", 0.0, ())

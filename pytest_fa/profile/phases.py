@@ -32,30 +32,30 @@ _LINES: tuple[tuple[str, str], ...] = (
 _FUNCTION = re.compile(r"^(template|__device__|__global__|static|inline|FA_EXPORT|\w+ \w+\()")
 
 
-def stages_of_source(text: str) -> dict[int, str]:
+def phases_of_source(text: str) -> dict[int, str]:
     """The stage of every line, counted from 1.  A function without a word above it is `other`."""
     found: dict[int, str] = {}
-    stage, said_at = OTHER, 0
+    phase, said_at = OTHER, 0
     for number, line in enumerate(text.splitlines(), start=1):
         _, mark, comment = line.partition("//")
         if mark and line.strip().startswith("//"):
             said = _first(_PARAGRAPHS, comment)
-            stage, said_at = (said, number) if said else (stage, said_at)
+            phase, said_at = (said, number) if said else (phase, said_at)
         elif _FUNCTION.match(line) and said_at < number - 2:
-            stage = OTHER
-        found[number] = _first(_LINES, line.partition("//")[0]) or stage
+            phase = OTHER
+        found[number] = _first(_LINES, line.partition("//")[0]) or phase
     return found
 
 
-def stage_samples(lines: tuple[SourceLine, ...], source_name: str, source: str) -> dict[str, int]:
+def phase_samples(lines: tuple[SourceLine, ...], source_name: str, source: str) -> dict[str, int]:
     """Samples by stage, most first; `lines` come in the order of their instructions."""
-    stages = stages_of_source(source)
+    phases = phases_of_source(source)
     found: Counter[str] = Counter()
     last = OTHER
     for each in lines:
         if Path(each.file).name == source_name:
-            last = stages.get(each.line, OTHER)
-        found[each.stage or last] += each.samples
+            last = phases.get(each.line, OTHER)
+        found[each.phase or last] += each.samples
     return dict(found.most_common())
 
 
@@ -68,4 +68,4 @@ def busiest_lines(lines: tuple[SourceLine, ...]) -> tuple[SourceLine, ...]:
 
 
 def _first(rules: tuple[tuple[str, str], ...], text: str) -> str:
-    return next((stage for sign, stage in rules if re.search(sign, text)), "")
+    return next((phase for sign, phase in rules if re.search(sign, text)), "")

@@ -18,7 +18,7 @@ import msgspec
 
 from pytest_fa.profile.phases import BARRIERS
 from pytest_fa.profile.presets import STALL_SAMPLES
-from pytest_fa.records.tool_results import ProfiledKernel, SourceLine
+from pytest_fa.records.tool_results import CountedKernel, SourceLine
 
 
 def main(arguments: list[str]) -> int:
@@ -43,13 +43,13 @@ def _actions(context: Any) -> Iterator[Any]:  # noqa: ANN401  # the module has n
             yield found.action_by_idx(index)
 
 
-def _kernel(action: Any) -> ProfiledKernel:  # noqa: ANN401
+def _kernel(action: Any) -> CountedKernel:  # noqa: ANN401
     figures: dict[str, float] = {}
     for name in action.metric_names():
         value = action[name].value() if "__" in name else None
         if isinstance(value, int | float) and math.isfinite(value):
             figures[name] = float(value)
-    return ProfiledKernel(action.name(action.NameBase_DEMANGLED), figures, lines=_lines(action))
+    return CountedKernel(action.name(action.NameBase_DEMANGLED), figures, lines=_lines(action))
 
 
 def _lines(action: Any) -> tuple[SourceLine, ...]:  # noqa: ANN401
@@ -60,13 +60,13 @@ def _lines(action: Any) -> tuple[SourceLine, ...]:  # noqa: ANN401
     found: Counter[tuple[int, str]] = Counter()
     for name in action.metric_names():
         if name.startswith(STALL_SAMPLES) and not name.endswith("_not_issued"):
-            stage = BARRIERS if name.endswith(("_barrier", "_membar")) else ""
-            found.update({(place, stage): count for place, count in _samples(action[name])})
+            phase = BARRIERS if name.endswith(("_barrier", "_membar")) else ""
+            found.update({(place, phase): count for place, count in _samples(action[name])})
     lines = []
-    for place, stage in sorted(found):
+    for place, phase in sorted(found):
         source = action.source_info(place)
         if source is not None and source.line():
-            lines.append(SourceLine(source.file_name(), source.line(), found[(place, stage)], stage))
+            lines.append(SourceLine(source.file_name(), source.line(), found[(place, phase)], phase))
     return tuple(lines)
 
 

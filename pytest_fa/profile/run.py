@@ -12,12 +12,12 @@ from pytest_fa.catalog.variant import COMPANION_ROLES, Variant
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.profile.counter_differences import differences
 from pytest_fa.profile.index import add_entry
-from pytest_fa.profile.nsight import Profiler
-from pytest_fa.records.built import Leaf
-from pytest_fa.records.environment import find_gpu
-from pytest_fa.records.log import gpu_folder, read_records
+from pytest_fa.profile.nsight import Nsight
+from pytest_fa.records.built import Build
+from pytest_fa.records.environment import find_gpu, gpu_folder
+from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Outcome, Record
-from pytest_fa.records.tool_results import Profile, longest
+from pytest_fa.records.tool_results import NsightReport, longest
 from pytest_fa.session.builds import device_of
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import CannotRun, Refused
@@ -33,7 +33,7 @@ class CaseProfiler:
 
     def __init__(self, runner: CaseRunner) -> None:
         self._runner = runner
-        self._profiles: dict[tuple[str, str], Profile] = {}
+        self._profiles: dict[tuple[str, str], NsightReport] = {}
 
     def profile(self, variant: Variant, case: Case, say: Say) -> Record:
         """The record of `test_profile`: a call that was judged right, counted in a child process of its own.
@@ -56,21 +56,21 @@ class CaseProfiler:
         add_entry(self._nsight.folder, options.rootdir, f"{variant.name}-{case.id}", profile, record.measured_at)
         return record
 
-    def _record(self, variant: Variant, case: Case, profile: Profile) -> Record:
+    def _record(self, variant: Variant, case: Case, profile: NsightReport) -> Record:
         outcome: Outcome = "ok" if profile.status == "ok" else "not_measured"
         message = "" if outcome == "ok" else f"not measured: {profile.message}"
-        leaf = self._leaf(variant)
+        build = self._build_of(variant)
         result = CaseResult(outcome, message, ())
-        record = self._runner.records.make("profile", variant, case, result, (leaf,) if leaf else ())
-        return msgspec.structs.replace(record, id=f"{record.id}-{profile.preset}", profile=profile)
+        record = self._runner.records.make("profile", variant, case, result, (build,) if build else ())
+        return msgspec.structs.replace(record, id=f"{record.id}-{profile.preset}", nsight=profile)
 
     @functools.cached_property
-    def _nsight(self) -> Profiler:
+    def _nsight(self) -> Nsight:
         """Raises `CannotRun` without a GPU."""
         gpu, options = find_gpu(), self._runner.options
         if gpu is None:
             raise CannotRun("profiling needs a GPU, and this machine has none")
-        return Profiler(
+        return Nsight(
             options.artifacts / "ncu",
             options.rootdir,
             gpu.compute_capability,
@@ -90,7 +90,7 @@ class CaseProfiler:
         else:
             say(f"nothing will be counted: {trial.message}")
 
-    def _count(self, variant: Variant, case: Case) -> Profile:
+    def _count(self, variant: Variant, case: Case) -> NsightReport:
         """One child process, while no process of this user times anything on this GPU."""
         known = self._profiles.get((variant.name, case.id))
         if known is not None:
@@ -109,29 +109,29 @@ class CaseProfiler:
         self._runner.rest()
         with timing_lock():
             # Only a `cuda` entry is known to launch the kernels of its own library alone.
-            leaf = self._leaf(variant) if variant.entry.kind == "cuda" else None
-            profile = self._nsight.run(job, self._runner.options.ncu_set, leaf)
+            build = self._build_of(variant) if variant.entry.kind == "cuda" else None
+            profile = self._nsight.run(job, self._runner.options.ncu_set, build)
         self._profiles[(variant.name, case.id)] = msgspec.structs.replace(profile, expect=variant.expect)
         return self._profiles[(variant.name, case.id)]
 
-    def _leaf(self, variant: Variant) -> Leaf | None:
-        leaf = self._runner.builds.runnable(variant)
-        return None if isinstance(leaf, BuildFailure) else leaf
+    def _build_of(self, variant: Variant) -> Build | None:
+        build = self._runner.builds.runnable(variant)
+        return None if isinstance(build, BuildFailure) else build
 
-    def _with_baseline(self, variant: Variant, case: Case, profile: Profile) -> Profile:
+    def _with_baseline(self, variant: Variant, case: Case, profile: NsightReport) -> NsightReport:
         """The profile with the SDPA backend's counters at the same shape; a baseline is compared with none."""
         ours = profile.longest
         if ours is None or variant.role in COMPANION_ROLES:
             return profile
         baseline = fastest_baseline(self._runner, case)
         if baseline is None:
-            return msgspec.structs.replace(profile, beside_missing="no SDPA backend takes this case")
+            return msgspec.structs.replace(profile, baseline_missing="no SDPA backend takes this case")
         theirs = self._count(baseline, case)
         kernel = longest(theirs.kernels)
         if theirs.status != "ok" or kernel is None:
-            return msgspec.structs.replace(profile, beside=baseline.name, beside_missing=theirs.message)
+            return msgspec.structs.replace(profile, baseline=baseline.name, baseline_missing=theirs.message)
         return msgspec.structs.replace(
-            profile, beside=baseline.name, beside_kernels=theirs.kernels, differences=differences(ours, kernel)
+            profile, baseline=baseline.name, baseline_kernels=theirs.kernels, differences=differences(ours, kernel)
         )
 
 
@@ -148,6 +148,6 @@ def fastest_baseline(runner: CaseRunner, case: Case) -> Variant | None:
 
 
 def _saved_us(runner: CaseRunner, variant: Variant, case: Case) -> float | None:
-    path = runner.options.profiles / gpu_folder(runner.records.environment.gpu) / f"{variant.name}.jsonl"
+    path = runner.options.records_folder / gpu_folder(runner.records.environment.gpu) / f"{variant.name}.jsonl"
     timed = (record.speed for record in read_records(path) if record.case and record.case.shape_id == case.shape_id)
     return next((speed.device.median_us for speed in timed if speed), None)

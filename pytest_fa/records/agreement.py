@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_fa.records.ceilings import IMPOSSIBLE
-from pytest_fa.records.timing import Agreement, Busy, Speed
+from pytest_fa.records.timing import Agreement, ProfilerTime, Speed
 
 LONG_NODE_US = 30.0
 SHARE = 0.05
@@ -29,25 +29,25 @@ def agree(variant: str, role: str, speed: Speed, least_us: float = 0.0) -> Agree
     names = [each.mangled for each in speed.launches]
     if wrong := _wrong_kernels(variant, role, names):
         return Agreement(valid=False, reason=wrong)
-    if speed.busy is None:
-        return Agreement(valid=None, reason=speed.busy_missing or "not profiled")
-    return _compare(speed.device.median_us, speed.busy)
+    if speed.profiler is None:
+        return Agreement(valid=None, reason=speed.profiler_missing or "not profiled")
+    return _compare(speed.device.median_us, speed.profiler)
 
 
-def _compare(period_us: float, busy: Busy) -> Agreement:
+def _compare(period_us: float, profiler: ProfilerTime) -> Agreement:
     """Long nodes: the durations are the period but for 5 %.  Short ones: but for what lies between the clocks.
 
-    `overhead_us` was measured on as many nodes of the same geometry; 0.4 us are allowed for each.
+    `clock_gap_us` was measured on as many nodes of the same geometry; 0.4 us are allowed for each.
     """
-    count = sum(each.count for each in busy.nodes)
-    if busy.missing_count or not count:
-        return Agreement(valid=False, reason=f"the profiler lost {busy.missing_count} records")
-    if busy.busy_us / count >= LONG_NODE_US:
-        profiled_us, allowed = busy.busy_us, SHARE * period_us
-        said = f"profiler {busy.busy_us:.1f} us"
+    count = sum(each.count for each in profiler.nodes)
+    if profiler.missing_count or not count:
+        return Agreement(valid=False, reason=f"the profiler lost {profiler.missing_count} records")
+    if profiler.profiler_us / count >= LONG_NODE_US:
+        profiled_us, allowed = profiler.profiler_us, SHARE * period_us
+        said = f"profiler {profiler.profiler_us:.1f} us"
     else:
-        profiled_us, allowed = busy.busy_us + busy.overhead_us, max(SHORT_US * count, SHARE * period_us)
-        said = f"profiler {busy.busy_us:.2f} us and {busy.overhead_us:+.2f} us between the clocks"
+        profiled_us, allowed = profiler.profiler_us + profiler.clock_gap_us, max(SHORT_US * count, SHARE * period_us)
+        said = f"profiler {profiler.profiler_us:.2f} us and {profiler.clock_gap_us:+.2f} us between the clocks"
     off = period_us - profiled_us
     return Agreement(
         valid=abs(off) <= allowed,

@@ -8,7 +8,7 @@ from pytest_fa.catalog.variant import Target
 
 
 class Kernel(msgspec.Struct, frozen=True):
-    """One `__global__` function of a leaf: what ptxas and the disassembler say of it."""
+    """One `__global__` function of a build: what ptxas and the disassembler say of it."""
 
     name: str
     mangled: str
@@ -34,7 +34,7 @@ class Advisory(msgspec.Struct, frozen=True):
     text: str
 
 
-class Leaf(msgspec.Struct, frozen=True):
+class Build(msgspec.Struct, frozen=True):
     """One compiled variant for one architecture, as it lies in the cache."""
 
     variant: str

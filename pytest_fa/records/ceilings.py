@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_fa.catalog.case import Case
-from pytest_fa.records.log import gpu_folder
+from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.record import Environment, Source
 from pytest_fa.records.timing import Clocks, Timing
 

@@ -126,7 +126,7 @@ def clock_watch(device: Device) -> Iterator[ClockWatch]:
         yield ClockWatch(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) if nvml and gpu else None)
 
 
-def foreign_processes() -> tuple[str, ...]:
+def find_other_gpu_processes() -> tuple[str, ...]:
     """Processes of others on the first visible GPU, as `PID NAME`: neither this run nor its children."""
     gpu = find_gpu()
     with _nvml() as nvml:
@@ -158,6 +158,11 @@ def _process_name(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
     except OSError:
         return "(not visible here)"
+
+
+def gpu_folder(gpu: str | None) -> str:
+    """`nvidia-h200` for NVIDIA H200; `cpu` for what was made without a GPU."""
+    return "-".join((gpu or "cpu").lower().split())
 
 
 def read_environment() -> Environment:

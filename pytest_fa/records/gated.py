@@ -14,13 +14,13 @@ GateVerdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 class PairSamples(msgspec.Struct, frozen=True):
     """One shape against one baseline: log(candidate / baseline), block by block, a row for each process.
 
-    `same` holds the baseline against itself, in the same processes, with buffers and captures of its own.
+    `control` holds the baseline against itself, in the same processes, with buffers and captures of its own.
     """
 
     shape_id: str
     baseline: str
     blocks: tuple[tuple[float, ...], ...]
-    same: tuple[tuple[float, ...], ...]
+    control: tuple[tuple[float, ...], ...]
 
     @property
     def means(self) -> list[float]:
@@ -28,9 +28,9 @@ class PairSamples(msgspec.Struct, frozen=True):
         return [_mean(row) for row in self.blocks]
 
     @property
-    def same_means(self) -> list[float]:
+    def control_means(self) -> list[float]:
         """The same of the baseline against itself."""
-        return [_mean(row) for row in self.same]
+        return [_mean(row) for row in self.control]
 
 
 class GatePair(msgspec.Struct, frozen=True):

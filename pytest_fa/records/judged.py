@@ -34,8 +34,8 @@ class Check(msgspec.Struct, frozen=True):
     bounds: tuple[Bound, ...]
     max_abs_error: float | None
     rms_error: float | None
-    yardstick_max_error: float
-    yardstick_rms_error: float
+    same_precision_max_error: float
+    same_precision_rms_error: float
     nonfinite_count: int
     bad_count: int
     element_count: int
@@ -61,17 +61,17 @@ class Check(msgspec.Struct, frozen=True):
 class Repeats(msgspec.Struct, frozen=True):
     """The same call repeated: how many outputs differed bitwise from the first, in how many elements, where first.
 
-    `dirt_missing` says why shared memory was not dirtied before each call; None where it was.
+    `smem_poison_missing` says why shared memory was not dirtied before each call; None where it was.
     """
 
     count: int
     differing: int
     element_count: int
     first: Index | None
-    dirt_missing: str | None
+    smem_poison_missing: str | None
 
 
-class Witness(msgspec.Struct, frozen=True):
+class CrossCheck(msgspec.Struct, frozen=True):
     """An SDPA backend on the same inputs, judged by the same rule; `absent` says why there is no verdict."""
 
     name: str
@@ -85,5 +85,5 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     error_map: tuple[str, ...]
     cause: str
-    witnesses: tuple[Witness, ...]
-    who_is_off: str
+    cross_checks: tuple[CrossCheck, ...]
+    conclusion: str

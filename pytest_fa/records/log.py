@@ -9,8 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.records.built import Leaf
-from pytest_fa.records.record import SCHEMA, Record, read_record, to_json
+from pytest_fa.records.built import Build
+from pytest_fa.records.environment import gpu_folder
+from pytest_fa.records.read import read_record
+from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.timing import LaunchedKernel
 
 
@@ -28,21 +30,16 @@ class RecordLog:
             stream.write(to_json(record) + b"\n")
 
 
-def gpu_folder(gpu: str | None) -> str:
-    """`nvidia-h200` for NVIDIA H200; `cpu` for what was made without a GPU."""
-    return "-".join((gpu or "cpu").lower().split())
-
-
-def save_profiles(records: list[Record], folder: Path, root: Path | None = None) -> list[Path]:
+def save_records(records: list[Record], folder: Path, root: Path | None = None) -> list[Path]:
     """Keep records under `<folder>/<gpu>/<variant>.jsonl`, with paths from the run's `root` on.
 
     A line replaces the older one of the same kind and id, a gate's that of the same question; all other lines stay.
-    What a leaf's kernels are stands once in a file, with the first record of the leaf: hundreds of records share it.
+    What a build's kernels are stands once in a file, with the first record of the build: hundreds of records share it.
     Written beside and renamed, so that a kill leaves the old file whole.
     """
     files: dict[Path, list[Record]] = {}
     for record in records:
-        files.setdefault(profile_path(folder, record), []).append(record)
+        files.setdefault(saved_path(folder, record), []).append(record)
     for path, fresh in files.items():
         kept = {_key(each): each for each in (*read_records(path), *fresh)}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +53,7 @@ def save_profiles(records: list[Record], folder: Path, root: Path | None = None)
 
 def _key(record: Record) -> tuple[str, ...]:
     """What a record is about; a gate's id is its variant's name, and its repeat line has ratio, baseline and cases."""
-    return (record.kind, record.id, *((record.repeat,) if record.kind == "gate" else ()))
+    return (record.kind, record.id, *((record.rerun_command,) if record.kind == "gate" else ()))
 
 
 def _portable(line: bytes, root: Path | None) -> bytes:
@@ -65,7 +62,7 @@ def _portable(line: bytes, root: Path | None) -> bytes:
     return line.replace(f"{root}/".encode(), b"") if root else line
 
 
-def profile_path(folder: Path, record: Record) -> Path:
+def saved_path(folder: Path, record: Record) -> Path:
     """The file that keeps a record's variant on its GPU."""
     return folder / gpu_folder(record.environment.gpu) / _file_name(record.variant)
 
@@ -88,40 +85,39 @@ def read_records(path: Path) -> list[Record]:
 
 
 def _with_kernels_once(records: list[Record]) -> list[Record]:
-    """The records, of which only the first with a leaf says what its kernels are."""
+    """The records, of which only the first with a build says what its kernels are."""
     said: set[tuple[str, ...]] = set()
 
-    def once(leaf: Leaf) -> Leaf:
-        if _identity(leaf) in said:
-            return msgspec.structs.replace(leaf, kernels=())
-        if leaf.kernels:
-            said.add(_identity(leaf))
-        return leaf
+    def once(build: Build) -> Build:
+        if _identity(build) in said:
+            return msgspec.structs.replace(build, kernels=())
+        if build.kernels:
+            said.add(_identity(build))
+        return build
 
-    return [msgspec.structs.replace(each, leaves=tuple(once(leaf) for leaf in each.leaves)) for each in records]
+    return [msgspec.structs.replace(each, builds=tuple(once(build) for build in each.builds)) for each in records]
 
 
 def _with_all_kernels(records: list[Record]) -> list[Record]:
     """The inverse."""
-    said = {_identity(leaf): leaf.kernels for each in records for leaf in each.leaves if leaf.kernels}
+    said = {_identity(build): build.kernels for each in records for build in each.builds if build.kernels}
 
-    def whole(leaf: Leaf) -> Leaf:
-        return leaf if leaf.kernels else msgspec.structs.replace(leaf, kernels=said.get(_identity(leaf), ()))
+    def whole(build: Build) -> Build:
+        return build if build.kernels else msgspec.structs.replace(build, kernels=said.get(_identity(build), ()))
 
-    return [msgspec.structs.replace(each, leaves=tuple(whole(leaf) for leaf in each.leaves)) for each in records]
+    return [msgspec.structs.replace(each, builds=tuple(whole(build) for build in each.builds)) for each in records]
 
 
-def _identity(leaf: Leaf) -> tuple[str, ...]:
-    """What no two different leaves share: the key is that of source, command and compiler."""
-    return (leaf.variant, leaf.arch, leaf.key, leaf.code_identity or "", leaf.built_at)
+def _identity(build: Build) -> tuple[str, ...]:
+    """What no two different builds share: the key is that of source, command and compiler."""
+    return (build.variant, build.arch, build.key, build.code_identity or "", build.built_at)
 
 
 def _read_line(line: bytes) -> Record | None:
     try:
-        record = read_record(line)
+        return read_record(line)
     except msgspec.MsgspecError:
         return None
-    return record if record.schema == SCHEMA else None
 
 
 def _foreign_lines(path: Path) -> list[bytes]:
@@ -136,13 +132,16 @@ def stale_variants(records: list[Record], folder: Path) -> list[str]:
     A run without a GPU compiles as well, and so it tells.
     """
     now = {
-        (each.variant, leaf.arch): leaf.code_identity for each in records for leaf in each.leaves if leaf.code_identity
+        (each.variant, build.arch): build.code_identity
+        for each in records
+        for build in each.builds
+        if build.code_identity
     }
     stale = []
     for variant in dict.fromkeys(record.variant for record in records):
         paths = _saved_paths(folder, variant)
         saved = {
-            (leaf.arch, leaf.code_identity) for path in paths for each in read_records(path) for leaf in each.leaves
+            (build.arch, build.code_identity) for path in paths for each in read_records(path) for build in each.builds
         }
         if any(now.get((variant, arch), identity) != identity for arch, identity in saved if identity):
             stale.append(variant)
@@ -150,10 +149,15 @@ def stale_variants(records: list[Record], folder: Path) -> list[str]:
 
 
 def saved_launches(folder: Path, variants: list[str]) -> dict[tuple[str, str], LaunchedKernel]:
-    """How saved records of these variants launched their kernels, whatever the GPU, by variant and mangled name."""
-    found: dict[tuple[str, str], LaunchedKernel] = {}
-    for name in variants:
-        for path in _saved_paths(folder, name):
-            speeds = (each.speed for each in read_records(path) if each.speed)
-            found.update({(name, launch.mangled): launch for speed in speeds for launch in speed.launches})
-    return found
+    """How saved records of these variants launched their kernels, whatever the GPU, by variant and kernel name.
+
+    By the demangled name, which does not change when a parameter's type is renamed.
+    """
+    launches: dict[tuple[str, str], LaunchedKernel] = {}
+    for variant in variants:
+        for path in _saved_paths(folder, variant):
+            for record in read_records(path):
+                names = {kernel.mangled: kernel.name for build in record.builds for kernel in build.kernels}
+                for launch in record.speed.launches if record.speed else ():
+                    launches[(variant, names.get(launch.mangled, launch.mangled))] = launch
+    return launches

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from pytest_fa.records.earlier import upgrade_noise
+from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.gated import PairSamples
-from pytest_fa.records.log import gpu_folder
 from pytest_fa.records.record import Environment, Source
 
 NAME = "noise.json"
@@ -17,7 +18,7 @@ NAME = "noise.json"
 class Noise(msgspec.Struct, frozen=True):
     """A pool of fresh processes in which SDPA backends met each other and themselves; raw blocks.
 
-    In each pair `same` is the second backend against itself, with buffers and captures of its own.
+    In each pair `control` is the second backend against itself, with buffers and captures of its own.
     """
 
     pairs: tuple[PairSamples, ...]
@@ -46,7 +47,8 @@ def noise_path(profiles: Path, gpu: str | None) -> Path:
 def read_noise(profiles: Path, gpu: str | None) -> Noise | None:
     """The machine's noise; None where it was never measured."""
     try:
-        return msgspec.json.decode(noise_path(profiles, gpu).read_bytes(), type=Noise)
+        data = msgspec.json.decode(noise_path(profiles, gpu).read_bytes())
+        return msgspec.convert(upgrade_noise(data), Noise)
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import msgspec
 
 from pytest_fa.catalog.case import Case
-from pytest_fa.records.built import Leaf
+from pytest_fa.records.built import Build
 from pytest_fa.records.gated import Gate
 from pytest_fa.records.judged import Check, Diagnosis, Repeats
 from pytest_fa.records.timing import Speed
-from pytest_fa.records.tool_results import Profile, Sanitized
+from pytest_fa.records.tool_results import NsightReport, Sanitized
 
-SCHEMA = 3
+SCHEMA = 4
 
 Outcome = Literal[
     "ok",
@@ -73,14 +73,14 @@ class Source(msgspec.Struct, frozen=True):
 class Ablation(msgspec.Struct, frozen=True):
     """What a variant that computes no attention leaves out, and of whom."""
 
-    stage: str
+    phase: str
     parent: str
 
 
 class Record(msgspec.Struct, frozen=True):
     """One line: one variant on one case (or its build alone).
 
-    `leaves` holds the leaf that ran, or for a build every architecture's.
+    `builds` holds the build that ran, or for a build every architecture's.
     """
 
     schema: int
@@ -93,7 +93,7 @@ class Record(msgspec.Struct, frozen=True):
     message: str
     caught_by: tuple[str, ...]
     stages: tuple[Stage, ...]
-    leaves: tuple[Leaf, ...]
+    builds: tuple[Build, ...]
     check: Check | None
     repeats: Repeats | None
     diagnosis: Diagnosis | None
@@ -102,8 +102,8 @@ class Record(msgspec.Struct, frozen=True):
     environment: Environment
     source: Source
     measured_at: str
-    repeat: str
-    profile: Profile | None = None
+    rerun_command: str
+    nsight: NsightReport | None = None
     sanitized: Sanitized | None = None
     ablation: Ablation | None = None
 
@@ -116,8 +116,3 @@ def to_json(value: msgspec.Struct) -> bytes:
 def to_builtins(value: msgspec.Struct) -> Any:  # noqa: ANN401  # JSON-able
     """Dicts, lists and numbers, for the test report that xdist sends along."""
     return msgspec.to_builtins(value)
-
-
-def read_record(data: bytes | str | dict[str, Any]) -> Record:
-    """A record from its line or its builtins.  Raises `msgspec.ValidationError`."""
-    return msgspec.convert(data, Record) if isinstance(data, dict) else msgspec.json.decode(data, type=Record)

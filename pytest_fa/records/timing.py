@@ -8,7 +8,7 @@ import msgspec
 
 ON_CPU = "runs on the CPU"  # why a figure of a device is missing
 
-# How a call's nodes hang together: one after the other; side by side; or one beginning before its forerunner ends.
+# How a call's nodes hang together: one after the other; side by side; or one beginning before its predecessor ends.
 Order = Literal["chain", "branches", "programmatic"]
 
 
@@ -58,15 +58,15 @@ class NodeTime(msgspec.Struct, frozen=True):
     count: int
 
 
-class Busy(msgspec.Struct, frozen=True):
+class ProfilerTime(msgspec.Struct, frozen=True):
     """What one call does on the device, by the profiler's clock, in a process of its own.
 
-    `overhead_us` is what kernels of the same geometry that only wait take beyond that by the period's clock: the two
+    `clock_gap_us` is what kernels of the same geometry that only wait take beyond that by the period's clock: the two
     clocks do not begin and end at the same instants.
     """
 
-    busy_us: float
-    overhead_us: float
+    profiler_us: float
+    clock_gap_us: float
     nodes: tuple[NodeTime, ...]
     missing_count: int
 
@@ -86,9 +86,9 @@ class Speed(msgspec.Struct, frozen=True):
     """What one variant costs on one shape.
 
     `device_us` is the period of back-to-back calls on the device (CPU variants: wall clock of one call), `call_us` what
-    a Python caller waits per call, `cold` one call after L2 was cleaned, `floor_us` the period of empty kernels of the
+    a Python caller waits per call, `cold` one call after L2 was cleaned, `launch_overhead_us` the period of empty kernels of the
     same grid, block, cluster and shared memory.  `other_nodes` counts memsets and copies of a captured call, `order`
-    says how its nodes hang together: a programmatic one is a period of its own kind.  `neighbours` are other processes
+    says how its nodes hang together: a programmatic one is a period of its own kind.  `other_gpu_processes` are other processes
     that were on the GPU.  `buffers` sets of inputs and outputs take turns; `exceeds_l2` says that one set
     alone is over a quarter of L2.
     """
@@ -104,10 +104,10 @@ class Speed(msgspec.Struct, frozen=True):
     clocks_during: Clocks | None = None
     cold: Timing | None = None
     cold_missing: str | None = None
-    floor_us: float | None = None
+    launch_overhead_us: float | None = None
     order: Order | None = None
     other_nodes: dict[str, int] = {}
-    busy: Busy | None = None
-    busy_missing: str | None = None
+    profiler: ProfilerTime | None = None
+    profiler_missing: str | None = None
     agreement: Agreement | None = None
-    neighbours: tuple[str, ...] = ()
+    other_gpu_processes: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 # Why a profile has no counters; `profile.status` says each in a sentence.
-ProfileStatus = Literal[
+NsightStatus = Literal[
     "ok",
     "not-installed",
     "permission",
@@ -24,7 +24,7 @@ ProfileStatus = Literal[
     "failed",
 ]
 BoundBy = Literal["launch", "latency", "memory", "tensor", "exp", "fma"]
-ToolStatus = Literal["clean", "found", "explained", "not covered", "not measured", "incomplete"]
+ToolStatus = Literal["clean", "found", "suppressed", "not covered", "not measured", "incomplete"]
 
 
 class Bottleneck(msgspec.Struct, frozen=True):
@@ -36,26 +36,26 @@ class Bottleneck(msgspec.Struct, frozen=True):
 
 
 class SourceLine(msgspec.Struct, frozen=True):
-    """How many stall samples fell on one line of source; `stage` where it is known without the source."""
+    """How many stall samples fell on one line of source; `phase` where it is known without the source."""
 
     file: str
     line: int
     samples: int
-    stage: str
+    phase: str
 
 
-class ProfiledKernel(msgspec.Struct, frozen=True):
+class CountedKernel(msgspec.Struct, frozen=True):
     """One kernel of a call: Nsight's metric names to values in Nsight's base units (ns, byte, %, cycle).
 
-    `lines` are source lines with the samples of stalled warps that fell on them, `stages` those samples by stage of
+    `lines` are source lines with the samples of stalled warps that fell on them, `phases` those samples by stage of
     attention: an estimate of where warps wait, not of time.
     """
 
     name: str
     counters: dict[str, float]
-    verdict: Bottleneck | None = None
+    bottleneck: Bottleneck | None = None
     lines: tuple[SourceLine, ...] = ()
-    stages: dict[str, int] = {}
+    phases: dict[str, int] = {}
 
 
 class CounterDifference(msgspec.Struct, frozen=True):
@@ -67,35 +67,35 @@ class CounterDifference(msgspec.Struct, frozen=True):
     weight: float
 
 
-class Profile(msgspec.Struct, frozen=True):
+class NsightReport(msgspec.Struct, frozen=True):
     """One call under Nsight Compute: what it counted, or why it counted nothing.
 
     `report`, `table`, `log` and `job` are files, as paths from the run's root.  `dropped` are counters that this chip
-    lacks.  `read_by` says whether the report module or the CSV gave the figures.  `beside` is the SDPA backend profiled
+    lacks.  `read_by` says whether the report module or the CSV gave the figures.  `baseline` is the SDPA backend profiled
     at the same shape, whose longest kernel `differences` compares with ours.
     """
 
-    status: ProfileStatus
+    status: NsightStatus
     message: str
     preset: str
     tool: str
     seconds: float
     command: tuple[str, ...]
-    kernels: tuple[ProfiledKernel, ...] = ()
+    kernels: tuple[CountedKernel, ...] = ()
     dropped: tuple[str, ...] = ()
     read_by: str = ""
     report: str | None = None
     table: str | None = None
     log: str | None = None
     job: str | None = None
-    beside: str | None = None
-    beside_missing: str | None = None
-    beside_kernels: tuple[ProfiledKernel, ...] = ()
+    baseline: str | None = None
+    baseline_missing: str | None = None
+    baseline_kernels: tuple[CountedKernel, ...] = ()
     differences: tuple[CounterDifference, ...] = ()
     expect: str = ""
 
     @property
-    def longest(self) -> ProfiledKernel | None:
+    def longest(self) -> CountedKernel | None:
         """The kernel in which most of the call's time is spent."""
         return longest(self.kernels)
 
@@ -120,6 +120,6 @@ class Sanitized(msgspec.Struct, frozen=True):
 DURATION = "gpu__time_duration.sum"
 
 
-def longest(kernels: tuple[ProfiledKernel, ...]) -> ProfiledKernel | None:
+def longest(kernels: tuple[CountedKernel, ...]) -> CountedKernel | None:
     """The kernel with the largest duration; the first where none has one."""
     return max(kernels, key=lambda each: each.counters.get(DURATION, 0.0), default=None)

@@ -14,8 +14,8 @@ from pytest_fa.records.log import read_records
 from pytest_fa.records.noise import read_noise
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
-from pytest_fa.records.tool_results import ProfiledKernel
-from pytest_fa.report.ladder import expectation_rows, ladder_rows, stage_rows
+from pytest_fa.records.tool_results import CountedKernel
+from pytest_fa.report.ladder import expectation_rows, ladder_rows, phase_rows
 from pytest_fa.report.margins import worst_margins
 from pytest_fa.report.noise_table import noise_rows
 from pytest_fa.report.table import launched_kernels
@@ -49,7 +49,7 @@ class NoiseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profiles: str
 
 
-class VerdictSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BottleneckSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What bounds each kernel of some variants at one shape, with the counters that decided."""
 
     profiles: str
@@ -74,7 +74,7 @@ class ExpectationSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cases: str
 
 
-class StageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PhaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What each stage of a variant takes at some shapes, measured by its ablations."""
 
     profiles: str
@@ -123,7 +123,7 @@ def _clocks(spec: ClockSpec, root: Path) -> str:
         "+- %",
         "cold_us",
         "call_us",
-        "floor_us",
+        "overhead_us",
         "profiler_us",
         "between",
         "agree",
@@ -139,15 +139,15 @@ def _clocks(spec: ClockSpec, root: Path) -> str:
 
 
 def _clock_cells(speed: Speed) -> list[str]:
-    busy, precision = speed.busy, speed.device.precision
+    profiler, precision = speed.profiler, speed.device.precision
     return [
         f"{speed.device.median_us:.2f}",
         f"{100 * precision:.2f}" if precision is not None else "-",
         f"{speed.cold.median_us:.2f}" if speed.cold else "-",
         f"{speed.call.median_us:.2f}",
-        f"{speed.floor_us:.2f}" if speed.floor_us is not None else "-",
-        f"{busy.busy_us:.2f}" if busy else "-",
-        f"{busy.overhead_us:+.2f}" if busy else "-",
+        f"{speed.launch_overhead_us:.2f}" if speed.launch_overhead_us is not None else "-",
+        f"{profiler.profiler_us:.2f}" if profiler else "-",
+        f"{profiler.clock_gap_us:+.2f}" if profiler else "-",
         {True: "yes", False: "NO", None: "-"}[speed.agreement.valid if speed.agreement else None],
     ]
 
@@ -165,26 +165,26 @@ def _noise(spec: NoiseSpec, root: Path) -> str:
     return _lines(rows)
 
 
-def _verdicts(spec: VerdictSpec, root: Path) -> str:
+def _bottlenecks(spec: BottleneckSpec, root: Path) -> str:
     """A row for each kernel; a variant without a profile says so: nothing stands in for it."""
     rows = ["| variant | kernel | verdict | decided by |", "| --- | --- | --- | --- |"]
     for variant in spec.variants.split(","):
         found = [each for each in read_records(root / spec.profiles / f"{variant}.jsonl") if each.kind == "profile"]
-        profiles = [each.profile for each in found if each.profile and each.case and each.case.shape_id == spec.case]
+        profiles = [each.nsight for each in found if each.nsight and each.case and each.case.shape_id == spec.case]
         chosen = next((each for each in profiles if each.preset == "verdict"), profiles[0] if profiles else None)
         if chosen is None:
             rows.append(f"| `{variant}` | - | not measured | - |")
             continue
-        rows += [f"| `{variant}` | {_verdict_cells(each)} |" for each in chosen.kernels]
+        rows += [f"| `{variant}` | {_bottleneck_cells(each)} |" for each in chosen.kernels]
     return "\n".join(rows)
 
 
-def _verdict_cells(kernel: ProfiledKernel) -> str:
-    name, verdict = short_name(kernel.name), kernel.verdict
-    if verdict is None:
+def _bottleneck_cells(kernel: CountedKernel) -> str:
+    name, bottleneck = short_name(kernel.name), kernel.bottleneck
+    if bottleneck is None:
         return f"`{name}` | a counter is missing | -"
-    decided = ", ".join(f"`{counter}` {value:g}" for counter, value in verdict.decided_by.items())
-    return f"`{name}` | {verdict.sentence} | {decided}"
+    decided = ", ".join(f"`{counter}` {value:g}" for counter, value in bottleneck.decided_by.items())
+    return f"`{name}` | {bottleneck.sentence} | {decided}"
 
 
 def _ladder(spec: LadderSpec, root: Path) -> str:
@@ -197,11 +197,11 @@ def _expectations(spec: ExpectationSpec, root: Path) -> str:
     return _lines(rows)
 
 
-def _stages(spec: StageSpec, root: Path) -> str:
-    heads, whole, *stages = stage_rows(root / spec.kernels, root / spec.profiles, spec.of, spec.cases.split(","))
-    if not stages:
+def _phases(spec: PhaseSpec, root: Path) -> str:
+    heads, whole, *phases = phase_rows(root / spec.kernels, root / spec.profiles, spec.of, spec.cases.split(","))
+    if not phases:
         raise TableProblem(f"{spec.of} has no ablations in {spec.kernels}")
-    return _lines([heads, whole, *stages])
+    return _lines([heads, whole, *phases])
 
 
 def _options() -> str:
@@ -258,16 +258,16 @@ def _row(records: list[Record], variant: str, against_us: list[float]) -> list[s
     first = records[0]
     speed = next(each.speed for each in records if each.speed)
     judged = [each for each in records if each.check is not None or each.outcome != "ok"]
-    is_floor = first.role == "floor"
-    kernels = launched_kernels([each for each in records if each.leaves] or records)
+    is_overhead = first.role == "overhead"
+    kernels = launched_kernels([each for each in records if each.builds] or records)
     assert first.case is not None  # noqa: S101  # _shape_records gives only those
     return [
         f"`{variant}`",
         f"{sum(each.outcome == 'ok' for each in judged)}/{len(judged)}" if judged else "not judged",
         f"{device_us:.2f}",
         f"{speed.call.median_us:.2f}" if speed else "-",
-        "-" if is_floor else f"{first.case.flops_per_call / device_us / 1e6:.2f}",
-        *("-" if is_floor else f"{device_us / each:.3f}" for each in against_us),
+        "-" if is_overhead else f"{first.case.flops_per_call / device_us / 1e6:.2f}",
+        *("-" if is_overhead else f"{device_us / each:.3f}" for each in against_us),
         str(max(kernel.registers_per_thread for kernel in kernels)) if kernels else "-",
         str(sum(kernel.spill_bytes for kernel in kernels)) if kernels else "-",
     ]
@@ -285,9 +285,9 @@ MAKERS: dict[str, Callable[[str, Path], str]] = {
     "margins": lambda words, root: _margins(_spec("margins", words, MarginSpec), root),
     "clocks": lambda words, root: _clocks(_spec("clocks", words, ClockSpec), root),
     "noise": lambda words, root: _noise(_spec("noise", words, NoiseSpec), root),
-    "verdicts": lambda words, root: _verdicts(_spec("verdicts", words, VerdictSpec), root),
+    "bottlenecks": lambda words, root: _bottlenecks(_spec("bottlenecks", words, BottleneckSpec), root),
     "ladder": lambda words, root: _ladder(_spec("ladder", words, LadderSpec), root),
     "expectations": lambda words, root: _expectations(_spec("expectations", words, ExpectationSpec), root),
-    "stages": lambda words, root: _stages(_spec("stages", words, StageSpec), root),
+    "phases": lambda words, root: _phases(_spec("phases", words, PhaseSpec), root),
     "options": lambda _words, _root: _options(),
 }

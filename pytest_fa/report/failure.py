@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_fa.catalog.case import AXES, Computes
-from pytest_fa.records.judged import Bound, Check, Diagnosis, Index, Repeats, Witness
+from pytest_fa.records.judged import Bound, Check, CrossCheck, Diagnosis, Index, Repeats
 from pytest_fa.records.record import Record
 from pytest_fa.report.gate_lines import gate_lines
 
@@ -40,14 +40,16 @@ def failure_text(record: Record) -> str:
         lines.append(_repeats_line(record.repeats, computes))
     if record.diagnosis is not None:
         lines += _diagnosis_lines(record.diagnosis)
-    lines.append(f"  repeat: {record.repeat}")
+    lines.append(f"  repeat: {record.rerun_command}")
     return "\n".join(lines)
 
 
 def check_lines(check: Check, computes: Computes = "attention") -> list[str]:
     """The bounds and places of one check of what was computed."""
     lines = [f"  policy {check.policy}:", *(_bound_line(bound) for bound in check.bounds)]
-    lines.append(f"  yardstick: max {check.yardstick_max_error:.3e}, rms {check.yardstick_rms_error:.3e}")
+    lines.append(
+        f"  same-precision reference: max {check.same_precision_max_error:.3e}, rms {check.same_precision_rms_error:.3e}"
+    )
     lines.append(f"  elements: {check.bad_count} of {check.element_count} bad, {check.nonfinite_count} NaN or Inf")
     if check.first_bad is not None:
         lines.append(f"  first bad: {_place(check.first_bad, computes)}")
@@ -59,8 +61,8 @@ def check_lines(check: Check, computes: Computes = "attention") -> list[str]:
 
 def _repeats_line(repeats: Repeats, computes: Computes) -> str:
     """How often the output changed; one that does is the mark of a race."""
-    clean = repeats.dirt_missing
-    where = "on dirty shared memory" if clean is None else f"without dirtied shared memory ({clean})"
+    clean = repeats.smem_poison_missing
+    where = "on NaN-filled shared memory" if clean is None else f"without NaN-filled shared memory ({clean})"
     if not repeats.differing or repeats.first is None:
         return f"  repeats: {repeats.count} {where}, all bitwise equal"
     changed = f"{repeats.differing} differ from the first call, in {repeats.element_count} elements"
@@ -70,15 +72,15 @@ def _repeats_line(repeats: Repeats, computes: Computes) -> str:
 def _diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
     lines = [f"  {line}" if index == 0 else f"    {line}" for index, line in enumerate(diagnosis.error_map)]
     lines += [f"  likely cause: {diagnosis.cause}"] if diagnosis.cause else []
-    lines += [f"  witness: {_witness(each)}" for each in diagnosis.witnesses]
-    return [*lines, *([f"  {diagnosis.who_is_off}"] if diagnosis.who_is_off else [])]
+    lines += [f"  cross-check: {_cross_check(each)}" for each in diagnosis.cross_checks]
+    return [*lines, *([f"  {diagnosis.conclusion}"] if diagnosis.conclusion else [])]
 
 
-def _witness(witness: Witness) -> str:
-    if witness.absent is not None:
-        return f"{witness.name} absent: {witness.absent}"
-    found = "not finite" if witness.max_abs_error is None else f"max error {witness.max_abs_error:.3e}"
-    return f"{witness.name} {'right' if witness.passed else 'wrong'}, {found}"
+def _cross_check(cross_check: CrossCheck) -> str:
+    if cross_check.absent is not None:
+        return f"{cross_check.name} absent: {cross_check.absent}"
+    found = "not finite" if cross_check.max_abs_error is None else f"max error {cross_check.max_abs_error:.3e}"
+    return f"{cross_check.name} {'right' if cross_check.passed else 'wrong'}, {found}"
 
 
 def _bound_line(bound: Bound) -> str:

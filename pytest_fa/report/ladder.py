@@ -55,9 +55,9 @@ def expectation_rows(kernels: Path, profiles: Path, shapes: list[str]) -> list[l
     return rows
 
 
-def stage_rows(kernels: Path, profiles: Path, name: str, shapes: list[str]) -> list[list[str]]:
+def phase_rows(kernels: Path, profiles: Path, name: str, shapes: list[str]) -> list[list[str]]:
     """Heads and rows: `device_us` of a variant at each shape, and how much less it is without each stage."""
-    ablations = [each for each in discover((kernels,)).variants.values() if each.leaves_out and each.parent == name]
+    ablations = [each for each in discover((kernels,)).variants.values() if each.omits and each.parent == name]
     whole = [_device_us(records) for records in _records(profiles, name, shapes)]
     rows = [["left out", "by", *(f"`{shape}`" for shape in shapes)]]
     rows.append(["nothing", f"`{name}`", *(f"{_figure(us)} us" for us in whole)])
@@ -65,7 +65,7 @@ def stage_rows(kernels: Path, profiles: Path, name: str, shapes: list[str]) -> l
         left = [_device_us(records) for records in _records(profiles, each.name, shapes)]
         less = [None if us is None or all_us is None else us - all_us for us, all_us in zip(left, whole, strict=True)]
         cells = [NOTHING if us is None else f"{us:+.2f} us" for us in less]
-        rows.append([each.leaves_out or "", f"`{each.name}`", *cells])
+        rows.append([each.omits or "", f"`{each.name}`", *cells])
     return rows
 
 
@@ -88,7 +88,7 @@ def _row(rung: Rung, bases_us: list[float | None]) -> list[str]:
     all_records = [record for records in rung.records for record in records]
     judged = [each for each in all_records if each.check is not None or each.outcome != "ok"]
     mine = _device_us(rung.records[0])
-    built = [each for each in rung.records[0] if each.leaves]
+    built = [each for each in rung.records[0] if each.builds]
     kernels = launched_kernels(built) if built else []
     speed = next((each.speed for each in rung.records[0] if each.speed), None)
     return [

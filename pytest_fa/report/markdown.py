@@ -39,6 +39,7 @@ import re
 import sys
 from pathlib import Path
 
+from pytest_fa.earlier import BLOCKS, renamed
 from pytest_fa.report.blocks import MAKERS, TableProblem
 
 BLOCK = re.compile(
@@ -58,6 +59,7 @@ def rewrite(text: str, root: Path) -> str:
 
 
 def _made(kind: str, words: str, root: Path) -> str:
+    kind = BLOCKS.get(kind, kind)
     if kind not in MAKERS:
         raise TableProblem(f"fa-{kind}: there is no such table (fa-{', fa-'.join(MAKERS)})")
     return MAKERS[kind](words, root)
@@ -77,6 +79,8 @@ def main(arguments: list[str]) -> int:
         except (OSError, UnicodeDecodeError, TableProblem) as problem:
             sys.stderr.write(f"{path}: {problem}\n")
             return 2
+        for kind in sorted({found["kind"] for found in BLOCK.finditer(before)} & set(BLOCKS)):
+            sys.stderr.write(f"{path}: {renamed(f'fa-{kind}', f'fa-{BLOCKS[kind]}')}\n")
         if check and before != after:
             sys.stderr.write(f"{path}: its tables are not what the records say\n")
             old = 1

@@ -6,7 +6,7 @@ import statistics
 
 import msgspec
 
-from pytest_fa.gate.decision import LOOKS, look
+from pytest_fa.gate.decision import ANALYSES, analyse
 from pytest_fa.records.gated import PairSamples
 from pytest_fa.records.noise import Noise
 
@@ -25,24 +25,24 @@ class NoiseRow(msgspec.Struct, frozen=True):
 
 
 def noise_rows(noise: Noise) -> list[NoiseRow]:
-    """Every pair, and every backend against itself once more from the `same` of its pair.
+    """Every pair, and every backend against itself once more from the `control` of its pair.
 
     Groups of 12 processes are gated at a ratio of 1; for a backend against itself no verdict is the right one.
     """
     rows = []
     for pair, name in zip(noise.pairs, noise.candidates, strict=True):
         rows.append(_row(name, pair, noise.process_sd))
-        if name == pair.baseline:  # its `same` is a second sample of the same question
-            turned = msgspec.structs.replace(pair, blocks=pair.same, same=pair.blocks)
+        if name == pair.baseline:  # its `control` is a second sample of the same question
+            turned = msgspec.structs.replace(pair, blocks=pair.control, control=pair.blocks)
             rows.append(_row(name, turned, noise.process_sd))
     return rows
 
 
 def _row(candidate: str, pair: PairSamples, process_sd: float) -> NoiseRow:
-    size = LOOKS[-1]
+    size = ANALYSES[-1]
     starts = range(0, len(pair.blocks) - size + 1, size)
     groups = [
-        msgspec.structs.replace(pair, blocks=pair.blocks[at : at + size], same=pair.same[at : at + size])
+        msgspec.structs.replace(pair, blocks=pair.blocks[at : at + size], control=pair.control[at : at + size])
         for at in starts
     ]
     return NoiseRow(
@@ -59,9 +59,9 @@ def _row(candidate: str, pair: PairSamples, process_sd: float) -> NoiseRow:
 
 def _is_decided(pair: PairSamples, process_sd: float) -> bool:
     """Whether a gate at 1 over this group would have ended with PASS or FAIL."""
-    for count in LOOKS:
-        so_far = msgspec.structs.replace(pair, blocks=pair.blocks[:count], same=pair.same[:count])
-        found = look([so_far], 1.0, is_last=count == LOOKS[-1], process_sd=process_sd)
+    for count in ANALYSES:
+        so_far = msgspec.structs.replace(pair, blocks=pair.blocks[:count], control=pair.control[:count])
+        found = analyse([so_far], 1.0, is_last=count == ANALYSES[-1], process_sd=process_sd)
         if found.verdict in ("PASS", "FAIL"):
             return True
     return False

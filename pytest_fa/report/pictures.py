@@ -16,7 +16,7 @@ from pytest_fa.records.record import Record
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MINE, OTHERS, FLOOR = "#2f6db3", "#9aa5b1", "#d0d4d9"
+MINE, OTHERS, OVERHEAD = "#2f6db3", "#9aa5b1", "#d0d4d9"
 
 
 class NothingToShow(FaError):
@@ -69,7 +69,9 @@ def _bars(records: list[Record]) -> Any:  # noqa: ANN401  # matplotlib's figure
 def _bar_panel(axis: Axes, group: list[Record]) -> None:
     names = [each.variant for each in group]
     times = [_device_us(each) for each in group]
-    colors = [FLOOR if each.role == "floor" else OTHERS if each.role in COMPANION_ROLES else MINE for each in group]
+    colors = [
+        OVERHEAD if each.role == "overhead" else OTHERS if each.role in COMPANION_ROLES else MINE for each in group
+    ]
     bars = axis.barh(names, times, color=colors)
     axis.bar_label(bars, [f"{us:.2f}" for us in times], padding=3, fontsize=7)
     axis.set_title(_case(group[0]).shape_id, fontsize=8, loc="left")
@@ -95,7 +97,7 @@ def _roofline(records: list[Record], ceilings: Ceilings) -> Any:  # noqa: ANN401
         f"{roof:.0f} TFLOP/s, {ceilings.copy_gb_per_s:.0f} GB/s (measured)", (edges[0], roof * 1.1), fontsize=7
     )
     for is_mine, color, label in ((False, OTHERS, "SDPA"), (True, MINE, "variants")):
-        chosen = [e for e in records if e.role != "floor" and (e.role not in COMPANION_ROLES) is is_mine]
+        chosen = [e for e in records if e.role != "overhead" and (e.role not in COMPANION_ROLES) is is_mine]
         rates = [_case(each).flops_per_call / _device_us(each) / 1e6 for each in chosen]
         intensities = [_intensity(_case(each)) for each in chosen]
         axis.scatter(intensities, rates, s=14, color=color, label=label)

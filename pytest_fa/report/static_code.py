@@ -7,7 +7,7 @@ import io
 from typing import TYPE_CHECKING
 
 from pytest_fa.build.occupancy import occupancy
-from pytest_fa.records.built import Kernel, Leaf
+from pytest_fa.records.built import Build, Kernel
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import LaunchedKernel
 
@@ -47,7 +47,7 @@ FOOTNOTE = (
     "where a saved record knows it (+); blocks/SM and warps: how many fit, and what sets the limit."
 )
 
-Launches = dict[tuple[str, str], LaunchedKernel]  # by variant and mangled name
+Launches = dict[tuple[str, str], LaunchedKernel]  # by variant and kernel name
 
 
 def static_text(records: list[Record], launches: Launches, width: int) -> str:
@@ -55,23 +55,23 @@ def static_text(records: list[Record], launches: Launches, width: int) -> str:
     from rich import box  # noqa: PLC0415  # only a run with records pays for rich
     from rich.table import Table  # noqa: PLC0415
 
-    leaves = [leaf for record in records if record.kind == "build" for leaf in record.leaves]
-    if not leaves:
+    builds = [build for record in records if record.kind == "build" for build in record.builds]
+    if not builds:
         return ""
     facts = Table(*HEADERS, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     mixes = Table(
         "variant", "arch", "kernel", *GROUPS, "other", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    for leaf in leaves:
-        for kernel in leaf.kernels:
+    for build in builds:
+        for kernel in build.kernels:
             facts.add_row(
-                leaf.variant,
-                leaf.arch,
+                build.variant,
+                build.arch,
                 kernel.name,
-                *_facts(leaf, kernel, launches.get((leaf.variant, kernel.mangled))),
+                *_facts(build, kernel, launches.get((build.variant, kernel.name))),
             )
-            mixes.add_row(leaf.variant, leaf.arch, kernel.name, *map(str, mix(kernel).values()))
-    return "\n".join([_rendered(facts, width), _rendered(mixes, width), FOOTNOTE, *difference_lines(leaves)])
+            mixes.add_row(build.variant, build.arch, kernel.name, *map(str, mix(kernel).values()))
+    return "\n".join([_rendered(facts, width), _rendered(mixes, width), FOOTNOTE, *difference_lines(builds)])
 
 
 def _rendered(table: Table, width: int) -> str:
@@ -94,14 +94,14 @@ def mix(kernel: Kernel) -> dict[str, int]:
     return found
 
 
-def _facts(leaf: Leaf, kernel: Kernel, launch: LaunchedKernel | None) -> list[str]:
+def _facts(build: Build, kernel: Kernel, launch: LaunchedKernel | None) -> list[str]:
     launched = launch.block[0] * launch.block[1] * launch.block[2] if launch else None
     threads = launched or kernel.max_threads_per_block
     smem_bytes = kernel.smem_bytes_per_block + (launch.dynamic_smem_bytes if launch else 0)
     most = "" if launch else "<= "  # dynamic shared memory is known at the launch
     limit = (
-        occupancy(leaf.arch, threads, kernel.registers_per_thread, smem_bytes)
-        if threads and leaf.arch != "host"
+        occupancy(build.arch, threads, kernel.registers_per_thread, smem_bytes)
+        if threads and build.arch != "host"
         else None
     )
     return [
@@ -116,29 +116,31 @@ def _facts(leaf: Leaf, kernel: Kernel, launch: LaunchedKernel | None) -> list[st
     ]
 
 
-def difference_lines(leaves: list[Leaf]) -> list[str]:
+def difference_lines(builds: list[Build]) -> list[str]:
     """Where exactly two variants were built: for each architecture what the second has more or fewer of."""
-    names = list(dict.fromkeys(leaf.variant for leaf in leaves))
+    names = list(dict.fromkeys(build.variant for build in builds))
     if len(names) != 2:  # noqa: PLR2004  # a difference has two sides
         return []
     lines = [f"{names[0]} -> {names[1]}, instructions over all kernels:"]
-    for arch in dict.fromkeys(leaf.arch for leaf in leaves):
-        pair = [next((leaf for leaf in leaves if (leaf.variant, leaf.arch) == (name, arch)), None) for name in names]
+    for arch in dict.fromkeys(build.arch for build in builds):
+        pair = [
+            next((build for build in builds if (build.variant, build.arch) == (name, arch)), None) for name in names
+        ]
         if pair[0] and pair[1]:
             lines.append(f"  {arch}: {_difference(pair[0], pair[1])}")
     return lines
 
 
-def _difference(before: Leaf, after: Leaf) -> str:
+def _difference(before: Build, after: Build) -> str:
     if before.code_identity and before.code_identity == after.code_identity:
         return "the same machine code"
     counts = [collections.Counter[str](), collections.Counter[str]()]
-    for leaf, count in zip((before, after), counts, strict=True):
-        for kernel in leaf.kernels:
+    for build, count in zip((before, after), counts, strict=True):
+        for kernel in build.kernels:
             count.update(kernel.instructions)
     changes = {opcode: counts[1][opcode] - counts[0][opcode] for opcode in counts[0] | counts[1]}
     largest = sorted((opcode for opcode in changes if changes[opcode]), key=lambda opcode: -abs(changes[opcode]))
-    registers = [max((each.registers_per_thread for each in leaf.kernels), default=0) for leaf in (before, after)]
+    registers = [max((each.registers_per_thread for each in build.kernels), default=0) for build in (before, after)]
     words = [f"{opcode} {changes[opcode]:+d}" for opcode in largest[:MOST_CHANGES]]
     rest = f", {len(largest) - MOST_CHANGES} more opcodes" if len(largest) > MOST_CHANGES else ""
     return f"registers {registers[0]} -> {registers[1]}; {', '.join(words) or 'the same counts'}{rest}"

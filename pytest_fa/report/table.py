@@ -120,24 +120,24 @@ def headline(record: Record) -> str:
 
 def notes(records: list[Record]) -> list[str]:
     """What figures do not say: ptxas advisories, variants of the same machine code, checks that lacked something."""
-    leaves = {(leaf.variant, leaf.arch): leaf for record in records for leaf in record.leaves}
+    builds = {(build.variant, build.arch): build for record in records for build in record.builds}
     lines = [
-        f"ptxas: {leaf.variant}/{leaf.arch}: {advisory.code} {advisory.text}"
-        for leaf in leaves.values()
-        for advisory in leaf.advisories
+        f"ptxas: {build.variant}/{build.arch}: {advisory.code} {advisory.text}"
+        for build in builds.values()
+        for advisory in build.advisories
     ]
     twins: dict[tuple[str, str], list[str]] = {}
-    for leaf in leaves.values():
-        if leaf.code_identity is not None:
-            twins.setdefault((leaf.arch, leaf.code_identity), []).append(leaf.variant)
+    for build in builds.values():
+        if build.code_identity is not None:
+            twins.setdefault((build.arch, build.code_identity), []).append(build.variant)
     same = [(arch, names) for (arch, _), names in twins.items() if len(names) > 1]
-    lines += [f"judged without dirtied shared memory: {reason}" for reason in _dirt_missing(records)]
+    lines += [f"judged without NaN-filled shared memory: {reason}" for reason in _smem_poison_missing(records)]
     lines += timing_notes(records)
     return [*lines, *(f"same machine code for {arch}: {', '.join(names)}" for arch, names in same)]
 
 
-def _dirt_missing(records: list[Record]) -> list[str]:
-    found = (record.repeats.dirt_missing for record in records if record.repeats)
+def _smem_poison_missing(records: list[Record]) -> list[str]:
+    found = (record.repeats.smem_poison_missing for record in records if record.repeats)
     return [reason for reason in dict.fromkeys(found) if reason not in (None, ON_CPU)]
 
 
@@ -157,7 +157,7 @@ def _case_row(records: list[Record], groups: dict[tuple[str, str], list[Record]]
     best = best_baseline_us([record for key, group in groups.items() if key[0] == shape for record in group])
     kernels = launched_kernels(records)
     device_us = speed.device.median_us if speed else None
-    least_us = ceilings.least_us(first.case) if ceilings and first.role != "floor" else None
+    least_us = ceilings.least_us(first.case) if ceilings and first.role != "overhead" else None
     return Row(
         variant=first.variant,
         case=shape,
@@ -169,10 +169,12 @@ def _case_row(records: list[Record], groups: dict[tuple[str, str], list[Record]]
         cold_us=_number(speed.cold.median_us if speed and speed.cold else None, ".2f"),
         call_us=_number(speed.call.median_us if speed else None, ".2f"),
         tflops=_number(
-            first.case.flops_per_call / device_us / 1e6 if device_us and first.role != "floor" else None, ".2f"
+            first.case.flops_per_call / device_us / 1e6 if device_us and first.role != "overhead" else None, ".2f"
         ),
         of_limit=_number(100 * least_us / device_us if device_us and least_us else None, ".1f"),
-        versus_baseline=_number(device_us / best[1] if device_us and best and first.role != "floor" else None, ".3f"),
+        versus_baseline=_number(
+            device_us / best[1] if device_us and best and first.role != "overhead" else None, ".3f"
+        ),
     )
 
 
@@ -180,17 +182,17 @@ def _build_rows(record: Record) -> list[Row]:
     """A variant that was built and nothing more: a row for every architecture."""
     verdict = "built" if record.outcome == "ok" else _shout(record)
     rows = []
-    for leaf in record.leaves:
-        registers = max((kernel.registers_per_thread for kernel in leaf.kernels), default=None)
-        spills = sum(kernel.spill_bytes for kernel in leaf.kernels)
+    for build in record.builds:
+        registers = max((kernel.registers_per_thread for kernel in build.kernels), default=None)
+        spills = sum(kernel.spill_bytes for kernel in build.kernels)
         cells = (_number(registers, "d"), _number(spills, "d"))
-        rows.append(Row(record.variant, leaf.arch, verdict, NOTHING, *cells, *[NOTHING] * 6))
+        rows.append(Row(record.variant, build.arch, verdict, NOTHING, *cells, *[NOTHING] * 6))
     return rows or [Row(record.variant, NOTHING, verdict, *[NOTHING] * 9)]
 
 
 def launched_kernels(records: list[Record]) -> list[Kernel]:
-    """The kernels that ran, where their launches were read; else all of the leaf."""
-    kernels = [kernel for leaf in records[0].leaves for kernel in leaf.kernels]
+    """The kernels that ran, where their launches were read; else all of the build."""
+    kernels = [kernel for build in records[0].builds for kernel in build.kernels]
     names = {launch.mangled for record in records if record.speed for launch in record.speed.launches}
     return [kernel for kernel in kernels if kernel.mangled in names] or kernels
 

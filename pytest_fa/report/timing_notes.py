@@ -18,11 +18,11 @@ def timing_notes(records: list[Record]) -> list[str]:
     timed = [(f"{each.variant} at {each.case.shape_id}", each.speed) for each in records if each.speed and each.case]
     lines = [f"not confirmed: {name}: {_reason(speed)}" for name, speed in timed if is_doubtful(speed)]
     lines += [
-        f"period_pdl: {name}: its kernels begin before their forerunners end; device_us is a period of that kind"
+        f"period_pdl: {name}: its kernels begin before their predecessor end; device_us is a period of that kind"
         for name, speed in timed
         if speed.order == "programmatic"
     ]
-    others = dict.fromkeys(each for _, speed in timed for each in speed.neighbours)
+    others = dict.fromkeys(each for _, speed in timed for each in speed.other_gpu_processes)
     lines += [f"another process was on the GPU: {each}" for each in others]
     return [*lines, *_backend_kernels(records)]
 
@@ -35,8 +35,8 @@ def _backend_kernels(records: list[Record]) -> list[str]:
     """Which kernel each backend ran, where it ran the same few at every shape."""
     found: dict[str, dict[tuple[str, ...], None]] = {}
     for each in records:
-        if each.role == "baseline" and each.speed and each.speed.busy:
-            names = tuple(sorted(node.name for node in each.speed.busy.nodes))
+        if each.role == "baseline" and each.speed and each.speed.profiler:
+            names = tuple(sorted(node.name for node in each.speed.profiler.nodes))
             found.setdefault(each.variant, {})[names] = None
     lines = []
     for variant, kinds in found.items():

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from pytest_fa.records.record import Record
-from pytest_fa.records.tool_results import DURATION, CounterDifference, Profile, ProfiledKernel, Sanitized
+from pytest_fa.records.tool_results import DURATION, CountedKernel, CounterDifference, NsightReport, Sanitized
 
 TITLE = "profiles: Nsight Compute, warm caches, clocks as they are; its durations are no benchmark times"
 MOST_DIFFERENCES = 5
@@ -39,7 +39,7 @@ _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.
 
 def profile_lines(records: list[Record]) -> list[str]:
     """One line for each profile, and below it what it means; then one for each run of a sanitizer."""
-    lines = [line for each in records if each.profile for line in _profile(each, each.profile)]
+    lines = [line for each in records if each.nsight for line in _profile(each, each.nsight)]
     lines = [TITLE, *lines] if lines else []
     sanitized = [line for each in records if each.sanitized for line in _sanitized(each, each.sanitized)]
     return [*lines, *(["compute-sanitizer"] if sanitized else []), *sanitized]
@@ -56,7 +56,7 @@ def ablation_lines(records: list[Record]) -> list[str]:
             left_us = speed.device.median_us
             share = f"{whole_us - left_us:+.2f} us, {100 * (whole_us - left_us) / whole_us:.0f} %"
             lines.append(
-                f"{case.shape_id}: {each.ablation.parent} {whole_us:.2f} us, without {each.ablation.stage} "
+                f"{case.shape_id}: {each.ablation.parent} {whole_us:.2f} us, without {each.ablation.phase} "
                 f"{left_us:.2f} us ({each.variant}): {share}, measured by leaving it out"
             )
     return [*lines, *(["stages overlap: what they take alone need not add up"] if lines else [])]
@@ -65,16 +65,16 @@ def ablation_lines(records: list[Record]) -> list[str]:
 def tool_properties(record: Record) -> list[tuple[str, str]]:
     """What JUnit is to carry of a profile or a sanitizer: names and texts."""
     found: list[tuple[str, str | None]] = []
-    if record.profile:
-        longest = record.profile.longest
-        found += [("fa.ncu.status", record.profile.status), ("fa.ncu.report", record.profile.report)]
-        found += [("fa.ncu.verdict", longest.verdict.sentence if longest and longest.verdict else None)]
+    if record.nsight:
+        longest = record.nsight.longest
+        found += [("fa.ncu.status", record.nsight.status), ("fa.ncu.report", record.nsight.report)]
+        found += [("fa.ncu.verdict", longest.bottleneck.sentence if longest and longest.bottleneck else None)]
     if record.sanitized:
         found += [("fa.sanitizer.status", record.sanitized.status), ("fa.sanitizer.log", record.sanitized.log)]
     return [(name, text) for name, text in found if text]
 
 
-def headline_of(kernel: ProfiledKernel) -> str:
+def headline_of(kernel: CountedKernel) -> str:
     """The counters that everybody asks for first, as far as they were counted."""
     parts = []
     for label, names, form in HEADLINE:
@@ -93,7 +93,7 @@ def short_name(name: str) -> str:
     return re.split(r"[<(]", plain, maxsplit=1)[0].split("::")[-1]
 
 
-def _profile(record: Record, profile: Profile) -> list[str]:
+def _profile(record: Record, profile: NsightReport) -> list[str]:
     if profile.status != "ok":
         return [f"{record.id}: not measured ({profile.status}): {profile.message}"]
     longest = profile.longest
@@ -102,22 +102,22 @@ def _profile(record: Record, profile: Profile) -> list[str]:
     more = f" in {count} kernels" if count > 1 else ""
     us = sum(each.counters.get(DURATION, 0.0) for each in profile.kernels) / 1000
     lines = [f"{record.id.removesuffix(f'-{profile.preset}')}: {us:.2f} us{more}; {headline_of(longest)}"]
-    lines += [f"  {short_name(each.name)}: {each.verdict.sentence}" for each in profile.kernels if each.verdict]
-    lines += [f"  {_stages(each)}" for each in profile.kernels if each.stages]
+    lines += [f"  {short_name(each.name)}: {each.bottleneck.sentence}" for each in profile.kernels if each.bottleneck]
+    lines += [f"  {_phases(each)}" for each in profile.kernels if each.phases]
     lines += [f"  expected: {' '.join(profile.expect.split())}"] if profile.expect else []
-    if profile.beside and profile.differences:
+    if profile.baseline and profile.differences:
         shown = "; ".join(map(_difference, profile.differences[:MOST_DIFFERENCES]))
-        lines.append(f"  beside {profile.beside}: {shown}")
-    elif profile.beside_missing:
-        lines.append(f"  beside {profile.beside or 'SDPA'}: not measured: {profile.beside_missing}")
+        lines.append(f"  beside {profile.baseline}: {shown}")
+    elif profile.baseline_missing:
+        lines.append(f"  beside {profile.baseline or 'SDPA'}: not measured: {profile.baseline_missing}")
     lines.append(f"  report: {profile.report} ({profile.preset}, {profile.seconds:.1f} s)")
     return [*lines, *([f"  not counted: {', '.join(profile.dropped)}"] if profile.dropped else [])]
 
 
-def _stages(kernel: ProfiledKernel) -> str:
+def _phases(kernel: CountedKernel) -> str:
     """Samples by stage, and on which lines most fell."""
-    total = sum(kernel.stages.values())
-    shares = ", ".join(f"{stage} {100 * count / total:.0f} %" for stage, count in kernel.stages.items())
+    total = sum(kernel.phases.values())
+    shares = ", ".join(f"{phase} {100 * count / total:.0f} %" for phase, count in kernel.phases.items())
     lines = ", ".join(
         f"{each.file}:{each.line} {100 * each.samples / total:.0f} %" for each in kernel.lines[:MOST_LINES]
     )
@@ -149,7 +149,7 @@ def append_summary(records: list[Record], path: Path) -> None:
 
 def summary_markdown(records: list[Record]) -> str:
     """The profiles as a table for GitHub's step summary; empty without any."""
-    profiled = [(each, each.profile) for each in records if each.profile]
+    profiled = [(each, each.nsight) for each in records if each.nsight]
     if not profiled:
         return ""
     rows = [
@@ -161,6 +161,8 @@ def summary_markdown(records: list[Record]) -> str:
     for record, profile in profiled:
         longest = profile.longest
         us = f"{sum(each.counters.get(DURATION, 0.0) for each in profile.kernels) / 1000:.2f}" if longest else "-"
-        verdict = longest.verdict.sentence if longest and longest.verdict else f"not measured: {profile.message}"
-        rows.append(f"| `{record.id}` | {us} | {verdict.replace('|', '/')} | {profile.report or '-'} |")
+        bottleneck = (
+            longest.bottleneck.sentence if longest and longest.bottleneck else f"not measured: {profile.message}"
+        )
+        rows.append(f"| `{record.id}` | {us} | {bottleneck.replace('|', '/')} | {profile.report or '-'} |")
     return "\n".join(rows) + "\n"

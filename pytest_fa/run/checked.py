@@ -1,4 +1,4 @@
-"""A launch whose output is to be judged: dirty shared memory, poisoned output and workspace, guard bands all around."""
+"""A launch whose output is to be judged: NaN-filled shared memory, poisoned output and workspace, guard bands all around."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CheckedLaunch:
         q, k, v = (self._guarded[name].tensor for name in ("q", "k", "v"))
         self.inputs = inputs._replace(q=q, k=k, v=v)
         self.device = inputs.q.device
-        self._tools, self.dirt_missing = _find_tools(self.device)
+        self._tools, self.smem_poison_missing = _find_tools(self.device)
         self._repeats = 0
 
     @property
@@ -53,7 +53,7 @@ class CheckedLaunch:
         out = self.given
         out.fill_(float("nan"))
         with self._workspaces.guarded():
-            for tool in ("dirty_smem", *perturb) if self._tools else ():
+            for tool in ("poison_smem", *perturb) if self._tools else ():
                 getattr(self._tools, tool)()
             with around or nullcontext():
                 result = self._forward(q, k, v, scale=scale, causal=causal, out=out)

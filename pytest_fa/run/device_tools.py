@@ -1,4 +1,4 @@
-"""Our own device code around a launch that is judged: dirty shared memory, busy multiprocessors, a cold L2.
+"""Our own device code around a launch that is judged: NaN-filled shared memory, busy multiprocessors, a cold L2.
 
 A kernel that reads shared memory which it did not write is often right on a clean chip: it finds zeros, or what its own
 last launch left.  Here it finds NaN.  A kernel that lacks a barrier is often right while each block has a
@@ -21,7 +21,7 @@ from pytest_fa.records.timing import LaunchedKernel
 from pytest_fa.run.guards import NAN_PATTERN
 
 SOURCES = Path(pytest_fa.__file__).parent / "device"
-DIRTY_THREADS = 1024
+POISON_THREADS = 1024
 BLOCKS_AT_ONCE = 8  # on a multiprocessor, for kernels of a few hundred threads
 OCCUPIED_SHARE = 0.75  # of the multiprocessors
 OCCUPIED_CYCLES = 60_000  # 30 us at 2 GHz, longer than the kernels of short sequences
@@ -57,11 +57,11 @@ class DeviceTools:
         with torch.cuda.device(device_index):
             self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             load = functools.partial(_load, driver, nvrtc, f"sm_{device.major}{device.minor}", self._smem_bytes)
-            self._dirty, self._occupy, self._spin = load("dirty_smem"), load("occupy"), load("spin")
+            self._poison, self._occupy, self._spin = load("poison_smem"), load("occupy"), load("spin")
         rate = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLOCK_RATE
         self.cycles_per_us = _ok(driver.cuDeviceGetAttribute(rate, _ok(driver.cuDeviceGet(device_index)))) / 1000  # kHz
 
-    def dirty_smem(self, multiprocessor_of_block: torch.Tensor | None = None) -> None:
+    def poison_smem(self, multiprocessor_of_block: torch.Tensor | None = None) -> None:
         """Fill all shared memory with NaN, about 8 us on an H200.
 
         The tensor, [multiprocessors] int32, takes where each block ran.
@@ -69,7 +69,7 @@ class DeviceTools:
         ids = 0 if multiprocessor_of_block is None else multiprocessor_of_block.data_ptr()
         values = (NAN_PATTERN << 16 | NAN_PATTERN, self._smem_bytes // 4, ids)
         arguments = (values, (ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p))
-        self._launch(self._dirty, self.multiprocessors, DIRTY_THREADS, arguments, torch.cuda.current_stream())
+        self._launch(self._poison, self.multiprocessors, POISON_THREADS, arguments, torch.cuda.current_stream())
 
     def occupy(self) -> None:
         """Keep three of four multiprocessors busy from here on for 30 us, on a stream beside the current one."""

@@ -1,4 +1,4 @@
-"""Leaves and Python callables to one call shape: `f(q, k, v, *, scale, causal, out) -> Tensor`."""
+"""Builds and Python callables to one call shape: `f(q, k, v, *, scale, causal, out) -> Tensor`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def load(name: str, *, kernels: str | Path | tuple[str | Path, ...] = "kernels",
 
 
 def build_library(variant: Variant, cache: Path, *, no_build: bool = False) -> str | None:
-    """The path of the leaf's library for this machine's GPU; None for a variant that needs no compiler."""
+    """The path of the build's library for this machine's GPU; None for a variant that needs no compiler."""
     if not variant.is_built:
         return None
     arch = native_arch(variant)
@@ -74,7 +74,7 @@ def build_library(variant: Variant, cache: Path, *, no_build: bool = False) -> s
 def load_forward(
     variant: Variant, library: str | None, allocate: Allocate | None = None, computes: Computes | None = None
 ) -> Forward:
-    """The callable of a variant whose leaf, if it needs one, lies at `library`; `allocate` gives its workspaces.
+    """The callable of a variant whose build, if it needs one, lies at `library`; `allocate` gives its workspaces.
 
     `computes` is what the output is to hold, where that is not the variant's own to say: a floor computes nothing.
     """

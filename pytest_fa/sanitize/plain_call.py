@@ -1,6 +1,6 @@
 """Calls one `cuda` variant as any C program would: no torch, no allocator of its own, memory of exactly the right size.
 
-    python -m pytest_fa.sanitize.plain_call JOB.json    one call of the job's leaf; prints what came of it as JSON
+    python -m pytest_fa.sanitize.plain_call JOB.json    one call of the job's build; prints what came of it as JSON
 
 What a sanitizer starts: torch's allocator would hide an access past the end of a tensor inside its own blocks.
 """
@@ -84,7 +84,7 @@ def call(case: Case, library: str) -> Said:
     """
     cuda = CudaDriver()
     ctypes.CDLL(str(ffi_folder() / "lib" / "libtvm_ffi.so"), mode=ctypes.RTLD_GLOBAL)
-    leaf = ctypes.CDLL(library)
+    build = ctypes.CDLL(library)
     query_count = case.batch * case.heads * case.seq_q * case.head_dim
     key_count = case.batch * case.kv_heads * case.seq_k * case.head_dim
     values = np.random.default_rng(case.seed)
@@ -94,11 +94,11 @@ def call(case: Case, library: str) -> Said:
     words = ctypes.create_string_buffer(MESSAGE_BYTES)
     args = describe(case, q, k, v, out)
     args.message, args.message_bytes = ctypes.addressof(words), MESSAGE_BYTES
-    if hasattr(leaf, "fa_workspace_bytes"):
-        leaf.fa_workspace_bytes.restype = ctypes.c_size_t
-        args.workspace_bytes = leaf.fa_workspace_bytes(ctypes.byref(args))
+    if hasattr(build, "fa_workspace_bytes"):
+        build.fa_workspace_bytes.restype = ctypes.c_size_t
+        args.workspace_bytes = build.fa_workspace_bytes(ctypes.byref(args))
         args.workspace = cuda.allocate(args.workspace_bytes)
-    status = leaf.fa_forward(ctypes.byref(args), None)
+    status = build.fa_forward(ctypes.byref(args), None)
     if status < 0:
         raise UnsupportedCase(words.value.decode(errors="replace") or "the kernel gave no reason")
     if status > 0:

@@ -20,7 +20,7 @@ from pytest_fa.worker.jobs import CaseJob, CaseResult, encode
 
 OUTCOMES: dict[ToolStatus, Outcome] = {
     "clean": "ok",
-    "explained": "ok",
+    "suppressed": "ok",
     "found": "hazard",
     "incomplete": "hazard",
     "not covered": "not_measured",
@@ -37,27 +37,27 @@ def sanitize_variant(runner: CaseRunner, variant: Variant, case: Case, tool: str
         raise Refused(reason)
     if device_of(variant) == "cpu":
         raise CannotRun(f"{variant.name} runs on the CPU here: compute-sanitizer watches GPUs")
-    leaf = runner.builds.runnable(variant)
-    if isinstance(leaf, BuildFailure):
+    build = runner.builds.runnable(variant)
+    if isinstance(build, BuildFailure):
         raise CannotRun(f"build of {variant.name} failed (see test_build[{variant.name}])")
-    if reason := not_covered(tool, leaf):
+    if reason := not_covered(tool, build):
         found = Sanitized(tool, "not covered", reason, "", 0.0, ())
     else:
         runner.rest()
-        found = explained(sanitize(tool, _child(runner, variant, case, tool)), variant)
+        found = suppressed(sanitize(tool, _child(runner, variant, case, tool)), variant)
         found = _shortened(found, runner.options.rootdir)
     result = CaseResult(OUTCOMES[found.status], _message(found), ())
-    record = runner.records.make("sanitize", variant, case, result, (leaf,) if leaf else ())
+    record = runner.records.make("sanitize", variant, case, result, (build,) if build else ())
     return msgspec.structs.replace(record, id=f"{record.id}-{tool}", sanitized=found)
 
 
-def explained(found: Sanitized, variant: Variant) -> Sanitized:
+def suppressed(found: Sanitized, variant: Variant) -> Sanitized:
     """Findings that the manifest explains, as many as it says and no more; what is to be wrong explains nothing."""
-    why = next((reason for tool, reason in variant.explained.items() if tool == found.tool), None)
+    why = next((reason for tool, reason in variant.suppressions.items() if tool == found.tool), None)
     if why is None or found.status != "found" or variant.role == "wrong" or (found.count or 0) > why.most:
         return found
     message = f"({found.count}, none of them real: {why.because})"
-    return msgspec.structs.replace(found, status="explained", message=message)
+    return msgspec.structs.replace(found, status="suppressed", message=message)
 
 
 def _child(runner: CaseRunner, variant: Variant, case: Case, tool: str) -> SanitizedChild:
@@ -74,7 +74,7 @@ def _child(runner: CaseRunner, variant: Variant, case: Case, tool: str) -> Sanit
 
 
 def _message(found: Sanitized) -> str:
-    if found.status in ("clean", "explained"):
+    if found.status in ("clean", "suppressed"):
         return ""
     return f"{found.tool}: {found.message}"
 

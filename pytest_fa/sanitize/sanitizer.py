@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from pytest_fa.profile.programs import ProgramRun, find_program, run_tool, version_of
-from pytest_fa.records.built import Leaf
+from pytest_fa.records.built import Build
 from pytest_fa.records.tool_results import Sanitized, ToolStatus
 
 FOUND_EXIT_CODE = 86  # what the tool leaves with when it found something; by default that would be 0
@@ -62,11 +62,11 @@ def find_sanitizer() -> tuple[Path, str] | None:
     return (program, version_of(program)) if program else None
 
 
-def not_covered(tool: str, leaf: Leaf | None) -> str | None:
-    """Why a tool's silence about this leaf would mean nothing."""
-    if tool != "racecheck" or leaf is None:
+def not_covered(tool: str, build: Build | None) -> str | None:
+    """Why a tool's silence about this build would mean nothing."""
+    if tool != "racecheck" or build is None:
         return None
-    opcodes = {opcode for kernel in leaf.kernels for opcode in kernel.instructions}
+    opcodes = {opcode for kernel in build.kernels for opcode in kernel.instructions}
     found = [opcode for opcode in _ASYNC_OPCODES if opcode in opcodes]
     if not found:
         return None

@@ -10,7 +10,7 @@ from pytest_fa.build.target import runs_on, target_arches
 from pytest_fa.catalog.variant import ARCHES, Device, Variant
 from pytest_fa.errors import BuildError, ToolchainError, UsageProblem
 from pytest_fa.options import Options
-from pytest_fa.records.built import Leaf
+from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.session.refusals import CannotRun
 from pytest_fa.session.run_plan import RunPlan
@@ -50,7 +50,7 @@ class Builds:
                 continue  # `of` raises it again for this variant alone
         return ensure(requests, self.options.cache, no_build=self.options.no_build, say=self.say)
 
-    def of(self, variant: Variant) -> list[Leaf | BuildFailure]:
+    def of(self, variant: Variant) -> list[Build | BuildFailure]:
         """What was built of a variant, one entry for each architecture.
 
         Raises `CannotRun` where there is no compiler or where the variant has no architecture that fits.
@@ -64,7 +64,7 @@ class Builds:
         except (ToolchainError, BuildError) as problem:
             raise CannotRun(str(problem)) from None
 
-    def runnable(self, variant: Variant) -> Leaf | BuildFailure | None:
+    def runnable(self, variant: Variant) -> Build | BuildFailure | None:
         """The best build for this machine's GPU, or why it failed; None for a variant that needs no compiler.
 
         Without a GPU: any failure, else any build.  Raises `CannotRun` where nothing that was compiled runs here.
@@ -77,16 +77,16 @@ class Builds:
             raise CannotRun(f"{variant.name}: nothing that was compiled ({', '.join(variant.arch)}) runs on this GPU")
         return max(outcomes, key=lambda each: each.arch)
 
-    def library_of(self, leaf: Leaf | None) -> str | None:
+    def library_of(self, build: Build | None) -> str | None:
         """The path of a build's library."""
-        return str(self.options.cache / leaf.library) if leaf else None
+        return str(self.options.cache / build.library) if build else None
 
     def arm(self, variant: Variant) -> Arm:
         """A variant with its library.  Raises `CannotRun` where it was not built."""
-        leaf = self.runnable(variant)
-        if isinstance(leaf, BuildFailure):
-            raise CannotRun(f"build of {variant.name} failed: {leaf.message}")
-        return Arm(variant, self.library_of(leaf))
+        build = self.runnable(variant)
+        if isinstance(build, BuildFailure):
+            raise CannotRun(f"build of {variant.name} failed: {build.message}")
+        return Arm(variant, self.library_of(build))
 
     def fails_to_compile(self, variant: Variant) -> bool:
         """Whether the compiler rejected the variant: that is said even where there is no GPU to run it on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from contextlib import nullcontext
-from typing import Any
 
 import msgspec
 
@@ -24,7 +23,7 @@ from pytest_fa.session.builds import Builds, device_of
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.refusals import Refused
 from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import WATCHDOG_SECONDS, BusyJob, CaseJob, CaseResult
+from pytest_fa.worker.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, ProfilerJob
 
 PATIENT_WATCHDOG_SECONDS = 300.0  # a Python entry may compile itself first; a CPU is slow
 SELFTEST_WATCHDOG_SECONDS = 30.0  # the self-test's Python kernels compile nothing
@@ -60,27 +59,27 @@ class CaseRunner:
             raise Refused(reason)
         if self._is_known_not_to_build(variant):
             return self.records.make(kind, variant, case, failed_build(_see_test_build(variant)))
-        device, leaf = device_of(variant), self.builds.runnable(variant)
-        if isinstance(leaf, BuildFailure):
+        device, build = device_of(variant), self.builds.runnable(variant)
+        if isinstance(build, BuildFailure):
             return self.records.make(kind, variant, case, failed_build(_see_test_build(variant)))
         job = CaseJob(
             variant=variant,
             case=case,
-            library=self.builds.library_of(leaf),
+            library=self.builds.library_of(build),
             device=device,
             policy=self.policy_of(variant),
             judge=variant.is_judged,
             time=kind == "speed" and self.options.timing,
             repeats=self._repeats(kind),
             property_name=property_name,
-            witnesses=self._witnesses(variant, case, device),
+            cross_checks=self._cross_checks(variant, case, device),
             watchdog_seconds=self.watchdog_seconds(variant, device),
         )
         result = self._result_of(job)
         self._raise_refusal(job, result)
-        record = self.records.make(kind, variant, case, result, (leaf,) if leaf else (), property_name)
-        if variant.leaves_out and variant.parent:
-            record = msgspec.structs.replace(record, ablation=Ablation(variant.leaves_out, variant.parent))
+        record = self.records.make(kind, variant, case, result, (build,) if build else (), property_name)
+        if variant.omits and variant.parent:
+            record = msgspec.structs.replace(record, ablation=Ablation(variant.omits, variant.parent))
         return record
 
     def hold_to_property(self, variant: Variant, name: str) -> Record:
@@ -143,27 +142,34 @@ class CaseRunner:
 
     def _confirmed(self, job: CaseJob, speed: Speed) -> Speed:
         """The speed with what the profiler says in a process of its own, and whether the two agree."""
-        changes: dict[str, Any] = {"busy_missing": ON_CPU}
-        if job.device == "cuda":
-            changes = self._profiler_fields(job)
-        speed = msgspec.structs.replace(speed, **changes)
-        least_us = self._ceilings.least_us(job.case) if self._ceilings and job.device == "cuda" else 0.0
-        least_us = 0.0 if job.variant.role == "floor" else least_us
-        agreement = agree(job.variant.name, job.variant.role, speed, least_us)
+        if job.device == "cpu":
+            speed = msgspec.structs.replace(speed, profiler_missing=ON_CPU)
+            return msgspec.structs.replace(speed, agreement=agree(job.variant.name, job.variant.role, speed))
+        confirmed = self._compared(job, self._profiled(job, speed))
         if (
-            agreement.valid is False and job.device == "cuda"
-        ):  # the profiler is asked once more before a time is doubted
-            speed = msgspec.structs.replace(speed, **self._profiler_fields(job))
-            agreement = agree(job.variant.name, job.variant.role, speed, least_us)
-        return msgspec.structs.replace(speed, agreement=agreement)
+            confirmed.agreement and confirmed.agreement.valid is False
+        ):  # ask the profiler again before a time is doubted
+            confirmed = self._compared(job, self._profiled(job, speed))
+        return confirmed
 
-    def _profiler_fields(self, job: CaseJob) -> dict[str, Any]:
-        result = self.profiler_workers.profile(BusyJob(job.variant, job.case, job.library, job.watchdog_seconds))
-        return {"busy": result.busy, "busy_missing": result.missing, "neighbours": self.other_gpu_processes}
+    def _profiled(self, job: CaseJob, speed: Speed) -> Speed:
+        result = self.profiler_workers.profile(ProfilerJob(job.variant, job.case, job.library, job.watchdog_seconds))
+        return msgspec.structs.replace(
+            speed,
+            profiler=result.profiler,
+            profiler_missing=result.missing,
+            other_gpu_processes=self.other_gpu_processes,
+        )
+
+    def _compared(self, job: CaseJob, speed: Speed) -> Speed:
+        """The speed with its agreement: two clocks, the kernels' names, and the least time that the device needs."""
+        has_products = self._ceilings is not None and job.variant.role != "overhead"
+        least_us = self._ceilings.least_us(job.case) if self._ceilings and has_products else 0.0
+        return msgspec.structs.replace(speed, agreement=agree(job.variant.name, job.variant.role, speed, least_us))
 
     @functools.cached_property
     def _ceilings(self) -> Ceilings | None:
-        return read_ceilings(self.options.profiles, self.records.environment.gpu)
+        return read_ceilings(self.options.records_folder, self.records.environment.gpu)
 
     def _repeats(self, kind: RecordKind) -> int | None:
         """How often a judged call is repeated; None means as often as half a second holds."""
@@ -171,7 +177,7 @@ class CaseRunner:
             return 0
         return self.options.soak or (SELFTEST_REPEATS if self.options.selftest else None)
 
-    def _witnesses(self, variant: Variant, case: Case, device: Device) -> tuple[Variant, ...]:
+    def _cross_checks(self, variant: Variant, case: Case, device: Device) -> tuple[Variant, ...]:
         """The SDPA backends that take the case on this device; a baseline is compared with none."""
         if variant.role == "baseline":
             return ()

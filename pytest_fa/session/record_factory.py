@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.options import Options
-from pytest_fa.records.built import Leaf
+from pytest_fa.records.built import Build
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.record import SCHEMA, STAGES, Environment, Record, RecordKind, Stage
 from pytest_fa.records.source import read_source
@@ -33,12 +33,12 @@ class RecordFactory:
         variant: Variant | BrokenVariant,
         case: Case | None,
         result: CaseResult,
-        leaves: tuple[Leaf, ...] = (),
+        builds: tuple[Build, ...] = (),
         property_name: str | None = None,
     ) -> Record:
         """The record of one result.  A variant whose manifest cannot be read counts as a candidate."""
         stages = {name: Stage(name, "not reached") for name in STAGES}
-        stages["build"] = Stage("build", "ok", leaves[0].build_seconds if leaves else 0.0)
+        stages["build"] = Stage("build", "ok", builds[0].build_seconds if builds else 0.0)
         stages.update({stage.name: stage for stage in result.stages})
         return Record(
             schema=SCHEMA,
@@ -51,7 +51,7 @@ class RecordFactory:
             message=result.message,
             caught_by=result.caught_by,
             stages=tuple(stages.values()),
-            leaves=leaves,
+            builds=builds,
             check=result.check,
             speed=result.speed,
             gate=None,
@@ -60,12 +60,12 @@ class RecordFactory:
             environment=self.environment,
             source=read_source(self.options.rootdir),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            repeat=self._rerun_command(kind, variant.name, case, property_name),
+            rerun_command=self._rerun_command(kind, variant.name, case, property_name),
         )
 
     def _rerun_command(self, kind: RecordKind, variant: str, case: Case | None, property_name: str | None) -> str:
         """One command line that runs this item again."""
-        words = [*self.options.repeat, f"--fa-variant={variant}", *self._option_of(kind)]
+        words = [*self.options.rerun, f"--fa-variant={variant}", *self._option_of(kind)]
         if property_name:
             return shlex.join([*words, "-k", f"test_property and {property_name}"])
         return shlex.join([*words, *([f"--fa-case={case.id}"] if case else []), "-k", f"test_{kind}"])

@@ -16,7 +16,7 @@ from pytest_fa.catalog.select import expand_defines, select_cases, select_varian
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UsageProblem
 from pytest_fa.options import Options
-from pytest_fa.records.built import Leaf
+from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 
 SELFTEST_KERNELS = Path(pytest_fa.__file__).parent / "selftest"
@@ -71,16 +71,18 @@ class RunPlan:
         return matches[0]
 
     @functools.cached_property
-    def cached_build(self) -> Leaf | None:
+    def cached_build(self) -> Build | None:
         """The build that `--fa-gate-baseline=key:KEY` names.  Raises `UsageProblem` unless there is exactly one."""
         name = self.options.gate_baseline
         if name is None or not name.startswith("key:"):
             return None
-        leaves = {leaf.key: leaf for leaf in find_by_key(self.options.cache, name.removeprefix("key:"))}
-        if len(leaves) != 1:
-            listed = ", ".join(f"{leaf.key} ({leaf.variant}, {leaf.built_at})" for leaf in leaves.values()) or "none"
+        builds = {build.key: build for build in find_by_key(self.options.cache, name.removeprefix("key:"))}
+        if len(builds) != 1:
+            listed = (
+                ", ".join(f"{build.key} ({build.variant}, {build.built_at})" for build in builds.values()) or "none"
+            )
             raise UsageProblem(f"--fa-gate-baseline: {name!r} must name one build in the cache; it names {listed}")
-        return next(iter(leaves.values()))
+        return next(iter(builds.values()))
 
     @property
     def sdpa_baselines(self) -> tuple[Variant, ...]:
@@ -88,13 +90,14 @@ class RunPlan:
         return tuple(variant for variant in self.catalog.variants.values() if variant.role == "baseline")
 
     @property
-    def title(self) -> str:
-        """The header line: the GPU, how many variants, how many cases."""
+    def header(self) -> list[str]:
+        """The header: the GPU, how many variants, how many cases; below it a line for each name of an earlier version."""
         gpu = find_gpu()
         machine = "{} (sm_{}{}, driver {})".format(gpu.name, *gpu.compute_capability, gpu.driver) if gpu else "no GPU"
         known = len(self.catalog.variants) + len(self.catalog.broken)
         chosen, cases = len(self.plan.chosen), len(self.plan.asked)
-        return f"fa: {machine}; {chosen} of {known} variants; {cases} case{'s' * (cases != 1)}"
+        title = f"fa: {machine}; {chosen} of {known} variants; {cases} case{'s' * (cases != 1)}"
+        return [title, *(f"fa: {notice}" for notice in (*self.options.notices, *self.catalog.notices))]
 
     def _chosen(self) -> tuple[AnyVariant, ...]:
         options = self.options
@@ -124,17 +127,21 @@ def _require_consistent(options: Options, plan: Plan) -> None:
 
 def _require_fp16(plan: Plan) -> None:
     if case := next((case for case in plan.cases if case.dtype != "fp16"), None):
-        raise UsageProblem(f"--fa-tolerance=absolute judges fp16 only; case {case.id} is {case.dtype} (use measured)")
+        raise UsageProblem(
+            f"--fa-tolerance=absolute judges fp16 only; case {case.id} is {case.dtype} (use same_precision)"
+        )
     if variant := plan.fitted_to("bf16"):
-        raise UsageProblem(f"--fa-tolerance=absolute judges fp16 only; {variant.name} takes bf16 alone (use measured)")
+        raise UsageProblem(
+            f"--fa-tolerance=absolute judges fp16 only; {variant.name} takes bf16 alone (use same_precision)"
+        )
 
 
 def _require_fit_for_probes(options: Options, plan: Plan) -> None:
     """Raise `UsageProblem` where a probe meets a policy or a gate that is made for attention."""
     chosen = [variant for variant in plan.runnable if plan.is_chosen(variant)]
     scorer = next((variant.name for variant in chosen if variant.computes == "scores"), None)
-    if scorer and options.tolerance not in (None, "measured"):
-        text = f"--fa-tolerance={options.tolerance} judges attention; {scorer} computes scores (use measured)"
+    if scorer and options.tolerance not in (None, "same_precision"):
+        text = f"--fa-tolerance={options.tolerance} judges attention; {scorer} computes scores (use same_precision)"
         raise UsageProblem(text)
     if options.gate is not None and chosen and not plan.gated:
         listed = ", ".join(f"{variant.name} ({variant.role}, computes {variant.computes})" for variant in chosen)

@@ -6,8 +6,8 @@ from pytest_fa.build.builder import BuildFailure, Say, explain
 from pytest_fa.build.resources import broken_limits
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.options import Options
-from pytest_fa.records.built import Leaf
-from pytest_fa.records.environment import find_gpu, foreign_processes
+from pytest_fa.records.built import Build
+from pytest_fa.records.environment import find_gpu, find_other_gpu_processes
 from pytest_fa.records.record import Outcome, Record, Stage
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner, failed_build
@@ -37,7 +37,7 @@ class Session:
         """Start the workers, then build everything that the selected items need in one batch."""
         self.builds.say = say
         if self.builds.anything_runs() and not self.options.static:
-            self.runner.other_gpu_processes = foreign_processes()  # before this run has processes of its own
+            self.runner.other_gpu_processes = find_other_gpu_processes()  # before this run has processes of its own
             self.runner.workers.start()
             if find_gpu() and self.options.timing and not self.options.selftest:
                 self.runner.profiler_workers.start()
@@ -54,14 +54,14 @@ class Session:
         if isinstance(variant, BrokenVariant):
             return self.records.make("build", variant, None, failed_build(variant.problem))
         outcomes = self.builds.of(variant)
-        leaves = tuple(each for each in outcomes if isinstance(each, Leaf))
+        builds = tuple(each for each in outcomes if isinstance(each, Build))
         problems = explain([each for each in outcomes if isinstance(each, BuildFailure)])
         problems += [] if outcomes else [f"{variant.name}: nothing was built"]
-        over = [text for leaf in leaves for text in broken_limits(leaf, variant.limits)]
-        stage = Stage("build", "failed" if problems or over else "ok", sum(leaf.build_seconds for leaf in leaves))
+        over = [text for build in builds for text in broken_limits(build, variant.limits)]
+        stage = Stage("build", "failed" if problems or over else "ok", sum(build.build_seconds for build in builds))
         outcome: Outcome = "not_built" if problems else "over_limit" if over else "ok"
         return self.records.make(
-            "build", variant, None, CaseResult(outcome, "\n".join([*problems, *over]), (stage,)), leaves
+            "build", variant, None, CaseResult(outcome, "\n".join([*problems, *over]), (stage,)), builds
         )
 
     @property

@@ -44,5 +44,5 @@ def test_profile(fa_variant: Variant, fa_case: Case, fa_run: FaRun) -> None:
 
 
 def test_sanitize(fa_variant: Variant, fa_case: Case, fa_sanitizer: str, fa_run: FaRun) -> None:
-    """Leaves this tool of compute-sanitizer nothing to report."""
+    """Builds this tool of compute-sanitizer nothing to report."""
     fa_run.sanitize(fa_variant, fa_sanitizer, fa_case)

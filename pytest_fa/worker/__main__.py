@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.worker.jobs import BusyResult, decode_job, encode
+from pytest_fa.worker.jobs import ProfilerResult, decode_job, encode
 from pytest_fa.worker.process import run, serve
 
 
@@ -39,7 +39,7 @@ def _run_file(path: Path) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         result = run(job)
     sys.stdout.write(encode(result).decode() + "\n")
-    is_ok = result.busy is not None if isinstance(result, BusyResult) else result.outcome == "ok"
+    is_ok = result.profiler is not None if isinstance(result, ProfilerResult) else result.outcome == "ok"
     return 0 if is_ok else 1
 
 

@@ -24,13 +24,13 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError
 from pytest_fa.records.record import Stage
 from pytest_fa.worker.jobs import (
-    BusyJob,
-    BusyResult,
     CaseJob,
     CaseResult,
     GateJob,
     GateResult,
     Job,
+    ProfilerJob,
+    ProfilerResult,
     Progress,
     Result,
     decode_answer,
@@ -114,13 +114,13 @@ class Workers:
         message, ending, _ = answer
         return GateResult(ending, message, ())
 
-    def profile(self, job: BusyJob) -> BusyResult:
+    def profile(self, job: ProfilerJob) -> ProfilerResult:
         """Have one call profiled.  These workers must time nothing: a profiler slows its process's launches down."""
         answer = self._ask(job)
-        if isinstance(answer, BusyResult):
+        if isinstance(answer, ProfilerResult):
             return answer
         assert isinstance(answer, tuple)  # noqa: S101
-        return BusyResult(None, answer[0])
+        return ProfilerResult(None, answer[0])
 
     def _ask(self, job: Job) -> Result | Lost:
         """The worker's result, or how it was lost: the message, the ending, the last sign of life."""

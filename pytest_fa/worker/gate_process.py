@@ -13,15 +13,15 @@ from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.judge.check import judge, require_output
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.measure.attached import require_no_tool
-from pytest_fa.measure.contest import Blocks, Opened, Runner, contest
 from pytest_fa.measure.device_time import CannotCapture
 from pytest_fa.measure.measure import l2_bytes
+from pytest_fa.measure.paired_timing import ArmTimer, Blocks, Opened, paired_timing
 from pytest_fa.records.environment import clock_watch
 from pytest_fa.records.record import Outcome
 from pytest_fa.run.device import is_alive, open_device
 from pytest_fa.run.inputs import Inputs, make_inputs
 from pytest_fa.run.module import load_forward, open_forward
-from pytest_fa.worker.jobs import Arm, ContestBlocks, GateJob, GateResult
+from pytest_fa.worker.jobs import Arm, GateJob, GateResult, PairBlocks
 from pytest_fa.worker.stages import Stages, Tell, message_of, outcome_of
 
 
@@ -37,15 +37,15 @@ def run_gate(job: GateJob, tell: Tell = lambda _: None) -> GateResult:
         require_no_tool()
         open_device(job.device)
         with clock_watch(job.device) as clocks:
-            for index, each in enumerate(job.contests):
+            for index, each in enumerate(job.arm_pairs):
                 inputs = make_inputs(each.case, device)
                 l2 = l2_bytes(device)
                 sides = (each.candidate, each.baseline, each.baseline)
-                arms = [Runner(_opener(arm), each.case, inputs, l2, stages.watch) for arm in sides]
-                blocks = contest((arms[0], arms[1], arms[2]), job.seed + index, clocks.is_slowed)
+                arms = [ArmTimer(_opener(arm), each.case, inputs, l2, stages.watch) for arm in sides]
+                blocks = paired_timing((arms[0], arms[1], arms[2]), job.seed + index, clocks.is_slowed)
                 stages.wait()
                 _judge_arms(arms, sides, each.case.computes, inputs, job.policy)
-                found.append(_contest_blocks(blocks, arms))
+                found.append(_pair_blocks(blocks, arms))
         return GateResult("ok", "", tuple(found))
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; each becomes a named outcome
         alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
@@ -53,10 +53,10 @@ def run_gate(job: GateJob, tell: Tell = lambda _: None) -> GateResult:
         return GateResult(outcome if alive else "device_error", message_of(problem), (), context_lost=not alive)
 
 
-def _contest_blocks(blocks: Blocks, arms: list[Runner]) -> ContestBlocks:
+def _pair_blocks(blocks: Blocks, arms: list[ArmTimer]) -> PairBlocks:
     candidate, baseline, _ = (statistics.median(each.taken_us) for each in arms)
-    rows = (tuple(blocks.blocks), tuple(blocks.same))
-    return ContestBlocks(*rows, blocks.dropped, candidate, baseline, arms[0].method)
+    rows = (tuple(blocks.blocks), tuple(blocks.control))
+    return PairBlocks(*rows, blocks.dropped, candidate, baseline, arms[0].method)
 
 
 def _opener(arm: Arm) -> Opened:
@@ -68,7 +68,7 @@ def _opener(arm: Arm) -> Opened:
 
 
 def _judge_arms(
-    arms: list[Runner], sides: tuple[Arm, ...], computes: Computes, inputs: Inputs, policy: Tolerance
+    arms: list[ArmTimer], sides: tuple[Arm, ...], computes: Computes, inputs: Inputs, policy: Tolerance
 ) -> None:
     """Every output that a timed call left is right: what computes nothing is fast."""
     for arm, side in zip(arms, sides, strict=True):

@@ -10,7 +10,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.records.judged import Check, Diagnosis, Repeats
 from pytest_fa.records.record import Outcome, Stage, StageName
-from pytest_fa.records.timing import Busy, Speed
+from pytest_fa.records.timing import ProfilerTime, Speed
 
 WATCHDOG_SECONDS = 10.0
 
@@ -19,8 +19,8 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     """One variant on one case, and how far to go: judge it, time it, or both.
 
     A judged call is repeated `repeats` times; None leaves the number to the time it takes.  With `property_name` the
-    variant is held to that property in place of being judged on the case alone.  `witnesses` are judged beside it when
-    it is wrong.  `library` is the leaf's shared library for a `cuda` entry.  A launch that has not come back after
+    variant is held to that property in place of being judged on the case alone.  `cross_checks` are judged beside it when
+    it is wrong.  `library` is the build's shared library for a `cuda` entry.  A launch that has not come back after
     `watchdog_seconds` is a hang.  `warm_ups` calls come before the first that counts, outside its NVTX range.
     """
 
@@ -33,7 +33,7 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     time: bool
     repeats: int | None = 0
     property_name: str | None = None
-    witnesses: tuple[Variant, ...] = ()
+    cross_checks: tuple[Variant, ...] = ()
     watchdog_seconds: float = WATCHDOG_SECONDS
     warm_ups: int = 0
 
@@ -58,13 +58,13 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """One side of a contest: a variant, and its leaf's library where it is built."""
+    """One side of a contest: a variant, and its build's library where it is built."""
 
     variant: Variant
     library: str | None
 
 
-class Contest(msgspec.Struct, frozen=True):
+class ArmPair(msgspec.Struct, frozen=True):
     """A candidate against a baseline on one shape."""
 
     case: Case
@@ -78,7 +78,7 @@ class GateJob(msgspec.Struct, frozen=True, tag="gate"):
     `seed` decides which arm is captured and which begins.
     """
 
-    contests: tuple[Contest, ...]
+    arm_pairs: tuple[ArmPair, ...]
     device: Device
     policy: Tolerance
     seed: int
@@ -90,7 +90,7 @@ class GateJob(msgspec.Struct, frozen=True, tag="gate"):
         return ("speed",)
 
 
-class BusyJob(msgspec.Struct, frozen=True, tag="busy"):
+class ProfilerJob(msgspec.Struct, frozen=True, tag="profiler"):
     """One variant on one case under the profiler, in a process that times nothing."""
 
     variant: Variant
@@ -104,15 +104,15 @@ class BusyJob(msgspec.Struct, frozen=True, tag="busy"):
         return ("speed",)
 
 
-class BusyResult(msgspec.Struct, frozen=True, tag="busy_result"):
+class ProfilerResult(msgspec.Struct, frozen=True, tag="profiler_result"):
     """What the profiler said, or why it said nothing."""
 
-    busy: Busy | None
+    profiler: ProfilerTime | None
     missing: str | None
     context_lost: bool = False
 
 
-class ContestBlocks(msgspec.Struct, frozen=True):
+class PairBlocks(msgspec.Struct, frozen=True):
     """log(candidate / baseline) of every block of one contest, and the same of the baseline against itself.
 
     `dropped` blocks were taken while the GPU was slowed down, and are not among them.  The medians of both arms'
@@ -120,7 +120,7 @@ class ContestBlocks(msgspec.Struct, frozen=True):
     """
 
     blocks: tuple[float, ...]
-    same: tuple[float, ...]
+    control: tuple[float, ...]
     dropped: int
     candidate_us: float
     baseline_us: float
@@ -132,7 +132,7 @@ class GateResult(msgspec.Struct, frozen=True, tag="gate_result"):
 
     outcome: Outcome
     message: str
-    contests: tuple[ContestBlocks, ...]
+    arm_pairs: tuple[PairBlocks, ...]
     context_lost: bool = False
 
 
@@ -165,8 +165,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     result: CaseResult | None = None
 
 
-Job = CaseJob | GateJob | BusyJob
-Result = CaseResult | GateResult | BusyResult
+Job = CaseJob | GateJob | ProfilerJob
+Result = CaseResult | GateResult | ProfilerResult
 
 
 def encode(value: Job | Progress | Result) -> bytes:

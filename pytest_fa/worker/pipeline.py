@@ -13,14 +13,14 @@ import torch
 
 from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.judge.check import judge, require_output
+from pytest_fa.judge.cross_checks import cross_check_all
+from pytest_fa.judge.delegation import require_no_delegation
 from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.oracle import truth_of
-from pytest_fa.judge.own_work import require_own_work
 from pytest_fa.judge.properties import PROPERTIES
 from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import Subject
 from pytest_fa.judge.truth import Truth
-from pytest_fa.judge.witnesses import hear
 from pytest_fa.measure.measure import measure
 from pytest_fa.records.judged import Check, Diagnosis, Repeats
 from pytest_fa.records.record import Outcome
@@ -170,13 +170,13 @@ def _repeat(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Sta
             lambda: require_output(launch.again(), launch.given),
             findings.judged_out,
             job.repeats,
-            launch.dirt_missing,
+            launch.smem_poison_missing,
             stages.watch,
             keep_farthest=not job.variant.deterministic,
         )
         launch.require_untouched()
     if job.variant.entry.kind != "cuda" and job.variant.role != "baseline":
-        require_own_work(launch)
+        require_no_delegation(launch)
 
 
 def _require_repeats(job: CaseJob, findings: Findings) -> None:
@@ -234,7 +234,7 @@ def _diagnose(job: CaseJob, findings: Findings, launch: CheckedLaunch) -> Diagno
     """Say more about a wrong output.  An error in here never hides the wrong output itself."""
     out, truth, check = findings.judged_out, findings.judged_truth, findings.judged_check
     try:
-        witnesses = hear(job.witnesses, launch.untouched, truth, job.policy)
-        return diagnose(out, truth, launch.untouched, check, findings.repeats, witnesses, job.case.computes)
+        cross_checks = cross_check_all(job.cross_checks, launch.untouched, truth, job.policy)
+        return diagnose(out, truth, launch.untouched, check, findings.repeats, cross_checks, job.case.computes)
     except Exception as problem:  # noqa: BLE001
         return Diagnosis((), f"not diagnosed: {problem}", (), "")

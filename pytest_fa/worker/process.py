@@ -12,9 +12,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from pytest_fa.worker.gate_process import run_gate
-from pytest_fa.worker.jobs import BusyJob, GateJob, Job, Progress, Result, decode_job, encode
+from pytest_fa.worker.jobs import GateJob, Job, ProfilerJob, Progress, Result, decode_job, encode
 from pytest_fa.worker.pipeline import run_case
-from pytest_fa.worker.profiler_process import run_busy
+from pytest_fa.worker.profiler_process import run_profiler
 
 DYING_SECONDS = 2.0  # a process that was hit by a signal closes its files before it is gone
 
@@ -24,8 +24,8 @@ def run(job: Job, tell: Callable[[Progress], object] = lambda _: None) -> Result
     match job:
         case GateJob():
             return run_gate(job, tell)
-        case BusyJob():
-            return run_busy(job, tell)
+        case ProfilerJob():
+            return run_profiler(job, tell)
         case _:
             return run_case(job, tell)
 

@@ -12,7 +12,7 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.profile.nsight import Profiler
+from pytest_fa.profile.nsight import Nsight
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.run.module import build_library
 from pytest_fa.worker.jobs import CaseJob
@@ -76,12 +76,12 @@ def minimal(build_rung: Callable[[str], Built]) -> Built:
 
 
 @pytest.fixture(scope="session")
-def profiler(tmp_path_factory: pytest.TempPathFactory) -> Profiler:
+def profiler(tmp_path_factory: pytest.TempPathFactory) -> Nsight:
     """Nsight Compute on this GPU; skips where it may not count."""
     gpu = find_gpu()
     assert gpu is not None  # `needs_gpu` is looked at before
     folder = tmp_path_factory.mktemp("ncu")
-    found = Profiler(folder, folder, gpu.compute_capability, sudo=False)
+    found = Nsight(folder, folder, gpu.compute_capability, sudo=False)
     if found.trial.status in DENIED:
         pytest.skip(f"{found.trial.status}: {found.trial.message}")
     return found
@@ -90,4 +90,4 @@ def profiler(tmp_path_factory: pytest.TempPathFactory) -> Profiler:
 def job_of(built: Built) -> CaseJob:
     """One call of a variant, with one before it."""
     variant, library = built
-    return CaseJob(variant, CASE, library, "cuda", "measured", judge=False, time=False, warm_ups=1)
+    return CaseJob(variant, CASE, library, "cuda", "same_precision", judge=False, time=False, warm_ups=1)

@@ -1,4 +1,4 @@
-"""Calling a leaf: arguments, streams, capture, the exported C symbol, errors."""
+"""Calling a build: arguments, streams, capture, the exported C symbol, errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_c_symbol_is_exported(build_rung: Callable[[str], Built], name: str, sha
     """`fa_forward` can be called through ctypes alone, so the loader is replaceable; its LSE is right."""
     inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cuda"))
     status, out, lse = _call_by_symbol(build_rung(name), inputs)
-    assert (status, judge(out, make_truth(inputs), "measured").passed) == (0, True)
+    assert (status, judge(out, make_truth(inputs), "same_precision").passed) == (0, True)
     torch.testing.assert_close(lse.double(), _scores(inputs).logsumexp(-1), rtol=0, atol=1e-5)
 
 
@@ -161,14 +161,14 @@ def test_current_stream_is_used(minimal: Built) -> None:
         q.copy_(inputs.q)
         forward(q, inputs.k, inputs.v, scale=inputs.scale, causal=inputs.causal, out=out)
     side.synchronize()
-    assert judge(out, make_truth(inputs), "measured").passed
+    assert judge(out, make_truth(inputs), "same_precision").passed
 
 
 def test_output_may_be_left_to_the_call(minimal: Built) -> None:
     """Without `out` the call makes and returns one."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     out = load_forward(*minimal)(inputs.q, inputs.k, inputs.v, scale=inputs.scale, causal=inputs.causal)
-    assert judge(out, make_truth(inputs), "measured").passed
+    assert judge(out, make_truth(inputs), "same_precision").passed
 
 
 REFUSES = """
@@ -223,7 +223,7 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
 
 
 def test_failed_launch_is_not_held_against_the_next(build_source: BuildSource) -> None:
-    """After a launch that the driver rejected, a good one of the same leaf in the same process succeeds."""
+    """After a launch that the driver rejected, a good one of the same build in the same process succeeds."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     forward = load_forward(*build_source("sometimes", SOMETIMES))
     with pytest.raises(LaunchError):

@@ -13,7 +13,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.properties import MAY_REFUSE
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.records.built import Leaf
+from pytest_fa.records.built import Build
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import CaseJob
 from pytest_fa.worker.pipeline import run_case
@@ -45,7 +45,7 @@ def test_properties_hold_on_every_path(build_rung: Callable[[str], Built], shape
     """Both blocks and groups have keys, the row max rises from pass to pass, nothing is masked, or all is one tile."""
     variant, library = build_rung("cluster_latency")
     case = parse_case(f"{shape}-seed0")
-    job = CaseJob(variant, case, library, "cuda", "measured", judge=True, time=False, property_name=held)
+    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=held)
     result = run_case(job)
     assert (result.outcome, result.message) == ("ok", "")
 
@@ -63,7 +63,7 @@ def test_wide_heads_hold_what_suites_ask_of_narrow_ones(
     """Suites try a rung at D = 64: strides, captures and streams at D = 128 are tried here."""
     variant, library = build_rung("cluster_latency")
     case = parse_case(f"{shape}-seed0")
-    job = CaseJob(variant, case, library, "cuda", "measured", judge=True, time=False, property_name=held)
+    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=held)
     result = run_case(job)
     allowed = {"ok", "unsupported"} if held in MAY_REFUSE else {"ok"}
     assert result.outcome in allowed, result.message
@@ -84,7 +84,7 @@ def faults(shared_cache: Path) -> dict[str, Built]:
     found: dict[str, tuple[Variant, str]] = {}
     for variant, arch in requests:
         outcome = outcomes[(variant.name, arch)]
-        assert isinstance(outcome, Leaf), outcome
+        assert isinstance(outcome, Build), outcome
         found[variant.name] = (variant, str(shared_cache / outcome.library))
     return found
 
@@ -94,7 +94,7 @@ def test_each_barrier_is_needed(faults: dict[str, Built], fault: str) -> None:
     """Without it a result is wrong or the device fails, on one of three shapes at least."""
     variant, library = faults[f"race_latency_{fault}"]
     cases = [parse_case(f"{shape}-seed0") for shape in FAULT_SHAPES]
-    jobs = [CaseJob(variant, case, library, "cuda", "measured", judge=True, time=False) for case in cases]
+    jobs = [CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False) for case in cases]
     with Workers() as workers:
         outcomes = [workers.run(job).outcome for job in jobs]
     assert {"wrong", "device_error"} & {*outcomes}, outcomes

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.measure.floor import period_of_spin_us
+from pytest_fa.measure.launch_overhead import period_of_spin_us
 from pytest_fa.measure.launches import read_launches
 from pytest_fa.measure.measure import measure
 from pytest_fa.measure.rotation import Rotation
@@ -21,7 +21,7 @@ from pytest_fa.run.device_tools import device_tools
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.run.module import load_forward
 from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import BusyJob
+from pytest_fa.worker.jobs import ProfilerJob
 from tests.device.conftest import BuildSource, Built
 
 CASE = parse_case("b1h8s512d64-fp16-seed0")
@@ -95,8 +95,8 @@ def test_what_stands_beside_a_period(minimal: Built) -> None:
     inputs = make_inputs(CASE, torch.device("cuda"))
     speed, _ = measure(load_forward(*minimal), CASE, inputs, CASE.id)
     assert speed.cold is not None
-    assert speed.floor_us is not None
-    assert speed.cold.median_us > speed.device.median_us > 20 * speed.floor_us > 0
+    assert speed.launch_overhead_us is not None
+    assert speed.cold.median_us > speed.device.median_us > 20 * speed.launch_overhead_us > 0
     assert (speed.order, speed.other_nodes, speed.clocks_during is not None) == ("chain", {}, True)
     assert speed.device.precision is not None
     assert speed.device.precision < 0.01
@@ -107,9 +107,9 @@ def test_the_profiler_agrees(minimal: Built) -> None:
     inputs = make_inputs(CASE, torch.device("cuda"))
     speed, _ = measure(load_forward(*minimal), CASE, inputs, CASE.id)
     with Workers() as workers:
-        found = workers.profile(BusyJob(minimal[0], CASE, minimal[1]))
-    assert (found.missing, found.busy is not None) == (None, True)
-    agreement = agree("minimal", "candidate", msgspec.structs.replace(speed, busy=found.busy))
+        found = workers.profile(ProfilerJob(minimal[0], CASE, minimal[1]))
+    assert (found.missing, found.profiler is not None) == (None, True)
+    agreement = agree("minimal", "candidate", msgspec.structs.replace(speed, profiler=found.profiler))
     assert agreement.valid, agreement.reason
 
 
@@ -152,7 +152,7 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
     ids=["forks", "overlaps"],
 )
 def test_what_is_no_chain_is_seen(build_source: BuildSource, name: str, source: str, order: str) -> None:
-    """Kernels side by side, and a kernel that may begin before its forerunner ends, are told from a chain."""
+    """Kernels side by side, and a kernel that may begin before its predecessor ends, are told from a chain."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     captured = read_launches(load_forward(*build_source(name, source)), Rotation(CASE, inputs, None), inputs.q.device)
     assert (captured.missing, captured.order) == (None, order)

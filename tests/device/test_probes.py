@@ -31,12 +31,12 @@ def job_of(variant: Variant, cache: Path, shape: str) -> CaseJob:
     """The job that judges and times a variant at a probe's shape."""
     (case,) = [case for name in PROBES for case in CATALOG[name].cases if case.shape_id == shape]
     library = build_library(variant, cache)
-    return CaseJob(variant, case, library, "cuda", "measured", judge=variant.is_judged, time=True, repeats=100)
+    return CaseJob(variant, case, library, "cuda", "same_precision", judge=variant.is_judged, time=True, repeats=100)
 
 
 @pytest.mark.parametrize(("name", "shape"), OWN)
 def test_probes_are_right_and_timed(shared_cache: Path, name: str, shape: str) -> None:
-    """Judged, repeated bit by bit from dirty shared memory, timed, and right in what was timed."""
+    """Judged, repeated bit by bit from NaN-filled shared memory, timed, and right in what was timed."""
     result = run_case(job_of(CATALOG[name], shared_cache, shape))
     assert (result.outcome, result.message) == ("ok", "")
     assert result.repeats is not None
@@ -50,7 +50,7 @@ def test_the_floor_stands_beside_them(shared_cache: Path, shape: str) -> None:
     """`noop` is called with a probe's tensors, of any head_dim and scores of any width, and does nothing with them."""
     case = parse_case(f"{shape}-seed0")
     library = build_library(CATALOG["noop"], shared_cache)
-    result = run_case(CaseJob(CATALOG["noop"], case, library, "cuda", "measured", judge=False, time=True))
+    result = run_case(CaseJob(CATALOG["noop"], case, library, "cuda", "same_precision", judge=False, time=True))
     assert (result.outcome, result.message) == ("ok", "")
     assert result.speed is not None
 
@@ -66,7 +66,7 @@ def test_probes_hold_their_properties(shared_cache: Path, name: str, held: str) 
         property_case(variant),
         build_library(variant, shared_cache),
         "cuda",
-        "measured",
+        "same_precision",
         judge=True,
         time=False,
         property_name=held,
@@ -81,7 +81,7 @@ def test_an_output_of_another_shape_is_refused(build_rung: Callable[[str], Built
     inputs = make_inputs(msgspec.structs.replace(case, seq_k=128), torch.device("cuda"))
     probe, rung = load_forward(*build_rung("probe_qk_tile")), load_forward(*build_rung("minimal"))
     scores = probe(inputs.q, inputs.k, inputs.v, scale=inputs.scale)
-    torch.testing.assert_close(scores.double(), make_scores_truth(inputs).yardstick, rtol=2e-3, atol=1e-3)
+    torch.testing.assert_close(scores.double(), make_scores_truth(inputs).same_precision, rtol=2e-3, atol=1e-3)
     with pytest.raises(ValueError, match=r"out is .*: axis 3 must be 128"):
         probe(inputs.q, inputs.k, inputs.v, scale=inputs.scale, out=poisoned_output(inputs))
     with pytest.raises(ValueError, match=r"out is .*: axis 3 must be 64"):

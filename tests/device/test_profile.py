@@ -10,17 +10,17 @@ import pytest
 
 from pytest_fa.catalog.properties import sanitizer_case
 from pytest_fa.profile.ncu import NcuTarget, profile
-from pytest_fa.profile.nsight import Profiler
+from pytest_fa.profile.nsight import Nsight
 from pytest_fa.profile.presets import GRID, PRESETS, Preset
 from pytest_fa.profile.raw_table import read_raw_table
-from pytest_fa.records.tool_results import DURATION, Profile, Sanitized
+from pytest_fa.records.tool_results import DURATION, NsightReport, Sanitized
 from pytest_fa.sanitize.sanitizer import SanitizedChild, sanitize
 from pytest_fa.worker.client import child_environment
 from pytest_fa.worker.jobs import CaseJob, encode
 from tests.device.conftest import BuildSource, Built, job_of
 
 
-def test_the_probe_counts(profiler: Profiler) -> None:
+def test_the_probe_counts(profiler: Nsight) -> None:
     """One block, some time, read back from a real report."""
     assert profiler.trial.status == "ok", profiler.trial
     (kernel,) = profiler.trial.kernels
@@ -29,17 +29,17 @@ def test_the_probe_counts(profiler: Profiler) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_counts(profiler: Profiler, build_rung: Callable[[str], Built], preset: str) -> None:
+def test_every_preset_counts(profiler: Nsight, build_rung: Callable[[str], Built], preset: str) -> None:
     """The kernel's own launch and nothing else, with a verdict, and no counter that this chip lacks."""
     found = profiler.run(job_of(build_rung("ws_p2")), preset, None)
     assert (found.status, found.dropped) == ("ok", ()), found
     (kernel,) = found.kernels
     assert "attention_kernel" in kernel.name
-    assert kernel.verdict is not None
+    assert kernel.bottleneck is not None
     assert kernel.counters[GRID] == 128
 
 
-def test_module_and_table_agree(profiler: Profiler, minimal: Built) -> None:
+def test_module_and_table_agree(profiler: Nsight, minimal: Built) -> None:
     """Nsight's module and its CSV give the same figures of a fresh report."""
     found = profiler.run(job_of(minimal), "verdict", None)
     assert found.status == "ok", found
@@ -48,18 +48,18 @@ def test_module_and_table_agree(profiler: Profiler, minimal: Built) -> None:
         assert by_table.counters[name] == pytest.approx(value, rel=1e-6, abs=0.006), name
 
 
-def test_a_filter_that_misses_is_known(profiler: Profiler, tmp_path: Path) -> None:
+def test_a_filter_that_misses_is_known(profiler: Nsight, tmp_path: Path) -> None:
     """Nsight's own words for it, and its status of 0."""
     assert profiler.tool is not None
     target = NcuTarget(("-m", "pytest_fa.profile.trial"), "another-range", tmp_path / "missed")
     assert profile(profiler.tool, target, "verdict", Preset((DURATION,))).status == "no-kernels"
 
 
-def test_a_counter_that_is_none_is_dropped(profiler: Profiler, tmp_path: Path) -> None:
+def test_a_counter_that_is_none_is_dropped(profiler: Nsight, tmp_path: Path) -> None:
     """Nsight names it; the rest is counted."""
     assert profiler.tool is not None
     target = NcuTarget(("-m", "pytest_fa.profile.trial"), "probe", tmp_path / "unknown")
-    found: Profile = profile(profiler.tool, target, "verdict", Preset((DURATION, "sm__no_such_thing.sum")))
+    found: NsightReport = profile(profiler.tool, target, "verdict", Preset((DURATION, "sm__no_such_thing.sum")))
     assert (found.status, found.dropped) == ("ok", ("sm__no_such_thing.sum",)), found
 
 
@@ -68,11 +68,11 @@ def test_a_counter_that_is_none_is_dropped(profiler: Profiler, tmp_path: Path) -
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Callable[[Built, str], Sanitized]:
-    """`watch(built, tool)`: one call of the leaf without torch, under one tool; skips where the runtime refuses."""
+    """`watch(built, tool)`: one call of the build without torch, under one tool; skips where the runtime refuses."""
 
     def run(built: Built, tool: str) -> Sanitized:
         variant, library = built
-        job = CaseJob(variant, sanitizer_case(variant), library, "cuda", "measured", judge=False, time=False)
+        job = CaseJob(variant, sanitizer_case(variant), library, "cuda", "same_precision", judge=False, time=False)
         path = tmp_path / "job.json"
         path.write_bytes(msgspec.json.format(encode(job)))
         child = SanitizedChild(

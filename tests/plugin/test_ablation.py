@@ -8,7 +8,7 @@ from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import ONE_CASE, SHAPE, NewProject, Project, Run
 
 PART_SOURCE = PYTHON_SOURCE.replace("torch.softmax(scores, -1)", "scores")
-PART_MANIFEST = PYTHON_MANIFEST + "role: ablation\nparent: whole\nleaves_out: softmax\n"
+PART_MANIFEST = PYTHON_MANIFEST + "role: ablation\nparent: whole\nomits: softmax\n"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_the_difference_is_shown_as_measured(run: Run, both: Project) -> None:
     (line,) = [each for each in run.outlines if "measured by leaving it out" in each]
     assert line.startswith(f"{SHAPE}: whole ")
     assert "us, without softmax " in line
-    assert [each.ablation.stage for each in both.records if each.ablation] == ["softmax"]
+    assert [each.ablation.phase for each in both.records if each.ablation] == ["softmax"]
 
 
 def test_a_part_alone_shows_no_difference(both: Project) -> None:

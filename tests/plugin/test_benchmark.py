@@ -118,4 +118,4 @@ def test_disable_brings_no_warning(untimed: tuple[Project, Run]) -> None:
 
 def test_disable_keeps_the_records_apart(untimed: tuple[Project, Run]) -> None:
     """The record of an untimed test_speed repeats that test, not its neighbour."""
-    assert [record.repeat.split()[-1] for record in untimed[0].records] == ["test_correct", "test_speed"]
+    assert [record.rerun_command.split()[-1] for record in untimed[0].records] == ["test_correct", "test_speed"]

@@ -74,17 +74,17 @@ def test_broken_limits_show_figures(run: Run) -> None:
 
 
 def test_arch_decides_what_is_built(builds: Project, run: Run) -> None:
-    """--fa-arch compiles for these and no other; the record holds a leaf for each."""
+    """--fa-arch compiles for these and no other; the record holds a build for each."""
     (record,) = [each for each in builds.records if each.variant == "zero"]
     assert run.outcomes[f"test_build[{record.id}]"] == "passed"
-    assert [leaf.arch for leaf in record.leaves] == ["sm_80", "sm_90a"]
+    assert [build.arch for build in record.builds] == ["sm_80", "sm_90a"]
 
 
 def test_all_architectures_without_a_gpu(project: Project) -> None:
     """Without --fa-arch and without a GPU every architecture of the manifest is wanted."""
     project.cuda_variant("zero")
     result = project.suite("-k", "test_build", "--fa-no-build", "--fa-cache=nowhere")
-    (missing,) = re.findall(r"zero for (.*): no leaf", result.reasons["test_build[zero]"])
+    (missing,) = re.findall(r"zero for (.*): no build", result.reasons["test_build[zero]"])
     assert missing == "sm_80, sm_89, sm_90a"
 
 

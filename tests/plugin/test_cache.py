@@ -24,7 +24,7 @@ def owner(new_project: NewProject) -> Project:
 
 def build(project: Project, *arguments: str) -> Run:
     """Build a variant for one architecture into the project's own cache."""
-    return project.suite("-k", "test_build", "--fa-arch=sm_80", "--fa-cache=leaves", *arguments)
+    return project.suite("-k", "test_build", "--fa-arch=sm_80", "--fa-cache=builds", *arguments)
 
 
 def is_compiled(result: Run) -> bool:
@@ -33,9 +33,9 @@ def is_compiled(result: Run) -> bool:
 
 
 def test_cache_holds_the_leaf(owner: Project) -> None:
-    """A leaf lies under --fa-cache where the record says."""
-    (leaf,) = owner.records[0].leaves
-    assert (owner.folder / "leaves" / leaf.library).is_file()
+    """A build lies under --fa-cache where the record says."""
+    (build,) = owner.records[0].builds
+    assert (owner.folder / "builds" / build.library).is_file()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_no_build_fails_without_a_leaf(owner: Project) -> None:
     result = build(owner, f"--fa-variant={OTHER}", "--fa-no-build")
     line = result.reasons[f"test_build[{OTHER}]"].splitlines()[0]
     why = "it was never built with these flags and definitions; drop --fa-no-build, or build it there first"
-    expected = f"{OTHER}: was not built: {OTHER} for sm_80: no leaf in {owner.folder / 'leaves'}: {why}"
+    expected = f"{OTHER}: was not built: {OTHER} for sm_80: no build in {owner.folder / 'builds'}: {why}"
     assert (is_compiled(result), line) == (False, expected)
 
 

@@ -152,16 +152,16 @@ def test_the_compilers_words_are_shown(story: Story) -> None:
 
 
 def test_leftovers_are_in_nobodys_way(story: Story) -> None:
-    """A staging folder with a lock in it, as a killed build leaves it, is swept."""
+    """A staging folder with a lock in it, as after a killed build, is swept."""
     assert story.stages == []
 
 
 def test_each_build_has_a_record(story: Story) -> None:
-    """The leaf is for the host, and says with which compilers and which PyTorch it was made."""
-    leaves = [leaf for record in story.project.records if record.kind == "build" for leaf in record.leaves]
-    assert {leaf.arch for leaf in leaves} == {"host"}
-    assert all(f"torch {find_torch().version}" in leaf.compiler for leaf in leaves)
-    assert len({leaf.key for leaf in leaves}) == 3
+    """The build is for the host, and says with which compilers and which PyTorch it was made."""
+    builds = [build for record in story.project.records if record.kind == "build" for build in record.builds]
+    assert {build.arch for build in builds} == {"host"}
+    assert all(f"torch {find_torch().version}" in build.compiler for build in builds)
+    assert len({build.key for build in builds}) == 3
 
 
 def test_a_new_header_beside_a_source_is_seen(tmp_path: Path, write_variant: WriteVariant) -> None:

@@ -34,7 +34,7 @@ def call(fa_module, fa_inputs):
 
 def test_right(fa_module, fa_inputs, fa_check):
     check = fa_check(call(fa_module, fa_inputs))
-    assert (check.passed, check.policy) == (True, "measured")
+    assert (check.passed, check.policy) == (True, "same_precision")
 
 
 def test_corrupted(fa_module, fa_inputs, fa_check):
@@ -130,9 +130,9 @@ def test_check_shows_the_bounds(run: Run) -> None:
     lines = run.failure(f"test_corrupted[good-{CASE}]")
     assert [line.split(":")[0] for line in lines] == [
         "wrong result",
-        "  policy measured",
+        "  policy same_precision",
         *(f"    {bound}" for bound in ("finite", "max", "rms", "row rms", "gain")),
-        "  yardstick",
+        "  same-precision reference",
         "  elements",
         "  first bad",
         "  worst",
@@ -208,7 +208,7 @@ def test_a_floor_is_timed_and_not_judged(project: Project) -> None:
     """What stands beside the candidates and computes nothing is timed in a user's own test too."""
     floor = "def forward(q, k, v, *, scale, causal='none', out=None):\n    return out\n"
     project.python_variant("good")
-    project.python_variant("ground", floor, manifest=PYTHON_MANIFEST + "role: floor\n")
+    project.python_variant("ground", floor, manifest=PYTHON_MANIFEST + "role: overhead\n")
     project.write("test_own.py", TIMES)
     result = project.run("--fa-variant=good", f"--fa-case={CASE}", "-k", "good or ground")
     assert result.outcomes == {f"test_timed[{name}-{SHAPE}]": "passed" for name in ("good", "ground")}

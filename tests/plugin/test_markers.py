@@ -102,7 +102,7 @@ def test_the_command_line_has_the_last_word(own: Project) -> None:
 @pytest.mark.parametrize(
     ("test", "message"),
     [
-        ("test_no_policy", "fa_tolerance takes one of measured, absolute, fp8; it is 'loose'"),
+        ("test_no_policy", "fa_tolerance takes one of same_precision, absolute, fp8; it is 'loose'"),
         ("test_no_ratio", "fa_run.gate: there is no ratio; give --fa-gate, or mark the test with fa_gate(0.95)"),
         ("test_no_number", "fa_gate takes a ratio of 0.01 to 100, such as 0.95; it is 'fast'"),
     ],

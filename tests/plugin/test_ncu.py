@@ -20,13 +20,13 @@ PRETEND_COUNTERS = """\
 import functools
 
 import pytest_fa.profile.run
-from pytest_fa.profile.nsight import Profiler
+from pytest_fa.profile.nsight import Nsight
 from pytest_fa.profile.run import CaseProfiler
 
 
 def nsight(case_profiler):
     options = case_profiler._runner.options
-    return Profiler(options.artifacts / "ncu", options.rootdir, (9, 0), sudo=options.ncu_sudo)
+    return Nsight(options.artifacts / "ncu", options.rootdir, (9, 0), sudo=options.ncu_sudo)
 
 
 pytest_fa.profile.run.device_of = lambda variant: "cuda"
@@ -80,13 +80,13 @@ def test_without_the_option_there_is_no_item(counted: Project) -> None:
 
 def test_the_record_holds_counters_and_verdict(record: Record) -> None:
     """Counters by Nsight's names, the sentence that they decide, what the manifest expected."""
-    assert record.profile is not None
-    (kernel,) = record.profile.kernels
+    assert record.nsight is not None
+    (kernel,) = record.nsight.kernels
     assert record.id == f"right-{CASE}-verdict"
     assert kernel.counters["gpu__time_duration.sum"] == 9056.0
-    assert kernel.verdict is not None
-    assert kernel.verdict.bound_by == "latency"
-    assert record.profile.expect == "what the test asserts"
+    assert kernel.bottleneck is not None
+    assert kernel.bottleneck.bound_by == "latency"
+    assert record.nsight.expect == "what the test asserts"
 
 
 def test_a_profiled_run_has_no_time(record: Record) -> None:
@@ -96,17 +96,17 @@ def test_a_profiled_run_has_no_time(record: Record) -> None:
 
 def test_sdpa_stands_beside(record: Record) -> None:
     """The fastest backend of this run was profiled at the same shape, and its counters compared."""
-    assert record.profile is not None
-    assert (record.profile.beside or "").startswith("sdpa_")
-    assert len(record.profile.beside_kernels) == 1
-    assert record.profile.differences == ()  # the same recording plays both
+    assert record.nsight is not None
+    assert (record.nsight.baseline or "").startswith("sdpa_")
+    assert len(record.nsight.baseline_kernels) == 1
+    assert record.nsight.differences == ()  # the same recording plays both
 
 
 def test_files_have_fixed_names_and_an_index(counted: Project, record: Record) -> None:
     """Report, CSV, log and job by id and preset, as paths from the root; the index names them."""
-    assert record.profile is not None
+    assert record.nsight is not None
     stem = f"artifacts/ncu/right-{CASE}.verdict"
-    found = [record.profile.report, record.profile.table, record.profile.log, record.profile.job]
+    found = [record.nsight.report, record.nsight.table, record.nsight.log, record.nsight.job]
     assert [f"{stem}.{suffix}" for suffix in ("ncu-rep", "csv", "log", "job.json")] == found
     assert all((counted.folder / path).is_file() for path in found if path)
     index = json.loads((counted.folder / "artifacts" / "ncu" / "index.json").read_text(encoding="utf-8"))
@@ -115,21 +115,21 @@ def test_files_have_fixed_names_and_an_index(counted: Project, record: Record) -
 
 def test_the_job_is_the_workers(counted: Project, record: Record) -> None:
     """What is profiled is what was judged: the worker's own job, judged no more and timed never."""
-    assert record.profile is not None
-    job = json.loads((counted.folder / (record.profile.job or "")).read_text(encoding="utf-8"))
+    assert record.nsight is not None
+    job = json.loads((counted.folder / (record.nsight.job or "")).read_text(encoding="utf-8"))
     expected = {"type": "case", "judge": False, "time": False, "device": "cuda", "warm_ups": 1}
     assert expected == {key: job[key] for key in expected}
     assert job["variant"]["name"] == "right"
-    assert list(record.profile.command[-3:-1]) == ["-m", "pytest_fa.worker"]
+    assert list(record.nsight.command[-3:-1]) == ["-m", "pytest_fa.worker"]
 
 
 def test_the_terminal_says_it_in_a_line(run: Run, record: Record) -> None:
     """One line with the headline counters and the report; below it the verdict and what was expected."""
-    assert record.profile is not None
+    assert record.nsight is not None
     (line,) = [each for each in run.said if each.startswith(f"right-{CASE}: ")]
     assert "9.06 us; SM 7 %, tensor 32 %, exp 34 %, memory 4 %" in line
     text = run.text
-    assert f"  report: {record.profile.report} (verdict, " in text
+    assert f"  report: {record.nsight.report} (verdict, " in text
     assert "its durations are no benchmark times" in text
     assert "latency-bound: no unit is busy" in text
     assert "  expected: what the test asserts" in text
@@ -138,10 +138,10 @@ def test_the_terminal_says_it_in_a_line(run: Run, record: Record) -> None:
 
 def test_junit_names_the_report(run: Run, record: Record) -> None:
     """Report and verdict as properties of the test case."""
-    assert record.profile is not None
+    assert record.nsight is not None
     (case,) = [each for each in run.junit.iter("testcase") if str(each.get("name")).startswith("test_profile")]
     properties = {str(each.get("name")): each.get("value") for each in case.iter("property")}
-    assert properties["fa.ncu.report"] == record.profile.report
+    assert properties["fa.ncu.report"] == record.nsight.report
     assert (properties["fa.ncu.verdict"] or "").startswith("latency-bound: ")
 
 

@@ -35,8 +35,8 @@ def test_a_cuda_variant_builds_at_once(project: Project, capsys: pytest.CaptureF
     run = project.run(*new(project, capsys, "mine"), "-k", "test_build and mine")
     assert run.outcomes == {"test_build[mine]": "passed"}
     (record,) = project.records
-    assert [leaf.arch for leaf in record.leaves] == ["sm_80", "sm_89", "sm_90a"]
-    assert {kernel.spill_bytes for leaf in record.leaves for kernel in leaf.kernels} == {0}
+    assert [build.arch for build in record.builds] == ["sm_80", "sm_89", "sm_90a"]
+    assert {kernel.spill_bytes for build in record.builds for kernel in build.kernels} == {0}
 
 
 @pytest.mark.skipif(find_torch().cuda is not None, reason="this torch has CUDA")
@@ -61,7 +61,7 @@ def test_a_triton_variant_waits_for_a_gpu(project: Project, capsys: pytest.Captu
 def test_an_installed_template_is_written_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An installer compiles the templates' Python; what it leaves beside them is not part of a variant."""
+    """An installer compiles the templates' Python; what it builds beside them is not part of a variant."""
     templates = tmp_path / "template"
     shutil.copytree(new_module.TEMPLATES, templates)
     assert compileall.compile_dir(templates / "python", quiet=1)

@@ -150,7 +150,7 @@ def test_a_candidate_refuses_scores(lab: Project) -> None:
         ),
         (
             ["--fa-variant=noop", "--fa-gate=0.95"],
-            f"{NO_GATE}: noop (floor, computes attention); {WHAT_IT_TAKES}",
+            f"{NO_GATE}: noop (overhead, computes attention); {WHAT_IT_TAKES}",
         ),
         (
             ["--fa-variant=alpha", "--fa-gate=0.95", "--fa-gate-baseline=probe_right"],
@@ -158,7 +158,7 @@ def test_a_candidate_refuses_scores(lab: Project) -> None:
         ),
         (
             [ALL, "--fa-tolerance=absolute"],
-            "--fa-tolerance=absolute judges attention; probe_right computes scores (use measured)",
+            "--fa-tolerance=absolute judges attention; probe_right computes scores (use same_precision)",
         ),
         (
             ["--fa-variant=probe_right", "--fa-case=b1h1s4d4-fp16-causal-scores-seed0"],
@@ -199,7 +199,7 @@ def test_a_marker_chooses_no_other_policy(lab: Project, policy: str) -> None:
     lab.write("test_marked.py", marked)
     result = lab.run("test_marked.py", "--fa-variant=probe_right", f"--fa-case={SHAPES[0]}-seed0")
     (reason,) = [why for name, why in result.reasons.items() if "probe_right" in name]
-    assert f"tolerance {policy} judges attention; {SHAPES[0]} asks for scores (use measured)" in reason
+    assert f"tolerance {policy} judges attention; {SHAPES[0]} asks for scores (use same_precision)" in reason
 
 
 MINE = """\

@@ -1,4 +1,4 @@
-"""What a run leaves: record files, profiles (--fa-save), JUnit properties, and the table."""
+"""What a run builds: record files, profiles (--fa-save), JUnit properties, and the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.records.log import read_records
-from pytest_fa.records.record import Record, read_record
+from pytest_fa.records.read import read_record
+from pytest_fa.records.record import Record
 from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
 
 SECOND = f"{SHAPE}-seed1"
@@ -26,7 +27,7 @@ class Kept:
     profile: list[Record]
 
     @property
-    def profile_path(self) -> Path:
+    def saved_path(self) -> Path:
         """The variant's saved records."""
         return self.project.folder / "profiles" / "cpu" / "good.jsonl"
 
@@ -89,7 +90,7 @@ def test_run_says_where_its_records_are(kept: Kept) -> None:
 
 def test_save_keeps_earlier_lines(kept: Kept) -> None:
     """A saved line replaces the one of its kind and case; the lines of other cases stay."""
-    now = read_records(kept.profile_path)
+    now = read_records(kept.saved_path)
     assert [(each.kind, each.id) for each in now] == [
         ("correct", f"good-{CASE}"),
         ("correct", f"good-{SECOND}"),

@@ -54,7 +54,7 @@ def test_each_tool_is_a_test(built: Project) -> None:
 
 @pytest.mark.needs_nvcc
 def test_a_cuda_entry_is_called_without_torch(built: Project) -> None:
-    """The tool watches the call without torch, on the leaf that was built."""
+    """The tool watches the call without torch, on the build that was built."""
     run = sanitize(built, "zero", "memcheck")
     assert run.ret == 0, run.text
     record = built.records[-1]

@@ -98,7 +98,7 @@ def test_unknown_name_is_a_usage_error(trio: Project, wanted: str, complaint: st
 
 
 def test_keyword_narrows_to_one_variant(trio: Project) -> None:
-    """`-k alpha` leaves alpha's tests alone, without companions."""
+    """`-k alpha` builds alpha's tests alone, without companions."""
     assert trio.ids(ONE_CASE, "-k", "alpha") == [f"test_correct[alpha-{CASE}]", f"test_speed[alpha-{SHAPE}]"]
 
 

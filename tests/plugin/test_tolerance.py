@@ -46,11 +46,11 @@ def test_fp8_in_a_users_own_test(new_project: NewProject) -> None:
     [
         (
             ["--fa-tolerance=mesured"],
-            "--fa-tolerance: no 'mesured'; did you mean 'measured'? (allowed: measured, absolute, fp8)",
+            "--fa-tolerance: no 'mesured' (allowed: same_precision, absolute, fp8)",
         ),
         (
             ["--fa-tolerance=absolute", "--fa-suite=smoke"],
-            "--fa-tolerance=absolute judges fp16 only; case b1h2s64d64-bf16-seed0 is bf16 (use measured)",
+            "--fa-tolerance=absolute judges fp16 only; case b1h2s64d64-bf16-seed0 is bf16 (use same_precision)",
         ),
     ],
     ids=["unknown", "not for these cases"],
@@ -66,7 +66,7 @@ def test_absolute_refuses_what_suites_are_turned_to(project: Project) -> None:
     takes = PYTHON_MANIFEST.replace("supports: {", "supports: {dtype: [bf16], ")
     project.python_variant("other", manifest=takes)
     result = project.collect("--fa-variant=other", "--fa-tolerance=absolute")
-    complaint = "ERROR: --fa-tolerance=absolute judges fp16 only; other takes bf16 alone (use measured)"
+    complaint = "ERROR: --fa-tolerance=absolute judges fp16 only; other takes bf16 alone (use same_precision)"
     assert (result.ret, result.said) == (pytest.ExitCode.USAGE_ERROR, [complaint])
 
 

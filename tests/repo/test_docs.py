@@ -16,7 +16,7 @@ import yaml
 from pytest_fa import plugin
 from pytest_fa.catalog.manifest import MANIFEST_NAME, Manifest, Member
 from pytest_fa.catalog.properties import PROPERTIES
-from pytest_fa.catalog.variant import Call, Constant, Entry, Explained, InstructionLimit, Limits, Supports
+from pytest_fa.catalog.variant import Call, Constant, Entry, InstructionLimit, Limits, Supports, Suppression
 from pytest_fa.options import OPTIONS
 from pytest_fa.plugin import fixtures
 from pytest_fa.report.markdown import rewrite
@@ -49,7 +49,7 @@ def test_no_page_names_an_option_that_is_not_there() -> None:
 
 KEYS = [
     key
-    for struct in (Manifest, Member, Entry, Call, Constant, Supports, Limits, InstructionLimit, Explained)
+    for struct in (Manifest, Member, Entry, Call, Constant, Supports, Limits, InstructionLimit, Suppression)
     for key in struct.__struct_fields__
 ]
 

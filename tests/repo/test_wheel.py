@@ -65,4 +65,4 @@ print([type(each).__name__ for each in ensure([(noop, "sm_90a")], Path("cache"))
     run = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
-    assert run.stdout.strip() == "['Leaf']", run.stderr
+    assert run.stdout.strip() == "['Build']", run.stderr

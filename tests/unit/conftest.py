@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.profile.raw_table import read_raw_table
-from pytest_fa.records.tool_results import ProfiledKernel
+from pytest_fa.records.tool_results import CountedKernel
 from tests.factories import FAKES, RECORDED
 
 
 @pytest.fixture(scope="session")
-def recorded_kernels() -> tuple[ProfiledKernel, ...]:
+def recorded_kernels() -> tuple[CountedKernel, ...]:
     """Four kernels of an H200: cuDNN's, flash's two, the memory-efficient one."""
     return read_raw_table((RECORDED / "sdpa_detailed.csv").read_text(encoding="utf-8"))
 

@@ -43,7 +43,7 @@ GIVEN: dict[str, tuple[str, str, Any]] = {
     "--fa-no-build": ("true", "no_build", True),
     "--fa-save": ("true", "save", True),
     "--fa-artifacts": ("out", "artifacts", Path("out")),
-    "--fa-profiles": ("kept", "profiles", Path("kept")),
+    "--fa-profiles": ("kept", "records_folder", Path("kept")),
 }
 FLAGS = [option.flag for option in OPTIONS]
 ALLOWED_ONLY = {"--ncu-set": "full", "--fa-sanitize": "initcheck"}
@@ -110,14 +110,14 @@ def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: p
         static=False,
         cache=root / "caches" / "pytest-fa",
         artifacts=root / "artifacts",
-        profiles=root / "profiles",
+        records_folder=root / "profiles",
         list_only=False,
         clean=False,
         no_build=False,
         require_gpu=False,
         save=False,
         timing=True,
-        repeat=("pytest",),
+        rerun=("pytest",),
         is_given=False,
     )
     assert expected == read(pytester)
@@ -130,7 +130,7 @@ def test_an_option_is_read_from_the_command_line(pytester: pytest.Pytester, flag
     beside = NEEDS.get(flag, [])
     before, found = read(pytester, *beside), read(pytester, *beside, command_line(flag, value))
     changed = dataclasses.replace(before, **{field: below(pytester.path, expected)}, is_given=True)
-    assert changed == dataclasses.replace(found, repeat=before.repeat)
+    assert changed == dataclasses.replace(found, rerun=before.rerun)
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -140,14 +140,16 @@ def test_an_option_is_read_from_the_ini_file(pytester: pytest.Pytester, flag: st
     before = read(pytester)
     pytester.makeini(ini_of(**{key(flag): value}))
     changed = dataclasses.replace(before, **{field: below(pytester.path, expected)}, is_given=True)
-    assert changed == dataclasses.replace(read(pytester), repeat=before.repeat)
+    assert changed == dataclasses.replace(read(pytester), rerun=before.rerun)
 
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if GIVEN[flag][0] != "true"])
 def test_the_command_line_comes_before_the_ini_file(pytester: pytest.Pytester, flag: str) -> None:
     """A flag replaces what the ini file says for it."""
     value, field, expected = GIVEN[flag]
-    other = {"--fa-seeds": "5", "--fa-tolerance": "measured", "--fa-arch": "sm_89", **ALLOWED_ONLY}.get(flag, "other")
+    other = {"--fa-seeds": "5", "--fa-tolerance": "same_precision", "--fa-arch": "sm_89", **ALLOWED_ONLY}.get(
+        flag, "other"
+    )
     pytester.makeini(ini_of(**{key(flag): other}))
     given = (*NEEDS.get(flag, []), command_line(flag, value))
     assert below(pytester.path, expected) == getattr(read(pytester, *given), field)
@@ -183,7 +185,7 @@ def test_definitions_add_up(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "field"), [("--fa-cache", "cache"), ("--fa-artifacts", "artifacts"), ("--fa-profiles", "profiles")]
+    ("flag", "field"), [("--fa-cache", "cache"), ("--fa-artifacts", "artifacts"), ("--fa-profiles", "records_folder")]
 )
 def test_a_tilde_is_the_home_folder(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, flag: str, field: str
@@ -251,7 +253,7 @@ def test_the_repeat_command_keeps_what_decides(
     pytester: pytest.Pytester, arguments: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     """What finds, builds and judges a variant is said again; what selects it is said by its record."""
-    assert expected == read(pytester, *arguments).repeat
+    assert expected == read(pytester, *arguments).rerun
 
 
 # -- wrong values -----------------------------------------------------------------------------------------------------
@@ -270,9 +272,9 @@ def test_the_repeat_command_keeps_what_decides(
         (
             "--fa-tolerance",
             "mesured",
-            "--fa-tolerance: no 'mesured'; did you mean 'measured'? (allowed: measured, absolute, fp8)",
+            "--fa-tolerance: no 'mesured' (allowed: same_precision, absolute, fp8)",
         ),
-        ("--fa-tolerance", "1e-3", "--fa-tolerance: no '1e-3' (allowed: measured, absolute, fp8)"),
+        ("--fa-tolerance", "1e-3", "--fa-tolerance: no '1e-3' (allowed: same_precision, absolute, fp8)"),
         (
             "--fa-sanitize",
             "memchek",

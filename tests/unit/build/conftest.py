@@ -1,4 +1,4 @@
-"""What the builder's tests share: a small variant with headers of its own, and copies of a cache with its leaf."""
+"""What the builder's tests share: a small variant with headers of its own, and copies of a cache with its build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_fa.build.builder import BuildFailure, BuildOutcome, BuildReport, Say
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ToolchainError
-from pytest_fa.records.built import Leaf
+from pytest_fa.records.built import Build
 
 SOURCE = """\
 #include "fa_forward.h"
@@ -31,7 +31,7 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
 }
 """
 
-MANIFEST = "step: a small kernel\nbecause: the builder needs something to build\nexpect: a leaf\narch: [sm_80]\n"
+MANIFEST = "step: a small kernel\nbecause: the builder needs something to build\nexpect: a build\narch: [sm_80]\n"
 
 
 class Workplace:
@@ -60,22 +60,22 @@ class Workplace:
         return read_manifest(self.folder / "variant.yaml", self.root)[0]
 
     def ensure(self, *, no_build: bool = False, say: Say = lambda _: None) -> BuildReport:
-        """Ask the builder for the variant's one leaf."""
+        """Ask the builder for the variant's one build."""
         return ensure([(self.variant(), "sm_80")], self.cache, no_build=no_build, say=say)
 
-    def leaf(self, *, no_build: bool = False) -> Leaf:
-        """The leaf, which must be there."""
-        return leaf_of(self.ensure(no_build=no_build))
+    def build(self, *, no_build: bool = False) -> Build:
+        """The build, which must be there."""
+        return build_of(self.ensure(no_build=no_build))
 
     def failure(self, *, no_build: bool = False, say: Say = lambda _: None) -> str:
-        """Why there is no leaf, of which there must be none."""
+        """Why there is no build, of which there must be none."""
         outcome = _only(self.ensure(no_build=no_build, say=say))
         assert isinstance(outcome, BuildFailure)
         return outcome.message
 
     def library(self) -> Path:
-        """The shared library of the one leaf that the cache holds."""
-        (found,) = (self.cache / "leaves").glob("*/*/kernel.so")
+        """The shared library of the one build that the cache holds."""
+        (found,) = (self.cache / "builds").glob("*/*/kernel.so")
         return found
 
     def stages(self) -> list[Path]:
@@ -83,10 +83,10 @@ class Workplace:
         return list(self.cache.glob(".stage-*"))
 
 
-def leaf_of(report: BuildReport) -> Leaf:
-    """The one outcome of a report, which must be a leaf."""
+def build_of(report: BuildReport) -> Build:
+    """The one outcome of a report, which must be a build."""
     outcome = _only(report)
-    assert isinstance(outcome, Leaf), outcome.message
+    assert isinstance(outcome, Build), outcome.message
     return outcome
 
 
@@ -102,7 +102,7 @@ def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = Workplace(folder)
     place.write()
     try:
-        place.leaf()
+        place.build()
     except ToolchainError as problem:
         pytest.skip(str(problem))
     return folder
@@ -110,7 +110,7 @@ def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workplace(_built: Path, tmp_path: Path) -> Workplace:
-    """A copy of a built workplace: its sources lie elsewhere now, its leaf is in its cache."""
+    """A copy of a built workplace: its sources lie elsewhere now, its build is in its cache."""
     shutil.copytree(_built, tmp_path / "workplace")
     return Workplace(tmp_path / "workplace")
 

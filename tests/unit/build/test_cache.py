@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from pytest_fa.build import cache as leaves
+from pytest_fa.build import cache as builds
 from pytest_fa.build import command, keys
 from pytest_fa.build.builder import BuildFailure, ensure
-from pytest_fa.records.built import Leaf
+from pytest_fa.records.built import Build
 
 if TYPE_CHECKING:
     from tests.unit.build.conftest import Workplace
@@ -34,8 +34,8 @@ from pytest_fa.catalog.manifest import read_manifest
 root, cache = Path(sys.argv[1]), Path(sys.argv[2])
 (variant,) = read_manifest(root / "tile" / "variant.yaml", root)
 report = ensure([(variant, "sm_80")], cache, say=lambda text: print(json.dumps(text), flush=True))
-leaf = report.outcomes["tile", "sm_80"]
-print(json.dumps({"compiled": report.compiled, "library": leaf.library}), flush=True)
+build = report.outcomes["tile", "sm_80"]
+print(json.dumps({"compiled": report.compiled, "library": build.library}), flush=True)
 """
 
 
@@ -85,17 +85,17 @@ def add_flag(place: Workplace) -> None:
     "change", [edit_source, edit_header, edit_shared_header, edit_header_long_ago, add_define, add_flag]
 )
 def test_change_is_compiled(workplace: Workplace, change: Callable[[Workplace], None]) -> None:
-    """Whatever shapes the code makes a new leaf, and the old one stays."""
+    """Whatever shapes the code makes a new build, and the old one stays."""
     before = workplace.library()
 
     change(workplace)
     report = workplace.ensure()
 
-    leaf = report.outcomes["tile", "sm_80"]
-    assert isinstance(leaf, Leaf)
+    build = report.outcomes["tile", "sm_80"]
+    assert isinstance(build, Build)
     assert report.compiled == 1
-    assert workplace.cache / leaf.library != before
-    assert (workplace.cache / leaf.library).is_file()
+    assert workplace.cache / build.library != before
+    assert (workplace.cache / build.library).is_file()
     assert before.is_file()
 
 
@@ -103,8 +103,8 @@ def test_change_is_compiled(workplace: Workplace, change: Callable[[Workplace], 
 def test_compiler_flags_from_the_environment_are_compiled(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVCC_APPEND_FLAGS shapes the code without a word in the manifest, so it makes a leaf of its own."""
-    plain = workplace.leaf()
+    """NVCC_APPEND_FLAGS shapes the code without a word in the manifest, so it makes a build of its own."""
+    plain = workplace.build()
 
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-DSTEP=3")
     with_flags = workplace.ensure()
@@ -112,7 +112,7 @@ def test_compiler_flags_from_the_environment_are_compiled(
     again = workplace.ensure()
 
     (other,) = with_flags.outcomes.values()
-    assert isinstance(other, Leaf)
+    assert isinstance(other, Build)
     assert with_flags.compiled == 1
     assert other.code_identity != plain.code_identity
     assert (again.compiled, again.outcomes["tile", "sm_80"]) == (0, plain)
@@ -120,10 +120,10 @@ def test_compiler_flags_from_the_environment_are_compiled(
 
 @pytest.mark.needs_nvcc
 def test_reverted_edit_finds_the_old_leaf(workplace: Workplace) -> None:
-    """A leaf is named by content: undoing an edit costs no compilation."""
-    before, old_text = workplace.leaf(), (workplace.folder / "tile.h").read_text(encoding="utf-8")
+    """A build is named by content: undoing an edit costs no compilation."""
+    before, old_text = workplace.build(), (workplace.folder / "tile.h").read_text(encoding="utf-8")
     edit_header(workplace)
-    edited = workplace.leaf()
+    edited = workplace.build()
 
     (workplace.folder / "tile.h").write_text(old_text, encoding="utf-8")
     report = workplace.ensure()
@@ -143,7 +143,7 @@ def rewrite(path: Path) -> None:
 
 
 def replace(path: Path) -> None:
-    """The same text in another file, as a checkout leaves it."""
+    """The same text in another file, as after a checkout."""
     copy = path.with_suffix(".new")
     copy.write_bytes(path.read_bytes())
     copy.replace(path)
@@ -164,7 +164,7 @@ def test_untouched_content_is_a_hit(workplace: Workplace, disturb: Callable[[Pat
 @pytest.mark.needs_nvcc
 def test_same_content_elsewhere_has_the_same_code_identity(workplace: Workplace, tmp_path: Path) -> None:
     """No folder name reaches the machine code: compiled anew in another folder, it is the same code."""
-    here = workplace.leaf()
+    here = workplace.build()
     elsewhere = type(workplace)(tmp_path / "quite another folder")
     shutil.copytree(workplace.root, elsewhere.root)
     shutil.copytree(workplace.cache / "binding", elsewhere.cache / "binding")
@@ -172,7 +172,7 @@ def test_same_content_elsewhere_has_the_same_code_identity(workplace: Workplace,
     report = elsewhere.ensure()
 
     (there,) = report.outcomes.values()
-    assert isinstance(there, Leaf)
+    assert isinstance(there, Build)
     assert report.compiled == 1
     assert here.code_identity is not None
     assert there.code_identity == here.code_identity
@@ -181,19 +181,19 @@ def test_same_content_elsewhere_has_the_same_code_identity(workplace: Workplace,
 @pytest.mark.needs_nvcc
 def test_definitions_have_leaves_of_their_own(workplace: Workplace) -> None:
     """Two variants of one source lie side by side, and each is found by its own definitions."""
-    plain = workplace.leaf()
+    plain = workplace.build()
     add_define(workplace)
-    defined = workplace.leaf()
+    defined = workplace.build()
 
     workplace.write_manifest("")
 
-    assert workplace.leaf() == plain
+    assert workplace.build() == plain
     assert defined.code_identity != plain.code_identity
 
 
 @pytest.mark.needs_nvcc
 def test_edit_during_compilation_is_not_published(workplace: Workplace) -> None:
-    """A file that changes while it is compiled might bless other code: there is no leaf, and the message says so."""
+    """A file that changes while it is compiled might bless other code: there is no build, and the message says so."""
     edit_header(workplace)
 
     def edit_again(text: str) -> None:
@@ -204,7 +204,7 @@ def test_edit_during_compilation_is_not_published(workplace: Workplace) -> None:
     message = workplace.failure(say=edit_again)
 
     assert message == "tile for sm_80: root/include/shared.h changed while it was being compiled; run again"
-    assert "for sm_80: no leaf" in workplace.failure(no_build=True)
+    assert "for sm_80: no build" in workplace.failure(no_build=True)
 
 
 # -- warm -------------------------------------------------------------------------------------------------------------
@@ -236,9 +236,9 @@ def test_nothing_asked_for_needs_no_compiler(tmp_path: Path, hide_compilers: Cal
 
 @pytest.mark.needs_nvcc
 def test_two_processes_compile_once(workplace: Workplace) -> None:
-    """Of two processes that want one leaf at once, one compiles and both get it."""
+    """Of two processes that want one build at once, one compiles and both get it."""
     edit_header(workplace)
-    with leaves.locked(workplace.cache, lambda _: None):
+    with builds.locked(workplace.cache, lambda _: None):
         builders = [start_builder(workplace) for _ in range(2)]
         first_lines = [json.loads(each.stdout.readline()) for each in builders if each.stdout]
 
@@ -265,7 +265,7 @@ def test_build_after_a_kill(workplace: Workplace) -> None:
 
     assert said.startswith("building 1 with nvcc")
     assert len(left_over) == 1
-    assert isinstance(report.outcomes["tile", "sm_80"], Leaf)
+    assert isinstance(report.outcomes["tile", "sm_80"], Build)
     assert report.compiled == 1
     assert workplace.stages() == []
 
@@ -273,11 +273,11 @@ def test_build_after_a_kill(workplace: Workplace) -> None:
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("leaf.json", b"{"), ("leaf.json", b""), ("leaf.json", None), ("kernel.so", None)],
-    ids=["half a leaf.json", "an empty leaf.json", "no leaf.json", "no kernel.so"],
+    [("build.json", b"{"), ("build.json", b""), ("build.json", None), ("kernel.so", None)],
+    ids=["half a build.json", "an empty build.json", "no build.json", "no kernel.so"],
 )
 def test_broken_leaf_is_rebuilt_once(workplace: Workplace, name: str, content: bytes | None) -> None:
-    """A leaf that is not whole is compiled again and is whole then: the build after that finds it."""
+    """A build that is not whole is compiled again and is whole then: the build after that finds it."""
     path = workplace.library().with_name(name)
     path.unlink()
     if content is not None:
@@ -286,10 +286,10 @@ def test_broken_leaf_is_rebuilt_once(workplace: Workplace, name: str, content: b
     rebuilt = workplace.ensure()
     after = workplace.ensure()
 
-    leaf = rebuilt.outcomes["tile", "sm_80"]
-    assert isinstance(leaf, Leaf)
+    build = rebuilt.outcomes["tile", "sm_80"]
+    assert isinstance(build, Build)
     assert rebuilt.compiled == 1
-    assert (workplace.cache / leaf.library).is_file()
+    assert (workplace.cache / build.library).is_file()
     assert (after.compiled, after.cached) == (0, 1)
 
 
@@ -301,9 +301,9 @@ def test_failing_variant_does_not_stop_its_neighbour(workplace: Workplace) -> No
 
     report = ensure([(bad, "sm_80"), (good, "sm_80")], workplace.cache)
 
-    leaf, failure = report.outcomes["good", "sm_80"], report.outcomes["bad", "sm_80"]
-    assert isinstance(leaf, Leaf)
-    assert (workplace.cache / leaf.library).is_file()
+    build, failure = report.outcomes["good", "sm_80"], report.outcomes["bad", "sm_80"]
+    assert isinstance(build, Build)
+    assert (workplace.cache / build.library).is_file()
     assert isinstance(failure, BuildFailure)
     first_line, *_, last_line = failure.message.splitlines()
     assert first_line == "bad for sm_80: it did not compile:"
@@ -326,7 +326,7 @@ def test_failure_is_not_remembered(workplace: Workplace) -> None:
 
     assert "root/include/shared.h" in message
     assert "#error not yet" in message
-    assert workplace.leaf().variant == "tile"
+    assert workplace.build().variant == "tile"
 
 
 # -- without building -------------------------------------------------------------------------------------------------
@@ -335,8 +335,8 @@ def test_failure_is_not_remembered(workplace: Workplace) -> None:
 @pytest.mark.needs_nvcc
 @pytest.mark.usefixtures("forbid_programs")
 def test_no_build_needs_no_compiler(workplace: Workplace, hide_compilers: Callable[[], None]) -> None:
-    """`no_build` finds a leaf where no compiler is installed."""
-    with_compiler = workplace.leaf()
+    """`no_build` finds a build where no compiler is installed."""
+    with_compiler = workplace.build()
     hide_compilers()
 
     report = workplace.ensure(no_build=True)
@@ -352,22 +352,22 @@ def test_no_build_finds_a_carried_leaf(
     """Sources and cache copied to other folders, each its own, still belong together."""
     carried = type(workplace)(tmp_path / "target machine")
     shutil.copytree(workplace.root, carried.root)
-    shutil.copytree(workplace.cache / "leaves", carried.cache / "leaves")
+    shutil.copytree(workplace.cache / "builds", carried.cache / "builds")
     hide_compilers()
 
-    leaf = carried.leaf(no_build=True)
+    build = carried.build(no_build=True)
 
-    assert (carried.cache / leaf.library).is_file()
-    assert leaf.compiler.startswith("nvcc ")
+    assert (carried.cache / build.library).is_file()
+    assert build.compiler.startswith("nvcc ")
 
 
 @pytest.mark.needs_nvcc
 def test_no_build_of_a_changed_source(workplace: Workplace) -> None:
-    """The message names what changed since the leaf was built and says what to do."""
+    """The message names what changed since the build was built and says what to do."""
     edit_header(workplace)
 
     assert workplace.failure(no_build=True) == (
-        f"tile for sm_80: no leaf in {workplace.cache}: changed since it was built: src/tile.h; "
+        f"tile for sm_80: no build in {workplace.cache}: changed since it was built: src/tile.h; "
         "drop --fa-no-build, or build it there first"
     )
 
@@ -376,7 +376,7 @@ def test_no_build_of_a_changed_source(workplace: Workplace) -> None:
 def test_no_build_compares_with_the_newest_leaf(workplace: Workplace) -> None:
     """Of several leaves the newest counts: the message names what changed since then, not since an older one."""
     edit_header(workplace)
-    workplace.leaf()
+    workplace.build()
     edit_source(workplace)
 
     assert "changed since it was built: src/kernel.cu;" in workplace.failure(no_build=True)
@@ -394,26 +394,26 @@ def test_no_build_of_a_leaf_without_its_library(workplace: Workplace) -> None:
 
 
 def test_no_build_of_what_was_never_built(unbuilt: Workplace) -> None:
-    """The message says that there never was a leaf, where it was looked for and what to do."""
+    """The message says that there never was a build, where it was looked for and what to do."""
     assert unbuilt.failure(no_build=True) == (
-        f"tile for sm_80: no leaf in {unbuilt.cache}: it was never built with these flags and definitions; "
+        f"tile for sm_80: no build in {unbuilt.cache}: it was never built with these flags and definitions; "
         "drop --fa-no-build, or build it there first"
     )
 
 
 @pytest.mark.needs_nvcc
 def test_forget(workplace: Workplace) -> None:
-    """`forget` removes a variant's leaves for its present definitions, and no other variant's."""
+    """`forget` removes a variant's builds for its present definitions, and no other variant's."""
     kept = workplace.library()
     other = msgspec.structs.replace(workplace.variant(), name="other")
     shutil.copytree(
-        leaves.scope(workplace.cache, workplace.variant(), "sm_80"), leaves.scope(workplace.cache, other, "sm_80")
+        builds.scope(workplace.cache, workplace.variant(), "sm_80"), builds.scope(workplace.cache, other, "sm_80")
     )
 
-    leaves.forget(workplace.cache, other, ("sm_80",))
+    builds.forget(workplace.cache, other, ("sm_80",))
 
     report = ensure([(workplace.variant(), "sm_80"), (other, "sm_80")], workplace.cache, no_build=True)
-    assert isinstance(report.outcomes["tile", "sm_80"], Leaf)
+    assert isinstance(report.outcomes["tile", "sm_80"], Build)
     assert isinstance(report.outcomes["other", "sm_80"], BuildFailure)
     assert kept.is_file()
 

@@ -35,7 +35,7 @@ TOOLCHAIN = Toolchain(
     ],
 )
 def test_one_architecture(unbuilt: Workplace, arch: Arch, gencode: str) -> None:
-    """Each leaf is for one architecture, said by -gencode and never by -arch=; sm_80 alone keeps PTX."""
+    """Each build is for one architecture, said by -gencode and never by -arch=; sm_80 alone keeps PTX."""
     flags = command.compile_flags(unbuilt.variant(), arch)
 
     assert [flag for flag in flags if flag.startswith(("-gencode", "-arch", "--gpu"))] == [gencode]
@@ -43,7 +43,7 @@ def test_one_architecture(unbuilt: Workplace, arch: Arch, gencode: str) -> None:
 
 @pytest.mark.needs_nvcc
 def test_sm_80_leaf_holds_ptx(workplace: Workplace) -> None:
-    """An sm_80 leaf carries compute_80 PTX, so that newer GPUs can run it."""
+    """An sm_80 build carries compute_80 PTX, so that newer GPUs can run it."""
     listed = subprocess.run(
         [str(find_tool("cuobjdump")), "-lptx", str(workplace.library())], capture_output=True, text=True, check=True
     )
@@ -139,7 +139,7 @@ def test_request_key_is_the_same_in_another_folder(unbuilt: Workplace, tmp_path:
 
 @pytest.mark.parametrize("name", command.COMPILER_ENVIRONMENT)
 def test_toolchain_key_moves_with_the_environment(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """What nvcc and g++ read from the environment is part of what a leaf was compiled with."""
+    """What nvcc and g++ read from the environment is part of what a build was compiled with."""
     monkeypatch.delenv(name, raising=False)
     before = command.toolchain_key(TOOLCHAIN)
 

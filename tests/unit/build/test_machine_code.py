@@ -106,30 +106,30 @@ def test_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: 
 
 @pytest.mark.needs_nvcc
 def test_leaf_without_a_disassembler(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leaf is built without a disassembler too; its identity is missing and the leaf says why."""
+    """A build is built without a disassembler too; its identity is missing and the build says why."""
     monkeypatch.setattr(machine_code, "find_tool", lambda _: None)
     (workplace.folder / "tile.h").write_text("#define BLOCK 32\n", encoding="utf-8")
 
-    leaf = workplace.leaf()
+    build = workplace.build()
 
-    assert leaf.code_identity is None
-    assert leaf.code_identity_missing is not None
-    assert leaf.code_identity_missing.startswith("machine code not read: cuobjdump and nvdisasm are not installed")
-    assert [(kernel.instructions, kernel.sass_bytes) for kernel in leaf.kernels] == [({}, None)]
+    assert build.code_identity is None
+    assert build.code_identity_missing is not None
+    assert build.code_identity_missing.startswith("machine code not read: cuobjdump and nvdisasm are not installed")
+    assert [(kernel.instructions, kernel.sass_bytes) for kernel in build.kernels] == [({}, None)]
 
 
 @pytest.mark.needs_nvcc
 def test_unreadable_disassembly_costs_the_identity_alone(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disassembler whose answer cannot be read, as an old one's without -json, leaves the leaf built."""
+    """A disassembler whose answer cannot be read, as an old one's without -json, leaves the build built."""
     nvdisasm = tmp_path / "nvdisasm"
     nvdisasm.write_text("#!/bin/sh\necho 'nvdisasm: no such option'\n", encoding="utf-8")
     nvdisasm.chmod(0o755)
     monkeypatch.setattr(machine_code, "find_tool", lambda name: nvdisasm if name == "nvdisasm" else find_tool(name))
     (workplace.folder / "tile.h").write_text("#define BLOCK 32\n", encoding="utf-8")
 
-    leaf = workplace.leaf()
+    build = workplace.build()
 
-    assert leaf.code_identity is None
-    assert (leaf.code_identity_missing or "").startswith("machine code not read: ")
+    assert build.code_identity is None
+    assert (build.code_identity_missing or "").startswith("machine code not read: ")

@@ -7,15 +7,15 @@ import pytest
 from pytest_fa.build.occupancy import MULTIPROCESSORS, Occupancy, occupancy, registers_limit
 from pytest_fa.catalog.variant import ARCHES
 from pytest_fa.profile.raw_table import read_raw_table
-from pytest_fa.records.tool_results import ProfiledKernel
+from pytest_fa.records.tool_results import CountedKernel
 from tests.factories import RECORDED
 
 KERNELS = read_raw_table((RECORDED / "sdpa_detailed.csv").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda each: each.name[:30])
-def test_limits_are_nsights(kernel: ProfiledKernel) -> None:
-    """Blocks by registers, and the share of warps that the smallest limit leaves."""
+def test_limits_are_nsights(kernel: CountedKernel) -> None:
+    """Blocks by registers, and the share of warps that the smallest limit builds."""
     counters = kernel.counters
     threads, registers = int(counters["launch__block_size"]), int(counters["launch__registers_per_thread"])
     smem_bytes = int(counters["launch__shared_mem_per_block"] - counters["launch__shared_mem_per_block_driver"])

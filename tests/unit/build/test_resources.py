@@ -10,7 +10,7 @@ import pytest
 from pytest_fa.build.machine_code import MachineCode
 from pytest_fa.build.resources import broken_limits, demangle, read_ptxas_log, with_machine_code
 from pytest_fa.catalog.variant import InstructionLimit, Limits
-from pytest_fa.records.built import Advisory, Kernel, Leaf
+from pytest_fa.records.built import Advisory, Build, Kernel
 
 # What nvcc 13.0 prints with -Xptxas=-v,--warn-on-spills: a kernel with spills beside one with shared memory, for
 # which wgmma was serialised.
@@ -59,11 +59,11 @@ KERNEL = Kernel(
     sass_bytes=1920,
 )
 
-LEAF = Leaf(
+BUILD = Build(
     variant="ws",
     arch="sm_90a",
     key="0",
-    library="leaves/ws/kernel.so",
+    library="builds/ws/kernel.so",
     code_identity="4665c32aaa254325",
     code_identity_missing=None,
     kernels=(KERNEL,),
@@ -76,9 +76,9 @@ LEAF = Leaf(
 )
 
 
-def leaf(**changes: Any) -> Leaf:
-    """The leaf above, with changes."""
-    return msgspec.structs.replace(LEAF, **changes)
+def build(**changes: Any) -> Build:
+    """The build above, with changes."""
+    return msgspec.structs.replace(BUILD, **changes)
 
 
 # -- the log ----------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_machine_code_joins_by_mangled_name() -> None:
 )
 def test_broken_limit(limit: dict[str, Any], sentence: str) -> None:
     """A figure beyond its limit is one sentence: the architecture, the kernel, the value found, the value allowed."""
-    assert broken_limits(LEAF, Limits(**limit)) == [sentence]
+    assert broken_limits(BUILD, Limits(**limit)) == [sentence]
 
 
 @pytest.mark.parametrize(
@@ -219,21 +219,21 @@ def test_broken_limit(limit: dict[str, Any], sentence: str) -> None:
 )
 def test_kept_limit(limit: dict[str, Any]) -> None:
     """A figure at its limit is allowed, and what has no limit is not judged."""
-    assert broken_limits(LEAF, Limits(**limit)) == []
+    assert broken_limits(BUILD, Limits(**limit)) == []
 
 
 def test_every_kernel_is_judged() -> None:
     """One kernel within the limits does not excuse another."""
     large = msgspec.structs.replace(KERNEL, name="large", registers_per_thread=255)
 
-    broken = broken_limits(leaf(kernels=(KERNEL, large)), Limits(registers_per_thread=128))
+    broken = broken_limits(build(kernels=(KERNEL, large)), Limits(registers_per_thread=128))
 
     assert broken == ["sm_90a: large: registers_per_thread is 255, the limit is 128"]
 
 
 def test_missing_machine_code_is_no_pass() -> None:
     """Instruction limits cannot hold where the code was not read: that is said with its reason."""
-    unread = leaf(code_identity=None, code_identity_missing="machine code not read: no nvdisasm")
+    unread = build(code_identity=None, code_identity_missing="machine code not read: no nvdisasm")
 
     broken = broken_limits(unread, Limits(instructions={"STL": InstructionLimit(max=0)}))
 
@@ -245,16 +245,16 @@ def test_missing_machine_code_is_no_pass() -> None:
 )
 def test_missing_kernels_are_no_pass(limit: dict[str, Any]) -> None:
     """Where no kernel was found, as when the log could not be read, no limit holds."""
-    assert len(broken_limits(leaf(kernels=()), Limits(**limit))) == 1
+    assert len(broken_limits(build(kernels=()), Limits(**limit))) == 1
 
 
 def test_spills_of_a_device_function_break_the_limit() -> None:
-    """Spills in a function that was not inlined are spills of the leaf: `spill_bytes: 0` does not hold."""
+    """Spills in a function that was not inlined are spills of the build: `spill_bytes: 0` does not hold."""
     log = DEVICE_FUNCTION.replace(
         "12 bytes spill stores, 4 bytes spill loads", "0 bytes spill stores, 0 bytes spill loads"
     )
     kernels, advisories = read_ptxas_log(log)
 
-    broken = broken_limits(leaf(kernels=kernels, advisories=advisories), Limits(spill_bytes=0))
+    broken = broken_limits(build(kernels=kernels, advisories=advisories), Limits(spill_bytes=0))
 
     assert len(broken) == 1

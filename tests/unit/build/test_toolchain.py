@@ -267,7 +267,7 @@ def rewrite(path: Path) -> None:
 
 
 def redate(path: Path) -> None:
-    """Another time alone, as a reinstallation of the same size leaves it."""
+    """Another time alone, as after a reinstallation of the same size."""
     os.utime(path, (10**9, 10**9))
 
 

@@ -38,7 +38,7 @@ def _record(outcome: str) -> bytes:
             message="",
             caught_by=(),
             stages=(Stage("launch", "ok", 0.1),),
-            leaves=(),
+            builds=(),
             check=None,
             repeats=None,
             diagnosis=None,
@@ -47,7 +47,7 @@ def _record(outcome: str) -> bytes:
             environment=read_environment(),
             source=Source(None, None, ""),
             measured_at="2026-01-01T00:00:00+00:00",
-            repeat="pytest",
+            rerun_command="pytest",
         )
     )
 

@@ -16,7 +16,7 @@ from pytest_fa.errors import UsageProblem
 from tests.factories import WriteVariant
 
 COMPANIONS = {
-    "noop": "floor",
+    "noop": "overhead",
     "sdpa_flash": "baseline",
     "sdpa_cudnn": "baseline",
     "sdpa_efficient": "baseline",

@@ -109,7 +109,7 @@ def test_three_lines_make_a_variant(write_variant: WriteVariant) -> None:
         flags=(),
         rounds=(),
         limits=Limits(),
-        tolerance="measured",
+        tolerance="same_precision",
         step="a step",
         parent=None,
         because="a reason",
@@ -261,13 +261,13 @@ def test_members_may_share_a_target_and_differ_in_context(write_variant: WriteVa
 
 TOP = (
     "step, because, expect, parent, role, computes, cases, entry, arch, supports, instantiations, defines, flags, "
-    "rounds, limits, tolerance, deterministic, leaves_out, explained, variants"
+    "rounds, limits, tolerance, deterministic, omits, suppressions, variants"
 )
 SUPPORTS = "dtype, head_dim, causal, layout, device, grouped_heads, seq_q_multiple_of, seq_k_multiple_of, seq_k_min"
 LIMITS = "registers_per_thread, spill_bytes, stack_bytes, smem_bytes_per_block, advisories, instructions"
 MEMBER = (
     "defines, role, cases, target, context, step, parent, because, expect, supports, limits, rounds, deterministic, "
-    "leaves_out, explained"
+    "omits, suppressions"
 )
 
 ENTRY = "kind, source, target, context, sources, include, cflags, ldflags, call"
@@ -315,12 +315,12 @@ def test_an_unknown_key_is_answered_with_the_allowed_ones(write_variant: WriteVa
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("role: candidat", "role is 'candidat'; allowed: candidate, baseline, floor, ablation, probe, wrong"),
-        ("tolerance: loose", "tolerance is 'loose'; allowed: measured, absolute, fp8"),
+        ("role: candidat", "role is 'candidat'; allowed: candidate, baseline, overhead, ablation, probe, wrong"),
+        ("tolerance: loose", "tolerance is 'loose'; allowed: same_precision, absolute, fp8"),
         ("entry: {kind: tarch}", "entry.kind is 'tarch'; allowed: cuda, torch, python"),
         (
             "variants: {a: {role: x}}",
-            "variants[...].role is 'x'; allowed: candidate, baseline, floor, ablation, probe, wrong",
+            "variants[...].role is 'x'; allowed: candidate, baseline, overhead, ablation, probe, wrong",
         ),
         (TORCH + ", call: {layout: sbhd}}", "entry.call.layout is 'sbhd'; allowed: bhsd, bshd"),
         (
@@ -542,14 +542,14 @@ def test_broken_yaml_is_one_line(write_variant: WriteVariant, text: str) -> None
 
 def test_an_ablation_says_of_whom(tmp_path: Path) -> None:
     """What leaves a stage out is not judged: with a parent and the role it reads, and else it is refused."""
-    manifest = "step: a\nbecause: b\nexpect: c\nleaves_out: softmax\n"
+    manifest = "step: a\nbecause: b\nexpect: c\nomits: softmax\n"
     folder = tmp_path / "kernels" / "part"
     folder.mkdir(parents=True)
     (folder / "kernel.cu").write_text("", encoding="utf-8")
     path = folder / "variant.yaml"
     path.write_text(f"{manifest}role: ablation\nparent: whole\n", encoding="utf-8")
     (variant,) = read_manifest(path, folder.parent)
-    assert (variant.leaves_out, variant.is_judged) == ("softmax", False)
+    assert (variant.omits, variant.is_judged) == ("softmax", False)
     for more in ("role: ablation\n", "parent: whole\n"):
         path.write_text(manifest + more, encoding="utf-8")
         with pytest.raises(ManifestError, match="it needs role 'ablation' and a parent"):

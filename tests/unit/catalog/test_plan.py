@@ -23,7 +23,7 @@ CATALOG = Catalog(
             variant("one"),
             variant("two", kind="python"),
             variant("slow", role="ablation"),
-            variant("empty", role="floor"),
+            variant("empty", role="overhead"),
             variant("sdpa", role="baseline", kind="python"),
         )
     },

@@ -29,7 +29,7 @@ def variant(name: str, role: Role = "candidate", **defines: int | str) -> Varian
         flags=(),
         rounds=(),
         limits=Limits(),
-        tolerance="measured",
+        tolerance="same_precision",
         step="",
         parent=None,
         because="",
@@ -45,7 +45,7 @@ CATALOG = Catalog(
             variant("ws_p2", BLOCK_M=64),
             variant("minimal"),
             variant("sdpa_math", role="baseline"),
-            variant("empty", role="floor"),
+            variant("empty", role="overhead"),
             variant("lost", role="ablation"),
         )
     },

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_fa.catalog.case import DTYPES, Case, parse_case
-from pytest_fa.catalog.suites import DEFAULT_SUITE, MISSION_SHAPE, SUITES
+from pytest_fa.catalog.suites import DEFAULT_SUITE, SUITES, TARGET_SHAPE
 
 CASES = [case for cases in SUITES.values() for case in cases]
 
@@ -25,12 +25,12 @@ def test_every_shape_has_all_its_seeds(suite: str, shapes: int, seeds: int) -> N
 
 def test_the_mission_is_one_shape() -> None:
     """The mission suite judges the one shape that the ladder is about."""
-    assert {"b1h8s512d64-fp16"} == {MISSION_SHAPE} == {case.shape_id for case in SUITES["mission"]}
+    assert {"b1h8s512d64-fp16"} == {TARGET_SHAPE} == {case.shape_id for case in SUITES["mission"]}
 
 
 def test_history_holds_the_mission_shape() -> None:
     """What the default suite times can be compared with what the mission suite judged."""
-    assert MISSION_SHAPE in {case.shape_id for case in SUITES[DEFAULT_SUITE]}
+    assert TARGET_SHAPE in {case.shape_id for case in SUITES[DEFAULT_SUITE]}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -31,7 +31,7 @@ PLAIN = Variant(
     flags=(),
     rounds=(),
     limits=Limits(),
-    tolerance="measured",
+    tolerance="same_precision",
     step="",
     parent=None,
     because="",
@@ -124,7 +124,7 @@ def test_only_cuda_sources_are_built(kind: EntryKind, *, expected: bool) -> None
     [
         ("candidate", True),
         ("baseline", True),
-        ("floor", False),
+        ("overhead", False),
         ("ablation", True),
         ("probe", True),
         ("wrong", True),

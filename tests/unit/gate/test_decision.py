@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pytest_fa.gate.decision import LOOKS, look, noise_band
+from pytest_fa.gate.decision import ANALYSES, analyse, noise_band
 from pytest_fa.records.gated import PairSamples
 
 BLOCKS = 8
@@ -18,26 +18,26 @@ POSITION_BIAS = 0.001
 SAME_SD = 0.0006  # of a baseline against itself, between processes
 
 
-def pair(log_ratio: float, draw: np.random.Generator, processes: int = LOOKS[-1]) -> PairSamples:
+def pair(log_ratio: float, draw: np.random.Generator, processes: int = ANALYSES[-1]) -> PairSamples:
     """A pair of this true ratio, with the noise of an NVIDIA H200: skewed process means, position bias, drift."""
     spread = draw.choice([-1, 1]) * (draw.gamma(2, 1, processes) - 2) / math.sqrt(2)  # skewed, of no known side
     means = log_ratio + PROCESS_SD * spread + POSITION_BIAS * draw.choice([-1, 1], processes)
     drift = np.linspace(-1, 1, BLOCKS) * 2e-4  # what ABBA leaves of it
     blocks = means[:, None] + drift + draw.normal(0, BLOCK_SD, (processes, BLOCKS))
-    same = draw.normal(0, SAME_SD, processes)[:, None] + POSITION_BIAS * draw.choice([-1, 1], (processes, 1))
-    same = same + draw.normal(0, BLOCK_SD / 2, (processes, BLOCKS))
-    return PairSamples("b1h8s512d64-fp16", "sdpa", tuple(map(tuple, blocks)), tuple(map(tuple, same)))
+    control = draw.normal(0, SAME_SD, processes)[:, None] + POSITION_BIAS * draw.choice([-1, 1], (processes, 1))
+    control = control + draw.normal(0, BLOCK_SD / 2, (processes, BLOCKS))
+    return PairSamples("b1h8s512d64-fp16", "sdpa", tuple(map(tuple, blocks)), tuple(map(tuple, control)))
 
 
 def first(whole: PairSamples, count: int) -> PairSamples:
     """The first processes of a pair."""
-    return PairSamples(whole.shape_id, whole.baseline, whole.blocks[:count], whole.same[:count])
+    return PairSamples(whole.shape_id, whole.baseline, whole.blocks[:count], whole.control[:count])
 
 
 def gate(pairs: list[PairSamples], ratio: float) -> tuple[str, int]:
     """The verdict and how many processes it took."""
-    for count in LOOKS:
-        found = look([first(each, count) for each in pairs], ratio, is_last=count == LOOKS[-1])
+    for count in ANALYSES:
+        found = analyse([first(each, count) for each in pairs], ratio, is_last=count == ANALYSES[-1])
         if found.verdict:
             return found.verdict, count
     raise AssertionError("the last look has a verdict")
@@ -90,7 +90,7 @@ def test_three_percent_needs_one_look() -> None:
     """A difference of 3 % is decided at 6 processes in at least 95 of 100 gates."""
     draw = np.random.default_rng(5)
     counts = Counter(gate([pair(0.03, draw)], 1.0)[1] for _ in range(100))
-    assert counts[LOOKS[0]] >= 95
+    assert counts[ANALYSES[0]] >= 95
 
 
 def test_processes_in_two_groups_do_not_decide_by_luck() -> None:
@@ -98,9 +98,9 @@ def test_processes_in_two_groups_do_not_decide_by_luck() -> None:
     draw = np.random.default_rng(8)
     found: Counter[str] = Counter()
     for _ in range(2000):
-        means = draw.choice([-0.008, 0.008], LOOKS[-1]) + draw.normal(0, 0.001, LOOKS[-1])
+        means = draw.choice([-0.008, 0.008], ANALYSES[-1]) + draw.normal(0, 0.001, ANALYSES[-1])
         rows = tuple((mean,) * BLOCKS for mean in means)
-        found[gate([PairSamples("s", "b", rows, ((0.0,) * BLOCKS,) * LOOKS[-1])], 1.0)[0]] += 1
+        found[gate([PairSamples("s", "b", rows, ((0.0,) * BLOCKS,) * ANALYSES[-1])], 1.0)[0]] += 1
     assert found["INCONCLUSIVE"] >= 0.96 * 2000, found
 
 
@@ -111,7 +111,7 @@ def test_a_throttled_stretch_does_not_decide() -> None:
     for _ in range(300):
         plain = pair(0.0, draw)
         slow = tuple(tuple(x + 0.05 for x in row) if 4 <= index < 7 else row for index, row in enumerate(plain.blocks))
-        found[gate([PairSamples("s", "b", slow, plain.same)], 1.0)[0]] += 1
+        found[gate([PairSamples("s", "b", slow, plain.control)], 1.0)[0]] += 1
     assert found["FAIL"] <= 6, found
 
 
@@ -120,9 +120,9 @@ def test_a_baseline_unlike_itself_decides_nothing() -> None:
     draw = np.random.default_rng(6)
     good = pair(-0.07, draw)
     bad = PairSamples(
-        good.shape_id, good.baseline, good.blocks, tuple(tuple(x + 0.02 for x in row) for row in good.same)
+        good.shape_id, good.baseline, good.blocks, tuple(tuple(x + 0.02 for x in row) for row in good.control)
     )
-    found = look([bad], 0.95, is_last=True)
+    found = analyse([bad], 0.95, is_last=True)
     assert (found.verdict, "machine too noisy: sdpa against itself" in found.reason) == ("INCONCLUSIVE", True)
 
 
@@ -131,8 +131,8 @@ def test_noise_that_could_not_change_it_leaves_a_pass(log_ratio: float, verdict:
     """A baseline 3 % off itself says nothing about 2 % below the gate, and cannot explain half the time away."""
     draw = np.random.default_rng(7)
     quiet = pair(log_ratio, draw)
-    noisy = PairSamples("s", "sdpa", quiet.blocks, tuple(tuple(each + 0.03 for each in row) for row in quiet.same))
-    found = look([quiet, noisy], 0.95, is_last=True)
+    noisy = PairSamples("s", "sdpa", quiet.blocks, tuple(tuple(each + 0.03 for each in row) for row in quiet.control))
+    found = analyse([quiet, noisy], 0.95, is_last=True)
     assert found.verdict == verdict
     assert "machine too noisy: sdpa against itself at s is +2." in found.reason
 
@@ -147,17 +147,17 @@ def test_a_process_without_figures_decides_nothing(row: tuple[float, ...]) -> No
     """A process whose blocks were dropped, or are not numbers, leaves the gate open."""
     draw = np.random.default_rng(7)
     good = pair(-0.2, draw)
-    found = look([PairSamples("s", "b", (row, *good.blocks[1:]), good.same)], 0.95, is_last=True)
+    found = analyse([PairSamples("s", "b", (row, *good.blocks[1:]), good.control)], 0.95, is_last=True)
     assert found.verdict == "INCONCLUSIVE"
 
 
 def test_dropped_processes_end_the_gate_at_once() -> None:
     """A process without blocks will have none later: no more are started, and the reason says why."""
     good = pair(-0.2, np.random.default_rng(7))
-    found = look([PairSamples("s", "b", ((), *good.blocks[1:]), ((), *good.same[1:]))], 0.95, is_last=False)
+    found = analyse([PairSamples("s", "b", ((), *good.blocks[1:]), ((), *good.control[1:]))], 0.95, is_last=False)
     assert (found.verdict, "slowed down in 1 processes" in found.reason) == ("INCONCLUSIVE", True)
 
 
 def test_no_pairs_decide_nothing() -> None:
     """Nothing measured is no success."""
-    assert look([], 0.95, is_last=True).verdict == "INCONCLUSIVE"
+    assert analyse([], 0.95, is_last=True).verdict == "INCONCLUSIVE"

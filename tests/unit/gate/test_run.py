@@ -12,7 +12,8 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.gate.run import Question, hold_gate
-from pytest_fa.records.record import Record, read_record, to_json
+from pytest_fa.records.read import read_record
+from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.timing import Agreement
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner
@@ -20,7 +21,7 @@ from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.refusals import CannotRun
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import ContestBlocks, GateJob, GateResult
+from pytest_fa.worker.jobs import GateJob, GateResult, PairBlocks
 from tests.factories import PYTHON_MANIFEST, WriteVariant, options, record, speed
 
 CASE = parse_case("b1h8s512d64-fp16-seed0")
@@ -62,8 +63,8 @@ class PretendedRunner(CaseRunner):
 
 def blocks(*rows: float, dropped: int = 0) -> GateResult:
     """A process of one contest."""
-    same = tuple(0.0001 * index for index in range(len(rows)))
-    return GateResult("ok", "", (ContestBlocks(rows, same, dropped, 9.0, 10.0, "pretended"),))
+    control = tuple(0.0001 * index for index in range(len(rows)))
+    return GateResult("ok", "", (PairBlocks(rows, control, dropped, 9.0, 10.0, "pretended"),))
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_a_doubt_about_a_slow_baseline_does_not_matter(
     said: list[str] = []
     found = hold_gate(runner, mine, Question(0.95, (CASE,), (slow, other)), said.append)
     assert (found.outcome, len(runner.jobs)) == ending
-    assert all(job.contests[0].baseline.variant.name == "other" for job in runner.jobs)
+    assert all(job.arm_pairs[0].baseline.variant.name == "other" for job in runner.jobs)
     if found.gate:
         (left_out,) = found.gate.left_out
         assert left_out.startswith("slow at b1h8s512d64-fp16: the clocks disagree")

@@ -89,12 +89,12 @@ _FP8_SHOWS = {
 # a bound allows, or more, with each of three seeds.  Sizes that are missing cannot show, for these reasons:
 # - Under a causal mask the last key is seen by the last query alone, and 16 keys by 16 queries: 1/S_k or 16/S_k of each
 #   of those rows, below what rounding alone does to a row (about 2^-11 of it in fp16, 2^-8 in bf16, 2^-5 in fp8).
-# - No causal mask, no diagonal.  One tile: see `_TILED`.  The only tile dropped leaves zeros, which do show.
+# - No causal mask, no diagonal.  One tile: see `_TILED`.  If the only tile is dropped, the output is zero, which does show.
 # - Rounding P to e4m3 is off by 2.65 % of every output: one key or 16 among thousands are less.  At 64 keys a scale 1 %
 #   off moves the gain by 0.7 %, which 64 queries hardly tell from that.
 # - `absolute` allows 0.002 where outputs are as small as 1/sqrt(S_k).
 MUST_SHOW: dict[tuple[Tolerance, Dtype], dict[str, tuple[Size, ...]]] = {
-    ("measured", "fp16"): {
+    ("same_precision", "fp16"): {
         "last key dropped": _sizes(LENGTHS, _UP_TO_1023),  # 4096 causal shows with two seeds of three
         "last tile dropped": _sizes(LENGTHS, LENGTHS),
         "scale 1 % off": _sizes(LENGTHS, LENGTHS),
@@ -104,7 +104,7 @@ MUST_SHOW: dict[tuple[Tolerance, Dtype], dict[str, tuple[Size, ...]]] = {
         "mask off by one": _sizes((), LENGTHS),
         "one row wrong": _sizes(LENGTHS, LENGTHS),
     },
-    ("measured", "bf16"): {
+    ("same_precision", "bf16"): {
         "last key dropped": _sizes(LENGTHS, (64,)),
         "last tile dropped": _sizes(LENGTHS, LENGTHS),
         "scale 1 % off": _sizes(LENGTHS, LENGTHS),
@@ -167,7 +167,7 @@ _LOWEST = torch.finfo(torch.float32).min  # in place of -inf, where a row has se
 
 
 class _Part(NamedTuple):
-    """What one pass over some keys leaves, in float32."""
+    """What one pass over some keys builds, in float32."""
 
     o: torch.Tensor  # [b, h, seq_q, d]
     m: torch.Tensor  # [b, h, seq_q, 1]

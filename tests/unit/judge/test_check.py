@@ -16,7 +16,7 @@ SHAPE = (2, 3, 8, 16)  # [batch, heads, seq_q, head_dim]
 
 @pytest.fixture
 def truth() -> Truth:
-    """Zero-mean values, with a yardstick that is off by the rounding to fp16."""
+    """Zero-mean values, with a same-precision reference that is off by the rounding to fp16."""
     out = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return Truth(out, out.half().double(), terms=8, row_size=out.square().mean(-1).sqrt())
 
@@ -30,13 +30,19 @@ def output(truth: Truth, errors: dict[Index, float], layout: str = "bhsd") -> to
 
 
 def test_right_output(truth: Truth) -> None:
-    """A right output passes; it has a worst element and no bad one, and its figures are the yardstick's own."""
-    check = judge(output(truth, {}), truth, "measured")
+    """A right output passes; it has a worst element and no bad one, and its figures are the same-precision reference's own."""
+    check = judge(output(truth, {}), truth, "same_precision")
 
-    assert (check.policy, check.passed, check.element_count) == ("measured", True, 2 * 3 * 8 * 16)
+    assert (check.policy, check.passed, check.element_count) == ("same_precision", True, 2 * 3 * 8 * 16)
     assert (check.bad_count, check.nonfinite_count, check.first_bad) == (0, 0, None)
-    assert check.max_abs_error == check.yardstick_max_error == float((truth.yardstick - truth.out).abs().max())
-    assert check.rms_error == check.yardstick_rms_error == float((truth.yardstick - truth.out).square().mean().sqrt())
+    assert (
+        check.max_abs_error == check.same_precision_max_error == float((truth.same_precision - truth.out).abs().max())
+    )
+    assert (
+        check.rms_error
+        == check.same_precision_rms_error
+        == float((truth.same_precision - truth.out).square().mean().sqrt())
+    )
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
@@ -44,7 +50,7 @@ def test_first_and_worst_place(truth: Truth, layout: str) -> None:
     """The first bad element is the first in (batch, head, query, dim) order, the worst has the largest error."""
     errors: dict[Index, float] = {(0, 2, 5, 7): -1.0, (1, 0, 3, 11): 4.0, (1, 2, 7, 15): 2.0}
 
-    check = judge(output(truth, errors, layout), truth, "measured")
+    check = judge(output(truth, errors, layout), truth, "same_precision")
 
     assert (check.first_bad, check.worst, check.bad_count) == ((0, 2, 5, 7), (1, 0, 3, 11), 3)
     assert check.worst_want == float(truth.out[1, 0, 3, 11])
@@ -56,7 +62,7 @@ def test_first_and_worst_place(truth: Truth, layout: str) -> None:
 @pytest.mark.parametrize("place", [(0, 0, 0, 0), (0, 1, 0, 0), (1, 0, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (1, 2, 7, 15)])
 def test_place_of_one_bad_element(truth: Truth, place: Index, layout: str) -> None:
     """A single bad element is first and worst, wherever it stands and however the output lies in memory."""
-    check = judge(output(truth, {place: 1.0}, layout), truth, "measured")
+    check = judge(output(truth, {place: 1.0}, layout), truth, "same_precision")
 
     assert (check.first_bad, check.worst, check.bad_count) == (place, place, 1)
 
@@ -66,7 +72,7 @@ def test_nan_is_worse_than_any_number(truth: Truth) -> None:
     out = output(truth, {(0, 0, 0, 0): 1000.0})
     out[1, 1, 4, 4] = math.nan
 
-    check = judge(out, truth, "measured")
+    check = judge(out, truth, "same_precision")
 
     assert (check.worst, check.first_bad, check.bad_count) == ((1, 1, 4, 4), (0, 0, 0, 0), 2)
     assert (check.nonfinite_count, check.max_abs_error, check.rms_error, check.worst_got) == (1, None, None, None)
@@ -75,7 +81,7 @@ def test_nan_is_worse_than_any_number(truth: Truth) -> None:
 
 def test_broken_bound_is_the_tightest(truth: Truth) -> None:
     """The bound that broke is named; where several broke, the first of them."""
-    wrong = judge(output(truth, {(0, 0, 0, 0): 1.0}), truth, "measured")
+    wrong = judge(output(truth, {(0, 0, 0, 0): 1.0}), truth, "same_precision")
 
     assert wrong.tightest == next(bound for bound in wrong.bounds if not bound.holds)
     assert wrong.tightest.name == "max"
@@ -83,7 +89,7 @@ def test_broken_bound_is_the_tightest(truth: Truth) -> None:
 
 def test_nearest_bound_is_the_tightest_of_a_right_output(truth: Truth) -> None:
     """Where all bounds hold, the one nearest to breaking is named."""
-    right = judge(output(truth, {}), truth, "measured")
+    right = judge(output(truth, {}), truth, "same_precision")
 
     assert (right.tightest.used or 0) == max(bound.used or 0 for bound in right.bounds)
 
@@ -91,8 +97,10 @@ def test_nearest_bound_is_the_tightest_of_a_right_output(truth: Truth) -> None:
 def test_output_is_left_alone(truth: Truth) -> None:
     """Judging changes neither the output nor its truth."""
     out = output(truth, {(0, 0, 0, 0): 1.0})
-    copies = (out.clone(), truth.out.clone(), truth.yardstick.clone())
+    copies = (out.clone(), truth.out.clone(), truth.same_precision.clone())
 
-    judge(out, truth, "measured")
+    judge(out, truth, "same_precision")
 
-    assert [torch.equal(*pair) for pair in zip((out, truth.out, truth.yardstick), copies, strict=True)] == [True] * 3
+    assert [torch.equal(*pair) for pair in zip((out, truth.out, truth.same_precision), copies, strict=True)] == [
+        True
+    ] * 3

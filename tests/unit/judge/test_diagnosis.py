@@ -10,9 +10,9 @@ import torch
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.judge.check import judge
-from pytest_fa.judge.diagnosis import diagnose, who_is_off
+from pytest_fa.judge.diagnosis import conclusion, diagnose
 from pytest_fa.judge.truth import make_truth
-from pytest_fa.records.judged import Diagnosis, Repeats, Witness
+from pytest_fa.records.judged import CrossCheck, Diagnosis, Repeats
 from pytest_fa.run.inputs import Inputs, make_inputs
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ def diagnosis(wrong: Wrong, case: str = "b2h4s100d64-fp16-seed0", repeats: Repea
     inputs = make_inputs(parse_case(case), CPU)
     truth = make_truth(inputs)
     out = wrong(inputs).to(inputs.q.dtype)
-    return diagnose(out, truth, inputs, judge(out, truth, "measured"), repeats, ())
+    return diagnose(out, truth, inputs, judge(out, truth, "same_precision"), repeats, ())
 
 
 def exact(inputs: Inputs, **changes: object) -> torch.Tensor:
@@ -109,12 +109,12 @@ def test_a_long_map_is_cut() -> None:
     assert {len(row.split("  ")[-1].strip()) for row in found[1:17]} == {48}
 
 
-RIGHT, WRONG = (Witness("sdpa_math", verdict, 0.1, None) for verdict in (True, False))
-ABSENT = Witness("sdpa_flash", None, None, "refuses")
+RIGHT, WRONG = (CrossCheck("sdpa_math", verdict, 0.1, None) for verdict in (True, False))
+ABSENT = CrossCheck("sdpa_flash", None, None, "refuses")
 
 
 @pytest.mark.parametrize(
-    ("witnesses", "said"),
+    ("cross_checks", "said"),
     [
         ((), "no SDPA backend takes this case: only truth speaks"),
         ((ABSENT,), "no SDPA backend takes this case: only truth speaks"),
@@ -123,6 +123,6 @@ ABSENT = Witness("sdpa_flash", None, None, "refuses")
         ((RIGHT, WRONG), "the candidate is off, and so is sdpa_math; sdpa_math right by the same rule"),
     ],
 )
-def test_one_sentence_says_who_is_off(witnesses: tuple[Witness, ...], said: str) -> None:
+def test_one_sentence_says_who_is_off(cross_checks: tuple[CrossCheck, ...], said: str) -> None:
     """The candidate, everybody, or nobody who could tell."""
-    assert who_is_off(witnesses) == said
+    assert conclusion(cross_checks) == said

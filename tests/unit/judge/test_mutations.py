@@ -29,8 +29,8 @@ from tests.unit.judge.mutations import (
 
 MOST_USED = 0.98
 JUDGED: tuple[tuple[Tolerance, Dtype], ...] = (
-    ("measured", "fp16"),
-    ("measured", "bf16"),
+    ("same_precision", "fp16"),
+    ("same_precision", "bf16"),
     ("fp8", "fp16"),
     ("fp8", "bf16"),
 )
@@ -174,7 +174,7 @@ def test_the_table_is_complete() -> None:
 
 def test_one_tile_hides_what_needs_two() -> None:
     """With one tile there is none to swap and nothing to rescale: those kernels are right, bit by bit."""
-    inputs = problem(Size(64, causal=False), "fp16", "measured")
+    inputs = problem(Size(64, causal=False), "fp16", "same_precision")
     right = simulate(inputs, Kernel())
 
     same = {name for name, kernel in MUTATIONS.items() if torch.equal(simulate(inputs, kernel), right)}
@@ -184,7 +184,7 @@ def test_one_tile_hides_what_needs_two() -> None:
 
 def test_wrong_row_is_one_row() -> None:
     """The wrong row is the only one that differs."""
-    inputs = problem(Size(512, causal=False), "bf16", "measured")
+    inputs = problem(Size(512, causal=False), "bf16", "same_precision")
 
     differs = simulate(inputs, MUTATIONS["one row wrong"]) != simulate(inputs, Kernel())
 

@@ -12,7 +12,7 @@ import torch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UsageProblem
 from pytest_fa.judge.check import judge
-from pytest_fa.judge.policies import POLICIES, Errors, fp8, measured, ulp
+from pytest_fa.judge.policies import POLICIES, Errors, fp8, same_precision, ulp
 from pytest_fa.judge.truth import Spread, Truth, make_truth
 from pytest_fa.records.judged import Bound
 from pytest_fa.run.inputs import Inputs, make_inputs
@@ -64,14 +64,14 @@ def test_nothing_written_fails(policy: str) -> None:
     assert check.bad_count == check.nonfinite_count == check.element_count == inputs.q.numel()
 
 
-@pytest.mark.parametrize("broken", ["out", "yardstick"])
+@pytest.mark.parametrize("broken", ["out", "same_precision"])
 def test_truth_that_is_not_finite_fails(broken: str) -> None:
-    """A NaN in the truth or the yardstick makes no output right."""
+    """A NaN in the truth or the same-precision reference makes no output right."""
     inputs, truth = problem(SMALL)
     spoiled = getattr(truth, broken).clone()
     spoiled[0, 0, 5, 5] = math.nan
 
-    check = judge(simulate(inputs, Kernel()), truth._replace(**{broken: spoiled}), "measured")
+    check = judge(simulate(inputs, Kernel()), truth._replace(**{broken: spoiled}), "same_precision")
 
     assert not check.passed
 
@@ -79,17 +79,17 @@ def test_truth_that_is_not_finite_fails(broken: str) -> None:
 # -- the bounds by their formulas -------------------------------------------------------------------------------------
 
 ROWS, DIMS, SEQ_K = 4, 16, 2**15
-Y = 2.0**-9  # the yardstick's error, in every element
+Y = 2.0**-9  # the same-precision reference's error, in every element
 SIGNS = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(DIMS // 2)
 U = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}  # ulp(1)
 GAIN_FLOOR = {torch.float16: 3e-5, torch.bfloat16: 2.4e-4}
 
 
 def bounds_of(error: torch.Tensor, dtype: torch.dtype) -> dict[str, Bound]:
-    """`measured` on a truth of ones, where the yardstick is off by +-Y in turn and the output by `error`."""
+    """`same_precision` on a truth of ones, where the same-precision reference is off by +-Y in turn and the output by `error`."""
     ones = torch.ones(1, 1, ROWS, DIMS, dtype=torch.float64)
     errors = Errors(ones + error, error, Truth(ones, ones + Y * SIGNS, SEQ_K, ones[..., 0]), dtype)
-    return {bound.name: bound for bound in measured(errors).bounds}
+    return {bound.name: bound for bound in same_precision(errors).bounds}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -143,7 +143,7 @@ def test_row_is_judged_by_its_own_size() -> None:
     error = torch.zeros_like(truth)
     error[0, 0, 7] = truth[0, 0, 7] * relative * 12
 
-    bounds = measured(
+    bounds = same_precision(
         Errors(truth + error, error, Truth(truth, ideal, SEQ_K, truth.square().mean(-1).sqrt()), torch.float16)
     ).bounds
 
@@ -160,7 +160,7 @@ def test_row_that_cancels_is_judged_by_its_weights() -> None:
 
     def row_holds(row_size: torch.Tensor) -> bool:
         errors = Errors(truth + error, error, Truth(truth, ideal, SEQ_K, row_size), torch.float16)
-        return next(bound.holds for bound in measured(errors).bounds if bound.name == "row rms")
+        return next(bound.holds for bound in same_precision(errors).bounds if bound.name == "row rms")
 
     assert [row_holds(torch.ones(1, 1, ROWS)), row_holds(torch.zeros(1, 1, ROWS))] == [True, False]
 
@@ -169,7 +169,7 @@ def test_gain_of_errors_that_go_together() -> None:
     """Where a row's errors all have one sign, a head may be scaled by more: as if by S_q errors, not S_q D."""
     ones = torch.ones(1, 1, ROWS, DIMS, dtype=torch.float64)
 
-    bounds = measured(Errors(ones, ones * 0, Truth(ones, ones + Y, 0, ones[..., 0]), torch.float16)).bounds
+    bounds = same_precision(Errors(ones, ones * 0, Truth(ones, ones + Y, 0, ones[..., 0]), torch.float16)).bounds
 
     (allowed,) = [bound.allowed for bound in bounds if bound.name == "gain"]
     assert allowed == pytest.approx(10 * Y / math.sqrt(ROWS) + 3e-5, rel=1e-12)
@@ -181,7 +181,7 @@ def test_rows_that_are_alike_are_rounded_alike(factor: float, passes: bool) -> N
     inputs = problem("b1h2s512d64-fp16")[0]._replace(scale=0.0)
     mean = inputs.v.double().mean(2, keepdim=True) * factor  # [batch, heads, 1, head_dim]
     out = mean.to(torch.float16).expand(inputs.q.shape)
-    assert judge(out, make_truth(inputs), "measured").passed is passes
+    assert judge(out, make_truth(inputs), "same_precision").passed is passes
 
 
 def test_head_of_zeros_has_no_gain() -> None:
@@ -191,8 +191,8 @@ def test_head_of_zeros_has_no_gain() -> None:
     small = torch.zeros(1, 2, ROWS, DIMS, dtype=torch.float16)
     small[0, 1, 0, 0] = 1e-4
 
-    assert judge(small * 0, truth, "measured").passed
-    assert not judge(small, truth, "measured").passed
+    assert judge(small * 0, truth, "same_precision").passed
+    assert not judge(small, truth, "same_precision").passed
 
 
 def test_gain_is_each_head_own() -> None:
@@ -201,7 +201,7 @@ def test_gain_is_each_head_own() -> None:
     out = simulate(inputs, Kernel())
     out[:, 1] *= 1.01
 
-    assert not next(bound for bound in judge(out, truth, "measured").bounds if bound.name == "gain").holds
+    assert not next(bound for bound in judge(out, truth, "same_precision").bounds if bound.name == "gain").holds
 
 
 # -- fp8 --------------------------------------------------------------------------------------------------------------
@@ -313,7 +313,9 @@ def test_absolute_judges_fp16_only() -> None:
     with pytest.raises(UsageProblem) as caught:
         judge(simulate(inputs, Kernel()), truth, "absolute")
 
-    assert str(caught.value) == ("policy 'absolute' judges fp16 only, the output is torch.bfloat16; use 'measured'")
+    assert str(caught.value) == (
+        "policy 'absolute' judges fp16 only, the output is torch.bfloat16; use 'same_precision'"
+    )
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def variant_of(write_variant: WriteVariant, tmp_path: Path) -> MakeVariant:
 def hold(variant: Variant, name: str) -> CaseResult:
     """Hold a variant to a property on the CPU."""
     case = property_case(variant)
-    job = CaseJob(variant, case, None, "cpu", "measured", judge=True, time=False, property_name=name)
+    job = CaseJob(variant, case, None, "cpu", "same_precision", judge=True, time=False, property_name=name)
     return run_case(job)
 
 

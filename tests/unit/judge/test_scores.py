@@ -37,7 +37,7 @@ def right(inputs: Inputs) -> torch.Tensor:
 
 def check(out: torch.Tensor, inputs: Inputs) -> Check:
     """The verdict on it."""
-    return judge(out, truth_of("scores", inputs, (), "measured"), "measured")
+    return judge(out, truth_of("scores", inputs, (), "same_precision"), "same_precision")
 
 
 # -- truth ------------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_truth_is_the_definition() -> None:
 def test_yardstick_is_truth_rounded_once() -> None:
     """An ideal kernel is off by the rounding of its output."""
     found = make_scores_truth(inputs_of(f"{TILE}-bf16-sk64"))
-    assert torch.equal(found.yardstick, found.out.bfloat16().double())
+    assert torch.equal(found.same_precision, found.out.bfloat16().double())
 
 
 def test_row_size_is_what_random_keys_would_give() -> None:
@@ -79,7 +79,7 @@ def test_v_is_not_read() -> None:
 def test_the_oracle_knows_what_is_computed() -> None:
     """Attention is judged by attention."""
     inputs = inputs_of("b1h1s8d8-fp16")
-    assert torch.equal(truth_of("attention", inputs, (), "measured").out, make_truth(inputs).out)
+    assert torch.equal(truth_of("attention", inputs, (), "same_precision").out, make_truth(inputs).out)
     assert truth_of("attention", inputs, (), "fp8").spread is not None
 
 
@@ -172,14 +172,14 @@ def test_the_likely_cause_is_named(mistake: str, shape: str, cause: str) -> None
     """In the words of scores: their last axis counts keys."""
     inputs = inputs_of(shape)
     out, truth = MISTAKES[mistake](inputs), make_scores_truth(inputs)
-    found = diagnose(out, truth, inputs, judge(out, truth, "measured"), None, (), "scores")
+    found = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, (), "scores")
     assert found.cause.startswith(cause)
-    assert found.who_is_off == "no SDPA backend takes this case: only truth speaks"
+    assert found.conclusion == "no SDPA backend takes this case: only truth speaks"
 
 
 def test_a_transposed_output_is_told() -> None:
     """Where there are as many keys as queries, out^T fits, and is wrong."""
     inputs = inputs_of("b1h1s4d4-fp16")
     out, truth = right(inputs).transpose(2, 3).contiguous(), make_scores_truth(inputs)
-    found = diagnose(out, truth, inputs, judge(out, truth, "measured"), None, (), "scores")
+    found = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, (), "scores")
     assert found.cause == "the output is transposed: queries stand where keys should"

@@ -1,4 +1,4 @@
-"""Truth and yardstick: against torch's SDPA in float64, masks, grouped heads, empty rows, blocks, roundings."""
+"""Truth and same-precision reference: against torch's SDPA in float64, masks, grouped heads, empty rows, blocks, roundings."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_odd_scales(factor: float) -> None:
 
     expected = scaled_dot_product_attention(q, k, v, scale=inputs.scale)
     torch.testing.assert_close(found.out, expected, rtol=0, atol=1e-12)
-    assert bool(found.yardstick.isfinite().all())
+    assert bool(found.same_precision.isfinite().all())
 
 
 def test_rows_that_see_no_key_are_zero() -> None:
@@ -79,7 +79,7 @@ def test_rows_that_see_no_key_are_zero() -> None:
 
     found = make_truth(inputs)
 
-    for result in (found.out, found.yardstick):
+    for result in (found.out, found.same_precision):
         assert [bool((result[:, :, row] == 0).all()) for row in (0, 31, 32, 79)] == [True, True, False, False]
 
 
@@ -90,8 +90,8 @@ def test_no_keys_at_all() -> None:
 
     found = make_truth(inputs)
 
-    assert [tuple(result.shape) for result in (found.out, found.yardstick)] == [(1, 2, 40, 64)] * 2
-    assert [float(result.abs().max()) for result in (found.out, found.yardstick)] == [0.0, 0.0]
+    assert [tuple(result.shape) for result in (found.out, found.same_precision)] == [(1, 2, 40, 64)] * 2
+    assert [float(result.abs().max()) for result in (found.out, found.same_precision)] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, case: str, rows:
     blocks = make_truth(inputs)
 
     torch.testing.assert_close(blocks.out, whole.out, rtol=0, atol=1e-14)
-    torch.testing.assert_close(blocks.yardstick, whole.yardstick, rtol=0, atol=0)
+    torch.testing.assert_close(blocks.same_precision, whole.same_precision, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_rows_per_block(monkeypatch: pytest.MonkeyPatch, case: str, budget: int,
 
 
 def one_row(inputs: Inputs, row: int, rounds: tuple[str, ...]) -> torch.Tensor:
-    """The yardstick's row of batch 0 and head 0, step by step from its definition."""
+    """The same-precision reference's row of batch 0 and head 0, step by step from its definition."""
 
     def rounded(tensor: torch.Tensor, name: str) -> torch.Tensor:
         return tensor.to(inputs.q.dtype).double() if name in rounds or name == "always" else tensor
@@ -143,24 +143,24 @@ def one_row(inputs: Inputs, row: int, rounds: tuple[str, ...]) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("rounds", [(), ("q",), ("s",), ("p",), ("q", "s"), ("q", "s", "p")])
 def test_yardstick_rounds_where_it_says(dtype: str, rounds: Any) -> None:
-    """The yardstick rounds P and the result, and beyond that exactly what a manifest declares."""
+    """The same-precision reference rounds P and the result, and beyond that exactly what a manifest declares."""
     inputs = inputs_of(f"b1h1s40d128-{dtype}-seed3")
 
     found = make_truth(inputs, rounds)
 
     for row in (0, 17, 39):
-        torch.testing.assert_close(found.yardstick[0, 0, row], one_row(inputs, row, rounds), rtol=0, atol=0)
+        torch.testing.assert_close(found.same_precision[0, 0, row], one_row(inputs, row, rounds), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("rounds", [("q",), ("s",), ("p",)])
 def test_roundings_leave_truth_alone(rounds: Any) -> None:
-    """Declared roundings move the yardstick; truth stays exact."""
+    """Declared roundings move the same-precision reference; truth stays exact."""
     inputs = inputs_of("b1h2s64d128-fp16-seed0")  # 1/sqrt(64) is a power of two: Q * scale would need no rounding
 
     plain, declared = make_truth(inputs), make_truth(inputs, rounds)
 
     assert torch.equal(plain.out, declared.out)
-    assert not torch.equal(plain.yardstick, declared.yardstick)
+    assert not torch.equal(plain.same_precision, declared.same_precision)
 
 
 @pytest.mark.parametrize("case", ["b2h2s70d64-fp16-seed0", "b1h4s70d64-bf16-causal_br-kv2-sk90-seed0"])
@@ -216,10 +216,10 @@ def test_spread_without_keys() -> None:
 
 @pytest.mark.parametrize(("dtype", "digits"), [("fp16", 11), ("bf16", 8)])
 def test_yardstick_is_as_good_as_its_dtype(dtype: str, digits: int) -> None:
-    """The yardstick's worst error is below two roundings of the largest value, and it is not zero."""
+    """The same-precision reference's worst error is below two roundings of the largest value, and it is not zero."""
     inputs = inputs_of(f"b1h2s128d64-{dtype}-seed0")
 
     found = make_truth(inputs)
 
-    error = float((found.yardstick - found.out).abs().max())
+    error = float((found.same_precision - found.out).abs().max())
     assert 0 < error < 2 * 2.0 ** (math.ceil(math.log2(float(found.out.abs().max()))) - digits)

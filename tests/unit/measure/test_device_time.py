@@ -104,7 +104,7 @@ def test_outputs_are_those_of_timed_calls(monkeypatch: pytest.MonkeyPatch, rotat
 
 
 def test_timed_call_that_writes_nothing_shows(rotation: Rotation) -> None:
-    """A kernel that writes at its first call alone leaves NaN in the timed outputs."""
+    """A kernel that writes at its first call alone builds NaN in the timed outputs."""
     written: list[torch.Tensor] = []
 
     def writes_once(*_: Any, **keywords: Any) -> torch.Tensor:

@@ -8,11 +8,11 @@ from typing import get_args
 import pytest
 
 from pytest_fa.profile import presets
-from pytest_fa.profile.bottleneck import judge
+from pytest_fa.profile.bottleneck import bottleneck_of
 from pytest_fa.profile.counter_differences import differences
 from pytest_fa.profile.raw_table import read_raw_table
 from pytest_fa.records.log import read_records
-from pytest_fa.records.tool_results import DURATION, BoundBy, ProfiledKernel
+from pytest_fa.records.tool_results import DURATION, BoundBy, CountedKernel
 from pytest_fa.report.tool_lines import short_name
 from tests.factories import RECORDED
 
@@ -35,9 +35,9 @@ COUNTERS = {
 }
 
 
-def kernel(**changes: float) -> ProfiledKernel:
+def kernel(**changes: float) -> CountedKernel:
     """The kernel above with other counters, by the names in `presets`."""
-    return ProfiledKernel("a_kernel", {**COUNTERS, **{getattr(presets, key): value for key, value in changes.items()}})
+    return CountedKernel("a_kernel", {**COUNTERS, **{getattr(presets, key): value for key, value in changes.items()}})
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def kernel(**changes: float) -> ProfiledKernel:
 def test_each_class(changes: dict[str, float], bound_by: str, decided_by: tuple[str, ...], words: str) -> None:
     """One class, the two counters that decided with their values, and a sentence that quotes them."""
     made = kernel(**changes)
-    found = judge(made)
+    found = bottleneck_of(made)
     assert found is not None
     names = [getattr(presets, name) for name in decided_by]
     assert (bound_by, {name: made.counters[name] for name in names}) == (found.bound_by, found.decided_by)
@@ -69,7 +69,7 @@ def test_each_class(changes: dict[str, float], bound_by: str, decided_by: tuple[
 
 def test_warps_that_wait_are_told_for_what() -> None:
     """With the chip full and no unit busy, the top stall reason is the second counter."""
-    found = judge(kernel())
+    found = bottleneck_of(kernel())
     assert found is not None
     assert {presets.TENSOR: 30.0, presets.stall("barrier"): 2.0} == found.decided_by
     assert "of 3.5 warps in flight per issued instruction 2.0 wait for other warps at a barrier" in found.sentence
@@ -79,21 +79,21 @@ def test_warps_that_wait_are_told_for_what() -> None:
 def test_a_counter_that_is_missing_is_no_zero(name: str) -> None:
     """Without one of the counters that it takes there is no verdict at all."""
     counters = {key: value for key, value in COUNTERS.items() if key != getattr(presets, name)}
-    assert judge(ProfiledKernel("a_kernel", counters)) is None
+    assert bottleneck_of(CountedKernel("a_kernel", counters)) is None
 
 
 @pytest.mark.parametrize("chip_name", [presets.TENSOR_HMMA, presets.TENSOR_BLACKWELL])
 def test_the_tensor_pipe_by_any_name(chip_name: str) -> None:
     """Where the chip calls it otherwise, that counter decides."""
     counters = {key: value for key, value in COUNTERS.items() if key != presets.TENSOR}
-    found = judge(ProfiledKernel("a_kernel", {**counters, chip_name: 88.0}))
+    found = bottleneck_of(CountedKernel("a_kernel", {**counters, chip_name: 88.0}))
     assert found is not None
     assert (found.bound_by, found.decided_by[chip_name]) == ("tensor", 88.0)
 
 
-def test_recorded_kernels(recorded_kernels: tuple[ProfiledKernel, ...]) -> None:
-    """SDPA at the mission shape on an H200 waits; cuDNN leaves most of the chip empty."""
-    verdicts = [judge(each) for each in recorded_kernels]
+def test_recorded_kernels(recorded_kernels: tuple[CountedKernel, ...]) -> None:
+    """SDPA at the mission shape on an H200 waits; cuDNN builds most of the chip empty."""
+    verdicts = [bottleneck_of(each) for each in recorded_kernels]
     assert [each.bound_by if each else None for each in verdicts] == ["latency"] * 4
     sentences = [each.sentence for each in verdicts if each]
     assert (
@@ -108,7 +108,7 @@ def test_recorded_kernels(recorded_kernels: tuple[ProfiledKernel, ...]) -> None:
 def test_a_recorded_kernel_of_each_class(limit: str) -> None:
     """Kernels that do one thing, as Nsight counted them on an H200."""
     (kernel,) = read_raw_table((RECORDED / "ncu" / "verdict" / f"{limit}.csv").read_text(encoding="utf-8"))
-    found = judge(kernel)
+    found = bottleneck_of(kernel)
     assert short_name(kernel.name) == f"only_{limit}"
     assert found is not None
     assert found.bound_by == limit
@@ -142,13 +142,13 @@ COMMITTED = [
     (record.id, kernel)
     for path in sorted((Path(__file__).parents[3] / "profiles").glob("*/*.jsonl"))
     for record in read_records(path)
-    if record.profile
-    for kernel in record.profile.kernels
+    if record.nsight
+    for kernel in record.nsight.kernels
 ]
 
 
 @pytest.mark.skipif(not COMMITTED, reason="no profile is committed yet")
 def test_committed_profiles_say_what_their_counters_say() -> None:
     """Each saved verdict is what its saved counters give today."""
-    stale = [name for name, kernel in COMMITTED if kernel.verdict != judge(kernel)]
+    stale = [name for name, kernel in COMMITTED if kernel.bottleneck != bottleneck_of(kernel)]
     assert stale == []

@@ -11,10 +11,10 @@ import pytest
 from pytest_fa.profile import ncu, presets
 from pytest_fa.profile.index import add_entry, read_index
 from pytest_fa.profile.ncu import NcuProgram, NcuTarget, profile
-from pytest_fa.profile.nsight import Profiler, base_name, foreign_kernels
+from pytest_fa.profile.nsight import Nsight, base_name, foreign_kernels
 from pytest_fa.profile.presets import preset
-from pytest_fa.records.tool_results import DURATION, Profile, ProfiledKernel
-from tests.factories import LEAF
+from pytest_fa.records.tool_results import DURATION, CountedKernel, NsightReport
+from tests.factories import BUILD
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def target(tmp_path: Path) -> NcuTarget:
     return NcuTarget(("-m", "pytest_fa.worker", "job.json"), "ws_p2-case", tmp_path / "out" / "ws_p2-case.verdict")
 
 
-def run(fakes: Path, target: NcuTarget, capability: tuple[int, int] = (9, 0), **environment: str) -> Profile:
+def run(fakes: Path, target: NcuTarget, capability: tuple[int, int] = (9, 0), **environment: str) -> NsightReport:
     """One profile under the program that plays ncu."""
     tool = NcuProgram(fakes / "ncu", "2025.3.1", sudo=False, environment={**os.environ, **environment})
     return profile(tool, target, "verdict", preset("verdict", capability))
@@ -116,7 +116,7 @@ def test_sudo_only_where_asked(fakes: Path, target: NcuTarget, monkeypatch: pyte
 @pytest.mark.usefixtures("fakes")
 def test_the_probe_reads_a_counter_back(tmp_path: Path) -> None:
     """The probe is fine once its one block and its time came back."""
-    probe = Profiler(tmp_path, tmp_path, (9, 0), sudo=False).trial
+    probe = Nsight(tmp_path, tmp_path, (9, 0), sudo=False).trial
     assert ("ok", 1.0) == (probe.status, probe.kernels[0].counters[presets.GRID])
 
 
@@ -126,7 +126,7 @@ def test_a_failed_probe_ends_all_that_follows(tmp_path: Path, monkeypatch: pytes
     calls = tmp_path / "calls"
     monkeypatch.setenv("FAKE_NCU", "permission")
     monkeypatch.setenv("FAKE_CALLS", str(calls))
-    profiler = Profiler(tmp_path, tmp_path, (9, 0), sudo=False)
+    profiler = Nsight(tmp_path, tmp_path, (9, 0), sudo=False)
     found = [profiler.run(None, "verdict", None) for _ in range(2)]  # type: ignore[arg-type]  # the job is not looked at
     assert ["permission"] * 2 == [each.status for each in found]
     assert len(calls.read_text(encoding="utf-8").splitlines()) == 1
@@ -135,7 +135,7 @@ def test_a_failed_probe_ends_all_that_follows(tmp_path: Path, monkeypatch: pytes
 def test_without_ncu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No program, no promise."""
     monkeypatch.setattr("pytest_fa.profile.nsight.find_program", lambda _: None)
-    assert Profiler(tmp_path, tmp_path, (9, 0), sudo=False).trial.status == "not-installed"
+    assert Nsight(tmp_path, tmp_path, (9, 0), sudo=False).trial.status == "not-installed"
 
 
 @pytest.mark.parametrize(
@@ -153,11 +153,11 @@ def test_names_are_compared_without_their_types(name: str, expected: str) -> Non
 
 
 def test_a_kernel_of_another_is_named() -> None:
-    """A leaf's report holds the leaf's kernels; a Python entry may launch whose it likes."""
-    found = Profile(
-        "ok", "", "verdict", "", 0.0, (), (ProfiledKernel("void kernel<int>(int)", {}), ProfiledKernel("gemm()", {}))
+    """A build's report holds the build's kernels; a Python entry may launch whose it likes."""
+    found = NsightReport(
+        "ok", "", "verdict", "", 0.0, (), (CountedKernel("void kernel<int>(int)", {}), CountedKernel("gemm()", {}))
     )
-    assert (["gemm"], []) == (foreign_kernels(found, LEAF), foreign_kernels(found, None))
+    assert (["gemm"], []) == (foreign_kernels(found, BUILD), foreign_kernels(found, None))
 
 
 # -- the index --------------------------------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ def test_a_kernel_of_another_is_named() -> None:
 def test_the_index_keeps_the_newest_of_each(tmp_path: Path) -> None:
     """One entry for each id and preset, sorted, with the report's hash."""
     (tmp_path / "x.ncu-rep").write_bytes(b"report")
-    first = Profile("permission", "no", "verdict", "ncu 1", 1.0, ())
-    second = Profile("ok", "", "verdict", "ncu 1", 2.0, (), report="x.ncu-rep")
+    first = NsightReport("permission", "no", "verdict", "ncu 1", 1.0, ())
+    second = NsightReport("ok", "", "verdict", "ncu 1", 2.0, (), report="x.ncu-rep")
     for item, found in (("b", first), ("a", first), ("b", second)):
         path = add_entry(tmp_path / "ncu", tmp_path, item, found, "2026-01-01T00:00:00+00:00")
     entries = read_index(path)
@@ -180,7 +180,7 @@ def test_the_index_keeps_the_newest_of_each(tmp_path: Path) -> None:
 def test_an_index_that_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
     """A broken file costs its entries, not the run."""
     (tmp_path / "index.json").write_text("{", encoding="utf-8")
-    add_entry(tmp_path, tmp_path, "a", Profile("ok", "", "verdict", "", 0.0, ()), "")
+    add_entry(tmp_path, tmp_path, "a", NsightReport("ok", "", "verdict", "", 0.0, ()), "")
     assert [each.id for each in read_index(tmp_path / "index.json")] == ["a"]
 
 

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from pytest_fa.profile.ncu_status import SENTENCES, last_error, read_status, unknown_metrics
-from pytest_fa.records.tool_results import ProfileStatus
+from pytest_fa.records.tool_results import NsightStatus
 from tests.factories import RECORDED
 
 LOGS = sorted((RECORDED / "ncu").glob("*.log"))
@@ -21,8 +21,8 @@ def test_a_recorded_log_has_its_status(path: Path) -> None:
     assert path.stem == read_status(path.read_text(encoding="utf-8"), return_code)
 
 
-@pytest.mark.parametrize("status", [each for each in get_args(ProfileStatus) if each != "ok"])
-def test_every_failure_has_a_sentence(status: ProfileStatus) -> None:
+@pytest.mark.parametrize("status", [each for each in get_args(NsightStatus) if each != "ok"])
+def test_every_failure_has_a_sentence(status: NsightStatus) -> None:
     """No status leaves a user without words."""
     assert len(SENTENCES[status]) > 10
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.profile.phases import busiest_lines, stage_samples, stages_of_source
+from pytest_fa.profile.phases import busiest_lines, phase_samples, phases_of_source
 from pytest_fa.records.tool_results import SourceLine
 
 KERNELS = Path(__file__).parents[3] / "kernels"
@@ -43,10 +43,10 @@ __global__ void kernel() {
 
 def test_paragraphs_have_their_stage() -> None:
     """The words of the ladder, until the next paragraph or function."""
-    stages = stages_of_source(SOURCE)
+    phases = phases_of_source(SOURCE)
     numbers = (5, 9, 14, 15, 17, 19, 21, 23, 25)
     expected = ["I/O", "other", "Q.K^T", "barriers", "softmax", "softmax", "P.V", "softmax", "I/O"]
-    assert expected == [stages[number] for number in numbers]
+    assert expected == [phases[number] for number in numbers]
 
 
 def test_samples_follow_their_lines() -> None:
@@ -57,7 +57,7 @@ def test_samples_follow_their_lines() -> None:
         SourceLine("/usr/include/mma.hpp", 91, 3, "barriers"),
         SourceLine("/stage/0/src/kernel.cu", 19, 4, ""),
     )
-    assert {"Q.K^T": 12, "softmax": 4, "barriers": 3} == stage_samples(lines, "kernel.cu", SOURCE)
+    assert {"Q.K^T": 12, "softmax": 4, "barriers": 3} == phase_samples(lines, "kernel.cu", SOURCE)
     assert [("mma.hpp", 10), ("kernel.cu", 5), ("kernel.cu", 4)] == [
         (each.file, each.samples) for each in busiest_lines(lines)
     ]
@@ -66,14 +66,14 @@ def test_samples_follow_their_lines() -> None:
 @pytest.mark.parametrize("name", ["minimal", "warp_specialized"])
 def test_the_ladder_is_written_in_these_words(name: str) -> None:
     """Each stage is found in the repository's kernels."""
-    stages = set(stages_of_source((KERNELS / name / "kernel.cu").read_text(encoding="utf-8")).values())
-    assert {"Q.K^T", "softmax", "P.V", "I/O"} <= stages
+    phases = set(phases_of_source((KERNELS / name / "kernel.cu").read_text(encoding="utf-8")).values())
+    assert {"Q.K^T", "softmax", "P.V", "I/O"} <= phases
 
 
 def test_barriers_are_found_where_they_stand() -> None:
     """In the warp-specialised kernel each named barrier is one."""
     text = (KERNELS / "warp_specialized" / "kernel.cu").read_text(encoding="utf-8")
-    stages = stages_of_source(text)
+    phases = phases_of_source(text)
     calls = [number for number, line in enumerate(text.splitlines(), 1) if "sync_consumers(S_STORED)" in line]
-    assert ["barriers"] * len(calls) == [stages[number] for number in calls]
+    assert ["barriers"] * len(calls) == [phases[number] for number in calls]
     assert calls

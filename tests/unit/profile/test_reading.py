@@ -9,13 +9,13 @@ import pytest
 
 from pytest_fa.profile.ncu import read_by_module
 from pytest_fa.profile.raw_table import read_raw_table
-from pytest_fa.records.tool_results import DURATION, ProfiledKernel
+from pytest_fa.records.tool_results import DURATION, CountedKernel
 from pytest_fa.report.tool_lines import short_name
 
 needs_module = pytest.mark.skipif(importlib.util.find_spec("ncu_report") is None, reason="ncu_report is not installed")
 
 
-def test_the_table_has_every_kernel(recorded_kernels: tuple[ProfiledKernel, ...]) -> None:
+def test_the_table_has_every_kernel(recorded_kernels: tuple[CountedKernel, ...]) -> None:
     """Names and durations, as they stand in the CSV."""
     found = [(short_name(each.name), each.counters[DURATION]) for each in recorded_kernels]
     expected = [
@@ -30,7 +30,7 @@ def test_the_table_has_every_kernel(recorded_kernels: tuple[ProfiledKernel, ...]
     assert expected == found
 
 
-def test_a_figure_with_thousands_is_a_number(recorded_kernels: tuple[ProfiledKernel, ...]) -> None:
+def test_a_figure_with_thousands_is_a_number(recorded_kernels: tuple[CountedKernel, ...]) -> None:
     """`175,830,388,692.58` is one figure; words and empty cells are none."""
     counters = recorded_kernels[0].counters
     assert counters["dram__bytes.sum.per_second"] == 175_830_388_692.58
@@ -47,7 +47,7 @@ def test_a_table_without_rows_has_no_kernels(text: str) -> None:
 
 
 @needs_module
-def test_module_and_table_agree(recorded_report: Path, recorded_kernels: tuple[ProfiledKernel, ...]) -> None:
+def test_module_and_table_agree(recorded_report: Path, recorded_kernels: tuple[CountedKernel, ...]) -> None:
     """Each figure of the CSV is the module's, to the CSV's two decimals."""
     read = read_by_module(recorded_report, "")
     assert read is not None

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from pytest_fa.records.agreement import agree
-from pytest_fa.records.timing import Busy, LaunchedKernel, NodeTime, Speed, Timing
+from pytest_fa.records.timing import LaunchedKernel, NodeTime, ProfilerTime, Speed, Timing
 from pytest_fa.report.timing_notes import timing_notes
 from tests.factories import record, speed
 
 
-def timed(period_us: float, busy_us: float, overhead_us: float = 0.0, count: int = 1, missing: int = 0) -> Speed:
+def timed(period_us: float, profiler_us: float, clock_gap_us: float = 0.0, count: int = 1, missing: int = 0) -> Speed:
     """A period, and what the profiler said of so many nodes."""
-    nodes = (NodeTime("kernel", busy_us / count, count),)
-    return msgspec.structs.replace(speed(period_us), busy=Busy(busy_us, overhead_us, nodes, missing))
+    nodes = (NodeTime("kernel", profiler_us / count, count),)
+    return msgspec.structs.replace(speed(period_us), profiler=ProfilerTime(profiler_us, clock_gap_us, nodes, missing))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_other_doubts(changes: dict[str, object], reason: str) -> None:
 
 def test_without_a_profiler_nothing_is_claimed() -> None:
     """No figure to compare with is neither yes nor no."""
-    found = agree("mine", "candidate", msgspec.structs.replace(speed(10.0), busy_missing="runs on the CPU"))
+    found = agree("mine", "candidate", msgspec.structs.replace(speed(10.0), profiler_missing="runs on the CPU"))
     assert (found.valid, found.reason) == (None, "runs on the CPU")
 
 
@@ -98,7 +98,10 @@ def test_the_notes_say_it() -> None:
     """Below the table: what is not confirmed, who else was there, programmatic periods, what the backends ran."""
     doubtful = timed(9.0, 20.0)
     doubtful = msgspec.structs.replace(
-        doubtful, agreement=agree("mine", "candidate", doubtful), neighbours=("77 train.py",), order="programmatic"
+        doubtful,
+        agreement=agree("mine", "candidate", doubtful),
+        other_gpu_processes=("77 train.py",),
+        order="programmatic",
     )
     notes = timing_notes(
         [

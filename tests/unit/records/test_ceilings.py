@@ -10,7 +10,7 @@ import pytest
 from pytest_fa.__main__ import main
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.records.ceilings import Ceilings, ceilings_path, read_ceilings, write_ceilings
-from pytest_fa.records.log import save_profiles
+from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Environment, Source
 from pytest_fa.records.timing import Timing
 from pytest_fa.report.pictures import NothingToShow, draw
@@ -52,13 +52,13 @@ def test_the_least_time_is_that_of_the_products() -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A GPU's folder with the records of three variants on two shapes."""
-    names = {"mine": ("candidate", 10.0), "sdpa": ("baseline", 12.0), "noop": ("floor", 0.6)}
+    names = {"mine": ("candidate", 10.0), "sdpa": ("baseline", 12.0), "noop": ("overhead", 0.6)}
     records = [
         record(name, f"{shape}-seed0", "speed", role=role, speed=speed(us), environment=HERE)
         for name, (role, us) in names.items()
         for shape in ("b1h8s512d64-fp16", OTHER)
     ]
-    save_profiles(records, tmp_path)
+    save_records(records, tmp_path)
     write_ceilings(CEILINGS, tmp_path)
     return tmp_path / "nvidia-h200"
 
@@ -83,7 +83,7 @@ def test_without_ceilings_there_is_no_roof(folder: Path) -> None:
 
 def test_nothing_to_draw_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder without timed records is one line and status 2."""
-    save_profiles([record("mine")], tmp_path)
+    save_records([record("mine")], tmp_path)
     with pytest.raises(NothingToShow):
         draw(tmp_path / "cpu", None)
     assert main(["pictures", str(tmp_path / "cpu")]) == 2

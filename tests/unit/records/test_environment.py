@@ -125,7 +125,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu, driver: bool = True) ->
 def test_the_gpu_is_the_first_that_cuda_would_use(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: Gpu | None
 ) -> None:
-    """CUDA_VISIBLE_DEVICES names it by index or UUID; an empty, negative or unknown entry leaves none."""
+    """CUDA_VISIBLE_DEVICES names it by index or UUID; an empty, negative or unknown entry builds none."""
     pretend(monkeypatch, H200, RTX)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -12,8 +12,9 @@ import pytest
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Arch
-from pytest_fa.records.built import Kernel, Leaf
-from pytest_fa.records.log import RecordLog, gpu_folder, profile_path, read_records, save_profiles, stale_variants
+from pytest_fa.records.built import Build, Kernel
+from pytest_fa.records.environment import gpu_folder
+from pytest_fa.records.log import RecordLog, read_records, save_records, saved_path, stale_variants
 from pytest_fa.records.record import SCHEMA, Environment, Record, RecordKind, Source, to_json
 
 HERE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11", "3.12.1", "Linux 6", "a CPU", "0.1.0")
@@ -34,7 +35,7 @@ def record(
         message="",
         caught_by=(),
         stages=(),
-        leaves=(),
+        builds=(),
         check=None,
         repeats=None,
         diagnosis=None,
@@ -43,14 +44,14 @@ def record(
         environment=HERE,
         source=Source("0123abcd", False, "git"),
         measured_at="2026-01-01T00:00:00+00:00",
-        repeat="pytest",
+        rerun_command="pytest",
     )
     return msgspec.structs.replace(plain, **changes)
 
 
-def leaf(arch: Arch, identity: str | None) -> Leaf:
-    """A leaf with that machine code."""
-    return Leaf("ws_p2", arch, "key", "kernel.so", identity, None, (), (), (), "13.0", "a host", "today", 1.0)
+def build(arch: Arch, identity: str | None) -> Build:
+    """A build with that machine code."""
+    return Build("ws_p2", arch, "key", "kernel.so", identity, None, (), (), (), "13.0", "a host", "today", 1.0)
 
 
 # -- the run's own file -----------------------------------------------------------------------------------------------
@@ -59,12 +60,12 @@ def leaf(arch: Arch, identity: str | None) -> Leaf:
 def test_kept_records_name_no_folder_of_the_machine(tmp_path: Path) -> None:
     """Paths below the run's root are kept from there on, and an interpreter by its name."""
     told = msgspec.structs.replace(
-        record("one"), message="/home/me/run/artifacts/x.log", repeat="pytest --fa-cache=/home/me/run/.cache"
+        record("one"), message="/home/me/run/artifacts/x.log", rerun_command="pytest --fa-cache=/home/me/run/.cache"
     )
     told = msgspec.structs.replace(told, caught_by=("/home/me/env/bin/python3.12", "/usr/local/cuda/bin/ncu"))
-    (path,) = save_profiles([told], tmp_path, Path("/home/me/run"))
+    (path,) = save_records([told], tmp_path, Path("/home/me/run"))
     (kept,) = read_records(path)
-    assert (kept.message, kept.repeat) == ("artifacts/x.log", "pytest --fa-cache=.cache")
+    assert (kept.message, kept.rerun_command) == ("artifacts/x.log", "pytest --fa-cache=.cache")
     assert kept.caught_by == ("python", "/usr/local/cuda/bin/ncu")
 
 
@@ -129,20 +130,20 @@ def test_a_profile_lies_under_its_gpu(gpu: str | None, folder: str) -> None:
 )
 def test_a_profile_is_named_after_its_variant(tmp_path: Path, variant: str, name: str) -> None:
     """The file name is the variant's, with nothing in it that a file system or a shell reads."""
-    assert tmp_path / "nvidia-h200" / name == profile_path(tmp_path, record(variant))
+    assert tmp_path / "nvidia-h200" / name == saved_path(tmp_path, record(variant))
 
 
 def test_profiles_are_saved_by_variant_and_gpu(tmp_path: Path) -> None:
     """Every variant has its own file, and the files that were written are returned."""
     one, two = record("one"), record("two", environment=msgspec.structs.replace(HERE, gpu=None))
-    paths = save_profiles([one, two], tmp_path)
+    paths = save_records([one, two], tmp_path)
     expected = {tmp_path / "nvidia-h200" / "one.jsonl": [one], tmp_path / "cpu" / "two.jsonl": [two]}
     assert expected == {path: read_records(path) for path in paths}
 
 
 def test_saving_leaves_no_scratch_file(tmp_path: Path) -> None:
     """The file is written beside and renamed, and nothing else stays."""
-    save_profiles([record("one")], tmp_path)
+    save_records([record("one")], tmp_path)
     expected = ["one.jsonl"]
     assert expected == [path.name for path in (tmp_path / "nvidia-h200").iterdir()]
 
@@ -150,80 +151,82 @@ def test_saving_leaves_no_scratch_file(tmp_path: Path) -> None:
 def test_saving_replaces_the_same_id_and_keeps_the_others(tmp_path: Path) -> None:
     """A line gives way to a newer one of the same kind and id; another seed and another kind stay."""
     old = [record(), record(case="b1h2s64d64-fp16-seed1"), record(kind="speed")]
-    save_profiles(old, tmp_path)
+    save_records(old, tmp_path)
     new = record(measured_at="2026-02-02T00:00:00+00:00")
-    (path,) = save_profiles([new], tmp_path)
+    (path,) = save_records([new], tmp_path)
     assert [new, old[1], old[2]] == read_records(path)
 
 
 def test_two_gates_of_one_variant_are_two_records(tmp_path: Path) -> None:
     """A gate's id is its variant's: one over other shapes replaces nothing, the same question's later answer does."""
     asked = ("--fa-case=b1h2s64d64-fp16-seed0", "--fa-case=b1h4s128d64-fp16-seed0", "--fa-case=b1h2s64d64-fp16-seed0")
-    gates = [record(kind="gate", id="ws_p2", repeat=f"pytest {each}", message=str(n)) for n, each in enumerate(asked)]
+    gates = [
+        record(kind="gate", id="ws_p2", rerun_command=f"pytest {each}", message=str(n)) for n, each in enumerate(asked)
+    ]
     for each in gates:
-        (path,) = save_profiles([each], tmp_path)
+        (path,) = save_records([each], tmp_path)
     assert [each.message for each in read_records(path)] == ["2", "1"]
 
 
 def test_the_last_of_two_records_of_a_run_is_kept(tmp_path: Path) -> None:
     """Within one run, too, the newer record of the same kind and id wins."""
     new = record(measured_at="2026-02-02T00:00:00+00:00")
-    (path,) = save_profiles([record(), new], tmp_path)
+    (path,) = save_records([record(), new], tmp_path)
     assert [new] == read_records(path)
 
 
 def test_kernels_of_a_leaf_are_saved_once(tmp_path: Path) -> None:
-    """Records of one leaf share what its kernels are, in the file and not in what is read; another leaf has its own."""
+    """Records of one build share what its kernels are, in the file and not in what is read; another build has its own."""
     kernels = [(Kernel(name, f"_Z{name}", 32, 0, 0, 0, 0, {"FFMA": 7}),) for name in ("old", "new")]
     old, new = (
-        msgspec.structs.replace(leaf("sm_90a", name), kernels=each)
+        msgspec.structs.replace(build("sm_90a", name), kernels=each)
         for name, each in zip(("1", "2"), kernels, strict=True)
     )
     records = [
-        record(case=f"b1h2s64d64-fp16-seed{seed}", leaves=(each,)) for seed, each in enumerate((old, new, old, new))
+        record(case=f"b1h2s64d64-fp16-seed{seed}", builds=(each,)) for seed, each in enumerate((old, new, old, new))
     ]
-    save_profiles(records[:2], tmp_path)
-    (path,) = save_profiles(records[2:], tmp_path)
+    save_records(records[:2], tmp_path)
+    (path,) = save_records(records[2:], tmp_path)
     assert records == read_records(path)
     assert [path.read_text().count(f'"_Z{name}"') for name in ("old", "new")] == [1, 1]
 
 
 def test_kernels_survive_the_record_that_had_them(tmp_path: Path) -> None:
-    """Where the first record of a leaf is replaced by one of another build, the next says what the kernels were."""
+    """Where the first record of a build is replaced by one of another build, the next says what the kernels were."""
     kernels = (Kernel("one", "_Zone", 32, 0, 0, 0, 0),)
-    first = msgspec.structs.replace(leaf("sm_90a", "1"), kernels=kernels)
-    records = [record(case=f"b1h2s64d64-fp16-seed{seed}", leaves=(first,)) for seed in range(2)]
-    save_profiles(records, tmp_path)
-    newer = record(leaves=(leaf("sm_90a", "2"),))
-    (path,) = save_profiles([newer], tmp_path)
+    first = msgspec.structs.replace(build("sm_90a", "1"), kernels=kernels)
+    records = [record(case=f"b1h2s64d64-fp16-seed{seed}", builds=(first,)) for seed in range(2)]
+    save_records(records, tmp_path)
+    newer = record(builds=(build("sm_90a", "2"),))
+    (path,) = save_records([newer], tmp_path)
     assert [newer, records[1]] == read_records(path)
 
 
 def test_a_record_that_lacks_its_kernels_takes_them_from_none(tmp_path: Path) -> None:
     """Where the line that had them was lost, the next record that has them says them for all."""
-    whole = msgspec.structs.replace(leaf("sm_90a", "1"), kernels=(Kernel("one", "_Zone", 32, 0, 0, 0, 0),))
+    whole = msgspec.structs.replace(build("sm_90a", "1"), kernels=(Kernel("one", "_Zone", 32, 0, 0, 0, 0),))
     bare = msgspec.structs.replace(whole, kernels=())
-    records = [record(case=f"b1h2s64d64-fp16-seed{n}", leaves=(each,)) for n, each in enumerate((bare, whole))]
-    (path,) = save_profiles(records, tmp_path)
-    assert [(whole,), (whole,)] == [each.leaves for each in read_records(path)]
+    records = [record(case=f"b1h2s64d64-fp16-seed{n}", builds=(each,)) for n, each in enumerate((bare, whole))]
+    (path,) = save_records(records, tmp_path)
+    assert [(whole,), (whole,)] == [each.builds for each in read_records(path)]
 
 
 def test_saving_twice_changes_nothing(tmp_path: Path) -> None:
     """The same records in another order give the same file, byte for byte, so that a commit shows what changed."""
     records = [record(case=f"b1h2s64d64-fp16-seed{seed}") for seed in range(3)]
-    (path,) = save_profiles(records, tmp_path)
+    (path,) = save_records(records, tmp_path)
     before = path.read_bytes()
-    save_profiles(records[::-1], tmp_path)
+    save_records(records[::-1], tmp_path)
     assert before == path.read_bytes()
 
 
 def test_saving_keeps_the_lines_that_it_cannot_read(tmp_path: Path) -> None:
     """A line of another schema was measured too: it stays as it is when a neighbour is saved."""
-    path = profile_path(tmp_path, record())
+    path = saved_path(tmp_path, record())
     path.parent.mkdir()
     foreign = b'{"schema":0,"id":"ws_p2-b1h2s64d64-fp16-seed7","us":10.5}'
     path.write_bytes(foreign + b"\n")
-    save_profiles([record()], tmp_path)
+    save_records([record()], tmp_path)
     assert sorted((foreign, to_json(record()))) == sorted(path.read_bytes().splitlines())
 
 
@@ -233,15 +236,15 @@ def test_saving_keeps_the_lines_that_it_cannot_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("saved", "now", "expected"),
     [
-        ((leaf("sm_90a", "old"),), (leaf("sm_90a", "new"),), ["ws_p2"]),
-        ((leaf("sm_90a", "same"),), (leaf("sm_90a", "same"),), []),
-        ((leaf("sm_80", "old"), leaf("sm_90a", "same")), (leaf("sm_90a", "same"),), []),
-        ((leaf("sm_80", "same"), leaf("sm_90a", "old")), (leaf("sm_80", "same"), leaf("sm_90a", "new")), ["ws_p2"]),
-        ((leaf("sm_80", "old"),), (leaf("sm_90a", "new"),), []),
-        ((), (leaf("sm_90a", "new"),), []),
-        ((leaf("sm_90a", "old"),), (), []),
-        ((leaf("sm_90a", "old"),), (leaf("sm_90a", None),), []),
-        ((leaf("sm_90a", None),), (leaf("sm_90a", "new"),), []),
+        ((build("sm_90a", "old"),), (build("sm_90a", "new"),), ["ws_p2"]),
+        ((build("sm_90a", "same"),), (build("sm_90a", "same"),), []),
+        ((build("sm_80", "old"), build("sm_90a", "same")), (build("sm_90a", "same"),), []),
+        ((build("sm_80", "same"), build("sm_90a", "old")), (build("sm_80", "same"), build("sm_90a", "new")), ["ws_p2"]),
+        ((build("sm_80", "old"),), (build("sm_90a", "new"),), []),
+        ((), (build("sm_90a", "new"),), []),
+        ((build("sm_90a", "old"),), (), []),
+        ((build("sm_90a", "old"),), (build("sm_90a", None),), []),
+        ((build("sm_90a", None),), (build("sm_90a", "new"),), []),
     ],
     ids=[
         "other code",
@@ -249,38 +252,38 @@ def test_saving_keeps_the_lines_that_it_cannot_read(tmp_path: Path) -> None:
         "another architecture is not in this run",
         "one of two architectures",
         "no architecture in common",
-        "saved without a leaf",
-        "run without a leaf",
+        "saved without a build",
+        "run without a build",
         "this run's code is unknown",
         "the saved code is unknown",
     ],
 )
 def test_a_profile_is_stale_when_its_machine_code_has_moved(
-    tmp_path: Path, saved: tuple[Leaf, ...], now: tuple[Leaf, ...], expected: list[str]
+    tmp_path: Path, saved: tuple[Build, ...], now: tuple[Build, ...], expected: list[str]
 ) -> None:
     """Only code that is known on both sides, for the same architecture, and different makes a profile stale."""
-    save_profiles([record(leaves=saved)], tmp_path)
-    assert expected == stale_variants([record(case="b1h2s64d64-fp16-seed5", leaves=now)], tmp_path)
+    save_records([record(builds=saved)], tmp_path)
+    assert expected == stale_variants([record(case="b1h2s64d64-fp16-seed5", builds=now)], tmp_path)
 
 
 @pytest.mark.parametrize("gpu", [None, "NVIDIA L4"])
 def test_another_machine_sees_what_is_stale(tmp_path: Path, gpu: str | None) -> None:
     """What was measured on one GPU is held to what any machine compiles for it: that is how CI, without one, tells."""
-    save_profiles([record(leaves=(leaf("sm_90a", "old"),))], tmp_path)
+    save_records([record(builds=(build("sm_90a", "old"),))], tmp_path)
     here = msgspec.structs.replace(HERE, gpu=gpu)
-    found = record(leaves=(leaf("sm_90a", "new"),), environment=here)
+    found = record(builds=(build("sm_90a", "new"),), environment=here)
     assert stale_variants([found], tmp_path) == ["ws_p2"]
 
 
 def test_a_stale_variant_is_named_once(tmp_path: Path) -> None:
     """However many of its records moved, a variant is named once, and its neighbours are not."""
-    old, new, same = leaf("sm_90a", "old"), leaf("sm_90a", "new"), leaf("sm_90a", "same")
+    old, new, same = build("sm_90a", "old"), build("sm_90a", "new"), build("sm_90a", "same")
     seeds = [f"b1h2s64d64-fp16-seed{seed}" for seed in range(3)]
-    save_profiles([record("one", case, leaves=(old,)) for case in seeds], tmp_path)
-    save_profiles([record("two", case, leaves=(same,)) for case in seeds], tmp_path)
+    save_records([record("one", case, builds=(old,)) for case in seeds], tmp_path)
+    save_records([record("two", case, builds=(same,)) for case in seeds], tmp_path)
     run = [
-        *(record("one", case, leaves=(new,)) for case in seeds),
-        *(record("two", case, leaves=(same,)) for case in seeds),
+        *(record("one", case, builds=(new,)) for case in seeds),
+        *(record("two", case, builds=(same,)) for case in seeds),
     ]
     expected = ["one"]
     assert expected == stale_variants(run, tmp_path)

@@ -10,13 +10,8 @@ import msgspec
 import pytest
 
 from pytest_fa.records.judged import Bound
-from pytest_fa.records.record import (
-    Outcome,
-    Record,
-    read_record,
-    to_builtins,
-    to_json,
-)
+from pytest_fa.records.read import read_record
+from pytest_fa.records.record import Outcome, Record, to_builtins, to_json
 from pytest_fa.records.timing import Timing
 from tests.factories import BARE, CHECK, KERNEL, RECORD, SPEED
 
@@ -55,13 +50,13 @@ def test_a_wrong_field_is_not_read(field: str, value: object) -> None:
         read_record({**to_builtins(RECORD), field: value})
 
 
-LATER = ("profile", "sanitized", "ablation")  # younger than records that are kept: absent there, and None
+LATER = ("nsight", "sanitized", "ablation")  # younger than records that are kept: absent there, and None
 
 
 def test_an_older_record_has_no_profile() -> None:
     """What was written before profiles were recorded still reads, and says that there is none."""
     told = {key: value for key, value in to_builtins(RECORD).items() if key not in LATER}
-    assert read_record(told) == msgspec.structs.replace(RECORD, profile=None, sanitized=None, ablation=None)
+    assert read_record(told) == msgspec.structs.replace(RECORD, nsight=None, sanitized=None, ablation=None)
 
 
 @pytest.mark.parametrize("field", [field for field in Record.__struct_fields__ if field not in ("schema", *LATER)])

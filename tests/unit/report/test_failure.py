@@ -13,7 +13,7 @@ from pytest_fa.records.record import SCHEMA, Environment, Outcome, Record, Sourc
 from pytest_fa.report.failure import HEADLINES, check_lines, failure_text
 
 CHECK = Check(
-    policy="measured",
+    policy="same_precision",
     passed=False,
     bounds=(
         Bound("finite", 0.0, 0.0, True),
@@ -23,8 +23,8 @@ CHECK = Check(
     ),
     max_abs_error=0.02,
     rms_error=0.001,
-    yardstick_max_error=0.005,
-    yardstick_rms_error=0.0005,
+    same_precision_max_error=0.005,
+    same_precision_rms_error=0.0005,
     nonfinite_count=0,
     bad_count=3,
     element_count=262144,
@@ -44,7 +44,7 @@ RECORD = Record(
     message="max error is 0.02, allowed is 0.01",
     caught_by=(),
     stages=(Stage("build", "ok", 1.5), Stage("launch", "ok", 0.25), Stage("correct", "failed", 0.1)),
-    leaves=(),
+    builds=(),
     check=CHECK,
     repeats=None,
     diagnosis=None,
@@ -53,21 +53,21 @@ RECORD = Record(
     environment=Environment(None, None, None, None, None, "3.12.1", "Linux 6", "a CPU", "0.1.0"),
     source=Source(None, None, "no git"),
     measured_at="2026-01-01T00:00:00+00:00",
-    repeat="pytest --fa-variant=ws_p2 --fa-case=b1h8s512d64-fp16-seed3 -k test_correct",
+    rerun_command="pytest --fa-variant=ws_p2 --fa-case=b1h8s512d64-fp16-seed3 -k test_correct",
 )
 
 
 def test_a_wrong_result_says_everything() -> None:
-    """The text holds verdict, stages, each bound with its used part, the yardstick, the places, and the command."""
+    """The text holds verdict, stages, each bound with its used part, the same-precision reference, the places, and the command."""
     expected = """\
 ws_p2-b1h8s512d64-fp16-seed3: wrong result: max error is 0.02, allowed is 0.01
   stages: build ok, launch ok, correct failed
-  policy measured:
+  policy same_precision:
     finite: 0.000e+00, allowed 0.000e+00: holds
     max: 2.000e-02, allowed 1.000e-02, 200% of it used: BROKEN
     rms: 1.000e-03, allowed 4.000e-03, 25% of it used: holds
     gain: 5.000e-01, allowed 1.000e-01, 500% of it used: not judged
-  yardstick: max 5.000e-03, rms 5.000e-04
+  same-precision reference: max 5.000e-03, rms 5.000e-04
   elements: 3 of 262144 bad, 0 NaN or Inf
   first bad: batch 0, head 1, query 2, dim 3
   worst: batch 0, head 7, query 511, dim 63: got 0.25, want 0.27
@@ -76,7 +76,7 @@ ws_p2-b1h8s512d64-fp16-seed3: wrong result: max error is 0.02, allowed is 0.01
 
 
 RACE = (
-    "  repeats: 100 on dirty shared memory, 37 differ from the first call, in 5 elements, first at batch 0, head 1, "
+    "  repeats: 100 on NaN-filled shared memory, 37 differ from the first call, in 5 elements, first at batch 0, head 1, "
     "query 64, dim 0: a race"
 )
 
@@ -84,14 +84,14 @@ RACE = (
 @pytest.mark.parametrize(
     ("repeats", "line"),
     [
-        (Repeats(100, 0, 0, None, None), "  repeats: 100 on dirty shared memory, all bitwise equal"),
+        (Repeats(100, 0, 0, None, None), "  repeats: 100 on NaN-filled shared memory, all bitwise equal"),
         (
             Repeats(100, 37, 5, (0, 1, 64, 0), None),
             RACE,
         ),
         (
             Repeats(7, 0, 0, None, "no cuda.bindings"),
-            "  repeats: 7 without dirtied shared memory (no cuda.bindings), all bitwise equal",
+            "  repeats: 7 without NaN-filled shared memory (no cuda.bindings), all bitwise equal",
         ),
     ],
     ids=["equal", "a race", "on clean memory"],
@@ -130,9 +130,9 @@ def test_an_output_that_is_not_finite_says_so() -> None:
         CHECK, bounds=(Bound("max", None, 0.01, False),), nonfinite_count=262144, bad_count=262144, worst_got=None
     )
     expected = [
-        "  policy measured:",
+        "  policy same_precision:",
         "    max: not finite, allowed 1.000e-02: BROKEN",
-        "  yardstick: max 5.000e-03, rms 5.000e-04",
+        "  same-precision reference: max 5.000e-03, rms 5.000e-04",
         "  elements: 262144 of 262144 bad, 262144 NaN or Inf",
         "  first bad: batch 0, head 1, query 2, dim 3",
         "  worst: batch 0, head 7, query 511, dim 63: got not finite, want 0.27",

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_fa.records.log import save_profiles
-from pytest_fa.report.ladder import expectation_rows, in_order, ladder_rows, stage_rows
+from pytest_fa.records.log import save_records
+from pytest_fa.report.ladder import expectation_rows, in_order, ladder_rows, phase_rows
 from tests.factories import MANIFEST, WriteVariant, record, speed, variant
 
 SHAPE = "b1h8s512d64-fp16"
@@ -49,7 +49,7 @@ def test_figures_are_those_of_the_records(name: str, figures: int) -> None:
 def test_what_was_expected_stands_beside_what_was_measured(write_variant: WriteVariant, tmp_path: Path) -> None:
     """The manifest's own words, and a time only where there is one."""
     write_variant("one", manifest=MANIFEST, **{"kernel.cu": ""})
-    save_profiles([record("one", kind="speed", speed=speed(9.0))], tmp_path)
+    save_records([record("one", kind="speed", speed=speed(9.0))], tmp_path)
     heads, *rows = expectation_rows(tmp_path / "kernels", tmp_path / "cpu", [SHAPE, "b1h2s64d64-fp16"])
     assert heads[2:] == ["device_us `b1h8s512d64-fp16`", "device_us `b1h2s64d64-fp16`"]
     assert rows == [["`one`", "what the test asserts", "9.00", "-"]]
@@ -59,11 +59,11 @@ def test_a_stage_is_what_is_less_without_it(write_variant: WriteVariant, tmp_pat
     """The difference to the parent's time, of its own ablations alone; no figure where one of both is missing."""
     write_variant("one", manifest=MANIFEST, **{"kernel.cu": ""})
     for name, parent in (("bare", "one"), ("idle", "one"), ("strange", "another")):
-        ablation = f"role: ablation\nparent: {parent}\nleaves_out: stage of {name}\n"
+        ablation = f"role: ablation\nparent: {parent}\nomits: stage of {name}\n"
         write_variant(name, manifest=MANIFEST + ablation, **{"kernel.cu": ""})
     times = {"one": 9.0, "bare": 6.5, "strange": 1.0}
-    save_profiles([record(name, kind="speed", speed=speed(us)) for name, us in times.items()], tmp_path)
-    rows = stage_rows(tmp_path / "kernels", tmp_path / "cpu", "one", [SHAPE])
+    save_records([record(name, kind="speed", speed=speed(us)) for name, us in times.items()], tmp_path)
+    rows = phase_rows(tmp_path / "kernels", tmp_path / "cpu", "one", [SHAPE])
     assert rows[1:] == [
         ["nothing", "`one`", "9.00 us"],
         ["stage of bare", "`bare`", "-2.50 us"],

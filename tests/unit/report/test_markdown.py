@@ -8,21 +8,21 @@ import msgspec
 import pytest
 
 from pytest_fa.records.judged import Bound
-from pytest_fa.records.log import save_profiles
+from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Record, to_json
-from pytest_fa.records.tool_results import Bottleneck, Profile, ProfiledKernel
+from pytest_fa.records.tool_results import Bottleneck, CountedKernel, NsightReport
 from pytest_fa.report.blocks import TableProblem
 from pytest_fa.report.markdown import main, rewrite
 from tests.factories import OTHER, RECORD, SHAPE, check, record, speed
 
-HEAD = f"<!-- fa-table profiles=profiles/cpu case={SHAPE} variants=slow,fast,floor against=fast -->"
+HEAD = f"<!-- fa-table profiles=profiles/cpu case={SHAPE} variants=slow,fast,empty against=fast -->"
 TEXT = f"Before.\n\n{HEAD}\nold\n<!-- /fa-table -->\n\nAfter.\n"
 TABLE = """\
 | variant | right | device_us | call_us | TFLOP/s | x fast | regs | spill B |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 | `slow` | 2/2 | 20.00 | 30.00 | 26.84 | 2.000 | - | - |
 | `fast` | 1/1 | 10.00 | 20.00 | 53.69 | 1.000 | - | - |
-| `floor` | not judged | 1.00 | 5.00 | - | - | - | - |"""
+| `empty` | not judged | 1.00 | 5.00 | - | - | - | - |"""
 EXPECTED = f"Before.\n\n{HEAD}\n\n{TABLE}\n\n<!-- /fa-table -->\n\nAfter.\n"
 
 
@@ -33,9 +33,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         record("slow", check=check()),
         record("slow", kind="speed", check=check(), speed=speed(20.0, 30.0)),
         record("fast", kind="speed", check=check(), speed=speed(10.0)),
-        record("floor", kind="speed", role="floor", speed=speed(1.0, 5.0)),
+        record("empty", kind="speed", role="overhead", speed=speed(1.0, 5.0)),
     ]
-    save_profiles(records, tmp_path / "profiles")
+    save_records(records, tmp_path / "profiles")
     (tmp_path / "page.md").write_text(TEXT, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -58,7 +58,7 @@ def test_margins_are_the_worst_of_all_checks(tmp_path: Path) -> None:
         record("slow", f"{OTHER}-seed0", check=check(finite, far, Bound("rms", 0.2, 0.5, holds=True))),
         record("fast", check=check(far)),
     ]
-    save_profiles(records, tmp_path / "profiles")
+    save_records(records, tmp_path / "profiles")
     assert rewrite(MARGINS, tmp_path).split("\n\n")[1].splitlines() == [
         "| variant | dtype | checks | max | rms | worst at |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -73,7 +73,7 @@ def test_a_table_that_is_right_stays(root: Path) -> None:
 
 
 def test_the_command_rewrites_and_checks(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--check` is 1 for an old table and leaves it; the command mends it; then `--check` is 0."""
+    """`--check` is 1 for an old table and does not change it; the command rewrites it; then `--check` is 0."""
     assert main(["--check", "page.md"]) == 1
     assert (root / "page.md").read_text(encoding="utf-8") == TEXT
     assert main(["page.md"]) == 0
@@ -85,7 +85,7 @@ def test_the_command_rewrites_and_checks(root: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("slow,fast,floor", "slow,gone", f"no record of gone at {SHAPE} in profiles/cpu"),
+        ("slow,fast,empty", "slow,gone", f"no record of gone at {SHAPE} in profiles/cpu"),
         ("against=fast", "againts=fast", "Object contains unknown field `againts`"),
         ("case=", "cases=", "unknown field `cases`"),
         ("against=fast", "against", "fa-table profiles"),
@@ -109,10 +109,10 @@ def test_the_command_names_what_it_cannot_read(root: Path, capsys: pytest.Captur
 
 def test_verdicts_quote_what_decided(tmp_path: Path) -> None:
     """A row for each kernel with its sentence and counters; a variant that was not profiled says so."""
-    verdict = Bottleneck("latency", "latency-bound: no unit is busy", {"launch__grid_size": 32.0})
-    kernel = ProfiledKernel("void ns::k<1>(int)", {}, verdict)
-    profile = Profile("ok", "", "verdict", "ncu 1", 6.0, (), (kernel, ProfiledKernel("other(int)", {})))
-    record = msgspec.structs.replace(RECORD, kind="profile", variant="one", profile=profile)
+    bottleneck = Bottleneck("latency", "latency-bound: no unit is busy", {"launch__grid_size": 32.0})
+    kernel = CountedKernel("void ns::k<1>(int)", {}, bottleneck)
+    profile = NsightReport("ok", "", "verdict", "ncu 1", 6.0, (), (kernel, CountedKernel("other(int)", {})))
+    record = msgspec.structs.replace(RECORD, kind="profile", variant="one", nsight=profile)
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "one.jsonl").write_bytes(to_json(record) + b"\n")
     assert record.case is not None

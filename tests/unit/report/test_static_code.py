@@ -7,22 +7,22 @@ import msgspec
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import LaunchedKernel
 from pytest_fa.report.static_code import GROUPS, difference_lines, mix, static_text
-from tests.factories import KERNEL, LEAF, RECORD
+from tests.factories import BUILD, KERNEL, RECORD
 
 INSTRUCTIONS = {"HGMMA": 12, "MUFU": 4, "FFMA": 30, "BAR": 2, "IADD3": 7, "LDL": 1}
 OTHER = msgspec.structs.replace(
-    LEAF,
+    BUILD,
     variant="other",
     code_identity="b",
     kernels=(msgspec.structs.replace(KERNEL, registers_per_thread=128, instructions={"HGMMA": 16, "MUFU": 4}),),
 )
 BOUNDED = msgspec.structs.replace(KERNEL, instructions=INSTRUCTIONS, max_threads_per_block=384)
-ONE = msgspec.structs.replace(LEAF, code_identity="a", kernels=(BOUNDED,))
+ONE = msgspec.structs.replace(BUILD, code_identity="a", kernels=(BOUNDED,))
 
 
-def build(*leaves: object) -> Record:
+def build(*builds: object) -> Record:
     """A record of `test_build`."""
-    return msgspec.structs.replace(RECORD, kind="build", case=None, speed=None, check=None, leaves=leaves)
+    return msgspec.structs.replace(RECORD, kind="build", case=None, speed=None, check=None, builds=builds)
 
 
 def cells(text: str, kernel: str) -> list[list[str]]:
@@ -55,7 +55,7 @@ def test_without_a_launch_the_limit_is_an_upper_one() -> None:
 def test_a_saved_launch_completes_it() -> None:
     """Threads and dynamic shared memory as they were launched."""
     launch = LaunchedKernel(KERNEL.mangled, (8, 1, 1), (128, 1, 1), 65536)
-    facts, _ = cells(static_text([build(ONE)], {(ONE.variant, KERNEL.mangled): launch}, 80), KERNEL.name)
+    facts, _ = cells(static_text([build(ONE)], {(ONE.variant, KERNEL.name): launch}, 80), KERNEL.name)
     assert facts == ["168", "12", "16", "114688+", "128", "2", "(shared", "memory)", "12", "%", "4096"]
 
 

@@ -13,7 +13,7 @@ from pytest_fa.records.judged import Bound, Check, Repeats
 from pytest_fa.records.record import Outcome, Record
 from pytest_fa.records.timing import ON_CPU
 from pytest_fa.report.table import FOOTNOTE, HEADERS, NOTHING, Row, best_baseline_us, headline, make_rows, notes, render
-from tests.factories import FLOPS, OK, OTHER, SHAPE, WRONG, check, leaf, record, speed
+from tests.factories import FLOPS, OK, OTHER, SHAPE, WRONG, build, check, record, speed
 
 
 def only(*records: Record) -> Row:
@@ -39,7 +39,7 @@ def test_a_row_is_a_variant_on_a_shape() -> None:
     assert expected == [(row.variant, row.case) for row in make_rows(records)]
 
 
-@pytest.mark.parametrize("role", ["baseline", "floor"])
+@pytest.mark.parametrize("role", ["baseline", "overhead"])
 def test_companions_stand_below_candidates(role: str) -> None:
     """Whichever record arrives first, a shape's candidates come before its baselines and floors."""
     records = [record("beside", role=role), record("mine")]
@@ -49,11 +49,11 @@ def test_companions_stand_below_candidates(role: str) -> None:
 
 def test_a_full_row_has_every_figure() -> None:
     """One row shows verdict, tightest bound, registers, spills, both times, throughput and the ratio to SDPA."""
-    leaves = (leaf("sm_90a", kernel=(168, 4, 8)),)
+    builds = (build("sm_90a", kernel=(168, 4, 8)),)
     row, _ = make_rows(
         [
-            record(check=OK, leaves=leaves),
-            record(kind="speed", check=OK, leaves=leaves, speed=speed(10.0, 14.5, ("kernel",))),
+            record(check=OK, builds=builds),
+            record(kind="speed", check=OK, builds=builds, speed=speed(10.0, 14.5, ("kernel",))),
             record("sdpa", kind="speed", role="baseline", check=OK, speed=speed(8.0)),
         ]
     )
@@ -76,7 +76,7 @@ def test_a_full_row_has_every_figure() -> None:
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
-    """A record without check, leaf or speed fills no cell but its name, shape and verdict."""
+    """A record without check, build or speed fills no cell but its name, shape and verdict."""
     assert Row("mine", SHAPE, "not judged", *[NOTHING] * 9) == only(record())
 
 
@@ -106,7 +106,7 @@ def test_the_verdict_counts_what_was_judged(outcomes: tuple[Outcome, ...], verdi
 
 def test_a_timing_without_a_check_is_not_judged() -> None:
     """A floor that was timed and never judged is not called ok."""
-    row = only(record("noop", kind="speed", role="floor", speed=speed(0.6)))
+    row = only(record("noop", kind="speed", role="overhead", speed=speed(0.6)))
     expected = "not judged", "0.60"
     assert expected == (row.verdict, row.device_us)
 
@@ -193,7 +193,7 @@ def test_the_best_baseline_is_named() -> None:
 
 def test_a_floor_has_times_and_no_throughput() -> None:
     """A floor does no work: no TFLOP/s and no ratio, though its times and SDPA's are known."""
-    floor = record("noop", kind="speed", role="floor", speed=speed(0.6, 4.0))
+    floor = record("noop", kind="speed", role="overhead", speed=speed(0.6, 4.0))
     beside = record("sdpa", kind="speed", role="baseline", check=OK, speed=speed(8.0))
     row = make_rows([floor, beside])[0]
     expected = ("noop", "0.60", "4.00", NOTHING, NOTHING)
@@ -201,7 +201,7 @@ def test_a_floor_has_times_and_no_throughput() -> None:
 
 
 def test_a_masked_case_counts_visible_work_only() -> None:
-    """TFLOP/s of a causal case are those of the pairs that the mask leaves visible."""
+    """TFLOP/s of a causal case are those of the pairs that the mask shows."""
     row = only(record(case=f"{SHAPE}-causal-seed0", kind="speed", check=OK, speed=speed(10.0)))
     assert f"{4 * 8 * (512 * 513 // 2) * 64 / 10.0e-6 / 1e12:.2f}" == row.tflops
 
@@ -219,16 +219,16 @@ def test_a_failed_case_shows_no_time() -> None:
     ("launched", "registers", "spills"), [((), "255", "36"), (("b",), "64", "12"), (("a", "b"), "255", "36")]
 )
 def test_resources_are_those_of_the_kernels_that_ran(launched: tuple[str, ...], registers: str, spills: str) -> None:
-    """Largest registers and all spills of the launched kernels; of the whole leaf where launches were not read."""
-    leaves = (leaf("sm_90a", a=(255, 8, 16), b=(64, 4, 8)),)
-    row = only(record(kind="speed", check=OK, leaves=leaves, speed=speed(10.0, launched=launched)))
+    """Largest registers and all spills of the launched kernels; of the whole build where launches were not read."""
+    builds = (build("sm_90a", a=(255, 8, 16), b=(64, 4, 8)),)
+    row = only(record(kind="speed", check=OK, builds=builds, speed=speed(10.0, launched=launched)))
     assert (registers, spills) == (row.registers, row.spills)
 
 
 def test_a_variant_that_was_only_built_has_a_row_for_each_architecture() -> None:
     """Without a case there are no times, but registers and spills stand by architecture, above the cases."""
     built = record(
-        "built", kind="build", leaves=(leaf("sm_80", a=(96, 0, 0)), leaf("sm_90a", a=(168, 4, 8), b=(40, 0, 0)))
+        "built", kind="build", builds=(build("sm_80", a=(96, 0, 0)), build("sm_90a", a=(168, 4, 8), b=(40, 0, 0)))
     )
     expected = [
         Row("built", "sm_80", "built", NOTHING, "96", "0", *[NOTHING] * 6),
@@ -246,7 +246,7 @@ def test_a_build_that_failed_has_one_row() -> None:
 
 def test_a_build_beside_its_cases_has_no_row() -> None:
     """A variant that ran shows its resources there."""
-    built = record(kind="build", leaves=(leaf("sm_90a", a=(96, 0, 0)),))
+    built = record(kind="build", builds=(build("sm_90a", a=(96, 0, 0)),))
     assert only(built, record(check=OK)).case == SHAPE
 
 
@@ -260,8 +260,8 @@ def test_no_records_make_no_rows() -> None:
 
 def coded(variant: str, arch: Arch, identity: str | None, *advisories: Advisory) -> Record:
     """A build of `variant` with that machine code and these remarks."""
-    made = msgspec.structs.replace(leaf(arch), variant=variant, code_identity=identity, advisories=advisories)
-    return record(variant, kind="build", leaves=(made,))
+    made = msgspec.structs.replace(build(arch), variant=variant, code_identity=identity, advisories=advisories)
+    return record(variant, kind="build", builds=(made,))
 
 
 SERIAL = Advisory("C7511", "wgmma serialised")
@@ -286,7 +286,7 @@ SERIAL = Advisory("C7511", "wgmma serialised")
         ([record(repeats=Repeats(100, 0, 0, None, ON_CPU))], []),
         (
             [record(repeats=Repeats(100, 0, 0, None, "no cuda.bindings"))] * 2,
-            ["judged without dirtied shared memory: no cuda.bindings"],
+            ["judged without NaN-filled shared memory: no cuda.bindings"],
         ),
     ],
 )

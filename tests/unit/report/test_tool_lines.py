@@ -9,23 +9,23 @@ from pytest_fa.records.record import Ablation, Record
 from pytest_fa.records.tool_results import (
     DURATION,
     Bottleneck,
+    CountedKernel,
     CounterDifference,
-    Profile,
-    ProfiledKernel,
+    NsightReport,
     Sanitized,
     SourceLine,
 )
 from pytest_fa.report.tool_lines import ablation_lines, profile_lines, summary_markdown, tool_properties
 from tests.factories import RECORD
 
-KERNEL = ProfiledKernel(
+KERNEL = CountedKernel(
     "void ns::a_kernel<int>(int)",
     {DURATION: 9056.0, "sm__throughput.avg.pct_of_peak_sustained_elapsed": 7.25},
     Bottleneck("latency", "latency-bound: no unit is busy", {}),
     (SourceLine("kernel.cu", 12, 30, ""),),
     {"softmax": 60, "P.V": 40},
 )
-PROFILE = Profile(
+PROFILE = NsightReport(
     "ok",
     "",
     "verdict",
@@ -35,15 +35,15 @@ PROFILE = Profile(
     (KERNEL,),
     report="artifacts/ncu/x.ncu-rep",
     expect="fast\n  enough",
-    beside="sdpa_cudnn",
+    baseline="sdpa_cudnn",
     differences=(CounterDifference("blocks", 128.0, 32.0, 4.0), CounterDifference("L2 hits, %", 68.5, 46.6, 1.0)),
 )
 DENIED = msgspec.structs.replace(PROFILE, status="busy", message="taken", kernels=())
 
 
-def record(profile: Profile | None = None, sanitized: Sanitized | None = None, **changes: object) -> Record:
+def record(profile: NsightReport | None = None, sanitized: Sanitized | None = None, **changes: object) -> Record:
     """A record of a tool."""
-    return msgspec.structs.replace(RECORD, id="x", profile=profile, sanitized=sanitized, **changes)
+    return msgspec.structs.replace(RECORD, id="x", nsight=profile, sanitized=sanitized, **changes)
 
 
 def test_a_profile_is_one_line_and_what_it_means() -> None:
@@ -59,7 +59,7 @@ def test_a_profile_is_one_line_and_what_it_means() -> None:
 
 
 @pytest.mark.parametrize("profile", [PROFILE, DENIED], ids=["ok", "busy"])
-def test_what_was_not_counted_has_no_number(profile: Profile) -> None:
+def test_what_was_not_counted_has_no_number(profile: NsightReport) -> None:
     """A profile that failed says why, and shows no time in the terminal, JUnit or the summary."""
     found = record(profile)
     texts = ["\n".join(profile_lines([found])), str(tool_properties(found)), summary_markdown([found])]

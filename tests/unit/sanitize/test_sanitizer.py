@@ -11,12 +11,12 @@ import pytest
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.properties import sanitizer_case
 from pytest_fa.catalog.select import select_variants
-from pytest_fa.catalog.variant import Explained, Variant
+from pytest_fa.catalog.variant import Suppression, Variant
 from pytest_fa.records.tool_results import Sanitized
 from pytest_fa.sanitize import sanitizer
-from pytest_fa.sanitize.run import explained
+from pytest_fa.sanitize.run import suppressed
 from pytest_fa.sanitize.sanitizer import SanitizedChild, find_sanitizer, findings, not_covered, sanitize, summary_count
-from tests.factories import KERNEL, LEAF, RECORDED
+from tests.factories import BUILD, KERNEL, RECORDED
 
 KERNELS = Path(__file__).parents[3] / "kernels"
 
@@ -91,23 +91,25 @@ def test_no_summary_is_not_zero() -> None:
 
 def test_tma_is_not_covered_by_racecheck() -> None:
     """Its silence about such code means nothing; other tools and other code are covered."""
-    tma = msgspec.structs.replace(LEAF, kernels=(msgspec.structs.replace(KERNEL, instructions={"UTMALDG": 2}),))
+    tma = msgspec.structs.replace(BUILD, kernels=(msgspec.structs.replace(KERNEL, instructions={"UTMALDG": 2}),))
     assert "UTMALDG" in (not_covered("racecheck", tma) or "")
-    assert [None] * 3 == [not_covered("memcheck", tma), not_covered("racecheck", LEAF), not_covered("racecheck", None)]
+    assert [None] * 3 == [not_covered("memcheck", tma), not_covered("racecheck", BUILD), not_covered("racecheck", None)]
 
 
-def test_explained_findings_are_listed_and_counted() -> None:
+def test_suppressed_findings_are_listed_and_counted() -> None:
     """As many as the manifest explains are none; one more is, and a variant that is meant to be wrong explains none."""
     (variant,) = select_variants(discover((KERNELS,)), ("ws_p2",))
     assert isinstance(variant, Variant)
     two = Sanitized("racecheck", "found", "2 errors", "1", 1.0, (), 2, ("Race reported",))
-    told = msgspec.structs.replace(variant, explained={"racecheck": Explained(2, "the tool does not know mbarriers")})
-    strict = msgspec.structs.replace(variant, explained={"racecheck": Explained(1, "as before")})
+    told = msgspec.structs.replace(
+        variant, suppressions={"racecheck": Suppression(2, "the tool does not know mbarriers")}
+    )
+    strict = msgspec.structs.replace(variant, suppressions={"racecheck": Suppression(1, "as before")})
     wrong = msgspec.structs.replace(told, role="wrong")
-    statuses = [explained(two, each).status for each in (told, strict, wrong, variant)]
-    assert ["explained", "found", "found", "found"] == statuses
-    assert "does not know mbarriers" in explained(two, told).message
-    assert explained(two, told).findings == two.findings
+    statuses = [suppressed(two, each).status for each in (told, strict, wrong, variant)]
+    assert ["suppressed", "found", "found", "found"] == statuses
+    assert "does not know mbarriers" in suppressed(two, told).message
+    assert suppressed(two, told).findings == two.findings
 
 
 @pytest.mark.parametrize(("name", "sequence"), [("ws_p2", 193), ("minimal", 193), ("noop", 193)])

@@ -30,13 +30,13 @@ CASE = "b1h2s64d64-fp16-seed0"
 JobOf = Callable[..., CaseJob]
 
 CHECK = Check(
-    policy="measured",
+    policy="same_precision",
     passed=False,
     bounds=(Bound("finite", 1.0, 0.0, holds=False), Bound("max", None, 1e-3, holds=False, judged=False)),
     max_abs_error=None,
     rms_error=1.25e-5,
-    yardstick_max_error=1e-4,
-    yardstick_rms_error=1e-5,
+    same_precision_max_error=1e-4,
+    same_precision_rms_error=1e-5,
     nonfinite_count=1,
     bad_count=2,
     element_count=8192,
@@ -76,7 +76,7 @@ def job_of(write_variant: WriteVariant, tmp_path: Path) -> JobOf:
             case=parse_case(CASE),
             library=None,
             device="cpu",
-            policy="measured",
+            policy="same_precision",
             judge=True,
             time=False,
         )
@@ -344,11 +344,11 @@ def test_leftovers_are_not_held_against_another(workers: Workers, job_of: JobOf)
 def test_a_verdict_stands_when_a_witness_takes_the_worker_down(
     workers: Workers, job_of: JobOf, write_variant: WriteVariant, tmp_path: Path
 ) -> None:
-    """A witness that ends its process costs the diagnosis, not the verdict."""
+    """A cross-check that ends its process costs the diagnosis, not the verdict."""
     source = PYTHON_SOURCE.replace("    scores =", "    import os\n    os._exit(3)\n    scores =", 1)
     folder = write_variant("quitter", manifest=PYTHON_MANIFEST + "role: baseline\n", **{"entry.py": source})
-    (witness,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
-    result = workers.run(job_of("scale *= 1.5", witnesses=(witness,)))
+    (cross_check,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+    result = workers.run(job_of("scale *= 1.5", cross_checks=(cross_check,)))
     assert (result.outcome, result.check is not None, result.diagnosis) == ("wrong", True, None)
     assert workers.run(job_of()).outcome == "ok"
 

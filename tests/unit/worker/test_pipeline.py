@@ -50,7 +50,7 @@ def job_of(write_variant: WriteVariant, tmp_path: Path) -> JobOf:
             case=parse_case(case),
             library=None,
             device="cpu",
-            policy="measured",
+            policy="same_precision",
             judge=True,
             time=False,
         )
@@ -143,7 +143,7 @@ def test_output_of_its_own(job_of: JobOf) -> None:
 
 def test_floor_is_not_judged(job_of: JobOf) -> None:
     """A floor does no work: nothing is judged, and it is timed all the same."""
-    job = job_of("def forward(q, k, v, *, scale, causal, out):\n    return out\n", more="role: floor\n", time=True)
+    job = job_of("def forward(q, k, v, *, scale, causal, out):\n    return out\n", more="role: overhead\n", time=True)
 
     result = run_case(msgspec.structs.replace(job, judge=job.variant.is_judged))
 
@@ -396,7 +396,7 @@ def test_sdpa_is_not_own_work(job_of: JobOf) -> None:
     candidate = run_case(job_of(source))
     baseline = run_case(job_of(source, more="role: baseline\n"))
 
-    assert (candidate.outcome, candidate.caught_by) == ("wrong", ("own work",))
+    assert (candidate.outcome, candidate.caught_by) == ("wrong", ("delegation",))
     assert "scaled_dot_product" in candidate.message
     assert baseline.outcome == "ok"
 
@@ -422,25 +422,25 @@ def test_what_torch_compiles_is_watched_and_works_afterwards(job_of: JobOf) -> N
 def test_witnesses_are_heard_when_it_is_wrong(job_of: JobOf) -> None:
     """SDPA is judged on the same inputs beside a wrong candidate; one that refuses is absent with its reason."""
     baselines = discover(()).variants
-    witnesses = tuple(baselines[name] for name in ("sdpa_math", "sdpa_flash"))
+    cross_checks = tuple(baselines[name] for name in ("sdpa_math", "sdpa_flash"))
 
-    result = run_case(job_of(right_but(before="scale *= 1.5"), witnesses=witnesses))
+    result = run_case(job_of(right_but(before="scale *= 1.5"), cross_checks=cross_checks))
 
     assert result.diagnosis is not None
-    assert [(each.name, each.passed) for each in result.diagnosis.witnesses] == [
+    assert [(each.name, each.passed) for each in result.diagnosis.cross_checks] == [
         ("sdpa_math", True),
         ("sdpa_flash", True),
     ]
-    assert result.diagnosis.who_is_off.startswith("the candidate is off: sdpa_math, sdpa_flash right")
+    assert result.diagnosis.conclusion.startswith("the candidate is off: sdpa_math, sdpa_flash right")
 
 
 def test_a_witness_that_raises_is_absent(job_of: JobOf) -> None:
-    """Whatever a witness raises, the candidate's verdict and bounds stay."""
-    (witness,) = [job_of("def forward(*_, **__):\n    raise KeyError('x')\n", more="role: baseline\n").variant]
-    result = run_case(job_of(right_but(before="scale *= 1.5"), witnesses=(witness,)))
+    """Whatever a cross-check raises, the candidate's verdict and bounds stay."""
+    (cross_check,) = [job_of("def forward(*_, **__):\n    raise KeyError('x')\n", more="role: baseline\n").variant]
+    result = run_case(job_of(right_but(before="scale *= 1.5"), cross_checks=(cross_check,)))
     assert (result.outcome, result.check is not None) == ("wrong", True)
     assert result.diagnosis is not None
-    assert [(each.passed, bool(each.absent)) for each in result.diagnosis.witnesses] == [(None, True)]
+    assert [(each.passed, bool(each.absent)) for each in result.diagnosis.cross_checks] == [(None, True)]
 
 
 def test_signs_of_life_name_the_stage(job_of: JobOf) -> None:

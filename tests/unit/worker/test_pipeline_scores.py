@@ -57,7 +57,9 @@ def judged(variant: Variant, shape: str, *, time: bool = False, property_name: s
     (case,) = [each for each in variant.cases if each.shape_id == shape]
     if property_name:
         case = property_case(variant)
-    job = CaseJob(variant, case, None, "cpu", "measured", judge=True, time=time, repeats=3, property_name=property_name)
+    job = CaseJob(
+        variant, case, None, "cpu", "same_precision", judge=True, time=time, repeats=3, property_name=property_name
+    )
     return run_case(job)
 
 

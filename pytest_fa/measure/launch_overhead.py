@@ -1,4 +1,4 @@
-"""`floor_us`: the period of empty kernels in a call's own geometry, under which no work of theirs can bring it."""
+"""`launch_overhead_us`: the period of empty kernels in a call's own geometry, under which no work of theirs can bring it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REPLAYS = 5
 SAMPLES = 3
 
 
-def floor_us(tools: DeviceTools, launches: Iterable[LaunchedKernel], watch: Callable[[], object]) -> float:
+def launch_overhead_us(tools: DeviceTools, launches: Iterable[LaunchedKernel], watch: Callable[[], object]) -> float:
     """Microseconds from one empty call to the next, by the slope between graphs."""
     kernels = tuple(launches)
     return period_of_spin_us(lambda: tools.spin_like(kernels, 0), CALLS, watch)

@@ -62,7 +62,7 @@ def test_every_multiprocessor_is_reached() -> None:
     tools = device_tools(0)
     for _ in range(20):
         ids = torch.full((tools.multiprocessors,), -1, dtype=torch.int32, device="cuda")
-        tools.dirty_smem(ids)
+        tools.poison_smem(ids)
         assert sorted(ids.tolist()) == list(range(tools.multiprocessors))
 
 
@@ -74,7 +74,7 @@ def test_a_kernel_finds_the_dirt(build_source: BuildSource, kib: int) -> None:
     out = torch.zeros_like(inputs.q)
     words = kib * 256
     probe(inputs.q, inputs.k, inputs.v, scale=float(words), out=out)
-    device_tools(0).dirty_smem()
+    device_tools(0).poison_smem()
     probe(inputs.q, inputs.k, inputs.v, scale=float(words), out=out)
     assert out.flatten()[:132].tolist() == [1.0] * 132
 
@@ -86,8 +86,8 @@ def test_what_was_not_written_spoils_the_output(build_source: BuildSource, name:
     """A kernel that reads shared memory or a workspace which it never wrote gives NaN."""
     variant, library = build_source(name, source)
     case = parse_case("b1h1s1d64-fp16-seed0")
-    job = CaseJob(variant, case, library, "cuda", "measured", judge=True, time=False, repeats=3)
+    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, repeats=3)
     result = run_case(job)
     assert (result.outcome, "NaN" in result.message) == ("wrong", True)
     assert result.repeats is not None
-    assert result.repeats.dirt_missing is None
+    assert result.repeats.smem_poison_missing is None

@@ -18,7 +18,7 @@ ATTENTION = (
 )
 
 
-def require_own_work(call: Callable[[], object]) -> None:
+def require_no_delegation(call: Callable[[], object]) -> None:
     """Call once and raise `WrongResult` where one of torch's own attention operators ran inside, in this thread.
 
     Torch's older profiler writes down every operator that is dispatched, by compiled code too.  It attaches to no
@@ -30,4 +30,6 @@ def require_own_work(call: Callable[[], object]) -> None:
     names = {str(event.name) for event in watched.function_events or ()}
     found = sorted(name for name in names if name.startswith("aten::") and any(part in name for part in ATTENTION))
     if found:
-        raise WrongResult("own work", f"it calls torch's own attention, {found[0]}, and would be compared with itself")
+        raise WrongResult(
+            "delegation", f"it calls torch's own attention, {found[0]}, and would be compared with itself"
+        )

@@ -34,11 +34,11 @@ class Blocks(NamedTuple):
     """Log-ratios of candidate to baseline and of the baseline to itself, and how many blocks were dropped."""
 
     blocks: list[float]
-    same: list[float]
+    control: list[float]
     dropped: int
 
 
-class Runner:
+class ArmTimer:
     """One arm: its buffers, and how a sample of it is taken."""
 
     def __init__(self, opened: Opened, case: Case, inputs: Inputs, l2_bytes: int | None, watch: Watch) -> None:
@@ -105,13 +105,16 @@ class Runner:
             return (time.perf_counter_ns() - start) / 1000 / calls
 
 
-def contest(
-    arms: tuple[Runner, Runner, Runner], seed: int, is_slowed: Callable[[], bool] = lambda: False, blocks: int = BLOCKS
+def paired_timing(
+    arms: tuple[ArmTimer, ArmTimer, ArmTimer],
+    seed: int,
+    is_slowed: Callable[[], bool] = lambda: False,
+    blocks: int = BLOCKS,
 ) -> Blocks:
     """Blocks of the candidate against the baseline, and of the baseline against itself, in turn.
 
     `arms` are the candidate, the baseline, and the baseline once more.  `seed` draws the order of capture and who
-    begins.  Leaves outputs of timed calls in the arms' rotations.  Raises `CannotCapture` where short calls cannot be
+    begins.  Builds outputs of timed calls in the arms' rotations.  Raises `CannotCapture` where short calls cannot be
     captured: by their launches they are not to be compared.
     """
     draw = random.Random(seed)  # noqa: S311  # no secret
@@ -122,16 +125,16 @@ def contest(
     dropped = 0
     for index in range(blocks):
         turned = (index + first) % 2 == 1
-        pair, same = _block(candidate, baseline, turned=turned), _block(twin, baseline, turned=turned)
+        pair, control = _block(candidate, baseline, turned=turned), _block(twin, baseline, turned=turned)
         if is_slowed():
             dropped += 1
             continue
         found.blocks.append(pair)
-        found.same.append(same)
+        found.control.append(control)
     return found._replace(dropped=dropped)
 
 
-def _prepare(arms: list[Runner]) -> None:
+def _prepare(arms: list[ArmTimer]) -> None:
     """All by graphs, or none: a graph's period and a plain call's are not the same figure."""
     estimates = [each.estimate_us() for each in arms]
     try:
@@ -149,7 +152,7 @@ def _prepare(arms: list[Runner]) -> None:
         each.rotation.poison()
 
 
-def _block(mine: Runner, other: Runner, *, turned: bool) -> float:
+def _block(mine: ArmTimer, other: ArmTimer, *, turned: bool) -> float:
     """One block: mine, other, other, mine, or with both exchanged; the mean log-ratio of mine to other."""
     order = (other, mine, mine, other) if turned else (mine, other, other, mine)
     logs = [math.log(each.sample_us()) * (1 if each is mine else -1) for each in order]

@@ -15,10 +15,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pytest_fa.measure.device_time import capture, event_us
-from pytest_fa.measure.floor import period_of_spin_us
+from pytest_fa.measure.launch_overhead import period_of_spin_us
 from pytest_fa.measure.launches import Captured
 from pytest_fa.records.agreement import LONG_NODE_US
-from pytest_fa.records.timing import Busy, NodeTime
+from pytest_fa.records.timing import NodeTime, ProfilerTime
 from pytest_fa.run.device_tools import DeviceTools
 
 CALLS = 10
@@ -27,13 +27,13 @@ LOADED_US = 500_000.0  # under a power cap the clocks fall within this time
 SPIN_US = (2.0, 30.0)
 
 
-def read_busy(
+def read_profiler_time(
     call: Callable[[], object],
     begin: Callable[[], object],
     captured: Captured,
     tools: DeviceTools,
     watch: Callable[[], object],
-) -> Busy:
+) -> ProfilerTime:
     """Durations of a call's nodes, and what lies between the two clocks for nodes of the same geometry.
 
     Long nodes are read under the load under which they are timed: where power is short, a few calls run faster.
@@ -62,10 +62,10 @@ def read_busy(
     times = [
         NodeTime(name, sum(found) / len(found), round(len(found) / (CALLS * REPLAYS))) for name, found in nodes.items()
     ]
-    busy_us = sum(sum(found) for found in nodes.values()) / (CALLS * REPLAYS)
+    profiler_us = sum(sum(found) for found in nodes.values()) / (CALLS * REPLAYS)
     spin_us = sum(sum(found) for found in spins.values()) / (CALLS * REPLAYS)
     missing = abs(wanted - sum(len(found) for found in nodes.values()))
-    return Busy(busy_us, spin_period_us - spin_us, tuple(times), missing)
+    return ProfilerTime(profiler_us, spin_period_us - spin_us, tuple(times), missing)
 
 
 def _durations(graph: torch.cuda.CUDAGraph, left_out: int = 0, loading: int = 0) -> dict[str, list[float]]:

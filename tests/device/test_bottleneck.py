@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from pytest_fa.profile.nsight import Profiler
+from pytest_fa.profile.nsight import Nsight
 from pytest_fa.records.tool_results import BoundBy
 from tests.device.conftest import BuildSource, job_of
 
@@ -22,9 +22,7 @@ defines: {ONLY: %s}
 
 
 @pytest.mark.parametrize("limit", get_args(BoundBy))
-def test_a_kernel_that_does_one_thing(
-    profiler: Profiler, build_source: BuildSource, tmp_path: Path, limit: str
-) -> None:
+def test_a_kernel_that_does_one_thing(profiler: Nsight, build_source: BuildSource, tmp_path: Path, limit: str) -> None:
     """Its class, from counters that were just read."""
     here = Path(__file__).parent
     (tmp_path / "kernels").mkdir()
@@ -33,5 +31,5 @@ def test_a_kernel_that_does_one_thing(
     found = profiler.run(job_of(build_source(f"only_{limit}", source, MANIFEST % limit.upper())), "verdict", None)
     assert found.status == "ok", found
     (kernel,) = found.kernels
-    assert kernel.verdict is not None
-    assert kernel.verdict.bound_by == limit, kernel.verdict
+    assert kernel.bottleneck is not None
+    assert kernel.bottleneck.bound_by == limit, kernel.bottleneck

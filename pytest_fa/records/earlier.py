@@ -1,0 +1,102 @@
+"""What earlier versions called the fields of records: old lines are read with it, and old attributes still work.
+
+Schema 4 renamed fields and some values; nothing else changed since schema 3.  This module is the only one of `records`
+that knows an old name.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from pytest_fa.earlier import POLICIES, ROLES, also_called
+from pytest_fa.records.gated import PairSamples
+from pytest_fa.records.judged import Check, Diagnosis, Repeats
+from pytest_fa.records.record import Ablation, Record
+from pytest_fa.records.timing import ProfilerTime, Speed
+from pytest_fa.records.tool_results import CountedKernel, NsightReport, Sanitized, SourceLine
+
+EARLIEST_SCHEMA = 3
+
+FIELDS: dict[type[msgspec.Struct], dict[str, str]] = {
+    Record: {"leaves": "builds", "repeat": "rerun_command", "profile": "nsight"},
+    Check: {
+        "yardstick_max_error": "same_precision_max_error",
+        "yardstick_rms_error": "same_precision_rms_error",
+    },
+    Repeats: {"dirt_missing": "smem_poison_missing"},
+    Diagnosis: {"witnesses": "cross_checks", "who_is_off": "conclusion"},
+    Speed: {
+        "floor_us": "launch_overhead_us",
+        "busy": "profiler",
+        "busy_missing": "profiler_missing",
+        "neighbours": "other_gpu_processes",
+    },
+    ProfilerTime: {"busy_us": "profiler_us", "overhead_us": "clock_gap_us"},
+    PairSamples: {"same": "control"},
+    Ablation: {"stage": "phase"},
+    NsightReport: {
+        "beside": "baseline",
+        "beside_missing": "baseline_missing",
+        "beside_kernels": "baseline_kernels",
+    },
+    CountedKernel: {"verdict": "bottleneck", "stages": "phases"},
+    SourceLine: {"stage": "phase"},
+}
+
+# Values by the field that holds them, under its new name.
+VALUES: dict[tuple[type[msgspec.Struct], str], dict[str, str]] = {
+    (Record, "role"): ROLES,
+    (Record, "caught_by"): {"own work": "delegation"},
+    (Check, "policy"): POLICIES,
+    (Sanitized, "status"): {"explained": "suppressed"},
+}
+
+
+def upgrade_record(data: dict[str, Any]) -> dict[str, Any]:
+    """A record's JSON object of an earlier schema, in today's names.  The schema number stays."""
+    upgraded: dict[str, Any] = _upgrade(data, _type_of(Record))
+    return upgraded
+
+
+def upgrade_noise(data: dict[str, Any]) -> dict[str, Any]:
+    """The JSON object of a `noise.json`, whichever version wrote it, in today's names."""
+    return {**data, "pairs": [_upgrade(pair, _type_of(PairSamples)) for pair in data["pairs"]]}
+
+
+@functools.cache
+def _type_of(struct: type[msgspec.Struct]) -> inspect.Type:
+    return inspect.type_info(struct)
+
+
+def _upgrade(data: Any, kind: inspect.Type) -> Any:  # noqa: ANN401  # JSON
+    if isinstance(kind, inspect.StructType) and isinstance(data, dict):
+        return _upgrade_struct(data, kind)
+    if isinstance(kind, inspect.VarTupleType) and isinstance(data, list):
+        return [_upgrade(item, kind.item_type) for item in data]
+    if isinstance(kind, inspect.UnionType):
+        structs = [each for each in kind.types if isinstance(each, inspect.StructType)]
+        return _upgrade(data, structs[0]) if structs else data
+    return data
+
+
+def _upgrade_struct(data: dict[str, Any], kind: inspect.StructType) -> dict[str, Any]:
+    names, types = FIELDS.get(kind.cls, {}), {field.name: field.type for field in kind.fields}
+    upgraded = {}
+    for old, value in data.items():
+        name = names.get(old, old)
+        words = VALUES.get((kind.cls, name))
+        if words is not None:
+            upgraded[name] = (
+                [words.get(word, word) for word in value] if isinstance(value, list) else words.get(value, value)
+            )
+        else:
+            upgraded[name] = _upgrade(value, types[name]) if name in types else value
+    return upgraded
+
+
+for _struct, _names in FIELDS.items():
+    also_called(_names)(_struct)
