@@ -1,4 +1,4 @@
-"""pytest-fa: is this attention kernel right, how fast is it really, and why."""
+"""pytest-fa: a pytest plugin that builds, checks, times and profiles CUDA attention kernels."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
 
-def load(name: str, **where: Any) -> Forward:  # noqa: ANN401  # the keywords are those of run.module.load
+def load(name: str, **keywords: Any) -> Forward:  # noqa: ANN401  # the keywords are those of run.module.load
     """Build the variant `name` if needed and return its `f(q, k, v, *, scale, causal, out)`.
 
-    The keywords are those of `pytest_fa.run.module.load`, which is imported here only when it is called, because it
-    needs torch and `import pytest_fa` must not.
+    The keywords are those of `pytest_fa.run.module.load`, whose docstring lists the errors raised.  It is imported in
+    this function because it imports torch, and `import pytest_fa` must not.
     """
     from pytest_fa.run.module import load as load_variant  # noqa: PLC0415
 
-    return load_variant(name, **where)
+    return load_variant(name, **keywords)

@@ -1,6 +1,7 @@
-"""Names of earlier versions that are still taken.  Each is read as the new name, and one line says what that is.
+"""Old names that are still accepted in manifests, Markdown files and attributes.
 
-`records.earlier` has those of records.
+Each old name is read as the new one, and one line of output names the new one.  `records.earlier` has the old names of
+record fields.
 """
 
 from __future__ import annotations
@@ -14,43 +15,52 @@ T = TypeVar("T")
 MANIFEST_KEYS = {"leaves_out": "omits", "explained": "suppressions"}
 ROLES = {"floor": "overhead"}
 POLICIES = {"measured": "same_precision"}
-BLOCKS = {"stages": "phases", "verdicts": "bottlenecks"}  # of Markdown files: fa-stages is now fa-phases
+BLOCKS = {"stages": "phases", "verdicts": "bottlenecks"}  # table blocks in Markdown files: fa-stages is now fa-phases
 TRUTH_ATTRIBUTES = {"yardstick": "same_precision"}
 
 
 def renamed(old: str, new: str) -> str:
-    """The one line that names the new name."""
+    """Return the line that gives the new name of an old one."""
     return f"{old!r} is now called {new!r}"
 
 
-def upgrade_manifest(data: Any, say: Callable[[str], object]) -> Any:  # noqa: ANN401  # whatever the file holds
-    """A manifest's content in today's names; `say` is told each old name that was found, once."""
+def upgrade_manifest(data: Any, say: Callable[[str], object]) -> Any:  # noqa: ANN401  # any YAML value
+    """Rename old keys and values of a manifest in place, and return it.
+
+    `say` is called once for each old name, with a line that gives the new one.
+    """
     if not isinstance(data, dict):
         return data
     members = data.get("variants")
-    told = dict.fromkeys(_upgrade_keys(data))
+    notices = dict.fromkeys(_upgrade_keys(data))
     for member in members.values() if isinstance(members, dict) else ():
-        told.update(dict.fromkeys(_upgrade_keys(member) if isinstance(member, dict) else ()))
-    for line in told:
+        notices.update(dict.fromkeys(_upgrade_keys(member) if isinstance(member, dict) else ()))
+    for line in notices:
         say(line)
     return data
 
 
 def _upgrade_keys(data: dict[Any, Any]) -> Iterator[str]:
-    """Rename keys and values of one mapping in place; gives a line for each.  A new key that is there too stays."""
+    """Rename old keys and values of one mapping in place, and yield a line for each.
+
+    If a mapping has both the old key and the new one, neither is changed.
+    """
     for old, new in MANIFEST_KEYS.items():
         if old in data and new not in data:
             data[new] = data.pop(old)
             yield renamed(old, new)
-    for key, words in (("role", ROLES), ("tolerance", POLICIES)):
+    for key, new_values in (("role", ROLES), ("tolerance", POLICIES)):
         value = data.get(key)
-        if isinstance(value, str) and value in words:
-            data[key] = words[value]
-            yield f"{key}: {renamed(value, words[value])}"
+        if isinstance(value, str) and value in new_values:
+            data[key] = new_values[value]
+            yield f"{key}: {renamed(value, new_values[value])}"
 
 
-def also_called(names: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
-    """A class decorator: each old attribute gives the new one, with a `DeprecationWarning` that names it."""
+def with_old_attributes(names: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator that adds old attribute names, given as a map from old to new.
+
+    An old attribute returns the new one's value, with a `DeprecationWarning` that gives the new name.
+    """
 
     def decorate(owner: type[T]) -> type[T]:
         for old, new in names.items():
@@ -61,7 +71,7 @@ def also_called(names: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
 
 
 def _old_attribute(owner: str, old: str, new: str) -> property:
-    def read(value: object) -> Any:  # noqa: ANN401  # whatever the attribute holds
+    def read(value: object) -> Any:  # noqa: ANN401  # the type of the new attribute
         warnings.warn(f"{owner}.{old} is now called {owner}.{new}", DeprecationWarning, stacklevel=2)
         return getattr(value, new)
 

@@ -1,18 +1,18 @@
-"""Every error that pytest-fa raises on purpose.
+"""The exceptions that pytest-fa raises.
 
     FaError
-    |-- UsageProblem       a wrong option or name: pytest shows it as a usage error
-    |-- ManifestError      a variant.yaml that cannot be read
-    |-- ToolchainError     no compiler, or one that does not answer
-    |-- BuildError         a variant that did not compile, or a build that is not there
-    |-- UnsupportedCase    a kernel refused a case: the reason is the message
-    |-- LaunchError        a kernel could not be started
-    |-- DeviceLost         the device context is gone: the process must be replaced
-    |-- ToolAttached       a profiler or a debugger sits in a process that is to be timed
-    `-- WrongResult        a kernel that did something wrong, and the checks that found it
+    |-- UsageProblem       an option, a name or an id is wrong; pytest shows it as a usage error
+    |-- ManifestError      a variant.yaml cannot be read
+    |-- ToolchainError     a compiler or disassembler is missing or does not work
+    |-- BuildError         a variant does not compile, or its build is not in the cache
+    |-- UnsupportedCase    a kernel refused a case; the message is the reason
+    |-- LaunchError        a kernel could not be launched
+    |-- DeviceLost         the CUDA context is unusable; the process must be replaced
+    |-- ToolAttached       a profiler, sanitizer or debugger is attached to a process that is to be timed
+    `-- WrongResult        a kernel gave a wrong result; `caught_by` names the checks that detected it
 
-Each message names the thing, the value found and what is allowed.  `plugin.py` is the one place that turns
-`UsageProblem` into `pytest.UsageError`.
+Each message names the thing, the value found and what is allowed.  Only the package `plugin` converts `UsageProblem`
+to `pytest.UsageError`.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from collections.abc import Iterable
 
 
 class FaError(Exception):
-    """The root of the tree."""
+    """The base class of all errors that pytest-fa raises."""
 
 
 class UsageProblem(FaError):
-    """A wrong option, name or id."""
+    """An option, a name or an id is wrong."""
 
 
 class ManifestError(FaError):
-    """A variant.yaml that cannot be read."""
+    """A variant.yaml cannot be read."""
 
 
 class ToolchainError(FaError):
-    """No compiler, or one that does not answer."""
+    """A compiler or disassembler is missing or does not work."""
 
 
 class BuildError(FaError):
-    """A variant that did not compile, or whose build is not in the cache."""
+    """A variant does not compile, or its build is not in the cache."""
 
 
 class UnsupportedCase(FaError):
-    """A kernel refused a case."""
+    """A kernel refused a case; the message is the reason."""
 
 
 class LaunchError(FaError):
-    """A kernel could not be started."""
+    """A kernel could not be launched."""
 
 
 class DeviceLost(FaError):
-    """The device context is gone; the process that held it must be replaced."""
+    """The CUDA context is unusable; the process that holds it must be replaced."""
 
 
 class ToolAttached(FaError):
-    """A profiler, a sanitizer or a debugger sits in a process that is to be timed."""
+    """A profiler, sanitizer or debugger is attached to a process that is to be timed."""
 
 
 class WrongResult(FaError):
-    """What a kernel did is wrong; `caught_by` names the checks that found it."""
+    """A kernel gave a wrong result; `caught_by` names the checks that detected it."""
 
     def __init__(self, caught_by: str | tuple[str, ...], message: str) -> None:
         super().__init__(message)
@@ -66,6 +66,6 @@ class WrongResult(FaError):
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """'; did you mean 'ws_p2'?' for the known name nearest to `name`, or an empty string."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    """Return "; did you mean 'ws_p2'?" with the known name closest to `name`, or an empty string."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

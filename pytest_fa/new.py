@@ -1,4 +1,4 @@
-"""`python -m pytest_fa new NAME`: a variant folder that works, to be changed."""
+"""`python -m pytest_fa new NAME`: write the folder of a new variant, which builds and passes as it is."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ KINDS = ("cuda", "torch", "python", "triton")
 
 
 def write_variant(name: str, kind: str, kernels: Path) -> Path:
-    """Write `<kernels>/<name>/` from the template of its kind, and give the folder.
+    """Write `<kernels>/<name>/` from the template for `kind`, and return that folder.
 
-    Raises `UsageProblem` for a name that cannot be, or that a variant or a folder already has.
+    Raises `UsageProblem` if the name is malformed, or if a variant or folder of that name already exists.
     """
     if not re.fullmatch(NAME, name):
-        form = "small letters, digits and _, a letter first"
-        raise UsageProblem(f"new: {name!r} is no name for a variant; it must be {form}")
+        form = "lowercase letters, digits and _, starting with a letter"
+        raise UsageProblem(f"new: {name!r} is not a valid variant name; use {form}")
     roots = (kernels,) if kernels.is_dir() else ()
     if name in discover(roots).variants:
-        raise UsageProblem(f"new: there is a variant {name!r} already (see --fa-list)")
+        raise UsageProblem(f"new: variant {name!r} already exists (see --fa-list); choose another name")
     folder = kernels / name
     if folder.exists():
-        raise UsageProblem(f"new: {str(folder)!r} exists already; nothing was written")
+        raise UsageProblem(f"new: folder {str(folder)!r} already exists; nothing was written; choose another name")
     folder.mkdir(parents=True)
     for template in sorted(path for path in (TEMPLATES / kind).iterdir() if path.is_file()):  # pip adds __pycache__
-        text = re.sub(r"\bNAME\b", name, template.read_text(encoding="utf-8"))  # not in TORCH_EXTENSION_NAME
+        text = re.sub(r"\bNAME\b", name, template.read_text(encoding="utf-8"))  # not part of TORCH_EXTENSION_NAME
         (folder / template.name).write_text(text, encoding="utf-8")
     return folder

@@ -1,4 +1,4 @@
-"""What the tests share: a cache of their own, small variants to build and run, marks for what a machine may lack."""
+"""Fixtures of all tests: a separate cache, a writer of small variants, and skips for missing hardware or compilers."""
 
 from __future__ import annotations
 
@@ -13,33 +13,36 @@ from pytest_fa.errors import ToolchainError
 from pytest_fa.records.environment import find_gpu
 from tests.factories import MANIFEST, WriteVariant
 
-# What changes the text of an inner process: under CI pytest's short summary repeats whole messages.
+# Environment variables that change the output of an inner pytest: under CI, its short summary has whole messages.
 CHANGES_OUTPUT = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR")
 for _name in CHANGES_OUTPUT:
     os.environ.pop(_name, None)
 
-# Under xdist a process and its children take one core each: torch would take all of them in every process, and the
-# judge's tests would last three times as long.
+# Under pytest-xdist, each process and its children use one core.  Otherwise torch would use all cores in every process,
+# and the judge's tests would take three times as long.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache for tests that only want something built: what one has compiled, the next one finds."""
+    """Return a build cache that is shared by all tests of a session."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(autouse=True)
-def _own_user_cache(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing reads or writes the user's own cache folder, and no outer option reaches an inner pytest."""
+def _separate_user_cache(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redirect the user's cache folder, and hide the outer pytest's options from an inner pytest."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared_cache))
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
 
 
 @pytest.fixture
 def write_variant(tmp_path: Path) -> WriteVariant:
-    """`write_variant("name", manifest=..., **{"kernel.cu": ...})`: a variant under `tmp_path/kernels`, its folder."""
+    """Return a function that writes a variant to `tmp_path/kernels` and returns its folder.
+
+    Call it as `write_variant("name", manifest=..., **{"kernel.cu": ...})`.
+    """
 
     def write(name: str, *, manifest: str = MANIFEST, root: Path | None = None, **files: str) -> Path:
         folder = (root or tmp_path / "kernels") / name
@@ -62,7 +65,7 @@ def _has_nvcc(cache: Path) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU before any fixture, one of a module included, builds something for it."""
+    """Skip tests that need a GPU before any of their fixtures, including module fixtures, builds something."""
     if item.get_closest_marker("needs_gpu") and find_gpu() is None:
         pytest.skip("this machine has no GPU")
 

@@ -1,4 +1,4 @@
-"""Records, tables, manifests and sources that tests are built from."""
+"""Records, manifests, sources and options for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Arch, Entry, EntryKind, Limits, Role, Supports, Variant
-from pytest_fa.options import Options
+from pytest_fa.options.options import Options
 from pytest_fa.records.built import Advisory, Build, Kernel
 from pytest_fa.records.judged import Bound, Check, Repeats
 from pytest_fa.records.record import SCHEMA, Environment, Record, RecordKind, Source, Stage
@@ -30,7 +30,7 @@ because: a test needs one
 expect: what the test asserts
 """
 
-# Attention by the book, in float32, with every hole that a test may want to cut into it.
+# A straightforward float32 attention, which tests change to insert errors.
 PYTHON_SOURCE = """\
 import torch
 
@@ -49,7 +49,7 @@ PYTHON_MANIFEST = (
     + 'entry: {kind: python, target: "entry:forward"}\nsupports: {device: [cpu, cuda], causal: [none, top_left]}\n'
 )
 
-# Scores by the book, and the manifest of a probe that computes nothing else.
+# Straightforward float32 scores, and the manifest of a probe that computes only scores.
 SCORES_SOURCE = """\
 import torch
 
@@ -65,7 +65,7 @@ SCORES_MANIFEST = (
     + 'entry: {kind: python, target: "entry:forward"}\nsupports: {device: [cpu, cuda], head_dim: [64, 4]}\n'
 )
 
-# Compiles in a second and writes zeros: enough for everything that the builder does.
+# Compiles in one second and writes zeros, which is enough to test the builder.
 CUDA_SOURCE = """\
 #include "fa_forward.h"
 
@@ -83,7 +83,7 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
 
 
 def variant(name: str, role: Role = "candidate", kind: EntryKind = "cuda") -> Variant:
-    """A variant that differs from others in what the plan looks at."""
+    """Return a variant with this name, role and kind of entry."""
     return Variant(
         name=name,
         folder=f"kernels/{name}",
@@ -106,7 +106,7 @@ def variant(name: str, role: Role = "candidate", kind: EntryKind = "cuda") -> Va
 
 
 def options(folder: Path, **changes: Any) -> Options:
-    """The options of a run in `folder` on which nothing was asked for; `changes` are other fields."""
+    """Return the default options of a run in `folder`; `changes` are other fields."""
     plain = Options(
         rootdir=folder,
         variants=(),
@@ -225,15 +225,15 @@ BARE = msgspec.structs.replace(
     source=Source(None, None, "no git"),
 )
 
-# -- records that differ in one thing ---------------------------------------------------------------------------------
+# -- minimal records --------------------------------------------------------------------------------------------------
 
 SHAPE = "b1h8s512d64-fp16"
-OTHER = "b1h2s64d64-fp16"
-FLOPS = 4 * 8 * 512 * 512 * 64  # of SHAPE
+SMALL_SHAPE = "b1h2s64d64-fp16"
+FLOPS = 4 * 8 * 512 * 512 * 64  # operations per call at SHAPE
 
 
 def record(variant: str = "mine", case: str = f"{SHAPE}-seed0", kind: RecordKind = "correct", **changes: Any) -> Record:
-    """A record that says nothing but its name; `changes` are other fields."""
+    """Return a record with only a variant, a case and a kind; `changes` are other fields."""
     plain = Record(
         schema=SCHEMA,
         id=f"{variant}-{case}",
@@ -260,13 +260,13 @@ def record(variant: str = "mine", case: str = f"{SHAPE}-seed0", kind: RecordKind
 
 
 def check(*bounds: Bound) -> Check:
-    """A check with these bounds."""
+    """Return a check with these bounds."""
     passed = all(bound.holds for bound in bounds)
     return Check("same_precision", passed, bounds, None, None, 0.001, 0.0001, 0, 0, 64, None, None, None, None)
 
 
 def speed(device_us: float, call_us: float = 20.0, launched: tuple[str, ...] = ()) -> Speed:
-    """These medians, and these kernels in a call."""
+    """Return a speed with these medians, whose call launches these kernels."""
     return Speed(
         device=Timing("graph replay", (device_us,), device_us, 1),
         call=Timing("wall clock", (call_us,), call_us, 1),
@@ -280,9 +280,9 @@ def speed(device_us: float, call_us: float = 20.0, launched: tuple[str, ...] = (
 
 
 def build(arch: Arch, **kernels: tuple[int, int, int]) -> Build:
-    """A build whose kernels have (registers, bytes spilled by stores, by loads)."""
-    made = tuple(Kernel(name, name, *figures, 0, 0) for name, figures in kernels.items())
-    return Build("mine", arch, "key", "kernel.so", "code", None, made, (), (), "13.0", "a host", "today", 1.0)
+    """Return a build; each kernel is given as (registers, spill store bytes, spill load bytes)."""
+    listed = tuple(Kernel(name, name, *figures, 0, 0) for name, figures in kernels.items())
+    return Build("mine", arch, "key", "kernel.so", "code", None, listed, (), (), "13.0", "a host", "today", 1.0)
 
 
 OK = check(Bound("max", 0.001, 0.004, True))

@@ -1,7 +1,7 @@
-"""Writes `choices.json` from records: `python kernels/auto/choices.py profiles/nvidia-h200 ...`.
+"""Write `choices.json` from saved records: `python kernels/auto/choices.py profiles/nvidia-h200 ...`.
 
-For each GPU, dtype, head_dim and mask: the measured cases, and on each the candidates that were right in all their
-records, fastest first.
+The table has the measured cases of each GPU, dtype, head_dim and mask.  Each case lists its fastest candidates, fastest
+first, without the candidates that failed in any record.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
 
-CANDIDATES = 3  # that are kept of each case
+CANDIDATES = 3  # listed per case
 
 
 def main(folders: list[str]) -> None:
-    """Read every `*.jsonl` of the folders and write the table beside this file."""
+    """Read all `*.jsonl` files of the folders, and write the table to `choices.json` in the folder of this file."""
     records = [
         record for folder in folders for path in sorted(Path(folder).glob("*.jsonl")) for record in read_records(path)
     ]
@@ -28,14 +28,14 @@ def main(folders: list[str]) -> None:
 
 
 def choices(records: list[Record]) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """GPU, then `dtype-dHEAD_DIM-causal`, then one row per case."""
-    wrong = {record.variant for record in records if record.kind in ("correct", "speed") and record.outcome != "ok"}
+    """Return the rows of all cases, by GPU and then by `<dtype>-d<head_dim>-<causal>`."""
+    failed = {record.variant for record in records if record.kind in ("correct", "speed") and record.outcome != "ok"}
     timed: dict[str, dict[str, dict[str, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         case, gpu = record.case, record.environment.gpu
         if record.kind != "speed" or record.speed is None or case is None or gpu is None:
             continue
-        if record.role != "candidate" or record.variant in wrong or record.variant == "auto" or "@" in record.variant:
+        if record.role != "candidate" or record.variant in failed or record.variant == "auto" or "@" in record.variant:
             continue
         if case.layout != "bhsd" or case.heads != case.kv_heads:
             continue
@@ -52,13 +52,13 @@ def choices(records: list[Record]) -> dict[str, dict[str, list[dict[str, Any]]]]
 
 
 def _well_measured(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The cases at which more than half as many variants were timed as at the best one: the others compare too few."""
+    """Return the cases on which more than half as many variants were timed as on the case with most variants."""
     most = max(len(row["device_us"]) for row in rows.values())
     return [row for row in rows.values() if 2 * len(row["device_us"]) > most]
 
 
 def _fastest_first(row: dict[str, Any]) -> dict[str, Any]:
-    ranked = sorted(row["device_us"].items(), key=lambda each: each[1])[:CANDIDATES]
+    ranked = sorted(row["device_us"].items(), key=lambda item: item[1])[:CANDIDATES]
     return {**row, "device_us": dict(ranked)}
 
 

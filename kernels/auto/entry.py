@@ -1,11 +1,11 @@
-"""auto: picks a variant for each call and calls it.
+"""auto: choose a variant for each call, and call it.
 
-step:    the variant that was measured fastest on the nearest shape, among those that take the call
-because: no one kernel is best at 64 keys and at 16384, with a mask and without, on every GPU
-expect:  the best variant's time on the device; one look-up more per call
+step:    calls the variant that was measured fastest on the nearest shape, among those that support the call
+because: no single kernel is fastest at 64 keys and at 16384 keys, with a mask and without, on every GPU
+expect:  the best variant's time on the device; one more look-up per call
 
-What was measured stands in `choices.json`, which `python kernels/auto/choices.py` makes from `profiles/`.
-Where nothing was measured, and where a kernel refuses, the next of `FALLBACKS` is asked.
+The measured times are in `choices.json`, which `python kernels/auto/choices.py` writes from the records in `profiles/`.
+If nothing was measured on this GPU, or if a kernel refuses the call, the variants of `FALLBACKS` are tried in order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import BuildError, UnsupportedCase
-from pytest_fa.options import default_cache
+from pytest_fa.options.options import default_cache
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.module import build_library, load_forward
 
@@ -34,14 +34,14 @@ DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 class Choice(NamedTuple):
-    """A variant and why it is asked."""
+    """A variant, and the reason for choosing it."""
 
     variant: str
     why: str
 
 
 Key = tuple[torch.Size, torch.Size, torch.dtype, torch.device, str]
-_chosen: dict[Key, list[Forward]] = {}
+_first_choices: dict[Key, list[Forward]] = {}  # an empty list if no variant supports such a call
 
 
 def forward(
@@ -53,56 +53,63 @@ def forward(
     causal: str = "none",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The first choice's output, or the next one's where a kernel refuses these addresses or strides.
+    """Return the attention output, [batch, heads, seq_q, head_dim]; write it into `out` if that is given.
 
-    Raises `UnsupportedCase` where none takes the call.
+    If the first choice refuses these addresses or strides, the next choices are tried.
+
+    Raises `UnsupportedCase` if no variant supports the call.
     """
     key = (q.shape, k.shape, q.dtype, q.device, causal)
-    forwards = _chosen.get(key)
+    forwards = _first_choices.get(key)
     if forwards is None:
-        forwards = _chosen[key] = [_loaded(choice.variant) for choice in choose(q, k, causal)[:1]]
+        forwards = _first_choices[key] = [_loaded(choice.variant) for choice in choose(q, k, causal)[:1]]
     try:
         return forwards[0](q, k, v, scale=scale, causal=causal, out=out)
     except (UnsupportedCase, IndexError):
-        return _next_best(q, k, v, scale, causal, out)
+        return _try_other_choices(q, k, v, scale, causal, out)
 
 
 def explain(q: torch.Tensor, k: torch.Tensor, causal: str = "none") -> str:
-    """The choices for such a call, first to last, each with its reason."""
+    """Return the choices for such a call, one per line, in order and with their reasons."""
     return "\n".join(f"{choice.variant}: {choice.why}" for choice in choose(q, k, causal))
 
 
 def choose(q: torch.Tensor, k: torch.Tensor, causal: str) -> list[Choice]:
-    """The variants that take such a call: by the nearest measured shape, fastest first, then the fallbacks."""
+    """Return the variants that support such a call.
+
+    Those of the nearest measured shape come first, fastest first, and then the fallbacks.
+    """
     case = _case(q, k, causal)
     gpu = torch.cuda.get_device_name(q.device) if q.device.type == "cuda" else "cpu"
-    measured = _nearest(case, gpu)
-    named = [choice.variant for choice in measured]
-    rest = [Choice(name, f"not measured on {gpu}; the portable order") for name in FALLBACKS if name not in named]
-    return [choice for choice in (*measured, *rest) if _takes(choice.variant, case, q.device.type)]
+    measured = _nearest_measured(case, gpu)
+    names = [choice.variant for choice in measured]
+    why = f"not measured on {gpu}; fallback"
+    fallbacks = [Choice(name, why) for name in FALLBACKS if name not in names]
+    return [choice for choice in (*measured, *fallbacks) if _supports(choice.variant, case, q.device.type)]
 
 
-def _next_best(
+def _try_other_choices(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: str, out: torch.Tensor | None
 ) -> torch.Tensor:
-    """What the second and later choices give."""
+    """Return the output of the first variant, from the second choice on, that does not refuse the call."""
     reasons = []
     for choice in choose(q, k, causal)[1:]:
         try:
             return _loaded(choice.variant)(q, k, v, scale=scale, causal=causal, out=out)
-        except UnsupportedCase as reason:
-            reasons.append(f"{choice.variant}: {reason}")
-    raise UnsupportedCase("; ".join(reasons) or f"no variant takes {_case(q, k, causal).shape_id}")
+        except UnsupportedCase as refusal:
+            reasons.append(f"{choice.variant}: {refusal}")
+    raise UnsupportedCase("; ".join(reasons) or f"no variant supports {_case(q, k, causal).shape_id}")
 
 
-def _nearest(case: Case, gpu: str) -> list[Choice]:
-    """The variants of the measured case that is nearest in rows and keys, fastest first.
+def _nearest_measured(case: Case, gpu: str) -> list[Choice]:
+    """Return the variants of the measured case that is nearest in rows and keys, fastest first.
 
-    Where this dtype or mask was not measured, fp16 and no mask speak for it.
+    If this dtype or mask was not measured, the times of fp16 or without a mask are used.
     """
     tables = _choices().get(gpu, {})
-    kinds = [f"{dtype}-d{case.head_dim}-{causal}" for causal in (case.causal, "none") for dtype in (case.dtype, "fp16")]
-    table = next((tables[kind] for kind in kinds if kind in tables), [])
+    kinds = [(dtype, causal) for causal in (case.causal, "none") for dtype in (case.dtype, "fp16")]
+    table_names = [f"{dtype}-d{case.head_dim}-{causal}" for dtype, causal in kinds]
+    table = next((tables[name] for name in table_names if name in tables), [])
 
     def distance(row: dict[str, float]) -> float:
         rows = case.batch * case.heads * case.seq_q
@@ -112,13 +119,13 @@ def _nearest(case: Case, gpu: str) -> list[Choice]:
         return []
     row = min(table, key=distance)
     return [
-        Choice(name, f"{us:.2f} us on {row['case']}, {gpu}: the nearest measured")
+        Choice(name, f"{us:.2f} us on {row['case']}, the nearest case measured on {gpu}")
         for name, us in row["device_us"].items()
     ]
 
 
-def _takes(name: str, case: Case, device: str) -> bool:
-    """Whether the variant is there, takes the case, and has an architecture for this machine's GPU."""
+def _supports(name: str, case: Case, device: str) -> bool:
+    """Return whether the variant exists, supports the case, and can be built for the GPU of this machine."""
     variant = _variants().get(name)
     if variant is None or variant.refuses(case) is not None or device not in variant.supports.device:
         return False
@@ -145,7 +152,7 @@ def _choices() -> dict[str, dict[str, list[dict]]]:
 
 @functools.cache
 def _loaded(name: str) -> Forward:
-    """A leaf that is in the cache is taken as it is, so that no compiler is needed; else it is built."""
+    """Load a variant; a cached build is used if there is one, so that no compiler is needed."""
     variant = _variants()[name]
     build: Callable[..., str | None] = functools.partial(build_library, variant, default_cache())
     try:

@@ -1,24 +1,25 @@
-// cluster_latency: everything between the products is made short.
-// step:    one thread asks for Q and K before anything else is done; a group's keys come in parts, one group's after the
-//          other's; what is merged flows one way, from group to group and from block to block; few keys are one group's and one
-//          block's, which merge nothing
-// because: in cluster_tma at the mission shape, by its own clock, 1,440 of 5,900 cycles pass before K is there, for 940 of which
-//          it has not been asked for; the two merges take 2,200; a call with 64 keys takes as long as one with 512
-// expect:  3.6 to 4.0 us at the mission shape, S = 64 and 128 below 3.0
-// diff:    large: prologue, merge, the order of keys and the kernels for one pass are new
-// tile:    64 queries x 128 keys per group, 2 groups, 2 blocks; up to 256 keys: 64 per group; up to 128: one group, one block;
-//          98 KB of shared memory, 192 KB at D = 128
-// takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
-//          16-byte aligned, with strides that TMA takes
+// cluster_latency: shortens everything on the critical path outside the two matrix products.
+// step:    one thread issues the TMA loads of Q and K before any other setup; keys are loaded in tiles of 64, all tiles of the
+//          first warpgroup before those of the second; both merges go one way, from the first warpgroup to the second, and for
+//          each row from one block to the other; with few keys, one warpgroup of one block does all the work, without a merge
+// because: in cluster_tma at the target shape (1x8x512x64), measured with the SM's clock, K arrives after 1,440 of 5,900 cycles,
+//          and its load is issued only after 940 of them; the two merges take 2,200 cycles; a call with 64 keys takes as long as
+//          one with 512 keys
+// expect:  3.6 to 4.0 us at the target shape, below 3.0 us at S = 64 and at S = 128
+// diff:    most of the file: the prologue, the merges, the order of the loads and the kernels for one pass are new
+// tile:    64 queries x 128 keys per warpgroup, 2 warpgroups per block, 2 blocks per cluster; up to 256 keys: 64 keys per
+//          warpgroup; up to 128 keys: 1 warpgroup, 1 block; 98 KB of shared memory per block, 192 KB at D = 128
+// takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads;
+//          rows contiguous and 16-byte aligned, with strides that TMA accepts
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
 #include <type_traits>
 
-#include "fa/params.cuh"
 #include "fa/hopper.cuh"
 #include "fa/launch.h"
+#include "fa/params.cuh"
 #include "fa/ptx.cuh"
 #include "fa/warp.cuh"
 #include "fa_forward.h"
@@ -27,178 +28,207 @@
 using fp16 = __half;
 using bf16 = __nv_bfloat16;
 
-// Barriers have names, so that a test can leave one out and see that it is missed.
-enum Barrier { NONE, Q_THERE, K_THERE, V_THERE, O_GIVEN, M_AND_L_SENT, O_SENT };
+// How the work is divided:
+// - A block computes 64 queries of one head, because a wgmma always computes 64 rows.
+// - The warpgroups of a block share these queries and take different keys, so that one warpgroup computes while the other is
+//   stalled.
+// - The blocks of a cluster also share the queries and take different keys, because an SM loads only 64 bytes per cycle.  At
+//   the target shape, 8 heads x 8 query tiles x 2 blocks occupy 128 of 132 SMs.
+// - A pass is one iteration of the main loop: the cluster loads PASS_KEYS keys at once, and each warpgroup computes S, P and O
+//   for its GROUP_KEYS of them.
+// - After the last pass, the partial results (O, m and l) are merged: first those of the warpgroups, then those of the blocks.
 
-// Stages have names, so that an ablation can leave one out and its time be seen.
-enum Stage { NOTHING, LOAD, QK, SOFTMAX, PV, MERGE };
+// The barriers of this kernel and what each guarantees.  A test omits one with OMIT_BARRIER, to check that the error is detected.
+enum Barrier {
+  NONE,
+  Q_FULL,                // TMA has written Q
+  K_FULL,                // TMA has written one key tile of K
+  V_FULL,                // TMA has written V of the warpgroup
+  GROUP_PARTIAL_STORED,  // the first warpgroup has stored its partial O, m and l
+  PEER_M_AND_L_FULL,     // the partial m and l of the other block have arrived
+  PEER_O_FULL,           // the partial O of the other block has arrived
+};
 
-// What a kernel knows of the keys when it is compiled: no jump then leads over what does not happen.
+// The phases of this kernel.  An ablation omits one with OMIT_PHASE, to measure what it costs.
+enum Phase { NO_PHASE, LOAD, QK, SOFTMAX, PV, MERGE };
+
+// What a kernel may assume about the keys.  The compiler then removes the code for cases that cannot occur.
 enum Keys {
-  ANY,
-  ONE_PASS,  // at most PASS_KEYS, and the scale is not negative: nothing is loaded later, nothing is turned around
-  ALL,       // PASS_KEYS, and every query sees all of them: nothing is masked either
+  ANY_KEYS,       // no assumption
+  ONE_PASS,       // every block needs exactly one pass, and scale >= 0: no loop, and no score is negated
+  ONE_FULL_PASS,  // as ONE_PASS, with exactly PASS_KEYS keys, which every query sees: no score is masked either
 };
 
 constexpr int WARP = 32;
-constexpr int QUAD = 4;  // lanes that share a row of a fragment
+constexpr int QUAD = 4;  // lanes that share a row of an mma fragment
 constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 16;
-constexpr int BLOCK_M = 64;  // what wgmma takes
-constexpr int PART = 64;     // keys that come at once
-constexpr int COLUMNS = 64;  // of Q, K and V that lie together: 128 bytes, what TMA swizzles
-constexpr int P_TILES = PART / MMA_N;
-constexpr int ROWS = 2;  // of a lane: every eighth of its warp's
-constexpr int GROUP_THREADS = 128;
+constexpr int BLOCK_M = 64;                // the rows of a wgmma
+constexpr int KEY_TILE = 64;               // keys per TMA box
+constexpr int BOX_COLUMNS = 64;            // columns per TMA box: 128 bytes, the span of the swizzle
+constexpr int N_TILES = KEY_TILE / MMA_N;  // 8-key tiles of S in a key tile
+constexpr int LANE_ROWS = 2;               // rows that a lane holds: r and r + 8
+constexpr int GROUP_THREADS = 128;         // threads of a warpgroup
 template <int HEAD_DIM>
-constexpr int PART_BYTES = LEAVE_OUT == LOAD ? 0 : PART * HEAD_DIM * 2;  // of Q, K or V
-constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
+constexpr int TILE_BYTES = OMIT_PHASE == LOAD ? 0 : KEY_TILE * HEAD_DIM * 2;  // 64 rows of Q, K or V
 
-// The parameters: with what the driver puts before them, one line of the constant cache, since the first read of each line
-// takes as long as 150 to 200 cycles.
+// O is rescaled only where P would exceed 2^8.  fp16 holds values up to 2^15 with the same relative error.
+constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
+
+// The kernel parameters other than the tensor maps.  They fit in one 64-byte line of the constant cache, because the first read
+// of a line takes as long as 150 to 200 cycles.
 struct Params {
-  uint4* out;  // [batch, heads, seq_q, head_dim] in 16 bytes
-  float* lse;
+  uint4* out;  // [batch, heads, seq_q, head_dim] as 16-byte vectors
+  float* lse;  // [batch, heads, seq_q], or nullptr
   fa::VectorStrides out_strides;
-  uint32_t kv_head_factor;
+  uint32_t kv_head_factor;  // kv_head = (2 head + 1) kv_head_factor / 2^32, without a division
   int seq_q, seq_k;
-  int first_diagonal;  // query i sees keys [0, min(seq_k, first_diagonal + i))
-  float signed_scale_log2;
+  int first_diagonal;       // query i sees keys [0, min(seq_k, first_diagonal + i))
+  float signed_scale_log2;  // scale * log2(e)
 };
-static_assert(sizeof(Params) == 48, "16 bytes into a line of 64");
+static_assert(sizeof(Params) == 48, "the parameters start at byte 16 of a 64-byte cache line");
 
-// How many keys a cluster holds at once, and who holds them.
-template <int CLUSTER_, int KEY_GROUPS_, int PARTS_>
+// How the keys of a pass are divided: over CLUSTER blocks, in each over KEY_GROUPS warpgroups, in each into KEY_TILES tiles.
+template <int CLUSTER_, int KEY_GROUPS_, int KEY_TILES_>
 struct Split {
-  static constexpr int CLUSTER = CLUSTER_, KEY_GROUPS = KEY_GROUPS_, PARTS = PARTS_;
-  static constexpr int GROUP_KEYS = PARTS * PART, BLOCK_KEYS = KEY_GROUPS * GROUP_KEYS, PASS_KEYS = CLUSTER * BLOCK_KEYS;
+  static constexpr int CLUSTER = CLUSTER_, KEY_GROUPS = KEY_GROUPS_, KEY_TILES = KEY_TILES_;
+  static constexpr int GROUP_KEYS = KEY_TILES * KEY_TILE, BLOCK_KEYS = KEY_GROUPS * GROUP_KEYS, PASS_KEYS = CLUSTER * BLOCK_KEYS;
   static constexpr int THREADS = KEY_GROUPS * GROUP_THREADS;
-  static_assert(CLUSTER <= ROWS, "each block of a cluster keeps one row of every lane");
-  static_assert(KEY_GROUPS <= 2, "one group gives what it found, the other takes it");
-  static_assert(CLUSTER == 1 || KEY_GROUPS == 2, "what a block sends is what its two groups found");
+  static_assert(CLUSTER <= LANE_ROWS, "each block of a cluster finishes one row per lane");
+  static_assert(KEY_GROUPS <= 2, "the first warpgroup hands its partial result to the second");
+  static_assert(CLUSTER == 1 || KEY_GROUPS == 2, "the exchange between blocks includes the merge of two warpgroups");
 };
 
-// One row of O of every lane, as pieces of 16 bytes, and what it is relative to: max in log2, and the lane's part of the sum.
+// The partial result of one row per lane: O as 16-byte vectors, m in log2, and the lane's part of l.
 template <int D_TILES>
-struct Row {
+struct PartialRow {
   float4 o[D_TILES / 2][GROUP_THREADS];
   float2 m_and_l[GROUP_THREADS];
 };
 
-// The same for another block, to which it takes the longer the more bytes it is: O in 24 bits.
+// The same as it is sent to the other block.  The transfer is bound by its bytes, so O is cut to 24 bits.  The relative error is
+// then below 2^-15, which is small next to the 2^-11 of the output in fp16.
 template <int D_TILES>
-struct SentRow {
-  static constexpr int PIECES = D_TILES * 2 * 3 / 16;
-  uint4 o[PIECES][GROUP_THREADS];
+struct PackedPartialRow {
+  static constexpr int VECTORS = D_TILES * 2 * 3 / 16;  // two values per fragment, 3 bytes each
+  uint4 o[VECTORS][GROUP_THREADS];
   float2 m_and_l[GROUP_THREADS];
 };
 
-struct Nothing {};
+struct Empty {};  // in place of a buffer that is not needed
 
 template <typename T, typename SPLIT, int HEAD_DIM>
 struct Smem {
   static constexpr int D_TILES = HEAD_DIM / MMA_N;
-  // Q, K and V [HEAD_DIM / COLUMNS, 64 rows, COLUMNS]
+  // Q, K and V: [HEAD_DIM / BOX_COLUMNS, 64 rows, BOX_COLUMNS]
   alignas(1024) T q[BLOCK_M * HEAD_DIM];
-  alignas(1024) T k[SPLIT::KEY_GROUPS][SPLIT::PARTS][PART * HEAD_DIM];
-  alignas(1024) T v[SPLIT::KEY_GROUPS][SPLIT::PARTS][PART * HEAD_DIM];
-  std::conditional_t<(SPLIT::KEY_GROUPS > 1), Row<D_TILES>[ROWS], Nothing> given;  // by the first group to the last
-  std::conditional_t<(SPLIT::CLUSTER > 1), SentRow<D_TILES>, Nothing> sent;        // by the other block: nobody but it writes here
-  uint64_t k_full[SPLIT::KEY_GROUPS][SPLIT::PARTS];  // barriers: K, and with the first Q, has come
-  uint64_t v_full[SPLIT::KEY_GROUPS];                // barriers: V has come
-  uint64_t m_and_l_there, o_there;                   // barriers: all of the exchange has come
+  alignas(1024) T k[SPLIT::KEY_GROUPS][SPLIT::KEY_TILES][KEY_TILE * HEAD_DIM];
+  alignas(1024) T v[SPLIT::KEY_GROUPS][SPLIT::KEY_TILES][KEY_TILE * HEAD_DIM];
+  std::conditional_t<(SPLIT::KEY_GROUPS > 1), PartialRow<D_TILES>[LANE_ROWS], Empty> group_partial;  // of the first warpgroup
+  std::conditional_t<(SPLIT::CLUSTER > 1), PackedPartialRow<D_TILES>, Empty> peer_partial;            // of the other block
+  uint64_t k_full[SPLIT::KEY_GROUPS][SPLIT::KEY_TILES];  // mbarriers of K_FULL; the first one also counts the bytes of Q
+  uint64_t v_full[SPLIT::KEY_GROUPS];                    // mbarriers of V_FULL
+  uint64_t peer_m_and_l_full, peer_o_full;               // mbarriers of PEER_M_AND_L_FULL and PEER_O_FULL
 };
 
-// What one block works on: BLOCK_M queries of one head.
-struct Block {
+// The work of one thread block: BLOCK_M queries of one head, and all keys that they see.
+struct WorkTile {
   int head, kv_head, batch;
   int first_query;
   int diagonal;  // query i of the block sees keys [0, min(seq_k, diagonal + i))
-  int passes;    // over the keys that any query of the block sees
+  int passes;    // number of passes over the keys that any query of the block sees
 };
 
 template <typename SPLIT, Keys KEYS>
-__device__ __forceinline__ Block find_block(const Params& params) {
+__device__ __forceinline__ WorkTile make_work_tile(const Params& params) {
   const uint32_t head = blockIdx.x / SPLIT::CLUSTER;
   const int first_query = blockIdx.y * BLOCK_M;
-  const int keys = max(0, min(params.seq_k, params.first_diagonal + first_query + BLOCK_M - 1));
+  const int visible_keys = max(0, min(params.seq_k, params.first_diagonal + first_query + BLOCK_M - 1));
   return {
       static_cast<int>(head),
       static_cast<int>(__umulhi(2 * head + 1, params.kv_head_factor)),
       static_cast<int>(blockIdx.z),
       first_query,
       params.first_diagonal + first_query,
-      KEYS != ANY ? 1 : (keys + SPLIT::PASS_KEYS - 1) / SPLIT::PASS_KEYS,
+      KEYS != ANY_KEYS ? 1 : (visible_keys + SPLIT::PASS_KEYS - 1) / SPLIT::PASS_KEYS,
   };
 }
 
-template <Barrier WHICH>
+template <Barrier BARRIER>
 __device__ __forceinline__ void wait(uint64_t* barrier_smem, uint32_t parity) {
-  if (WHICH == OMIT_BARRIER) return;
+  if (BARRIER == OMIT_BARRIER) return;
   while (!fa::mbarrier_try_wait(barrier_smem, parity)) {
   }
 }
 
-// Load a part of Q, K or V, 64 rows of a head.
+// Loads 64 rows of Q, K or V of one head.  Called by one thread.
 template <int HEAD_DIM, typename T>
-__device__ __forceinline__ void load_part(
+__device__ __forceinline__ void load_tile(
     T* to_smem, const CUtensorMap& map, int first_row, int head, int batch, uint64_t* barrier_smem) {
 #pragma unroll
-  for (int d = 0; d < HEAD_DIM && LEAVE_OUT != LOAD; d += COLUMNS) {
-    fa::cp_async_bulk_tensor_4d(to_smem + d * PART, map, d, first_row, head, batch, barrier_smem);
+  for (int d = 0; d < HEAD_DIM && OMIT_PHASE != LOAD; d += BOX_COLUMNS) {
+    fa::cp_async_bulk_tensor_4d(to_smem + d * KEY_TILE, map, d, first_row, head, batch, barrier_smem);
   }
 }
 
-// Load K of one pass, all of one group before the next: so groups take turns at exponentials.  One thread.
+// Loads K of one pass.  Called by one thread.  All tiles of the first warpgroup come before those of the second, so that the two
+// take turns at the exponential unit: the first one uses it while K of the second one is still being loaded.
 template <typename T, typename SPLIT, int HEAD_DIM>
 __device__ __forceinline__ void load_k(
-    Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const Block& block, int first_key, int bytes_before) {
+    Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const WorkTile& work, int first_block_key, int q_bytes) {
 #pragma unroll
   for (int g = 0; g < SPLIT::KEY_GROUPS; ++g) {
 #pragma unroll
-    for (int part = 0; part < SPLIT::PARTS; ++part) {
-      fa::mbarrier_arrive_expect_tx(&smem.k_full[g][part], PART_BYTES<HEAD_DIM> + (g + part > 0 ? 0 : bytes_before));
-      const int first_of_part = first_key + (g * SPLIT::PARTS + part) * PART;
-      load_part<HEAD_DIM>(smem.k[g][part], map, first_of_part, block.kv_head, block.batch, &smem.k_full[g][part]);
+    for (int t = 0; t < SPLIT::KEY_TILES; ++t) {
+      fa::mbarrier_arrive_expect_tx(&smem.k_full[g][t], TILE_BYTES<HEAD_DIM> + (g + t > 0 ? 0 : q_bytes));
+      const int first_tile_key = first_block_key + (g * SPLIT::KEY_TILES + t) * KEY_TILE;
+      load_tile<HEAD_DIM>(smem.k[g][t], map, first_tile_key, work.kv_head, work.batch, &smem.k_full[g][t]);
     }
   }
 }
 
+// Loads V of one pass in the same order.  Called by one thread.
 template <typename T, typename SPLIT, int HEAD_DIM>
-__device__ __forceinline__ void load_v(Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const Block& block, int first_key) {
+__device__ __forceinline__ void load_v(
+    Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const WorkTile& work, int first_block_key) {
 #pragma unroll
   for (int g = 0; g < SPLIT::KEY_GROUPS; ++g) {
-    fa::mbarrier_arrive_expect_tx(&smem.v_full[g], SPLIT::PARTS * PART_BYTES<HEAD_DIM>);
+    fa::mbarrier_arrive_expect_tx(&smem.v_full[g], SPLIT::KEY_TILES * TILE_BYTES<HEAD_DIM>);
 #pragma unroll
-    for (int part = 0; part < SPLIT::PARTS; ++part) {
-      const int first_of_part = first_key + (g * SPLIT::PARTS + part) * PART;
-      load_part<HEAD_DIM>(smem.v[g][part], map, first_of_part, block.kv_head, block.batch, &smem.v_full[g]);
+    for (int t = 0; t < SPLIT::KEY_TILES; ++t) {
+      const int first_tile_key = first_block_key + (g * SPLIT::KEY_TILES + t) * KEY_TILE;
+      load_tile<HEAD_DIM>(smem.v[g][t], map, first_tile_key, work.kv_head, work.batch, &smem.v_full[g]);
     }
   }
 }
 
-// A row of a lane's O, two fragments in 16 bytes.
+// Returns the four values of a lane's row in the fragments d and d + 1 of O.
 template <int D_TILES>
-__device__ __forceinline__ float4 piece(const float (&o)[D_TILES][4], int row, int d) {
+__device__ __forceinline__ float4 o_vector(const float (&o)[D_TILES][4], int row, int d) {
   return make_float4(o[d][2 * row], o[d][2 * row + 1], o[d + 1][2 * row], o[d + 1][2 * row + 1]);
 }
 
-// row of o = row of o * weight + other * weight_of_other, two fragments of it
+// Merges four incoming values into the same four values of O: o = o * weight + incoming * incoming_weight.
 template <int D_TILES>
-__device__ __forceinline__ void add_piece(float (&o)[D_TILES][4], int row, int d, float weight, float4 other, float weight_of_other) {
-  o[d][2 * row] = o[d][2 * row] * weight + other.x * weight_of_other;
-  o[d][2 * row + 1] = o[d][2 * row + 1] * weight + other.y * weight_of_other;
-  o[d + 1][2 * row] = o[d + 1][2 * row] * weight + other.z * weight_of_other;
-  o[d + 1][2 * row + 1] = o[d + 1][2 * row + 1] * weight + other.w * weight_of_other;
+__device__ __forceinline__ void merge_vector(
+    float (&o)[D_TILES][4], int row, int d, float weight, float4 incoming, float incoming_weight) {
+  o[d][2 * row] = o[d][2 * row] * weight + incoming.x * incoming_weight;
+  o[d][2 * row + 1] = o[d][2 * row + 1] * weight + incoming.y * incoming_weight;
+  o[d + 1][2 * row] = o[d + 1][2 * row] * weight + incoming.z * incoming_weight;
+  o[d + 1][2 * row + 1] = o[d + 1][2 * row + 1] * weight + incoming.w * incoming_weight;
 }
 
+// Merges an incoming row into a lane's row of O: o = o * weight + incoming * incoming_weight.
 template <int D_TILES>
-__device__ __forceinline__ void add_row(
-    float (&o)[D_TILES][4], int row, float weight, const Row<D_TILES>& other, float weight_of_other) {
+__device__ __forceinline__ void merge_row(
+    float (&o)[D_TILES][4], int row, float weight, const PartialRow<D_TILES>& incoming, float incoming_weight) {
 #pragma unroll
-  for (int d = 0; d < D_TILES; d += 2) add_piece(o, row, d, weight, other.o[d / 2][threadIdx.x % GROUP_THREADS], weight_of_other);
+  for (int d = 0; d < D_TILES; d += 2) {
+    merge_vector(o, row, d, weight, incoming.o[d / 2][threadIdx.x % GROUP_THREADS], incoming_weight);
+  }
 }
 
-// The 24 upper bits of four floats in three words: the fourth lies where the lowest bytes of the others did.
+// Packs the upper 24 bits of four floats into three words.  Word i holds the upper three bytes of float i, and below them one of
+// the upper three bytes of the fourth float.
 __device__ __forceinline__ void pack_24(uint32_t* words, float4 values) {
   const uint32_t fourth = __float_as_uint(values.w);
   words[0] = __byte_perm(__float_as_uint(values.x), fourth, 0x3215);
@@ -213,209 +243,214 @@ __device__ __forceinline__ float4 unpack_24(const uint32_t* words) {
                      __uint_as_float(fourth & UPPER));
 }
 
-// Send a row of a lane's O to where another block, or its barrier, awaits it.
-template <int D_TILES, typename THERE>
-__device__ __forceinline__ void send_row(
-    const float (&o)[D_TILES][4], int row, SentRow<D_TILES>& sent_smem, uint64_t* barrier_smem, THERE there) {
-  constexpr int PIECES = SentRow<D_TILES>::PIECES;
-  uint32_t words[PIECES * 4];
+// Sends a row of a lane's O, packed, to the other block, whose mbarrier counts the bytes.  `peer_address` is a function from an
+// address in the shared memory of this block to the corresponding address in the other block.
+template <int D_TILES, typename PEER_ADDRESS>
+__device__ __forceinline__ void send_row(const float (&o)[D_TILES][4], int row, PackedPartialRow<D_TILES>& partial_smem,
+                                         uint64_t* barrier_smem, PEER_ADDRESS peer_address) {
+  constexpr int VECTORS = PackedPartialRow<D_TILES>::VECTORS;
+  uint32_t words[VECTORS * 4];
 #pragma unroll
-  for (int d = 0; d < D_TILES; d += 2) pack_24(words + d / 2 * 3, piece(o, row, d));
+  for (int d = 0; d < D_TILES; d += 2) pack_24(words + d / 2 * 3, o_vector(o, row, d));
 #pragma unroll
-  for (int i = 0; i < PIECES; ++i) {
-    const uint4 part = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
-    fa::st_async(there(&sent_smem.o[i][threadIdx.x % GROUP_THREADS]), part, there(barrier_smem));
+  for (int i = 0; i < VECTORS; ++i) {
+    const uint4 vector = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+    fa::st_async(peer_address(&partial_smem.o[i][threadIdx.x % GROUP_THREADS]), vector, peer_address(barrier_smem));
   }
 }
 
+// Merges an incoming packed row into a lane's row of O.
 template <int D_TILES>
-__device__ __forceinline__ void add_row(
-    float (&o)[D_TILES][4], int row, float weight, const SentRow<D_TILES>& other, float weight_of_other) {
-  constexpr int PIECES = SentRow<D_TILES>::PIECES;
-  uint32_t words[PIECES * 4];
+__device__ __forceinline__ void merge_row(
+    float (&o)[D_TILES][4], int row, float weight, const PackedPartialRow<D_TILES>& incoming, float incoming_weight) {
+  constexpr int VECTORS = PackedPartialRow<D_TILES>::VECTORS;
+  uint32_t words[VECTORS * 4];
 #pragma unroll
-  for (int i = 0; i < PIECES; ++i) {
-    const uint4 part = other.o[i][threadIdx.x % GROUP_THREADS];
-    words[4 * i] = part.x, words[4 * i + 1] = part.y, words[4 * i + 2] = part.z, words[4 * i + 3] = part.w;
+  for (int i = 0; i < VECTORS; ++i) {
+    const uint4 vector = incoming.o[i][threadIdx.x % GROUP_THREADS];
+    words[4 * i] = vector.x, words[4 * i + 1] = vector.y, words[4 * i + 2] = vector.z, words[4 * i + 3] = vector.w;
   }
 #pragma unroll
-  for (int d = 0; d < D_TILES; d += 2) add_piece(o, row, d, weight, unpack_24(words + d / 2 * 3), weight_of_other);
+  for (int d = 0; d < D_TILES; d += 2) merge_vector(o, row, d, weight, unpack_24(words + d / 2 * 3), incoming_weight);
 }
 
-// Weights of two partial softmaxes; m and l become those of both.
-struct Weights {
-  float mine, other;
+struct MergeWeights {
+  float own, incoming;
 };
 
-__device__ __forceinline__ Weights weigh(float& m, float& l, float2 m_and_l) {
-  const float m_all = fmaxf(m, m_and_l.x), m_finite = m_all == -CUDART_INF_F ? 0.0f : m_all;
-  const Weights weights = {fa::ex2_approx_ftz(m - m_finite), fa::ex2_approx_ftz(m_and_l.x - m_finite)};
-  m = m_all;
-  l = l * weights.mine + m_and_l.y * weights.other;
+// Merges m (in log2) and l of an incoming partial result into `m` and `l`.  Returns the weights for the sum of the two O.
+__device__ __forceinline__ MergeWeights merge_m_and_l(float& m, float& l, float2 incoming_m_and_l) {
+  const float m_merged = fmaxf(m, incoming_m_and_l.x), m_finite = m_merged == -CUDART_INF_F ? 0.0f : m_merged;
+  const MergeWeights weights = {fa::ex2_approx_ftz(m - m_finite), fa::ex2_approx_ftz(incoming_m_and_l.x - m_finite)};
+  m = m_merged;
+  l = l * weights.own + incoming_m_and_l.y * weights.incoming;
   return weights;
 }
 
-// Store a lane's row, whose quad has all of it; a row that sees no key is zero and its log-sum-exp is -inf.
+// Stores one row of O, which a quad holds, and its log-sum-exp.  A row that sees no key is stored as zero and -inf.
 template <typename T, int CLUSTER, int D_TILES>
-__device__ __forceinline__ void store_row(
-    const float (&o)[D_TILES][4], int row, float m, float l, const Params& params, const Block& block, int query, int lane) {
-  uint4* to_gmem = params.out + (uint64_t(block.batch) * params.out_strides.batch + uint64_t(block.head) * params.out_strides.head) +
-                   (uint64_t(query) * params.out_strides.row + lane % QUAD);
+__device__ __forceinline__ void store_row(const float (&o)[D_TILES][4], int row, float m, float l, const Params& params,
+                                          const WorkTile& work, int query, int lane) {
+  uint4* to_gmem =
+      params.out + (uint64_t(work.batch) * params.out_strides.batch + uint64_t(work.head) * params.out_strides.head) +
+      (uint64_t(query) * params.out_strides.row + lane % QUAD);
 #pragma unroll
   for (int d = 0; d < D_TILES; d += QUAD) {
-    uint32_t rounded[QUAD];
+    uint32_t packed[QUAD];
 #pragma unroll
-    for (int i = 0; i < QUAD; ++i) rounded[i] = fa::cvt_rn_x2<T>(o[d + i][2 * row], o[d + i][2 * row + 1]);
-    fa::transpose_quad(rounded, lane);  // lanes trade fragments, so that each has 16 bytes
-    if (query < params.seq_q) to_gmem[d] = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
+    for (int i = 0; i < QUAD; ++i) packed[i] = fa::cvt_rn_x2<T>(o[d + i][2 * row], o[d + i][2 * row + 1]);
+    fa::transpose_quad(packed, lane);  // so that each lane stores 16 contiguous bytes
+    if (query < params.seq_q) to_gmem[d] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
   }
   if (params.lse != nullptr && lane % QUAD == 0 && query < params.seq_q) {
     const uint32_t heads = gridDim.x / CLUSTER;
-    float* lse_gmem = params.lse + (uint64_t(block.batch) * heads + block.head) * params.seq_q;
+    float* lse_gmem = params.lse + (uint64_t(work.batch) * heads + work.head) * params.seq_q;
     lse_gmem[query] = l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * CUDART_LN2_F;
   }
 }
 
 __device__ __forceinline__ float inverse_of(float l) { return l == 0.0f ? 0.0f : __fdividef(1.0f, l); }
 
-// What an ablation leaves out and what it still computes, for nobody: a word that the compiler must take for one that is stored.
-__device__ __forceinline__ void keep(uint32_t& unused, const uint32_t (&p)[4]) { unused ^= p[0] ^ p[1] ^ p[2] ^ p[3]; }
+// Uses P in the ablation without P V, so that the compiler does not remove the computation of P.
+__device__ __forceinline__ void keep_p(uint32_t& sink, const uint32_t (&p)[4]) { sink ^= p[0] ^ p[1] ^ p[2] ^ p[3]; }
 
-// Blocks that an SM must have registers for: with many to do, four groups hide what each of them waits for.  A kernel for one
-// pass gains more by what it spares than by a neighbour (`launch` says where not), and two of the largest tile of D = 128 do not
-// fit an SM's shared memory.
+// The number of blocks for which an SM must have enough registers.  ANY_KEYS needs four warpgroups per SM, which hide each
+// other's latency when there are more blocks than SMs.  The kernels for one pass gain more from additional registers (`launch`
+// handles the exception).  At D = 128, the shared memory of an SM does not hold two blocks with the largest tile.
 template <typename SPLIT, int HEAD_DIM, Keys KEYS>
 constexpr int blocks_per_sm() {
-  return KEYS != ANY || HEAD_DIM > 64 ? 1 : 4 * GROUP_THREADS / SPLIT::THREADS;
+  return KEYS != ANY_KEYS || HEAD_DIM > 64 ? 1 : 4 * GROUP_THREADS / SPLIT::THREADS;
 }
 
 template <typename T, typename SPLIT, int HEAD_DIM, Keys KEYS>
 __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREADS, blocks_per_sm<SPLIT, HEAD_DIM, KEYS>())
-    cluster_latency_kernel(const Params params, const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
-                           const __grid_constant__ CUtensorMap v_map) {
+    cluster_latency_kernel(const Params params, const __grid_constant__ CUtensorMap q_map,
+                           const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   auto& smem = *reinterpret_cast<Smem<T, SPLIT, HEAD_DIM>*>(smem_bytes);
-  constexpr int D_TILES = HEAD_DIM / MMA_N;
-  constexpr int KEY_GROUPS = SPLIT::KEY_GROUPS, PARTS = SPLIT::PARTS, LAST_GROUP = KEY_GROUPS - 1;
-  const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
+  constexpr int D_TILES = HEAD_DIM / MMA_N;  // 8-column tiles of O
+  constexpr int KEY_GROUPS = SPLIT::KEY_GROUPS, KEY_TILES = SPLIT::KEY_TILES, LAST_GROUP = KEY_GROUPS - 1;
+  const int group = threadIdx.x / GROUP_THREADS, thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int rank = blockIdx.x % SPLIT::CLUSTER;
-  const Block block = find_block<SPLIT, KEYS>(params);
+  const WorkTile work = make_work_tile<SPLIT, KEYS>(params);
 
-  // Load Q, K and V; what is made after the first request is made while it is on its way.
+  // Load Q, K and V.  One thread issues the loads of Q and K first.  The rest of the setup overlaps with them.
   if (threadIdx.x < WARP && fa::elect_sync()) {
 #pragma unroll
-    for (int i = 0; i < KEY_GROUPS * PARTS; ++i) fa::mbarrier_init(&smem.k_full[i / PARTS][i % PARTS], 1);
+    for (int i = 0; i < KEY_GROUPS * KEY_TILES; ++i) fa::mbarrier_init(&smem.k_full[i / KEY_TILES][i % KEY_TILES], 1);
     fa::fence_mbarrier_init();
-    if (block.passes > 0) {
-      load_part<HEAD_DIM>(smem.q, q_map, block.first_query, block.head, block.batch, &smem.k_full[0][0]);
-      load_k(smem, k_map, block, rank * SPLIT::BLOCK_KEYS, PART_BYTES<HEAD_DIM>);
+    if (work.passes > 0) {
+      load_tile<HEAD_DIM>(smem.q, q_map, work.first_query, work.head, work.batch, &smem.k_full[0][0]);
+      load_k(smem, k_map, work, rank * SPLIT::BLOCK_KEYS, TILE_BYTES<HEAD_DIM>);
     }
 #pragma unroll
     for (int g = 0; g < KEY_GROUPS; ++g) fa::mbarrier_init(&smem.v_full[g], 1);
     if (SPLIT::CLUSTER > 1) {
-      fa::mbarrier_init(&smem.m_and_l_there, 1);
-      fa::mbarrier_init(&smem.o_there, 1);
+      fa::mbarrier_init(&smem.peer_m_and_l_full, 1);
+      fa::mbarrier_init(&smem.peer_o_full, 1);
     }
     fa::fence_mbarrier_init();
-    if (block.passes > 0) load_v(smem, v_map, block, rank * SPLIT::BLOCK_KEYS);
+    if (work.passes > 0) load_v(smem, v_map, work, rank * SPLIT::BLOCK_KEYS);
     if (SPLIT::CLUSTER > 1) {
-      fa::mbarrier_arrive_expect_tx(&smem.m_and_l_there, sizeof(SentRow<D_TILES>::m_and_l));
-      fa::mbarrier_arrive_expect_tx(&smem.o_there, sizeof(SentRow<D_TILES>::o));
+      fa::mbarrier_arrive_expect_tx(&smem.peer_m_and_l_full, sizeof(PackedPartialRow<D_TILES>::m_and_l));
+      fa::mbarrier_arrive_expect_tx(&smem.peer_o_full, sizeof(PackedPartialRow<D_TILES>::o));
     }
   }
   __syncwarp();
   if (SPLIT::CLUSTER > 1) fa::barrier_cluster_arrive_relaxed();
-  __syncthreads();  // the barriers are there for everyone,
-  if (SPLIT::CLUSTER > 1) fa::barrier_cluster_wait();  // also in the other block
+  __syncthreads();  // the mbarriers of this block are initialised
+  if (SPLIT::CLUSTER > 1) fa::barrier_cluster_wait();  // all blocks run and have initialised their mbarriers
 
-  const int first_row = loader / WARP * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
+  const int lane_row = thread_in_group / WARP * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8
   const float scale_log2 = fabsf(params.signed_scale_log2);
   float o[D_TILES][4] = {};
-  float m[ROWS] = {-CUDART_INF_F, -CUDART_INF_F};  // row max that P is relative to, before the scale
-  float l[ROWS] = {};                              // this lane's part of the running row sum
-  uint32_t unused = 0;                             // what an ablation computes for nobody
+  float m[LANE_ROWS] = {-CUDART_INF_F, -CUDART_INF_F};  // unscaled score that P is relative to: the row max at the last rescale
+  float l[LANE_ROWS] = {};                              // this lane's part of the running row sum
+  uint32_t ablation_sink = 0;
 
-  for (int pass = 0; pass < block.passes; ++pass) {
-    const int first_of_block = pass * SPLIT::PASS_KEYS + rank * SPLIT::BLOCK_KEYS;
-    const int first_key = first_of_block + group * SPLIT::GROUP_KEYS;
+  for (int pass = 0; pass < work.passes; ++pass) {
+    const int first_block_key = pass * SPLIT::PASS_KEYS + rank * SPLIT::BLOCK_KEYS;
+    const int first_group_key = first_block_key + group * SPLIT::GROUP_KEYS;
 
-    // Load K and V.
+    // Load K and V; the loads of the first pass are in flight.
     if (pass > 0) {
-      __syncthreads();  // everyone has left the last keys, and has seen the last phase of their barriers end
+      __syncthreads();  // no thread still reads the previous K and V or waits for their mbarriers
       if (threadIdx.x < WARP && fa::elect_sync()) {
-        load_k(smem, k_map, block, first_of_block, 0);
-        load_v(smem, v_map, block, first_of_block);
+        load_k(smem, k_map, work, first_block_key, 0);
+        load_v(smem, v_map, work, first_block_key);
       }
       __syncwarp();
     }
 
     // S = Q K^T
-    float s[PARTS][P_TILES][4];
-    if (group > 0) wait<Q_THERE>(&smem.k_full[0][0], pass % 2);
+    float s[KEY_TILES][N_TILES][4];
+    if (group > 0) wait<Q_FULL>(&smem.k_full[0][0], pass % 2);  // this mbarrier also counts the bytes of Q
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
-      wait<K_THERE>(&smem.k_full[group][part], pass % 2);
-      const uint64_t q = fa::wgmma_descriptor(smem.q), k = fa::wgmma_descriptor(smem.k[group][part]);
+    for (int t = 0; t < KEY_TILES; ++t) {
+      wait<K_FULL>(&smem.k_full[group][t], pass % 2);
+      const uint64_t q = fa::wgmma_descriptor(smem.q), k = fa::wgmma_descriptor(smem.k[group][t]);
       fa::wgmma_fence();
 #pragma unroll
-      for (int d = 0; d < (LEAVE_OUT == QK ? MMA_K : HEAD_DIM); d += MMA_K) {
-        const int at = (d / COLUMNS * PART * COLUMNS + d % COLUMNS) * sizeof(T) >> 4;  // a descriptor counts in 16 bytes
-        fa::wgmma_m64k16<T, 0>(s[part], q + at, k + at, d > 0);
+      for (int d = 0; d < (OMIT_PHASE == QK ? MMA_K : HEAD_DIM); d += MMA_K) {
+        const int offset = (d / BOX_COLUMNS * KEY_TILE * BOX_COLUMNS + d % BOX_COLUMNS) * sizeof(T) >> 4;  // in units of 16 bytes
+        fa::wgmma_m64k16<T, 0>(s[t], q + offset, k + offset, d > 0);
       }
       fa::wgmma_commit_group();
     }
 
-    float m_new[ROWS] = {m[0], m[1]};
+    float m_new[LANE_ROWS] = {m[0], m[1]};
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
-      if (part < PARTS - 1) {
-        fa::wgmma_wait_group<1>(s[part]);
+    for (int t = 0; t < KEY_TILES; ++t) {
+      if (t < KEY_TILES - 1) {
+        fa::wgmma_wait_group<1>(s[t]);
       } else {
-        fa::wgmma_wait_group<0>(s[part]);
+        fa::wgmma_wait_group<0>(s[t]);
       }
-      // mask, and a negative scale turns the scores around; every query sees the keys below min(seq_k, diagonal)
-      const int first_of_part = first_key + part * PART;
-      const bool turned = KEYS == ANY && params.signed_scale_log2 < 0.0f;
-      const bool masked = KEYS != ALL && first_of_part + PART > min(params.seq_k, block.diagonal);
-      if (turned || masked) {
+      // mask; tiles that every query of the block sees completely are skipped.  S is negated if the scale is negative, because
+      // below it is multiplied by the absolute value of the scale.
+      const int first_tile_key = first_group_key + t * KEY_TILE;
+      const bool is_negated = KEYS == ANY_KEYS && params.signed_scale_log2 < 0.0f;
+      const bool is_masked = KEYS != ONE_FULL_PASS && first_tile_key + KEY_TILE > min(params.seq_k, work.diagonal);
+      if (is_negated || is_masked) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int limit = min(params.seq_k, block.diagonal + first_row + i / 2 * 8) - first_of_part;
+          const int limit = min(params.seq_k, work.diagonal + lane_row + i / 2 * 8) - first_tile_key;
 #pragma unroll
-          for (int n = 0; n < P_TILES; ++n) {
-            if (turned) s[part][n][i] = -s[part][n][i];
-            if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[part][n][i] = -CUDART_INF_F;
+          for (int n = 0; n < N_TILES; ++n) {
+            if (is_negated) s[t][n][i] = -s[t][n][i];
+            if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[t][n][i] = -CUDART_INF_F;
           }
         }
       }
 
-      // row max, as a tree: each of a chain would wait for the one before
+      // row max, as a tree reduction, which has a shorter dependency chain than a loop
 #pragma unroll
-      for (int r = 0; r < ROWS && LEAVE_OUT != SOFTMAX; ++r) {
-        float m_of_tile[P_TILES];
+      for (int r = 0; r < LANE_ROWS && OMIT_PHASE != SOFTMAX; ++r) {
+        float partial_max[N_TILES];
 #pragma unroll
-        for (int n = 0; n < P_TILES; ++n) m_of_tile[n] = fmaxf(s[part][n][2 * r], s[part][n][2 * r + 1]);
+        for (int n = 0; n < N_TILES; ++n) partial_max[n] = fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]);
 #pragma unroll
-        for (int step = P_TILES / 2; step > 0; step /= 2) {
+        for (int stride = N_TILES / 2; stride > 0; stride /= 2) {
 #pragma unroll
-          for (int n = 0; n < step; ++n) m_of_tile[n] = fmaxf(m_of_tile[n], m_of_tile[n + step]);
+          for (int n = 0; n < stride; ++n) partial_max[n] = fmaxf(partial_max[n], partial_max[n + stride]);
         }
-        m_new[r] = fmaxf(m_new[r], m_of_tile[0]);
+        m_new[r] = fmaxf(m_new[r], partial_max[0]);
       }
     }
-    bool rises = false;
+    bool needs_rescale = false;
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < LANE_ROWS; ++r) {
       m_new[r] = fa::max_of_quad(m_new[r]);
-      rises |= (m_new[r] - m[r]) * scale_log2 > RESCALE_THRESHOLD_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
+      // If only m is -inf, the difference is inf and the comparison true.  If both are, it is NaN and the comparison false.
+      needs_rescale |= (m_new[r] - m[r]) * scale_log2 > RESCALE_THRESHOLD_LOG2;
     }
 
-    // rescale, where a row of the warp needs it; at first there is nothing to rescale
+    // rescale, if any row of the warp needs it; the first pass has nothing to rescale
     if (pass == 0) {
       m[0] = m_new[0], m[1] = m_new[1];
-    } else if (__any_sync(0xffffffffu, rises)) {
+    } else if (__any_sync(0xffffffffu, needs_rescale)) {
 #pragma unroll
-      for (int r = 0; r < ROWS; ++r) {
+      for (int r = 0; r < LANE_ROWS; ++r) {
         const float m_log2 = m_new[r] == -CUDART_INF_F ? 0.0f : m_new[r] * scale_log2;
         const float rescale = fa::ex2_approx_ftz(m[r] * scale_log2 - m_log2);
         m[r] = m_new[r];
@@ -428,103 +463,107 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       }
     }
 
-    float m_log2[ROWS];
+    float m_log2[LANE_ROWS];  // 0 for a row that has seen no key; its P is then exp2(-inf - 0) = 0
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) m_log2[r] = m[r] == -CUDART_INF_F ? 0.0f : m[r] * scale_log2;  // no key seen yet: 2^(-inf - 0) = 0
-    uint32_t p[PARTS][P_TILES / 2][4];
+    for (int r = 0; r < LANE_ROWS; ++r) m_log2[r] = m[r] == -CUDART_INF_F ? 0.0f : m[r] * scale_log2;
+    uint32_t p[KEY_TILES][N_TILES / 2][4];
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
+    for (int t = 0; t < KEY_TILES; ++t) {
 #pragma unroll
-      for (int n = 0; n < P_TILES; n += 2) {
-        // P = exp2(S - m), row sum; two neighbouring fragments of S are one of P
-        uint32_t(&fragment)[4] = p[part][n / 2];
+      for (int n = 0; n < N_TILES; n += 2) {
+        // P = exp2(S - m), row sum; two adjacent accumulator fragments of S form one A fragment of P
+        uint32_t(&p_fragment)[4] = p[t][n / 2];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          float(&pair)[4] = s[part][n + i / 2];
+          float(&fragment)[4] = s[t][n + i / 2];
           const int r = i % 2;
-          if constexpr (LEAVE_OUT == SOFTMAX) {
-            fragment[i] = fa::cvt_rn_x2<T>(pair[2 * r], pair[2 * r + 1]);
+          if constexpr (OMIT_PHASE == SOFTMAX) {
+            p_fragment[i] = fa::cvt_rn_x2<T>(fragment[2 * r], fragment[2 * r + 1]);
             continue;
           }
-          pair[2 * r] = fa::ex2_approx_ftz(pair[2 * r] * scale_log2 - m_log2[r]);
-          pair[2 * r + 1] = fa::ex2_approx_ftz(pair[2 * r + 1] * scale_log2 - m_log2[r]);
-          l[r] += pair[2 * r] + pair[2 * r + 1];
-          fragment[i] = fa::cvt_rn_x2<T>(pair[2 * r], pair[2 * r + 1]);
+          fragment[2 * r] = fa::ex2_approx_ftz(fragment[2 * r] * scale_log2 - m_log2[r]);
+          fragment[2 * r + 1] = fa::ex2_approx_ftz(fragment[2 * r + 1] * scale_log2 - m_log2[r]);
+          l[r] += fragment[2 * r] + fragment[2 * r + 1];
+          p_fragment[i] = fa::cvt_rn_x2<T>(fragment[2 * r], fragment[2 * r + 1]);
         }
 
-        // O += P V, while the next P is being computed.  V is waited for more than once, because ptxas moves no exponential over a
-        // wait: without, it puts all of them before the first P V.
-        if (n % (P_TILES / 2) == 0) wait<V_THERE>(&smem.v_full[group], pass % 2);
-        if constexpr (LEAVE_OUT == PV) {
-          keep(unused, fragment);
+        // O += P V, overlapping with the computation of the next P.  The wait for V is repeated, because ptxas moves no
+        // exponential across a wait.  With a single wait, it would compute all exponentials before the first P V.
+        if (n % (N_TILES / 2) == 0) wait<V_FULL>(&smem.v_full[group], pass % 2);
+        if constexpr (OMIT_PHASE == PV) {
+          keep_p(ablation_sink, p_fragment);
           continue;
         }
         fa::wgmma_fence();
-        const uint64_t v = fa::wgmma_descriptor(smem.v[group][part] + n * MMA_N * COLUMNS, PART * COLUMNS * sizeof(T));
-        fa::wgmma_m64k16<T, 1>(o, fragment, v, true);
+        const uint64_t v = fa::wgmma_descriptor(smem.v[group][t] + n * MMA_N * BOX_COLUMNS, KEY_TILE * BOX_COLUMNS * sizeof(T));
+        fa::wgmma_m64k16<T, 1>(o, p_fragment, v, true);
         fa::wgmma_commit_group();
       }
     }
     fa::wgmma_wait_group<0>(o);
   }
 
-  if (LEAVE_OUT == PV && unused == 0x7fff7fff) o[0][0] = 1.0f;  // two NaN: never, but who compiles does not know
+  if (OMIT_PHASE == PV && ablation_sink == 0x7fff7fff) o[0][0] = 1.0f;  // practically never, which the compiler cannot know
 
-  // Merge: the first group gives all that it has to the last, whose keys came later.
+  // Merge the warpgroups.  The first one hands its partial O, m and l to the second one and returns.  The second one finishes,
+  // because its keys came later.
 #pragma unroll
-  for (int r = 0; r < ROWS; ++r) m[r] = m[r] == -CUDART_INF_F ? m[r] : m[r] * scale_log2;  // from here on in log2
-  Weights weights[ROWS] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
-  if (KEY_GROUPS > 1 && LEAVE_OUT == MERGE && group < LAST_GROUP) return;
-  if constexpr (KEY_GROUPS > 1 && LEAVE_OUT != MERGE) {
+  for (int r = 0; r < LANE_ROWS; ++r) m[r] = m[r] == -CUDART_INF_F ? m[r] : m[r] * scale_log2;  // m is in log2 from here on
+  MergeWeights weights[LANE_ROWS] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
+  if (KEY_GROUPS > 1 && OMIT_PHASE == MERGE && group < LAST_GROUP) return;
+  if constexpr (KEY_GROUPS > 1 && OMIT_PHASE != MERGE) {
     if (group < LAST_GROUP) {
 #pragma unroll
-      for (int r = 0; r < ROWS; ++r) {
-        smem.given[r].m_and_l[loader] = make_float2(m[r], l[r]);
+      for (int r = 0; r < LANE_ROWS; ++r) {
+        smem.group_partial[r].m_and_l[thread_in_group] = make_float2(m[r], l[r]);
 #pragma unroll
-        for (int d = 0; d < D_TILES; d += 2) smem.given[r].o[d / 2][loader] = piece(o, r, d);
+        for (int d = 0; d < D_TILES; d += 2) smem.group_partial[r].o[d / 2][thread_in_group] = o_vector(o, r, d);
       }
-      fa::barrier_arrive<SPLIT::THREADS>(1);
+      fa::barrier_arrive<SPLIT::THREADS>(1);  // named barrier 1 is GROUP_PARTIAL_STORED
       return;
     }
-    if (OMIT_BARRIER != O_GIVEN) fa::barrier_sync<1, SPLIT::THREADS>();
+    if (OMIT_BARRIER != GROUP_PARTIAL_STORED) fa::barrier_sync<1, SPLIT::THREADS>();
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) weights[r] = weigh(m[r], l[r], smem.given[r].m_and_l[loader]);
+    for (int r = 0; r < LANE_ROWS; ++r) weights[r] = merge_m_and_l(m[r], l[r], smem.group_partial[r].m_and_l[thread_in_group]);
   }
 
   if constexpr (SPLIT::CLUSTER == 1) {
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < LANE_ROWS; ++r) {
       l[r] = fa::sum_of_quad(l[r]);
       const float inverse_l = inverse_of(l[r]);
       if constexpr (KEY_GROUPS > 1) {
-        add_row(o, r, weights[r].mine * inverse_l, smem.given[r], weights[r].other * inverse_l);
+        merge_row(o, r, weights[r].own * inverse_l, smem.group_partial[r], weights[r].incoming * inverse_l);
       } else {
 #pragma unroll
         for (int d = 0; d < D_TILES; ++d) o[d][2 * r] *= inverse_l, o[d][2 * r + 1] *= inverse_l;
       }
-      store_row<T, SPLIT::CLUSTER>(o, r, m[r], l[r], params, block, block.first_query + first_row + r * 8, lane);
+      store_row<T, SPLIT::CLUSTER>(o, r, m[r], l[r], params, work, work.first_query + lane_row + r * 8, lane);
     }
   } else {
-    // Merge over the cluster: the block of each rank keeps that row of every lane and sends the other.
+    // Merge the blocks.  Each block finishes one of the two rows of every lane, the one whose number is its rank, and sends the
+    // other row to the other block.  So both blocks send at the same time, and each writes half of the output.
     auto exchange = [&](auto kept_row) {
       constexpr int KEPT = decltype(kept_row)::value, SENT = 1 - KEPT;
-      const int query = block.first_query + first_row + KEPT * 8;
-      if constexpr (LEAVE_OUT == MERGE) {
-        store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], params, block, query, lane);
+      constexpr int PEER_RANK = SENT;  // the other block finishes row SENT
+      const int query = work.first_query + lane_row + KEPT * 8;
+      if constexpr (OMIT_PHASE == MERGE) {
+        store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], params, work, query, lane);
         return;
       }
-      const auto there = [](const void* address_smem) { return fa::mapa(fa::smem_address(address_smem), SENT); };
-      fa::st_async(there(&smem.sent.m_and_l[loader]), make_float2(m[SENT], l[SENT]), there(&smem.m_and_l_there));
-      add_row(o, SENT, weights[SENT].mine, smem.given[SENT], weights[SENT].other);
-      send_row(o, SENT, smem.sent, &smem.o_there, there);
-      add_row(o, KEPT, weights[KEPT].mine, smem.given[KEPT], weights[KEPT].other);
-      wait<M_AND_L_SENT>(&smem.m_and_l_there, 0);
-      const Weights weight = weigh(m[KEPT], l[KEPT], smem.sent.m_and_l[loader]);
+      const auto peer_address = [](const void* address_smem) { return fa::mapa(fa::smem_address(address_smem), PEER_RANK); };
+      fa::st_async(peer_address(&smem.peer_partial.m_and_l[thread_in_group]), make_float2(m[SENT], l[SENT]),
+                   peer_address(&smem.peer_m_and_l_full));
+      merge_row(o, SENT, weights[SENT].own, smem.group_partial[SENT], weights[SENT].incoming);
+      send_row(o, SENT, smem.peer_partial, &smem.peer_o_full, peer_address);
+      merge_row(o, KEPT, weights[KEPT].own, smem.group_partial[KEPT], weights[KEPT].incoming);
+      wait<PEER_M_AND_L_FULL>(&smem.peer_m_and_l_full, 0);
+      const MergeWeights peer_weights = merge_m_and_l(m[KEPT], l[KEPT], smem.peer_partial.m_and_l[thread_in_group]);
       l[KEPT] = fa::sum_of_quad(l[KEPT]);
       const float inverse_l = inverse_of(l[KEPT]);
-      wait<O_SENT>(&smem.o_there, 0);
-      add_row(o, KEPT, weight.mine * inverse_l, smem.sent, weight.other * inverse_l);
-      store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], params, block, query, lane);
+      wait<PEER_O_FULL>(&smem.peer_o_full, 0);  // this block must not exit earlier, because the other one sends to it
+      merge_row(o, KEPT, peer_weights.own * inverse_l, smem.peer_partial, peer_weights.incoming * inverse_l);
+      store_row<T, SPLIT::CLUSTER>(o, KEPT, m[KEPT], l[KEPT], params, work, query, lane);
     };
     if (rank == 0) {
       exchange(std::integral_constant<int, 0>());
@@ -534,53 +573,63 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   }
 }
 
-// A tensor [batch, heads, seq, head_dim] for TMA, 64 rows of 64 columns at a time; 0, or why not.
-int describe(CUtensorMap* map, const FaForwardArgs* args, const void* data, int64_t heads, int64_t seq, const FaStrides& stride) {
-  static_assert(PART == BLOCK_M, "keys and queries come by as many");
+// Describes a tensor [batch, heads, seq, head_dim] to TMA, in boxes of 64 rows x 64 columns.  Returns FA_OK, or refuses the call.
+int make_tensor_map(
+    CUtensorMap* map, const FaForwardArgs* args, const void* data, int64_t heads, int64_t seq, const FaStrides& stride) {
+  static_assert(KEY_TILE == BLOCK_M, "the boxes of Q, K and V have the same number of rows");
   static const auto encode = [] {
     void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    cudaDriverEntryPointQueryResult query_result;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &query_result);
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
   if (encode == nullptr) return fa_refuse(args, "the driver has no cuTensorMapEncodeTiled");
   const auto dtype = args->dtype == FA_DTYPE_fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(args->head_dim), static_cast<cuuint64_t>(seq),
                                static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(args->batch)};
-  const cuuint64_t bytes[3] = {static_cast<cuuint64_t>(stride.seq) * 2, static_cast<cuuint64_t>(stride.head) * 2,
-                               static_cast<cuuint64_t>(stride.batch) * 2};
-  const cuuint32_t box[4] = {COLUMNS, PART, 1, 1}, steps[4] = {1, 1, 1, 1};
-  const CUresult status = encode(map, dtype, 4, const_cast<void*>(data), sizes, bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const cuuint64_t stride_bytes[3] = {static_cast<cuuint64_t>(stride.seq) * 2, static_cast<cuuint64_t>(stride.head) * 2,
+                                      static_cast<cuuint64_t>(stride.batch) * 2};
+  const cuuint32_t box[4] = {BOX_COLUMNS, KEY_TILE, 1, 1}, element_strides[4] = {1, 1, 1, 1};
+  const CUresult status =
+      encode(map, dtype, 4, const_cast<void*>(data), sizes, stride_bytes, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status == CUDA_SUCCESS) return FA_OK;
-  return fa_refuse(args, "TMA does not take strides of %lld, %lld and %lld elements (batch, head, row): CUresult %d",
+  return fa_refuse(args, "TMA does not accept strides of %lld, %lld and %lld elements (batch, head, row): CUresult %d",
                    static_cast<long long>(stride.batch), static_cast<long long>(stride.head),
                    static_cast<long long>(stride.seq), status);
 }
 
 template <typename T, typename SPLIT, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  fa::Params checked;
-  if (int status = fa::make_params(args, BLOCK_M, SPLIT::CLUSTER, &checked)) return status;
-  const Params params = {checked.out,   checked.lse,   checked.out_strides,      checked.kv_head_factor,
-                     checked.seq_q, checked.seq_k, checked.first_diagonal, checked.signed_scale_log2};
+  fa::Params checked_params;
+  if (int status = fa::make_params(args, BLOCK_M, SPLIT::CLUSTER, &checked_params)) return status;
+  const Params params = {checked_params.out,
+                         checked_params.lse,
+                         checked_params.out_strides,
+                         checked_params.kv_head_factor,
+                         checked_params.seq_q,
+                         checked_params.seq_k,
+                         checked_params.first_diagonal,
+                         checked_params.signed_scale_log2};
   CUtensorMap q_map = {}, k_map = {}, v_map = {};
   if (args->seq_k > 0) {
-    if (int status = describe(&q_map, args, args->q, args->heads, args->seq_q, args->q_stride)) return status;
-    if (int status = describe(&k_map, args, args->k, args->kv_heads, args->seq_k, args->k_stride)) return status;
-    if (int status = describe(&v_map, args, args->v, args->kv_heads, args->seq_k, args->v_stride)) return status;
+    if (int status = make_tensor_map(&q_map, args, args->q, args->heads, args->seq_q, args->q_stride)) return status;
+    if (int status = make_tensor_map(&k_map, args, args->k, args->kv_heads, args->seq_k, args->k_stride)) return status;
+    if (int status = make_tensor_map(&v_map, args, args->v, args->kv_heads, args->seq_k, args->v_stride)) return status;
   }
-  const dim3 grid(checked.heads * SPLIT::CLUSTER, (params.seq_q + BLOCK_M - 1) / BLOCK_M, static_cast<unsigned>(args->batch));
-  // At the largest tile of D = 64 an SM holds one block of a kernel for one pass, and two of the one for any keys.
+  const int query_tiles = (params.seq_q + BLOCK_M - 1) / BLOCK_M;
+  const dim3 grid(checked_params.heads * SPLIT::CLUSTER, query_tiles, static_cast<unsigned>(args->batch));
+  // With the largest tile of D = 64, an SM holds only one block of a kernel for one pass, but two of the kernel for any keys.
+  // The latter is therefore used when there are more blocks than SMs.
   constexpr bool FILLS_SM = HEAD_DIM == 64 && SPLIT::BLOCK_KEYS == 256;
-  const bool is_crowded = FILLS_SM && uint64_t(grid.x) * grid.y * grid.z > uint64_t(fa::sm_count());
-  const bool sees_keys = min(params.seq_k, params.first_diagonal + BLOCK_M - 1) > 0;  // the first block, and so each
-  const bool one_pass = sees_keys && params.seq_k <= SPLIT::PASS_KEYS && params.signed_scale_log2 >= 0.0f && !is_crowded;
-  const bool all = one_pass && params.seq_k == SPLIT::PASS_KEYS && params.first_diagonal >= params.seq_k;
-  const Keys keys = all ? ALL : one_pass ? ONE_PASS : ANY;
-  static constexpr decltype(&cluster_latency_kernel<T, SPLIT, HEAD_DIM, ANY>) KERNELS[] = {
-      &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ANY>, &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ONE_PASS>,
-      &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ALL>};
+  const bool exceeds_sms = FILLS_SM && uint64_t(grid.x) * grid.y * grid.z > uint64_t(fa::sm_count());
+  const bool sees_keys = min(params.seq_k, params.first_diagonal + BLOCK_M - 1) > 0;  // if the first block sees one, all do
+  const bool is_one_pass = sees_keys && params.seq_k <= SPLIT::PASS_KEYS && params.signed_scale_log2 >= 0.0f && !exceeds_sms;
+  const bool is_full_pass = is_one_pass && params.seq_k == SPLIT::PASS_KEYS && params.first_diagonal >= params.seq_k;
+  const Keys keys = is_full_pass ? ONE_FULL_PASS : is_one_pass ? ONE_PASS : ANY_KEYS;
+  static constexpr decltype(&cluster_latency_kernel<T, SPLIT, HEAD_DIM, ANY_KEYS>) KERNELS[] = {
+      &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ANY_KEYS>, &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ONE_PASS>,
+      &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ONE_FULL_PASS>};
   const auto kernel = KERNELS[keys];
   constexpr int smem_bytes = sizeof(Smem<T, SPLIT, HEAD_DIM>);
   static fa::OncePerDevice allow_smem[3];
@@ -591,6 +640,7 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   return static_cast<int>(cudaPeekAtLastError());
 }
 
+// With few keys, fewer warpgroups and blocks share them, because a merge costs more than it gains.
 template <typename T, int HEAD_DIM>
 int launch_for(const FaForwardArgs* args, cudaStream_t stream) {
   if (args->seq_k <= 64) return launch<T, Split<1, 1, 1>, HEAD_DIM>(args, stream);

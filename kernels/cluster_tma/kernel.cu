@@ -1,18 +1,19 @@
-// cluster_tma: one thread asks for all of K and V; TMA brings them as wgmma reads them.
-// step:    K and V by TMA in place of cp.async; CLUSTER_M = 2 blocks may share one copy of their keys by multicast
-// because: in cluster_wgmma every thread issues 16 copies of K and V, and the address arithmetic of each
-// expect:  0.4 to 0.8 us less than cluster_split at the mission shape; half the L2 traffic where two blocks share a copy
-// diff:    large by what the host must describe and by multicast, which may be switched on
-// tile:    64 queries x GROUP_KEYS keys per group and block; 93 KB of shared memory per block
-// takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
-//          16-byte aligned, with strides that TMA takes
+// cluster_tma: one thread requests all of K and V; TMA writes them in the layout that wgmma reads.
+// step:    TMA instead of cp.async for K and V; optionally (CLUSTER_M = 2), two blocks share one copy of their keys by multicast
+// because: in cluster_wgmma, every thread issues 16 copies of K and V and computes the addresses of each
+// expect:  0.4 to 0.8 us less than cluster_split at the target shape (1x8x512x64); half of the L2 traffic where two blocks share
+//          a copy
+// diff:    large: the host encodes tensor maps, and multicast can be enabled
+// tile:    64 queries x GROUP_KEYS keys per warpgroup and block; 93 KB of shared memory per block
+// takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads; rows
+//          contiguous and 16-byte aligned, with strides that TMA accepts
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
-#include "fa/params.cuh"
 #include "fa/hopper.cuh"
 #include "fa/launch.h"
+#include "fa/params.cuh"
 #include "fa/ptx.cuh"
 #include "fa/swizzle.cuh"
 #include "fa/warp.cuh"
@@ -22,43 +23,66 @@
 using fp16 = __half;
 using bf16 = __nv_bfloat16;
 
-// Barriers have names, so that a test can leave one out and see that it is missed.
-enum Barrier { NONE, Q_THERE, K_THERE, V_THERE, PV_LEFT, O_THERE, EXCHANGED };
+// How the work is divided:
+// - A block computes 64 queries of one head, because a wgmma always computes 64 rows.
+// - The warpgroups of a block share these queries and take different keys, so that one warpgroup computes while the other is
+//   stalled.
+// - The CLUSTER_K blocks of a cluster also share the queries and take different keys, because an SM loads only 64 bytes per
+//   cycle.  At the target shape, 8 heads x 8 query tiles x 2 blocks occupy 128 of 132 SMs.
+// - With CLUSTER_M > 1, a cluster has CLUSTER_M such sets of blocks, each with its own queries.  The blocks that take the same
+//   keys load them together: each loads a part and multicasts it to the others.
+// - A pass is one iteration of the main loop: the cluster loads PASS_KEYS keys at once, and each warpgroup computes S, P and O
+//   for its GROUP_KEYS of them.
+// - After the last pass, the partial results (O, m and l) are merged: first those of the warpgroups, then those of the blocks.
+
+// The barriers of this kernel and what each guarantees.  A test omits one with OMIT_BARRIER, to check that the error is detected.
+enum Barrier {
+  NONE,
+  Q_FULL,                 // Q has been copied to shared memory, and the mbarriers are initialised
+  K_FULL,                 // TMA has written K of the warpgroup
+  V_FULL,                 // TMA has written V of the warpgroup
+  K_EMPTY,                // all threads of the warpgroup are done with the last K, and its partial O may overwrite it
+  GROUP_PARTIALS_STORED,  // all warpgroups have stored their partial O, m and l
+  PEER_PARTIALS_FULL,     // the partial O, m and l of the other blocks have arrived
+};
 
 constexpr int HEAD_DIM = 64;
 constexpr int WARP = 32;
-constexpr int QUAD = 4;  // lanes that share a row of a fragment
+constexpr int QUAD = 4;  // lanes that share a row of an mma fragment
 constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 16;
 constexpr int VECTOR = 8;  // 16-bit elements in 16 bytes
-constexpr int BLOCK_M = 64;  // what wgmma takes
+constexpr int BLOCK_M = 64;  // the rows of a wgmma
 constexpr int N_TILES = GROUP_KEYS / MMA_N;
 constexpr int D_TILES = HEAD_DIM / MMA_N;
-constexpr int CLUSTER = CLUSTER_K * CLUSTER_M;            // blocks: CLUSTER_M with different queries, CLUSTER_K with different keys
-constexpr int PASS_KEYS = CLUSTER_K * KEY_GROUPS * GROUP_KEYS;  // that a cluster holds at once
-constexpr int BOX_KEYS = GROUP_KEYS / CLUSTER_M;          // of each group that a block loads for all that need them
-constexpr int D_TILES_PER_GROUP = D_TILES / KEY_GROUPS;   // of the merged O
-constexpr int ROWS = 2;                                   // of a lane: every eighth of its warp's
-constexpr int PIECES = ROWS * D_TILES_PER_GROUP;          // of a lane after the merge: 2 neighbours in a row, row by row
-constexpr int BLOCK_PIECES = PIECES / CLUSTER_K;          // of a lane after the merge over the cluster
-constexpr int BLOCK_ROWS = ROWS / CLUSTER_K > 0 ? ROWS / CLUSTER_K : 1;  // that these lie in
+constexpr int CLUSTER = CLUSTER_K * CLUSTER_M;                  // blocks: CLUSTER_M sets of queries, CLUSTER_K sets of keys
+constexpr int PASS_KEYS = CLUSTER_K * KEY_GROUPS * GROUP_KEYS;  // keys that a cluster loads in one pass
+constexpr int BOX_KEYS = GROUP_KEYS / CLUSTER_M;                // keys per TMA box: a block's part of a warpgroup's keys
+constexpr int D_TILES_PER_GROUP = D_TILES / KEY_GROUPS;         // 8-column tiles of O that a warpgroup merges
+constexpr int LANE_ROWS = 2;                                    // rows that a lane holds: r and r + 8
+constexpr int LANE_PAIRS = LANE_ROWS * D_TILES_PER_GROUP;       // pairs of adjacent elements that a lane merges, row by row
+constexpr int BLOCK_PAIRS = LANE_PAIRS / CLUSTER_K;             // the pairs of a lane that one block of the cluster finishes
+constexpr int BLOCK_ROWS = LANE_ROWS / CLUSTER_K > 0 ? LANE_ROWS / CLUSTER_K : 1;  // the rows of a lane that contain these pairs
 constexpr int GROUP_THREADS = 128;
 constexpr int THREADS = KEY_GROUPS * GROUP_THREADS;
-constexpr int TILE_BYTES = GROUP_KEYS * HEAD_DIM * 2;
-constexpr int EXCHANGE_BYTES = (CLUSTER_K - 1) * THREADS * (BLOCK_PIECES + BLOCK_ROWS) * 8;  // that a block gets from the others
-constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
+constexpr int TILE_BYTES = GROUP_KEYS * HEAD_DIM * 2;  // K or V of a warpgroup
+constexpr int PEER_PARTIAL_BYTES = (CLUSTER_K - 1) * THREADS * (BLOCK_PAIRS + BLOCK_ROWS) * 8;  // from the other blocks
 
-static_assert(GROUP_KEYS == 64 || GROUP_KEYS == 128, "N of a wgmma");
-static_assert(CLUSTER_M == 1 || CLUSTER_M == 2 || CLUSTER_M == 4, "blocks that share keys");
-static_assert(BOX_KEYS % 8 == 0, "a box is whole times the 1024 bytes of a swizzle");
-static_assert(D_TILES % KEY_GROUPS == 0, "every group merges as many columns of O");
-static_assert(BLOCK_PIECES * CLUSTER_K == PIECES && BLOCK_PIECES % 2 == 0, "every block gets as many pieces, 16 bytes at a time");
-static_assert(BLOCK_ROWS * CLUSTER_K == ROWS || BLOCK_PIECES * (CLUSTER_K / ROWS) == D_TILES_PER_GROUP, "rows are cut evenly");
-static_assert(BLOCK_PIECES % QUAD == 0 || BLOCK_PIECES < QUAD, "whole or few");
+// O is rescaled only where P would exceed 2^8.  fp16 holds values up to 2^15 with the same relative error.
+constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
+
+static_assert(GROUP_KEYS == 64 || GROUP_KEYS == 128, "the keys of a warpgroup are N of a wgmma");
+static_assert(CLUSTER_M == 1 || CLUSTER_M == 2 || CLUSTER_M == 4, "1, 2 or 4 blocks may share their keys");
+static_assert(BOX_KEYS % 8 == 0, "a box must be a multiple of the 1024 bytes of a swizzle pattern");
+static_assert(D_TILES % KEY_GROUPS == 0, "every warpgroup must merge the same number of columns of O");
+static_assert(BLOCK_PAIRS * CLUSTER_K == LANE_PAIRS && BLOCK_PAIRS % 2 == 0, "every block must get whole 16-byte vectors");
+static_assert(BLOCK_ROWS * CLUSTER_K == LANE_ROWS || BLOCK_PAIRS * (CLUSTER_K / LANE_ROWS) == D_TILES_PER_GROUP,
+              "every block must get whole rows or equal parts of one row");
+static_assert(BLOCK_PAIRS % QUAD == 0 || BLOCK_PAIRS < QUAD, "a lane must store 16 bytes at a time, or fewer than 16 in all");
 static_assert(CLUSTER <= 8, "larger clusters are not portable");
-static_assert(KEY_GROUPS <= 15, "a named barrier for every group");
+static_assert(KEY_GROUPS <= 15, "every warpgroup needs a named barrier of its own");
 
-// The merge: what a group found for the columns that another group will store, one float4 per fragment and lane.
-using Partial = float4[KEY_GROUPS][D_TILES_PER_GROUP][GROUP_THREADS];
+// The partial O of one warpgroup, indexed by the warpgroup that merges these columns; one float4 per fragment and lane.
+using PartialO = float4[KEY_GROUPS][D_TILES_PER_GROUP][GROUP_THREADS];
 
 template <typename T>
 struct Smem {
@@ -67,69 +91,73 @@ struct Smem {
     T v[GROUP_KEYS * HEAD_DIM];
     union {
       T k[GROUP_KEYS * HEAD_DIM];
-      Partial o;
+      PartialO partial_o;
     };
   } group[KEY_GROUPS];
-  float m[KEY_GROUPS][BLOCK_M];  // row max, before the scale
+  float m[KEY_GROUPS][BLOCK_M];  // unscaled score that O and l are relative to
   float l[KEY_GROUPS][BLOCK_M];  // row sum
-  struct Exchange {              // what the block of each rank sends: nobody but the others writes here
-    float4 pieces[BLOCK_PIECES / 2][THREADS];
+  struct PeerPartial {           // what one other block sends: only that block writes here
+    float4 o[BLOCK_PAIRS / 2][THREADS];
     float2 m_and_l[BLOCK_ROWS][THREADS];
-  } exchange[CLUSTER_K];
-  uint64_t k_full[KEY_GROUPS], v_full[KEY_GROUPS];  // barriers: a group's keys have come
-  uint64_t exchanged;                               // barrier: all of the exchange has come
+  } peer_partials[CLUSTER_K];   // indexed by the k_rank of the sender
+  uint64_t k_full[KEY_GROUPS];  // mbarriers of K_FULL
+  uint64_t v_full[KEY_GROUPS];  // mbarriers of V_FULL
+  uint64_t peer_partials_full;  // mbarrier of PEER_PARTIALS_FULL
 };
 
-// What one block works on: BLOCK_M queries of one head.
-struct Block {
-  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], in steps of q_strides.row
+// The work of one thread block: BLOCK_M queries of one head, and all keys that they see.
+struct WorkTile {
+  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], row stride q_strides.row
   int kv_head;
   int first_query;
   int diagonal;  // query i of the block sees keys [0, min(seq_k, diagonal + i))
-  int passes;    // over the keys that any query of the cluster sees
+  int passes;    // number of passes over the keys that any query of the cluster sees
 };
 
-__device__ __forceinline__ Block find_block(const fa::Params& params, int m_rank) {
+__device__ __forceinline__ WorkTile make_work_tile(const fa::Params& params, int m_rank) {
   const uint32_t head = blockIdx.x / CLUSTER, batch = blockIdx.z;
   const int cluster_query = blockIdx.y * (CLUSTER_M * BLOCK_M), first_query = cluster_query + m_rank * BLOCK_M;
-  const int keys = max(0, min(params.seq_k, params.first_diagonal + cluster_query + CLUSTER_M * BLOCK_M - 1));
+  const int visible_keys = max(0, min(params.seq_k, params.first_diagonal + cluster_query + CLUSTER_M * BLOCK_M - 1));
   return {
       params.q + (uint64_t(batch) * params.q_strides.batch + uint64_t(head) * params.q_strides.head),
       static_cast<int>(fa::kv_head_of(params, head)),
       first_query,
       params.first_diagonal + first_query,
-      (keys + PASS_KEYS - 1) / PASS_KEYS,
+      (visible_keys + PASS_KEYS - 1) / PASS_KEYS,
   };
 }
 
-// Copy rows [first, first + ROWS) of [seq, HEAD_DIM], zeros past the end, by LOADERS threads of which this is number `loader`.
-template <int ROWS, int LOADERS, typename T>
+// Copies rows [first_row, first_row + ROWS) of a [seq, HEAD_DIM] tensor; rows from seq on are filled with zeros.
+// COPY_THREADS threads copy together; `thread` is the index of this one.
+template <int ROWS, int COPY_THREADS, typename T>
 __device__ __forceinline__ void copy_rows(
-    T* to_smem, const uint4* from_gmem, uint32_t row_step, uint32_t first, uint32_t seq, uint32_t loader) {
-  const uint32_t first_row = loader / (HEAD_DIM / VECTOR), column = loader % (HEAD_DIM / VECTOR);
-  from_gmem += uint64_t(first + first_row) * row_step + column;
+    T* to_smem, const uint4* from_gmem, uint32_t row_stride, uint32_t first_row, uint32_t seq, uint32_t thread) {
+  const uint32_t thread_row = thread / (HEAD_DIM / VECTOR), column = thread % (HEAD_DIM / VECTOR);
+  from_gmem += uint64_t(first_row + thread_row) * row_stride + column;
 #pragma unroll
-  for (int i = 0; i < ROWS * HEAD_DIM / VECTOR; i += LOADERS) {
-    const uint32_t row = first_row + i / (HEAD_DIM / VECTOR);
-    if (ROWS * HEAD_DIM / VECTOR % LOADERS != 0 && row >= ROWS) break;
-    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column * VECTOR), from_gmem, first + row < seq);
-    from_gmem += uint64_t(LOADERS / (HEAD_DIM / VECTOR)) * row_step;
+  for (int i = 0; i < ROWS * HEAD_DIM / VECTOR; i += COPY_THREADS) {
+    const uint32_t row = thread_row + i / (HEAD_DIM / VECTOR);
+    if (ROWS * HEAD_DIM / VECTOR % COPY_THREADS != 0 && row >= ROWS) break;
+    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column * VECTOR), from_gmem, first_row + row < seq);
+    from_gmem += uint64_t(COPY_THREADS / (HEAD_DIM / VECTOR)) * row_stride;
   }
 }
 
-// Load a box of K or V: to every block of the cluster that has the same keys.
+// Loads a box of K or V into every block of the cluster that takes the same keys.
 template <typename T>
 __device__ __forceinline__ void load_box(
     T* to_smem, const CUtensorMap& map, int first_key, int kv_head, uint64_t* barrier_smem, int k_rank) {
   if constexpr (CLUSTER_M == 1) {
     fa::cp_async_bulk_tensor_4d(to_smem, map, 0, first_key, kv_head, blockIdx.z, barrier_smem);
   } else {
-    constexpr uint16_t TWO = 1 | 1 << CLUSTER_K, SAME_KEYS = CLUSTER_M == 2 ? TWO : TWO | TWO << 2 * CLUSTER_K;
+    // Bit r selects the block of rank r.  The ranks of the blocks that take the same keys differ by CLUSTER_K.
+    constexpr uint16_t TWO_BLOCKS = 1 | 1 << CLUSTER_K;
+    constexpr uint16_t SAME_KEYS = CLUSTER_M == 2 ? TWO_BLOCKS : TWO_BLOCKS | TWO_BLOCKS << 2 * CLUSTER_K;
     fa::cp_async_bulk_tensor_4d_multicast(to_smem, map, 0, first_key, kv_head, blockIdx.z, barrier_smem, SAME_KEYS << k_rank);
   }
 }
 
-// Load K and V of one pass, this block's part of each group's keys.  One thread.
+// Loads K and V of one pass: this block's part of the keys of each warpgroup.  Called by one thread.
 template <typename T>
 __device__ __forceinline__ void load_kv(
     Smem<T>& smem, const CUtensorMap& k_map, const CUtensorMap& v_map, int kv_head, int k_rank, int m_rank, int pass) {
@@ -144,16 +172,17 @@ __device__ __forceinline__ void load_kv(
   }
 }
 
-template <Barrier WHICH>
+template <Barrier BARRIER>
 __device__ __forceinline__ void sync_block() {
-  if (WHICH != OMIT_BARRIER) __syncthreads();
+  if (BARRIER != OMIT_BARRIER) __syncthreads();
 }
 
-template <Barrier WHICH>
+template <Barrier BARRIER>
 __device__ __forceinline__ void sync_group(int group) {
-  if (WHICH != OMIT_BARRIER) fa::barrier_sync<GROUP_THREADS>(1 + group);
+  if (BARRIER != OMIT_BARRIER) fa::barrier_sync<GROUP_THREADS>(1 + group);
 }
 
+// Arms the mbarriers of the next pass with the bytes of K and V.  Called by one thread.
 template <typename T>
 __device__ void expect_kv(Smem<T>& smem) {
 #pragma unroll
@@ -163,9 +192,9 @@ __device__ void expect_kv(Smem<T>& smem) {
   }
 }
 
-template <Barrier WHICH>
+template <Barrier BARRIER>
 __device__ __forceinline__ void wait(uint64_t* barrier_smem, uint32_t parity) {
-  if (WHICH == OMIT_BARRIER) return;
+  if (BARRIER == OMIT_BARRIER) return;
   while (!fa::mbarrier_try_wait(barrier_smem, parity)) {
   }
 }
@@ -175,15 +204,15 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
     const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map, const fa::Params params) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
-  const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
+  const int group = threadIdx.x / GROUP_THREADS, thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int k_rank = blockIdx.x % CLUSTER_K, m_rank = blockIdx.x % CLUSTER / CLUSTER_K;
-  const Block block = find_block(params, m_rank);
-  const int first_row = loader / WARP * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
+  const WorkTile work = make_work_tile(params, m_rank);
+  const int lane_row = thread_in_group / WARP * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8
   const float scale_log2 = fa::scale_log2_of(params);
   const uint32_t head = blockIdx.x / CLUSTER;
 
-  // Load Q, and the first keys when the barriers of all blocks are there to count them.
-  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, params.q_strides.row, block.first_query, params.seq_q, threadIdx.x);
+  // Load Q, then the keys of the first pass.  With multicast, the mbarriers of all blocks must be initialised before.
+  copy_rows<BLOCK_M, THREADS>(smem.q, work.q_gmem, params.q_strides.row, work.first_query, params.seq_q, threadIdx.x);
   fa::cp_async_commit_group();
   if (threadIdx.x == 0) {
     fa::prefetch_tensormap(k_map);
@@ -192,41 +221,41 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
       fa::mbarrier_init(&smem.k_full[g], 1);
       fa::mbarrier_init(&smem.v_full[g], 1);
     }
-    fa::mbarrier_init(&smem.exchanged, 1);
+    fa::mbarrier_init(&smem.peer_partials_full, 1);
     fa::fence_mbarrier_init();
     expect_kv(smem);
-    fa::mbarrier_arrive_expect_tx(&smem.exchanged, EXCHANGE_BYTES);
+    fa::mbarrier_arrive_expect_tx(&smem.peer_partials_full, PEER_PARTIAL_BYTES);
   }
   __syncwarp();
   if (CLUSTER > 1) fa::barrier_cluster_arrive_relaxed();
   if (CLUSTER_M > 1) fa::barrier_cluster_wait();
-  if (threadIdx.x == 0 && block.passes > 0) load_kv(smem, k_map, v_map, block.kv_head, k_rank, m_rank, 0);
+  if (threadIdx.x == 0 && work.passes > 0) load_kv(smem, k_map, v_map, work.kv_head, k_rank, m_rank, 0);
   fa::cp_async_wait_group<0>();
   fa::fence_proxy_async();
-  sync_block<Q_THERE>();  // Q and the barriers are there for everyone
+  sync_block<Q_FULL>();
 
   float o[D_TILES][4] = {};
-  float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // row max that P is relative to, before the scale
+  float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // unscaled score that P is relative to: the row max at the last rescale
   float l[2] = {};                              // this lane's part of the running row sum
 
-  for (int pass = 0; pass < block.passes; ++pass) {
+  for (int pass = 0; pass < work.passes; ++pass) {
     const int first_key = ((pass * CLUSTER_K + k_rank) * KEY_GROUPS + group) * GROUP_KEYS;
 
     // Load K and V.
     if (pass > 0) {
       if (CLUSTER_M > 1) {
         fa::barrier_cluster_arrive();
-        fa::barrier_cluster_wait();  // every block has left the last pass
+        fa::barrier_cluster_wait();  // all threads of all blocks are done with the previous K and V
       } else {
-        __syncthreads();
+        __syncthreads();  // all threads of this block are done with the previous K and V
       }
       if (threadIdx.x == 0) {
-        expect_kv(smem);  // now: every group has seen its last phase end, and an arrival too early would count for that one
-        load_kv(smem, k_map, v_map, block.kv_head, k_rank, m_rank, pass);
+        expect_kv(smem);  // not earlier, because the arrival would then count for the previous phase
+        load_kv(smem, k_map, v_map, work.kv_head, k_rank, m_rank, pass);
       }
       __syncwarp();
     }
-    wait<K_THERE>(&smem.k_full[group], pass % 2);
+    wait<K_FULL>(&smem.k_full[group], pass % 2);
 
     // S = Q K^T
     float s[N_TILES][4];
@@ -236,7 +265,7 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
     for (int d = 0; d < HEAD_DIM * sizeof(T) >> 4; d += MMA_K * sizeof(T) >> 4) fa::wgmma_m64k16<T, 0>(s, q + d, k + d, d > 0);
     fa::wgmma_commit_group();
     fa::wgmma_wait_group<0>();
-    if (fa::negate_q(params)) {  // a negative scale turns the scores around
+    if (fa::negate_q(params)) {  // below, S is multiplied by the absolute value of the scale
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) {
 #pragma unroll
@@ -244,11 +273,11 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
       }
     }
 
-    // mask; the tile's first keys are seen by every query of the block
-    if (first_key + GROUP_KEYS > min(params.seq_k, block.diagonal)) {
+    // mask; tiles that every query of the block sees completely are skipped
+    if (first_key + GROUP_KEYS > min(params.seq_k, work.diagonal)) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int limit = min(params.seq_k, block.diagonal + first_row + i / 2 * 8) - first_key;
+        const int limit = min(params.seq_k, work.diagonal + lane_row + i / 2 * 8) - first_key;
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) {
           if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[n][i] = -CUDART_INF_F;
@@ -258,18 +287,19 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
 
     // row max
     float m_new[2];
-    bool rises = false;
+    bool needs_rescale = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       m_new[r] = m[r];
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) m_new[r] = fmaxf(m_new[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
       m_new[r] = fa::max_of_quad(m_new[r]);
-      rises |= (m_new[r] - m[r]) * scale_log2 > RESCALE_THRESHOLD_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
+      // If only m is -inf, the difference is inf and the comparison true.  If both are, it is NaN and the comparison false.
+      needs_rescale |= (m_new[r] - m[r]) * scale_log2 > RESCALE_THRESHOLD_LOG2;
     }
 
-    // rescale, where a row of the warp needs it
-    if (__any_sync(0xffffffffu, rises)) {
+    // rescale, if any row of the warp needs it
+    if (__any_sync(0xffffffffu, needs_rescale)) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float m_log2 = m_new[r] == -CUDART_INF_F ? 0.0f : m_new[r] * scale_log2;
@@ -284,25 +314,25 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
       }
     }
 
-    float m_log2[2];
+    float m_log2[2];  // 0 for a row that has seen no key; its P is then exp2(-inf - 0) = 0
 #pragma unroll
-    for (int r = 0; r < 2; ++r) m_log2[r] = m[r] == -CUDART_INF_F ? 0.0f : m[r] * scale_log2;  // no key seen yet: 2^(-inf - 0) = 0
-    wait<V_THERE>(&smem.v_full[group], pass % 2);
+    for (int r = 0; r < 2; ++r) m_log2[r] = m[r] == -CUDART_INF_F ? 0.0f : m[r] * scale_log2;
+    wait<V_FULL>(&smem.v_full[group], pass % 2);
     uint32_t p[N_TILES / 2][4];
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
-      // P = exp2(S - m), row sum; two neighbouring fragments of S are one of P
+      // P = exp2(S - m), row sum; two adjacent accumulator fragments of S form one A fragment of P
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float(&pair)[4] = s[n + i / 2];
+        float(&fragment)[4] = s[n + i / 2];
         const int r = i % 2;
-        pair[2 * r] = fa::ex2_approx_ftz(pair[2 * r] * scale_log2 - m_log2[r]);
-        pair[2 * r + 1] = fa::ex2_approx_ftz(pair[2 * r + 1] * scale_log2 - m_log2[r]);
-        l[r] += pair[2 * r] + pair[2 * r + 1];
-        p[n / 2][i] = fa::cvt_rn_x2<T>(pair[2 * r], pair[2 * r + 1]);
+        fragment[2 * r] = fa::ex2_approx_ftz(fragment[2 * r] * scale_log2 - m_log2[r]);
+        fragment[2 * r + 1] = fa::ex2_approx_ftz(fragment[2 * r + 1] * scale_log2 - m_log2[r]);
+        l[r] += fragment[2 * r] + fragment[2 * r + 1];
+        p[n / 2][i] = fa::cvt_rn_x2<T>(fragment[2 * r], fragment[2 * r + 1]);
       }
 
-      // O += P V, while the next P is being computed
+      // O += P V, overlapping with the computation of the next P
       fa::wgmma_fence();
       fa::wgmma_m64k16<T, 1>(o, p[n / 2], fa::wgmma_descriptor(smem.group[group].v + n * MMA_N * HEAD_DIM), true);
       fa::wgmma_commit_group();
@@ -310,180 +340,187 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
     fa::wgmma_wait_group<0>();
   }
 
-  // Merge: each group gets some columns of O from all others; what it gives them goes where its keys were.
-  sync_group<PV_LEFT>(group);  // the group has left its keys
-  Partial& given = smem.group[group].o;
-  float4 kept[D_TILES_PER_GROUP];
+  // Merge the warpgroups.  Each one merges the columns of D_TILES_PER_GROUP fragments.  It hands its other columns to the other
+  // warpgroups through the memory of its K.
+  sync_group<K_EMPTY>(group);
+  PartialO& partial_o_smem = smem.group[group].partial_o;
+  float4 own_o[D_TILES_PER_GROUP];
 #pragma unroll
   for (int d = 0; d < D_TILES; ++d) {
-    const float4 part = make_float4(o[d][0], o[d][1], o[d][2], o[d][3]);
+    const float4 partial = make_float4(o[d][0], o[d][1], o[d][2], o[d][3]);
     if (d / D_TILES_PER_GROUP == group) {
-      kept[d % D_TILES_PER_GROUP] = part;
+      own_o[d % D_TILES_PER_GROUP] = partial;
     } else {
-      given[d / D_TILES_PER_GROUP][d % D_TILES_PER_GROUP][loader] = part;
+      partial_o_smem[d / D_TILES_PER_GROUP][d % D_TILES_PER_GROUP][thread_in_group] = partial;
     }
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     l[r] = fa::sum_of_quad(l[r]);
     if (lane % QUAD != 0) continue;
-    smem.m[group][first_row + r * 8] = m[r];
-    smem.l[group][first_row + r * 8] = l[r];
+    smem.m[group][lane_row + r * 8] = m[r];
+    smem.l[group][lane_row + r * 8] = l[r];
   }
-  sync_block<O_THERE>();  // every group's O, m and l are there for everyone
+  sync_block<GROUP_PARTIALS_STORED>();
 
-  float2 piece[PIECES];
-  float m_log2[ROWS], sum[ROWS];
+  float2 merged_o[LANE_PAIRS];
+  float m_log2[LANE_ROWS], sum[LANE_ROWS];
   float weight[KEY_GROUPS][2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float m_all = -CUDART_INF_F;
 #pragma unroll
-    for (int g = 0; g < KEY_GROUPS; ++g) m_all = fmaxf(m_all, smem.m[g][first_row + r * 8]);
+    for (int g = 0; g < KEY_GROUPS; ++g) m_all = fmaxf(m_all, smem.m[g][lane_row + r * 8]);
     m_log2[r] = m_all == -CUDART_INF_F ? 0.0f : m_all * scale_log2;
     sum[r] = 0.0f;
 #pragma unroll
     for (int g = 0; g < KEY_GROUPS; ++g) {
-      weight[g][r] = fa::ex2_approx_ftz(smem.m[g][first_row + r * 8] * scale_log2 - m_log2[r]);
-      sum[r] += smem.l[g][first_row + r * 8] * weight[g][r];
+      weight[g][r] = fa::ex2_approx_ftz(smem.m[g][lane_row + r * 8] * scale_log2 - m_log2[r]);
+      sum[r] += smem.l[g][lane_row + r * 8] * weight[g][r];
     }
   }
 #pragma unroll
   for (int d = 0; d < D_TILES_PER_GROUP; ++d) {
-    float2 merged[2] = {};
+    float2 rows[2] = {};
 #pragma unroll
     for (int g = 0; g < KEY_GROUPS; ++g) {
-      const float4 part = g == group ? kept[d] : smem.group[g].o[group][d][loader];
-      merged[0].x += part.x * weight[g][0];
-      merged[0].y += part.y * weight[g][0];
-      merged[1].x += part.z * weight[g][1];
-      merged[1].y += part.w * weight[g][1];
+      const float4 partial = g == group ? own_o[d] : smem.group[g].partial_o[group][d][thread_in_group];
+      rows[0].x += partial.x * weight[g][0];
+      rows[0].y += partial.y * weight[g][0];
+      rows[1].x += partial.z * weight[g][1];
+      rows[1].y += partial.w * weight[g][1];
     }
-    piece[d] = merged[0];
-    piece[D_TILES_PER_GROUP + d] = merged[1];
+    merged_o[d] = rows[0];
+    merged_o[D_TILES_PER_GROUP + d] = rows[1];
   }
 
-  // Merge over the cluster: each block gets some pieces from all others, by rows and then by columns.
-  if (CLUSTER_M == 1 && CLUSTER_K > 1) fa::barrier_cluster_wait();
-  float2 mine[BLOCK_PIECES];
-  float m_mine[BLOCK_ROWS], l_mine[BLOCK_ROWS];  // m in log2
+  // Merge the blocks.  Each block finishes BLOCK_PAIRS pairs of every lane (with CLUSTER_K = 2, one of the two rows), and sends
+  // the other pairs to the blocks that finish them.  So all blocks send at the same time, and all write an equal part of the
+  // output.
+  float2 final_o[BLOCK_PAIRS];
+  float own_m[BLOCK_ROWS], own_l[BLOCK_ROWS];  // own_m is in log2
+  if (CLUSTER_M == 1 && CLUSTER_K > 1) fa::barrier_cluster_wait();  // all blocks run and have initialised their mbarriers
 #pragma unroll
-  for (int to = 0; to < CLUSTER_K; ++to) {
-    const int first_piece = to * BLOCK_PIECES, first_row_of = first_piece / D_TILES_PER_GROUP;
-    if (to == k_rank) {
+  for (int to_rank = 0; to_rank < CLUSTER_K; ++to_rank) {
+    const int first_pair = to_rank * BLOCK_PAIRS, first_pair_row = first_pair / D_TILES_PER_GROUP;
+    if (to_rank == k_rank) {
 #pragma unroll
-      for (int i = 0; i < BLOCK_PIECES; ++i) mine[i] = piece[first_piece + i];
+      for (int i = 0; i < BLOCK_PAIRS; ++i) final_o[i] = merged_o[first_pair + i];
 #pragma unroll
       for (int i = 0; i < BLOCK_ROWS; ++i) {
-        m_mine[i] = sum[first_row_of + i] > 0.0f ? m_log2[first_row_of + i] : -CUDART_INF_F;
-        l_mine[i] = sum[first_row_of + i];
+        own_m[i] = sum[first_pair_row + i] > 0.0f ? m_log2[first_pair_row + i] : -CUDART_INF_F;
+        own_l[i] = sum[first_pair_row + i];
       }
     } else {
-      const uint32_t barrier = fa::mapa(fa::smem_address(&smem.exchanged), m_rank * CLUSTER_K + to);
+      const uint32_t peer_rank = m_rank * CLUSTER_K + to_rank;
+      const uint32_t peer_barrier = fa::mapa(fa::smem_address(&smem.peer_partials_full), peer_rank);
 #pragma unroll
-      for (int i = 0; i < BLOCK_PIECES; i += 2) {
-        const float2 a = piece[first_piece + i], b = piece[first_piece + i + 1];
-        float4* here = &smem.exchange[k_rank].pieces[i / 2][threadIdx.x];
-        const uint32_t there = fa::mapa(fa::smem_address(here), m_rank * CLUSTER_K + to);
-        fa::st_async(there, make_float4(a.x, a.y, b.x, b.y), barrier);
+      for (int i = 0; i < BLOCK_PAIRS; i += 2) {
+        const float2 a = merged_o[first_pair + i], b = merged_o[first_pair + i + 1];
+        const uint32_t peer_address = fa::mapa(fa::smem_address(&smem.peer_partials[k_rank].o[i / 2][threadIdx.x]), peer_rank);
+        fa::st_async(peer_address, make_float4(a.x, a.y, b.x, b.y), peer_barrier);
       }
 #pragma unroll
       for (int i = 0; i < BLOCK_ROWS; ++i) {
-        const float m_sent = sum[first_row_of + i] > 0.0f ? m_log2[first_row_of + i] : -CUDART_INF_F;
-        const uint32_t there = fa::mapa(fa::smem_address(&smem.exchange[k_rank].m_and_l[i][threadIdx.x]), m_rank * CLUSTER_K + to);
-        fa::st_async(there, make_float2(m_sent, sum[first_row_of + i]), barrier);
+        const float sent_m = sum[first_pair_row + i] > 0.0f ? m_log2[first_pair_row + i] : -CUDART_INF_F;
+        const uint32_t peer_address = fa::mapa(fa::smem_address(&smem.peer_partials[k_rank].m_and_l[i][threadIdx.x]), peer_rank);
+        fa::st_async(peer_address, make_float2(sent_m, sum[first_pair_row + i]), peer_barrier);
       }
     }
   }
   if (CLUSTER_K > 1) {
-    wait<EXCHANGED>(&smem.exchanged, 0);
+    wait<PEER_PARTIALS_FULL>(&smem.peer_partials_full, 0);
   }
 #pragma unroll
   for (int i = 0; i < BLOCK_ROWS; ++i) {
-    constexpr int PIECES_PER_ROW = BLOCK_PIECES / BLOCK_ROWS;
+    constexpr int PAIRS_PER_ROW = BLOCK_PAIRS / BLOCK_ROWS;
     float2 m_and_l[CLUSTER_K];
     float m_all = -CUDART_INF_F, sum_all = 0.0f, weight[CLUSTER_K];
 #pragma unroll
-    for (int from = 0; from < CLUSTER_K; ++from) {
-      m_and_l[from] = from == k_rank ? make_float2(m_mine[i], l_mine[i]) : smem.exchange[from].m_and_l[i][threadIdx.x];
-      m_all = fmaxf(m_all, m_and_l[from].x);
+    for (int from_rank = 0; from_rank < CLUSTER_K; ++from_rank) {
+      m_and_l[from_rank] =
+          from_rank == k_rank ? make_float2(own_m[i], own_l[i]) : smem.peer_partials[from_rank].m_and_l[i][threadIdx.x];
+      m_all = fmaxf(m_all, m_and_l[from_rank].x);
     }
     const float m_finite = m_all == -CUDART_INF_F ? 0.0f : m_all;
 #pragma unroll
-    for (int from = 0; from < CLUSTER_K; ++from) {
-      weight[from] = fa::ex2_approx_ftz(m_and_l[from].x - m_finite);
-      sum_all += m_and_l[from].y * weight[from];
+    for (int from_rank = 0; from_rank < CLUSTER_K; ++from_rank) {
+      weight[from_rank] = fa::ex2_approx_ftz(m_and_l[from_rank].x - m_finite);
+      sum_all += m_and_l[from_rank].y * weight[from_rank];
     }
 
-    // Normalise; a row that sees no key is zero and its log-sum-exp is -inf.
-    const int row = k_rank * BLOCK_PIECES / D_TILES_PER_GROUP + i;
-    const int query = block.first_query + first_row + row * 8;
+    // Normalise.  A row that sees no key is zero, and its log-sum-exp is -inf.
+    const int row = k_rank * BLOCK_PAIRS / D_TILES_PER_GROUP + i;
+    const int query = work.first_query + lane_row + row * 8;
     const float inverse_l = sum_all > 0.0f ? 1.0f / sum_all : 0.0f;
 #pragma unroll
-    for (int j = i * PIECES_PER_ROW; j < (i + 1) * PIECES_PER_ROW; j += 2) {
-      float4 merged = {};
+    for (int j = i * PAIRS_PER_ROW; j < (i + 1) * PAIRS_PER_ROW; j += 2) {
+      float4 two_pairs = {};
 #pragma unroll
-      for (int from = 0; from < CLUSTER_K; ++from) {
-        const float4 own = make_float4(mine[j].x, mine[j].y, mine[j + 1].x, mine[j + 1].y);
-        const float4 part = from == k_rank ? own : smem.exchange[from].pieces[j / 2][threadIdx.x];
-        merged.x += part.x * weight[from];
-        merged.y += part.y * weight[from];
-        merged.z += part.z * weight[from];
-        merged.w += part.w * weight[from];
+      for (int from_rank = 0; from_rank < CLUSTER_K; ++from_rank) {
+        const float4 own = make_float4(final_o[j].x, final_o[j].y, final_o[j + 1].x, final_o[j + 1].y);
+        const float4 partial = from_rank == k_rank ? own : smem.peer_partials[from_rank].o[j / 2][threadIdx.x];
+        two_pairs.x += partial.x * weight[from_rank];
+        two_pairs.y += partial.y * weight[from_rank];
+        two_pairs.z += partial.z * weight[from_rank];
+        two_pairs.w += partial.w * weight[from_rank];
       }
-      mine[j] = make_float2(merged.x * inverse_l, merged.y * inverse_l);
-      mine[j + 1] = make_float2(merged.z * inverse_l, merged.w * inverse_l);
+      final_o[j] = make_float2(two_pairs.x * inverse_l, two_pairs.y * inverse_l);
+      final_o[j + 1] = make_float2(two_pairs.z * inverse_l, two_pairs.w * inverse_l);
     }
-    const bool is_first_of_row = k_rank * BLOCK_PIECES % D_TILES_PER_GROUP == 0 && group == 0 && lane % QUAD == 0;
+    const bool is_first_of_row = k_rank * BLOCK_PAIRS % D_TILES_PER_GROUP == 0 && group == 0 && lane % QUAD == 0;
     if (params.lse != nullptr && is_first_of_row && query < params.seq_q) {
       float* lse_gmem = params.lse + (uint64_t(blockIdx.z) * params.heads + head) * params.seq_q;
       lse_gmem[query] = sum_all > 0.0f ? (m_finite + log2f(sum_all)) * CUDART_LN2_F : -CUDART_INF_F;
     }
   }
 
-  // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row; where there are too few, 4 bytes each.
+  // Store.  The lanes of a quad exchange registers, so that each lane stores 16 contiguous bytes.  A lane with fewer than four
+  // pairs stores 4 bytes at a time.
   uint4* out_gmem = params.out + (uint64_t(blockIdx.z) * params.out_strides.batch + uint64_t(head) * params.out_strides.head);
 #pragma unroll
-  for (int i = 0; i < BLOCK_PIECES; i += QUAD) {
-    uint32_t rounded[QUAD];
+  for (int i = 0; i < BLOCK_PAIRS; i += QUAD) {
+    uint32_t packed[QUAD];
 #pragma unroll
-    for (int j = 0; j < QUAD; ++j) rounded[j] = i + j < BLOCK_PIECES ? fa::cvt_rn_x2<T>(mine[i + j].x, mine[i + j].y) : 0;
-    constexpr bool IS_WHOLE = BLOCK_PIECES % QUAD == 0;
-    if (IS_WHOLE) fa::transpose_quad(rounded, lane);
+    for (int j = 0; j < QUAD; ++j) packed[j] = i + j < BLOCK_PAIRS ? fa::cvt_rn_x2<T>(final_o[i + j].x, final_o[i + j].y) : 0;
+    constexpr bool HAS_FOUR = BLOCK_PAIRS % QUAD == 0;
+    if (HAS_FOUR) fa::transpose_quad(packed, lane);
 #pragma unroll
-    for (int j = 0; j < (IS_WHOLE ? 1 : BLOCK_PIECES % QUAD); ++j) {
-      const int stored = k_rank * BLOCK_PIECES + i + (IS_WHOLE ? lane % QUAD : j);
-      const int query = block.first_query + first_row + stored / D_TILES_PER_GROUP * 8;
+    for (int j = 0; j < (HAS_FOUR ? 1 : BLOCK_PAIRS % QUAD); ++j) {
+      const int pair = k_rank * BLOCK_PAIRS + i + (HAS_FOUR ? lane % QUAD : j);
+      const int query = work.first_query + lane_row + pair / D_TILES_PER_GROUP * 8;
       if (query >= params.seq_q) continue;
-      const uint32_t column = group * D_TILES_PER_GROUP + stored % D_TILES_PER_GROUP;
+      const uint32_t column = group * D_TILES_PER_GROUP + pair % D_TILES_PER_GROUP;
       uint4* to_gmem = out_gmem + (uint64_t(query) * params.out_strides.row + column);
-      if (IS_WHOLE) {
-        *to_gmem = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
+      if (HAS_FOUR) {
+        *to_gmem = make_uint4(packed[0], packed[1], packed[2], packed[3]);
       } else {
-        reinterpret_cast<uint32_t*>(to_gmem)[lane % QUAD] = rounded[j];
+        reinterpret_cast<uint32_t*>(to_gmem)[lane % QUAD] = packed[j];
       }
     }
   }
 }
 
-// A tensor [batch, kv_heads, seq_k, HEAD_DIM] for TMA, BOX_KEYS rows at a time; 0, or why not.
-int describe(CUtensorMap* map, CUtensorMapDataType dtype, const FaForwardArgs* args, const void* data, const FaStrides& stride) {
+// Describes a tensor [batch, kv_heads, seq_k, HEAD_DIM] to TMA, in boxes of BOX_KEYS rows.  Returns FA_OK, or refuses the call.
+int make_tensor_map(
+    CUtensorMap* map, CUtensorMapDataType dtype, const FaForwardArgs* args, const void* data, const FaStrides& stride) {
   static const auto encode = [] {
     void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    cudaDriverEntryPointQueryResult query_result;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &query_result);
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
   if (encode == nullptr) return fa_refuse(args, "the driver has no cuTensorMapEncodeTiled");
   const cuuint64_t sizes[4] = {HEAD_DIM, static_cast<cuuint64_t>(args->seq_k), static_cast<cuuint64_t>(args->kv_heads),
                                static_cast<cuuint64_t>(args->batch)};
-  const cuuint64_t bytes[3] = {static_cast<cuuint64_t>(stride.seq) * 2, static_cast<cuuint64_t>(stride.head) * 2,
-                               static_cast<cuuint64_t>(stride.batch) * 2};
-  const cuuint32_t box[4] = {HEAD_DIM, BOX_KEYS, 1, 1}, steps[4] = {1, 1, 1, 1};
-  const CUresult status = encode(map, dtype, 4, const_cast<void*>(data), sizes, bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const cuuint64_t stride_bytes[3] = {static_cast<cuuint64_t>(stride.seq) * 2, static_cast<cuuint64_t>(stride.head) * 2,
+                                      static_cast<cuuint64_t>(stride.batch) * 2};
+  const cuuint32_t box[4] = {HEAD_DIM, BOX_KEYS, 1, 1}, element_strides[4] = {1, 1, 1, 1};
+  const CUresult status =
+      encode(map, dtype, 4, const_cast<void*>(data), sizes, stride_bytes, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status == CUDA_SUCCESS) return FA_OK;
-  return fa_refuse(args, "TMA does not take strides of %lld, %lld and %lld elements (batch, head, row): CUresult %d",
+  return fa_refuse(args, "TMA does not accept strides of %lld, %lld and %lld elements (batch, head, row): CUresult %d",
                    static_cast<long long>(stride.batch), static_cast<long long>(stride.head),
                    static_cast<long long>(stride.seq), status);
 }
@@ -495,8 +532,8 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   CUtensorMap k_map = {}, v_map = {};
   if (args->seq_k > 0) {
     const auto dtype = args->dtype == FA_DTYPE_fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    if (int status = describe(&k_map, dtype, args, args->k, args->k_stride)) return status;
-    if (int status = describe(&v_map, dtype, args, args->v, args->v_stride)) return status;
+    if (int status = make_tensor_map(&k_map, dtype, args, args->k, args->k_stride)) return status;
+    if (int status = make_tensor_map(&v_map, dtype, args, args->v, args->v_stride)) return status;
   }
   auto* kernel = &cluster_tma_kernel<T>;
   constexpr int smem_bytes = sizeof(Smem<T>);

@@ -1,8 +1,8 @@
-"""cublas_hybrid: attention as three calls into cuBLAS and torch.
+"""cublas_hybrid: attention in three calls of cuBLAS and torch.
 
-step:    two batched matrix products and a softmax in place of one kernel
-because: a library's products run on tensor cores without a line of CUDA; what is lost is that S and P go through memory
-expect:  18 to 30 us at the mission shape: three launches, and 4 MB of S and P written and read again
+step:    two batched matrix products and a softmax instead of one kernel
+because: library matrix products use tensor cores without any CUDA code; in exchange, S and P go through global memory
+expect:  18 to 30 us at the target shape (1x8x512x64): three launches, and 4 MB of S and P written and read again
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pytest_fa.errors import UnsupportedCase
 
 
 class Buffers(NamedTuple):
-    """What one thread's calls on one stream write into."""
+    """The intermediate tensors of the calls that one thread makes on one stream."""
 
     scores: torch.Tensor  # [batch * heads, seq_q, seq_k]
     p: torch.Tensor  # [batch * heads, seq_q, seq_k]
-    hidden: torch.Tensor | None  # [seq_q, seq_k], true where the mask hides a key
+    hidden: torch.Tensor | None  # [seq_q, seq_k], True where the mask hides a key
 
 
 _buffers: dict[tuple[object, ...], Buffers] = {}
@@ -35,12 +35,15 @@ def forward(
     causal: str = "none",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """GEMM, softmax, GEMM, the first two into buffers of an earlier call; writes into `out` if it is given.
+    """Return the attention output, [batch, heads, seq_q, head_dim]; write it into `out` if that is given.
 
-    Raises `UnsupportedCase` for a scale of zero: P is rounded after its division, so equal keys are all off alike.
+    S and P go into the buffers of an earlier call with the same shape.
+
+    Raises `UnsupportedCase` for a scale of zero.  All weights of a row are then equal, and P is rounded after its
+    division by the row sum.  All weights get the same rounding error, which does not average out.
     """
     if scale == 0:
-        raise UnsupportedCase("scale is 0: P is rounded after its division, which moves keys of one weight all alike")
+        raise UnsupportedCase("scale is 0, it must not be: all weights of a row would have the same rounding error")
     out = torch.empty_like(q) if out is None else out
     # Load Q, K and V.
     queries, keys, values = (tensor.flatten(0, 1) for tensor in (q, k, v))  # [b * h, s, d]
@@ -61,20 +64,20 @@ def forward(
 
 
 def _buffers_of(queries: torch.Tensor, keys: torch.Tensor, causal: str) -> Buffers:
-    """Those of the last call of this thread on this stream, or new ones where the shape is another.
+    """Return the buffers of this thread and stream, or new ones if the shape or the mask has changed.
 
-    Calls of one thread on one stream run one after the other; any others may run at the same time.
+    Calls of one thread on one stream run one after the other.  All other calls may overlap, so they use other buffers.
     """
     device = queries.device
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    caller = (threading.get_ident(), device, stream)
+    key = (threading.get_ident(), device, stream)
     shape = (queries.shape[0], queries.shape[1], keys.shape[1])
-    found = _buffers.get(caller)
-    fits = found is not None and found.scores.shape == shape and found.scores.dtype == queries.dtype
-    if found is None or not fits or (found.hidden is None) != (causal == "none"):
+    buffers = _buffers.get(key)
+    fits = buffers is not None and buffers.scores.shape == shape and buffers.scores.dtype == queries.dtype
+    if buffers is None or not fits or (buffers.hidden is None) != (causal == "none"):
         scores = torch.empty(shape, dtype=queries.dtype, device=device)
         hidden = None
         if causal != "none":
             hidden = torch.ones(shape[1:], dtype=torch.bool, device=device).triu(1)
-        found = _buffers[caller] = Buffers(scores, torch.empty_like(scores), hidden)
-    return found
+        buffers = _buffers[key] = Buffers(scores, torch.empty_like(scores), hidden)
+    return buffers

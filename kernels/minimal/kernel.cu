@@ -1,9 +1,11 @@
-// minimal: one thread owns one query row; online softmax in fp32, straight from global memory.
-// step:    the smallest kernel that is right
-// because: the ladder needs a first rung that has no tiles, no shared memory and no barriers to get wrong
-// expect:  right everywhere; hundreds of microseconds at the mission shape, since 4096 rows fill 32 of 132 SMs
+// minimal: one thread computes one query row, with an online softmax in fp32, straight from global memory.
+// step:    the smallest correct kernel
+// because: the ladder needs a first rung without tiles, shared memory or barriers that could be wrong
+// expect:  correct everywhere; hundreds of microseconds at the target shape (1x8x512x64), because 4096 rows fill only 32 of
+//          132 SMs
 // tile:    1 query x 1 key per thread, BLOCK_THREADS rows per block; 0 bytes of shared memory
-// takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, any strides, grouped heads, both causal corners
+// takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, any strides, grouped heads, top-left and bottom-right causal
+//          masks
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <math_constants.h>
@@ -14,7 +16,7 @@
 #ifndef BLOCK_THREADS
 #define BLOCK_THREADS 128
 #endif
-static_assert(BLOCK_THREADS % 32 == 0 && BLOCK_THREADS <= 1024, "a block is whole warps, at most 1024 threads");
+static_assert(BLOCK_THREADS % 32 == 0 && BLOCK_THREADS <= 1024, "a block must be a whole number of warps and at most 1024 threads");
 
 using fp16 = __half;
 using bf16 = __nv_bfloat16;
@@ -24,8 +26,9 @@ __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); 
 __device__ __forceinline__ void from_float(fp16* x, float value) { *x = __float2half_rn(value); }
 __device__ __forceinline__ void from_float(bf16* x, float value) { *x = __float2bfloat16_rn(value); }
 
-// Keys [0, end) are visible to query `row`: all, or up to the diagonal from the top-left or bottom-right corner.
-__device__ __forceinline__ int64_t visible_keys(const FaForwardArgs& args, int64_t row) {
+// Returns how many keys query `row` sees: all, or those up to the causal diagonal.  The diagonal is aligned to the top-left or
+// to the bottom-right corner of S.
+__device__ __forceinline__ int64_t count_visible_keys(const FaForwardArgs& args, int64_t row) {
   if (args.causal == FA_CAUSAL_NONE) return args.seq_k;
   const int64_t shift = args.causal == FA_CAUSAL_TOP_LEFT ? 0 : args.seq_k - args.seq_q;
   return max(int64_t(0), min(args.seq_k, row + 1 + shift));
@@ -33,11 +36,11 @@ __device__ __forceinline__ int64_t visible_keys(const FaForwardArgs& args, int64
 
 template <typename T, int HEAD_DIM>
 __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardArgs args) {
-  const int64_t row_of_all = int64_t(blockIdx.x) * BLOCK_THREADS + threadIdx.x;
-  if (row_of_all >= args.batch * args.heads * args.seq_q) return;
-  const int64_t row = row_of_all % args.seq_q;
-  const int64_t head = row_of_all / args.seq_q % args.heads;
-  const int64_t batch = row_of_all / args.seq_q / args.heads;
+  const int64_t row_of_all_heads = int64_t(blockIdx.x) * BLOCK_THREADS + threadIdx.x;
+  if (row_of_all_heads >= args.batch * args.heads * args.seq_q) return;
+  const int64_t row = row_of_all_heads % args.seq_q;
+  const int64_t head = row_of_all_heads / args.seq_q % args.heads;
+  const int64_t batch = row_of_all_heads / args.seq_q / args.heads;
   const int64_t kv_head = head / (args.heads / args.kv_heads);
   const T* q_gmem = static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head + row * args.q_stride.seq;
   const T* k_gmem = static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head;
@@ -54,8 +57,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   float m = -CUDART_INF_F;  // running row max, in log2
   float l = 0.0f;           // running row sum
 
-  const int64_t keys = visible_keys(args, row);
-  for (int64_t key = 0; key < keys; ++key) {
+  const int64_t visible_keys = count_visible_keys(args, row);
+  for (int64_t key = 0; key < visible_keys; ++key) {
     // S = Q K^T
     float s = 0.0f;
 #pragma unroll
@@ -64,7 +67,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
     // row max
     const float m_new = fmaxf(m, s);
 
-    // rescale; the first key finds m = -inf and 2^-inf = 0
+    // rescale; at the first key m is -inf, and exp2(-inf) = 0
     const float rescale = exp2f(m - m_new);
     m = m_new;
 
@@ -79,18 +82,21 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
     }
   }
 
-  // Normalise and store; a row that sees no key is zero and its log-sum-exp is -inf.
-  const float inverse = l > 0.0f ? 1.0f / l : 0.0f;
+  // Normalise and store.  A row that sees no key is zero, and its log-sum-exp is -inf.
+  const float inverse_l = l > 0.0f ? 1.0f / l : 0.0f;
 #pragma unroll
-  for (int d = 0; d < HEAD_DIM; ++d) from_float(&out_gmem[d * args.out_stride.dim], o[d] * inverse);
-  if (args.lse != nullptr) args.lse[row_of_all] = l > 0.0f ? (m + log2f(l)) * CUDART_LN2_F : -CUDART_INF_F;
+  for (int d = 0; d < HEAD_DIM; ++d) from_float(&out_gmem[d * args.out_stride.dim], o[d] * inverse_l);
+  if (args.lse != nullptr) args.lse[row_of_all_heads] = l > 0.0f ? (m + log2f(l)) * CUDART_LN2_F : -CUDART_INF_F;
 }
 
 template <typename T, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
   const int64_t rows = args->batch * args->heads * args->seq_q;
   const int64_t blocks = (rows + BLOCK_THREADS - 1) / BLOCK_THREADS;
-  if (blocks > INT32_MAX) return fa_refuse(args, "%lld query rows are over the largest grid", static_cast<long long>(rows));
+  if (blocks > INT32_MAX) {
+    return fa_refuse(args, "batch * heads * seq_q is %lld, the maximum is %d blocks of %d", static_cast<long long>(rows),
+                     INT32_MAX, BLOCK_THREADS);
+  }
   minimal_kernel<T, HEAD_DIM><<<static_cast<unsigned>(blocks), BLOCK_THREADS, 0, stream>>>(*args);
   return static_cast<int>(cudaPeekAtLastError());
 }

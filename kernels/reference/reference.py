@@ -1,8 +1,8 @@
 """reference: tiled online softmax in torch.
 
-step:    tiled online softmax in torch, fp32, one tile of queries against one tile of keys
-because: the algorithm of every rung, readable in one screen and runnable without a GPU
-expect:  right everywhere; slow, since every tile operation is a torch call
+step:    tiled online softmax in torch, in fp32, one tile of queries against one tile of keys
+because: the algorithm of every rung, readable on one screen and runnable without a GPU
+expect:  correct everywhere; slow, because every tile operation is a torch call
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ def forward(
     causal: str = "none",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of all heads at once, tile by tile; writes into `out` if it is given."""
+    """Return the attention output, [batch, heads, seq_q, head_dim]; write it into `out` if that is given.
+
+    All heads are computed at once, one tile of queries after the other.
+    """
     out = torch.empty_like(q) if out is None else out
-    group = q.shape[1] // k.shape[1]
-    k, v = (tensor.repeat_interleave(group, dim=1) if group > 1 else tensor for tensor in (k, v))
+    heads_per_kv_head = q.shape[1] // k.shape[1]
+    if heads_per_kv_head > 1:
+        k, v = (tensor.repeat_interleave(heads_per_kv_head, dim=1) for tensor in (k, v))
     shift = k.shape[2] - q.shape[2] if causal == "bottom_right" else 0
     for start_m in range(0, q.shape[2], BLOCK_M):
         # Load Q.
@@ -43,19 +47,19 @@ def forward(
             if causal != "none":
                 columns = torch.arange(start_n, start_n + k_tile.shape[2], device=q.device)[None, :]  # [1, n]
                 s = s.masked_fill(columns > rows + shift, float("-inf"))
-            # row max; a row that has seen no key yet keeps -inf, and exp(-inf - 0) = 0
+            # row max; it is -inf if no key is seen yet, and then exp(-inf - 0) = 0
             m_new = torch.maximum(m, s.amax(-1, keepdim=True))
-            m_safe = m_new.masked_fill(m_new == float("-inf"), 0.0)
+            m_finite = m_new.masked_fill(m_new == float("-inf"), 0.0)
             # rescale
-            rescale = torch.exp(m - m_safe)
+            rescale = torch.exp(m - m_finite)
             m = m_new
             # P = exp(S - m), row sum
-            p = torch.exp(s - m_safe)
+            p = torch.exp(s - m_finite)
             l = l * rescale + p.sum(-1, keepdim=True)
             # Load V.
             v_tile = v[:, :, start_n : start_n + BLOCK_N].float()  # [b, h, n, d]
             # O += P V
             o = o * rescale + p @ v_tile
-        # Normalise and store; a row that sees no key is zero.
+        # Normalise and store. A row that sees no key is zero.
         out[:, :, start_m : start_m + BLOCK_M] = torch.where(l > 0, o / l, torch.zeros_like(o)).to(q.dtype)
     return out

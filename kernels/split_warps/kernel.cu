@@ -1,17 +1,20 @@
-// split_warps: the keys are split over groups of warps, each with its own ring; O is merged in shared memory.
-// step:    KEY_GROUPS groups of warps share the queries and split the keys, each with its own copies; one merge at the end
-// because: swizzle_async has 4 warps on 64 of 132 SMs, and each of its 8 tiles waits for the one before
-// expect:  4.5 to 6.5 us at the mission shape; the groups' loads are in flight at once and nobody waits for another group
-// diff:    large: any rows per warp, groups with their own barriers, the merge, and parameters in two cache lines (fa/params.cuh)
+// split_warps: groups of warps divide the keys, each with its own ring of tiles; O is merged in shared memory.
+// step:    KEY_GROUPS groups of warps share the queries and divide the keys; each group copies its own tiles; one merge at
+//          the end
+// because: swizzle_async has 4 warps on 64 of 132 SMs, and each of its 8 tiles waits for the previous one
+// expect:  4.5 to 6.5 us at the target shape (1x8x512x64); the loads of all groups are in flight at once, and no group
+//          waits for another
+// diff:    large: several row fragments per warp, groups with their own barriers, the merge, and kernel parameters that fit
+//          in two cache lines (fa/params.cuh)
 // tile:    BLOCK_M queries x BLOCK_N keys per group, WARP_ROWS queries per warp; 69 KB of shared memory per block
-// takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous and
-//          16-byte aligned
+// takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads; rows
+//          contiguous and 16-byte aligned
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
-#include "fa/params.cuh"
 #include "fa/launch.h"
+#include "fa/params.cuh"
 #include "fa/ptx.cuh"
 #include "fa/swizzle.cuh"
 #include "fa/warp.cuh"
@@ -23,26 +26,26 @@ using bf16 = __nv_bfloat16;
 
 constexpr int HEAD_DIM = 64;
 constexpr int WARP = 32;
-constexpr int QUAD = 4;  // lanes that share a row of a fragment
+constexpr int QUAD = 4;  // lanes that share a row of an mma fragment
 constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 16;
 constexpr int VECTOR = 8;  // 16-bit elements in 16 bytes
 constexpr int M_TILES = WARP_ROWS / MMA_M;
 constexpr int N_TILES = BLOCK_N / MMA_N;
 constexpr int D_TILES = HEAD_DIM / MMA_N;
-constexpr int D_TILES_PER_GROUP = D_TILES / KEY_GROUPS;  // of the merged O
-constexpr int ROWS = 2 * M_TILES;                        // of a lane: every eighth of its warp's
-constexpr int PIECES = ROWS * D_TILES_PER_GROUP;         // of a lane after the merge: 2 neighbours in a row, row by row
+constexpr int D_TILES_PER_GROUP = D_TILES / KEY_GROUPS;    // 8-column tiles of O that a group merges and stores
+constexpr int LANE_ROWS = 2 * M_TILES;                     // rows that a lane holds: every eighth row of its warp
+constexpr int LANE_PAIRS = LANE_ROWS * D_TILES_PER_GROUP;  // pairs of adjacent elements that a lane merges, row by row
 constexpr int GROUP_THREADS = BLOCK_M / WARP_ROWS * WARP;
 constexpr int THREADS = KEY_GROUPS * GROUP_THREADS;
-constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;  // P may grow to 2^8 before O is rescaled: fp16 holds 2^15, and its precision is relative
+constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;  // P may reach 2^8 before O is rescaled: fp16 holds 2^15, its error is relative
 
-static_assert(BLOCK_M % WARP_ROWS == 0 && WARP_ROWS % MMA_M == 0, "every warp owns whole fragments of queries");
-static_assert(BLOCK_N % MMA_K == 0, "ldmatrix takes 16 keys at a time");
-static_assert(D_TILES % KEY_GROUPS == 0, "every group merges as many columns of O");
-static_assert(KEY_GROUPS <= 15, "a named barrier for every group");
+static_assert(BLOCK_M % WARP_ROWS == 0 && WARP_ROWS % MMA_M == 0, "every warp must own whole fragments of queries");
+static_assert(BLOCK_N % MMA_K == 0, "BLOCK_N must be a multiple of 16, because ldmatrix reads 16 keys at a time");
+static_assert(D_TILES % KEY_GROUPS == 0, "every group must merge the same number of columns of O");
+static_assert(KEY_GROUPS <= 15, "every group needs a named barrier of its own");
 
-// The merge: what a group found for the columns that another group will store, one float4 per fragment and lane.
-using Partial = float4[KEY_GROUPS][M_TILES][D_TILES_PER_GROUP][GROUP_THREADS];
+// The partial O of one group, indexed by the group that merges these columns; one float4 per fragment and lane.
+using PartialO = float4[KEY_GROUPS][M_TILES][D_TILES_PER_GROUP][GROUP_THREADS];
 
 template <typename T>
 struct Ring {
@@ -55,57 +58,60 @@ struct Smem {
   alignas(128) T q[BLOCK_M * HEAD_DIM];
   union {
     Ring<T> ring;
-    Partial o;
+    PartialO partial_o;
   } group[KEY_GROUPS];
-  float m[KEY_GROUPS][BLOCK_M];  // row max, before the scale
+  float m[KEY_GROUPS][BLOCK_M];  // unscaled score that O and l are relative to
   float l[KEY_GROUPS][BLOCK_M];  // row sum
 };
 
-// What one block works on: BLOCK_M queries of one head.
-struct Block {
-  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], in steps of q_strides.row
+// The work of one thread block: BLOCK_M queries of one head, and all keys that they see.
+struct WorkTile {
+  const uint4* q_gmem;  // [seq_q, HEAD_DIM / VECTOR], row stride q_strides.row
   const uint4* k_gmem;  // [seq_k, HEAD_DIM / VECTOR]
   const uint4* v_gmem;  // [seq_k, HEAD_DIM / VECTOR]
   int first_query;
-  int diagonal;  // query i of the block sees keys [0, min(seq_k, diagonal + i))
-  int tiles;     // of keys that any of these queries sees
+  int diagonal;   // query i of the block sees keys [0, min(seq_k, diagonal + i))
+  int key_tiles;  // number of key tiles that any query of the block sees
 };
 
-__device__ __forceinline__ Block find_block(const fa::Params& params) {
+__device__ __forceinline__ WorkTile make_work_tile(const fa::Params& params) {
   const uint32_t head = blockIdx.x, batch = blockIdx.z, kv_head = fa::kv_head_of(params, head);
   const int first_query = blockIdx.y * BLOCK_M;
   const int diagonal = params.first_diagonal + first_query;
-  const int keys = max(0, min(params.seq_k, diagonal + BLOCK_M - 1));
+  const int visible_keys = max(0, min(params.seq_k, diagonal + BLOCK_M - 1));
   return {
       params.q + (uint64_t(batch) * params.q_strides.batch + uint64_t(head) * params.q_strides.head),
       params.k + (uint64_t(batch) * params.k_strides.batch + uint64_t(kv_head) * params.k_strides.head),
       params.v + (uint64_t(batch) * params.v_strides.batch + uint64_t(kv_head) * params.v_strides.head),
       first_query,
       diagonal,
-      (keys + BLOCK_N - 1) / BLOCK_N,
+      (visible_keys + BLOCK_N - 1) / BLOCK_N,
   };
 }
 
-// Copy rows [first, first + ROWS) of [seq, HEAD_DIM], zeros past the end, by LOADERS threads of which this is number `loader`.
-template <int ROWS, int LOADERS, typename T>
+// Copies rows [first_row, first_row + ROWS) of a [seq, HEAD_DIM] tensor; rows from seq on are filled with zeros.
+// COPY_THREADS threads copy together; `thread` is the index of this one.
+template <int ROWS, int COPY_THREADS, typename T>
 __device__ __forceinline__ void copy_rows(
-    T* to_smem, const uint4* from_gmem, uint32_t row_step, uint32_t first, uint32_t seq, uint32_t loader) {
-  const uint32_t first_row = loader / (HEAD_DIM / VECTOR), column = loader % (HEAD_DIM / VECTOR);
-  from_gmem += uint64_t(first + first_row) * row_step + column;
+    T* to_smem, const uint4* from_gmem, uint32_t row_stride, uint32_t first_row, uint32_t seq, uint32_t thread) {
+  const uint32_t thread_row = thread / (HEAD_DIM / VECTOR), column = thread % (HEAD_DIM / VECTOR);
+  from_gmem += uint64_t(first_row + thread_row) * row_stride + column;
 #pragma unroll
-  for (int i = 0; i < ROWS * HEAD_DIM / VECTOR; i += LOADERS) {
-    const uint32_t row = first_row + i / (HEAD_DIM / VECTOR);
-    if (ROWS * HEAD_DIM / VECTOR % LOADERS != 0 && row >= ROWS) break;
-    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column * VECTOR), from_gmem, first + row < seq);
-    from_gmem += uint64_t(LOADERS / (HEAD_DIM / VECTOR)) * row_step;
+  for (int i = 0; i < ROWS * HEAD_DIM / VECTOR; i += COPY_THREADS) {
+    const uint32_t row = thread_row + i / (HEAD_DIM / VECTOR);
+    if (ROWS * HEAD_DIM / VECTOR % COPY_THREADS != 0 && row >= ROWS) break;
+    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column * VECTOR), from_gmem, first_row + row < seq);
+    from_gmem += uint64_t(COPY_THREADS / (HEAD_DIM / VECTOR)) * row_stride;
   }
 }
 
-// Load K or V of a group's tile, a cp.async group; past the last tile it is empty.
+// Load K or V of one key tile of a group of warps, as one cp.async group.  Past the last tile the cp.async group is empty.
 template <typename T>
 __device__ __forceinline__ void load_tile(
-    T* to_smem, const uint4* from_gmem, uint32_t row_step, int tile, int tiles, int seq_k, uint32_t loader) {
-  if (tile < tiles) copy_rows<BLOCK_N, GROUP_THREADS>(to_smem, from_gmem, row_step, tile * BLOCK_N, seq_k, loader);
+    T* to_smem, const uint4* from_gmem, uint32_t row_stride, int key_tile, int key_tiles, int seq_k, uint32_t thread_in_group) {
+  if (key_tile < key_tiles) {
+    copy_rows<BLOCK_N, GROUP_THREADS>(to_smem, from_gmem, row_stride, key_tile * BLOCK_N, seq_k, thread_in_group);
+  }
   fa::cp_async_commit_group();
 }
 
@@ -113,50 +119,51 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Params params) {
   extern __shared__ __align__(128) unsigned char smem_bytes[];
   Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
-  const int group = threadIdx.x / GROUP_THREADS, loader = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
-  const Block block = find_block(params);
+  const int group = threadIdx.x / GROUP_THREADS, thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
+  const WorkTile work = make_work_tile(params);
   Ring<T>& ring = smem.group[group].ring;
-  const int warp_row = loader / WARP * WARP_ROWS;  // the first of this warp's rows
-  const int first_row = warp_row + lane / QUAD;    // the first of this lane's rows of S, P and O: every eighth
+  const int warp_row = thread_in_group / WARP * WARP_ROWS;  // first of the WARP_ROWS rows of this warp
+  const int lane_row = warp_row + lane / QUAD;              // this lane holds rows lane_row, lane_row + 8, ... of S, P and O
   const float scale_log2 = fa::scale_log2_of(params);
-  // Load Q, and the first tiles behind it.
-  copy_rows<BLOCK_M, THREADS>(smem.q, block.q_gmem, params.q_strides.row, block.first_query, params.seq_q, threadIdx.x);
+
+  // Load Q, then the first STAGES tiles of K and V of this group.
+  copy_rows<BLOCK_M, THREADS>(smem.q, work.q_gmem, params.q_strides.row, work.first_query, params.seq_q, threadIdx.x);
   fa::cp_async_commit_group();
 #pragma unroll
   for (int stage = 0; stage < STAGES; ++stage) {
-    const int tile = group + stage * KEY_GROUPS;
-    load_tile(ring.k[stage], block.k_gmem, params.k_strides.row, tile, block.tiles, params.seq_k, loader);
-    load_tile(ring.v[stage], block.v_gmem, params.v_strides.row, tile, block.tiles, params.seq_k, loader);
+    const int key_tile = group + stage * KEY_GROUPS;
+    load_tile(ring.k[stage], work.k_gmem, params.k_strides.row, key_tile, work.key_tiles, params.seq_k, thread_in_group);
+    load_tile(ring.v[stage], work.v_gmem, params.v_strides.row, key_tile, work.key_tiles, params.seq_k, thread_in_group);
   }
 
   fa::cp_async_wait_group<2 * STAGES>();
-  __syncthreads();  // Q is there for everyone
+  __syncthreads();  // Q is visible to all threads
   uint32_t q[M_TILES][HEAD_DIM / MMA_K][4];
 #pragma unroll
   for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; d += MMA_K) {
-      uint32_t(&q_of_d)[4] = q[t][d / MMA_K];
+      uint32_t(&fragment)[4] = q[t][d / MMA_K];
       const int row = warp_row + t * MMA_M + lane % 16;
-      fa::ldmatrix_x4(q_of_d, fa::smem_address(smem.q + fa::swizzle<HEAD_DIM>(row, d + lane / 16 * 8)));
-      for (uint32_t& each : q_of_d) each ^= fa::q_sign_bits(params);
+      fa::ldmatrix_x4(fragment, fa::smem_address(smem.q + fa::swizzle<HEAD_DIM>(row, d + lane / 16 * 8)));
+      for (uint32_t& pair : fragment) pair ^= fa::q_sign_bits(params);
     }
   }
 
   float o[M_TILES][D_TILES][4] = {};
-  float m[M_TILES][2];       // row max that P is relative to, before the scale
+  float m[M_TILES][2];       // unscaled score that P is relative to: the row max at the last rescale
   float l[M_TILES][2] = {};  // this lane's part of the running row sum
-  for (auto& each : m) each[0] = each[1] = -CUDART_INF_F;
+  for (auto& row_max : m) row_max[0] = row_max[1] = -CUDART_INF_F;
 
-  for (int i = 0, tile = group; tile < block.tiles; ++i, tile += KEY_GROUPS) {
-    const int first_key = tile * BLOCK_N;
+  for (int i = 0, key_tile = group; key_tile < work.key_tiles; ++i, key_tile += KEY_GROUPS) {
+    const int first_key = key_tile * BLOCK_N;
     T* k_smem = ring.k[i % STAGES];
     T* v_smem = ring.v[i % STAGES];
-    const int next_tile = tile + STAGES * KEY_GROUPS;  // that comes to this one's place
+    const int next_tile = key_tile + STAGES * KEY_GROUPS;  // the tile that is loaded into the same stage
 
-    // Load K and V: this tile's are on their way.
+    // Load K and V: the copies of this tile are in flight.
     fa::cp_async_wait_group<2 * STAGES - 1>();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is there for the group
+    fa::barrier_sync<GROUP_THREADS>(1 + group);  // K is visible to the group
 
     // S = Q K^T
     float s[M_TILES][N_TILES][4] = {};
@@ -164,7 +171,7 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Params p
     for (int d = 0; d < HEAD_DIM; d += MMA_K) {
 #pragma unroll
       for (int n = 0; n < N_TILES; n += 2) {
-        uint32_t k[4];  // of 16 keys: two for the first mma, two for the second
+        uint32_t k[4];  // B fragments of 16 keys: 0 and 1 for the first mma, 2 and 3 for the second
         const int key = n * MMA_N + lane / 16 * 8 + lane % 8;
         fa::ldmatrix_x4(k, fa::smem_address(k_smem + fa::swizzle<HEAD_DIM>(key, d + lane / 8 % 2 * 8)));
 #pragma unroll
@@ -176,16 +183,16 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Params p
     }
 
     // Load the next K.
-    if (next_tile < block.tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left K
-    load_tile(k_smem, block.k_gmem, params.k_strides.row, next_tile, block.tiles, params.seq_k, loader);
+    if (next_tile < work.key_tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // all threads of the group are done with K
+    load_tile(k_smem, work.k_gmem, params.k_strides.row, next_tile, work.key_tiles, params.seq_k, thread_in_group);
 
-    // mask; the tile's first keys are seen by every query of the block
-    if (first_key + BLOCK_N > min(params.seq_k, block.diagonal)) {
+    // mask; only tiles that cross the diagonal or the last key need it
+    if (first_key + BLOCK_N > min(params.seq_k, work.diagonal)) {
 #pragma unroll
       for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int limit = min(params.seq_k, block.diagonal + first_row + t * MMA_M + i / 2 * 8) - first_key;
+          const int limit = min(params.seq_k, work.diagonal + lane_row + t * MMA_M + i / 2 * 8) - first_key;
 #pragma unroll
           for (int n = 0; n < N_TILES; ++n) {
             if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[t][n][i] = -CUDART_INF_F;
@@ -196,7 +203,7 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Params p
 
     // row max
     float m_new[M_TILES][2];
-    bool rises = false;
+    bool needs_rescale = false;
 #pragma unroll
     for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
@@ -205,12 +212,12 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Params p
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) m_new[t][r] = fmaxf(m_new[t][r], fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
         m_new[t][r] = fa::max_of_quad(m_new[t][r]);
-        rises |= (m_new[t][r] - m[t][r]) * scale_log2 > RESCALE_THRESHOLD_LOG2;  // from -inf it does, -inf itself gives NaN: it does not
+        needs_rescale |= (m_new[t][r] - m[t][r]) * scale_log2 > RESCALE_THRESHOLD_LOG2;  // false if both are -inf: that is NaN
       }
     }
 
-    // rescale, where a row of the warp needs it
-    if (__any_sync(0xffffffffu, rises)) {
+    // rescale, if any row of the warp needs it
+    if (__any_sync(0xffffffffu, needs_rescale)) {
 #pragma unroll
       for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
@@ -232,13 +239,13 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Params p
 #pragma unroll
     for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) m_log2[t][r] = m[t][r] == -CUDART_INF_F ? 0.0f : m[t][r] * scale_log2;  // 2^(-inf - 0) = 0
+      for (int r = 0; r < 2; ++r) m_log2[t][r] = m[t][r] == -CUDART_INF_F ? 0.0f : m[t][r] * scale_log2;  // exp2(-inf - 0) = 0
     }
     fa::cp_async_wait_group<2 * STAGES - 1>();
-    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is there for the group
+    fa::barrier_sync<GROUP_THREADS>(1 + group);  // V is visible to the group
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
-      // P = exp2(S - m), row sum; two neighbouring fragments of S are one of P
+      // P = exp2(S - m), row sum; two adjacent accumulator fragments of S form one A fragment of P
       uint32_t p[M_TILES][4];
 #pragma unroll
       for (int t = 0; t < M_TILES; ++t) {
@@ -252,10 +259,10 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Params p
         }
       }
 
-      // O += P V, while the next P is being computed
+      // O += P V, overlapping with the computation of the next P
 #pragma unroll
       for (int d = 0; d < D_TILES; d += 2) {
-        uint32_t v[4];  // of 16 dimensions: two for the first mma, two for the second
+        uint32_t v[4];  // B fragments of 16 dimensions: 0 and 1 for the first mma, 2 and 3 for the second
         const int key = n * MMA_N + lane % 16;
         fa::ldmatrix_x4_trans(v, fa::smem_address(v_smem + fa::swizzle<HEAD_DIM>(key, d * MMA_N + lane / 16 * 8)));
 #pragma unroll
@@ -267,37 +274,38 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Params p
     }
 
     // Load the next V.
-    if (next_tile < block.tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left V
-    load_tile(v_smem, block.v_gmem, params.v_strides.row, next_tile, block.tiles, params.seq_k, loader);
+    if (next_tile < work.key_tiles) fa::barrier_sync<GROUP_THREADS>(1 + group);  // all threads of the group are done with V
+    load_tile(v_smem, work.v_gmem, params.v_strides.row, next_tile, work.key_tiles, params.seq_k, thread_in_group);
   }
 
-  // Merge: each group gets some columns of O from all others; what it gives them goes where its ring was.
-  fa::barrier_sync<GROUP_THREADS>(1 + group);  // the group has left its ring
-  Partial& given = smem.group[group].o;
-  float4 kept[M_TILES][D_TILES_PER_GROUP];
+  // Merge.  Each group merges D_TILES_PER_GROUP columns of O.  It hands its other columns to the other groups through the
+  // memory of its ring.
+  fa::barrier_sync<GROUP_THREADS>(1 + group);  // all threads of the group are done with the ring
+  PartialO& partial_o_smem = smem.group[group].partial_o;
+  float4 own_o[M_TILES][D_TILES_PER_GROUP];
 #pragma unroll
   for (int t = 0; t < M_TILES; ++t) {
 #pragma unroll
     for (int d = 0; d < D_TILES; ++d) {
-      const float4 part = make_float4(o[t][d][0], o[t][d][1], o[t][d][2], o[t][d][3]);
+      const float4 partial = make_float4(o[t][d][0], o[t][d][1], o[t][d][2], o[t][d][3]);
       if (d / D_TILES_PER_GROUP == group) {
-        kept[t][d % D_TILES_PER_GROUP] = part;
+        own_o[t][d % D_TILES_PER_GROUP] = partial;
       } else {
-        given[d / D_TILES_PER_GROUP][t][d % D_TILES_PER_GROUP][loader] = part;
+        partial_o_smem[d / D_TILES_PER_GROUP][t][d % D_TILES_PER_GROUP][thread_in_group] = partial;
       }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       l[t][r] = fa::sum_of_quad(l[t][r]);
       if (lane % QUAD != 0) continue;
-      smem.m[group][first_row + (2 * t + r) * 8] = m[t][r];
-      smem.l[group][first_row + (2 * t + r) * 8] = l[t][r];
+      smem.m[group][lane_row + (2 * t + r) * 8] = m[t][r];
+      smem.l[group][lane_row + (2 * t + r) * 8] = l[t][r];
     }
   }
-  __syncthreads();  // every group's O, m and l are there for everyone
+  __syncthreads();  // the partial O, m and l of all groups are visible to all threads
 
-  float2 piece[PIECES];
-  float m_log2[ROWS], sum[ROWS];
+  float2 merged_o[LANE_PAIRS];
+  float m_log2[LANE_ROWS], sum[LANE_ROWS];
 #pragma unroll
   for (int t = 0; t < M_TILES; ++t) {
     float weight[KEY_GROUPS][2];
@@ -306,40 +314,40 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Params p
       const int row = 2 * t + r;
       float m_all = -CUDART_INF_F;
 #pragma unroll
-      for (int g = 0; g < KEY_GROUPS; ++g) m_all = fmaxf(m_all, smem.m[g][first_row + row * 8]);
+      for (int g = 0; g < KEY_GROUPS; ++g) m_all = fmaxf(m_all, smem.m[g][lane_row + row * 8]);
       m_log2[row] = m_all == -CUDART_INF_F ? 0.0f : m_all * scale_log2;
       sum[row] = 0.0f;
 #pragma unroll
       for (int g = 0; g < KEY_GROUPS; ++g) {
-        weight[g][r] = fa::ex2_approx_ftz(smem.m[g][first_row + row * 8] * scale_log2 - m_log2[row]);
-        sum[row] += smem.l[g][first_row + row * 8] * weight[g][r];
+        weight[g][r] = fa::ex2_approx_ftz(smem.m[g][lane_row + row * 8] * scale_log2 - m_log2[row]);
+        sum[row] += smem.l[g][lane_row + row * 8] * weight[g][r];
       }
     }
 #pragma unroll
     for (int d = 0; d < D_TILES_PER_GROUP; ++d) {
-      float2 merged[2] = {};
+      float2 rows[2] = {};
 #pragma unroll
       for (int g = 0; g < KEY_GROUPS; ++g) {
-        const float4 part = g == group ? kept[t][d] : smem.group[g].o[group][t][d][loader];
-        merged[0].x += part.x * weight[g][0];
-        merged[0].y += part.y * weight[g][0];
-        merged[1].x += part.z * weight[g][1];
-        merged[1].y += part.w * weight[g][1];
+        const float4 partial = g == group ? own_o[t][d] : smem.group[g].partial_o[group][t][d][thread_in_group];
+        rows[0].x += partial.x * weight[g][0];
+        rows[0].y += partial.y * weight[g][0];
+        rows[1].x += partial.z * weight[g][1];
+        rows[1].y += partial.w * weight[g][1];
       }
-      piece[(2 * t + 0) * D_TILES_PER_GROUP + d] = merged[0];
-      piece[(2 * t + 1) * D_TILES_PER_GROUP + d] = merged[1];
+      merged_o[(2 * t + 0) * D_TILES_PER_GROUP + d] = rows[0];
+      merged_o[(2 * t + 1) * D_TILES_PER_GROUP + d] = rows[1];
     }
   }
 
-  // Normalise; a row that sees no key is zero and its log-sum-exp is -inf.
+  // Normalise.  A row that sees no key is zero, and its log-sum-exp is -inf.
 #pragma unroll
-  for (int row = 0; row < ROWS; ++row) {
-    const int query = block.first_query + first_row + row * 8;
+  for (int row = 0; row < LANE_ROWS; ++row) {
+    const int query = work.first_query + lane_row + row * 8;
     const float inverse_l = sum[row] > 0.0f ? 1.0f / sum[row] : 0.0f;
 #pragma unroll
     for (int d = 0; d < D_TILES_PER_GROUP; ++d) {
-      piece[row * D_TILES_PER_GROUP + d].x *= inverse_l;
-      piece[row * D_TILES_PER_GROUP + d].y *= inverse_l;
+      merged_o[row * D_TILES_PER_GROUP + d].x *= inverse_l;
+      merged_o[row * D_TILES_PER_GROUP + d].y *= inverse_l;
     }
     if (params.lse != nullptr && group == 0 && lane % QUAD == 0 && query < params.seq_q) {
       float* lse_gmem = params.lse + (uint64_t(blockIdx.z) * params.heads + blockIdx.x) * params.seq_q;
@@ -347,20 +355,20 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Params p
     }
   }
 
-  // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row.
+  // Store.  The lanes of a quad exchange registers, so that each lane stores 16 contiguous bytes.
   uint4* out_gmem = params.out + (uint64_t(blockIdx.z) * params.out_strides.batch + uint64_t(blockIdx.x) * params.out_strides.head);
-  static_assert(PIECES % QUAD == 0, "the lanes of a quad store as many pieces");
+  static_assert(LANE_PAIRS % QUAD == 0, "the lanes of a quad must store the same number of pairs");
 #pragma unroll
-  for (int i = 0; i < PIECES; i += QUAD) {
-    uint32_t rounded[QUAD];
+  for (int i = 0; i < LANE_PAIRS; i += QUAD) {
+    uint32_t packed[QUAD];
 #pragma unroll
-    for (int j = 0; j < QUAD; ++j) rounded[j] = fa::cvt_rn_x2<T>(piece[i + j].x, piece[i + j].y);
-    fa::transpose_quad(rounded, lane);
-    const int mine = i + lane % QUAD;
-    const int query = block.first_query + first_row + mine / D_TILES_PER_GROUP * 8;
+    for (int j = 0; j < QUAD; ++j) packed[j] = fa::cvt_rn_x2<T>(merged_o[i + j].x, merged_o[i + j].y);
+    fa::transpose_quad(packed, lane);
+    const int pair = i + lane % QUAD;
+    const int query = work.first_query + lane_row + pair / D_TILES_PER_GROUP * 8;
     if (query >= params.seq_q) continue;
-    const uint32_t column = group * D_TILES_PER_GROUP + mine % D_TILES_PER_GROUP;
-    out_gmem[uint64_t(query) * params.out_strides.row + column] = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
+    const uint32_t column = group * D_TILES_PER_GROUP + pair % D_TILES_PER_GROUP;
+    out_gmem[uint64_t(query) * params.out_strides.row + column] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
   }
 }
 

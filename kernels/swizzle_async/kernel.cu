@@ -1,10 +1,11 @@
-// swizzle_async: K and V by cp.async into a ring of swizzled tiles; exp2 with the scale folded in.
-// step:    cp.async into STAGES swizzled tiles, one barrier per tile, Q in registers, exp2 of one fused multiply-add
-// because: mma_regs waits for each tile's loads, pads its rows, and spends two instructions per score on the scale
-// expect:  9 to 12 us at the mission shape; the loads of the next tile run under the mma of this one
+// swizzle_async: cp.async copies K and V into a ring of swizzled tiles; the scale is folded into the argument of exp2.
+// step:    cp.async into STAGES swizzled tiles, one barrier per tile, Q in registers, one fused multiply-add before each
+//          exp2
+// because: mma_regs waits for the loads of each tile, pads its rows, and spends two instructions per score on the scale
+// expect:  9 to 12 us at the target shape (1x8x512x64); the loads of the next tile overlap with the mma of this tile
 // tile:    BLOCK_M queries x BLOCK_N keys, 16 queries per warp; 40 KB of shared memory per block (D = 64), 80 KB (D = 128)
-// takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, both causal corners, grouped heads; rows contiguous
-//          and 16-byte aligned
+// takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped
+//          heads; rows contiguous and 16-byte aligned
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <float.h>
@@ -21,16 +22,16 @@ using fp16 = __half;
 using bf16 = __nv_bfloat16;
 
 constexpr int WARP = 32;
-constexpr int QUAD = 4;                // lanes that share a row of a fragment
+constexpr int QUAD = 4;                // lanes that share a row of an mma fragment
 constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 16;
 constexpr int VECTOR = 8;              // 16-bit elements in 16 bytes
 constexpr int WARPS = BLOCK_M / MMA_M;
 constexpr int THREADS = WARPS * WARP;
 constexpr int N_TILES = BLOCK_N / MMA_N;
 
-static_assert(BLOCK_M % MMA_M == 0, "every warp owns 16 queries");
-static_assert(BLOCK_N % MMA_K == 0, "ldmatrix takes 16 keys at a time");
-static_assert(STAGES >= 2, "one stage is read while another is filled");
+static_assert(BLOCK_M % MMA_M == 0, "BLOCK_M must be a multiple of 16, because every warp owns 16 queries");
+static_assert(BLOCK_N % MMA_K == 0, "BLOCK_N must be a multiple of 16, because ldmatrix reads 16 keys at a time");
+static_assert(STAGES >= 2, "STAGES must be at least 2, because one stage is read while another one is filled");
 
 template <typename T, int HEAD_DIM>
 struct Smem {
@@ -39,26 +40,26 @@ struct Smem {
   T v[STAGES][BLOCK_N * HEAD_DIM];
 };
 
-// What one block works on: BLOCK_M queries of one head.
+// The work of one thread block: BLOCK_M queries of one head, and all keys that they see.
 template <typename T>
-struct Block {
+struct WorkTile {
   const T* q_gmem;  // [seq_q, HEAD_DIM], row stride q_stride.seq
   const T* k_gmem;  // [seq_k, HEAD_DIM]
   const T* v_gmem;  // [seq_k, HEAD_DIM]
   int first_query;
   int seq_q, seq_k;
-  int diagonal;  // query i of the block sees keys [0, min(seq_k, diagonal + i))
-  int tiles;     // of keys that any of these queries sees
+  int diagonal;   // query i of the block sees keys [0, min(seq_k, diagonal + i))
+  int key_tiles;  // number of key tiles that any query of the block sees
 };
 
 template <typename T>
-__device__ Block<T> find_block(const FaForwardArgs& args, unsigned heads_per_kv_head) {
+__device__ WorkTile<T> make_work_tile(const FaForwardArgs& args, unsigned heads_per_kv_head) {
   const unsigned head = blockIdx.x, batch = blockIdx.z;
   const unsigned kv_head = head / heads_per_kv_head;
   const int first_query = blockIdx.y * BLOCK_M, seq_q = args.seq_q, seq_k = args.seq_k;
   const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? seq_k - seq_q : 0;
   const int diagonal = args.causal == FA_CAUSAL_NONE ? seq_k : first_query + shift + 1;
-  const int keys = max(0, min(seq_k, diagonal + BLOCK_M - 1));
+  const int visible_keys = max(0, min(seq_k, diagonal + BLOCK_M - 1));
   return {
       static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head,
       static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head,
@@ -67,29 +68,29 @@ __device__ Block<T> find_block(const FaForwardArgs& args, unsigned heads_per_kv_
       seq_q,
       seq_k,
       diagonal,
-      (keys + BLOCK_N - 1) / BLOCK_N,
+      (visible_keys + BLOCK_N - 1) / BLOCK_N,
   };
 }
 
-// Copy rows [first, first + ROWS) of [seq, HEAD_DIM], zeros past the end.
+// Copies rows [first_row, first_row + ROWS) of a [seq, HEAD_DIM] tensor; rows from seq on are filled with zeros.
 template <int ROWS, int HEAD_DIM, typename T>
-__device__ void copy_rows(T* to_smem, const T* from_gmem, int64_t row_stride, int first, int seq) {
+__device__ void copy_rows(T* to_smem, const T* from_gmem, int64_t row_stride, int first_row, int seq) {
 #pragma unroll
   for (int i = 0; i < ROWS * HEAD_DIM / VECTOR; i += THREADS) {
     const int row = (i + threadIdx.x) / (HEAD_DIM / VECTOR), column = (i + threadIdx.x) % (HEAD_DIM / VECTOR) * VECTOR;
     if (ROWS * HEAD_DIM / VECTOR % THREADS != 0 && row >= ROWS) break;
-    const T* piece_gmem = from_gmem + (first + row) * row_stride + column;
-    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column), piece_gmem, first + row < seq);
+    const T* elements_gmem = from_gmem + (first_row + row) * row_stride + column;
+    fa::cp_async_16_or_zero(to_smem + fa::swizzle<HEAD_DIM>(row, column), elements_gmem, first_row + row < seq);
   }
 }
 
-// Load K and V of one tile into its stage; past the last tile the group is empty.
+// Load K and V of one tile into its stage, as one cp.async group.  Past the last tile the group is empty.
 template <typename T, int HEAD_DIM>
-__device__ void load_kv(Smem<T, HEAD_DIM>& smem, const Block<T>& block, const FaForwardArgs& args, int tile) {
-  const int stage = tile % STAGES, first_key = tile * BLOCK_N;
-  if (tile < block.tiles) {
-    copy_rows<BLOCK_N, HEAD_DIM>(smem.k[stage], block.k_gmem, args.k_stride.seq, first_key, block.seq_k);
-    copy_rows<BLOCK_N, HEAD_DIM>(smem.v[stage], block.v_gmem, args.v_stride.seq, first_key, block.seq_k);
+__device__ void load_kv(Smem<T, HEAD_DIM>& smem, const WorkTile<T>& work, const FaForwardArgs& args, int key_tile) {
+  const int stage = key_tile % STAGES, first_key = key_tile * BLOCK_N;
+  if (key_tile < work.key_tiles) {
+    copy_rows<BLOCK_N, HEAD_DIM>(smem.k[stage], work.k_gmem, args.k_stride.seq, first_key, work.seq_k);
+    copy_rows<BLOCK_N, HEAD_DIM>(smem.v[stage], work.v_gmem, args.v_stride.seq, first_key, work.seq_k);
   }
   fa::cp_async_commit_group();
 }
@@ -99,41 +100,41 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
   extern __shared__ __align__(128) unsigned char smem_bytes[];
   Smem<T, HEAD_DIM>& smem = *reinterpret_cast<Smem<T, HEAD_DIM>*>(smem_bytes);
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  const Block<T> block = find_block<T>(args, heads_per_kv_head);
-  const int first_row = warp * MMA_M + lane / QUAD;  // this lane's rows of S, P and O: this one and the eighth after it
-  // exp(x) = 2^(x log2 e).  The scale's sign goes to Q, so that the largest score is the largest product; a scale of zero
-  // becomes tiny, which weighs all keys alike and still takes -inf to -inf.
+  const WorkTile<T> work = make_work_tile<T>(args, heads_per_kv_head);
+  const int lane_row = warp * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8 of S, P and O
+  // exp(scale s) = 2^(scale_log2 s).  The sign of the scale is applied to Q, so the largest score can be found before scaling.
+  // A scale of zero becomes FLT_MIN: all keys still get equal weights, and -inf * scale stays -inf.
   const float scale_log2 = args.scale == 0.0f ? FLT_MIN : fabsf(args.scale) * CUDART_L2E_F;
-  const uint32_t sign_of_q = args.scale < 0.0f ? 0x80008000u : 0u;
+  const uint32_t q_sign_bits = args.scale < 0.0f ? 0x80008000u : 0u;
 
-  // Load Q, and the first tiles behind it.
-  copy_rows<BLOCK_M, HEAD_DIM>(smem.q, block.q_gmem, args.q_stride.seq, block.first_query, block.seq_q);
+  // Load Q, then the first STAGES - 1 tiles of K and V.
+  copy_rows<BLOCK_M, HEAD_DIM>(smem.q, work.q_gmem, args.q_stride.seq, work.first_query, work.seq_q);
   fa::cp_async_commit_group();
 #pragma unroll
-  for (int tile = 0; tile < STAGES - 1; ++tile) load_kv<T, HEAD_DIM>(smem, block, args, tile);
+  for (int key_tile = 0; key_tile < STAGES - 1; ++key_tile) load_kv<T, HEAD_DIM>(smem, work, args, key_tile);
   fa::cp_async_wait_group<STAGES - 1>();
-  __syncthreads();  // Q is there for everyone
+  __syncthreads();  // Q is visible to all threads
   uint32_t q[HEAD_DIM / MMA_K][4];
 #pragma unroll
   for (int d = 0; d < HEAD_DIM; d += MMA_K) {
-    uint32_t(&q_of_d)[4] = q[d / MMA_K];
-    fa::ldmatrix_x4(q_of_d, fa::smem_address(smem.q + fa::swizzle<HEAD_DIM>(warp * MMA_M + lane % 16, d + lane / 16 * 8)));
-    for (uint32_t& each : q_of_d) each ^= sign_of_q;
+    uint32_t(&fragment)[4] = q[d / MMA_K];
+    fa::ldmatrix_x4(fragment, fa::smem_address(smem.q + fa::swizzle<HEAD_DIM>(warp * MMA_M + lane % 16, d + lane / 16 * 8)));
+    for (uint32_t& pair : fragment) pair ^= q_sign_bits;
   }
 
   float o[HEAD_DIM / MMA_N][4] = {};
-  float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // running row max, before the scale
+  float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // running row max of the unscaled scores
   float l[2] = {};                              // this lane's part of the running row sum
 
-  for (int tile = 0; tile < block.tiles; ++tile) {
-    const int first_key = tile * BLOCK_N;
+  for (int key_tile = 0; key_tile < work.key_tiles; ++key_tile) {
+    const int first_key = key_tile * BLOCK_N;
 
     // Load K and V.
     fa::cp_async_wait_group<STAGES - 2>();
-    __syncthreads();  // this tile is there for everyone, and everyone has left the last one, whose stage is filled now
-    load_kv<T, HEAD_DIM>(smem, block, args, tile + STAGES - 1);
-    const T* k_smem = smem.k[tile % STAGES];
-    const T* v_smem = smem.v[tile % STAGES];
+    __syncthreads();  // K and V are visible to all threads, and the stage of the previous tile is free
+    load_kv<T, HEAD_DIM>(smem, work, args, key_tile + STAGES - 1);
+    const T* k_smem = smem.k[key_tile % STAGES];
+    const T* v_smem = smem.v[key_tile % STAGES];
 
     // S = Q K^T
     float s[N_TILES][4] = {};
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
     for (int d = 0; d < HEAD_DIM; d += MMA_K) {
 #pragma unroll
       for (int n = 0; n < N_TILES; n += 2) {
-        uint32_t k[4];  // of 16 keys: two for the first mma, two for the second
+        uint32_t k[4];  // B fragments of 16 keys: 0 and 1 for the first mma, 2 and 3 for the second
         const int key = n * MMA_N + lane / 16 * 8 + lane % 8;
         fa::ldmatrix_x4(k, fa::smem_address(k_smem + fa::swizzle<HEAD_DIM>(key, d + lane / 8 % 2 * 8)));
         fa::mma_m16n8k16<T>(s[n], q[d / MMA_K], k[0], k[1]);
@@ -149,11 +150,11 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
       }
     }
 
-    // mask; the tile's first keys are seen by every query of the block
-    if (first_key + BLOCK_N > min(block.seq_k, block.diagonal)) {
+    // mask; only tiles that cross the diagonal or the last key need it
+    if (first_key + BLOCK_N > min(work.seq_k, work.diagonal)) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int limit = min(block.seq_k, block.diagonal + first_row + i / 2 * 8) - first_key;
+        const int limit = min(work.seq_k, work.diagonal + lane_row + i / 2 * 8) - first_key;
 #pragma unroll
         for (int n = 0; n < N_TILES; ++n) {
           if (n * MMA_N + lane % QUAD * 2 + i % 2 >= limit) s[n][i] = -CUDART_INF_F;
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) m_new = fmaxf(m_new, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
       m_new = fa::max_of_quad(m_new);
-      const float m_log2 = m_new == -CUDART_INF_F ? 0.0f : m_new * scale_log2;  // no key seen yet: 2^(-inf - 0) = 0
+      const float m_log2 = m_new == -CUDART_INF_F ? 0.0f : m_new * scale_log2;  // no key seen yet: exp2(-inf - 0) = 0
 
       // rescale
       const float rescale = fa::ex2_approx_ftz(m[r] * scale_log2 - m_log2);
@@ -189,14 +190,14 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
       }
     }
 
-    // O += P V; two neighbouring fragments of S are one of P
+    // O += P V; two adjacent accumulator fragments of S form one A fragment of P
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
       const uint32_t p[4] = {fa::cvt_rn_x2<T>(s[n][0], s[n][1]), fa::cvt_rn_x2<T>(s[n][2], s[n][3]),
                              fa::cvt_rn_x2<T>(s[n + 1][0], s[n + 1][1]), fa::cvt_rn_x2<T>(s[n + 1][2], s[n + 1][3])};
 #pragma unroll
       for (int d = 0; d < HEAD_DIM / MMA_N; d += 2) {
-        uint32_t v[4];  // of 16 dimensions: two for the first mma, two for the second
+        uint32_t v[4];  // B fragments of 16 dimensions: 0 and 1 for the first mma, 2 and 3 for the second
         const int key = n * MMA_N + lane % 16;
         fa::ldmatrix_x4_trans(v, fa::smem_address(v_smem + fa::swizzle<HEAD_DIM>(key, d * MMA_N + lane / 16 * 8)));
         fa::mma_m16n8k16<T>(o[d], p, v[0], v[1]);
@@ -205,12 +206,12 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
     }
   }
 
-  // Normalise; a row that sees no key is zero and its log-sum-exp is -inf.
+  // Normalise.  A row that sees no key is zero, and its log-sum-exp is -inf.
   T* out_gmem = static_cast<T*>(args.out) + blockIdx.z * args.out_stride.batch + blockIdx.x * args.out_stride.head;
   float* lse_gmem = args.lse + (blockIdx.z * args.heads + blockIdx.x) * args.seq_q;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int query = block.first_query + first_row + r * 8;
+    const int query = work.first_query + lane_row + r * 8;
     const float sum = fa::sum_of_quad(l[r]);
     const float inverse_l = sum > 0.0f ? 1.0f / sum : 0.0f;
 #pragma unroll
@@ -218,28 +219,28 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
       o[d][2 * r] *= inverse_l;
       o[d][2 * r + 1] *= inverse_l;
     }
-    if (args.lse != nullptr && lane % QUAD == 0 && query < block.seq_q) {
+    if (args.lse != nullptr && lane % QUAD == 0 && query < work.seq_q) {
       lse_gmem[query] = sum > 0.0f ? (m[r] * scale_log2 + log2f(sum)) * CUDART_LN2_F : -CUDART_INF_F;
     }
 
-    // Store: the lanes of a quad trade pieces, so that each has 16 bytes in a row.
+    // Store.  The lanes of a quad exchange registers, so that each lane stores 16 contiguous bytes.
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / MMA_N; d += QUAD) {
-      uint32_t piece[4];
+      uint32_t packed[4];
 #pragma unroll
-      for (int i = 0; i < QUAD; ++i) piece[i] = fa::cvt_rn_x2<T>(o[d + i][2 * r], o[d + i][2 * r + 1]);
-      fa::transpose_quad(piece, lane);
-      if (query >= block.seq_q) continue;
+      for (int i = 0; i < QUAD; ++i) packed[i] = fa::cvt_rn_x2<T>(o[d + i][2 * r], o[d + i][2 * r + 1]);
+      fa::transpose_quad(packed, lane);
+      if (query >= work.seq_q) continue;
       T* to_gmem = out_gmem + query * args.out_stride.seq + (d + lane % QUAD) * MMA_N;
-      *reinterpret_cast<uint4*>(to_gmem) = make_uint4(piece[0], piece[1], piece[2], piece[3]);
+      *reinterpret_cast<uint4*>(to_gmem) = make_uint4(packed[0], packed[1], packed[2], packed[3]);
     }
   }
 }
 
-// Whether 16-byte copies may walk a tensor's rows.
+// Whether every row of a tensor can be accessed with aligned 16-byte copies.
 bool is_vector_aligned(const void* data, const FaStrides& stride) {
-  const int64_t steps = stride.batch | stride.head | stride.seq;
-  return stride.dim == 1 && steps % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  const int64_t stride_bits = stride.batch | stride.head | stride.seq;  // divisible by a power of two if all strides are
+  return stride.dim == 1 && stride_bits % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
 
 template <typename T, int HEAD_DIM>
@@ -249,9 +250,10 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   if (!aligned) return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of 16 bytes");
   const int64_t blocks_per_head = (args->seq_q + BLOCK_M - 1) / BLOCK_M;
   if (args->heads > INT32_MAX || args->batch > UINT16_MAX || blocks_per_head > UINT16_MAX || args->seq_k > INT32_MAX / 2) {
-    return fa_refuse(args, "batch %lld or seq_q %lld is over the grid, or seq_k %lld over 2^30",
-                     static_cast<long long>(args->batch), static_cast<long long>(args->seq_q),
-                     static_cast<long long>(args->seq_k));
+    return fa_refuse(args, "the shape is too large: batch %lld (at most %d), heads %lld (at most %d), seq_q %lld (at most %d), "
+                           "seq_k %lld (below 2^30)",
+                     static_cast<long long>(args->batch), UINT16_MAX, static_cast<long long>(args->heads), INT32_MAX,
+                     static_cast<long long>(args->seq_q), UINT16_MAX * BLOCK_M, static_cast<long long>(args->seq_k));
   }
   auto* kernel = &swizzle_async_kernel<T, HEAD_DIM>;
   constexpr int smem_bytes = sizeof(Smem<T, HEAD_DIM>);

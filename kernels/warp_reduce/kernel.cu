@@ -1,11 +1,11 @@
-// warp_reduce: a warp owns a row: its lanes share the keys of S and the dimensions of O.
-// step:    a warp per query row in place of a thread; the row max and the row sum by shuffles, or as REDUCE says
-// because: block_tiled keeps 128 floats per thread and a row's 512 keys in one thread, one after the other
-// expect:  faster than block_tiled by half: 32 lanes per row fill the GPU, but every row waits for the block twice
-// diff:    large, since lanes now own keys of S and dimensions of O, where a thread owned all of a row
+// warp_reduce: one warp computes one query row; its lanes divide the keys of S and the dimensions of O.
+// step:    one warp per query row instead of one thread; warp shuffles compute the row max and row sum (REDUCE=warp)
+// because: in block_tiled one thread holds 128 floats and works through the 512 keys of its row one after the other
+// expect:  faster than block_tiled by half: 32 lanes per row fill the GPU, but every row waits twice for the whole block
+// diff:    large, because each lane now owns some keys of S and some dimensions of O, where a thread owned a whole row
 // tile:    BLOCK_M queries x BLOCK_N keys, BLOCK_M / NUM_WARPS queries per warp; 24 KB of shared memory per block
-// takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, grouped heads, both causal corners; rows contiguous and aligned
-//          to VEC_WIDTH elements
+// takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, grouped heads, top-left and bottom-right causal masks; rows
+//          contiguous and aligned to VEC_WIDTH elements
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <math_constants.h>
@@ -18,30 +18,30 @@ using bf16 = __nv_bfloat16;
 
 constexpr int HEAD_DIM = 64;
 constexpr int WARP = 32;
-constexpr int PAD = 8;  // 16 bytes past a row move the next one by four banks
+constexpr int PAD = 8;  // 16 bytes after each row shift the next row by four banks
 constexpr int THREADS = NUM_WARPS * WARP;
 constexpr int ROWS_PER_WARP = BLOCK_M / NUM_WARPS;
-constexpr int KEYS_PER_LANE = BLOCK_N / WARP;  // of S: keys lane, lane + 32, ...
-constexpr int DIMS_PER_LANE = HEAD_DIM / WARP;  // of O: neighbours
+constexpr int KEYS_PER_LANE = BLOCK_N / WARP;   // a lane computes S for keys lane, lane + 32, ...
+constexpr int DIMS_PER_LANE = HEAD_DIM / WARP;  // a lane owns adjacent dimensions of O
 
-// How the lanes of a warp find the max and the sum of a row.
+// How a warp reduces the max and the sum of a row: in lane 0 alone, or with warp shuffles.
 enum Reduce { serial, warp };
 
 static_assert(NUM_WARPS <= 32, "a block has at most 1024 threads");
-static_assert(BLOCK_M % NUM_WARPS == 0, "every warp owns as many rows");
-static_assert(BLOCK_N % WARP == 0, "every lane owns as many keys");
-static_assert(DIMS_PER_LANE == 2, "a lane reads its two dimensions of V as one");
-static_assert(VEC_WIDTH == 1 || VEC_WIDTH == 2 || VEC_WIDTH == 4 || VEC_WIDTH == 8, "a load is 2, 4, 8 or 16 bytes");
+static_assert(BLOCK_M % NUM_WARPS == 0, "every warp must own the same number of rows");
+static_assert(BLOCK_N % WARP == 0, "every lane must own the same number of keys");
+static_assert(DIMS_PER_LANE == 2, "a lane reads its two dimensions of V with one load");
+static_assert(VEC_WIDTH == 1 || VEC_WIDTH == 2 || VEC_WIDTH == 4 || VEC_WIDTH == 8, "a load must be 2, 4, 8 or 16 bytes");
 
 __device__ __forceinline__ float to_float(fp16 x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ void from_float(fp16* x, float value) { *x = __float2half_rn(value); }
 __device__ __forceinline__ void from_float(bf16* x, float value) { *x = __float2bfloat16_rn(value); }
 
-// VEC_WIDTH neighbours in a row, loaded and stored as one.
+// VEC_WIDTH adjacent elements of a row, loaded and stored with one instruction.
 template <typename T>
 struct alignas(sizeof(T) * VEC_WIDTH) Vector {
-  T element[VEC_WIDTH];
+  T data[VEC_WIDTH];
 };
 
 template <typename T>
@@ -49,30 +49,30 @@ struct Smem {
   alignas(16) T q[BLOCK_M][HEAD_DIM + PAD];
   T k[BLOCK_N][HEAD_DIM + PAD];
   T v[BLOCK_N][HEAD_DIM + PAD];
-  float p[NUM_WARPS][BLOCK_N];   // of the row that each warp is at
-  float lanes[NUM_WARPS][WARP];  // of a serial reduction
+  float p[NUM_WARPS][BLOCK_N];         // P of the row that each warp is computing
+  float lane_values[NUM_WARPS][WARP];  // for REDUCE = serial
 };
 
-// What one block works on: BLOCK_M queries of one head.
+// The work of one thread block: BLOCK_M queries of one head, and all keys that they see.
 template <typename T>
-struct Block {
+struct WorkTile {
   const T* q_gmem;  // [seq_q, HEAD_DIM], row stride q_stride.seq
   const T* k_gmem;  // [seq_k, HEAD_DIM]
   const T* v_gmem;  // [seq_k, HEAD_DIM]
   int first_query;
   int seq_q, seq_k;
-  int diagonal;  // query i of the block sees keys [0, min(seq_k, diagonal + i))
-  int tiles;     // of keys that any of these queries sees
+  int diagonal;   // query i of the block sees keys [0, min(seq_k, diagonal + i))
+  int key_tiles;  // number of key tiles that any query of the block sees
 };
 
 template <typename T>
-__device__ Block<T> find_block(const FaForwardArgs& args, unsigned heads_per_kv_head) {
+__device__ WorkTile<T> make_work_tile(const FaForwardArgs& args, unsigned heads_per_kv_head) {
   const unsigned head = blockIdx.x, batch = blockIdx.z;
   const unsigned kv_head = head / heads_per_kv_head;
   const int first_query = blockIdx.y * BLOCK_M, seq_q = args.seq_q, seq_k = args.seq_k;
   const int shift = args.causal == FA_CAUSAL_BOTTOM_RIGHT ? seq_k - seq_q : 0;
   const int diagonal = args.causal == FA_CAUSAL_NONE ? seq_k : first_query + shift + 1;
-  const int keys = max(0, min(seq_k, diagonal + BLOCK_M - 1));
+  const int visible_keys = max(0, min(seq_k, diagonal + BLOCK_M - 1));
   return {
       static_cast<const T*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head,
       static_cast<const T*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head,
@@ -81,70 +81,70 @@ __device__ Block<T> find_block(const FaForwardArgs& args, unsigned heads_per_kv_
       seq_q,
       seq_k,
       diagonal,
-      (keys + BLOCK_N - 1) / BLOCK_N,
+      (visible_keys + BLOCK_N - 1) / BLOCK_N,
   };
 }
 
-// Copy rows [first, first + ROWS) of [seq, HEAD_DIM], zeros past the end.
+// Copies rows [first_row, first_row + ROWS) of a [seq, HEAD_DIM] tensor; rows from seq on are filled with zeros.
 template <int ROWS, typename T>
-__device__ void copy_rows(T (*to_smem)[HEAD_DIM + PAD], const T* from_gmem, int64_t row_stride, int first, int seq) {
+__device__ void copy_rows(T (*to_smem)[HEAD_DIM + PAD], const T* from_gmem, int64_t row_stride, int first_row, int seq) {
   for (int i = threadIdx.x; i < ROWS * HEAD_DIM / VEC_WIDTH; i += THREADS) {
     const int row = i / (HEAD_DIM / VEC_WIDTH), column = i % (HEAD_DIM / VEC_WIDTH) * VEC_WIDTH;
-    Vector<T> piece = {};
-    if (first + row < seq) piece = *reinterpret_cast<const Vector<T>*>(from_gmem + (first + row) * row_stride + column);
-    *reinterpret_cast<Vector<T>*>(&to_smem[row][column]) = piece;
+    Vector<T> elements = {};
+    if (first_row + row < seq) elements = *reinterpret_cast<const Vector<T>*>(from_gmem + (first_row + row) * row_stride + column);
+    *reinterpret_cast<Vector<T>*>(&to_smem[row][column]) = elements;
   }
 }
 
-// `combine` over the lanes of a warp; everyone gets the result.
+// Combines the values of the 32 lanes of a warp; every lane gets the result.
 template <typename Combine>
-__device__ float reduce_row(float x, float* lanes_smem, Combine combine) {
+__device__ float reduce_row(float value, float* lane_values_smem, Combine combine) {
   const int lane = threadIdx.x % WARP;
   if (REDUCE == warp) {
-    for (int step = WARP / 2; step > 0; step /= 2) x = combine(x, __shfl_xor_sync(0xffffffffu, x, step));
-    return x;
+    for (int step = WARP / 2; step > 0; step /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, step));
+    return value;
   }
-  __syncwarp();  // everyone has read the last result
-  lanes_smem[lane] = x;
-  __syncwarp();  // every lane's value is there
+  __syncwarp();  // all lanes have read the previous result
+  lane_values_smem[lane] = value;
+  __syncwarp();  // the values of all lanes are visible to the warp
   if (lane == 0) {
-    for (int i = 1; i < WARP; ++i) x = combine(x, lanes_smem[i]);
-    lanes_smem[0] = x;
+    for (int i = 1; i < WARP; ++i) value = combine(value, lane_values_smem[i]);
+    lane_values_smem[0] = value;
   }
-  __syncwarp();  // the result is there
-  return lanes_smem[0];
+  __syncwarp();  // the result is visible to the warp
+  return lane_values_smem[0];
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) warp_reduce_kernel(const FaForwardArgs args, unsigned heads_per_kv_head) {
   __shared__ Smem<T> smem;
   const int warp_index = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  const Block<T> block = find_block<T>(args, heads_per_kv_head);
-  const auto max_of = [](float a, float b) { return fmaxf(a, b); };
-  const auto sum_of = [](float a, float b) { return a + b; };
+  const WorkTile<T> work = make_work_tile<T>(args, heads_per_kv_head);
+  const auto max_op = [](float a, float b) { return fmaxf(a, b); };
+  const auto sum_op = [](float a, float b) { return a + b; };
 
   // Load Q.
   const float scale_log2 = args.scale * CUDART_L2E_F;  // exp(x) = 2^(x log2 e)
-  copy_rows<BLOCK_M>(smem.q, block.q_gmem, args.q_stride.seq, block.first_query, block.seq_q);
+  copy_rows<BLOCK_M>(smem.q, work.q_gmem, args.q_stride.seq, work.first_query, work.seq_q);
 
   float o[ROWS_PER_WARP][DIMS_PER_LANE] = {};
   float m[ROWS_PER_WARP];       // running row max, in log2
   float l[ROWS_PER_WARP] = {};  // running row sum
-  for (float& each : m) each = -CUDART_INF_F;
+  for (float& row_max : m) row_max = -CUDART_INF_F;
 
-  for (int tile = 0; tile < block.tiles; ++tile) {
-    const int first_key = tile * BLOCK_N;
+  for (int key_tile = 0; key_tile < work.key_tiles; ++key_tile) {
+    const int first_key = key_tile * BLOCK_N;
 
     // Load K and V.
-    __syncthreads();  // everyone has left the last tile
-    copy_rows<BLOCK_N>(smem.k, block.k_gmem, args.k_stride.seq, first_key, block.seq_k);
-    copy_rows<BLOCK_N>(smem.v, block.v_gmem, args.v_stride.seq, first_key, block.seq_k);
-    __syncthreads();  // Q, K and V are there for everyone
+    __syncthreads();  // all threads are done with the previous tile
+    copy_rows<BLOCK_N>(smem.k, work.k_gmem, args.k_stride.seq, first_key, work.seq_k);
+    copy_rows<BLOCK_N>(smem.v, work.v_gmem, args.v_stride.seq, first_key, work.seq_k);
+    __syncthreads();  // Q, K and V are visible to all threads
 
 #pragma unroll
     for (int r = 0; r < ROWS_PER_WARP; ++r) {
       const int row = warp_index * ROWS_PER_WARP + r;
-      const int limit = min(block.seq_k, block.diagonal + row) - first_key;
+      const int limit = min(work.seq_k, work.diagonal + row) - first_key;
 
       // S = Q K^T
       float s[KEYS_PER_LANE] = {};
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(THREADS) warp_reduce_kernel(const FaForwardArg
         for (int n = 0; n < KEYS_PER_LANE; ++n) {
           const Vector<T> k = *reinterpret_cast<const Vector<T>*>(&smem.k[n * WARP + lane][d]);
 #pragma unroll
-          for (int i = 0; i < VEC_WIDTH; ++i) s[n] += to_float(q.element[i]) * to_float(k.element[i]);
+          for (int i = 0; i < VEC_WIDTH; ++i) s[n] += to_float(q.data[i]) * to_float(k.data[i]);
         }
       }
 
@@ -167,8 +167,8 @@ __global__ void __launch_bounds__(THREADS) warp_reduce_kernel(const FaForwardArg
       float m_new = m[r];
 #pragma unroll
       for (int n = 0; n < KEYS_PER_LANE; ++n) m_new = fmaxf(m_new, s[n]);
-      m_new = reduce_row(m_new, smem.lanes[warp_index], max_of);
-      const float m_finite = m_new == -CUDART_INF_F ? 0.0f : m_new;  // a row that has seen no key yet: 2^(-inf - 0) = 0
+      m_new = reduce_row(m_new, smem.lane_values[warp_index], max_op);
+      const float m_finite = m_new == -CUDART_INF_F ? 0.0f : m_new;  // no key seen yet: exp2(-inf - 0) = 0
 
       // rescale
       const float rescale = exp2f(m[r] - m_finite);
@@ -182,8 +182,8 @@ __global__ void __launch_bounds__(THREADS) warp_reduce_kernel(const FaForwardArg
         smem.p[warp_index][n * WARP + lane] = p;
         sum += p;
       }
-      l[r] = l[r] * rescale + reduce_row(sum, smem.lanes[warp_index], sum_of);
-      __syncthreads();  // P is there
+      l[r] = l[r] * rescale + reduce_row(sum, smem.lane_values[warp_index], sum_op);
+      __syncthreads();  // P is visible to the warp
 
       // O += P V
 #pragma unroll
@@ -194,17 +194,17 @@ __global__ void __launch_bounds__(THREADS) warp_reduce_kernel(const FaForwardArg
 #pragma unroll
         for (int i = 0; i < DIMS_PER_LANE; ++i) o[r][i] += p * to_float(smem.v[key][lane * DIMS_PER_LANE + i]);
       }
-      __syncthreads();  // P may be written again
+      __syncthreads();  // P may be overwritten
     }
   }
 
-  // Normalise and store; a row that sees no key is zero and its log-sum-exp is -inf.
+  // Normalise and store.  A row that sees no key is zero, and its log-sum-exp is -inf.
   T* out_gmem = static_cast<T*>(args.out) + blockIdx.z * args.out_stride.batch + blockIdx.x * args.out_stride.head;
   float* lse_gmem = args.lse + (blockIdx.z * args.heads + blockIdx.x) * args.seq_q;
 #pragma unroll
   for (int r = 0; r < ROWS_PER_WARP; ++r) {
-    const int query = block.first_query + warp_index * ROWS_PER_WARP + r;
-    if (query >= block.seq_q) continue;
+    const int query = work.first_query + warp_index * ROWS_PER_WARP + r;
+    if (query >= work.seq_q) continue;
     const float inverse_l = l[r] > 0.0f ? 1.0f / l[r] : 0.0f;
 #pragma unroll
     for (int i = 0; i < DIMS_PER_LANE; ++i) {
@@ -214,10 +214,10 @@ __global__ void __launch_bounds__(THREADS) warp_reduce_kernel(const FaForwardArg
   }
 }
 
-// Whether loads of VEC_WIDTH elements may walk a tensor's rows.
+// Whether every row of a tensor can be accessed with aligned loads of VEC_WIDTH elements.
 bool is_vector_aligned(const void* data, const FaStrides& stride) {
-  const int64_t steps = stride.batch | stride.head | stride.seq;
-  return stride.dim == 1 && steps % VEC_WIDTH == 0 && reinterpret_cast<uintptr_t>(data) % (2 * VEC_WIDTH) == 0;
+  const int64_t stride_bits = stride.batch | stride.head | stride.seq;  // divisible by a power of two if all strides are
+  return stride.dim == 1 && stride_bits % VEC_WIDTH == 0 && reinterpret_cast<uintptr_t>(data) % (2 * VEC_WIDTH) == 0;
 }
 
 template <typename T>
@@ -229,9 +229,10 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   }
   const int64_t blocks_per_head = (args->seq_q + BLOCK_M - 1) / BLOCK_M;
   if (args->heads > INT32_MAX || args->batch > UINT16_MAX || blocks_per_head > UINT16_MAX || args->seq_k > INT32_MAX / 2) {
-    return fa_refuse(args, "batch %lld or seq_q %lld is over the grid, or seq_k %lld over 2^30",
-                     static_cast<long long>(args->batch), static_cast<long long>(args->seq_q),
-                     static_cast<long long>(args->seq_k));
+    return fa_refuse(args, "the shape is too large: batch %lld (at most %d), heads %lld (at most %d), seq_q %lld (at most %d), "
+                           "seq_k %lld (below 2^30)",
+                     static_cast<long long>(args->batch), UINT16_MAX, static_cast<long long>(args->heads), INT32_MAX,
+                     static_cast<long long>(args->seq_q), UINT16_MAX * BLOCK_M, static_cast<long long>(args->seq_k));
   }
   const dim3 grid(static_cast<unsigned>(args->heads), static_cast<unsigned>(blocks_per_head), static_cast<unsigned>(args->batch));
   warp_reduce_kernel<T><<<grid, THREADS, 0, stream>>>(*args, static_cast<unsigned>(args->heads / args->kv_heads));

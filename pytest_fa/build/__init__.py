@@ -1,1 +1,1 @@
-"""Variants to builds: toolchain, command line and key, cache, ninja, resources, machine code.  Torch-free."""
+"""Compile variants: toolchain, command line, keys, cache, ninja, resources, machine code.  Does not import torch."""

@@ -1,7 +1,8 @@
-// binding.cpp: tensors to FaForwardArgs.  Compiled once per compiler, linked into every variant.
+// binding.cpp: converts tensors to FaForwardArgs and calls fa_forward.  It is compiled once per compiler and linked
+// into every CUDA variant.
 //
-// It checks types, devices and shapes, takes the caller's current stream, and turns a status into an exception with the
-// kernel's own words.  Knows no kernel; the kernel knows no Python.
+// It checks dtypes, devices and shapes, uses the caller's current stream, and turns a status into an exception with the
+// message of the kernel.  It is the same for every kernel, and kernels do not depend on Python.
 #include <cuda_runtime_api.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
@@ -25,17 +26,19 @@ namespace {
 using tvm::ffi::Optional;
 using tvm::ffi::TensorView;
 
-// printf, not streams: numbers in a C++ stream need a locale, and a process with two C++ runtimes may hold two.
+// Formats with printf, not with a C++ stream: a stream needs a locale, and a process with two C++ runtimes may have
+// two.
 __attribute__((format(printf, 1, 2))) std::string Format(const char* format, ...) {
   char text[512];
-  va_list words;
-  va_start(words, format);
-  vsnprintf(text, sizeof(text), format, words);
-  va_end(words);
+  va_list values;
+  va_start(values, format);
+  vsnprintf(text, sizeof(text), format, values);
+  va_end(values);
   return text;
 }
 
-// The message is for the caller: what, found, allowed.
+// Throws an exception of type Kind unless the condition holds.  The message names the argument, its value and what is
+// allowed.
 #define FA_REQUIRE(condition, Kind, ...) \
   if (!(condition)) TVM_FFI_THROW(Kind) << Format(__VA_ARGS__)
 
@@ -52,9 +55,9 @@ void CheckTensor(const TensorView& tensor, const char* name, int ndim, const Ten
   FA_REQUIRE(tensor.ndim() == ndim, ValueError, "%s must have %d dimensions, got %s", name, ndim, Shape(tensor).c_str());
 }
 
-void CheckShape(const TensorView& tensor, const char* name, std::initializer_list<int64_t> want) {
+void CheckShape(const TensorView& tensor, const char* name, std::initializer_list<int64_t> expected) {
   int axis = 0;
-  for (int64_t size : want) {
+  for (int64_t size : expected) {
     FA_REQUIRE(tensor.size(axis) == size, ValueError, "%s is %s: axis %d must be %lld", name, Shape(tensor).c_str(), axis,
                static_cast<long long>(size));
     ++axis;
@@ -73,11 +76,12 @@ FaStrides Strides(const TensorView& tensor) {
   return {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)};
 }
 
-// What `out` holds: attention, [batch, heads, seq_q, head_dim], or its scores alone, [batch, heads, seq_q, seq_k].
-enum class Out { kAttention, kScores };
+// What the kernel computes into `out`: attention [batch, heads, seq_q, head_dim], or only scores [batch, heads, seq_q,
+// seq_k].
+enum class Computes { kAttention, kScores };
 
-// Sizes, strides and pointers of one call, checked.
-FaForwardArgs Describe(Out holds, const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
+// Checks the tensors of a call and returns their sizes, strides and pointers.
+FaForwardArgs MakeArgs(Computes computes, const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
                        double scale, int64_t causal) {
   CheckTensor(q, "q", 4, q);
   CheckTensor(k, "k", 4, q);
@@ -87,16 +91,16 @@ FaForwardArgs Describe(Out holds, const TensorView& q, const TensorView& k, cons
   const int64_t kv_heads = k.size(1), seq_k = k.size(2);
   CheckShape(k, "k", {batch, kv_heads, seq_k, head_dim});
   CheckShape(v, "v", {batch, kv_heads, seq_k, head_dim});
-  CheckShape(out, "out", {batch, heads, seq_q, holds == Out::kScores ? seq_k : head_dim});
-  FA_REQUIRE(batch > 0 && heads > 0 && seq_q > 0 && head_dim > 0, ValueError, "q is %s: no axis of it may be empty",
+  CheckShape(out, "out", {batch, heads, seq_q, computes == Computes::kScores ? seq_k : head_dim});
+  FA_REQUIRE(batch > 0 && heads > 0 && seq_q > 0 && head_dim > 0, ValueError, "q is %s: every axis must be at least 1",
              Shape(q).c_str());
   FA_REQUIRE(kv_heads > 0 && heads % kv_heads == 0, ValueError, "%lld heads cannot share %lld key/value heads evenly",
              static_cast<long long>(heads), static_cast<long long>(kv_heads));
   FA_REQUIRE(causal >= FA_CAUSAL_NONE && causal <= FA_CAUSAL_BOTTOM_RIGHT, ValueError,
              "causal is %lld, allowed are 0 (none), 1 (top left), 2 (bottom right)", static_cast<long long>(causal));
   const int32_t dtype = Dtype(q, "q");
-  const bool one_dtype = Dtype(k, "k") == dtype && Dtype(v, "v") == dtype && Dtype(out, "out") == dtype;
-  FA_REQUIRE(one_dtype, TypeError, "q, k, v and out must have one dtype");
+  const bool same_dtype = Dtype(k, "k") == dtype && Dtype(v, "v") == dtype && Dtype(out, "out") == dtype;
+  FA_REQUIRE(same_dtype, TypeError, "q, k, v and out must have the same dtype");
 
   FaForwardArgs args = {};
   args.abi_version = FA_ABI_VERSION;
@@ -121,7 +125,7 @@ FaForwardArgs Describe(Out holds, const TensorView& q, const TensorView& k, cons
   return args;
 }
 
-// Makes `device` current for one call, as torch's own device guard does.
+// Makes `device` the current device until the end of a scope, like the device guard of torch.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -141,10 +145,10 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
-template <Out HOLDS>
+template <Computes COMPUTES>
 void Forward(TensorView q, TensorView k, TensorView v, TensorView out, Optional<TensorView> lse,
              Optional<TensorView> workspace, double scale, int64_t causal) {
-  FaForwardArgs args = Describe(HOLDS, q, k, v, out, scale, causal);
+  FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, causal);
   char message[512] = "";
   args.message = message;
   args.message_bytes = sizeof(message);
@@ -164,7 +168,7 @@ void Forward(TensorView q, TensorView k, TensorView v, TensorView out, Optional<
   DeviceGuard guard(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
 
-  (void)cudaGetLastError();  // an error of an earlier launch is not this call's
+  (void)cudaGetLastError();  // drop the error of an earlier launch
   const int status = fa_forward(&args, stream);
 
   if (status == FA_OK) return;
@@ -173,9 +177,9 @@ void Forward(TensorView q, TensorView k, TensorView v, TensorView out, Optional<
   TVM_FFI_THROW(RuntimeError) << Format("launch failed: %s: %s", cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
-template <Out HOLDS>
+template <Computes COMPUTES>
 int64_t WorkspaceBytes(TensorView q, TensorView k, TensorView v, TensorView out, double scale, int64_t causal) {
-  const FaForwardArgs args = Describe(HOLDS, q, k, v, out, scale, causal);
+  const FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, causal);
   DeviceGuard guard(q.device().device_id);
   return fa_workspace_bytes == nullptr ? 0 : static_cast<int64_t>(fa_workspace_bytes(&args));
 }
@@ -184,8 +188,8 @@ bool NeedsWorkspace() { return fa_workspace_bytes != nullptr; }
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, Forward<Out::kAttention>);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(workspace_bytes, WorkspaceBytes<Out::kAttention>);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(scores, Forward<Out::kScores>);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(scores_workspace_bytes, WorkspaceBytes<Out::kScores>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, Forward<Computes::kAttention>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(workspace_bytes, WorkspaceBytes<Computes::kAttention>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(scores, Forward<Computes::kScores>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(scores_workspace_bytes, WorkspaceBytes<Computes::kScores>);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(needs_workspace, NeedsWorkspace);

@@ -1,4 +1,4 @@
-"""`ensure`: the leaves of a batch of variants, from the cache where they are, compiled where they are not."""
+"""`ensure` returns the builds of a batch of variants: those in the cache, and the others compiled now."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Request = tuple[Variant, Target]
 
 
 class BuildFailure(msgspec.Struct, frozen=True):
-    """A build that could not be had: why, and for a failed compilation the command."""
+    """Why there is no build, and, for a failed compilation, the command."""
 
     variant: str
     arch: Target
@@ -45,7 +45,7 @@ class BuildFailure(msgspec.Struct, frozen=True):
 
     @property
     def message(self) -> str:
-        """All of it, for one architecture."""
+        """The text of this failure alone."""
         return explain([self])[0]
 
 
@@ -53,21 +53,21 @@ BuildOutcome = Build | BuildFailure
 
 
 def explain(failures: list[BuildFailure]) -> list[str]:
-    """What went wrong, once for all the architectures that failed alike."""
-    alike: dict[str, list[BuildFailure]] = {}
+    """Return one text for all failures of a variant with the same reason, with their architectures."""
+    by_reason: dict[str, list[BuildFailure]] = {}
     for failure in failures:
-        alike.setdefault(failure.reason, []).append(failure)
+        by_reason.setdefault(failure.reason, []).append(failure)
     return [
-        f"{same[0].variant} for {', '.join(each.arch for each in same)}: {reason}"
-        + (f"\ncommand: {same[0].command}" if same[0].command else "")
-        for reason, same in alike.items()
+        f"{group[0].variant} for {', '.join(failure.arch for failure in group)}: {reason}"
+        + (f"\ncommand: {group[0].command}" if group[0].command else "")
+        for reason, group in by_reason.items()
     ]
 
 
 class BuildReport(msgspec.Struct, frozen=True):
-    """What a batch gave, by (variant name, arch), and what it cost.
+    """The outcomes of a batch by (variant name, architecture), their counts, and the seconds it took.
 
-    `lacking` says what this machine has not got, by variant name: nothing was tried then.
+    `lacking` says, by variant name, which tool this machine lacks; these variants have no outcome.
     """
 
     outcomes: dict[tuple[str, str], BuildOutcome]
@@ -79,32 +79,36 @@ class BuildReport(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """One line for people; empty where nothing was asked for."""
-        found = [each for each in self.outcomes.values() if isinstance(each, Build)]
+        """One line for the terminal; empty if the batch was empty."""
+        builds = [outcome for outcome in self.outcomes.values() if isinstance(outcome, Build)]
         if not self.outcomes:
             return ""
-        places = "; ".join(dict.fromkeys(f"{build.built_on} with {build.compiler}" for build in found)) or "nowhere"
+        places = "; ".join(dict.fromkeys(f"{build.built_on} with {build.compiler}" for build in builds)) or "nowhere"
         failed = f"{self.failed} failed, " if self.failed else ""
         count = f"{failed}{self.compiled} compiled, {self.cached} cached"
         return f"builds: {count} in {self.seconds:.3f} s (built on {places})"
 
 
 def ensure(requests: list[Request], cache: Path, *, no_build: bool = False, say: Say = lambda _: None) -> BuildReport:
-    """The build of every request, why there is none, or what this machine lacks; one variant does not touch another."""
+    """Return the build of each request, the reason why there is none, or the tool that this machine lacks.
+
+    With `no_build`, nothing is compiled.  A failure does not affect other requests.  `say` is called with progress
+    messages.
+    """
     start = time.perf_counter()
     reports: list[BuildReport] = []
     lacking: dict[str, str] = {}
-    for toolchain, same, reason in _by_toolchain(requests, cache, no_build=no_build):
+    for toolchain, group, reason in _by_toolchain(requests, cache, no_build=no_build):
         if reason:
-            lacking.update({variant.name: reason for variant, _ in same})
+            lacking.update({variant.name: reason for variant, _ in group})
         else:
-            reports.append(_ensure(same, cache, toolchain, say))
+            reports.append(_ensure(group, cache, toolchain, say))
     return BuildReport(
-        outcomes={name: outcome for each in reports for name, outcome in each.outcomes.items()},
-        compiled=sum(each.compiled for each in reports),
-        cached=sum(each.cached for each in reports),
+        outcomes={name: outcome for report in reports for name, outcome in report.outcomes.items()},
+        compiled=sum(report.compiled for report in reports),
+        cached=sum(report.cached for report in reports),
         seconds=time.perf_counter() - start,
-        failed=sum(each.failed for each in reports),
+        failed=sum(report.failed for report in reports),
         lacking=lacking,
     )
 
@@ -112,34 +116,35 @@ def ensure(requests: list[Request], cache: Path, *, no_build: bool = False, say:
 def _by_toolchain(
     requests: list[Request], cache: Path, *, no_build: bool
 ) -> list[tuple[Toolchain | None, list[Request], str]]:
-    """The requests that are compiled alike, with what compiles them, or with what is missing for that."""
-    alike: dict[tuple[str, bool], list[Request]] = {}
+    """Group the requests by toolchain; each group has its toolchain, or the reason why that cannot be found."""
+    by_kind: dict[tuple[str, bool], list[Request]] = {}
     for variant, arch in requests:
-        alike.setdefault((variant.entry.kind, variant.entry.has_cuda_sources), []).append((variant, arch))
+        by_kind.setdefault((variant.entry.kind, variant.entry.has_cuda_sources), []).append((variant, arch))
     groups: list[tuple[Toolchain | None, list[Request], str]] = []
-    for same in alike.values():
+    for group in by_kind.values():
         try:
-            groups.append((None if no_build else recipe.toolchain_for(same[0][0], cache), same, ""))
+            groups.append((None if no_build else recipe.toolchain_for(group[0][0], cache), group, ""))
         except ToolchainError as problem:
-            groups.append((None, same, str(problem)))
+            groups.append((None, group, str(problem)))
     return groups
 
 
 def _ensure(requests: list[Request], cache: Path, toolchain: Toolchain | None, say: Say) -> BuildReport:
-    """With no toolchain, only what is there already."""
+    """Return the builds of one group; with `toolchain` = None, only those that are in the cache."""
     tool_key = toolchain_key(toolchain) if toolchain else None
     outcomes, missing = _look_up(requests, cache, tool_key)
-    found = len(outcomes)
+    cached_count = len(outcomes)
     if toolchain is None:
-        outcomes.update({_name(request): _not_there(request, why, cache) for request, why in missing})
+        outcomes.update({_name(request): _not_in_cache(request, reason, cache) for request, reason in missing})
     elif missing:
         with cached.locked(cache, say):
-            late, missing = _look_up([request for request, _ in missing], cache, tool_key)
-            found += len(late)
-            outcomes.update(late)
+            # another process may have published builds while this one waited for the lock
+            published, missing = _look_up([request for request, _ in missing], cache, tool_key)
+            cached_count += len(published)
+            outcomes.update(published)
             outcomes.update(_compile([request for request, _ in missing], cache, toolchain, say))
-    failed = sum(isinstance(each, BuildFailure) for each in outcomes.values()) if toolchain else 0
-    return BuildReport(outcomes, len(missing) - failed if toolchain else 0, found, 0.0, failed)
+    failed = sum(isinstance(outcome, BuildFailure) for outcome in outcomes.values()) if toolchain else 0
+    return BuildReport(outcomes, len(missing) - failed if toolchain else 0, cached_count, 0.0, failed)
 
 
 def _look_up(
@@ -148,9 +153,9 @@ def _look_up(
     outcomes: dict[tuple[str, str], BuildOutcome] = {}
     missing = []
     for request in requests:
-        build, why = cached.find_build(cache, *request, tool_key)
+        build, reason = cached.find_build(cache, *request, tool_key)
         if build is None:
-            missing.append((request, why))
+            missing.append((request, reason))
         else:
             outcomes[_name(request)] = build
     return outcomes, missing
@@ -159,7 +164,7 @@ def _look_up(
 def _compile(
     requests: list[Request], cache: Path, toolchain: Toolchain, say: Say
 ) -> dict[tuple[str, str], BuildOutcome]:
-    """Compile `requests` in a private staging folder and publish what succeeded.  The cache is locked."""
+    """Compile `requests` in a private staging folder and publish those that succeed.  The cache must be locked."""
     if not requests:
         return {}
     stage = cache / f".stage-{uuid.uuid4().hex}"
@@ -178,13 +183,13 @@ def _compile(
         binding_problem = _publish_binding(stage, cache, toolchain) if (stage / "binding").is_dir() else None
         with ThreadPoolExecutor(parallel_jobs()) as pool:
             outcomes = pool.map(
-                lambda each: _harvest(
-                    each[1],
-                    stage / str(each[0]),
+                lambda numbered: _finish_build(
+                    numbered[1],
+                    stage / str(numbered[0]),
                     cache,
                     toolchain,
                     started_ns,
-                    seconds.get(str(each[0]), 0.0),
+                    seconds.get(str(numbered[0]), 0.0),
                     binding_problem,
                 ),
                 enumerate(requests),
@@ -199,7 +204,7 @@ def _binding_folder(cache: Path, toolchain: Toolchain) -> Path:
 
 
 def _binding_jobs(requests: list[Request], stage: Path, cache: Path, toolchain: Toolchain) -> list[CompileJob]:
-    """One job where the shared binding is needed and this compiler has not made it yet."""
+    """Return a job for the shared binding if a variant needs it and this toolchain has not compiled it yet."""
     stage.mkdir(parents=True)
     if not any(recipe.needs_binding(variant) for variant, _ in requests):
         return []
@@ -210,7 +215,7 @@ def _binding_jobs(requests: list[Request], stage: Path, cache: Path, toolchain: 
 
 
 def _publish_binding(stage: Path, cache: Path, toolchain: Toolchain) -> str | None:
-    """Keep a fresh binding; the compiler's lines where it failed."""
+    """Move a newly compiled binding to the cache; return the compiler's output if it failed."""
     target = _binding_folder(cache, toolchain)
     if (target / "binding.o").is_file():
         return None
@@ -224,18 +229,18 @@ def _publish_binding(stage: Path, cache: Path, toolchain: Toolchain) -> str | No
 def _stage_variants(requests: list[Request], stage: Path, cache: Path, toolchain: Toolchain) -> list[CompileJob]:
     jobs = []
     binding = _binding_folder(cache, toolchain)
-    is_fresh = not (binding / "binding.o").is_file()
+    is_new = not (binding / "binding.o").is_file()
     for index, (variant, arch) in enumerate(requests):
         folder = stage / str(index)
         folder.mkdir()
-        there = Path("..") / "binding" if is_fresh else binding
-        command = tuple(recipe.stage(variant, arch, folder, toolchain, there))
-        after = "binding/binding.o" if is_fresh and recipe.needs_binding(variant) else None
+        binding_folder = Path("..") / "binding" if is_new else binding
+        command = tuple(recipe.stage(variant, arch, folder, toolchain, binding_folder))
+        after = "binding/binding.o" if is_new and recipe.needs_binding(variant) else None
         jobs.append(CompileJob(str(index), "kernel.so", command, f"{variant.name}/{arch}", after))
     return jobs
 
 
-def _harvest(
+def _finish_build(
     request: Request,
     staged: Path,
     cache: Path,
@@ -244,7 +249,7 @@ def _harvest(
     seconds: float,
     binding_problem: str | None,
 ) -> BuildOutcome:
-    """One staged job to a published build, or to its failure."""
+    """Publish the build of a finished job, or return its failure."""
     variant, arch = request
     if not (staged / "kernel.so").is_file():
         if binding_problem and recipe.needs_binding(variant):
@@ -253,11 +258,11 @@ def _harvest(
         return BuildFailure(variant.name, arch, _compile_error(_log(staged)), command)
     deps = recipe.dependencies(variant, staged)
     if edited := _edited_since(deps, variant, staged, started_ns):
-        return BuildFailure(variant.name, arch, f"{edited} changed while it was being compiled; run again")
+        return BuildFailure(variant.name, arch, f"{edited} changed during the compilation; run again")
     tool_key = toolchain_key(toolchain)
-    library = cached.content_path(cache, variant, arch, tool_key, deps)
+    library = cached.library_path(cache, variant, arch, tool_key, deps)
     build = _describe_build(request, staged, toolchain, library=library, deps=deps, seconds=seconds)
-    recipe.tidy(variant, staged)
+    recipe.remove_scratch_files(variant, staged)
     return cached.publish(cache, variant, arch, tool_key, staged, cached.StoredBuild(build, deps))
 
 
@@ -298,22 +303,23 @@ def _describe_build(
 
 
 def _edited_since(deps: tuple[Dependency, ...], variant: Variant, folder: Path, started_ns: int) -> str:
-    """Files whose content or metadata changed after the build began: their hash might bless other code."""
-    late = [path for path, _ in deps if os.stat(cached.located(path, variant, folder)).st_ctime_ns >= started_ns]  # noqa: PTH116
-    return ", ".join(late[:3])
+    """Return files that changed after the build began: their hash may not be that of the code that was compiled."""
+    paths = {path: cached.dependency_path(path, variant, folder) for path, _ in deps}
+    edited = [path for path, real_path in paths.items() if os.stat(real_path).st_ctime_ns >= started_ns]  # noqa: PTH116
+    return ", ".join(edited[:3])
 
 
-def _not_there(request: Request, why: str, cache: Path) -> BuildFailure:
+def _not_in_cache(request: Request, reason: str, cache: Path) -> BuildFailure:
     variant, arch = request
-    reason = f"no build in {cache}: {why}; drop --fa-no-build, or build it there first"
-    return BuildFailure(variant.name, arch, reason)
+    message = f"no build in {cache}: {reason}; drop --fa-no-build, or build it there first"
+    return BuildFailure(variant.name, arch, message)
 
 
 def _compile_error(log: str) -> str:
-    """The compiler's own error lines, ptxas's figures and an inner ninja's commands left out."""
+    """Return the compiler's error lines, without ptxas's figures and the commands of an inner ninja."""
     chatter = r"ptxas info|\s+\d+ bytes stack frame|ptxas \.|FAILED: |ninja: build stopped|.* -MM?D "
-    named_alike = re.sub(r"\S*tmpxft_\S+", "(a temporary file)", log)
-    lines = [line for line in named_alike.splitlines() if not re.match(chatter, line)]
+    without_temporary_names = re.sub(r"\S*tmpxft_\S+", "(a temporary file)", log)
+    lines = [line for line in without_temporary_names.splitlines() if not re.match(chatter, line)]
     return "\n".join(["it did not compile:", *lines[-60:]])
 
 

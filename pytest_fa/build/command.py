@@ -1,7 +1,8 @@
-"""The compiler's command line and the key that it makes.
+"""The nvcc command line of a variant, and the cache keys derived from it.
 
-nvcc runs in a staging folder with links to the sources (`src`, `root`, `fa`), so that every path it sees is relative
-and the same on all machines: no folder name reaches the code or the key.  What the manifest makes lies in `generated`.
+nvcc runs in a staging folder with links to the sources (`src`, `root`, `fa`).  All its paths are relative and the same
+on all machines, so no folder name becomes part of the code or the key.  Files generated from the manifest are in
+`generated`.
 """
 
 from __future__ import annotations
@@ -23,26 +24,29 @@ FFI_DISTRIBUTION = "apache-tvm-ffi"
 INCLUDE = PACKAGE / "include"
 BINDING = PACKAGE / "build" / "binding.cpp"
 
-# What nvcc and g++ read beside their arguments.
+# Environment variables that change what nvcc and g++ do.
 COMPILER_ENVIRONMENT = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
 
-# Hidden symbols and no unique ones: statics of inline functions would otherwise merge across variants in one process.
+# Without -fno-gnu-unique, static variables of inline functions would be shared between variants in one process.
 _HOST_FLAGS = "-fPIC,-fvisibility=hidden,-fno-gnu-unique"
 
 
 def links(variant: Variant) -> dict[str, Path]:
-    """The links of a staging folder: what each relative prefix stands for."""
+    """Return the links of a staging folder, by name."""
     return {"src": Path(variant.folder), "root": Path(variant.root), "fa": INCLUDE}
 
 
 def instantiations_header(variant: Variant) -> str:
-    """`fa_instantiations.h`: the manifest's (dtype, head_dim) pairs as a macro: nvcc splits a -D at commas."""
+    """Return the text of `fa_instantiations.h`: the (dtype, head_dim) pairs as a macro.
+
+    It is a header because nvcc splits the value of a -D option at commas.
+    """
     pairs = " ".join(f"X({dtype}, {dim})" for dtype, dim in variant.instantiations)
     return f"#define FA_FOR_EACH_INSTANTIATION(X) {pairs}\n"
 
 
 def compile_flags(variant: Variant, arch: Target) -> list[str]:
-    """Everything that shapes the code, free of this machine's paths."""
+    """Return all flags that affect the code, without paths of this machine."""
     return [
         "-std=c++17",
         "-O3",
@@ -63,7 +67,7 @@ def compile_flags(variant: Variant, arch: Target) -> list[str]:
 
 
 def compile_command(variant: Variant, arch: Target, toolchain: Toolchain) -> list[str]:
-    """The whole command, to be run in the staging folder."""
+    """Return the whole command, which must run in the staging folder."""
     return [
         toolchain.nvcc,
         "-ccbin",
@@ -83,7 +87,7 @@ def compile_command(variant: Variant, arch: Target, toolchain: Toolchain) -> lis
 
 
 def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path) -> list[str]:
-    """Fill a staging folder with links and what the manifest makes; the command to be run there."""
+    """Write links and generated files to a staging folder, and return the command to run there."""
     for name, target in links(variant).items():
         (folder / name).symlink_to(target)
     (folder / GENERATED).mkdir()
@@ -93,9 +97,9 @@ def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, bi
 
 
 def read_dependencies(staged: Path) -> tuple[Dependency, ...]:
-    """Every file of the compiler's depfile, with its hash; relative paths are taken from the staging folder.
+    """Return every file of the compiler's depfile with its hash; paths are relative to the staging folder or absolute.
 
-    Generated files are left out: the request covers them.
+    Generated files are omitted, because the request key covers them.
     """
     depfile = (staged / "deps.d").read_text(encoding="utf-8")
     body = depfile.replace("\\\n", " ").split(":", 1)[1]
@@ -106,7 +110,7 @@ def read_dependencies(staged: Path) -> tuple[Dependency, ...]:
 
 
 def binding_command(toolchain: Toolchain) -> list[str]:
-    """The command for the one shared binding, to be run in its own staging folder."""
+    """Return the command that compiles the shared binding, which must run in its own staging folder."""
     return [
         toolchain.host_compiler,
         "-std=c++17",
@@ -122,25 +126,25 @@ def binding_command(toolchain: Toolchain) -> list[str]:
     ]
 
 
-def request(variant: Variant, arch: Target) -> list[object]:
-    """What is asked for, on any machine: flags, defines, instantiations, source name, the binding's source."""
-    made = [compile_flags(variant, arch), instantiations_header(variant), variant.entry.source, _header_names(variant)]
-    return [KEY_SCHEMA, made, _binding_contents()]
+def request_parts(variant: Variant, arch: Target) -> list[object]:
+    """Return what the request key covers: flags, definitions, instantiations, file names and the binding's source."""
+    flags, header = compile_flags(variant, arch), instantiations_header(variant)
+    return [KEY_SCHEMA, [flags, header, variant.entry.source, _header_names(variant)], _binding_contents()]
 
 
 def toolchain_key(toolchain: Toolchain) -> str:
-    """What it is compiled with: compilers, their environment, and tvm-ffi."""
+    """Return the key of the compilers, of their environment variables, and of the tvm-ffi version."""
     environment = {name: os.environ.get(name, "") for name in COMPILER_ENVIRONMENT}
     return digest([toolchain.identity, environment, metadata.version(FFI_DISTRIBUTION)])[:8]
 
 
 def binding_key(toolchain: Toolchain) -> str:
-    """The binding's own key."""
+    """Return the key of the compiled binding."""
     return digest([KEY_SCHEMA, _HOST_FLAGS, toolchain_key(toolchain), _binding_contents()])
 
 
 def _header_names(variant: Variant) -> list[str]:
-    """Every header that an include may find among the sources: a new one may shadow another, and no depfile says so."""
+    """Return all headers that an #include could find: a new one may shadow another, which no old depfile shows."""
     folders = {"src": Path(variant.folder), "root": Path(variant.root) / "include"}
     return sorted(
         f"{prefix}/{path.relative_to(folder)}"
@@ -155,14 +159,20 @@ def _binding_contents() -> list[str]:
 
 
 def _gencode(arch: Target) -> str:
-    """`-gencode`, never `-arch=`, which adds a pass for the plain architecture; sm_80 keeps PTX for newer cards."""
+    """Return the -gencode option; sm_80 builds also hold PTX for newer GPUs.
+
+    `-arch=` is not used, because it adds a compilation for the plain architecture.
+    """
     number = arch.removeprefix("sm_")
     code = f"[{arch},compute_{number}]" if arch == "sm_80" else arch
     return f"-gencode=arch=compute_{number},code={code}"
 
 
 def ffi_folder() -> Path:
-    """tvm-ffi's headers and library, found without importing it: its import brings torch in."""
+    """Return the folder of tvm-ffi's headers and library, without importing it, because its import imports torch.
+
+    Raises `ToolchainError` if it is not installed.
+    """
     spec = find_spec("tvm_ffi")
     if spec is None or not spec.submodule_search_locations:
         raise ToolchainError(f"{FFI_DISTRIBUTION} is not installed: `pip install {FFI_DISTRIBUTION}`")

@@ -1,9 +1,8 @@
-"""The child that compiles one extension of PyTorch.  Started by name, imported by nobody: it brings torch in.
+"""Compile one PyTorch extension, in a process of its own: `python -m pytest_fa.build.compile_extension SPEC.json`.
 
-python -m pytest_fa.build.compile_extension SPEC.json
-
-torch.utils.cpp_extension writes a build.ninja of its own, which knows every file that a source includes.  The staging
-folder is private and new, so no lock file that somebody left behind is in the way.  Builds `kernel.so` and `deps.txt`.
+This module imports torch, so no other module imports it.  It writes `kernel.so` and `deps.txt` to the current folder.
+torch.utils.cpp_extension writes its own build.ninja, which records every included file.  The folder is new and private,
+so no lock file of another build can block this one.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from pytest_fa.build.extension import DEPENDENCIES, LIBRARY, ExtensionSpec
 
 
 def main(arguments: list[str]) -> int:
-    """Compile; 0 if there is a library then.  What the compilers say goes to stdout and stderr."""
+    """Compile the extension; return 0, or 1 if it fails.  Compiler output goes to stdout and stderr."""
     spec = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=ExtensionSpec)
     os.environ.update(spec.environment)
-    from torch.utils import cpp_extension  # noqa: PLC0415  # it reads the environment when it is imported
+    from torch.utils import cpp_extension  # noqa: PLC0415  # it reads the environment at import
 
     kind = cpp_extension.CUDAExtension if spec.is_cuda else cpp_extension.CppExtension
     extension = kind(  # type: ignore[no-untyped-call]
@@ -40,7 +39,7 @@ def main(arguments: list[str]) -> int:
     try:
         build.ensure_finalized()
         build.run()
-    except (Exception, SystemExit) as problem:  # noqa: BLE001  # a builder of others: distutils has errors of its own
+    except (Exception, SystemExit) as problem:  # noqa: BLE001  # distutils raises exceptions of many types
         sys.stdout.write(f"{problem}\n")
         return 1
     Path(DEPENDENCIES).write_text(_dependencies(build.build_temp), encoding="utf-8")
@@ -49,7 +48,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _dependencies(folder: str) -> str:
-    """What ninja wrote down of every object: `ninja -t deps`, one indented line for each file."""
+    """Return the files that ninja recorded for all objects: `ninja -t deps` prints each on an indented line."""
     command = ["ninja", "-C", folder, "-t", "deps"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
     paths = {line.strip() for line in run.stdout.splitlines() if line.startswith(" ")}

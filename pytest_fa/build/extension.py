@@ -1,7 +1,7 @@
-"""Extensions of PyTorch: what is asked for, with what it is compiled, and how.
+"""Build PyTorch extensions: the toolchain, the cache key, the staging folder and the dependencies.
 
-torch.utils.cpp_extension does the work, in a child: see compile_extension.py.  Its own notion of staleness does not see
-an edited header; here the files that ninja saw are hashed, as for every other build.
+torch.utils.cpp_extension compiles in a child process, see compile_extension.py.  Its own check for changes misses
+edited headers.  Here, all files that ninja recorded are hashed, as for every other build.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pytest_fa.errors import ToolchainError
 
 LIBRARY = "kernel.so"
 DEPENDENCIES = "deps.txt"
-MODULE_NAME = "module.txt"  # beside the library: the name that its code was compiled under
+MODULE_NAME = "module.txt"  # next to the library; holds the module name that it was compiled with
 SPEC = "spec.json"
 SCRATCH = (SPEC, DEPENDENCIES, "objects", "library")
-# What setuptools and the compilers read beside their arguments.
+# Environment variables that change what setuptools and the compilers do.
 ENVIRONMENT = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED", "ARFLAGS")
-INNER_JOBS = max(1, len(os.sched_getaffinity(0)) // 2)  # files of one extension that are compiled side by side
+INNER_JOBS = max(1, len(os.sched_getaffinity(0)) // 2)  # files of one extension that are compiled in parallel
 
 
 class ExtensionSpec(msgspec.Struct, frozen=True):
-    """What the child compiles: absolute paths, and flags for each compiler."""
+    """The input of the child process: absolute paths, and the flags for each compiler."""
 
     name: str
     is_cuda: bool
@@ -46,7 +46,7 @@ class ExtensionSpec(msgspec.Struct, frozen=True):
 
 
 class Torch(msgspec.Struct, frozen=True):
-    """The installed PyTorch, read without importing it."""
+    """The installed PyTorch, found without importing it."""
 
     version: str
     cuda: str | None
@@ -54,12 +54,12 @@ class Torch(msgspec.Struct, frozen=True):
 
 
 def find_extension_toolchain(cache: Path, variant: Variant) -> Toolchain:
-    """The compilers and the PyTorch that an extension is made with.  Raises `ToolchainError` that names what lacks."""
+    """Return the compilers and the PyTorch for an extension.  Raises `ToolchainError` that names what is missing."""
     torch = find_torch()
     if find_spec("setuptools") is None:
         raise ToolchainError("torch.utils.cpp_extension needs setuptools: `pip install setuptools`")
     if variant.entry.has_cuda_sources and torch.cuda is None:
-        raise ToolchainError(f"torch {torch.version} has no CUDA, which CUDA sources need")
+        raise ToolchainError(f"torch {torch.version} has no CUDA, which CUDA sources need; install a torch with CUDA")
     compilers = find_toolchain(cache) if variant.entry.has_cuda_sources else host_toolchain()
     beside = (f"torch {torch.version}", f"Python {sys.version_info.major}.{sys.version_info.minor}")
     return msgspec.structs.replace(compilers, beside=beside)
@@ -67,10 +67,10 @@ def find_extension_toolchain(cache: Path, variant: Variant) -> Toolchain:
 
 @functools.cache
 def find_torch() -> Torch:
-    """Raises `ToolchainError` where torch is not installed."""
+    """Return the version and the folder of the installed torch.  Raises `ToolchainError` if it is not installed."""
     spec = find_spec("torch")
     if spec is None or not spec.origin:
-        raise ToolchainError("torch is not installed: an extension of it cannot be compiled")
+        raise ToolchainError("torch is not installed, which variants of kind torch need: `pip install torch`")
     folder = Path(spec.origin).parent
     text = (folder / "version.py").read_text(encoding="utf-8")
     version = re.search(r"__version__ = '([^']+)'", text)
@@ -78,33 +78,33 @@ def find_torch() -> Torch:
     return Torch(version[1] if version else "?", cuda[1] if cuda else None, str(folder))
 
 
-def request(variant: Variant, arch: Target) -> list[object]:
-    """What is asked for: only what runs with this Python and this PyTorch will do."""
+def request_parts(variant: Variant, arch: Target) -> list[object]:
+    """Return what the request key covers; it includes the Python ABI and the PyTorch version."""
     entry = variant.entry
     headers = [str(path.relative_to(folder)) for folder in _folders(variant) for path in _headers(folder)]
     abi = [find_torch().version, sysconfig.get_config_var("SOABI")]
-    made_with = [abi, {name: os.environ.get(name, "") for name in ENVIRONMENT}]
-    return [KEY_SCHEMA, shown_command(variant, arch), entry.sources, entry.include, entry.ldflags, headers, made_with]
+    toolchain = [abi, {name: os.environ.get(name, "") for name in ENVIRONMENT}]
+    return [KEY_SCHEMA, shown_command(variant, arch), entry.sources, entry.include, entry.ldflags, headers, toolchain]
 
 
 def shown_command(variant: Variant, arch: Target) -> tuple[str, ...]:
-    """What shapes the code, free of this machine's paths."""
+    """Return all flags that affect the code, without paths of this machine."""
     nvcc = (f"nvcc[{' '.join(_cuda_flags(variant))}]", f"TORCH_CUDA_ARCH_LIST={_arch_list(arch)}")
     cuda = nvcc if variant.entry.has_cuda_sources else ()
     return ("torch.utils.cpp_extension", f"c++[{' '.join(_cflags(variant))}]", *cuda, *variant.entry.sources)
 
 
 def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, key: str) -> list[str]:
-    """Write the spec into a staging folder; the command to be run there."""
+    """Write the specification to a staging folder, and return the command to run there."""
     contents = [file_hash(str(path)) for path in _known_files(variant)]
     name = "_".join(("fa", re.sub(r"\W", "_", variant.name), digest([key, contents])))
     home = Path(variant.folder)
-    named = (home / each for each in variant.entry.include)
+    named = (home / name for name in variant.entry.include)
     include = [path for path in (home, *named, Path(variant.root) / "include") if path.is_dir()]
     spec = ExtensionSpec(
         name=name,
         is_cuda=variant.entry.has_cuda_sources,
-        sources=tuple(str((home / each).resolve()) for each in variant.entry.sources),
+        sources=tuple(str((home / source).resolve()) for source in variant.entry.sources),
         include=tuple(str(path.resolve()) for path in include),
         cflags=tuple(_cflags(variant)),
         cuda_flags=tuple(_cuda_flags(variant)),
@@ -118,22 +118,23 @@ def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, ke
 
 
 def read_dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:
-    """Every file that ninja saw, with its hash; PyTorch's own are left out, since its version is in the key."""
+    """Return every file that ninja recorded, with its hash, except PyTorch's files: its version is in the key."""
     torch = Path(find_torch().folder)
-    own = [folder.resolve() for folder in _folders(variant)]
-    found = []
+    own_folders = [folder.resolve() for folder in _folders(variant)]
+    files = []
     for line in (staged / DEPENDENCIES).read_text(encoding="utf-8").splitlines():
         path = Path(os.path.normpath(staged / "objects" / line))
         if not path.is_relative_to(torch):
-            found.append((_portable(path, own), file_hash(str(path)) or ""))
-    return tuple(sorted(found))
+            files.append((_portable(path, own_folders), file_hash(str(path)) or ""))
+    return tuple(sorted(files))
 
 
-def _portable(path: Path, own: list[Path]) -> str:
-    """Relative to the variant's folder, the first of its own, but for what the system brings."""
-    is_own = any(path.is_relative_to(each) for each in own)
-    is_system = any(path.is_relative_to(each) for each in ("/usr", sys.prefix, sys.base_prefix, *_cuda_homes()))
-    return str(path) if is_system and not is_own else f"src/{os.path.relpath(path, own[0])}"
+def _portable(path: Path, own_folders: list[Path]) -> str:
+    """Return `path` relative to the variant's folder (`own_folders[0]`), or unchanged for a file of the system."""
+    system_folders = ("/usr", sys.prefix, sys.base_prefix, *_cuda_homes())
+    is_own = any(path.is_relative_to(folder) for folder in own_folders)
+    is_system = any(path.is_relative_to(folder) for folder in system_folders)
+    return str(path) if is_system and not is_own else f"src/{os.path.relpath(path, own_folders[0])}"
 
 
 def _cuda_homes() -> list[str]:
@@ -141,7 +142,10 @@ def _cuda_homes() -> list[str]:
 
 
 def _cflags(variant: Variant) -> list[str]:
-    """Unique symbols off: statics of inline functions would otherwise merge across variants in one process."""
+    """Return the C++ flags.
+
+    Without -fno-gnu-unique, static variables of inline functions would be shared between variants in one process.
+    """
     return ["-O3", "-fno-gnu-unique", *_defines(variant), *variant.entry.cflags]
 
 
@@ -162,24 +166,27 @@ def _environment(toolchain: Toolchain, arch: Target) -> dict[str, str]:
 
 
 def _arch_list(arch: Target) -> str:
-    """`sm_90a` as `9.0a`; sm_80 keeps PTX for newer cards."""
-    found = re.fullmatch(r"sm_(\d+)(\d)(a?)", arch)
-    return f"{found[1]}.{found[2]}{found[3]}{'+PTX' if arch == 'sm_80' else ''}" if found else ""
+    """Return torch's name of an architecture: `9.0a` for `sm_90a`; sm_80 builds also hold PTX for newer GPUs."""
+    parts = re.fullmatch(r"sm_(\d+)(\d)(a?)", arch)
+    return f"{parts[1]}.{parts[2]}{parts[3]}{'+PTX' if arch == 'sm_80' else ''}" if parts else ""
 
 
 def _known_files(variant: Variant) -> list[Path]:
-    sources = [Path(variant.folder) / each for each in variant.entry.sources]
+    sources = [Path(variant.folder) / source for source in variant.entry.sources]
     return [*sources, *(path for folder in _folders(variant) for path in _headers(folder))]
 
 
 def _folders(variant: Variant) -> list[Path]:
-    """Where an include may find a header: the variant's folder, those that it names, and beside each source."""
+    """Return the folders in which an #include may find a header.
+
+    They are the variant's folder, those of `entry.include`, and those of the sources.
+    """
     home = Path(variant.folder)
-    named = (home / each for each in variant.entry.include)
-    beside = ((home / each).parent for each in variant.entry.sources)
-    return list(dict.fromkeys((home, *named, *beside)))
+    named = (home / name for name in variant.entry.include)
+    source_folders = ((home / source).parent for source in variant.entry.sources)
+    return list(dict.fromkeys((home, *named, *source_folders)))
 
 
 def _headers(folder: Path) -> list[Path]:
-    """A new header may shadow another, and no list of dependencies says so."""
+    """Return all headers in a folder: a new one may shadow another, which no recorded dependency shows."""
     return sorted(path for path in folder.rglob("*") if path.suffix in HEADER_SUFFIXES)

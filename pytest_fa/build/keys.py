@@ -1,4 +1,4 @@
-"""What keys are made of: canonical digests, hashes of files, and the names that every recipe shares."""
+"""The parts of cache keys: canonical digests and file hashes, and constants that all kinds of builds share."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PACKAGE = Path(pytest_fa.__file__).parent
 Dependency = tuple[str, str]  # path, sha256
 
 
-def digest(value: Any) -> str:  # noqa: ANN401  # anything JSON-able
-    """The first 16 hexadecimal digits of a canonical sha256."""
+def digest(value: Any) -> str:  # noqa: ANN401  # any value that msgspec can encode as JSON
+    """Return the first 16 hexadecimal digits of the sha256 of a value's canonical JSON."""
     return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()[:16]
 
 
@@ -27,9 +27,12 @@ _hashes: dict[tuple[str, int, int, int, int], str] = {}
 
 
 def file_hash(path: str) -> str | None:
-    """sha256 of a file, or None where there is none; remembered by inode, size, mtime and ctime, so an edit is seen."""
+    """Return the sha256 of a file, or None if it cannot be read.
+
+    Hashes are cached by inode, size, mtime and ctime, so an edited file is hashed again.
+    """
     try:
-        state = os.stat(path)  # noqa: PTH116  # 600 of them in a warm start
+        state = os.stat(path)  # noqa: PTH116  # called 600 times in a warm start
         key = (path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
         if key not in _hashes:
             _hashes[key] = hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""What the machine code says, without a GPU: its identity, its size, how often each opcode stands in it."""
+"""Read a build's machine code, without a GPU: its identity, its size, and the number of each opcode."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _THREE_WORDS = 12
 class MachineCode(msgspec.Struct, frozen=True):
     """The code of one build.
 
-    `identity` is a sha256 over the contents of the `.text.*` sections, which hold code and nothing else: equal
-    identities mean the same instructions, whatever the folder, the line info and the names around them.
-    `kernels` maps a mangled name to its SASS bytes and its counts by opcode (`HMMA`, `LDGSTS`, ...), `threads` to the
-    most threads that a block may have, where the source bounds them.
+    `identity` is a sha256 of the contents of the `.text.*` sections, which hold only code.  Equal identities mean equal
+    instructions; folder names, line information and symbol names have no effect.  `kernels` maps a mangled name to its
+    SASS bytes and its instruction counts by opcode (`HMMA`, `LDGSTS`, ...).  `threads` maps it to the maximum number of
+    threads per block, if the source sets one.
     """
 
     identity: str
@@ -36,9 +36,9 @@ class MachineCode(msgspec.Struct, frozen=True):
 
 
 def read_machine_code(library: Path) -> MachineCode:
-    """Take the cubin out of `library` and read it.
+    """Extract the cubins of `library` and read them.
 
-    Raises `OSError` or `subprocess.CalledProcessError` where cuobjdump or nvdisasm is missing or fails.
+    Raises `OSError` or `subprocess.CalledProcessError` if cuobjdump or nvdisasm is missing or fails.
     """
     cuobjdump, nvdisasm = find_tool("cuobjdump"), find_tool("nvdisasm")
     if cuobjdump is None or nvdisasm is None:
@@ -54,7 +54,7 @@ def read_machine_code(library: Path) -> MachineCode:
         for cubin in sorted(Path(folder).glob("*.cubin")):
             sections.update(_sections(cubin, ".text."))
             infos = _sections(cubin, ".nv.info.")
-            threads.update({name: most for name, info in infos.items() if (most := max_threads(info)) is not None})
+            threads.update({name: limit for name, info in infos.items() if (limit := max_threads(info)) is not None})
             counts.update(_opcode_counts(_run([str(nvdisasm), "-json", str(cubin)], folder, environment)))
     hashes = sorted(hashlib.sha256(code).hexdigest() for code in sections.values())
     kernels = {name: (len(code), counts.get(name, {})) for name, code in sections.items()}
@@ -62,18 +62,19 @@ def read_machine_code(library: Path) -> MachineCode:
 
 
 def max_threads(info: bytes) -> int | None:
-    """The most threads of a block, from a kernel's `.nv.info` section; None where the source does not bound them.
+    """Return the maximum threads per block from a kernel's `.nv.info` section, or None if the source sets none.
 
-    Entries are a form, an attribute and a 16-bit number, which for form 4 is the size of what follows; attributes 0x05
-    (`__launch_bounds__`) and 0x10 (`__block_size__`) hold three 32-bit numbers.
+    An entry has a format byte, an attribute byte and a 16-bit number; for format 4, the number is the size of the
+    payload that follows.  The attributes 0x05 (`__launch_bounds__`) and 0x10 (`__block_size__`) hold three 32-bit
+    numbers.
     """
-    at = 0
-    while at + 4 <= len(info):
-        form, attribute, number = struct.unpack_from("<BBH", info, at)
+    offset = 0
+    while offset + 4 <= len(info):
+        form, attribute, number = struct.unpack_from("<BBH", info, offset)
         if form == _SIZED and attribute in _THREADS and number >= _THREE_WORDS:
-            x, y, z = struct.unpack_from("<III", info, at + 4)
+            x, y, z = struct.unpack_from("<III", info, offset + 4)
             return int(x * y * z)
-        at += 4 + (number if form == _SIZED else 0)
+        offset += 4 + (number if form == _SIZED else 0)
     return None
 
 
@@ -89,10 +90,10 @@ def _sections(cubin: Path, prefix: str) -> dict[str, bytes]:
 def _opcode_counts(text: str) -> dict[str, dict[str, int]]:
     _, functions = json.loads(text)
     return {
-        each["function-name"]: dict(
-            collections.Counter(line["opcode"].split(".")[0] for line in each["sass-instructions"]).most_common()
+        function["function-name"]: dict(
+            collections.Counter(line["opcode"].split(".")[0] for line in function["sass-instructions"]).most_common()
         )
-        for each in functions
+        for function in functions
     }
 
 

@@ -1,4 +1,4 @@
-"""One `build.ninja` for a batch of jobs: parallel, each with its own log, none stopped by another's failure."""
+"""Run a batch of compile jobs with ninja: in parallel, each with its own log; a failure does not stop other jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ GIB_PER_JOB = 2.0
 
 
 class CompileJob(msgspec.Struct, frozen=True):
-    """One command, run in `<stage>/<folder>`; `output` is the file it makes there, its log is `log.txt`."""
+    """One command that runs in `<stage>/<folder>`, writes the file `output` there, and logs to `log.txt`.
+
+    `after` is an output of another job, relative to the stage, that must exist first.
+    """
 
     folder: str
     output: str
@@ -30,11 +33,10 @@ class CompileJob(msgspec.Struct, frozen=True):
 def run_jobs(
     stage: Path, jobs: list[CompileJob], say: Callable[[int, int, str], None], at_once: int | None = None
 ) -> dict[str, float]:
-    """Run all jobs, `at_once` side by side; `say(done, total, title)` hears of each one that ends.
+    """Run all jobs, `at_once` of them in parallel, and return the seconds of each successful job by its folder.
 
-    Gives the seconds each folder's job took.
-
-    Whether a job succeeded shows in its output file alone.  Raises `ToolchainError` where ninja itself fails.
+    `say(done, total, title)` is called when a job ends.  A job has succeeded if its output file exists.  Raises
+    `ToolchainError` if ninja itself fails.
     """
     (stage / "build.ninja").write_text(_build_file(jobs), encoding="utf-8")
     program = Path(ninja.BIN_DIR) / "ninja"
@@ -54,7 +56,7 @@ def run_jobs(
 
 
 def _seconds(log: Path) -> dict[str, float]:
-    """Ninja's own log of what succeeded: start and end in milliseconds, then the output's path."""
+    """Return the seconds of each job from ninja's log, whose lines hold start and end in ms, and the output."""
     if not log.is_file():
         return {}
     rows = [line.split("\t") for line in log.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
@@ -62,7 +64,7 @@ def _seconds(log: Path) -> dict[str, float]:
 
 
 def parallel_jobs() -> int:
-    """As many compilers as there are cores, and no more than free memory holds."""
+    """Return the number of parallel compilers: one per core, but at most one per 2 GiB of available memory."""
     cores = len(os.sched_getaffinity(0))
     meminfo = Path("/proc/meminfo")
     available = (

@@ -1,7 +1,7 @@
-"""How many blocks of a kernel fit on a multiprocessor, and what limits them: arithmetic, no GPU.
+"""Compute the theoretical occupancy of a kernel and what limits it, without a GPU.
 
-Figures of the CUDA C++ Programming Guide's table of compute capabilities; registers are allotted to warps in units of
-256, on each of four partitions alone.
+The limits are those of the compute capability table in the CUDA C++ Programming Guide.  Registers are allocated per
+warp in units of 256, separately in each of the four partitions of a multiprocessor.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ PARTITIONS = 4
 REGISTERS_PER_PARTITION = 16_384
 REGISTER_UNIT = 256
 SMEM_UNIT = 128
-DRIVER_SMEM_BYTES = 1024  # of each block
+DRIVER_SMEM_BYTES = 1024  # reserved per block
 
 
 class Multiprocessor(NamedTuple):
-    """What one multiprocessor holds."""
+    """The limits of one multiprocessor."""
 
     warps: int
     blocks: int
@@ -34,7 +34,7 @@ MULTIPROCESSORS: dict[Arch, Multiprocessor] = {
 
 
 class Occupancy(NamedTuple):
-    """The most blocks at once, the share of the multiprocessor's warps that they are, and what limits them."""
+    """The maximum resident blocks, the occupancy in percent, and the resource that limits it."""
 
     blocks: int
     percent: float
@@ -42,7 +42,7 @@ class Occupancy(NamedTuple):
 
 
 def occupancy(arch: Arch, threads: int, registers: int, smem_bytes: int) -> Occupancy:
-    """The limit for blocks of so many threads with so many registers each and so much shared memory."""
+    """Return the occupancy for `threads` per block, `registers` per thread and `smem_bytes` per block."""
     chip = MULTIPROCESSORS[arch]
     warps = -(-threads // WARP)
     limits = {
@@ -57,7 +57,7 @@ def occupancy(arch: Arch, threads: int, registers: int, smem_bytes: int) -> Occu
 
 
 def registers_limit(warps: int, registers: int) -> int:
-    """Blocks of so many warps that the register file holds."""
+    """Return how many blocks of `warps` warps fit in the register file, with `registers` per thread."""
     per_warp = _round_up(registers * WARP, REGISTER_UNIT)
     return REGISTERS_PER_PARTITION // per_warp * PARTITIONS // warps if per_warp else 10**6
 

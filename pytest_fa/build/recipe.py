@@ -1,4 +1,4 @@
-"""How a build is made: by nvcc with our binding, or by PyTorch's own builder for an extension of it."""
+"""Dispatch by the kind of a variant: nvcc with the shared binding, or torch.utils.cpp_extension."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pytest_fa.catalog.variant import Target, Variant
 
 
 def toolchain_for(variant: Variant, cache: Path) -> Toolchain:
-    """What compiles it on this machine.  Raises `ToolchainError`."""
+    """Return the toolchain that compiles `variant` on this machine.  Raises `ToolchainError` if it is not complete."""
     return extension.find_extension_toolchain(cache, variant) if _is_extension(variant) else find_toolchain(cache)
 
 
 def request_key(variant: Variant, arch: Target) -> str:
-    """What is asked for; for an extension of PyTorch, with which PyTorch."""
-    return digest(extension.request(variant, arch) if _is_extension(variant) else command.request(variant, arch))
+    """Return the key of the flags, definitions and file names; for a PyTorch extension, also of the PyTorch version."""
+    return digest((extension if _is_extension(variant) else command).request_parts(variant, arch))
 
 
 def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path) -> list[str]:
-    """Fill a staging folder; the command that makes `kernel.so` there."""
+    """Write the files of a staging folder, and return the command that creates `kernel.so` there."""
     if _is_extension(variant):
         key = digest([request_key(variant, arch), command.toolchain_key(toolchain)])
         return extension.stage(variant, arch, folder, toolchain, key)
@@ -31,26 +31,26 @@ def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, bi
 
 
 def dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:
-    """The files that a staged library was made from."""
+    """Return the files that a staged library was compiled from, with their hashes."""
     return extension.read_dependencies(variant, staged) if _is_extension(variant) else command.read_dependencies(staged)
 
 
 def shown_command(variant: Variant, arch: Target) -> tuple[str, ...]:
-    """The command without this machine's paths, for the record."""
+    """Return the command for the record, without paths of this machine."""
     if _is_extension(variant):
         return extension.shown_command(variant, arch)
     return ("nvcc", *command.compile_flags(variant, arch), f"src/{variant.entry.source}")
 
 
 def failed_command(variant: Variant, arch: Target, toolchain: Toolchain) -> tuple[str, ...]:
-    """The command to quote where it failed."""
+    """Return the command to show after a failed compilation."""
     if _is_extension(variant):
         return extension.shown_command(variant, arch)
     return tuple(command.compile_command(variant, arch, toolchain))
 
 
-def tidy(variant: Variant, staged: Path) -> None:
-    """Take away what a published build does not need."""
+def remove_scratch_files(variant: Variant, staged: Path) -> None:
+    """Delete the files of a staging folder that a published build does not need."""
     if not _is_extension(variant):
         for name in (*command.links(variant), "binding"):
             (staged / name).unlink()
@@ -61,12 +61,12 @@ def tidy(variant: Variant, staged: Path) -> None:
 
 
 def jobs_at_once(variant: Variant) -> int:
-    """How many are compiled side by side: an extension's files are, already."""
+    """Return how many builds to run in parallel; an extension already compiles its own files in parallel."""
     return max(1, parallel_jobs() // extension.INNER_JOBS) if _is_extension(variant) else parallel_jobs()
 
 
 def needs_binding(variant: Variant) -> bool:
-    """Whether our binding is linked in: an extension of PyTorch has its own."""
+    """Return whether the shared binding is linked in; a PyTorch extension has its own."""
     return not _is_extension(variant)
 
 

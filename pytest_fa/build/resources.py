@@ -1,4 +1,4 @@
-"""ptxas's log to kernels and advisories, and a build's figures against the manifest's limits."""
+"""Read kernels and advisories from ptxas's log, and compare a build's figures with the manifest's limits."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ _ADVISORY = re.compile(r"\((C\d{4})\)\s*(.*)")
 
 
 def read_ptxas_log(log: str) -> tuple[tuple[Kernel, ...], tuple[Advisory, ...]]:
-    """The kernels of one compilation, in the log's order, and ptxas's advisories.
+    """Return the kernels of one compilation, in the log's order, and ptxas's advisories.
 
-    Only entry functions are kernels; the spills of a device function that was not inlined count as its kernel's.
+    Only entry functions are kernels.  The spills of a device function that is not inlined are added to its kernel.
     """
-    found: dict[str, dict[str, int]] = {}
+    figures: dict[str, dict[str, int]] = {}
     advisories: list[Advisory] = []
     current = function = ""
     for line in log.splitlines():
         if entry := _ENTRY.search(line):
             current = function = entry[1]
-            found[current] = {"stack": 0, "stores": 0, "loads": 0, "registers": 0, "smem": 0}
+            figures[current] = {"stack": 0, "stores": 0, "loads": 0, "registers": 0, "smem": 0}
         elif properties := _PROPERTIES.search(line):
             function = properties[1]
-            if function not in found:
-                function = current  # a function that was not inlined: its spills are its kernel's
-        elif (frame := _FRAME.search(line)) and function in found:
-            row = found[function]
+            if function not in figures:
+                function = current  # a function that is not inlined: its spills are added to its kernel
+        elif (frame := _FRAME.search(line)) and function in figures:
+            row = figures[function]
             row["stack"] = max(row["stack"], int(frame[1]))
             row["stores"] += int(frame[2])
             row["loads"] += int(frame[3])
         elif (used := _USED.search(line)) and current:
             smem = _SMEM.search(line)
-            found[current].update(registers=int(used[1]), smem=int(smem[1]) if smem else 0)
+            figures[current].update(registers=int(used[1]), smem=int(smem[1]) if smem else 0)
         if advisory := _ADVISORY.search(line):
             advisories.append(Advisory(advisory[1], advisory[2].strip()))
-    names = demangle(list(found))
+    names = demangle(list(figures))
     kernels = tuple(
         Kernel(
             name=name,
@@ -57,13 +57,13 @@ def read_ptxas_log(log: str) -> tuple[tuple[Kernel, ...], tuple[Advisory, ...]]:
             stack_bytes=row["stack"],
             smem_bytes_per_block=row["smem"],
         )
-        for name, (mangled, row) in zip(names, found.items(), strict=True)
+        for name, (mangled, row) in zip(names, figures.items(), strict=True)
     )
     return kernels, tuple(dict.fromkeys(advisories))
 
 
 def demangle(names: list[str]) -> list[str]:
-    """C++ names without their parameter lists, through binutils' c++filt; as they are where that is missing."""
+    """Return C++ names without parameter lists, by c++filt of binutils; without c++filt, the names do not change."""
     tool = shutil.which("c++filt")
     if tool is None or not names:
         return names
@@ -73,9 +73,9 @@ def demangle(names: list[str]) -> list[str]:
 
 
 def broken_limits(build: Build, limits: Limits) -> list[str]:
-    """One sentence for every limit that a build exceeds: the kernel, the value found, the value allowed."""
+    """Return a sentence for each limit that a build breaks: the kernel, the value found, the value allowed."""
     if not build.kernels and limits != Limits():
-        return [f"{build.arch}: no kernel was found: limits cannot be judged"]
+        return [f"{build.arch}: the ptxas log names no kernel, so limits cannot be checked"]
     return [*_broken_counts(build, limits), *_broken_instructions(build, limits)]
 
 
@@ -84,11 +84,11 @@ def _broken_counts(build: Build, limits: Limits) -> list[str]:
     for field in ("registers_per_thread", "spill_bytes", "stack_bytes", "smem_bytes_per_block"):
         allowed = getattr(limits, field)
         for kernel in build.kernels:
-            found = getattr(kernel, field)
-            if allowed is not None and not found <= allowed:
-                broken.append(f"{build.arch}: {kernel.name}: {field} is {found}, the limit is {allowed}")
+            value = getattr(kernel, field)
+            if allowed is not None and not value <= allowed:
+                broken.append(f"{build.arch}: {kernel.name}: {field} is {value}, the limit is {allowed}")
     if limits.advisories is not None and not len(build.advisories) <= limits.advisories:
-        listed = "; ".join(f"{each.code} {each.text}" for each in build.advisories)
+        listed = "; ".join(f"{advisory.code} {advisory.text}" for advisory in build.advisories)
         broken.append(
             f"{build.arch}: {len(build.advisories)} ptxas advisories, the limit is {limits.advisories}: {listed}"
         )
@@ -98,19 +98,19 @@ def _broken_counts(build: Build, limits: Limits) -> list[str]:
 def _broken_instructions(build: Build, limits: Limits) -> list[str]:
     broken = []
     if limits.instructions and build.code_identity is None:
-        broken.append(f"{build.arch}: limits.instructions cannot be judged: {build.code_identity_missing}")
+        broken.append(f"{build.arch}: limits.instructions cannot be checked: {build.code_identity_missing}")
         return broken
     for opcode, limit in limits.instructions.items():
         for kernel in build.kernels:
-            found = kernel.instructions.get(opcode, 0)
+            count = kernel.instructions.get(opcode, 0)
             most = float("inf") if limit.max is None else limit.max
-            if not limit.min <= found <= most:
-                broken.append(f"{build.arch}: {kernel.name}: {found} {opcode}, the limits are {limit.min} to {most}")
+            if not limit.min <= count <= most:
+                broken.append(f"{build.arch}: {kernel.name}: {count} {opcode}, the limits are {limit.min} to {most}")
     return broken
 
 
 def with_machine_code(kernels: tuple[Kernel, ...], code: MachineCode) -> tuple[Kernel, ...]:
-    """The kernels with their SASS bytes, instruction counts and bounds on their threads filled in."""
+    """Return the kernels with their SASS bytes, instruction counts and maximum threads per block filled in."""
     return tuple(
         msgspec.structs.replace(
             kernel,

@@ -1,4 +1,4 @@
-"""Which architectures to compile for: the GPU's own, or all of the manifest's without one."""
+"""Choose the architectures to compile for: that of the GPU, or without a GPU all of the manifest."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pytest_fa.records.environment import find_gpu
 
 
 def runs_on(arch: Target, compute_capability: tuple[int, int]) -> bool:
-    """Whether a build for `arch` runs on a GPU.
+    """Return whether a build for `arch` runs on a GPU of this compute capability.
 
-    Machine code runs on its own major version from its minor version on; an `a` architecture on that one chip family
-    alone; sm_80 builds carry PTX as well, which newer GPUs compile when they load it.
+    Machine code runs on GPUs of the same major and an equal or higher minor version; an `a` architecture runs only on
+    exactly that version.  An sm_80 build also holds PTX, which newer GPUs compile when they load it.
     """
     if arch == "host":
         return True
@@ -23,28 +23,29 @@ def runs_on(arch: Target, compute_capability: tuple[int, int]) -> bool:
 
 
 def native_arch(variant: Variant) -> Target:
-    """The best of the variant's architectures for this machine's GPU; without a GPU, its last.
+    """Return the best of the variant's architectures for this machine's GPU; without a GPU, the last one.
 
-    Raises `BuildError` that names the GPU and what the variant is for.
+    Raises `BuildError`, with the GPU and the variant's architectures, if none of them runs on the GPU.
     """
     gpu = find_gpu()
     if gpu is None:
         return variant.arch[-1]
     fitting = [arch for arch in variant.arch if runs_on(arch, gpu.compute_capability)]
     if not fitting:
-        found = "sm_{}{}".format(*gpu.compute_capability)
-        raise BuildError(f"{variant.name} is for {', '.join(variant.arch)}; this GPU, {gpu.name}, is {found}")
+        needed = "sm_{}{}".format(*gpu.compute_capability)
+        raise BuildError(f"{variant.name} is only for {', '.join(variant.arch)}; this GPU ({gpu.name}) needs {needed}")
     return max(fitting)
 
 
-def target_arches(variant: Variant, asked: tuple[str, ...]) -> tuple[Target, ...]:
-    """What to compile: the asked ones that the variant has, else the GPU's own, else all.
+def target_arches(variant: Variant, requested: tuple[str, ...]) -> tuple[Target, ...]:
+    """Return the variant's architectures that are requested; without a request, that of the GPU, or all without a GPU.
 
-    Raises `BuildError` where nothing fits.
+    Raises `BuildError` if this selects none.
     """
-    if asked and "host" not in variant.arch:
-        chosen = tuple(arch for arch in variant.arch if arch in asked)
+    if requested and "host" not in variant.arch:
+        chosen = tuple(arch for arch in variant.arch if arch in requested)
         if not chosen:
-            raise BuildError(f"{variant.name} is for {', '.join(variant.arch)}; --fa-arch asks for {', '.join(asked)}")
+            known = ", ".join(variant.arch)
+            raise BuildError(f"{variant.name} is only for {known}; --fa-arch selects only {', '.join(requested)}")
         return chosen
     return variant.arch if find_gpu() is None else (native_arch(variant),)

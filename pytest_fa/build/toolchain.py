@@ -1,7 +1,7 @@
-"""The CUDA compiler: found once, identified by what it says and by what lies on disk.
+"""Find the CUDA compiler and the host compiler, and identify them by their versions and files.
 
-Looked for in this order: $CUDA_HOME, PATH, and where cuda-pathfinder looks: the wheels of the `cuda13` extra, conda,
-the system's usual places.
+nvcc is searched in $CUDA_HOME, then in PATH, then where cuda-pathfinder looks: the wheels of the extra `cuda13`, conda,
+and the default folders of the system.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ FileStamp = tuple[str, int, int]
 
 
 class Toolchain(msgspec.Struct, frozen=True):
-    """A compiler that answers.
+    """The compilers of a build.
 
-    `home` is the toolkit's real folder (nvcc may be a wrapper), `stamps` are path, size and mtime of every program that
-    shapes the code, `versions` what they print: all of them are part of a build's key.  `beside` names what an
-    extension of PyTorch is compiled against; one without CUDA sources has no nvcc.
+    `home` is the toolkit's real folder, because nvcc may be a wrapper script.  `stamps` are the path, size and mtime of
+    every program that affects the code; `versions` are the texts that they print.  Both are part of a build's key.
+    `beside` names the PyTorch and Python versions that an extension is compiled for.  An extension without CUDA sources
+    has no nvcc: `nvcc` and `home` are empty.
     """
 
     nvcc: str
@@ -37,7 +38,7 @@ class Toolchain(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """For people: `nvcc 13.0.88, g++ 12.2.0`."""
+        """The versions for the terminal and the record, such as `nvcc 13.0.88, g++ 12.2.0`."""
         nvcc = re.search(r"V(\d+\.\d+\.\d+)", self.versions[0])
         host = re.search(r"(\d+\.\d+\.\d+)", self.versions[-1])
         compilers = [f"nvcc {nvcc[1] if nvcc else '?'}"] if self.nvcc else []
@@ -45,43 +46,46 @@ class Toolchain(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What the key takes: versions, sizes and times, without the folders."""
+        """The part of the cache key: versions, file sizes and times, but no folders."""
         stamps = tuple((Path(path).name, size, mtime) for path, size, mtime in self.stamps)
         return (self.versions, stamps, self.beside) if self.beside else (self.versions, stamps)
 
 
 def find_toolchain(cache: Path) -> Toolchain:
-    """The compiler of this machine.
+    """Return the compilers of this machine.
 
-    What it printed is remembered in `cache`, so that a warm start runs no program.
-    Raises `ToolchainError` that says where was looked and what to install.
+    Their output is saved in `cache`, so a later call starts no program.  Raises `ToolchainError`, with the places that
+    were searched and what to install.
     """
     nvcc, host = _find_nvcc(), _find_host_compiler()
     memo = cache / "toolchain.json"
-    known = _recall(memo)
-    if known is not None and _stamp(nvcc) in known.stamps and _stamp(host) in known.stamps:
-        return known
-    found = _ask(nvcc, host)
+    saved = _read_memo(memo)
+    if saved is not None and _stamp(nvcc) in saved.stamps and _stamp(host) in saved.stamps:
+        return saved
+    toolchain = _query(nvcc, host)
     memo.parent.mkdir(parents=True, exist_ok=True)
     scratch = memo.with_suffix(f".{os.getpid()}")
-    scratch.write_bytes(msgspec.json.encode(found))
+    scratch.write_bytes(msgspec.json.encode(toolchain))
     scratch.replace(memo)
-    return found
+    return toolchain
 
 
 def host_toolchain() -> Toolchain:
-    """The C++ compiler alone.  Raises `ToolchainError`."""
+    """Return a toolchain with only the C++ compiler.  Raises `ToolchainError` if it is missing."""
     host = _find_host_compiler()
     version = _output([str(host), "--version"])
     return Toolchain("", "", "", str(host), (version,), (_stamp(host),))
 
 
 def find_tool(name: str) -> Path | None:
-    """`cuobjdump` or `nvdisasm`: from the wheels (new enough for every cubin), else from PATH."""
-    from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415  # 60 ms that only a build pays
+    """Return the path of `cuobjdump` or `nvdisasm`, or None.
 
-    found = find_nvidia_binary_utility(name) or shutil.which(name)
-    return Path(found) if found else None
+    The wheels are searched before PATH, because their versions are new enough for every cubin.
+    """
+    from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415  # 60 ms, only for builds
+
+    path = find_nvidia_binary_utility(name) or shutil.which(name)
+    return Path(path) if path else None
 
 
 def _find_nvcc() -> Path:
@@ -100,34 +104,34 @@ def _find_nvcc() -> Path:
 
 def _find_host_compiler() -> Path:
     name = os.environ.get("CXX") or "g++"
-    found = shutil.which(name)
-    if not found:
+    path = shutil.which(name)
+    if not path:
         raise ToolchainError(
             f"no host compiler: {name!r} is not on PATH (CXX is {os.environ.get('CXX', 'unset')}); install g++"
         )
-    return Path(found)
+    return Path(path)
 
 
-def _recall(memo: Path) -> Toolchain | None:
+def _read_memo(memo: Path) -> Toolchain | None:
     try:
-        known = msgspec.json.decode(memo.read_bytes(), type=Toolchain)
-        return known if all(_stamp(Path(stamp[0])) == stamp for stamp in known.stamps) else None
+        saved = msgspec.json.decode(memo.read_bytes(), type=Toolchain)
+        return saved if all(_stamp(Path(stamp[0])) == stamp for stamp in saved.stamps) else None
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def _ask(nvcc: Path, host: Path) -> Toolchain:
-    """Ask nvcc where it really lives (it may be a wrapper script), then every part for its version."""
+def _query(nvcc: Path, host: Path) -> Toolchain:
+    """Get the real folder of nvcc, which may be a wrapper script, and the versions of its programs."""
     dry_run = _output([str(nvcc), "-ccbin", str(host), "--dryrun", "-c", "-x", "cu", os.devnull, "-o", os.devnull])
-    here = re.search(r"_HERE_=(.*)", dry_run)
-    if here is None:
-        raise ToolchainError(f"{nvcc} does not answer like nvcc: {dry_run.strip()[:200] or 'it printed nothing'}")
-    binaries = Path(here[1].strip()).resolve()
+    folder = re.search(r"_HERE_=(.*)", dry_run)
+    if folder is None:
+        raise ToolchainError(f"{nvcc} is not nvcc: with --dryrun it printed {dry_run.strip()[:200] or 'nothing'}")
+    binaries = Path(folder[1].strip()).resolve()
     home = binaries.parent
     tools = [nvcc, binaries / "nvcc", binaries / "ptxas", home / "nvvm" / "bin" / "cicc", binaries / "cudafe++", host]
     missing = [str(tool) for tool in tools if not tool.exists()]
     if missing:
-        raise ToolchainError(f"the CUDA toolkit at {home} is incomplete: no {', '.join(missing)}")
+        raise ToolchainError(f"the CUDA toolkit at {home} is incomplete: missing {', '.join(missing)}")
     library_folder = next((home / name for name in ("lib64", "lib") if (home / name).is_dir()), home)
     return Toolchain(
         nvcc=str(nvcc),
@@ -143,7 +147,7 @@ def _output(command: list[str]) -> str:
     try:
         run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as problem:
-        raise ToolchainError(f"{command[0]} does not run: {problem}") from problem
+        raise ToolchainError(f"{command[0]} cannot be run: {problem}") from problem
     return run.stdout + run.stderr
 
 

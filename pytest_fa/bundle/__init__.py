@@ -1,1 +1,1 @@
-"""What leaves the machine: where the source stands, what the environment is, and one archive with all of a run."""
+"""Write the source stamp, compare the environment with constraints.txt, and archive the results of a run."""

@@ -1,4 +1,4 @@
-"""`python -m pytest_fa.bundle stamp | differences | make`: the steps of `repro.sh` that need more than a shell."""
+"""`python -m pytest_fa.bundle stamp | differences | make`: the steps of `repro.sh` that are written in Python."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pytest_fa.errors import FaError
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; 2 and one line for what cannot be done."""
-    given = _parser().parse_args(arguments)
+    """Run one command; return 0, or 2 after one line on stderr if it fails."""
+    options = _parser().parse_args(arguments)
     try:
-        given.run(given)
+        options.run(options)
     except (FaError, OSError) as problem:
         sys.stderr.write(f"pytest_fa.bundle: {problem}\n")
         return 2
@@ -27,13 +27,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pytest_fa.bundle", description=__doc__)
     commands = parser.add_subparsers(required=True)
 
-    stamp = commands.add_parser("stamp", help="write commit and dirty state to a file, before a tree is copied")
+    stamp = commands.add_parser("stamp", help="write commit and dirty state to .fa-source.json, before a copy")
     stamp.add_argument("folder", type=Path, nargs="?", default=Path())
-    stamp.set_defaults(run=lambda given: _say(f"wrote {write_stamp(given.folder)}"))
+    stamp.set_defaults(run=lambda options: _print(f"wrote {write_stamp(options.folder)}"))
 
-    differ = commands.add_parser("differences", help="name each package that is not as the constraints say")
+    differ = commands.add_parser("differences", help="list packages whose version differs from the constraints")
     differ.add_argument("constraints", type=Path)
-    differ.set_defaults(run=lambda given: _list(given.constraints))
+    differ.set_defaults(run=lambda options: _list_differences(options.constraints))
 
     make = commands.add_parser("make", help="write manifest.yaml and the archive of a run")
     make.add_argument("--folder", type=Path, default=Path())
@@ -44,20 +44,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _make(given: argparse.Namespace) -> None:
-    paths = (given.folder, given.artifacts, given.records)
+def _make(options: argparse.Namespace) -> None:
+    paths = (options.folder, options.artifacts, options.records)
     folder, artifacts, records = (path.resolve() for path in paths)
-    _say(f"bundle: {make_bundle(folder, artifacts, records, given.exit_status).relative_to(folder)}")
+    _print(f"bundle: {make_bundle(folder, artifacts, records, options.exit_status).relative_to(folder)}")
 
 
-def _list(constraints: Path) -> None:
-    found = differences(read_constraints(constraints))
-    for each in found:
-        _say(f"  {each}")
-    _say(f"{len(found)} packages differ from {constraints}" if found else f"every package is as {constraints} says")
+def _list_differences(constraints: Path) -> None:
+    changed = differences(read_constraints(constraints))
+    for difference in changed:
+        _print(f"  {difference}")
+    _print(f"{len(changed)} packages differ from {constraints}" if changed else f"all packages match {constraints}")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 

@@ -1,4 +1,4 @@
-"""The installed packages against a constraints file."""
+"""Compare the installed packages with a constraints file."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from pytest_fa.errors import UsageProblem
 
 
 class VersionDifference(msgspec.Struct, frozen=True):
-    """One package that is not at the version the constraints name; `found` is None where it is missing."""
+    """One package whose version differs from the constraints; `found` is None if it is not installed."""
 
     package: str
     wanted: str
     found: str | None
 
     def __str__(self) -> str:
-        return f"{self.package}: constraints say {self.wanted}, found {self.found or 'nothing'}"
+        return f"{self.package}: installed is {self.found or 'no version'}, constraints pin {self.wanted}"
 
 
 def read_constraints(path: Path) -> dict[str, str]:
-    """Package to version, from lines of the form `name==version`.  Raises `UsageProblem` for any other line."""
+    """Return the pinned version of each package.
+
+    Lines have the form `name==version`.  Raises `UsageProblem` for any other line.
+    """
     pins = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         text = line.split("#")[0].strip()
@@ -37,17 +40,17 @@ def read_constraints(path: Path) -> dict[str, str]:
 
 
 def differences(constraints: dict[str, str]) -> list[VersionDifference]:
-    """Every package whose installed version differs; a local part such as `+cpu` does not count."""
-    found = []
+    """Return each package whose installed version differs; local parts such as `+cpu` are not compared."""
+    changed = []
     for package, wanted in constraints.items():
         installed = installed_version(package)
         if installed is None or installed.split("+")[0] != wanted.split("+")[0]:
-            found.append(VersionDifference(package, wanted, installed))
-    return found
+            changed.append(VersionDifference(package, wanted, installed))
+    return changed
 
 
 def installed_version(package: str) -> str | None:
-    """The installed version, or None."""
+    """Return the installed version of a package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

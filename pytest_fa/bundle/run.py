@@ -1,4 +1,4 @@
-"""One run's artifacts to `manifest.yaml` and `repro_bundle_<commit>_<timestamp>.tar.gz`."""
+"""Write a run's `manifest.yaml` and the archive `repro_bundle_<commit>_<timestamp>.tar.gz`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 from pytest_fa.bundle.constraints import differences, installed_version, read_constraints
+from pytest_fa.records.built import Build
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
@@ -29,10 +30,11 @@ LARGEST_SOURCE_BYTES = 2**20
 
 
 def make_bundle(folder: Path, artifacts: Path, records: Path, exit_status: int) -> Path:
-    """Write `<artifacts>/manifest.yaml` and the archive beside it; the path of the archive.
+    """Write `<artifacts>/manifest.yaml` and the archive next to it, and return the path of the archive.
 
-    `records` is the run's record file, `exit_status` pytest's.  The archive holds the manifest, everything of
-    `artifacts` but earlier archives and records, and the source files, in name order and with one time stamp.
+    `records` is the run's record file, `exit_status` that of pytest.  The archive holds the manifest, the files
+    directly in `artifacts` (without earlier archives), the record file and the source files, in name
+    order and with the same time.
     """
     now = datetime.now(UTC)
     source = read_source(folder)
@@ -48,8 +50,9 @@ def make_bundle(folder: Path, artifacts: Path, records: Path, exit_status: int) 
 
 
 def describe(folder: Path, records: Path, exit_status: int, now: datetime) -> dict[str, Any]:
-    """What the manifest says beside its files: source, environment, versions, outcomes."""
-    found = read_records(records)
+    """Return the manifest without its file list: source, environment, versions, builds and outcomes."""
+    run_records = read_records(records)
+    builds = [build for record in run_records for build in record.builds]
     constraints = folder / "constraints.txt"
     pins = read_constraints(constraints) if constraints.is_file() else {}
     return {
@@ -58,15 +61,15 @@ def describe(folder: Path, records: Path, exit_status: int, now: datetime) -> di
         "source": msgspec.to_builtins(read_source(folder)),
         "environment": msgspec.to_builtins(read_environment()),
         "versions": {package: installed_version(package) for package in pins},
-        "differences_from_constraints": [str(each) for each in differences(pins)],
-        "compilers": sorted({build.compiler for record in found for build in record.builds}),
-        "builds": {f"{build.variant}/{build.arch}": _build_facts(build) for record in found for build in record.builds},
+        "differences_from_constraints": [str(difference) for difference in differences(pins)],
+        "compilers": sorted({build.compiler for build in builds}),
+        "builds": {f"{build.variant}/{build.arch}": _build_facts(build) for build in builds},
         "pytest_exit_status": exit_status,
-        "outcomes": _outcomes(found),
+        "outcomes": _outcomes(run_records),
     }
 
 
-def _build_facts(build: Any) -> dict[str, Any]:  # noqa: ANN401  # a build
+def _build_facts(build: Build) -> dict[str, Any]:
     return {
         "key": build.key,
         "code_identity": build.code_identity,
@@ -76,7 +79,7 @@ def _build_facts(build: Any) -> dict[str, Any]:  # noqa: ANN401  # a build
 
 
 def _outcomes(records: list[Record]) -> dict[str, dict[str, int]]:
-    """How many records of each kind ended how."""
+    """Return the number of records by kind and outcome."""
     kinds: dict[str, Counter[str]] = {}
     for record in records:
         kinds.setdefault(record.kind, Counter())[record.outcome] += 1
@@ -84,14 +87,17 @@ def _outcomes(records: list[Record]) -> dict[str, dict[str, int]]:
 
 
 def _results(artifacts: Path, records: Path) -> list[Path]:
-    """The run's own files: what lies in `artifacts` itself, and this run's records."""
-    made_here = ("manifest.yaml", "repro_bundle_")
-    files = [path for path in sorted(artifacts.iterdir()) if path.is_file() and not path.name.startswith(made_here)]
+    """Return the files directly in `artifacts`, without earlier bundles, and this run's record file."""
+    bundle_names = ("manifest.yaml", "repro_bundle_")
+    files = [path for path in sorted(artifacts.iterdir()) if path.is_file() and not path.name.startswith(bundle_names)]
     return [*files, records]
 
 
 def _source_files(folder: Path) -> list[Path]:
-    """What git tracks; without git, every file under 1 MB outside build outputs, environments and caches."""
+    """Return the files that git tracks.
+
+    Without git, these are all files under 1 MiB outside build outputs, environments and caches.
+    """
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, capture_output=True, check=False)  # noqa: S607
     if listed.returncode == 0 and listed.stdout:
         paths = [folder / name for name in listed.stdout.decode().split("\0") if name]
@@ -111,7 +117,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _write_archive(archive: Path, files: list[Path], folder: Path, timestamp: int) -> None:
-    """A tar whose bytes depend on names and contents alone: fixed order, owner and time."""
+    """Write a tar file whose bytes depend only on names, contents and `timestamp`: order and owner are fixed."""
     root = archive.name.removesuffix(".tar.gz")
     scratch = archive.with_suffix(".tmp")
     with (

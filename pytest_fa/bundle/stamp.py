@@ -1,4 +1,4 @@
-"""The stamp: commit and dirty state in a file, for a tree that is copied without its git folder."""
+"""Write the stamp file: the commit and the dirty state, for a tree that is copied without its `.git` folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pytest_fa.records.source import STAMP_NAME, make_stamp, read_source
 
 
 def write_stamp(folder: Path) -> Path:
-    """Write `.fa-source.json` from git.  Raises `UsageProblem` where there is no git commit to write down."""
+    """Write `.fa-source.json` with the git commit of `folder`.  Raises `UsageProblem` if there is no commit."""
     source = read_source(folder)
     if source.origin != "git" or source.commit is None:
-        raise UsageProblem(f"{folder}: no git commit to write down ({source.origin})")
+        raise UsageProblem(f"{folder}: no git commit to record ({source.origin})")
     path = folder / STAMP_NAME
     path.write_bytes(to_json(make_stamp(folder, source)) + b"\n")
     return path

@@ -1,1 +1,1 @@
-"""What can be run: variants, cases, suites, and the plan that pairs them.  No torch, no pytest."""
+"""Variants, cases and suites, and the plan that pairs them.  Imports neither torch nor pytest."""

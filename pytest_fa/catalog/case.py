@@ -1,4 +1,4 @@
-"""A case: one attention problem, or the scores of one, with its data seed, and the id that names it everywhere."""
+"""A case: the shape, dtype, mask, layout and data seed of one attention problem, and its id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Computes = Literal["attention", "scores"]
 DTYPES: tuple[str, ...] = ("fp16", "bf16")
 LARGEST = 2**31 - 1
 GRAMMAR = "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd][-scores]-seed<N>"
-# What the axes of an output count.
+# The names of the four axes of an output.
 AXES: dict[Computes, tuple[str, str, str, str]] = {
     "attention": ("batch", "head", "query", "dim"),
     "scores": ("batch", "head", "query", "key"),
@@ -39,12 +39,12 @@ _CAUSAL_OF: dict[str | None, Causal] = {None: "none", "-causal": "top_left", "-c
 
 
 class Case(msgspec.Struct, frozen=True, order=True):
-    """One attention forward problem, or its scores alone.
+    """One attention forward problem, or the computation of its scores only.
 
-    Shapes: q and out are [batch, heads, seq_q, head_dim], k and v [batch, kv_heads, seq_k, head_dim]; `layout` says
-    how they lie in memory (`bshd`: heads after sequence).  `causal` is aligned to the top-left corner of the score
-    matrix, as SDPA does, or to the bottom-right.  Where `computes` is `scores`, out is scale * q k^T, dense, of shape
-    [batch, heads, seq_q, seq_k]; v is there and nobody reads it.
+    q and out have the shape [batch, heads, seq_q, head_dim], k and v [batch, kv_heads, seq_k, head_dim].  `layout` is
+    the order of the axes in memory: `bhsd`, or `bshd` with the heads after the sequence.  The causal mask is aligned to
+    the top-left corner of the score matrix, as in SDPA, or to the bottom-right corner.  With `computes` = `scores`, out
+    is scale * q k^T, dense, of shape [batch, heads, seq_q, seq_k]; v is passed but not read.
     """
 
     batch: int
@@ -64,7 +64,7 @@ class Case(msgspec.Struct, frozen=True, order=True):
 
     @property
     def shape_id(self) -> str:
-        """The id without the seed: what a time is measured for."""
+        """The id without the seed.  Times are measured per shape id."""
         return (
             f"b{self.batch}h{self.heads}s{self.seq_q}d{self.head_dim}-{self.dtype}"
             + _CAUSAL_PART[self.causal]
@@ -76,17 +76,17 @@ class Case(msgspec.Struct, frozen=True, order=True):
 
     @property
     def id(self) -> str:
-        """The id: test id, record key and file name."""
+        """The id, as used in test ids, record keys and file names."""
         return f"{self.shape_id}-seed{self.seed}"
 
     @property
     def scale(self) -> float:
-        """Softmax scale, 1/sqrt(head_dim), as SDPA's default."""
+        """The softmax scale 1/sqrt(head_dim), which is SDPA's default."""
         return 1.0 / math.sqrt(self.head_dim)
 
     @property
     def visible_pairs(self) -> int:
-        """Query-key pairs per head that the mask shows."""
+        """The number of query-key pairs per head that the mask does not hide."""
         if self.causal == "none":
             return self.seq_q * self.seq_k
         shift = 0 if self.causal == "top_left" else self.seq_k - self.seq_q
@@ -94,67 +94,67 @@ class Case(msgspec.Struct, frozen=True, order=True):
 
     @property
     def flops_per_call(self) -> int:
-        """Floating-point operations of the matrix products, the visible part only: 2 * B * H * pairs * D for each.
+        """The floating-point operations of the matrix products, counted for visible pairs only.
 
-        Attention has two, scores are one.
+        A product has 2 * batch * heads * visible_pairs * head_dim operations.  Attention has two products, scores one.
         """
         products = 1 if self.computes == "scores" else 2
         return 2 * products * self.batch * self.heads * self.visible_pairs * self.head_dim
 
     @property
     def bytes_per_call(self) -> int:
-        """Bytes moved if each of q, k, v and out is touched once; scores read no v."""
-        of_q = 2 * self.batch * self.heads * self.seq_q * self.head_dim
-        of_k = 2 * self.batch * self.kv_heads * self.seq_k * self.head_dim
-        of_v = 0 if self.computes == "scores" else of_k
-        return of_q + of_k + of_v + 2 * math.prod(self.out_shape)
+        """The bytes of q, k, v and out, each read or written once; scores do not read v."""
+        q_bytes = 2 * self.batch * self.heads * self.seq_q * self.head_dim
+        k_bytes = 2 * self.batch * self.kv_heads * self.seq_k * self.head_dim
+        v_bytes = 0 if self.computes == "scores" else k_bytes
+        return q_bytes + k_bytes + v_bytes + 2 * math.prod(self.out_shape)
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
-        """The output's shape: a row of head_dim for each query, of seq_k where the scores are computed."""
+        """The output's shape: for each query, a row of head_dim elements, or of seq_k elements for scores."""
         columns = self.seq_k if self.computes == "scores" else self.head_dim
         return (self.batch, self.heads, self.seq_q, columns)
 
     def with_seed(self, seed: int) -> Case:
-        """The same shape with other data."""
+        """Return this case with another data seed."""
         return msgspec.structs.replace(self, seed=seed)
 
     def with_dtype(self, dtype: Dtype) -> Case:
-        """The same shape in another dtype."""
+        """Return this case with another dtype."""
         return msgspec.structs.replace(self, dtype=dtype)
 
     def computing(self, computes: Computes) -> Case:
-        """The same shape and data, of which something else is computed."""
+        """Return this case with `computes` set to attention or scores."""
         return msgspec.structs.replace(self, computes=computes)
 
 
 def parse_case(text: str) -> Case:
-    """Read a case id.
+    """Parse a case id.
 
-    Raises `UsageProblem` that quotes the id and the grammar when it cannot be read.
+    Raises `UsageProblem`, with the id and the grammar, if the id is malformed or its values are not possible.
     """
     match = _ID.fullmatch(text)
     if match is None:
         raise UsageProblem(f"case {text!r} is malformed; the form is {GRAMMAR}, as in b1h8s512d64-fp16-seed0")
-    found = match.groupdict()
-    if found["dtype"] not in DTYPES:
-        raise UsageProblem(f"case {text!r}: no dtype {found['dtype']!r}; allowed: {', '.join(DTYPES)}")
+    parts = match.groupdict()
+    if parts["dtype"] not in DTYPES:
+        raise UsageProblem(f"case {text!r}: no dtype {parts['dtype']!r}; allowed: {', '.join(DTYPES)}")
     for name in ("batch", "seq_q", "head_dim", "heads", "kv_heads", "seq_k", "seed"):
-        if found[name] and int(found[name]) > LARGEST:
-            raise UsageProblem(f"case {text!r}: {name} is {found[name]}; it must be at most {LARGEST}")
-    heads, kv_heads = int(found["heads"]), int(found["kv_heads"] or found["heads"])
+        if parts[name] and int(parts[name]) > LARGEST:
+            raise UsageProblem(f"case {text!r}: {name} is {parts[name]}; it must be at most {LARGEST}")
+    heads, kv_heads = int(parts["heads"]), int(parts["kv_heads"] or parts["heads"])
     case = Case(
-        batch=int(found["batch"]),
+        batch=int(parts["batch"]),
         heads=heads,
-        seq_q=int(found["seq_q"]),
-        head_dim=int(found["head_dim"]),
-        dtype=found["dtype"],  # type: ignore[arg-type]  # checked against DTYPES above
-        causal=_CAUSAL_OF[found["causal"]],
+        seq_q=int(parts["seq_q"]),
+        head_dim=int(parts["head_dim"]),
+        dtype=parts["dtype"],  # type: ignore[arg-type]  # checked against DTYPES above
+        causal=_CAUSAL_OF[parts["causal"]],
         kv_heads=kv_heads,
-        seq_k=int(found["seq_k"] or found["seq_q"]),
-        layout="bshd" if found["layout"] else "bhsd",
-        seed=int(found["seed"]),
-        computes="scores" if found["scores"] else "attention",
+        seq_k=int(parts["seq_k"] or parts["seq_q"]),
+        layout="bshd" if parts["layout"] else "bhsd",
+        seed=int(parts["seed"]),
+        computes="scores" if parts["scores"] else "attention",
     )
     for name in ("batch", "heads", "seq_q", "head_dim", "kv_heads"):
         if getattr(case, name) < 1:

@@ -1,4 +1,4 @@
-"""Find variants: a glob over the kernels folders, the packages that provide some, and our own companions."""
+"""Find variants in the kernels folders, in installed packages, and in the built-in `builtin/` folder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ BUILTIN_ROOT = Path(pytest_fa.__file__).parent / "builtin"
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """Every variant, in the order of the roots.
+    """All variants, in the order of the roots.
 
-    `broken` are the manifests that could not be read, `notices` the lines about names of earlier versions.
+    `broken` holds the manifests that cannot be read, by path.  `notices` are lines that give the new name of each old
+    name found in a manifest.
     """
 
     variants: dict[str, Variant]
@@ -28,28 +29,28 @@ class Catalog(msgspec.Struct, frozen=True):
 
 
 def discover(roots: tuple[Path, ...]) -> Catalog:
-    """Read every manifest under `roots`, the packages' folders and our own, in that order.
+    """Read every manifest in `roots`, then in the folders of installed packages, then in `builtin/`.
 
-    A manifest that cannot be read, or that takes a name already given, is kept as broken; the others go on.
-    Raises `UsageProblem` for a root that is no folder.
+    A manifest that cannot be read, or a variant whose name is already in use, becomes a `BrokenVariant`; the others are
+    not affected.  Raises `UsageProblem` if a root is not a folder.
     """
     variants: dict[str, Variant] = {}
     broken: dict[str, BrokenVariant] = {}
     notices: list[str] = []
-    provided, unusable = _package_roots()
-    broken.update(unusable)
-    for root in _unique((*roots, *provided, BUILTIN_ROOT)):
+    package_roots, broken_packages = _package_roots()
+    broken.update(broken_packages)
+    for root in _unique((*roots, *package_roots, BUILTIN_ROOT)):
         if not root.is_dir():
             raise UsageProblem(f"--fa-kernels: no folder {str(root)!r}; it must hold <variant>/{MANIFEST_NAME}")
         for path in sorted(root.glob(f"*/{MANIFEST_NAME}")):
             try:
-                found = read_manifest(path, root, lambda line, path=path: notices.append(f"{path}: {line}"))  # type: ignore[misc]
+                members = read_manifest(path, root, lambda line, path=path: notices.append(f"{path}: {line}"))  # type: ignore[misc]
             except ManifestError as problem:
                 broken[str(path)] = BrokenVariant(path.parent.name, str(problem))
                 continue
-            for variant in found:
-                if twin := variants.get(variant.name):
-                    text = f"{path}: variant {variant.name!r} is already defined in {twin.folder}"
+            for variant in members:
+                if first := variants.get(variant.name):
+                    text = f"{path}: variant {variant.name!r} is already defined in {first.folder}"
                     broken[f"{path}:{variant.name}"] = BrokenVariant(variant.name, text)
                 else:
                     variants[variant.name] = variant
@@ -57,18 +58,18 @@ def discover(roots: tuple[Path, ...]) -> Catalog:
 
 
 def _package_roots() -> tuple[list[Path], dict[str, BrokenVariant]]:
-    """The folders of installed packages that provide variants: each entry point names a package that holds them.
+    """Return the folders of installed packages that provide variants, and a broken variant for each unusable one.
 
-    A package that cannot be imported is broken in the entry point's name.
+    An entry point of the group `pytest_fa.kernels` names a package whose folder holds variant folders.
     """
-    found, broken = [], {}
-    for entry_point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda each: each.name):
+    folders, broken = [], {}
+    for entry_point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
         try:
-            found.append(Path(next(iter(entry_point.load().__path__))))
-        except Exception as problem:  # noqa: BLE001  # a package may raise anything while it is imported
+            folders.append(Path(next(iter(entry_point.load().__path__))))
+        except Exception as problem:  # noqa: BLE001  # importing a package may raise any exception
             text = f"entry point {entry_point.name} ({entry_point.value}) provides no variants: {problem!r}"
             broken[f"entry point {entry_point.name}"] = BrokenVariant(entry_point.name, text)
-    return found, broken
+    return folders, broken
 
 
 def _unique(roots: tuple[Path, ...]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What does not go together in a manifest's `entry`, in one sentence."""
+"""Check that the keys of a manifest's `entry` are consistent; each problem is one sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_fa.catalog.variant import Entry, EntryKind, Supports
 
 FORMS: dict[EntryKind, str] = {"python": r"[\w.]+:\w+", "torch": r"\w+(::\w+)?"}
 EXAMPLES: dict[EntryKind, str] = {"python": "'package.module:function'", "torch": "'function' or 'namespace::operator'"}
-# Keys that only some kinds have.
+# The kinds that a key is allowed for; keys that are not listed are allowed for all kinds.
 KINDS_OF: dict[str, tuple[EntryKind, ...]] = {
     "target": ("torch", "python"),
     "context": ("python",),
@@ -25,55 +25,56 @@ SOURCE_SUFFIXES = (".cu", ".cpp", ".cc", ".cxx", ".c")
 
 
 def entry_problem(entry: Entry, supports: Supports, folder: Path, computes: Computes = "attention") -> str | None:
-    """The first thing that is wrong: the key, the value found, what is allowed.  None where all is well."""
+    """Return the first problem (the key, the value found and what is allowed), or None."""
     return next(_problems(entry, supports, folder, computes), None)
 
 
 def _problems(entry: Entry, supports: Supports, folder: Path, computes: Computes) -> Iterator[str]:
     for key, kinds in KINDS_OF.items():
         if getattr(entry, key) and entry.kind not in kinds:
-            yield f"entry.{key} is for kind {' or '.join(kinds)}, this one is {entry.kind}"
+            yield f"entry.{key} is only for kind {' or '.join(kinds)}; this entry's kind is {entry.kind}"
     yield from _source_problems(entry, folder)
     for key in ("target", "context") if entry.kind in FORMS else ():
         value = getattr(entry, key)
         if not re.fullmatch(FORMS[entry.kind], value) and (value or key == "target"):
-            yield f"entry.{key} is {value!r}; a {entry.kind} entry's is {EXAMPLES[entry.kind]}"
+            yield f"entry.{key} is {value!r}; for kind {entry.kind}, the form is {EXAMPLES[entry.kind]}"
     yield from _call_problems(entry, supports, computes)
 
 
 def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
-    named = {"cuda": [entry.source], "torch": list(entry.sources)}.get(entry.kind, [])
-    if entry.kind == "torch" and not named:
-        yield "entry.sources is missing; a torch entry names its source files"
-    for each in named:
-        if not (folder / each).is_file():
-            yield f"entry.{'source' if entry.kind == 'cuda' else 'sources'} is {each!r}, and there is no such file"
-        if entry.kind == "torch" and Path(each).suffix not in SOURCE_SUFFIXES:
-            yield f"entry.sources has {each!r}; a source ends with {', '.join(SOURCE_SUFFIXES)}"
-    twins = [
-        each for each in named if [Path(one).with_suffix("") for one in named].count(Path(each).with_suffix("")) > 1
-    ]
-    if entry.kind == "torch" and twins:
-        yield f"entry.sources has {', '.join(twins)}, which make one object file; give each a name of its own"
-    for each in entry.include:
-        if not (folder / each).is_dir():
-            yield f"entry.include is {each!r}, and there is no such folder"
+    sources = {"cuda": [entry.source], "torch": list(entry.sources)}.get(entry.kind, [])
+    if entry.kind == "torch" and not sources:
+        yield "entry.sources is missing; kind torch needs a list of source files"
+    key = "entry.source is" if entry.kind == "cuda" else "entry.sources has"
+    for source in sources:
+        if not (folder / source).is_file():
+            yield f"{key} {source!r}; that file does not exist"
+        if entry.kind == "torch" and Path(source).suffix not in SOURCE_SUFFIXES:
+            yield f"entry.sources has {source!r}; a source file ends with {', '.join(SOURCE_SUFFIXES)}"
+    objects = [Path(source).with_suffix("") for source in sources]
+    clashing = [source for source in sources if objects.count(Path(source).with_suffix("")) > 1]
+    if entry.kind == "torch" and clashing:
+        yield f"entry.sources has {', '.join(clashing)}, which compile to one object file; rename one of them"
+    for include in entry.include:
+        if not (folder / include).is_dir():
+            yield f"entry.include has {include!r}; that folder does not exist"
 
 
 def _call_problems(entry: Entry, supports: Supports, computes: Computes) -> Iterator[str]:
-    """A call says enough: every tensor that is read, and the mask wherever there is a choice of one."""
+    """A call must pass every tensor that is read, and `causal` if more than one mask is supported."""
     call = entry.call
     if call is None:
         return
     for word in ("q", "k") if computes == "scores" else ("q", "k", "v"):
         if not call.passes(word):
-            yield f"entry.call does not pass {word!r}"
+            yield f"entry.call does not pass {word!r}; add it to arguments or keywords"
     if call.returns is not None and call.passes("out"):
-        yield "entry.call passes 'out' and has returns; the output is the one or the other"
+        yield "entry.call passes 'out' and sets returns; use only one of the two"
     if call.contiguous and call.layout not in supports.layout:
-        yield f"entry.call takes contiguous {call.layout} tensors, and supports.layout is {', '.join(supports.layout)}"
+        layouts = ", ".join(supports.layout)
+        yield f"entry.call takes only contiguous {call.layout} tensors, but supports.layout is {layouts}"
     masks = ", ".join(supports.causal)
     if not call.passes("causal") and len(supports.causal) > 1:
-        yield f"entry.call does not pass 'causal', and supports.causal is {masks}"
+        yield f"entry.call does not pass 'causal', but supports.causal is {masks}; pass it, or support one mask"
     if call.passes("causal") and {"top_left", "bottom_right"} <= set(supports.causal):
-        yield f"entry.call passes 'causal' as true or false, and supports.causal is {masks}: name one alignment"
+        yield f"entry.call passes 'causal' as true or false, but supports.causal is {masks}; support one alignment"

@@ -1,7 +1,8 @@
-"""Which check must find which wrong kernel, and on what each is tried.
+"""The self-test's wrong kernels: the check that must detect each one, and the cases it is tried on.
 
-A fault that only one check can find proves that this check is needed: `only`.  The kernels themselves are variants of
-`role: wrong` under `kernels/`; twins are right, and no check may find anything in them.
+`only` marks a fault that no other check detects, which proves that its check is needed.  The wrong kernels are variants
+with `role: wrong` in `pytest_fa/selftest/`.  Twins are correct kernels that are written alike; no check may reject
+them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.properties import PROPERTIES
 
-# What can find a kernel wrong, beside the properties.
+# All checks that can reject a kernel, properties included.
 CHECKS = (
     "output",
     "inputs",
@@ -34,7 +35,7 @@ CHECKS = (
 )
 ON_GPU_ONLY = ("launch", "device error", "gate")
 
-# Every fault is tried on these: two heads and a tail; a mask and grouped heads; bf16 in the other layout; many keys.
+# The cases for every fault: two heads and a tail; a mask and grouped heads; bf16 in the layout bshd; 520 keys.
 CASES = (
     "b1h2s113d64-fp16-seed0",
     "b2h4s77d64-fp16-causal-kv2-seed0",
@@ -45,10 +46,10 @@ REPEATS = 30
 
 
 class Fault(NamedTuple):
-    """A check that must find it, and whether no other may.
+    """The check that must detect a wrong kernel, and whether no other check may.
 
-    `besides` names what also finds it on a GPU: a Python fault that looks at its data cannot be captured there.  `twin`
-    is the right kernel that a slower one is gated against.
+    `besides` names checks that may also detect it, on a GPU: Python code that reads its data on the host cannot be
+    captured in a CUDA graph.  `twin` is the correct kernel that a slower one is gated against.
     """
 
     caught_by: str
@@ -127,18 +128,18 @@ TWINS = ("twin_right", "twin_right_allocates", "twin_right_may_differ", "cuda_tw
 
 
 def cases() -> tuple[Case, ...]:
-    """The cases that every fault is tried on."""
-    return tuple(parse_case(each) for each in CASES)
+    """Return the cases that every fault is tried on."""
+    return tuple(parse_case(case_id) for case_id in CASES)
 
 
-def disappointment(name: str, caught_by: list[str]) -> str:
-    """What is wrong with a judge that found just this; empty where it found what it must."""
-    found = ", ".join(caught_by) or "nothing"
+def detection_problem(name: str, caught_by: list[str]) -> str:
+    """Return why the checks in `caught_by` are not those that must reject the kernel `name`; empty if they are."""
+    rejecting = ", ".join(caught_by) or "no check"
     fault = FAULTS.get(name)
     if fault is None:
-        return f"a right kernel was blamed by {found}" if caught_by else ""
+        return f"a correct kernel was rejected by {rejecting}" if caught_by else ""
     if fault.caught_by not in caught_by:
-        return f"it must be found by {fault.caught_by}; it was found by {found}"
+        return f"{fault.caught_by} must reject this kernel; it was rejected by {rejecting}"
     if fault.only and set(caught_by) - {fault.caught_by, *fault.besides}:
-        return f"only {fault.caught_by} may find it; it was found by {found}"
+        return f"only {fault.caught_by} may reject this kernel; it was rejected by {rejecting}"
     return ""

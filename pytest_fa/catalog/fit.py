@@ -1,4 +1,7 @@
-"""A suite's cases as a variant takes them: suites are about lengths, masks and heads."""
+"""Adapt the cases of a suite to a variant: change the dtype, head_dim or layout that it does not support.
+
+Suites test lengths, masks and head counts, so these other parameters may change.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,31 @@ EVERYTHING: Fits = ("dtype", "head_dim", "layout", "shape")
 
 
 def cases_for(variant: Variant, cases: tuple[Case, ...], fits: Fits) -> tuple[Case, ...]:
-    """The cases as `variant` takes them, each once.
+    """Return `cases` adapted to `variant`, without duplicates.
 
-    Each asks for what the variant computes, unless it names something else itself.  A variant with shapes of its own
-    gets those, with the seeds of `cases`, where `fits` has `shape`.
+    A case of attention is changed to what the variant computes; a case whose id has `-scores` is not.  If `fits` has
+    `shape` and the variant has its own shapes, these are used with the seeds of `cases`.
     """
-    asked: Iterable[Case] = _own(variant, cases, fits) if variant.cases and "shape" in fits else cases
-    named = (case if case.computes != "attention" else case.computing(variant.computes) for case in asked)
-    return tuple(dict.fromkeys(fitted(variant, case, fits) for case in named))
+    uses_own_shapes = bool(variant.cases) and "shape" in fits
+    shapes: Iterable[Case] = _own_shapes(variant, cases, fits) if uses_own_shapes else cases
+    computed = (case if case.computes != "attention" else case.computing(variant.computes) for case in shapes)
+    return tuple(dict.fromkeys(fitted(variant, case, fits) for case in computed))
 
 
-def _own(variant: Variant, cases: tuple[Case, ...], fits: Fits) -> Iterable[Case]:
-    """The variant's own shapes with every seed; in the dtypes of `cases` where those are not to be changed."""
+def _own_shapes(variant: Variant, cases: tuple[Case, ...], fits: Fits) -> Iterable[Case]:
+    """Yield the variant's own shapes with each seed of `cases`, and, if `fits` has no `dtype`, with each dtype."""
     seeds = dict.fromkeys(case.seed for case in cases)
     dtypes = dict.fromkeys(case.dtype for case in cases)
     for shape in variant.cases:
-        for each in (shape,) if "dtype" in fits else [shape.with_dtype(dtype) for dtype in dtypes]:
-            yield from (each.with_seed(seed) for seed in seeds)
+        for typed in (shape,) if "dtype" in fits else [shape.with_dtype(dtype) for dtype in dtypes]:
+            yield from (typed.with_seed(seed) for seed in seeds)
 
 
 def fitted(variant: Variant, case: Case, fits: Fits) -> Case:
-    """The case with the first dtype, head_dim and layout that the variant takes, where it does not take the case's own.
+    """Return `case` with its dtype, head_dim and layout replaced where the variant does not support them.
 
-    Only what `fits` names is changed; what cannot be fitted is left for the variant to refuse.
+    The replacement is the first supported value.  Only the parameters in `fits` change.  A case that still does not fit
+    is refused later, by `Variant.refuses`.
     """
     if "layout" in fits and case.layout not in variant.supports.layout:
         case = msgspec.structs.replace(case, layout=variant.supports.layout[0])
@@ -49,5 +54,5 @@ def fitted(variant: Variant, case: Case, fits: Fits) -> Case:
     ]
     if not pairs:
         return case
-    dtype, head_dim = min(pairs, key=lambda each: (each[0] != case.dtype, each[1] != case.head_dim))
+    dtype, head_dim = min(pairs, key=lambda pair: (pair[0] != case.dtype, pair[1] != case.head_dim))
     return msgspec.structs.replace(case, dtype=dtype, head_dim=head_dim)

@@ -1,4 +1,4 @@
-"""`variant.yaml` to `Variant`s: strict keys, strict types, no duplicates, one clear line when it is wrong."""
+"""Read `variant.yaml`: unknown keys, wrong types and duplicate keys are refused with a one-line message."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ Defines = dict[str, int | str]
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of several variants made from the same source: what differs from the folder's manifest.
+    """An entry of `variants`: one of several variants with the same source, and how it differs from the folder's keys.
 
-    The keys of `supports` and `limits` and the names in `defines` replace the folder's one by one.
+    `supports`, `limits` and `defines` are merged with the folder's key by key; other keys replace the folder's.
     """
 
     defines: Defines = {}
@@ -91,9 +91,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_manifest(path: Path, root: Path, say: Callable[[str], object] = lambda _: None) -> list[Variant]:
-    """The variants that one `variant.yaml` names; `say` is told each name of an earlier version in it.
+    """Return the variants of one `variant.yaml`.
 
-    Raises `ManifestError` with the file, the key, the value found and what is allowed.
+    `say` is called once for each old name in the file, with a line that gives the new one.  Raises `ManifestError` with
+    the file, the key, the value found and what is allowed.
     """
     try:
         manifest = msgspec.convert(_merged(upgrade_manifest(_load_yaml(path), say)), Manifest, strict=True)
@@ -116,8 +117,8 @@ def _check_names(path: Path, where: str, names: Iterable[str], form: str) -> Non
             raise ManifestError(f"{path}: {where} {name!r} is malformed; the form is {form}")
 
 
-def _merged(data: Any) -> Any:  # noqa: ANN401  # whatever the file holds
-    """The file's data with each member's `supports` and `limits` completed from the folder's."""
+def _merged(data: Any) -> Any:  # noqa: ANN401  # any YAML value
+    """Return the file's data, with the folder's `supports` and `limits` merged into those of each member."""
     members = data.get("variants") if isinstance(data, dict) else None
     for member in members.values() if isinstance(members, dict) else ():
         for key in ("supports", "limits"):
@@ -128,8 +129,8 @@ def _merged(data: Any) -> Any:  # noqa: ANN401  # whatever the file holds
 
 def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: Path) -> Variant:
     supports = member.supports or manifest.supports
-    own = {key: value for key in ("target", "context") if (value := getattr(member, key)) is not None}
-    entry = msgspec.structs.replace(manifest.entry, **own)
+    changes = {key: value for key in ("target", "context") if (value := getattr(member, key)) is not None}
+    entry = msgspec.structs.replace(manifest.entry, **changes)
     if problem := entry_problem(entry, supports, folder, manifest.computes):
         raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
     variant = Variant(
@@ -158,15 +159,15 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
     )
     if problem := probe_problem(variant):
         raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
-    # What leaves a stage out is not judged, so it must say that it is no candidate, and of whom it is a part.
+    # The output of a variant that omits a phase is not checked, so it must be an ablation and name its parent.
     if variant.omits and (variant.role != "ablation" or variant.parent is None):
-        found = f"{name}: leaves_out is {variant.omits!r}, role is {variant.role!r}, parent {variant.parent!r}"
-        raise ManifestError(f"{folder / MANIFEST_NAME}: {found}; it needs role 'ablation' and a parent")
+        values = f"omits is {variant.omits!r}, role is {variant.role!r}, parent is {variant.parent!r}"
+        raise ManifestError(f"{folder / MANIFEST_NAME}: {name}: {values}; omits needs role 'ablation' and a parent")
     return variant
 
 
 def _targets(arch: tuple[Arch, ...], entry: Entry) -> tuple[Target, ...]:
-    """What to compile for: nothing, the manifest's architectures, or the host alone."""
+    """Return the architectures to compile for: none (Python), the host only (C++), or those of the manifest (CUDA)."""
     if entry.kind == "python":
         return ()
     if entry.kind == "torch" and not entry.has_cuda_sources:
@@ -190,15 +191,15 @@ _STRUCTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     (r"\$\.(variants\[\.\.\.\]\.)?supports", Supports),
     (r"\$\.(variants\[\.\.\.\]\.)?limits", Limits),
     (r"\$\.(variants\[\.\.\.\]\.)?limits\.instructions\[\.\.\.\]", InstructionLimit),
-    (r"\$\.(variants\[\.\.\.\]\.)?explained\[\.\.\.\]", Suppression),
+    (r"\$\.(variants\[\.\.\.\]\.)?suppressions\[\.\.\.\]", Suppression),
     (r"\$\.variants\[\.\.\.\]", Member),
     (r"\$", Manifest),
 )
 
 
 def _explain(problem: str) -> str:
-    """Msgspec's message with our key path and, for an unknown key, the allowed ones."""
-    where = found[1] if (found := re.search(r" - at (?:`key` in )?`([^`]+)`", problem)) else "$"
+    """Convert msgspec's message: put the key path first, and name the allowed keys or values."""
+    where = place[1] if (place := re.search(r" - at (?:`key` in )?`([^`]+)`", problem)) else "$"
     text = re.sub(r" - at (?:`key` in )?`[^`]+`", "", problem)
     key = where.removeprefix("$").lstrip(".") or "the manifest"
     if unknown := re.search(r"unknown field `([^`]+)`", problem):
@@ -228,20 +229,20 @@ def _allowed_values(where: str) -> list[str]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML 1.2's core types and no duplicate keys.
+    """A YAML loader for the core types of YAML 1.2 that refuses duplicate keys.
 
     PyYAML follows YAML 1.1, where `no` is False and `010` is 8, and it keeps the last of two equal keys.
     """
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own way to give a loader its resolvers
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML reads this class attribute
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        """A mapping whose keys are checked for duplicates."""
+        """Construct a mapping; raise `ManifestError` for a duplicate key, or a key that is not a plain word."""
         seen: set[str] = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 line = key_node.start_mark.line + 1
-                raise ManifestError(f"{node.start_mark.name}: the key on line {line} is no word")
+                raise ManifestError(f"{node.start_mark.name}: the key on line {line} is not a plain word")
             if key_node.value in seen:
                 raise ManifestError(
                     f"{node.start_mark.name}: duplicate key {key_node.value!r} on line {key_node.start_mark.line + 1}"
@@ -261,6 +262,6 @@ for _tag, _pattern, _first in (
     )
 
 
-def _load_yaml(path: Path) -> Any:  # noqa: ANN401  # msgspec checks it next
+def _load_yaml(path: Path) -> Any:  # noqa: ANN401  # any YAML value; msgspec checks it
     with path.open(encoding="utf-8") as stream:
         return yaml.load(stream, Loader=_StrictLoader)  # noqa: S506  # a subclass of SafeLoader

@@ -1,4 +1,4 @@
-"""Which variant meets which case: the pairs that become tests, and which of them the user asked for."""
+"""The plan of a run: which variants are tested on which cases, and which of them the user selected."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ AnyVariant = Variant | BrokenVariant
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The pairs of one run.
+    """The variants and cases of one run.
 
-    `chosen` are the variants that were asked for, `offered` those that would run by default beside them (shown as
-    deselected), `companions` the baselines and floors that stand beside every timed shape.  Where `cases_are_named` one
-    by one, nothing is tried on another case.  `fits` names what of a case may be changed to what a variant takes.
+    `chosen` are the selected variants.  `offered` are all candidates; those not chosen are shown as deselected.
+    `companions` are the baselines and launch-overhead variants, which are timed on every timed shape.  With
+    `cases_are_named`, the option `--fa-case` selected the cases, and no other case is run.  `fits` lists the parameters
+    of a case that may be changed to what a variant supports.
     """
 
     chosen: tuple[AnyVariant, ...]
@@ -31,89 +32,93 @@ class Plan(msgspec.Struct, frozen=True):
     fits: Fits = ()
 
     def cases_of(self, variant: Variant) -> tuple[Case, ...]:
-        """The run's cases as `variant` takes them."""
+        """Return the run's cases, adapted to `variant`."""
         return cases_for(variant, self.cases, self.fits)
 
     @property
-    def asked(self) -> tuple[Case, ...]:
-        """The run's cases, where a chosen variant meets those, and the ones that probes bring along."""
-        chosen = [each for each in self.chosen if isinstance(each, Variant)]
-        bringing = [each for each in chosen if each.cases and "shape" in self.fits]
-        given = () if chosen and len(bringing) == len(self.chosen) else self.cases
-        return tuple(dict.fromkeys((*given, *(case for each in bringing for case in self.cases_of(each)))))
+    def selected_cases(self) -> tuple[Case, ...]:
+        """The run's cases, and the own cases of chosen probes.
+
+        The run's cases are omitted if all chosen variants are probes with their own shapes.
+        """
+        chosen = [variant for variant in self.chosen if isinstance(variant, Variant)]
+        probes = [variant for variant in chosen if variant.cases and "shape" in self.fits]
+        suite_cases = () if chosen and len(probes) == len(self.chosen) else self.cases
+        return tuple(dict.fromkeys((*suite_cases, *(case for probe in probes for case in self.cases_of(probe)))))
 
     def fitted_to(self, dtype: str) -> Variant | None:
-        """A chosen variant whose cases were turned to this dtype, which none of the run's has."""
-        chosen = (each for each in self.runnable if self.is_chosen(each) and each.is_judged)
-        return next((each for each in chosen if any(case.dtype == dtype for case in self.cases_of(each))), None)
+        """Return a chosen variant that has a case of this dtype, after its cases were adapted to it."""
+        chosen = (variant for variant in self.runnable if self.is_chosen(variant) and variant.is_judged)
+        fitted = (variant for variant in chosen if any(case.dtype == dtype for case in self.cases_of(variant)))
+        return next(fitted, None)
 
     @property
     def builds(self) -> list[AnyVariant]:
-        """What `test_build` runs over."""
-        return [each for each in self._all() if isinstance(each, BrokenVariant) or each.is_built]
+        """The variants of `test_build`: those that are compiled, and broken manifests."""
+        return [variant for variant in self._all() if isinstance(variant, BrokenVariant) or variant.is_built]
 
     @property
     def checks(self) -> list[tuple[Variant, Case]]:
-        """What `test_correct` runs over: every judged variant with every case."""
-        return [(each, case) for each in self.runnable if each.is_judged for case in self.cases_of(each)]
+        """The pairs of `test_correct`: each judged variant with each case."""
+        return [(variant, case) for variant in self.runnable if variant.is_judged for case in self.cases_of(variant)]
 
     @property
     def properties(self) -> list[tuple[Variant, str]]:
-        """What `test_property` runs over: each judged variant with its properties, unless single cases were named."""
+        """The pairs of `test_property`: each judged variant with its properties; none with `--fa-case`."""
         if self.cases_are_named:
             return []
-        return [(each, name) for each in self.runnable if each.is_judged for name in properties_of(each)]
+        return [(variant, name) for variant in self.runnable if variant.is_judged for name in properties_of(variant)]
 
     @property
     def timings(self) -> list[tuple[Variant, Case]]:
-        """What `test_speed` runs over: the first seed of every shape, companions of all shapes last.
+        """The pairs of `test_speed`: each variant with the first seed of each shape; companions come last.
 
-        Where scores are asked for, no baseline is a companion: it computes attention.
+        A case of scores has no baseline as a companion, because baselines compute attention.
         """
-        own = [(each, case) for each in self.runnable for case in _first_seeds(self.cases_of(each))]
-        shapes = _first_seeds((*self.cases, *(case for _, case in own)))
-        names = {each.name for each in self.runnable}
-        beside = [each for each in self.companions if each.name not in names]
-        return own + [(each, case) for each in beside for case in shapes if each.answers(case)]
+        pairs = [(variant, case) for variant in self.runnable for case in _first_seeds(self.cases_of(variant))]
+        shapes = _first_seeds((*self.cases, *(case for _, case in pairs)))
+        names = {variant.name for variant in self.runnable}
+        companions = [variant for variant in self.companions if variant.name not in names]
+        return pairs + [(variant, case) for variant in companions for case in shapes if variant.can_compute(case)]
 
     @property
     def profiles(self) -> list[tuple[Variant, Case]]:
-        """What `test_profile` runs over: the first seed of every shape; companions only where they were asked for."""
-        return [(each, case) for each in self.runnable for case in _first_seeds(self.cases_of(each))]
+        """The pairs of `test_profile`: each variant with the first seed of each shape; companions only if selected."""
+        return [(variant, case) for variant in self.runnable for case in _first_seeds(self.cases_of(variant))]
 
     @property
     def sanitized(self) -> list[tuple[Variant, Case, str]]:
-        """What `test_sanitize` runs over: every judged variant, on a small case or on those named, with every tool."""
+        """The triples of `test_sanitize`: each judged variant, on a small case or the named ones, with each tool."""
         if not self.sanitizers:
             return []
-        judged = [each for each in self.runnable if each.is_judged]
-        pairs = [(each, case) for each in judged for case in self._sanitized_cases(each)]
-        return [(each, case, tool) for each, case in pairs for tool in self.sanitizers]
+        judged = [variant for variant in self.runnable if variant.is_judged]
+        pairs = [(variant, case) for variant in judged for case in self._sanitized_cases(variant)]
+        return [(variant, case, tool) for variant, case in pairs for tool in self.sanitizers]
 
     def _sanitized_cases(self, variant: Variant) -> list[Case]:
         return _first_seeds(self.cases_of(variant)) if self.cases_are_named else [sanitizer_case(variant)]
 
     @property
     def gated(self) -> list[Variant]:
-        """What `test_gate` runs over: every judged variant that was asked for, but probes."""
-        return [each for each in self.runnable if each.may_be_gated and self.is_chosen(each)]
+        """The variants of `test_gate`: the chosen variants of attention whose output is judged, without probes."""
+        return [variant for variant in self.runnable if variant.may_be_gated and self.is_chosen(variant)]
 
     @property
     def faults(self) -> list[Variant]:
-        """What the self-test runs over: wrong kernels and their right twins."""
-        return [each for each in self.runnable if each.name in FAULTS or each.name in TWINS]
+        """The variants of the self-test: wrong kernels and their correct twins."""
+        return [variant for variant in self.runnable if variant.name in FAULTS or variant.name in TWINS]
 
     @property
     def runnable(self) -> list[Variant]:
-        """Every variant of the run that could be read."""
-        return [each for each in self._all() if isinstance(each, Variant)]
+        """All variants of the run whose manifest can be read."""
+        return [variant for variant in self._all() if isinstance(variant, Variant)]
 
     def is_chosen(self, variant: AnyVariant) -> bool:
-        """Whether the user asked for `variant`."""
+        """Return whether the user selected `variant`."""
         return any(each.name == variant.name for each in self.chosen)
 
     def is_companion(self, variant: AnyVariant) -> bool:
-        """Whether `variant` only stands beside what was asked for."""
+        """Return whether `variant` runs only as a companion."""
         return not self.is_chosen(variant) and any(each.name == variant.name for each in self.companions)
 
     def _all(self) -> list[AnyVariant]:
@@ -136,7 +141,7 @@ def make_plan(
     fits: Fits = (),
     sanitizers: tuple[str, ...] = (),
 ) -> Plan:
-    """The plan for the variants and cases that were asked for."""
-    offered = [each for each in catalog.variants.values() if each.role == "candidate"]
-    companions = [each for each in catalog.variants.values() if each.role in COMPANION_ROLES]
+    """Return the plan for the chosen variants and cases."""
+    offered = [variant for variant in catalog.variants.values() if variant.role == "candidate"]
+    companions = [variant for variant in catalog.variants.values() if variant.role in COMPANION_ROLES]
     return Plan(chosen, tuple(offered), tuple(companions), cases, cases_are_named, sanitizers, fits)

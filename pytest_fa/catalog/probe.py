@@ -1,7 +1,7 @@
-"""What does not go together in the manifest of a probe, in one sentence.
+"""Check that the keys of a probe's manifest are consistent; each problem is one sentence.
 
-A probe answers a question about a part: it brings its own shapes, and may compute less than attention.  Wrong kernels
-may do the same, so that a probe's judge can be judged.
+A probe tests a part of attention: it has its own shapes, and may compute only scores.  Wrong kernels may do the same,
+so the self-test also covers the checks of probes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ EXAMPLE = "[b1h1s32d64-fp16-sk64]"
 
 
 def read_cases(texts: tuple[str, ...], computes: Computes) -> tuple[Case, ...]:
-    """The shapes that a manifest's `cases` names, with seed 0.  Raises `UsageProblem` for one that cannot be read."""
+    """Parse the shapes of a manifest's `cases` as cases with seed 0.  Raises `UsageProblem` for a malformed shape."""
     for text in texts:
         if "-seed" in text:
-            raise UsageProblem(f"cases has {text!r}; it names shapes, such as {EXAMPLE}, and seeds are the suite's")
+            raise UsageProblem(f"cases has {text!r}; write shapes without a seed, such as {EXAMPLE}")
     try:
         cases = [parse_case(f"{text}-seed0") for text in texts]
     except UsageProblem as problem:
@@ -28,45 +28,45 @@ def read_cases(texts: tuple[str, ...], computes: Computes) -> tuple[Case, ...]:
     for case in cases:
         if case.computes not in ("attention", computes):
             raise UsageProblem(
-                f"cases has {case.shape_id!r}, and computes is {computes!r}; say computes: {case.computes}"
+                f"cases has {case.shape_id!r}, but computes is {computes!r}; write computes: {case.computes}"
             )
     return tuple(case.computing(computes) for case in cases)
 
 
 def probe_problem(variant: Variant) -> str | None:
-    """The first thing that is wrong: the key, the value found, what is allowed.  None where all is well."""
+    """Return the first problem (the key, the value found and what is allowed), or None."""
     return next(_problems(variant), None)
 
 
 def _problems(variant: Variant) -> Iterator[str]:
     role, computes, is_partial = variant.role, variant.computes, variant.computes != "attention"
-    allowed = " or ".join(repr(each) for each in ROLES)
+    allowed = " or ".join(repr(allowed_role) for allowed_role in ROLES)
     if is_partial and role not in ROLES:
-        yield f"computes is {computes!r}, role is {role!r}; what computes no attention has role {allowed}"
+        yield f"computes is {computes!r}, but role is {role!r}; it needs role {allowed}"
     if variant.cases and role not in ROLES:
-        yield f"cases is for role {allowed}, this one is {role!r}: it is judged on a suite's shapes"
+        yield f"cases is only for role {allowed}; role is {role!r}, which runs on the shapes of a suite"
     if not variant.cases and (is_partial or role == "probe"):
-        why = f"computes is {computes!r}" if is_partial else f"role is {role!r}"
-        yield f"cases is missing, and {why}; it names its own shapes, such as {EXAMPLE}"
+        reason = f"computes is {computes!r}" if is_partial else f"role is {role!r}"
+        yield f"cases is missing, but {reason}; list the shapes to run, such as {EXAMPLE}"
     for case in variant.cases:
-        if reason := variant.refuses(case):
-            yield f"cases: {reason}"
+        if refusal := variant.refuses(case):
+            yield f"cases: {refusal}"
     if is_partial:
-        yield from _of_scores(variant)
+        yield from _score_problems(variant)
 
 
-def _of_scores(variant: Variant) -> Iterator[str]:
-    """Scores are one product, rounded once: no mask, no P, no other policy, and a key at least."""
+def _score_problems(variant: Variant) -> Iterator[str]:
+    """Scores are one product that is rounded once: they have no mask, no P, one policy, and at least one key."""
     supports = variant.supports
-    for key, found, only in (
+    for key, value, required in (
         ("supports.causal", supports.causal, ("none",)),
         ("rounds", variant.rounds, ()),
         ("tolerance", variant.tolerance, "same_precision"),
     ):
-        if found != only:
-            yield f"{key} is {_shown(found)}, and computes is 'scores', whose {key} is {_shown(only)}"
+        if value != required:
+            yield f"{key} is {_shown(value)}, but computes is 'scores'; {key} must be {_shown(required)}"
     if supports.seq_k_min < 1:
-        yield f"supports.seq_k_min is {supports.seq_k_min}, and computes is 'scores': without keys there are none"
+        yield f"supports.seq_k_min is {supports.seq_k_min}, but computes is 'scores'; it must be at least 1"
 
 
 def _shown(value: str | tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The properties that every variant is held to beside its cases, and the small cases that it is tried on.  No torch."""
+"""The properties that are checked in addition to the cases, and the small cases they use.  Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Device, Variant
 
-# Name to what it promises; `judge.properties` has the code.
+# Name to promise.  `judge.properties` has the code; docs/correctness.md repeats the texts.
 PROPERTIES: dict[str, str] = {
-    "hard_data": "large scores, one-hot rows, values of one, shifted keys and keys in another order come out right",
-    "zero_scale": "a scale of zero is a scale, or is refused: attention gives the mean of the values, scores are zero",
-    "negative_scale": "a negative scale is a scale, or is refused",
-    "head_independence": "what happens in one head changes no bit in another",
-    "contained_nan": "a NaN in one head stays there",
-    "padded_rows": "rows that lie farther apart than they are long are read and written right, or refused",
-    "expanded_heads": "a stride of zero is read right, or refused",
-    "offset_pointers": "base pointers off by 2 and 8 bytes are read and written right, or refused",
-    "new_data": "other data at the same address give another result",
-    "new_shape": "another shape at the same address gives its own result",
-    "streams": "a call waits for its own stream's slow writer, and two threads do not disturb one another",
-    "graph_capture": "a captured call computes anew at each replay",
-    "first_call_in_capture": "the first call of a process may be captured",
-    "many_heads": "65,537 heads are all computed",
-    "far_offsets": "elements past 2^31 are found",
-    "other_device": "a tensor on another GPU than the current one is computed there",
+    "hard_data": "results are correct for large scores, one-hot rows, values of one, shifted keys and permuted keys",
+    "zero_scale": "with scale 0, attention is the mean of the rows of V and scores are zero, or the call is refused",
+    "negative_scale": "a negative scale gives the correct result, or is refused",
+    "head_independence": "other data in one head changes no bit in the output of the other heads",
+    "contained_nan": "a NaN in one head changes no bit in the output of the other heads",
+    "padded_rows": "rows with padding between them are read and written correctly, or refused",
+    "expanded_heads": "K and V with a head stride of zero are read correctly, or refused",
+    "offset_pointers": "base pointers that are offset by 2 or 8 bytes are read and written correctly, or refused",
+    "new_data": "new data at the same address gives a new result",
+    "new_shape": "another shape at the same address gives the correct result for that shape",
+    "streams": "a call waits for a slow write on its own stream, and calls from two threads do not interfere",
+    "graph_capture": "a captured call computes a new result at each replay",
+    "first_call_in_capture": "the first call of a process can be captured in a CUDA graph",
+    "many_heads": "all of 65,537 heads are computed",
+    "far_offsets": "elements at offsets past 2^31 are read correctly",
+    "other_device": "tensors on a GPU that is not the current device are computed on that GPU",
 }
 ON_GPU = frozenset(("streams", "graph_capture", "first_call_in_capture", "many_heads", "far_offsets", "other_device"))
 
-# What is said of weights and values, of which scores alone have none.
-OF_ATTENTION = frozenset(("hard_data",))
+# Properties of softmax weights and values, which a variant that computes only scores does not have.
+ATTENTION_ONLY = frozenset(("hard_data",))
 
-# Where a kernel may refuse, or the layout or the machine lack what is needed; elsewhere a refusal is a failure.
+# Properties that a kernel may refuse, or that need a layout or a machine that may be missing.  For all others, a
+# refusal is a failure.
 MAY_REFUSE = frozenset(
     (
         "zero_scale",
@@ -48,21 +49,21 @@ MAY_REFUSE = frozenset(
     )
 )
 
-SEQUENCE = 150  # more than two tiles of 64, and no multiple of anything
-TILE = 64  # of a case for sanitizers, where the manifest does not define one
-LEAST_TILES = 3  # each way, of the same
+SEQUENCE = 150  # more than two tiles of 64, and not a multiple of a tile
+TILE = 64  # for sanitizer cases, if the manifest defines no tile size
+LEAST_TILES = 3  # along queries and along keys, for sanitizer cases
 
 
 def properties_of(variant: Variant) -> tuple[str, ...]:
-    """The properties that mean something for what the variant computes."""
-    return tuple(name for name in PROPERTIES if variant.computes == "attention" or name not in OF_ATTENTION)
+    """Return the names of the properties that apply to what the variant computes."""
+    return tuple(name for name in PROPERTIES if variant.computes == "attention" or name not in ATTENTION_ONLY)
 
 
 def property_case(variant: Variant, sequence: int = SEQUENCE) -> Case:
-    """A small case that the variant takes: several batches, heads and tiles, with a tail where it takes tails."""
+    """Return a small supported case: 2 batches, 3 heads, several tiles, and a partial last tile if supported."""
     supports = variant.supports
     seq_q, seq_k = least_lengths(variant, sequence)
-    dtype, head_dim = min(variant.instantiations, key=lambda each: each[0] != "fp16")  # fp16 where there is one
+    dtype, head_dim = min(variant.instantiations, key=lambda pair: pair[0] != "fp16")  # prefer fp16
     return Case(
         batch=2,
         heads=3,
@@ -79,21 +80,21 @@ def property_case(variant: Variant, sequence: int = SEQUENCE) -> Case:
 
 
 def sanitizer_case(variant: Variant) -> Case:
-    """The smallest case with at least three tiles each way and a tail, where the variant takes tails."""
+    """Return the smallest supported case with three full tiles of queries and keys, and a partial one if supported."""
     tiles = [variant.defines.get(name) for name in ("BLOCK_M", "BLOCK_N")]
-    tile = max((each for each in tiles if isinstance(each, int)), default=TILE)
+    tile = max((size for size in tiles if isinstance(size, int)), default=TILE)
     return msgspec.structs.replace(property_case(variant, LEAST_TILES * tile + 1), batch=1, heads=2, kv_heads=2)
 
 
 def least_lengths(variant: Variant, sequence: int) -> tuple[int, int]:
-    """Queries and keys, the fewest from `sequence` on that the variant takes."""
+    """Return the smallest supported numbers of queries and of keys that are at least `sequence`."""
     supports = variant.supports
     keys = max(sequence, supports.seq_k_min)
     return _round_up(sequence, supports.seq_q_multiple_of), _round_up(keys, supports.seq_k_multiple_of)
 
 
 def applies(name: str, variant: Variant, device: Device) -> bool:
-    """Whether a property means anything for this kind of variant on this device."""
+    """Return whether a property applies to this kind of variant on this device."""
     if name not in properties_of(variant):
         return False
     if name == "first_call_in_capture" and variant.entry.kind != "cuda":

@@ -1,4 +1,4 @@
-"""Names, globs and definitions on the command line to variants and cases."""
+"""Select variants and cases by the names, globs and definitions of the command line."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _GLOB = frozenset("*?[")
 
 
 def select_variants(catalog: Catalog, patterns: tuple[str, ...]) -> tuple[Variant | BrokenVariant, ...]:
-    """The variants that `patterns` name, or all candidates (and every broken manifest) when there are none.
+    """Return the variants that match `patterns`; without patterns, all candidates and all broken manifests.
 
-    A pattern is a name, a glob, or a name with definitions: `ws_p2@BLOCK_M=64@BLOCK_N=32`.
-    Raises `UsageProblem` for a pattern that matches nothing.
+    A pattern is a name, a glob, or one of these with definitions, as in `ws_p2@BLOCK_M=64@BLOCK_N=32`.  Raises
+    `UsageProblem` for a pattern that matches nothing.
     """
     if not patterns:
         candidates = [variant for variant in catalog.variants.values() if variant.role == "candidate"]
@@ -39,44 +39,48 @@ def _matching(catalog: Catalog, pattern: str) -> list[Variant | BrokenVariant]:
     for broken in catalog.broken.values():
         known.setdefault(broken.name, broken)
     is_glob = not _GLOB.isdisjoint(name)
-    found = [known[each] for each in known if (fnmatchcase(each, name) if is_glob else each == name)]
-    if not found:
+    matches = [known[key] for key in known if (fnmatchcase(key, name) if is_glob else key == name)]
+    if not matches:
         raise UsageProblem(f"--fa-variant: no variant {name!r}{suggestion(name, known)} (see --fa-list)")
     if not definitions:
-        return found
+        return matches
     pairs = dict(_pair(text, f"--fa-variant={pattern}") for text in definitions)
-    return [with_defines(variant, pairs) if isinstance(variant, Variant) else variant for variant in found]
+    return [with_defines(variant, pairs) if isinstance(variant, Variant) else variant for variant in matches]
 
 
 def expand_defines(
     variants: tuple[Variant | BrokenVariant, ...], definitions: tuple[str, ...]
 ) -> tuple[Variant | BrokenVariant, ...]:
-    """`BLOCK_M=64,128` makes `ws_p2@BLOCK_M=64` and `ws_p2@BLOCK_M=128` of every variant that has BLOCK_M.
+    """Replace each variant that has a definition's name by one variant per value.
 
-    Several definitions make the product.  Raises `UsageProblem` when no selected variant has the name.
+    `BLOCK_M=64,128` replaces `ws_p2` by `ws_p2@BLOCK_M=64` and `ws_p2@BLOCK_M=128`.  Several definitions give all
+    combinations of their values.  Raises `UsageProblem` if no variant has a definition of that name.
     """
     axes = [_axis(text) for text in definitions]
     for name, _ in axes:
-        owners = {key for each in variants if isinstance(each, Variant) for key in each.defines}
-        if name not in owners:
-            listed = ", ".join(sorted(owners)) or "none"
+        known = {key for variant in variants if isinstance(variant, Variant) for key in variant.defines}
+        if name not in known:
+            listed = ", ".join(sorted(known)) or "none"
             raise UsageProblem(
-                f"--fa-define: no selected variant has {name!r}{suggestion(name, owners)} (they have: {listed})"
+                f"--fa-define: no selected variant has {name!r}{suggestion(name, known)} (they have: {listed})"
             )
     expanded: list[Variant | BrokenVariant] = []
     for variant in variants:
-        own = [axis for axis in axes if isinstance(variant, Variant) and axis[0] in variant.defines]
-        if not own or isinstance(variant, BrokenVariant):
+        variant_axes = [axis for axis in axes if isinstance(variant, Variant) and axis[0] in variant.defines]
+        if not variant_axes or isinstance(variant, BrokenVariant):
             expanded.append(variant)
             continue
-        names = [name for name, _ in own]
-        products = itertools.product(*(values for _, values in own))
-        expanded += [with_defines(variant, dict(zip(names, values, strict=True))) for values in products]
+        names = [name for name, _ in variant_axes]
+        combinations = itertools.product(*(values for _, values in variant_axes))
+        expanded += [with_defines(variant, dict(zip(names, values, strict=True))) for values in combinations]
     return tuple(expanded)
 
 
 def with_defines(variant: Variant, pairs: dict[str, int | str]) -> Variant:
-    """A copy of `variant` named after its new definitions.  Raises `UsageProblem` for a name it does not have."""
+    """Return a copy of `variant` with these definitions, which are appended to its name.
+
+    Raises `UsageProblem` for a definition that the variant does not have.
+    """
     for name in pairs:
         if name not in variant.defines:
             listed = ", ".join(variant.defines) or "none"
@@ -84,23 +88,23 @@ def with_defines(variant: Variant, pairs: dict[str, int | str]) -> Variant:
                 f"{variant.name} has no definition {name!r}{suggestion(name, variant.defines)} (it has: {listed})"
             )
     base, *earlier = variant.name.split("@")
-    said = {**dict(text.split("=", 1) for text in earlier), **pairs}
-    suffix = "".join(f"@{name}={value}" for name, value in said.items())
+    named = {**dict(text.split("=", 1) for text in earlier), **pairs}
+    suffix = "".join(f"@{name}={value}" for name, value in named.items())
     return msgspec.structs.replace(variant, name=base + suffix, defines={**variant.defines, **pairs})
 
 
 def _axis(text: str) -> tuple[str, list[int | str]]:
-    name, values = _pair(text, "--fa-define")
-    found = str(values).split(",")
-    if "" in found:
+    name, joined = _pair(text, "--fa-define")
+    values = str(joined).split(",")
+    if "" in values:
         raise UsageProblem(f"--fa-define: {text!r} has an empty value; the form is NAME=VALUE[,VALUE...]")
-    return name, [_number(value) for value in found]
+    return name, [_number(value) for value in values]
 
 
-def _pair(text: str, where: str) -> tuple[str, int | str]:
+def _pair(text: str, option: str) -> tuple[str, int | str]:
     name, equals, value = text.partition("=")
     if not (name and equals and value):
-        raise UsageProblem(f"{where}: {text!r} is malformed; the form is NAME=VALUE")
+        raise UsageProblem(f"{option}: {text!r} is malformed; the form is NAME=VALUE")
     return name, _number(value)
 
 
@@ -115,10 +119,10 @@ def _number(text: str | int) -> int | str:
 def select_cases(
     suites: tuple[str, ...], patterns: tuple[str, ...], dtypes: tuple[str, ...], seeds: tuple[int, ...] | None
 ) -> tuple[Case, ...]:
-    """The cases of `suites`, in the given dtypes and seeds, narrowed by `patterns`.
+    """Return the cases of `suites` with these dtypes and seeds, filtered by `patterns`.
 
-    A pattern that is a whole id stands for itself, in a suite or not; a glob must match at least one case.
-    Raises `UsageProblem` for an unknown suite or dtype, a malformed id, or a glob without a match.
+    A pattern is a case id, which need not be in a suite, or a glob, which must match at least one case.  Raises
+    `UsageProblem` for an unknown suite or dtype, a malformed id, or a glob without a match.
     """
     for name in suites:
         if name not in SUITES:
@@ -137,7 +141,7 @@ def select_cases(
 
 
 def _varied(cases: list[Case], dtypes: tuple[str, ...], seeds: tuple[int, ...] | None) -> list[Case]:
-    """Every case in every asked dtype and seed."""
+    """Return each case with each of these dtypes and seeds."""
     cases = [case.with_dtype(dtype) for case in cases for dtype in dtypes] if dtypes else cases  # type: ignore[arg-type]
     return [case.with_seed(seed) for case in cases for seed in seeds] if seeds is not None else cases
 
@@ -145,9 +149,9 @@ def _varied(cases: list[Case], dtypes: tuple[str, ...], seeds: tuple[int, ...] |
 def _cases_of(pattern: str, cases: list[Case], suites: tuple[str, ...]) -> list[Case]:
     if _GLOB.isdisjoint(pattern):
         return [parse_case(pattern)]
-    found = [case for case in cases if fnmatchcase(case.id, pattern)]
-    if not found:
+    matches = [case for case in cases if fnmatchcase(case.id, pattern)]
+    if not matches:
         raise UsageProblem(
             f"--fa-case: {pattern!r} matches no case of suite {','.join(suites)} (see --collect-only -q)"
         )
-    return found
+    return matches

@@ -1,4 +1,4 @@
-"""The named suites of cases, written as the ids that a user sees."""
+"""The named suites of cases."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SMOKE_SHAPES = ("b1h2s64d64-fp16", "b1h2s65d64-fp16-causal", "b1h2s64d64-bf16")
 
 HISTORY_SHAPES = ("b1h2s64d64-fp16", "b1h4s128d64-fp16", TARGET_SHAPE, "b2h2s64d64-fp16")
 
-# One query, primes, tile edges of 32, 64 and 128 and their neighbours, S_q != S_kv both ways, no keys at all,
-# grouped heads, the other layout, each mask: where tails, masks and strides go wrong.
+# Shapes on which tail, mask and stride bugs show: one query, prime lengths, lengths within 1 of a tile edge (32, 64,
+# 128), more queries than keys and fewer, no keys, grouped heads, the layout bshd, and each mask.
 EDGE_SHAPES = (
     "b1h2s1d64-fp16",
     "b1h2s17d64-fp16",

@@ -1,4 +1,4 @@
-"""A variant: one kernel to build or import, what it supports, and what it must not exceed."""
+"""A variant: one kernel to build or import, the cases it supports, and the limits its build must keep."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 import msgspec
 
 from pytest_fa.catalog.case import Case, Causal, Computes, Dtype, Layout
-from pytest_fa.earlier import MANIFEST_KEYS, also_called
+from pytest_fa.earlier import MANIFEST_KEYS, with_old_attributes
 
 Role = Literal["candidate", "baseline", "overhead", "ablation", "probe", "wrong"]
 EntryKind = Literal["cuda", "torch", "python"]
 Device = Literal["cuda", "cpu"]
 Arch = Literal["sm_80", "sm_89", "sm_90a"]
-Target = Arch | Literal["host"]  # what a build is for: an extension without CUDA sources is for the host
+Target = Arch | Literal["host"]  # `host`: an extension without CUDA sources
 Tolerance = Literal["same_precision", "absolute", "fp8"]
 Rounding = Literal["q", "s", "p"]
 Sanitizer = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
@@ -25,7 +25,7 @@ COMPANION_ROLES: tuple[Role, ...] = ("baseline", "overhead")
 
 
 class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The cases that a variant takes; everything else is refused with a reason."""
+    """The cases that a variant supports; all others are refused with a reason."""
 
     dtype: Annotated[tuple[Dtype, ...], SOME] = ("fp16",)
     head_dim: Annotated[tuple[int, ...], SOME] = (64,)
@@ -39,7 +39,7 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An argument that is always the same; needed for text alone, since a word stands for what it names."""
+    """A constant text argument; plain words such as `q` or `scale` name what is passed."""
 
     constant: str
 
@@ -48,11 +48,11 @@ Argument = Literal["q", "k", "v", "out", "scale", "causal"] | int | float | bool
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a function that is not ours wants to be called.
+    """How to call a function whose signature is not that of `fa_forward`.
 
-    `arguments` and `keywords` hold words for what is passed (`causal` as true or false) and constants.  `layout` is the
-    order of the tensors' axes, `contiguous` that it takes no others.  Where `out` is not passed, the function returns
-    its output: a tensor, or with `returns` the so-many-th of several.
+    `arguments` and `keywords` hold constants and the words q, k, v, out, scale and causal (passed as true or false).
+    `layout` is the order of the tensors' axes; with `contiguous`, the function takes only contiguous tensors.  If `out`
+    is not passed, the function returns its output: one tensor, or a tuple whose item number `returns` is the output.
     """
 
     arguments: tuple[Argument, ...] = ("q", "k", "v")
@@ -62,17 +62,17 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     returns: Count | None = None
 
     def passes(self, word: str) -> bool:
-        """Whether the function is given `q`, `k`, `v`, `out`, `scale` or `causal`."""
+        """Return whether `word` (q, k, v, out, scale or causal) is passed to the function."""
         return word in (*self.arguments, *self.keywords.values())
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a variant is made and called: one of three kinds.
+    """How a variant is built and called: one of three kinds.
 
-    `cuda`: a CUDA source that exports `fa_forward`.  `torch`: an extension of PyTorch, made of `sources`, whose module
-    has the function `target`, or which registers the operator `target` (`namespace::name`).  `python`: the callable
-    `target` (`module:function`); `context` names a context manager that is entered once around all that is done with
-    the variant, such as one that pins a backend: calls do not pay for it.
+    `cuda`: a CUDA source that exports `fa_forward`.  `torch`: a PyTorch extension compiled from `sources`; its module
+    has the function `target`, or it registers the operator `target` (`namespace::name`).  `python`: the callable
+    `target` (`module:function`).  `context` names a context manager that is entered once around all calls of the
+    variant, such as one that selects an SDPA backend, so that no call includes its cost.
     """
 
     kind: EntryKind = "cuda"
@@ -87,26 +87,26 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def has_cuda_sources(self) -> bool:
-        """Whether an extension needs nvcc."""
+        """Whether the extension has CUDA sources, which need nvcc."""
         return any(source.endswith(".cu") for source in self.sources)
 
 
 class InstructionLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds on how often one opcode may stand in a kernel's machine code."""
+    """The allowed number of instructions with one opcode in a kernel's machine code."""
 
     min: Count = 0
     max: Count | None = None
 
 
 class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Findings of a sanitizer that are none: how many at most, and why."""
+    """False positives of a sanitizer that are suppressed: the most that are allowed, and the reason."""
 
     most: Count
     because: Annotated[str, SOME]
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a build may use; a limit that is absent is not judged."""
+    """The resources that a build may use; a limit of None is not checked."""
 
     registers_per_thread: Count | None = None
     spill_bytes: Count | None = None
@@ -116,13 +116,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instructions: dict[str, InstructionLimit] = {}
 
 
-@also_called(MANIFEST_KEYS)
+@with_old_attributes(MANIFEST_KEYS)
 class Variant(msgspec.Struct, frozen=True):
     """One runnable kernel.
 
-    `folder` holds its source and manifest, `root` is the kernels folder it was found under.  `defines` are the
-    compile-time parameters, in the manifest's order; `instantiations` the (dtype, head_dim) pairs compiled in.
-    `computes` is attention, or the scores of it alone; `cases` are a probe's own shapes, seed 0, in place of a suite's.
+    `folder` holds its source and manifest; `root` is the kernels folder that contains `folder`.  `defines` are the
+    compile-time parameters, in the manifest's order.  `instantiations` are the (dtype, head_dim) pairs that are built.
+    `omits` names the phase that an ablation omits.  `computes` is attention or scores.  `cases` are a probe's own
+    shapes, with seed 0, which replace those of a suite.
     """
 
     name: str
@@ -153,40 +154,40 @@ class Variant(msgspec.Struct, frozen=True):
 
     @property
     def is_built(self) -> bool:
-        """Whether a compiler is needed."""
+        """Whether the variant must be compiled."""
         return self.entry.kind != "python"
 
     @property
     def is_judged(self) -> bool:
-        """Whether its output means anything: a floor does no work, and without a stage the result is another."""
+        """Whether its output is checked.  Variants that compute nothing or omit a phase are not judged."""
         return self.role != "overhead" and not self.omits
 
     @property
     def may_be_gated(self) -> bool:
-        """Whether it is attention, whole and judged: of a probe there is no baseline."""
+        """Whether it can be gated: it computes attention and is judged; probes have no baseline."""
         return self.is_judged and self.role != "probe" and self.computes == "attention"
 
-    def answers(self, case: Case) -> bool:
-        """Whether it computes what the case asks for; a floor, which computes nothing, stands beside anything."""
+    def can_compute(self, case: Case) -> bool:
+        """Return whether it computes what the case requires; the role `overhead` computes nothing and always fits."""
         return self.role == "overhead" or case.computes == self.computes
 
     def device_for(self, *, gpu: bool) -> Device | None:
-        """The device it runs on: the GPU where there is one, else the CPU, else none."""
+        """Return the device it runs on: a supported GPU if there is one, else the CPU if supported, else None."""
         if gpu and "cuda" in self.supports.device:
             return "cuda"
         return "cpu" if "cpu" in self.supports.device else None
 
     def refuses(self, case: Case) -> str | None:
-        """Why this variant does not take `case`, naming the manifest field, or None."""
+        """Return why this variant does not support `case`, with the manifest field, or None."""
         for reason in self._refusals(case):
             return f"{self.name} does not support {case.shape_id}: {reason}"
         return None
 
-    def _refusals(self, case: Case):  # type: ignore[no-untyped-def]  # noqa: ANN202  # a generator of sentences
+    def _refusals(self, case: Case):  # type: ignore[no-untyped-def]  # noqa: ANN202  # yields sentences
         supports = self.supports
-        if not self.answers(case):
-            yield f"it computes {self.computes}, the case asks for {case.computes}"
-        is_overhead = self.role == "overhead"  # which reads no row, and so takes any length of it
+        if not self.can_compute(case):
+            yield f"it computes {self.computes}, the case requires {case.computes}"
+        is_overhead = self.role == "overhead"  # it reads no tensor, so any head_dim fits
         for field in ("dtype", "causal", "layout", *(() if is_overhead else ("head_dim",))):
             value, allowed = getattr(case, field), getattr(supports, field)
             if value not in allowed:
@@ -205,7 +206,7 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class BrokenVariant(msgspec.Struct, frozen=True):
-    """A manifest that could not be read: its neighbours go on, it fails with `problem`."""
+    """A variant whose manifest cannot be read; its tests fail with `problem`, and other variants are not affected."""
 
     name: str
     problem: str

@@ -1,6 +1,7 @@
-// Keep some multiprocessors busy for a while, so that another kernel's blocks crowd onto the rest.
+// Keeps multiprocessors busy for `cycles` clock cycles, so that the blocks of another kernel share the remaining ones.
 //
-// A block takes all the shared memory a block may have: where one runs, nothing that needs shared memory runs beside it.
+// It is launched with the largest shared memory per block.  A block that uses shared memory therefore cannot run on the
+// same multiprocessor at the same time.
 extern "C" __global__ void occupy(long long cycles) {
   const long long start = clock64();
   while (clock64() - start < cycles) {

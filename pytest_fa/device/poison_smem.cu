@@ -1,9 +1,9 @@
-// Fill the shared memory of every multiprocessor with one bit pattern.
+// Fills the shared memory of every multiprocessor with one bit pattern.
 //
-// A block takes all the shared memory a block may have, so a multiprocessor holds one block at a time, and a grid of as
-// many blocks as there are multiprocessors puts one on each.  What a kernel finds in shared memory that it did not write
-// is then this pattern, not zeros or a lucky remainder of its own last launch.
-extern "C" __global__ void poison_smem(unsigned pattern, unsigned words, unsigned* multiprocessor_of_block /* or null */) {
+// It is launched with the largest shared memory per block and with one block per multiprocessor, so every
+// multiprocessor runs exactly one block.  A kernel that reads shared memory before writing it then reads this pattern,
+// not zeros and not the values that its own previous launch left there.
+extern "C" __global__ void poison_smem(unsigned pattern, unsigned words, unsigned* multiprocessor_of_block /* may be null */) {
   extern __shared__ volatile unsigned smem[];
   for (unsigned i = threadIdx.x; i < words; i += blockDim.x) smem[i] = pattern;
   if (multiprocessor_of_block != nullptr && threadIdx.x == 0) {

@@ -1,6 +1,7 @@
-// Do nothing for so many cycles, in whatever grid, block, cluster and shared memory the launch asks for.
+// Waits for `cycles` clock cycles.  It can be launched with any grid, block, cluster and shared memory size.
 //
-// For 0 cycles it is an empty kernel: the floor under every kernel of that geometry.
+// With 0 cycles it is an empty kernel, whose time is the launch overhead of every kernel with the same launch
+// configuration.
 extern "C" __global__ void spin(long long cycles) {
   if (cycles <= 0) return;
   const long long start = clock64();

@@ -1,1 +1,1 @@
-"""Is it faster than the baseline by a ratio: intervals over processes, two looks, a verdict of three.  No torch."""
+"""The gate: confidence intervals over processes, two analyses, and the verdict.  Imports no torch."""

@@ -1,7 +1,7 @@
-"""The verdict: PASS, FAIL or INCONCLUSIVE, from the process means of every pair of a gate.
+"""The verdict of a gate: PASS, FAIL or INCONCLUSIVE, from the process means of every pair.
 
-Two looks, after 6 and after 12 processes, each at 0.5 % two-sided.  A wrong verdict is then as rare as the two together
-allow, and a third look would not be.
+There are two analyses: the interim analysis after 6 processes and the final one after 12.  Each has a two-sided error
+rate of 0.5 %, so the error rate of the verdict is at most the sum of both.  A third analysis would increase it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pytest_fa.records.gated import GateVerdict, PairSamples
 ANALYSES = (6, 12)
 CONFIDENCE = 0.995
 LEAST_NOISE_BAND = 0.005
-MOST_DROPPED = 0.2
-LEAST_SD_SHARE = 0.5  # of the spread of processes that is known: fewer may not decide by scattering less
+MOST_DROPPED = 0.2  # a process that lost a larger share of its blocks is not used
+LEAST_SD_SHARE = 0.5  # the smallest standard deviation that is trusted, as a share of the known one
 
 
 class Analysis(msgspec.Struct, frozen=True):
-    """What is known after so many processes; `verdict` is None where more processes may decide."""
+    """The result of one analysis.  `verdict` is None if more processes may decide."""
 
     verdict: GateVerdict | None
     reason: str
@@ -30,45 +30,58 @@ class Analysis(msgspec.Struct, frozen=True):
 
 
 def analyse(pairs: Sequence[PairSamples], ratio: float, *, is_last: bool, process_sd: float = PROCESS_SD) -> Analysis:
-    """Whether every pair's true ratio is below `ratio`.
+    """Decide whether every pair's true ratio is below `ratio`.
 
-    PASS where every upper bound is below it, FAIL where any pair is above it after Holm's rule over the pairs.  A
-    machine on which the baseline differs from itself decides nothing, but for a PASS that stands with all of that
-    difference added.  `process_sd` is the spread of process means that is known of this machine.
+    PASS: the upper confidence limit of every pair is below `ratio`.  FAIL: at least one pair is above it, by Holm's
+    procedure over the pairs.  If the A/A control deviates beyond the noise band, there is no FAIL, and PASS requires
+    upper limits that stay below `ratio` with that deviation added.  `process_sd` is the standard deviation of
+    process means that is known for this machine.
     """
     limit = math.log(ratio)
     least_sd = LEAST_SD_SHARE * process_sd
     intervals = tuple(t_interval(pair.means, CONFIDENCE, least_sd) for pair in pairs)
     undecided: GateVerdict | None = "INCONCLUSIVE" if is_last else None
     if lost := max((sum(not row for row in pair.blocks) for pair in pairs), default=0):
-        return Analysis("INCONCLUSIVE", f"the GPU was slowed down in {lost} processes for too many blocks", intervals)
-    noise, reach = _noise(pairs, ratio)
-    if pairs and all(each.high + reach < limit for each in intervals):
-        beside = f", even by {100 * math.expm1(reach):.2f} % more; {noise}" if noise else ""
-        return Analysis("PASS", f"every upper bound is below the gate{beside}", intervals)
+        reason = (
+            f"{lost} process{'es' * (lost != 1)} lost more than {100 * MOST_DROPPED:.0f} % of the blocks, "
+            f"because heat or the hardware slowed the GPU down"
+        )
+        return Analysis("INCONCLUSIVE", reason, intervals)
+    noise, deviation = _noise(pairs, ratio)
+    if pairs and all(interval.high + deviation < limit for interval in intervals):
+        allowance = f", even with {100 * math.expm1(deviation):.2f} % added; {noise}" if noise else ""
+        return Analysis("PASS", f"the upper confidence limit of every ratio is below {ratio:g}{allowance}", intervals)
     if noise:
         return Analysis(undecided, noise, intervals)
     above = any_rejected([p_above(pair.means, limit, least_sd) for pair in pairs], (1 - CONFIDENCE) / 2)
     if any(above):
         slow = [pair.shape_id for pair, is_above in zip(pairs, above, strict=True) if is_above]
-        return Analysis("FAIL", f"above the gate: {', '.join(dict.fromkeys(slow))}", intervals)
-    open_ = [pair.shape_id for pair, each in zip(pairs, intervals, strict=True) if not each.high < limit]
-    return Analysis(undecided, f"the interval holds the gate: {', '.join(dict.fromkeys(open_))}", intervals)
+        return Analysis("FAIL", f"the ratio is above {ratio:g} at {', '.join(dict.fromkeys(slow))}", intervals)
+    undecided_shapes = [pair.shape_id for pair, each in zip(pairs, intervals, strict=True) if not each.high < limit]
+    shapes = ", ".join(dict.fromkeys(undecided_shapes))
+    return Analysis(undecided, f"the upper confidence limit is not below {ratio:g} at {shapes}", intervals)
 
 
 def noise_band(ratio: float) -> float:
-    """How far the baseline may seem to differ from itself, as a log-ratio either way."""
+    """The largest deviation of the A/A control from 1 that is accepted, as a log-ratio in either direction."""
     return max(LEAST_NOISE_BAND, abs(1 - ratio) / 4)
 
 
 def _noise(pairs: Sequence[PairSamples], ratio: float) -> tuple[str, float]:
-    """Which baseline differs from itself most, beyond the band or by nobody knows what, and how far; else nothing."""
-    band, worst, found = noise_band(ratio), 0.0, ""
+    """The pair whose A/A control deviates most, as a sentence, and its deviation as a log-ratio.
+
+    ("", 0.0) if every control is within the noise band.  A control without a finite interval deviates by infinity.
+    """
+    band, largest, sentence = noise_band(ratio), 0.0, ""
     for pair in pairs:
         control = t_interval(pair.control_means, CONFIDENCE)
-        reach = max(-control.low, control.high)
-        reach = reach if math.isfinite(reach) else math.inf
-        if reach > max(band, worst):
-            off = f"{100 * math.expm1(control.low):+.2f} to {100 * math.expm1(control.high):+.2f} %"
-            worst, found = reach, f"machine too noisy: {pair.baseline} against itself at {pair.shape_id} is {off}"
-    return found, worst
+        deviation = max(-control.low, control.high)
+        deviation = deviation if math.isfinite(deviation) else math.inf
+        if deviation > max(band, largest):
+            largest = deviation
+            percent = f"{100 * math.expm1(control.low):+.2f} to {100 * math.expm1(control.high):+.2f} %"
+            sentence = (
+                f"noisy machine: the A/A control ({pair.baseline} against itself at {pair.shape_id}) deviates by "
+                f"{percent}, allowed is {100 * band:.2f} %"
+            )
+    return sentence, largest

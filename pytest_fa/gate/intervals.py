@@ -1,7 +1,7 @@
-"""Intervals over processes.  A sample is one process's mean log-ratio: blocks within a process are not independent.
+"""Confidence intervals over processes.  A sample is the mean log-ratio of one process.
 
-Figures of noise: on an NVIDIA H200 the means of processes scatter with a standard deviation of 0.8 %, blocks within one
-process by 0.2 to 0.3 %.
+Blocks within one process are not independent samples: on an NVIDIA H200 the process means have a standard deviation of
+0.8 %, the blocks within one process only 0.2 to 0.3 %.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 if TYPE_CHECKING:
     import numpy as np
 
-PROCESS_SD = 0.008  # where no earlier gate tells
+PROCESS_SD = 0.008  # standard deviation of process means, if it was not measured on this GPU
 RESAMPLES = 10_000
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A mean of log-ratios and the interval around it."""
+    """A mean of log-ratios and its confidence limits."""
 
     mean: float
     low: float
@@ -28,12 +28,12 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 def t_interval(samples: Sequence[float], confidence: float, least_sd: float = 0.0) -> Interval:
-    """Student's t interval of the mean; without spread it is a point, of fewer than two samples it is everything.
+    """Student's t interval of the mean.  It is unbounded for fewer than two samples, and a point without any spread.
 
-    `least_sd` is taken where the samples scatter less: six processes that happen to land in one of a machine's two
-    groups scatter next to nothing, and would decide by luck.
+    A standard deviation below `least_sd` is replaced by `least_sd`.  Process means often form two clusters.  Six
+    processes that happen to be in the same cluster agree closely and would otherwise decide by chance.
     """
-    import numpy as np  # noqa: PLC0415  # half a second that only a gate pays
+    import numpy as np  # noqa: PLC0415  # the import takes half a second and only a gate needs it
     from scipy import stats  # noqa: PLC0415
 
     values = np.asarray(samples, dtype=float)
@@ -48,9 +48,10 @@ def t_interval(samples: Sequence[float], confidence: float, least_sd: float = 0.
 
 
 def bootstrap_interval(blocks: Sequence[Sequence[float]], confidence: float, seed: int) -> Interval:
-    """Percentile interval from 10,000 resamples of processes, and of blocks within each; shown, never judged by.
+    """Percentile interval from 10,000 resamples of processes, and of the blocks within each process.
 
-    `blocks` has one row of log-ratios for each process.  Over few processes it is too narrow.
+    `blocks` has one row of log-ratios for each process.  With few processes this interval is too narrow, so it is
+    shown but never used for the verdict.
     """
     import numpy as np  # noqa: PLC0415
 
@@ -58,25 +59,29 @@ def bootstrap_interval(blocks: Sequence[Sequence[float]], confidence: float, see
     rows = [np.asarray(row, dtype=float) for row in blocks if len(row)]
     if not rows:
         return Interval(math.nan, -math.inf, math.inf)
-    # One resampled mean for each pick of a process, [RESAMPLES, processes]: the process, then its blocks.
+    # [RESAMPLES, processes]: pick processes with replacement, then replace each pick by the mean of a resample of
+    # that process's blocks.
     picked = draw.integers(len(rows), size=(RESAMPLES, len(rows)))
     means = np.empty(picked.shape)
     for index, row in enumerate(rows):
-        here = picked == index
-        means[here] = row[draw.integers(len(row), size=(int(here.sum()), len(row)))].mean(axis=1)
+        mask = picked == index
+        means[mask] = row[draw.integers(len(row), size=(int(mask.sum()), len(row)))].mean(axis=1)
     low, high = np.quantile(means.mean(axis=1), [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(float(np.mean([row.mean() for row in rows])), float(low), float(high))
 
 
 def _error(values: np.ndarray, least_sd: float) -> float:
-    """The standard error of the mean; NaN with a sample that is."""
+    """The standard error of the mean; NaN if a sample is not finite."""
     import numpy as np  # noqa: PLC0415
 
     return max(float(values.std(ddof=1)), least_sd) / math.sqrt(len(values)) if np.isfinite(values).all() else math.nan
 
 
 def p_above(samples: Sequence[float], limit: float, least_sd: float = 0.0) -> float:
-    """How likely means as high as these are where the true mean is at most `limit`; NaN is 1."""
+    """The p-value of a one-sided t test against the hypothesis that the true mean is at most `limit`.
+
+    1.0 for fewer than two samples, or if a sample is not finite.
+    """
     import numpy as np  # noqa: PLC0415
     from scipy import stats  # noqa: PLC0415
 
@@ -90,7 +95,7 @@ def p_above(samples: Sequence[float], limit: float, least_sd: float = 0.0) -> fl
 
 
 def any_rejected(p_values: Sequence[float], level: float) -> list[bool]:
-    """Which of several hypotheses fall by Holm's step-down rule at a family-wise `level`."""
+    """Which hypotheses Holm's step-down procedure rejects at a family-wise `level`."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     rejected = [False] * len(p_values)
     for rank, index in enumerate(order):
@@ -101,7 +106,7 @@ def any_rejected(p_values: Sequence[float], level: float) -> list[bool]:
 
 
 def detectable_effect(process_sd: float, processes: int, confidence: float, power: float = 0.8) -> float:
-    """The smallest difference, as a share, that so many processes decide with this power."""
+    """The smallest relative difference that a gate of `processes` processes detects with probability `power`."""
     from scipy import stats  # noqa: PLC0415
 
     width = stats.t.ppf((1 + confidence) / 2, processes - 1) + stats.t.ppf(power, processes - 1)

@@ -1,4 +1,4 @@
-"""`python -m pytest_fa noise`: a pool of fresh processes in which SDPA's backends meet each other and themselves."""
+"""`python -m pytest_fa noise`: measures how far process means vary, with SDPA backends in many fresh processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_fa.worker.jobs import Arm, ArmPair, GateJob, GateResult
 
 TARGET_CASE = "b1h8s512d64-fp16-seed0"
 SMALL = "b1h4s128d64-fp16-seed0"
-# On each shape two backends against each other, and two against themselves.
+# Case, candidate, baseline.  One pair is of two different backends, the others are of a backend against itself.
 PAIRS = (
     (TARGET_CASE, "sdpa_flash", "sdpa_cudnn"),
     (TARGET_CASE, "sdpa_cudnn", "sdpa_cudnn"),
@@ -35,31 +35,35 @@ LEAST_PROCESSES = ANALYSES[-1]
 
 
 class CannotMeasure(FaError):
-    """No GPU, too few processes, or a process that failed."""
+    """The noise cannot be measured: no GPU, too few processes, or a process that failed."""
 
 
 def measure_noise(root: Path, processes: int, say: Callable[[str], object]) -> Noise:
-    """Run the pool, about 3 s for each process.  Raises `CannotMeasure`."""
+    """Run `processes` fresh processes, about 3 s each.  Raises `CannotMeasure`."""
     if find_gpu() is None:
-        raise CannotMeasure("this machine has no GPU whose noise could be measured")
+        raise CannotMeasure("this machine has no GPU; noise is measured on a GPU")
     if processes < LEAST_PROCESSES:
-        raise CannotMeasure(f"{processes} processes; give {LEAST_PROCESSES} or more: that is one gate")
+        raise CannotMeasure(
+            f"{processes} processes are too few; give {LEAST_PROCESSES} or more, as many as one gate has"
+        )
     variants = discover(()).variants
-    arm_pairs = tuple(_arm_pair(parse_case(case), variants[one], variants[other]) for case, one, other in PAIRS)
+    arm_pairs = tuple(
+        _arm_pair(parse_case(case), variants[candidate], variants[baseline]) for case, candidate, baseline in PAIRS
+    )
     results, start = [], time.monotonic()
     with timing_lock(), Workers() as workers:
         for number in range(processes):
             seed = random.SystemRandom().randrange(2**31)
-            result = workers.run_afresh(GateJob(arm_pairs, "cuda", "same_precision", seed))
+            result = workers.run_in_new_worker(GateJob(arm_pairs, "cuda", "same_precision", seed))
             if result.outcome != "ok":
                 raise CannotMeasure(f"process {number}: {result.outcome}: {result.message}")
-            if any(each.dropped for each in result.arm_pairs):
+            if any(pair.dropped for pair in result.arm_pairs):
                 raise CannotMeasure(f"process {number}: heat or the hardware slowed the GPU down; try again later")
             results.append(result)
-            say(f"{number + 1} of {processes}")
+            say(f"process {number + 1} of {processes}")
     return Noise(
-        pairs=tuple(_samples(index, paired_timing, results) for index, paired_timing in enumerate(arm_pairs)),
-        candidates=tuple(each.candidate.variant.name for each in arm_pairs),
+        pairs=tuple(_samples(index, arm_pair, results) for index, arm_pair in enumerate(arm_pairs)),
+        candidates=tuple(pair.candidate.variant.name for pair in arm_pairs),
         processes=processes,
         seconds_per_process=(time.monotonic() - start) / processes,
         environment=read_environment(),
@@ -72,9 +76,11 @@ def _arm_pair(case: Case, candidate: Variant, baseline: Variant) -> ArmPair:
     return ArmPair(case, Arm(candidate, None), Arm(baseline, None))
 
 
-def _samples(index: int, paired_timing: ArmPair, results: list[GateResult]) -> PairSamples:
-    mine = [result.arm_pairs[index] for result in results]
-    name = paired_timing.baseline.variant.name
+def _samples(index: int, arm_pair: ArmPair, results: list[GateResult]) -> PairSamples:
+    processes = [result.arm_pairs[index] for result in results]
     return PairSamples(
-        paired_timing.case.shape_id, name, tuple(each.blocks for each in mine), tuple(each.control for each in mine)
+        arm_pair.case.shape_id,
+        arm_pair.baseline.variant.name,
+        tuple(process.blocks for process in processes),
+        tuple(process.control for process in processes),
     )

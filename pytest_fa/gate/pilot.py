@@ -1,4 +1,4 @@
-"""The pilot of a gate: everyone timed and judged once, to choose who is gated against, and for nothing else."""
+"""The pilot of a gate: judges and times the candidate and every baseline once, to select the baselines of the gate."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from pytest_fa.records.timing import Speed
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import CannotRun, Refused
 
-NEAR = 1.03  # baselines within 3 % of the fastest in the pilot are all gated against
+NEAR = 1.03  # the gate compares with the fastest baseline of the pilot and with those up to 3 % slower
 
 
 class NoVerdict(FaError):
-    """What stands between the question and an answer, found before the first process."""
+    """The gate cannot have a verdict.  This is known before its first process starts."""
 
 
 class Pilot(NamedTuple):
-    """Shape id to variant to microseconds; and which baselines are left out at which shape, and why."""
+    """The times of the pilot, and the baselines that it excluded.
+
+    `times` maps shape id and variant name to microseconds.  `left_out` has one line for each excluded baseline and
+    shape, with the reason.
+    """
 
     times: dict[str, dict[str, float]]
     left_out: tuple[str, ...]
@@ -32,10 +36,11 @@ class Pilot(NamedTuple):
 def run_pilot(
     runner: CaseRunner, variant: Variant, cases: tuple[Case, ...], baselines: tuple[Variant, ...]
 ) -> Pilot | Record:
-    """Time and judge the candidate and what it may be gated against.
+    """Judge and time the candidate and every baseline on every case.
 
-    The record of a candidate that is not right takes the place of all that.  Raises `NoVerdict` for a time that is
-    not to be believed and matters, and for a baseline that failed: the others would be an easier question.
+    If the candidate fails, its record is returned instead of a `Pilot`.  Raises `NoVerdict` for a baseline that fails,
+    because the other baselines may be easier to beat, and for a time that is not confirmed, unless it belongs to a
+    baseline that is certainly too slow to matter.
     """
     times: dict[str, dict[str, float]] = {}
     left_out: list[str] = []
@@ -43,53 +48,58 @@ def run_pilot(
         record = runner.run(variant, case, "speed")
         if record.outcome != "ok":
             return msgspec.structs.replace(record, kind="gate")
-        mine_us = _believed_us(record)
-        others: list[Record] = []
-        for each in baselines:
+        candidate_us = _confirmed_us(record)
+        baseline_records: list[Record] = []
+        for baseline in baselines:
             try:
-                other = runner.run(each, case, "speed")
+                baseline_record = runner.run(baseline, case, "speed")
             except Refused:
                 continue
             except CannotRun as reason:
                 raise NoVerdict(str(reason)) from None
-            if other.outcome != "ok":
-                raise NoVerdict(f"{each.name} at {case.shape_id}: {other.outcome}: {other.message}")
-            others.append(other)
-        far = _far_in_doubt(others)
+            if baseline_record.outcome != "ok":
+                failure = f"{baseline_record.outcome}: {baseline_record.message}"
+                raise NoVerdict(f"{baseline.name} at {case.shape_id}: {failure}")
+            baseline_records.append(baseline_record)
+        too_slow = _unconfirmed_but_too_slow(baseline_records)
         left_out += [
-            f"{each.variant} at {case.shape_id}: {_doubt(each)}; far from the fastest either way" for each in far
+            f"{each.variant} at {case.shape_id}: {_reason(each)}; by both clocks it is more than "
+            f"{100 * (NEAR - 1):.0f} % slower than the fastest baseline"
+            for each in too_slow
         ]
-        believed = {each.variant: _believed_us(each) for each in others if each not in far}
-        times[case.shape_id] = {variant.name: mine_us, **believed}
+        baselines_us = {each.variant: _confirmed_us(each) for each in baseline_records if each not in too_slow}
+        times[case.shape_id] = {variant.name: candidate_us, **baselines_us}
     return Pilot(times, tuple(left_out))
 
 
-def _far_in_doubt(baselines: list[Record]) -> list[Record]:
-    """Those whose clocks disagree, while even the shorter of both times is not near the fastest that is confirmed."""
-    agreed = [each.speed for each in baselines if each.speed and each.speed.agreement and each.speed.agreement.valid]
-    least_us = min((speed.device.median_us for speed in agreed), default=math.inf)
+def _unconfirmed_but_too_slow(baselines: list[Record]) -> list[Record]:
+    """The baselines whose two clocks disagree, but which by either clock are not near the fastest confirmed one."""
+    confirmed = [each.speed for each in baselines if each.speed and each.speed.agreement and each.speed.agreement.valid]
+    least_us = min((speed.device.median_us for speed in confirmed), default=math.inf)
     return [each for each in baselines if each.speed and _shorter_us(each.speed) > NEAR * least_us]
 
 
 def _shorter_us(speed: Speed) -> float:
-    """The shorter time of clocks that disagree about one chain of kernels; 0 for any other doubt, and without one."""
+    """The shorter of two times that disagree, for a call that is a single chain of kernels; 0.0 in every other case."""
     agreement = speed.agreement
     if agreement is None or agreement.valid is not False or speed.order != "chain":
         return 0.0
     return agreement.least_us or 0.0
 
 
-def _doubt(record: Record) -> str:
+def _reason(record: Record) -> str:
     return record.speed.agreement.reason if record.speed and record.speed.agreement else ""
 
 
-def _believed_us(record: Record) -> float:
-    """A time that nothing speaks against.  Raises `NoVerdict`."""
+def _confirmed_us(record: Record) -> float:
+    """The `device_us` of a record.  Raises `NoVerdict` if there is none, or if it is not confirmed."""
     speed, name = record.speed, record.id
     if speed is None:
-        raise NoVerdict("a gate needs timings, and --benchmark-disable leaves them out")
+        raise NoVerdict("a gate needs timings; drop --benchmark-disable")
     if speed.agreement is not None and speed.agreement.valid is False:
         raise NoVerdict(f"the time of {name} is not confirmed: {speed.agreement.reason}")
     if speed.order == "programmatic":
-        raise NoVerdict(f"{name}: its kernels begin before their predecessor end, a period that is never gated")
+        raise NoVerdict(
+            f"{name}: programmatic dependent launch overlaps its kernels; such a period (`period_pdl`) is never gated"
+        )
     return speed.device.median_us

@@ -1,8 +1,8 @@
-"""`--fa-gate`: is a candidate's `device_us` below a ratio of its baselines', on every shape of the run.
+"""`--fa-gate=RATIO`: tests whether a candidate takes less than RATIO times its baselines' time on every shape.
 
 pilot -> pairs of candidate and baseline -> 6 fresh processes -> interim analysis -> 6 more -> verdict
 
-The samples are processes: each fresh process measures every pair and gives one mean log-ratio for each.
+Each process measures every pair.  Its mean log-ratio of a pair is one sample.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.jobs import Arm, ArmPair, CaseResult, GateJob, GateResult
 
 BOOTSTRAP_CONFIDENCE = 0.95
-PROCESS_SECONDS = 2.0  # to start one process, beside what it measures
-PAIR_SECONDS = 0.6
+PROCESS_SECONDS = 2.0  # to start one process
+PAIR_SECONDS = 0.6  # to measure one pair in one process
 
 OUTCOMES: dict[str, Outcome] = {"PASS": "ok", "FAIL": "gate_failed", "INCONCLUSIVE": "inconclusive"}
 
 
-class Question(NamedTuple):
-    """Whether the candidate is below `ratio` times its baseline on each of `cases`.
+class GateQuestion(NamedTuple):
+    """What a gate decides: whether the candidate takes less than `ratio` times its baselines' time on all `cases`.
 
-    The baseline of a shape is the fastest of `baselines` there, and those within 3 % of it; with an `older_build` it is
-    that build alone.  `left_out` names the shapes of the run that are not asked about, with the reason.
+    On each shape, the candidate is compared with the fastest of `baselines` and with those up to 3 % slower.  With an
+    `older_build`, it is compared with that build only.  `left_out` has one line for each shape of the run that the
+    candidate refuses.
     """
 
     ratio: float
@@ -54,34 +55,35 @@ class Question(NamedTuple):
     left_out: tuple[str, ...] = ()
 
 
-def question_of(asked: RunPlan, variant: Variant, ratio: float) -> Question:
-    """The question of a gate at `ratio`: against what `--fa-gate-baseline` names, on every shape of the run.
+def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQuestion:
+    """The question of a gate at `ratio`: the first seed of every shape, against the SDPA backends.
 
-    Raises `Refused` where the variant takes none of the cases, or is a probe: a probe has no baseline.
+    `--fa-gate-baseline` replaces the SDPA backends.  Raises `Refused` if the variant supports none of the cases, or if
+    it is a probe, for which there is no baseline.
     """
     if not variant.may_be_gated:
         raise Refused(f"{variant.name} is never gated: role {variant.role}, computes {variant.computes}")
-    first: dict[str, Case] = {}
+    first_seeds: dict[str, Case] = {}
     refused: dict[str, str] = {}
-    for case in asked.plan.cases_of(variant):
+    for case in run_plan.plan.cases_of(variant):
         if reason := variant.refuses(case):
             refused[case.shape_id] = reason
         else:
-            first.setdefault(case.shape_id, case)
-    if not first:
-        raise Refused(f"{variant.name} takes none of this run's cases")
-    cases, left_out = tuple(first.values()), tuple(refused.values())
-    if cached := asked.cached_build:
+            first_seeds.setdefault(case.shape_id, case)
+    if not first_seeds:
+        raise Refused(f"{variant.name} supports none of the cases of this run")
+    cases, left_out = tuple(first_seeds.values()), tuple(refused.values())
+    if cached := run_plan.cached_build:
         older = msgspec.structs.replace(variant, name=f"{cached.variant}@key:{cached.key}")
-        return Question(ratio, cases, (), Arm(older, str(asked.options.cache / cached.library)), left_out)
-    baselines = (asked.gate_baseline,) if asked.gate_baseline else asked.sdpa_baselines
-    return Question(ratio, cases, baselines, None, left_out)
+        return GateQuestion(ratio, cases, (), Arm(older, str(run_plan.options.cache / cached.library)), left_out)
+    baselines = (run_plan.gate_baseline,) if run_plan.gate_baseline else run_plan.sdpa_baselines
+    return GateQuestion(ratio, cases, baselines, None, left_out)
 
 
-def hold_gate(runner: CaseRunner, variant: Variant, question: Question, say: Say) -> Record:
-    """The record of `test_gate`: pilot, announcement, processes, analyses, verdict.
+def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, say: Say) -> Record:
+    """Run the gate and return the record of `test_gate`: pilot, announcement, processes, analyses, verdict.
 
-    Raises `CannotRun` where the variant cannot run here at all.
+    Raises `CannotRun` if this machine cannot run the variant.
     """
     start, seed = time.monotonic(), random.SystemRandom().randrange(2**31)
     device_of(variant)
@@ -100,7 +102,7 @@ def hold_gate(runner: CaseRunner, variant: Variant, question: Question, say: Say
     with timing_lock():
         for count in ANALYSES:
             while len(results) < count:
-                result = runner.workers.run_afresh(_job(runner, variant, arm_pairs, seed + len(results)))
+                result = runner.workers.run_in_new_worker(_job(runner, variant, arm_pairs, seed + len(results)))
                 if result.outcome != "ok":
                     return _ended(runner, variant, question, result.outcome, result.message)
                 results.append(result)
@@ -115,15 +117,18 @@ def hold_gate(runner: CaseRunner, variant: Variant, question: Question, say: Say
 
 
 def _job(runner: CaseRunner, variant: Variant, arm_pairs: tuple[ArmPair, ...], seed: int) -> GateJob:
-    """One process.  A launch may take as long as the slowest of its arms is allowed."""
+    """The job of one process.  Its watchdog allows each launch the longest time that any of its arms is allowed."""
     device = device_of(variant)
     arms = {arm.variant.name: arm.variant for pair in arm_pairs for arm in (pair.candidate, pair.baseline)}
     watchdog_seconds = max(runner.watchdog_seconds(arm, device) for arm in arms.values())
     return GateJob(arm_pairs, device, runner.policy_of(variant), seed, watchdog_seconds)
 
 
-def _arm_pairs(runner: CaseRunner, variant: Variant, question: Question, pilot: Pilot) -> tuple[ArmPair, ...]:
-    """Each shape against its fastest baseline and those within 3 % of it.  Raises `NoVerdict` without any."""
+def _arm_pairs(runner: CaseRunner, variant: Variant, question: GateQuestion, pilot: Pilot) -> tuple[ArmPair, ...]:
+    """The candidate paired with the baselines of each shape: the fastest one and those up to 3 % slower.
+
+    Raises `NoVerdict` if no baseline supports a shape.
+    """
     candidate, arm_pairs = runner.builds.arm(variant), []
     baselines = {baseline.name: baseline for baseline in question.baselines}
     for case in question.cases:
@@ -132,33 +137,36 @@ def _arm_pairs(runner: CaseRunner, variant: Variant, question: Question, pilot: 
             continue
         times = {name: us for name, us in pilot.times[case.shape_id].items() if name in baselines}
         if not times:
-            raise NoVerdict(f"no baseline takes {case.shape_id}: there is nothing to gate {variant.name} against")
+            raise NoVerdict(f"no baseline supports {case.shape_id}, so {variant.name} cannot be gated on it")
         near = [name for name, us in times.items() if us <= NEAR * min(times.values())]
         arm_pairs += [ArmPair(case, candidate, runner.builds.arm(baselines[name])) for name in near]
     return tuple(arm_pairs)
 
 
 def _samples(arm_pairs: tuple[ArmPair, ...], results: list[GateResult]) -> list[PairSamples]:
-    """Rows of blocks by pair; a process that lost too many blocks to a slowed GPU gives an empty row, which is NaN."""
+    """The blocks of every pair, one row for each process.
+
+    A process that lost more than 20 % of its blocks to a slowed GPU gives an empty row, whose mean is NaN.
+    """
     samples = []
-    for index, paired_timing in enumerate(arm_pairs):
+    for index, arm_pair in enumerate(arm_pairs):
         processes = [result.arm_pairs[index] for result in results]
-        kept = [
+        used = [
             each if each.dropped <= MOST_DROPPED * (each.dropped + len(each.blocks)) else None for each in processes
         ]
         samples.append(
             PairSamples(
-                paired_timing.case.shape_id,
-                paired_timing.baseline.variant.name,
-                tuple(each.blocks if each else () for each in kept),
-                tuple(each.control if each else () for each in kept),
+                arm_pair.case.shape_id,
+                arm_pair.baseline.variant.name,
+                tuple(process.blocks if process else () for process in used),
+                tuple(process.control if process else () for process in used),
             )
         )
     return samples
 
 
 def _gate(
-    question: Question,
+    question: GateQuestion,
     seed: int,
     arm_pairs: tuple[ArmPair, ...],
     results: list[GateResult],
@@ -167,7 +175,7 @@ def _gate(
     effect: float,
     seconds: float,
 ) -> Gate:
-    """All that the gate measured and decided, as a value."""
+    """The gate's part of the record: what it measured and decided."""
     samples = _samples(arm_pairs, results)
     means = [[mean for mean in pair.means if math.isfinite(mean)] for pair in samples]
     return Gate(
@@ -189,7 +197,7 @@ def _gate(
 def _pairs(
     samples: list[PairSamples], results: list[GateResult], analysis: Analysis, seed: int
 ) -> tuple[GatePair, ...]:
-    """Each pair's ratio with the interval that decides and the bootstrap interval."""
+    """The ratio of each pair, with the t interval, which decides, and the bootstrap interval, which does not."""
     pairs = []
     for index, (pair, interval) in enumerate(zip(samples, analysis.intervals, strict=True)):
         bootstrap = bootstrap_interval(pair.blocks, BOOTSTRAP_CONFIDENCE, seed)
@@ -208,29 +216,29 @@ def _pairs(
 
 
 def _known_sd(runner: CaseRunner) -> tuple[float, str]:
-    """The standard deviation of process means, and its source: as measured for this GPU, else an H200's."""
+    """The standard deviation of process means and its source: measured on this GPU if it was, else on an H200."""
     noise = read_noise(runner.options.records_folder, runner.records.environment.gpu)
     if noise is not None:
-        return noise.process_sd, f"measured on {noise.measured_at[:10]}"
-    return PROCESS_SD, "an NVIDIA H200's"
+        return noise.process_sd, f"measured on this GPU on {noise.measured_at[:10]}"
+    return PROCESS_SD, "not measured on this GPU, taken from an NVIDIA H200"
 
 
 def _announcement(
-    variant: Variant, question: Question, pilot: Pilot, arm_pairs: tuple[ArmPair, ...], effect: float, source: str
+    variant: Variant, question: GateQuestion, pilot: Pilot, arm_pairs: tuple[ArmPair, ...], effect: float, source: str
 ) -> str:
     names = ", ".join(dict.fromkeys(pair.baseline.variant.name for pair in arm_pairs))
     seconds = [round(count * (PROCESS_SECONDS + PAIR_SECONDS * len(arm_pairs))) for count in ANALYSES]
-    without = f"; left out: {len(question.left_out)} shapes that {variant.name} refuses" if question.left_out else ""
-    without += "".join(f"; left out: {each}" for each in pilot.left_out)
+    left_out = f"; left out: {len(question.left_out)} shapes that {variant.name} refuses" if question.left_out else ""
+    left_out += "".join(f"; left out: {line}" for line in pilot.left_out)
     return (
-        f"gate {variant.name} < {question.ratio:g} x {names}: {ANALYSES[0]} or {ANALYSES[1]} processes, "
-        f"about {seconds[0]} or {seconds[1]} s; "
-        f"decides differences of {100 * effect:.1f} % (spread of processes: {source}){without}"
+        f"gate {variant.name} < {question.ratio:g} x {names}: {ANALYSES[0]} processes (about {seconds[0]} s), "
+        f"or {ANALYSES[1]} (about {seconds[1]} s) if the interim analysis is undecided; "
+        f"detects differences of {100 * effect:.1f} % (standard deviation of process means: {source}){left_out}"
     )
 
 
-def _ended(runner: CaseRunner, variant: Variant, question: Question, outcome: Outcome, message: str) -> Record:
-    """The record of a gate that ended with this outcome; its rerun command names every case."""
+def _ended(runner: CaseRunner, variant: Variant, question: GateQuestion, outcome: Outcome, message: str) -> Record:
+    """The record of a gate with this outcome.  Its rerun command names every case, the ratio and the baseline."""
     builds = tuple(each for each in runner.builds.of(variant) if isinstance(each, Build)) if variant.is_built else ()
     stage = Stage("speed", "ok" if outcome == "ok" else "failed")
     result = CaseResult(outcome, message, (stage,), () if outcome == "ok" else ("gate",))

@@ -1,12 +1,12 @@
-/* fa_forward.h: the one C entry point of an attention kernel.
+/* fa_forward.h: the C interface of an attention kernel.
  *
- * A variant is a CUDA C++ source that includes this header, no framework's, and exports
+ * A CUDA variant is a CUDA C++ source that includes this header and no header of a framework.  It exports
  *
  *     int    fa_forward(const FaForwardArgs* args, cudaStream_t stream);
  *     size_t fa_workspace_bytes(const FaForwardArgs* args);          (only if it needs a workspace)
  *
- * fa_forward starts its kernels on `stream` and returns FA_OK, an FaStatus, or a cudaError_t.  It never allocates,
- * synchronises or exits, and it refuses (fa_refuse) what it does not support.
+ * fa_forward launches its kernels on `stream` and returns an FaStatus or a cudaError_t.  It must not allocate memory,
+ * synchronise or exit.  It refuses every call that it does not support: it returns the result of fa_refuse.
  */
 #ifndef PYTEST_FA_FA_FORWARD_H_
 #define PYTEST_FA_FA_FORWARD_H_
@@ -24,7 +24,7 @@ enum FaStatus { FA_OK = 0, FA_REFUSED = -1 };
 enum FaDtype { FA_DTYPE_fp16 = 0, FA_DTYPE_bf16 = 1 };
 enum FaCausal { FA_CAUSAL_NONE = 0, FA_CAUSAL_TOP_LEFT = 1, FA_CAUSAL_BOTTOM_RIGHT = 2 };
 
-/* Where a tensor [batch, heads, seq, head_dim] lies; strides in elements. */
+/* The strides of a tensor [batch, heads, seq, head_dim], in elements. */
 struct FaStrides {
   int64_t batch, head, seq, dim;
 };
@@ -36,37 +36,38 @@ struct FaForwardArgs {
   const void* q; /* [batch, heads,    seq_q, head_dim] */
   const void* k; /* [batch, kv_heads, seq_k, head_dim] */
   const void* v; /* [batch, kv_heads, seq_k, head_dim] */
-  void* out;     /* [batch, heads,    seq_q, head_dim]; of a probe that computes scores [batch, heads, seq_q, seq_k] */
-  float* lse;    /* [batch, heads, seq_q] natural log of the row's sum, contiguous; NULL if not wanted */
-  void* workspace;
+  void* out;     /* [batch, heads,    seq_q, head_dim]; [batch, heads, seq_q, seq_k] if the variant computes scores */
+  float* lse;    /* [batch, heads, seq_q], contiguous: log(sum(exp(score))) of each row; NULL if not requested */
+
+  void* workspace; /* device memory of workspace_bytes bytes; NULL if fa_workspace_bytes is not exported */
   uint64_t workspace_bytes;
 
   int64_t batch, heads, kv_heads, seq_q, seq_k, head_dim;
   struct FaStrides q_stride, k_stride, v_stride, out_stride;
   int32_t dtype;  /* FaDtype of q, k, v and out */
   int32_t causal; /* FaCausal */
-  float scale;    /* of the scores, before softmax */
+  float scale;    /* factor of the scores q k^T, before the softmax */
 
   const float* q_descale; /* fp8 only: [batch, heads]; NULL otherwise */
   const float* k_descale; /* fp8 only: [batch, kv_heads] */
   const float* v_descale; /* fp8 only: [batch, kv_heads] */
 
-  char* message; /* the callee's words on a failure; may be NULL */
+  char* message; /* receives the reason for a refusal; may be NULL */
   uint64_t message_bytes;
 };
 
-/* Say why a call is refused; use as `return fa_refuse(args, "head_dim %d", ...)`. */
+/* Refuses a call, with a printf-style reason: `return fa_refuse(args, "head_dim is %d, it must be 64", head_dim)`. */
 __attribute__((format(printf, 2, 3))) static inline int fa_refuse(const struct FaForwardArgs* args, const char* format, ...) {
   if (args->message != NULL && args->message_bytes > 0) {
-    va_list words;
-    va_start(words, format);
-    vsnprintf(args->message, args->message_bytes, format, words);
-    va_end(words);
+    va_list values;
+    va_start(values, format);
+    vsnprintf(args->message, args->message_bytes, format, values);
+    va_end(values);
   }
   return FA_REFUSED;
 }
 
-/* Check what every callee must check first: the caller's struct is the one this header describes. */
+/* Checks that the caller uses the struct of this header. fa_forward must call it before it reads anything else. */
 static inline int fa_check_abi(const struct FaForwardArgs* args) {
   if (args->abi_version != FA_ABI_VERSION || args->struct_size != sizeof(struct FaForwardArgs)) {
     return fa_refuse(args, "the caller's ABI is version %u with %u bytes, this kernel's is %u with %zu", args->abi_version,
@@ -75,7 +76,7 @@ static inline int fa_check_abi(const struct FaForwardArgs* args) {
   return FA_OK;
 }
 
-/* Allow `kernel` more than 48 KB of dynamic shared memory; names both figures where the GPU has less. */
+/* Lets `kernel` use more than 48 KB of dynamic shared memory.  Refuses if the GPU has too little, with both sizes. */
 static inline int fa_allow_dynamic_smem(const struct FaForwardArgs* args, const void* kernel, int bytes) {
   int device = 0, allowed = 0;
   cudaError_t status = cudaGetDevice(&device);

@@ -1,1 +1,1 @@
-"""Is an output right: truth, same-precision reference, tolerance policies, the verdict."""
+"""Decide whether an output is right: truth, same-precision reference, tolerance policies, verdict, diagnosis."""

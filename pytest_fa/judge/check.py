@@ -1,4 +1,4 @@
-"""One output against its truth: the verdict with everything that its failure text needs."""
+"""Compare one output with its truth: the verdict, with everything that a failure message needs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pytest_fa.records.judged import Check
 def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
     """Compare `out`, [batch, heads, seq_q, head_dim or seq_k], with its truth under a tolerance policy.
 
-    A figure that is not finite becomes None, and no bound holds with it.
+    A figure that is not finite is None in the result, and a bound on it does not hold.
     """
     errors = Errors(out.double(), out.double() - truth.out, truth, out.dtype)
     bounds, limit = POLICIES[policy](errors)
     ideal = truth.same_precision - truth.out
-    size = errors.error.abs().nan_to_num(nan=math.inf, posinf=math.inf)  # NaN is the worst error of all
+    size = errors.error.abs().nan_to_num(nan=math.inf, posinf=math.inf)  # NaN counts as the largest error
     bad = ~(size <= limit)
     worst = int(size.argmax())
     return Check(
@@ -43,10 +43,10 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
 
 
 def require_output(out: object, like: torch.Tensor) -> torch.Tensor:
-    """The output as a tensor of the dtype and shape of `like`.  Raises `WrongResult` for anything else."""
+    """Return `out` if it is a tensor of the dtype and shape of `like`; raise `WrongResult` otherwise."""
     if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (like.shape, like.dtype):
-        found = f"{out.dtype} {list(out.shape)}" if isinstance(out, torch.Tensor) else repr(out)
-        raise WrongResult("output", f"the output is {found}, it must be {like.dtype} {list(like.shape)}")
+        actual = f"{out.dtype} {list(out.shape)}" if isinstance(out, torch.Tensor) else repr(out)
+        raise WrongResult("output", f"the output is {actual}, it must be {like.dtype} {list(like.shape)}")
     return out
 
 

@@ -1,4 +1,4 @@
-"""Witnesses: SDPA's backends on the same inputs, judged by the same rule as the candidate that was found wrong."""
+"""SDPA cross-checks: the backends of SDPA on the inputs of a wrong output, judged by the same policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_fa.run.module import open_forward
 
 
 def cross_check_all(variants: tuple[Variant, ...], inputs: Inputs, truth: Truth, policy: str) -> tuple[CrossCheck, ...]:
-    """What each backend makes of these inputs; one that refuses them is absent with its reason."""
+    """Judge the output of each backend on these inputs.  For a backend that refuses them, `absent` has the reason."""
     return tuple(_cross_check(variant, inputs, truth, policy) for variant in variants)
 
 
@@ -23,7 +23,7 @@ def _cross_check(variant: Variant, inputs: Inputs, truth: Truth, policy: str) ->
             out = forward(q, k, v, scale=scale, causal=causal)
             synchronize(q.device)
         check = judge(out, truth, policy)
-    except Exception as problem:  # noqa: BLE001  # whatever a cross-check does, the verdict is about another
+    except Exception as problem:  # noqa: BLE001  # an error in a backend does not change the candidate's verdict
         reason = next(iter(str(problem).splitlines()), type(problem).__name__)
         return CrossCheck(variant.name, None, None, reason)
     return CrossCheck(variant.name, check.passed, check.max_abs_error, None)

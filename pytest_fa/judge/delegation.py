@@ -1,4 +1,4 @@
-"""Whether a candidate does its own work, or calls the backend that it is compared with."""
+"""The delegation check: a candidate must not call torch's own attention, with which it is compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.autograd import profiler_legacy
 
 from pytest_fa.errors import WrongResult
 
-# Parts of the names of torch's operators that are attention already.
+# Substrings of the names of torch's attention operators.
 ATTENTION = (
     "scaled_dot_product",
     "_flash_attention",
@@ -19,17 +19,17 @@ ATTENTION = (
 
 
 def require_no_delegation(call: Callable[[], object]) -> None:
-    """Call once and raise `WrongResult` where one of torch's own attention operators ran inside, in this thread.
+    """Make one call and raise `WrongResult` if one of torch's attention operators ran inside it, in this thread.
 
-    Torch's older profiler writes down every operator that is dispatched, by compiled code too.  It attaches to no
-    device, so that what is timed in this process later is not slowed down, and stands in no compiler's way: a dispatch
-    mode around FlexAttention leaves torch.compile broken for the rest of the process.
+    torch's legacy profiler records every operator that is dispatched, also from compiled code.  It attaches to no
+    device, so that it does not slow down later timing in this process.  A `TorchDispatchMode` is no alternative: around
+    FlexAttention it breaks torch.compile for the rest of the process.
     """
-    with profiler_legacy.profile() as watched:  # type: ignore[no-untyped-call]
+    with profiler_legacy.profile() as profiler:  # type: ignore[no-untyped-call]
         call()
-    names = {str(event.name) for event in watched.function_events or ()}
-    found = sorted(name for name in names if name.startswith("aten::") and any(part in name for part in ATTENTION))
-    if found:
+    names = {str(event.name) for event in profiler.function_events or ()}
+    operators = sorted(name for name in names if name.startswith("aten::") and any(part in name for part in ATTENTION))
+    if operators:
         raise WrongResult(
-            "delegation", f"it calls torch's own attention, {found[0]}, and would be compared with itself"
+            "delegation", f"it calls torch's own attention operator {operators[0]} and would be compared with itself"
         )

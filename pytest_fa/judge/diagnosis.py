@@ -1,6 +1,6 @@
-"""Why is it wrong: a map of the error, the likely cause, and who is off, the candidate or everybody.
+"""Explain a wrong output: a map of its error, the likely cause, and whether SDPA's backends are wrong as well.
 
-Only a failure pays for this.
+It runs only after a failure, so that right outputs are judged quickly.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Repeats
 from pytest_fa.run.inputs import Inputs
 
 MAP_COLUMNS, MAP_ROWS = 48, 16
-LEAST_TILE = 16  # queries
-EXPLAINED = 0.05  # what a hypothesis may leave of the error's RMS
-MOST_SCORES = 2**27  # no hypothesis is tried on more
+LEAST_TILE = 16  # queries per column of the error map
+LARGEST_REMAINDER = 0.05  # a mistake explains an output if at most this fraction of the error's RMS remains
+MOST_SCORES = 2**27  # mistakes are tried only on cases with at most this many scores
 LOG2_E = math.log2(math.e)
 SCALE_FACTORS = (
     (1.01, "1 % too large"),
@@ -39,8 +39,8 @@ def diagnose(
     cross_checks: tuple[CrossCheck, ...],
     computes: Computes = "attention",
 ) -> Diagnosis:
-    """What can be said about a wrong output beyond its bounds."""
-    limit = next((each.allowed for each in check.bounds if each.name == "max"), 2 * check.same_precision_max_error)
+    """Explain a wrong output: error map, likely cause, cross-checks and conclusion."""
+    limit = next((bound.allowed for bound in check.bounds if bound.name == "max"), 2 * check.same_precision_max_error)
     bad = ~((out.double() - truth.out).abs() <= limit)  # [b, h, sq, d]
     return Diagnosis(
         error_map=tuple(_error_map(out, truth, limit)),
@@ -51,35 +51,37 @@ def diagnose(
 
 
 def conclusion(cross_checks: tuple[CrossCheck, ...]) -> str:
-    """One sentence: the candidate, or a backend as well."""
-    right = [each.name for each in cross_checks if each.passed]
-    wrong = [each.name for each in cross_checks if each.passed is False]
+    """One sentence that says whether only the candidate is wrong, or SDPA's backends as well."""
+    right = [backend.name for backend in cross_checks if backend.passed]
+    wrong = [backend.name for backend in cross_checks if backend.passed is False]
     if not right and not wrong:
-        return "no SDPA backend takes this case: only truth speaks"
+        return "no SDPA backend takes this case, so there is no cross-check"
     if not wrong:
-        return f"the candidate is off: {', '.join(right)} right by the same rule"
+        return f"only the candidate is wrong; right under the same policy: {', '.join(right)}"
     if not right:
-        return f"both are off: {', '.join(wrong)} wrong by the same rule"
-    return f"the candidate is off, and so is {', '.join(wrong)}; {', '.join(right)} right by the same rule"
+        return f"the candidate is wrong, and under the same policy also: {', '.join(wrong)}"
+    return f"the candidate is wrong, and under the same policy also: {', '.join(wrong)}; but right: {', '.join(right)}"
 
 
 def _error_map(out: torch.Tensor, truth: Truth, limit: float) -> Iterator[str]:
-    """A row per head, a column per tile of queries."""
+    """The lines of the error map: a header, then one line per head with one character per tile of queries."""
     rows = max(LEAST_TILE, math.ceil(out.shape[2] / MAP_COLUMNS))
     used = ((out.double() - truth.out).abs() / limit).amax(-1)  # [b, h, sq]; NaN stays NaN
     tiles = -(-out.shape[2] // rows)
     padded = torch.zeros((*used.shape[:2], tiles * rows), dtype=used.dtype, device=used.device)
     padded[:, :, : out.shape[2]] = used.nan_to_num(nan=math.inf, posinf=math.inf)
     worst = padded.view(*used.shape[:2], tiles, rows).amax(-1).cpu()  # [b, h, tiles]
-    yield f"error by head and tile of {rows} queries ('.' within the bound, digits: powers of 2 beyond, N: not finite)"
+    legend = "'.': within the bound, digit d: at least 2^(d-1) times the bound, N: not finite"
+    yield f"error by head and tile of {rows} queries ({legend})"
     for index, row in enumerate(worst.flatten(0, 1)[:MAP_ROWS].tolist()):
         batch, head = divmod(index, out.shape[1])
-        yield f"batch {batch} head {head:2d}  {''.join(_mark(each) for each in row)}"
+        yield f"batch {batch} head {head:2d}  {''.join(_mark(used) for used in row)}"
     if (hidden := worst.shape[0] * worst.shape[1] - MAP_ROWS) > 0:
         yield f"and {hidden} more heads"
 
 
 def _mark(used: float) -> str:
+    """One character for a tile whose largest error is `used` times the bound; see the legend."""
     if not math.isfinite(used):
         return "N"
     return "." if used <= 1 else str(min(9, 1 + int(math.log2(used))))
@@ -88,24 +90,24 @@ def _mark(used: float) -> str:
 def _cause(
     out: torch.Tensor, truth: Truth, inputs: Inputs, bad: torch.Tensor, repeats: Repeats | None, computes: Computes
 ) -> str:
-    """The first explanation that fits; empty where none does."""
+    """The first explanation that fits; empty if none does."""
     poison = torch.full_like(out, float("nan")).view(torch.int16)
     if repeats is not None and repeats.differing:
-        cause = "it changes from call to call: a race, or memory that it never wrote"
+        cause = "the output changes from call to call: a race, or a read of memory that the kernel never wrote"
     elif not bool(bad.any()):
         cause = ""
     elif bool((out.view(torch.int16) == poison)[bad].all()):
-        cause = f"it was never written: the poison is still there, in {_where(bad, computes)}"
+        cause = f"the kernel never wrote {_where(bad, computes)}: the NaN poison is still there"
     elif not bool(out.isfinite().all()):
         place = _where(bad, computes)
-        cause = f"not finite in {place}: memory that was never written, a read past an end, or an overflow"
+        cause = f"not finite in {place}: a read of unwritten memory, a read out of bounds, or an overflow"
     else:
         cause = _mistake(out, truth, inputs, computes) or f"wrong in {_where(bad, computes)}"
     return cause
 
 
 def _mistake(out: torch.Tensor, truth: Truth, inputs: Inputs, computes: Computes) -> str:
-    """The mistake whose result this output is; empty where it is none that we know."""
+    """The known mistake that gives this output; empty if none of them does."""
     if out[..., 0].numel() * inputs.k.shape[2] <= MOST_SCORES:
         for name, wrong in score_mistakes(inputs) if computes == "scores" else _attention_mistakes(inputs):
             if _explains(wrong(), out, truth):
@@ -115,12 +117,13 @@ def _mistake(out: torch.Tensor, truth: Truth, inputs: Inputs, computes: Computes
 
 
 def _explains(wrong: torch.Tensor, out: torch.Tensor, truth: Truth) -> bool:
-    left = (out.double() - wrong).square().mean().sqrt()
-    return bool(left <= EXPLAINED * (out.double() - truth.out).square().mean().sqrt())
+    """Whether `out` is much closer to the result of a mistake, `wrong`, than to truth."""
+    remaining = (out.double() - wrong).square().mean().sqrt()
+    return bool(remaining <= LARGEST_REMAINDER * (out.double() - truth.out).square().mean().sqrt())
 
 
 def _attention_mistakes(inputs: Inputs) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """Common mistakes of attention, each with the output that it would give."""
+    """Common mistakes of attention, each with a function that computes the output it would give."""
     q, k, v, scale, causal = inputs
     keys = k.shape[2]
 
@@ -135,10 +138,10 @@ def _attention_mistakes(inputs: Inputs) -> Iterator[tuple[str, Callable[[], torc
     for factor, words in SCALE_FACTORS:
         yield f"the softmax scale is {words}", result(inputs._replace(scale=scale * factor))
     yield "the softmax scale is not applied", result(inputs._replace(scale=1.0))
-    for other in (each for each in ("none", "top_left", "bottom_right") if each != causal):
+    for wrong_mask in (mask for mask in ("none", "top_left", "bottom_right") if mask != causal):
         yield (
-            f"the mask is {other.replace('_', ' ')} where it should be {causal.replace('_', ' ')}",
-            result(inputs._replace(causal=other)),
+            f"the mask is {wrong_mask.replace('_', ' ')} where it should be {causal.replace('_', ' ')}",
+            result(inputs._replace(causal=wrong_mask)),
         )
     if causal == "top_left" and keys > 1:
         yield "the causal mask is one key too wide", lambda: _one_key_wider(inputs)
@@ -151,26 +154,30 @@ def _attention_mistakes(inputs: Inputs) -> Iterator[tuple[str, Callable[[], torc
 
 
 def _one_key_wider(inputs: Inputs) -> torch.Tensor:
-    """Row i attends to keys up to i + 1: what row i + 1 sees of a problem whose queries moved down by one."""
-    moved = torch.cat([inputs.q[:, :, :1], inputs.q], dim=2)  # [b, h, sq + 1, d]
-    return make_truth(inputs._replace(q=moved)).out[:, :, 1:]
+    """Attention in which query i sees keys up to i + 1.
+
+    One query is inserted before the first, so that query i becomes query i + 1 and the mask shows it one key more.
+    """
+    shifted = torch.cat([inputs.q[:, :, :1], inputs.q], dim=2)  # [b, h, sq + 1, d]
+    return make_truth(inputs._replace(q=shifted)).out[:, :, 1:]
 
 
 def _where(bad: torch.Tensor, computes: Computes) -> str:
     """Which part of [batch, heads, seq_q, head_dim or seq_k] is bad, in words."""
     parts = []
     for axis, name in enumerate(AXES[computes]):
-        others = tuple(each for each in range(4) if each != axis)
-        hit = bad.any(dim=others[0], keepdim=True)
-        for other in others[1:]:
-            hit = hit.any(dim=other, keepdim=True)
-        indices = hit.flatten().nonzero().flatten().tolist()
+        other_axes = tuple(each for each in range(4) if each != axis)
+        is_bad = bad.any(dim=other_axes[0], keepdim=True)
+        for other_axis in other_axes[1:]:
+            is_bad = is_bad.any(dim=other_axis, keepdim=True)
+        indices = is_bad.flatten().nonzero().flatten().tolist()
         if len(indices) < bad.shape[axis]:
             parts.append(_span(name, indices, bad.shape[axis]))
     return ", ".join(parts) or "every {}, {}, {} and {}".format(*AXES[computes])
 
 
 def _span(name: str, indices: list[int], size: int) -> str:
+    """The bad indices of one axis of length `size`, in words: one index, a range, a regular pattern or a count."""
     first, last = indices[0], indices[-1]
     if len(indices) == 1:
         return f"{name} {first} of {size}"

@@ -1,4 +1,4 @@
-"""What an output is judged by, whatever it is that a case computes."""
+"""Select the truth of what a case computes: attention or scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from pytest_fa.run.inputs import Inputs
 
 
 def truth_of(computes: Computes, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> Truth:
-    """Truth and same-precision reference with what `policy` reads; `rounds` are a manifest's, which scores have none of."""
+    """Compute truth and the same-precision reference of a case.
+
+    `rounds` are the extra roundings that the manifest declares; scores have none.  `policy` decides whether the truth
+    includes the spread of P's rounding error.
+    """
     if computes == "scores":
         return make_scores_truth(inputs)
     return make_truth(inputs, rounds, with_spread=policy in READS_SPREAD)

@@ -1,4 +1,4 @@
-"""Where in an output something is."""
+"""Indices of elements in an output."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pytest_fa.records.judged import Index
 
 
 def place(flat: int, tensor: torch.Tensor) -> Index:
-    """The four indices of a flat one; torch's own unravel_index imports half a second of sympy."""
+    """The four indices of the flat index `flat`.
+
+    NumPy computes them, because torch's `unravel_index` imports sympy, which takes half a second.
+    """
     batch, head, query, dim = (int(each) for each in np.unravel_index(flat, tensor.shape))
     return (batch, head, query, dim)
 
 
 def first_place(mask: torch.Tensor) -> Index | None:
-    """Where a mask, [batch, heads, seq_q, head_dim or seq_k], is first true; None where it never is."""
+    """The first index at which a mask, [batch, heads, seq_q, head_dim or seq_k], is true; None if it is nowhere."""
     return place(int(mask.flatten().int().argmax()), mask) if bool(mask.any()) else None

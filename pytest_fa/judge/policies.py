@@ -1,9 +1,12 @@
-"""Tolerance policies: an output's errors to bounds that hold or do not.  Every comparison fails on NaN.
+"""Tolerance policies: each turns the errors of an output into bounds, which hold or do not.  NaN breaks every bound.
 
-`same_precision` compares with the error that an ideal kernel of the same precision makes on the same data, so it needs no
-number that somebody picked per shape.  `fp8` is for kernels that round P to e4m3, by what that rounding does to a sum.
-`absolute` is the older fixed threshold, kept for comparison with old results.  `tests/unit/judge/mutations.py` has the kernels that each
-was tried on, right and wrong ones, and what it must reject.
+- `same_precision` bounds the errors by those of the same-precision reference on the same data.  It therefore needs no
+  tolerance that is tuned for each shape.
+- `fp8` is for kernels that round P to e4m3.  Its bounds follow from the effect of that rounding on a sum.
+- `absolute` is the older fixed threshold, kept for comparison with old results.
+
+`tests/unit/judge/mutations.py` has the simulated kernels, right and wrong, on which the constants were tried, and the
+list of those that each policy must reject.
 """
 
 from __future__ import annotations
@@ -26,70 +29,88 @@ FP8_OLD_REL_ERR = 1e-3
 # Significand bits after the leading one, and the exponent of the smallest subnormal (IEEE 754 binary16; bfloat16).
 _FRACTION_BITS = {torch.float16: 10, torch.bfloat16: 7}
 _SMALLEST_EXPONENT = {torch.float16: -24, torch.bfloat16: -133}
-# What rounding alone may do to a head's gain, beside its random part.
-_GAIN_FLOOR = {torch.float16: 3e-5, torch.bfloat16: 2.4e-4}
-# And what tensor cores do to it, which drop what does not fit into float32 when they add: O shrinks by up to 2^-24 at
-# each 16 keys.  Over 16384 keys torch's memory-efficient SDPA loses 3.5e-5 (fp16, D = 128, on an H200), a simulation
-# with that rounding 2.7e-5, or 5.0e-5 with 8 keys at a time.
-_GAIN_FLOOR_PER_KEY = 2.0**-24 / 16
-_TINY = 1e-300  # in place of an RMS of 0
+# The systematic part of a head's gain error: what rounding alone may cause, besides its random part.
+_SYSTEMATIC_GAIN = {torch.float16: 3e-5, torch.bfloat16: 2.4e-4}
+# The same for tensor cores, which truncate to float32 when they add: O shrinks by up to 2^-24 for every 16 keys.  Over
+# 16384 keys, torch's memory-efficient SDPA loses 3.5e-5 (fp16, D = 128, on an H200).  A simulation of that truncation
+# loses 2.7e-5 with 16 keys per addition, and 5.0e-5 with 8.
+_SYSTEMATIC_GAIN_PER_KEY = 2.0**-24 / 16
+_TINY = 1e-300  # replaces an RMS of 0 in a denominator
 
 
 class Errors(NamedTuple):
-    """out - truth, and what the same-precision reference's own error is."""
+    """An output, its error, and the truth with the same-precision reference."""
 
     out: torch.Tensor  # [batch, heads, seq_q, head_dim] float64
-    error: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, NaN and Inf where out has them
+    error: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, out - truth; NaN and Inf where out has them
     truth: Truth
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the output, before it became float64
 
 
 class PolicyResult(NamedTuple):
-    """The bounds of a policy, and the error that it allows to each element."""
+    """The bounds of a policy, and the largest error that it allows in each element."""
 
     bounds: tuple[Bound, ...]
-    limit: float | torch.Tensor  # one for all, or [batch, heads, seq_q, head_dim]
+    limit: float | torch.Tensor  # the same for all elements, or [batch, heads, seq_q, head_dim]
 
 
 Policy = Callable[[Errors], PolicyResult]
 
 
 def same_precision(errors: Errors) -> PolicyResult:
-    """Maximum, RMS, each row's RMS and each head's gain against the same-precision reference's, with half an ulp for the rounding.
+    """Bound an output's error by the error of the same-precision reference, as a maximum, an RMS, per row and per head.
 
-    With Y and R the same-precision reference's maximum and RMS error and u = ulp(max|truth|): max <= 2Y + u/2, RMS <= 1.5R + u/8, each
-    row as in `_rows`, and each head's gain <= 20 `_gain_noise` + `_gain_floor`.
+    Let Y and R be the maximum and the RMS of the reference's error over the whole output, and u = ulp(max|truth|).
+
+    - max: max|error| <= 2Y + u/2.  A right kernel sums in another order than the reference, so its largest error has
+      the same size but another value.  u/2 is the largest error of one rounding of the output to nearest.
+    - rms: RMS(error) <= 1.5R + u/8.  An RMS over many elements varies less than a maximum, so the factor is smaller.
+      u/8 allows for the same rounding.
+    - row rms: the same for each row, in proportion to the row's own size.  See `_rows`.
+    - gain: |gain - 1| <= 20 `_gain_noise` + `_systematic_gain` for each head.  The gain is the factor g for which
+      g * truth fits the output best in least squares.  It averages over S_q * D elements, so that it reveals systematic
+      errors far below the maximum.
+
+    The constants are tested with simulated kernels: right ones use less than 0.98 of each bound, and each listed
+    mistake uses more than 1.1 of at least one (`tests/unit/judge/test_mutations.py`).
     """
-    ideal = errors.truth.same_precision - errors.truth.out
+    ideal = errors.truth.same_precision - errors.truth.out  # the error of an ideal kernel
     u = ulp(float(errors.truth.out.abs().max()), errors.dtype)
-    ideal_rms, most = rms(ideal), 2 * float(ideal.abs().max()) + u / 2
-    gain_allowed = 20 * _gain_noise(errors, ideal, ideal_rms) + _gain_floor(errors)
+    ideal_rms, max_allowed = rms(ideal), 2 * float(ideal.abs().max()) + u / 2
+    gain_allowed = 20 * _gain_noise(errors, ideal, ideal_rms) + _systematic_gain(errors)
     bounds = (
         _finite(errors),
-        _bound("max", float(errors.error.abs().max()), most),
+        _bound("max", float(errors.error.abs().max()), max_allowed),
         _bound("rms", rms(errors.error), 1.5 * ideal_rms + u / 8),
         _rows(errors, ideal, ideal_rms),
         _gain(errors, gain_allowed),
     )
-    return PolicyResult(bounds, most)
+    return PolicyResult(bounds, max_allowed)
 
 
 def fp8(errors: Errors) -> PolicyResult:
-    """For kernels that round P to e4m3, whose inputs are the dequantised ones; the output is fp16 or bf16.
+    """Bound the error of kernels that round P to e4m3.  Inputs are the dequantised ones, the output is fp16 or bf16.
 
-    Relative RMSE <= 3.5 %; per element |err| <= 0.12 sqrt(sum p^2 v^2) + max|v| / 512; per head a gain within
-    0.002 + 0.3 / sqrt(S_q D).  Rounding P to four significant bits is off by 2.65 % in RMS, at random from key to key:
-    the relative error of a sum of many keys is as large, and that of one element scatters with the root of the sum of
-    squares.  1/512 is the smallest e4m3 number: what P is off by below the normal ones.  Right kernels use 0.74, 0.62
-    and 0.57 of these.  They are for outputs that many weights make up: where V is zero but for keys that three queries
-    see, P may be off by 6 % in all of them, and right kernels break the first and the last.  The thresholds of older
-    results, 0.06 for the maximum and 1e-3 for the relative RMSE, are reported and not judged: right kernels break them.
+    - relative rms: RMS(error) / RMS(truth) <= 3.5 %.  e4m3 has four significant bits, so rounding P to it causes a
+      relative error of 2.65 % in RMS.  The errors of different keys are independent, so a sum of many keys has the same
+      relative error.
+    - max: |error| <= 0.12 sqrt(sum p^2 v^2) + max|v| / 512 for each element.  Independent errors of the terms p v add
+      up to 2.65 % of the root of the sum of their squares; 12 % is 4.5 times that.  1/512 is the smallest e4m3 number,
+      which is the step between the values of P below the normal range.
+    - gain: |gain - 1| <= 0.002 + 0.3 / sqrt(S_q D) for each head: the average of S_q * D independent errors.
 
-    Raises `UsageProblem` where the truth has no `spread`.
+    Right kernels use 0.74, 0.62 and 0.57 of these bounds.  The bounds assume that many weights contribute to each
+    output.  Where V is zero except for keys that three queries see, P may be off by 6 % in all of them, and right
+    kernels break `relative rms` and `gain`.
+
+    Two thresholds of older results are reported and not judged, because right kernels break them: `max_err`, 0.06 for
+    the maximum, and `rel_err`, 1e-3 for the relative RMS.
+
+    Raises `UsageProblem` if the truth has no `spread`.
     """
     truth, spread = errors.truth.out, errors.truth.spread
     if spread is None:
-        raise UsageProblem("policy 'fp8' reads the truth's spread, and it has none; use make_truth(with_spread=True)")
+        raise UsageProblem("policy 'fp8' needs the truth's spread, which is missing; use make_truth(with_spread=True)")
     limit = 0.12 * spread.of_sum + spread.largest_v / 512  # [b, h, seq_q, d]
     relative = rms(errors.error) / max(rms(truth), _TINY)
     largest = float(errors.error.abs().max())
@@ -105,7 +126,7 @@ def fp8(errors: Errors) -> PolicyResult:
 
 
 def absolute(errors: Errors) -> PolicyResult:
-    """max|out - truth| < 0.002, for fp16 only.  Raises `UsageProblem` for another dtype."""
+    """Require max|error| < 0.002, for fp16 only.  Raises `UsageProblem` for another dtype."""
     if errors.dtype != torch.float16:
         raise UsageProblem(f"policy 'absolute' judges fp16 only, the output is {errors.dtype}; use 'same_precision'")
     worst = float(errors.error.abs().max())
@@ -114,11 +135,11 @@ def absolute(errors: Errors) -> PolicyResult:
 
 
 POLICIES: dict[str, Policy] = {"same_precision": same_precision, "absolute": absolute, "fp8": fp8}
-READS_SPREAD = frozenset({"fp8"})  # the policies whose truth is made `with_spread`
+READS_SPREAD = frozenset({"fp8"})  # the policies that need `make_truth(with_spread=True)`
 
 
 def ulp(magnitude: float, dtype: torch.dtype) -> float:
-    """The distance between neighbouring values of `dtype` at `magnitude`."""
+    """The distance between adjacent values of `dtype` at `magnitude`."""
     smallest = _SMALLEST_EXPONENT[dtype]
     if magnitude == 0:
         return 2.0**smallest
@@ -138,20 +159,25 @@ def rms(tensor: torch.Tensor) -> float:
 
 
 def _finite(errors: Errors) -> Bound:
+    """The number of elements that are NaN or Inf; none is allowed."""
     return _bound("finite", float((~errors.out.isfinite()).sum()), 0.0)
 
 
 def _rows(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> Bound:
-    """Each row's RMS <= 5 max(the same-precision reference's in that row, r size) + ulp(max|truth's row|)/8.
+    """Bound the RMS error of each row: rms(error row) <= 5 max(rms(reference's error row), r size) + ulp(max|row|) / 8.
 
-    r = R / rms(truth) is the same-precision reference's relative error and the size the row's RMS, or sqrt(sum p^2) rms(v) if that is
-    more: where V's columns are alike a row may come out as zero by chance, and its error does not.  Without that, right
-    kernels broke the bound eightfold on such data.
+    r = R / rms(truth) is the reference's relative error over the whole output, and `row` is the row of truth.  `size`
+    is the larger of rms(row) and `Truth.row_size` = sqrt(sum p^2) rms(v).  The second matters where the columns of V
+    are alike: a row may then be zero by chance, but its error is not.  Without it, right kernels broke the bound
+    eightfold on such data.
 
-    Each row by its own size: under a causal mask the first rows, which average few keys, are up to sqrt(S_k) times as
-    large as the last, and by a bound of 5R + u/8 for all rows the last may lack a key: at 1023 and 4096 keys in fp16
-    that used 0.44 and 0.19 of it, by this one it uses 1.7 and 1.5.  Right kernels use 0.25 at most on random data, and
-    0.59 where all columns of V are alike, so that a row's error is one random number: hence 5 and not 3.
+    Rows are bounded in proportion to their own size because sizes differ.  Under a causal mask the first rows average
+    few keys and are up to sqrt(S_k) times as large as the last.  With a bound of 5R + u/8 for all rows, the last row
+    could lack a key: that mistake used 0.44 of the bound at 1023 keys and 0.19 at 4096 keys in fp16.  It uses 1.7 and
+    1.5 of this one.
+
+    Right kernels use at most 0.25 on random data.  Where all columns of V are alike, the error of a row is one random
+    number and not an average, and right kernels use up to 0.59.  Hence the factor is 5 and not 3.
     """
     truth = errors.truth.out
     relative = ideal_rms / max(rms(truth), _TINY)
@@ -165,17 +191,22 @@ def _row_rms(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _samples(errors: Errors) -> int:
-    """Elements of one head."""
+    """The number of elements of one head of the output, S_q * D."""
     return errors.out.shape[-1] * errors.out.shape[-2]
 
 
 def _gain_noise(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> torch.Tensor:
-    """How far random errors of the same-precision reference's size scale a head: (R / rms of the head's truth) / sqrt(S_q D), or more.
+    """The change of each head's gain that random errors of the reference's size cause, [batch, heads].
 
-    More where few rows make up the head, as under a causal mask with V that is zero but for its last keys, where right
-    kernels take 60 times the first: then sqrt(sum over rows of <the same-precision reference's error, truth>^2) / <truth, truth> / 2.
-    More where rows are alike, as with a scale of zero, and are all rounded to the same side: then a tenth of the
-    same-precision reference's own gain, of which a kernel may have twice as much.
+    It is the largest of three estimates, for errors that are independent in different units:
+
+    - elements: (R / rms(truth of the head)) / sqrt(S_q D), the standard deviation of an average of S_q * D errors.
+    - rows: sqrt(sum over rows of <reference's error, truth>^2) / <truth, truth> / 2.  It is needed where few rows make
+      up the head, as under a causal mask when V is zero except for its last keys.  Right kernels use 60 times the first
+      estimate there.
+    - heads: |<reference's error, truth>| / <truth, truth> / 10, a tenth of the reference's own gain error.  It is
+      needed where all rows are alike, as with a scale of zero, and are therefore all rounded in the same direction.
+      With the factor 20 of the bound, a kernel may have twice the reference's gain error.
     """
     truth = errors.truth.out
     power = truth.square().sum((-1, -2))  # [b, h]
@@ -184,16 +215,16 @@ def _gain_noise(errors: Errors, ideal: torch.Tensor, ideal_rms: float) -> torch.
     return torch.maximum(torch.maximum(ideal_rms / power.sqrt(), by_rows / 2), by_head / 10)
 
 
-def _gain_floor(errors: Errors) -> float:
-    """What rounding may do to a head's gain beside its random part: 3e-5 (bf16 2.4e-4) + terms / 2^28."""
-    return _GAIN_FLOOR[errors.dtype] + errors.truth.terms * _GAIN_FLOOR_PER_KEY
+def _systematic_gain(errors: Errors) -> float:
+    """The systematic gain error that rounding and tensor cores may cause: 3e-5 (bf16: 2.4e-4) + terms / 2^28."""
+    return _SYSTEMATIC_GAIN[errors.dtype] + errors.truth.terms * _SYSTEMATIC_GAIN_PER_KEY
 
 
 def _gain(errors: Errors, allowed: torch.Tensor) -> Bound:
-    """How far each head is scaled, |<out, truth>/<truth, truth> - 1|, against what is `allowed`, [batch, heads].
+    """Bound each head's gain error |<out, truth> / <truth, truth> - 1| by `allowed`, [batch, heads].
 
-    A lost key, a wrong scale or denominator moves it long before the maximum.  A head whose truth is all zeros has no
-    gain; the maximum rules there.
+    A lost key, a wrong scale or a wrong denominator breaks this bound long before it breaks the maximum.  A head whose
+    truth is all zeros has no gain; only the other bounds apply to it.
     """
     truth = errors.truth.out
     power = truth.square().sum((-1, -2))  # [b, h]
@@ -202,17 +233,18 @@ def _gain(errors: Errors, allowed: torch.Tensor) -> Bound:
     return _worst("gain", gain.where(has_gain, 0.0), allowed.where(has_gain, 1.0))
 
 
-def _worst(name: str, found: torch.Tensor, allowed: torch.Tensor) -> Bound:
-    """The element that uses most of its own bound; one that is not finite comes first."""
-    used = (found / allowed).masked_fill((found == 0) & (allowed == 0), 0.0)  # not NaN, which argmax would take
-    used = torch.where(found.isfinite(), used, torch.inf)
-    at = int(used.argmax())
-    return _bound(name, float(found.flatten()[at]), float(allowed.flatten()[at]))
+def _worst(name: str, values: torch.Tensor, allowed: torch.Tensor) -> Bound:
+    """The bound of the element that uses the largest fraction of what it is allowed; NaN and Inf use the most."""
+    used = (values / allowed).masked_fill((values == 0) & (allowed == 0), 0.0)  # 0/0 is NaN, which argmax would select
+    used = torch.where(values.isfinite(), used, torch.inf)
+    index = int(used.argmax())
+    return _bound(name, float(values.flatten()[index]), float(allowed.flatten()[index]))
 
 
-def _bound(name: str, found: float, allowed: float, *, judged: bool = True) -> Bound:
-    return Bound(name, _number(found), allowed, found <= allowed, judged)
+def _bound(name: str, value: float, allowed: float, *, judged: bool = True) -> Bound:
+    return Bound(name, _number(value), allowed, value <= allowed, judged)
 
 
 def _number(value: float) -> float | None:
+    """The value, or None if it is not finite."""
     return value if math.isfinite(value) else None

@@ -1,7 +1,8 @@
-"""Scores alone, scale * q k^T: their truth and same-precision reference, and the mistakes whose result can be told.
+"""Scores, scale * Q K^T, as an output of their own: truth, same-precision reference, and recognisable mistakes.
 
-The policy `same_precision` judges them as it judges attention.  The same-precision reference rounds once, at the end, so what is allowed is
-little more than that rounding; a sum of head_dim products in float32 is off by next to nothing beside it.
+The policy `same_precision` judges scores as it judges attention.  Their same-precision reference rounds once, at the
+end, so the bounds allow little more than that rounding.  The error of a float32 sum of head_dim products is negligible
+in comparison.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ SCALE_FACTORS = ((1.01, "1 % too large"), (0.99, "1 % too small"))
 
 
 def make_scores_truth(inputs: Inputs) -> Truth:
-    """Truth in float64, and the same-precision reference: the truth rounded to the dtype.  V and the mask are not read."""
+    """Compute scores in float64, and as same-precision reference the same rounded to the dtype.
+
+    V and the mask are not read.
+    """
     out = _scores(inputs.q, inputs.k, inputs.scale)
     rms_k = inputs.k.double().square().mean((-1, -2)).sqrt()[..., None]  # [batch, kv_heads, 1]
     rms_k = rms_k.repeat_interleave(inputs.q.shape[1] // inputs.k.shape[1], dim=1)
@@ -26,7 +30,7 @@ def make_scores_truth(inputs: Inputs) -> Truth:
 
 
 def score_mistakes(inputs: Inputs) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """Common mistakes, each with the output that it would give."""
+    """Common mistakes, each with a function that computes the output it would give."""
     q, k, _, scale, _ = inputs
     for factor, words in SCALE_FACTORS:
         yield f"the scale is {words}", lambda factor=factor: _scores(q, k, scale * factor)  # type: ignore[misc]
@@ -34,10 +38,10 @@ def score_mistakes(inputs: Inputs) -> Iterator[tuple[str, Callable[[], torch.Ten
     if k.shape[2] == k.shape[3]:
         yield "K is transposed once too often, or not at all", lambda: _scores(q, k.transpose(2, 3), scale)
     if q.shape[2] == k.shape[2]:
-        yield "the output is transposed: queries stand where keys should", lambda: _scores(q, k, scale).transpose(2, 3)
+        yield "the output is transposed: queries and keys are exchanged", lambda: _scores(q, k, scale).transpose(2, 3)
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
-    """[batch, heads, seq_q, seq_k] float64."""
+    """The scores, [batch, heads, seq_q, seq_k] float64."""
     per_head = k.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     return (q.double() * scale) @ per_head.transpose(2, 3)

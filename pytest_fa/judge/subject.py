@@ -1,4 +1,4 @@
-"""The variant that is held to a property: fresh inputs, calls that are watched, and the judge."""
+"""`Subject`: what a property test needs of a variant: fresh inputs, calls with checks, and the judge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from pytest_fa.run.inputs import Inputs, clone, make_inputs, poisoned_output
 
 
 class Subject:
-    """The variant under test: fresh inputs, calls that are watched, and the judge."""
+    """The variant that a property is tested on: makes inputs, calls the variant, judges outputs.
+
+    `before_launch` is called before each call of the variant, because the call may hang.
+    """
 
     def __init__(
         self,
@@ -27,23 +30,26 @@ class Subject:
         policy: Tolerance,
         forward: Forward,
         device: torch.device,
-        watch: Callable[[], None],
+        before_launch: Callable[[], None],
     ) -> None:
         self.variant, self.library, self.device = variant, library, device
         self._case, self._policy, self.computes = case, policy, case.computes
-        self._forward, self._watch = forward, watch
+        self._forward, self._before_launch = forward, before_launch
 
     @property
     def is_exact(self) -> bool:
-        """Whether weights sum to one but for the last bit: not where P is rounded to fewer bits than the output."""
+        """Whether the weights must sum to one within one ulp of the output dtype.
+
+        They need not under the other policies, where P may be rounded to fewer bits than the output.
+        """
         return self._policy == "same_precision"
 
     def inputs(self, seed: int = 0) -> Inputs:
-        """The case's inputs with another seed's data."""
+        """The case's inputs, with data from `seed`."""
         return make_inputs(self._case.with_seed(seed), self.device)
 
     def output(self, inputs: Inputs) -> torch.Tensor:
-        """A new output of a call on `inputs`, full of NaN."""
+        """A new output for a call on `inputs`, filled with NaN."""
         return poisoned_output(inputs, self.computes)
 
     def call(
@@ -52,26 +58,27 @@ class Subject:
         out: torch.Tensor | None = None,
         forward: Forward | None = None,
         *,
-        is_waited_for: bool = True,
+        waits: bool = True,
     ) -> torch.Tensor:
-        """One call into `out`, or into a new output full of NaN.
+        """Call the variant, or `forward`, with `out` or with a new output filled with NaN.
 
-        Raises `WrongResult` where it changed an input, unless it is not waited for.
+        With `waits`, synchronize after the call and raise `WrongResult` if it changed an input.  Without it, the call
+        is only queued and inputs are not compared.
         """
         q, k, v, scale, causal = inputs
-        self._watch()
-        before = clone(inputs) if is_waited_for else inputs
-        given = self.output(inputs) if out is None else out
-        result = require_output((forward or self._forward)(q, k, v, scale=scale, causal=causal, out=given), given)
-        if is_waited_for:
+        self._before_launch()
+        before = clone(inputs) if waits else inputs
+        buffer = self.output(inputs) if out is None else out
+        result = require_output((forward or self._forward)(q, k, v, scale=scale, causal=causal, out=buffer), buffer)
+        if waits:
             synchronize(q.device)
-            for name, mine, kept in zip("qkv", inputs[:3], before[:3], strict=True):
-                if not torch.equal(mine.view(torch.int16), kept.view(torch.int16)):
+            for name, after, original in zip("qkv", inputs[:3], before[:3], strict=True):
+                if not torch.equal(after.view(torch.int16), original.view(torch.int16)):
                     raise WrongResult("inputs", f"the kernel changed its input {name}")
         return result
 
     def require_right(self, name: str, out: torch.Tensor, inputs: Inputs, where: str = "") -> None:
-        """Judge `out` by the truth of `inputs`."""
+        """Raise `WrongResult` in the property's name unless `out` is right for `inputs`; `where` is added to it."""
         truth = truth_of(self.computes, inputs, self.variant.rounds, self._policy)
         check = judge(out, truth, self._policy)
         if not check.passed:

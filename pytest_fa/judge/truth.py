@@ -1,7 +1,13 @@
-"""Truth and same-precision reference: attention in float64, and what an ideal kernel of the candidate's own precision would give.
+"""Truth and the same-precision reference, with which an output is compared.
 
-Neither uses torch's SDPA, whose precision changed between releases.  Both read the same, already rounded inputs and go
-through them in blocks of queries, so that long sequences fit.
+Truth is attention in float64, on the same inputs as the candidate, which are already rounded to fp16 or bf16.
+
+The same-precision reference emulates an ideal kernel of the candidate's precision.  It is the same computation in
+float64, but rounds to the dtype where such a kernel must round: P before the product with V, and the output.  Its
+difference from truth is the error that the dtype alone causes on these data; tolerances are multiples of it.
+
+Neither uses torch's SDPA, whose precision changed between releases.  Both process the queries in blocks, so that the
+scores of long sequences fit into memory.
 """
 
 from __future__ import annotations
@@ -11,37 +17,38 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.catalog.variant import Rounding
-from pytest_fa.earlier import TRUTH_ATTRIBUTES, also_called
+from pytest_fa.earlier import TRUTH_ATTRIBUTES, with_old_attributes
 from pytest_fa.run.inputs import Inputs
 
-BLOCK_BYTES = {"cuda": 2**30, "cpu": 2**27}
+BLOCK_BYTES = {"cuda": 2**30, "cpu": 2**27}  # of float64 scores per block of queries
 
 
 class Spread(NamedTuple):
-    """How far coarse rounding of P may move an output: what a policy needs whose kernels round P to e4m3."""
+    """The size of the error that rounding P causes in each output element; the policy `fp8` scales its bounds by it."""
 
-    of_sum: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, sqrt(sum p^2 v^2), p after its division
-    largest_v: torch.Tensor  # [batch, heads, 1, 1] float64, max|v|
+    of_sum: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, sqrt(sum p^2 v^2) over keys, p normalised
+    largest_v: torch.Tensor  # [batch, heads, 1, 1] float64, max|v| of the head
 
 
-@also_called(TRUTH_ATTRIBUTES)
+@with_old_attributes(TRUTH_ATTRIBUTES)
 class Truth(NamedTuple):
-    """What an output is judged by.  `spread` is there where it was asked for."""
+    """What an output is compared with.  `spread` is None unless it was requested."""
 
     out: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, exact
     same_precision: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, rounded where an ideal kernel rounds
-    terms: int  # that the last sum of an element has: keys of attention, dimensions of a score
-    row_size: (
-        torch.Tensor
-    )  # [batch, heads, seq_q] float64, sqrt(sum p^2) rms(v): a row's RMS if V (of scores: K) were random
+    terms: int  # number of terms in the sum of an output element: seq_k for attention, head_dim for scores
+    # The RMS that a row would have if V (for scores: K) were random: sqrt(sum p^2) rms(v).
+    row_size: torch.Tensor  # [batch, heads, seq_q] float64
     spread: Spread | None = None
 
 
 def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread: bool = False) -> Truth:
-    """Truth, and the same-precision reference with P = exp(S - max) rounded to the dtype and the result rounded once more.
+    """Compute truth and the same-precision reference of attention.
 
-    `rounds` adds what a manifest declares: `q` rounds Q * scale, `s` rounds S, `p` divides P by its row sum before it
-    is rounded.  Rows that see no key are zero.  `with_spread` costs a third product, which only some policies read.
+    The reference rounds P = exp(S - max) to the dtype, multiplies it by V, divides by the row sum and rounds the
+    result.  `rounds` adds the roundings that a manifest declares: `q` rounds Q * scale, `s` rounds S, and `p` divides P
+    by its row sum before P is rounded.  Rows that see no key are zero.  `with_spread` also computes `Truth.spread`,
+    which takes a third matrix product and is read by the policy `fp8` only.
     """
     q, k, v = inputs.q.double(), _per_head(inputs.k, inputs.q), _per_head(inputs.v, inputs.q)  # [b, h, s, d] float64
     dtype = inputs.q.dtype
@@ -79,23 +86,24 @@ def _per_head(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def _rms(v: torch.Tensor) -> torch.Tensor:
-    """The RMS of each head, [batch, heads, 1]; 0 without keys."""
+    """The RMS of each head of V, [batch, heads, 1]; 0 if there are no keys."""
     return (v.square().sum((-1, -2)) / max(1, v.shape[-1] * v.shape[-2])).sqrt()[..., None]
 
 
 def _largest(v: torch.Tensor) -> torch.Tensor:
-    """max|v| of each head; 0 without keys."""
+    """max|v| of each head, [batch, heads, 1, 1]; 0 if there are no keys."""
     return v.abs().amax((-1, -2), keepdim=True) if v.shape[2] else v.new_zeros((*v.shape[:2], 1, 1))
 
 
 def _rows_per_block(inputs: Inputs) -> int:
+    """The number of queries per block, so that the float64 scores of a block fit into `BLOCK_BYTES`."""
     batch, heads, seq_q, _ = inputs.q.shape
     bytes_per_row = 8 * batch * heads * max(1, inputs.k.shape[2])
     return max(1, min(seq_q, BLOCK_BYTES[inputs.q.device.type] // bytes_per_row))
 
 
 def _hidden(inputs: Inputs, block: slice) -> torch.Tensor | None:
-    """True where the mask hides a key from a query of `block`."""
+    """The mask of a block of queries, [rows, seq_k]: True where a key is hidden; None without a mask."""
     if inputs.causal == "none":
         return None
     seq_q, seq_k, device = inputs.q.shape[2], inputs.k.shape[2], inputs.q.device
@@ -105,7 +113,7 @@ def _hidden(inputs: Inputs, block: slice) -> torch.Tensor | None:
 
 
 def _softmax_parts(scores: torch.Tensor, hidden: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """P = exp(S - max) and its row sums; all zero in a row that sees no key."""
+    """P = exp(S - max) and its row sums; both are zero in a row that sees no key."""
     if hidden is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
     if scores.shape[-1] == 0:
@@ -117,8 +125,10 @@ def _softmax_parts(scores: torch.Tensor, hidden: torch.Tensor | None) -> tuple[t
 
 
 def _divide(numerator: torch.Tensor, row_sum: torch.Tensor) -> torch.Tensor:
+    """The quotient, and zero in a row whose sum is zero because it sees no key."""
     return torch.where(row_sum > 0, numerator / row_sum, torch.zeros_like(numerator))
 
 
 def _round(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values rounded to `dtype`, as float64."""
     return tensor.to(dtype).double()

@@ -1,1 +1,1 @@
-"""How long it takes: device and call time, the clock that hands samples to pytest-benchmark."""
+"""Measure times: period, call time, cold time, launch overhead, profiler time, paired timing, a GPU's ceilings."""

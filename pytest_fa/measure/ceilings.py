@@ -1,4 +1,7 @@
-"""A GPU's own limits, by the clock that everything else is measured with."""
+"""Measure a GPU's ceilings: copy bandwidth, matmul rate and the period of empty launches.
+
+They are taken with the same clock as kernels' times: CUDA events around graph replays.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ EMPTY = LaunchedKernel("empty", (1, 1, 1), (32, 1, 1), 0)
 
 
 class NoGpu(FaError):
-    """There is no GPU whose limits could be measured."""
+    """This machine has no GPU whose ceilings could be measured."""
 
 
 def measure_ceilings(root: Path) -> Ceilings:
-    """Copy 2 GiB, multiply 8192 x 8192 matrices of random numbers, launch nothing; about 5 s.
+    """Time copies of 2 GiB, products of 8192 x 8192 matrices and launches of empty kernels.  It takes about 5 s.
 
-    Raises `NoGpu`.  Random data, because zeros let the chip clock higher.
+    Matrices are random, because the GPU clocks higher on zeros.  Raises `NoGpu` if this machine has no GPU.
     """
     if not torch.cuda.is_available():
         raise NoGpu("this machine has no GPU whose ceilings could be measured")
@@ -63,7 +66,7 @@ def measure_ceilings(root: Path) -> Ceilings:
 
 
 def _time(work: Callable[[], object], clocks: ClockWatch) -> Timing:
-    """Ten calls in a graph, replayed until the mean is known."""
+    """The time of one call of `work`: a graph of ten calls, replayed until the mean is precise."""
     graph = capture(work, 10)
     settle(lambda: event_us(graph.replay) / 10)
     return sample_until_precise("graph of 10 calls", lambda: event_us(graph.replay) / 10, 10, clocks.is_slowed)

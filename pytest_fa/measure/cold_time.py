@@ -1,7 +1,8 @@
-"""`cold_us`: one call after the cache was cleaned.
+"""`cold_us`: the time of one call whose inputs are not in the L2 cache.
 
-In one graph, again and again: read twice the L2's size, which leaves clean lines of no use to anyone and nothing to
-write back; event; call; event.  What two events cost is in it, so an empty kernel's figure stands beside it.
+A CUDA graph repeats this sequence: read twice the L2's size, record an event, make one call, record an event.  The read
+evicts the inputs and fills the L2 with clean lines, so that no write-back follows.  The figure includes the cost of two
+events; the cold time of an empty kernel shows how much that is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pytest_fa.run.device_tools import DeviceTools
 
 CALLS = 10  # in a graph
 REPLAYS = 5
-LONG_CALL_US = 5000.0  # of these a few will do
+LONG_CALL_US = 5000.0  # from this length on, a graph has one call
 
 
 def cold_time(
@@ -25,9 +26,12 @@ def cold_time(
     begin: Callable[[], object],
     tools: DeviceTools,
     estimate_us: float,
-    watch: Callable[[], object] = lambda: None,
+    before_launch: Callable[[], object] = lambda: None,
 ) -> Timing:
-    """Samples of single calls, each from a clean cache.  Raises `CannotCapture`."""
+    """Measure single calls, each after `tools.clean_l2`.  `begin` is called before the calls that are captured.
+
+    Raises `CannotCapture` if the call cannot be part of a CUDA graph.
+    """
     count = CALLS if estimate_us < LONG_CALL_US else 1
     ends = [(_event(), _event()) for _ in range(count)]
 
@@ -38,18 +42,18 @@ def cold_time(
             call()
             end.record()
 
-    watch()
+    before_launch()
     graph = capture(round_of_calls, 1, begin)
     samples: list[float] = []
     for replay in range(REPLAYS + 1):
-        watch()
+        before_launch()
         graph.replay()
         torch.cuda.synchronize()
-        if replay:  # the first one warms up
+        if replay:  # the first replay is a warm-up
             samples += [start.elapsed_time(end) * 1000 for start, end in ends]
     return timing("event pair around one call after reading twice the L2", samples, 1)
 
 
 def _event() -> torch.cuda.Event:
-    """An event that becomes a node of a graph and tells its time after each replay."""
+    """An event that becomes a node of a graph and can be read after each replay."""
     return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]

@@ -1,7 +1,9 @@
 """`device_us`: the period of back-to-back calls on the device.
 
-Short calls: the slope between CUDA graphs of N and 3N calls, which cancels what a replay costs.  Calls of a
-millisecond and more: one event pair each.  On the CPU: the wall clock of one call.
+- Calls shorter than 1 ms: the slope between CUDA graphs of N and 3N calls, (t(3N) - t(N)) / 2N.  The difference cancels
+  the constant cost of a replay.
+- Calls of 1 ms and more, and calls that cannot be captured: one pair of events around each call.
+- On the CPU: the wall-clock time of one call.
 """
 
 from __future__ import annotations
@@ -20,53 +22,58 @@ from pytest_fa.records.environment import ClockWatch
 from pytest_fa.records.timing import Timing
 from pytest_fa.run.forward import Forward
 
-Watch = Callable[[], object]
+BeforeLaunch = Callable[[], object]  # called before work that may hang; it restarts the watchdog's time
 
-SAMPLE_MS = 20.0
-REPLAYS = 10
-GRAPH_US = 200.0
-PROBE_CALLS = 20
-MOST_CALLS = 400
-SLOW_CALL_US = 100_000.0  # such calls are not taken five at a time: the watchdog waits
-LONG_CALL_US = 1000.0
-MOST_SECONDS = 3.0
-CPU_SAMPLES = (5, 50)
-CPU_SECONDS = 0.2
+SAMPLE_MS = 20.0  # the least length of a sample: replays of both graphs
+REPLAYS = 10  # of each graph in a sample, at least
+GRAPH_US = 200.0  # the intended length of the shorter graph
+PROBE_CALLS = 20  # in the graph that gives the estimate
+MOST_CALLS = 400  # in the shorter graph
+SLOW_CALL_US = 100_000.0  # slower calls are not estimated five at a time, to stay within the watchdog's time
+LONG_CALL_US = 1000.0  # from this length on, calls are timed by one pair of events each
+MOST_SECONDS = 3.0  # for all samples of slow calls
+CPU_SAMPLES = (5, 50)  # fewest and most
+CPU_SECONDS = 0.2  # the least total of all samples, unless the most samples are reached first
 
 
 class CannotCapture(FaError):
-    """A call that does what a graph capture does not allow."""
+    """A call cannot be part of a CUDA graph; the message gives the reason."""
 
 
 def device_time(
     forward: Forward,
     rotation: Rotation,
     device: torch.device,
-    watch: Watch = lambda: None,
+    before_launch: BeforeLaunch = lambda: None,
     clocks: ClockWatch | None = None,
 ) -> Timing:
-    """Time `forward` on the rotation's buffers, on its device; `rotation.outputs` are then those of timed calls."""
+    """Measure the period of `forward` on the rotation's buffers.
+
+    Afterwards, `rotation.outputs` are the outputs of timed calls.  `before_launch` is called before work that may hang.
+    Samples during which `clocks` saw the GPU slowed down are dropped.
+    """
     is_slowed = clocks.is_slowed if clocks else lambda: False
     if device.type == "cpu":
-        return _wall_clock(forward, rotation, watch)
-    watch()
+        return _wall_clock(forward, rotation, before_launch)
+    before_launch()
     estimate_us = event_us(lambda: rotation.call(forward))
     if estimate_us < SLOW_CALL_US:
-        watch()
+        before_launch()
         estimate_us = event_us(lambda: rotation.call(forward), 5) / 5
-    watch()
+    before_launch()
     try:
         estimate_us = _graph_estimate_us(forward, rotation, estimate_us)
     except CannotCapture as problem:
-        return _event_pairs(forward, rotation, estimate_us, watch, is_slowed, f" ({problem})")
+        return _event_pairs(forward, rotation, estimate_us, before_launch, is_slowed, f" ({problem})")
     if estimate_us >= LONG_CALL_US:
-        return _event_pairs(forward, rotation, estimate_us, watch, is_slowed)
-    return _graph_slope(forward, rotation, estimate_us, watch, is_slowed)
+        return _event_pairs(forward, rotation, estimate_us, before_launch, is_slowed)
+    return _graph_slope(forward, rotation, estimate_us, before_launch, is_slowed)
 
 
 def _graph_slope(
-    forward: Forward, rotation: Rotation, estimate_us: float, watch: Watch, is_slowed: Callable[[], bool]
+    forward: Forward, rotation: Rotation, estimate_us: float, before_launch: BeforeLaunch, is_slowed: Callable[[], bool]
 ) -> Timing:
+    """Measure the period as the slope between graphs of N and 3N calls."""
     calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / estimate_us)))
     once, thrice = (capture(lambda: rotation.call(forward), calls * times, rotation.begin) for times in (1, 3))
     once.replay()
@@ -75,22 +82,22 @@ def _graph_slope(
     replays = max(REPLAYS, math.ceil(SAMPLE_MS / pair_ms))
 
     def sample_us(replays: int = replays) -> float:
-        watch()
+        before_launch()
         short, long = event_us(once.replay, replays), event_us(thrice.replay, replays)
         return (long - short) / (2 * calls * replays)
 
     settle(lambda: sample_us(REPLAYS))
     rotation.flip()
     rotation.poison()
-    method = f"slope between graphs of {calls} and {3 * calls} calls"  # each sample ends with the one captured last
-    found = sample_until_precise(method, sample_us, 4 * calls * replays, is_slowed)
-    if min(found.samples_us) <= 0:
-        raise FaError("a graph of three times the calls does not take longer: the call launches nothing")
-    return found
+    method = f"slope between graphs of {calls} and {3 * calls} calls"  # a sample ends with the graph captured last
+    result = sample_until_precise(method, sample_us, 4 * calls * replays, is_slowed)
+    if min(result.samples_us) <= 0:
+        raise FaError("a graph of three times the calls does not take longer, so the call launches nothing")
+    return result
 
 
 def _graph_estimate_us(forward: Forward, rotation: Rotation, eager_us: float) -> float:
-    """Microseconds per call in a graph: eager calls of short kernels last as long as their launches."""
+    """Estimate the microseconds per call from a graph, because eager calls of short kernels are bound by launches."""
     calls = PROBE_CALLS if eager_us < GRAPH_US / 2 else 1
     probe = capture(lambda: rotation.call(forward), calls, rotation.begin)
     probe.replay()
@@ -101,15 +108,15 @@ def _graph_estimate_us(forward: Forward, rotation: Rotation, eager_us: float) ->
 def capture(
     call: Callable[[], object], calls: int, begin: Callable[[], object] = lambda: None, *, keep_graph: bool = False
 ) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of `calls` calls in a row, on a stream of its own.  Raises `CannotCapture` with CUDA's words.
+    """Capture `calls` calls in a row as a CUDA graph, on a new stream.  Raises `CannotCapture` with CUDA's message.
 
-    `begin` is called between a first call, which stays out of the graph, and those in it.
+    One call is made before the capture.  `begin` is called after it, before the captured calls.
     """
     graph = torch.cuda.CUDAGraph(keep_graph=keep_graph)
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        call()  # whatever a first call on a stream sets up stays out of the graph
+        call()  # the set-up of a first call on a stream is not captured
         begin()
         try:
             graph.capture_begin()
@@ -128,25 +135,26 @@ def _event_pairs(
     forward: Forward,
     rotation: Rotation,
     estimate_us: float,
-    watch: Watch,
+    before_launch: BeforeLaunch,
     is_slowed: Callable[[], bool],
     why: str = "",
 ) -> Timing:
+    """Measure each call with a pair of events; `why` is appended to the method's name."""
     rotation.begin()
     rotation.flip()
     rotation.poison()
 
     def sample_us() -> float:
-        watch()
+        before_launch()
         return event_us(lambda: rotation.call(forward))
 
-    if estimate_us * FEWEST_SAMPLES > MOST_SECONDS * 1e6:  # so slow that three must do
+    if estimate_us * FEWEST_SAMPLES > MOST_SECONDS * 1e6:  # so slow that only three samples are taken
         return timing(f"event pair around one call{why}", [sample_us() for _ in range(3)], 1)
     return sample_until_precise(f"event pair around one call{why}", sample_us, 1, is_slowed)
 
 
 def event_us(work: Callable[[], object], times: int = 1) -> float:
-    """Microseconds between two events around `work`, done so many times on the current stream."""
+    """Microseconds between two events on the current stream, with `work` called `times` times in between."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(times):
@@ -156,11 +164,11 @@ def event_us(work: Callable[[], object], times: int = 1) -> float:
     return float(start.elapsed_time(end)) * 1000
 
 
-def _wall_clock(forward: Forward, rotation: Rotation, watch: Watch) -> Timing:
-    """At least 5 calls and 0.2 s, at most 50 calls; slow calls stop at 3 s."""
+def _wall_clock(forward: Forward, rotation: Rotation, before_launch: BeforeLaunch) -> Timing:
+    """Measure single calls on the CPU: at least 5 calls and 0.2 s, at most 50 calls, and no new call after 3 s."""
 
     def sample_us() -> float:
-        watch()
+        before_launch()
         start = time.perf_counter_ns()
         rotation.call(forward)
         return (time.perf_counter_ns() - start) / 1000

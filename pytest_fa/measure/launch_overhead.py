@@ -1,4 +1,4 @@
-"""`launch_overhead_us`: the period of empty kernels in a call's own geometry, under which no work of theirs can bring it."""
+"""`launch_overhead_us`: the period of empty kernels with the launch geometry of a call, a lower bound of its period."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ REPLAYS = 5
 SAMPLES = 3
 
 
-def launch_overhead_us(tools: DeviceTools, launches: Iterable[LaunchedKernel], watch: Callable[[], object]) -> float:
-    """Microseconds from one empty call to the next, by the slope between graphs."""
+def launch_overhead_us(
+    tools: DeviceTools, launches: Iterable[LaunchedKernel], before_launch: Callable[[], object]
+) -> float:
+    """Measure the period, in microseconds, of calls whose kernels are replaced by empty ones of the same geometry."""
     kernels = tuple(launches)
-    return period_of_spin_us(lambda: tools.spin_like(kernels, 0), CALLS, watch)
+    return period_of_spin_us(lambda: tools.spin_like(kernels, 0), CALLS, before_launch)
 
 
-def period_of_spin_us(spin: Callable[[], object], calls: int, watch: Callable[[], object]) -> float:
-    """The same for calls that wait: the least of three slopes."""
+def period_of_spin_us(spin: Callable[[], object], calls: int, before_launch: Callable[[], object]) -> float:
+    """Measure the period, in microseconds, of `spin`: the least of three slopes between graphs of N and 3N calls.
+
+    N is `calls`.  `before_launch` is called before each measurement.
+    """
     once, thrice = (capture(spin, calls * times) for times in (1, 3))
     slopes = []
     for _ in range(SAMPLES):
-        watch()
+        before_launch()
         once.replay()
         slopes.append((event_us(thrice.replay, REPLAYS) - event_us(once.replay, REPLAYS)) / (2 * calls * REPLAYS))
     return min(slopes)

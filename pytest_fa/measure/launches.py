@@ -1,4 +1,4 @@
-"""What one call launches, read from a captured graph: kernels with their geometry, other nodes, and their order."""
+"""Read what one call launches from a captured graph: kernels with their geometry, other nodes, and their order."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ CALLS = 2
 
 
 class Captured(NamedTuple):
-    """The nodes of one call: its kernels, how many memsets and copies, how they hang together, or why nobody knows."""
+    """The nodes of one call: its kernels, the number of memsets and copies, and their order.
+
+    `missing` is the reason if they could not be read.
+    """
 
     launches: tuple[LaunchedKernel, ...] = ()
-    other_nodes: dict[str, int] = {}  # noqa: RUF012  # a tuple's default, never written to
+    other_nodes: dict[str, int] = {}  # noqa: RUF012  # never modified
     order: Order | None = None
     missing: str | None = None
 
 
 def read_launches(forward: Forward, rotation: Rotation, device: torch.device) -> Captured:
-    """The nodes of one captured call.  Two calls are captured: each must have the same."""
+    """Read the nodes of one call.  Two calls are captured, which must have the same nodes."""
     if device.type == "cpu":
         return Captured(missing=ON_CPU)
     try:
@@ -41,40 +44,47 @@ def read_launches(forward: Forward, rotation: Rotation, device: torch.device) ->
 
 
 def _read(driver: Any, graph: Any) -> Captured:  # noqa: ANN401  # cuda.bindings has no types
+    """Count the nodes of a graph of `CALLS` calls and divide by `CALLS`."""
     _, count = _ok(driver, driver.cuGraphGetNodes(graph))
     nodes, _ = _ok(driver, driver.cuGraphGetNodes(graph, count))
     kernels: Counter[LaunchedKernel] = Counter()
-    others: Counter[str] = Counter()
+    other_nodes: Counter[str] = Counter()
     for node in nodes:
         (kind,) = _ok(driver, driver.cuGraphNodeGetType(node))
         if kind == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
             kernels[_kernel(driver, node)] += 1
         else:
-            others[kind.name.removeprefix("CU_GRAPH_NODE_TYPE_").lower()] += 1
-    if any(number % CALLS for number in (*kernels.values(), *others.values())):
-        return Captured(missing=f"{CALLS} calls in a row do not launch the same")
-    launches = tuple(msgspec.structs.replace(each, count=number // CALLS) for each, number in kernels.items())
-    return Captured(launches, {name: number // CALLS for name, number in others.items()}, _order(driver, graph, count))
+            other_nodes[kind.name.removeprefix("CU_GRAPH_NODE_TYPE_").lower()] += 1
+    if any(number % CALLS for number in (*kernels.values(), *other_nodes.values())):
+        return Captured(missing=f"{CALLS} calls in a row do not launch the same kernels")
+    launches = tuple(msgspec.structs.replace(kernel, count=number // CALLS) for kernel, number in kernels.items())
+    return Captured(
+        launches, {name: number // CALLS for name, number in other_nodes.items()}, _order(driver, graph, count)
+    )
 
 
 def _order(driver: Any, graph: Any, node_count: int) -> Order:  # noqa: ANN401
-    """One after the other, or not; a programmatic edge lets a kernel begin before its predecessor ends."""
+    """Whether the nodes are one chain, have programmatic edges, or run side by side in branches.
+
+    A programmatic edge lets a kernel begin before its predecessor ends.
+    """
     *_, edge_count = _ok(driver, driver.cuGraphGetEdges(graph))
     if edge_count != node_count - 1:
         return "branches"
     if not edge_count:
         return "chain"
     starts, ends, *data, _ = _ok(driver, driver.cuGraphGetEdges(graph, edge_count))
-    if any(len({int(each) for each in side}) != edge_count for side in (starts, ends)):
+    if any(len({int(node) for node in nodes}) != edge_count for nodes in (starts, ends)):
         return "branches"
-    return "programmatic" if data and any(int(each.type) != 0 for each in data[0]) else "chain"
+    return "programmatic" if data and any(int(edge.type) != 0 for edge in data[0]) else "chain"
 
 
 def _kernel(driver: Any, node: Any) -> LaunchedKernel:  # noqa: ANN401
-    (found,) = _ok(driver, driver.cuGraphKernelNodeGetParams(node))
-    by_kernel = int(found.kern) != 0
-    (name,) = _ok(driver, driver.cuKernelGetName(found.kern) if by_kernel else driver.cuFuncGetName(found.func))
-    function = _ok(driver, driver.cuKernelGetFunction(found.kern))[0] if by_kernel else found.func
+    """Read a kernel node.  It refers to its kernel by a CUkernel or by a CUfunction."""
+    (params,) = _ok(driver, driver.cuGraphKernelNodeGetParams(node))
+    has_kernel = int(params.kern) != 0
+    (name,) = _ok(driver, driver.cuKernelGetName(params.kern) if has_kernel else driver.cuFuncGetName(params.func))
+    function = _ok(driver, driver.cuKernelGetFunction(params.kern))[0] if has_kernel else params.func
     static = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
     (static_bytes,) = _ok(driver, driver.cuFuncGetAttribute(static, function))
     cluster_of = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -82,17 +92,17 @@ def _kernel(driver: Any, node: Any) -> LaunchedKernel:  # noqa: ANN401
     cluster = value.clusterDim
     return LaunchedKernel(
         mangled=name.decode(),
-        grid=(found.gridDimX, found.gridDimY, found.gridDimZ),
-        block=(found.blockDimX, found.blockDimY, found.blockDimZ),
-        dynamic_smem_bytes=found.sharedMemBytes,
+        grid=(params.gridDimX, params.gridDimY, params.gridDimZ),
+        block=(params.blockDimX, params.blockDimY, params.blockDimZ),
+        dynamic_smem_bytes=params.sharedMemBytes,
         static_smem_bytes=static_bytes,
         cluster=(max(1, cluster.x), max(1, cluster.y), max(1, cluster.z)),
     )
 
 
-def _ok(driver: Any, answer: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ANN401
-    """The values of a driver call.  Raises `RuntimeError` with its status."""
-    status, *values = answer
+def _ok(driver: Any, result: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ANN401
+    """The values that a driver call returned.  Raises `RuntimeError` if its status is not success."""
+    status, *values = result
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"the driver answered {status!r}")
+        raise RuntimeError(f"a driver call returned {status!r}")
     return tuple(values)

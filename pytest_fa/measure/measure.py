@@ -1,4 +1,4 @@
-"""One variant on one shape, measured: device time, call time, launches, clocks."""
+"""Measure one variant on one shape: device time, call time, cold time, launch overhead, launches and clocks."""
 
 from __future__ import annotations
 
@@ -23,35 +23,38 @@ from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs
 from pytest_fa.run.nvtx_range import nvtx_range
 
-QUEUED_US = 5000.0
-MOST_QUEUED = 500
+QUEUED_US = 5000.0  # of calls that are queued when the clocks are read
+MOST_QUEUED = 500  # calls
 
 
 def measure(
-    forward: Forward, case: Case, inputs: Inputs, name: str, watch: Callable[[], object] = lambda: None
+    forward: Forward, case: Case, inputs: Inputs, name: str, before_launch: Callable[[], object] = lambda: None
 ) -> tuple[Speed, list[torch.Tensor]]:
-    """The speed of `forward` on `case`, and the outputs that its timed calls left, to be judged by the caller.
+    """Measure the speed of `forward` on `case`; also return the outputs of timed calls, for the caller to judge.
 
-    `name` goes into the NVTX ranges, `watch` hears before whatever might hang.  The caller holds the GPU's timing lock,
-    see `timing_lock`.  Raises `WrongResult` where a call changed its inputs, `ToolAttached` under a profiler.
+    `name` is part of the NVTX ranges' names.  `before_launch` is called before work that may hang.  The caller must
+    hold the GPU's `timing_lock`.  Raises `WrongResult` if a call changed its inputs, and `ToolAttached` if a profiler
+    or another tool is attached to the process.
     """
     require_no_tool()
     device = inputs.q.device
     rotation = Rotation(case, inputs, l2_bytes(device))
-    watch()
+    before_launch()
     captured = read_launches(forward, rotation, device)
     with clock_watch("cuda" if device.type == "cuda" else "cpu") as clocks:
         before = clocks.now()
         with nvtx_range(f"device_us-{name}"):
-            on_device = device_time(forward, rotation, device, watch, clocks)
+            on_device = device_time(forward, rotation, device, before_launch, clocks)
         outputs = rotation.outputs
         during = _clocks_during(forward, rotation, on_device.median_us, clocks)
         after = clocks.now()
     rotation.poison()
     with nvtx_range(f"call_us-{name}"):
-        per_call = call_time(forward, rotation, device, watch)
+        per_call = call_time(forward, rotation, device, before_launch)
     outputs += rotation.written(per_call.calls_per_sample)
-    cold, cold_missing, overhead_us = _beside(forward, rotation, on_device.median_us, captured, watch)
+    cold, cold_missing, overhead_us = _cold_and_overhead(
+        forward, rotation, on_device.median_us, captured, before_launch
+    )
     rotation.require_untouched()
     speed = Speed(
         device=on_device,
@@ -73,9 +76,12 @@ def measure(
 
 
 def profile_call(
-    forward: Forward, case: Case, inputs: Inputs, watch: Callable[[], object] = lambda: None
+    forward: Forward, case: Case, inputs: Inputs, before_launch: Callable[[], object] = lambda: None
 ) -> tuple[ProfilerTime | None, str | None]:
-    """What the profiler says of one call, and why it says nothing; for a process that times nothing else."""
+    """Measure one call with the profiler, in a process that measures no other time.
+
+    Returns the times and None, or None and the reason why there are none.
+    """
     device = inputs.q.device
     rotation = Rotation(case, inputs, l2_bytes(device))
     captured = read_launches(forward, rotation, device)
@@ -85,15 +91,19 @@ def profile_call(
         return None, "it launches no kernel"
     try:
         tools = device_tools(device.index or 0)
-        return read_profiler_time(lambda: rotation.call(forward), rotation.begin, captured, tools, watch), None
+        return read_profiler_time(lambda: rotation.call(forward), rotation.begin, captured, tools, before_launch), None
     except (NoDeviceTools, CannotCapture) as problem:
         return None, str(problem)
 
 
-def _beside(
-    forward: Forward, rotation: Rotation, device_us: float, captured: Captured, watch: Callable[[], object]
+def _cold_and_overhead(
+    forward: Forward, rotation: Rotation, device_us: float, captured: Captured, before_launch: Callable[[], object]
 ) -> tuple[Timing | None, str | None, float | None]:
-    """Cold time, why there is none, and the floor: what stands beside a period."""
+    """Measure the cold time and the launch overhead.
+
+    Returns the cold time or None, the reason why it is missing or None, and the launch overhead in microseconds or
+    None.
+    """
     device = rotation.inputs[0].q.device
     if device.type == "cpu":
         return None, ON_CPU, None
@@ -101,25 +111,29 @@ def _beside(
         tools = device_tools(device.index or 0)
     except NoDeviceTools as problem:
         return None, str(problem), None
-    overhead_us = launch_overhead_us(tools, captured.launches, watch) if captured.launches else None
+    overhead_us = launch_overhead_us(tools, captured.launches, before_launch) if captured.launches else None
     try:
-        return cold_time(lambda: rotation.call(forward), rotation.begin, tools, device_us, watch), None, overhead_us
+        return (
+            cold_time(lambda: rotation.call(forward), rotation.begin, tools, device_us, before_launch),
+            None,
+            overhead_us,
+        )
     except (CannotCapture, RuntimeError) as problem:
         return None, str(problem).splitlines()[0], overhead_us
 
 
 def _clocks_during(forward: Forward, rotation: Rotation, device_us: float, clocks: ClockWatch) -> Clocks | None:
-    """NVML's words while calls are under way: a few milliseconds of them are queued first."""
+    """Read NVML's clocks under load: a few milliseconds of calls are queued before; None on the CPU."""
     device = rotation.inputs[0].q.device
     if device.type == "cpu":
         return None
     for _ in range(max(1, min(MOST_QUEUED, int(QUEUED_US / device_us)))):
         rotation.call(forward)
-    found = clocks.now()
+    during = clocks.now()
     synchronize(device)
-    return found
+    return during
 
 
 def l2_bytes(device: torch.device) -> int | None:
-    """The size of a GPU's L2; None for a CPU."""
+    """The size of a GPU's L2 cache in bytes; None for a CPU."""
     return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.type == "cuda" else None

@@ -1,6 +1,7 @@
-"""Two variants in turn, in one process: blocks of ABBA and BAAB, whose log-ratios are free of drift.
+"""Paired timing: two variants alternate in one process, in blocks of ABBA and BAAB.
 
-Each arm has buffers and a capture of its own.  Beside them the baseline meets itself, as a third arm.
+The mean log-ratio of a block does not change under a linear drift of the clocks.  Each arm has its own buffers and its
+own captured graph.  A third arm is the baseline once more; its blocks against the baseline are the A/A control.
 """
 
 from __future__ import annotations
@@ -15,53 +16,62 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.catalog.case import Case
-from pytest_fa.measure.device_time import CannotCapture, Watch, capture, event_us
+from pytest_fa.measure.device_time import BeforeLaunch, CannotCapture, capture, event_us
 from pytest_fa.measure.rotation import Rotation
 from pytest_fa.measure.sampling import settle
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs
 
 BLOCKS = 8
-SAMPLE_US = 5000.0
-GRAPH_US = 1000.0  # long enough that what a replay itself costs is next to nothing
-MOST_CALLS = 1000
-LONG_CALL_US = 1000.0
+SAMPLE_US = 5000.0  # the least length of a sample
+GRAPH_US = 1000.0  # the intended length of a graph, at which the cost of a replay is negligible
+MOST_CALLS = 1000  # in a graph
+LONG_CALL_US = 1000.0  # from this length on, graphs have one call and calls may be timed without a graph
 
-Opened = Callable[[], AbstractContextManager[Forward]]
+OpenForward = Callable[[], AbstractContextManager[Forward]]  # opens a variant's callable in its manifest's context
 
 
 class Blocks(NamedTuple):
-    """Log-ratios of candidate to baseline and of the baseline to itself, and how many blocks were dropped."""
+    """The mean log-ratios of all blocks, and the number of blocks that were dropped."""
 
-    blocks: list[float]
-    control: list[float]
-    dropped: int
+    blocks: list[float]  # candidate to baseline
+    control: list[float]  # baseline to baseline, the A/A control
+    dropped: int  # because the GPU was slowed down
 
 
 class ArmTimer:
-    """One arm: its buffers, and how a sample of it is taken."""
+    """One arm of paired timing: a variant, its buffers, and the way to take a sample of its time.
 
-    def __init__(self, opened: Opened, case: Case, inputs: Inputs, l2_bytes: int | None, watch: Watch) -> None:
+    `before_launch` is called before work that may hang.
+    """
+
+    def __init__(
+        self, open_forward: OpenForward, case: Case, inputs: Inputs, l2_bytes: int | None, before_launch: BeforeLaunch
+    ) -> None:
         self.rotation = Rotation(case, inputs, l2_bytes)
-        self._opened, self._watch, self.is_cpu = opened, watch, inputs.q.device.type == "cpu"
+        self._open_forward, self._before_launch, self.is_cpu = (
+            open_forward,
+            before_launch,
+            inputs.q.device.type == "cpu",
+        )
         self._graph: torch.cuda.CUDAGraph | None = None
         self._calls = self._replays = 1
-        self.taken_us: list[float] = []
+        self.samples_us: list[float] = []
 
     def estimate_us(self) -> float:
-        """Microseconds of a call, after one that pays for what it sets up."""
-        self._watch()
+        """Estimate the microseconds per call, after one call that does the set-up."""
+        self._before_launch()
         self._eager_us(1)
-        self._watch()
+        self._before_launch()
         estimate = self._eager_us(1)
         return self._eager_us(10) if estimate < LONG_CALL_US else estimate
 
     def capture(self, estimate_us: float) -> None:
-        """Take samples from a graph from now on.  Raises `CannotCapture`."""
+        """Capture a graph, from which samples are taken from now on.  Raises `CannotCapture`."""
         if self.is_cpu:
             raise CannotCapture("it runs on the CPU")
         calls = 20 if estimate_us < LONG_CALL_US else 1
-        with self._opened() as forward:
+        with self._open_forward() as forward:
             probe = capture(lambda: self.rotation.call(forward), calls, self.rotation.begin)
             probe.replay()
             device_us = event_us(probe.replay, 3) / (3 * calls)
@@ -70,33 +80,34 @@ class ArmTimer:
         self._replays = max(1, math.ceil(SAMPLE_US / (device_us * self._calls)))
 
     def plan_eager(self, estimate_us: float) -> None:
-        """Take samples from plain calls."""
+        """Take samples from calls without a graph from now on."""
         self._graph, self._replays = None, 1
         self._calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(estimate_us, 0.1))))
 
     @property
     def method(self) -> str:
-        """How a sample is taken."""
+        """A description of how a sample is taken, for records."""
         if self._graph is not None:
             return f"{self._replays} replays of a graph of {self._calls} calls"
         return f"{'wall clock of' if self.is_cpu else 'event pair around'} {self._calls} calls"
 
     def sample_us(self) -> float:
-        """One sample, microseconds per call; it is also kept.
+        """Take one sample, in microseconds per call, and append it to `samples_us`.
 
-        Replays once untimed before it, so that whoever ran before leaves the same behind for every arm.
+        A graph is replayed once untimed before the sample, so that every sample starts after a replay of its own arm.
         """
-        self._watch()
+        self._before_launch()
         if self._graph is None:
-            found = self._eager_us(self._calls)
+            sample = self._eager_us(self._calls)
         else:
             self._graph.replay()
-            found = event_us(self._graph.replay, self._replays) / (self._calls * self._replays)
-        self.taken_us.append(found)
-        return found
+            sample = event_us(self._graph.replay, self._replays) / (self._calls * self._replays)
+        self.samples_us.append(sample)
+        return sample
 
     def _eager_us(self, calls: int) -> float:
-        with self._opened() as forward:
+        """Microseconds per call of `calls` calls without a graph."""
+        with self._open_forward() as forward:
             if not self.is_cpu:
                 return event_us(lambda: self.rotation.call(forward), calls) / calls
             start = time.perf_counter_ns()
@@ -111,49 +122,55 @@ def paired_timing(
     is_slowed: Callable[[], bool] = lambda: False,
     blocks: int = BLOCKS,
 ) -> Blocks:
-    """Blocks of the candidate against the baseline, and of the baseline against itself, in turn.
+    """Time blocks of the candidate against the baseline, and of the baseline against itself, alternately.
 
-    `arms` are the candidate, the baseline, and the baseline once more.  `seed` draws the order of capture and who
-    begins.  Builds outputs of timed calls in the arms' rotations.  Raises `CannotCapture` where short calls cannot be
-    captured: by their launches they are not to be compared.
+    `arms` are the candidate, the baseline, and the baseline once more.  `seed` decides the order in which arms are
+    captured and which arm begins the first block.  Afterwards, the arms' rotations hold the outputs of timed calls.
+    Blocks during which the GPU was slowed down are dropped.
+
+    Raises `CannotCapture` if calls shorter than 1 ms cannot be captured: without a graph, their time is the launch's.
     """
-    draw = random.Random(seed)  # noqa: S311  # no secret
-    _prepare(draw.sample(arms, len(arms)))
-    candidate, baseline, twin = arms
-    first = draw.randrange(2)
-    found = Blocks([], [], 0)
+    generator = random.Random(seed)  # noqa: S311  # not for cryptography
+    _prepare(generator.sample(arms, len(arms)))
+    candidate, baseline, baseline_again = arms
+    first = generator.randrange(2)
+    result = Blocks([], [], 0)
     dropped = 0
     for index in range(blocks):
-        turned = (index + first) % 2 == 1
-        pair, control = _block(candidate, baseline, turned=turned), _block(twin, baseline, turned=turned)
+        baseline_first = (index + first) % 2 == 1
+        pair = _block(candidate, baseline, b_first=baseline_first)
+        control = _block(baseline_again, baseline, b_first=baseline_first)
         if is_slowed():
             dropped += 1
             continue
-        found.blocks.append(pair)
-        found.control.append(control)
-    return found._replace(dropped=dropped)
+        result.blocks.append(pair)
+        result.control.append(control)
+    return result._replace(dropped=dropped)
 
 
 def _prepare(arms: list[ArmTimer]) -> None:
-    """All by graphs, or none: a graph's period and a plain call's are not the same figure."""
-    estimates = [each.estimate_us() for each in arms]
+    """Plan the samples of all arms: from graphs for all of them, or for none, because the two are not comparable.
+
+    Then take samples until they have settled, drop them, flip the sign of V and poison the outputs.
+    """
+    estimates = [arm.estimate_us() for arm in arms]
     try:
-        for each, estimate_us in zip(arms, estimates, strict=True):
-            each.capture(estimate_us)
+        for arm, estimate_us in zip(arms, estimates, strict=True):
+            arm.capture(estimate_us)
     except CannotCapture:
         if not arms[0].is_cpu and min(estimates) < LONG_CALL_US:
-            raise  # plain calls of short kernels are as long as their launches
-        for each, estimate_us in zip(arms, estimates, strict=True):
-            each.plan_eager(estimate_us)
-    for each in arms:
-        settle(each.sample_us)
-        each.taken_us.clear()
-        each.rotation.flip()
-        each.rotation.poison()
+            raise  # without a graph, the time of a short kernel is that of its launch
+        for arm, estimate_us in zip(arms, estimates, strict=True):
+            arm.plan_eager(estimate_us)
+    for arm in arms:
+        settle(arm.sample_us)
+        arm.samples_us.clear()
+        arm.rotation.flip()
+        arm.rotation.poison()
 
 
-def _block(mine: ArmTimer, other: ArmTimer, *, turned: bool) -> float:
-    """One block: mine, other, other, mine, or with both exchanged; the mean log-ratio of mine to other."""
-    order = (other, mine, mine, other) if turned else (mine, other, other, mine)
-    logs = [math.log(each.sample_us()) * (1 if each is mine else -1) for each in order]
+def _block(a: ArmTimer, b: ArmTimer, *, b_first: bool) -> float:
+    """Time one block, ABBA or with `b_first` BAAB, and return the mean of log(a / b)."""
+    order = (b, a, a, b) if b_first else (a, b, b, a)
+    logs = [math.log(arm.sample_us()) * (1 if arm is a else -1) for arm in order]
     return sum(logs) / 2

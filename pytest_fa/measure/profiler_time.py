@@ -1,6 +1,7 @@
-"""`busy`: what the profiler says of every kernel, memset and copy of a call.
+"""`profiler_us`: the sum of the durations that torch's profiler reports for the kernels, memsets and copies of a call.
 
-In a process of its own: a profiler that was once attached slows launches down for as long as its process lives.
+It is taken in a separate process, because a profiler that was attached once slows down launches for the rest of its
+process.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from pytest_fa.records.agreement import LONG_NODE_US
 from pytest_fa.records.timing import NodeTime, ProfilerTime
 from pytest_fa.run.device_tools import DeviceTools
 
-CALLS = 10
-REPLAYS = 3
-LOADED_US = 500_000.0  # under a power cap the clocks fall within this time
-SPIN_US = (2.0, 30.0)
+CALLS = 10  # in a graph
+REPLAYS = 3  # that are read
+LOADED_US = 500_000.0  # of load before long nodes are read: under a power cap, the clocks fall within this time
+SPIN_US = (2.0, 30.0)  # the shortest and the longest spin kernel
 
 
 def read_profiler_time(
@@ -32,57 +33,62 @@ def read_profiler_time(
     begin: Callable[[], object],
     captured: Captured,
     tools: DeviceTools,
-    watch: Callable[[], object],
+    before_launch: Callable[[], object],
 ) -> ProfilerTime:
-    """Durations of a call's nodes, and what lies between the two clocks for nodes of the same geometry.
+    """Read the durations of a call's nodes, and the gap between the profiler's clock and the period's clock.
 
-    Long nodes are read under the load under which they are timed: where power is short, a few calls run faster.
+    A period differs from the sum of its nodes' durations, because the two clocks do not begin and end at the same
+    instants.  The gap is measured on as many spin kernels of the same geometry, which last as long as the nodes on
+    average, but at least 2 us and at most 30 us.
+
+    Long nodes are read after 0.5 s of load, as they are timed: under a power cap, the first calls run faster.
     """
-    node_count = sum(each.count for each in captured.launches) + sum(captured.other_nodes.values())
+    node_count = sum(launch.count for launch in captured.launches) + sum(captured.other_nodes.values())
     graph = capture(call, CALLS, begin)
-    watch()
+    before_launch()
     graph.replay()
     period_us = event_us(graph.replay, REPLAYS) / (CALLS * REPLAYS)
-    each_us = min(max(SPIN_US[0], period_us / node_count), SPIN_US[1])
-    cycles = int(each_us * tools.cycles_per_us)
-    memsets = sum(captured.other_nodes.values())  # a copy of a few bytes takes as long
+    spin_us_per_node = min(max(SPIN_US[0], period_us / node_count), SPIN_US[1])
+    cycles = int(spin_us_per_node * tools.cycles_per_us)
+    memsets = sum(captured.other_nodes.values())  # copies too: a copy of a few bytes takes as long as a memset
 
     def spin_call() -> None:
         tools.spin_like(captured.launches, cycles, memsets)
 
-    spin_period_us = period_of_spin_us(spin_call, CALLS, watch)
+    spin_period_us = period_of_spin_us(spin_call, CALLS, before_launch)
     spin = capture(spin_call, CALLS)
     spin.replay()
-    watch()
-    spins = _durations(spin)
-    watch()
-    loading = math.ceil(LOADED_US / (CALLS * period_us)) if period_us >= LONG_NODE_US * node_count else 0
-    nodes = _durations(graph, loading * CALLS * node_count, loading)
-    wanted = CALLS * REPLAYS * node_count
+    before_launch()
+    spin_durations = _durations(spin)
+    before_launch()
+    load_replays = math.ceil(LOADED_US / (CALLS * period_us)) if period_us >= LONG_NODE_US * node_count else 0
+    durations = _durations(graph, load_replays * CALLS * node_count, load_replays)
+    expected_count = CALLS * REPLAYS * node_count
     times = [
-        NodeTime(name, sum(found) / len(found), round(len(found) / (CALLS * REPLAYS))) for name, found in nodes.items()
+        NodeTime(name, sum(node_us) / len(node_us), round(len(node_us) / (CALLS * REPLAYS)))
+        for name, node_us in durations.items()
     ]
-    profiler_us = sum(sum(found) for found in nodes.values()) / (CALLS * REPLAYS)
-    spin_us = sum(sum(found) for found in spins.values()) / (CALLS * REPLAYS)
-    missing = abs(wanted - sum(len(found) for found in nodes.values()))
+    profiler_us = sum(sum(node_us) for node_us in durations.values()) / (CALLS * REPLAYS)
+    spin_us = sum(sum(node_us) for node_us in spin_durations.values()) / (CALLS * REPLAYS)
+    missing = abs(expected_count - sum(len(node_us) for node_us in durations.values()))
     return ProfilerTime(profiler_us, spin_period_us - spin_us, tuple(times), missing)
 
 
-def _durations(graph: torch.cuda.CUDAGraph, left_out: int = 0, loading: int = 0) -> dict[str, list[float]]:
-    """Microseconds of everything that ran on the device while a graph was replayed, by name.
+def _durations(graph: torch.cuda.CUDAGraph, skipped: int = 0, load_replays: int = 0) -> dict[str, list[float]]:
+    """Microseconds of everything that ran on the device during `REPLAYS` replays of a graph, by short name.
 
-    So many replays come before, and their records are left out.
+    `load_replays` replays come first; their `skipped` records are dropped.
     """
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-        for _ in range(loading + REPLAYS):
+        for _ in range(load_replays + REPLAYS):
             graph.replay()
         torch.cuda.synchronize()
-    found: dict[str, list[float]] = collections.defaultdict(list)
+    durations: dict[str, list[float]] = collections.defaultdict(list)
     results: Any = profiler.profiler.kineto_results
-    events = (each for each in results.events() if each.device_type() == torch.autograd.DeviceType.CUDA)  # type: ignore[attr-defined]
-    for event in sorted(events, key=lambda each: each.start_ns())[left_out:]:
-        found[_short(event.name())].append(event.duration_ns() / 1000)
-    return dict(found)
+    events = (event for event in results.events() if event.device_type() == torch.autograd.DeviceType.CUDA)  # type: ignore[attr-defined]
+    for event in sorted(events, key=lambda event: event.start_ns())[skipped:]:
+        durations[_short(event.name())].append(event.duration_ns() / 1000)
+    return dict(durations)
 
 
 def _short(name: str) -> str:

@@ -1,7 +1,7 @@
-"""A clock that moves only when told to: our samples into pytest-benchmark, through its public interface.  No torch.
+"""A clock that advances only on request: it passes samples to pytest-benchmark through its public interface.  No torch.
 
-`timer=` of its benchmark mark takes the clock, `benchmark.pedantic` plays the samples back; its table, saving,
-comparison and histogram then work as its users know them.
+The clock is the `timer=` of pytest-benchmark's mark, and `benchmark.pedantic` replays the samples on it.  Its table,
+saving, comparison and histogram then work as usual.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from typing import Any
 
 
 class ReplayClock:
-    """Seconds that pass when `advance` is called."""
+    """A clock in seconds that only `advance` moves."""
 
-    __name__ = "device_us"  # what pytest-benchmark shows as its timer
+    __name__ = "device_us"  # pytest-benchmark shows this as the timer's name
 
     def __init__(self) -> None:
         self._now = 0.0
 
     def __call__(self) -> float:
-        """The time now, in seconds."""
+        """The clock's time in seconds."""
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self._now += seconds
 
 
 def replay(clock: ReplayClock, benchmark: Any, samples_us: Iterable[float]) -> None:  # noqa: ANN401  # a fixture
-    """Give samples, in microseconds, to a `benchmark` fixture whose timer is `clock`."""
+    """Pass samples, in microseconds, to a `benchmark` fixture whose timer is `clock`."""
     samples = list(samples_us)
-    rest = iter(samples)  # --benchmark-cprofile calls once more than there are rounds
-    benchmark.pedantic(lambda: clock.advance(next(rest, 0.0) / 1e6), rounds=len(samples), iterations=1, warmup_rounds=0)
+    remaining = iter(samples)  # --benchmark-cprofile makes one call more than there are rounds
+    benchmark.pedantic(
+        lambda: clock.advance(next(remaining, 0.0) / 1e6), rounds=len(samples), iterations=1, warmup_rounds=0
+    )

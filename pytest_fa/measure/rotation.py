@@ -1,4 +1,4 @@
-"""Buffers that take turns: inputs and kept outputs, the same number for every variant."""
+"""`Rotation`: sets of input and output buffers that timed calls use in turn, the same number for every variant."""
 
 from __future__ import annotations
 
@@ -16,76 +16,77 @@ MOST_BUFFERS = 8
 
 
 class Rotation:
-    """A few sets of data at different addresses; each call uses the next set and keeps its output.
+    """Up to 8 sets of buffers at different addresses; each call uses the next set, and its output is stored.
 
-    All sets hold the same q and k; v has the opposite sign in every second set, and `flip` turns all signs where the
-    data lie.  So the right output is the same but for its sign, and one that was kept from another set, or from before
-    the flip, is wrong.  Scores read no v: there it is k whose sign is turned.
+    All sets hold the same q and k.  v has the opposite sign in every second set, and `flip` negates every v in place.
+    The right outputs therefore differ only in their sign, and a result that was cached by address, or that was copied
+    from another set, is wrong.  Scores do not read v; for them, k is negated instead.
 
-    Together they stay within a quarter of L2, so that every call finds its data there; where one set alone is larger,
-    `exceeds_l2` says so.  An output that a variant allocates itself is kept as long as one it was given.
+    All sets together take at most a quarter of the L2 cache, so that calls read their inputs from it.  If one set alone
+    is larger than that quarter, `exceeds_l2` is True.
     """
 
     def __init__(self, case: Case, inputs: Inputs, l2_bytes: int | None) -> None:
         quarter = (l2_bytes or 0) // 4
         self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > quarter
         count = max(1, min(MOST_BUFFERS, quarter // max(1, case.bytes_per_call)))
-        self._turned = LINEAR_IN[case.computes]
-        self._plain = inputs  # the caller's, which no timed call sees
+        self._negated = LINEAR_IN[case.computes]  # the name of the input that is negated
+        self._original = inputs  # the caller's, which no timed call sees
         self.inputs = [clone(inputs) for _ in range(count)]
         self._signs = [1] * count
-        self._turn_signs(range(1, count, 2))
-        self.given = [poisoned_output(each, case.computes) for each in self.inputs]
-        self.kept: list[torch.Tensor] = list(self.given)
+        self._negate(range(1, count, 2))
+        self.out_buffers = [poisoned_output(each, case.computes) for each in self.inputs]  # passed as `out`
+        self.last_outputs: list[torch.Tensor] = list(self.out_buffers)  # what the last call on each set returned
         self.begin()
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def begin(self) -> None:
-        """Start over with the first set; what was called before does not count as timed."""
+        """Start over with the first set.  Outputs of earlier calls no longer count as timed outputs."""
         self._turn = itertools.cycle(range(len(self.inputs)))
         self._called: set[int] = set()
 
     def call(self, forward: Forward) -> None:
-        """One call on the next set."""
+        """Call `forward` on the next set."""
         turn = next(self._turn)
         self._called.add(turn)
         q, k, v, scale, causal = self.inputs[turn]
-        self.kept[turn] = forward(q, k, v, scale=scale, causal=causal, out=self.given[turn])
+        self.last_outputs[turn] = forward(q, k, v, scale=scale, causal=causal, out=self.out_buffers[turn])
 
     @property
     def outputs(self) -> list[torch.Tensor]:
-        """What the calls since `begin` gave, each copied with its set's sign taken off."""
-        return [self.kept[turn] * self._signs[turn] for turn in sorted(self._called)]
+        """The last output of each set that was used since `begin`, copied, and negated back if its set is negated."""
+        return [self.last_outputs[turn] * self._signs[turn] for turn in sorted(self._called)]
 
     def flip(self) -> None:
-        """Turn the sign of every v, or k, in place: whoever keeps results by address gives old ones from here on."""
-        self._turn_signs(range(len(self.inputs)))
+        """Negate every v (for scores: k) in place, so that results cached by address are wrong from now on."""
+        self._negate(range(len(self.inputs)))
 
     def require_untouched(self) -> None:
-        """Raise `WrongResult` where a timed call changed an input."""
-        for mine, sign in zip(self.inputs, self._signs, strict=True):
-            for name, tensor, plain in zip("qkv", mine[:3], self._plain[:3], strict=True):
-                if not torch.equal(tensor, plain * sign if name == self._turned else plain):
+        """Raise `WrongResult` if a timed call changed an input."""
+        for inputs, sign in zip(self.inputs, self._signs, strict=True):
+            for name, tensor, original in zip("qkv", inputs[:3], self._original[:3], strict=True):
+                if not torch.equal(tensor, original * sign if name == self._negated else original):
                     raise WrongResult("inputs", f"the kernel changed its input {name} while it was timed")
 
-    def _turn_signs(self, turns: Iterable[int]) -> None:
-        for turn in turns:
-            getattr(self.inputs[turn], self._turned).data.neg_()  # past the version counter, which a cache might watch
-            self._signs[turn] = -self._signs[turn]
+    def _negate(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            # `.data` bypasses the version counter, which a cache might compare.
+            getattr(self.inputs[index], self._negated).data.neg_()
+            self._signs[index] = -self._signs[index]
 
     def turns(self, calls: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float, str, torch.Tensor]]:
-        """The arguments `(q, k, v, scale, causal, out)` of so many calls, made before a clock runs."""
-        sets = [(*inputs, out) for inputs, out in zip(self.inputs, self.given, strict=True)]
+        """The arguments `(q, k, v, scale, causal, out)` of `calls` calls, prepared outside the timed loop."""
+        sets = [(*inputs, out) for inputs, out in zip(self.inputs, self.out_buffers, strict=True)]
         return [sets[turn % len(sets)] for turn in range(calls)]
 
     def poison(self) -> None:
-        """Fill every output with NaN again, given or returned: a timed call that computes nothing shows."""
-        for out in (*self.given, *self.kept):
+        """Fill every output with NaN, so that a timed call that computes nothing is found."""
+        for out in (*self.out_buffers, *self.last_outputs):
             out.fill_(float("nan"))
 
     def written(self, calls: int) -> list[torch.Tensor]:
-        """The given outputs that `turns(calls)` writes; none for a variant that returns tensors of its own."""
-        sets = zip(self.given[:calls], self.kept[:calls], self._signs[:calls], strict=True)
-        return [given * sign for given, kept, sign in sets if given is kept]
+        """The outputs that calls with `turns(calls)` wrote; empty for a variant that allocates its outputs."""
+        sets = zip(self.out_buffers[:calls], self.last_outputs[:calls], self._signs[:calls], strict=True)
+        return [buffer * sign for buffer, last_output, sign in sets if buffer is last_output]

@@ -1,4 +1,4 @@
-"""One timing at a time on a GPU, across all processes of a user.  No torch."""
+"""A lock that allows one timed run at a time on a GPU, across all processes of a user.  No torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from pytest_fa.records.environment import find_gpu
 
 @contextmanager
 def timing_lock() -> Iterator[None]:
-    """Hold this machine's first GPU (or its CPU) against every other run that times; the lock dies with its holder.
+    """Hold the lock of this machine's first GPU, or of its CPU if it has no GPU.
 
-    Taken by whoever starts a timed job, so that waiting for it costs the job none of its own time.
+    The lock is released when the process that holds it ends.  It is taken by the process that starts a timed job, so
+    that the time spent waiting for the lock does not count against the job's time limit.
     """
     gpu = find_gpu()
     path = Path(tempfile.gettempdir()) / f"pytest-fa-{os.getuid()}-{gpu.uuid if gpu else 'cpu'}.lock"

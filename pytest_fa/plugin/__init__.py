@@ -1,6 +1,6 @@
-"""pytest's side: what pytest sees of this package, its hooks and its fixtures.
+"""The pytest plugin: the hooks and fixtures of this package.
 
-Every pytest on the machine imports this: it brings no torch and none of the catalog.
+Every pytest run in this environment imports it, so it imports neither torch nor the catalog.
 """
 
 from pytest_fa.plugin.fixtures import (

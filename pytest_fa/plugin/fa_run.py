@@ -1,4 +1,4 @@
-"""`FaRun`: what the shipped suite's tests call.  Each method hands one item's work to the feature that does it."""
+"""`FaRun`, which the tests of the shipped suite call.  Each method runs one kind of test and records the result."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class FaRun:
-    """One item's work: through the builder, a worker process or a tool, to a record.
+    """Runs the work of one test in the builder, a worker process or a tool, and makes its record.
 
-    A method fails the test where the record is not ok, skips it where this machine or the variant cannot run it, and
-    returns the record otherwise.
+    Each method returns the record if its outcome is ok.  Otherwise it fails the test, or skips it if this machine or
+    the variant cannot run it.
     """
 
     def __init__(self, node: pytest.Item) -> None:
@@ -28,50 +28,52 @@ class FaRun:
         self._session = session_of(node.config)
 
     def build(self, variant: Variant | BrokenVariant) -> Record:
-        """Judge the variant's build; fails with the compiler's lines or the broken limits."""
+        """Check the variant's build.  Fails with the compiler's messages, or with the limits that are exceeded."""
         return self._finish(lambda: self._session.judge_build(variant))
 
     def correct(self, variant: Variant, case: Case) -> Record:
-        """Run and judge; fails with every bound."""
+        """Run the variant on the case and judge its output.  Fails with every bound."""
         return self._finish(lambda: self._session.runner.run(variant, case, "correct"))
 
     def property(self, variant: Variant, name: str) -> Record:
-        """Hold to a property; fails with what did not hold."""
-        return self._finish(lambda: self._session.runner.hold_to_property(variant, name))
+        """Check one property of the variant.  Fails with the part that does not hold."""
+        return self._finish(lambda: self._session.runner.check_property(variant, name))
 
     def speed(self, variant: Variant, case: Case) -> Record:
-        """Run, judge, time, and judge the outputs of the timed calls."""
+        """Run the variant on the case, judge its output, time it, and judge the outputs of the timed calls."""
         return self._finish(lambda: self._session.runner.run(variant, case, "speed"))
 
     def gate(self, variant: Variant) -> Record:
-        """Gate against the baselines; fails with the verdict and every interval."""
-        from pytest_fa.gate.run import hold_gate, question_of  # noqa: PLC0415  # only a gate needs it
+        """Run the gate of the variant.  Fails with the verdict and every interval."""
+        from pytest_fa.gate.run import decide_gate, gate_question  # noqa: PLC0415  # only a gate needs it
 
         session, say = self._session, progress_line(self._node.config)
         ratio = session.options.gate or read_marker(gate_of, self._node)
         if ratio is None:
-            reason = "fa_run.gate: there is no ratio; give --fa-gate, or mark the test with fa_gate(0.95)"
+            reason = "fa_run.gate: there is no ratio; give --fa-gate=0.95, or mark the test with fa_gate(0.95)"
             pytest.fail(reason, pytrace=False)
-        return self._finish(lambda: hold_gate(session.runner, variant, question_of(session.asked, variant, ratio), say))
+        return self._finish(
+            lambda: decide_gate(session.runner, variant, gate_question(session.run_plan, variant, ratio), say)
+        )
 
     def profile(self, variant: Variant, case: Case) -> Record:
-        """Count under Nsight Compute; skips, or fails under --ncu-strict, with the reason why nothing was counted."""
+        """Profile the variant with Nsight Compute.  If that is not possible, skips, or fails with --ncu-strict."""
         config = self._node.config
         return self._finish(lambda: case_profiler_of(config).profile(variant, case, progress_line(config)))
 
     def sanitize(self, variant: Variant, tool: str, case: Case | None = None) -> Record:
-        """Run one tool of compute-sanitizer, on a small case where none is given; fails with what the tool reports."""
-        from pytest_fa.catalog.properties import sanitizer_case  # noqa: PLC0415  # only where it was asked for
+        """Run one tool of compute-sanitizer, on a small case if none is given.  Fails with the tool's findings."""
+        from pytest_fa.catalog.properties import sanitizer_case  # noqa: PLC0415  # only sanitizers need it
         from pytest_fa.sanitize.run import sanitize_variant  # noqa: PLC0415
 
-        asked = case or sanitizer_case(variant)
-        return self._finish(lambda: sanitize_variant(self._session.runner, variant, asked, tool))
+        sanitized_case = case or sanitizer_case(variant)
+        return self._finish(lambda: sanitize_variant(self._session.runner, variant, sanitized_case, tool))
 
     def selftest(self, variant: Variant) -> Record:
-        """Try every check on a kernel of the self-test; fails where the checks catch too little or too much."""
-        from pytest_fa.selftest.run import judge_the_judge  # noqa: PLC0415  # only the self-test needs it
+        """Run every check on a kernel of the self-test.  Fails if other checks catch it than should."""
+        from pytest_fa.selftest.run import run_selftest_kernel  # noqa: PLC0415  # only the self-test needs it
 
-        return self._finish(lambda: judge_the_judge(self._session.asked, self._session.runner, variant))
+        return self._finish(lambda: run_selftest_kernel(self._session.run_plan, self._session.runner, variant))
 
     def _finish(self, work: Callable[[], Record]) -> Record:
         from pytest_fa.report.failure import failure_text  # noqa: PLC0415  # only a run with items needs these

@@ -1,7 +1,7 @@
-"""Fixtures: `fa_run` for the shipped suite, the others for a user's own tests.
+"""The fixtures: `fa_run` for the shipped suite, the others for a user's own tests.
 
-`fa_run` sends jobs to a worker process.  The others offer the worker's own functions in this process: unprotected, so a
-crash or a hang takes pytest down with it.
+`fa_run` runs kernels in a worker process.  The other fixtures run them in pytest's own process, so a crash or a hang of
+a kernel ends the whole run.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def fa_variant(request: pytest.FixtureRequest) -> Variant:
-    """The variant under test; a test that asks for it runs once for every selected variant."""
+    """The variant under test.  A test with this fixture runs once for every selected variant."""
     variant: Variant = request.param
     return variant
 
 
 @pytest.fixture
 def fa_case(request: pytest.FixtureRequest) -> Case:
-    """The case under test: shape, dtype, mask and seed; a test that asks for it runs once for every selected case."""
+    """The case under test: shape, dtype, mask and seed.  A test with this fixture runs once for every selected case."""
     case: Case = request.param
     return case
 
 
 @pytest.fixture
 def fa_property(request: pytest.FixtureRequest) -> str:
-    """The property under test, by its name; a test that asks for it runs once for every variant and property."""
+    """The name of the property under test.  A test with this fixture runs once for every variant and property."""
     name: str = request.param
     return name
 
 
 @pytest.fixture
 def fa_sanitizer(request: pytest.FixtureRequest) -> str:
-    """The tool of `--fa-sanitize`; a test that asks for it runs once for every selected variant and tool."""
+    """The tool of `--fa-sanitize`.  A test with this fixture runs once for every selected variant and tool."""
     name: str = request.param
     return name
 
@@ -70,7 +70,7 @@ def fa_module(request: pytest.FixtureRequest, fa_variant: Variant) -> Iterator[F
 
 @pytest.fixture
 def fa_inputs(request: pytest.FixtureRequest, fa_case: Case) -> Iterator[Inputs]:
-    """The case's `q, k, v, scale, causal` on the GPU, or on the CPU without one; refused cases are skipped."""
+    """The inputs `q, k, v, scale, causal` of the case, on the GPU if there is one.  Refused cases are skipped."""
     import torch  # noqa: PLC0415  # only for in-process tests
 
     from pytest_fa.records.environment import find_gpu  # noqa: PLC0415
@@ -88,7 +88,7 @@ def fa_inputs(request: pytest.FixtureRequest, fa_case: Case) -> Iterator[Inputs]
 
 @pytest.fixture
 def fa_truth(request: pytest.FixtureRequest, fa_case: Case, fa_inputs: Inputs) -> Truth:
-    """float64 attention on `fa_inputs` (`.out`) and what an ideal kernel of the same precision gives (`.same-precision reference`)."""
+    """Truth for `fa_inputs`: `.out` is float64 attention, `.same_precision` the same-precision reference."""
     from pytest_fa.judge.oracle import truth_of  # noqa: PLC0415  # torch: only for in-process tests
 
     return truth_of(fa_case.computes, fa_inputs, (), policy_of(request, fa_case))
@@ -96,43 +96,43 @@ def fa_truth(request: pytest.FixtureRequest, fa_case: Case, fa_inputs: Inputs) -
 
 @pytest.fixture
 def fa_check(request: pytest.FixtureRequest, fa_case: Case, fa_inputs: Inputs) -> Callable[[torch.Tensor], Check]:
-    """`fa_check(out)`: judge an output by the tolerance policy; fails the test with every bound, or returns the check.
+    """`fa_check(out)` judges an output by the tolerance policy: it returns the check, or fails with every bound.
 
-    Truth is computed inside, after the kernel has run, from `fa_inputs` as they are by then.
+    It computes truth when it is called, from the current contents of `fa_inputs`.
     """
     return lambda out: judge_outputs(request, fa_case, fa_inputs, [out])
 
 
 @pytest.fixture
 def fa_clock(request: pytest.FixtureRequest) -> ReplayClock:
-    """The clock that pytest-benchmark reads in this test; it must exist before `benchmark` does."""
-    clock = ReplayClock()
+    """The clock that pytest-benchmark uses in this test, which replays device times."""
+    clock = ReplayClock()  # `benchmark` reads its timer from the marker when it is created, after this fixture
     mark = request.node.get_closest_marker("benchmark")
-    kept = dict(mark.kwargs) if mark else {}
-    request.node.add_marker(pytest.mark.benchmark(**{"timer": clock, **kept}), append=False)
+    own_arguments = dict(mark.kwargs) if mark else {}
+    request.node.add_marker(pytest.mark.benchmark(**{"timer": clock, **own_arguments}), append=False)
     return clock
 
 
 @pytest.fixture
 def fa_benchmark(request: pytest.FixtureRequest, fa_clock: ReplayClock, benchmark: Any) -> FaBenchmark:  # noqa: ANN401
-    """Honest device timing, its outputs judged, whose samples appear in pytest-benchmark's table and files."""
+    """Times a kernel on the device, judges the outputs, and passes the samples to pytest-benchmark."""
     return FaBenchmark(request, fa_clock, benchmark)
 
 
 @pytest.fixture
-def fa_run(request: pytest.FixtureRequest, fa_builds: None) -> FaRun:  # noqa: ARG001  # builds come first
-    """`fa_run.build`, `.correct`, `.property`, `.speed`: one item through the builder or a worker process, recorded."""
+def fa_run(request: pytest.FixtureRequest, fa_builds: None) -> FaRun:  # noqa: ARG001  # everything is built first
+    """Runs and records one test in a worker process: `fa_run.build`, `.correct`, `.property`, `.speed` and others."""
     return FaRun(request.node)
 
 
 @pytest.fixture(scope="session")
 def fa_builds(request: pytest.FixtureRequest) -> None:
-    """Everything that the selected items need, built in one parallel batch, with a progress line."""
+    """Builds everything that the selected tests need, in one parallel batch."""
     from pytest_fa.errors import ToolchainError  # noqa: PLC0415
 
     try:
         session_of(request.config).start(progress_line(request.config))
     except ToolchainError:
-        return  # each item that needs a compiler says so
+        return  # each test that needs a compiler reports this itself
     except OSError as problem:
-        pytest.exit(f"the cache cannot be used (--fa-cache): {problem}", returncode=pytest.ExitCode.USAGE_ERROR)
+        pytest.exit(f"--fa-cache: the build cache cannot be used: {problem}", returncode=pytest.ExitCode.USAGE_ERROR)

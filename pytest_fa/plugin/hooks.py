@@ -1,4 +1,4 @@
-"""The only module with pytest hooks; each hands over at once.  Importing it costs no torch and no catalog."""
+"""All pytest hooks of this package.  Importing this module imports neither torch nor the catalog."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fa import options
 from pytest_fa.errors import FaError
+from pytest_fa.options import flags, options
 from pytest_fa.plugin import markers
 from pytest_fa.plugin.state import OPTIONS_KEY, RECORD_KEY, SESSION_KEY, session_of
 from pytest_fa.plugin.terminal import Results
@@ -15,23 +15,23 @@ from pytest_fa.plugin.terminal import Results
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-INCONCLUSIVE_STATUS = 10  # a gate has no verdict, and nothing else failed
+INCONCLUSIVE_STATUS = 10  # exit status if a gate has no verdict and nothing else failed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Our options, each with an ini key."""
-    options.register(parser)
+    """Add the options of this plugin, each with an ini key."""
+    flags.register(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the options; where any was given, check the names in them before anything is collected."""
+    """Read the options.  If any was given, check the names in them before collection."""
     markers.register(config)
     try:
         config.stash[OPTIONS_KEY] = options.read(config)
         if config.stash[OPTIONS_KEY].selftest:
             config.args[:] = [str(options.SELFTEST_SUITE)]
         if config.stash[OPTIONS_KEY].is_given:
-            _ = session_of(config).asked.plan
+            _ = session_of(config).run_plan.plan
         if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
             session_of(config).builds.clean()
     except FaError as problem:
@@ -41,58 +41,58 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """`--fa-list` prints and ends the run."""
+    """With `--fa-list`, print the list of variants and end the run."""
     if not options.wants_list(config):
         return None
-    from pytest_fa.plugin.terminal import list_variants  # noqa: PLC0415  # only where it is asked for
+    from pytest_fa.plugin.terminal import list_variants  # noqa: PLC0415  # only --fa-list needs it
 
-    config._do_configure()  # noqa: SLF001  # as pytest's own --markers and --fixtures do
-    list_variants(session_of(config).asked.catalog)
+    config._do_configure()  # noqa: SLF001  # pytest's own --markers and --fixtures do the same
+    list_variants(session_of(config).run_plan.catalog)
     config._ensure_unconfigure()  # noqa: SLF001
     return 0
 
 
 def pytest_report_header(config: pytest.Config) -> list[str] | None:
-    """GPU, variants and cases, where our options are in use; a line for each name of an earlier version."""
-    return session_of(config).asked.header if config.stash[OPTIONS_KEY].is_given else None
+    """GPU, variants and cases, and one line for each deprecated name, if an option of this plugin is in use."""
+    return session_of(config).run_plan.header if config.stash[OPTIONS_KEY].is_given else None
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str) -> list[pytest.Item] | None:
-    """Some of the suite's tests are there where they were asked for: gates, profiles, sanitizers."""
-    is_ours = name.startswith("test_") and str(getattr(collector.obj, "__name__", "")).startswith("pytest_fa.suite.")
-    return [] if is_ours and not collector.config.stash[OPTIONS_KEY].offers(name) else None
+    """Collect gates, profiles and sanitizers of the shipped suite only if an option requests them."""
+    in_suite = name.startswith("test_") and str(getattr(collector.obj, "__name__", "")).startswith("pytest_fa.suite.")
+    return [] if in_suite and not collector.config.stash[OPTIONS_KEY].offers(name) else None
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """A gate without a verdict is neither passed nor failed in the terminal."""
+    """Show a gate without a verdict as INCONCLUSIVE in the terminal, neither passed nor failed."""
     if report.when == "call" and getattr(report, "fa_record", {}).get("outcome") == "inconclusive":
         return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
     return None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Pair variants and cases for every test that asks for them."""
+    """Parametrize every test that uses `fa_variant`, `fa_case`, `fa_property` or `fa_sanitizer`."""
     if {"fa_variant", "fa_case", "fa_property", "fa_sanitizer"} & set(metafunc.fixturenames):
-        from pytest_fa.plugin.items import parametrize  # noqa: PLC0415  # only a run with kernels pays for the catalog
+        from pytest_fa.plugin.items import parametrize  # noqa: PLC0415  # only runs with kernels import the catalog
 
         try:
             suites = markers.suites_of(metafunc.definition)
-            parametrize(metafunc, session_of(metafunc.config).asked.plan_of(suites))
+            parametrize(metafunc, session_of(metafunc.config).run_plan.plan_of(suites))
         except FaError as problem:
             raise pytest.UsageError(str(problem)) from None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what was not asked for, and companions that stand beside nothing."""
+    """Deselect variants that are not selected, and companions at shapes without a selected variant."""
     if SESSION_KEY in config.stash:
         from pytest_fa.plugin.items import deselect  # noqa: PLC0415
 
-        deselect(config, items, session_of(config).asked.plan)
+        deselect(config, items, session_of(config).run_plan.plan)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Remember which variants the selected items need: they are built together."""
+    """Store which variants the selected tests need; they are built together."""
     if SESSION_KEY in session.config.stash:
         from pytest_fa.plugin.items import needed_variants  # noqa: PLC0415
 
@@ -101,25 +101,25 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Attach the item's record to its report, which xdist carries to the controller."""
+    """Attach the test's record to its report, which pytest-xdist sends to the controller."""
     report = yield
     if call.when == "call" and "fa_run" in getattr(item, "fixturenames", ()):
         from pytest_fa.plugin.items import attach  # noqa: PLC0415
 
-        attach(report, item, item.stash.get(RECORD_KEY, None), session_of(item.config).asked.plan)
+        attach(report, item, item.stash.get(RECORD_KEY, None), session_of(item.config).run_plan.plan)
     return report
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """GPU, driver, CUDA and torch beside pytest-benchmark's own machine facts."""
+    """Add GPU, driver, CUDA and torch to the machine info of pytest-benchmark."""
     if SESSION_KEY in config.stash:
         machine_info["fa"] = session_of(config).machine_info
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
-    """Variants and cases by name in saved files, not as objects with this machine's paths."""
+    """Save variants and cases by name, not as objects that contain paths of this machine."""
     for benchmark in output_json["benchmarks"]:
         if benchmark["params"]:
             benchmark["params"] = {name: str(value) for name, value in benchmark["params"].items()}
@@ -132,21 +132,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 class _Reports:
-    """The hooks of the process that talks to the user: under xdist that is the controller, which runs no test."""
+    """The hooks of the process that writes to the terminal; with pytest-xdist, the controller, which runs no tests."""
 
     def __init__(self, results: Results) -> None:
         self._results = results
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep a record as it comes."""
+        """Keep the record of a report."""
         self._results.take(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Remember what could not be collected."""
+        """Count a collection error as a failure."""
         self._results.note_collect(report)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Save profiles where asked; a run that did nothing, or whose records were lost, is red."""
+        """Save the records and set the exit status: a run in which nothing ran or records were lost has failed."""
         self._results.finish()
         if self._results.is_inconclusive and exitstatus == pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = INCONCLUSIVE_STATUS
@@ -154,5 +154,5 @@ class _Reports:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The table, and where the records are."""
+        """Write the table, the notes and the paths of the records."""
         self._results.write(terminalreporter)

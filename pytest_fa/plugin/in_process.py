@@ -1,4 +1,4 @@
-"""What the fixtures for a user's own tests do in pytest's process: find the device, judge outputs, time calls."""
+"""The work of the fixtures for a user's own tests, in pytest's process: find the device, judge outputs, time calls."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def device_kept(request: pytest.FixtureRequest, device: str) -> Iterator[None]:
-    """Around an in-process test: where an earlier test lost the device, the test fails with the name of that test.
+    """The context of an in-process test, which notices if the test loses the device.
 
-    A sticky error, such as an illegal address, ends a process's work on the GPU for good.
+    After a sticky CUDA error, such as an illegal address, a process cannot use the GPU any more.  Later tests then fail
+    with the name of the test that lost it.
     """
     import torch  # noqa: PLC0415  # only for in-process tests
 
@@ -35,14 +36,14 @@ def device_kept(request: pytest.FixtureRequest, device: str) -> Iterator[None]:
 
     stash = request.config.stash
     if device != "cpu" and LOST_KEY in stash:
-        pytest.fail(f"this process has no GPU any more: {stash[LOST_KEY]}", pytrace=False)
+        pytest.fail(f"this process can no longer use the GPU: {stash[LOST_KEY]}", pytrace=False)
     yield
     if device != "cpu" and LOST_KEY not in stash and not is_alive(torch.device(device)):
-        stash[LOST_KEY] = f"its context was lost in {request.node.nodeid}"
+        stash[LOST_KEY] = f"its CUDA context was lost in {request.node.nodeid}"
 
 
 def device_or_skip(variant: Variant) -> str:
-    """The device on which a variant runs on this machine; the test is skipped where there is none."""
+    """The device on which a variant runs on this machine; skips the test if there is none."""
     from pytest_fa.session.builds import device_of  # noqa: PLC0415
     from pytest_fa.session.refusals import CannotRun  # noqa: PLC0415
 
@@ -53,28 +54,30 @@ def device_or_skip(variant: Variant) -> str:
 
 
 def variant_of(request: pytest.FixtureRequest) -> Variant | None:
-    """The variant under test, where the test asks for one."""
+    """The variant under test; None if the test does not use `fa_variant`."""
     return request.getfixturevalue("fa_variant") if "fa_variant" in request.fixturenames else None
 
 
 def policy_of(request: pytest.FixtureRequest, case: Case) -> str:
-    """The tolerance policy: the option's, else the marker's, else the manifest's, else `same_precision`."""
+    """The tolerance policy of `--fa-tolerance`, else of the marker, else of the manifest, else `same_precision`."""
     variant = variant_of(request)
     marked = read_marker(tolerance_of, request.node)
     policy = (
         request.config.stash[OPTIONS_KEY].tolerance or marked or (variant.tolerance if variant else "same_precision")
     )
     if case.computes == "scores" and policy != "same_precision":
-        pytest.fail(
-            f"tolerance {policy} judges attention; {case.shape_id} asks for scores (use same_precision)", pytrace=False
-        )
+        reason = f"tolerance policy {policy} judges attention; {case.shape_id} is a case of scores (use same_precision)"
+        pytest.fail(reason, pytrace=False)
     return policy
 
 
 def judge_outputs(
     request: pytest.FixtureRequest, case: Case, inputs: Inputs, outputs: Iterable[torch.Tensor], where: str = ""
 ) -> Check:
-    """The check of the last output; the test fails with every bound of the first output that is wrong."""
+    """Judge the outputs and return the check of the last one.  Fails with every bound of the first wrong output.
+
+    `where` is appended to the message of a failure.
+    """
     from pytest_fa.errors import WrongResult  # noqa: PLC0415
     from pytest_fa.judge.check import judge, require_output  # noqa: PLC0415  # torch: only for in-process tests
     from pytest_fa.judge.oracle import truth_of  # noqa: PLC0415
@@ -95,7 +98,10 @@ def judge_outputs(
 
 
 class FaBenchmark:
-    """Timing through pytest-benchmark: `fa_benchmark(fa_module, fa_case, fa_inputs)`, or `.record` for a `Speed`."""
+    """Times kernels through pytest-benchmark: `fa_benchmark(fa_module, fa_case, fa_inputs)`.
+
+    `record` passes on a `Speed` that was measured elsewhere.
+    """
 
     def __init__(self, request: pytest.FixtureRequest, clock: ReplayClock, benchmark: Any) -> None:  # noqa: ANN401
         self._request = request
@@ -103,9 +109,9 @@ class FaBenchmark:
         self._benchmark = benchmark
 
     def __call__(self, forward: Forward, case: Case, inputs: Inputs) -> Speed:
-        """Measure `forward` in this process, hand its device times to pytest-benchmark, and return all figures.
+        """Time `forward` in this process, pass its device times to pytest-benchmark, and return all times.
 
-        The test fails where an output of the timed calls is wrong.
+        The test fails if an output of the timed calls is wrong.
         """
         from pytest_fa.measure.measure import measure  # noqa: PLC0415  # torch: only for in-process tests
         from pytest_fa.measure.timing_lock import timing_lock  # noqa: PLC0415
@@ -119,7 +125,7 @@ class FaBenchmark:
         return speed
 
     def record(self, speed: Speed, case: Case, **extra: float | str) -> None:
-        """Give the samples of `device_us` to pytest-benchmark, grouped by shape, with the other figures beside them."""
+        """Pass the samples of `device_us` to pytest-benchmark, grouped by shape, with other figures as extra info."""
         if getattr(self._benchmark, "disabled", False):
             self._benchmark(lambda: None)
             return

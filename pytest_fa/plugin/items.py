@@ -1,4 +1,4 @@
-"""Pairs to pytest items, items to what they need, and records to reports."""
+"""Parametrizes tests from the plan, deselects tests, finds the variants they need, and attaches records to reports."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from pytest_fa.records.record import Record, to_builtins
 from pytest_fa.report.table import headline
 from pytest_fa.report.tool_lines import profile_lines, tool_properties
 
-# A case that is skipped or fails has no samples, and pytest-benchmark would warn of that.
+# A test that is skipped or fails has no samples, for which pytest-benchmark would emit a warning.
 _UNUSED = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
 
 
-# The suite's own tests of a variant alone.
+# Tests of the shipped suite that have a variant and no case -> the attribute of `Plan` with their variants.
 _VARIANTS_OF = {"test_build": "builds", "test_judge": "faults", "test_gate": "gated"}
 
 
 def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
-    """Give a test its variants and cases, by the fixtures that it asks for.
+    """Parametrize a test with variants, cases, properties or sanitizers, by the fixtures that it uses.
 
-    Variant and property, variant and case: every judged pair; with `fa_benchmark` too: the first seed of each shape,
-    companions beside it.  A variant alone: each one, or, for the suite's own `test_build`, each that needs a compiler.
+    A test with variant and case, or variant and property, runs over every judged pair.  With `fa_benchmark`, it runs
+    over the first seed of each shape, also with the companions.  A test with a variant only runs over each variant, or
+    over those that the plan has for this test of the shipped suite.
     """
     names = set(metafunc.fixturenames)
     if "fa_property" in names:
@@ -58,13 +59,16 @@ def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
 
 
 def _parametrize_sanitized(metafunc: pytest.Metafunc, plan: Plan) -> None:
-    """Variant and tool, once for each case where the test takes one; the case is in the name where it was named."""
+    """Parametrize with variant and tool, and with the case if the test uses `fa_case`.
+
+    The shape is part of the test id only if `--fa-case` selects cases.
+    """
     if "fa_case" in metafunc.fixturenames:
-        found = []
+        params = []
         for variant, case, tool in plan.sanitized:
-            words = (variant.name, case.shape_id, tool) if plan.cases_are_named else (variant.name, tool)
-            found.append(pytest.param(variant, case, tool, id="-".join(words)))
-        metafunc.parametrize(("fa_variant", "fa_case", "fa_sanitizer"), found, indirect=True)
+            id_parts = (variant.name, case.shape_id, tool) if plan.cases_are_named else (variant.name, tool)
+            params.append(pytest.param(variant, case, tool, id="-".join(id_parts)))
+        metafunc.parametrize(("fa_variant", "fa_case", "fa_sanitizer"), params, indirect=True)
         return
     pairs = {(variant.name, tool): (variant, tool) for variant, _, tool in plan.sanitized}
     params = [pytest.param(*pair, id="-".join(key)) for key, pair in pairs.items()]
@@ -72,37 +76,37 @@ def _parametrize_sanitized(metafunc: pytest.Metafunc, plan: Plan) -> None:
 
 
 def is_profiled(metafunc: pytest.Metafunc) -> bool:
-    """Whether this is the suite's own test of profiles."""
+    """Whether this is `test_profile` of the shipped suite."""
     return metafunc.function.__name__ == "test_profile" and "fa_run" in metafunc.fixturenames
 
 
 def _pairs(metafunc: pytest.Metafunc, plan: Plan) -> list[tuple[Variant, Case]]:
-    """The variants and cases of a test that asks for both."""
+    """The pairs of variant and case that a test runs over."""
     if is_profiled(metafunc):
         return plan.profiles
     return plan.timings if "fa_benchmark" in metafunc.fixturenames else plan.checks
 
 
 def deselect(config: pytest.Config, items: list[pytest.Item], plan: Plan) -> None:
-    """Drop variants that were not asked for, and companions of shapes at which nothing asked for is left."""
+    """Deselect variants that are not selected, and companions at shapes without a test of a selected variant."""
     items[:] = [item for item in items if not _is_empty(item)]
-    wanted = [item for item in items if (each := _variant(item)) is None or plan.is_chosen(each)]
-    shapes = {case.shape_id for item in wanted if (case := _param(item, "fa_case")) and _variant(item)}
-    kept = [item for item in items if item in set(wanted) or _stands_beside(item, plan, shapes)]
-    dropped = [item for item in items if item not in set(kept)]
-    if dropped:
-        config.hook.pytest_deselected(items=dropped)
+    selected = [item for item in items if (variant := _variant(item)) is None or plan.is_chosen(variant)]
+    shapes = {case.shape_id for item in selected if (case := _param(item, "fa_case")) and _variant(item)}
+    kept = [item for item in items if item in set(selected) or _is_companion_at(item, plan, shapes)]
+    deselected = [item for item in items if item not in set(kept)]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
         items[:] = kept
 
 
 def needed_variants(items: list[pytest.Item]) -> dict[str, Variant]:
-    """Every variant that an item runs over, by name."""
-    found = (_variant(item) for item in items)
-    return {each.name: each for each in found if isinstance(each, Variant)}
+    """Every variant that a test runs over, by name."""
+    variants = (_variant(item) for item in items)
+    return {variant.name: variant for variant in variants if isinstance(variant, Variant)}
 
 
 def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) -> None:  # noqa: ANN401  # takes attributes
-    """Put the record on the report, a headline into the properties, and say what was not done and why."""
+    """Attach the record to the report and its headline to the JUnit properties, or the reason if there is no record."""
     variant = _variant(item)
     report.fa_companion = variant is not None and plan.is_companion(variant)
     if record is not None:
@@ -116,11 +120,11 @@ def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) ->
 
 
 def _html_extras(config: pytest.Config, record: Record) -> list[Any]:
-    """For pytest-html, where it writes a page: links to the report and its CSV from there, and the verdict."""
+    """Extras for the page of pytest-html: links to the Nsight report and its CSV, and the lines of the profile."""
     page = config.getoption("htmlpath", default=None)
     if not page or record.nsight is None:
         return []
-    from pytest_html import extras  # noqa: PLC0415  # another plugin's, only where it is in use
+    from pytest_html import extras  # noqa: PLC0415  # an optional plugin, which is in use here
 
     folder = config.invocation_params.dir / Path(page).parent
     files = {"Nsight Compute report": record.nsight.report, "counters (CSV)": record.nsight.table}
@@ -130,13 +134,13 @@ def _html_extras(config: pytest.Config, record: Record) -> list[Any]:
     return [*links, extras.text("\n".join(profile_lines([record])), name="profile")]
 
 
-def _stands_beside(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:
+def _is_companion_at(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:
     variant, case = _variant(item), _param(item, "fa_case")
     return variant is not None and plan.is_companion(variant) and case is not None and case.shape_id in shapes
 
 
 def _is_empty(item: pytest.Item) -> bool:
-    """Pytest's placeholder for a test of properties or sanitizers that has none to run over."""
+    """Whether this is pytest's placeholder for a test of properties or sanitizers without parameters."""
     return bool({"fa_property", "fa_sanitizer"} & set(getattr(item, "fixturenames", ()))) and _variant(item) is None
 
 
@@ -145,6 +149,6 @@ def _variant(item: pytest.Item) -> AnyVariant | None:
     return variant
 
 
-def _param(item: pytest.Item, name: str) -> Any:  # noqa: ANN401  # a parameter's type is its test's business
+def _param(item: pytest.Item, name: str) -> Any:  # noqa: ANN401  # the type depends on the parameter
     callspec = getattr(item, "callspec", None)
     return callspec.params.get(name) if callspec else None

@@ -1,4 +1,4 @@
-"""Markers: what a single test asks for in place of the run's own choice."""
+"""The markers, with which a single test overrides the run's suite, tolerance policy or gate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from pytest_fa.earlier import POLICIES, renamed
 from pytest_fa.errors import UsageProblem
-from pytest_fa.options import LEAST_GATE, MOST_GATE, TOLERANCES
+from pytest_fa.options.values import MAX_GATE, MIN_GATE, TOLERANCES
 
 if TYPE_CHECKING:
     from _pytest.nodes import Node
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MARKERS = (
-    "fa_suite(*names): the cases of these suites, in place of --fa-suite, for a test that asks for fa_case",
-    "fa_tolerance(policy): judge by this policy in fa_check, fa_truth, fa_benchmark; --fa-tolerance has the last word",
-    "fa_gate(ratio): the ratio of fa_run.gate in this test; --fa-gate has the last word",
+    "fa_suite(*names): run this test, which uses fa_case, over the cases of these suites instead of --fa-suite",
+    "fa_tolerance(policy): tolerance policy of fa_check, fa_truth and fa_benchmark; --fa-tolerance overrides it",
+    "fa_gate(ratio): ratio of fa_run.gate in this test; --fa-gate overrides it",
 )
 
 
 def register(config: pytest.Config) -> None:
-    """Make the markers known to `--markers` and `--strict-markers`."""
+    """Register the markers for `--markers` and `--strict-markers`."""
     for line in MARKERS:
         config.addinivalue_line("markers", line)
 
 
 def suites_of(node: Node) -> tuple[str, ...]:
-    """The suites that a test is marked with; none without the marker.  Raises `UsageProblem`."""
+    """The suites of a test's marker; empty without the marker.  Raises `UsageProblem` for a wrong marker."""
     mark = node.get_closest_marker("fa_suite")
     if mark is None:
         return ()
     if not mark.args or mark.kwargs or not all(isinstance(each, str) for each in mark.args):
-        raise UsageProblem(f"{node.nodeid}: fa_suite takes names of suites, such as fa_suite('edge')")
+        raise UsageProblem(f"{node.nodeid}: fa_suite takes one or more names of suites, such as fa_suite('edge')")
     return tuple(mark.args)
 
 
 def tolerance_of(node: Node) -> str | None:
-    """The policy that a test is marked with.  Raises `UsageProblem`."""
+    """The tolerance policy of a test's marker; None without the marker.  Raises `UsageProblem` for a wrong marker."""
     mark = node.get_closest_marker("fa_tolerance")
     if mark is None:
         return None
@@ -57,20 +57,20 @@ def tolerance_of(node: Node) -> str | None:
 
 
 def gate_of(node: Node) -> float | None:
-    """The ratio that a test is marked with.  Raises `UsageProblem`."""
+    """The ratio of a test's marker; None without the marker.  Raises `UsageProblem` for a wrong marker."""
     mark = node.get_closest_marker("fa_gate")
     if mark is None:
         return None
     (ratio,) = mark.args if len(mark.args) == 1 and not mark.kwargs else (None,)
-    if not isinstance(ratio, int | float) or not LEAST_GATE <= ratio <= MOST_GATE:
+    if not isinstance(ratio, int | float) or not MIN_GATE <= ratio <= MAX_GATE:
         raise UsageProblem(
-            f"{node.nodeid}: fa_gate takes a ratio of {LEAST_GATE:g} to {MOST_GATE:g}, such as 0.95; it is {ratio!r}"
+            f"{node.nodeid}: fa_gate takes a ratio of {MIN_GATE:g} to {MAX_GATE:g}, such as 0.95; it is {ratio!r}"
         )
     return float(ratio)
 
 
 def read_marker(read: Callable[[pytest.Item], T], node: pytest.Item) -> T:
-    """What one of the functions above reads from a test's marker; a marker that cannot be read fails its test."""
+    """The result of `read`, one of the functions above.  A wrong marker fails its test."""
     try:
         return read(node)
     except UsageProblem as problem:

@@ -1,4 +1,4 @@
-"""What one pytest run holds: its options, its session, and what an item hands to the hooks."""
+"""The state of one pytest run: its options, its session, its profiler, and the records of its tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_fa.options import Options
+    from pytest_fa.options.options import Options
     from pytest_fa.profile.run import CaseProfiler
     from pytest_fa.records.record import Record
     from pytest_fa.session.session import Session
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 OPTIONS_KEY: pytest.StashKey[Options] = pytest.StashKey()
 SESSION_KEY: pytest.StashKey[Session] = pytest.StashKey()
 CASE_PROFILER_KEY: pytest.StashKey[CaseProfiler] = pytest.StashKey()
-RECORD_KEY: pytest.StashKey[Record] = pytest.StashKey()  # of an item
-LOST_KEY: pytest.StashKey[str] = pytest.StashKey()  # in which test this process lost its device, and how
+RECORD_KEY: pytest.StashKey[Record] = pytest.StashKey()  # in the stash of a test item
+LOST_KEY: pytest.StashKey[str] = pytest.StashKey()  # the test in which this process lost its device
 
 
 def session_of(config: pytest.Config) -> Session:
-    """The session of this run, made when it is first needed: a run without kernels never pays for it."""
+    """The session of this run.  It is created at the first access, so that a run without kernels does not create it."""
     if SESSION_KEY not in config.stash:
         from pytest_fa.session.session import Session  # noqa: PLC0415
 
         if hasattr(config, "workerinput"):
-            from pytest_fa.records.environment import turn_to_gpu  # noqa: PLC0415
+            from pytest_fa.records.environment import make_gpu_first  # noqa: PLC0415
 
             digits = re.search(r"[0-9]+$", config.workerinput["workerid"])
-            turn_to_gpu(int(digits[0]) if digits else 0)
+            make_gpu_first(int(digits[0]) if digits else 0)
         config.stash[SESSION_KEY] = Session(config.stash[OPTIONS_KEY])
     return config.stash[SESSION_KEY]
 
 
 def case_profiler_of(config: pytest.Config) -> CaseProfiler:
-    """The Nsight Compute of this run, made for the first item that is to be profiled."""
+    """The profiler of this run, created for the first test that is profiled."""
     if CASE_PROFILER_KEY not in config.stash:
         from pytest_fa.profile.run import CaseProfiler  # noqa: PLC0415
 
@@ -45,7 +45,7 @@ def case_profiler_of(config: pytest.Config) -> CaseProfiler:
 
 
 def progress_line(config: pytest.Config) -> Callable[[str], None]:
-    """A function that writes a line to the terminal past pytest's capture; silent in xdist workers and under -q."""
+    """A function that writes a line to the terminal past pytest's capture; silent in xdist workers and with -q."""
     terminal = config.pluginmanager.getplugin("terminalreporter")
     capture = config.pluginmanager.getplugin("capturemanager")
     if terminal is None or capture is None or hasattr(config, "workerinput") or config.get_verbosity() < 0:

@@ -1,1 +1,1 @@
-"""Why a kernel is slow: Nsight Compute, compute-sanitizer and machine code, all from pytest's side.  No torch."""
+"""`--ncu`: hardware counters by Nsight Compute, and what bounds a kernel.  Imports no torch."""

@@ -1,4 +1,4 @@
-"""What bounds a kernel, in words: a pure function of its counters that quotes those which decided."""
+"""What bounds a kernel: one sentence, derived from the kernel's counters, that quotes the decisive ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pytest_fa.records.tool_results import Bottleneck, BoundBy, CountedKernel
 
 Counters = dict[str, float]
 
-LEAST_ACTIVE = 0.5  # of a kernel's duration; below, what surrounds the work is longer than the work
-BUSY_PERCENT = 60.0  # of a unit's peak; Nsight's own rules speak of a bound from there on
+LEAST_ACTIVE = 0.5  # share of the duration in which an SM is active; below it, launch and exit take most of the time
+BUSY_PERCENT = 60.0  # of a unit's peak; Nsight's own rules call a kernel bound by a unit from this value on
 
 _TENSOR_NAMES = (presets.TENSOR, presets.TENSOR_HMMA, presets.TENSOR_BLACKWELL)
 
-# What waits for what, as the stall reasons have it.
+# Stall reason -> what a warp waits for; it continues the words "warps wait".
 _WAITS = {
     "barrier": "for other warps at a barrier",
     "branch_resolving": "for a branch to resolve",
@@ -25,11 +25,11 @@ _WAITS = {
     "math_pipe_throttle": "for a math pipe",
     "membar": "at a memory fence",
     "mio_throttle": "because the queue for shared memory is full",
-    "misc": "for reasons that have no name",
+    "misc": "for a reason that Nsight Compute does not name",
     "no_instruction": "for instructions to be fetched",
     "not_selected": "while another warp issues",
     "short_scoreboard": "for shared memory or the exponential unit",
-    "sleeping": "asleep",
+    "sleeping": "in a sleep instruction",
     "tex_throttle": "because the texture queue is full",
     "wait": "for the fixed latency of their last instruction",
 }
@@ -40,7 +40,7 @@ _SAMPLES = {presets.stall_samples(reason): reason for reason in _WAITS}
 
 
 def bottleneck_of(kernel: CountedKernel) -> Bottleneck | None:
-    """The verdict on one kernel; None where a counter that it takes is missing."""
+    """What bounds one kernel; None if a required counter is missing."""
     counters = kernel.counters
     active, elapsed = counters.get(presets.ACTIVE_MAX), counters.get(presets.ELAPSED_MAX)
     busiest = _busiest(counters)
@@ -54,37 +54,37 @@ def bottleneck_of(kernel: CountedKernel) -> Bottleneck | None:
 
 
 def tensor_percent(counters: Counters) -> tuple[str, float] | None:
-    """The tensor pipe's counter and value, whatever this chip calls it; the larger where it has two."""
-    found = [(counters[name], name) for name in _TENSOR_NAMES if name in counters]
-    return (max(found)[1], max(found)[0]) if found else None
+    """The tensor pipe's counter and value.  Its name depends on the chip; if two were counted, the larger one."""
+    counted = [(counters[name], name) for name in _TENSOR_NAMES if name in counters]
+    return (max(counted)[1], max(counted)[0]) if counted else None
 
 
 def top_stall(counters: Counters) -> tuple[str, float] | None:
-    """The counter of the reason for which most warps wait, and its value; `selected` (issuing) left out.
+    """The counter of the most frequent stall reason, and its value; `selected`, which is not a stall, is excluded.
 
-    Warps per issued instruction where these were counted, else samples.
+    The value is in warps per issued instruction if those were counted, else in samples.
     """
     for names in (_RATIOS, _SAMPLES):
-        found = [(counters[name], name) for name in names if name in counters]
-        if found:
-            return max(found)[1], max(found)[0]
+        counted = [(counters[name], name) for name in names if name in counters]
+        if counted:
+            return max(counted)[1], max(counted)[0]
     return None
 
 
 def _busiest(counters: Counters) -> tuple[BoundBy, str, float] | None:
-    """The unit nearest to its peak; None where one of them was not counted."""
+    """The unit that is closest to its peak, its counter and value; None if a unit was not counted."""
     tensor = tensor_percent(counters)
     units: list[tuple[BoundBy, str]] = [("memory", presets.MEMORY), ("exp", presets.XU), ("fma", presets.FMA)]
     if tensor is None or any(name not in counters for _, name in units):
         return None
     rates: list[tuple[BoundBy, str, float]] = [(limit, name, counters[name]) for limit, name in units]
-    return max([("tensor", *tensor), *rates], key=lambda each: each[2])
+    return max([("tensor", *tensor), *rates], key=lambda rate: rate[2])
 
 
 def _launch_bound(counters: Counters, active: float, elapsed: float) -> Bottleneck:
     sentence = (
-        f"launch-bound: the multiprocessor that works longest is active for {active:,.0f} of {elapsed:,.0f} cycles "
-        f"({active / elapsed:.0%}); starting and ending take the rest"
+        f"launch-bound: the SM with the most work is active for {active:,.0f} of {elapsed:,.0f} cycles "
+        f"({active / elapsed:.0%}); the start and the end of the kernel take the rest"
     )
     return _bottleneck("launch", sentence, counters, presets.ACTIVE_MAX, presets.ELAPSED_MAX)
 
@@ -98,24 +98,26 @@ _UNITS: dict[BoundBy, str] = {
 
 
 def _unit_bound(counters: Counters, limit: BoundBy, name: str, percent: float) -> Bottleneck:
-    """The unit, and beside it whichever shows what else could be: DRAM for memory, the tensor pipe for the others."""
+    """A kernel bound by one unit.  A second unit is quoted for comparison.
+
+    It is DRAM for memory, the whole SM for the tensor pipe, and the tensor pipe for the exponential unit and FMA.
+    """
     tensor = tensor_percent(counters)
-    beside, words = (
-        (presets.DRAM, "DRAM alone") if limit == "memory" else (presets.SM, "all of the SM's units together")
+    second, second_unit = (
+        (presets.DRAM, "DRAM alone") if limit == "memory" else (presets.SM, "all units of the SM together")
     )
     if limit in ("exp", "fma") and tensor is not None:
-        beside, words = tensor[0], "the tensor pipe"
-    value = counters.get(beside)
-    rest = "" if value is None else f"; {words} at {value:.0f} %"
-    return _bottleneck(
-        limit, f"{limit}-bound: {_UNITS[limit]} runs at {percent:.0f} % of its peak{rest}", counters, name, beside
-    )
+        second, second_unit = tensor[0], "the tensor pipe"
+    value = counters.get(second)
+    comparison = "" if value is None else f"; {second_unit} at {value:.0f} %"
+    sentence = f"{limit}-bound: {_UNITS[limit]} runs at {percent:.0f} % of its peak{comparison}"
+    return _bottleneck(limit, sentence, counters, name, second)
 
 
 def _latency_bound(counters: Counters, limit: BoundBy, name: str, percent: float) -> Bottleneck:
-    """No unit is near its peak: too few blocks for the chip, or warps that wait; says for what."""
+    """A kernel in which no unit is near its peak, because it has too few blocks or because its warps wait."""
     grid, multiprocessors = counters.get(presets.GRID), counters.get(presets.SMS)
-    start = f"latency-bound: no unit is busy ({_UNITS[limit]} most, at {percent:.0f} %)"
+    start = f"latency-bound: no unit is near its peak ({_UNITS[limit]} is the busiest, at {percent:.0f} %)"
     stall = top_stall(counters)
     if grid is not None and multiprocessors and grid <= multiprocessors / 2:
         sentence = f"{start}; {grid:.0f} blocks leave {multiprocessors - grid:.0f} of {multiprocessors:.0f} SMs empty"
@@ -126,15 +128,15 @@ def _latency_bound(counters: Counters, limit: BoundBy, name: str, percent: float
 
 
 def _waiting(counters: Counters, stall: tuple[str, float] | None) -> str:
-    """What most warps wait for; empty where nobody counted, or nobody waits."""
+    """What most warps wait for, as the end of the sentence; empty if stalls were not counted or are zero."""
     if stall is None or not stall[1]:
         return ""
     name, value = stall
     if name in _RATIOS:
-        of = sum(counters.get(each, 0.0) for each in (*_RATIOS, presets.stall("selected")))
-        return f"; of {of:.1f} warps in flight per issued instruction {value:.1f} wait {_WAITS[_RATIOS[name]]}"
-    of = sum(counters.get(each, 0.0) for each in (*_SAMPLES, presets.stall_samples("selected")))
-    return f"; in {value:.0f} of {of:.0f} samples a warp waits {_WAITS[_SAMPLES[name]]}"
+        total = sum(counters.get(each, 0.0) for each in (*_RATIOS, presets.stall("selected")))
+        return f"; per issued instruction, {value:.1f} of {total:.1f} warps in flight wait {_WAITS[_RATIOS[name]]}"
+    total = sum(counters.get(each, 0.0) for each in (*_SAMPLES, presets.stall_samples("selected")))
+    return f"; in {value:.0f} of {total:.0f} samples a warp waits {_WAITS[_SAMPLES[name]]}"
 
 
 def _bottleneck(limit: BoundBy, sentence: str, counters: Counters, *names: str) -> Bottleneck:

@@ -1,4 +1,4 @@
-"""A kernel's counters beside the SDPA kernel's at the same shape, sorted by what matters."""
+"""Compares a kernel's counters with those of the SDPA kernel at the same shape, the most important difference first."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pytest_fa.profile import presets
 from pytest_fa.profile.bottleneck import tensor_percent
 from pytest_fa.records.tool_results import DURATION, CountedKernel, CounterDifference
 
-# What stands for itself beside time comes first: how full the chip and its units are, then what explains it.
-# Label, weight, and the least value: what is below counts as that much; nearly nothing beside nothing is alike.
+# Counter -> label, weight, least value.  The time has the largest weight, then the utilisation of the chip and its
+# units, then the counters that explain it.  A smaller value is raised to the least value, so that two values near
+# zero do not differ by a large factor.
 _WEIGHTS: dict[str, tuple[str, float, float]] = {
     DURATION: ("duration under the profiler, ns", 8.0, 1.0),
     presets.ISSUE: ("issue slots used, %", 3.0, 1.0),
@@ -29,23 +30,23 @@ _TENSOR = ("tensor pipe, %", 4.0, 1.0)
 _STALL_WEIGHT, _LEAST_WARPS = 1.5, 0.2
 
 
-def differences(ours: CountedKernel, theirs: CountedKernel) -> tuple[CounterDifference, ...]:
-    """Every counter that both have, those first that differ most, by factors, each times what it matters."""
-    labels = dict(_WEIGHTS)
+def differences(kernel: CountedKernel, baseline: CountedKernel) -> tuple[CounterDifference, ...]:
+    """The counters that both kernels have and in which they differ, sorted by weight times |log2 of the factor|."""
+    weights = dict(_WEIGHTS)
     for reason in presets.STALLS:
         if reason != "selected":
-            labels[presets.stall(reason)] = (f"warps waiting: {reason}", _STALL_WEIGHT, _LEAST_WARPS)
-    found = [
-        _difference(ours.counters[name], theirs.counters[name], *how)
-        for name, how in labels.items()
-        if name in ours.counters and name in theirs.counters
+            weights[presets.stall(reason)] = (f"warps waiting: {reason}", _STALL_WEIGHT, _LEAST_WARPS)
+    compared = [
+        _difference(kernel.counters[name], baseline.counters[name], *label_weight_least)
+        for name, label_weight_least in weights.items()
+        if name in kernel.counters and name in baseline.counters
     ]
-    pipes = tensor_percent(ours.counters), tensor_percent(theirs.counters)
+    pipes = tensor_percent(kernel.counters), tensor_percent(baseline.counters)
     if pipes[0] and pipes[1]:
-        found.append(_difference(pipes[0][1], pipes[1][1], *_TENSOR))
-    return tuple(sorted((each for each in found if each.weight > 0), key=lambda each: -each.weight))
+        compared.append(_difference(pipes[0][1], pipes[1][1], *_TENSOR))
+    return tuple(sorted((each for each in compared if each.weight > 0), key=lambda difference: -difference.weight))
 
 
-def _difference(ours: float, theirs: float, label: str, weight: float, least: float) -> CounterDifference:
-    factor = abs(math.log2(max(ours, least) / max(theirs, least)))
-    return CounterDifference(label, ours, theirs, round(weight * factor, 3))
+def _difference(value: float, baseline_value: float, label: str, weight: float, least: float) -> CounterDifference:
+    log_factor = abs(math.log2(max(value, least) / max(baseline_value, least)))
+    return CounterDifference(label, value, baseline_value, round(weight * log_factor, 3))

@@ -1,6 +1,6 @@
-"""The few calls of CUDA's driver for a child without torch, through ctypes: nothing to compile, nothing to cache.
+"""The CUDA driver calls that a child process without torch needs, through ctypes.
 
-Memory comes from `cuMemAlloc` in exactly the size that is asked for: memcheck knows where it ends.
+Each allocation is one `cuMemAlloc` of exactly the requested size, so that memcheck detects an access past its end.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Self
 
 from pytest_fa.errors import DeviceLost
 
-# A kernel that does nothing, in the oldest PTX that every supported GPU's driver compiles.
+# A kernel that does nothing, in PTX that the driver compiles for every supported GPU.
 EMPTY_KERNEL = b"""
 .version 7.0
 .target sm_80
@@ -20,7 +20,7 @@ EMPTY_KERNEL = b"""
 
 
 class CudaDriver:
-    """The first visible GPU's primary context, which a build's own runtime uses too."""
+    """The primary context of the first visible GPU, which the CUDA runtime in a built library uses too."""
 
     def __init__(self) -> None:
         try:
@@ -37,43 +37,43 @@ class CudaDriver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The context stays: what a tool has to say at its end, it says at the process's."""
+        """Keep the context: profilers and sanitizers finish their work when the process ends."""
 
     def __call__(self, name: str, *arguments: object) -> None:
-        """One call of the driver.  Raises `DeviceLost` with the call's name and CUDA's own for its status."""
+        """Call the driver function `name`.  Raises `DeviceLost` with that name and CUDA's name of the error."""
         status = getattr(self._cuda, name)(*arguments)
         if status != 0:
-            words = ctypes.c_char_p()
-            self._cuda.cuGetErrorName(status, ctypes.byref(words))
-            raise DeviceLost(f"{name}: {(words.value or str(status).encode()).decode()}")
+            error_name = ctypes.c_char_p()
+            self._cuda.cuGetErrorName(status, ctypes.byref(error_name))
+            raise DeviceLost(f"{name}: {(error_name.value or str(status).encode()).decode()}")
 
     def allocate(self, size_bytes: int) -> int:
-        """The address of `size_bytes` bytes, uninitialised; a null pointer for none."""
+        """Allocate `size_bytes` uninitialised bytes on the device and return the address; 0 for no bytes."""
         address = ctypes.c_uint64()
         if size_bytes:
             self("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
         return address.value
 
     def upload(self, content: bytes) -> int:
-        """The address of a copy on the device."""
+        """Copy `content` to newly allocated device memory and return its address."""
         address = self.allocate(len(content))
         if content:
             self("cuMemcpyHtoD_v2", ctypes.c_uint64(address), content, ctypes.c_size_t(len(content)))
         return address
 
     def download(self, address: int, size_bytes: int) -> bytes:
-        """What lies at an address of the device."""
+        """Copy `size_bytes` bytes from a device address to the host."""
         content = ctypes.create_string_buffer(size_bytes)
         if size_bytes:
             self("cuMemcpyDtoH_v2", content, ctypes.c_uint64(address), ctypes.c_size_t(size_bytes))
         return content.raw
 
     def synchronize(self) -> None:
-        """Wait for everything."""
+        """Wait for all work in the context."""
         self("cuCtxSynchronize")
 
     def launch_empty_kernel(self) -> None:
-        """Compile and launch a kernel of one thread that does nothing, and wait for it."""
+        """Compile and launch an empty kernel of one thread, and wait for it."""
         module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
         self("cuModuleLoadData", ctypes.byref(module), EMPTY_KERNEL + b"\0")
         self("cuModuleGetFunction", ctypes.byref(kernel), module, b"fa_probe")

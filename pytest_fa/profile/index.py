@@ -1,4 +1,4 @@
-"""`index.json` beside the reports: which report belongs to what, one entry for each report, the newest run's."""
+"""`index.json` in the reports' folder: one entry for each case and preset, made by its newest run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "index.json"
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
-    """One report, or why there is none.  Paths are from the run's root, as in the records."""
+    """One report, or the reason why there is none.  Paths are relative to pytest's rootdir, as in the records."""
 
     id: str
     preset: str
@@ -31,10 +31,10 @@ class IndexEntry(msgspec.Struct, frozen=True):
 
 
 def add_entry(folder: Path, root: Path, item: str, profile: NsightReport, measured_at: str) -> Path:
-    """Put one profile into the index of `folder`, in place of an older one of the same id and preset."""
+    """Write one profile into the index of `folder`, in place of an older entry with the same id and preset."""
     path = folder / NAME
-    kept = {(each.id, each.preset): each for each in read_index(path)}
-    kept[(item, profile.preset)] = IndexEntry(
+    entries = {(entry.id, entry.preset): entry for entry in read_index(path)}
+    entries[(item, profile.preset)] = IndexEntry(
         id=item,
         preset=profile.preset,
         status=profile.status,
@@ -42,21 +42,21 @@ def add_entry(folder: Path, root: Path, item: str, profile: NsightReport, measur
         report=profile.report,
         table=profile.table,
         report_sha256=_sha256(root / profile.report) if profile.report else None,
-        kernels=tuple(each.name for each in profile.kernels),
-        bottlenecks=tuple(each.bottleneck.sentence for each in profile.kernels if each.bottleneck),
+        kernels=tuple(kernel.name for kernel in profile.kernels),
+        bottlenecks=tuple(kernel.bottleneck.sentence for kernel in profile.kernels if kernel.bottleneck),
         tool=profile.tool,
         seconds=profile.seconds,
         measured_at=measured_at,
     )
     scratch = path.with_suffix(f".{os.getpid()}.tmp")
     folder.mkdir(parents=True, exist_ok=True)
-    scratch.write_bytes(msgspec.json.format(msgspec.json.encode([kept[key] for key in sorted(kept)])) + b"\n")
+    scratch.write_bytes(msgspec.json.format(msgspec.json.encode([entries[key] for key in sorted(entries)])) + b"\n")
     scratch.replace(path)
     return path
 
 
 def read_index(path: Path) -> tuple[IndexEntry, ...]:
-    """The entries of an index; none where there is no file, or one that cannot be read."""
+    """The entries of an index; none if the file does not exist or cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=tuple[IndexEntry, ...])
     except (OSError, msgspec.MsgspecError):

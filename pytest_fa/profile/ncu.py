@@ -1,4 +1,4 @@
-"""Nsight Compute around one job: the command, what it wrote, and a status for every way to fail."""
+"""Runs one job under Nsight Compute: the command, the files it writes, and a status for every kind of failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_SECONDS = 300.0
 READ_SECONDS = 120.0
 
 
-# Where the report module lies when it does not lie beside the program, which may be a script elsewhere.
+# Where the report module `ncu_report` may be if it is not near the program, which may be a wrapper script elsewhere.
 MODULE_PLACES = (
     "opt/nvidia/nsight-compute/*/extras/python",
     "usr/local/cuda*/nsight-compute*/extras/python",
@@ -32,7 +32,7 @@ MODULE_PLACES = (
 
 @dataclasses.dataclass(frozen=True)
 class NcuProgram:
-    """An `ncu` that was found; `sudo` runs it as root."""
+    """An installed `ncu`; with `sudo` it is run as root."""
 
     program: Path
     version: str
@@ -46,20 +46,22 @@ class NcuProgram:
 
     @property
     def report_folder(self) -> str:
-        """Where `ncu_report` lies: near the program, or where Nsight Compute is installed to; empty where nowhere.
+        """The folder of the module `ncu_report`; empty if it is not found.
 
-        Of several the one of the program's own version.
+        It is searched near the program, then in the places where Nsight Compute is installed, the program's own
+        version first.
         """
         near = [folder / "extras" / "python" for folder in self.program.resolve().parents[:3]]
-        far = [path for place in MODULE_PLACES for path in sorted(Path("/").glob(place), reverse=True)]
-        far.sort(key=lambda path: not self.version.startswith(path.parts[-3].rpartition("-")[2]))
-        return next((str(folder) for folder in (*near, *far) if (folder / "ncu_report.py").is_file()), "")
+        installed = [path for place in MODULE_PLACES for path in sorted(Path("/").glob(place), reverse=True)]
+        installed.sort(key=lambda path: not self.version.startswith(path.parts[-3].rpartition("-")[2]))
+        return next((str(folder) for folder in (*near, *installed) if (folder / "ncu_report.py").is_file()), "")
 
 
 class NcuTarget(NamedTuple):
-    """What to profile: a child's arguments, the NVTX range, where the report goes (without its suffix).
+    """What to profile: the arguments of a Python process, the NVTX range, and the report's path without its suffix.
 
-    `sources` are folders in which Nsight may look for source files: those that a kernel was compiled from are gone.
+    `sources` are the folders in which Nsight looks for source files.  The staged copies that the kernel was compiled
+    from no longer exist.
     """
 
     arguments: tuple[str, ...]
@@ -69,7 +71,7 @@ class NcuTarget(NamedTuple):
 
     @property
     def report(self) -> Path:
-        """The report; its suffix is written out, since newer versions have another by default."""
+        """The report.  Its suffix is given explicitly because the default differs between versions of ncu."""
         return self.stem.with_name(f"{self.stem.name}.ncu-rep")
 
     @property
@@ -79,90 +81,91 @@ class NcuTarget(NamedTuple):
 
     @property
     def log(self) -> Path:
-        """What ncu said."""
+        """The output of ncu."""
         return self.stem.with_name(f"{self.stem.name}.log")
 
 
-def profile(tool: NcuProgram, target: NcuTarget, preset_name: str, wanted: Preset) -> NsightReport:
-    """Run the target under ncu and read its report.  Never raises for what ncu does."""
+def profile(tool: NcuProgram, target: NcuTarget, preset_name: str, preset: Preset) -> NsightReport:
+    """Run the target under ncu and read its report.  A failure of ncu is not raised: it becomes the status."""
     target.stem.parent.mkdir(parents=True, exist_ok=True)
-    status, log, ran, refused = _run(tool, target, wanted)
-    asked = _without(wanted, refused)
+    status, log, program_run, rejected = _run(tool, target, preset)
+    requested = _without(preset, rejected)
     kernels: tuple[CountedKernel, ...] = ()
     read_by = ""
     if status == "ok":
         status, kernels, read_by = _read(tool, target)
     return NsightReport(
         status=status,
-        message=_message(status, log, ran),
+        message=_message(status, log, program_run),
         preset=preset_name,
         tool=tool.title,
-        seconds=ran.seconds,
-        command=tuple(_command(tool, target, asked)),
-        kernels=_trimmed(kernels, wanted),
-        dropped=(*refused, *_not_counted(kernels, asked)),
+        seconds=program_run.seconds,
+        command=tuple(_command(tool, target, requested)),
+        kernels=_trimmed(kernels, preset),
+        dropped=(*rejected, *_not_counted(kernels, requested)),
         read_by=read_by,
-        report=_if_there(target.report),
-        table=_if_there(target.table),
-        log=_if_there(target.log),
+        report=_if_exists(target.report),
+        table=_if_exists(target.table),
+        log=_if_exists(target.log),
     )
 
 
-def _run(tool: NcuProgram, target: NcuTarget, wanted: Preset) -> tuple[NsightStatus, str, ProgramRun, tuple[str, ...]]:
-    """The status, ncu's words, the run, and the counters that ncu refused to look for.
+def _run(tool: NcuProgram, target: NcuTarget, preset: Preset) -> tuple[NsightStatus, str, ProgramRun, tuple[str, ...]]:
+    """Run ncu, with at most two retries: its status, its output, the run, and the counters that it rejected.
 
-    Run again without counters that ncu does not know, and without other libraries where it could not connect.
+    One retry is without the counters that ncu does not know.  The other is for a failed connection: it disables other
+    libraries that inject themselves into CUDA.
     """
-    refused: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
     environment = tool.environment
-    ran, log = _attempt(tool, target, wanted, environment)
-    status = _status(ran, log)
-    if status == "bad-metric" and (refused := unknown_metrics(log, wanted.metrics)):
-        ran, log = _attempt(tool, target, _without(wanted, refused), environment)
-        status = _status(ran, log)
+    program_run, log = _attempt(tool, target, preset, environment)
+    status = _status(program_run, log)
+    if status == "bad-metric" and (rejected := unknown_metrics(log, preset.metrics)):
+        program_run, log = _attempt(tool, target, _without(preset, rejected), environment)
+        status = _status(program_run, log)
     if status == "no-connection":
-        without = {**environment, "CUDA_INJECTION64_PATH": "none"}
-        ran, log = _attempt(tool, target, _without(wanted, refused), without)
-        status = _status(ran, log)
-    return status, log, ran, refused
+        without_injection = {**environment, "CUDA_INJECTION64_PATH": "none"}
+        program_run, log = _attempt(tool, target, _without(preset, rejected), without_injection)
+        status = _status(program_run, log)
+    return status, log, program_run, rejected
 
 
-def _if_there(path: Path) -> str | None:
+def _if_exists(path: Path) -> str | None:
     return str(path) if path.is_file() else None
 
 
-def _without(wanted: Preset, dropped: tuple[str, ...]) -> Preset:
-    return wanted._replace(metrics=tuple(name for name in wanted.metrics if name not in dropped))
+def _without(preset: Preset, dropped: tuple[str, ...]) -> Preset:
+    return preset._replace(metrics=tuple(name for name in preset.metrics if name not in dropped))
 
 
 def _attempt(
-    tool: NcuProgram, target: NcuTarget, wanted: Preset, environment: dict[str, str]
+    tool: NcuProgram, target: NcuTarget, preset: Preset, environment: dict[str, str]
 ) -> tuple[ProgramRun, str]:
-    """One run, and what ncu said in its log file and on both streams."""
+    """One run of ncu, with the contents of its log file and its error output."""
     for path in (target.report, target.table, target.log):
         path.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:  # ncu keeps a lock there, which may be another user's
-        mine = {"TMPDIR": scratch, "NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}
-        ran = run_tool(_command(tool, target, wanted), {**environment, **mine}, LIMIT_SECONDS)
+    with tempfile.TemporaryDirectory() as scratch:  # ncu has a lock file in TMPDIR, which another user may own
+        ncu_variables = {"TMPDIR": scratch, "NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}
+        program_run = run_tool(_command(tool, target, preset), {**environment, **ncu_variables}, LIMIT_SECONDS)
     log = target.log.read_text(encoding="utf-8", errors="replace") if target.log.is_file() else ""
-    return ran, f"{log}\n{ran.stderr}"
+    return program_run, f"{log}\n{program_run.stderr}"
 
 
-def _command(tool: NcuProgram, target: NcuTarget, wanted: Preset) -> list[str]:
-    """A list, no shell.  Clocks are left alone, caches stay warm as they are when a period is timed."""
-    given = ["sudo", "-n", "env", *(f"{name}={value}" for name, value in _kept(tool.environment).items())]
+def _command(tool: NcuProgram, target: NcuTarget, preset: Preset) -> list[str]:
+    """The command, to be run without a shell.  Clocks are not locked; caches stay warm, as when a period is timed."""
+    variables = (f"{name}={value}" for name, value in _variables_for_sudo(tool.environment).items())
     return [
-        *(given if tool.sudo else ()),
+        *(("sudo", "-n", "env", *variables) if tool.sudo else ()),
         str(tool.program),
         "--config-file",
         "off",
         "--nvtx",
         "--nvtx-include",
         f"{NVTX_DOMAIN}@{target.range_name}",
-        *wanted.flags,
-        *(_source_folders(target) if "--import-source" in wanted.flags else ()),
+        *preset.flags,
+        *(_source_folders(target) if "--import-source" in preset.flags else ()),
         "--metrics",
-        ",".join(wanted.metrics),
+        ",".join(preset.metrics),
         "--clock-control",
         "none",
         "--cache-control",
@@ -181,72 +184,77 @@ def _source_folders(target: NcuTarget) -> tuple[str, ...]:
     return ("--source-folders", ",".join(map(str, target.sources))) if target.sources else ()
 
 
-def _kept(environment: dict[str, str]) -> dict[str, str]:
-    """What sudo would drop and the child needs."""
+def _variables_for_sudo(environment: dict[str, str]) -> dict[str, str]:
+    """The variables that the child process needs and that sudo would drop."""
     prefixes = ("CUDA_", "LD_LIBRARY_PATH", "PATH", "PYTHON", "VIRTUAL_ENV", "XDG_")
     return {name: value for name, value in environment.items() if name.startswith(prefixes)}
 
 
-def _status(ran: ProgramRun, log: str) -> NsightStatus:
-    if ran.timed_out:
+def _status(program_run: ProgramRun, log: str) -> NsightStatus:
+    if program_run.timed_out:
         return "timeout"
-    status = read_status(log, ran.return_code)
-    return "launch-failed" if status in ("failed", "no-kernels") and _launch_problem(ran) else status
+    status = read_status(log, program_run.return_code)
+    return "launch-failed" if status in ("failed", "no-kernels") and _launch_problem(program_run) else status
 
 
-def _launch_problem(ran: ProgramRun) -> str:
-    """Why the job's own call failed, from the result that the child printed."""
-    for line in ran.stdout.splitlines():
+def _launch_problem(program_run: ProgramRun) -> str:
+    """Why the profiled call failed, from the result that its process printed; empty if it succeeded."""
+    for line in program_run.stdout.splitlines():
         try:
-            said = msgspec.json.decode(line)
+            result = msgspec.json.decode(line)
         except msgspec.MsgspecError:
             continue
-        if isinstance(said, dict) and said.get("outcome", "ok") != "ok":
-            return f"{said['outcome']}: {said.get('message', '')}"
+        if isinstance(result, dict) and result.get("outcome", "ok") != "ok":
+            return f"{result['outcome']}: {result.get('message', '')}"
     return ""
 
 
-def _message(status: NsightStatus, log: str, ran: ProgramRun) -> str:
+def _message(status: NsightStatus, log: str, program_run: ProgramRun) -> str:
     if status == "launch-failed":
-        return f"{SENTENCES[status]}: {_launch_problem(ran)}"
+        return f"{SENTENCES[status]}: {_launch_problem(program_run)}"
     if status == "timeout":
-        return f"{SENTENCES[status]} after {LIMIT_SECONDS:.0f} s; it was killed"
+        return f"{SENTENCES[status]} within {LIMIT_SECONDS:.0f} s and was killed"
     if status in ("failed", "bad-metric"):
-        return f"{SENTENCES[status]}: {last_error(log)} (exit status {ran.return_code})"
+        return f"{SENTENCES[status]}: {last_error(log)} (exit status {program_run.return_code})"
     return SENTENCES[status]
 
 
 def _read(tool: NcuProgram, target: NcuTarget) -> tuple[NsightStatus, tuple[CountedKernel, ...], str]:
-    """The report's kernels, by Nsight's module where there is one; its CSV is written in any case."""
+    """Write the report as CSV and read its kernels: with Nsight's own module if it is installed, else from the CSV."""
     if not target.report.is_file():
         return "no-report", (), ""
     command = [str(tool.program), "--import", str(target.report), "--csv", "--page", "raw", "--print-units", "base"]
-    ran = run_tool(command, {**os.environ}, READ_SECONDS)
-    target.table.write_text(ran.stdout, encoding="utf-8")
+    import_run = run_tool(command, {**os.environ}, READ_SECONDS)
+    target.table.write_text(import_run.stdout, encoding="utf-8")
     kernels, read_by = read_by_module(target.report, tool.report_folder) or (), "ncu_report"
     if not kernels:
-        kernels, read_by = read_raw_table(ran.stdout), "CSV"
+        kernels, read_by = read_raw_table(import_run.stdout), "CSV"
     return ("ok" if kernels else "empty"), kernels, read_by
 
 
 def read_by_module(report: Path, folder: str) -> tuple[CountedKernel, ...] | None:
-    """The kernels by `ncu_report` from `folder`, or where that is empty from this environment; None without it."""
+    """The kernels of a report, read by the module `ncu_report`; None if the module or the report cannot be read.
+
+    The module is imported from `folder`; if `folder` is empty, from this Python environment.
+    """
     command = [sys.executable, "-m", "pytest_fa.profile.report_module", str(report), folder]
-    ran = run_tool(command, {**os.environ}, READ_SECONDS)
-    if ran.return_code != 0:
+    module_run = run_tool(command, {**os.environ}, READ_SECONDS)
+    if module_run.return_code != 0:
         return None
-    return msgspec.json.decode(ran.stdout, type=tuple[CountedKernel, ...])
+    return msgspec.json.decode(module_run.stdout, type=tuple[CountedKernel, ...])
 
 
-def _not_counted(kernels: tuple[CountedKernel, ...], asked: Preset) -> tuple[str, ...]:
-    """What the report does not hold: ncu leaves a counter out in silence, or says that it "could not access" it."""
-    return tuple(name for name in asked.metrics if kernels and all(name not in each.counters for each in kernels))
+def _not_counted(kernels: tuple[CountedKernel, ...], requested: Preset) -> tuple[str, ...]:
+    """The requested counters that no kernel of the report has.  ncu omits some counters without an error."""
+    return tuple(name for name in requested.metrics if kernels and all(name not in each.counters for each in kernels))
 
 
-def _trimmed(kernels: tuple[CountedKernel, ...], wanted: Preset) -> tuple[CountedKernel, ...]:
-    """What was asked for by name: thousands more lie in the report of a full set."""
-    names = {*wanted.metrics, *map(stall_samples, STALLS)}
+def _trimmed(kernels: tuple[CountedKernel, ...], preset: Preset) -> tuple[CountedKernel, ...]:
+    """The kernels with the requested counters only; the report of a full set has thousands more."""
+    names = {*preset.metrics, *map(stall_samples, STALLS)}
     return tuple(
-        msgspec.structs.replace(each, counters={name: each.counters[name] for name in each.counters if name in names})
-        for each in kernels
+        msgspec.structs.replace(
+            kernel, counters={name: kernel.counters[name] for name in kernel.counters if name in names}
+        )
+        for kernel in kernels
     )

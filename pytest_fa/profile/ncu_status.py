@@ -1,4 +1,4 @@
-"""Every way in which Nsight Compute fails, known by its own words, and the sentence that a user reads."""
+"""The ways in which Nsight Compute fails: how its output shows each one, and the sentence for the user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from pytest_fa.records.tool_results import NsightStatus
 
-# In the order in which they are looked for: what denies everything comes before what follows from it.
+# Pattern in ncu's output -> status.  The first match counts, so a cause comes before the errors that follow from it.
 _SIGNS: tuple[tuple[str, NsightStatus], ...] = (
     (r"ERR_NVGPUCTRPERM", "permission"),
     (r"LibraryNotLoaded|Device not supported|[Pp]rofiling is not supported on", "unsupported-runtime"),
@@ -18,45 +18,49 @@ _SIGNS: tuple[tuple[str, NsightStatus], ...] = (
 
 SENTENCES: dict[NsightStatus, str] = {
     "ok": "",
-    "not-installed": "ncu is neither on PATH nor in a CUDA toolkit; install Nsight Compute",
+    "not-installed": "ncu was not found on PATH or in a CUDA toolkit; install Nsight Compute",
     "permission": (
-        "this user may not read the GPU's counters: run as root (--ncu-sudo), give the container "
+        "this user may not read the GPU's performance counters: run ncu as root (--ncu-sudo), start the container with "
         "--cap-add=SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
     ),
-    "unsupported-runtime": "the container's runtime keeps Nsight Compute from the driver; another may let it through",
-    "busy": (
-        "something else holds the counters (DCGM: `dcgmi profile --pause`; another profiler), "
-        "or the container lacks the capability to take them"
+    "unsupported-runtime": (
+        "the container runtime blocks Nsight Compute's access to the driver; use another runtime or run on the host"
     ),
-    "no-connection": "Nsight Compute could not connect to the process it started, also without injected libraries",
-    "no-kernels": "no kernel ran inside the NVTX range, although everything ended well: the filter missed it",
-    "bad-metric": "Nsight Compute does not know a counter, and does not say which could be left out",
-    "no-report": "Nsight Compute ended well and wrote no report",
-    "empty": "the report holds no kernel",
-    "wrong-kernel": "the report holds a kernel that is not the variant's own",
+    "busy": (
+        "the performance counters are in use by another profiler or by DCGM (`dcgmi profile --pause` releases them), "
+        "or the container lacks the capability to use them"
+    ),
+    "no-connection": (
+        "Nsight Compute could not connect to the process that it started, not even without other injected libraries"
+    ),
+    "no-kernels": "no kernel ran inside the NVTX range, although the call succeeded: the range filter did not match",
+    "bad-metric": "Nsight Compute rejected a counter without naming one that was requested",
+    "no-report": "Nsight Compute succeeded but wrote no report",
+    "empty": "the report contains no kernel",
+    "wrong-kernel": "the report contains a kernel that is not in the variant's build",
     "launch-failed": "the call failed under the profiler",
-    "timeout": "no end was in sight",
+    "timeout": "the profiled process did not end",
     "failed": "Nsight Compute failed",
 }
 
 
 def read_status(log: str, return_code: int) -> NsightStatus:
-    """What ncu's own lines say; `No kernels were profiled` comes with a return code of 0."""
+    """The status according to ncu's output.  The return code alone is not enough: it is 0 if no kernel was profiled."""
     for sign, status in _SIGNS:
         if re.search(sign, log):
             return status
     return "ok" if return_code == 0 else "failed"
 
 
-def unknown_metrics(log: str, asked: tuple[str, ...]) -> tuple[str, ...]:
-    """The counters of `asked` that ncu's error lines name: those this chip lacks."""
+def unknown_metrics(log: str, requested: tuple[str, ...]) -> tuple[str, ...]:
+    """The requested counters that ncu's error lines name: those that this chip does not have."""
     errors = [line for line in log.splitlines() if re.search(r"metric", line, re.IGNORECASE) and "==" in line]
-    bases = {name: re.escape(name.split(".")[0]) for name in asked}
-    return tuple(name for name in asked if any(re.search(rf"(?<!\w){bases[name]}(?!\w)", line) for line in errors))
+    bases = {name: re.escape(name.split(".")[0]) for name in requested}
+    return tuple(name for name in requested if any(re.search(rf"(?<!\w){bases[name]}(?!\w)", line) for line in errors))
 
 
 def last_error(log: str) -> str:
-    """The first line of ncu's trouble, without its mark."""
+    """The first line that ncu marks with `==ERROR==`, without that mark; if there is none, the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    marked = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
-    return marked[0] if marked else (lines[-1] if lines else "it said nothing")
+    errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
+    return errors[0] if errors else (lines[-1] if lines else "it printed nothing")

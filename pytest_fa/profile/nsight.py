@@ -1,4 +1,4 @@
-"""One run's profiler: found once, tried once on a kernel that does nothing, then one child for each job."""
+"""Nsight Compute for one run: found once, tried once on an empty kernel, then started once for each job."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ TRIAL = ("-m", "pytest_fa.profile.trial")
 
 
 class Nsight:
-    """Nsight Compute for the first visible GPU; its files lie in `folder`, named in records by paths from `root`.
+    """Nsight Compute for the first visible GPU.
 
-    Its children find builds in `cache`.
+    It writes its files to `folder`; records name them by paths relative to `root`.  The profiled processes use the
+    build cache `cache`.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Nsight:
 
     @functools.cached_property
     def tool(self) -> NcuProgram | None:
-        """The program; None where there is none."""
+        """The program `ncu`; None if it is not installed."""
         program = find_program("ncu")
         if program is None:
             return None
@@ -50,18 +51,22 @@ class Nsight:
 
     @functools.cached_property
     def trial(self) -> NsightReport:
-        """What became of profiling one empty kernel: nothing is promised before a counter was read back."""
+        """The profile of one empty kernel, which shows whether counters can be read on this machine."""
         if self.tool is None:
-            return _nothing("not-installed")
+            return _empty_report("not-installed")
         with tempfile.TemporaryDirectory() as scratch:
             target = NcuTarget(TRIAL, TRIAL_RANGE, Path(scratch) / "trial")
-            found = profile(self.tool, target, "trial", Preset((DURATION, GRID)))
-        if found.status == "ok" and not all(_reads_back(each.counters) for each in found.kernels):
-            found = msgspec.structs.replace(found, status="empty", message="its counters cannot be read back")
-        return msgspec.structs.replace(found, report=None, table=None, log=None)
+            report = profile(self.tool, target, "trial", Preset((DURATION, GRID)))
+        if report.status == "ok" and not all(_is_plausible(kernel.counters) for kernel in report.kernels):
+            message = "the counters of the empty kernel could not be read"
+            report = msgspec.structs.replace(report, status="empty", message=message)
+        return msgspec.structs.replace(report, report=None, table=None, log=None)
 
     def run(self, job: CaseJob, preset_name: str, build: Build | None) -> NsightReport:
-        """Profile one job's call and judge its kernels; the trial's status where that already failed."""
+        """Profile the call of one job and determine what bounds its kernels.
+
+        If the trial failed, nothing is started and the trial's status is returned.
+        """
         if self.tool is None or self.trial.status != "ok":
             return msgspec.structs.replace(self.trial, preset=preset_name, kernels=())
         stem = self.folder / f"{job.slug}.{preset_name}"
@@ -71,26 +76,26 @@ class Nsight:
         folders = (Path(job.variant.folder), Path(job.variant.root) / "include")
         sources = tuple(folder for folder in folders if folder.is_dir())
         target = NcuTarget(("-m", "pytest_fa.worker", str(path)), job.slug, stem, sources)
-        found = profile(self.tool, target, preset_name, preset(preset_name, self._capability))
-        if found.status == "ok" and (strangers := foreign_kernels(found, build)):
-            message = f"{SENTENCES['wrong-kernel']}: {', '.join(strangers)}"
-            found = msgspec.structs.replace(found, status="wrong-kernel", message=message)
-        judged = tuple(_explained(each, job.variant) for each in found.kernels)
-        return self._with_paths(msgspec.structs.replace(found, kernels=judged, job=str(path)))
+        report = profile(self.tool, target, preset_name, preset(preset_name, self._capability))
+        if report.status == "ok" and (foreign := foreign_kernels(report, build)):
+            message = f"{SENTENCES['wrong-kernel']}: {', '.join(foreign)}"
+            report = msgspec.structs.replace(report, status="wrong-kernel", message=message)
+        kernels = tuple(_analysed(kernel, job.variant) for kernel in report.kernels)
+        return self._with_relative_paths(msgspec.structs.replace(report, kernels=kernels, job=str(path)))
 
-    def _with_paths(self, found: NsightReport) -> NsightReport:
-        """Paths from the root, so that a record reads the same elsewhere."""
+    def _with_relative_paths(self, report: NsightReport) -> NsightReport:
+        """The report with paths relative to the root, which do not depend on the machine."""
         names = ("report", "table", "log", "job")
-        return msgspec.structs.replace(found, **{name: self._short(getattr(found, name)) for name in names})
+        return msgspec.structs.replace(report, **{name: self._relative(getattr(report, name)) for name in names})
 
-    def _short(self, path: str | None) -> str | None:
+    def _relative(self, path: str | None) -> str | None:
         if path is None or not Path(path).is_relative_to(self._root):
             return path
         return str(Path(path).relative_to(self._root))
 
 
-def _explained(kernel: CountedKernel, variant: Variant) -> CountedKernel:
-    """The kernel with its verdict, and where its source was sampled with the samples by stage."""
+def _analysed(kernel: CountedKernel, variant: Variant) -> CountedKernel:
+    """The kernel with what bounds it and, if its source lines were sampled, the stall samples of each phase."""
     source = Path(variant.folder) / variant.entry.source
     phases = {}
     if kernel.lines and source.is_file():
@@ -100,12 +105,12 @@ def _explained(kernel: CountedKernel, variant: Variant) -> CountedKernel:
     )
 
 
-def foreign_kernels(found: NsightReport, build: Build | None) -> list[str]:
-    """Kernels of a report that the variant's build does not hold; a Python entry may run whose it likes."""
+def foreign_kernels(report: NsightReport, build: Build | None) -> list[str]:
+    """The kernels of a report that are not in the variant's build; none without a build: any kernel is allowed then."""
     if build is None or not build.kernels:
         return []
-    own = {base_name(each.name) for each in build.kernels}
-    return [name for each in found.kernels if (name := base_name(each.name)) not in own]
+    built_names = {base_name(kernel.name) for kernel in build.kernels}
+    return [name for kernel in report.kernels if (name := base_name(kernel.name)) not in built_names]
 
 
 def base_name(name: str) -> str:
@@ -114,10 +119,10 @@ def base_name(name: str) -> str:
     return re.split(r"[<(]", plain, maxsplit=1)[0].split("::")[-1]
 
 
-def _reads_back(counters: dict[str, float]) -> bool:
-    """The trial's kernel took some time, and it was one block."""
+def _is_plausible(counters: dict[str, float]) -> bool:
+    """Whether these are counters of the empty kernel: a duration above zero, and one block."""
     return counters.get(DURATION, 0.0) > 0 and counters.get(GRID) == 1
 
 
-def _nothing(status: NsightStatus) -> NsightReport:
+def _empty_report(status: NsightStatus) -> NsightReport:
     return NsightReport(status, SENTENCES[status], "trial", "", 0.0, ())

@@ -1,8 +1,8 @@
-"""Where a kernel's warps stood when they were sampled, by stage of attention: an estimate from source lines, no time.
+"""Assigns stall samples to the phases of attention by source line.  This is an estimate and not a time.
 
-The ladder's kernels are written in the same paragraphs under the same words (`// S = Q K^T`, `// O += P V`); a sample
-belongs to the paragraph of its line.  What stands in another file, inlined, belongs to the paragraph of the instruction
-before it; a warp that waits at a barrier waits for a barrier wherever that stands.
+The kernels of the ladder consist of paragraphs that begin with the same comments (`// S = Q K^T`, `// O += P V`).  A
+sample belongs to the paragraph of its source line.  A sample in inlined code of another file belongs to the paragraph
+of the instruction before it.  A sample at a barrier always belongs to the barriers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pytest_fa.records.tool_results import SourceLine
 BARRIERS, OTHER = "barriers", "other"
 MOST_LINES = 10
 
-# A comment that begins a paragraph, and the stage that it is of.
+# Pattern in a comment -> phase of the paragraph that the comment begins.
 _PARAGRAPHS: tuple[tuple[str, str], ...] = (
     (r"S = Q|Q ?K\^?T|Q\.K", "Q.K^T"),
     (r"O \+= ?P|P ?V\b|P\.V", "P.V"),
-    (r"\b[Ww]ait|[Bb]arrier|nobody|arrive", BARRIERS),
+    (r"\b[Ww]ait|[Bb]arrier|arrive", BARRIERS),
     (r"mask|row max|rescale|P = exp|row sum|softmax|[Nn]ormali[sz]e", "softmax"),
     (r"[Ll]oad|[Cc]opy|[Cc]opies|[Ss]tore|prefetch", "I/O"),
 )
-# What a line itself says, whatever its paragraph.
+# Pattern in a line of code -> phase of that line, whatever its paragraph.
 _LINES: tuple[tuple[str, str], ...] = (
     (r"__syncthreads|__syncwarp|barrier_sync|sync_\w+\(|\bwait\w*\(|mbarrier_\w*wait|mbarrier_arrive", BARRIERS),
     (r"\w*exp2?f?\(|(max|sum)_of_row|fmaxf", "softmax"),
@@ -33,39 +33,42 @@ _FUNCTION = re.compile(r"^(template|__device__|__global__|static|inline|FA_EXPOR
 
 
 def phases_of_source(text: str) -> dict[int, str]:
-    """The stage of every line, counted from 1.  A function without a word above it is `other`."""
-    found: dict[int, str] = {}
-    phase, said_at = OTHER, 0
+    """The phase of every line, by its number from 1.
+
+    A function begins in phase `other`, unless a comment directly above it names a phase.
+    """
+    phases: dict[int, str] = {}
+    phase, comment_line = OTHER, 0
     for number, line in enumerate(text.splitlines(), start=1):
         _, mark, comment = line.partition("//")
         if mark and line.strip().startswith("//"):
-            said = _first(_PARAGRAPHS, comment)
-            phase, said_at = (said, number) if said else (phase, said_at)
-        elif _FUNCTION.match(line) and said_at < number - 2:
+            comment_phase = _first_match(_PARAGRAPHS, comment)
+            phase, comment_line = (comment_phase, number) if comment_phase else (phase, comment_line)
+        elif _FUNCTION.match(line) and comment_line < number - 2:
             phase = OTHER
-        found[number] = _first(_LINES, line.partition("//")[0]) or phase
-    return found
+        phases[number] = _first_match(_LINES, line.partition("//")[0]) or phase
+    return phases
 
 
 def phase_samples(lines: tuple[SourceLine, ...], source_name: str, source: str) -> dict[str, int]:
-    """Samples by stage, most first; `lines` come in the order of their instructions."""
+    """The number of samples of each phase, the largest first.  `lines` must be in the order of their instructions."""
     phases = phases_of_source(source)
-    found: Counter[str] = Counter()
-    last = OTHER
-    for each in lines:
-        if Path(each.file).name == source_name:
-            last = phases.get(each.line, OTHER)
-        found[each.phase or last] += each.samples
-    return dict(found.most_common())
+    samples: Counter[str] = Counter()
+    last_phase = OTHER
+    for line in lines:
+        if Path(line.file).name == source_name:
+            last_phase = phases.get(line.line, OTHER)
+        samples[line.phase or last_phase] += line.samples
+    return dict(samples.most_common())
 
 
 def busiest_lines(lines: tuple[SourceLine, ...]) -> tuple[SourceLine, ...]:
-    """The lines on which most samples fell, whatever the warps waited for."""
-    found: Counter[tuple[str, int]] = Counter()
-    for each in lines:
-        found[(Path(each.file).name, each.line)] += each.samples
-    return tuple(SourceLine(file, line, samples, "") for (file, line), samples in found.most_common(MOST_LINES))
+    """The lines with the most samples, summed over all stall reasons."""
+    samples_of: Counter[tuple[str, int]] = Counter()
+    for line in lines:
+        samples_of[(Path(line.file).name, line.line)] += line.samples
+    return tuple(SourceLine(file, line, samples, "") for (file, line), samples in samples_of.most_common(MOST_LINES))
 
 
-def _first(rules: tuple[tuple[str, str], ...], text: str) -> str:
-    return next((phase for sign, phase in rules if re.search(sign, text)), "")
+def _first_match(rules: tuple[tuple[str, str], ...], text: str) -> str:
+    return next((phase for pattern, phase in rules if re.search(pattern, text)), "")

@@ -1,6 +1,7 @@
-"""Which counters each preset asks Nsight Compute for, by compute capability.
+"""The counters of each preset of `--ncu-set`, by compute capability.
 
-Every preset holds the counters of the verdict; its own come on top.  Names are Nsight's, with their suffixes.
+Every preset contains the counters from which `bottleneck.py` derives what bounds a kernel, and adds its own.  The names
+are those of Nsight Compute, including their suffixes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Capability = tuple[int, int]
 
 
 class Preset(NamedTuple):
-    """What one preset becomes on one chip: counters by name, and what ncu is told beside."""
+    """One preset on one chip: the names of its counters, and additional flags of ncu."""
 
     metrics: tuple[str, ...]
     flags: tuple[str, ...] = ()
@@ -25,7 +26,7 @@ MEMORY = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
 DRAM = "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"
 L2_HIT = "lts__t_sector_hit_rate.pct"
 TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
-TENSOR_HMMA = "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active"  # where TENSOR is not there
+TENSOR_HMMA = "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active"  # for chips without TENSOR
 TENSOR_BLACKWELL = "sm__pipe_tensor_subpipe_hmma_cycles_active.avg.pct_of_peak_sustained_active"
 XU = "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active"
 FMA = "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active"
@@ -66,12 +67,12 @@ BLACKWELL: Capability = (10, 0)
 
 
 def stall(reason: str) -> str:
-    """The counter of one stall reason: how many warps wait for it, per issued instruction."""
+    """The counter of one stall reason: the number of warps that wait for it, per issued instruction."""
     return f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio"
 
 
 def stall_samples(reason: str) -> str:
-    """How many samples of the program counter found a warp waiting for one reason."""
+    """The counter of the program counter samples in which a warp waits for one stall reason."""
     return f"{STALL_SAMPLES}{'no_instructions' if reason == 'no_instruction' else reason}"
 
 
@@ -99,7 +100,7 @@ _VERDICT = (
 )
 _OCCUPANCY = (
     "launch__waves_per_multiprocessor",
-    *(f"launch__occupancy_limit_{what}" for what in ("blocks", "registers", "shared_mem", "warps")),
+    *(f"launch__occupancy_limit_{resource}" for resource in ("blocks", "registers", "shared_mem", "warps")),
     "sm__cycles_active.avg",
     "smsp__warps_eligible.avg.per_cycle_active",
     "smsp__warps_active.avg.per_cycle_active",
@@ -133,9 +134,12 @@ PRESETS = ("verdict", "occupancy", "tensor", "memory", "stalls", "full")
 
 
 def preset(name: str, capability: Capability) -> Preset:
-    """The counters of `name` on a chip.  `stalls` and `full` sample source lines too; `full` is all that Nsight has."""
+    """The preset `name` on a chip.
+
+    `stalls` and `full` also sample source lines; `full` collects everything that Nsight Compute offers.
+    """
     common = (*_VERDICT, *_tensor_pipe(capability), *map(stall, _stalls_of(capability)))
-    own: dict[str, Preset] = {
+    additional: dict[str, Preset] = {
         "verdict": Preset(()),
         "occupancy": Preset((*_OCCUPANCY, *(("launch__cluster_size",) if capability >= HOPPER else ()))),
         "tensor": Preset((*_TENSOR, *_tensor_instructions(capability))),
@@ -143,8 +147,8 @@ def preset(name: str, capability: Capability) -> Preset:
         "stalls": Preset((), _SOURCE),
         "full": Preset((), ("--set", "full", "--import-source", "yes")),
     }
-    chosen = own[name]
-    return Preset(tuple(dict.fromkeys((*common, *chosen.metrics))), chosen.flags)
+    added = additional[name]
+    return Preset(tuple(dict.fromkeys((*common, *added.metrics))), added.flags)
 
 
 def _tensor_pipe(capability: Capability) -> tuple[str, ...]:
@@ -154,7 +158,7 @@ def _tensor_pipe(capability: Capability) -> tuple[str, ...]:
 
 
 def _tensor_instructions(capability: Capability) -> tuple[str, ...]:
-    """`hmma` counts mma.sync; wgmma has a counter of its own, and reads 0 in the other."""
+    """The counters of tensor instructions.  `hmma` counts mma.sync only; wgmma has its own counter, on Hopper."""
     hmma = "sm__inst_executed_pipe_tensor_op_hmma.sum"
     return (hmma, "sm__inst_executed_pipe_tensor_op_gmma.sum") if capability == HOPPER else (hmma,)
 

@@ -1,4 +1,4 @@
-"""Finding NVIDIA's tools, and running one with a limit on its time."""
+"""Finds NVIDIA's tools and runs them with a time limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACES = (
 
 
 class ProgramRun(NamedTuple):
-    """What one command gave; `timed_out` says that it was killed."""
+    """The result of one command.  `timed_out` means that it was killed at its time limit."""
 
     return_code: int
     stdout: str
@@ -33,17 +33,17 @@ class ProgramRun(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Both streams."""
+        """Standard output and standard error."""
         return f"{self.stdout}\n{self.stderr}"
 
 
 def find_program(name: str) -> Path | None:
-    """`ncu` or `compute-sanitizer`: from PATH, a toolkit, the places it is installed to, or a wheel."""
+    """Find `ncu` or `compute-sanitizer`: on PATH, in CUDA_HOME, where NVIDIA's installers put it, or in a wheel."""
     if on_path := shutil.which(name):
         return Path(on_path)
     home = os.environ.get("CUDA_HOME")
     folders = [Path(home) / "bin"] if home else []
-    folders += [found for place in PLACES for found in sorted(Path("/").glob(place.removeprefix("/")), reverse=True)]
+    folders += [folder for place in PLACES for folder in sorted(Path("/").glob(place.removeprefix("/")), reverse=True)]
     for folder in folders:
         if os.access(folder / name, os.X_OK) and (folder / name).is_file():
             return folder / name
@@ -51,7 +51,10 @@ def find_program(name: str) -> Path | None:
 
 
 def run_tool(command: list[str], environment: dict[str, str], limit_seconds: float) -> ProgramRun:
-    """Run to the end, or kill the whole process group when time is up; 127 where it cannot be started."""
+    """Run a command to its end, or kill its whole process group at the time limit.
+
+    The return code is 127 if the command cannot be started.
+    """
     start = time.monotonic()
     try:
         return _run(command, environment, limit_seconds, start)
@@ -80,11 +83,11 @@ def _run(command: list[str], environment: dict[str, str], limit_seconds: float, 
 
 
 def version_of(program: Path) -> str:
-    """What the tool says of itself: `2025.3.1`, or an empty string."""
+    """The version that the tool prints, such as `2025.3.1`; empty if it prints none."""
     with tempfile.TemporaryDirectory() as scratch:
-        ran = run_tool([str(program), "--version"], {**os.environ, "TMPDIR": scratch}, 60.0)
-    found = re.search(r"[Vv]ersion (\d+(?:\.\d+)+)", ran.text)
-    return found[1] if found else ""
+        version_run = run_tool([str(program), "--version"], {**os.environ, "TMPDIR": scratch}, 60.0)
+    match = re.search(r"[Vv]ersion (\d+(?:\.\d+)+)", version_run.text)
+    return match[1] if match else ""
 
 
 def _kill_group(leader: int) -> None:
@@ -95,8 +98,8 @@ def _kill_group(leader: int) -> None:
 
 
 def _in_wheels(name: str) -> Path | None:
-    """NVIDIA's wheels share the folder `nvidia`, with a folder for each major version of CUDA."""
+    """The tool in one of NVIDIA's wheels, which share the package `nvidia` with one folder per CUDA major version."""
     spec = find_spec("nvidia")
     folders = spec.submodule_search_locations if spec else None
-    found = (path for folder in folders or () for path in sorted(Path(folder).glob(f"cu*/bin/{name}"), reverse=True))
-    return next((path for path in found if os.access(path, os.X_OK)), None)
+    paths = (path for folder in folders or () for path in sorted(Path(folder).glob(f"cu*/bin/{name}"), reverse=True))
+    return next((path for path in paths if os.access(path, os.X_OK)), None)

@@ -1,4 +1,4 @@
-"""`--ncu`: one variant on one shape under Nsight Compute, once it was judged right, beside the fastest SDPA."""
+"""`--ncu`: profiles a variant that passed its check on one shape, and compares it with the fastest SDPA backend."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from pytest_fa.worker.jobs import CaseJob, CaseResult
 class CaseProfiler:
     """Nsight Compute for the cases of one run.
 
-    It is tried once on an empty kernel; what it counted of a case is kept, since several variants stand beside the same
-    SDPA backend.
+    The profile of each variant and case is kept, because several variants are compared with the same SDPA backend.
     """
 
     def __init__(self, runner: CaseRunner) -> None:
@@ -36,21 +35,22 @@ class CaseProfiler:
         self._profiles: dict[tuple[str, str], NsightReport] = {}
 
     def profile(self, variant: Variant, case: Case, say: Say) -> Record:
-        """The record of `test_profile`: a call that was judged right, counted in a child process of its own.
+        """Profile one call in a separate process and return the record of `test_profile`.
 
-        A call that is judged wrong gives the record of that check.  Raises `CannotRun` where the variant has no GPU to
-        run on, `Refused` where it does not take the case.
+        The variant is judged on the case first, unless this run has done so.  If it is wrong, it is not profiled and
+        the record is that of the check.  Raises `CannotRun` if the variant has no GPU to run on, `Refused` if it does
+        not support the case.
         """
         if reason := variant.refuses(case):
             raise Refused(reason)
         if device_of(variant) == "cpu":
-            raise CannotRun(f"{variant.name} runs on the CPU here: there is nothing to count")
-        if variant.is_judged and (variant.name, case.id) not in self._runner.right:
-            judged = self._runner.run(variant, case, "correct")
-            if judged.outcome != "ok":
-                return msgspec.structs.replace(judged, kind="profile")
+            raise CannotRun(f"{variant.name} runs on the CPU here, and Nsight Compute profiles only GPU kernels")
+        if variant.is_judged and (variant.name, case.id) not in self._runner.passed:
+            check_record = self._runner.run(variant, case, "correct")
+            if check_record.outcome != "ok":
+                return msgspec.structs.replace(check_record, kind="profile")
         self._announce(say)
-        profile = self._with_baseline(variant, case, self._count(variant, case))
+        profile = self._with_baseline(variant, case, self._profile_call(variant, case))
         record = self._record(variant, case, profile)
         options = self._runner.options
         add_entry(self._nsight.folder, options.rootdir, f"{variant.name}-{case.id}", profile, record.measured_at)
@@ -66,7 +66,7 @@ class CaseProfiler:
 
     @functools.cached_property
     def _nsight(self) -> Nsight:
-        """Raises `CannotRun` without a GPU."""
+        """Nsight Compute for the GPU of this machine.  Raises `CannotRun` if there is none."""
         gpu, options = find_gpu(), self._runner.options
         if gpu is None:
             raise CannotRun("profiling needs a GPU, and this machine has none")
@@ -79,22 +79,22 @@ class CaseProfiler:
         )
 
     def _announce(self, say: Say) -> None:
-        """Say once in a run whether a counter could be read back."""
+        """Report once per run whether Nsight Compute can read counters."""
         if "trial" in vars(self._nsight):
             return
-        self._runner.rest()  # memory and contexts of the workers would show up in the counters
+        self._runner.end_workers()  # contexts and memory of the workers would affect the counters
         with timing_lock():
             trial = self._nsight.trial
         if trial.status == "ok":
-            say(f"{trial.tool} reads counters of this GPU (tried on an empty kernel, {trial.seconds:.1f} s)")
+            say(f"{trial.tool} can read the counters of this GPU (tried on an empty kernel in {trial.seconds:.1f} s)")
         else:
-            say(f"nothing will be counted: {trial.message}")
+            say(f"no counters will be collected: {trial.message}")
 
-    def _count(self, variant: Variant, case: Case) -> NsightReport:
-        """One child process, while no process of this user times anything on this GPU."""
-        known = self._profiles.get((variant.name, case.id))
-        if known is not None:
-            return known
+    def _profile_call(self, variant: Variant, case: Case) -> NsightReport:
+        """Profile one call in a separate process, while no process of this user times anything on this GPU."""
+        earlier = self._profiles.get((variant.name, case.id))
+        if earlier is not None:
+            return earlier
         job = CaseJob(
             variant=variant,
             case=case,
@@ -106,48 +106,51 @@ class CaseProfiler:
             watchdog_seconds=self._runner.watchdog_seconds(variant, "cuda"),
             warm_ups=1,
         )
-        self._runner.rest()
+        self._runner.end_workers()
         with timing_lock():
-            # Only a `cuda` entry is known to launch the kernels of its own library alone.
+            # Only a `cuda` entry is certain to launch no kernels but those of its own library.
             build = self._build_of(variant) if variant.entry.kind == "cuda" else None
             profile = self._nsight.run(job, self._runner.options.ncu_set, build)
         self._profiles[(variant.name, case.id)] = msgspec.structs.replace(profile, expect=variant.expect)
         return self._profiles[(variant.name, case.id)]
 
     def _build_of(self, variant: Variant) -> Build | None:
-        build = self._runner.builds.runnable(variant)
+        build = self._runner.builds.build_for_this_machine(variant)
         return None if isinstance(build, BuildFailure) else build
 
     def _with_baseline(self, variant: Variant, case: Case, profile: NsightReport) -> NsightReport:
-        """The profile with the SDPA backend's counters at the same shape; a baseline is compared with none."""
-        ours = profile.longest
-        if ours is None or variant.role in COMPANION_ROLES:
+        """The profile with the counters of the fastest SDPA backend at the same shape; unchanged for a baseline."""
+        kernel = profile.longest
+        if kernel is None or variant.role in COMPANION_ROLES:
             return profile
         baseline = fastest_baseline(self._runner, case)
         if baseline is None:
-            return msgspec.structs.replace(profile, baseline_missing="no SDPA backend takes this case")
-        theirs = self._count(baseline, case)
-        kernel = longest(theirs.kernels)
-        if theirs.status != "ok" or kernel is None:
-            return msgspec.structs.replace(profile, baseline=baseline.name, baseline_missing=theirs.message)
+            return msgspec.structs.replace(profile, baseline_missing="no SDPA backend supports this case")
+        baseline_profile = self._profile_call(baseline, case)
+        baseline_kernel = longest(baseline_profile.kernels)
+        if baseline_profile.status != "ok" or baseline_kernel is None:
+            return msgspec.structs.replace(profile, baseline=baseline.name, baseline_missing=baseline_profile.message)
         return msgspec.structs.replace(
-            profile, baseline=baseline.name, baseline_kernels=theirs.kernels, differences=differences(ours, kernel)
+            profile,
+            baseline=baseline.name,
+            baseline_kernels=baseline_profile.kernels,
+            differences=differences(kernel, baseline_kernel),
         )
 
 
 def fastest_baseline(runner: CaseRunner, case: Case) -> Variant | None:
-    """The SDPA backend that was fastest at this shape: in this run, else in the saved records, else the first."""
-    taking = [
+    """The fastest SDPA backend at this shape: by this run, else by the saved records, else the first one."""
+    supporting = [
         baseline
-        for baseline in runner.builds.asked.sdpa_baselines
+        for baseline in runner.builds.run_plan.sdpa_baselines
         if "cuda" in baseline.supports.device and not baseline.refuses(case)
     ]
-    times = {each.name: us for each in taking if (us := runner.device_us.get((case.shape_id, each.name)))}
-    times = times or {each.name: us for each in taking if (us := _saved_us(runner, each, case))}
-    return min(taking, key=lambda baseline: times.get(baseline.name, float("inf")), default=None)
+    times = {each.name: us for each in supporting if (us := runner.device_us.get((case.shape_id, each.name)))}
+    times = times or {each.name: us for each in supporting if (us := _saved_us(runner, each, case))}
+    return min(supporting, key=lambda baseline: times.get(baseline.name, float("inf")), default=None)
 
 
 def _saved_us(runner: CaseRunner, variant: Variant, case: Case) -> float | None:
     path = runner.options.records_folder / gpu_folder(runner.records.environment.gpu) / f"{variant.name}.jsonl"
-    timed = (record.speed for record in read_records(path) if record.case and record.case.shape_id == case.shape_id)
-    return next((speed.device.median_us for speed in timed if speed), None)
+    speeds = (record.speed for record in read_records(path) if record.case and record.case.shape_id == case.shape_id)
+    return next((speed.device.median_us for speed in speeds if speed), None)

@@ -1,4 +1,4 @@
-"""`python -m pytest_fa.profile.trial`: one empty kernel in an NVTX range, to try whether it can be profiled."""
+"""`python -m pytest_fa.profile.trial`: launches an empty kernel in an NVTX range, to try whether ncu can profile it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRIAL_RANGE = "trial"
 
 
 def main() -> int:
-    """Launch the kernel inside the range; 1 and a line where CUDA does not start."""
+    """Launch the kernel inside the range.  Returns 1, with a message on standard error, if CUDA does not start."""
     try:
         with CudaDriver() as cuda, nvtx_range(TRIAL_RANGE):
             cuda.launch_empty_kernel()

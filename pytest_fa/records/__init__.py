@@ -1,1 +1,1 @@
-"""What is written down, and where: record types (the only JSON), their files, the machine, the source.  No torch."""
+"""Record types, the files they are written to, and the machine and source they describe.  Does not import torch."""

@@ -1,4 +1,4 @@
-"""What a compiler made: kernels, their resources, and the library that holds them."""
+"""Record types of a build: its kernels, their resources, and the shared library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pytest_fa.catalog.variant import Target
 
 
 class Kernel(msgspec.Struct, frozen=True):
-    """One `__global__` function of a build: what ptxas and the disassembler say of it."""
+    """One `__global__` function of a build, with the figures of ptxas and of the disassembler."""
 
     name: str
     mangled: str
@@ -23,7 +23,7 @@ class Kernel(msgspec.Struct, frozen=True):
 
     @property
     def spill_bytes(self) -> int:
-        """Spilled bytes, stores and loads together."""
+        """The bytes of spill stores and spill loads together."""
         return self.spill_store_bytes + self.spill_load_bytes
 
 
@@ -35,7 +35,7 @@ class Advisory(msgspec.Struct, frozen=True):
 
 
 class Build(msgspec.Struct, frozen=True):
-    """One compiled variant for one architecture, as it lies in the cache."""
+    """One variant compiled for one architecture; `library` is its path relative to the cache."""
 
     variant: str
     arch: Target

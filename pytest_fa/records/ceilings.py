@@ -1,4 +1,4 @@
-"""What a GPU can do at all, measured once and kept beside its records: the scale for every other figure."""
+"""The measured peak rates of a GPU, saved in `profiles/<gpu>/ceilings.json` and used to judge every other time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pytest_fa.records.record import Environment, Source
 from pytest_fa.records.timing import Clocks, Timing
 
 NAME = "ceilings.json"
-IMPOSSIBLE = 1.05  # times the ceiling: past what measuring it again would explain
+CEILING_MARGIN = 1.05  # rates above 1.05 times the ceiling exceed the spread of repeated measurements
 
 
 class Ceilings(msgspec.Struct, frozen=True):
-    """Copy bandwidth, matrix rates on random data and the cheapest launch; raw samples beside each.
+    """Copy bandwidth, matrix multiplication rates on random data, and the time of an empty launch.
 
-    `copy_gb_per_s` counts bytes read and bytes written, `matmul_tflops` has a rate for each dtype, `empty_launch_us` is
-    the period of empty kernels of one block.
+    `copy_gb_per_s` counts bytes read and bytes written.  `matmul_tflops` has a rate for each dtype.  `empty_launch_us`
+    is the period of empty kernels of one block.  `timings` holds the raw samples of each figure.
     """
 
     copy_gb_per_s: float
@@ -32,18 +32,18 @@ class Ceilings(msgspec.Struct, frozen=True):
     measured_at: str
 
     def least_us(self, case: Case) -> float:
-        """The least microseconds that the matrix products of a case can take; 0 where its dtype was not measured."""
+        """Return the microseconds that the matrix products of a case take at the peak rate; 0 if that is not known."""
         rate = self.matmul_tflops.get(case.dtype)
         return case.flops_per_call / rate / 1e6 if rate else 0.0
 
 
 def ceilings_path(profiles: Path, gpu: str | None) -> Path:
-    """`profiles/nvidia-h200/ceilings.json`."""
+    """Return the file of a GPU's ceilings, such as `profiles/nvidia-h200/ceilings.json`."""
     return profiles / gpu_folder(gpu) / NAME
 
 
 def read_ceilings(profiles: Path, gpu: str | None) -> Ceilings | None:
-    """The GPU's ceilings; None where they were never measured."""
+    """Return a GPU's saved ceilings, or None if there is no readable file."""
     path = ceilings_path(profiles, gpu)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Ceilings)
@@ -52,7 +52,7 @@ def read_ceilings(profiles: Path, gpu: str | None) -> Ceilings | None:
 
 
 def write_ceilings(ceilings: Ceilings, profiles: Path) -> Path:
-    """Keep a GPU's ceilings in place of older ones."""
+    """Write a GPU's ceilings, replacing older ones, and return the file."""
     path = ceilings_path(profiles, ceilings.environment.gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(ceilings)) + b"\n")

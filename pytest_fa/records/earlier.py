@@ -1,7 +1,7 @@
-"""What earlier versions called the fields of records: old lines are read with it, and old attributes still work.
+"""Old names of record fields and values: lines of schema 3 are read with them, and old attributes still work.
 
-Schema 4 renamed fields and some values; nothing else changed since schema 3.  This module is the only one of `records`
-that knows an old name.
+Schema 4 renamed fields and some values; nothing else changed since schema 3.  In the package `records`, old names are
+only in this module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from pytest_fa.earlier import POLICIES, ROLES, also_called
+from pytest_fa.earlier import POLICIES, ROLES, with_old_attributes
 from pytest_fa.records.gated import PairSamples
 from pytest_fa.records.judged import Check, Diagnosis, Repeats
 from pytest_fa.records.record import Ablation, Record
@@ -47,7 +47,7 @@ FIELDS: dict[type[msgspec.Struct], dict[str, str]] = {
     SourceLine: {"stage": "phase"},
 }
 
-# Values by the field that holds them, under its new name.
+# Old values to new ones, by the struct and the new name of the field that holds them.
 VALUES: dict[tuple[type[msgspec.Struct], str], dict[str, str]] = {
     (Record, "role"): ROLES,
     (Record, "caught_by"): {"own work": "delegation"},
@@ -57,13 +57,18 @@ VALUES: dict[tuple[type[msgspec.Struct], str], dict[str, str]] = {
 
 
 def upgrade_record(data: dict[str, Any]) -> dict[str, Any]:
-    """A record's JSON object of an earlier schema, in today's names.  The schema number stays."""
+    """Return a record's JSON object of schema 3 with the current names; its `schema` number does not change."""
     upgraded: dict[str, Any] = _upgrade(data, _type_of(Record))
     return upgraded
 
 
-def upgrade_noise(data: dict[str, Any]) -> dict[str, Any]:
-    """The JSON object of a `noise.json`, whichever version wrote it, in today's names."""
+def upgrade_noise(data: Any) -> Any:  # noqa: ANN401  # JSON
+    """Return the JSON object of a `noise.json`, written by any version, with the current names.
+
+    Anything else is returned unchanged.
+    """
+    if not isinstance(data, dict) or not isinstance(data.get("pairs"), list):
+        return data
     return {**data, "pairs": [_upgrade(pair, _type_of(PairSamples)) for pair in data["pairs"]]}
 
 
@@ -78,7 +83,7 @@ def _upgrade(data: Any, kind: inspect.Type) -> Any:  # noqa: ANN401  # JSON
     if isinstance(kind, inspect.VarTupleType) and isinstance(data, list):
         return [_upgrade(item, kind.item_type) for item in data]
     if isinstance(kind, inspect.UnionType):
-        structs = [each for each in kind.types if isinstance(each, inspect.StructType)]
+        structs = [member for member in kind.types if isinstance(member, inspect.StructType)]
         return _upgrade(data, structs[0]) if structs else data
     return data
 
@@ -88,15 +93,15 @@ def _upgrade_struct(data: dict[str, Any], kind: inspect.StructType) -> dict[str,
     upgraded = {}
     for old, value in data.items():
         name = names.get(old, old)
-        words = VALUES.get((kind.cls, name))
-        if words is not None:
-            upgraded[name] = (
-                [words.get(word, word) for word in value] if isinstance(value, list) else words.get(value, value)
-            )
+        new_values = VALUES.get((kind.cls, name))
+        if new_values is not None:
+            items = value if isinstance(value, list) else [value]
+            renamed = [new_values.get(item, item) for item in items]
+            upgraded[name] = renamed if isinstance(value, list) else renamed[0]
         else:
             upgraded[name] = _upgrade(value, types[name]) if name in types else value
     return upgraded
 
 
 for _struct, _names in FIELDS.items():
-    also_called(_names)(_struct)
+    with_old_attributes(_names)(_struct)

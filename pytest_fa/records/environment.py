@@ -1,4 +1,4 @@
-"""The machine, read without torch: NVML, package metadata."""
+"""The GPU, the software versions and other processes of this machine, read from NVML without torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Gpu(msgspec.Struct, frozen=True):
 
 @functools.cache
 def find_gpu() -> Gpu | None:
-    """The first visible GPU, or None where there is no driver, no device, or an empty CUDA_VISIBLE_DEVICES."""
+    """Return the first visible GPU, or None if there is no driver, no device, or CUDA_VISIBLE_DEVICES is empty."""
     with _nvml() as nvml:
         if nvml is None:
             return None
@@ -49,26 +49,26 @@ def find_gpu() -> Gpu | None:
         )
 
 
-def turn_to_gpu(number: int) -> None:
-    """Make the visible GPU of this number, counted round and round, the first one of this process and its children.
+def make_gpu_first(number: int) -> None:
+    """Rotate CUDA_VISIBLE_DEVICES of this process, so that GPU `number` modulo their count becomes the first.
 
-    The others stay visible behind it.  To be called before anything here was read and CUDA was started.
+    The other GPUs stay visible.  Call it before any other function of this module and before CUDA is initialised.
     """
     with _nvml() as nvml:
         if nvml is None:
             return
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        given = [str(each) for each in range(nvml.nvmlDeviceGetCount())] if visible is None else visible.split(",")
-    names = list(itertools.takewhile(lambda name: name.strip() not in ("", "-1"), given))  # CUDA stops there too
+        entries = [str(index) for index in range(nvml.nvmlDeviceGetCount())] if visible is None else visible.split(",")
+    names = list(itertools.takewhile(lambda name: name.strip() not in ("", "-1"), entries))  # CUDA stops there too
     if not names:
         return
     first = number % len(names)
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's, in which they were counted
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, in which they were counted
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([*names[first:], *names[:first]])
 
 
 def read_clocks(gpu_uuid: str) -> Clocks | None:
-    """Clocks, power, temperature and throttle reasons of one GPU now; None where NVML does not tell."""
+    """Return the current clocks, power, temperature and throttle reasons of one GPU; None if NVML cannot read them."""
     with _nvml() as nvml:
         if nvml is None:
             return None
@@ -88,19 +88,19 @@ def _clocks(nvml: Any, handle: Any) -> Clocks:  # noqa: ANN401  # NVML's module 
     )
 
 
-# NVML's bits for what slows a GPU down of its own: hardware slowdown, software and hardware thermal, power brake.
-# A power cap (0x4) is no fault: it is what the card does under load, and it is recorded.
+# NVML's throttle reasons for which samples are dropped: hardware slowdown (0x08), software thermal (0x20), hardware
+# thermal (0x40) and power brake (0x80).  The power cap (0x04) is normal under load: it is recorded, but drops nothing.
 SLOWED_BITS = 0x08 | 0x20 | 0x40 | 0x80
 
 
 class ClockWatch:
-    """NVML held open while something is measured; without a GPU it sees nothing and nothing is slowed down."""
+    """Reads the clocks of one GPU through an open NVML; without a GPU, it reports no clocks and no throttling."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:  # noqa: ANN401
         self._nvml, self._handle = nvml, handle
 
     def now(self) -> Clocks | None:
-        """Clocks, power, temperature and throttle reasons now."""
+        """Return the current clocks, power, temperature and throttle reasons; None if they cannot be read."""
         if self._handle is None:
             return None
         try:
@@ -109,7 +109,7 @@ class ClockWatch:
             return None
 
     def is_slowed(self) -> bool:
-        """Whether heat or the hardware slow the GPU down now."""
+        """Return whether heat or the hardware currently throttle the GPU."""
         if self._handle is None:
             return False
         try:
@@ -120,14 +120,14 @@ class ClockWatch:
 
 @contextmanager
 def clock_watch(device: Device) -> Iterator[ClockWatch]:
-    """Watch the first visible GPU while something is measured on `device`."""
+    """Keep NVML open for the first visible GPU; for `device` = `cpu`, the watch reads nothing."""
     gpu = find_gpu() if device == "cuda" else None
     with _nvml() as nvml:
         yield ClockWatch(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) if nvml and gpu else None)
 
 
 def find_other_gpu_processes() -> tuple[str, ...]:
-    """Processes of others on the first visible GPU, as `PID NAME`: neither this run nor its children."""
+    """Return the other processes on the first visible GPU as `PID NAME`, without this run and its children."""
     gpu = find_gpu()
     with _nvml() as nvml:
         if nvml is None or gpu is None:
@@ -136,14 +136,13 @@ def find_other_gpu_processes() -> tuple[str, ...]:
             running = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
         except nvml.NVMLError:
             return ()
-        ours = {os.getpid(), *([os.getppid()] if "PYTEST_XDIST_WORKER" in os.environ else [])}
-        return tuple(
-            f"{each.pid} {_process_name(each.pid)}" for each in running if not ours & set(_ancestors(each.pid))
-        )
+        own = {os.getpid(), *([os.getppid()] if "PYTEST_XDIST_WORKER" in os.environ else [])}
+        others = [process.pid for process in running if not own & set(_ancestors(process.pid))]
+        return tuple(f"{pid} {_process_name(pid)}" for pid in others)
 
 
 def _ancestors(pid: int) -> Iterator[int]:
-    """The process and its parents, as far as this machine tells."""
+    """Yield a process and its ancestors, as far as `/proc` shows them."""
     while pid > 1:
         yield pid
         try:
@@ -161,12 +160,12 @@ def _process_name(pid: int) -> str:
 
 
 def gpu_folder(gpu: str | None) -> str:
-    """`nvidia-h200` for NVIDIA H200; `cpu` for what was made without a GPU."""
+    """Return the folder name of a GPU: `nvidia-h200` for NVIDIA H200, `cpu` for records made without a GPU."""
     return "-".join((gpu or "cpu").lower().split())
 
 
 def read_environment() -> Environment:
-    """Where this run takes place."""
+    """Return the GPU, the host and the software versions of this run."""
     gpu = find_gpu()
     return Environment(
         gpu=gpu.name if gpu else None,
@@ -196,8 +195,8 @@ def _cpu_name() -> str:
 
 @contextmanager
 def _nvml() -> Iterator[Any]:
-    """The NVML module, initialised, or None where there is no driver."""
-    import pynvml  # noqa: PLC0415  # 20 ms that only a run with kernels pays
+    """Yield the initialised NVML module, or None without a driver; shut it down afterwards."""
+    import pynvml  # noqa: PLC0415  # 20 ms, only when it is needed
 
     try:
         pynvml.nvmlInit()
@@ -211,7 +210,7 @@ def _nvml() -> Iterator[Any]:
 
 
 def _first_visible(nvml: Any) -> Any | None:  # noqa: ANN401  # NVML's module and handle have no types
-    """The handle of the first entry of CUDA_VISIBLE_DEVICES (an index in PCI order, or a UUID)."""
+    """Return the handle of the first entry of CUDA_VISIBLE_DEVICES: an index in PCI order, or a UUID."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     first = "0" if visible is None else visible.split(",")[0].strip()
     try:

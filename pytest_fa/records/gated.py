@@ -1,4 +1,4 @@
-"""What a gate asked and answered: samples of every pair, intervals, the verdict."""
+"""Record types of a gate: the samples of each pair, the intervals and the verdict."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ GateVerdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
 
 class PairSamples(msgspec.Struct, frozen=True):
-    """One shape against one baseline: log(candidate / baseline), block by block, a row for each process.
+    """The samples of one shape and one baseline: log(candidate time / baseline time), one row per process.
 
-    `control` holds the baseline against itself, in the same processes, with buffers and captures of its own.
+    A row has one value per block of paired calls.  `control` holds the same values for the baseline against itself (the
+    A/A control), measured in the same processes, with separate buffers and captured graphs.
     """
 
     shape_id: str
@@ -24,19 +25,19 @@ class PairSamples(msgspec.Struct, frozen=True):
 
     @property
     def means(self) -> list[float]:
-        """The samples: one mean for each process."""
+        """The mean log-ratio of each process."""
         return [_mean(row) for row in self.blocks]
 
     @property
     def control_means(self) -> list[float]:
-        """The same of the baseline against itself."""
+        """The mean log-ratio of each process for the A/A control."""
         return [_mean(row) for row in self.control]
 
 
 class GatePair(msgspec.Struct, frozen=True):
-    """One shape against one baseline: the raw blocks, and the ratio candidate / baseline with its intervals.
+    """The result of one shape and one baseline: the raw blocks, the ratio candidate / baseline, and its intervals.
 
-    An end that is not finite is None.
+    A ratio or interval end that is not finite is None.
     """
 
     samples: PairSamples
@@ -49,10 +50,12 @@ class GatePair(msgspec.Struct, frozen=True):
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """What a gate asked and found.
+    """The settings and the verdict of one gate.
 
-    `ratio` is the gate, `seed` draws orders, `dropped_blocks` were taken while the GPU was slowed down, `process_sd` is
-    the largest standard deviation of process means among the pairs; `left_out` names what was not gated, and why.
+    `ratio` is the required upper bound of candidate / baseline.  `seed` randomises the order of measurements.
+    `dropped_blocks` counts blocks that were measured while the GPU was throttled.  `detectable` is the smallest effect
+    (log-ratio) that the gate can detect.  `process_sd` is the largest standard deviation of process means among the
+    pairs.  `left_out` names the shapes that were not gated, and why.
     """
 
     ratio: float

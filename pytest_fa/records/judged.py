@@ -1,4 +1,4 @@
-"""What the judge found: bounds, repeats, cross-checks, and where a wrong output is wrong."""
+"""Record types of the correctness checks: bounds, repeats, SDPA cross-checks, and the location of errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Index = tuple[int, int, int, int]
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """One bound of a tolerance policy: the value found beside the value allowed.  A value of None is not finite."""
+    """One bound of a tolerance policy: the measured value and the allowed one.  A value of None was not finite."""
 
     name: str
     value: float | None
@@ -18,7 +18,7 @@ class Bound(msgspec.Struct, frozen=True):
 
     @property
     def used(self) -> float | None:
-        """The used fraction of the bound: 1.0 is the edge."""
+        """The measured value as a fraction of the allowed one; None if the value was not finite."""
         if self.value is None:
             return None
         if self.allowed:
@@ -27,7 +27,7 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The verdict on one output.  Indices are (batch, head, query, dim), of scores (batch, head, query, key)."""
+    """The verdict on one output.  Indices are (batch, head, query, dim); for scores, (batch, head, query, key)."""
 
     policy: str
     passed: bool
@@ -46,22 +46,23 @@ class Check(msgspec.Struct, frozen=True):
 
     @property
     def tightest(self) -> Bound:
-        """The bound that broke, else the one that is nearest to breaking."""
+        """The first bound that does not hold, else the one with the largest used fraction."""
         judged = [bound for bound in self.bounds if bound.judged] or list(self.bounds)
-        return next((b for b in judged if not b.holds), max(judged, key=lambda b: b.used or 0.0))
+        return next((bound for bound in judged if not bound.holds), max(judged, key=lambda bound: bound.used or 0.0))
 
     @property
     def complaint(self) -> str:
-        """The tightest bound in a few words: what was found, what is allowed."""
+        """A sentence about the tightest bound: the value found and the value allowed."""
         bound = self.tightest
         value = "not finite" if bound.value is None else f"{bound.value:.3g}"
         return f"{bound.name} error is {value}, allowed is {bound.allowed:.3g}"
 
 
 class Repeats(msgspec.Struct, frozen=True):
-    """The same call repeated: how many outputs differed bitwise from the first, in how many elements, where first.
+    """The outputs of `count` extra calls, compared bit by bit with the first one.
 
-    `smem_poison_missing` says why shared memory was not dirtied before each call; None where it was.
+    `differing` outputs differ, in `element_count` elements; `first` is the index of the first one.
+    `smem_poison_missing` says why shared memory was not filled with NaN before each call; it is None if it was.
     """
 
     count: int
@@ -72,7 +73,7 @@ class Repeats(msgspec.Struct, frozen=True):
 
 
 class CrossCheck(msgspec.Struct, frozen=True):
-    """An SDPA backend on the same inputs, judged by the same rule; `absent` says why there is no verdict."""
+    """An SDPA backend on the same inputs, judged by the same policy; `absent` says why there is no verdict."""
 
     name: str
     passed: bool | None
@@ -81,7 +82,7 @@ class CrossCheck(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What a failure says beyond its bounds: where the error is, its likely cause, and who is off."""
+    """Where a wrong output is wrong, the likely cause, and what the SDPA cross-checks say about it."""
 
     error_map: tuple[str, ...]
     cause: str

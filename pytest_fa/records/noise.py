@@ -1,4 +1,4 @@
-"""How far fresh processes of one machine scatter: what a gate on it can decide at all."""
+"""The measured spread of times between processes on one machine, which limits what a gate can decide."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ NAME = "noise.json"
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """A pool of fresh processes in which SDPA backends met each other and themselves; raw blocks.
+    """The raw blocks of SDPA backends that were timed against each other in a pool of new processes.
 
-    In each pair `control` is the second backend against itself, with buffers and captures of its own.
+    `candidates` names the first backend of each pair; `control` is the second backend against itself (the A/A control),
+    with separate buffers and captured graphs.
     """
 
     pairs: tuple[PairSamples, ...]
@@ -31,7 +32,7 @@ class Noise(msgspec.Struct, frozen=True):
 
     @property
     def process_sd(self) -> float:
-        """The largest standard deviation of process means among pairs of different kernels."""
+        """The largest standard deviation of process means among the pairs of different kernels."""
         return max(
             statistics.stdev(pair.means)
             for pair, name in zip(self.pairs, self.candidates, strict=True)
@@ -40,12 +41,12 @@ class Noise(msgspec.Struct, frozen=True):
 
 
 def noise_path(profiles: Path, gpu: str | None) -> Path:
-    """`profiles/nvidia-h200/noise.json`."""
+    """Return the file of a GPU's noise, such as `profiles/nvidia-h200/noise.json`."""
     return profiles / gpu_folder(gpu) / NAME
 
 
 def read_noise(profiles: Path, gpu: str | None) -> Noise | None:
-    """The machine's noise; None where it was never measured."""
+    """Return a GPU's saved noise, or None if there is no readable file."""
     try:
         data = msgspec.json.decode(noise_path(profiles, gpu).read_bytes())
         return msgspec.convert(upgrade_noise(data), Noise)
@@ -54,7 +55,7 @@ def read_noise(profiles: Path, gpu: str | None) -> Noise | None:
 
 
 def write_noise(noise: Noise, profiles: Path) -> Path:
-    """Keep it in place of an older one."""
+    """Write a GPU's noise, replacing an older one, and return the file."""
     path = noise_path(profiles, noise.environment.gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(noise) + b"\n")

@@ -1,6 +1,6 @@
-"""The record types: everything that is written down, in the order of the run that makes it.
+"""The type `Record`: one JSON line with everything that was measured or checked for one variant on one case.
 
-A record is one JSON line per case.  A number that was not measured is None, and a `*_missing` text says why.
+A number that was not measured is None, and a field `*_missing` says why.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RecordKind = Literal["build", "correct", "property", "speed", "selftest", "gate"
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """How far a run came: ok, failed, or not reached, and the seconds it took."""
+    """One stage of a run: its state, and the seconds it took."""
 
     name: StageName
     state: StageState
@@ -49,7 +49,7 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """Where a record was made."""
+    """The GPU, the host and the software versions that a record was made with."""
 
     gpu: str | None
     compute_capability: str | None
@@ -63,7 +63,10 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The commit the source was at, and whether it had changes; from git, or from the file written before a copy."""
+    """The commit of the source, and whether the source differed from it.
+
+    `origin` says where this was read: `git`, or the stamp file that is written before a tree is copied.
+    """
 
     commit: str | None
     dirty: bool | None
@@ -71,16 +74,16 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Ablation(msgspec.Struct, frozen=True):
-    """What a variant that computes no attention leaves out, and of whom."""
+    """The phase that an ablation omits, and the variant that it is an ablation of."""
 
     phase: str
     parent: str
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One line: one variant on one case (or its build alone).
+    """The record of one variant on one case, or of its builds if `kind` is `build`.
 
-    `builds` holds the build that ran, or for a build every architecture's.
+    `builds` holds the build that ran; for kind `build`, those of all architectures.
     """
 
     schema: int
@@ -109,10 +112,10 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def to_json(value: msgspec.Struct) -> bytes:
-    """One line of JSON without its newline."""
+    """Return one line of JSON, without a newline."""
     return msgspec.json.encode(value)
 
 
 def to_builtins(value: msgspec.Struct) -> Any:  # noqa: ANN401  # JSON-able
-    """Dicts, lists and numbers, for the test report that xdist sends along."""
+    """Return dicts, lists and numbers, which pytest-xdist can serialise as part of a test report."""
     return msgspec.to_builtins(value)

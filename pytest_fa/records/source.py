@@ -1,4 +1,4 @@
-"""From which commit a tree is: git's word, or that of the stamp that was written before the tree was copied."""
+"""The commit of a source tree, read from git or from the stamp file of a copied tree."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 from pytest_fa.records.record import Source
 
 STAMP_NAME = ".fa-source.json"
-RESULTS = "profiles/"  # written by the tool, so that a run changes no source
+RESULTS = "profiles/"  # written by runs, so not part of the source
 
 
 class SourceStamp(msgspec.Struct, frozen=True):
-    """The file that speaks for a copied tree: what was checked out, and the sha256 of every source file then."""
+    """The stamp file of a copied tree: its commit, whether it had changes, and the sha256 of each source file."""
 
     commit: str
     dirty: bool
@@ -25,9 +25,10 @@ class SourceStamp(msgspec.Struct, frozen=True):
 
 @functools.cache
 def read_source(folder: Path) -> Source:
-    """Commit and dirty state of `folder`.
+    """Return the commit and the dirty state of `folder`.
 
-    A clean checkout speaks for itself.  Else a stamp that fits the files does: a copy may lie over an older checkout.
+    Git is used if its checkout is clean.  Otherwise a stamp whose hashes match the files takes precedence: the files
+    may have been copied over an older checkout.
     """
     git, stamp = _from_git(folder), _from_stamp(folder)
     if git is not None and (not git.dirty or stamp is None or not stamp[1]):
@@ -36,15 +37,15 @@ def read_source(folder: Path) -> Source:
 
 
 def make_stamp(folder: Path, source: Source) -> SourceStamp:
-    """The stamp of a checkout whose source is known."""
+    """Return the stamp of a git checkout."""
     names = _git(folder, "ls-files").splitlines()
-    files = {name: found for name in names if not name.startswith(RESULTS) and (found := _hash(folder / name))}
+    files = {name: sha256 for name in names if not name.startswith(RESULTS) and (sha256 := _hash(folder / name))}
     return SourceStamp(str(source.commit), bool(source.dirty), files)
 
 
 def _from_git(folder: Path) -> Source | None:
     try:
-        if not _git(folder, "ls-files"):  # an untracked copy inside somebody else's repository
+        if not _git(folder, "ls-files"):  # an untracked copy inside another repository
             return None
         commit = _git(folder, "rev-parse", "HEAD")
         return Source(commit=commit, dirty=bool(_git(folder, "status", "--porcelain")), origin="git")
@@ -53,16 +54,16 @@ def _from_git(folder: Path) -> Source | None:
 
 
 def _from_stamp(folder: Path) -> tuple[Source, bool] | None:
-    """What the stamp says, and whether the files are those that it was written for."""
+    """Return the source that the stamp names, and whether the hashes of all files match it."""
     path = folder / STAMP_NAME
     if not path.is_file():
         return None
     try:
-        said = msgspec.json.decode(path.read_bytes(), type=SourceStamp)
+        stamp = msgspec.json.decode(path.read_bytes(), type=SourceStamp)
     except msgspec.MsgspecError as problem:
         return Source(commit=None, dirty=None, origin=f"{STAMP_NAME} cannot be read: {problem}"), False
-    fits = all(_hash(folder / name) == want for name, want in said.files.items())
-    return Source(commit=said.commit, dirty=said.dirty or not fits, origin=STAMP_NAME), fits and bool(said.files)
+    fits = all(_hash(folder / name) == sha256 for name, sha256 in stamp.files.items())
+    return Source(commit=stamp.commit, dirty=stamp.dirty or not fits, origin=STAMP_NAME), fits and bool(stamp.files)
 
 
 def _hash(path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""What was timed, by which clock, and whether the clocks agree."""
+"""Record types of times: which clock measured them, and whether the clocks agree."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import Literal
 
 import msgspec
 
-ON_CPU = "runs on the CPU"  # why a figure of a device is missing
+ON_CPU = "runs on the CPU"  # the reason for a missing GPU figure
 
-# How a call's nodes hang together: one after the other; side by side; or one beginning before its predecessor ends.
+# The dependencies between a call's graph nodes: a chain; parallel branches; or a chain with programmatic dependent
+# launch, where a kernel may start before its predecessor ends.
 Order = Literal["chain", "branches", "programmatic"]
 
 
 class LaunchedKernel(msgspec.Struct, frozen=True):
-    """One kernel of a captured call, and how many nodes launch it alike."""
+    """One kernel of a captured call; `count` nodes launch it with the same geometry."""
 
     mangled: str
     grid: tuple[int, int, int]
@@ -25,7 +26,7 @@ class LaunchedKernel(msgspec.Struct, frozen=True):
 
 
 class Clocks(msgspec.Struct, frozen=True):
-    """What NVML says of the GPU at one moment."""
+    """NVML's readings of a GPU at one moment."""
 
     sm_mhz: int
     memory_mhz: int
@@ -35,10 +36,11 @@ class Clocks(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """Raw samples of one way to measure, in microseconds per call.
+    """The raw samples of one measurement method, in microseconds per call.
 
-    `precision` is the half-width of the mean's 95 % interval, as a share of it; `dropped` samples were taken while heat
-    or the hardware slowed the GPU down, `is_throttled` says that these were too many for the rest to be trusted.
+    `precision` is the half-width of the mean's 95 % confidence interval, as a fraction of the mean.  `dropped` counts
+    samples that were taken while heat or the hardware throttled the GPU.  With `is_throttled`, so many were dropped
+    that the time is not valid.
     """
 
     method: str
@@ -51,7 +53,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class NodeTime(msgspec.Struct, frozen=True):
-    """One kernel, memset or copy of a call, by the profiler: its mean duration and how often a call has it."""
+    """The profiler's mean duration of one kernel, memset or copy, and how often one call launches it."""
 
     name: str
     mean_us: float
@@ -59,10 +61,10 @@ class NodeTime(msgspec.Struct, frozen=True):
 
 
 class ProfilerTime(msgspec.Struct, frozen=True):
-    """What one call does on the device, by the profiler's clock, in a process of its own.
+    """The durations of one call's nodes by the profiler's clock, measured in a separate process.
 
-    `clock_gap_us` is what kernels of the same geometry that only wait take beyond that by the period's clock: the two
-    clocks do not begin and end at the same instants.
+    The profiler's clock and the period's clock do not start and stop at the same instants.  `clock_gap_us` is the
+    difference, period minus profiler time, measured on waiting kernels of the same launch geometry.
     """
 
     profiler_us: float
@@ -72,9 +74,9 @@ class ProfilerTime(msgspec.Struct, frozen=True):
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """Whether two clocks and the kernels' names confirm a time; None where there is nothing to compare.
+    """Whether the profiler's clock and the kernels' names confirm a time; `valid` is None without a profiler time.
 
-    `least_us` is the shorter of what both clocks say, where there are two.
+    `least_us` is the shorter of the times by the two clocks.
     """
 
     valid: bool | None
@@ -83,14 +85,15 @@ class Agreement(msgspec.Struct, frozen=True):
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """What one variant costs on one shape.
+    """The times of one variant on one shape.
 
-    `device_us` is the period of back-to-back calls on the device (CPU variants: wall clock of one call), `call_us` what
-    a Python caller waits per call, `cold` one call after L2 was cleaned, `launch_overhead_us` the period of empty kernels of the
-    same grid, block, cluster and shared memory.  `other_nodes` counts memsets and copies of a captured call, `order`
-    says how its nodes hang together: a programmatic one is a period of its own kind.  `other_gpu_processes` are other processes
-    that were on the GPU.  `buffers` sets of inputs and outputs take turns; `exceeds_l2` says that one set
-    alone is over a quarter of L2.
+    `device` is the period of back-to-back calls on the GPU (for CPU variants, the wall-clock time of one call), `call`
+    the time per call that a Python caller waits, `cold` one call after L2 was cleared.  `launch_overhead_us` is the
+    period of empty kernels with the same grid, block, cluster and shared memory.  `other_nodes` counts memsets and
+    copies of a captured call.  `order` describes the dependencies between its nodes; with `programmatic`, kernels
+    overlap, and the period is not comparable with that of a chain.  `other_gpu_processes` are other processes on the
+    GPU.  Calls use `buffers` sets of inputs and outputs in turn; `exceeds_l2` says that one set is larger than a
+    quarter of L2.
     """
 
     device: Timing

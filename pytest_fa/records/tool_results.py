@@ -1,4 +1,4 @@
-"""What profilers and sanitizers found, as it is recorded.  Nothing here is a benchmark time."""
+"""Record types of Nsight Compute and compute-sanitizer results.  None of them holds a benchmark time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-# Why a profile has no counters; `profile.status` says each in a sentence.
+# Why an Nsight report has no counters; `profile.ncu_status` has a sentence for each.
 NsightStatus = Literal[
     "ok",
     "not-installed",
@@ -28,7 +28,7 @@ ToolStatus = Literal["clean", "found", "suppressed", "not covered", "not measure
 
 
 class Bottleneck(msgspec.Struct, frozen=True):
-    """What bounds a kernel, in a sentence that quotes the counters that decided: metric names to values."""
+    """What limits a kernel's speed, with the counters that decided it; `decided_by` maps metric names to values."""
 
     bound_by: BoundBy
     sentence: str
@@ -36,7 +36,7 @@ class Bottleneck(msgspec.Struct, frozen=True):
 
 
 class SourceLine(msgspec.Struct, frozen=True):
-    """How many stall samples fell on one line of source; `phase` where it is known without the source."""
+    """The number of stall samples on one source line; `phase` is empty if only the source can tell it."""
 
     file: str
     line: int
@@ -45,10 +45,10 @@ class SourceLine(msgspec.Struct, frozen=True):
 
 
 class CountedKernel(msgspec.Struct, frozen=True):
-    """One kernel of a call: Nsight's metric names to values in Nsight's base units (ns, byte, %, cycle).
+    """One kernel of a call; `counters` maps Nsight's metric names to values in its base units (ns, byte, %, cycle).
 
-    `lines` are source lines with the samples of stalled warps that fell on them, `phases` those samples by stage of
-    attention: an estimate of where warps wait, not of time.
+    `lines` are the source lines with stall samples.  `phases` sums these samples by phase of attention; they estimate
+    where warps wait, not how much time passes.
     """
 
     name: str
@@ -59,7 +59,7 @@ class CountedKernel(msgspec.Struct, frozen=True):
 
 
 class CounterDifference(msgspec.Struct, frozen=True):
-    """One counter of the candidate's longest kernel beside the baseline's; `weight` sorts by what matters."""
+    """One counter of the candidate's longest kernel (`ours`) and the baseline's (`theirs`), sorted by `weight`."""
 
     label: str
     ours: float
@@ -68,11 +68,12 @@ class CounterDifference(msgspec.Struct, frozen=True):
 
 
 class NsightReport(msgspec.Struct, frozen=True):
-    """One call under Nsight Compute: what it counted, or why it counted nothing.
+    """The counters of one call under Nsight Compute, or the reason why there are none.
 
-    `report`, `table`, `log` and `job` are files, as paths from the run's root.  `dropped` are counters that this chip
-    lacks.  `read_by` says whether the report module or the CSV gave the figures.  `baseline` is the SDPA backend profiled
-    at the same shape, whose longest kernel `differences` compares with ours.
+    `report`, `table`, `log` and `job` are file paths relative to the run's root.  `dropped` are counters that this GPU
+    does not have.  `read_by` says whether the figures are from the report module or from the CSV file.  `baseline` is
+    the SDPA backend that was profiled at the same shape.  `differences` compares its longest kernel with the
+    candidate's.
     """
 
     status: NsightStatus
@@ -96,14 +97,14 @@ class NsightReport(msgspec.Struct, frozen=True):
 
     @property
     def longest(self) -> CountedKernel | None:
-        """The kernel in which most of the call's time is spent."""
+        """The kernel with the longest duration."""
         return longest(self.kernels)
 
 
 class Sanitized(msgspec.Struct, frozen=True):
-    """One variant under one tool of compute-sanitizer: what it found, or why it looked at nothing.
+    """The result of one compute-sanitizer tool on one variant, or the reason why there is none.
 
-    `findings` are the first lines of each distinct report, `count` all errors and hazards of its summary.
+    `findings` are the first lines of each distinct report.  `count` is the number of errors and hazards in its summary.
     """
 
     tool: str
@@ -121,5 +122,5 @@ DURATION = "gpu__time_duration.sum"
 
 
 def longest(kernels: tuple[CountedKernel, ...]) -> CountedKernel | None:
-    """The kernel with the largest duration; the first where none has one."""
-    return max(kernels, key=lambda each: each.counters.get(DURATION, 0.0), default=None)
+    """Return the kernel with the longest duration; the first one if no kernel has a duration."""
+    return max(kernels, key=lambda kernel: kernel.counters.get(DURATION, 0.0), default=None)

@@ -1,1 +1,1 @@
-"""Rendering of records: tables, lines, Markdown, pictures.  The last layer before pytest's side."""
+"""Renders records as tables, lines, Markdown and pictures."""

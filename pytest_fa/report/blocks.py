@@ -1,4 +1,4 @@
-"""What stands in a Markdown file's tables: each kind has a spec, which its comment gives, and a maker."""
+"""The kinds of tables in Markdown files.  Each kind has a spec, which the table's comment gives, and a maker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TypeVar
 import msgspec
 
 from pytest_fa.errors import FaError
-from pytest_fa.options import OPTIONS
+from pytest_fa.options.flags import OPTIONS
+from pytest_fa.profile.bottleneck import bottleneck_of
 from pytest_fa.records.log import read_records
 from pytest_fa.records.noise import read_noise
 from pytest_fa.records.record import Record
@@ -25,18 +26,18 @@ AnySpec = TypeVar("AnySpec", bound=msgspec.Struct)
 
 
 class TableProblem(FaError):
-    """A table's comment that cannot be read, or records that are not there."""
+    """A table whose comment cannot be read, or whose records do not exist."""
 
 
 class MarginSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The used fractions of all bounds: a row for each variant and dtype, over all its records."""
+    """The largest used fraction of each bound: one row for each variant and dtype, over all its records."""
 
     profiles: str
     variants: str
 
 
 class ClockSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All times of some shapes, and whether the profiler's clock confirms them: a row for each variant and shape."""
+    """All times, and whether the profiler confirms them: one row for each variant and shape."""
 
     profiles: str
     cases: str
@@ -44,13 +45,13 @@ class ClockSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NoiseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far fresh processes scatter: a row for each pair of `noise.json`."""
+    """How far the means of fresh processes vary: one row for each pair of `noise.json`."""
 
     profiles: str
 
 
 class BottleneckSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What bounds each kernel of some variants at one shape, with the counters that decided."""
+    """What bounds each kernel of the variants at one shape, with the decisive counters."""
 
     profiles: str
     case: str
@@ -58,7 +59,7 @@ class BottleneckSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LadderSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every candidate of a kernels folder after its parent, and what it is held against, at some shapes."""
+    """Every candidate of a kernels folder below its parent, then the variants of `against`, at the given shapes."""
 
     profiles: str
     kernels: str
@@ -67,7 +68,7 @@ class LadderSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExpectationSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every candidate of a kernels folder was expected to bring, beside its times at some shapes."""
+    """The manifest's `expect` of every candidate of a kernels folder, and its times at the given shapes."""
 
     profiles: str
     kernels: str
@@ -75,7 +76,7 @@ class ExpectationSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PhaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What each stage of a variant takes at some shapes, measured by its ablations."""
+    """The time that each phase of a variant takes at the given shapes, measured by its ablations."""
 
     profiles: str
     kernels: str
@@ -84,7 +85,7 @@ class PhaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one table shows: one shape's records, a row for each variant, a ratio for each of `against`."""
+    """The records of one shape: one row for each variant, and one ratio for each variant of `against`."""
 
     profiles: str
     case: str
@@ -100,18 +101,18 @@ def _spec(kind: str, words: str, of: type[AnySpec]) -> AnySpec:
 
 
 def _margins(spec: MarginSpec, root: Path) -> str:
-    """A row for each variant and dtype: the checks, and the worst used fraction of each bound with its shape."""
+    """One row for each variant and dtype: the number of checks, the largest used fractions, and the worst shape."""
     rows: list[list[str]] = []
     names: list[str] = []
     for variant in spec.variants.split(","):
-        judged = [each for each in _records(spec.profiles, root, variant) if each.check and each.case]
-        for dtype in sorted({each.case.dtype for each in judged if each.case}, reverse=True):
-            mine = [each for each in judged if each.case and each.case.dtype == dtype]
-            margins = {each.bound: each for each in worst_margins(mine)}
+        judged = [record for record in _records(spec.profiles, root, variant) if record.check and record.case]
+        for dtype in sorted({record.case.dtype for record in judged if record.case}, reverse=True):
+            of_dtype = [record for record in judged if record.case and record.case.dtype == dtype]
+            margins = {margin.bound: margin for margin in worst_margins(of_dtype)}
             names += [name for name in margins if name not in names]
             cells = [f"{margins[name].used:.2f}" if name in margins else "-" for name in names]
-            shape = max(margins.values(), key=lambda each: each.used).shape_id if margins else "-"
-            rows.append([f"`{variant}`", dtype, str(len(mine)), *cells, f"`{shape}`"])
+            shape = max(margins.values(), key=lambda margin: margin.used).shape_id if margins else "-"
+            rows.append([f"`{variant}`", dtype, str(len(of_dtype)), *cells, f"`{shape}`"])
     return _lines([["variant", "dtype", "checks", *names, "worst at"], *rows])
 
 
@@ -125,16 +126,16 @@ def _clocks(spec: ClockSpec, root: Path) -> str:
         "call_us",
         "overhead_us",
         "profiler_us",
-        "between",
-        "agree",
+        "clock gap, us",
+        "confirmed",
     ]
     rows = [heads]
     for shape in spec.cases.split(","):
         for variant in spec.variants.split(","):
-            timed = [each for each in _records(spec.profiles, root, variant) if each.case and each.speed]
-            found = next((each for each in timed if each.case and each.case.shape_id == shape), None)
-            if found is not None and found.speed is not None:
-                rows.append([f"`{shape}`", f"`{variant}`", *_clock_cells(found.speed)])
+            timed = [record for record in _records(spec.profiles, root, variant) if record.case and record.speed]
+            record = next((each for each in timed if each.case and each.case.shape_id == shape), None)
+            if record is not None and record.speed is not None:
+                rows.append([f"`{shape}`", f"`{variant}`", *_clock_cells(record.speed)])
     return _lines(rows)
 
 
@@ -154,11 +155,12 @@ def _clock_cells(speed: Speed) -> list[str]:
 
 def _noise(spec: NoiseSpec, root: Path) -> str:
     path = root / spec.profiles
-    found = read_noise(path.parent, path.name)
-    if found is None:
-        raise TableProblem(f"no noise.json in {spec.profiles}")
-    rows = [["shape", "pair", "mean of log-ratio, %", "blocks, %", "processes, %", "groups of 12", "decided at 1.0"]]
-    for row in noise_rows(found):
+    noise = read_noise(path.parent, path.name)
+    if noise is None:
+        raise TableProblem(f"there is no noise.json in {spec.profiles}; `python -m pytest_fa noise` makes one")
+    heads = ["shape", "pair", "mean log-ratio, %", "SD of blocks, %", "SD of processes, %"]
+    rows = [[*heads, "simulated gates", "with PASS or FAIL"]]
+    for row in noise_rows(noise):
         figures = (f"{100 * value:.3f}" for value in (row.ratio_mean, row.block_sd, row.process_sd))
         counts = (str(row.groups), str(row.decided))
         rows.append([f"`{row.shape_id}`", f"{row.candidate} / {row.baseline}", *figures, *counts])
@@ -166,21 +168,21 @@ def _noise(spec: NoiseSpec, root: Path) -> str:
 
 
 def _bottlenecks(spec: BottleneckSpec, root: Path) -> str:
-    """A row for each kernel; a variant without a profile says so: nothing stands in for it."""
-    rows = ["| variant | kernel | verdict | decided by |", "| --- | --- | --- | --- |"]
+    """One row for each kernel; a variant without a profile has one row that says so."""
+    rows = ["| variant | kernel | bottleneck | decided by |", "| --- | --- | --- | --- |"]
     for variant in spec.variants.split(","):
-        found = [each for each in read_records(root / spec.profiles / f"{variant}.jsonl") if each.kind == "profile"]
-        profiles = [each.nsight for each in found if each.nsight and each.case and each.case.shape_id == spec.case]
-        chosen = next((each for each in profiles if each.preset == "verdict"), profiles[0] if profiles else None)
-        if chosen is None:
+        records = [each for each in read_records(root / spec.profiles / f"{variant}.jsonl") if each.kind == "profile"]
+        reports = [each.nsight for each in records if each.nsight and each.case and each.case.shape_id == spec.case]
+        report = next((each for each in reports if each.preset == "verdict"), reports[0] if reports else None)
+        if report is None:
             rows.append(f"| `{variant}` | - | not measured | - |")
             continue
-        rows += [f"| `{variant}` | {_bottleneck_cells(each)} |" for each in chosen.kernels]
+        rows += [f"| `{variant}` | {_bottleneck_cells(kernel)} |" for kernel in report.kernels]
     return "\n".join(rows)
 
 
 def _bottleneck_cells(kernel: CountedKernel) -> str:
-    name, bottleneck = short_name(kernel.name), kernel.bottleneck
+    name, bottleneck = short_name(kernel.name), bottleneck_of(kernel)
     if bottleneck is None:
         return f"`{name}` | a counter is missing | -"
     decided = ", ".join(f"`{counter}` {value:g}" for counter, value in bottleneck.decided_by.items())
@@ -188,8 +190,8 @@ def _bottleneck_cells(kernel: CountedKernel) -> str:
 
 
 def _ladder(spec: LadderSpec, root: Path) -> str:
-    places = root / spec.kernels, root / spec.profiles
-    return _lines(ladder_rows(*places, spec.cases.split(","), spec.against.split(",")))
+    folders = root / spec.kernels, root / spec.profiles
+    return _lines(ladder_rows(*folders, spec.cases.split(","), spec.against.split(",")))
 
 
 def _expectations(spec: ExpectationSpec, root: Path) -> str:
@@ -198,14 +200,14 @@ def _expectations(spec: ExpectationSpec, root: Path) -> str:
 
 
 def _phases(spec: PhaseSpec, root: Path) -> str:
-    heads, whole, *phases = phase_rows(root / spec.kernels, root / spec.profiles, spec.of, spec.cases.split(","))
+    header, total, *phases = phase_rows(root / spec.kernels, root / spec.profiles, spec.of, spec.cases.split(","))
     if not phases:
         raise TableProblem(f"{spec.of} has no ablations in {spec.kernels}")
-    return _lines([heads, whole, *phases])
+    return _lines([header, total, *phases])
 
 
 def _options() -> str:
-    """Every option as the command line has it, with what `--help` says."""
+    """One row for each option: its form on the command line, and its help text."""
     rows = ["| option | meaning |", "| --- | --- |"]
     for option in OPTIONS:
         form = (f"{option.flag}={option.metavar}" if option.metavar else option.flag).replace("|", "\\|")
@@ -221,19 +223,19 @@ def _lines(rows: list[list[str]]) -> str:
 
 
 def _records(profiles: str, root: Path, variant: str) -> list[Record]:
-    found = read_records(root / profiles / f"{variant}.jsonl")
-    if not found:
+    records = read_records(root / profiles / f"{variant}.jsonl")
+    if not records:
         raise TableProblem(f"no record of {variant} in {profiles}")
-    return found
+    return records
 
 
 def _table(spec: TableSpec, root: Path) -> str:
-    """One shape's rows, in the order that was asked for."""
+    """The rows of one shape, in the order of `variants`."""
     against = [name for name in spec.against.split(",") if name]
     us = {name: _device_us(_shape_records(spec, root, name), name) for name in against}
     heads = [
         "variant",
-        "right",
+        "checks passed",
         "device_us",
         "call_us",
         "TFLOP/s",
@@ -247,10 +249,10 @@ def _table(spec: TableSpec, root: Path) -> str:
 
 def _shape_records(spec: TableSpec, root: Path, variant: str) -> list[Record]:
     path = root / spec.profiles / f"{variant}.jsonl"
-    found = [each for each in read_records(path) if each.case is not None and each.case.shape_id == spec.case]
-    if not found:
+    records = [each for each in read_records(path) if each.case is not None and each.case.shape_id == spec.case]
+    if not records:
         raise TableProblem(f"no record of {variant} at {spec.case} in {spec.profiles}")
-    return found
+    return records
 
 
 def _row(records: list[Record], variant: str, against_us: list[float]) -> list[str]:
@@ -260,14 +262,14 @@ def _row(records: list[Record], variant: str, against_us: list[float]) -> list[s
     judged = [each for each in records if each.check is not None or each.outcome != "ok"]
     is_overhead = first.role == "overhead"
     kernels = launched_kernels([each for each in records if each.builds] or records)
-    assert first.case is not None  # noqa: S101  # _shape_records gives only those
+    assert first.case is not None  # noqa: S101  # every record of _shape_records has a case
     return [
         f"`{variant}`",
-        f"{sum(each.outcome == 'ok' for each in judged)}/{len(judged)}" if judged else "not judged",
+        f"{sum(each.outcome == 'ok' for each in judged)}/{len(judged)}" if judged else "not checked",
         f"{device_us:.2f}",
         f"{speed.call.median_us:.2f}" if speed else "-",
         "-" if is_overhead else f"{first.case.flops_per_call / device_us / 1e6:.2f}",
-        *("-" if is_overhead else f"{device_us / each:.3f}" for each in against_us),
+        *("-" if is_overhead else f"{device_us / other_us:.3f}" for other_us in against_us),
         str(max(kernel.registers_per_thread for kernel in kernels)) if kernels else "-",
         str(sum(kernel.spill_bytes for kernel in kernels)) if kernels else "-",
     ]

@@ -1,4 +1,4 @@
-"""What a failed case says: the verdict, every bound, where it is wrong, how to repeat it."""
+"""The text of a failed test: the verdict, every bound, the places of the errors, and the rerun command."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ HEADLINES = {
     "failed": "failed",
     "unsupported": "refused a case that its manifest supports",
     "launch_failed": "did not launch",
-    "device_error": "left the GPU's context in error",
+    "device_error": "lost its CUDA context",
     "crashed": "crashed its process",
     "hung": "hung",
     "not_built": "was not built",
-    "over_limit": "is over its manifest's limits",
-    "gate_failed": "is not fast enough",
+    "over_limit": "exceeds the limits of its manifest",
+    "gate_failed": "failed the gate",
     "inconclusive": "has no verdict",
     "not_measured": "was not measured",
-    "hazard": "has a hazard, or may have one",
+    "hazard": "is not clean under compute-sanitizer",
 }
 
 
 def failure_text(record: Record) -> str:
-    """The text of a failed test."""
+    """The text of a failed test, from the headline to the rerun command."""
     lines = [f"{record.id}: {HEADLINES[record.outcome]}: {record.message}"]
     stages = ", ".join(f"{stage.name} {stage.state}" for stage in record.stages)
     lines.append(f"  stages: {stages}")
@@ -40,16 +40,15 @@ def failure_text(record: Record) -> str:
         lines.append(_repeats_line(record.repeats, computes))
     if record.diagnosis is not None:
         lines += _diagnosis_lines(record.diagnosis)
-    lines.append(f"  repeat: {record.rerun_command}")
+    lines.append(f"  rerun: {record.rerun_command}")
     return "\n".join(lines)
 
 
 def check_lines(check: Check, computes: Computes = "attention") -> list[str]:
-    """The bounds and places of one check of what was computed."""
+    """The lines of one check: policy, bounds, number of bad elements, first and worst element."""
     lines = [f"  policy {check.policy}:", *(_bound_line(bound) for bound in check.bounds)]
-    lines.append(
-        f"  same-precision reference: max {check.same_precision_max_error:.3e}, rms {check.same_precision_rms_error:.3e}"
-    )
+    max_error, rms_error = check.same_precision_max_error, check.same_precision_rms_error
+    lines.append(f"  same-precision reference: max {max_error:.3e}, rms {rms_error:.3e}")
     lines.append(f"  elements: {check.bad_count} of {check.element_count} bad, {check.nonfinite_count} NaN or Inf")
     if check.first_bad is not None:
         lines.append(f"  first bad: {_place(check.first_bad, computes)}")
@@ -60,13 +59,13 @@ def check_lines(check: Check, computes: Computes = "attention") -> list[str]:
 
 
 def _repeats_line(repeats: Repeats, computes: Computes) -> str:
-    """How often the output changed; one that does is the mark of a race."""
-    clean = repeats.smem_poison_missing
-    where = "on NaN-filled shared memory" if clean is None else f"without NaN-filled shared memory ({clean})"
+    """The number of repeats, how many of them differ, and where.  A difference means that the kernel has a race."""
+    missing = repeats.smem_poison_missing
+    memory = "with NaN-filled shared memory" if missing is None else f"without NaN-filled shared memory ({missing})"
     if not repeats.differing or repeats.first is None:
-        return f"  repeats: {repeats.count} {where}, all bitwise equal"
-    changed = f"{repeats.differing} differ from the first call, in {repeats.element_count} elements"
-    return f"  repeats: {repeats.count} {where}, {changed}, first at {_place(repeats.first, computes)}: a race"
+        return f"  repeats: {repeats.count} {memory}, all bitwise equal"
+    changed = f"{repeats.differing} differ from the first call in {repeats.element_count} elements"
+    return f"  repeats: {repeats.count} {memory}, {changed}, first at {_place(repeats.first, computes)}: a race"
 
 
 def _diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
@@ -78,16 +77,16 @@ def _diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
 
 def _cross_check(cross_check: CrossCheck) -> str:
     if cross_check.absent is not None:
-        return f"{cross_check.name} absent: {cross_check.absent}"
-    found = "not finite" if cross_check.max_abs_error is None else f"max error {cross_check.max_abs_error:.3e}"
-    return f"{cross_check.name} {'right' if cross_check.passed else 'wrong'}, {found}"
+        return f"{cross_check.name} did not run: {cross_check.absent}"
+    error = "not finite" if cross_check.max_abs_error is None else f"max error {cross_check.max_abs_error:.3e}"
+    return f"{cross_check.name} {'right' if cross_check.passed else 'wrong'}, {error}"
 
 
 def _bound_line(bound: Bound) -> str:
-    found = "not finite" if bound.value is None else f"{bound.value:.3e}"
+    value = "not finite" if bound.value is None else f"{bound.value:.3e}"
     verdict = ("holds" if bound.holds else "BROKEN") if bound.judged else "not judged"
-    used = f", {bound.used:.0%} of it used" if bound.used is not None and bound.allowed else ""
-    return f"    {bound.name}: {found}, allowed {bound.allowed:.3e}{used}: {verdict}"
+    used = f", {bound.used:.0%} of the limit" if bound.used is not None and bound.allowed else ""
+    return f"    {bound.name}: {value}, allowed {bound.allowed:.3e}{used}: {verdict}"
 
 
 def _place(index: Index, computes: Computes) -> str:

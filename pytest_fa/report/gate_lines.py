@@ -1,4 +1,4 @@
-"""What a gate says: the verdict and why, then one line for each pair."""
+"""The lines of a gate: the verdict with its reason, the cost, and one line for each pair."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from pytest_fa.records.gated import Gate
 
 
 def gate_lines(variant: str, gate: Gate) -> list[str]:
-    """Verdict, cost and noise, then each pair's ratio with the interval that decides and the one that does not."""
+    """Verdict, cost and noise; then the ratio of each pair with the deciding interval and the bootstrap interval."""
     cost = f"{gate.processes} processes, {gate.seconds:.0f} s, {gate.dropped_blocks} blocks dropped, seed {gate.seed}"
-    spread = "unknown" if gate.process_sd is None else f"{100 * gate.process_sd:.2f} %"
-    lines = [f"{gate.verdict} {variant} < {gate.ratio:g}: {gate.reason}", f"  {cost}; spread of processes {spread}"]
-    width = max((len(each.samples.shape_id) for each in gate.pairs), default=0)
-    for each in gate.pairs:
-        against = f"{each.samples.shape_id:{width}}  / {each.samples.baseline}"
-        decides = f"{100 * CONFIDENCE:g} % interval {_number(each.low)} to {_number(each.high)}"
-        beside = f"bootstrap 95 %: {_number(each.bootstrap_low)} to {_number(each.bootstrap_high)}"
-        lines.append(f"  {against}: {_number(each.ratio)}, {decides} ({beside})")
-    return [*lines, *(f"  left out: {each}" for each in gate.left_out)]
+    process_sd = "unknown" if gate.process_sd is None else f"{100 * gate.process_sd:.2f} %"
+    lines = [
+        f"{gate.verdict} {variant} < {gate.ratio:g} x baseline: {gate.reason}",
+        f"  {cost}; standard deviation of the process means {process_sd}",
+    ]
+    width = max((len(pair.samples.shape_id) for pair in gate.pairs), default=0)
+    for pair in gate.pairs:
+        ratio = f"{pair.samples.shape_id + ':':{width + 1}} {_number(pair.ratio)} x {pair.samples.baseline}"
+        interval = f"{100 * CONFIDENCE:g} % interval {_number(pair.low)} to {_number(pair.high)}"
+        bootstrap = f"bootstrap 95 %: {_number(pair.bootstrap_low)} to {_number(pair.bootstrap_high)}"
+        lines.append(f"  {ratio}, {interval} ({bootstrap})")
+    return [*lines, *(f"  excluded: {line}" for line in gate.left_out)]
 
 
 def _number(value: float | None) -> str:
-    return "open" if value is None else f"{value:.4f}"
+    return "unknown" if value is None else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""The ladder as a table: each rung after its parent, what it changed, and what came of it at some shapes."""
+"""The ladder as a table: each rung below its parent, with the number of changed lines and its times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTHING = "-"
 
 
 class Rung(msgspec.Struct, frozen=True):
-    """One row: the variant, how many lines differ from its parent's source, and its records at each shape."""
+    """One row: the variant, the number of lines that differ from its parent's source, and its records by shape."""
 
     variant: Variant
     changed_lines: int | None
@@ -29,65 +29,69 @@ class Rung(msgspec.Struct, frozen=True):
 
 
 def ladder_rows(kernels: Path, profiles: Path, shapes: list[str], against: list[str]) -> list[list[str]]:
-    """Heads and rows of the table: every candidate of `kernels`, parents first, then those it is held against.
+    """The header and the rows: every candidate of `kernels`, parents first, then the variants of `against`.
 
-    Times are `device_us` at each shape; ratios and resources are those at the first.
+    Times are `device_us` at each shape; ratios and resources are those at the first shape.
     """
-    found = discover((kernels,)).variants
-    candidates = [each for each in found.values() if each.role == "candidate" and _is_in(each, kernels)]
+    variants = discover((kernels,)).variants
+    candidates = [each for each in variants.values() if each.role == "candidate" and _is_in(each, kernels)]
     names = [each.name for each in in_order(candidates)]
-    rungs = [Rung(found[name], _changed(found, name), _records(profiles, name, shapes)) for name in (*names, *against)]
+    rungs = [
+        Rung(variants[name], _count_changed_lines(variants, name), _records(profiles, name, shapes))
+        for name in (*names, *against)
+    ]
     first_us = {rung.variant.name: _device_us(rung.records[0]) for rung in rungs}
-    bases = [names[0], *against]
-    heads = ["rung", "lines from its parent", "right", *(f"device_us `{shape}`" for shape in shapes)]
-    heads += [*(f"x {name}" for name in bases), "tensor instructions", "regs", "spill B", "smem B"]
-    return [heads, *(_row(rung, [first_us[name] for name in bases]) for rung in rungs)]
+    compared = [names[0], *against]
+    heads = ["rung", "changed lines", "checks passed", *(f"device_us `{shape}`" for shape in shapes)]
+    heads += [*(f"x {name}" for name in compared), "MMA instructions", "regs", "spill B", "smem B"]
+    return [heads, *(_row(rung, [first_us[name] for name in compared]) for rung in rungs)]
 
 
 def expectation_rows(kernels: Path, profiles: Path, shapes: list[str]) -> list[list[str]]:
-    """Heads and rows: what each rung was expected to bring, as its manifest says, beside `device_us` at each shape."""
-    found = discover((kernels,)).variants
-    rungs = in_order(each for each in found.values() if each.role == "candidate" and _is_in(each, kernels))
+    """The header and the rows: the manifest's `expect` of each rung, and its `device_us` at each shape."""
+    variants = discover((kernels,)).variants
+    rungs = in_order(each for each in variants.values() if each.role == "candidate" and _is_in(each, kernels))
     rows = [["rung", "expected, before it was measured", *(f"device_us `{shape}`" for shape in shapes)]]
-    for each in rungs:
-        times = [_figure(_device_us(records)) for records in _records(profiles, each.name, shapes)]
-        rows.append([f"`{each.name}`", each.expect, *times])
+    for rung in rungs:
+        times = [_figure(_device_us(records)) for records in _records(profiles, rung.name, shapes)]
+        rows.append([f"`{rung.name}`", rung.expect, *times])
     return rows
 
 
 def phase_rows(kernels: Path, profiles: Path, name: str, shapes: list[str]) -> list[list[str]]:
-    """Heads and rows: `device_us` of a variant at each shape, and how much less it is without each stage."""
+    """The header and the rows: `device_us` of a variant at each shape, and the difference without each phase."""
     ablations = [each for each in discover((kernels,)).variants.values() if each.omits and each.parent == name]
-    whole = [_device_us(records) for records in _records(profiles, name, shapes)]
-    rows = [["left out", "by", *(f"`{shape}`" for shape in shapes)]]
-    rows.append(["nothing", f"`{name}`", *(f"{_figure(us)} us" for us in whole)])
-    for each in ablations:
-        left = [_device_us(records) for records in _records(profiles, each.name, shapes)]
-        less = [None if us is None or all_us is None else us - all_us for us, all_us in zip(left, whole, strict=True)]
-        cells = [NOTHING if us is None else f"{us:+.2f} us" for us in less]
-        rows.append([each.omits or "", f"`{each.name}`", *cells])
+    whole_us = [_device_us(records) for records in _records(profiles, name, shapes)]
+    rows = [["omitted phase", "measured by", *(f"`{shape}`" for shape in shapes)]]
+    rows.append(["nothing", f"`{name}`", *(f"{_figure(us)} us" for us in whole_us)])
+    for ablation in ablations:
+        ablated_us = [_device_us(records) for records in _records(profiles, ablation.name, shapes)]
+        pairs = zip(ablated_us, whole_us, strict=True)
+        differences_us = [None if us is None or whole is None else us - whole for us, whole in pairs]
+        cells = [NOTHING if us is None else f"{us:+.2f} us" for us in differences_us]
+        rows.append([ablation.omits or "", f"`{ablation.name}`", *cells])
     return rows
 
 
 def in_order(variants: Iterable[Variant]) -> list[Variant]:
-    """Each variant after its parent, a parent's children in the order of their names."""
-    mine = {each.name: each for each in variants}
+    """Each variant directly below its parent, the children of one parent sorted by name."""
+    by_name = {variant.name: variant for variant in variants}
     ordered: list[Variant] = []
 
-    def add(parent: str | None) -> None:
-        children = (each for each in mine.values() if (each.parent if each.parent in mine else None) == parent)
-        for each in sorted(children, key=lambda child: (child.parent is None and not child.is_built, child.name)):
-            ordered.append(each)
-            add(each.name)
+    def add_children(parent: str | None) -> None:
+        children = (each for each in by_name.values() if (each.parent if each.parent in by_name else None) == parent)
+        for child in sorted(children, key=lambda child: (child.parent is None and not child.is_built, child.name)):
+            ordered.append(child)
+            add_children(child.name)
 
-    add(None)
+    add_children(None)
     return ordered
 
 
-def _row(rung: Rung, bases_us: list[float | None]) -> list[str]:
+def _row(rung: Rung, compared_us: list[float | None]) -> list[str]:
     all_records = [record for records in rung.records for record in records]
     judged = [each for each in all_records if each.check is not None or each.outcome != "ok"]
-    mine = _device_us(rung.records[0])
+    rung_us = _device_us(rung.records[0])
     built = [each for each in rung.records[0] if each.builds]
     kernels = launched_kernels(built) if built else []
     speed = next((each.speed for each in rung.records[0] if each.speed), None)
@@ -96,7 +100,7 @@ def _row(rung: Rung, bases_us: list[float | None]) -> list[str]:
         str(rung.changed_lines) if rung.changed_lines is not None else NOTHING,
         f"{sum(each.outcome == 'ok' for each in judged)}/{len(judged)}" if judged else "not measured",
         *(_figure(_device_us(records)) for records in rung.records),
-        *(_figure(mine / base if mine and base else None, 3) for base in bases_us),
+        *(_figure(rung_us / us if rung_us and us else None, 3) for us in compared_us),
         *_resources(kernels, speed),
     ]
 
@@ -112,24 +116,27 @@ def _resources(kernels: list[Kernel], speed: Speed | None) -> list[str]:
     return [str(tensor), str(registers), str(spills), str(smem) if smem is not None else NOTHING]
 
 
-def _changed(found: dict[str, Variant], name: str) -> int | None:
-    """Lines added and removed between a source and its parent's; None where they are one, or one of them is none."""
-    mine, parent = found[name], found.get(found[name].parent or "")
-    if parent is None or parent.folder == mine.folder:
+def _count_changed_lines(variants: dict[str, Variant], name: str) -> int | None:
+    """The number of lines added and removed between the parent's CUDA source and the variant's.
+
+    None without a parent, if both have the same source, or if one of them is not a `cuda` entry.
+    """
+    variant, parent = variants[name], variants.get(variants[name].parent or "")
+    if parent is None or parent.folder == variant.folder:
         return None
-    paths = [Path(each.folder) / each.entry.source for each in (parent, mine)]
-    if not all(each.entry.kind == "cuda" for each in (parent, mine)):
+    paths = [Path(each.folder) / each.entry.source for each in (parent, variant)]
+    if not all(each.entry.kind == "cuda" for each in (parent, variant)):
         return None
     before, after = (path.read_text(encoding="utf-8").splitlines() for path in paths)
     return sum(line[0] in "+-" for line in difflib.ndiff(before, after))
 
 
 def _records(profiles: Path, name: str, shapes: list[str]) -> tuple[tuple[Record, ...], ...]:
-    """The records of each shape; none where it was not run."""
-    found = [
+    """The records of `test_correct` and `test_speed` at each shape."""
+    records = [
         each for each in read_records(profiles / f"{name}.jsonl") if each.case and each.kind in ("correct", "speed")
     ]
-    return tuple(tuple(each for each in found if each.case and each.case.shape_id == shape) for shape in shapes)
+    return tuple(tuple(each for each in records if each.case and each.case.shape_id == shape) for shape in shapes)
 
 
 def _device_us(records: tuple[Record, ...]) -> float | None:

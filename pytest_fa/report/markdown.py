@@ -1,9 +1,9 @@
-"""Tables in Markdown files, made from committed records and kept up to date by a command.
+"""Generates the tables in Markdown files from committed records.
 
     python -m pytest_fa.report.markdown FILE...            rewrite every table in these files
-    python -m pytest_fa.report.markdown --check FILE...    1 if a table is not what the records say
+    python -m pytest_fa.report.markdown --check FILE...    exit with 1 if a table differs from the records
 
-A table stands between two comments; the first says what it shows:
+A table is between two comments.  The first comment says what the table shows:
 
     <!-- fa-table profiles=profiles/nvidia-h200 case=b1h8s512d64-fp16 variants=minimal,ws_p2 against=sdpa_cudnn -->
     <!-- /fa-table -->
@@ -17,8 +17,8 @@ A table stands between two comments; the first says what it shows:
     <!-- fa-noise profiles=profiles/nvidia-h200 -->
     <!-- /fa-noise -->
 
-    <!-- fa-verdicts profiles=profiles/nvidia-h200 case=b1h8s512d64-fp16 variants=ws_p2,sdpa_flash -->
-    <!-- /fa-verdicts -->
+    <!-- fa-bottlenecks profiles=profiles/nvidia-h200 case=b1h8s512d64-fp16 variants=ws_p2,sdpa_flash -->
+    <!-- /fa-bottlenecks -->
 
     <!-- fa-ladder profiles=profiles/nvidia-h200 kernels=kernels cases=b1h8s512d64-fp16 against=sdpa_flash -->
     <!-- /fa-ladder -->
@@ -26,8 +26,8 @@ A table stands between two comments; the first says what it shows:
     <!-- fa-expectations profiles=profiles/nvidia-h200 kernels=kernels cases=b1h8s512d64-fp16 -->
     <!-- /fa-expectations -->
 
-    <!-- fa-stages profiles=profiles/nvidia-h200 kernels=kernels of=cluster_latency cases=b1h8s512d64-fp16 -->
-    <!-- /fa-stages -->
+    <!-- fa-phases profiles=profiles/nvidia-h200 kernels=kernels of=cluster_latency cases=b1h8s512d64-fp16 -->
+    <!-- /fa-phases -->
 
     <!-- fa-options all -->
     <!-- /fa-options -->
@@ -48,30 +48,33 @@ BLOCK = re.compile(
 
 
 def rewrite(text: str, root: Path) -> str:
-    """The text with every table made anew; `root` is where the comments' paths begin.
+    """The text with every table generated again.  Paths in the comments are relative to `root`.
 
-    Raises `TableProblem` for a comment that cannot be read, a table that is not closed, or records that are not there.
+    Raises `TableProblem` for a comment that cannot be read, a table that is not closed, or records that do not exist.
     """
-    whole, opened = len(BLOCK.findall(text)), text.count("<!-- fa-")
-    if not (whole == opened == text.count("<!-- /fa-")):
-        raise TableProblem(f"{opened} tables are opened, {whole} are whole; close each on a line of its own")
-    return BLOCK.sub(lambda found: f"{found[1]}\n{_made(found['kind'], found['words'], root)}\n\n{found[4]}", text)
+    closed, opened = len(BLOCK.findall(text)), text.count("<!-- fa-")
+    if not (closed == opened == text.count("<!-- /fa-")):
+        raise TableProblem(f"{opened} tables are opened, {closed} of them are closed; close each on its own line")
+    return BLOCK.sub(lambda block: f"{block[1]}\n{_table_of(block['kind'], block['words'], root)}\n\n{block[4]}", text)
 
 
-def _made(kind: str, words: str, root: Path) -> str:
+def _table_of(kind: str, words: str, root: Path) -> str:
     kind = BLOCKS.get(kind, kind)
     if kind not in MAKERS:
-        raise TableProblem(f"fa-{kind}: there is no such table (fa-{', fa-'.join(MAKERS)})")
+        raise TableProblem(f"fa-{kind}: there is no such table (allowed: fa-{', fa-'.join(MAKERS)})")
     return MAKERS[kind](words, root)
 
 
 def main(arguments: list[str]) -> int:
-    """Rewrite or check files; 0 if all is well, 1 where a checked table is out of date, 2 for what cannot be read."""
+    """Rewrite or check files.
+
+    Returns 0 on success, 1 if a checked table is out of date, 2 if a file or a table cannot be read.
+    """
     check, paths = "--check" in arguments, [Path(word) for word in arguments if word != "--check"]
     if not paths or any(str(path).startswith("-") for path in paths):
         sys.stderr.write((__doc__ or "") + "\n")
         return 2
-    old = 0
+    status = 0
     for path in paths:
         try:
             before = path.read_text(encoding="utf-8")
@@ -79,14 +82,14 @@ def main(arguments: list[str]) -> int:
         except (OSError, UnicodeDecodeError, TableProblem) as problem:
             sys.stderr.write(f"{path}: {problem}\n")
             return 2
-        for kind in sorted({found["kind"] for found in BLOCK.finditer(before)} & set(BLOCKS)):
+        for kind in sorted({block["kind"] for block in BLOCK.finditer(before)} & set(BLOCKS)):
             sys.stderr.write(f"{path}: {renamed(f'fa-{kind}', f'fa-{BLOCKS[kind]}')}\n")
         if check and before != after:
-            sys.stderr.write(f"{path}: its tables are not what the records say\n")
-            old = 1
+            sys.stderr.write(f"{path}: its tables differ from the records; rerun without --check to rewrite them\n")
+            status = 1
         elif before != after:
             path.write_text(after, encoding="utf-8")
-    return old
+    return status
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How far a machine's processes scatter, as rows, and what a gate would have decided about each group of them."""
+"""The rows of the noise table: how far process means vary, and how many gates on them would have a verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from pytest_fa.records.noise import Noise
 
 
 class NoiseRow(msgspec.Struct, frozen=True):
-    """One pair: its ratio, how far blocks and processes scatter, and how many of its groups would have a verdict."""
+    """One pair: its mean log-ratio, the standard deviations of blocks and of process means, and its simulated gates.
+
+    `groups` is the number of groups of 12 processes, `decided` how many of them would end with PASS or FAIL.
+    """
 
     shape_id: str
     candidate: str
@@ -25,16 +28,16 @@ class NoiseRow(msgspec.Struct, frozen=True):
 
 
 def noise_rows(noise: Noise) -> list[NoiseRow]:
-    """Every pair, and every backend against itself once more from the `control` of its pair.
+    """One row for each pair, and a second one for each A/A pair, from its `control`.
 
-    Groups of 12 processes are gated at a ratio of 1; for a backend against itself no verdict is the right one.
+    Each group of 12 processes is gated at a ratio of 1.  An A/A pair should never have a verdict.
     """
     rows = []
     for pair, name in zip(noise.pairs, noise.candidates, strict=True):
         rows.append(_row(name, pair, noise.process_sd))
-        if name == pair.baseline:  # its `control` is a second sample of the same question
-            turned = msgspec.structs.replace(pair, blocks=pair.control, control=pair.blocks)
-            rows.append(_row(name, turned, noise.process_sd))
+        if name == pair.baseline:  # then `control` is a second, equivalent sample
+            swapped = msgspec.structs.replace(pair, blocks=pair.control, control=pair.blocks)
+            rows.append(_row(name, swapped, noise.process_sd))
     return rows
 
 
@@ -42,8 +45,10 @@ def _row(candidate: str, pair: PairSamples, process_sd: float) -> NoiseRow:
     size = ANALYSES[-1]
     starts = range(0, len(pair.blocks) - size + 1, size)
     groups = [
-        msgspec.structs.replace(pair, blocks=pair.blocks[at : at + size], control=pair.control[at : at + size])
-        for at in starts
+        msgspec.structs.replace(
+            pair, blocks=pair.blocks[start : start + size], control=pair.control[start : start + size]
+        )
+        for start in starts
     ]
     return NoiseRow(
         shape_id=pair.shape_id,
@@ -53,15 +58,15 @@ def _row(candidate: str, pair: PairSamples, process_sd: float) -> NoiseRow:
         block_sd=statistics.fmean(statistics.stdev(row) for row in pair.blocks),
         process_sd=statistics.stdev(pair.means),
         groups=len(groups),
-        decided=sum(_is_decided(each, process_sd) for each in groups),
+        decided=sum(_is_decided(group, process_sd) for group in groups),
     )
 
 
 def _is_decided(pair: PairSamples, process_sd: float) -> bool:
-    """Whether a gate at 1 over this group would have ended with PASS or FAIL."""
+    """Whether a gate at a ratio of 1 over these processes would end with PASS or FAIL."""
     for count in ANALYSES:
-        so_far = msgspec.structs.replace(pair, blocks=pair.blocks[:count], control=pair.control[:count])
-        found = analyse([so_far], 1.0, is_last=count == ANALYSES[-1], process_sd=process_sd)
-        if found.verdict in ("PASS", "FAIL"):
+        first = msgspec.structs.replace(pair, blocks=pair.blocks[:count], control=pair.control[:count])
+        analysis = analyse([first], 1.0, is_last=count == ANALYSES[-1], process_sd=process_sd)
+        if analysis.verdict in ("PASS", "FAIL"):
             return True
     return False

@@ -1,4 +1,4 @@
-"""Pictures beside the records: bars of variants against SDPA for each shape, and where they lie under the roof."""
+"""Draws the pictures in the records folder: bar charts of the times at each shape, and a roofline."""
 
 from __future__ import annotations
 
@@ -12,35 +12,41 @@ from pytest_fa.errors import FaError
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
+from pytest_fa.report.ladder_picture import ladder_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MINE, OTHERS, OVERHEAD = "#2f6db3", "#9aa5b1", "#d0d4d9"
+VARIANT_COLOR, BASELINE_COLOR, OVERHEAD_COLOR = "#2f6db3", "#9aa5b1", "#d0d4d9"
 
 
 class NothingToShow(FaError):
-    """Records without a time."""
+    """There are no records with times."""
 
 
 def read_timed(folder: Path) -> list[Record]:
-    """Every record with a time under `profiles/<gpu>`.  Raises `NothingToShow`."""
-    found = [each for path in sorted(folder.glob("*.jsonl")) for each in read_records(path) if each.speed]
-    if not found:
-        raise NothingToShow(f"no records with times in {folder}")
-    return found
+    """Every record with a time in `folder`, which is a `profiles/<gpu>`.  Raises `NothingToShow` if there is none."""
+    timed = [record for path in sorted(folder.glob("*.jsonl")) for record in read_records(path) if record.speed]
+    if not timed:
+        raise NothingToShow(f"there are no records with times in {folder}; make some with pytest --fa-save")
+    return timed
 
 
 def draw(folder: Path, ceilings: Ceilings | None) -> list[Path]:
-    """Draw `bars.svg`, and `roofline.svg` where the GPU's ceilings are known, into `folder`.
+    """Draw pictures of the records into `folder`, and return their paths.
+
+    `bars.svg` shows every shape, `ladder.svg` the candidates at the target shape if any was timed there, `roofline.svg`
+    the throughput if the GPU's ceilings are known.
 
     Raises `NothingToShow` without timed records, `ImportError` without matplotlib.
     """
     records = read_timed(folder)
-    import matplotlib as mpl  # noqa: PLC0415  # an extra: pip install pytest-fa[report]
+    import matplotlib as mpl  # noqa: PLC0415  # from the extra `report`: pip install pytest-fa[report]
 
-    mpl.rcParams["svg.hashsalt"] = "pytest-fa"  # the same records give the same file
+    mpl.rcParams["svg.hashsalt"] = "pytest-fa"  # so that the same records give the same file
     pictures = {"bars.svg": _bars(records)}
+    if (ladder := ladder_picture(records)) is not None:
+        pictures["ladder.svg"] = ladder
     if ceilings is not None:
         pictures["roofline.svg"] = _roofline(
             [each for each in records if _case(each).computes == "attention"], ceilings
@@ -53,7 +59,7 @@ def draw(folder: Path, ceilings: Ceilings | None) -> list[Path]:
 
 
 def _bars(records: list[Record]) -> Any:  # noqa: ANN401  # matplotlib's figure
-    """One panel for each shape, the fastest on top."""
+    """One panel for each shape, the fastest variant on top."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     shapes = _by_shape(records)
@@ -70,7 +76,8 @@ def _bar_panel(axis: Axes, group: list[Record]) -> None:
     names = [each.variant for each in group]
     times = [_device_us(each) for each in group]
     colors = [
-        OVERHEAD if each.role == "overhead" else OTHERS if each.role in COMPANION_ROLES else MINE for each in group
+        OVERHEAD_COLOR if each.role == "overhead" else BASELINE_COLOR if each.role in COMPANION_ROLES else VARIANT_COLOR
+        for each in group
     ]
     bars = axis.barh(names, times, color=colors)
     axis.bar_label(bars, [f"{us:.2f}" for us in times], padding=3, fontsize=7)
@@ -82,7 +89,7 @@ def _bar_panel(axis: Axes, group: list[Record]) -> None:
 
 
 def _roofline(records: list[Record], ceilings: Ceilings) -> Any:  # noqa: ANN401
-    """Throughput over arithmetic intensity, under what the device was measured to reach."""
+    """Throughput over arithmetic intensity, below the measured peaks of the device."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -96,10 +103,10 @@ def _roofline(records: list[Record], ceilings: Ceilings) -> Any:  # noqa: ANN401
     axis.annotate(
         f"{roof:.0f} TFLOP/s, {ceilings.copy_gb_per_s:.0f} GB/s (measured)", (edges[0], roof * 1.1), fontsize=7
     )
-    for is_mine, color, label in ((False, OTHERS, "SDPA"), (True, MINE, "variants")):
-        chosen = [e for e in records if e.role != "overhead" and (e.role not in COMPANION_ROLES) is is_mine]
-        rates = [_case(each).flops_per_call / _device_us(each) / 1e6 for each in chosen]
-        intensities = [_intensity(_case(each)) for each in chosen]
+    for is_baseline, color, label in ((True, BASELINE_COLOR, "SDPA"), (False, VARIANT_COLOR, "variants")):
+        group = [each for each in records if each.role != "overhead" and (each.role in COMPANION_ROLES) is is_baseline]
+        rates = [_case(each).flops_per_call / _device_us(each) / 1e6 for each in group]
+        intensities = [_intensity(_case(each)) for each in group]
         axis.scatter(intensities, rates, s=14, color=color, label=label)
     axis.set_xscale("log")
     axis.set_yscale("log")
@@ -112,13 +119,13 @@ def _roofline(records: list[Record], ceilings: Ceilings) -> Any:  # noqa: ANN401
 
 def _by_shape(records: Iterable[Record]) -> dict[str, list[Record]]:
     groups: dict[str, list[Record]] = {}
-    for each in sorted(records, key=lambda record: _case(record).flops_per_call):
-        groups.setdefault(_case(each).shape_id, []).append(each)
+    for record in sorted(records, key=lambda record: _case(record).flops_per_call):
+        groups.setdefault(_case(record).shape_id, []).append(record)
     return groups
 
 
 def _case(record: Record) -> Case:
-    assert record.case is not None  # noqa: S101  # timed records have one
+    assert record.case is not None  # noqa: S101  # every timed record has a case
     return record.case
 
 

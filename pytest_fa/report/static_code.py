@@ -1,4 +1,4 @@
-"""`--fa-static`: what the machine code of each variant says, and how two variants differ."""
+"""`--fa-static`: resources and instructions in the machine code of each variant, and the difference of two variants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_fa.records.timing import LaunchedKernel
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Opcodes by what they do; what is in none of these is 'other'.
+# Opcodes by what they do.  An opcode that is not listed counts as `other`.
 GROUPS: dict[str, tuple[str, ...]] = {
     "tensor": ("HMMA", "HGMMA", "IMMA", "IGMMA", "QMMA", "QGMMA", "BMMA", "DMMA"),
     "exp": ("MUFU",),
@@ -43,39 +43,38 @@ HEADERS = (
 )
 MOST_CHANGES = 8
 FOOTNOTE = (
-    "threads: what a saved record launched, else the source's bound (__launch_bounds__); smem B: static, and dynamic\n"
-    "where a saved record knows it (+); blocks/SM and warps: how many fit, and what sets the limit."
+    "threads: block size of the launch in a saved record, otherwise __launch_bounds__ of the source.\n"
+    "smem B: static shared memory; with '+', the dynamic shared memory of the launch in a saved record is included.\n"
+    "blocks/SM: number of blocks that fit on an SM, and the resource that limits it.  warps: occupancy in percent.\n"
+    "'<=': upper bound, because the dynamic shared memory is not known."
 )
 
 Launches = dict[tuple[str, str], LaunchedKernel]  # by variant and kernel name
 
 
 def static_text(records: list[Record], launches: Launches, width: int) -> str:
-    """The table, the instructions of each kernel by group, and the difference where there are two variants."""
-    from rich import box  # noqa: PLC0415  # only a run with records pays for rich
+    """The table of resources, the table of instructions by group, and the difference if there are two variants."""
+    from rich import box  # noqa: PLC0415  # imported only in runs with records
     from rich.table import Table  # noqa: PLC0415
 
     builds = [build for record in records if record.kind == "build" for build in record.builds]
     if not builds:
         return ""
-    facts = Table(*HEADERS, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    mixes = Table(
+    resources = Table(*HEADERS, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    instructions = Table(
         "variant", "arch", "kernel", *GROUPS, "other", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
     for build in builds:
         for kernel in build.kernels:
-            facts.add_row(
-                build.variant,
-                build.arch,
-                kernel.name,
-                *_facts(build, kernel, launches.get((build.variant, kernel.name))),
-            )
-            mixes.add_row(build.variant, build.arch, kernel.name, *map(str, mix(kernel).values()))
-    return "\n".join([_rendered(facts, width), _rendered(mixes, width), FOOTNOTE, *difference_lines(builds)])
+            launch = launches.get((build.variant, kernel.name))
+            resources.add_row(build.variant, build.arch, kernel.name, *_resources(build, kernel, launch))
+            instructions.add_row(build.variant, build.arch, kernel.name, *map(str, mix(kernel).values()))
+    tables = [_rendered(table, width) for table in (resources, instructions)]
+    return "\n".join([*tables, FOOTNOTE, *difference_lines(builds)])
 
 
 def _rendered(table: Table, width: int) -> str:
-    """A table as text, wider than the terminal where it must be."""
+    """A table as text.  It is wider than the terminal if its cells need more space."""
     from rich.console import Console  # noqa: PLC0415
 
     text = io.StringIO()
@@ -86,19 +85,20 @@ def _rendered(table: Table, width: int) -> str:
 
 
 def mix(kernel: Kernel) -> dict[str, int]:
-    """Instructions by group, in the groups' order, `other` last."""
+    """The number of instructions in each group, in the groups' order, `other` last."""
     group_of = {opcode: group for group, opcodes in GROUPS.items() for opcode in opcodes}
-    found = dict.fromkeys((*GROUPS, "other"), 0)
+    counts = dict.fromkeys((*GROUPS, "other"), 0)
     for opcode, count in kernel.instructions.items():
-        found[group_of.get(opcode, "other")] += count
-    return found
+        counts[group_of.get(opcode, "other")] += count
+    return counts
 
 
-def _facts(build: Build, kernel: Kernel, launch: LaunchedKernel | None) -> list[str]:
-    launched = launch.block[0] * launch.block[1] * launch.block[2] if launch else None
-    threads = launched or kernel.max_threads_per_block
+def _resources(build: Build, kernel: Kernel, launch: LaunchedKernel | None) -> list[str]:
+    """The cells of one kernel from column `regs` on."""
+    launched_threads = launch.block[0] * launch.block[1] * launch.block[2] if launch else None
+    threads = launched_threads or kernel.max_threads_per_block
     smem_bytes = kernel.smem_bytes_per_block + (launch.dynamic_smem_bytes if launch else 0)
-    most = "" if launch else "<= "  # dynamic shared memory is known at the launch
+    at_most = "" if launch else "<= "  # the dynamic shared memory is known only from a launch
     limit = (
         occupancy(build.arch, threads, kernel.registers_per_thread, smem_bytes)
         if threads and build.arch != "host"
@@ -110,16 +110,16 @@ def _facts(build: Build, kernel: Kernel, launch: LaunchedKernel | None) -> list[
         str(kernel.stack_bytes),
         f"{smem_bytes}{'+' if launch and launch.dynamic_smem_bytes else ''}",
         str(threads or "-"),
-        f"{most}{limit.blocks} ({limit.limited_by})" if limit else "-",
-        f"{most}{limit.percent:.0f} %" if limit else "-",
+        f"{at_most}{limit.blocks} ({limit.limited_by})" if limit else "-",
+        f"{at_most}{limit.percent:.0f} %" if limit else "-",
         "-" if kernel.sass_bytes is None else str(kernel.sass_bytes),
     ]
 
 
 def difference_lines(builds: list[Build]) -> list[str]:
-    """Where exactly two variants were built: for each architecture what the second has more or fewer of."""
+    """The difference in instructions and registers for each architecture, if exactly two variants were built."""
     names = list(dict.fromkeys(build.variant for build in builds))
-    if len(names) != 2:  # noqa: PLR2004  # a difference has two sides
+    if len(names) != 2:  # noqa: PLR2004
         return []
     lines = [f"{names[0]} -> {names[1]}, instructions over all kernels:"]
     for arch in dict.fromkeys(build.arch for build in builds):
@@ -141,6 +141,6 @@ def _difference(before: Build, after: Build) -> str:
     changes = {opcode: counts[1][opcode] - counts[0][opcode] for opcode in counts[0] | counts[1]}
     largest = sorted((opcode for opcode in changes if changes[opcode]), key=lambda opcode: -abs(changes[opcode]))
     registers = [max((each.registers_per_thread for each in build.kernels), default=0) for build in (before, after)]
-    words = [f"{opcode} {changes[opcode]:+d}" for opcode in largest[:MOST_CHANGES]]
+    listed = [f"{opcode} {changes[opcode]:+d}" for opcode in largest[:MOST_CHANGES]]
     rest = f", {len(largest) - MOST_CHANGES} more opcodes" if len(largest) > MOST_CHANGES else ""
-    return f"registers {registers[0]} -> {registers[1]}; {', '.join(words) or 'the same counts'}{rest}"
+    return f"registers {registers[0]} -> {registers[1]}; {', '.join(listed) or 'the same instruction counts'}{rest}"

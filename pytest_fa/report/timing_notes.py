@@ -1,29 +1,30 @@
-"""What stands below a table of times: which are not confirmed, who else was there, which kernels SDPA ran."""
+"""The notes below a table of times: unconfirmed times, other GPU processes, and the kernels that SDPA ran."""
 
 from __future__ import annotations
 
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
 
-MOST_NODES = 3  # of a backend whose kernels are named
+MOST_NODES = 3  # the kernels of a backend that ran more than this are not listed
 
 
-def is_doubtful(speed: Speed) -> bool:
-    """Whether another clock or the kernels' names speak against a time."""
+def is_unconfirmed(speed: Speed) -> bool:
+    """Whether the second clock, the kernels' names or the device's limits contradict a time."""
     return speed.agreement is not None and speed.agreement.valid is False
 
 
 def timing_notes(records: list[Record]) -> list[str]:
-    """One line for each thing that the figures do not say."""
+    """The notes below the table, one line each."""
     timed = [(f"{each.variant} at {each.case.shape_id}", each.speed) for each in records if each.speed and each.case]
-    lines = [f"not confirmed: {name}: {_reason(speed)}" for name, speed in timed if is_doubtful(speed)]
+    lines = [f"time not confirmed: {name}: {_reason(speed)}" for name, speed in timed if is_unconfirmed(speed)]
     lines += [
-        f"period_pdl: {name}: its kernels begin before their predecessor end; device_us is a period of that kind"
+        f"period_pdl: {name}: programmatic dependent launch overlaps its kernels; device_us is the period of "
+        f"overlapping calls and is never gated"
         for name, speed in timed
         if speed.order == "programmatic"
     ]
-    others = dict.fromkeys(each for _, speed in timed for each in speed.other_gpu_processes)
-    lines += [f"another process was on the GPU: {each}" for each in others]
+    other_processes = dict.fromkeys(process for _, speed in timed for process in speed.other_gpu_processes)
+    lines += [f"another process was using the GPU: {process}" for process in other_processes]
     return [*lines, *_backend_kernels(records)]
 
 
@@ -32,14 +33,14 @@ def _reason(speed: Speed) -> str:
 
 
 def _backend_kernels(records: list[Record]) -> list[str]:
-    """Which kernel each backend ran, where it ran the same few at every shape."""
-    found: dict[str, dict[tuple[str, ...], None]] = {}
-    for each in records:
-        if each.role == "baseline" and each.speed and each.speed.profiler:
-            names = tuple(sorted(node.name for node in each.speed.profiler.nodes))
-            found.setdefault(each.variant, {})[names] = None
+    """The kernels that each backend ran in one call; different sets of kernels are joined by `or`."""
+    kernel_sets: dict[str, dict[tuple[str, ...], None]] = {}
+    for record in records:
+        if record.role == "baseline" and record.speed and record.speed.profiler:
+            names = tuple(sorted(node.name for node in record.speed.profiler.nodes))
+            kernel_sets.setdefault(record.variant, {})[names] = None
     lines = []
-    for variant, kinds in found.items():
-        ran = " or ".join(" + ".join(names) for names in kinds if len(names) <= MOST_NODES)
-        lines += [f"{variant} ran {ran}"] if ran else []
+    for variant, sets in kernel_sets.items():
+        listed = " or ".join(" + ".join(names) for names in sets if len(names) <= MOST_NODES)
+        lines += [f"{variant} ran {listed}"] if listed else []
     return lines

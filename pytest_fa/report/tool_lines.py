@@ -1,4 +1,4 @@
-"""What profiles and sanitizers say to people: lines for the terminal, Markdown for a step's summary."""
+"""The lines of profiles, sanitizers and ablations in the terminal, and the Markdown of GitHub's step summary."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from pytest_fa.records.record import Record
 from pytest_fa.records.tool_results import DURATION, CountedKernel, CounterDifference, NsightReport, Sanitized
 
-TITLE = "profiles: Nsight Compute, warm caches, clocks as they are; its durations are no benchmark times"
+TITLE = "Nsight Compute profiles, with warm caches and unlocked clocks (the durations are not benchmark times)"
 MOST_DIFFERENCES = 5
 MOST_FINDINGS = 4
 MOST_LINES = 3
 
-# Headline counters in their order: label, names of which the first that was counted is shown, form.
+# The counters of the headline: label, alternative names, of which the first counted one is shown, and format.
 HEADLINE: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("SM", ("sm__throughput.avg.pct_of_peak_sustained_elapsed",), "{:.0f} %"),
     (
@@ -38,7 +38,7 @@ _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.
 
 
 def profile_lines(records: list[Record]) -> list[str]:
-    """One line for each profile, and below it what it means; then one for each run of a sanitizer."""
+    """A headline for each profile with its details below; then a line for each run of a sanitizer."""
     lines = [line for each in records if each.nsight for line in _profile(each, each.nsight)]
     lines = [TITLE, *lines] if lines else []
     sanitized = [line for each in records if each.sanitized for line in _sanitized(each, each.sanitized)]
@@ -46,42 +46,43 @@ def profile_lines(records: list[Record]) -> list[str]:
 
 
 def ablation_lines(records: list[Record]) -> list[str]:
-    """What a stage takes, by leaving it out: the difference of two measured times of the same run and shape."""
+    """The time of each omitted phase: the difference between a variant's time and its ablation's, at the same shape."""
     timed = [(each, each.case, each.speed) for each in records]
     times = {(each.variant, case.shape_id): speed.device.median_us for each, case, speed in timed if case and speed}
     lines = []
-    for each, case, speed in timed:
-        whole_us = times.get((each.ablation.parent, case.shape_id)) if each.ablation and case else None
-        if each.ablation and case and speed and whole_us is not None:
-            left_us = speed.device.median_us
-            share = f"{whole_us - left_us:+.2f} us, {100 * (whole_us - left_us) / whole_us:.0f} %"
+    for record, case, speed in timed:
+        ablation = record.ablation
+        whole_us = times.get((ablation.parent, case.shape_id)) if ablation and case else None
+        if ablation and case and speed and whole_us is not None:
+            ablated_us = speed.device.median_us
+            difference = f"{whole_us - ablated_us:+.2f} us, {100 * (whole_us - ablated_us) / whole_us:.0f} %"
             lines.append(
-                f"{case.shape_id}: {each.ablation.parent} {whole_us:.2f} us, without {each.ablation.phase} "
-                f"{left_us:.2f} us ({each.variant}): {share}, measured by leaving it out"
+                f"{case.shape_id}: {ablation.parent} {whole_us:.2f} us, without {ablation.phase} "
+                f"{ablated_us:.2f} us ({record.variant}): {difference}, measured by ablation"
             )
-    return [*lines, *(["stages overlap: what they take alone need not add up"] if lines else [])]
+    return [*lines, *(["phases overlap, so their differences need not add up to the whole time"] if lines else [])]
 
 
 def tool_properties(record: Record) -> list[tuple[str, str]]:
-    """What JUnit is to carry of a profile or a sanitizer: names and texts."""
-    found: list[tuple[str, str | None]] = []
+    """The JUnit properties of a profile or a sanitizer run: names and texts."""
+    properties: list[tuple[str, str | None]] = []
     if record.nsight:
         longest = record.nsight.longest
-        found += [("fa.ncu.status", record.nsight.status), ("fa.ncu.report", record.nsight.report)]
-        found += [("fa.ncu.verdict", longest.bottleneck.sentence if longest and longest.bottleneck else None)]
+        properties += [("fa.ncu.status", record.nsight.status), ("fa.ncu.report", record.nsight.report)]
+        properties += [("fa.ncu.verdict", longest.bottleneck.sentence if longest and longest.bottleneck else None)]
     if record.sanitized:
-        found += [("fa.sanitizer.status", record.sanitized.status), ("fa.sanitizer.log", record.sanitized.log)]
-    return [(name, text) for name, text in found if text]
+        properties += [("fa.sanitizer.status", record.sanitized.status), ("fa.sanitizer.log", record.sanitized.log)]
+    return [(name, text) for name, text in properties if text]
 
 
 def headline_of(kernel: CountedKernel) -> str:
-    """The counters that everybody asks for first, as far as they were counted."""
+    """The most important counters, as far as they were counted, and the most frequent stall reason."""
     parts = []
     for label, names, form in HEADLINE:
         value = next((kernel.counters[name] for name in names if name in kernel.counters), None)
         if value is not None:
             parts.append(f"{label} {form.format(value)}")
-    stalls = {found[1]: value for name, value in kernel.counters.items() if (found := _STALL.fullmatch(name))}
+    stalls = {match[1]: value for name, value in kernel.counters.items() if (match := _STALL.fullmatch(name))}
     stalls.pop("selected", None)
     top = max(stalls, key=lambda reason: stalls[reason], default=None)
     return ", ".join([*parts, *([f"top stall {top} {stalls[top]:.1f}"] if top else [])])
@@ -97,50 +98,51 @@ def _profile(record: Record, profile: NsightReport) -> list[str]:
     if profile.status != "ok":
         return [f"{record.id}: not measured ({profile.status}): {profile.message}"]
     longest = profile.longest
-    assert longest is not None  # noqa: S101  # 'ok' has kernels
+    assert longest is not None  # noqa: S101  # a profile with status ok has kernels
     count = len(profile.kernels)
-    more = f" in {count} kernels" if count > 1 else ""
+    in_kernels = f" in {count} kernels" if count > 1 else ""
     us = sum(each.counters.get(DURATION, 0.0) for each in profile.kernels) / 1000
-    lines = [f"{record.id.removesuffix(f'-{profile.preset}')}: {us:.2f} us{more}; {headline_of(longest)}"]
+    lines = [f"{record.id.removesuffix(f'-{profile.preset}')}: {us:.2f} us{in_kernels}; {headline_of(longest)}"]
     lines += [f"  {short_name(each.name)}: {each.bottleneck.sentence}" for each in profile.kernels if each.bottleneck]
     lines += [f"  {_phases(each)}" for each in profile.kernels if each.phases]
     lines += [f"  expected: {' '.join(profile.expect.split())}"] if profile.expect else []
     if profile.baseline and profile.differences:
         shown = "; ".join(map(_difference, profile.differences[:MOST_DIFFERENCES]))
-        lines.append(f"  beside {profile.baseline}: {shown}")
+        lines.append(f"  compared with {profile.baseline} (this kernel / {profile.baseline}): {shown}")
     elif profile.baseline_missing:
-        lines.append(f"  beside {profile.baseline or 'SDPA'}: not measured: {profile.baseline_missing}")
+        lines.append(f"  not compared with {profile.baseline or 'SDPA'}: {profile.baseline_missing}")
     lines.append(f"  report: {profile.report} ({profile.preset}, {profile.seconds:.1f} s)")
-    return [*lines, *([f"  not counted: {', '.join(profile.dropped)}"] if profile.dropped else [])]
+    return [*lines, *([f"  counters not available: {', '.join(profile.dropped)}"] if profile.dropped else [])]
 
 
 def _phases(kernel: CountedKernel) -> str:
-    """Samples by stage, and on which lines most fell."""
+    """The share of stall samples in each phase, and the lines with the most samples."""
     total = sum(kernel.phases.values())
     shares = ", ".join(f"{phase} {100 * count / total:.0f} %" for phase, count in kernel.phases.items())
     lines = ", ".join(
         f"{each.file}:{each.line} {100 * each.samples / total:.0f} %" for each in kernel.lines[:MOST_LINES]
     )
-    return f"where warps stood, estimated from {total} samples (no times): {shares}; most on {lines}"
+    return f"stall samples by phase ({total} samples, an estimate and no times): {shares}; most at {lines}"
 
 
-def _difference(each: CounterDifference) -> str:
-    return f"{each.label} {_figure(each.ours)} / {_figure(each.theirs)}"
+def _difference(difference: CounterDifference) -> str:
+    return f"{difference.label} {_figure(difference.ours)} / {_figure(difference.theirs)}"
 
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004  # three digits
 
 
-def _sanitized(record: Record, found: Sanitized) -> list[str]:
-    words = found.message if found.status in ("not covered", "not measured") else f"{found.status} {found.message}"
-    log = f"; {found.log}" if found.log else ""
-    lines = [f"{record.id}: {words.strip()} ({found.seconds:.1f} s{log})"]
-    return [*lines, *(f"  {text}" for text in found.findings[:MOST_FINDINGS])]
+def _sanitized(record: Record, sanitized: Sanitized) -> list[str]:
+    is_unmeasured = sanitized.status in ("not covered", "not measured")
+    result = sanitized.message if is_unmeasured else f"{sanitized.status} {sanitized.message}"
+    log = f"; {sanitized.log}" if sanitized.log else ""
+    lines = [f"{record.id}: {result.strip()} ({sanitized.seconds:.1f} s{log})"]
+    return [*lines, *(f"  {text}" for text in sanitized.findings[:MOST_FINDINGS])]
 
 
 def append_summary(records: list[Record], path: Path) -> None:
-    """Add the profiles to GitHub's summary of a step; a file that cannot be written changes no outcome."""
+    """Append the profiles to GitHub's step summary.  An error in writing it is ignored."""
     text = summary_markdown(records)
     if text:
         with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as stream:
@@ -148,7 +150,7 @@ def append_summary(records: list[Record], path: Path) -> None:
 
 
 def summary_markdown(records: list[Record]) -> str:
-    """The profiles as a table for GitHub's step summary; empty without any."""
+    """The profiles as a Markdown table for GitHub's step summary; empty if there are none."""
     profiled = [(each, each.nsight) for each in records if each.nsight]
     if not profiled:
         return ""

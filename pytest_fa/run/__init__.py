@@ -1,1 +1,1 @@
-"""Inputs, the device, and calling a variant.  torch from here on."""
+"""Create inputs, open the device, load a variant and call it.  The first layer that imports torch."""

@@ -1,4 +1,4 @@
-"""A function that is not ours, called as its manifest says, in our call shape."""
+"""Adapt a third-party function to the call signature `Forward`, as the manifest's `entry.call` describes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ DIMENSIONS = 4
 
 
 def adapted(function: Callable[..., Any], call: Call, computes: Computes = "attention") -> Forward:
-    """`function` behind the shape of `Forward`.
+    """Return a `Forward` that calls `function` with the arguments that `call` lists.
 
-    Tensors are handed over as views in the call's layout, never copied.  The result refuses, by `UnsupportedCase`,
-    tensors that are not contiguous where the function takes no others, and a scale that the function does not take.
+    Tensors are passed as views in the call's layout and are never copied.  The returned callable raises
+    `UnsupportedCase` for a non-contiguous tensor if `call.contiguous` is set, and for a scale other than
+    1/sqrt(head_dim) if `call` does not pass the scale.
     """
     passes_out, passes_scale = call.passes("out"), call.passes("scale")
 
@@ -35,62 +36,70 @@ def adapted(function: Callable[..., Any], call: Call, computes: Computes = "atte
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if not passes_scale:
-            _require_own_scale(scale, q.shape[-1])
+            _require_default_scale(scale, q.shape[-1])
         if passes_out and out is None:
             out = empty_output(q, k, computes)
-        given: dict[str, Any] = {name: _laid_out(name, each, call) for name, each in (("q", q), ("k", k), ("v", v))}
-        given |= {"out": _laid_out("out", out, call) if passes_out else None}
-        given |= {"scale": scale, "causal": causal != "none"}
-        found = function(
-            *(_value(each, given) for each in call.arguments),
-            **{name: _value(each, given) for name, each in call.keywords.items()},
+        values: dict[str, Any] = {name: _in_layout(name, x, call) for name, x in (("q", q), ("k", k), ("v", v))}
+        values |= {"out": _in_layout("out", out, call) if passes_out else None}
+        values |= {"scale": scale, "causal": causal != "none"}
+        returned = function(
+            *(_value(argument, values) for argument in call.arguments),
+            **{name: _value(argument, values) for name, argument in call.keywords.items()},
         )
         if passes_out:
             assert out is not None  # noqa: S101  # made above
             return out
-        return _swapped(_chosen(found, call.returns), call)
+        return _swap_layout(_select_output(returned, call.returns), call)
 
     return forward
 
 
-def _require_own_scale(scale: float, head_dim: int) -> None:
-    own = 1.0 / math.sqrt(head_dim)
-    if not math.isclose(scale, own, rel_tol=1e-6):
-        raise UnsupportedCase(f"scale is {scale:g}; it is not passed, so it is always 1/sqrt({head_dim}) = {own:g}")
+def _require_default_scale(scale: float, head_dim: int) -> None:
+    default = 1.0 / math.sqrt(head_dim)
+    if not math.isclose(scale, default, rel_tol=1e-6):
+        raise UnsupportedCase(
+            f"scale is {scale:g}; entry.call passes no scale, so the function always uses "
+            f"1/sqrt({head_dim}) = {default:g}"
+        )
 
 
-def _laid_out(name: str, tensor: Any, call: Call) -> torch.Tensor:  # noqa: ANN401  # a tensor: out was made
-    view = _swapped(tensor, call)
+def _in_layout(name: str, tensor: Any, call: Call) -> torch.Tensor:  # noqa: ANN401  # a tensor: out was made
+    """A view of `tensor` in the call's layout.  Raises `UnsupportedCase` if it must be contiguous and is not."""
+    view = _swap_layout(tensor, call)
     if call.contiguous and not view.is_contiguous():
         raise UnsupportedCase(f"{name} is not contiguous in {call.layout}: strides {tuple(view.stride())}")
     return view
 
 
-def _swapped(tensor: torch.Tensor, call: Call) -> torch.Tensor:
-    """[batch, heads, seq, head_dim] from or to [batch, seq, heads, head_dim], where that is the call's layout."""
+def _swap_layout(tensor: torch.Tensor, call: Call) -> torch.Tensor:
+    """Swap heads and sequence if the call's layout is [batch, seq, heads, head_dim]; the swap is its own inverse."""
     return tensor.transpose(1, 2) if call.layout == "bshd" else tensor
 
 
-def _value(argument: Argument, given: dict[str, Any]) -> Any:  # noqa: ANN401  # what a function takes
+def _value(argument: Argument, values: dict[str, Any]) -> Any:  # noqa: ANN401  # an argument of any type
+    """The value of one argument: a constant, or what the manifest's word (`q`, `scale`, ...) names."""
     if isinstance(argument, Constant):
         return argument.constant
-    return given[argument] if isinstance(argument, str) else argument
+    return values[argument] if isinstance(argument, str) else argument
 
 
-def _chosen(found: Any, returns: int | None) -> torch.Tensor:  # noqa: ANN401  # what a function returns
-    """The output among what came back.  Raises `TypeError` that says what came in its place."""
-    out = found
-    if returns is not None:
-        if not isinstance(found, (tuple, list)) or returns >= len(found):
-            raise TypeError(f"entry.call.returns is {returns}, and the function returned {_described(found)}")
-        out = found[returns]
+def _select_output(returned: Any, index: int | None) -> torch.Tensor:  # noqa: ANN401  # a result of any type
+    """The output tensor in what the function returned; `index` selects it from a tuple or a list.
+
+    Raises `TypeError` if the output is not a tensor of four dimensions.
+    """
+    out = returned
+    if index is not None:
+        if not isinstance(returned, (tuple, list)) or index >= len(returned):
+            raise TypeError(f"entry.call.returns is {index}, but the function returned {_describe(returned)}")
+        out = returned[index]
     if not isinstance(out, torch.Tensor):
-        raise TypeError(f"the function returned {_described(out)} where its output tensor should be")
+        raise TypeError(f"the function returned {_describe(out)}, expected its output tensor; see entry.call.returns")
     if out.dim() != DIMENSIONS:
-        raise TypeError(f"the function returned a tensor of shape {list(out.shape)}, its output has four dimensions")
+        raise TypeError(f"the function returned a tensor of shape {list(out.shape)}, expected four dimensions")
     return out
 
 
-def _described(found: Any) -> str:  # noqa: ANN401
-    many = isinstance(found, (tuple, list))
-    return f"a {type(found).__name__}" + (f" of {len(found)}" if many else "")
+def _describe(value: Any) -> str:  # noqa: ANN401
+    is_sequence = isinstance(value, (tuple, list))
+    return f"a {type(value).__name__}" + (f" of {len(value)} elements" if is_sequence else "")

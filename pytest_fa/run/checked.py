@@ -1,4 +1,4 @@
-"""A launch whose output is to be judged: NaN-filled shared memory, poisoned output and workspace, guard bands all around."""
+"""A call whose output is judged: NaN-filled shared memory, output and workspace, and guard bands around each tensor."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from pytest_fa.run.guards import Workspaces, guard, guard_output
 from pytest_fa.run.inputs import Inputs, clone, poisoned_output
 from pytest_fa.run.nvtx_range import nvtx_range
 
-# What disturbs one repeat and the next: company on the multiprocessors, a cold L2.
+# `DeviceTools` methods that run before a repeat.  Repeats cycle through these four conditions: undisturbed, with most
+# multiprocessors occupied, with a cold L2, and with both.
 PERTURBATIONS = ((), ("occupy",), ("clean_l2",), ("clean_l2", "occupy"))
 
 
 class CheckedLaunch:
-    """Calls `forward` on guarded copies of a case's inputs; each call starts from the same dirt and poison."""
+    """Calls `forward` on guarded copies of a case's inputs.
+
+    Before each call, the shared memory of the GPU, the output and the workspaces are filled with NaN.
+    """
 
     def __init__(
         self, forward: Forward, inputs: Inputs, workspaces: Workspaces, computes: Computes = "attention"
     ) -> None:
         self._forward = forward
-        self.untouched = clone(inputs)  # the inputs as they were before any call
+        self.original_inputs = clone(inputs)  # no call sees these
         self._guarded = {name: guard(getattr(inputs, name)) for name in ("q", "k", "v")}
         self._guarded["out"] = guard_output(poisoned_output(inputs, computes))
         self._workspaces = workspaces
@@ -38,51 +42,57 @@ class CheckedLaunch:
         self._repeats = 0
 
     @property
-    def given(self) -> torch.Tensor:
-        """The output that every call is given."""
+    def out_buffer(self) -> torch.Tensor:
+        """The tensor that every call gets as `out`."""
         return self._guarded["out"].tensor
 
     def __call__(
-        self, around: AbstractContextManager[None] | None = None, *, perturb: tuple[str, ...] = ()
+        self, context: AbstractContextManager[None] | None = None, *, perturb: tuple[str, ...] = ()
     ) -> torch.Tensor:
-        """One call, not waited for; `around` is entered for the kernel's own launches and none of ours.
+        """Call the variant once, without synchronization.
 
-        The output may be the given one, which the next call poisons again.
+        `context` is entered around the variant's own launches only, not around those that prepare the call.  The
+        returned tensor may be `out_buffer`, which the next call fills with NaN again.
         """
         q, k, v, scale, causal = self.inputs
-        out = self.given
+        out = self.out_buffer
         out.fill_(float("nan"))
         with self._workspaces.guarded():
             for tool in ("poison_smem", *perturb) if self._tools else ():
                 getattr(self._tools, tool)()
-            with around or nullcontext():
+            with context or nullcontext():
                 result = self._forward(q, k, v, scale=scale, causal=causal, out=out)
         return result
 
-    def once(self, name: str) -> torch.Tensor:
-        """One call in an NVTX range of this name, waited for.  Raises what the kernel or the device raises."""
+    def call_and_wait(self, name: str) -> torch.Tensor:
+        """Call the variant once in the NVTX range `name` and synchronize.
+
+        Raises what the variant raises, and `DeviceLost` for an error on the device.
+        """
         out = self(nvtx_range(name))
         synchronize(self.device)
         return out
 
-    def again(self) -> torch.Tensor:
-        """One more call, not waited for, each time disturbed in another way."""
+    def call_perturbed(self) -> torch.Tensor:
+        """Call the variant once under the next of `PERTURBATIONS`, without synchronization."""
         self._repeats += 1
         return self(perturb=PERTURBATIONS[self._repeats % len(PERTURBATIONS)])
 
     def require_untouched(self) -> None:
-        """Raise `WrongResult` where a kernel changed an input or wrote past the end of anything."""
+        """Raise `WrongResult` if a call changed an input or wrote into a guard band."""
         for name in ("q", "k", "v"):
-            if not torch.equal(getattr(self.inputs, name), getattr(self.untouched, name)):
+            if not torch.equal(getattr(self.inputs, name), getattr(self.original_inputs, name)):
                 raise WrongResult("inputs", f"the kernel changed its input {name}")
-        workspaces = {f"a workspace of {size} bytes": each for size, each in self._workspaces.kept.items()}
-        for name, each in (*self._guarded.items(), *workspaces.items()):
-            if damage := each.damage:
+        workspaces = {
+            f"a workspace of {size} bytes": guarded for size, guarded in self._workspaces.guarded_by_size.items()
+        }
+        for name, guarded in (*self._guarded.items(), *workspaces.items()):
+            if damage := guarded.damage:
                 raise WrongResult("guard bands", f"the kernel wrote out of bounds of {name}: {damage}")
 
 
 def _find_tools(device: torch.device) -> tuple[DeviceTools | None, str | None]:
-    """What disturbs launches on this device, or nothing and the reason."""
+    """The device's tools and None, or None and the reason why they cannot be used."""
     if device.type == "cpu":
         return None, ON_CPU
     try:

@@ -1,4 +1,4 @@
-"""The device a job runs on: waiting for it, asking whether it still lives."""
+"""The device that a job runs on: open it, synchronize with it, and check whether its context still works."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_fa.errors import DeviceLost
 
 
 def open_device(name: Device) -> torch.device:
-    """The torch device, with its context made.  Raises `DeviceLost` where CUDA does not start."""
+    """Return the torch device, with its CUDA context created.  Raises `DeviceLost` if CUDA does not start."""
     device = torch.device(name)
     if device.type == "cuda":
         try:
@@ -22,8 +22,8 @@ def open_device(name: Device) -> torch.device:
 def synchronize(device: torch.device) -> None:
     """Wait for all work on `device`.
 
-    Raises `DeviceLost` with the driver's words for an error that came while it ran, such as an illegal address: the
-    context does not recover from those.
+    Raises `DeviceLost` with the driver's message for an asynchronous error, such as an illegal address.  A CUDA context
+    does not recover from such an error.
     """
     if device.type == "cuda":
         try:
@@ -33,7 +33,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def is_alive(device: torch.device) -> bool:
-    """Whether the context still takes work."""
+    """Whether the device's context still accepts work."""
     try:
         synchronize(device)
     except DeviceLost:

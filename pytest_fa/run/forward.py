@@ -1,4 +1,4 @@
-"""The one call shape of every variant."""
+"""`Forward`: the call signature that every variant has."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import torch
 
 
 class Forward(Protocol):
-    """How every variant is called.
+    """The call signature of every variant.
 
-    q and out are [batch, heads, seq_q, head_dim], k and v [batch, kv_heads, seq_k, head_dim], any strides; `causal` is
-    `none`, `top_left` or `bottom_right`.  Where scores are computed, out is [batch, heads, seq_q, seq_k].
-    Returns `out` where the variant writes into it, else its own tensor.
-    Raises `UnsupportedCase` with the kernel's reason, `LaunchError` with the driver's, `ValueError` or `TypeError` for
-    arguments that do not fit together.
+    q and out are [batch, heads, seq_q, head_dim]; k and v are [batch, kv_heads, seq_k, head_dim].  Any strides are
+    allowed.  `causal` is `none`, `top_left` or `bottom_right`.  For a variant that computes scores, out is
+    [batch, heads, seq_q, seq_k].
+
+    Returns `out` if the variant writes into it, else a tensor that the variant allocated.
+    Raises `UnsupportedCase` with the kernel's reason, `LaunchError` with the driver's reason, and `ValueError` or
+    `TypeError` for arguments that do not fit together.
     """
 
     def __call__(
@@ -27,4 +29,4 @@ class Forward(Protocol):
         causal: str = "none",
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One attention forward."""
+        """Compute one attention forward pass, or the scores of one."""

@@ -1,7 +1,7 @@
-"""Guard bands: tensors that lie between patterns, so that a read or a write past their ends shows.
+"""Guard bands: memory with a known bit pattern before and after a tensor, which reveals out-of-bounds accesses.
 
-An input's neighbours are NaN: what is read there spoils the output.  An output's neighbours are canaries: a write there
-is found when the bands are compared.  Bands are compared bitwise.
+The bands of an input are NaN, so that a read out of bounds turns the output into NaN.  The bands of an output are
+canaries.  A write into a band is found when its bits are compared with the pattern after the call.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Self
 
 import torch
 
-BAND_ROWS = 256  # of the tensor's own row stride: more than any tile reaches past an end
+BAND_ROWS = 256  # a band's length in rows of the tensor: more than any tile reaches past an end
 LEAST_BAND_BYTES = 4096
-ALIGNMENT_BYTES = 512  # that of torch's allocations, so that a guarded tensor is aligned like any other
+ALIGNMENT_BYTES = 512  # the alignment of torch's allocations, so that guarded tensors have the usual alignment
 
-NAN_PATTERN = 0x7FFF  # NaN as fp16, bf16, either half of fp32, and both its bytes as e4m3
+NAN_PATTERN = 0x7FFF  # NaN in fp16 and bf16; two in a row are NaN in fp32, and both bytes are NaN in e4m3
 CANARY_PATTERN = 0x5A5A
 
 
 class Guarded:
-    """A tensor of 16-bit elements with a band of one bit pattern on either side, in one allocation."""
+    """A tensor of 16-bit elements with a guard band of one bit pattern on each side, all in one allocation."""
 
     def __init__(self, storage: torch.Tensor, like: torch.Tensor, band: int, pattern: int) -> None:
         self._storage, self._band, self._pattern = storage, band, pattern
@@ -30,7 +30,7 @@ class Guarded:
 
     @classmethod
     def like(cls, tensor: torch.Tensor, pattern: int) -> Self:
-        """A dense tensor's shape and strides between bands; the content is undefined."""
+        """A guarded tensor with the shape and strides of `tensor`, which must be dense; its content is undefined."""
         rows = tensor.stride()[-2] * BAND_ROWS if tensor.dim() > 1 else 0
         band = _round_up(max(rows, LEAST_BAND_BYTES // 2), ALIGNMENT_BYTES // 2)
         count = tensor.numel()
@@ -38,12 +38,12 @@ class Guarded:
         return cls(storage, tensor, band, pattern)
 
     def to(self, device: torch.device) -> Guarded:
-        """The same bits in another device's memory."""
+        """A copy on another device, bands included."""
         return Guarded(self._storage.to(device), self.tensor, self._band, self._pattern)
 
     @property
     def damage(self) -> str:
-        """Where a band was written, in bytes from the tensor's end; empty where both are intact."""
+        """Where a band was overwritten, in bytes from the tensor's start or end; empty if both bands are intact."""
         for side, band in self._bands.items():
             hit = (band != self._pattern).nonzero().flatten()
             if len(hit):
@@ -55,39 +55,39 @@ class Guarded:
 
 
 def guard(tensor: torch.Tensor) -> Guarded:
-    """A copy of an input, with NaN on either side."""
+    """A copy of an input between bands of NaN."""
     guarded = Guarded.like(tensor, NAN_PATTERN)
     guarded.tensor.copy_(tensor)
     return guarded
 
 
 def guard_output(tensor: torch.Tensor) -> Guarded:
-    """An output like `tensor`, full of NaN, with canaries on either side."""
+    """An output with the shape and strides of `tensor`, filled with NaN, between bands of canaries."""
     guarded = Guarded.like(tensor, CANARY_PATTERN)
     guarded.tensor.fill_(float("nan"))
     return guarded
 
 
 class Workspaces:
-    """Where kernels get their workspaces: plain memory, or while `guarded()` poisoned memory between bands."""
+    """Allocates the workspaces of kernels: plain memory, or inside `guarded()` NaN-filled memory between bands."""
 
     def __init__(self) -> None:
         self._is_guarded = False
-        self.kept: dict[int, Guarded] = {}  # by size in bytes; every guarded call of that size gets the same one
+        self.guarded_by_size: dict[int, Guarded] = {}  # by size in bytes; guarded calls of one size share a workspace
 
     def __call__(self, size_bytes: int, device: torch.device) -> torch.Tensor:
-        """A workspace of `size_bytes` bytes, uint8."""
+        """A workspace, [size_bytes] uint8."""
         if not self._is_guarded:
             return torch.empty(size_bytes, dtype=torch.uint8, device=device)
-        if size_bytes not in self.kept:
-            self.kept[size_bytes] = _poisoned_workspace(size_bytes, device)
-        return self.kept[size_bytes].tensor.view(torch.uint8)[:size_bytes]
+        if size_bytes not in self.guarded_by_size:
+            self.guarded_by_size[size_bytes] = _poisoned_workspace(size_bytes, device)
+        return self.guarded_by_size[size_bytes].tensor.view(torch.uint8)[:size_bytes]
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Hand out guarded workspaces, poisoned anew."""
-        for each in self.kept.values():
-            each.tensor.view(torch.int16).fill_(NAN_PATTERN)
+        """While this context is active, calls get guarded workspaces, filled with NaN again on entry."""
+        for guarded in self.guarded_by_size.values():
+            guarded.tensor.view(torch.int16).fill_(NAN_PATTERN)
         self._is_guarded = True
         try:
             yield
@@ -96,11 +96,15 @@ class Workspaces:
 
 
 def _poisoned_workspace(size_bytes: int, device: torch.device) -> Guarded:
-    """Made on the CPU and copied: the first call asks for it where no kernel of ours may run."""
+    """A guarded workspace filled with NaN.
+
+    It is made on the CPU and copied, because the first call requests it inside the variant's NVTX range, where no
+    kernel of this package may run.
+    """
     like = torch.empty((size_bytes + 1) // 2, dtype=torch.float16)
-    made = Guarded.like(like, CANARY_PATTERN)
-    made.tensor.view(torch.int16).fill_(NAN_PATTERN)  # NaN as fp32 too
-    return made.to(device)
+    guarded = Guarded.like(like, CANARY_PATTERN)
+    guarded.tensor.view(torch.int16).fill_(NAN_PATTERN)  # also NaN if it is read as fp32
+    return guarded.to(device)
 
 
 def _round_up(count: int, multiple: int) -> int:

@@ -1,4 +1,4 @@
-"""A case's tensors: zero-mean random data from its seed, in its layout, and an output full of NaN."""
+"""The tensors of a case: zero-mean random inputs from its seed, in its layout, and an output filled with NaN."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from pytest_fa.catalog.case import Case, Computes
 
 TORCH_DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
-# The input in which an output is linear: whose sign is the output's, and whose NaN comes out.
+# The input in which the output is linear: negating it negates the output, and a NaN in it reaches the output.
 LINEAR_IN: dict[Computes, str] = {"attention": "v", "scores": "k"}
 
 
 class Inputs(NamedTuple):
-    """The arguments of one call.  Whatever the layout in memory, dimensions are in this order."""
+    """The arguments of one call.  The order of the dimensions is the same for every layout in memory."""
 
     q: torch.Tensor  # [batch, heads, seq_q, head_dim]
     k: torch.Tensor  # [batch, kv_heads, seq_k, head_dim]
@@ -24,7 +24,7 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(case: Case, device: torch.device) -> Inputs:
-    """N(0, 1) data, drawn on the CPU from the case's seed, so that every device sees the same numbers."""
+    """N(0, 1) data from the case's seed.  It is drawn on the CPU, so that every device gets the same numbers."""
     generator = torch.Generator().manual_seed(case.seed)
     query_shape = (case.batch, case.heads, case.seq_q, case.head_dim)
     key_shape = (case.batch, case.kv_heads, case.seq_k, case.head_dim)
@@ -33,7 +33,7 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
 
 
 def clone(inputs: Inputs) -> Inputs:
-    """The same data at other addresses, strides kept."""
+    """The same data at other addresses, with the same strides."""
     q, k, v = (tensor.clone(memory_format=torch.preserve_format) for tensor in inputs[:3])
     return Inputs(q, k, v, inputs.scale, inputs.causal)
 
@@ -43,12 +43,12 @@ def empty_output(
     k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
     computes: Computes,
 ) -> torch.Tensor:
-    """An output to write into: of attention in q's shape and strides, of scores dense, [batch, heads, seq_q, seq_k]."""
+    """An uninitialized output: q's shape and strides for attention; dense [batch, heads, seq_q, seq_k] for scores."""
     return q.new_empty((*q.shape[:3], k.shape[2])) if computes == "scores" else torch.empty_like(q)
 
 
 def poisoned_output(inputs: Inputs, computes: Computes = "attention") -> torch.Tensor:
-    """An output whose every element is NaN: what is not written shows."""
+    """An output filled with NaN, so that an element that a kernel does not write is found."""
     return empty_output(inputs.q, inputs.k, computes).fill_(float("nan"))
 
 
@@ -57,5 +57,5 @@ def _draw(
 ) -> torch.Tensor:
     data = torch.randn(shape, generator=generator, dtype=torch.float32).to(TORCH_DTYPES[case.dtype])
     if case.layout == "bshd":
-        data = data.transpose(1, 2).contiguous().transpose(1, 2)  # [b, h, s, d] lying as [b, s, h, d]
+        data = data.transpose(1, 2).contiguous().transpose(1, 2)  # [b, h, s, d], stored as [b, s, h, d]
     return data.to(device)

@@ -1,4 +1,4 @@
-"""Builds and Python callables to one call shape: `f(q, k, v, *, scale, causal, out) -> Tensor`."""
+"""Load a variant, built or in Python, as a callable `f(q, k, v, *, scale, causal, out) -> Tensor` (`Forward`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from pytest_fa import options
 from pytest_fa.build.builder import BuildFailure, ensure
 from pytest_fa.build.extension import MODULE_NAME
 from pytest_fa.build.target import native_arch
@@ -30,27 +29,29 @@ from pytest_fa.errors import (
     UnsupportedCase,
     UsageProblem,
 )
+from pytest_fa.options import options
 from pytest_fa.run.adapter import adapted
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import empty_output
 
-CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how PyTorch's own macros begin
+CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how the errors of PyTorch's CUDA checks begin
 Allocate = Callable[[int, torch.device], torch.Tensor]
 
 CAUSAL_CODES = {"none": 0, "top_left": 1, "bottom_right": 2}
 
 
 def load(name: str, *, kernels: str | Path | tuple[str | Path, ...] = "kernels", cache: Path | None = None) -> Forward:
-    """Build the variant `name` of the folder or folders `kernels` if needed, and load it into this process.
+    """Load the variant `name` of the folder or folders `kernels` into this process, and build it first if needed.
 
-    Raises `UsageProblem` for an unknown name, `ManifestError`, `ToolchainError` or `BuildError`.
+    Raises `UsageProblem` unless the name selects exactly one variant.  Raises `ManifestError` for a broken manifest,
+    `ToolchainError` if the compiler is missing and `BuildError` if the build fails.
     """
     folders = kernels if isinstance(kernels, tuple) else (kernels,)
-    found = select_variants(discover(tuple(Path(folder) for folder in folders)), (name,))
-    if len(found) != 1:
-        raise UsageProblem(f"{name!r} names {len(found)} variants; load takes one")
-    variant = found[0]
+    selected = select_variants(discover(tuple(Path(folder) for folder in folders)), (name,))
+    if len(selected) != 1:
+        raise UsageProblem(f"{name!r} selects {len(selected)} variants; `load` takes the name of exactly one")
+    variant = selected[0]
     if isinstance(variant, BrokenVariant):
         raise ManifestError(variant.problem)
     forward = load_forward(variant, build_library(variant, cache or options.default_cache()))
@@ -58,7 +59,10 @@ def load(name: str, *, kernels: str | Path | tuple[str | Path, ...] = "kernels",
 
 
 def build_library(variant: Variant, cache: Path, *, no_build: bool = False) -> str | None:
-    """The path of the build's library for this machine's GPU; None for a variant that needs no compiler."""
+    """Build the variant for this machine's GPU and return its library's path; None if it needs no compiler.
+
+    Raises `ToolchainError` if the compiler is missing and `BuildError` if the build fails.
+    """
     if not variant.is_built:
         return None
     arch = native_arch(variant)
@@ -74,16 +78,18 @@ def build_library(variant: Variant, cache: Path, *, no_build: bool = False) -> s
 def load_forward(
     variant: Variant, library: str | None, allocate: Allocate | None = None, computes: Computes | None = None
 ) -> Forward:
-    """The callable of a variant whose build, if it needs one, lies at `library`; `allocate` gives its workspaces.
+    """Return the callable of a variant.
 
-    `computes` is what the output is to hold, where that is not the variant's own to say: a floor computes nothing.
+    `library` is the path of the built library, None for an entry of kind `python`.  `allocate` provides workspaces.
+    `computes` replaces the variant's own value: a variant of role `overhead` computes nothing, and is called with the
+    tensors of attention or of scores.
     """
     if variant.entry.kind == "python":
-        return _called_as_said(_attribute(variant, "target"), variant)
+        return _adapt_if_declared(_import_attribute(variant, "target"), variant)
     if library is None:
-        raise BuildError(f"{variant.name} has no library: it must be built first")
+        raise BuildError(f"{variant.name} has no library; build it first, for example with `build_library`")
     if variant.entry.kind == "torch":
-        return _refusing(_called_as_said(_extension_function(variant, Path(library)), variant))
+        return _translate_refusals(_adapt_if_declared(_extension_function(variant, Path(library)), variant))
     return _cuda_forward(library, allocate or Workspaces(), computes or variant.computes)
 
 
@@ -91,7 +97,7 @@ def load_forward(
 def open_forward(
     variant: Variant, library: str | None, allocate: Allocate | None = None, computes: Computes | None = None
 ) -> Iterator[Forward]:
-    """The variant's callable, as by `load_forward`, inside the context that its manifest names."""
+    """Yield the callable that `load_forward` returns, inside the context that the manifest names."""
     forward = load_forward(variant, library, allocate, computes)
     with _context(variant):
         yield forward
@@ -100,22 +106,22 @@ def open_forward(
 def _context(variant: Variant) -> AbstractContextManager[object]:
     if not variant.entry.context:
         return nullcontext()
-    context: AbstractContextManager[object] = _attribute(variant, "context")()
+    context: AbstractContextManager[object] = _import_attribute(variant, "context")()
     return context
 
 
 def _in_context(forward: Forward, variant: Variant) -> Forward:
-    """For callers who hold the function alone: each call enters the context."""
+    """Wrap `forward` so that each call enters the manifest's context."""
 
-    def within(*args: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401  # passed through
+    def call_in_context(*args: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401  # passed through
         with _context(variant):
             return forward(*args, **keywords)
 
-    return within
+    return call_in_context
 
 
 def _cuda_forward(library: str, allocate: Allocate, computes: Computes) -> Forward:
-    """The binding's entry for what is computed, with the output and the workspace seen to."""
+    """The binding's entry point for attention or scores, with an output and a workspace allocated where needed."""
     import tvm_ffi  # noqa: PLC0415  # only a process that calls kernels needs it
 
     module = tvm_ffi.load_module(library)
@@ -135,7 +141,7 @@ def _cuda_forward(library: str, allocate: Allocate, computes: Computes) -> Forwa
     ) -> torch.Tensor:
         if out is None:
             out = empty_output(q, k, computes)
-        code = CAUSAL_CODES.get(causal, -1)  # the binding refuses -1
+        code = CAUSAL_CODES.get(causal, -1)  # the binding rejects -1
         workspace = None
         if needs_workspace:
             size = workspace_bytes(q, k, v, out, scale, code)
@@ -143,21 +149,24 @@ def _cuda_forward(library: str, allocate: Allocate, computes: Computes) -> Forwa
         try:
             entry(q, k, v, out, None, workspace, scale, code)
         except (ValueError, RuntimeError) as problem:
-            raise _translated(problem) from None
+            raise _translate_error(problem) from None
         return out
 
     return forward
 
 
-def _called_as_said(function: Callable[..., Any], variant: Variant) -> Forward:
-    """The function as it is, or as the manifest's `entry.call` says that it wants to be called."""
+def _adapt_if_declared(function: Callable[..., Any], variant: Variant) -> Forward:
+    """Adapt the function if the manifest has `entry.call`; otherwise return it unchanged."""
     return adapted(function, variant.entry.call, variant.computes) if variant.entry.call else function
 
 
-def _refusing(forward: Forward) -> Forward:
-    """An extension says no by a RuntimeError of TORCH_CHECK; CUDA's own errors are not of that kind."""
+def _translate_refusals(forward: Forward) -> Forward:
+    """Wrap an extension's function so that a failed TORCH_CHECK raises `UnsupportedCase`.
 
-    def refusing(*args: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401  # passed through
+    TORCH_CHECK raises a plain RuntimeError.  CUDA errors, which also are RuntimeErrors, are passed on unchanged.
+    """
+
+    def translated(*args: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401  # passed through
         try:
             return forward(*args, **keywords)
         except RuntimeError as problem:
@@ -166,20 +175,20 @@ def _refusing(forward: Forward) -> Forward:
                 raise
             raise UnsupportedCase(text) from problem
 
-    return refusing
+    return translated
 
 
 def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
-    """A function of the extension's module, or the operator that it registers.
+    """The function `entry.target` of the extension's module, or the operator `namespace::name` that it registers.
 
-    The module bears the name that it was compiled under, one for each build, and is in no one's way in `sys.modules`.
-    Raises `FaError` with the manifest's words where it is not there.
+    Each build was compiled under its own module name, so that several can be loaded in one process.  The module is not
+    added to `sys.modules`.  Raises `FaError`, which quotes `entry.target`, if it does not exist.
     """
     name, target = library.with_name(MODULE_NAME).read_text(encoding="utf-8"), variant.entry.target
     where = f"{variant.name}: entry.target {target!r}"
     try:
         if "::" in target:
-            _require_first(target, library, where)
+            _require_unregistered(target, library, where)
             torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
             namespace, _, operator = target.partition("::")
             return getattr(getattr(torch.ops, namespace), operator)  # type: ignore[no-any-return]
@@ -190,25 +199,27 @@ def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
     except (ImportError, OSError) as problem:
         raise FaError(f"{where}: the extension cannot be loaded: {problem}") from problem
     except AttributeError as problem:
-        raise FaError(f"{where}: the extension registers no such operator") from problem
+        raise FaError(f"{where}: the extension registers no operator of this name") from problem
     if not hasattr(module, target):
         public = ", ".join(each for each in dir(module) if not each.startswith("_")) or "nothing"
-        raise FaError(f"{where}: the module has no such function (it has: {public})")
+        raise FaError(f"{where}: the module has no function of this name (it has: {public})")
     function: Callable[..., Any] = getattr(module, target)
     return function
 
 
-_registered: dict[str, Path] = {}  # operators by name, as PyTorch itself keeps them: for the life of a process
+_registered: dict[str, Path] = {}  # the library that registered each operator; PyTorch keeps it for the whole process
 
 
-def _require_first(target: str, library: Path, where: str) -> None:
-    """Raise `FaError` where another build has registered the operator: PyTorch would end the process."""
-    if (other := _registered.setdefault(target, library)) != library:
-        raise FaError(f"{where}: {other} has registered it in this process already, and it can be registered once")
+def _require_unregistered(target: str, library: Path, where: str) -> None:
+    """Raise `FaError` if another build has registered the operator: PyTorch would terminate the process."""
+    if (registered_by := _registered.setdefault(target, library)) != library:
+        raise FaError(
+            f"{where}: {registered_by} has already registered this operator in this process; PyTorch allows it once"
+        )
 
 
-def _translated(problem: Exception) -> Exception:
-    """The binding's exceptions in our tree; those about arguments stay what they are."""
+def _translate_error(problem: Exception) -> Exception:
+    """The binding's exception as one of this package's; exceptions about arguments do not change."""
     text = str(problem).splitlines()[0] if str(problem) else repr(problem)
     if text.startswith("refused: "):
         return UnsupportedCase(text.removeprefix("refused: "))
@@ -217,16 +228,16 @@ def _translated(problem: Exception) -> Exception:
     return problem
 
 
-def _attribute(variant: Variant, field: str) -> Any:  # noqa: ANN401  # what the manifest names
-    """What `entry.target` or `entry.context` names; a module beside the manifest comes before an installed one.
+def _import_attribute(variant: Variant, field: str) -> Any:  # noqa: ANN401  # any callable
+    """Import what `entry.target` or `entry.context` names.  A module in the manifest's folder takes precedence.
 
-    Raises `FaError` with the manifest's words where it cannot be had.
+    Raises `FaError`, which quotes the manifest's text, if the module or the attribute does not exist.
     """
     text: str = getattr(variant.entry, field)
     module_name, _, name = text.partition(":")
     where = f"{variant.name}: entry.{field} {text!r}"
     try:
-        module = _import_beside(variant, module_name) or importlib.import_module(module_name)
+        module = _import_from_folder(variant, module_name) or importlib.import_module(module_name)
     except ImportError as problem:
         raise FaError(f"{where} cannot be imported: {problem}") from problem
     if not hasattr(module, name):
@@ -234,8 +245,11 @@ def _attribute(variant: Variant, field: str) -> Any:  # noqa: ANN401  # what the
     return getattr(module, name)
 
 
-def _import_beside(variant: Variant, module_name: str) -> ModuleType | None:
-    """Import `<variant folder>/<module>.py` under a name of its own, so that folders cannot shadow one another."""
+def _import_from_folder(variant: Variant, module_name: str) -> ModuleType | None:
+    """Import `<variant folder>/<module>.py`, if it exists, under a name that is unique to the folder.
+
+    Two folders may thus have modules of the same name.
+    """
     path = Path(variant.folder) / f"{module_name}.py"
     if not path.is_file():
         return None
@@ -250,6 +264,6 @@ def _import_beside(variant: Variant, module_name: str) -> ModuleType | None:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]  # the next one who asks hears the same
+        del sys.modules[name]  # so that the next import fails in the same way
         raise
     return module

@@ -1,16 +1,19 @@
-"""NVTX ranges, by which profilers find what belongs to a case."""
+"""NVTX ranges, which let profilers select the kernels of one case."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-NVTX_DOMAIN = "pytest-fa"  # of every range of this package
+NVTX_DOMAIN = "pytest-fa"  # the domain of every range of this package
 
 
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
-    """One start/end range (all threads, unlike push/pop) in our domain; never inside a timed loop."""
+    """Open one start/end range in the package's domain.  It spans all threads, unlike a push/pop range.
+
+    Ranges are never opened inside a timed loop.
+    """
     import nvtx  # noqa: PLC0415  # only a process that calls kernels needs it
 
     domain = nvtx.get_domain(NVTX_DOMAIN)

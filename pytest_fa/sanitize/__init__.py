@@ -1,1 +1,1 @@
-"""`--fa-sanitize`: compute-sanitizer around one call of a variant.  No torch."""
+"""`--fa-sanitize`: runs one call of a variant under compute-sanitizer.  Imports no torch."""

@@ -1,8 +1,9 @@
-"""Calls one `cuda` variant as any C program would: no torch, no allocator of its own, memory of exactly the right size.
+"""Calls one `cuda` variant without torch, on tensors that are separate allocations of exactly the right size.
 
-    python -m pytest_fa.sanitize.plain_call JOB.json    one call of the job's build; prints what came of it as JSON
+    python -m pytest_fa.sanitize.plain_call JOB.json    call the job's built library once and print the result as JSON
 
-What a sanitizer starts: torch's allocator would hide an access past the end of a tensor inside its own blocks.
+compute-sanitizer runs this program.  torch's allocator places tensors inside larger blocks, which would hide an access
+past the end of a tensor.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ MESSAGE_BYTES = 512
 
 
 class Strides(ctypes.Structure):
-    """`FaStrides`."""
+    """`FaStrides` of `include/fa_forward.h`."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("batch", "head", "seq", "dim"))
 
 
 class ForwardArgs(ctypes.Structure):
-    """`FaForwardArgs` of `include/fa_forward.h`, field by field."""
+    """`FaForwardArgs` of `include/fa_forward.h`, with the same fields in the same order."""
 
     _fields_ = (
         ("abi_version", ctypes.c_uint32),
@@ -53,8 +54,8 @@ class ForwardArgs(ctypes.Structure):
     )
 
 
-class Said(msgspec.Struct, frozen=True):
-    """What came of the call; `not_finite` counts NaN and Inf in the output."""
+class PlainResult(msgspec.Struct, frozen=True):
+    """The result of the call; `not_finite` is the number of NaN and Inf elements in the output."""
 
     outcome: Outcome
     message: str = ""
@@ -62,53 +63,53 @@ class Said(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str]) -> int:
-    """Make the call; 0 if it went well, 1 if not."""
+    """Make the call and print its result.  Returns 0 if the call succeeded, 1 if not."""
     job = decode_job(Path(arguments[0]).read_bytes())
-    assert isinstance(job, CaseJob) and job.library is not None  # noqa: S101, PT018  # whoever wrote it knows
+    assert isinstance(job, CaseJob) and job.library is not None  # noqa: S101, PT018  # sanitize/run.py writes such jobs
     try:
-        said = call(job.case, job.library)
+        result = call(job.case, job.library)
     except UnsupportedCase as problem:
-        said = Said("unsupported", str(problem))
+        result = PlainResult("unsupported", str(problem))
     except LaunchError as problem:
-        said = Said("launch_failed", str(problem))
+        result = PlainResult("launch_failed", str(problem))
     except (FaError, OSError) as problem:
-        said = Said("device_error", str(problem))
-    sys.stdout.write(msgspec.json.encode(said).decode() + "\n")
-    return 0 if said.outcome == "ok" else 1
+        result = PlainResult("device_error", str(problem))
+    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    return 0 if result.outcome == "ok" else 1
 
 
-def call(case: Case, library: str) -> Said:
-    """One call in memory that nobody else touches, waited for.
+def call(case: Case, library: str) -> PlainResult:
+    """Call the built library once on random inputs, and wait for it.
 
-    Raises `UnsupportedCase`, `LaunchError`, or `DeviceLost` with the driver's words.
+    Raises `UnsupportedCase`, `LaunchError`, or `DeviceLost` with the driver's error.
     """
     cuda = CudaDriver()
     ctypes.CDLL(str(ffi_folder() / "lib" / "libtvm_ffi.so"), mode=ctypes.RTLD_GLOBAL)
     build = ctypes.CDLL(library)
     query_count = case.batch * case.heads * case.seq_q * case.head_dim
     key_count = case.batch * case.kv_heads * case.seq_k * case.head_dim
-    values = np.random.default_rng(case.seed)
-    q, k, v = (cuda.upload(_draw(values, count, case.dtype)) for count in (query_count, key_count, key_count))
+    generator = np.random.default_rng(case.seed)
+    q, k, v = (cuda.upload(_draw(generator, count, case.dtype)) for count in (query_count, key_count, key_count))
     out_bytes = 2 * math.prod(case.out_shape)
     out = cuda.allocate(out_bytes)
-    words = ctypes.create_string_buffer(MESSAGE_BYTES)
-    args = describe(case, q, k, v, out)
-    args.message, args.message_bytes = ctypes.addressof(words), MESSAGE_BYTES
+    message = ctypes.create_string_buffer(MESSAGE_BYTES)
+    args = forward_args(case, q, k, v, out)
+    args.message, args.message_bytes = ctypes.addressof(message), MESSAGE_BYTES
     if hasattr(build, "fa_workspace_bytes"):
         build.fa_workspace_bytes.restype = ctypes.c_size_t
         args.workspace_bytes = build.fa_workspace_bytes(ctypes.byref(args))
         args.workspace = cuda.allocate(args.workspace_bytes)
     status = build.fa_forward(ctypes.byref(args), None)
     if status < 0:
-        raise UnsupportedCase(words.value.decode(errors="replace") or "the kernel gave no reason")
+        raise UnsupportedCase(message.value.decode(errors="replace") or "the kernel gave no reason")
     if status > 0:
-        raise LaunchError(f"fa_forward returned CUDA's error {status}")
+        raise LaunchError(f"fa_forward returned CUDA error {status}")
     cuda.synchronize()
-    return Said("ok", "", _not_finite(cuda.download(out, out_bytes), case.dtype))
+    return PlainResult("ok", "", _count_not_finite(cuda.download(out, out_bytes), case.dtype))
 
 
-def describe(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
-    """The arguments of a call on dense tensors at these addresses, in the case's layout."""
+def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
+    """The arguments of a call on dense tensors at these device addresses, in the case's layout."""
     args = ForwardArgs(abi_version=ABI_VERSION, struct_size=ctypes.sizeof(ForwardArgs))
     args.q, args.k, args.v, args.out = q, k, v, out
     for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
@@ -123,22 +124,22 @@ def describe(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
 
 
 def _strides(case: Case, heads: int, sequence: int) -> Strides:
-    dim, whole = case.head_dim, heads * sequence * case.head_dim
+    dim, batch_stride = case.head_dim, heads * sequence * case.head_dim
     if case.layout == "bshd":
-        return Strides(whole, dim, heads * dim, 1)
-    return Strides(whole, sequence * dim, dim, 1)
+        return Strides(batch_stride, dim, heads * dim, 1)
+    return Strides(batch_stride, sequence * dim, dim, 1)
 
 
-def _draw(values: np.random.Generator, count: int, dtype: str) -> bytes:
-    """N(0, 1) numbers; bf16 is the upper half of fp32."""
-    drawn = values.standard_normal(count, dtype=np.float32)
+def _draw(generator: np.random.Generator, count: int, dtype: str) -> bytes:
+    """`count` numbers from N(0, 1) as bytes of this dtype.  bf16 is the upper half of fp32."""
+    numbers = generator.standard_normal(count, dtype=np.float32)
     if dtype == "fp16":
-        return drawn.astype(np.float16).tobytes()
-    return (drawn.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+        return numbers.astype(np.float16).tobytes()
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
-def _not_finite(content: bytes, dtype: str) -> int:
-    """Elements whose exponent is all ones."""
+def _count_not_finite(content: bytes, dtype: str) -> int:
+    """The number of NaN and Inf elements: those in which all bits of the exponent are set."""
     exponent = 0x7C00 if dtype == "fp16" else 0x7F80
     bits = np.frombuffer(content, dtype=np.uint16)
     return int(np.count_nonzero((bits & exponent) == exponent))

@@ -1,4 +1,4 @@
-"""`--fa-sanitize`: one variant under one tool of compute-sanitizer, on one case."""
+"""`--fa-sanitize`: runs one variant under one tool of compute-sanitizer, on one case."""
 
 from __future__ import annotations
 
@@ -29,39 +29,47 @@ OUTCOMES: dict[ToolStatus, Outcome] = {
 
 
 def sanitize_variant(runner: CaseRunner, variant: Variant, case: Case, tool: str) -> Record:
-    """The record of `test_sanitize`: one process, one call.
+    """Run one call under the tool in a separate process and return the record of `test_sanitize`.
 
-    Raises `Refused` where the variant does not take the case, `CannotRun` where it was not built or has no GPU.
+    Raises `Refused` if the variant does not support the case, `CannotRun` if its build failed or it has no GPU.
     """
     if reason := variant.refuses(case):
         raise Refused(reason)
     if device_of(variant) == "cpu":
-        raise CannotRun(f"{variant.name} runs on the CPU here: compute-sanitizer watches GPUs")
-    build = runner.builds.runnable(variant)
+        raise CannotRun(f"{variant.name} runs on the CPU here, and compute-sanitizer checks only GPU code")
+    build = runner.builds.build_for_this_machine(variant)
     if isinstance(build, BuildFailure):
         raise CannotRun(f"build of {variant.name} failed (see test_build[{variant.name}])")
     if reason := not_covered(tool, build):
-        found = Sanitized(tool, "not covered", reason, "", 0.0, ())
+        sanitized = Sanitized(tool, "not covered", reason, "", 0.0, ())
     else:
-        runner.rest()
-        found = suppressed(sanitize(tool, _child(runner, variant, case, tool)), variant)
-        found = _shortened(found, runner.options.rootdir)
-    result = CaseResult(OUTCOMES[found.status], _message(found), ())
+        runner.end_workers()
+        sanitized = suppressed(sanitize(tool, _child(runner, variant, case, tool)), variant)
+        sanitized = _with_relative_log(sanitized, runner.options.rootdir)
+    result = CaseResult(OUTCOMES[sanitized.status], _message(sanitized), ())
     record = runner.records.make("sanitize", variant, case, result, (build,) if build else ())
-    return msgspec.structs.replace(record, id=f"{record.id}-{tool}", sanitized=found)
+    return msgspec.structs.replace(record, id=f"{record.id}-{tool}", sanitized=sanitized)
 
 
-def suppressed(found: Sanitized, variant: Variant) -> Sanitized:
-    """Findings that the manifest explains, as many as it says and no more; what is to be wrong explains nothing."""
-    why = next((reason for tool, reason in variant.suppressions.items() if tool == found.tool), None)
-    if why is None or found.status != "found" or variant.role == "wrong" or (found.count or 0) > why.most:
-        return found
-    message = f"({found.count}, none of them real: {why.because})"
-    return msgspec.structs.replace(found, status="suppressed", message=message)
+def suppressed(sanitized: Sanitized, variant: Variant) -> Sanitized:
+    """The same result with status `suppressed`, if the manifest suppresses at least as many findings of this tool.
+
+    Findings in a variant of role `wrong` are never suppressed.
+    """
+    suppression = next((each for tool, each in variant.suppressions.items() if tool == sanitized.tool), None)
+    if suppression is None or sanitized.status != "found" or variant.role == "wrong":
+        return sanitized
+    if (sanitized.count or 0) > suppression.most:
+        return sanitized
+    message = f"({sanitized.count} false positives: {suppression.because})"
+    return msgspec.structs.replace(sanitized, status="suppressed", message=message)
 
 
 def _child(runner: CaseRunner, variant: Variant, case: Case, tool: str) -> SanitizedChild:
-    """A `cuda` entry is called without torch; any other through the worker, without torch's own allocator."""
+    """The process to check.  A `cuda` entry is called without torch, any other entry by the worker program.
+
+    The worker program runs with torch's caching allocator switched off.
+    """
     arm = runner.builds.arm(variant)
     job = CaseJob(variant, case, arm.library, "cuda", runner.policy_of(variant), judge=False, time=False)
     folder = runner.options.artifacts / "sanitizer"
@@ -73,14 +81,14 @@ def _child(runner: CaseRunner, variant: Variant, case: Case, tool: str) -> Sanit
     return SanitizedChild(("-m", program, str(path)), environment, folder / f"{job.slug}.{tool}.log")
 
 
-def _message(found: Sanitized) -> str:
-    if found.status in ("clean", "suppressed"):
+def _message(sanitized: Sanitized) -> str:
+    if sanitized.status in ("clean", "suppressed"):
         return ""
-    return f"{found.tool}: {found.message}"
+    return f"{sanitized.tool}: {sanitized.message}"
 
 
-def _shortened(found: Sanitized, root: Path) -> Sanitized:
-    """The log's path from the run's root."""
-    if found.log is None or not Path(found.log).is_relative_to(root):
-        return found
-    return msgspec.structs.replace(found, log=str(Path(found.log).relative_to(root)))
+def _with_relative_log(sanitized: Sanitized, root: Path) -> Sanitized:
+    """The same result with the path of the log relative to the root."""
+    if sanitized.log is None or not Path(sanitized.log).is_relative_to(root):
+        return sanitized
+    return msgspec.structs.replace(sanitized, log=str(Path(sanitized.log).relative_to(root)))

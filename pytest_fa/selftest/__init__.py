@@ -1,1 +1,1 @@
-"""`--fa-selftest`: the judge, tried on kernels with one mistake each and on right twins."""
+"""`--fa-selftest`: tests the checks, with kernels that have exactly one mistake each and with correct kernels."""

@@ -1,52 +1,52 @@
-"""`--fa-selftest`: the judge, judged on kernels with one mistake each, and on right ones."""
+"""`--fa-selftest`: runs every check on kernels with exactly one mistake each, and on correct kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_fa.catalog.faults import FAULTS, cases, disappointment
+from pytest_fa.catalog.faults import FAULTS, cases, detection_problem
 from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.gate.run import Question, hold_gate
+from pytest_fa.gate.run import GateQuestion, decide_gate
 from pytest_fa.records.record import Record, Stage
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import Refused
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.jobs import CaseResult
 
-HOPELESS = ("crashed", "hung", "device_error")  # as it will again, and again
+FINAL_OUTCOMES = ("crashed", "hung", "device_error")  # further runs of the same kernel would end in the same way
 
 
-def judge_the_judge(asked: RunPlan, runner: CaseRunner, variant: Variant) -> Record:
-    """The record of one kernel of the self-test: by which checks it was found, and whether that is right."""
+def run_selftest_kernel(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Record:
+    """Run every check on one kernel and return the record: which checks caught it, and whether that is as expected."""
     caught: dict[str, None] = {}
     tried = 0
-    for record in _runs(asked, runner, variant):
+    for record in _runs(run_plan, runner, variant):
         tried += 1
-        ending = () if record.outcome == "ok" else (record.outcome,)  # a twin that does not even run is no right one
-        caught.update(dict.fromkeys(record.caught_by or ending))
-        if record.outcome in HOPELESS:
+        failure = () if record.outcome == "ok" else (record.outcome,)  # listed if a failure names no check
+        caught.update(dict.fromkeys(record.caught_by or failure))
+        if record.outcome in FINAL_OUTCOMES:
             break
-    problem = disappointment(variant.name, list(caught)) or ("" if tried else "nothing was tried on it")
+    problem = detection_problem(variant.name, list(caught)) or ("" if tried else "no check ran on this kernel")
     stage = Stage("correct", "failed" if problem else "ok")
     result = CaseResult("wrong" if problem else "ok", problem, (stage,), tuple(caught))
     return runner.records.make("selftest", variant, None, result)
 
 
-def _runs(asked: RunPlan, runner: CaseRunner, variant: Variant) -> Iterator[Record]:
-    """Every case, one of them timed, every property, and the gate where that must find it."""
-    taken = [case for case in cases() if not variant.refuses(case)]
-    for case in taken:
+def _runs(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Iterator[Record]:
+    """The records of every case, of one timed case, of every property, and of a gate if the gate must catch it."""
+    supported = [case for case in cases() if not variant.refuses(case)]
+    for case in supported:
         yield runner.run(variant, case, "correct")
-    if taken and variant.is_judged:
-        yield runner.run(variant, taken[0], "speed")
-    needed = FAULTS[variant.name].caught_by if variant.name in FAULTS else None
+    if supported and variant.is_judged:
+        yield runner.run(variant, supported[0], "speed")
+    needed_check = FAULTS[variant.name].caught_by if variant.name in FAULTS else None
     for name in PROPERTIES:
         try:
-            yield runner.hold_to_property(variant, name)
+            yield runner.check_property(variant, name)
         except Refused:
-            if name == needed:  # this machine lacks what would find it
+            if name == needed_check:  # this machine cannot run the check that must catch the kernel
                 raise
-    if needed == "gate":
-        twin = asked.catalog.variants[FAULTS[variant.name].twin]
-        yield hold_gate(runner, variant, Question(1.0, (taken[0],), (twin,)), lambda _: None)
+    if needed_check == "gate":
+        twin = run_plan.catalog.variants[FAULTS[variant.name].twin]
+        yield decide_gate(runner, variant, GateQuestion(1.0, (supported[0],), (twin,)), lambda _: None)

@@ -1,1 +1,1 @@
-"""One run, as pytest's own process sees it: what was asked for, the builds, the case runner, the records.  No torch."""
+"""One run in pytest's own process: its plan, its builds, its case runner and its records.  Imports no torch."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 
 from pytest_fa.build.builder import BuildFailure, BuildReport, Say, ensure
-from pytest_fa.build.cache import forget, locked
+from pytest_fa.build.cache import delete_builds, locked
 from pytest_fa.build.target import runs_on, target_arches
 from pytest_fa.catalog.variant import ARCHES, Device, Variant
 from pytest_fa.errors import BuildError, ToolchainError, UsageProblem
-from pytest_fa.options import Options
+from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.session.refusals import CannotRun
@@ -18,7 +18,7 @@ from pytest_fa.worker.jobs import Arm
 
 
 def device_of(variant: Variant) -> Device:
-    """The device on which a variant runs on this machine.  Raises `CannotRun` where there is none."""
+    """The device on which a variant runs on this machine.  Raises `CannotRun` if it needs a GPU and there is none."""
     device = variant.device_for(gpu=find_gpu() is not None)
     if device is None:
         raise CannotRun(f"{variant.name} needs a GPU, and this machine has none")
@@ -26,34 +26,37 @@ def device_of(variant: Variant) -> Device:
 
 
 class Builds:
-    """What was built of every variant that the selected items need.
+    """The builds of every variant that the selected tests need.
 
-    `needed` holds those variants by name; it is set when collection has ended, before anything is built.
+    `needed` holds those variants by name.  It is set at the end of collection, before anything is built.
     """
 
-    def __init__(self, options: Options, asked: RunPlan) -> None:
-        self.options, self.asked = options, asked
+    def __init__(self, options: Options, run_plan: RunPlan) -> None:
+        self.options, self.run_plan = options, run_plan
         self.needed: dict[str, Variant] = {}
         self.say: Say = lambda _: None
 
     @functools.cached_property
     def report(self) -> BuildReport:
-        """The builds of all needed variants, why there are none, and what this machine lacks for some."""
-        beside = [self.asked.gate_baseline] if self.asked.gate_baseline else []
+        """The builds of all needed variants, the failures, and what this machine lacks to build some of them.
+
+        The first access compiles what is not in the cache.
+        """
+        gate_baselines = [self.run_plan.gate_baseline] if self.run_plan.gate_baseline else []
         requests = []
-        for variant in {each.name: each for each in (*self.needed.values(), *beside)}.values():
-            if not variant.is_built or (self.asked.plan.is_companion(variant) and not _runs_here(variant)):
+        for variant in {each.name: each for each in (*self.needed.values(), *gate_baselines)}.values():
+            if not variant.is_built or (self.run_plan.plan.is_companion(variant) and not _runs_here(variant)):
                 continue
             try:
                 requests += [(variant, arch) for arch in target_arches(variant, self._arches)]
             except BuildError:
-                continue  # `of` raises it again for this variant alone
+                continue  # `of` raises this error again, for this variant alone
         return ensure(requests, self.options.cache, no_build=self.options.no_build, say=self.say)
 
     def of(self, variant: Variant) -> list[Build | BuildFailure]:
-        """What was built of a variant, one entry for each architecture.
+        """The builds and build failures of a variant, one for each architecture.
 
-        Raises `CannotRun` where there is no compiler or where the variant has no architecture that fits.
+        Raises `CannotRun` if there is no compiler, or if no architecture of the variant was selected.
         """
         try:
             arches = target_arches(variant, self._arches)
@@ -64,32 +67,33 @@ class Builds:
         except (ToolchainError, BuildError) as problem:
             raise CannotRun(str(problem)) from None
 
-    def runnable(self, variant: Variant) -> Build | BuildFailure | None:
-        """The best build for this machine's GPU, or why it failed; None for a variant that needs no compiler.
+    def build_for_this_machine(self, variant: Variant) -> Build | BuildFailure | None:
+        """The build, or build failure, for the highest architecture that this machine's GPU runs.
 
-        Without a GPU: any failure, else any build.  Raises `CannotRun` where nothing that was compiled runs here.
+        Without a GPU, it is that for the highest architecture of all.  None if the variant is not compiled.  Raises
+        `CannotRun` if the GPU runs none of the variant's architectures.
         """
         if not variant.is_built:
             return None
         gpu = find_gpu()
-        outcomes = [each for each in self.of(variant) if not gpu or runs_on(each.arch, gpu.compute_capability)]
+        outcomes = [build for build in self.of(variant) if not gpu or runs_on(build.arch, gpu.compute_capability)]
         if not outcomes:
-            raise CannotRun(f"{variant.name}: nothing that was compiled ({', '.join(variant.arch)}) runs on this GPU")
-        return max(outcomes, key=lambda each: each.arch)
+            raise CannotRun(f"{variant.name}: this GPU runs none of its architectures ({', '.join(variant.arch)})")
+        return max(outcomes, key=lambda build: build.arch)
 
     def library_of(self, build: Build | None) -> str | None:
-        """The path of a build's library."""
+        """The path of a built library; None without a build."""
         return str(self.options.cache / build.library) if build else None
 
     def arm(self, variant: Variant) -> Arm:
-        """A variant with its library.  Raises `CannotRun` where it was not built."""
-        build = self.runnable(variant)
+        """A variant with its built library.  Raises `CannotRun` if its build failed."""
+        build = self.build_for_this_machine(variant)
         if isinstance(build, BuildFailure):
             raise CannotRun(f"build of {variant.name} failed: {build.message}")
         return Arm(variant, self.library_of(build))
 
     def fails_to_compile(self, variant: Variant) -> bool:
-        """Whether the compiler rejected the variant: that is said even where there is no GPU to run it on."""
+        """Whether the compiler rejected the variant.  This is reported even if there is no GPU to run it on."""
         if not variant.is_built:
             return False
         try:
@@ -98,23 +102,23 @@ class Builds:
             return False
 
     def anything_runs(self) -> bool:
-        """Whether any needed variant can run on this machine, beyond being built."""
+        """Whether this machine can run any needed variant, not only build it."""
         return any(_runs_here(variant) for variant in self.needed.values())
 
     def clean(self) -> None:
-        """`--fa-clean`: remove the cached builds of the chosen variants and their baselines."""
-        plan, cache = self.asked.plan, self.options.cache
+        """`--fa-clean`: remove the cached builds of the selected variants, the baselines and the overhead variants."""
+        plan, cache = self.run_plan.plan, self.options.cache
         try:
             with locked(cache, self.say):
                 for variant in (*plan.chosen, *plan.companions):
                     if isinstance(variant, Variant) and variant.is_built:
-                        forget(cache, variant, variant.arch)
+                        delete_builds(cache, variant, variant.arch)
         except OSError as problem:
             raise UsageProblem(f"--fa-clean: {cache} cannot be cleaned: {problem}") from None
 
     @property
     def _arches(self) -> tuple[str, ...]:
-        """The architectures that were asked for; all of them where only machine code is read."""
+        """The architectures of `--fa-arch`; with `--fa-static` and without `--fa-arch`, all of them."""
         return self.options.arches or (ARCHES if self.options.static else ())
 
 

@@ -1,4 +1,4 @@
-"""The case runner: one variant on one case through a worker process, to a record."""
+"""The case runner: runs one variant on one case in a worker process and makes a record of the result."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
 from pytest_fa.catalog.properties import MAY_REFUSE, applies, property_case
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.measure.timing_lock import timing_lock
-from pytest_fa.options import Options
-from pytest_fa.records.agreement import agree
+from pytest_fa.options.options import Options
+from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.ceilings import Ceilings, read_ceilings
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.record import Ablation, Record, RecordKind, Stage
@@ -25,15 +25,15 @@ from pytest_fa.session.refusals import Refused
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, ProfilerJob
 
-PATIENT_WATCHDOG_SECONDS = 300.0  # a Python entry may compile itself first; a CPU is slow
-SELFTEST_WATCHDOG_SECONDS = 30.0  # the self-test's Python kernels compile nothing
+LONG_WATCHDOG_SECONDS = 300.0  # a Python entry may compile at its first call, and a CPU is slow
+SELFTEST_WATCHDOG_SECONDS = 30.0  # the Python kernels of the self-test compile nothing
 
 
 class CaseRunner:
-    """Runs cases.  It remembers which were right (`right`) and how fast (`device_us`), for later items of the run.
+    """Runs cases, and keeps results that later tests of the run use.
 
-    `right` holds (variant name, case id), `device_us` maps (shape id, variant name) to microseconds.
-    `other_gpu_processes` were on the GPU before this run started any of its own.
+    `passed` holds (variant name, case id) of every case with outcome `ok`.  `device_us` maps (shape id, variant name)
+    to microseconds.  `other_gpu_processes` are the processes that used the GPU before this run started its own.
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class CaseRunner:
         self.options, self.builds, self.records = options, builds, records
         self.workers, self.profiler_workers = workers, profiler_workers
         self.other_gpu_processes: tuple[str, ...] = ()
-        self.right: set[tuple[str, str]] = set()
+        self.passed: set[tuple[str, str]] = set()
         self.device_us: dict[tuple[str, str], float] = {}
 
     def run(self, variant: Variant, case: Case, kind: RecordKind, property_name: str | None = None) -> Record:
-        """The record of `test_correct`, `test_property` or `test_speed`: one job, through a worker.
+        """Run one job in a worker and return the record of `test_correct`, `test_property` or `test_speed`.
 
-        Raises `Refused` where the variant does not take the case, `CannotRun` where this machine cannot run it.
+        Raises `Refused` if the variant does not support the case, `CannotRun` if this machine cannot run the variant.
         """
         if reason := variant.refuses(case):
             raise Refused(reason)
-        if self._is_known_not_to_build(variant):
+        if self._fails_to_build_without_device(variant):
             return self.records.make(kind, variant, case, failed_build(_see_test_build(variant)))
-        device, build = device_of(variant), self.builds.runnable(variant)
+        device, build = device_of(variant), self.builds.build_for_this_machine(variant)
         if isinstance(build, BuildFailure):
             return self.records.make(kind, variant, case, failed_build(_see_test_build(variant)))
         job = CaseJob(
@@ -82,77 +82,77 @@ class CaseRunner:
             record = msgspec.structs.replace(record, ablation=Ablation(variant.omits, variant.parent))
         return record
 
-    def hold_to_property(self, variant: Variant, name: str) -> Record:
-        """The record of `test_property`: one job, through a worker.
+    def check_property(self, variant: Variant, name: str) -> Record:
+        """Check one property in a worker and return the record of `test_property`.
 
-        Raises `Refused` where the property has no meaning for the variant, or where the kernel may refuse and does.
+        Raises `Refused` if the property does not apply to the variant, or if the kernel refuses it and may do so.
         """
         device = variant.device_for(gpu=find_gpu() is not None)
         if device and not applies(name, variant, device):
-            raise Refused(f"{name} has no meaning for {variant.name} on {device}")
+            raise Refused(f"property {name} does not apply to {variant.name} on {device}")
         case = property_case(variant)
         if self.policy_of(variant) == "absolute" and case.dtype != "fp16":
-            raise Refused(f"{variant.name}: policy 'absolute' judges fp16 only, {name} would be {case.dtype}")
+            raise Refused(
+                f"{variant.name}: policy 'absolute' judges fp16 only, and property {name} would run in {case.dtype}"
+            )
         return self.run(variant, case, "property", name)
 
     def policy_of(self, variant: Variant) -> Tolerance:
-        """The tolerance policy: the option's, else the manifest's."""
-        return self.options.tolerance or variant.tolerance  # type: ignore[return-value]  # options.py checked it
+        """The tolerance policy: that of `--fa-tolerance`, else the manifest's."""
+        return self.options.tolerance or variant.tolerance  # type: ignore[return-value]  # checked with the options
 
     def watchdog_seconds(self, variant: Variant, device: Device) -> float:
-        """How long one launch may take."""
+        """The time limit of one launch."""
         if self.options.watchdog_seconds:
             return self.options.watchdog_seconds
         if self.options.selftest and not variant.is_built:
             return SELFTEST_WATCHDOG_SECONDS
-        return WATCHDOG_SECONDS if variant.is_built and device == "cuda" else PATIENT_WATCHDOG_SECONDS
+        return WATCHDOG_SECONDS if variant.is_built and device == "cuda" else LONG_WATCHDOG_SECONDS
 
-    def rest(self) -> None:
-        """End the present workers, so that this run holds no memory and no context on the GPU."""
-        self.workers.rest()
-        self.profiler_workers.rest()
+    def end_workers(self) -> None:
+        """End the current workers, so that this run holds no memory and no context on the GPU."""
+        self.workers.end_worker()
+        self.profiler_workers.end_worker()
 
-    def _is_known_not_to_build(self, variant: Variant) -> bool:
-        """Whether a variant that has no device here did not compile either: the compiler's words come first."""
+    def _fails_to_build_without_device(self, variant: Variant) -> bool:
+        """Whether there is no device for the variant and its build failed: then the build failure is reported."""
         return variant.device_for(gpu=find_gpu() is not None) is None and self.builds.fails_to_compile(variant)
 
     def _result_of(self, job: CaseJob) -> CaseResult:
-        """The worker's result, with the time confirmed by the profiler."""
+        """The worker's result.  If it has a time, the profiler's time and their agreement are added."""
         is_timed = job.time and not self.options.selftest
         with timing_lock() if is_timed else nullcontext():
             result = self.workers.run(job)
             if result.speed and not self.options.selftest:
-                result = msgspec.structs.replace(result, speed=self._confirmed(job, result.speed))
+                result = msgspec.structs.replace(result, speed=self._with_confirmation(job, result.speed))
         if result.outcome == "ok" and not job.property_name:
-            self.right.add((job.variant.name, job.case.id))
+            self.passed.add((job.variant.name, job.case.id))
             if result.speed:
                 self.device_us[(job.case.shape_id, job.variant.name)] = result.speed.device.median_us
         return result
 
     def _raise_refusal(self, job: CaseJob, result: CaseResult) -> None:
-        """Raise `Refused` where the kernel refused the case and may; anywhere else a refusal is a failure."""
+        """Raise `Refused` if the kernel refused the case and is allowed to.  Any other refusal is a failure."""
         variant, name = job.variant, job.property_name
         if result.outcome != "unsupported":
             return
-        # A variant with cases of its own promises those alone, and a property is tried on another case.
+        # A variant whose manifest has `cases` must support only those, and a property runs on another case.
         if name in MAY_REFUSE or (name is not None and variant.cases):
             raise Refused(f"{variant.name}: {name}: {result.message}")
         if variant.role == "baseline":
             raise Refused(f"{variant.name} does not support {job.case.shape_id}: {result.message}")
 
-    def _confirmed(self, job: CaseJob, speed: Speed) -> Speed:
-        """The speed with what the profiler says in a process of its own, and whether the two agree."""
+    def _with_confirmation(self, job: CaseJob, speed: Speed) -> Speed:
+        """The speed with the profiler's time, measured in a separate process, and whether the two times agree."""
         if job.device == "cpu":
             speed = msgspec.structs.replace(speed, profiler_missing=ON_CPU)
-            return msgspec.structs.replace(speed, agreement=agree(job.variant.name, job.variant.role, speed))
-        confirmed = self._compared(job, self._profiled(job, speed))
-        if (
-            confirmed.agreement and confirmed.agreement.valid is False
-        ):  # ask the profiler again before a time is doubted
-            confirmed = self._compared(job, self._profiled(job, speed))
+            return msgspec.structs.replace(speed, agreement=check_agreement(job.variant.name, job.variant.role, speed))
+        confirmed = self._with_agreement(job, self._with_profiler_time(job, speed))
+        if confirmed.agreement and confirmed.agreement.valid is False:  # profile once more before rejecting the time
+            confirmed = self._with_agreement(job, self._with_profiler_time(job, speed))
         return confirmed
 
-    def _profiled(self, job: CaseJob, speed: Speed) -> Speed:
+    def _with_profiler_time(self, job: CaseJob, speed: Speed) -> Speed:
         result = self.profiler_workers.profile(ProfilerJob(job.variant, job.case, job.library, job.watchdog_seconds))
         return msgspec.structs.replace(
             speed,
@@ -161,35 +161,37 @@ class CaseRunner:
             other_gpu_processes=self.other_gpu_processes,
         )
 
-    def _compared(self, job: CaseJob, speed: Speed) -> Speed:
-        """The speed with its agreement: two clocks, the kernels' names, and the least time that the device needs."""
-        has_products = self._ceilings is not None and job.variant.role != "overhead"
-        least_us = self._ceilings.least_us(job.case) if self._ceilings and has_products else 0.0
-        return msgspec.structs.replace(speed, agreement=agree(job.variant.name, job.variant.role, speed, least_us))
+    def _with_agreement(self, job: CaseJob, speed: Speed) -> Speed:
+        """The speed with its agreement: both times, the kernels' names, and the least time the device can need."""
+        has_limit = self._ceilings is not None and job.variant.role != "overhead"
+        least_us = self._ceilings.least_us(job.case) if self._ceilings and has_limit else 0.0
+        return msgspec.structs.replace(
+            speed, agreement=check_agreement(job.variant.name, job.variant.role, speed, least_us)
+        )
 
     @functools.cached_property
     def _ceilings(self) -> Ceilings | None:
         return read_ceilings(self.options.records_folder, self.records.environment.gpu)
 
     def _repeats(self, kind: RecordKind) -> int | None:
-        """How often a judged call is repeated; None means as often as half a second holds."""
+        """The number of repeats of a judged call; None means up to 100 within 0.5 s."""
         if kind != "correct":
             return 0
         return self.options.soak or (SELFTEST_REPEATS if self.options.selftest else None)
 
     def _cross_checks(self, variant: Variant, case: Case, device: Device) -> tuple[Variant, ...]:
-        """The SDPA backends that take the case on this device; a baseline is compared with none."""
+        """The SDPA backends that support the case on this device; none for a baseline."""
         if variant.role == "baseline":
             return ()
         return tuple(
             baseline
-            for baseline in self.builds.asked.sdpa_baselines
+            for baseline in self.builds.run_plan.sdpa_baselines
             if device in baseline.supports.device and not baseline.is_built and not baseline.refuses(case)
         )
 
 
 def failed_build(message: str) -> CaseResult:
-    """The result of a job whose variant was not built."""
+    """The result for a variant whose build failed."""
     return CaseResult("not_built", message, (Stage("build", "failed"),))
 
 

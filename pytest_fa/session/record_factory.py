@@ -1,4 +1,4 @@
-"""A result with everything that a record says beside it: where, when, from what source, and how to run it again."""
+"""Makes records from results: adds the environment, the time, the source revision and the rerun command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import BrokenVariant, Variant
-from pytest_fa.options import Options
+from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.record import SCHEMA, STAGES, Environment, Record, RecordKind, Stage
@@ -24,7 +24,7 @@ class RecordFactory:
 
     @functools.cached_property
     def environment(self) -> Environment:
-        """The machine, read once."""
+        """The environment of this machine, read once per run."""
         return read_environment()
 
     def make(
@@ -36,7 +36,7 @@ class RecordFactory:
         builds: tuple[Build, ...] = (),
         property_name: str | None = None,
     ) -> Record:
-        """The record of one result.  A variant whose manifest cannot be read counts as a candidate."""
+        """The record of one result.  The role of a variant whose manifest cannot be read is `candidate`."""
         stages = {name: Stage(name, "not reached") for name in STAGES}
         stages["build"] = Stage("build", "ok", builds[0].build_seconds if builds else 0.0)
         stages.update({stage.name: stage for stage in result.stages})
@@ -64,14 +64,14 @@ class RecordFactory:
         )
 
     def _rerun_command(self, kind: RecordKind, variant: str, case: Case | None, property_name: str | None) -> str:
-        """One command line that runs this item again."""
+        """The command line that runs this test again."""
         words = [*self.options.rerun, f"--fa-variant={variant}", *self._option_of(kind)]
         if property_name:
             return shlex.join([*words, "-k", f"test_property and {property_name}"])
         return shlex.join([*words, *([f"--fa-case={case.id}"] if case else []), "-k", f"test_{kind}"])
 
     def _option_of(self, kind: RecordKind) -> list[str]:
-        """The option without which the suite has no test of this kind."""
+        """The options without which the suite contains no test of this kind."""
         if kind == "profile":
             return ["--ncu", f"--ncu-set={self.options.ncu_set}"]
         return [f"--fa-sanitize={','.join(self.options.sanitizers)}"] if kind == "sanitize" else []

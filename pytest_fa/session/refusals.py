@@ -1,4 +1,4 @@
-"""Why an item of a run is skipped."""
+"""The exceptions that skip a test."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pytest_fa.errors import FaError
 
 
 class CannotRun(FaError):
-    """This machine lacks something that the item needs."""
+    """This machine lacks something that the test needs."""
 
 
 class Refused(CannotRun):
-    """The variant does not take the case, on any machine."""
+    """The variant does not support the case or the property, on any machine."""

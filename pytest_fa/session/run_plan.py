@@ -1,4 +1,4 @@
-"""What the user asked for: variants, cases and gate baselines.  A name that does not exist ends the run here."""
+"""The selected variants, cases and gate baselines of a run.  An unknown name is a usage error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UsageProblem
-from pytest_fa.options import Options
+from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 
@@ -23,22 +23,22 @@ SELFTEST_KERNELS = Path(pytest_fa.__file__).parent / "selftest"
 
 
 class RunPlan:
-    """The variants and cases of one run, read from the options when they are first needed."""
+    """The variants and cases of one run, determined from the options when they are first needed."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
 
     @functools.cached_property
     def catalog(self) -> Catalog:
-        """Every variant that can be named; the self-test has variants of its own."""
+        """Every variant that can be selected; with `--fa-selftest`, the kernels of the self-test."""
         return discover((SELFTEST_KERNELS,) if self.options.selftest else self.options.kernels)
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """The pairs of variant and case.  Raises `UsageProblem` for names that do not exist or do not fit together."""
+        """The pairs of variant and case.  Raises `UsageProblem` for unknown names and contradictory options."""
         options, chosen = self.options, self._chosen()
         cases = select_cases(options.suites, options.cases, options.dtypes, options.seeds)
-        _ = self.gate_baseline, self.cached_build  # a name or a key that does not exist ends the run here
+        _ = self.gate_baseline, self.cached_build  # raises `UsageProblem` for an unknown name or key
         plan = make_plan(
             self.catalog,
             chosen,
@@ -51,7 +51,7 @@ class RunPlan:
         return plan
 
     def plan_of(self, suites: tuple[str, ...]) -> Plan:
-        """The plan with the cases of other suites; the run's own plan for none.  Raises `UsageProblem`."""
+        """The plan with the cases of `suites`; the run's own plan if `suites` is empty.  Raises `UsageProblem`."""
         if not suites:
             return self.plan
         cases = select_cases(suites, (), self.options.dtypes, self.options.seeds)
@@ -59,13 +59,16 @@ class RunPlan:
 
     @functools.cached_property
     def gate_baseline(self) -> Variant | None:
-        """The variant that `--fa-gate-baseline` names; None for a build key or none.  Raises `UsageProblem`."""
+        """The variant that `--fa-gate-baseline` names; None if it names a build key or is not given.
+
+        Raises `UsageProblem` unless exactly one readable variant has that name and it computes attention.
+        """
         name = self.options.gate_baseline
         if name is None or name.startswith("key:"):
             return None
         matches = select_variants(self.catalog, (name,))
         if len(matches) != 1 or isinstance(matches[0], BrokenVariant):
-            raise UsageProblem(f"--fa-gate-baseline: {name!r} must name one variant that can be read")
+            raise UsageProblem(f"--fa-gate-baseline: {name!r} must name exactly one variant with a readable manifest")
         if matches[0].computes != "attention":
             raise UsageProblem(f"--fa-gate-baseline: {name} computes {matches[0].computes}; it must compute attention")
         return matches[0]
@@ -81,7 +84,7 @@ class RunPlan:
             listed = (
                 ", ".join(f"{build.key} ({build.variant}, {build.built_at})" for build in builds.values()) or "none"
             )
-            raise UsageProblem(f"--fa-gate-baseline: {name!r} must name one build in the cache; it names {listed}")
+            raise UsageProblem(f"--fa-gate-baseline: {name!r} must name one cached build; it matches {listed}")
         return next(iter(builds.values()))
 
     @property
@@ -91,11 +94,11 @@ class RunPlan:
 
     @property
     def header(self) -> list[str]:
-        """The header: the GPU, how many variants, how many cases; below it a line for each name of an earlier version."""
+        """The lines of pytest's header: GPU, numbers of variants and cases, then one line for each deprecated name."""
         gpu = find_gpu()
         machine = "{} (sm_{}{}, driver {})".format(gpu.name, *gpu.compute_capability, gpu.driver) if gpu else "no GPU"
         known = len(self.catalog.variants) + len(self.catalog.broken)
-        chosen, cases = len(self.plan.chosen), len(self.plan.asked)
+        chosen, cases = len(self.plan.chosen), len(self.plan.selected_cases)
         title = f"fa: {machine}; {chosen} of {known} variants; {cases} case{'s' * (cases != 1)}"
         return [title, *(f"fa: {notice}" for notice in (*self.options.notices, *self.catalog.notices))]
 
@@ -110,14 +113,14 @@ class RunPlan:
 
     @property
     def _fits(self) -> Fits:
-        """The parts of a suite's case that may be changed to what a variant takes; never what was asked for by name."""
+        """The parts of a suite's cases that may be adapted to a variant.  With `--fa-dtype` the dtype stays."""
         return ("head_dim", "layout", "shape") if self.options.dtypes else EVERYTHING
 
 
 def _require_consistent(options: Options, plan: Plan) -> None:
     """Raise `UsageProblem` for options that contradict each other or the variants."""
     if options.selftest and options.tolerance:
-        raise UsageProblem("--fa-selftest: the self-test judges by its own policies; drop --fa-tolerance")
+        raise UsageProblem("--fa-selftest: the self-test uses its own tolerance policies; drop --fa-tolerance")
     if options.gate_baseline and options.gate is None:
         raise UsageProblem("--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too")
     if options.tolerance == "absolute":
@@ -132,12 +135,12 @@ def _require_fp16(plan: Plan) -> None:
         )
     if variant := plan.fitted_to("bf16"):
         raise UsageProblem(
-            f"--fa-tolerance=absolute judges fp16 only; {variant.name} takes bf16 alone (use same_precision)"
+            f"--fa-tolerance=absolute judges fp16 only; {variant.name} supports only bf16 (use same_precision)"
         )
 
 
 def _require_fit_for_probes(options: Options, plan: Plan) -> None:
-    """Raise `UsageProblem` where a probe meets a policy or a gate that is made for attention."""
+    """Raise `UsageProblem` if a probe is selected together with a policy or a gate that applies only to attention."""
     chosen = [variant for variant in plan.runnable if plan.is_chosen(variant)]
     scorer = next((variant.name for variant in chosen if variant.computes == "scores"), None)
     if scorer and options.tolerance not in (None, "same_precision"):
@@ -146,5 +149,5 @@ def _require_fit_for_probes(options: Options, plan: Plan) -> None:
     if options.gate is not None and chosen and not plan.gated:
         listed = ", ".join(f"{variant.name} ({variant.role}, computes {variant.computes})" for variant in chosen)
         raise UsageProblem(
-            f"--fa-gate: nothing here can be gated: {listed}; a gate takes what computes all of attention"
+            f"--fa-gate: no selected variant can be gated: {listed}; a gated variant must compute all of attention"
         )

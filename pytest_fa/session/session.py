@@ -1,11 +1,11 @@
-"""`Session`: the parts of one run, made from its options."""
+"""`Session` creates the parts of one run from its options."""
 
 from __future__ import annotations
 
 from pytest_fa.build.builder import BuildFailure, Say, explain
 from pytest_fa.build.resources import broken_limits
 from pytest_fa.catalog.variant import BrokenVariant, Variant
-from pytest_fa.options import Options
+from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu, find_other_gpu_processes
 from pytest_fa.records.record import Outcome, Record, Stage
@@ -18,15 +18,15 @@ from pytest_fa.worker.jobs import CaseResult
 
 
 class Session:
-    """What was asked for, the builds, the records, and the case runner with its worker processes.
+    """The plan, the builds, the record factory and the case runner of one run.
 
-    Each feature takes the part that it uses.
+    Each feature (gate, profile, sanitize, self-test) uses the parts that it needs.
     """
 
     def __init__(self, options: Options, workers: Workers | None = None) -> None:
         self.options = options
-        self.asked = RunPlan(options)
-        self.builds = Builds(options, self.asked)
+        self.run_plan = RunPlan(options)
+        self.builds = Builds(options, self.run_plan)
         self.records = RecordFactory(options)
         profiler_workers = Workers(options.cache)
         self.runner = CaseRunner(
@@ -34,10 +34,10 @@ class Session:
         )
 
     def start(self, say: Say) -> None:
-        """Start the workers, then build everything that the selected items need in one batch."""
+        """Start the worker servers, then build everything that the selected tests need, in one batch."""
         self.builds.say = say
         if self.builds.anything_runs() and not self.options.static:
-            self.runner.other_gpu_processes = find_other_gpu_processes()  # before this run has processes of its own
+            self.runner.other_gpu_processes = find_other_gpu_processes()  # before this run starts its own processes
             self.runner.workers.start()
             if find_gpu() and self.options.timing and not self.options.selftest:
                 self.runner.profiler_workers.start()
@@ -50,22 +50,27 @@ class Session:
         self.runner.profiler_workers.close()
 
     def judge_build(self, variant: Variant | BrokenVariant) -> Record:
-        """The record of `test_build`: compiled for every wanted architecture, within the manifest's limits."""
+        """The record of `test_build`: whether every selected architecture compiled within the manifest's limits."""
         if isinstance(variant, BrokenVariant):
             return self.records.make("build", variant, None, failed_build(variant.problem))
         outcomes = self.builds.of(variant)
-        builds = tuple(each for each in outcomes if isinstance(each, Build))
-        problems = explain([each for each in outcomes if isinstance(each, BuildFailure)])
+        builds = tuple(build for build in outcomes if isinstance(build, Build))
+        problems = explain([failure for failure in outcomes if isinstance(failure, BuildFailure)])
         problems += [] if outcomes else [f"{variant.name}: nothing was built"]
-        over = [text for build in builds for text in broken_limits(build, variant.limits)]
-        stage = Stage("build", "failed" if problems or over else "ok", sum(build.build_seconds for build in builds))
-        outcome: Outcome = "not_built" if problems else "over_limit" if over else "ok"
+        exceeded = [text for build in builds for text in broken_limits(build, variant.limits)]
+        stage = Stage("build", "failed" if problems or exceeded else "ok", sum(build.build_seconds for build in builds))
+        outcome: Outcome = "not_built" if problems else "over_limit" if exceeded else "ok"
         return self.records.make(
-            "build", variant, None, CaseResult(outcome, "\n".join([*problems, *over]), (stage,)), builds
+            "build", variant, None, CaseResult(outcome, "\n".join([*problems, *exceeded]), (stage,)), builds
         )
 
     @property
     def machine_info(self) -> dict[str, str | None]:
-        """What a time depends on, for pytest-benchmark's files."""
-        here = self.records.environment
-        return {"gpu": here.gpu, "driver": here.driver, "cuda": here.cuda, "torch": here.torch}
+        """GPU, driver, CUDA and torch, which pytest-benchmark saves with its times."""
+        environment = self.records.environment
+        return {
+            "gpu": environment.gpu,
+            "driver": environment.driver,
+            "cuda": environment.cuda,
+            "torch": environment.torch,
+        }

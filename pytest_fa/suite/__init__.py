@@ -1,1 +1,1 @@
-"""The shipped tests: `pytest --pyargs pytest_fa.suite`."""
+"""The shipped tests, which `pytest --pyargs pytest_fa.suite` runs."""

@@ -1,4 +1,4 @@
-"""`pytest --fa-selftest`: each wrong kernel is found by its check, and nothing is found in a right one."""
+"""`pytest --fa-selftest`: each wrong kernel must be caught by its check, and no check may reject a correct kernel."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pytest_fa.plugin.fa_run import FaRun
 
 
 def test_judge(fa_variant: Variant, fa_run: FaRun) -> None:
-    """The checks find in this kernel what they must, and nothing else."""
+    """This kernel is caught by the checks that must catch it, and by no others."""
     fa_run.selftest(fa_variant)

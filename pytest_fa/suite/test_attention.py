@@ -1,6 +1,6 @@
-"""Every selected variant: does it build within its limits, is it right, how fast is it.
+"""Tests that every selected variant builds within its limits and is correct, and how fast it is.
 
-The work is done in worker processes; this process holds no torch.
+Kernels run in worker processes; pytest's own process imports no torch.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from pytest_fa.plugin.in_process import FaBenchmark
 
 
 def test_build(fa_variant: Variant, fa_run: FaRun) -> None:
-    """Compiles for every wanted architecture and stays within the manifest's limits."""
+    """The variant compiles for every selected architecture and stays within the limits of its manifest."""
     fa_run.build(fa_variant)
 
 
 def test_correct(fa_variant: Variant, fa_case: Case, fa_run: FaRun) -> None:
-    """Gives the right output on this case."""
+    """The variant's output on this case is correct."""
     fa_run.correct(fa_variant, fa_case)
 
 
 def test_property(fa_variant: Variant, fa_property: str, fa_run: FaRun) -> None:
-    """Holds to this property, or refuses with a reason where it may."""
+    """The variant has this property, or refuses with a reason if it is allowed to."""
     fa_run.property(fa_variant, fa_property)
 
 
 def test_gate(fa_variant: Variant, fa_run: FaRun) -> None:
-    """Is faster than its baselines by the ratio of `--fa-gate`, on every shape of the run."""
+    """The variant takes less than the ratio of `--fa-gate` times its baselines' time, on every shape of the run."""
     fa_run.gate(fa_variant)
 
 
 def test_speed(fa_variant: Variant, fa_case: Case, fa_run: FaRun, fa_benchmark: FaBenchmark) -> None:
-    """Is timed on this shape, and the outputs of the timed calls are right."""
+    """The variant is timed on this shape, and the outputs of the timed calls are correct."""
     record = fa_run.speed(fa_variant, fa_case)
     if record.speed is not None:
         fa_benchmark.record(record.speed, fa_case, variant=fa_variant.name)
 
 
 def test_profile(fa_variant: Variant, fa_case: Case, fa_run: FaRun) -> None:
-    """Is counted under Nsight Compute on this shape, in a process that times nothing."""
+    """The variant is profiled with Nsight Compute on this shape, in a process in which nothing is timed."""
     fa_run.profile(fa_variant, fa_case)
 
 
 def test_sanitize(fa_variant: Variant, fa_case: Case, fa_sanitizer: str, fa_run: FaRun) -> None:
-    """Builds this tool of compute-sanitizer nothing to report."""
+    """This tool of compute-sanitizer finds nothing in one call of the variant."""
     fa_run.sanitize(fa_variant, fa_sanitizer, fa_case)

@@ -1,1 +1,1 @@
-"""The process boundary: jobs and results as JSON, the client that starts processes, and what runs in them."""
+"""The process boundary: jobs and results as JSON, the client that starts worker processes, and the code they run."""

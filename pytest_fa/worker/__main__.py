@@ -1,7 +1,7 @@
-"""The child: takes a job, gives a result.  Started by name, imported by nobody.
+"""The worker program.
 
-python -m pytest_fa.worker JOB.json         run one job, print its result: what profilers and people start
-python -m pytest_fa.worker --serve FD       import torch, then fork a worker for every request on the socket FD
+python -m pytest_fa.worker JOB.json         run one job in this process and print its result as JSON
+python -m pytest_fa.worker --serve FD       import torch, then fork a worker for each request on the socket FD
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pytest_fa.worker.process import run, serve
 
 
 def main(arguments: list[str]) -> int:
-    """Run one job file or serve; 0 if the job's outcome is ok, 1 if it is not, 2 for wrong arguments."""
+    """Run one job file, or serve.  Returns 0 if the job's outcome is ok, 1 if it is not, 2 for wrong arguments."""
     match arguments:
         case ["--serve", descriptor]:
             serve(socket.socket(fileno=int(descriptor)))

@@ -1,8 +1,8 @@
-"""The client that starts, watches and replaces the workers that turn jobs into results.
+"""The client that starts worker processes, sends them jobs, watches them and replaces them.
 
-The pytest process holds no torch and no CUDA context.  It starts one server (`python -m pytest_fa.worker --serve`) that
-has imported torch and touched no device; the server forks a worker on request, in milliseconds.  A hang, a trap or a
-lost context costs that worker and its one job.
+The pytest process imports no torch and holds no CUDA context.  It starts one server
+(`python -m pytest_fa.worker --serve`), which imports torch but opens no device.  The server forks a worker on request,
+within milliseconds.  A hang, a trap or a lost CUDA context ends only that worker and its current job.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ START_SECONDS = 120.0
 
 
 class WorkerError(FaError):
-    """The worker server itself does not start or answer."""
+    """The worker server does not start or does not answer."""
 
 
 Ending = Literal["crashed", "hung"]
-Lost = tuple[str, Ending, Progress]
+LostWorker = tuple[str, Ending, Progress]  # message, how the worker ended, its last progress message
 
 
 class Workers:
-    """The pytest process's side: one server, at most one live worker, replaced when it is lost."""
+    """One worker server and at most one worker at a time.  A worker that crashes or hangs is replaced."""
 
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
         self._server: subprocess.Popen[bytes] | None = None
-        self._was_asked = False
+        self._has_forked = False
         self._control: socket.socket | None = None
         self._worker: tuple[int, Connection] | None = None
         self._owner = ""
@@ -69,45 +69,45 @@ class Workers:
         self.close()
 
     def start(self) -> None:
-        """Start the server and return at once: it imports torch while the caller builds."""
+        """Start the server without waiting for it: it imports torch while the caller builds."""
         if self._server is not None:
             return
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the server
+        self._control, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # close() closes it
         self._server = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "pytest_fa.worker", "--serve", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-m", "pytest_fa.worker", "--serve", str(server_socket.fileno())],
+            pass_fds=[server_socket.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env=child_environment(self._cache),
         )
-        theirs.close()
+        server_socket.close()
 
     def run(self, job: CaseJob) -> CaseResult:
-        """Run one job to its result, whatever becomes of the worker.
+        """Run one job and return its result, also if the worker crashes or hangs.
 
-        Raises `WorkerError` where no worker can be started at all.
+        Raises `WorkerError` if no worker can be started.
         """
-        answer = self._ask(job)
+        answer = self._run_in_worker(job)
         if isinstance(answer, CaseResult):
             return answer
-        assert isinstance(answer, tuple)  # noqa: S101  # a case's job has a case's result
-        message, ending, last = answer
-        if last.result is not None:
-            return last.result
-        reached = job.wanted_stages.index(last.stage)
+        assert isinstance(answer, tuple)  # noqa: S101  # the only other answer to a CaseJob is a LostWorker
+        message, ending, last_progress = answer
+        if last_progress.result is not None:
+            return last_progress.result
+        reached = job.wanted_stages.index(last_progress.stage)
         stages = tuple(
             Stage(name, "ok" if index < reached else "failed" if index == reached else "not reached")
             for index, name in enumerate(job.wanted_stages)
         )
         return CaseResult(ending, message, stages, ("watchdog" if ending == "hung" else "isolation",))
 
-    def run_afresh(self, job: GateJob) -> GateResult:
-        """Run one process of a gate in a worker of its own, which ends with it."""
-        self._forget()
-        answer = self._ask(job)
-        self._forget()
+    def run_in_new_worker(self, job: GateJob) -> GateResult:
+        """Run one process of a gate in a worker that is started for it and ended after it."""
+        self.end_worker()
+        answer = self._run_in_worker(job)
+        self.end_worker()
         if isinstance(answer, GateResult):
             return answer
         assert isinstance(answer, tuple)  # noqa: S101
@@ -115,53 +115,49 @@ class Workers:
         return GateResult(ending, message, ())
 
     def profile(self, job: ProfilerJob) -> ProfilerResult:
-        """Have one call profiled.  These workers must time nothing: a profiler slows its process's launches down."""
-        answer = self._ask(job)
+        """Profile one call.  Do not time in the same worker: a profiler slows down later launches of its process."""
+        answer = self._run_in_worker(job)
         if isinstance(answer, ProfilerResult):
             return answer
         assert isinstance(answer, tuple)  # noqa: S101
         return ProfilerResult(None, answer[0])
 
-    def _ask(self, job: Job) -> Result | Lost:
-        """The worker's result, or how it was lost: the message, the ending, the last sign of life."""
-        if self._worker is not None and self._worker[1].poll(0):  # nothing was asked: it has died
-            self._retire()
+    def _run_in_worker(self, job: Job) -> Result | LostWorker:
+        """The result of the job, or how its worker was lost."""
+        if self._worker is not None and self._worker[1].poll(0):  # no job is running, so it can only have died
+            self._request_end()
         if isinstance(job, CaseJob) and self._owner != (owner := _owner(job.variant)):
-            self._forget()  # what one author's code leaves behind in a process is not held against another's
+            self.end_worker()  # state that one variant's code left in the process must not affect another variant
             self._owner = owner
         _, connection = self._worker or self._fork()
-        mark = self._log_size()
-        last = Progress(job.wanted_stages[0], START_SECONDS)
+        log_start = self._log_size()
+        last_progress = Progress(job.wanted_stages[0], START_SECONDS)
         try:
             connection.send_bytes(encode(job))
-            while connection.poll(last.seconds):
+            while connection.poll(last_progress.seconds):
                 answer = decode_answer(connection.recv_bytes())
                 if not isinstance(answer, Progress):
                     if answer.context_lost:
-                        self._retire()
+                        self._request_end()
                     return answer
-                last = answer
+                last_progress = answer
         except (EOFError, ConnectionError):
-            return self._lost("crashed", last, mark)
-        return self._lost("hung", last, mark)
+            return self._lost("crashed", last_progress, log_start)
+        return self._lost("hung", last_progress, log_start)
 
-    def rest(self) -> None:
-        """End the present worker, and with it what it holds on the GPU; the next job gets a new one."""
-        self._forget()
-
-    def _forget(self) -> None:
+    def end_worker(self) -> None:
+        """End the current worker, if any, and release what it holds on the GPU.  The next job gets a new worker."""
         if self._worker is not None:
-            self._retire()
+            self._request_end()
 
     def close(self) -> None:
         """End the worker and the server."""
-        if self._worker is not None:
-            self._retire()
+        self.end_worker()
         if self._control is not None:
             self._control.close()
             self._control = None
         if self._server is not None:
-            if not self._was_asked:  # it may still be importing torch, and has no children to end
+            if not self._has_forked:  # it may still be importing torch, and it has no children to end
                 self._server.kill()
             try:
                 self._server.wait(timeout=10)
@@ -169,61 +165,67 @@ class Workers:
                 self._server.kill()
                 self._server.wait()
             self._server = None
-            self._was_asked = False
+            self._has_forked = False
         if self._log is not None:
             self._log.close()
             self._log = None
 
     def _fork(self) -> tuple[int, Connection]:
-        """Ask the server for a worker that talks over a fresh pipe; a server that is gone is started once more."""
+        """Start a worker: its process id and connection.  A server that does not answer is replaced once."""
         self.start()
         try:
-            self._worker = self._ask_for_worker()
+            self._worker = self._request_fork()
         except WorkerError:
             self.close()
             self.start()
-            self._worker = self._ask_for_worker()
+            self._worker = self._request_fork()
         return self._worker
 
-    def _ask_for_worker(self) -> tuple[int, Connection]:
-        assert self._control is not None  # noqa: S101  # start() made it
-        ours, theirs = Pipe()
+    def _request_fork(self) -> tuple[int, Connection]:
+        assert self._control is not None  # noqa: S101  # set by start()
+        connection, worker_connection = Pipe()
         try:
             self._control.settimeout(START_SECONDS)
-            self._was_asked = True
-            socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
+            self._has_forked = True
+            socket.send_fds(self._control, [b"fork"], [worker_connection.fileno()])
             answer = self._control.recv(64)
         except OSError as problem:
             raise WorkerError(f"the worker server does not answer: {problem}\n{self._log_tail(0)}") from None
         finally:
-            theirs.close()
+            worker_connection.close()
         if not answer:
-            raise WorkerError(f"the worker server ended before it gave a worker:\n{self._log_tail(0)}")
-        return int(answer), ours
+            raise WorkerError(f"the worker server ended before it started a worker:\n{self._log_tail(0)}")
+        return int(answer), connection
 
-    def _retire(self, word: str = "kill") -> int | None:
-        """End the present worker and return its wait status, None if unknown; `reap` lets one that is dying finish."""
-        assert self._worker is not None and self._control is not None  # noqa: S101, PT018  # callers hold a worker
+    def _request_end(self, request: Literal["kill", "reap"] = "kill") -> int | None:
+        """End the current worker and return its wait status; None if the server does not answer.
+
+        `kill` ends the worker at once.  `reap` is for a worker that is already ending: it gets 2 s to do so.
+        """
+        assert self._worker is not None and self._control is not None  # noqa: S101, PT018  # checked by the callers
         pid, connection = self._worker
         self._worker = None
         connection.close()
         try:
-            self._control.send(f"{word} {pid}".encode())
+            self._control.send(f"{request} {pid}".encode())
             answer = self._control.recv(64)
         except OSError:
             answer = b""
         return int(answer) if answer else None
 
-    def _lost(self, ending: Ending, last: Progress, mark: int) -> Lost:
+    def _lost(self, ending: Ending, last_progress: Progress, log_start: int) -> LostWorker:
         if ending == "hung":
-            self._retire()
-            message = f"no sign of life for {last.seconds:g} s in stage {last.stage}; its worker was killed"
+            self._request_end()
+            message = (
+                f"no progress for {last_progress.seconds:g} s in stage {last_progress.stage}; "
+                f"the worker process was killed"
+            )
         else:
-            status = _describe(self._retire("reap"))
-            message = f"its worker died in stage {last.stage} ({status}); a new one takes over"
-            tail = self._log_tail(mark)
-            message += f"\nits last words:\n{tail}" if tail else ""
-        return message, ending, last
+            status = _describe(self._request_end("reap"))
+            message = f"the worker process died in stage {last_progress.stage} ({status}); a new one replaces it"
+            tail = self._log_tail(log_start)
+            message += f"\nits last output:\n{tail}" if tail else ""
+        return message, ending, last_progress
 
     def _log_size(self) -> int:
         return os.fstat(self._log.fileno()).st_size if self._log else 0
@@ -237,7 +239,11 @@ class Workers:
 
 
 def child_environment(cache: Path | None = None) -> dict[str, str]:
-    """A child's: ours, device numbers in NVML's order, this package importable, and the builds in `cache` found."""
+    """The environment of a child process.
+
+    It is this process's environment with CUDA devices numbered as NVML numbers them, with this package on PYTHONPATH,
+    and with `cache` as the build cache.
+    """
     package_parent = str(PACKAGE.parent)
     path = os.environ.get("PYTHONPATH")
     return {
@@ -250,9 +256,9 @@ def child_environment(cache: Path | None = None) -> dict[str, str]:
 
 
 def _owner(variant: Variant) -> str:
-    """Who shares a worker: variants of one folder, and all that are shipped with this package.
+    """The group of variants that share a worker: those of one folder, or all that are shipped with this package.
 
-    An extension of PyTorch has one of its own: it may register names that its twin registers too.
+    Each variant of a PyTorch extension has a separate worker: two of them may register the same operator names.
     """
     if variant.entry.kind == "torch":
         return f"{variant.folder}:{variant.name}"
@@ -261,7 +267,7 @@ def _owner(variant: Variant) -> str:
 
 def _describe(status: int | None) -> str:
     if status is None:
-        return "and its server with it"
+        return "the worker server died too"
     if os.WIFSIGNALED(status):
         return signal.Signals(os.WTERMSIG(status)).name
     return f"exit status {os.waitstatus_to_exitcode(status)}"

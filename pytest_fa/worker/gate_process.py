@@ -1,4 +1,4 @@
-"""`run_gate`: one process of a gate, in which two variants take turns."""
+"""`run_gate` runs one process of a gate: the paired timing of every candidate with its baseline."""
 
 from __future__ import annotations
 
@@ -15,67 +15,76 @@ from pytest_fa.judge.oracle import truth_of
 from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.device_time import CannotCapture
 from pytest_fa.measure.measure import l2_bytes
-from pytest_fa.measure.paired_timing import ArmTimer, Blocks, Opened, paired_timing
+from pytest_fa.measure.paired_timing import ArmTimer, Blocks, OpenForward, paired_timing
 from pytest_fa.records.environment import clock_watch
 from pytest_fa.records.record import Outcome
 from pytest_fa.run.device import is_alive, open_device
 from pytest_fa.run.inputs import Inputs, make_inputs
 from pytest_fa.run.module import load_forward, open_forward
 from pytest_fa.worker.jobs import Arm, GateJob, GateResult, PairBlocks
-from pytest_fa.worker.stages import Stages, Tell, message_of, outcome_of
+from pytest_fa.worker.stages import ReportProgress, Stages, message_of, outcome_of
 
 
-def run_gate(job: GateJob, tell: Tell = lambda _: None) -> GateResult:
-    """One process of a gate: every contest measured, and what its timed calls gave judged.
+def run_gate(job: GateJob, report_progress: ReportProgress = lambda _: None) -> GateResult:
+    """Time every arm pair of the job, and check the outputs of the timed calls.
 
-    Never raises for what a kernel does.
+    An exception of a kernel is not raised: it becomes the outcome of the result.
     """
-    device, found = torch.device(job.device), []
-    stages = Stages(job, tell)
+    device, measured = torch.device(job.device), []
+    stages = Stages(job, report_progress)
     try:
-        stages.wait()
+        stages.about_to_work()
         require_no_tool()
         open_device(job.device)
         with clock_watch(job.device) as clocks:
-            for index, each in enumerate(job.arm_pairs):
-                inputs = make_inputs(each.case, device)
+            for index, pair in enumerate(job.arm_pairs):
+                inputs = make_inputs(pair.case, device)
                 l2 = l2_bytes(device)
-                sides = (each.candidate, each.baseline, each.baseline)
-                arms = [ArmTimer(_opener(arm), each.case, inputs, l2, stages.watch) for arm in sides]
-                blocks = paired_timing((arms[0], arms[1], arms[2]), job.seed + index, clocks.is_slowed)
-                stages.wait()
-                _judge_arms(arms, sides, each.case.computes, inputs, job.policy)
-                found.append(_pair_blocks(blocks, arms))
-        return GateResult("ok", "", tuple(found))
-    except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; each becomes a named outcome
-        alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
+                arms = (pair.candidate, pair.baseline, pair.baseline)  # the third arm is the A/A control
+                timers = [ArmTimer(_opener(arm), pair.case, inputs, l2, stages.about_to_launch) for arm in arms]
+                blocks = paired_timing((timers[0], timers[1], timers[2]), job.seed + index, clocks.is_slowed)
+                stages.about_to_work()
+                _judge_timed_outputs(timers, arms, pair.case.computes, inputs, job.policy)
+                measured.append(_pair_blocks(blocks, timers))
+        return GateResult("ok", "", tuple(measured))
+    except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an outcome
+        context_alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
         outcome: Outcome = "inconclusive" if isinstance(problem, CannotCapture) else outcome_of(problem)
-        return GateResult(outcome if alive else "device_error", message_of(problem), (), context_lost=not alive)
+        if not context_alive:
+            outcome = "device_error"
+        return GateResult(outcome, message_of(problem), (), context_lost=not context_alive)
 
 
-def _pair_blocks(blocks: Blocks, arms: list[ArmTimer]) -> PairBlocks:
-    candidate, baseline, _ = (statistics.median(each.taken_us) for each in arms)
-    rows = (tuple(blocks.blocks), tuple(blocks.control))
-    return PairBlocks(*rows, blocks.dropped, candidate, baseline, arms[0].method)
+def _pair_blocks(blocks: Blocks, timers: list[ArmTimer]) -> PairBlocks:
+    candidate_us, baseline_us, _ = (statistics.median(timer.samples_us) for timer in timers)
+    log_ratios = (tuple(blocks.blocks), tuple(blocks.control))
+    return PairBlocks(*log_ratios, blocks.dropped, candidate_us, baseline_us, timers[0].method)
 
 
-def _opener(arm: Arm) -> Opened:
-    """The arm's callable in its context, anew for every time that it is entered; a library is loaded once."""
+def _opener(arm: Arm) -> OpenForward:
+    """A function that opens the arm's callable and enters the manifest's `context` each time.
+
+    A library is loaded only once.
+    """
     if arm.variant.entry.context:
         return lambda: open_forward(arm.variant, arm.library)
     forward = load_forward(arm.variant, arm.library)
     return lambda: nullcontext(forward)
 
 
-def _judge_arms(
-    arms: list[ArmTimer], sides: tuple[Arm, ...], computes: Computes, inputs: Inputs, policy: Tolerance
+def _judge_timed_outputs(
+    timers: list[ArmTimer], arms: tuple[Arm, ...], computes: Computes, inputs: Inputs, policy: Tolerance
 ) -> None:
-    """Every output that a timed call left is right: what computes nothing is fast."""
-    for arm, side in zip(arms, sides, strict=True):
-        each_policy = policy if side is sides[0] else side.variant.tolerance
-        truth = truth_of(computes, inputs, side.variant.rounds, each_policy)
-        for out in arm.rotation.outputs:
-            check = judge(require_output(out, arm.rotation.given[0]), truth, each_policy)
+    """Require every output of the timed calls to be correct, so that a kernel that skips work cannot win.
+
+    `policy` judges the candidate, which is the first arm.  A baseline is judged by its own manifest's policy.
+    """
+    for timer, arm in zip(timers, arms, strict=True):
+        arm_policy = policy if arm is arms[0] else arm.variant.tolerance
+        truth = truth_of(computes, inputs, arm.variant.rounds, arm_policy)
+        for out in timer.rotation.outputs:
+            check = judge(require_output(out, timer.rotation.out_buffers[0]), truth, arm_policy)
             if not check.passed:
-                raise WrongResult("timed outputs", f"{side.variant.name}: {check.complaint} in an output of the gate")
-        arm.rotation.require_untouched()
+                message = f"{arm.variant.name}: {check.complaint} in an output of the gate's timed calls"
+                raise WrongResult("timed outputs", message)
+        timer.rotation.require_untouched()

@@ -1,4 +1,4 @@
-"""Jobs and results: what goes to a worker process and what comes back, both as JSON."""
+"""Jobs, progress messages and results, which the pytest process and its workers exchange as JSON."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ WATCHDOG_SECONDS = 10.0
 
 
 class CaseJob(msgspec.Struct, frozen=True, tag="case"):
-    """One variant on one case, and how far to go: judge it, time it, or both.
+    """One variant on one case, to be judged, timed, or both.
 
-    A judged call is repeated `repeats` times; None leaves the number to the time it takes.  With `property_name` the
-    variant is held to that property in place of being judged on the case alone.  `cross_checks` are judged beside it when
-    it is wrong.  `library` is the build's shared library for a `cuda` entry.  A launch that has not come back after
-    `watchdog_seconds` is a hang.  `warm_ups` calls come before the first that counts, outside its NVTX range.
+    `library` is the path of the variant's built library; None if the variant is not compiled.  A judged call is
+    repeated `repeats` times; None means up to 100 times within 0.5 s.  With `property_name`, that property is checked
+    instead of the output on the case.  `cross_checks` are the SDPA backends that are judged on the same inputs if the
+    output is wrong.  A launch that has not returned after `watchdog_seconds` counts as hung.  `warm_ups` calls precede
+    the judged call, outside its NVTX range.
     """
 
     variant: Variant
@@ -39,17 +40,17 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
 
     @property
     def id(self) -> str:
-        """Variant and case, or variant and property: `ws_p2-b1h8s512d64-fp16-seed0`, `ws_p2-streams`."""
+        """Variant and case, or variant and property: `ws_p2-b1h8s512d64-fp16-seed0` or `ws_p2-streams`."""
         return f"{self.variant.name}-{self.property_name or self.case.id}"
 
     @property
     def slug(self) -> str:
-        """The id as an NVTX range and a file name: profilers give `@` and other marks a meaning of their own."""
+        """The id as it is used in NVTX ranges and file names: without `@` and `=`, which profilers interpret."""
         return re.sub(r"[^A-Za-z0-9._-]", "-", self.id)
 
     @property
     def wanted_stages(self) -> tuple[StageName, ...]:
-        """The stages that this job is to reach, in their order."""
+        """The stages of this job, in their order."""
         if self.property_name:
             return ("launch", "correct")
         judged: tuple[StageName, ...] = ("sanity", "correct") if self.judge else ()
@@ -58,14 +59,14 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """One side of a contest: a variant, and its build's library where it is built."""
+    """One side of a paired timing: a variant, and the path of its built library if it is compiled."""
 
     variant: Variant
     library: str | None
 
 
 class ArmPair(msgspec.Struct, frozen=True):
-    """A candidate against a baseline on one shape."""
+    """A candidate and the baseline that it is timed against, on one case."""
 
     case: Case
     candidate: Arm
@@ -73,9 +74,9 @@ class ArmPair(msgspec.Struct, frozen=True):
 
 
 class GateJob(msgspec.Struct, frozen=True, tag="gate"):
-    """One process of a gate: every contest in blocks of ABBA and BAAB, and its baseline against itself.
+    """One process of a gate: paired timing of every arm pair in ABBA and BAAB blocks, with the A/A control.
 
-    `seed` decides which arm is captured and which begins.
+    `seed` determines the order in which the arms are captured, and which arm is timed first.
     """
 
     arm_pairs: tuple[ArmPair, ...]
@@ -86,12 +87,12 @@ class GateJob(msgspec.Struct, frozen=True, tag="gate"):
 
     @property
     def wanted_stages(self) -> tuple[StageName, ...]:
-        """All of it is timing."""
+        """The only stage, `speed`."""
         return ("speed",)
 
 
 class ProfilerJob(msgspec.Struct, frozen=True, tag="profiler"):
-    """One variant on one case under the profiler, in a process that times nothing."""
+    """One variant on one case under torch's profiler, in a process in which nothing is timed."""
 
     variant: Variant
     case: Case
@@ -100,12 +101,12 @@ class ProfilerJob(msgspec.Struct, frozen=True, tag="profiler"):
 
     @property
     def wanted_stages(self) -> tuple[StageName, ...]:
-        """All of it is timing."""
+        """The only stage, `speed`."""
         return ("speed",)
 
 
 class ProfilerResult(msgspec.Struct, frozen=True, tag="profiler_result"):
-    """What the profiler said, or why it said nothing."""
+    """The profiler's times, or the reason why there are none."""
 
     profiler: ProfilerTime | None
     missing: str | None
@@ -113,10 +114,11 @@ class ProfilerResult(msgspec.Struct, frozen=True, tag="profiler_result"):
 
 
 class PairBlocks(msgspec.Struct, frozen=True):
-    """log(candidate / baseline) of every block of one contest, and the same of the baseline against itself.
+    """log(candidate time / baseline time) of every block of one arm pair; `control` is the same for the A/A control.
 
-    `dropped` blocks were taken while the GPU was slowed down, and are not among them.  The medians of both arms'
-    samples, in microseconds, decide nothing; `method` says how a sample was taken.
+    `dropped` counts the blocks that were measured while heat or the hardware slowed the GPU down; they are not in
+    `blocks`.  `candidate_us` and `baseline_us` are the medians of the samples, in microseconds, for information only.
+    `method` says how a sample was taken.
     """
 
     blocks: tuple[float, ...]
@@ -128,7 +130,10 @@ class PairBlocks(msgspec.Struct, frozen=True):
 
 
 class GateResult(msgspec.Struct, frozen=True, tag="gate_result"):
-    """What one process of a gate measured, in the order of the contests, or why it did not."""
+    """The measurements of one process of a gate, in the order of the job's arm pairs.
+
+    There are none unless the outcome is `ok`; `message` then gives the reason.
+    """
 
     outcome: Outcome
     message: str
@@ -137,10 +142,10 @@ class GateResult(msgspec.Struct, frozen=True, tag="gate_result"):
 
 
 class CaseResult(msgspec.Struct, frozen=True, tag="result"):
-    """What came of a job: the outcome, how far it got, and the figures; no tensor, no live object.
+    """The result of a `CaseJob`: its outcome, the state of its stages, and its figures.
 
-    `caught_by` names the checks that found it wrong.  `context_lost` says that the worker's device context is of no
-    more use.
+    `caught_by` names the checks that failed.  `context_lost` means that the worker's CUDA context can no longer be
+    used.
     """
 
     outcome: Outcome
@@ -155,9 +160,9 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """A sign of life: the stage that a job is in, and how many seconds the next sign may take.
+    """A progress message: the stage that a job is in, and the time limit until its next message, in seconds.
 
-    `result` is what the job has come to if nothing more is heard.
+    `result` is the job's result if the worker ends before its next message.
     """
 
     stage: StageName
@@ -170,7 +175,7 @@ Result = CaseResult | GateResult | ProfilerResult
 
 
 def encode(value: Job | Progress | Result) -> bytes:
-    """A job, a sign of life or a result as JSON."""
+    """A job, a progress message or a result as JSON."""
     return msgspec.json.encode(value)
 
 
@@ -181,5 +186,5 @@ def decode_job(data: bytes) -> Job:
 
 
 def decode_answer(data: bytes) -> Progress | Result:
-    """What a worker sends, from JSON.  Raises `msgspec.ValidationError`."""
+    """A progress message or a result from JSON.  Raises `msgspec.ValidationError`."""
     return msgspec.json.decode(data, type=Progress | Result)

@@ -1,6 +1,11 @@
-"""`run_case`: what happens to one variant on one case, from left to right.
+"""`run_case` runs one variant on one case, in up to four stages.
 
-launch -> sanity (repeats, NaN) -> correct (bounds) -> speed (times, and the outputs of the timed calls)
+launch   load the variant and call it
+sanity   inputs and guard bands are intact; the call is repeated; truth is computed; the output has no NaN or Inf
+correct  the output is within the bounds of the tolerance policy; the repeats agree
+speed    the calls are timed, and the outputs of the timed calls are checked
+
+The first stage that fails ends the run.
 """
 
 from __future__ import annotations
@@ -32,9 +37,9 @@ from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.run.module import open_forward
 from pytest_fa.worker.jobs import CaseJob, CaseResult
-from pytest_fa.worker.stages import Stages, Tell, message_of, outcome_of
+from pytest_fa.worker.stages import ReportProgress, Stages, message_of, outcome_of
 
-# The check that is named where a kernel gave nothing to judge.
+# `caught_by` for outcomes in which there is no output to judge.
 CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
     "failed": ("exception",),
     "launch_failed": ("launch",),
@@ -42,14 +47,14 @@ CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
 }
 
 
-def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
+def run_case(job: CaseJob, report_progress: ReportProgress = lambda _: None) -> CaseResult:
     """Load, launch, judge and time one variant on one case.
 
-    `tell` is called before each step with the time that the step may take.  The candidate runs before the truth is
-    computed, so stale memory cannot hold the answer.  A stage that fails ends the run, so a failed check has no
-    timing.  Never raises for what a kernel does.
+    `report_progress` is called before each step with the time limit of that step.  The variant runs before truth is
+    computed, so that memory left over from truth cannot contain the right answer.  A variant that fails a check is
+    not timed.  An exception of the kernel is not raised: it becomes the outcome of the result.
     """
-    stages, findings = Stages(job, tell), Findings()
+    stages, findings = Stages(job, report_progress), Findings()
     with ExitStack() as scope:
         try:
             with stages("launch"):
@@ -60,63 +65,64 @@ def run_case(job: CaseJob, tell: Tell = lambda _: None) -> CaseResult:
                 findings.out = _first_output(job, launch, stages)
             if job.property_name:
                 with stages("correct"):
-                    _hold_to_property(job, forward, device, stages)
+                    _check_property(job, forward, device, stages)
             elif job.judge:
                 with stages("sanity"):
                     _check_sanity(job, launch, findings, stages)
                 with stages("correct"):
-                    _require_passed(findings.judged_check, "")
-                    _require_repeats(job, findings)
+                    _require_passed(findings.judged_check)
+                    _check_repeats(job, findings)
             if job.time:
                 with stages("speed"):
-                    _time(job, forward, launch, findings, stages)
+                    _time_calls(job, forward, launch, findings, stages)
             return findings.result("ok", "", stages)
-        except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; each becomes a named outcome
-            alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
-            outcome = outcome_of(problem) if alive else "device_error"
+        except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an outcome
+            context_alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
+            outcome = outcome_of(problem) if context_alive else "device_error"
             findings.caught_by = CAUGHT_BY_OUTCOME.get(outcome, ())
-            if isinstance(problem, WrongResult) and alive:
+            if isinstance(problem, WrongResult) and context_alive:
                 findings.caught_by = problem.caught_by
                 if findings.check and findings.truth:
-                    stages.wait(findings.result(outcome, message_of(problem), stages, context_lost=True))
+                    # The diagnosis runs other kernels, which may crash this process.  Then the result sent here counts.
+                    stages.about_to_work(findings.result(outcome, message_of(problem), stages, context_lost=True))
                     findings.diagnosis = _diagnose(job, findings, launch)
-                    alive = job.device == "cpu" or is_alive(device)
-            return findings.result(outcome, message_of(problem), stages, context_lost=not alive)
+                    context_alive = job.device == "cpu" or is_alive(device)
+            return findings.result(outcome, message_of(problem), stages, context_lost=not context_alive)
 
 
 @dataclasses.dataclass
 class Findings:
-    """What is known of the candidate so far.  Each stage adds to it; no stage reads what a later one adds."""
+    """The results of the stages so far.  Each stage sets further fields; no stage reads those of a later stage."""
 
-    out: torch.Tensor | None = None  # [batch, heads, seq_q, head_dim or seq_k], the output that `check` is about
+    out: torch.Tensor | None = None  # [batch, heads, seq_q, head_dim or seq_k], the output that `check` describes
     truth: Truth | None = None
     check: Check | None = None
     repeats: Repeats | None = None
-    farthest: torch.Tensor | None = None  # the repeat that differs most from the first output
+    farthest: torch.Tensor | None = None  # the repeated output that differs most from the first output
     diagnosis: Diagnosis | None = None
     speed: Speed | None = None
     caught_by: tuple[str, ...] = ()
 
     @property
     def judged_out(self) -> torch.Tensor:
-        """The output; there is one from the first launch on."""
+        """`out`, which stage `launch` sets."""
         assert self.out is not None  # noqa: S101  # run_case launches before it judges
         return self.out
 
     @property
     def judged_truth(self) -> Truth:
-        """The truth; there is one from stage `sanity` on."""
-        assert self.truth is not None  # noqa: S101  # run_case judges before it compares anything else
+        """`truth`, which stage `sanity` sets."""
+        assert self.truth is not None  # noqa: S101  # later stages run only after `sanity`
         return self.truth
 
     @property
     def judged_check(self) -> Check:
-        """The check of `out`; there is one from stage `sanity` on."""
-        assert self.check is not None  # noqa: S101  # as above
+        """`check`, which stage `sanity` sets."""
+        assert self.check is not None  # noqa: S101  # later stages run only after `sanity`
         return self.check
 
     def result(self, outcome: Outcome, message: str, stages: Stages, *, context_lost: bool = False) -> CaseResult:
-        """The figures without the tensors."""
+        """The result of the job: the findings without their tensors, and the state of each stage."""
         return CaseResult(
             outcome=outcome,
             message=message,
@@ -134,44 +140,48 @@ class Findings:
 
 
 def _first_output(job: CaseJob, launch: CheckedLaunch, stages: Stages) -> torch.Tensor:
-    """The output of the first call that counts, after the job's warm-up calls."""
+    """Make the job's warm-up calls, then return the output of the first call after them."""
     for _ in range(job.warm_ups):
-        stages.watch()
-        launch.once(f"warm_up-{job.slug}")
-    stages.watch()
-    return launch.once(job.slug)
+        stages.about_to_launch()
+        launch.call_and_wait(f"warm_up-{job.slug}")
+    stages.about_to_launch()
+    return launch.call_and_wait(job.slug)
 
 
 # -- sanity and correct -----------------------------------------------------------------------------------------------
 
 
-def _hold_to_property(job: CaseJob, forward: Forward, device: torch.device, stages: Stages) -> None:
-    """Call the variant as the property says.  Raises `WrongResult` where it does not hold."""
-    assert job.property_name is not None  # noqa: S101  # the caller has one
-    subject = Subject(job.variant, job.library, job.case, job.policy, forward, device, stages.watch)
+def _check_property(job: CaseJob, forward: Forward, device: torch.device, stages: Stages) -> None:
+    """Check the property `job.property_name` of the variant.  Raises `WrongResult` if it does not hold."""
+    assert job.property_name is not None  # noqa: S101  # checked by run_case
+    subject = Subject(job.variant, job.library, job.case, job.policy, forward, device, stages.about_to_launch)
     PROPERTIES[job.property_name](subject)
 
 
 def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
-    """Inputs and guard bands are untouched, calls are repeated, the output is judged and holds no NaN."""
-    findings.out = require_output(findings.out, launch.given).clone()  # the next call overwrites it
+    """Check inputs and guard bands, repeat the call, compute truth, judge the output and require it to be finite."""
+    findings.out = require_output(findings.out, launch.out_buffer).clone()  # the next call overwrites `out_buffer`
     launch.require_untouched()
-    _repeat(job, launch, findings, stages)
-    stages.wait()
-    findings.truth = truth_of(job.case.computes, launch.untouched, job.variant.rounds, job.policy)
+    _repeat_call(job, launch, findings, stages)
+    stages.about_to_work()
+    findings.truth = truth_of(job.case.computes, launch.original_inputs, job.variant.rounds, job.policy)
     findings.check = judge(findings.out, findings.truth, job.policy)
     _require_finite(findings.check)
 
 
-def _repeat(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
-    """Call again and compare bit by bit; then call once more under the delegation check, where one is needed."""
+def _repeat_call(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
+    """Repeat the call and compare the outputs bit by bit; then make the delegation check.
+
+    The delegation check is omitted for a `cuda` entry, which contains no torch code, and for a baseline, which may be
+    SDPA itself.
+    """
     if job.repeats != 0:
         findings.repeats, findings.farthest = repeat(
-            lambda: require_output(launch.again(), launch.given),
+            lambda: require_output(launch.call_perturbed(), launch.out_buffer),
             findings.judged_out,
             job.repeats,
             launch.smem_poison_missing,
-            stages.watch,
+            stages.about_to_launch,
             keep_farthest=not job.variant.deterministic,
         )
         launch.require_untouched()
@@ -179,8 +189,8 @@ def _repeat(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Sta
         require_no_delegation(launch)
 
 
-def _require_repeats(job: CaseJob, findings: Findings) -> None:
-    """Repeats are equal bit by bit; where a variant may differ, the repeat farthest from the first output is right."""
+def _check_repeats(job: CaseJob, findings: Findings) -> None:
+    """Require equal repeats; if the variant is not deterministic, judge the repeat that differs most instead."""
     if findings.repeats and findings.repeats.differing:
         require_identical(findings.repeats, deterministic=job.variant.deterministic)
         if findings.farthest is not None:
@@ -190,17 +200,17 @@ def _require_repeats(job: CaseJob, findings: Findings) -> None:
 # -- speed ------------------------------------------------------------------------------------------------------------
 
 
-def _time(job: CaseJob, forward: Forward, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
-    """Measure, then judge the outputs that the timed calls wrote.  The speed is kept only if all are right."""
-    speed, outputs = measure(forward, job.case, launch.inputs, job.slug, stages.watch)
+def _time_calls(job: CaseJob, forward: Forward, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
+    """Time the variant and judge the outputs of the timed calls.  Sets `findings.speed` only if all are correct."""
+    speed, outputs = measure(forward, job.case, launch.inputs, job.slug, stages.about_to_launch)
     launch.require_untouched()
     if job.judge:
-        _judge_timed(outputs, findings, job.policy)
+        _judge_timed_outputs(outputs, findings, job.policy)
     findings.speed = speed
 
 
-def _judge_timed(outputs: Iterable[torch.Tensor], findings: Findings, policy: str) -> None:
-    """Judge each output, unless it equals the output that was judged first bit by bit."""
+def _judge_timed_outputs(outputs: Iterable[torch.Tensor], findings: Findings, policy: str) -> None:
+    """Judge every output that is not bitwise equal to the output judged in stage `sanity`."""
     judged_bits = findings.judged_out.view(torch.int16)
     for output in outputs:
         out = require_output(output, findings.judged_out)
@@ -212,7 +222,10 @@ def _judge_timed(outputs: Iterable[torch.Tensor], findings: Findings, policy: st
 
 
 def _judge_again(out: torch.Tensor, findings: Findings, policy: str, where: str, caught_by: str) -> None:
-    """Judge a later output.  The check and the diagnosis of a failure are then those of this output."""
+    """Judge `out` and require it to be correct.  `findings` then describe `out` and no longer the first output.
+
+    `where` is appended to the message of a failure.
+    """
     findings.out, findings.check = out, judge(out, findings.judged_truth, policy)
     _require_passed(findings.check, where, caught_by)
 
@@ -224,17 +237,17 @@ def _require_finite(check: Check) -> None:
         raise WrongResult("finite", message)
 
 
-def _require_passed(check: Check, where: str, caught_by: str = "") -> None:
+def _require_passed(check: Check, where: str = "", caught_by: str = "") -> None:
     if not check.passed:
         broken = tuple(bound.name for bound in check.bounds if bound.judged and not bound.holds)
         raise WrongResult(caught_by or broken, f"{check.complaint}{where}")
 
 
 def _diagnose(job: CaseJob, findings: Findings, launch: CheckedLaunch) -> Diagnosis:
-    """Say more about a wrong output.  An error in here never hides the wrong output itself."""
+    """Diagnose a wrong output.  If the diagnosis raises an exception, that is reported instead; the verdict stays."""
     out, truth, check = findings.judged_out, findings.judged_truth, findings.judged_check
     try:
-        cross_checks = cross_check_all(job.cross_checks, launch.untouched, truth, job.policy)
-        return diagnose(out, truth, launch.untouched, check, findings.repeats, cross_checks, job.case.computes)
-    except Exception as problem:  # noqa: BLE001
+        cross_checks = cross_check_all(job.cross_checks, launch.original_inputs, truth, job.policy)
+        return diagnose(out, truth, launch.original_inputs, check, findings.repeats, cross_checks, job.case.computes)
+    except Exception as problem:  # noqa: BLE001  # whatever it is, the verdict must not be lost
         return Diagnosis((), f"not diagnosed: {problem}", (), "")

@@ -1,4 +1,4 @@
-"""What the child does: one job, or a server that forks a worker for every request."""
+"""The code of the child processes: a server that forks workers, and a worker that runs jobs."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ from pytest_fa.worker.jobs import GateJob, Job, ProfilerJob, Progress, Result, d
 from pytest_fa.worker.pipeline import run_case
 from pytest_fa.worker.profiler_process import run_profiler
 
-DYING_SECONDS = 2.0  # a process that was hit by a signal closes its files before it is gone
+DYING_SECONDS = 2.0  # a process that dies of a signal closes its connection shortly before it has a wait status
 
 
-def run(job: Job, tell: Callable[[Progress], object] = lambda _: None) -> Result:
-    """The job's own flow."""
+def run(job: Job, report_progress: Callable[[Progress], object] = lambda _: None) -> Result:
+    """Run a job of any kind."""
     match job:
         case GateJob():
-            return run_gate(job, tell)
+            return run_gate(job, report_progress)
         case ProfilerJob():
-            return run_profiler(job, tell)
+            return run_profiler(job, report_progress)
         case _:
-            return run_case(job, tell)
+            return run_case(job, report_progress)
 
 
 def serve(control: socket.socket) -> None:
-    """Fork and reap until the other side closes; then end every child.  Never touches a device."""
+    """Fork and end workers on request until the socket is closed; then end all of them.  Never opens a device.
+
+    Requests are `fork` with the worker's connection, answered with the process id, and `kill PID` or `reap PID`,
+    answered with the wait status.
+    """
     children: set[int] = set()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's to handle; it closes the socket when it ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest handles Ctrl-C and closes the socket when it ends
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 64, 1)
         if not message:
@@ -47,35 +51,35 @@ def serve(control: socket.socket) -> None:
             os.close(descriptors[0])
             control.send(str(pid).encode())
         else:
-            word, number = message.split()
-            child = int(number)
+            request, pid_text = message.split()
+            child = int(pid_text)
             children.discard(child)
-            control.send(str(_end(child, DYING_SECONDS if word == b"reap" else 0.0)).encode())
+            control.send(str(_end(child, DYING_SECONDS if request == b"reap" else 0.0)).encode())
     for child in children:
         _end(child, 0.0)
 
 
 def work(connection: Connection) -> None:
-    """Run jobs until the other side closes."""
+    """Run jobs until the connection is closed."""
     while True:
         try:
             job = decode_job(connection.recv_bytes())
         except EOFError:
             return
-        connection.send_bytes(encode(run(job, lambda sign: connection.send_bytes(encode(sign)))))
+        connection.send_bytes(encode(run(job, lambda progress: connection.send_bytes(encode(progress)))))
 
 
 def _worker_status(connection: Connection) -> int:
-    """Work until the end, whatever a kernel's code does, and give the status to leave with.
+    """Run jobs, and return the exit status of the worker, also if a kernel's code calls `sys.exit` or raises.
 
-    The connection stays open until the process is gone, so that the other side finds a status and not a live process.
+    The connection stays open until the process ends.  Thus the client sees it close only when there is a wait status.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         work(connection)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
-    except BaseException:  # noqa: BLE001  # said in the log, whose tail becomes the outcome's message
+    except BaseException:  # noqa: BLE001  # printed to the log, whose end becomes part of the outcome's message
         traceback.print_exc()
         return 1
     finally:
@@ -84,9 +88,9 @@ def _worker_status(connection: Connection) -> int:
     return 0
 
 
-def _end(pid: int, patience_seconds: float) -> int:
-    """The wait status of a child; one that still lives after so long is killed."""
-    deadline = time.monotonic() + patience_seconds
+def _end(pid: int, limit_seconds: float) -> int:
+    """Wait for a child and return its wait status.  A child that still runs after the limit is killed."""
+    deadline = time.monotonic() + limit_seconds
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:

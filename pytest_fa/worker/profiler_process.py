@@ -1,4 +1,4 @@
-"""`run_profiler`: one call under the profiler, in a process that times nothing."""
+"""`run_profiler` runs one call under torch's profiler, in a process in which nothing is timed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pytest_fa.run.device import is_alive, open_device
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.run.module import open_forward
 from pytest_fa.worker.jobs import ProfilerJob, ProfilerResult
-from pytest_fa.worker.stages import Stages, Tell, message_of
+from pytest_fa.worker.stages import ReportProgress, Stages, message_of
 
 
-def run_profiler(job: ProfilerJob, tell: Tell = lambda _: None) -> ProfilerResult:
-    """One call under the profiler.  Never raises for what a kernel does."""
-    device, stages = torch.device("cuda"), Stages(job, tell)
+def run_profiler(job: ProfilerJob, report_progress: ReportProgress = lambda _: None) -> ProfilerResult:
+    """Run one call under the profiler.  An exception of the kernel is not raised: it becomes the result's reason."""
+    device, stages = torch.device("cuda"), Stages(job, report_progress)
     try:
-        stages.wait()
+        stages.about_to_work()
         open_device("cuda")
         with open_forward(job.variant, job.library, computes=job.case.computes) as forward:
-            profiler, missing = profile_call(forward, job.case, make_inputs(job.case, device), stages.watch)
+            profiler, missing = profile_call(forward, job.case, make_inputs(job.case, device), stages.about_to_launch)
         return ProfilerResult(profiler, missing)
-    except Exception as problem:  # noqa: BLE001  # what it does wrong is another job's to say
-        lost = isinstance(problem, DeviceLost) or not is_alive(device)
-        return ProfilerResult(None, message_of(problem), context_lost=lost)
+    except Exception as problem:  # noqa: BLE001  # the verdict on the kernel is up to its `CaseJob`
+        context_lost = isinstance(problem, DeviceLost) or not is_alive(device)
+        return ProfilerResult(None, message_of(problem), context_lost=context_lost)

@@ -1,4 +1,4 @@
-"""How far a job came, what each stage took, and what an exception says about it."""
+"""The stages of a job with their states, durations and progress messages, and the outcome of an exception."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from pytest_fa.errors import DeviceLost, FaError, LaunchError, UnsupportedCase, 
 from pytest_fa.records.record import Outcome, Stage, StageName
 from pytest_fa.worker.jobs import CaseResult, Job, Progress
 
-Tell = Callable[[Progress], object]
+ReportProgress = Callable[[Progress], object]
 
-PATIENCE_SECONDS = 300.0  # for what is not a launch: starting CUDA, loading, truth in float64
+WORK_LIMIT_SECONDS = 300.0  # for a step that is not a launch: starting CUDA, loading, truth in float64
 
 
 class Stages:
-    """How far a run came, what each stage took, and the signs of life that its watcher hears."""
+    """The states and durations of a job's stages, and the progress messages to the process that waits for the job."""
 
-    def __init__(self, job: Job, tell: Tell) -> None:
+    def __init__(self, job: Job, report_progress: ReportProgress) -> None:
         self._stages = {name: Stage(name, "not reached") for name in job.wanted_stages}
-        self._now = job.wanted_stages[0]
-        self._tell = tell
+        self._current = job.wanted_stages[0]
+        self._report_progress = report_progress
         self._watchdog_seconds = job.watchdog_seconds
 
     @contextmanager
     def __call__(self, name: StageName) -> Iterator[None]:
-        """Time one stage; an exception marks it failed and goes on."""
+        """Run the stage `name` and time it.  An exception marks the stage as failed and is raised again."""
         start = time.perf_counter()
-        self._now = name
-        self.wait()
+        self._current = name
+        self.about_to_work()
         try:
             yield
         except BaseException:
@@ -39,21 +39,24 @@ class Stages:
             raise
         self._stages[name] = Stage(name, "ok", time.perf_counter() - start)
 
-    def watch(self) -> None:
-        """A launch comes next: it is back within the watchdog's time, or it hangs."""
-        self._tell(Progress(self._now, self._watchdog_seconds))
+    def about_to_launch(self) -> None:
+        """Report that a launch follows.  A launch that takes longer than the watchdog allows counts as hung."""
+        self._report_progress(Progress(self._current, self._watchdog_seconds))
 
-    def wait(self, result: CaseResult | None = None) -> None:
-        """Work of our own comes next; `result` stands should nothing more be heard."""
-        self._tell(Progress(self._now, max(PATIENCE_SECONDS, self._watchdog_seconds), result))
+    def about_to_work(self, result: CaseResult | None = None) -> None:
+        """Report that a step without a launch follows, which may take longer than the watchdog allows a launch.
+
+        `result` becomes the result of the job if the process ends before it reports again.
+        """
+        self._report_progress(Progress(self._current, max(WORK_LIMIT_SECONDS, self._watchdog_seconds), result))
 
     def all(self) -> tuple[Stage, ...]:
-        """Every wanted stage, reached or not."""
+        """Every stage of the job, reached or not."""
         return tuple(self._stages.values())
 
 
 def outcome_of(problem: Exception) -> Outcome:
-    """The outcome that an exception stands for; `failed` for one that is not of this package."""
+    """The outcome that an exception becomes; `failed` for every type that is not in the table."""
     outcomes: dict[type[Exception], Outcome] = {
         UnsupportedCase: "unsupported",
         LaunchError: "launch_failed",
@@ -64,10 +67,10 @@ def outcome_of(problem: Exception) -> Outcome:
 
 
 def message_of(problem: Exception) -> str:
-    """Our own errors say what happened; another's comes with where it was raised."""
+    """The message of a `FaError`; for any other exception its type, first line, file and line number."""
     if isinstance(problem, FaError):
         return str(problem)
     frames = traceback.extract_tb(problem.__traceback__)[-1:]
-    where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in frames)
-    first = next(iter(str(problem).splitlines()), "")
-    return f"{type(problem).__name__}: {first}{where}"
+    place = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in frames)
+    first_line = next(iter(str(problem).splitlines()), "")
+    return f"{type(problem).__name__}: {first_line}{place}"

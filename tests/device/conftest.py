@@ -1,4 +1,4 @@
-"""Build a source, load it on this machine's GPU, count what it does."""
+"""Fixtures that build a source for this machine's GPU, and Nsight Compute on it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ supports: {dtype: [fp16, bf16], causal: [none, top_left, bottom_right], layout: 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test here needs a GPU and a compiler, and several at once share the GPU's time."""
+    """Mark every test of this folder: it needs a GPU and a compiler, and must not share the GPU with other tests."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.needs_gpu)
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def build_source(write_variant: WriteVariant, shared_cache: Path, tmp_path: Path) -> BuildSource:
-    """`build_source("name", source)`: the variant and the path of its library."""
+    """`build_source("name", source)`: build a source; returns the variant and the path of its library."""
 
     def build(name: str, source: str, manifest: str = MANIFEST) -> Built:
         folder = write_variant(name, manifest=manifest, **{"kernel.cu": HEADER + source})
@@ -59,7 +59,7 @@ def build_source(write_variant: WriteVariant, shared_cache: Path, tmp_path: Path
 
 @pytest.fixture
 def build_rung(shared_cache: Path) -> Callable[[str], Built]:
-    """`build_rung("ws_p2")`: a variant of the repository, as built for this GPU."""
+    """`build_rung("ws_p2")`: build a variant of the repository for this GPU."""
 
     def build(name: str) -> Built:
         (variant,) = select_variants(discover((Path(__file__).parents[2] / "kernels",)), (name,))
@@ -71,23 +71,23 @@ def build_rung(shared_cache: Path) -> Callable[[str], Built]:
 
 @pytest.fixture
 def minimal(build_rung: Callable[[str], Built]) -> Built:
-    """The repository's first rung."""
+    """The build of `minimal`, the repository's first rung."""
     return build_rung("minimal")
 
 
 @pytest.fixture(scope="session")
 def profiler(tmp_path_factory: pytest.TempPathFactory) -> Nsight:
-    """Nsight Compute on this GPU; skips where it may not count."""
+    """Nsight Compute on this GPU; skips if it is not installed or may not read counters."""
     gpu = find_gpu()
-    assert gpu is not None  # `needs_gpu` is looked at before
+    assert gpu is not None  # the marker `needs_gpu` skips the test otherwise
     folder = tmp_path_factory.mktemp("ncu")
-    found = Nsight(folder, folder, gpu.compute_capability, sudo=False)
-    if found.trial.status in DENIED:
-        pytest.skip(f"{found.trial.status}: {found.trial.message}")
-    return found
+    nsight = Nsight(folder, folder, gpu.compute_capability, sudo=False)
+    if nsight.trial.status in DENIED:
+        pytest.skip(f"{nsight.trial.status}: {nsight.trial.message}")
+    return nsight
 
 
 def job_of(built: Built) -> CaseJob:
-    """One call of a variant, with one before it."""
+    """A job of one call, after one warm-up call."""
     variant, library = built
     return CaseJob(variant, CASE, library, "cuda", "same_precision", judge=False, time=False, warm_ups=1)

@@ -1,4 +1,4 @@
-"""A kernel of each class, counted on a real GPU; `tests/recorded/ncu/verdict/` is what they gave on an NVIDIA H200."""
+"""One kernel per class of bottleneck, counted on a GPU; `tests/recorded/ncu/verdict/` has reports of an NVIDIA H200."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.device.conftest import BuildSource, job_of
 
 MANIFEST = """\
 step: a kernel that does one thing
-because: nobody has to guess what bounds it
+because: its bottleneck is known
 expect: its class
 arch: [sm_90a]
 supports: {dtype: [fp16]}
@@ -23,13 +23,13 @@ defines: {ONLY: %s}
 
 @pytest.mark.parametrize("limit", get_args(BoundBy))
 def test_a_kernel_that_does_one_thing(profiler: Nsight, build_source: BuildSource, tmp_path: Path, limit: str) -> None:
-    """Its class, from counters that were just read."""
-    here = Path(__file__).parent
+    """A kernel that does one thing is assigned the bottleneck of that thing."""
+    folder = Path(__file__).parent
     (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "include").symlink_to(here.parents[1] / "kernels" / "include")
-    source = (here / "one_thing.cu").read_text(encoding="utf-8")
-    found = profiler.run(job_of(build_source(f"only_{limit}", source, MANIFEST % limit.upper())), "verdict", None)
-    assert found.status == "ok", found
-    (kernel,) = found.kernels
+    (tmp_path / "kernels" / "include").symlink_to(folder.parents[1] / "kernels" / "include")
+    source = (folder / "one_thing.cu").read_text(encoding="utf-8")
+    report = profiler.run(job_of(build_source(f"only_{limit}", source, MANIFEST % limit.upper())), "verdict", None)
+    assert report.status == "ok", report
+    (kernel,) = report.kernels
     assert kernel.bottleneck is not None
     assert kernel.bottleneck.bound_by == limit, kernel.bottleneck

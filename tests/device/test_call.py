@@ -21,7 +21,8 @@ SHAPE = "b1h2s113d64-fp16-causal-sk203"
 CASE = parse_case(f"{SHAPE}-seed0")
 CAUSAL = ("none", "top_left", "bottom_right")  # in the order of the header's FA_CAUSAL_*
 
-# One group and one block, both tiles of it; one pass with a mask and without, rows that see no key, several passes.
+# The code paths of cluster_latency: one warpgroup of one block with one tile or two; one pass with and without a mask;
+# rows that see no key; several passes.
 CLUSTER_SHAPES = (
     "b1h2s64d64-fp16",
     "b1h2s100d64-fp16",
@@ -51,7 +52,7 @@ CALLS = [
 
 @pytest.mark.parametrize(("name", "shape"), CALLS)
 def test_c_symbol_is_exported(build_rung: Callable[[str], Built], name: str, shape: str) -> None:
-    """`fa_forward` can be called through ctypes alone, so the loader is replaceable; its LSE is right."""
+    """`fa_forward` can be called with ctypes only, without this package's loader, and its log-sum-exp is right."""
     inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cuda"))
     status, out, lse = _call_by_symbol(build_rung(name), inputs)
     assert (status, judge(out, make_truth(inputs), "same_precision").passed) == (0, True)
@@ -62,23 +63,23 @@ def test_c_symbol_is_exported(build_rung: Callable[[str], Built], name: str, sha
     "shape", ["b1h2s64d64-fp16", "b1h2s200d64-fp16", "b1h2s512d64-fp16", "b1h2s700d128-fp16-causal"]
 )
 def test_a_row_of_nan_has_a_log_sum_exp_of_nan(build_rung: Callable[[str], Built], shape: str) -> None:
-    """A query that is NaN has seen keys: -inf would say that it saw none; other rows are as they are without it."""
+    """For a query of NaN, log-sum-exp is NaN, not -inf as for a query without keys; other rows do not change."""
     inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cuda"))
     rung = build_rung("cluster_latency")
     _, *expected = _call_by_symbol(rung, inputs, 1.0)
     inputs.q[:, :, 5] = float("nan")
-    for each in expected:
-        each[:, :, 5] = float("nan")
-    status, *found = _call_by_symbol(rung, inputs, 1.0)
+    for tensor in expected:
+        tensor[:, :, 5] = float("nan")
+    status, *out_and_lse = _call_by_symbol(rung, inputs, 1.0)
     assert status == 0
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(out_and_lse, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(
     ("shape", "blind"), [("b1h2s700d64-fp16-causal_br-sk512", 128), ("b1h2s300d128-fp16-causal_br-sk100", 192)]
 )
 def test_blocks_that_see_no_key_read_no_value(build_rung: Callable[[str], Built], shape: str, blind: int) -> None:
-    """Whole blocks of queries before the first key: zero and -inf, whatever lies in V."""
+    """Blocks of queries that see no key give zero and -inf, even if V has a NaN."""
     inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cuda"))
     inputs.v[:, :, 0] = float("nan")
     status, out, lse = _call_by_symbol(build_rung("cluster_latency"), inputs, 1.0)
@@ -88,10 +89,13 @@ def test_blocks_that_see_no_key_read_no_value(build_rung: Callable[[str], Built]
 def _call_by_symbol(
     rung: Built, inputs: Inputs, unwritten: float = float("nan")
 ) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """What `fa_forward` returns, its output, and its log-sum-exp [batch, heads, seq_q]; both are `unwritten` before."""
+    """Call `fa_forward` with ctypes; returns its status, the output and the log-sum-exp, [batch, heads, seq_q].
+
+    Both tensors are filled with `unwritten` before the call.
+    """
     out = poisoned_output(inputs).fill_(unwritten)
     lse = torch.full(out.shape[:3], unwritten, device="cuda")
-    load_forward(*rung)  # its library needs tvm-ffi's in the process
+    load_forward(*rung)  # loads tvm-ffi's library, which the build needs
     args = ForwardArgs(abi_version=1, struct_size=ctypes.sizeof(ForwardArgs), scale=inputs.scale, dtype=0)
     args.causal = CAUSAL.index(inputs.causal)
     for field, tensor in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v), ("out", out)):
@@ -106,7 +110,7 @@ def _call_by_symbol(
 
 
 def _scores(inputs: Inputs) -> torch.Tensor:
-    """[batch, heads, seq_q, seq_k] float64, -inf where a query does not see a key."""
+    """The scores, [batch, heads, seq_q, seq_k] float64, with -inf where a query does not see a key."""
     k = inputs.k.double().repeat_interleave(inputs.q.shape[1] // inputs.k.shape[1], dim=1)
     scores = inputs.q.double() @ k.transpose(2, 3) * inputs.scale
     if inputs.causal == "none":
@@ -116,7 +120,7 @@ def _scores(inputs: Inputs) -> torch.Tensor:
 
 
 def test_other_abi_is_refused(minimal: Built) -> None:
-    """A caller with another struct is refused before anything is read."""
+    """A caller whose struct has another version or size is refused before any other field is read."""
     load_forward(*minimal)
     message = ctypes.create_string_buffer(200)
     args = ForwardArgs(abi_version=99, struct_size=8, message=ctypes.addressof(message), message_bytes=200)
@@ -131,27 +135,27 @@ def test_other_abi_is_refused(minimal: Built) -> None:
     ("change", "error", "words"),
     [
         (lambda a: {**a, "k": a["k"].cpu()}, ValueError, "k must be a CUDA tensor"),
-        (lambda a: {**a, "k": a["k"].bfloat16()}, TypeError, "must have one dtype"),
+        (lambda a: {**a, "k": a["k"].bfloat16()}, TypeError, "must have the same dtype"),
         (lambda a: {**a, "q": a["q"].float()}, TypeError, "q must be fp16 or bf16"),
         (lambda a: {**a, "v": a["v"][:, :, :-1]}, ValueError, "axis 2 must be 203"),
         (lambda a: {**a, "q": a["q"][0]}, ValueError, "q must have 4 dimensions, got [2, 113, 64]"),
         (lambda a: {**a, "out": a["out"][:, :, :, :32]}, ValueError, "axis 3 must be 64"),
-        (lambda a: {name: each[:0] for name, each in a.items()}, ValueError, "no axis of it may be empty"),
+        (lambda a: {name: tensor[:0] for name, tensor in a.items()}, ValueError, "every axis must be at least 1"),
     ],
     ids=["device", "other_dtype", "float32", "keys", "dimensions", "head_dim", "empty"],
 )
 def test_wrong_arguments_are_named(minimal: Built, change, error: type[Exception], words: str) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    """A tensor of the wrong device, dtype or shape is an exception that names it; nothing is launched."""
+    """For a tensor of the wrong device, dtype or shape, the exception names the tensor, and nothing is launched."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     forward = load_forward(*minimal)
-    given = change({"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": poisoned_output(inputs)})
+    tensors = change({"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": poisoned_output(inputs)})
     with pytest.raises(error) as raised:
-        forward(**given, scale=0.125, causal="none")
+        forward(**tensors, scale=0.125, causal="none")
     assert words in str(raised.value)
 
 
 def test_current_stream_is_used(minimal: Built) -> None:
-    """A call on a side stream waits for that stream's earlier work and for no other's."""
+    """A call on a side stream runs on that stream, after its earlier work."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     forward, side = load_forward(*minimal), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     q, out = torch.zeros_like(inputs.q), poisoned_output(inputs)
@@ -164,8 +168,8 @@ def test_current_stream_is_used(minimal: Built) -> None:
     assert judge(out, make_truth(inputs), "same_precision").passed
 
 
-def test_output_may_be_left_to_the_call(minimal: Built) -> None:
-    """Without `out` the call makes and returns one."""
+def test_out_is_optional(minimal: Built) -> None:
+    """Without `out`, the call allocates an output and returns it."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     out = load_forward(*minimal)(inputs.q, inputs.k, inputs.v, scale=inputs.scale, causal=inputs.causal)
     assert judge(out, make_truth(inputs), "same_precision").passed
@@ -205,7 +209,7 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
 def test_status_becomes_an_exception(
     build_source: BuildSource, name: str, source: str, error: type[Exception], words: str
 ) -> None:
-    """A refusal, a launch the driver rejects, too much shared memory: each its own exception with both figures."""
+    """A refusal, a rejected launch and too much shared memory each raise their exception with the figures."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     forward = load_forward(*build_source(name, source))
     with pytest.raises(error) as raised:
@@ -222,8 +226,8 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
 """
 
 
-def test_failed_launch_is_not_held_against_the_next(build_source: BuildSource) -> None:
-    """After a launch that the driver rejected, a good one of the same build in the same process succeeds."""
+def test_failed_launch_does_not_fail_the_next(build_source: BuildSource) -> None:
+    """After a launch that the driver rejected, a valid launch of the same build in the same process succeeds."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     forward = load_forward(*build_source("sometimes", SOMETIMES))
     with pytest.raises(LaunchError):
@@ -245,8 +249,8 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
 """
 
 
-def test_workspace_is_given(build_source: BuildSource) -> None:
-    """A kernel gets the workspace that it asked for, sized from the call's arguments."""
+def test_workspace_has_the_requested_size(build_source: BuildSource) -> None:
+    """A kernel gets a workspace of the size that `fa_workspace_bytes` returns for the call's arguments."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     out = load_forward(*build_source("workspace", WORKSPACE))(inputs.q, inputs.k, inputs.v, scale=1.0)
     assert float(out.flatten()[0]) == 1.0

@@ -1,4 +1,4 @@
-"""cluster_latency where its code differs: few keys, one pass, masks, several passes; and without each barrier."""
+"""The code paths of cluster_latency (few keys, one pass, masks, several passes), and each of its barriers."""
 
 from __future__ import annotations
 
@@ -39,59 +39,59 @@ SHAPES = (
 PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "contained_nan")
 
 
-@pytest.mark.parametrize("held", PROPERTIES)
+@pytest.mark.parametrize("property_name", PROPERTIES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_properties_hold_on_every_path(build_rung: Callable[[str], Built], shape: str, held: str) -> None:
-    """Both blocks and groups have keys, the row max rises from pass to pass, nothing is masked, or all is one tile."""
+def test_properties_hold_on_every_path(build_rung: Callable[[str], Built], shape: str, property_name: str) -> None:
+    """Numerical properties hold at the shapes that select each of the kernel's code paths."""
     variant, library = build_rung("cluster_latency")
     case = parse_case(f"{shape}-seed0")
-    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=held)
+    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=property_name)
     result = run_case(job)
     assert (result.outcome, result.message) == ("ok", "")
 
 
 STRIDES = ("padded_rows", "expanded_heads", "offset_pointers", "new_shape", "graph_capture", "streams")
 WIDE_SHAPES = ("b2h4s77d128-bf16-kv2", "b2h3s200d128-fp16-bshd", "b1h3s400d128-fp16-causal")
-# `new_shape` cuts its other shape from one with as many key heads as heads.
-WIDE = [(shape, held) for shape in WIDE_SHAPES for held in STRIDES if not (held == "new_shape" and "-kv" in shape)]
+# `new_shape` reshapes the tensors, which needs as many key heads as query heads.
+WIDE = [(shape, name) for shape in WIDE_SHAPES for name in STRIDES if not (name == "new_shape" and "-kv" in shape)]
 
 
-@pytest.mark.parametrize(("shape", "held"), WIDE)
-def test_wide_heads_hold_what_suites_ask_of_narrow_ones(
-    build_rung: Callable[[str], Built], shape: str, held: str
-) -> None:
-    """Suites try a rung at D = 64: strides, captures and streams at D = 128 are tried here."""
+@pytest.mark.parametrize(("shape", "property_name"), WIDE)
+def test_properties_hold_at_head_dim_128(build_rung: Callable[[str], Built], shape: str, property_name: str) -> None:
+    """Properties of strides, captures and streams hold at D = 128; the suites test them at D = 64 only."""
     variant, library = build_rung("cluster_latency")
     case = parse_case(f"{shape}-seed0")
-    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=held)
+    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=property_name)
     result = run_case(job)
-    allowed = {"ok", "unsupported"} if held in MAY_REFUSE else {"ok"}
+    allowed = {"ok", "unsupported"} if property_name in MAY_REFUSE else {"ok"}
     assert result.outcome in allowed, result.message
 
 
-# V comes while exponentials are computed: without its barrier one build was wrong on all three shapes, another on none.
+# The barrier of V is not listed: V arrives while exponentials are computed, so that without it one build was wrong on
+# all three shapes and another on none.
 FAULTS = ("k", "given", "m_and_l", "o")
-# Few keys are one block's, which sends nothing; where many blocks follow one another, some of them start late.
+# With up to 128 keys one block does all the work and sends nothing, so shapes have more.  Where blocks run in several
+# waves, some of them start late.
 FAULT_SHAPES = ("b1h8s512d64-fp16", "b4h16s512d64-fp16", "b1h8s2048d64-fp16")
 
 
 @pytest.fixture(scope="module")
 def faults(shared_cache: Path) -> dict[str, Built]:
-    """cluster_latency without one barrier each, built in one batch."""
+    """The builds of cluster_latency that each lack one barrier, built in one batch."""
     catalog = discover((Path(__file__).parents[2] / "kernels",)).variants
-    requests = [(catalog[f"race_latency_{each}"], native_arch(catalog[f"race_latency_{each}"])) for each in FAULTS]
+    requests = [(catalog[f"race_latency_{fault}"], native_arch(catalog[f"race_latency_{fault}"])) for fault in FAULTS]
     outcomes = ensure(requests, shared_cache).outcomes
-    found: dict[str, tuple[Variant, str]] = {}
+    builds: dict[str, tuple[Variant, str]] = {}
     for variant, arch in requests:
         outcome = outcomes[(variant.name, arch)]
         assert isinstance(outcome, Build), outcome
-        found[variant.name] = (variant, str(shared_cache / outcome.library))
-    return found
+        builds[variant.name] = (variant, str(shared_cache / outcome.library))
+    return builds
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_barrier_is_needed(faults: dict[str, Built], fault: str) -> None:
-    """Without it a result is wrong or the device fails, on one of three shapes at least."""
+    """Without the barrier, a result is wrong or the device fails, on at least one of three shapes."""
     variant, library = faults[f"race_latency_{fault}"]
     cases = [parse_case(f"{shape}-seed0") for shape in FAULT_SHAPES]
     jobs = [CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False) for case in cases]

@@ -1,4 +1,4 @@
-"""What a kernel does to its worker stays there."""
+"""A kernel that hangs or corrupts its CUDA context costs its own job only."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def _job(built: Built, watchdog_seconds: float = 20.0) -> CaseJob:
 
 
 def test_illegal_address_costs_one_job(build_source: BuildSource, minimal: Built) -> None:
-    """An illegal address fails its own job in the driver's words; the next job passes in a new worker."""
+    """An illegal address fails its own job with the driver's message; the next job passes in a new worker."""
     illegal = build_source("illegal", ILLEGAL)
     with Workers() as workers:
-        results = [workers.run(_job(each)) for each in (minimal, illegal, minimal)]
+        results = [workers.run(_job(built)) for built in (minimal, illegal, minimal)]
     assert [result.outcome for result in results] == ["ok", "device_error", "ok"]
     assert (results[1].context_lost, "illegal memory access" in results[1].message) == (True, True)
 
 
 def test_hang_costs_its_watchdog(build_source: BuildSource, minimal: Built) -> None:
-    """A kernel that never ends is killed at its watchdog's time and named; the next job passes."""
+    """A kernel that never ends is killed after the watchdog's time, and its result says so; the next job passes."""
     endless = build_source("endless", ENDLESS)
     with Workers() as workers:
         results = [
@@ -62,7 +62,7 @@ def test_hang_costs_its_watchdog(build_source: BuildSource, minimal: Built) -> N
             workers.run(_job(minimal)),
         ]
     assert [result.outcome for result in results] == ["ok", "hung", "ok"]
-    assert "no sign of life for 5 s in stage launch" in results[1].message
+    assert "no progress for 5 s in stage launch" in results[1].message
 
 
 OWN_TESTS = """\
@@ -72,8 +72,8 @@ def test_call(fa_module, fa_inputs, fa_check):
 """
 
 
-def test_a_lost_device_names_who_lost_it(project: Project) -> None:
-    """After an illegal address in a user's own process the later tests are errors that name the one that did it."""
+def test_a_lost_context_names_the_test_that_lost_it(project: Project) -> None:
+    """After an illegal address in the process of a user's tests, later tests are errors that name the first test."""
     project.cuda_variant("illegal", HEADER + ILLEGAL, MANIFEST)
     project.python_variant("later")
     project.write("test_own.py", OWN_TESTS)

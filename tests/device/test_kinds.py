@@ -1,4 +1,4 @@
-"""Every entry kind on a GPU: an extension of PyTorch, Triton, FlexAttention, flash-attn where it is installed."""
+"""Every kind of entry on a GPU: a PyTorch extension, Triton, FlexAttention, and flash-attn if it is installed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SHAPE = "b1h2s113d64-fp16-causal"
 CASE = f"{SHAPE}-seed0"
 CHECKED, TIMED = f"test_correct[{{}}-{CASE}]", f"test_speed[{{}}-{SHAPE}]"
 
-# Each thread reads a row that a thread of another warp has put into shared memory, and nobody waits.
+# A race: each thread reads a row of shared memory that a thread of another warp writes, without a barrier between.
 RACE = """\
 #if RACE
   __shared__ __half rows[BLOCK_THREADS][HEAD_DIM];
-  const int other = (threadIdx.x + 32) % BLOCK_THREADS;
-  const int64_t its_row = int64_t(blockIdx.x) * BLOCK_THREADS + other;
-  const __half* its_q = q_of_all + (its_row < rows_of_all ? its_row : row) * HEAD_DIM;
-  for (int d = 0; d < HEAD_DIM; ++d) rows[other][d] = its_q[d];
+  const int reader = (threadIdx.x + 32) % BLOCK_THREADS;
+  const int64_t reader_row = int64_t(blockIdx.x) * BLOCK_THREADS + reader;
+  const __half* reader_q = q_of_all + (reader_row < rows_of_all ? reader_row : row) * HEAD_DIM;
+  for (int d = 0; d < HEAD_DIM; ++d) rows[reader][d] = reader_q[d];
   q = rows[threadIdx.x];
 #endif
 """
@@ -54,20 +54,20 @@ supports: {causal: [none, bottom_right], grouped_heads: true}
 
 
 def new(project: Project, kind: str) -> Path:
-    """The template of a kind, as a user gets it."""
+    """Create a variant from the template of a kind with `new`, as a user does."""
     kernels = project.folder / "kernels"
     assert main(["new", "mine", "--kind", kind, "--kernels", str(kernels)]) == 0
     return kernels / "mine"
 
 
 def judged(project: Project, *words: str) -> Run:
-    """One small case, checked and timed."""
+    """Run the suite on one small case, which checks and times it."""
     return project.suite(f"--fa-case={CASE}", "--fa-variant=mine*", *(words or ("-k", "mine")), env=ON_GPU)
 
 
 @pytest.fixture(scope="module")
 def extension(new_project: NewProject) -> dict[str, Run]:
-    """The template's extension with a racy twin, and the template with its header broken on purpose."""
+    """Two runs: the template's extension beside a copy with a race, and the extension after an edit of its header."""
     project = new_project("extension")
     folder = new(project, "torch")
     source = (folder / "kernel.cu").read_text(encoding="utf-8")
@@ -87,21 +87,21 @@ def extension(new_project: NewProject) -> dict[str, Run]:
 
 
 def test_an_extension_is_judged_and_timed(extension: dict[str, Run]) -> None:
-    """The template's extension is right at once, and timed beside SDPA."""
+    """The template's extension is built, right and timed without an edit."""
     outcomes = extension["both"].outcomes
-    assert {outcomes[each.format("mine")] for each in (CHECKED, TIMED)} == {"passed"}, extension["both"].reasons
+    assert {outcomes[test.format("mine")] for test in (CHECKED, TIMED)} == {"passed"}, extension["both"].reasons
     assert outcomes["test_build[mine]"] == "passed"
 
 
-def test_a_racy_twin_of_an_extension_is_caught(extension: dict[str, Run]) -> None:
-    """Two variants of one extension live in one run, and the one that forgets a barrier fails."""
+def test_a_racy_variant_of_an_extension_is_caught(extension: dict[str, Run]) -> None:
+    """Two variants of one extension run in one session, and the variant that lacks a barrier fails."""
     outcomes = extension["both"].outcomes
     assert outcomes["test_build[mine_racy]"] == "passed"
     assert outcomes[CHECKED.format("mine_racy")] == "failed"
 
 
 def test_an_edited_header_of_an_extension_is_rebuilt(extension: dict[str, Run]) -> None:
-    """The library is not the old one: it now refuses what it took."""
+    """After an edit of its header the extension is rebuilt, and refuses the head_dim that it took before."""
     assert extension["edited"].outcomes[CHECKED.format("mine")] == "failed"
     assert "q must be fp16 of head_dim 64 on a GPU" in extension["edited"].reasons[CHECKED.format("mine")]
 
@@ -110,23 +110,23 @@ def test_a_triton_kernel_is_judged_and_timed(project: Project) -> None:
     """The template in Triton is right on a shape with tails, and holds every property."""
     new(project, "triton")
     run = project.suite("--fa-variant=mine", "--fa-suite=smoke", "-k", "mine", env=ON_GPU)
-    mine = {outcome for name, outcome in run.outcomes.items() if "[mine-" in name}
-    assert mine <= {"passed", "skipped"}, run.text
+    outcomes = {outcome for name, outcome in run.outcomes.items() if "[mine-" in name}
+    assert outcomes <= {"passed", "skipped"}, run.text
     assert run.outcomes["test_speed[mine-b1h2s65d64-fp16-causal]"] == "passed"
     assert run.ret == pytest.ExitCode.OK
 
 
 def test_flex_attention_is_judged_and_timed(project: Project) -> None:
-    """A function that torch compiles at its first call has time for that."""
+    """A function that torch compiles at its first call is not stopped by the watchdog."""
     entry = 'entry: {kind: python, target: "entry:forward"}\nsupports: {causal: [none, top_left]}\n'
     project.python_variant("mine", source=FLEX, manifest=MANIFEST + entry)
     run = judged(project)
-    assert {run.outcomes[each.format("mine")] for each in (CHECKED, TIMED)} == {"passed"}, run.reasons
+    assert {run.outcomes[test.format("mine")] for test in (CHECKED, TIMED)} == {"passed"}, run.reasons
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="flash-attn is not installed")
 def test_flash_attn_needs_no_code(project: Project) -> None:
-    """A package's function is called as the manifest says."""
+    """A function of an installed package can be a variant with a manifest and no code."""
     project.write("kernels/mine/variant.yaml", MANIFEST + FLASH_ATTN)
     case = f"{SHAPE}_br-seed0"  # its mask ends at the last key
     run = project.suite(f"--fa-case={case}", "--fa-variant=mine", "-k", "mine", env=ON_GPU)

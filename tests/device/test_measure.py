@@ -1,4 +1,4 @@
-"""What is measured on a GPU."""
+"""Measurements on a GPU: known durations, launches, cold time, launch overhead and the profiler's agreement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_fa.measure.launch_overhead import period_of_spin_us
 from pytest_fa.measure.launches import read_launches
 from pytest_fa.measure.measure import measure
 from pytest_fa.measure.rotation import Rotation
-from pytest_fa.records.agreement import agree
+from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.environment import clock_watch
 from pytest_fa.records.timing import LaunchedKernel
 from pytest_fa.run.device_tools import device_tools
@@ -46,13 +46,13 @@ def test_device_time_follows_a_known_duration(build_source: BuildSource) -> None
     speeds = [measure(spin, CASE, inputs._replace(scale=cycles), CASE.id)[0] for cycles in (20_000.0, 40_000.0)]
     clocks = [speed.clocks_after for speed in speeds]
     assert clocks[0] is not None and clocks[1] is not None  # noqa: PT018
-    found_us = speeds[1].device.median_us - speeds[0].device.median_us
-    want_us = 20_000 / clocks[1].sm_mhz
-    assert abs(found_us / want_us - 1) < 0.05
+    difference_us = speeds[1].device.median_us - speeds[0].device.median_us
+    expected_us = 20_000 / clocks[1].sm_mhz
+    assert abs(difference_us / expected_us - 1) < 0.05
 
 
 def test_launches_are_read_from_the_graph(build_source: BuildSource) -> None:
-    """A call's kernels are named, with grid, block and dynamic shared memory."""
+    """The launches of a call have the kernel's name, grid, block and dynamic shared memory."""
     spin = load_forward(*build_source("spin", SPIN))
     inputs = make_inputs(CASE, torch.device("cuda"))._replace(scale=100.0)
     speed, _ = measure(spin, CASE, inputs, CASE.id)
@@ -67,14 +67,14 @@ def test_launches_are_read_from_the_graph(build_source: BuildSource) -> None:
 
 
 def test_timed_outputs_come_back(minimal: Built) -> None:
-    """Every buffer of the rotation holds an output of a timed call, none of them poison."""
+    """`measure` returns outputs of timed calls, at most one per set of buffers, and none holds the NaN poison."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     speed, outputs = measure(load_forward(*minimal), CASE, inputs, CASE.id)
     assert (0 < len(outputs) <= speed.buffers, all(bool(out.isfinite().all()) for out in outputs)) == (True, True)
 
 
-def test_two_clocks_have_one_pace(record_property: Callable[[str, object], None]) -> None:
-    """The period of kernels that wait 2 to 32 us grows as their own clock says, within 1 %."""
+def test_periods_grow_as_the_gpu_clock_says(record_property: Callable[[str, object], None]) -> None:
+    """The period of kernels that spin for 2 to 32 us grows by their spin time on the GPU's own clock, within 1 %."""
     tools = device_tools(0)
     geometry = (LaunchedKernel("spin", (132, 1, 1), (128, 1, 1), 0),)
     with clock_watch("cuda") as clocks:
@@ -90,8 +90,8 @@ def test_two_clocks_have_one_pace(record_property: Callable[[str, object], None]
     assert abs(slope - 1) <= 0.01
 
 
-def test_what_stands_beside_a_period(minimal: Built) -> None:
-    """A cold call takes longer than the period, the floor is far below it, and the call is one chain of one kernel."""
+def test_cold_time_and_launch_overhead_are_plausible(minimal: Built) -> None:
+    """The cold time is above the period, the launch overhead is below 1/20 of it, and the nodes form a chain."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     speed, _ = measure(load_forward(*minimal), CASE, inputs, CASE.id)
     assert speed.cold is not None
@@ -103,13 +103,13 @@ def test_what_stands_beside_a_period(minimal: Built) -> None:
 
 
 def test_the_profiler_agrees(minimal: Built) -> None:
-    """The profiler's durations confirm a long kernel's period, in a worker of its own."""
+    """The profiler's durations, read in another worker, agree with the period of a long kernel."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     speed, _ = measure(load_forward(*minimal), CASE, inputs, CASE.id)
     with Workers() as workers:
-        found = workers.profile(ProfilerJob(minimal[0], CASE, minimal[1]))
-    assert (found.missing, found.profiler is not None) == (None, True)
-    agreement = agree("minimal", "candidate", msgspec.structs.replace(speed, profiler=found.profiler))
+        result = workers.profile(ProfilerJob(minimal[0], CASE, minimal[1]))
+    assert (result.missing, result.profiler is not None) == (None, True)
+    agreement = check_agreement("minimal", "candidate", msgspec.structs.replace(speed, profiler=result.profiler))
     assert agreement.valid, agreement.reason
 
 
@@ -151,8 +151,10 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
     [("forks", FORKS, "branches"), ("overlaps", OVERLAPS, "programmatic")],
     ids=["forks", "overlaps"],
 )
-def test_what_is_no_chain_is_seen(build_source: BuildSource, name: str, source: str, order: str) -> None:
-    """Kernels side by side, and a kernel that may begin before its predecessor ends, are told from a chain."""
+def test_branches_and_programmatic_launches_are_detected(
+    build_source: BuildSource, name: str, source: str, order: str
+) -> None:
+    """Parallel kernels, and a kernel that may begin before its predecessor ends, are distinguished from a chain."""
     inputs = make_inputs(CASE, torch.device("cuda"))
     captured = read_launches(load_forward(*build_source(name, source)), Rotation(CASE, inputs, None), inputs.q.device)
     assert (captured.missing, captured.order) == (None, order)

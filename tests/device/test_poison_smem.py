@@ -1,4 +1,4 @@
-"""Dirty shared memory: every multiprocessor gets it, a kernel finds it, and what reads it is caught."""
+"""NaN-filled shared memory: it reaches every multiprocessor, and a kernel that reads unwritten memory is caught."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tests.device.conftest import BuildSource
 
 CASE = parse_case("b1h1s64d64-fp16-seed0")
 
-# Counts the words that it finds in shared memory and did not write; `scale` is how many words, out takes the share of
-# those that are the pattern, one element per block.
+# Reads the first `scale` words of shared memory without writing them, and writes the fraction that equals the NaN
+# pattern to out, one element per block.
 PROBE = f"""
 #include <cuda_fp16.h>
 __global__ void kernel(int words, __half* share) {{
   extern __shared__ volatile unsigned smem[];
-  __shared__ int found;
-  if (threadIdx.x == 0) found = 0;
+  __shared__ int matches;
+  if (threadIdx.x == 0) matches = 0;
   __syncthreads();
-  int mine = 0;
-  for (int i = threadIdx.x; i < words; i += blockDim.x) mine += smem[i] == 0x{NAN_PATTERN << 16 | NAN_PATTERN:08X}u;
-  atomicAdd(&found, mine);
+  int count = 0;
+  for (int i = threadIdx.x; i < words; i += blockDim.x) count += smem[i] == 0x{NAN_PATTERN << 16 | NAN_PATTERN:08X}u;
+  atomicAdd(&matches, count);
   __syncthreads();
-  if (threadIdx.x == 0) share[blockIdx.x] = __float2half(float(found) / words);
+  if (threadIdx.x == 0) share[blockIdx.x] = __float2half(float(matches) / words);
 }}
 FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {{
   const int words = int(args->scale), bytes = words * 4;
@@ -39,7 +39,8 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {{
 }}
 """
 
-# With one key the output is V's row.  Each mixes in memory that it never wrote, times zero: right if that is clean.
+# With one key, the output is V's only row.  This kernel adds unwritten shared memory, or an unwritten workspace, times
+# zero: the output is right unless that memory holds NaN or Inf.
 MIXES = """
 #include <cuda_fp16.h>
 __global__ void kernel(const __half* v, const unsigned short* workspace, __half* out) {
@@ -58,7 +59,7 @@ NEEDS_WORKSPACE = "FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs*) { r
 
 
 def test_every_multiprocessor_is_reached() -> None:
-    """One block runs on each multiprocessor, every time."""
+    """`poison_smem` runs exactly one block on each multiprocessor, in each of 20 launches."""
     tools = device_tools(0)
     for _ in range(20):
         ids = torch.full((tools.multiprocessors,), -1, dtype=torch.int32, device="cuda")
@@ -67,8 +68,8 @@ def test_every_multiprocessor_is_reached() -> None:
 
 
 @pytest.mark.parametrize("kib", [1, 16, 48, 100, 164, 220])
-def test_a_kernel_finds_the_dirt(build_source: BuildSource, kib: int) -> None:
-    """Whatever a kernel's own shared memory, all of it holds the pattern on every multiprocessor."""
+def test_a_kernel_reads_nan_in_all_its_shared_memory(build_source: BuildSource, kib: int) -> None:
+    """For any size of a kernel's shared memory, all of it holds the NaN pattern on every multiprocessor."""
     probe = load_forward(*build_source("probe_smem", PROBE))
     inputs = make_inputs(CASE, torch.device("cuda"))
     out = torch.zeros_like(inputs.q)
@@ -82,8 +83,8 @@ def test_a_kernel_finds_the_dirt(build_source: BuildSource, kib: int) -> None:
 @pytest.mark.parametrize(
     ("name", "source"), [("reads_smem", MIXES), ("reads_workspace", MIXES + NEEDS_WORKSPACE)], ids=["smem", "workspace"]
 )
-def test_what_was_not_written_spoils_the_output(build_source: BuildSource, name: str, source: str) -> None:
-    """A kernel that reads shared memory or a workspace which it never wrote gives NaN."""
+def test_a_read_of_unwritten_memory_gives_nan(build_source: BuildSource, name: str, source: str) -> None:
+    """A kernel that reads shared memory or a workspace that it never wrote gives NaN, and the result is `wrong`."""
     variant, library = build_source(name, source)
     case = parse_case("b1h1s1d64-fp16-seed0")
     job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, repeats=3)

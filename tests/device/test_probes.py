@@ -1,4 +1,4 @@
-"""The repository's probes on a GPU: right, held to their properties, timed with the floor beside them."""
+"""The repository's probes on a GPU: outputs, properties, times, and the launch overhead at their shapes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.device.conftest import Built
 PROBES = ("probe_gemm_4x4x4", "probe_qk_tile")
 CATALOG = discover((Path(__file__).parents[2] / "kernels",)).variants
 OWN = [(name, case.shape_id) for name in PROBES for case in CATALOG[name].cases]
-HELD = [(name, held) for name in PROBES for held in properties_of(CATALOG[name])]
+PROPERTIES = [(name, property_name) for name in PROBES for property_name in properties_of(CATALOG[name])]
 
 
 def job_of(variant: Variant, cache: Path, shape: str) -> CaseJob:
-    """The job that judges and times a variant at a probe's shape."""
+    """The job that judges and times a variant at the shape of a probe."""
     (case,) = [case for name in PROBES for case in CATALOG[name].cases if case.shape_id == shape]
     library = build_library(variant, cache)
     return CaseJob(variant, case, library, "cuda", "same_precision", judge=variant.is_judged, time=True, repeats=100)
@@ -36,7 +36,7 @@ def job_of(variant: Variant, cache: Path, shape: str) -> CaseJob:
 
 @pytest.mark.parametrize(("name", "shape"), OWN)
 def test_probes_are_right_and_timed(shared_cache: Path, name: str, shape: str) -> None:
-    """Judged, repeated bit by bit from NaN-filled shared memory, timed, and right in what was timed."""
+    """Each probe is right, its repeats are bitwise equal, and it is timed at each of its own shapes."""
     result = run_case(job_of(CATALOG[name], shared_cache, shape))
     assert (result.outcome, result.message) == ("ok", "")
     assert result.repeats is not None
@@ -46,8 +46,8 @@ def test_probes_are_right_and_timed(shared_cache: Path, name: str, shape: str) -
 
 
 @pytest.mark.parametrize("shape", [*(shape for _, shape in OWN), "b1h1s32d16-fp16-sk128-scores"])
-def test_the_floor_stands_beside_them(shared_cache: Path, shape: str) -> None:
-    """`noop` is called with a probe's tensors, of any head_dim and scores of any width, and does nothing with them."""
+def test_launch_overhead_is_measured_at_their_shapes(shared_cache: Path, shape: str) -> None:
+    """`noop` can be timed with a probe's tensors, for any head_dim and any width of the scores."""
     case = parse_case(f"{shape}-seed0")
     library = build_library(CATALOG["noop"], shared_cache)
     result = run_case(CaseJob(CATALOG["noop"], case, library, "cuda", "same_precision", judge=False, time=True))
@@ -55,12 +55,12 @@ def test_the_floor_stands_beside_them(shared_cache: Path, shape: str) -> None:
     assert result.speed is not None
 
 
-@pytest.mark.parametrize(("name", "held"), HELD)
-def test_probes_hold_their_properties(shared_cache: Path, name: str, held: str) -> None:
-    """Each property of scores holds, or is refused where it may be."""
+@pytest.mark.parametrize(("name", "property_name"), PROPERTIES)
+def test_probes_hold_their_properties(shared_cache: Path, name: str, property_name: str) -> None:
+    """Each property that applies to scores holds, or is refused if it may be refused."""
     variant = CATALOG[name]
-    if held == "first_call_in_capture" and variant.entry.kind != "cuda":
-        pytest.skip("a Python entry has no library to load anew")
+    if property_name == "first_call_in_capture" and variant.entry.kind != "cuda":
+        pytest.skip("a Python entry has no library that could be loaded again")
     job = CaseJob(
         variant,
         property_case(variant),
@@ -69,15 +69,15 @@ def test_probes_hold_their_properties(shared_cache: Path, name: str, held: str) 
         "same_precision",
         judge=True,
         time=False,
-        property_name=held,
+        property_name=property_name,
     )
     result: CaseResult = run_case(job)
-    assert result.outcome in (("ok", "unsupported") if held in MAY_REFUSE else ("ok",)), result.message
+    assert result.outcome in (("ok", "unsupported") if property_name in MAY_REFUSE else ("ok",)), result.message
 
 
 def test_an_output_of_another_shape_is_refused(build_rung: Callable[[str], Built]) -> None:
-    """The binding knows what is computed: an output as wide as attention's is none of scores', and the reverse."""
-    (case,) = [each for each in CATALOG["probe_qk_tile"].cases if each.dtype == "fp16"]
+    """A probe of scores refuses an output of attention's shape, and an attention kernel an output of scores' shape."""
+    (case,) = [case for case in CATALOG["probe_qk_tile"].cases if case.dtype == "fp16"]
     inputs = make_inputs(msgspec.structs.replace(case, seq_k=128), torch.device("cuda"))
     probe, rung = load_forward(*build_rung("probe_qk_tile")), load_forward(*build_rung("minimal"))
     scores = probe(inputs.q, inputs.k, inputs.v, scale=inputs.scale)
@@ -88,9 +88,9 @@ def test_an_output_of_another_shape_is_refused(build_rung: Callable[[str], Built
         rung(inputs.q, inputs.k, inputs.v, scale=inputs.scale, out=poisoned_output(inputs, "scores"))
 
 
-def test_what_the_tile_does_not_take_is_refused(build_rung: Callable[[str], Built]) -> None:
-    """Lengths that are no whole tiles, and a mask, each with a reason."""
-    (case,) = [each for each in CATALOG["probe_qk_tile"].cases if each.dtype == "fp16"]
+def test_unsupported_lengths_and_masks_are_refused(build_rung: Callable[[str], Built]) -> None:
+    """`probe_qk_tile` refuses lengths that are not multiples of its tile, and a mask, each with a reason."""
+    (case,) = [case for case in CATALOG["probe_qk_tile"].cases if case.dtype == "fp16"]
     probe = load_forward(*build_rung("probe_qk_tile"))
     odd = make_inputs(msgspec.structs.replace(case, seq_q=33), torch.device("cuda"))
     with pytest.raises(UnsupportedCase, match="seq_q is 33 and seq_k 64; they must be multiples of 32 and 64"):

@@ -1,4 +1,4 @@
-"""The warp-specialised trio is right on NaN-filled shared memory; without a barrier it is not, and that is seen."""
+"""stage2, ws_p1 and ws_p2 pass on NaN-filled shared memory; their races and builds without a barrier fail."""
 
 from __future__ import annotations
 
@@ -19,63 +19,63 @@ from tests.device.conftest import Built
 
 RUNS = 20
 TARGET_CASE = "b1h8s512d64-fp16"
-CROWDED = "b4h16s512d64-fp16"  # several blocks share a multiprocessor, so that warps drift apart
+CROWDED = "b4h16s512d64-fp16"  # several blocks per multiprocessor, so that warps drift apart
 GOOD = ("stage2", "ws_p1", "ws_p2")
 RACES = ("race_s_read_early", "race_s_by_one_warp")
 
-# Without KV_EMPTY a producer laps its consumers and both wait for ever, and in stage2 nobody was ever seen to be that
-# fast; ROWS_FOUND matters only where fewer warps compute S than there are.
+# Two barriers are not listed.  Without KV_EMPTY, a producer of ws_p1 overtakes its consumers and both wait for ever; in
+# stage2 its absence never changed a result.  ROWS_FOUND matters only if some warps do not compute S.
 BARRIERS = ("K_FULL", "V_FULL", "S_STORED", "P_STORED", "L_STORED", "O_STORED")
 OMISSIONS = [f"ws_p1@OMIT_BARRIER={barrier}" for barrier in BARRIERS]
 
 
 @pytest.fixture(scope="module")
 def builds(shared_cache: Path) -> dict[str, Built]:
-    """The trio, its races and the omissions, built for this GPU in one batch."""
+    """The right kernels, the races and the builds without a barrier, built for this GPU in one batch."""
     catalog = discover((Path(__file__).parents[2] / "kernels",))
-    chosen = select_variants(catalog, (*GOOD, *RACES, *OMISSIONS))
-    variants = [each for each in chosen if isinstance(each, Variant)]
-    requests = [(each, native_arch(each)) for each in variants]
+    selected = select_variants(catalog, (*GOOD, *RACES, *OMISSIONS))
+    variants = [variant for variant in selected if isinstance(variant, Variant)]
+    requests = [(variant, native_arch(variant)) for variant in variants]
     outcomes = ensure(requests, shared_cache).outcomes
-    found = {}
+    builds = {}
     for variant, arch in requests:
         outcome = outcomes[(variant.name, arch)]
         assert isinstance(outcome, Build), outcome
-        found[variant.name] = (variant, str(shared_cache / outcome.library))
-    return found
+        builds[variant.name] = (variant, str(shared_cache / outcome.library))
+    return builds
 
 
 def run(built: Built, shape: str, seed: int, repeats: int | None) -> CaseResult:
-    """One judged run."""
+    """The result of one judged case."""
     variant, library = built
     case = parse_case(f"{shape}-seed{seed}")
     return run_case(CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, repeats=repeats))
 
 
 @pytest.mark.parametrize("name", RACES)
-def test_races_are_caught_by_dirty_shared_memory(builds: dict[str, Built], name: str) -> None:
-    """A tile of scores that is read before it was written is NaN in at least 19 of 20 first calls."""
+def test_races_are_caught_by_nan_in_shared_memory(builds: dict[str, Built], name: str) -> None:
+    """A tile of scores that is read before it is written gives NaN in at least 19 of 20 first calls."""
     results = [run(builds[name], TARGET_CASE, seed, 0) for seed in range(RUNS)]
-    caught = [each for each in results if each.outcome == "wrong" and "NaN" in each.message]
+    caught = [result for result in results if result.outcome == "wrong" and "NaN" in result.message]
     assert len(caught) >= RUNS - 1
 
 
 @pytest.mark.parametrize("name", RACES)
 def test_races_change_from_call_to_call(builds: dict[str, Built], name: str) -> None:
-    """The repeats differ, which tells a race from an error that is always the same."""
+    """Repeats differ in at least 19 of 20 runs, which distinguishes a race from a deterministic error."""
     results = [run(builds[name], CROWDED, seed, 20) for seed in range(RUNS)]
-    assert sum(each.repeats is not None and each.repeats.differing > 0 for each in results) >= RUNS - 1
+    assert sum(result.repeats is not None and result.repeats.differing > 0 for result in results) >= RUNS - 1
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_good_sources_are_never_blamed(builds: dict[str, Built], name: str) -> None:
-    """None of 20 runs of the source with all its barriers is caught, alone on a multiprocessor or in a crowd."""
+def test_right_kernels_always_pass(builds: dict[str, Built], name: str) -> None:
+    """A kernel with all its barriers passes all 20 runs, with one or with several blocks per multiprocessor."""
     results = [run(builds[name], shape, seed, 100) for shape in (TARGET_CASE, CROWDED) for seed in range(RUNS)]
-    assert [each.message for each in results] == [""] * 2 * RUNS
+    assert [result.message for result in results] == [""] * 2 * RUNS
 
 
 @pytest.mark.parametrize("name", OMISSIONS)
 def test_barriers_are_needed(builds: dict[str, Built], name: str) -> None:
-    """A build without one of the barriers is caught when other kernels keep part of the GPU busy."""
+    """A build without one of the barriers fails in 200 repeats, because some of them run beside other kernels."""
     outcomes = {run(builds[name], TARGET_CASE, seed, 200).outcome for seed in range(3)}
     assert outcomes == {"wrong"}

@@ -1,6 +1,6 @@
-"""Small projects with kernels of their own, and inner pytests that run in them as processes of their own.
+"""Small projects with their own kernels, in which tests start pytest as a separate process.
 
-Several tests look at one inner run, so projects are made for a module as well as for a test: pytester's live one test.
+Several tests examine the same inner run, so projects are created per module or per test; pytester's only per test.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ ONE_CASE = f"--fa-case={CASE}"
 COMPANIONS = ["noop", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"]
 ZERO_MANIFEST = MANIFEST + "defines: {BLOCK: 64}\n"
 
-# Scores scaled by 1.5, and one NaN: what a judge must catch.
+# Two wrong kernels: one scales the scores by 1.5, the other writes one NaN.
 WRONG_SOURCE = PYTHON_SOURCE.replace("* scale", "* scale * 1.5")
 NAN_SOURCE = PYTHON_SOURCE.replace(
     "    return result if", '    result[0, 1, 5, 2] = float("nan")\n    return result if'
 )
 
-# For an inner conftest.py: what the process had imported when it ended, one file for every process.
+# For an inner conftest.py: each process writes the modules that it has imported to a file when it ends.
 WRITE_MODULES = """\
 import os
 import pathlib
@@ -45,7 +45,7 @@ def pytest_unconfigure(config):
     pathlib.Path(__file__).with_name(f"modules-{os.getpid()}.txt").write_text(names)
 """
 
-# For an inner conftest.py: a GPU of compute capability 9.0 as far as selecting and building go.
+# For an inner conftest.py: simulates a GPU of compute capability 9.0 for selection and building.
 PRETEND_GPU = """\
 import pytest_fa.build.builder
 import pytest_fa.build.target
@@ -71,7 +71,7 @@ for module in (
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one inner pytest gave."""
+    """The result of one inner pytest run."""
 
     ret: int
     outlines: list[str]
@@ -81,27 +81,27 @@ class Run:
 
     @property
     def text(self) -> str:
-        """Both streams."""
+        """Standard output and standard error."""
         return "\n".join((*self.outlines, *self.errlines))
 
     @property
-    def said(self) -> list[str]:
-        """Every line on both streams, without the empty ones."""
+    def all_lines(self) -> list[str]:
+        """Every non-empty line of standard output and standard error."""
         return [line for line in (*self.outlines, *self.errlines) if line.strip()]
 
     @property
     def ids(self) -> list[str]:
-        """The tests that `--collect-only -q` listed, without their file."""
+        """The ids of the tests that `--collect-only -q` listed, without their file."""
         return [line.split("::", 1)[1] for line in self.outlines if "::" in line]
 
     @property
     def outcomes(self) -> dict[str, str]:
-        """What became of each test, by its id: passed, failed, skipped or error."""
+        """The outcome of each test by its id: passed, failed, skipped or error."""
         return {str(case.get("name")): _outcome(case)[0] for case in self.junit.iter("testcase")}
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why a test failed or was skipped, by its id."""
+        """The reason why a test failed or was skipped, by its id."""
         return {str(case.get("name")): text for case in self.junit.iter("testcase") if (text := _outcome(case)[1])}
 
     def failure(self, test: str) -> list[str]:
@@ -115,52 +115,52 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """A folder with an ini file and kernels of its own, on a machine without a GPU."""
+    """A folder with an ini file and its own kernels, on a machine that shows no GPU to the inner pytest."""
 
     folder: Path
     cache: Path
 
     def write(self, name: str, text: str) -> None:
-        """A file of the project."""
+        """Write a file of the project."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
     def ini(self, *lines: str) -> None:
-        """The ini file; every run leaves its outcomes in junit.xml."""
+        """Write the ini file, by which every run writes its outcomes to junit.xml."""
         self.write("pytest.ini", "\n".join(("[pytest]", "addopts = --junitxml=junit.xml", *lines, "")))
 
     def python_variant(
         self, name: str, source: str = PYTHON_SOURCE, manifest: str = PYTHON_MANIFEST, root: str = "kernels"
     ) -> None:
-        """A variant that runs on the CPU."""
+        """Write a variant that runs on the CPU."""
         self.write(f"{root}/{name}/variant.yaml", manifest)
         self.write(f"{root}/{name}/entry.py", source)
 
     def cuda_variant(self, name: str, source: str = CUDA_SOURCE, manifest: str = ZERO_MANIFEST) -> None:
-        """A variant that needs a compiler and a GPU."""
+        """Write a variant that needs a compiler and a GPU."""
         self.write(f"kernels/{name}/variant.yaml", manifest)
         self.write(f"kernels/{name}/kernel.cu", source)
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
-        """Run pytest here, in a process of its own; `env` adds to the environment."""
-        outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        ours = {"XDG_CACHE_HOME": str(self.cache), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120", "PY_COLORS": "0"}
+        """Run pytest in this folder, in a separate process; `env` adds to its environment."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        fixed = {"XDG_CACHE_HOME": str(self.cache), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120", "PY_COLORS": "0"}
         junit = self.folder / "junit.xml"
         junit.unlink(missing_ok=True)
         start = time.perf_counter()
-        run = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "pytest", *arguments],
             cwd=self.folder,
-            env={**outer, **ours, **(env or {})},
+            env={**inherited, **fixed, **(env or {})},
             capture_output=True,
             text=True,
             timeout=240,
             check=False,
         )
         seconds = time.perf_counter() - start
-        tree = ET.parse(junit).getroot() if junit.is_file() else ET.Element("testsuites")  # noqa: S314  # our own file
-        return Run(run.returncode, run.stdout.splitlines(), run.stderr.splitlines(), seconds, tree)
+        tree = ET.parse(junit).getroot() if junit.is_file() else ET.Element("testsuites")  # noqa: S314  # trusted file
+        return Run(process.returncode, process.stdout.splitlines(), process.stderr.splitlines(), seconds, tree)
 
     def suite(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
         """Run the shipped suite."""
@@ -177,8 +177,8 @@ class Project:
     @property
     def logs(self) -> list[Path]:
         """The record files of every run so far, oldest first."""
-        found = (self.folder / "artifacts" / "records").glob("*.jsonl")
-        return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+        paths = (self.folder / "artifacts" / "records").glob("*.jsonl")
+        return sorted(paths, key=lambda path: path.stat().st_mtime_ns)
 
     @property
     def records(self) -> list[Record]:
@@ -187,7 +187,7 @@ class Project:
 
     @property
     def modules(self) -> list[set[str]]:
-        """What each inner process had imported, where its conftest.py was `WRITE_MODULES`."""
+        """The modules that each inner process had imported, if its conftest.py is `WRITE_MODULES`."""
         return [set(path.read_text(encoding="utf-8").splitlines()) for path in self.folder.glob("modules-*.txt")]
 
 
@@ -214,18 +214,18 @@ def project(new_project: NewProject) -> Project:
 
 def variants_of(ids: list[str], test: str) -> list[str]:
     """The variants that `test` runs over, in order, each once."""
-    found = [re.match(rf"{test}\[([^-\]]+)", each) for each in ids]
-    return list(dict.fromkeys(match[1] for match in found if match))
+    matches = [re.match(rf"{test}\[([^-\]]+)", test_id) for test_id in ids]
+    return list(dict.fromkeys(match[1] for match in matches if match))
 
 
 def cases_of(ids: list[str], test: str) -> list[str]:
     """The cases that `test` runs over, in order, each once."""
-    found = [re.match(rf"{test}\[[^-\]]+-(.*)\]", each) for each in ids]
-    return list(dict.fromkeys(match[1] for match in found if match))
+    matches = [re.match(rf"{test}\[[^-\]]+-(.*)\]", test_id) for test_id in ids]
+    return list(dict.fromkeys(match[1] for match in matches if match))
 
 
 def _outcome(case: ET.Element) -> tuple[str, str]:
     for tag, outcome in (("error", "error"), ("failure", "failed"), ("skipped", "skipped")):
-        if (found := case.find(tag)) is not None:
-            return outcome, found.get("message", "") if tag == "skipped" else found.text or ""
+        if (element := case.find(tag)) is not None:
+            return outcome, element.get("message", "") if tag == "skipped" else element.text or ""
     return "passed", ""

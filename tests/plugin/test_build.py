@@ -1,4 +1,4 @@
-"""test_build: what the compiler says, the manifest's limits, --fa-arch, and what depends on a build."""
+"""test_build: compile errors, the limits of the manifest, --fa-arch, and the tests that depend on a build."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def builds(new_project: NewProject) -> Project:
 
 @pytest.fixture(scope="module")
 def run(builds: Project) -> Run:
-    """All of them for two architectures."""
+    """A run of all variants for two architectures."""
     return builds.suite(ONE_CASE, "-k", "test_build or (test_correct and good)", "--fa-arch=sm_80,sm_90a")
 
 
-def test_failing_builds_stop_no_neighbour(run: Run) -> None:
-    """What does not compile and what breaks a limit fails alone; the others are built and run."""
+def test_failing_builds_do_not_stop_others(run: Run) -> None:
+    """A variant that does not compile or exceeds a limit fails alone; the others are built and run."""
     assert run.outcomes == {
         "test_build[broken]": "failed",
         "test_build[greedy]": "failed",
@@ -46,7 +46,7 @@ def test_failing_builds_stop_no_neighbour(run: Run) -> None:
 
 
 def test_compile_error_shows_the_compilers_line(run: Run) -> None:
-    """The compiler's own line and the whole command are in the failure."""
+    """The failure contains the compiler's own line and the complete command."""
     lines = run.failure("test_build[broken]")
     command = shlex.split(next(line for line in lines if line.startswith("command: ")))
     assert COMPILER_LINE in lines
@@ -54,19 +54,19 @@ def test_compile_error_shows_the_compilers_line(run: Run) -> None:
 
 
 def test_compile_error_is_shown_once(run: Run) -> None:
-    """The same line for two architectures stands there once."""
+    """A compile error that occurs for two architectures is shown once."""
     assert run.failure("test_build[broken]").count(COMPILER_LINE) == 1
 
 
 def test_broken_limits_show_figures(run: Run) -> None:
-    """Each broken limit names architecture, kernel, value found and value allowed; those that hold are not named."""
+    """Each exceeded limit is named with architecture, kernel, value and limit; limits that hold are not named."""
     lines = (
         "\n".join(run.failure("test_build[greedy]"))
-        .removeprefix("greedy: is over its manifest's limits: ")
+        .removeprefix("greedy: exceeds the limits of its manifest: ")
         .splitlines()
     )
-    found = [re.sub(r"is \d+,", "is N,", line) for line in lines if not line.startswith(" ")]
-    assert found == [
+    messages = [re.sub(r"is \d+,", "is N,", line) for line in lines if not line.startswith(" ")]
+    assert messages == [
         f"{arch}: zero_kernel: {broken}"
         for arch in ("sm_80", "sm_90a")
         for broken in ("registers_per_thread is N, the limit is 1", "1 STG, the limits are 0 to 0")
@@ -74,14 +74,14 @@ def test_broken_limits_show_figures(run: Run) -> None:
 
 
 def test_arch_decides_what_is_built(builds: Project, run: Run) -> None:
-    """--fa-arch compiles for these and no other; the record holds a build for each."""
+    """--fa-arch compiles for the selected architectures only, and the record has one build for each."""
     (record,) = [each for each in builds.records if each.variant == "zero"]
     assert run.outcomes[f"test_build[{record.id}]"] == "passed"
     assert [build.arch for build in record.builds] == ["sm_80", "sm_90a"]
 
 
 def test_all_architectures_without_a_gpu(project: Project) -> None:
-    """Without --fa-arch and without a GPU every architecture of the manifest is wanted."""
+    """Without --fa-arch and without a GPU, every architecture of the manifest is built."""
     project.cuda_variant("zero")
     result = project.suite("-k", "test_build", "--fa-no-build", "--fa-cache=nowhere")
     (missing,) = re.findall(r"zero for (.*): no build", result.reasons["test_build[zero]"])
@@ -89,21 +89,21 @@ def test_all_architectures_without_a_gpu(project: Project) -> None:
 
 
 def test_arch_that_a_variant_lacks(project: Project) -> None:
-    """A variant that has none of the asked architectures is skipped with both named."""
+    """A variant with none of the selected architectures is skipped; the reason names its own and the selected ones."""
     project.cuda_variant("zero", manifest=MANIFEST + "arch: [sm_89]\n")
     result = project.suite("-k", "test_build", "--fa-arch=sm_80")
-    assert result.reasons["test_build[zero]"].endswith("zero is for sm_89; --fa-arch asks for sm_80")
+    assert result.reasons["test_build[zero]"].endswith("zero is only for sm_89; --fa-arch selects only sm_80")
 
 
 def test_unknown_arch_is_a_usage_error(builds: Project) -> None:
-    """An architecture that nothing is compiled for is exit status 4 and one line."""
+    """An unknown architecture is a usage error of one line."""
     result = builds.collect("--fa-arch=sm_70")
     complaint = "ERROR: --fa-arch: no 'sm_70'; did you mean 'sm_80'? (allowed: sm_80, sm_89, sm_90a)"
-    assert (result.ret, result.said) == (pytest.ExitCode.USAGE_ERROR, [complaint])
+    assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [complaint])
 
 
-def test_dependants_say_that_the_build_failed(project: Project) -> None:
-    """Where a GPU waits, what needs a failed build fails with one line that points to test_build."""
+def test_dependent_tests_point_to_the_failed_build(project: Project) -> None:
+    """With a GPU, the tests that need a failed build fail with one line that points to test_build."""
     project.write("conftest.py", PRETEND_GPU)
     project.cuda_variant("broken", BROKEN_SOURCE)
     result = project.suite(ONE_CASE, "-k", "broken")

@@ -15,7 +15,7 @@ OTHER = "zero@BLOCK=32"
 
 @pytest.fixture(scope="module")
 def owner(new_project: NewProject) -> Project:
-    """A project whose own cache has been filled once."""
+    """A project with its own cache, which contains one build."""
     project = new_project("owner")
     project.cuda_variant("zero")
     assert is_compiled(build(project))
@@ -28,12 +28,12 @@ def build(project: Project, *arguments: str) -> Run:
 
 
 def is_compiled(result: Run) -> bool:
-    """Whether the compiler was called."""
+    """Whether the run called the compiler."""
     return "fa: building 1 with" in result.text
 
 
-def test_cache_holds_the_leaf(owner: Project) -> None:
-    """A build lies under --fa-cache where the record says."""
+def test_cache_contains_the_build(owner: Project) -> None:
+    """The build is in --fa-cache, at the path that its record names."""
     (build,) = owner.records[0].builds
     assert (owner.folder / "builds" / build.library).is_file()
 
@@ -41,14 +41,14 @@ def test_cache_holds_the_leaf(owner: Project) -> None:
 @pytest.mark.parametrize(
     ("arguments", "compiles"), [([], False), (["--fa-no-build"], False), (["--fa-clean"], True)], ids=str
 )
-def test_build_of_what_is_there(owner: Project, arguments: list[str], *, compiles: bool) -> None:
-    """What is in the cache is not compiled again, unless --fa-clean forgets it first."""
+def test_cached_builds_are_not_compiled_again(owner: Project, arguments: list[str], *, compiles: bool) -> None:
+    """A cached build is compiled again only after --fa-clean has removed it."""
     result = build(owner, *arguments)
     assert (is_compiled(result), result.outcomes) == (compiles, {"test_build[zero]": "passed"})
 
 
-def test_no_build_fails_without_a_leaf(owner: Project) -> None:
-    """--fa-no-build fails where a definition was never built, compiles nothing, and says what to do."""
+def test_no_build_fails_without_a_build(owner: Project) -> None:
+    """--fa-no-build compiles nothing and fails for a variant that was never built, with what to do about it."""
     result = build(owner, f"--fa-variant={OTHER}", "--fa-no-build")
     line = result.reasons[f"test_build[{OTHER}]"].splitlines()[0]
     why = "it was never built with these flags and definitions; drop --fa-no-build, or build it there first"
@@ -56,15 +56,15 @@ def test_no_build_fails_without_a_leaf(owner: Project) -> None:
     assert (is_compiled(result), line) == (False, expected)
 
 
-def test_no_build_stays_in_the_repeat_command(owner: Project) -> None:
-    """The command that repeats a --fa-no-build failure compiles nothing either."""
+def test_no_build_stays_in_the_rerun_command(owner: Project) -> None:
+    """The rerun command of a failure under --fa-no-build contains that option, too."""
     result = build(owner, f"--fa-variant={OTHER}", "--fa-no-build")
-    (line,) = [each for each in result.outlines if each.startswith("  repeat: ")]
+    (line,) = [each for each in result.outlines if each.startswith("  rerun: ")]
     assert "--fa-no-build" in shlex.split(line)
 
 
 def test_python_variant_needs_no_cache(project: Project) -> None:
-    """Where nothing selected is compiled, a cache that cannot be written does not matter."""
+    """If no selected variant is compiled, a cache that cannot be written does not matter."""
     project.python_variant("good")
     result = project.suite(ONE_CASE, "-k", "test_correct", "--fa-cache=pytest.ini")
     assert result.outcomes == {f"test_correct[good-{CASE}]": "passed"}

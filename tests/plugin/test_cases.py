@@ -1,4 +1,4 @@
-"""Which cases a run takes: --fa-suite, --fa-case, --fa-seeds, --fa-dtype, and the ids they make."""
+"""The selection of cases by --fa-suite, --fa-case, --fa-seeds and --fa-dtype, and the resulting test ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject,
 
 @pytest.fixture(scope="module")
 def pair(new_project: NewProject) -> Project:
-    """One variant for the CPU that takes whatever the suites ask, one to compile."""
+    """One variant for the CPU that supports all cases of the suites, and one that is compiled."""
     project = new_project("cases")
     everything = "supports: {device: [cpu], dtype: [fp16, bf16], head_dim: [64, 128], layout: [bhsd, bshd]}\n"
     project.python_variant("good", manifest=MANIFEST + 'entry: {kind: python, target: "entry:forward"}\n' + everything)
@@ -25,23 +25,23 @@ def checked(project: Project, *arguments: str) -> list[str]:
 
 
 def test_ids_name_variant_and_case(pair: Project) -> None:
-    """test_build is named by the variant, test_correct by variant and case, test_speed by variant and shape."""
+    """The ids consist of the variant (test_build), variant and case (test_correct), variant and shape (test_speed)."""
     assert pair.ids(ONE_CASE) == [
         "test_build[zero]",
         "test_correct[good-b1h2s64d64-fp16-seed0]",
         "test_correct[zero-b1h2s64d64-fp16-seed0]",
-        *(f"test_speed[{each}-b1h2s64d64-fp16]" for each in ("good", "zero", *COMPANIONS)),
+        *(f"test_speed[{name}-b1h2s64d64-fp16]" for name in ("good", "zero", *COMPANIONS)),
     ]
 
 
 def test_default_is_the_history_suite(pair: Project) -> None:
-    """Without options the four shapes of the history run with three seeds each."""
+    """Without options, the four shapes of suite `history` run with three seeds each."""
     shapes = ["b1h2s64d64-fp16", "b1h4s128d64-fp16", "b1h8s512d64-fp16", "b2h2s64d64-fp16"]
     assert checked(pair) == [f"{shape}-seed{seed}" for shape in shapes for seed in range(3)]
 
 
 def test_one_seed_is_timed(pair: Project) -> None:
-    """test_speed runs once for each shape, whatever the seeds."""
+    """test_speed runs once for each shape, however many seeds are selected."""
     ids = pair.ids("--fa-variant=good", "--fa-case=b1h2s64d64-fp16-seed0,b1h2s64d64-fp16-seed1,b2h2s64d64-fp16-seed5")
     assert cases_of(ids, "test_speed") == ["b1h2s64d64-fp16", "b2h2s64d64-fp16"]
 
@@ -51,18 +51,18 @@ def test_one_seed_is_timed(pair: Project) -> None:
     [("smoke", 3), ("history", 12), ("mission", 100), ("edge", 23), ("long", 9), ("smoke,history", 14)],
 )
 def test_suite(pair: Project, suites: str, count: int) -> None:
-    """--fa-suite takes the cases of the named suites, each case once."""
+    """--fa-suite selects the cases of the named suites, each case once."""
     assert len(checked(pair, f"--fa-suite={suites}")) == count
 
 
-def test_a_suite_is_fitted_to_what_a_variant_takes(project: Project) -> None:
-    """A kernel for bf16, D = 128 and the other layout runs the suite so, with SDPA beside it; a named case is exact."""
-    takes = "supports: {device: [cpu], dtype: [bf16], head_dim: [128], layout: [bshd]}\n"
-    project.python_variant("mine", manifest=MANIFEST + 'entry: {kind: python, target: "entry:forward"}\n' + takes)
+def test_a_suite_is_adapted_to_a_variant(project: Project) -> None:
+    """A suite is adapted to a variant's dtype, head_dim and layout, also for SDPA; a named case does not change."""
+    supports = "supports: {device: [cpu], dtype: [bf16], head_dim: [128], layout: [bshd]}\n"
+    project.python_variant("mine", manifest=MANIFEST + 'entry: {kind: python, target: "entry:forward"}\n' + supports)
     run = project.suite("--fa-variant=mine", "--fa-suite=smoke", "-k", "b1h2s64 and (test_correct or test_speed)")
     fitted = "b1h2s64d128-bf16-bshd"
     assert run.outcomes[f"test_correct[mine-{fitted}-seed0]"] == "passed"
-    assert {run.outcomes[f"test_speed[{each}-{fitted}]"] for each in ("mine", "sdpa_flash", "sdpa_math")} == {"passed"}
+    assert {run.outcomes[f"test_speed[{name}-{fitted}]"] for name in ("mine", "sdpa_flash", "sdpa_math")} == {"passed"}
     assert cases_of(project.ids("--fa-variant=mine", ONE_CASE), "test_correct") == [CASE]
     assert f"test_correct[mine-{fitted}-seed0]" not in project.ids("--fa-variant=mine", "--fa-dtype=fp16")
 
@@ -80,22 +80,22 @@ def test_a_suite_is_fitted_to_what_a_variant_takes(project: Project) -> None:
     ids=["id", "id of no suite", "glob", "glob over seeds", "glob over a suite", "id and glob"],
 )
 def test_case(pair: Project, arguments: list[str], cases: list[str]) -> None:
-    """--fa-case takes ids, of a suite or of none, and globs over the suite."""
+    """--fa-case accepts ids of cases, also of cases in no suite, and globs over the suite."""
     assert checked(pair, *arguments) == cases
 
 
-@pytest.mark.parametrize(("given", "seeds"), [("2", [0, 1]), ("3,7", [3, 7]), ("5,", [5])])
-def test_seeds(pair: Project, given: str, seeds: list[int]) -> None:
-    """--fa-seeds=N takes the first N seeds, a list takes those."""
-    found = checked(pair, "--fa-suite=smoke", "--fa-case=*s64d64-fp16*", f"--fa-seeds={given}")
-    assert found == [f"{SHAPE}-seed{seed}" for seed in seeds]
+@pytest.mark.parametrize(("value", "seeds"), [("2", [0, 1]), ("3,7", [3, 7]), ("5,", [5])])
+def test_seeds(pair: Project, value: str, seeds: list[int]) -> None:
+    """--fa-seeds=N selects the first N seeds; a list selects the seeds in it."""
+    cases = checked(pair, "--fa-suite=smoke", "--fa-case=*s64d64-fp16*", f"--fa-seeds={value}")
+    assert cases == [f"{SHAPE}-seed{seed}" for seed in seeds]
 
 
-@pytest.mark.parametrize(("given", "dtypes"), [("bf16", ["bf16"]), ("bf16,fp16", ["bf16", "fp16"])])
-def test_dtype(pair: Project, given: str, dtypes: list[str]) -> None:
-    """--fa-dtype runs every shape in these dtypes, each case once."""
-    found = checked(pair, "--fa-suite=smoke", "--fa-case=*s64d64*", f"--fa-dtype={given}")
-    assert found == [f"b1h2s64d64-{dtype}-seed0" for dtype in dtypes]
+@pytest.mark.parametrize(("value", "dtypes"), [("bf16", ["bf16"]), ("bf16,fp16", ["bf16", "fp16"])])
+def test_dtype(pair: Project, value: str, dtypes: list[str]) -> None:
+    """--fa-dtype runs every shape in the selected dtypes, each case once."""
+    cases = checked(pair, "--fa-suite=smoke", "--fa-case=*s64d64*", f"--fa-dtype={value}")
+    assert cases == [f"b1h2s64d64-{dtype}-seed0" for dtype in dtypes]
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_dtype(pair: Project, given: str, dtypes: list[str]) -> None:
         ),
         ("--fa-dtype=fp8", "--fa-dtype: no dtype 'fp8'; did you mean 'fp16'? (allowed: fp16, bf16)"),
         ("--fa-case=q*", "--fa-case: 'q*' matches no case of suite history (see --collect-only -q)"),
-        ("--fa-seeds=x", "--fa-seeds: 'x' is no seed; give a count such as 5, or a list such as 3,7"),
-        ("--fa-seeds=-1", "--fa-seeds: '-1' is no seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-seeds=x", "--fa-seeds: 'x' is not a seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-seeds=-1", "--fa-seeds: '-1' is not a seed; give a count such as 5, or a list such as 3,7"),
         ("--fa-case=b1h2s64d64-fp8-seed0", "case 'b1h2s64d64-fp8-seed0': no dtype 'fp8'; allowed: fp16, bf16"),
         ("--fa-case=b0h2s64d64-fp16-seed0", "case 'b0h2s64d64-fp16-seed0': batch is 0; it must be at least 1"),
         (
@@ -126,13 +126,13 @@ def test_dtype(pair: Project, given: str, dtypes: list[str]) -> None:
     ],
 )
 def test_bad_value_is_a_usage_error(pair: Project, argument: str, complaint: str) -> None:
-    """A value that cannot be is exit status 4 and one line that quotes it and says what can."""
+    """An invalid value is a usage error of one line that quotes it and says what is allowed."""
     result = pair.collect(argument)
-    assert (result.ret, result.said) == (pytest.ExitCode.USAGE_ERROR, [f"ERROR: {complaint}"])
+    assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [f"ERROR: {complaint}"])
 
 
-@pytest.mark.parametrize("given", ["0", "²"])
-def test_seeds_that_are_none_are_a_usage_error(pair: Project, given: str) -> None:
-    """No seed at all and a digit that is no number are refused in one line."""
-    result = pair.collect(f"--fa-seeds={given}")
-    assert (result.ret, len(result.said)) == (pytest.ExitCode.USAGE_ERROR, 1)
+@pytest.mark.parametrize("value", ["0", "²"])
+def test_invalid_seeds_are_a_usage_error(pair: Project, value: str) -> None:
+    """Zero seeds, and a digit that is no number, are a usage error of one line."""
+    result = pair.collect(f"--fa-seeds={value}")
+    assert (result.ret, len(result.all_lines)) == (pytest.ExitCode.USAGE_ERROR, 1)

@@ -1,4 +1,4 @@
-"""Entry kind `torch`: an extension that somebody has already is built, called as its manifest says, and judged."""
+"""Entry kind `torch`: an existing PyTorch extension is built, called as its manifest says, and judged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from tests.factories import WriteVariant
 from tests.plugin.conftest import ONE_CASE, NewProject, Project, Run
 
-# Attention by the book in plain loops, with few headers: ten seconds to compile where ATen's own take a minute.
+# Attention in plain loops.  It includes few headers and compiles in 10 s; with all of ATen it would take a minute.
 SOURCE = """\
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
@@ -73,7 +73,7 @@ variants:
 
 
 def write_extension(project: Project, manifest: str = MANIFEST) -> None:
-    """A repository with an extension in csrc and a manifest in kernels."""
+    """Write an extension to `csrc` and its manifest to `kernels`."""
     project.write("csrc/forward.cpp", SOURCE)
     project.write("csrc/factor.h", "#define FACTOR 1.0\n")
     project.write("kernels/mine/variant.yaml", manifest)
@@ -81,7 +81,7 @@ def write_extension(project: Project, manifest: str = MANIFEST) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-    """One extension through its life."""
+    """The runs of one extension: built, built again, with an edited header, with the old header, with an error."""
 
     both: Run
     again: Run
@@ -94,29 +94,29 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story(new_project: NewProject) -> Story:
-    """Two variants of one extension; the same again; a header edited, put back, and broken."""
+    """Run two variants of one extension twice, then one of them with the header edited, restored and broken."""
     project = new_project("extension")
     write_extension(project)
     cache = project.folder / "cache"
-    leftover = cache / ".stage-0123" / "0" / "objects"  # what a build that was killed leaves behind
-    leftover.mkdir(parents=True)
-    (leftover / "lock").touch()
-    words = (f"--fa-cache={cache}", ONE_CASE, "-k", "test_build or test_correct")
-    both, again = project.suite(*words), project.suite(*words)
+    stale_stage = cache / ".stage-0123" / "0" / "objects"  # as after a build that was killed
+    stale_stage.mkdir(parents=True)
+    (stale_stage / "lock").touch()
+    arguments = (f"--fa-cache={cache}", ONE_CASE, "-k", "test_build or test_correct")
+    both, again = project.suite(*arguments), project.suite(*arguments)
     project.write("csrc/factor.h", "#define FACTOR 1.5\n")
-    edited = project.suite(*words, "--fa-variant=mine")
+    edited = project.suite(*arguments, "--fa-variant=mine")
     project.write("csrc/factor.h", "#define FACTOR 1.0\n")
-    back = project.suite(*words, "--fa-variant=mine")
+    back = project.suite(*arguments, "--fa-variant=mine")
     project.write("csrc/factor.h", "#define FACTOR 1.0 nonsense\n")
-    broken = project.suite(*words, "--fa-variant=mine")
+    broken = project.suite(*arguments, "--fa-variant=mine")
     return Story(both, again, edited, back, broken, project, list(cache.glob(".stage-*")))
 
 
 CORRECT, CORRECT_OFF = (f"test_correct[{name}-b1h2s64d64-fp16-seed0]" for name in ("mine", "mine_off"))
 
 
-def test_two_variants_of_one_extension_live_in_one_run(story: Story) -> None:
-    """They register the same operator, differ in a definition, and each is judged for what it is."""
+def test_two_variants_of_one_extension_in_one_run(story: Story) -> None:
+    """Two variants that register the same operator and differ in a definition are judged separately in one run."""
     expected = {
         "test_build[mine]": "passed",
         "test_build[mine_off]": "passed",
@@ -127,22 +127,22 @@ def test_two_variants_of_one_extension_live_in_one_run(story: Story) -> None:
     assert "max error" in story.both.reasons[CORRECT_OFF]
 
 
-def test_what_was_built_is_found_again(story: Story) -> None:
+def test_builds_are_cached(story: Story) -> None:
     """The second run compiles nothing."""
     assert any("2 compiled, 0 cached" in line for line in story.both.outlines)
     assert any("0 compiled, 2 cached" in line for line in story.again.outlines)
 
 
 def test_an_edited_header_is_rebuilt(story: Story) -> None:
-    """A header beside the sources counts as they do, and going back finds the old build."""
+    """Editing a header triggers a rebuild; restoring it uses the cached build again."""
     assert story.edited.outcomes == {"test_build[mine]": "passed", CORRECT: "failed"}
     assert any("1 compiled" in line for line in story.edited.outlines)
     assert story.back.outcomes == {"test_build[mine]": "passed", CORRECT: "passed"}
     assert any("0 compiled" in line for line in story.back.outlines)
 
 
-def test_the_compilers_words_are_shown(story: Story) -> None:
-    """What does not compile fails with the compiler's own lines and with what was asked of it, once."""
+def test_a_compile_error_shows_the_compilers_lines(story: Story) -> None:
+    """A compile error shows the compiler's own lines and a short form of the command."""
     assert story.broken.outcomes == {"test_build[mine]": "failed", CORRECT: "failed"}
     reason = story.broken.reasons["test_build[mine]"]
     assert "mine for host: it did not compile:" in reason
@@ -151,13 +151,13 @@ def test_the_compilers_words_are_shown(story: Story) -> None:
     assert "-MMD" not in reason
 
 
-def test_leftovers_are_in_nobodys_way(story: Story) -> None:
-    """A staging folder with a lock in it, as after a killed build, is swept."""
+def test_stale_staging_folders_are_removed(story: Story) -> None:
+    """A staging folder with a lock file, as after a killed build, is removed."""
     assert story.stages == []
 
 
 def test_each_build_has_a_record(story: Story) -> None:
-    """The build is for the host, and says with which compilers and which PyTorch it was made."""
+    """Each build is for the host, and its record names the compilers and the PyTorch version."""
     builds = [build for record in story.project.records if record.kind == "build" for build in record.builds]
     assert {build.arch for build in builds} == {"host"}
     assert all(f"torch {find_torch().version}" in build.compiler for build in builds)
@@ -165,7 +165,7 @@ def test_each_build_has_a_record(story: Story) -> None:
 
 
 def test_a_new_header_beside_a_source_is_seen(tmp_path: Path, write_variant: WriteVariant) -> None:
-    """What `#include` would find first asks for a new build, though no list of files names it; so do CXXFLAGS."""
+    """A new header beside a source changes the build key, although no dependency file lists it; so does CXXFLAGS."""
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc" / "forward.cpp").touch()
     text = MANIFEST.replace("  include: [../../csrc]\n", "")
@@ -181,17 +181,17 @@ def test_a_new_header_beside_a_source_is_seen(tmp_path: Path, write_variant: Wri
 
 
 @pytest.mark.parametrize("prefix", ["/usr/include", "/opt/mine/csrc"])
-def test_only_what_the_system_brings_is_kept_by_its_folder(prefix: str) -> None:
-    """A header of the project is compared wherever it lies: also by a run that may not build."""
-    own = [Path("/opt/mine/kernels/fast"), Path("/opt/mine/csrc")]
+def test_only_system_headers_keep_absolute_paths(prefix: str) -> None:
+    """Headers of the project are stored by relative paths, system headers by absolute ones."""
+    project_folders = [Path("/opt/mine/kernels/fast"), Path("/opt/mine/csrc")]
     expected = {"/usr/include": "/usr/include/x.h", "/opt/mine/csrc": "src/../../csrc/x.h"}[prefix]
-    assert extension._portable(Path(prefix) / "x.h", own) == expected
+    assert extension._portable(Path(prefix) / "x.h", project_folders) == expected
 
 
 def test_an_operator_is_registered_once(story: Story) -> None:
-    """Two builds that register one operator are an error of the second, and not the end of a user's own test run."""
+    """If two builds register the same operator in a user's own tests, the second test is an error, not a crash."""
     project = story.project
-    project.write("csrc/factor.h", "#define FACTOR 1.0\n")  # as when both were built
+    project.write("csrc/factor.h", "#define FACTOR 1.0\n")  # the header that both builds were made with
     project.write(
         "test_own.py",
         "def test_own(fa_variant, fa_module, fa_inputs):\n"
@@ -201,20 +201,20 @@ def test_an_operator_is_registered_once(story: Story) -> None:
     run = project.run("test_own.py", "--fa-variant=mine,mine_off", f"--fa-cache={project.folder / 'cache'}", ONE_CASE)
     outcomes = sorted(outcome for name, outcome in run.outcomes.items() if name.startswith("test_own["))
     assert outcomes == ["error", "passed"]
-    assert "has registered it in this process already" in run.text
+    assert "has already registered this operator in this process" in run.text
 
 
 @pytest.mark.skipif(find_torch().cuda is not None, reason="this torch has CUDA")
 def test_cuda_sources_need_a_torch_with_cuda(project: Project) -> None:
-    """Where torch has none, the variant is skipped and says so; its neighbours go on."""
+    """With a torch without CUDA, a variant with CUDA sources is skipped with that reason, and the others run."""
     project.write("kernels/gpu/kernel.cu", "")
     project.write(
         "kernels/gpu/variant.yaml",
         "step: s\nbecause: b\nexpect: e\nentry: {kind: torch, sources: [kernel.cu], target: forward}\n",
     )
-    project.python_variant("beside")
+    project.python_variant("on_cpu")
     run = project.suite(ONE_CASE, "-k", "test_build or test_correct")
-    expected = f"torch {find_torch().version} has no CUDA, which CUDA sources need"
+    expected = f"torch {find_torch().version} has no CUDA, which CUDA sources need; install a torch with CUDA"
     assert run.outcomes["test_build[gpu]"] == "skipped"
     assert expected in run.reasons["test_build[gpu]"]
-    assert run.outcomes["test_correct[beside-b1h2s64d64-fp16-seed0]"] == "passed"
+    assert run.outcomes["test_correct[on_cpu-b1h2s64d64-fp16-seed0]"] == "passed"

@@ -1,4 +1,4 @@
-"""The pages for beginners: every command of them, in its order, in an empty folder."""
+"""The pages for beginners: all their commands work, in their order, in an empty folder."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {"first-ten-minutes.md": 10, "add-a-variant.md": 2}  # with the fewest commands that each has
+PAGES = {"first-ten-minutes.md": 10, "add-a-variant.md": 2}  # page -> least number of commands
 FAILS = "# exits with 1"
 NOT_HERE = ("pip install", "mkdir ")
 
 
 def commands(page: str) -> list[str]:
-    """A page's commands, but for those that install and make the folder."""
+    """The commands of a page, without those that install the package and create the folder."""
     blocks = re.findall(r"```console\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
-    found = [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
-    return [command for command in found if not command.startswith(NOT_HERE)]
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    return [command for command in lines if not command.startswith(NOT_HERE)]
 
 
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_does_what_the_page_says(tmp_path: Path, shared_cache: Path, page: str) -> None:
-    """Each command succeeds, but for the one that is to fail; pytest and python are this environment's."""
+    """Each command succeeds, except those marked to exit with 1; `pytest` and `python` are this environment's."""
     assert len(commands(page)) >= PAGES[page]
-    here = {"XDG_CACHE_HOME": str(shared_cache), "CUDA_VISIBLE_DEVICES": "", "PY_COLORS": "0", "COLUMNS": "140"}
-    outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    fixed = {"XDG_CACHE_HOME": str(shared_cache), "CUDA_VISIBLE_DEVICES": "", "PY_COLORS": "0", "COLUMNS": "140"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, more in (("python", ""), ("pytest", " -m pytest")):
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable}{more} "$@"\n', encoding="utf-8")
         (programs / name).chmod(0o755)
-    environment = {**outer, **here, "PATH": f"{programs}:{os.environ['PATH']}"}
+    environment = {**inherited, **fixed, "PATH": f"{programs}:{os.environ['PATH']}"}
     folder = tmp_path / "tryout"
     folder.mkdir()
     for command in commands(page):
-        run = subprocess.run(
+        process = subprocess.run(
             [str(shutil.which("bash")), "-c", command],
             cwd=folder,
             env=environment,
@@ -48,5 +48,5 @@ def test_every_command_does_what_the_page_says(tmp_path: Path, shared_cache: Pat
             text=True,
             check=False,
         )
-        wanted = 1 if FAILS in command else 0
-        assert run.returncode == wanted, f"$ {command}\n{run.stdout}\n{run.stderr}"
+        expected = 1 if FAILS in command else 0
+        assert process.returncode == expected, f"$ {command}\n{process.stdout}\n{process.stderr}"

@@ -1,4 +1,4 @@
-"""The fixtures in a user's own test file."""
+"""The fixtures in a user's own tests."""
 
 from __future__ import annotations
 
@@ -95,24 +95,24 @@ def own(new_project: NewProject) -> Project:
 
 @pytest.fixture(scope="module")
 def run(own: Project) -> Run:
-    """The user's tests on one case that the variant takes and one that it does not."""
+    """A run of the user's tests on one case that the variant supports and one that it refuses."""
     return own.run(f"--fa-case={CASE},{REFUSED_CASE}", "-k", "not sdpa and not noop")
 
 
 def test_all_are_listed(project: Project) -> None:
-    """`pytest --fixtures` lists every fixture, each with a sentence about it."""
+    """`pytest --fixtures` lists every fixture with a sentence that ends with a period."""
     lines = project.run("--fixtures").outlines
-    found = {
+    last_characters = {
         line.split()[0]: lines[index + 1].strip()[-1:] for index, line in enumerate(lines) if line.startswith("fa_")
     }
-    assert found == dict.fromkeys(FIXTURES, ".")
+    assert last_characters == dict.fromkeys(FIXTURES, ".")
 
 
 @pytest.mark.parametrize("test", ["test_right", "test_truth"])
 def test_variant_and_case(run: Run, test: str) -> None:
-    """A test that asks for both runs over every pair: judged, refused, or without a device."""
-    found = {name: outcome for name, outcome in run.outcomes.items() if name.startswith(f"{test}[")}
-    assert found == {
+    """A test with variant and case runs over every pair; it is skipped for refused cases and without a device."""
+    outcomes = {name: outcome for name, outcome in run.outcomes.items() if name.startswith(f"{test}[")}
+    assert outcomes == {
         f"{test}[good-{CASE}]": "passed",
         f"{test}[good-{REFUSED_CASE}]": "skipped",
         f"{test}[zero-{CASE}]": "skipped",
@@ -121,12 +121,12 @@ def test_variant_and_case(run: Run, test: str) -> None:
 
 
 def test_check_fails_on_a_corrupted_output(run: Run) -> None:
-    """fa_check fails the test whose output has one wrong element."""
+    """fa_check fails a test whose output has one wrong element."""
     assert run.outcomes[f"test_corrupted[good-{CASE}]"] == "failed"
 
 
 def test_check_shows_the_bounds(run: Run) -> None:
-    """What fa_check says has every bound, the count of bad elements and the worst place; no traceback."""
+    """The failure of fa_check has every bound, the number of bad elements and the worst place, and no traceback."""
     lines = run.failure(f"test_corrupted[good-{CASE}]")
     assert [line.split(":")[0] for line in lines] == [
         "wrong result",
@@ -141,52 +141,52 @@ def test_check_shows_the_bounds(run: Run) -> None:
 
 
 def test_another_dtype_is_no_output(run: Run) -> None:
-    """fa_check holds an output to the inputs' dtype and shape."""
+    """fa_check fails an output whose dtype is not that of the inputs."""
     assert run.outcomes[f"test_other_dtype[good-{CASE}]"] == "failed"
     assert "the output is torch.float32 [1, 2, 64, 64], it must be torch.float16" in run.text
 
 
 def test_benchmark_takes_part(run: Run) -> None:
-    """fa_benchmark times in this process, once for each shape, and pytest-benchmark shows it."""
-    rows = [line.split()[0] for line in run.said if line.startswith("test_timed[")]
+    """fa_benchmark times a kernel once for each shape, and pytest-benchmark shows the times."""
+    rows = [line.split()[0] for line in run.all_lines if line.startswith("test_timed[")]
     assert (run.outcomes[f"test_timed[good-{SHAPE}]"], rows) == ("passed", [f"test_timed[good-{SHAPE}]"])
 
 
 @pytest.mark.parametrize("test", ["test_case_alone", "test_inputs_alone", "test_nothing_of_a_variant"])
 def test_case_alone(run: Run, test: str) -> None:
-    """A test that asks for no variant runs once for every case, whatever the variants take."""
-    found = {name: outcome for name, outcome in run.outcomes.items() if name.startswith(f"{test}[")}
-    assert found == {f"{test}[{CASE}]": "passed", f"{test}[{REFUSED_CASE}]": "passed"}
+    """A test with a case and without a variant runs once for every case, also for cases that variants refuse."""
+    outcomes = {name: outcome for name, outcome in run.outcomes.items() if name.startswith(f"{test}[")}
+    assert outcomes == {f"{test}[{CASE}]": "passed", f"{test}[{REFUSED_CASE}]": "passed"}
 
 
 def test_variant_alone(run: Run) -> None:
-    """A test that asks for no case runs once for every variant."""
-    found = {name: outcome for name, outcome in run.outcomes.items() if name.startswith("test_variant_alone")}
-    assert found == {"test_variant_alone[good]": "passed", "test_variant_alone[zero]": "passed"}
+    """A test with a variant and without a case runs once for every variant."""
+    outcomes = {name: outcome for name, outcome in run.outcomes.items() if name.startswith("test_variant_alone")}
+    assert outcomes == {"test_variant_alone[good]": "passed", "test_variant_alone[zero]": "passed"}
 
 
 def test_module_without_a_device(run: Run) -> None:
-    """fa_module skips a variant that has no device here, and says so."""
+    """fa_module skips a test whose variant needs a GPU if there is none, with that reason."""
     assert (run.outcomes["test_module_alone[good]"], run.outcomes["test_module_alone[zero]"]) == ("passed", "skipped")
     assert run.reasons["test_module_alone[zero]"].endswith("zero needs a GPU, and this machine has none")
 
 
-def test_others_are_left_alone(run: Run) -> None:
-    """A test that asks for none of the fixtures is a test like any other."""
+def test_tests_without_fixtures_run_as_usual(run: Run) -> None:
+    """A test that uses none of the fixtures runs as usual."""
     assert run.outcomes["test_without_any"] == "passed"
 
 
-def test_own_tests_bring_no_table(run: Run) -> None:
-    """Only fa_run makes records: a user's tests leave no file and no table of ours."""
-    assert [line for line in run.said if line.startswith("records: ") or " attention kernels " in line] == []
+def test_own_tests_show_no_table(run: Run) -> None:
+    """A user's tests without fa_run write no records and show no table."""
+    assert [line for line in run.all_lines if line.startswith("records: ") or " attention kernels " in line] == []
 
 
-def test_skips_bring_no_warning(run: Run) -> None:
-    """A timing that is skipped does not warn of an unused benchmark fixture."""
+def test_skips_emit_no_warning(run: Run) -> None:
+    """A skipped timing does not warn about an unused benchmark fixture."""
     assert "PytestBenchmarkWarning" not in run.text
 
 
-# Right when called for the first time with a V, and from then on for ever.
+# Computes the output at the first call with a V, and then returns the same output at every call with this V.
 KEEPS = """
 KEPT = {}
 
@@ -204,18 +204,18 @@ def test_timed(fa_module, fa_case, fa_inputs, fa_benchmark):
 """
 
 
-def test_a_floor_is_timed_and_not_judged(project: Project) -> None:
-    """What stands beside the candidates and computes nothing is timed in a user's own test too."""
-    floor = "def forward(q, k, v, *, scale, causal='none', out=None):\n    return out\n"
+def test_overhead_is_timed_and_not_judged(project: Project) -> None:
+    """A variant of role `overhead`, which computes nothing, is timed and not judged in a user's own test, too."""
+    empty = "def forward(q, k, v, *, scale, causal='none', out=None):\n    return out\n"
     project.python_variant("good")
-    project.python_variant("ground", floor, manifest=PYTHON_MANIFEST + "role: overhead\n")
+    project.python_variant("empty", empty, manifest=PYTHON_MANIFEST + "role: overhead\n")
     project.write("test_own.py", TIMES)
-    result = project.run("--fa-variant=good", f"--fa-case={CASE}", "-k", "good or ground")
-    assert result.outcomes == {f"test_timed[{name}-{SHAPE}]": "passed" for name in ("good", "ground")}
+    result = project.run("--fa-variant=good", f"--fa-case={CASE}", "-k", "good or empty")
+    assert result.outcomes == {f"test_timed[{name}-{SHAPE}]": "passed" for name in ("good", "empty")}
 
 
-def test_what_was_timed_is_judged(project: Project) -> None:
-    """fa_benchmark fails a test whose timed calls gave old results."""
+def test_timed_outputs_are_judged(project: Project) -> None:
+    """fa_benchmark fails a test whose timed calls return an old result."""
     project.python_variant("keeps", "import torch\n" + KEEPS)
     project.write("test_own.py", TIMES)
     result = project.run("--fa-variant=keeps", f"--fa-case={CASE}", "-k", "keeps")

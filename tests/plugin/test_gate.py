@@ -1,4 +1,4 @@
-"""`--fa-gate` end to end on the CPU: kernels of a known duration, processes, verdict, exit status."""
+"""`--fa-gate` end to end on the CPU: the verdict and the exit status for kernels of a known duration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.plugin.conftest import CASE, SHAPE, NewProject, Project, Run
 
 pytestmark = pytest.mark.alone
 
-# The right output, given back after so many milliseconds of busy waiting: longer than the work itself.
+# A correct kernel that waits until MS milliseconds have passed, which is longer than its computation takes.
 TIMED_SOURCE = (
     PYTHON_SOURCE.replace("import torch\n", "import time\n\nimport torch\n")
     .replace("    scores =", "    start = time.perf_counter()\n    scores =", 1)
@@ -22,7 +22,7 @@ DURATIONS_MS = {"quick": 4.5, "usual": 5.0, "slow": 5.5}
 
 @pytest.fixture(scope="module")
 def timed(new_project: NewProject) -> Project:
-    """Three right kernels of 4.5, 5 and 5.5 ms, and a wrong one."""
+    """Three correct kernels of 4.5, 5 and 5.5 ms, and a wrong one."""
     project = new_project("gate")
     for name, duration_ms in DURATIONS_MS.items():
         project.python_variant(name, TIMED_SOURCE.replace("MS /", f"{duration_ms} /"))
@@ -30,60 +30,63 @@ def timed(new_project: NewProject) -> Project:
     return project
 
 
-TRIES = 4  # a machine that others use may be too noisy for a verdict; a wrong one is never tried again
+TRIES = 4  # a busy machine may be too noisy for a verdict; only an INCONCLUSIVE gate is tried again
 
 
 def gate(project: Project, name: str, *more: str) -> Run:
-    """Gate one variant against `usual`."""
+    """Gate one variant against the variant `usual`."""
     options = (f"--fa-case={CASE}", f"--fa-variant={name}", "--fa-gate-baseline=usual", "-k", "test_gate")
     return project.suite(*options, *more)
 
 
 def decided(project: Project, name: str) -> Run:
-    """The same at 0.95, until it has a verdict."""
+    """Gate one variant against `usual` at 0.95, until there is a verdict."""
     for _ in range(TRIES):
         run = gate(project, name, "--fa-gate=0.95")
-        if run.ret != 10:  # the status of a gate without a verdict
+        if run.ret != 10:  # the exit status of a gate without a verdict
             break
     return run
 
 
 @pytest.fixture(scope="module")
 def quick(timed: Project) -> Run:
-    """The fast kernel, gated."""
+    """The gate of the fast kernel."""
     return decided(timed, "quick")
 
 
 def ratio_of(run: Run) -> float:
-    """The one pair's ratio, as the terminal shows it."""
-    (line,) = {each.strip() for each in run.said if each.strip().startswith(f"{SHAPE}  / usual: ")}
-    return float(line.split(": ")[1].split(",")[0])
+    """The ratio of the single pair, as the terminal shows it."""
+    lines = {each.strip() for each in run.all_lines}
+    (line,) = [each for each in lines if each.startswith(f"{SHAPE}: ") and " x usual, 99.5 % interval " in each]
+    return float(line.split(": ")[1].split(" x ")[0])
 
 
 def test_ten_percent_faster_passes(quick: Run) -> None:
-    """0.9 of the baseline's time passes a gate of 0.95, and the ratio is what it is."""
+    """A kernel that takes 0.9 times the baseline's time passes a gate of 0.95, and the measured ratio is right."""
     assert (quick.ret, quick.outcomes) == (0, {"test_gate[quick]": "passed"})
     assert ratio_of(quick) == pytest.approx(0.9, abs=0.02)
-    assert any(each.startswith("PASS quick < 0.95: ") for each in quick.said)
+    assert any(each.startswith("PASS quick < 0.95 x baseline: ") for each in quick.all_lines)
 
 
 def test_ten_percent_slower_fails(timed: Project) -> None:
-    """1.1 of the baseline's time fails it."""
+    """A kernel that takes 1.1 times the baseline's time fails a gate of 0.95."""
     run = decided(timed, "slow")
     assert (run.ret, run.outcomes) == (1, {"test_gate[slow]": "failed"})
     assert ratio_of(run) == pytest.approx(1.1, abs=0.02)
-    assert any(each.strip().startswith("FAIL slow < 0.95: ") for each in run.said)
+    assert any(each.strip().startswith("FAIL slow < 0.95 x baseline: ") for each in run.all_lines)
 
 
-def test_the_cost_and_the_power_are_said_first(quick: Run) -> None:
-    """Before the first process: how many there may be, how long it takes, which difference it decides."""
-    (line,) = [each for each in quick.said if each.startswith("fa: gate quick")]
-    assert line.startswith("fa: gate quick < 0.95 x usual: 6 or 12 processes, about ")
-    assert "decides differences of 1.0 % (spread of processes: an NVIDIA H200's)" in line
+def test_the_cost_and_the_power_are_announced(quick: Run) -> None:
+    """Before the first process, a line announces the number of processes, the time and the detectable difference."""
+    (line,) = [each for each in quick.all_lines if each.startswith("fa: gate quick")]
+    assert line.startswith("fa: gate quick < 0.95 x usual: 6 processes (about ")
+    assert " or 12 (about " in line
+    source = "not measured on this GPU, taken from an NVIDIA H200"
+    assert f"detects differences of 1.0 % (standard deviation of process means: {source})" in line
 
 
 def test_the_record_has_every_block(timed: Project, quick: Run) -> None:
-    """Raw blocks, orders' seed, pilot and intervals are kept."""
+    """The record has the raw blocks, the pilot's times and the intervals."""
     assert quick.ret == 0
     *_, record = [each for each in timed.records if each.gate and each.variant == "quick"]
     assert record.gate is not None
@@ -96,14 +99,14 @@ def test_the_record_has_every_block(timed: Project, quick: Run) -> None:
 
 
 def test_no_verdict_has_an_exit_status_of_its_own(timed: Project) -> None:
-    """A gate exactly at the ratio has no verdict: the test fails, and the run ends with 10."""
+    """A gate exactly at the true ratio has no verdict: the test fails, and the exit status of the run is 10."""
     run = gate(timed, "usual", "--fa-gate=1.0")
-    assert (run.ret, "INCONCLUSIVE usual < 1: " in run.text) == (10, True)
-    assert "1 inconclusive" in run.said[-1]
+    assert (run.ret, "INCONCLUSIVE usual < 1 x baseline: " in run.text) == (10, True)
+    assert "1 inconclusive" in run.all_lines[-1]
 
 
 def test_a_wrong_kernel_is_not_gated(timed: Project) -> None:
-    """A candidate that is wrong in the pilot fails with its bounds, and no process is started."""
+    """A candidate that is wrong in the pilot fails with its bounds, and no process of the gate is started."""
     run = gate(timed, "wrong", "--fa-gate=0.95")
     assert (run.ret, "wrong result" in run.text, "fa: gate" in run.text) == (1, True, False)
 
@@ -111,21 +114,21 @@ def test_a_wrong_kernel_is_not_gated(timed: Project) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--fa-gate=fast"], "--fa-gate: 'fast' is no ratio; give 0.01 to 100, such as 0.95"),
+        (["--fa-gate=fast"], "--fa-gate: 'fast' is not a ratio; give 0.01 to 100, such as 0.95"),
         (["--fa-gate=1", "-n2"], "--fa-gate: a gate starts its own processes, one at a time; drop -n"),
-        (["--fa-gate=0"], "--fa-gate: '0' is no ratio; give 0.01 to 100, such as 0.95"),
+        (["--fa-gate=0"], "--fa-gate: '0' is not a ratio; give 0.01 to 100, such as 0.95"),
         (["--fa-gate-baseline=usual"], "--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too"),
         (["--fa-gate=1", "--fa-gate-baseline=usul"], "no variant 'usul'; did you mean 'usual'? (see --fa-list)"),
     ],
 )
 def test_bad_options_are_named(timed: Project, options: list[str], message: str) -> None:
-    """A ratio that is none, a baseline without a gate, an unknown name: one line, before anything runs."""
+    """An invalid ratio, a baseline without a gate, or an unknown name is a usage error before anything runs."""
     run = timed.suite("--fa-variant=quick", f"--fa-case={CASE}", *options)
     assert (run.ret, message in run.text) == (4, True), run.text
 
 
 def test_without_a_gate_there_is_no_item(timed: Project) -> None:
-    """`test_gate` appears where a gate was asked for."""
+    """Without --fa-gate there is no `test_gate`."""
     assert [each for each in timed.ids("--fa-variant=quick") if "test_gate" in each] == []
 
 
@@ -136,8 +139,8 @@ def test_without_a_gate_there_is_no_item(timed: Project) -> None:
         (["--fa-gate-baseline=usual", "--benchmark-disable"], "a gate needs timings"),
     ],
 )
-def test_a_gate_that_cannot_be_held_is_no_success(timed: Project, options: list[str], message: str) -> None:
-    """A baseline that is wrong, or no timings at all: no verdict, and the status says so."""
+def test_a_gate_that_cannot_run_has_no_verdict(timed: Project, options: list[str], message: str) -> None:
+    """With a wrong baseline, or without timings, the gate has no verdict and the exit status is 10."""
     run = timed.suite(f"--fa-case={CASE}", "--fa-variant=quick", "--fa-gate=0.95", "-k", "test_gate", *options)
     assert (run.ret, message in run.text) == (10, True), run.text
 
@@ -145,27 +148,27 @@ def test_a_gate_that_cannot_be_held_is_no_success(timed: Project, options: list[
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--fa-gate-baseline=key:deadbeef", "'key:deadbeef' must name one build in the cache; it names none"),
-        ("--fa-gate=", "--fa-gate: '' is no ratio"),
+        ("--fa-gate-baseline=key:deadbeef", "'key:deadbeef' must name one cached build; it matches none"),
+        ("--fa-gate=", "--fa-gate: '' is not a ratio"),
     ],
 )
-def test_what_is_not_there_ends_the_run(timed: Project, option: str, message: str) -> None:
-    """A key that names no build and an empty ratio are usage errors."""
+def test_an_unknown_key_is_a_usage_error(timed: Project, option: str, message: str) -> None:
+    """A key that matches no build, and an empty ratio, are usage errors."""
     run = timed.suite("--fa-variant=quick", f"--fa-case={CASE}", "--fa-gate=0.95", option)
     assert (run.ret, message in run.text) == (4, True), run.text
 
 
 def test_refused_shapes_are_named(timed: Project) -> None:
-    """A shape that the candidate does not take is not gated, and said to be left out."""
+    """A shape that the candidate refuses is not gated, and is listed as excluded."""
     cases = f"--fa-case={CASE},b1h2s64d64-bf16-seed0"
     run = timed.suite("--fa-variant=quick", cases, "--fa-gate=0.95", "--fa-gate-baseline=usual", "-k", "test_gate")
     assert run.ret in (0, 10)
-    assert "left out: quick does not support b1h2s64d64-bf16" in run.text
+    assert "excluded: quick does not support b1h2s64d64-bf16" in run.text
 
 
-def test_the_repeat_line_asks_the_same(timed: Project) -> None:
-    """What a gate without a verdict says to run again names its case, its ratio and its baseline, once each."""
+def test_the_rerun_command_has_the_options_of_the_gate(timed: Project) -> None:
+    """The rerun command of a gate without a verdict has its case, its ratio and its baseline, once each."""
     run = timed.suite(f"--fa-case={CASE}", "--fa-variant=quick", "--fa-gate=0.95", "--fa-gate-baseline=wrong")
-    (line,) = [each for each in run.said if each.strip().startswith("repeat: ")]
-    asked = (f"--fa-case={CASE}", "--fa-gate=0.95", "--fa-gate-baseline=wrong")
-    assert [line.split().count(each) for each in asked] == [1, 1, 1]
+    (line,) = [each for each in run.all_lines if each.strip().startswith("rerun: ")]
+    options = (f"--fa-case={CASE}", "--fa-gate=0.95", "--fa-gate-baseline=wrong")
+    assert [line.split().count(option) for option in options] == [1, 1, 1]

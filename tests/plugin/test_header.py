@@ -1,4 +1,4 @@
-"""The line of ours in pytest's header."""
+"""The plugin's line in pytest's header."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.plugin.conftest import NewProject, Project
 
 @pytest.fixture(scope="module")
 def trio(new_project: NewProject) -> Project:
-    """Three variants, beside the five that come with us."""
+    """Three variants, in addition to the five that are shipped with the package."""
     project = new_project("header")
     for name in ("alpha", "beta", "gamma"):
         project.python_variant(name)
@@ -24,11 +24,11 @@ def trio(new_project: NewProject) -> Project:
     ],
 )
 def test_header_counts(trio: Project, arguments: list[str], title: str) -> None:
-    """With an option of ours the header says which GPU there is, how many variants of all, and how many cases."""
-    lines = [line for line in trio.suite("--collect-only", *arguments).said if line.startswith("fa: ")]
+    """With an --fa option, the header shows the GPU and the numbers of selected variants, all variants and cases."""
+    lines = [line for line in trio.suite("--collect-only", *arguments).all_lines if line.startswith("fa: ")]
     assert lines == [title]
 
 
 def test_no_header_without_an_option(trio: Project) -> None:
-    """Without an option of ours there is no line."""
-    assert [line for line in trio.suite("--collect-only").said if line.startswith("fa: ")] == []
+    """Without an --fa option, the plugin adds no line to the header."""
+    assert [line for line in trio.suite("--collect-only").all_lines if line.startswith("fa: ")] == []

@@ -1,10 +1,10 @@
-"""--help, and the ini key that every option has."""
+"""The help text, and the ini key of every option."""
 
 from __future__ import annotations
 
 import pytest
 
-from pytest_fa.options import OPTIONS
+from pytest_fa.options.flags import OPTIONS
 from tests.plugin.conftest import NewProject, Project, variants_of
 
 FLAGS = [option.flag for option in OPTIONS]
@@ -12,30 +12,30 @@ FLAGS = [option.flag for option in OPTIONS]
 
 @pytest.fixture(scope="module")
 def help_text(new_project: NewProject) -> str:
-    """The text of --help, one space between words."""
+    """The text of --help with single spaces between words."""
     return " ".join(new_project("help").run("--help").text.split())
 
 
 @pytest.fixture(scope="module")
 def pair(new_project: NewProject) -> Project:
-    """A project whose ini file the tests rewrite."""
+    """A project whose ini file is rewritten by the tests."""
     project = new_project("ini")
     project.cuda_variant("zero")
     project.python_variant("good")
-    project.python_variant("elsewhere", root="house")
+    project.python_variant("elsewhere", root="variants")
     return project
 
 
 @pytest.fixture(scope="module")
 def default_ids(pair: Project) -> list[str]:
-    """What is selected without any key."""
+    """The tests that are selected without any ini key."""
     pair.ini()
     return pair.ids()
 
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_help_names_option_and_ini_key(help_text: str, flag: str) -> None:
-    """Every option stands in --help with its ini key."""
+    """--help shows every option with its ini key."""
     key = flag.removeprefix("--").replace("-", "_")
     start = help_text.index(f" {flag}")
     assert help_text[start:].split("(ini: ", 1)[1].startswith((f"{key})", f"{key}, default "))
@@ -43,7 +43,7 @@ def test_help_names_option_and_ini_key(help_text: str, flag: str) -> None:
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_help_lists_ini_key(help_text: str, flag: str) -> None:
-    """Every ini key stands in --help's list of ini options with its type."""
+    """The list of ini options in --help shows every ini key with its type."""
     key = flag.removeprefix("--").replace("-", "_")
     assert (f" {key} (string): " in help_text) != (f" {key} (bool): " in help_text)
 
@@ -52,7 +52,7 @@ def test_help_lists_ini_key(help_text: str, flag: str) -> None:
     ("line", "argument"),
     [
         ("fa_variant = zero", "--fa-variant=zero"),
-        ("fa_kernels = house", "--fa-kernels=house"),
+        ("fa_kernels = variants", "--fa-kernels=variants"),
         ("fa_suite = smoke", "--fa-suite=smoke"),
         ("fa_case = *seed1", "--fa-case=*seed1"),
         ("fa_seeds = 3,7", "--fa-seeds=3,7"),
@@ -61,7 +61,7 @@ def test_help_lists_ini_key(help_text: str, flag: str) -> None:
     ],
 )
 def test_ini_key_selects_like_its_option(pair: Project, default_ids: list[str], line: str, argument: str) -> None:
-    """An ini key selects what its option selects, which is not the default."""
+    """An ini key selects the same tests as its option, and others than the default."""
     pair.ini(line)
     by_key = pair.ids()
     pair.ini()
@@ -69,21 +69,21 @@ def test_ini_key_selects_like_its_option(pair: Project, default_ids: list[str], 
 
 
 def test_option_wins_over_ini_key(pair: Project) -> None:
-    """The command line comes before the ini file."""
+    """An option on the command line overrides the ini key."""
     pair.ini("fa_variant = zero")
     assert variants_of(pair.ids("--fa-variant=good"), "test_correct") == ["good"]
 
 
 def test_wrong_ini_value_is_a_usage_error(pair: Project) -> None:
-    """A wrong name in the ini file is told like one on the command line."""
+    """A wrong name in the ini file is reported like a wrong name on the command line."""
     pair.ini("fa_variant = zro")
     result = pair.collect()
     complaint = "ERROR: --fa-variant: no variant 'zro'; did you mean 'zero'? (see --fa-list)"
-    assert (result.ret, result.said) == (pytest.ExitCode.USAGE_ERROR, [complaint])
+    assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [complaint])
 
 
 def test_list_by_ini_key(pair: Project) -> None:
-    """`fa_list = true` lists like --fa-list and runs nothing."""
+    """`fa_list = true` prints the same list as --fa-list and runs nothing."""
     pair.ini()
     listed = pair.suite("--fa-list").outlines
     pair.ini("fa_list = true")
@@ -91,14 +91,14 @@ def test_list_by_ini_key(pair: Project) -> None:
 
 
 def test_no_build_by_ini_key(pair: Project) -> None:
-    """`fa_no_build = true` compiles nothing, in a cache of its own by `fa_cache`, for `fa_arch` alone."""
+    """`fa_no_build = true`, `fa_cache` and `fa_arch` have the effect of their options."""
     pair.ini("fa_no_build = true", "fa_cache = empty", "fa_arch = sm_89")
     reason = pair.suite("-k", "test_build").reasons["test_build[zero]"].splitlines()[0]
     assert reason.startswith(f"zero: was not built: zero for sm_89: no build in {pair.folder / 'empty'}: ")
 
 
 def test_require_gpu_by_ini_key(pair: Project) -> None:
-    """`fa_require_gpu = true` makes failures of what needs a GPU."""
+    """With `fa_require_gpu = true`, a test that needs a GPU fails if there is none."""
     pair.ini("fa_require_gpu = true", "fa_no_build = true")
     result = pair.suite("-k", "test_correct and zero and b2h2 and seed0")
     assert result.outcomes == {"test_correct[zero-b2h2s64d64-fp16-seed0]": "failed"}

@@ -1,4 +1,4 @@
-"""--fa-kernels: where variants are looked for."""
+"""--fa-kernels: the folders that are searched for variants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.plugin.conftest import ONE_CASE, NewProject, Project, variants_of
 
 @pytest.fixture(scope="module")
 def roots(new_project: NewProject) -> Project:
-    """The default folder and two others."""
+    """A project with variants in the default folder and in two others."""
     project = new_project("roots")
     project.python_variant("usual")
     project.python_variant("alpha", root="first")
@@ -18,7 +18,7 @@ def roots(new_project: NewProject) -> Project:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "found"),
+    ("arguments", "variants"),
     [
         ([], ["usual"]),
         (["--fa-kernels=first"], ["alpha"]),
@@ -27,25 +27,25 @@ def roots(new_project: NewProject) -> Project:
     ],
     ids=["default", "another", "two in their order", "one given twice"],
 )
-def test_folders(roots: Project, arguments: list[str], found: list[str]) -> None:
-    """Each folder is searched once, in the order given; without the option it is `kernels`."""
-    assert variants_of(roots.ids(ONE_CASE, *arguments), "test_correct") == found
+def test_folders(roots: Project, arguments: list[str], variants: list[str]) -> None:
+    """Each folder is searched once, in the order of the option; the default folder is `kernels`."""
+    assert variants_of(roots.ids(ONE_CASE, *arguments), "test_correct") == variants
 
 
 def test_absolute_folder(roots: Project, project: Project) -> None:
-    """A folder may lie outside of the project."""
+    """A folder may be outside of the project."""
     ids = project.ids(ONE_CASE, f"--fa-kernels={roots.folder / 'first'}")
     assert variants_of(ids, "test_correct") == ["alpha"]
 
 
 def test_missing_folder_is_a_usage_error(roots: Project) -> None:
-    """A folder that was named and is not there is exit status 4 and one line."""
+    """A folder of the option that does not exist is a usage error of one line."""
     result = roots.collect("--fa-kernels=frist")
     complaint = f"ERROR: --fa-kernels: no folder '{roots.folder / 'frist'}'; it must hold <variant>/variant.yaml"
-    assert (result.ret, result.said) == (pytest.ExitCode.USAGE_ERROR, [complaint])
+    assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [complaint])
 
 
 def test_default_folder_may_be_missing(project: Project) -> None:
-    """Without a kernels folder the variants that come with us can still be named."""
+    """Without a `kernels` folder, the variants that are shipped with the package can still be selected."""
     ids = project.ids(ONE_CASE, "--fa-variant=sdpa_math")
     assert variants_of(ids, "test_correct") == ["sdpa_math"]

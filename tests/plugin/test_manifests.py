@@ -1,4 +1,4 @@
-"""Manifests that cannot be read: each fails alone, with one clear line, beside variants that go on."""
+"""Manifests that cannot be read: each fails alone with one line, and the other variants run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ MANIFEST_KEYS = (
     "rounds, limits, tolerance, deterministic, omits, suppressions, variants"
 )
 BROKEN = {
-    "unknown_key": (PYTHON_MANIFEST + "rol: floor\n", "unknown key 'rol' in the manifest; did you mean 'role'?"),
+    "unknown_key": (PYTHON_MANIFEST + "rol: overhead\n", "unknown key 'rol' in the manifest; did you mean 'role'?"),
     "unknown_inside": (MANIFEST + "limits: {registers: 8}\n", "unknown key 'registers' in limits"),
     "duplicate_key": (PYTHON_MANIFEST + "step: again\n", "duplicate key 'step' on line 6"),
     "missing_key": ("step: half a manifest\n", "key 'because' is missing in the manifest"),
     "wrong_value": (PYTHON_MANIFEST + "role: champion\n", "role is 'champion'; allowed: candidate, baseline, overhead"),
     "wrong_type": (MANIFEST + 'entry: {kind: python, target: "entry:forward"}\nlimits: {spill_bytes: no}\n', "`int"),
     "no_yaml": ("step: [\n", "expected the node content, but found '<stream end>'"),
-    "no_source": (MANIFEST, "entry.source is 'kernel.cu', and there is no such file"),
-    "no_target": (MANIFEST + "entry: {kind: python}\n", "entry.target is ''; a python entry's is 'package.module:func"),
+    "no_source": (MANIFEST, "entry.source is 'kernel.cu'; that file does not exist"),
+    "no_target": (
+        MANIFEST + "entry: {kind: python}\n",
+        "entry.target is ''; for kind python, the form is 'package.module:func",
+    ),
 }
 
 
@@ -36,13 +39,13 @@ def mixed(new_project: NewProject) -> Project:
 
 @pytest.fixture(scope="module")
 def run(mixed: Project) -> Run:
-    """All of them."""
+    """A run of all variants."""
     return mixed.suite(ONE_CASE, "-k", "test_build or test_correct")
 
 
 @pytest.fixture(scope="module")
 def twins(new_project: NewProject) -> Project:
-    """Two folders that give the same name."""
+    """Two folders that define the same variant name."""
     project = new_project("twins")
     project.python_variant("good")
     project.python_variant("second", manifest=PYTHON_MANIFEST + "variants: {good: {}, other: {}}\n")
@@ -50,7 +53,7 @@ def twins(new_project: NewProject) -> Project:
 
 
 def test_each_broken_manifest_fails_alone(run: Run) -> None:
-    """Every broken manifest is one failing test_build, and the good variant beside them passes."""
+    """Every broken manifest gives one failing test_build, and the good variant passes."""
     broken = {f"test_build[{name}]": "failed" for name in BROKEN}
     assert run.outcomes == {**broken, f"test_correct[good-{CASE}]": "passed"}
 
@@ -64,27 +67,27 @@ def test_failure_says_what_is_wrong(mixed: Project, run: Run, name: str, problem
 
 
 def test_unknown_key_lists_the_allowed_ones(run: Run) -> None:
-    """An unknown key comes with every key that there is."""
+    """The message for an unknown key lists all allowed keys."""
     assert f"(allowed: {MANIFEST_KEYS})" in run.reasons["test_build[unknown_key]"]
 
 
 @pytest.mark.parametrize("name", ["unknown_key", "no_yaml", "no_source"])
 def test_named_broken_variant_is_a_usage_error(mixed: Project, run: Run, name: str) -> None:
-    """--fa-variant with the name of a broken manifest is exit status 4 and the same one line."""
+    """--fa-variant with the name of a broken manifest is a usage error with the same line."""
     result = mixed.collect(f"--fa-variant={name}")
-    lines = result.said
+    lines = result.all_lines
     complaint = run.reasons[f"test_build[{name}]"].splitlines()[0].removeprefix(f"{name}: was not built: ")
     expected = [f"ERROR: --fa-variant: {name} cannot be used: {complaint}"]
     assert (result.ret, lines) == (pytest.ExitCode.USAGE_ERROR, expected)
 
 
-def test_good_neighbour_can_be_named(mixed: Project) -> None:
-    """--fa-variant with a good name leaves the broken ones out."""
+def test_good_variant_can_be_selected(mixed: Project) -> None:
+    """--fa-variant with the name of the good variant excludes the broken ones."""
     assert mixed.ids(ONE_CASE, "--fa-variant=good", "-k", "not speed") == [f"test_correct[good-{CASE}]"]
 
 
 def test_duplicate_name_fails_alone(twins: Project) -> None:
-    """A name given twice is one failing test_build that names the first folder; everything else goes on."""
+    """A name that two folders define gives one failing test_build that names the first folder; the others run."""
     result = twins.suite(ONE_CASE, "-k", "test_build or test_correct")
     outcomes = sorted((name.partition("[")[0], outcome) for name, outcome in result.outcomes.items())
     assert outcomes == [("test_build", "failed"), ("test_correct", "passed"), ("test_correct", "passed")]
@@ -93,13 +96,13 @@ def test_duplicate_name_fails_alone(twins: Project) -> None:
 
 
 def test_duplicate_name_means_the_first(twins: Project) -> None:
-    """--fa-variant with a name that two folders give takes the one that was found first, and that one alone."""
+    """--fa-variant with a name that two folders define selects only the variant of the first folder."""
     assert twins.ids(ONE_CASE, "--fa-variant=good", "-k", "not speed") == [f"test_correct[good-{CASE}]"]
 
 
 def test_folder_name_that_is_no_variant_name(project: Project) -> None:
-    """A folder whose name no variant can have is told so: the name found and the form allowed."""
+    """The name of a folder that is not a valid variant name is quoted in the usage error."""
     project.python_variant("Good")
     result = project.collect("--fa-variant=Good")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "folder name 'Good'" in result.said[0]
+    assert "folder name 'Good'" in result.all_lines[0]

@@ -1,4 +1,4 @@
-"""Markers in a user's own tests: another suite, another policy, a gate."""
+"""The markers in a user's own tests: another suite, another tolerance policy, a gate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import ONE_CASE, NewProject, Project, Run
 
-# Off by 0.1 %: too much for an ideal kernel's error, little enough for the older threshold.
+# An error of 0.1 %: above the bounds of `same_precision`, below the threshold of `absolute`.
 NEAR_SOURCE = PYTHON_SOURCE.replace("    return result if", "    result = result * 1.001\n    return result if")
 
 OWN_TESTS = """\
@@ -55,7 +55,7 @@ def test_no_number(fa_variant, fa_run):
 
 @pytest.fixture(scope="module")
 def own(new_project: NewProject) -> Project:
-    """A nearly right variant, and marked tests."""
+    """A nearly correct variant, and tests with markers."""
     project = new_project("markers")
     project.python_variant("near", NEAR_SOURCE)
     project.write("test_own.py", OWN_TESTS)
@@ -64,36 +64,36 @@ def own(new_project: NewProject) -> Project:
 
 @pytest.fixture(scope="module")
 def run(own: Project) -> Run:
-    """All of them on one case."""
+    """A run of all tests on one case."""
     return own.run("--fa-variant=near", ONE_CASE, "--strict-markers", "-k", "near or other_cases")
 
 
 def outcome(run: Run, test: str) -> str:
-    """What became of a test's one item."""
-    (found,) = [each for name, each in run.outcomes.items() if name.startswith(f"{test}[")]
-    return found
+    """The outcome of a test that has a single item."""
+    (single_outcome,) = [each for name, each in run.outcomes.items() if name.startswith(f"{test}[")]
+    return single_outcome
 
 
 def test_every_marker_is_shown(own: Project) -> None:
-    """`pytest --markers` lists each with what it does."""
+    """`pytest --markers` lists every marker with its effect."""
     shown = own.run("--markers").text
     for name in ("fa_suite(*names)", "fa_tolerance(policy)", "fa_gate(ratio)"):
         assert f"@pytest.mark.{name}: " in shown
 
 
 def test_another_suite(run: Run) -> None:
-    """A marked test runs over its own suite's cases, whatever the run's are."""
-    found = [name for name in run.outcomes if name.startswith("test_other_cases[")]
-    assert len(found) == 3
-    assert {run.outcomes[name] for name in found} == {"passed"}
+    """A test marked with a suite runs over the cases of that suite, not over those of the run."""
+    names = [name for name in run.outcomes if name.startswith("test_other_cases[")]
+    assert len(names) == 3
+    assert {run.outcomes[name] for name in names} == {"passed"}
 
 
 def test_another_policy(run: Run) -> None:
-    """What the default policy rejects, a marked test may take; the command line has the last word."""
+    """A test marked with policy `absolute` accepts an output that the default policy rejects."""
     assert [outcome(run, name) for name in ("test_own_policy", "test_other_policy")] == ["failed", "passed"]
 
 
-def test_the_command_line_has_the_last_word(own: Project) -> None:
+def test_the_command_line_overrides_the_marker(own: Project) -> None:
     """`--fa-tolerance` overrides the marker."""
     again = own.run("--fa-variant=near", ONE_CASE, "--fa-tolerance=measured", "-k", "near and test_other_policy")
     assert outcome(again, "test_other_policy") == "failed"
@@ -103,32 +103,32 @@ def test_the_command_line_has_the_last_word(own: Project) -> None:
     ("test", "message"),
     [
         ("test_no_policy", "fa_tolerance takes one of same_precision, absolute, fp8; it is 'loose'"),
-        ("test_no_ratio", "fa_run.gate: there is no ratio; give --fa-gate, or mark the test with fa_gate(0.95)"),
+        ("test_no_ratio", "fa_run.gate: there is no ratio; give --fa-gate=0.95, or mark the test with fa_gate(0.95)"),
         ("test_no_number", "fa_gate takes a ratio of 0.01 to 100, such as 0.95; it is 'fast'"),
     ],
 )
-def test_what_a_marker_cannot_say_is_named(run: Run, test: str, message: str) -> None:
-    """A wrong marker fails its own test with one line."""
+def test_a_wrong_marker_fails_its_test(run: Run, test: str, message: str) -> None:
+    """A wrong marker fails its test with one line that says what is allowed."""
     assert outcome(run, test) == "failed"
     assert message in run.text
 
 
-def test_a_marked_gate_is_held(run: Run) -> None:
-    """The gate runs: a kernel that is wrong in the pilot fails by its bounds."""
+def test_a_marked_gate_runs(run: Run) -> None:
+    """A test marked with a gate runs it: a kernel that is wrong in the pilot fails with its bounds."""
     assert outcome(run, "test_gated") == "failed"
     assert "near-b1h2s64d64-fp16-seed0: wrong result: " in run.text
 
 
 def test_an_unknown_suite_ends_the_run(project: Project) -> None:
-    """A suite that does not exist is a usage error with a suggestion."""
+    """An unknown suite in a marker is a usage error with a suggestion."""
     project.python_variant("near")
     project.write("test_own.py", 'import pytest\n\n\n@pytest.mark.fa_suite("egde")\ndef test_it(fa_case):\n    pass\n')
     run = project.run()
     assert (run.ret, "no suite 'egde'; did you mean 'edge'?" in run.text) != (0, False)
 
 
-def test_a_marked_suite_is_fitted_beside_named_cases(project: Project) -> None:
-    """`--fa-case` names the run's own cases; those of a mark are turned to what a variant takes all the same."""
+def test_a_marked_suite_is_adapted_despite_named_cases(project: Project) -> None:
+    """The cases of a marked suite are adapted to the variant, even if `--fa-case` selects the cases of the run."""
     project.python_variant("mine", manifest=PYTHON_MANIFEST.replace("supports: {", "supports: {head_dim: [128], "))
     project.write(
         "test_own.py",

@@ -1,4 +1,4 @@
-"""`python -m pytest_fa new`: from nothing to a verdict."""
+"""`python -m pytest_fa new`: the variants that it writes can be tested at once."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.plugin.conftest import Project
 
 
 def new(project: Project, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
-    """Write a variant into the project, and give the arguments of the pytest that the command names."""
+    """Write a variant into the project; return the arguments of the pytest command that `new` prints."""
     assert main(["new", *words, "--kernels", str(project.folder / "kernels")]) == 0
     (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("next: ")]
     return shlex.split(line)[2:]
 
 
 def test_a_python_variant_is_right_at_once(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the command writes passes what the command says to run next, on a CPU."""
+    """The Python variant passes the tests that `new` recommends, on a CPU."""
     run = project.run(*new(project, capsys, "mine", "--kind=python"), "-k", "mine and not test_speed")
     assert run.ret == pytest.ExitCode.OK
     assert run.outcomes["test_correct[mine-b1h8s512d64-fp16-seed0]"] == "passed"
@@ -31,7 +31,7 @@ def test_a_python_variant_is_right_at_once(project: Project, capsys: pytest.Capt
 
 @pytest.mark.needs_nvcc
 def test_a_cuda_variant_builds_at_once(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    """It compiles for every architecture without a spill."""
+    """The CUDA variant compiles for every architecture without spills."""
     run = project.run(*new(project, capsys, "mine"), "-k", "test_build and mine")
     assert run.outcomes == {"test_build[mine]": "passed"}
     (record,) = project.records
@@ -40,8 +40,8 @@ def test_a_cuda_variant_builds_at_once(project: Project, capsys: pytest.CaptureF
 
 
 @pytest.mark.skipif(find_torch().cuda is not None, reason="this torch has CUDA")
-def test_an_extension_says_what_it_lacks(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its manifest reads, its module has the name that torch gives it, and without a torch with CUDA it is skipped."""
+def test_an_extension_needs_a_torch_with_cuda(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """The extension has a readable manifest and a binding; with a torch without CUDA it is skipped with that reason."""
     run = project.run(*new(project, capsys, "mine", "--kind=torch"), "-k", "test_build and mine")
     assert run.outcomes == {"test_build[mine]": "skipped"}
     assert "has no CUDA, which CUDA sources need" in run.reasons["test_build[mine]"]
@@ -51,9 +51,9 @@ def test_an_extension_says_what_it_lacks(project: Project, capsys: pytest.Captur
 
 
 def test_a_triton_variant_waits_for_a_gpu(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its manifest reads, and without a GPU each case is skipped with that reason."""
-    words = (*new(project, capsys, "mine", "--kind=triton"), "-k", "test_correct and mine")
-    run = project.run(*words)
+    """The Triton variant has a readable manifest; without a GPU each case is skipped with that reason."""
+    arguments = (*new(project, capsys, "mine", "--kind=triton"), "-k", "test_correct and mine")
+    run = project.run(*arguments)
     assert set(run.outcomes.values()) == {"skipped"}
     assert set(run.reasons.values()) == {"mine needs a GPU, and this machine has none"}
 
@@ -61,7 +61,7 @@ def test_a_triton_variant_waits_for_a_gpu(project: Project, capsys: pytest.Captu
 def test_an_installed_template_is_written_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An installer compiles the templates' Python; what it builds beside them is not part of a variant."""
+    """If an installer has compiled the templates' Python files, `__pycache__` is not copied into the variant."""
     templates = tmp_path / "template"
     shutil.copytree(new_module.TEMPLATES, templates)
     assert compileall.compile_dir(templates / "python", quiet=1)
@@ -74,17 +74,20 @@ def test_an_installed_template_is_written_too(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["2fast"], "new: '2fast' is no name for a variant; it must be small letters, digits and _, a letter first"),
-        (["Mine"], "new: 'Mine' is no name for a variant; it must be small letters"),
-        (["../mine"], "new: '../mine' is no name for a variant"),
-        (["noop"], "new: there is a variant 'noop' already"),
-        (["taken"], "taken' exists already; nothing was written"),
+        (
+            ["2fast"],
+            ("new: '2fast' is not a valid variant name; use lowercase letters, digits and _, starting with a letter"),
+        ),
+        (["Mine"], "new: 'Mine' is not a valid variant name; use lowercase letters"),
+        (["../mine"], "new: '../mine' is not a valid variant name"),
+        (["noop"], "new: variant 'noop' already exists"),
+        (["taken"], "taken' already exists; nothing was written"),
     ],
 )
-def test_what_cannot_be_is_named(
+def test_an_invalid_name_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
-    """A name that cannot be, or is taken: one line, status 2, and nothing is written."""
+    """For an invalid or existing name the command prints one line, returns 2 and writes nothing."""
     (tmp_path / "taken").mkdir()
     assert main(["new", *words, "--kernels", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A machine without a GPU: what needs one is skipped with a reason, the rest runs, and nothing needs torch."""
+"""A machine without a GPU: tests that need one are skipped with a reason, and the others run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEEDS_GPU = "zero needs a GPU, and this machine has none"
 
 @pytest.fixture(scope="module")
 def pair(new_project: NewProject) -> Project:
-    """One variant that needs a GPU and one that does not; each inner process leaves a list of its modules."""
+    """One variant that needs a GPU and one that does not; each inner process writes a list of its modules."""
     project = new_project("no_gpu")
     project.write("conftest.py", WRITE_MODULES)
     project.cuda_variant("zero")
@@ -31,12 +31,12 @@ def pair(new_project: NewProject) -> Project:
 
 @pytest.fixture(scope="module")
 def run(pair: Project) -> Run:
-    """Both judged, and the one that can be timed here timed."""
+    """A run that judges both variants and times the one for the CPU."""
     return pair.suite(ONE_CASE, "-k", "test_correct or (test_speed and good)", "--fa-no-build")
 
 
 def test_cpu_variants_run(run: Run) -> None:
-    """A variant for the CPU is judged and timed, one that needs a GPU is skipped, and the run is green."""
+    """A variant for the CPU is judged and timed, one that needs a GPU is skipped, and the run passes."""
     assert (run.ret, run.outcomes) == (
         pytest.ExitCode.OK,
         {
@@ -48,19 +48,19 @@ def test_cpu_variants_run(run: Run) -> None:
 
 
 def test_missing_gpu_is_the_reason(run: Run) -> None:
-    """The skip says which variant needs a GPU, and that there is none."""
+    """The reason of the skip says which variant needs a GPU, and that there is none."""
     assert run.reasons[f"test_correct[zero-{CASE}]"].endswith(NEEDS_GPU)
 
 
 def test_pytest_process_never_imports_torch(pair: Project, run: Run) -> None:
-    """After a whole run, judged and timed, the pytest process holds neither torch nor tvm-ffi."""
+    """After a complete run, the pytest process has imported neither torch nor tvm-ffi."""
     assert run.ret == pytest.ExitCode.OK
     (modules,) = pair.modules
     assert modules & {"torch", "tvm_ffi", "numpy", "pytest_fa.session"} == {"pytest_fa.session"}
 
 
 def test_python_variant_for_the_gpu_is_skipped(project: Project) -> None:
-    """A Python variant whose manifest names no CPU is skipped with the same words."""
+    """A Python variant whose manifest does not list the CPU is skipped with the same reason."""
     project.python_variant("gpu_only", manifest=PYTHON_MANIFEST.replace("[cpu, cuda]", "[cuda]"))
     reason = project.suite(ONE_CASE, "-k", "test_correct").reasons[f"test_correct[gpu_only-{CASE}]"]
     assert reason.endswith("gpu_only needs a GPU, and this machine has none")
@@ -68,7 +68,7 @@ def test_python_variant_for_the_gpu_is_skipped(project: Project) -> None:
 
 @pytest.mark.alone
 def test_collecting_is_quick(project: Project) -> None:
-    """A default run of the shipped suite is collected in under two seconds, interpreter and pytest included."""
+    """A default run of the shipped suite is collected in less than 2 s, including the start of Python and pytest."""
     project.cuda_variant("zero")
     project.python_variant("good")
     runs = [project.collect() for _ in range(2)]

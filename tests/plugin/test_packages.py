@@ -1,4 +1,4 @@
-"""Variants that an installed package brings."""
+"""Variants that an installed package provides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ METADATA = "Metadata-Version: 2.1\nName: brings-kernels\nVersion: 1.0\n"
 
 
 def install(project: Project, entry_points: str) -> dict[str, str]:
-    """What an installer leaves of a package with one variant, in a folder of its own; the environment that sees it."""
+    """Write an installed package with one variant into the project; return the environment that makes it importable."""
     project.write("site/brings_kernels/__init__.py", "")
     project.write("site/brings_kernels/brought/variant.yaml", PYTHON_MANIFEST)
     project.write("site/brings_kernels/brought/entry.py", PYTHON_SOURCE)
@@ -19,7 +19,7 @@ def install(project: Project, entry_points: str) -> dict[str, str]:
 
 
 def test_installing_makes_them_appear(project: Project) -> None:
-    """A package's variant is listed and judged like one of the folder's own."""
+    """A package's variant is listed and judged like a variant of the project."""
     project.python_variant("own")
     environment = install(project, "any = brings_kernels")
     listed = project.run("--fa-list", env=environment).text
@@ -29,7 +29,7 @@ def test_installing_makes_them_appear(project: Project) -> None:
 
 
 def test_a_package_that_cannot_be_imported_is_named(project: Project) -> None:
-    """An entry point that leads nowhere is a broken variant of its name; the others go on."""
+    """An entry point that cannot be imported is listed as a broken variant; the other variants are listed, too."""
     project.python_variant("own")
     environment = install(project, "gone = no_such_package")
     listed = project.run("--fa-list", env=environment).text

@@ -1,4 +1,4 @@
-"""`test_property`: who may refuse what, and what the repeat command runs."""
+"""`test_property`: which refusals are allowed, and what the rerun command runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFUSES = PYTHON_SOURCE.replace(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Run]:
-    """A right kernel, and one that refuses every call, held to some properties."""
+    """A run of some properties on a correct kernel and on one that refuses every call."""
     project = Project(tmp_path_factory.mktemp("properties"), tmp_path_factory.mktemp("cache"))
     project.ini()
     project.python_variant("good")
@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Run]:
 
 
 def test_a_refusal_where_none_is_allowed_fails(run: tuple[Project, Run]) -> None:
-    """A kernel may refuse strides, not data; what needs a GPU is skipped without one."""
+    """A kernel may refuse strides but not data; a property that needs a GPU is skipped without one."""
     _, result = run
     assert result.outcomes == {
         "test_property[good-hard_data]": "passed",
@@ -42,18 +42,18 @@ def test_a_refusal_where_none_is_allowed_fails(run: tuple[Project, Run]) -> None
     assert "refuses: padded_rows: not today" in result.reasons["test_property[refuses-padded_rows]"]
 
 
-def test_the_repeat_command_runs_that_one(run: tuple[Project, Run]) -> None:
-    """The command of a failed property runs it alone and fails again."""
+def test_the_rerun_command_runs_that_property(run: tuple[Project, Run]) -> None:
+    """The rerun command of a failed property runs only that property, which fails again."""
     project, result = run
-    (line,) = [each for each in result.failure("test_property[refuses-hard_data]") if each.startswith("  repeat: ")]
-    again = project.run(*shlex.split(line.removeprefix("  repeat: "))[1:])
+    (line,) = [each for each in result.failure("test_property[refuses-hard_data]") if each.startswith("  rerun: ")]
+    again = project.run(*shlex.split(line.removeprefix("  rerun: "))[1:])
     assert again.outcomes == {"test_property[refuses-hard_data]": "failed"}
 
 
-def test_a_named_case_leaves_properties_out(tmp_path: Path) -> None:
-    """With `--fa-case` only that case is run."""
+def test_named_cases_exclude_properties(tmp_path: Path) -> None:
+    """With `--fa-case` no properties are tested."""
     project = Project(tmp_path, tmp_path / "cache")
     project.ini()
     project.python_variant("good")
-    assert not [each for each in project.ids("--fa-case=b1h2s64d64-fp16-seed0") if "test_property" in each]
-    assert [each for each in project.ids() if "test_property" in each]
+    assert not [test_id for test_id in project.ids("--fa-case=b1h2s64d64-fp16-seed0") if "test_property" in test_id]
+    assert [test_id for test_id in project.ids() if "test_property" in test_id]

@@ -1,4 +1,4 @@
-"""What a run builds: record files, profiles (--fa-save), JUnit properties, and the table."""
+"""The results of a run: record files, saved records (--fa-save), JUnit properties, and the table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ SECOND = f"{SHAPE}-seed1"
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A project after two runs that saved, and what lay there after the first."""
+    """A project after two runs with --fa-save.
+
+    `log` is the record file of the first run, `profile` the saved records after it.
+    """
 
     project: Project
     first: Run
@@ -34,7 +37,7 @@ class Kept:
 
 @pytest.fixture(scope="module")
 def kept(new_project: NewProject) -> Kept:
-    """A good and a wrong variant judged and timed on one case; then the good one judged on that case and another."""
+    """A run that judges and times a good and a wrong variant on one case, and one of the good variant on two cases."""
     project = new_project("records")
     project.python_variant("good")
     project.python_variant("wrong", WRONG_SOURCE)
@@ -47,7 +50,7 @@ def kept(new_project: NewProject) -> Kept:
 
 
 def test_one_line_for_each_case(kept: Kept) -> None:
-    """Every judged or timed case is one line, in the order of the run."""
+    """Every judged or timed case is one line of the record file, in the order of the run."""
     lines = [read_record(line) for line in kept.log.splitlines()]
     assert [(line.kind, line.id, line.outcome) for line in lines] == [
         ("correct", f"good-{CASE}", "ok"),
@@ -58,55 +61,55 @@ def test_one_line_for_each_case(kept: Kept) -> None:
 
 
 def test_a_line_has_every_field(kept: Kept) -> None:
-    """A line names every field of a record, and no other."""
+    """Each line has exactly the fields of a record."""
     assert [list(json.loads(line)) for line in kept.log.splitlines()] == [list(Record.__struct_fields__)] * 4
 
 
 def test_a_line_says_where_it_was_made(kept: Kept) -> None:
-    """Environment, role and the case in its parts are in the record."""
+    """A record has the environment, the role and the parts of the case."""
     record = kept.profile[0]
     assert record.case is not None
     assert (record.environment.gpu, record.role, record.case.id) == (None, "candidate", CASE)
 
 
 def test_only_a_right_output_is_timed(kept: Kept) -> None:
-    """The right variant's timing carries samples, the wrong one's nothing."""
+    """The timing of the correct variant has samples; the wrong variant has no timing."""
     good, wrong = [each for each in map(read_record, kept.log.splitlines()) if each.kind == "speed"]
     assert good.speed is not None
     assert (len(good.speed.device.samples_us) > 1, wrong.speed) == (True, None)
 
 
 def test_earlier_files_stay(kept: Kept) -> None:
-    """Each run has its own file; the first run's is as it was."""
+    """Each run writes its own record file, and the file of the first run does not change."""
     before, after = kept.project.logs
     assert (before.read_bytes(), len(read_records(after))) == (kept.log, 2)
 
 
 def test_run_says_where_its_records_are(kept: Kept) -> None:
-    """The end of a run names its record file and the profile that it wrote, from the project's folder."""
-    lines = [line for line in kept.second.said if line.startswith(("records: ", "saved: "))]
+    """The end of a run shows the paths of its record file and of the saved records, relative to the project."""
+    lines = [line for line in kept.second.all_lines if line.startswith(("records: ", "saved: "))]
     assert lines == [f"records: artifacts/records/{kept.project.logs[1].name}", "saved: profiles/cpu/good.jsonl"]
 
 
 def test_save_keeps_earlier_lines(kept: Kept) -> None:
-    """A saved line replaces the one of its kind and case; the lines of other cases stay."""
-    now = read_records(kept.saved_path)
-    assert [(each.kind, each.id) for each in now] == [
+    """A saved record replaces the one of the same kind and case; the records of other cases stay."""
+    saved = read_records(kept.saved_path)
+    assert [(record.kind, record.id) for record in saved] == [
         ("correct", f"good-{CASE}"),
         ("correct", f"good-{SECOND}"),
         ("speed", f"good-{CASE}"),
     ]
-    assert (now[2] == kept.profile[1], now[0] == kept.profile[0]) == (True, False)
+    assert (saved[2] == kept.profile[1], saved[0] == kept.profile[0]) == (True, False)
 
 
 def test_junit_has_a_headline(kept: Kept) -> None:
-    """JUnit's file has one short `fa` property for each case."""
-    found = {
+    """The JUnit file has one short `fa` property for each case."""
+    headlines = {
         case.get("name"): [each.get("value", "") for each in case.iter("property") if each.get("name") == "fa"]
         for case in kept.first.junit.iter("testcase")
     }
-    begins = {name: [value.split(",")[0].split(" error ")[0] for value in values] for name, values in found.items()}
-    assert begins == {
+    outcomes = {name: [text.split(",")[0].split(" error ")[0] for text in texts] for name, texts in headlines.items()}
+    assert outcomes == {
         f"test_correct[good-{CASE}]": ["ok"],
         f"test_correct[wrong-{CASE}]": ["wrong"],
         f"test_speed[good-{SHAPE}]": ["ok"],
@@ -116,28 +119,30 @@ def test_junit_has_a_headline(kept: Kept) -> None:
 
 def test_table_has_a_row_for_each_variant(kept: Kept) -> None:
     """The terminal shows one row for each variant and shape, with its verdict."""
-    rows = [line.split()[:4] for line in kept.first.said if line.startswith((" good ", " wrong ", "good ", "wrong "))]
+    rows = [
+        line.split()[:4] for line in kept.first.all_lines if line.startswith((" good ", " wrong ", "good ", "wrong "))
+    ]
     assert rows == [["good", SHAPE, "ok", "2/2"], ["wrong", SHAPE, "WRONG", "2/2"]]
 
 
 def test_folders_can_be_moved(project: Project) -> None:
-    """--fa-artifacts and --fa-profiles take the place of the default folders."""
+    """--fa-artifacts and --fa-profiles replace the default folders."""
     project.python_variant("good")
     project.suite(ONE_CASE, "-k", "test_correct", "--fa-save", "--fa-artifacts=out", "--fa-profiles=kept")
-    made = sorted(path.name for path in project.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    assert made == ["kept", "kernels", "out"]
+    paths = [path for path in project.folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    assert sorted(path.name for path in paths) == ["kept", "kernels", "out"]
     assert [len(read_records(path)) for path in project.folder.glob("*/*/*.jsonl")] == [1, 1]
 
 
 def test_nothing_is_written_without_a_record(kept: Kept) -> None:
-    """A run that only collects makes no file."""
+    """A run that only collects writes no record file."""
     before = kept.project.logs
     kept.project.collect()
     assert kept.project.logs == before
 
 
 def test_folder_that_cannot_be_written(project: Project) -> None:
-    """Where records cannot be written the run says so without an internal error."""
+    """If records cannot be written, the run ends without an internal error."""
     project.write("kernels/broken/variant.yaml", "step: [\n")
     result = project.suite("-k", "test_build", "--fa-artifacts=pytest.ini")
-    assert [line for line in result.said if "INTERNALERROR" in line] == []
+    assert [line for line in result.all_lines if "INTERNALERROR" in line] == []

@@ -1,4 +1,4 @@
-"""--fa-require-gpu: where a GPU must be, its absence is a failure."""
+"""--fa-require-gpu: tests that need a GPU fail if there is none."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def pair(new_project: NewProject) -> Project:
 
 @pytest.fixture(scope="module")
 def run(pair: Project) -> Run:
-    """Both variants, on a case that they take and on one that they do not."""
+    """A run of both variants on a case that they support and on one that they refuse."""
     return pair.suite(f"--fa-case={CASE},{REFUSED_CASE}", "-k", "test_correct", "--fa-no-build", "--fa-require-gpu")
 
 
 def test_missing_gpu_fails(run: Run) -> None:
-    """What needs a GPU fails where there is none; what does not is judged."""
-    found = [run.outcomes[f"test_correct[{name}-{CASE}]"] for name in ("zero", "good")]
-    assert found == ["failed", "passed"]
+    """A variant that needs a GPU fails without one; a variant for the CPU is judged."""
+    outcomes = [run.outcomes[f"test_correct[{name}-{CASE}]"] for name in ("zero", "good")]
+    assert outcomes == ["failed", "passed"]
 
 
 def test_failure_is_one_line(run: Run) -> None:
-    """The failure is the reason with the option that made it one, and no chain of exceptions."""
+    """The failure is one line with the reason and the option, without a chain of exceptions."""
     lines = run.failure(f"test_correct[zero-{CASE}]")
     assert lines == ["zero needs a GPU, and this machine has none (--fa-require-gpu)"]
 
 
 def test_refused_cases_stay_skipped(run: Run) -> None:
-    """A case that a variant does not take has nothing to do with the GPU: it stays a skip."""
-    found = [run.outcomes[f"test_correct[{name}-{REFUSED_CASE}]"] for name in ("zero", "good")]
-    assert found == ["skipped", "skipped"]
+    """A case that a variant does not support is still skipped, because that does not depend on the GPU."""
+    outcomes = [run.outcomes[f"test_correct[{name}-{REFUSED_CASE}]"] for name in ("zero", "good")]
+    assert outcomes == ["skipped", "skipped"]

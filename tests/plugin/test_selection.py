@@ -1,4 +1,4 @@
-"""Which variants a run takes: --fa-variant, -k and node ids, and the companions that stand beside them."""
+"""The selection of variants by --fa-variant, -k and node ids, and their companions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tests.factories import PYTHON_MANIFEST
 from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject, Project, variants_of
 
 FILE = "pytest_fa.suite.test_attention"
-OTHER = "b1h4s128d64-fp16"
+OTHER_SHAPE = "b1h4s128d64-fp16"
 
 
 @pytest.fixture(scope="module")
 def trio(new_project: NewProject) -> Project:
-    """Two variants for the CPU, one to compile, and one that is no candidate."""
+    """Two candidates for the CPU, one that is compiled, and one variant that is no candidate."""
     project = new_project("trio")
     project.python_variant("alpha")
     project.python_variant("beta")
@@ -24,27 +24,27 @@ def trio(new_project: NewProject) -> Project:
 
 @pytest.fixture(scope="module")
 def default_ids(trio: Project) -> list[str]:
-    """What one case collects when no variant is named."""
+    """The tests on one case if no variant is selected."""
     return trio.ids(ONE_CASE)
 
 
 def test_default_checks_candidates(default_ids: list[str]) -> None:
-    """Without --fa-variant every candidate is checked, and no other role."""
+    """Without --fa-variant every candidate is checked, and no variant of another role."""
     assert variants_of(default_ids, "test_correct") == ["alpha", "beta", "zero"]
 
 
 def test_default_times_companions_last(default_ids: list[str]) -> None:
-    """Without --fa-variant every candidate is timed, the floor and the SDPA backends after them."""
+    """Without --fa-variant every candidate is timed, and after them `noop` and the SDPA backends."""
     assert variants_of(default_ids, "test_speed") == ["alpha", "beta", "zero", *COMPANIONS]
 
 
 def test_default_builds_what_needs_a_compiler(default_ids: list[str]) -> None:
-    """test_build runs over the selected variants that are compiled, companions left out."""
+    """test_build runs over the selected variants that are compiled, without the companions."""
     assert variants_of(default_ids, "test_build") == ["zero"]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "checked"),
+    ("names", "checked"),
     [
         ("alpha", ["alpha"]),
         ("beta,alpha", ["beta", "alpha"]),
@@ -56,31 +56,31 @@ def test_default_builds_what_needs_a_compiler(default_ids: list[str]) -> None:
         ("noop", []),
     ],
 )
-def test_named_variants_are_checked(trio: Project, wanted: str, checked: list[str]) -> None:
-    """--fa-variant takes names, globs and definitions, of any role; a floor does no work that could be checked."""
-    assert variants_of(trio.ids(ONE_CASE, f"--fa-variant={wanted}"), "test_correct") == checked
+def test_named_variants_are_checked(trio: Project, names: str, checked: list[str]) -> None:
+    """--fa-variant accepts names, globs and definitions of any role; `noop` is not checked."""
+    assert variants_of(trio.ids(ONE_CASE, f"--fa-variant={names}"), "test_correct") == checked
 
 
 def test_named_variant_keeps_companions(trio: Project) -> None:
-    """A named candidate is timed beside every companion."""
+    """A selected candidate is timed together with every companion."""
     ids = trio.ids(ONE_CASE, "--fa-variant=alpha")
-    assert ids == [f"test_correct[alpha-{CASE}]", *(f"test_speed[{each}-{SHAPE}]" for each in ("alpha", *COMPANIONS))]
+    assert ids == [f"test_correct[alpha-{CASE}]", *(f"test_speed[{name}-{SHAPE}]" for name in ("alpha", *COMPANIONS))]
 
 
 def test_definition_reaches_the_build(trio: Project) -> None:
-    """A variant with a definition of its own is built under its own name."""
+    """A variant with another definition is built under its own name."""
     ids = trio.ids(ONE_CASE, "--fa-variant=zero@BLOCK=32", "-k", "test_build")
     assert ids == ["test_build[zero@BLOCK=32]"]
 
 
 def test_others_are_deselected(trio: Project) -> None:
-    """Beta and zero, checked and timed, zero's build, and pytest's placeholder for properties count as deselected."""
+    """The tests of the other candidates, and pytest's placeholder for properties, count as deselected."""
     result = trio.collect(ONE_CASE, "--fa-variant=alpha")
-    assert result.said[-1].split(" in ")[0] == "7/13 tests collected (6 deselected)"
+    assert result.all_lines[-1].split(" in ")[0] == "7/13 tests collected (6 deselected)"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "complaint"),
+    ("names", "complaint"),
     [
         ("alhpa", "--fa-variant: no variant 'alhpa'; did you mean 'alpha'? (see --fa-list)"),
         ("qqqqqq", "--fa-variant: no variant 'qqqqqq' (see --fa-list)"),
@@ -91,21 +91,21 @@ def test_others_are_deselected(trio: Project) -> None:
         ("zero@BLOCK", "--fa-variant=zero@BLOCK: 'BLOCK' is malformed; the form is NAME=VALUE"),
     ],
 )
-def test_unknown_name_is_a_usage_error(trio: Project, wanted: str, complaint: str) -> None:
-    """A name that does not exist ends the run with exit status 4 and one line that names it."""
-    result = trio.collect(f"--fa-variant={wanted}")
-    assert (result.ret, result.said) == (pytest.ExitCode.USAGE_ERROR, [f"ERROR: {complaint}"])
+def test_unknown_name_is_a_usage_error(trio: Project, names: str, complaint: str) -> None:
+    """An unknown name is a usage error of one line that quotes it."""
+    result = trio.collect(f"--fa-variant={names}")
+    assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [f"ERROR: {complaint}"])
 
 
 def test_keyword_narrows_to_one_variant(trio: Project) -> None:
-    """`-k alpha` builds alpha's tests alone, without companions."""
+    """`-k alpha` selects only the tests of alpha, without companions."""
     assert trio.ids(ONE_CASE, "-k", "alpha") == [f"test_correct[alpha-{CASE}]", f"test_speed[alpha-{SHAPE}]"]
 
 
 def test_keyword_keeps_companions_of_its_shapes(trio: Project) -> None:
-    """`-k` on a shape keeps the companions of that shape beside its candidates."""
-    ids = trio.ids("--fa-variant=alpha", "-k", f"test_speed and {OTHER}")
-    assert ids == [f"test_speed[{each}-{OTHER}]" for each in ("alpha", *COMPANIONS)]
+    """`-k` with a shape keeps the companions at that shape."""
+    ids = trio.ids("--fa-variant=alpha", "-k", f"test_speed and {OTHER_SHAPE}")
+    assert ids == [f"test_speed[{name}-{OTHER_SHAPE}]" for name in ("alpha", *COMPANIONS)]
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_keyword_keeps_companions_of_its_shapes(trio: Project) -> None:
         ([f"test_speed[sdpa_math-{SHAPE}]"], []),
         ([f"test_speed[alpha-{SHAPE}]"], [f"test_speed[alpha-{SHAPE}]"]),
         (
-            [f"test_speed[alpha-{SHAPE}]", f"test_speed[sdpa_math-{SHAPE}]", f"test_speed[sdpa_math-{OTHER}]"],
+            [f"test_speed[alpha-{SHAPE}]", f"test_speed[sdpa_math-{SHAPE}]", f"test_speed[sdpa_math-{OTHER_SHAPE}]"],
             [f"test_speed[alpha-{SHAPE}]", f"test_speed[sdpa_math-{SHAPE}]"],
         ),
     ],
     ids=["companion alone", "candidate alone", "companions of two shapes"],
 )
-def test_node_ids_drop_companions_beside_nothing(trio: Project, nodes: list[str], kept: list[str]) -> None:
-    """A companion chosen by its node id stays only where a candidate of its shape was chosen too."""
-    result = trio.run("--collect-only", "-q", "--pyargs", *(f"{FILE}::{each}" for each in nodes))
+def test_node_ids_drop_companions_without_candidates(trio: Project, nodes: list[str], kept: list[str]) -> None:
+    """A companion selected by its node id stays only if a candidate is selected at the same shape."""
+    result = trio.run("--collect-only", "-q", "--pyargs", *(f"{FILE}::{node}" for node in nodes))
     expected = pytest.ExitCode.OK if kept else pytest.ExitCode.NO_TESTS_COLLECTED
     assert (result.ret, result.ids) == (expected, kept)

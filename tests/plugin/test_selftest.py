@@ -1,4 +1,4 @@
-"""`--fa-selftest`: what runs on a CPU finds every Python fault by its check, and blames no twin."""
+"""`--fa-selftest` on a CPU: every wrong Python kernel is rejected by its check, and no correct twin is rejected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.catalog.discover import discover
-from pytest_fa.catalog.faults import CHECKS, FAULTS, ON_GPU_ONLY, TWINS, disappointment
+from pytest_fa.catalog.faults import CHECKS, FAULTS, ON_GPU_ONLY, TWINS, detection_problem
 from pytest_fa.catalog.properties import ON_GPU
 from pytest_fa.session.run_plan import SELFTEST_KERNELS
 from tests.plugin.conftest import Project, Run
@@ -15,7 +15,7 @@ from tests.plugin.conftest import Project, Run
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Run]:
-    """One run of the self-test in an empty folder, on the CPU."""
+    """A run of the self-test in an empty folder, on the CPU."""
     project = Project(tmp_path_factory.mktemp("selftest"), tmp_path_factory.mktemp("cache"))
     project.ini()
     return project, project.run("--fa-selftest", "--fa-no-build", "--fa-watchdog=3")
@@ -26,25 +26,25 @@ def names() -> list[str]:
     return [each.name for each in discover((SELFTEST_KERNELS,)).variants.values() if each.root == str(SELFTEST_KERNELS)]
 
 
-def test_every_kernel_has_its_line() -> None:
-    """No kernel of the self-test is without the check that must find it, and no line is without a kernel."""
+def test_every_kernel_is_listed() -> None:
+    """The kernels of the self-test are exactly those listed in `FAULTS` and `TWINS`."""
     assert sorted(names()) == sorted((*FAULTS, *TWINS))
 
 
 def test_every_check_is_needed() -> None:
-    """Each check and property is the only one to find some fault."""
+    """Each check and property is the only one that rejects some kernel."""
     only = {fault.caught_by for fault in FAULTS.values() if fault.only}
     assert sorted(set(CHECKS) - only) == []
 
 
 def test_every_check_that_a_cpu_can_make_is_needed_there() -> None:
-    """The Python faults alone show the need for every check that does not ask for a GPU."""
+    """The Python kernels alone show that every check that needs no GPU is needed."""
     only = {fault.caught_by for name, fault in FAULTS.items() if fault.only and not name.startswith("cuda_")}
     assert sorted(set(CHECKS) - only - ON_GPU - set(ON_GPU_ONLY)) == []
 
 
-def test_python_faults_are_found_and_twins_are_not(run: tuple[Project, Run]) -> None:
-    """On a CPU every Python kernel of the self-test ends as it must; CUDA ones are skipped with a reason."""
+def test_python_faults_are_rejected_and_twins_are_not(run: tuple[Project, Run]) -> None:
+    """On a CPU every Python kernel has the expected result; CUDA kernels are skipped with a reason."""
     _, result = run
     expected = {f"test_judge[{name}]": "skipped" if name.startswith("cuda_") else "passed" for name in names()}
     assert result.outcomes == expected
@@ -52,33 +52,33 @@ def test_python_faults_are_found_and_twins_are_not(run: tuple[Project, Run]) -> 
 
 
 def test_the_matrix_is_shown(run: tuple[Project, Run]) -> None:
-    """The terminal says of every kernel by which checks it was found."""
+    """The terminal shows for every kernel the checks that rejected it."""
     project, result = run
-    found = {record.variant: record.caught_by for record in project.records}
-    assert len(found) == len([name for name in names() if not name.startswith("cuda_")])
-    rows = {line.split()[0]: line for line in result.outlines if line.strip() and line.split()[0] in found}
-    assert all(", ".join(checks) or "nothing" in rows[name] for name, checks in found.items())
+    caught_by = {record.variant: record.caught_by for record in project.records}
+    assert len(caught_by) == len([name for name in names() if not name.startswith("cuda_")])
+    rows = {line.split()[0]: line for line in result.outlines if line.strip() and line.split()[0] in caught_by}
+    assert all((", ".join(checks) or "no check") in rows[name] for name, checks in caught_by.items())
 
 
 @pytest.mark.parametrize(
-    ("name", "caught_by", "said"),
+    ("name", "caught_by", "problem"),
     [
         ("gain_only", ["gain"], ""),
-        ("gain_only", [], "it must be found by gain; it was found by nothing"),
-        ("gain_only", ["max"], "it must be found by gain; it was found by max"),
-        ("gain_only", ["gain", "max"], "only gain may find it; it was found by gain, max"),
+        ("gain_only", [], "gain must reject this kernel; it was rejected by no check"),
+        ("gain_only", ["max"], "gain must reject this kernel; it was rejected by max"),
+        ("gain_only", ["gain", "max"], "only gain may reject this kernel; it was rejected by gain, max"),
         ("wrong_scale", ["max", "gain"], ""),
         ("twin_right", [], ""),
-        ("twin_right", ["max"], "a right kernel was blamed by max"),
+        ("twin_right", ["max"], "a correct kernel was rejected by max"),
     ],
 )
-def test_too_little_and_too_much_fail(name: str, caught_by: list[str], said: str) -> None:
-    """A fault that its check misses, one that others find too, and a twin that is blamed: each is said."""
-    assert disappointment(name, caught_by) == said
+def test_missing_and_additional_checks_fail(name: str, caught_by: list[str], problem: str) -> None:
+    """A fault that its check misses, a fault that other checks reject, too, and a rejected twin are problems."""
+    assert detection_problem(name, caught_by) == problem
 
 
 def test_the_suite_itself_is_not_collected(tmp_path: Path) -> None:
-    """The self-test's file is no part of the shipped suite."""
+    """The shipped suite does not contain the tests of the self-test."""
     project = Project(tmp_path, tmp_path / "cache")
     project.ini()
-    assert not [each for each in project.ids() if "test_judge" in each]
+    assert not [test_id for test_id in project.ids() if "test_judge" in test_id]

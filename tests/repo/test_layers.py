@@ -1,4 +1,4 @@
-"""The layers of the package: each imports only from layers above it, and torch stays out of pytest's process."""
+"""The layers of the package: each imports only from layers above it, and pytest's process imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "pytest_fa"
 
-# Top to bottom: the design's list.  A layer may import from itself and from what stands above it.
+# The layers from top to bottom.  A layer may import from itself and from the layers above it.
 LAYERS = (
     "errors",
     "earlier",
@@ -41,7 +41,7 @@ LAYERS = (
     "new",
     "__main__",
 )
-# Layers whose modules may import torch, but for those that pytest's own process imports as well.
+# Layers whose modules may import torch, except TORCH_FREE_MODULES, which pytest's own process imports, too.
 WITH_TORCH = ("run", "judge", "measure", "worker")
 TORCH_FREE_MODULES = (
     "pytest_fa.run.nvtx_range",
@@ -52,9 +52,9 @@ TORCH_FREE_MODULES = (
     "pytest_fa.worker.jobs",
     "pytest_fa.worker.stages",
 )
-# Child programs: started by name, so that what they import stays out of pytest's process.
+# Programs of child processes.  They are started by name, so that pytest's process does not import what they import.
 CHILDREN = ("pytest_fa.worker.__main__", "pytest_fa.worker.process", "pytest_fa.build.compile_extension")
-# What stands beside the layers: variants like a user's, a folder each, with sources that are loaded by path.
+# Folders that belong to no layer: they contain variants, whose sources are loaded by path like those of a user.
 VARIANTS = ("builtin", "selftest.cuda_faults", "selftest.python_faults", "template")
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -68,12 +68,12 @@ def module_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str:
-    """The layer of a module of the package; '' for the package itself."""
+    """The layer of a module; an empty string for the package itself."""
     return module.partition(".")[2].split(".")[0]
 
 
 def is_variant(path: Path) -> bool:
-    """Whether a source belongs to a variant, not to a layer."""
+    """Whether a source belongs to a variant and not to a layer."""
     return any(module_of(path).startswith(f"pytest_fa.{folder}.") for folder in VARIANTS)
 
 
@@ -81,22 +81,23 @@ LAYERED = [path for path in MODULES if not is_variant(path)]
 
 
 def imports_of(tree: ast.AST, module: str, *, is_package: bool) -> set[str]:
-    """Every module that is imported anywhere in `tree`, in functions and for type checking too."""
-    found: set[str] = set()
+    """Every module that is imported anywhere in `tree`, also in functions and for type checking."""
+    modules: set[str] = set()
     package = module if is_package else module.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            # `from pytest_fa import options` imports a module, `from pytest_fa.errors import FaError` none.
+            # `from pytest_fa import options` imports the module `pytest_fa.options`, but
+            # `from pytest_fa.errors import FaError` only `pytest_fa.errors`.
             names = {f"{base}.{alias.name}" for alias in node.names}
-            found |= {name if is_ours(name) else base for name in names}
-    return found
+            modules |= {name if is_in_package(name) else base for name in names}
+    return modules
 
 
-def is_ours(name: str) -> bool:
-    """Whether `name` is a module or a folder of the package."""
+def is_in_package(name: str) -> bool:
+    """Whether `name` is a module or a subpackage of `pytest_fa`."""
     path = REPOSITORY.joinpath(*name.split("."))
     return name.startswith("pytest_fa.") and (path.is_dir() or path.with_suffix(".py").is_file())
 
@@ -108,7 +109,7 @@ def imports_of_file(path: Path) -> set[str]:
 
 
 def name_of(path: Path) -> str:
-    """A test id."""
+    """The test id of a source file."""
     return module_of(path)
 
 
@@ -127,62 +128,62 @@ def name_of(path: Path) -> str:
     ],
 )
 def test_every_way_to_import_is_seen(text: str, expected: set[str]) -> None:
-    """The reader of imports misses none, wherever and however it is written."""
+    """`imports_of` finds every form of import, anywhere in a module."""
     assert expected == imports_of(ast.parse(text), "pytest_fa.catalog.plan", is_package=False)
 
 
 @pytest.mark.parametrize("path", LAYERED, ids=name_of)
-def test_every_module_stands_in_a_layer(path: Path) -> None:
-    """A new file or folder takes its place in the list above before it is used."""
+def test_every_module_belongs_to_a_layer(path: Path) -> None:
+    """Every module belongs to a layer in the list above."""
     assert layer_of(module_of(path)) in LAYERS
 
 
 @pytest.mark.parametrize("path", LAYERED, ids=name_of)
 def test_imports_point_up(path: Path) -> None:
-    """A module imports from its own layer and those above, wherever in the file the import stands."""
+    """A module imports only from its own layer and from those above, also inside functions."""
     allowed = {"", *LAYERS[: LAYERS.index(layer_of(module_of(path))) + 1]}
-    ours = {name for name in imports_of_file(path) if name.split(".")[0] == "pytest_fa"}
-    assert sorted(name for name in ours if layer_of(name) not in allowed) == []
+    package_imports = {name for name in imports_of_file(path) if name.split(".")[0] == "pytest_fa"}
+    assert sorted(name for name in package_imports if layer_of(name) not in allowed) == []
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if is_variant(path)], ids=name_of)
-def test_our_variants_are_like_a_users(path: Path) -> None:
-    """A variant that travels with the package uses what a user's may: the errors to raise."""
-    ours = {name for name in imports_of_file(path) if name.split(".")[0] == "pytest_fa"}
-    assert ours <= {"pytest_fa.errors"}
+def test_shipped_variants_are_like_a_users(path: Path) -> None:
+    """A variant that is shipped with the package imports only `pytest_fa.errors`, which a user's variant may import."""
+    package_imports = {name for name in imports_of_file(path) if name.split(".")[0] == "pytest_fa"}
+    assert package_imports <= {"pytest_fa.errors"}
 
 
-def test_the_package_itself_imports_one_thing_when_asked() -> None:
-    """`import pytest_fa` imports nothing of ours; `load` imports `run.module`, in its own body, types aside."""
+def test_the_package_itself_imports_no_module() -> None:
+    """`import pytest_fa` imports no module of the package; only the function `load` imports `run.module`."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     (load,) = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    ours = {name for name in imports_of(tree, "pytest_fa", is_package=True) if name.startswith("pytest_fa")}
+    package_imports = {name for name in imports_of(tree, "pytest_fa", is_package=True) if name.startswith("pytest_fa")}
     assert imports_of(load, "pytest_fa", is_package=True) == {"pytest_fa.run.module"}
-    assert ours == {"pytest_fa.run.forward", "pytest_fa.run.module"}
-    run = "import sys, pytest_fa; print(*sorted(name for name in sys.modules if name.startswith('pytest_fa.')))"
-    assert python(run) == ""
+    assert package_imports == {"pytest_fa.run.forward", "pytest_fa.run.module"}
+    code = "import sys, pytest_fa; print(*sorted(name for name in sys.modules if name.startswith('pytest_fa.')))"
+    assert python(code) == ""
 
 
 @pytest.mark.parametrize("child", CHILDREN)
 def test_only_a_child_imports_a_child(child: str) -> None:
-    """A child is started by name: what it imports, torch first, stays out of pytest's process."""
+    """Only child programs import child programs, so that pytest's process does not import torch through them."""
     importers = {module_of(path) for path in SOURCES if child in imports_of_file(path)}
     assert importers <= set(CHILDREN)
 
 
 def test_only_the_plugin_has_hooks() -> None:
-    """A function that pytest would call stands in `plugin/hooks.py` alone."""
-    owners = {
+    """Only `plugin/hooks.py` defines functions whose names begin with `pytest_`."""
+    files = {
         str(path.relative_to(PACKAGE))
         for path in SOURCES
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("pytest_")
     }
-    assert owners == {"plugin/hooks.py"}
+    assert files == {"plugin/hooks.py"}
 
 
 def test_every_hook_and_fixture_is_offered() -> None:
-    """`pytest_fa.plugin`, which pytest imports, names every hook and fixture."""
+    """`pytest_fa.plugin`, which pytest imports, exports every hook and fixture."""
     plugin = importlib.import_module("pytest_fa.plugin")
     hooks = importlib.import_module("pytest_fa.plugin.hooks")
     fixtures = importlib.import_module("pytest_fa.plugin.fixtures")
@@ -193,28 +194,28 @@ def test_every_hook_and_fixture_is_offered() -> None:
 
 # -- names and sizes --------------------------------------------------------------------------------------------------
 
-MOST_LOOSE_MODULES = 8
-# One name, two modules, one meaning: what is asked of a variant and how it is tried; limits of a GPU and how they are
-# measured.  Every feature's folder has a `run`.
+MOST_ROOT_MODULES = 8
+# Names that several modules may share because they mean the same: the properties and their implementation, the
+# ceilings and their measurement, the deprecated names of a layer, and the `run` of each feature.
 SAME_MEANING = {"properties", "ceilings", "earlier", "run"}
 
 
-def test_few_modules_stand_loose() -> None:
-    """The package's root shows the architecture: folders, and few modules beside them."""
-    loose = sorted(path.stem for path in PACKAGE.glob("*.py"))
-    assert len(loose) <= MOST_LOOSE_MODULES
-    assert [name for name in loose if name.endswith("ing")] == []
+def test_few_modules_are_in_the_root() -> None:
+    """The root of the package contains folders and only a few modules."""
+    root_modules = sorted(path.stem for path in PACKAGE.glob("*.py"))
+    assert len(root_modules) <= MOST_ROOT_MODULES
+    assert [name for name in root_modules if name.endswith("ing")] == []
 
 
 def test_no_two_modules_share_a_name() -> None:
-    """A module's name says what it is, wherever it stands."""
+    """A module's name is unique in the package, except for the names in SAME_MEANING."""
     names = Counter(path.stem for path in LAYERED if not path.stem.startswith("__"))
     names.update(path.parent.name for path in LAYERED if path.name == "__init__.py" and path.parent.parent != PACKAGE)
     assert {name for name, count in names.items() if count > 1} <= SAME_MEANING
 
 
 def test_no_two_classes_share_a_name() -> None:
-    """A class, a type alias or a struct means one thing in the whole package."""
+    """The name of a class or type alias is unique in the package."""
     names: Counter[str] = Counter()
     for path in LAYERED:
         body = ast.parse(path.read_text(encoding="utf-8")).body
@@ -230,7 +231,7 @@ def test_no_two_classes_share_a_name() -> None:
 
 
 def test_functions_and_files_stay_short() -> None:
-    """Median at most 7 lines, 95 of 100 at most 24, none past 50; no file past 350."""
+    """Functions have a median of 7 lines, a 95th percentile of 24 and a maximum of 50 at most; files at most 350."""
     functions = [
         node
         for path in SOURCES
@@ -246,16 +247,16 @@ def test_functions_and_files_stay_short() -> None:
 
 
 def python(code: str) -> str:
-    """What a fresh interpreter prints."""
-    run = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True, capture_output=True, text=True)
-    return run.stdout.strip()
+    """The output of `code` in a fresh interpreter."""
+    process = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    return process.stdout.strip()
 
 
 MAY_IMPORT_TORCH_INSIDE = ("pytest_fa.plugin.fixtures", "pytest_fa.plugin.in_process", "pytest_fa.__main__")
 
 
 def needs_no_torch(path: Path) -> bool:
-    """Whether pytest's own process may import a module: all but the worker's side, where single modules are free."""
+    """Whether pytest's own process may import a module: those of the worker's layers only if listed as torch-free."""
     name = module_of(path)
     return name not in CHILDREN and (layer_of(name) not in WITH_TORCH or name in TORCH_FREE_MODULES)
 
@@ -267,18 +268,18 @@ TORCH_FREE = [path for path in LAYERED if needs_no_torch(path)]
     "path", [path for path in TORCH_FREE if module_of(path) not in MAY_IMPORT_TORCH_INSIDE], ids=name_of
 )
 def test_no_torch_on_pytests_side(path: Path) -> None:
-    """What pytest's process imports names torch nowhere, not even inside a function; fixtures for users' tests may."""
+    """The modules of pytest's process do not import torch, even inside functions, except those for users' own tests."""
     assert not {name for name in imports_of_file(path) if name.split(".")[0] == "torch"}
 
 
 def test_pytests_process_imports_no_torch() -> None:
-    """All that pytest's own process may import, imported at once, brings no torch along."""
+    """Importing every module that pytest's own process may import does not import torch."""
     modules = ", ".join(module_of(path) for path in TORCH_FREE)
     assert python(f"import sys, {modules}; print('torch' in sys.modules)") == "False"
 
 
 def test_the_plugin_costs_nothing_until_it_is_used() -> None:
-    """Every pytest on the machine imports the plugin: it brings no torch, and none of what only kernels need."""
+    """Importing the plugin, which every pytest run does, imports neither torch nor packages that only kernels need."""
     heavy = ("torch", "msgspec", "yaml", "rich", "pynvml", "tvm_ffi", "filelock", "elftools")
     code = f"import sys, pytest_fa.plugin; print(*[name for name in {heavy} if name in sys.modules])"
     assert python(code) == ""
@@ -288,24 +289,24 @@ def test_the_plugin_costs_nothing_until_it_is_used() -> None:
 
 
 def files_beside_modules() -> list[str]:
-    """Every file of the package that is no module of a package: sources, headers, manifests, marks."""
-    found = []
+    """Every file of the package that is no Python module of it: sources, headers, manifests and others."""
+    names = []
     for path in PACKAGE.rglob("*"):
         is_module = path.suffix == ".py" and (path.parent / "__init__.py").is_file()
         if path.is_file() and not is_module and "__pycache__" not in path.parts:
-            found.append(str(path.relative_to(PACKAGE)))
-    return sorted(found)
+            names.append(str(path.relative_to(PACKAGE)))
+    return sorted(names)
 
 
 @pytest.mark.parametrize("name", files_beside_modules())
 def test_the_wheel_carries_every_file(name: str) -> None:
-    """A file that is no module is named in `package-data`, so that nothing in the wheel needs the repository."""
+    """Every file that is no module matches a pattern in `package-data`, so that the wheel contains it."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["pytest_fa"]
     assert any(PACKAGE / name in PACKAGE.glob(pattern) for pattern in patterns)
 
 
-def test_the_files_that_must_travel_are_seen() -> None:
-    """The C entry point, the binding, the companions and the typing mark are among those that are looked for."""
+def test_the_data_files_are_found() -> None:
+    """`files_beside_modules` finds the C header, the binding, the companions and the typing marker."""
     needed = {"py.typed", "build/binding.cpp", "include/fa_forward.h", "builtin/noop/kernel.cu", "builtin/sdpa/sdpa.py"}
     assert needed <= set(files_beside_modules())

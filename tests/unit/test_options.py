@@ -1,4 +1,4 @@
-"""Every option, from the command line and from the ini file, and what a wrong value is answered with."""
+"""Every option, from the command line and from the ini file, and the error for each wrong value."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, get_args
 
 import pytest
 
-from pytest_fa import options
 from pytest_fa.catalog import variant
 from pytest_fa.catalog.suites import DEFAULT_SUITE, SUITES
 from pytest_fa.errors import UsageProblem
-from pytest_fa.options import OPTIONS, Options
+from pytest_fa.options import options, values
+from pytest_fa.options.flags import OPTIONS, OptionRow
+from pytest_fa.options.options import Options
 
 # Flag: what is given, the field that it fills, and what the field is then.  A relative path is below the root.
 GIVEN: dict[str, tuple[str, str, Any]] = {
@@ -63,7 +64,7 @@ def below(root: Path, value: Any) -> Any:
 
 
 def command_line(flag: str, value: str) -> str:
-    """How an option is written: a switch has no value."""
+    """The option as a user types it; a switch has no value."""
     return flag if value == "true" else f"{flag}={value}"
 
 
@@ -78,12 +79,12 @@ def key(flag: str) -> str:
 
 
 def test_the_table_above_has_every_option() -> None:
-    """No option is left out of these tests."""
+    """These tests cover every option."""
     assert sorted(FLAGS) == sorted(GIVEN)
 
 
 def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any option a run takes all candidates, the default suite, both folders, and nobody has asked for it."""
+    """Without options a run has all candidates, the default suite and the default folders, and `is_given` is false."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "caches"))
     root = pytester.path
     expected = Options(
@@ -125,7 +126,7 @@ def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: p
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_an_option_is_read_from_the_command_line(pytester: pytest.Pytester, flag: str) -> None:
-    """The flag fills its field and no other one."""
+    """The flag sets its field and no other field."""
     value, field, expected = GIVEN[flag]
     beside = NEEDS.get(flag, [])
     before, found = read(pytester, *beside), read(pytester, *beside, command_line(flag, value))
@@ -135,7 +136,7 @@ def test_an_option_is_read_from_the_command_line(pytester: pytest.Pytester, flag
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_an_option_is_read_from_the_ini_file(pytester: pytest.Pytester, flag: str) -> None:
-    """The key of the same name means the same as the flag."""
+    """The ini key of the same name has the same effect as the flag."""
     value, field, expected = GIVEN[flag]
     before = read(pytester)
     pytester.makeini(ini_of(**{key(flag): value}))
@@ -145,7 +146,7 @@ def test_an_option_is_read_from_the_ini_file(pytester: pytest.Pytester, flag: st
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if GIVEN[flag][0] != "true"])
 def test_the_command_line_comes_before_the_ini_file(pytester: pytest.Pytester, flag: str) -> None:
-    """A flag replaces what the ini file says for it."""
+    """A flag overrides its ini key."""
     value, field, expected = GIVEN[flag]
     other = {"--fa-seeds": "5", "--fa-tolerance": "same_precision", "--fa-arch": "sm_89", **ALLOWED_ONLY}.get(
         flag, "other"
@@ -156,8 +157,8 @@ def test_the_command_line_comes_before_the_ini_file(pytester: pytest.Pytester, f
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
-def test_help_names_the_ini_key_and_its_default(pytester: pytest.Pytester, option: options._Option) -> None:
-    """`--help` shows each flag in our own group, with its ini key and what that is by default."""
+def test_help_names_the_ini_key_and_its_default(pytester: pytest.Pytester, option: OptionRow) -> None:
+    """`--help` shows each flag in the group of pytest-fa, with its ini key and the key's default."""
     group = pytester.parseconfig()._parser.getgroup("fa")
     (shown,) = [each for each in group.options if option.flag in each.names()]
     default = f", default {option.ini_default}" if option.ini_default else ""
@@ -172,12 +173,12 @@ def test_help_names_the_ini_key_and_its_default(pytester: pytest.Pytester, optio
     [("1", (0,)), ("3", (0, 1, 2)), ("3,", (3,)), ("3,7", (3, 7)), (" 7 , 3 ", (7, 3)), ("", None), (",", None)],
 )
 def test_seeds_are_a_count_or_a_list(pytester: pytest.Pytester, text: str, expected: tuple[int, ...] | None) -> None:
-    """A number alone counts from zero, a comma makes a list in the order given, nothing means the suite's own."""
+    """A number N means seeds 0 to N-1; a list keeps its order; without a value the suite decides."""
     assert expected == read(pytester, f"--fa-seeds={text}").seeds
 
 
 def test_definitions_add_up(pytester: pytest.Pytester) -> None:
-    """`--fa-define` may be given again; in the ini file several stand apart by spaces."""
+    """`--fa-define` may be repeated; the ini key separates several defines by spaces."""
     expected = ("BLOCK_M=64,128", "BLOCK_N=32")
     given = read(pytester, "--fa-define=BLOCK_M=64,128", "--fa-define=BLOCK_N=32").defines
     pytester.makeini(ini_of(fa_define="BLOCK_M=64,128 BLOCK_N=32"))
@@ -190,13 +191,13 @@ def test_definitions_add_up(pytester: pytest.Pytester) -> None:
 def test_a_tilde_is_the_home_folder(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, flag: str, field: str
 ) -> None:
-    """A shell does not expand `--flag=~/x`, so we do, in every option that names a folder."""
+    """Every folder option expands `~`, because a shell does not expand it in `--flag=~/x`."""
     monkeypatch.setenv("HOME", str(pytester.path / "home"))
     assert pytester.path / "home" / "x" == getattr(read(pytester, f"{flag}=~/x"), field)
 
 
 def test_folders_are_below_the_root_wherever_pytest_starts(pytester: pytest.Pytester) -> None:
-    """A relative folder in the ini file is found from any folder of the project."""
+    """A relative folder in the ini file is relative to the root folder, wherever pytest is started."""
     root = pytester.path
     pytester.makeini(ini_of(fa_artifacts="out", fa_kernels="mine"))
     inner = pytester.mkdir("inner")
@@ -206,14 +207,14 @@ def test_folders_are_below_the_root_wherever_pytest_starts(pytester: pytest.Pyte
 
 @pytest.mark.parametrize("exists", [True, False])
 def test_the_default_kernels_folder_may_be_missing(pytester: pytest.Pytester, *, exists: bool) -> None:
-    """A project without a kernels folder has none, and is no error."""
+    """A project without the default kernels folder gets an empty tuple and no error."""
     if exists:
         pytester.mkdir("kernels")
     assert ((pytester.path / "kernels",) if exists else ()) == read(pytester).kernels
 
 
 def test_a_kernels_folder_that_was_asked_for_stays(pytester: pytest.Pytester) -> None:
-    """A folder on the command line is kept even if it is missing, so that whoever reads it can say so."""
+    """A missing folder that the user names is kept, so that the catalog can report it."""
     assert (pytester.path / "kernels",) == read(pytester, "--fa-kernels=kernels").kernels
 
 
@@ -221,7 +222,7 @@ def test_a_kernels_folder_that_was_asked_for_stays(pytester: pytest.Pytester) ->
 def test_the_cache_is_in_the_users_cache_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str, expected: str
 ) -> None:
-    """XDG_CACHE_HOME where it is set, else `.cache` at home."""
+    """The cache is in XDG_CACHE_HOME if that is set, else in `~/.cache`."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / base) if base else "")
     assert tmp_path / expected == options.default_cache()
@@ -233,7 +234,7 @@ def test_the_cache_is_in_the_users_cache_folder(
 def test_benchmark_disable_means_no_timing(
     pytester: pytest.Pytester, arguments: tuple[str, ...], *, expected: bool
 ) -> None:
-    """pytest-benchmark's own switch keeps its meaning, and may be absent."""
+    """pytest-benchmark's --benchmark-disable turns timing off; a run without that plugin is timed."""
     assert expected is read(pytester, *arguments).timing
 
 
@@ -252,7 +253,7 @@ def test_benchmark_disable_means_no_timing(
 def test_the_repeat_command_keeps_what_decides(
     pytester: pytest.Pytester, arguments: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    """What finds, builds and judges a variant is said again; what selects it is said by its record."""
+    """A rerun command repeats the options that select the sources, build and check; the record adds the test's name."""
     assert expected == read(pytester, *arguments).rerun
 
 
@@ -262,11 +263,11 @@ def test_the_repeat_command_keeps_what_decides(
 @pytest.mark.parametrize(
     ("flag", "value", "problem"),
     [
-        ("--fa-seeds", "five", "--fa-seeds: 'five' is no seed; give a count such as 5, or a list such as 3,7"),
-        ("--fa-seeds", "3,x", "--fa-seeds: 'x' is no seed; give a count such as 5, or a list such as 3,7"),
-        ("--fa-seeds", "-1", "--fa-seeds: '-1' is no seed; give a count such as 5, or a list such as 3,7"),
-        ("--fa-seeds", "1.5", "--fa-seeds: '1.5' is no seed; give a count such as 5, or a list such as 3,7"),
-        ("--fa-seeds", "²", "--fa-seeds: '²' is no seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-seeds", "five", "--fa-seeds: 'five' is not a seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-seeds", "3,x", "--fa-seeds: 'x' is not a seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-seeds", "-1", "--fa-seeds: '-1' is not a seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-seeds", "1.5", "--fa-seeds: '1.5' is not a seed; give a count such as 5, or a list such as 3,7"),
+        ("--fa-seeds", "²", "--fa-seeds: '²' is not a seed; give a count such as 5, or a list such as 3,7"),
         ("--fa-arch", "sm_90", "--fa-arch: no 'sm_90'; did you mean 'sm_90a'? (allowed: sm_80, sm_89, sm_90a)"),
         ("--fa-arch", "sm_80,volta", "--fa-arch: no 'volta' (allowed: sm_80, sm_89, sm_90a)"),
         (
@@ -278,7 +279,7 @@ def test_the_repeat_command_keeps_what_decides(
         (
             "--fa-sanitize",
             "memchek",
-            f"--fa-sanitize: no 'memchek'; did you mean 'memcheck'? (allowed: {', '.join(options.SANITIZERS)})",
+            f"--fa-sanitize: no 'memchek'; did you mean 'memcheck'? (allowed: {', '.join(values.SANITIZERS)})",
         ),
     ],
 )
@@ -286,7 +287,7 @@ def test_the_repeat_command_keeps_what_decides(
 def test_a_wrong_value_is_named_with_what_is_allowed(
     pytester: pytest.Pytester, flag: str, value: str, problem: str, place: str
 ) -> None:
-    """The message names the option, the value found and the values allowed, wherever the value was written."""
+    """The message names the option, its value and the allowed values, for flags and ini keys alike."""
     pytester.makeini(ini_of(**{key(flag): value} if place == "ini file" else {}))
     with pytest.raises(UsageProblem) as found:
         read(pytester, *([command_line(flag, value)] if place == "command line" else []))
@@ -294,25 +295,25 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
 
 
 def test_a_set_of_counters_needs_a_profiler(pytester: pytest.Pytester) -> None:
-    """`--ncu-set` alone would do nothing, and says so."""
-    with pytest.raises(UsageProblem, match="--ncu-set: nothing is profiled; give --ncu too"):
+    """`--ncu-set` without `--ncu` is an error, because it would do nothing."""
+    with pytest.raises(UsageProblem, match="--ncu-set: without --ncu nothing is profiled; add --ncu"):
         read(pytester, "--ncu-set=full")
 
 
 def test_an_unknown_set_of_counters_is_named(pytester: pytest.Pytester) -> None:
-    """A preset that is none: the one that was meant, and all there are."""
+    """An unknown counter set gets a suggestion and the list of all sets."""
     with pytest.raises(UsageProblem, match=r"--ncu-set: no 'stals'; did you mean 'stalls'\? \(allowed: verdict, "):
         read(pytester, "--ncu", "--ncu-set=stals")
 
 
 def test_a_sanitizer_must_be_named(pytester: pytest.Pytester) -> None:
-    """An empty list of tools is no list."""
+    """An empty list of sanitizer tools is an error."""
     with pytest.raises(UsageProblem, match="--fa-sanitize: '' names no tool"):
         read(pytester, "--fa-sanitize=")
 
 
 def test_some_tests_are_there_on_request(pytester: pytest.Pytester) -> None:
-    """Gates, profiles and sanitizers appear where they were asked for; --fa-static leaves the builds alone."""
+    """Tests of gates, profiles and sanitizers exist only with their option; with --fa-static only test_build exists."""
     names = ("test_build", "test_correct", "test_gate", "test_profile", "test_sanitize")
     given = ((), ("--ncu",), ("--fa-sanitize=memcheck", "--fa-gate=1"), ("--fa-static", "--ncu"))
     offered = [[name for name in names if read(pytester, *each).offers(name)] for each in given]
@@ -321,7 +322,7 @@ def test_some_tests_are_there_on_request(pytester: pytest.Pytester) -> None:
 
 
 def test_a_run_has_one_tolerance(pytester: pytest.Pytester) -> None:
-    """Two policies are refused; neither is dropped in silence."""
+    """Two policies are an error; none of them is ignored."""
     with pytest.raises(UsageProblem, match="--fa-tolerance"):
         read(pytester, "--fa-tolerance=measured,absolute")
 
@@ -330,13 +331,13 @@ def test_a_run_has_one_tolerance(pytester: pytest.Pytester) -> None:
 
 
 def test_the_allowed_values_are_those_of_the_catalog() -> None:
-    """Architectures and policies are the catalog's own."""
+    """The lists of architectures and policies equal those of the catalog."""
     expected = variant.ARCHES, get_args(variant.Tolerance)
-    assert expected == (options.ARCHES, options.TOLERANCES)
+    assert expected == (values.ARCHES, values.TOLERANCES)
 
 
 def test_the_suites_are_those_of_the_catalog() -> None:
-    """The default suite and the suites that the help names are those that there are."""
+    """The help names every suite, and the default suite is the catalog's."""
     (option,) = [option for option in OPTIONS if option.flag == "--fa-suite"]
-    expected = f"cases to run: {', '.join(SUITES)}", DEFAULT_SUITE
+    expected = f"suites of cases to run: {', '.join(SUITES)}", DEFAULT_SUITE
     assert expected == (option.help, option.ini_default)

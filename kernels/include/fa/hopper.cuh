@@ -1,4 +1,4 @@
-// One PTX instruction of sm_90a per function, named after it; the section is that of the PTX ISA.  No policy lives here.
+// Wrappers of PTX instructions of sm_90a, named after their instruction.  Each comment begins with the section of the PTX ISA.
 #pragma once
 
 #include <cuda.h>
@@ -7,8 +7,8 @@
 
 namespace fa {
 
-// 9.7.9.27.1.2 cp.async.bulk.tensor: a box of a 4D tensor to the same place in every block of the cluster whose bit is set in
-// `blocks`; the barrier that lies at `barrier_smem` in each of them counts its bytes.
+// 9.7.9.27.1.2 cp.async.bulk.tensor: copies a box of a 4D tensor to the same shared memory offset of each block of the cluster
+// whose bit is set in `blocks`.  The bytes are counted by the mbarrier at the offset of `barrier_smem` in each of these blocks.
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_multicast(void* to_smem, const CUtensorMap& map, int x, int y, int z, int w,
                                                                   uint64_t* barrier_smem, uint16_t blocks) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -17,7 +17,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_multicast(void* to_smem,
                   "h"(blocks) : "memory");
 }
 
-// The same, to this block only.
+// 9.7.9.27.1.2 cp.async.bulk.tensor: copies a box of a 4D tensor to the shared memory of this block only.
 __device__ __forceinline__ void cp_async_bulk_tensor_4d(void* to_smem, const CUtensorMap& map, int x, int y, int z, int w,
                                                         uint64_t* barrier_smem) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
@@ -25,34 +25,34 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d(void* to_smem, const CUt
                : "memory");
 }
 
-// 9.7.13.14 elect.sync: true for one lane of a whole warp, always the same one.
+// 9.7.13.14 elect.sync: returns true for one lane of the warp, always the same one.  All 32 lanes must call it.
 __device__ __forceinline__ bool elect_sync() {
   uint32_t elected;
   asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(elected));
   return elected != 0;
 }
 
-// 9.7.9.15 prefetch.tensormap: the descriptor is in the cache when the first copy asks for it.
+// 9.7.9.15 prefetch.tensormap: brings the tensor map into the cache before the first copy needs it.
 __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 }
 
-// 9.7.13.4 fence.proxy.async: what this thread wrote to shared memory is there for TMA and wgmma.
+// 9.7.13.4 fence.proxy.async: makes the shared memory writes of this thread visible to TMA and wgmma.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// 9.7.15.7.1 wgmma.fence: registers written before are there for the next wgmma.
+// 9.7.15.7.1 wgmma.fence: makes earlier register writes visible to the next wgmma.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// 9.7.15.7.2 wgmma.commit_group: the wgmma since the last one are a group.
+// 9.7.15.7.2 wgmma.commit_group: combines all wgmma since the previous commit into one group.
 __device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// 9.7.15.7.3 wgmma.wait_group: all groups but the last PENDING are done.
+// 9.7.15.7.3 wgmma.wait_group: waits for all but the latest PENDING groups.
 template <int PENDING>
 __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory");
 }
 
-// The same; what the groups that are done have written to `d` is read after it.
+// 9.7.15.7.3 wgmma.wait_group: the same, and it keeps the compiler from reading the accumulators `d` before the wait.
 template <int PENDING, int N_TILES>
 __device__ __forceinline__ void wgmma_wait_group(float (&d)[N_TILES][4]) {
   wgmma_wait_group<PENDING>();
@@ -60,15 +60,15 @@ __device__ __forceinline__ void wgmma_wait_group(float (&d)[N_TILES][4]) {
   for (int n = 0; n < N_TILES; ++n) asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3]) :: "memory");
 }
 
-// 9.7.15.5.1 The descriptor of a matrix in shared memory whose rows are 128 bytes, swizzled, eight rows in 1024 bytes.  Where N
-// elements are neighbours and are more than a row holds, the next 128 bytes of each row lie `next_columns_bytes` further on.
+// 9.7.15.5.1 matrix descriptor: a matrix in shared memory with 128-byte rows, 128-byte swizzle, and 1024 bytes per eight rows.
+// If N runs along the rows and is longer than one, the next 128 bytes of each row are `next_columns_bytes` further on.
 __device__ __forceinline__ uint64_t wgmma_descriptor(const void* matrix_smem, uint32_t next_columns_bytes = 16) {
   return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(next_columns_bytes >> 4) << 16 |
          (smem_address(matrix_smem) & 0x3ffff) >> 4;
 }
 
-// 9.7.15.5.2 wgmma.mma_async: d[64, N] (+)= a[64, 16] b[16, N] by the four warps of a group, 16 rows each; registers lie as for
-// mma.  b is in shared memory; B_BY_ROWS: its N elements are neighbours there, not its 16.
+// 9.7.15.5.2 wgmma.mma_async: d[64, N] (+)= a[64, 16] b[16, N] by the four warps of a warpgroup, 16 rows per warp.  The
+// register fragments are those of mma. b is in shared memory: row-major (contiguous along N) if B_BY_ROWS, else column-major.
 #define FA_D4(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FA_D32(i) FA_D4(i), FA_D4(i + 1), FA_D4(i + 2), FA_D4(i + 3), FA_D4(i + 4), FA_D4(i + 5), FA_D4(i + 6), FA_D4(i + 7)
 #define FA_R32_0                                                                                        \
@@ -105,7 +105,7 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[N_TILES][4], const uint3
   }
 }
 
-// The same with a in shared memory too, its 16 elements neighbours.
+// 9.7.15.5.2 wgmma.mma_async: the same with a in shared memory too, row-major (contiguous along the 16 elements of K).
 template <typename T, int B_BY_ROWS, int N_TILES>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[N_TILES][4], uint64_t a, uint64_t b, bool accumulate) {
   static_assert(N_TILES == 8 || N_TILES == 16, "N is 64 or 128");

@@ -1,4 +1,4 @@
-// What a launch needs once per GPU and not once per call.
+// Host helpers for work that a launcher needs to do once per GPU, not once per call.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +8,8 @@
 
 namespace fa {
 
-// Runs an action until it has succeeded once on the current GPU; the action may run twice where two threads come first.
+// Runs an action until it has succeeded once on the current GPU.  Two threads that make the first call at the same time may
+// both run it.
 class OncePerDevice {
  public:
   template <typename Action>
@@ -26,14 +27,15 @@ class OncePerDevice {
   std::atomic<uint64_t> done_{0};
 };
 
-// The current GPU's number of SMs, asked for once per GPU; 0 after an error, which the launch that follows reports.
+// The number of SMs of the current GPU, queried once per GPU.  Returns 0 after a CUDA error, which the following launch
+// reports.
 inline int sm_count() {
-  static std::atomic<int> known[64];
+  static std::atomic<int> cached_sms[64];
   int device = 0, sms = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  if (device < 64 && (sms = known[device].load(std::memory_order_relaxed)) > 0) return sms;
+  if (device < 64 && (sms = cached_sms[device].load(std::memory_order_relaxed)) > 0) return sms;
   if (cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 0;
-  if (device < 64) known[device].store(sms, std::memory_order_relaxed);
+  if (device < 64) cached_sms[device].store(sms, std::memory_order_relaxed);
   return sms;
 }
 

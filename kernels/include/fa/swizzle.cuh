@@ -1,13 +1,13 @@
-// Where an element of a tile lies in shared memory, so that a column's neighbours share no banks.
+// The swizzled layout of tiles in shared memory, which avoids bank conflicts of ldmatrix.
 #pragma once
 
 namespace fa {
 
-// Rows of 16-bit elements, 128 bytes or a multiple; the 16-byte pieces of each 128 trade places by the row's number, so
-// that the pieces of eight rows that stand in one column, which ldmatrix reads at once, lie in all 32 banks.
+// Returns the index of element (row, column) in a swizzled tile of 16-bit elements.  Within each 128 bytes of a row, the index
+// of a 16-byte chunk is XORed with row % 8.  The eight chunks of a column that ldmatrix reads at once then cover all 32 banks.
 template <int ROW_ELEMENTS>
 __device__ __forceinline__ int swizzle(int row, int column) {
-  static_assert(ROW_ELEMENTS % 64 == 0, "a row is whole times 128 bytes");
+  static_assert(ROW_ELEMENTS % 64 == 0, "a row must be a multiple of 128 bytes");
   return row * ROW_ELEMENTS + (column ^ row % 8 * 8);
 }
 

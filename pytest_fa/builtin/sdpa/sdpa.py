@@ -1,4 +1,7 @@
-"""torch's SDPA; the manifest's contexts pin it to one backend each, so that no kernel changes silently."""
+"""torch's scaled_dot_product_attention, pinned to one backend per variant.
+
+The `context` of each variant in the manifest selects the backend, so torch cannot switch to another kernel silently.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ def forward(
     causal: str = "none",
     out: torch.Tensor | None = None,  # noqa: ARG001  # SDPA allocates its own
 ) -> torch.Tensor:
-    """SDPA's own output tensor: copying it into `out` would be charged to the backend.
+    """Return the output tensor that SDPA allocates; a copy into `out` would be timed as part of the backend.
 
-    Raises `UnsupportedCase` with torch's reasons where the pinned backend refuses.
+    Raises `UnsupportedCase` with torch's reasons if the pinned backend refuses the call.
     """
     attend = partial(
         scaled_dot_product_attention,
@@ -41,19 +44,19 @@ def forward(
     )
     try:
         return attend()
-    except RuntimeError as problem:
-        if "No available kernel" not in str(problem):
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):
             raise
-    with warnings.catch_warnings(record=True) as given:  # torch gives its reasons as warnings
+    with warnings.catch_warnings(record=True) as caught:  # torch issues its reasons as warnings
         warnings.simplefilter("always")
         try:
             return attend()
-        except RuntimeError as problem:
-            reasons = [str(each.message).split(" (Triggered")[0] for each in given]
-            raise UnsupportedCase(_own_reasons(reasons) or str(problem)) from None
+        except RuntimeError as error:
+            reasons = [str(warning.message).split(" (Triggered")[0] for warning in caught]
+            raise UnsupportedCase(_reasons_of_pinned_backend(reasons) or str(error)) from None
 
 
-def _own_reasons(reasons: list[str]) -> str:
-    """What the pinned backend said; the others only say that they are switched off."""
-    off = ("not used because", "disabled", "not enabled")
-    return "; ".join(text for text in reasons if not any(word in text for word in off))
+def _reasons_of_pinned_backend(reasons: list[str]) -> str:
+    """Return the reasons of the pinned backend, without those of the backends that are switched off."""
+    switched_off = ("not used because", "disabled", "not enabled")
+    return "; ".join(text for text in reasons if not any(phrase in text for phrase in switched_off))

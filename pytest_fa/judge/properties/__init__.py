@@ -1,7 +1,7 @@
-"""What must hold whatever the data: each property calls a variant in a way that some mistake does not survive.
+"""The code of the properties: each calls a variant in a way that reveals a certain kind of mistake.
 
-A function raises `WrongResult` with the property's name where it does not hold, `UnsupportedCase` where the kernel
-refuses, and returns nothing otherwise.
+A property function returns None if the property holds.  It raises `WrongResult` with the property's name if it does
+not, and `UnsupportedCase` if the kernel refuses the call.
 """
 
 from __future__ import annotations

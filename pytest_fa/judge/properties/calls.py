@@ -1,4 +1,4 @@
-"""Properties about how the function is called: again, on streams, in a capture, on another device."""
+"""Properties about the way a variant is called: repeatedly, on streams, in a graph capture, on another device."""
 
 from __future__ import annotations
 
@@ -16,69 +16,73 @@ from pytest_fa.run.device import synchronize
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.module import load_forward
 
-SLOW_CYCLES = 2_000_000  # a millisecond: long enough that whoever does not wait is far ahead
-THREAD_CALLS = 120  # with what is compared they fit into a stream's queue
-MOST_GAP_CYCLES = 100_000  # 50 us: so that two threads' calls meet in every phase
+SLOW_CYCLES = 2_000_000  # about 1 ms: a kernel that does not wait for its stream is finished long before
+THREAD_CALLS = 120  # together with their comparisons, these calls fit into a stream's launch queue
+MOST_GAP_CYCLES = 100_000  # about 50 us: random gaps make the calls of two threads overlap in every phase
 
 
 def new_data(subject: Subject) -> None:
-    """The inputs are overwritten where they lie: a result kept by address is the old one."""
+    """After the inputs are overwritten in place, a call gives the new result and not one cached by address."""
     inputs = subject.inputs()
     out = subject.call(inputs)
-    for _ in range(20):  # some keep a result only after a few calls
+    for _ in range(20):  # a cache may begin to store results only after a few calls
         out = subject.call(inputs, out)
-    for mine, other in zip(inputs[:3], subject.inputs(seed=1)[:3], strict=True):
-        mine.data.copy_(other)  # past the version counter, which a cache might watch
+    for tensor, new_data in zip(inputs[:3], subject.inputs(seed=1)[:3], strict=True):
+        tensor.data.copy_(new_data)  # `.data` bypasses the version counter, which a cache might compare
     subject.require_right("new_data", subject.call(inputs, out), inputs)
 
 
 def new_shape(subject: Subject) -> None:
-    """The same memory is called with its batches as heads of one batch."""
+    """A call on the same memory, with its batches as heads of one batch, gives the result for the new shape."""
     inputs = subject.inputs()
     out = subject.call(inputs)
     batch, heads = inputs.q.shape[:2]
     if inputs.q.stride(0) != heads * inputs.q.stride(1):
-        raise UnsupportedCase("batches and heads of this layout cannot be merged where they lie")
-    q, k, v = (each.reshape(1, batch * heads, *each.shape[2:]) for each in inputs[:3])
+        raise UnsupportedCase("in this layout, batches and heads cannot be merged without a copy")
+    q, k, v = (tensor.reshape(1, batch * heads, *tensor.shape[2:]) for tensor in inputs[:3])
     merged = inputs._replace(q=q, k=k, v=v)
-    found = subject.call(merged, out.fill_(float("nan")).view(1, batch * heads, *out.shape[2:]))
-    subject.require_right("new_shape", found, merged)
+    merged_out = subject.call(merged, out.fill_(float("nan")).view(1, batch * heads, *out.shape[2:]))
+    subject.require_right("new_shape", merged_out, merged)
 
 
 def streams(subject: Subject) -> None:
-    """A stream with a slow writer, then two threads with a stream each."""
+    """A call waits for a slow write on its own stream, and calls from two threads do not interfere."""
     _require_own_stream(subject)
     _require_no_shared_state(subject)
 
 
 def _require_own_stream(subject: Subject) -> None:
-    """On a stream of its own the inputs are written late; whoever launches elsewhere reads zeros."""
-    real = subject.inputs()
-    late = real._replace(q=torch.zeros_like(real.q), k=torch.zeros_like(real.k), v=torch.zeros_like(real.v))
-    out = subject.call(late)  # what a first call sets up is not what is tried here
+    """Raise `WrongResult` if a call does not run on the current stream.
+
+    The inputs are zero, and a side stream writes the data late.  A kernel on another stream reads the zeros.
+    """
+    source = subject.inputs()
+    late = source._replace(q=torch.zeros_like(source.q), k=torch.zeros_like(source.k), v=torch.zeros_like(source.v))
+    out = subject.call(late)  # the set-up of a first call is not part of this test
     stream = torch.cuda.Stream(subject.device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(subject.device))
     with torch.cuda.stream(stream):
         torch.cuda._sleep(SLOW_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001
-        for mine, other in zip(late[:3], real[:3], strict=True):
-            mine.copy_(other)
-        found = subject.call(late, out, is_waited_for=False)
-        kept = found.clone()  # on the same stream: what the kernel left when the stream came here
+        for tensor, new_data in zip(late[:3], source[:3], strict=True):
+            tensor.copy_(new_data)
+        result = subject.call(late, out, waits=False)
+        snapshot = result.clone()  # copied in stream order, so that a kernel that writes later is found
     stream.synchronize()
-    subject.require_right("streams", kept, real)
+    subject.require_right("streams", snapshot, source)
 
 
 def _require_no_shared_state(subject: Subject) -> None:
-    """Two threads call at once, each on its stream and data: state that they share is overwritten under their feet.
+    """Raise `WrongResult` if two threads that call at once, each on its own stream and data, disturb each other.
 
-    The gaps between their calls are drawn, so that what is vulnerable for a moment meets the other's calls.
+    Global state that both calls use, such as one workspace, would be overwritten.  The gaps between the calls are
+    random, so that every phase of one thread's call meets a call of the other thread.
     """
     sets = [subject.inputs(seed) for seed in (0, 1)]
-    wanted = [subject.call(each).clone() for each in sets]
+    expected = [subject.call(inputs).clone() for inputs in sets]
     torch.cuda.synchronize(subject.device)
-    drawn = random.Random(0)  # noqa: S311  # no secret
-    gaps = [[drawn.randrange(MOST_GAP_CYCLES) for _ in range(THREAD_CALLS)] for _ in sets]
-    wrong = [0, 0]
+    generator = random.Random(0)  # noqa: S311  # not for cryptography
+    gaps = [[generator.randrange(MOST_GAP_CYCLES) for _ in range(THREAD_CALLS)] for _ in sets]
+    differing_counts = [0, 0]
     problems: list[Exception] = []
 
     def run(index: int) -> None:
@@ -86,37 +90,43 @@ def _require_no_shared_state(subject: Subject) -> None:
             stream = torch.cuda.Stream(subject.device)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(stream):
                 differing = torch.zeros((), dtype=torch.int64, device=subject.device)
-                torch.cuda._sleep(10 * SLOW_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001  # until both have queued up
+                torch.cuda._sleep(10 * SLOW_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001  # until both threads have queued their calls
                 for cycles in gaps[index]:
                     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # noqa: SLF001
-                    out = subject.call(sets[index], is_waited_for=False)
-                    differing += (out.view(torch.int16) != wanted[index].view(torch.int16)).any()
+                    out = subject.call(sets[index], waits=False)
+                    differing += (out.view(torch.int16) != expected[index].view(torch.int16)).any()
                 stream.synchronize()
-                wrong[index] = int(differing)
+                differing_counts[index] = int(differing)
                 subject.require_right("streams", out, sets[index], f" (thread {index})")
-        except Exception as problem:  # noqa: BLE001  # raised again by the thread that waits
+        except Exception as problem:  # noqa: BLE001  # raised again by the calling thread
             problems.append(problem)
 
     threads = [threading.Thread(target=run, args=(index,)) for index in (0, 1)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     if problems:
         raise problems[0]
-    if any(wrong) and subject.variant.deterministic:
-        found = " and ".join(f"{count} of {THREAD_CALLS}" for count in wrong)
-        raise WrongResult("streams", f"streams: {found} outputs of two threads differ from those of one")
+    if any(differing_counts) and subject.variant.deterministic:
+        counts = " and ".join(f"{count} of {THREAD_CALLS}" for count in differing_counts)
+        raise WrongResult("streams", f"streams: {counts} outputs of two concurrent threads differ from those of one")
 
 
 def graph_capture(subject: Subject) -> None:
-    """One call is captured and replayed on other data; it may not wait, allocate or copy from the host."""
+    """A captured call, replayed on other data, gives the new result.
+
+    The capture fails if the call synchronizes, allocates or copies from the host.
+    """
     _require_right_replay("graph_capture", subject, None)
 
 
 def first_call_in_capture(subject: Subject) -> None:
-    """The library is loaded anew from a copy, so that whatever it sets up once is set up inside the capture."""
-    assert subject.library is not None  # noqa: S101  # applies() asks for a built variant
+    """The first call of a library can be captured.
+
+    The library is loaded from a copy, which has its own state, so that its one-time set-up happens in the capture.
+    """
+    assert subject.library is not None  # noqa: S101  # applies() requires a built variant
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copy(subject.library, Path(folder) / "fresh.so")
         _require_right_replay("first_call_in_capture", subject, load_forward(subject.variant, str(copy)))
@@ -132,7 +142,7 @@ def _require_right_replay(name: str, subject: Subject, fresh: Forward | None) ->
     with torch.cuda.stream(stream):
         graph.capture_begin()
         try:
-            found = subject.call(inputs, out, fresh, is_waited_for=False)
+            result = subject.call(inputs, out, fresh, waits=False)
         except Exception as problem:
             _end_capture(graph)
             raise WrongResult(name, f"{name}: the call cannot be captured: {_first_line(problem)}") from problem
@@ -141,11 +151,11 @@ def _require_right_replay(name: str, subject: Subject, fresh: Forward | None) ->
         except RuntimeError as problem:
             raise WrongResult(name, f"{name}: the call cannot be captured: {_first_line(problem)}") from problem
     for seed in (1, 2):
-        for mine, other in zip(inputs[:3], subject.inputs(seed=seed)[:3], strict=True):
-            mine.copy_(other)
-        found.fill_(float("nan"))
+        for tensor, new_data in zip(inputs[:3], subject.inputs(seed=seed)[:3], strict=True):
+            tensor.copy_(new_data)
+        result.fill_(float("nan"))
         graph.replay()
-        subject.require_right(name, found, inputs, f", replay on seed {seed}")
+        subject.require_right(name, result, inputs, f", replay on seed {seed}")
 
 
 def _end_capture(graph: torch.cuda.CUDAGraph) -> None:
@@ -160,13 +170,13 @@ def _first_line(problem: Exception) -> str:
 
 
 def other_device(subject: Subject) -> None:
-    """Tensors on cuda:1 while cuda:0 is current."""
+    """A call on tensors of cuda:1 gives the right result while cuda:0 is the current device."""
     if torch.cuda.device_count() < 2:  # noqa: PLR2004
         raise UnsupportedCase("needs two GPUs")
-    here = subject.inputs()
-    there = here._replace(q=here.q.to("cuda:1"), k=here.k.to("cuda:1"), v=here.v.to("cuda:1"))
-    subject.call(here)
+    inputs = subject.inputs()
+    on_gpu_1 = inputs._replace(q=inputs.q.to("cuda:1"), k=inputs.k.to("cuda:1"), v=inputs.v.to("cuda:1"))
+    subject.call(inputs)
     with torch.cuda.device(0):
-        out = subject.call(there)
+        out = subject.call(on_gpu_1)
     synchronize(torch.device("cuda:1"))
-    subject.require_right("other_device", out, there)
+    subject.require_right("other_device", out, on_gpu_1)

@@ -1,4 +1,4 @@
-"""Properties about what the tensors hold."""
+"""Properties about the values in the tensors."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from pytest_fa.run.inputs import LINEAR_IN, Inputs
 
 
 def hard_data(subject: Subject) -> None:
-    """Data on which shortcuts fail: every kind is judged, or compared with what it must equal."""
+    """Outputs are right on data that reveal numerical shortcuts: large scores, one-hot rows, shifted keys and others.
+
+    An output is judged by the truth of its own inputs, or of other inputs with which the exact result must agree.
+    """
     inputs = subject.inputs()
-    for name, changed, same_as in (
+    for name, changed, equivalent in (
         ("scores 30 times as large", inputs._replace(q=inputs.q * 30), None),
         ("scores -30 times as large", inputs._replace(q=inputs.q * -30), None),
         ("one-hot rows", _one_hot(inputs), None),
         *_shifted(inputs),
         *_reversed(inputs),
     ):
-        subject.require_right("hard_data", subject.call(changed), same_as or changed, f" ({name})")
-    of_ones = inputs._replace(v=torch.ones_like(inputs.v))
-    ones = subject.call(of_ones)
-    subject.require_right("hard_data", ones, of_ones, " (values of one)")
+        subject.require_right("hard_data", subject.call(changed), equivalent or changed, f" ({name})")
+    inputs_of_ones = inputs._replace(v=torch.ones_like(inputs.v))
+    out = subject.call(inputs_of_ones)
+    subject.require_right("hard_data", out, inputs_of_ones, " (values of one)")
     if not subject.is_exact:
         return
-    worst = float((ones.double() - 1).abs().max())
-    if not worst <= ulp(1.0, ones.dtype):
-        raise WrongResult("hard_data", f"hard_data (values of one): the output is off from one by {worst:.3g}")
+    worst = float((out.double() - 1).abs().max())
+    if not worst <= ulp(1.0, out.dtype):
+        raise WrongResult("hard_data", f"hard_data (values of one): the output is off by {worst:.3g}, allowed is 1 ulp")
 
 
-HardData = tuple[str, Inputs, Inputs | None]
+HardData = tuple[str, Inputs, Inputs | None]  # name, inputs, and inputs with the same exact result if these differ
 
 
 def _one_hot(inputs: Inputs) -> Inputs:
-    """One key in every 37 outweighs all others for its queries, so each row of the output is one row of V."""
+    """Every 37th key outweighs all others for its queries, so that each row of the output is one row of V."""
     k, q = inputs.k / 8, torch.zeros_like(inputs.q)
     picked = range(0, k.shape[2], 37)
     for index, key in enumerate(picked):
@@ -49,60 +52,71 @@ def _one_hot(inputs: Inputs) -> Inputs:
 
 
 def _shifted(inputs: Inputs) -> Iterator[HardData]:
-    """One vector is added to all keys: every score of a row moves alike.  K lies on a grid, so the sum is exact."""
-    plain = inputs._replace(k=(inputs.k * 32).round() / 32)
-    yield "keys shifted by 4", plain._replace(k=plain.k + 4), plain
+    """A constant added to all keys shifts all scores of a row equally and does not change the result.
+
+    K is rounded to multiples of 1/32 first, so that the addition is exact.
+    """
+    gridded = inputs._replace(k=(inputs.k * 32).round() / 32)
+    yield "keys shifted by 4", gridded._replace(k=gridded.k + 4), gridded
 
 
 def _reversed(inputs: Inputs) -> Iterator[HardData]:
-    """Without a mask the order of keys means nothing."""
+    """Without a mask, the order of the keys does not change the result."""
     if inputs.causal == "none":
         yield "keys in reverse order", inputs._replace(k=inputs.k.flip(2), v=inputs.v.flip(2)), inputs
 
 
 def zero_scale(subject: Subject) -> None:
-    """All keys weigh the same; scores are zero."""
+    """With a scale of 0, all keys have the same weight; as an output, scores are zero."""
     inputs = subject.inputs()._replace(scale=0.0)
     subject.require_right("zero_scale", subject.call(inputs), inputs)
 
 
 def negative_scale(subject: Subject) -> None:
-    """The smallest score has the most weight: a maximum taken before scaling is the wrong one."""
+    """With a negative scale, the smallest product has the largest weight.
+
+    This reveals a row maximum that is taken before the scale is applied.
+    """
     inputs = subject.inputs()
-    turned = inputs._replace(q=inputs.q * 8, scale=-inputs.scale)
-    subject.require_right("negative_scale", subject.call(turned), turned)
+    negated = inputs._replace(q=inputs.q * 8, scale=-inputs.scale)
+    subject.require_right("negative_scale", subject.call(negated), negated)
 
 
 def head_independence(subject: Subject) -> None:
-    """Other, far larger data in head 1: the other heads keep every bit."""
+    """Other, far larger data in head 1 do not change a bit of the other heads' output."""
     inputs = subject.inputs()
     before = subject.call(inputs).clone()
     changed = inputs._replace(q=inputs.q.clone(), k=inputs.k.clone(), v=inputs.v.clone())
-    for each in changed[:3]:
-        each[:, 1] = each[:, 1].flip(1) * 16
-    _require_same_elsewhere("head_independence", subject, inputs, before, subject.call(changed))
+    for tensor in changed[:3]:
+        tensor[:, 1] = tensor[:, 1].flip(1) * 16
+    _require_same_in_other_heads("head_independence", subject, inputs, before, subject.call(changed))
 
 
 def contained_nan(subject: Subject) -> None:
-    """NaN in head 1 of V, or of K for scores: the other heads keep every bit."""
+    """NaN in head 1 of V (for scores: of K) does not change a bit of the other heads' output."""
     inputs = subject.inputs()
     before = subject.call(inputs).clone()
     name = LINEAR_IN[subject.computes]
-    spoiled: torch.Tensor = getattr(inputs, name).clone()
-    spoiled[:, 1] = float("nan")
-    after = subject.call(inputs._replace(**{name: spoiled}))  # type: ignore[arg-type]  # a tensor's name
-    _require_same_elsewhere("contained_nan", subject, inputs, before, after)
+    with_nan: torch.Tensor = getattr(inputs, name).clone()
+    with_nan[:, 1] = float("nan")
+    after = subject.call(inputs._replace(**{name: with_nan}))  # type: ignore[arg-type]  # `name` is q, k or v
+    _require_same_in_other_heads("contained_nan", subject, inputs, before, after)
 
 
-def _require_same_elsewhere(
+def _require_same_in_other_heads(
     name: str, subject: Subject, inputs: Inputs, before: torch.Tensor, after: torch.Tensor
 ) -> None:
-    """Every head but 1 kept its bits; where a variant may differ from call to call, it is still right."""
-    others = [each for each in range(before.shape[1]) if each != 1]
+    """Raise `WrongResult` if the output of any head other than head 1 changed.
+
+    Outputs of a deterministic variant are compared bit by bit; other variants' outputs are judged.
+    """
+    heads = [head for head in range(before.shape[1]) if head != 1]
     if not subject.variant.deterministic:
-        rest = inputs._replace(q=inputs.q[:, others], k=inputs.k[:, others], v=inputs.v[:, others])
-        subject.require_right(name, after[:, others], rest)
+        of_heads = inputs._replace(q=inputs.q[:, heads], k=inputs.k[:, heads], v=inputs.v[:, heads])
+        subject.require_right(name, after[:, heads], of_heads)
         return
-    differs = before[:, others].view(torch.int16) != after[:, others].view(torch.int16)
+    differs = before[:, heads].view(torch.int16) != after[:, heads].view(torch.int16)
     if bool(differs.any()):
-        raise WrongResult(name, f"{name}: {int(differs.sum())} elements of other heads changed with head 1")
+        raise WrongResult(
+            name, f"{name}: {int(differs.sum())} elements of the other heads changed with head 1's inputs"
+        )

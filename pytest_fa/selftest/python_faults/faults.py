@@ -1,6 +1,6 @@
-"""Attention in torch with one mistake each, and right twins.  Every public function is the entry of one variant.
+"""Attention in torch with one mistake each, and correct twins.  Each function is the target of one variant.
 
-The manifest's `step` says what each one does.  All are small changes to `attend`.
+The `step` of the variant describes the mistake.  Most functions change `attend` in one place.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import time
 
 import torch
 
-LONG = 512  # keys from which `nan_when_long` fails
-TWO = 2  # heads at which the arithmetic faults show; no property uses two heads, so only the checks of a case see them
-NEAR = 4.0  # difference of two row maxima, in units of the scores
-IN_A_ROW = 15  # calls after which `kept_up_to_sign` computes no more
+LONG_SEQ_K = 512  # number of keys from which `nan_when_long` is wrong
+FAULTY_HEADS = 2  # number of heads with which some faults show; no property uses two heads
+CLOSE_MAXIMA = 4.0  # largest difference of two row maxima that `one_maximum` takes for equal
+CALLS_BEFORE_REUSE = 15  # successive calls after which `kept_up_to_sign` reuses its result
 
 
 def attend(q, k, v, scale, causal="none", hidden=None, row_max=None):
-    """Attention in float32, P rounded to the dtype: [batch, heads, seq_q, head_dim]."""
+    """Return attention computed in float32 with P rounded to the dtype, [batch, heads, seq_q, head_dim]."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     s = q.float() @ k.float().transpose(2, 3) * scale
@@ -31,15 +31,15 @@ def attend(q, k, v, scale, causal="none", hidden=None, row_max=None):
 
 
 def mask(rows, keys, causal, device, shift=0):
-    """The hidden keys of each row, [rows, keys]; `shift` more keys are visible than there should be."""
+    """Return the hidden keys of each row, [rows, keys]; `shift` is the number of keys by which a row sees too many."""
     if causal == "none":
         return torch.zeros(rows, keys, dtype=torch.bool, device=device)
-    corner = keys - rows if causal == "bottom_right" else 0
-    return torch.ones(rows, keys, dtype=torch.bool, device=device).triu(1 + corner + shift)
+    offset = keys - rows if causal == "bottom_right" else 0
+    return torch.ones(rows, keys, dtype=torch.bool, device=device).triu(1 + offset + shift)
 
 
 def writes(attention):
-    """An entry that writes the result of `attention(q, k, v, scale, causal)` into `out`."""
+    """Make a target that writes the result of `attention(q, k, v, scale, causal)` into `out`."""
 
     def forward(q, k, v, *, scale, causal="none", out=None):
         return out.copy_(attention(q, k, v, scale, causal))
@@ -70,11 +70,11 @@ wrong_scale = writes(lambda q, k, v, scale, causal: attend(q, k, v, scale * 1.01
 
 
 def near_exact(change):
-    """An entry that is exact but for what `change(exact, q)` adds where there are two heads."""
+    """Make a target that is exact, except that it adds `change(exact, q)` if there are FAULTY_HEADS heads."""
 
     def attention(q, k, v, scale, causal):
         exact = attend(q.double(), k.double(), v.double(), scale, causal).double()
-        return exact + change(exact, q) if q.shape[1] == TWO else exact
+        return exact + change(exact, q) if q.shape[1] == FAULTY_HEADS else exact
 
     return writes(attention)
 
@@ -104,12 +104,12 @@ def one_row(exact, q):
 
 
 def rounding(exact, dtype):
-    """About the largest error of an ideal kernel."""
+    """Return about the largest error of an ideal kernel."""
     return exact.abs().max() * 2.0 ** (-11 if dtype == torch.float16 else -8)
 
 
 def signs(like):
-    """Alternating +1 and -1, so that the error has no gain."""
+    """Return alternating +1 and -1, so that the error does not change the gain."""
     sign = torch.ones_like(like)
     sign.view(-1)[::2] = -1
     return sign
@@ -159,7 +159,7 @@ def mask_off_by_one(q, k, v, scale, causal):
 
 
 def keys_up_to(end):
-    """An entry that uses the first `end(seq_k)` keys alone."""
+    """Make a target that uses only the first `end(seq_k)` keys."""
     return writes(lambda q, k, v, *rest: attend(q, k[:, :, : end(k.shape[2])], v[:, :, : end(k.shape[2])], *rest))
 
 
@@ -175,7 +175,7 @@ def heads_modulo(q, k, v, scale, causal):
 
 def shared_maximum(s):
     own, shared = s.amax(-1, keepdim=True), s.amax((1, 3), keepdim=True)
-    return torch.where(shared - own < NEAR, shared, own)
+    return torch.where(shared - own < CLOSE_MAXIMA, shared, own)
 
 
 one_maximum = writes(lambda q, k, v, scale, causal: attend(q, k, v, scale, causal, row_max=shared_maximum))
@@ -207,7 +207,7 @@ bf16_as_fp16 = writes(lambda q, k, v, scale, causal: attend(q, k, v.view(torch.f
 
 def changes_input(q, k, v, *, scale, causal="none", out=None):
     out.copy_(attend(q, k, v, scale, causal))
-    if q.shape[1] == TWO:
+    if q.shape[1] == FAULTY_HEADS:
         q[0, 1, 0, 0] *= 1.001
     return out
 
@@ -232,7 +232,7 @@ def other_dtype(q, k, v, *, scale, causal="none", out=None):
 
 def nan_when_long(q, k, v, *, scale, causal="none", out=None):
     out.copy_(attend(q, k, v, scale, causal))
-    if k.shape[2] >= LONG:
+    if k.shape[2] >= LONG_SEQ_K:
         out[..., 0, 0] = math.nan
     return out
 
@@ -262,56 +262,56 @@ def aligns_base(q, k, v, scale, causal):
 
 # -- state ------------------------------------------------------------------------------------------------------------
 
-KEPT = {}
+CACHE = {}
 
 
 @writes
 def kept_by_address(q, k, v, scale, causal):
     key = (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.shape)
-    if key not in KEPT:
-        KEPT[key] = attend(q, k, v, scale, causal)
-    return KEPT[key]
+    if key not in CACHE:
+        CACHE[key] = attend(q, k, v, scale, causal)
+    return CACHE[key]
 
 
 @writes
 def kept_up_to_sign(q, k, v, scale, causal):
     key = (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.shape, scale)
     sign = math.copysign(1.0, float(v.flatten()[0]))
-    KEPT["calls"] = KEPT.get("calls", 0) + 1 if KEPT.get("key") == key else 0
-    KEPT["key"] = key
-    if KEPT["calls"] < IN_A_ROW:
-        KEPT["result"] = attend(q, k, v, scale, causal) * sign
-    return KEPT["result"] * sign + 0.0
+    CACHE["calls"] = CACHE.get("calls", 0) + 1 if CACHE.get("key") == key else 0
+    CACHE["key"] = key
+    if CACHE["calls"] < CALLS_BEFORE_REUSE:
+        CACHE["result"] = attend(q, k, v, scale, causal) * sign
+    return CACHE["result"] * sign + 0.0
 
 
 @writes
 def kept_by_scores(q, k, v, scale, causal):
     sums = tuple(float(each.double().abs().sum()) for each in (q, k, v))
     key = (sums, float(k.flatten()[0]), float(q.flatten()[0]), q.data_ptr(), scale, q.shape, causal)
-    if key not in KEPT:
-        KEPT[key] = attend(q, k, v, scale, causal)
-    return KEPT[key]
+    if key not in CACHE:
+        CACHE[key] = attend(q, k, v, scale, causal)
+    return CACHE[key]
 
 
 @writes
 def kept_by_version(q, k, v, scale, causal):
     key = (*((each.data_ptr(), each._version) for each in (q, k, v)), q.shape, scale, causal)  # noqa: SLF001
-    if KEPT.get("of") != key:
-        KEPT.update({"of": key, "result": attend(q, k, v, scale, causal)})
-    return KEPT["result"]
+    if CACHE.get("of") != key:
+        CACHE.update({"of": key, "result": attend(q, k, v, scale, causal)})
+    return CACHE["result"]
 
 
 def super_batch(q, k, v, *, scale, causal="none", out=None):
     key = (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.shape, scale, causal)
-    out.copy_(KEPT[key] if key in KEPT else attend(q, k, v, scale, causal))
-    KEPT[key] = attend(q, k, v, scale, causal)
+    out.copy_(CACHE[key] if key in CACHE else attend(q, k, v, scale, causal))
+    CACHE[key] = attend(q, k, v, scale, causal)
     return out
 
 
 def shape_kept_by_address(q, k, v, *, scale, causal="none", out=None):
-    shape = KEPT.setdefault((q.data_ptr(), q.numel()), q.shape)
+    shape = CACHE.setdefault((q.data_ptr(), q.numel()), q.shape)
     if shape == q.shape or shape[2:] != q.shape[2:]:
-        KEPT[(q.data_ptr(), q.numel())] = q.shape
+        CACHE[(q.data_ptr(), q.numel())] = q.shape
         return out.copy_(attend(q, k, v, scale, causal))
     return out.fill_(0)
 
@@ -319,7 +319,7 @@ def shape_kept_by_address(q, k, v, *, scale, causal="none", out=None):
 def flickers(q, k, v, *, scale, causal="none", out=None):
     CALLS["flickers"] += 1
     out.copy_(attend(q, k, v, scale, causal))
-    if CALLS["flickers"] % 3 == 0 and q.shape[1] == TWO:
+    if CALLS["flickers"] % 3 == 0 and q.shape[1] == FAULTY_HEADS:
         out.view(torch.int16)[0, 0, 0, 0] ^= 1
     return out
 

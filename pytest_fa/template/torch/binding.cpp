@@ -1,5 +1,5 @@
-// NAME: what Python sees.  Only this file includes PyTorch's headers, and no more of them than it needs: they take longest
-// to compile (torch/extension.h, which has them all, twice as long).
+// NAME: the function that Python calls.  Only this file includes headers of PyTorch, and only those that it needs, because
+// they take most of the compile time.  With torch/extension.h, which includes all of them, it takes twice as long.
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -12,7 +12,7 @@
 void forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, at::Tensor out, double scale, bool causal) {
   TORCH_CHECK(q.is_cuda() && q.scalar_type() == at::kHalf && q.size(3) == HEAD_DIM, "q must be fp16 of head_dim 64 on a GPU");
   TORCH_CHECK(q.is_contiguous() && k.is_contiguous() && v.is_contiguous() && out.is_contiguous(), "tensors must be contiguous");
-  TORCH_CHECK(q.size(1) == k.size(1), "as many key heads as query heads are needed");
+  TORCH_CHECK(q.size(1) == k.size(1), "k must have as many heads as q");
   const c10::cuda::CUDAGuard guard(q.device());
   launch_attention(q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(), out.mutable_data_ptr(), q.size(0) * q.size(1),
                    q.size(2), k.size(2), static_cast<float>(scale), causal, c10::cuda::getCurrentCUDAStream());

@@ -1,13 +1,13 @@
-// NAME: a start that is right and slow; replace what is in attention_kernel.
-// step:    what NAME does that its parent does not
-// because: what slows its parent down, and how you know
-// expect:  what should come of it, written before it is measured
+// NAME: a correct but slow starting point.  Replace the body of attention_kernel with your kernel.
+// step:    what NAME changes relative to its parent
+// because: what makes the parent slow, and how you know
+// expect:  the effect that you expect, written before you measure it
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
 #include "kernel.h"
 
-// One thread for each query row, with online softmax.
+// One thread computes one query row, with an online softmax.  `heads` is batch * heads.
 __global__ void __launch_bounds__(BLOCK_THREADS)
     attention_kernel(const __half* q,  // [heads, seq_q, HEAD_DIM]
                      const __half* k,  // [heads, seq_k, HEAD_DIM]
@@ -16,20 +16,27 @@ __global__ void __launch_bounds__(BLOCK_THREADS)
                      int64_t rows, int64_t seq_q, int64_t seq_k, float scale, bool causal) {
   const int64_t row = int64_t(blockIdx.x) * BLOCK_THREADS + threadIdx.x;
   if (row >= rows) return;
-  const int64_t head = row / seq_q, visible = causal ? min(seq_k, row % seq_q + 1) : seq_k;
+  const int64_t head = row / seq_q, visible_keys = causal ? min(seq_k, row % seq_q + 1) : seq_k;
   q += row * HEAD_DIM, out += row * HEAD_DIM, k += head * seq_k * HEAD_DIM, v += head * seq_k * HEAD_DIM;
 
   float o[HEAD_DIM] = {}, row_max = -CUDART_INF_F, row_sum = 0.0f;
-  for (int64_t key = 0; key < visible; ++key) {
+  for (int64_t key = 0; key < visible_keys; ++key) {
+    // S = Q K^T
     float s = 0.0f;
     for (int d = 0; d < HEAD_DIM; ++d) s += __half2float(q[d]) * __half2float(k[key * HEAD_DIM + d]);
     s *= scale;
+
+    // row max, rescale, P = exp(S - max), row sum
     const float new_max = fmaxf(row_max, s), rescale = expf(row_max - new_max), p = expf(s - new_max);
     row_max = new_max;
     row_sum = row_sum * rescale + p;
+
+    // O += P V
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; ++d) o[d] = o[d] * rescale + p * __half2float(v[key * HEAD_DIM + d]);
   }
+
+  // Normalise and store.
 #pragma unroll
   for (int d = 0; d < HEAD_DIM; ++d) out[d] = __float2half(row_sum > 0.0f ? o[d] / row_sum : 0.0f);
 }

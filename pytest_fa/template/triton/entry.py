@@ -1,4 +1,4 @@
-"""NAME: a start in Triton that is right; replace what is in attention_kernel."""
+"""NAME: a correct starting point in Triton.  Replace the body of `attention_kernel` with your kernel."""
 
 import torch
 import triton
@@ -9,18 +9,19 @@ LOG2_E = 1.4426950408889634
 
 
 def forward(q, k, v, *, scale, causal="none", out=None):
-    """Attention: q and out [batch, heads, seq_q, head_dim], k and v [batch, kv_heads, seq_k, head_dim], any strides.
+    """Return the attention output, [batch, heads, seq_q, head_dim]; write it into `out` if that is given.
 
-    Writes into `out` where it is given.  To refuse a case, raise `pytest_fa.errors.UnsupportedCase` with the reason.
+    q and out: [batch, heads, seq_q, head_dim].  k and v: [batch, kv_heads, seq_k, head_dim].  Any strides are possible.
+    To refuse a call, raise `pytest_fa.errors.UnsupportedCase` with the reason.
     """
     out = torch.empty_like(q) if out is None else out
     batch, heads, seq_q, head_dim = q.shape
     grid = (batch * heads, triton.cdiv(seq_q, BLOCK_M))
-    strides = (each.stride() for each in (q, k, v, out))
-    with torch.cuda.device(q.device):  # Triton launches on the current one
+    strides = [stride for tensor in (q, k, v, out) for stride in tensor.stride()]
+    with torch.cuda.device(q.device):  # Triton launches on the current device
         attention_kernel[grid](
             *(q, k, v, out),
-            *(number for each in strides for number in each),
+            *strides,
             *(heads, heads // k.shape[1], seq_q, k.shape[2], scale * LOG2_E),
             HEAD_DIM=head_dim,
             CAUSAL=causal == "top_left",
@@ -44,7 +45,7 @@ def attention_kernel(
     scale_log2,
     HEAD_DIM: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One block for BLOCK_M query rows of one head, with online softmax over tiles of BLOCK_N keys."""
+    """Compute BLOCK_M query rows of one head per program, with an online softmax over tiles of BLOCK_N keys."""
     batch = (tl.program_id(0) // heads).to(tl.int64)
     head = (tl.program_id(0) % heads).to(tl.int64)
     kv_head = head // group
@@ -59,8 +60,8 @@ def attention_kernel(
     o = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
-    last = min(seq_k, (tl.program_id(1) + 1) * BLOCK_M) if CAUSAL else seq_k
-    for start in range(0, last, BLOCK_N):
+    end = min(seq_k, (tl.program_id(1) + 1) * BLOCK_M) if CAUSAL else seq_k
+    for start in range(0, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         k_tile = k_base + keys.to(tl.int64)[:, None] * k_row + dims[None, :] * k_dim
         k = tl.load(k_tile, mask=keys[:, None] < seq_k, other=0.0)  # [BLOCK_N, HEAD_DIM]

@@ -1,4 +1,4 @@
-"""What the builder's tests share: a small variant with headers of its own, and copies of a cache with its build."""
+"""Fixtures of the builder's tests: a small variant with headers, and copies of a cache with its build."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_fa.records.built import Build
 
 SOURCE = """\
 #include "fa_forward.h"
-#include "tile.h"    // beside the source
+#include "tile.h"    // next to the source
 #include "shared.h"  // in the root's include folder
 
 #ifndef STEP
@@ -35,7 +35,7 @@ MANIFEST = "step: a small kernel\nbecause: the builder needs something to build\
 
 
 class Workplace:
-    """One variant, `tile`, with its sources and a cache under one folder."""
+    """The variant `tile`, its sources and a cache, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "kernels"
@@ -43,7 +43,7 @@ class Workplace:
         self.cache = folder / "cache"
 
     def write(self) -> None:
-        """Lay the sources down."""
+        """Write the sources."""
         self.folder.mkdir(parents=True)
         (self.root / "include").mkdir()
         (self.folder / "kernel.cu").write_text(SOURCE, encoding="utf-8")
@@ -51,40 +51,40 @@ class Workplace:
         (self.root / "include" / "shared.h").write_text("#define SHARED 0.5f\n", encoding="utf-8")
         self.write_manifest("")
 
-    def write_manifest(self, more: str) -> None:
-        """The manifest, with more keys."""
-        (self.folder / "variant.yaml").write_text(MANIFEST + more, encoding="utf-8")
+    def write_manifest(self, keys: str) -> None:
+        """Write the manifest with these additional keys."""
+        (self.folder / "variant.yaml").write_text(MANIFEST + keys, encoding="utf-8")
 
     def variant(self) -> Variant:
-        """The variant as its manifest stands now."""
+        """Return the variant of the current manifest."""
         return read_manifest(self.folder / "variant.yaml", self.root)[0]
 
     def ensure(self, *, no_build: bool = False, say: Say = lambda _: None) -> BuildReport:
-        """Ask the builder for the variant's one build."""
+        """Run the builder for the variant and sm_80."""
         return ensure([(self.variant(), "sm_80")], self.cache, no_build=no_build, say=say)
 
     def build(self, *, no_build: bool = False) -> Build:
-        """The build, which must be there."""
+        """Run the builder and return the build; fail if there is none."""
         return build_of(self.ensure(no_build=no_build))
 
     def failure(self, *, no_build: bool = False, say: Say = lambda _: None) -> str:
-        """Why there is no build, of which there must be none."""
+        """Run the builder and return the failure message; fail if there is a build."""
         outcome = _only(self.ensure(no_build=no_build, say=say))
         assert isinstance(outcome, BuildFailure)
         return outcome.message
 
     def library(self) -> Path:
-        """The shared library of the one build that the cache holds."""
-        (found,) = (self.cache / "builds").glob("*/*/kernel.so")
-        return found
+        """Return the shared library of the only build in the cache."""
+        (library,) = (self.cache / "builds").glob("*/*/kernel.so")
+        return library
 
     def stages(self) -> list[Path]:
-        """The staging folders that lie in the cache."""
+        """Return the staging folders in the cache."""
         return list(self.cache.glob(".stage-*"))
 
 
 def build_of(report: BuildReport) -> Build:
-    """The one outcome of a report, which must be a build."""
+    """Return the only outcome of a report, which must be a build."""
     outcome = _only(report)
     assert isinstance(outcome, Build), outcome.message
     return outcome
@@ -97,7 +97,7 @@ def _only(report: BuildReport) -> BuildOutcome:
 
 @pytest.fixture(scope="session")
 def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workplace that is built once; tests work on copies of it."""
+    """Build a workplace once per session; tests use copies of it."""
     folder = tmp_path_factory.mktemp("built")
     place = Workplace(folder)
     place.write()
@@ -110,14 +110,14 @@ def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workplace(_built: Path, tmp_path: Path) -> Workplace:
-    """A copy of a built workplace: its sources lie elsewhere now, its build is in its cache."""
+    """Return a copy of a built workplace in another folder, with the build in its cache."""
     shutil.copytree(_built, tmp_path / "workplace")
     return Workplace(tmp_path / "workplace")
 
 
 @pytest.fixture
 def unbuilt(tmp_path: Path) -> Workplace:
-    """Sources and an empty cache."""
+    """Return a workplace with sources and an empty cache."""
     place = Workplace(tmp_path / "unbuilt")
     place.write()
     place.cache.mkdir()
@@ -126,7 +126,7 @@ def unbuilt(tmp_path: Path) -> Workplace:
 
 @pytest.fixture
 def hide_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Called, it makes this a machine without nvcc and g++, wheels included."""
+    """Return a function that hides nvcc and g++, including those in wheels."""
 
     def hide() -> None:
         monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
@@ -139,7 +139,7 @@ def hide_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
 @pytest.fixture
 def forbid_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Starting any program fails the test."""
+    """Fail the test if it starts a program."""
 
     def refuse(command: object, *_: object, **__: object) -> None:
         raise AssertionError(f"a program was started: {command}")

@@ -1,4 +1,4 @@
-"""The cache: what is seen as changed, what is found again, what survives kills, corruption and neighbours."""
+"""The cache: which changes are detected, what is found again, and kills, damaged builds and parallel processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pytest_fa.records.built import Build
 if TYPE_CHECKING:
     from tests.unit.build.conftest import Workplace
 
-# Another process that builds: python -c BUILDER <kernels> <cache>.  Lines of JSON: what the builder says, then the end.
+# A process that builds: python -c BUILDER <kernels> <cache>.  It prints JSON lines: progress messages, then the result.
 BUILDER = """\
 import json, sys
 from pathlib import Path
@@ -40,43 +40,43 @@ print(json.dumps({"compiled": report.compiled, "library": build.library}), flush
 
 
 def start_builder(place: Workplace) -> subprocess.Popen[str]:
-    """Build in another process, in a process group of its own."""
+    """Start a build in another process, with its own process group."""
     command = [sys.executable, "-c", BUILDER, str(place.root), str(place.cache)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
-# -- what is seen as changed ------------------------------------------------------------------------------------------
+# -- changes ----------------------------------------------------------------------------------------------------------
 
 
 def edit_source(place: Workplace) -> None:
-    """Another kernel."""
+    """Change the kernel."""
     source = place.folder / "kernel.cu"
     source.write_text(source.read_text(encoding="utf-8").replace("+ STEP", "- STEP"), encoding="utf-8")
 
 
 def edit_header(place: Workplace) -> None:
-    """Another header beside the source."""
+    """Change the header next to the source."""
     (place.folder / "tile.h").write_text("#define BLOCK 96\n", encoding="utf-8")
 
 
 def edit_shared_header(place: Workplace) -> None:
-    """Another header in the root's include folder."""
+    """Change the header in the root's include folder."""
     (place.root / "include" / "shared.h").write_text("#define SHARED 1.5f\n", encoding="utf-8")
 
 
 def edit_header_long_ago(place: Workplace) -> None:
-    """Another header with a time of 2001, as an unpacked archive has it."""
+    """Change the header and set its time to 2001, as unpacking an archive does."""
     edit_header(place)
     os.utime(place.folder / "tile.h", (10**9, 10**9))
 
 
 def add_define(place: Workplace) -> None:
-    """Another definition in the manifest."""
+    """Add a definition to the manifest."""
     place.write_manifest("defines: {STEP: 2}\n")
 
 
 def add_flag(place: Workplace) -> None:
-    """Another compiler flag in the manifest."""
+    """Add a compiler flag to the manifest."""
     place.write_manifest("flags: [-use_fast_math]\n")
 
 
@@ -85,7 +85,7 @@ def add_flag(place: Workplace) -> None:
     "change", [edit_source, edit_header, edit_shared_header, edit_header_long_ago, add_define, add_flag]
 )
 def test_change_is_compiled(workplace: Workplace, change: Callable[[Workplace], None]) -> None:
-    """Whatever shapes the code makes a new build, and the old one stays."""
+    """A change of anything that affects the code gives a new build, and the old build is kept."""
     before = workplace.library()
 
     change(workplace)
@@ -103,7 +103,7 @@ def test_change_is_compiled(workplace: Workplace, change: Callable[[Workplace], 
 def test_compiler_flags_from_the_environment_are_compiled(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVCC_APPEND_FLAGS shapes the code without a word in the manifest, so it makes a build of its own."""
+    """NVCC_APPEND_FLAGS affects the code, so it gives another build."""
     plain = workplace.build()
 
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-DSTEP=3")
@@ -111,16 +111,16 @@ def test_compiler_flags_from_the_environment_are_compiled(
     monkeypatch.delenv("NVCC_APPEND_FLAGS")
     again = workplace.ensure()
 
-    (other,) = with_flags.outcomes.values()
-    assert isinstance(other, Build)
+    (changed,) = with_flags.outcomes.values()
+    assert isinstance(changed, Build)
     assert with_flags.compiled == 1
-    assert other.code_identity != plain.code_identity
+    assert changed.code_identity != plain.code_identity
     assert (again.compiled, again.outcomes["tile", "sm_80"]) == (0, plain)
 
 
 @pytest.mark.needs_nvcc
-def test_reverted_edit_finds_the_old_leaf(workplace: Workplace) -> None:
-    """A build is named by content: undoing an edit costs no compilation."""
+def test_reverted_edit_finds_the_old_build(workplace: Workplace) -> None:
+    """Builds are found by content, so undoing an edit needs no compilation."""
     before, old_text = workplace.build(), (workplace.folder / "tile.h").read_text(encoding="utf-8")
     edit_header(workplace)
     edited = workplace.build()
@@ -133,28 +133,28 @@ def test_reverted_edit_finds_the_old_leaf(workplace: Workplace) -> None:
 
 
 def touch(path: Path) -> None:
-    """A new time."""
+    """Set a new modification time."""
     path.touch()
 
 
 def rewrite(path: Path) -> None:
-    """The same text, written again."""
+    """Write the same content again."""
     path.write_bytes(path.read_bytes())
 
 
 def replace(path: Path) -> None:
-    """The same text in another file, as after a checkout."""
+    """Replace the file by another one with the same content, as a checkout does."""
     copy = path.with_suffix(".new")
     copy.write_bytes(path.read_bytes())
     copy.replace(path)
 
 
 @pytest.mark.needs_nvcc
-@pytest.mark.parametrize("disturb", [touch, rewrite, replace])
-def test_untouched_content_is_a_hit(workplace: Workplace, disturb: Callable[[Path], None]) -> None:
-    """Times and inodes move, content does not: nothing is compiled."""
+@pytest.mark.parametrize("change", [touch, rewrite, replace])
+def test_unchanged_content_is_not_compiled(workplace: Workplace, change: Callable[[Path], None]) -> None:
+    """If only times or inodes change, nothing is compiled."""
     for path in (workplace.folder / "kernel.cu", workplace.folder / "tile.h", workplace.root / "include" / "shared.h"):
-        disturb(path)
+        change(path)
 
     report = workplace.ensure()
 
@@ -163,24 +163,24 @@ def test_untouched_content_is_a_hit(workplace: Workplace, disturb: Callable[[Pat
 
 @pytest.mark.needs_nvcc
 def test_same_content_elsewhere_has_the_same_code_identity(workplace: Workplace, tmp_path: Path) -> None:
-    """No folder name reaches the machine code: compiled anew in another folder, it is the same code."""
-    here = workplace.build()
+    """Compiled in another folder, the same sources give the same machine code."""
+    original = workplace.build()
     elsewhere = type(workplace)(tmp_path / "quite another folder")
     shutil.copytree(workplace.root, elsewhere.root)
     shutil.copytree(workplace.cache / "binding", elsewhere.cache / "binding")
 
     report = elsewhere.ensure()
 
-    (there,) = report.outcomes.values()
-    assert isinstance(there, Build)
+    (copied,) = report.outcomes.values()
+    assert isinstance(copied, Build)
     assert report.compiled == 1
-    assert here.code_identity is not None
-    assert there.code_identity == here.code_identity
+    assert original.code_identity is not None
+    assert copied.code_identity == original.code_identity
 
 
 @pytest.mark.needs_nvcc
-def test_definitions_have_leaves_of_their_own(workplace: Workplace) -> None:
-    """Two variants of one source lie side by side, and each is found by its own definitions."""
+def test_each_set_of_definitions_has_its_own_build(workplace: Workplace) -> None:
+    """Builds of one source with different definitions are both kept, and each is found by its definitions."""
     plain = workplace.build()
     add_define(workplace)
     defined = workplace.build()
@@ -193,17 +193,17 @@ def test_definitions_have_leaves_of_their_own(workplace: Workplace) -> None:
 
 @pytest.mark.needs_nvcc
 def test_edit_during_compilation_is_not_published(workplace: Workplace) -> None:
-    """A file that changes while it is compiled might bless other code: there is no build, and the message says so."""
+    """If a file changes during the compilation, its hash may not match the code, so the build fails."""
     edit_header(workplace)
 
     def edit_again(text: str) -> None:
         if text.startswith("building"):
-            time.sleep(0.05)  # file systems stamp changes with the time of the last clock tick
+            time.sleep(0.05)  # file systems record the time of the last clock tick
             edit_shared_header(workplace)
 
     message = workplace.failure(say=edit_again)
 
-    assert message == "tile for sm_80: root/include/shared.h changed while it was being compiled; run again"
+    assert message == "tile for sm_80: root/include/shared.h changed during the compilation; run again"
     assert "for sm_80: no build" in workplace.failure(no_build=True)
 
 
@@ -214,7 +214,7 @@ def test_edit_during_compilation_is_not_published(workplace: Workplace) -> None:
 @pytest.mark.needs_nvcc
 @pytest.mark.usefixtures("forbid_programs")
 def test_warm_lookup_starts_no_program(workplace: Workplace) -> None:
-    """Where everything is in the cache, no program is started and it takes milliseconds."""
+    """If all builds are in the cache, the lookup starts no program and takes less than 50 ms."""
     reports = [workplace.ensure() for _ in range(3)]
 
     assert [(report.compiled, report.cached) for report in reports] == [(0, 1)] * 3
@@ -222,8 +222,8 @@ def test_warm_lookup_starts_no_program(workplace: Workplace) -> None:
 
 
 @pytest.mark.usefixtures("forbid_programs")
-def test_nothing_asked_for_needs_no_compiler(tmp_path: Path, hide_compilers: Callable[[], None]) -> None:
-    """A batch without requests, as a run of Python variants has it, asks for no compiler."""
+def test_an_empty_batch_needs_no_compiler(tmp_path: Path, hide_compilers: Callable[[], None]) -> None:
+    """A batch without requests, as in a run of Python variants, needs no compiler."""
     hide_compilers()
 
     report = ensure([], tmp_path)
@@ -231,40 +231,40 @@ def test_nothing_asked_for_needs_no_compiler(tmp_path: Path, hide_compilers: Cal
     assert (report.outcomes, report.compiled, report.cached) == ({}, 0, 0)
 
 
-# -- neighbours, kills, corruption ------------------------------------------------------------------------------------
+# -- parallel processes, kills, damage --------------------------------------------------------------------------------
 
 
 @pytest.mark.needs_nvcc
 def test_two_processes_compile_once(workplace: Workplace) -> None:
-    """Of two processes that want one build at once, one compiles and both get it."""
+    """If two processes need the same build at once, one compiles it and both get it."""
     edit_header(workplace)
     with builds.locked(workplace.cache, lambda _: None):
         builders = [start_builder(workplace) for _ in range(2)]
-        first_lines = [json.loads(each.stdout.readline()) for each in builders if each.stdout]
+        first_lines = [json.loads(builder.stdout.readline()) for builder in builders if builder.stdout]
 
-    ends = [json.loads(each.communicate(timeout=60)[0].splitlines()[-1]) for each in builders]
+    results = [json.loads(builder.communicate(timeout=60)[0].splitlines()[-1]) for builder in builders]
 
     assert first_lines == [f"waiting for another build in {workplace.cache}"] * 2
-    assert sorted(end["compiled"] for end in ends) == [0, 1]
-    assert len({end["library"] for end in ends}) == 1
-    assert (workplace.cache / ends[0]["library"]).is_file()
+    assert sorted(result["compiled"] for result in results) == [0, 1]
+    assert len({result["library"] for result in results}) == 1
+    assert (workplace.cache / results[0]["library"]).is_file()
 
 
 @pytest.mark.needs_nvcc
 def test_build_after_a_kill(workplace: Workplace) -> None:
-    """`kill -9` in the middle of a build leaves a staging folder; the next build works and sweeps it."""
+    """After `kill -9` during a build, the next build succeeds and deletes the staging folder."""
     edit_header(workplace)
     builder = start_builder(workplace)
     assert builder.stdout
-    said = json.loads(builder.stdout.readline())
-    left_over = workplace.stages()
+    message = json.loads(builder.stdout.readline())
+    stages = workplace.stages()
     os.killpg(builder.pid, signal.SIGKILL)
     builder.communicate()
 
     report = workplace.ensure()
 
-    assert said.startswith("building 1 with nvcc")
-    assert len(left_over) == 1
+    assert message.startswith("building 1 with nvcc")
+    assert len(stages) == 1
     assert isinstance(report.outcomes["tile", "sm_80"], Build)
     assert report.compiled == 1
     assert workplace.stages() == []
@@ -276,8 +276,8 @@ def test_build_after_a_kill(workplace: Workplace) -> None:
     [("build.json", b"{"), ("build.json", b""), ("build.json", None), ("kernel.so", None)],
     ids=["half a build.json", "an empty build.json", "no build.json", "no kernel.so"],
 )
-def test_broken_leaf_is_rebuilt_once(workplace: Workplace, name: str, content: bytes | None) -> None:
-    """A build that is not whole is compiled again and is whole then: the build after that finds it."""
+def test_damaged_build_is_rebuilt_once(workplace: Workplace, name: str, content: bytes | None) -> None:
+    """A damaged build is compiled again, and the next lookup finds the new one."""
     path = workplace.library().with_name(name)
     path.unlink()
     if content is not None:
@@ -294,8 +294,8 @@ def test_broken_leaf_is_rebuilt_once(workplace: Workplace, name: str, content: b
 
 
 @pytest.mark.needs_nvcc
-def test_failing_variant_does_not_stop_its_neighbour(workplace: Workplace) -> None:
-    """Of a bad and a good variant in one batch the good one is built; the bad one's error is told once."""
+def test_failing_variant_does_not_affect_another(workplace: Workplace) -> None:
+    """If one variant of a batch does not compile, the other one is built, and the error is reported once."""
     good = msgspec.structs.replace(workplace.variant(), name="good", defines={"STEP": 4})
     bad = msgspec.structs.replace(workplace.variant(), name="bad", defines={"STEP": "nonsense"})
 
@@ -316,8 +316,8 @@ def test_failing_variant_does_not_stop_its_neighbour(workplace: Workplace) -> No
 
 
 @pytest.mark.needs_nvcc
-def test_failure_is_not_remembered(workplace: Workplace) -> None:
-    """A variant that did not compile is tried again; once its source is right, it is built."""
+def test_failed_compilation_is_retried(workplace: Workplace) -> None:
+    """After a failed compilation, the variant is built once its source is correct."""
     shared = workplace.root / "include" / "shared.h"
     shared.write_text("#error not yet\n", encoding="utf-8")
     message = workplace.failure()
@@ -335,7 +335,7 @@ def test_failure_is_not_remembered(workplace: Workplace) -> None:
 @pytest.mark.needs_nvcc
 @pytest.mark.usefixtures("forbid_programs")
 def test_no_build_needs_no_compiler(workplace: Workplace, hide_compilers: Callable[[], None]) -> None:
-    """`no_build` finds a build where no compiler is installed."""
+    """With `no_build`, a build is found on a machine without a compiler."""
     with_compiler = workplace.build()
     hide_compilers()
 
@@ -346,24 +346,24 @@ def test_no_build_needs_no_compiler(workplace: Workplace, hide_compilers: Callab
 
 
 @pytest.mark.needs_nvcc
-def test_no_build_finds_a_carried_leaf(
+def test_no_build_finds_a_copied_build(
     workplace: Workplace, tmp_path: Path, hide_compilers: Callable[[], None]
 ) -> None:
-    """Sources and cache copied to other folders, each its own, still belong together."""
-    carried = type(workplace)(tmp_path / "target machine")
-    shutil.copytree(workplace.root, carried.root)
-    shutil.copytree(workplace.cache / "builds", carried.cache / "builds")
+    """A build is found after sources and cache were copied to other folders."""
+    copied = type(workplace)(tmp_path / "target machine")
+    shutil.copytree(workplace.root, copied.root)
+    shutil.copytree(workplace.cache / "builds", copied.cache / "builds")
     hide_compilers()
 
-    build = carried.build(no_build=True)
+    build = copied.build(no_build=True)
 
-    assert (carried.cache / build.library).is_file()
+    assert (copied.cache / build.library).is_file()
     assert build.compiler.startswith("nvcc ")
 
 
 @pytest.mark.needs_nvcc
 def test_no_build_of_a_changed_source(workplace: Workplace) -> None:
-    """The message names what changed since the build was built and says what to do."""
+    """The message names the files that changed since the build, and what to do."""
     edit_header(workplace)
 
     assert workplace.failure(no_build=True) == (
@@ -373,8 +373,8 @@ def test_no_build_of_a_changed_source(workplace: Workplace) -> None:
 
 
 @pytest.mark.needs_nvcc
-def test_no_build_compares_with_the_newest_leaf(workplace: Workplace) -> None:
-    """Of several leaves the newest counts: the message names what changed since then, not since an older one."""
+def test_no_build_compares_with_the_newest_build(workplace: Workplace) -> None:
+    """The message names what changed since the newest build, not since an older one."""
     edit_header(workplace)
     workplace.build()
     edit_source(workplace)
@@ -383,8 +383,8 @@ def test_no_build_compares_with_the_newest_leaf(workplace: Workplace) -> None:
 
 
 @pytest.mark.needs_nvcc
-def test_no_build_of_a_leaf_without_its_library(workplace: Workplace) -> None:
-    """Where nothing changed and the library is gone, the message says that, not that something changed."""
+def test_no_build_of_a_build_without_its_library(workplace: Workplace) -> None:
+    """If only the library is missing, the message says so, and not that a file changed."""
     workplace.library().unlink()
 
     message = workplace.failure(no_build=True)
@@ -394,7 +394,7 @@ def test_no_build_of_a_leaf_without_its_library(workplace: Workplace) -> None:
 
 
 def test_no_build_of_what_was_never_built(unbuilt: Workplace) -> None:
-    """The message says that there never was a build, where it was looked for and what to do."""
+    """The message says that there is no build, which cache was searched, and what to do."""
     assert unbuilt.failure(no_build=True) == (
         f"tile for sm_80: no build in {unbuilt.cache}: it was never built with these flags and definitions; "
         "drop --fa-no-build, or build it there first"
@@ -402,17 +402,18 @@ def test_no_build_of_what_was_never_built(unbuilt: Workplace) -> None:
 
 
 @pytest.mark.needs_nvcc
-def test_forget(workplace: Workplace) -> None:
-    """`forget` removes a variant's builds for its present definitions, and no other variant's."""
+def test_delete_builds(workplace: Workplace) -> None:
+    """`delete_builds` deletes a variant's builds with its current definitions, and no other variant's builds."""
     kept = workplace.library()
-    other = msgspec.structs.replace(workplace.variant(), name="other")
+    second = msgspec.structs.replace(workplace.variant(), name="other")
     shutil.copytree(
-        builds.scope(workplace.cache, workplace.variant(), "sm_80"), builds.scope(workplace.cache, other, "sm_80")
+        builds.request_folder(workplace.cache, workplace.variant(), "sm_80"),
+        builds.request_folder(workplace.cache, second, "sm_80"),
     )
 
-    builds.forget(workplace.cache, other, ("sm_80",))
+    builds.delete_builds(workplace.cache, second, ("sm_80",))
 
-    report = ensure([(workplace.variant(), "sm_80"), (other, "sm_80")], workplace.cache, no_build=True)
+    report = ensure([(workplace.variant(), "sm_80"), (second, "sm_80")], workplace.cache, no_build=True)
     assert isinstance(report.outcomes["tile", "sm_80"], Build)
     assert isinstance(report.outcomes["other", "sm_80"], BuildFailure)
     assert kept.is_file()
@@ -422,7 +423,7 @@ def test_forget(workplace: Workplace) -> None:
 
 
 def test_dependencies_of_a_depfile(tmp_path: Path) -> None:
-    """Continued lines, escaped spaces and repeats are read as make reads them; generated files are left out."""
+    """Continued lines, escaped spaces and duplicates are read as `make` does; generated files are omitted."""
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "kernel.cu").write_bytes(b"a")
     (tmp_path / "with space.h").write_bytes(b"b")
@@ -430,21 +431,21 @@ def test_dependencies_of_a_depfile(tmp_path: Path) -> None:
 
     (tmp_path / "deps.d").write_text(depfile, encoding="utf-8")
 
-    found = command.read_dependencies(tmp_path)
+    dependencies = command.read_dependencies(tmp_path)
 
-    assert found == (
+    assert dependencies == (
         ("src/kernel.cu", "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"),
         ("with space.h", "3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d"),
     )
 
 
 def test_file_hash_of_a_missing_file(tmp_path: Path) -> None:
-    """A file that is not there has no hash."""
+    """`file_hash` returns None for a missing file."""
     assert keys.file_hash(str(tmp_path / "nothing")) is None
 
 
 def test_file_hash_sees_an_edit_that_keeps_size_and_time(tmp_path: Path) -> None:
-    """Same size, same modification time, other content: the change time tells."""
+    """An edit that keeps size and modification time is detected by the change time."""
     path = tmp_path / "tile.h"
     path.write_bytes(b"#define BLOCK 64")
     os.utime(path, (10**9, 10**9))

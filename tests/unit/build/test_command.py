@@ -1,4 +1,4 @@
-"""The command line: what reaches the compiler, what must never stand in it, what moves the keys."""
+"""The command line: the flags of the compiler, which paths are not in it, and what changes the keys."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ TOOLCHAIN = Toolchain(
     ],
 )
 def test_one_architecture(unbuilt: Workplace, arch: Arch, gencode: str) -> None:
-    """Each build is for one architecture, said by -gencode and never by -arch=; sm_80 alone keeps PTX."""
+    """Each build is for one architecture, selected by -gencode and not by -arch=; only sm_80 includes PTX."""
     flags = command.compile_flags(unbuilt.variant(), arch)
 
     assert [flag for flag in flags if flag.startswith(("-gencode", "-arch", "--gpu"))] == [gencode]
 
 
 @pytest.mark.needs_nvcc
-def test_sm_80_leaf_holds_ptx(workplace: Workplace) -> None:
-    """An sm_80 build carries compute_80 PTX, so that newer GPUs can run it."""
+def test_sm_80_build_holds_ptx(workplace: Workplace) -> None:
+    """An sm_80 build holds compute_80 PTX, so newer GPUs can run it."""
     listed = subprocess.run(
         [str(find_tool("cuobjdump")), "-lptx", str(workplace.library())], capture_output=True, text=True, check=True
     )
@@ -52,7 +52,7 @@ def test_sm_80_leaf_holds_ptx(workplace: Workplace) -> None:
 
 
 def test_definitions_reach_the_compiler_in_order(unbuilt: Workplace) -> None:
-    """Every definition of the manifest becomes one -D, in the manifest's order."""
+    """Each definition of the manifest becomes one -D option, in the manifest's order."""
     unbuilt.write_manifest("defines: {STAGES: 2, BLOCK_M: 64, NAME: fast}\n")
 
     flags = command.compile_flags(unbuilt.variant(), "sm_90a")
@@ -61,7 +61,7 @@ def test_definitions_reach_the_compiler_in_order(unbuilt: Workplace) -> None:
 
 
 def test_manifest_flags_reach_the_compiler(unbuilt: Workplace) -> None:
-    """The manifest's flags stand in the command, in their order."""
+    """The manifest's flags are in the command, in their order."""
     unbuilt.write_manifest("flags: [--maxrregcount=128, -use_fast_math]\n")
 
     words = command.compile_command(unbuilt.variant(), "sm_90a", TOOLCHAIN)
@@ -74,14 +74,14 @@ def test_manifest_flags_reach_the_compiler(unbuilt: Workplace) -> None:
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_flags_hold_no_path_of_this_machine(unbuilt: Workplace, arch: Arch) -> None:
-    """What shapes the code is the same text on every machine: no absolute path stands in it."""
+    """The flags contain no absolute path, so they are the same on all machines."""
     flags = command.compile_flags(unbuilt.variant(), arch)
 
     assert [flag for flag in flags if "/" in flag.replace("-Iroot/include", "")] == []
 
 
 def test_command_of_a_variant(unbuilt: Workplace) -> None:
-    """The compiler is told its host, reads the source by its link, says what it depends on, and links the binding."""
+    """The command names the host compiler, the source by its link, the depfile and the binding."""
     words = command.compile_command(unbuilt.variant(), "sm_90a", TOOLCHAIN)
 
     assert words[:3] == ["/opt/cuda/bin/nvcc", "-ccbin", "/usr/bin/g++"]
@@ -90,8 +90,8 @@ def test_command_of_a_variant(unbuilt: Workplace) -> None:
     assert "-L/opt/cuda/lib64" in words
 
 
-def test_links_lead_to_the_sources(unbuilt: Workplace) -> None:
-    """The relative folders of the command are the variant's, its root's and the shipped headers'."""
+def test_links_point_to_the_sources(unbuilt: Workplace) -> None:
+    """The links point to the variant's folder, its root and the packaged headers."""
     roots = command.links(unbuilt.variant())
 
     assert (roots["src"], roots["root"]) == (unbuilt.folder, unbuilt.root)
@@ -99,7 +99,7 @@ def test_links_lead_to_the_sources(unbuilt: Workplace) -> None:
 
 
 def test_instantiations_header(unbuilt: Workplace) -> None:
-    """The manifest's pairs of dtype and head_dim become one macro."""
+    """The manifest's pairs of dtype and head_dim are in one macro."""
     unbuilt.write_manifest("supports: {dtype: [fp16, bf16], head_dim: [64, 128]}\n")
 
     assert command.instantiations_header(unbuilt.variant()) == (
@@ -108,7 +108,7 @@ def test_instantiations_header(unbuilt: Workplace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("manifest", "moves"),
+    ("manifest", "changes"),
     [
         ("defines: {STEP: 2}\n", True),
         ("flags: [-lineinfo]\n", True),
@@ -118,17 +118,17 @@ def test_instantiations_header(unbuilt: Workplace) -> None:
         ("role: ablation\n", False),
     ],
 )
-def test_request_key_moves_with_what_shapes_the_code(unbuilt: Workplace, manifest: str, *, moves: bool) -> None:
-    """Definitions, flags and instantiations make another request; limits, tolerance and role do not."""
+def test_request_key_changes_with_what_affects_the_code(unbuilt: Workplace, manifest: str, *, changes: bool) -> None:
+    """Definitions, flags and instantiations change the request key; limits, tolerance and role do not."""
     before = recipe.request_key(unbuilt.variant(), "sm_80")
 
     unbuilt.write_manifest(manifest)
 
-    assert (recipe.request_key(unbuilt.variant(), "sm_80") != before) == moves
+    assert (recipe.request_key(unbuilt.variant(), "sm_80") != before) == changes
 
 
 def test_request_key_is_the_same_in_another_folder(unbuilt: Workplace, tmp_path: Path) -> None:
-    """A request is known again on another machine: its key holds no folder."""
+    """The request key does not depend on the folder."""
     before = recipe.request_key(unbuilt.variant(), "sm_80")
 
     unbuilt.root.rename(tmp_path / "moved")
@@ -138,8 +138,8 @@ def test_request_key_is_the_same_in_another_folder(unbuilt: Workplace, tmp_path:
 
 
 @pytest.mark.parametrize("name", command.COMPILER_ENVIRONMENT)
-def test_toolchain_key_moves_with_the_environment(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """What nvcc and g++ read from the environment is part of what a build was compiled with."""
+def test_toolchain_key_changes_with_the_environment(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Each environment variable that nvcc and g++ read changes the toolchain key."""
     monkeypatch.delenv(name, raising=False)
     before = command.toolchain_key(TOOLCHAIN)
 
@@ -149,7 +149,7 @@ def test_toolchain_key_moves_with_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("change", "moves"),
+    ("change", "changes"),
     [
         ({"versions": ("release 13.1", "ptxas", "g++ 12.2.0")}, True),
         ({"stamps": (("/opt/cuda/bin/nvcc", 101, 1), ("/usr/bin/g++", 200, 2))}, True),
@@ -159,23 +159,23 @@ def test_toolchain_key_moves_with_the_environment(monkeypatch: pytest.MonkeyPatc
     ],
     ids=["version", "size", "time", "folder", "home"],
 )
-def test_toolchain_key_moves_with_the_programs(change: dict[str, object], *, moves: bool) -> None:
-    """Versions, sizes and times of the programs count; the folders they lie in do not."""
-    other = msgspec.structs.replace(TOOLCHAIN, **change)
+def test_toolchain_key_changes_with_the_programs(change: dict[str, object], *, changes: bool) -> None:
+    """Versions, sizes and times of the programs change the key; their folders do not."""
+    changed = msgspec.structs.replace(TOOLCHAIN, **change)
 
-    assert (command.toolchain_key(other) != command.toolchain_key(TOOLCHAIN)) == moves
+    assert (command.toolchain_key(changed) != command.toolchain_key(TOOLCHAIN)) == changes
 
 
 @pytest.mark.parametrize(
-    ("folder", "name", "moves"), [("src", "x.h", True), ("include", "x.cuh", True), ("src", "notes.txt", False)]
+    ("folder", "name", "changes"), [("src", "x.h", True), ("include", "x.cuh", True), ("src", "notes.txt", False)]
 )
-def test_request_key_moves_with_a_header_that_may_shadow(
-    unbuilt: Workplace, folder: str, name: str, *, moves: bool
+def test_request_key_changes_with_a_header_that_may_shadow(
+    unbuilt: Workplace, folder: str, name: str, *, changes: bool
 ) -> None:
-    """A new header where an include may find it asks for a new build, though no old depfile names it."""
+    """A new header that an #include could find changes the request key, although no depfile names it."""
     variant = unbuilt.variant()
     before = recipe.request_key(variant, "sm_80")
     place = Path(variant.folder) if folder == "src" else Path(variant.root) / "include"
     place.mkdir(exist_ok=True)
     (place / name).write_text("#define X 2\n", encoding="utf-8")
-    assert (recipe.request_key(variant, "sm_80") != before) == moves
+    assert (recipe.request_key(variant, "sm_80") != before) == changes

@@ -1,4 +1,4 @@
-"""Machine code: an identity that only code moves, sizes and opcode counts, and what happens without the tools."""
+"""Machine code: an identity that depends only on code, sizes, opcode counts, and errors without the tools."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __global__ void copy_kernel(float* out, const float* in) { out[threadIdx.x] = in
 
 
 def compile_library(nvcc: str, folder: Path, mmas: int) -> Path:
-    """A shared library of the source in `folder`, with line information, by its absolute path."""
+    """Compile the source in `folder` by its absolute path, with line information; return the library."""
     folder.mkdir(parents=True)
     (folder / "kernel.cu").write_text(SOURCE, encoding="utf-8")
     flags = ["-std=c++17", "-O3", "-lineinfo", "-gencode=arch=compute_80,code=sm_80", "-Xcompiler=-fPIC", "-shared"]
@@ -48,41 +48,41 @@ def compile_library(nvcc: str, folder: Path, mmas: int) -> Path:
 
 @pytest.fixture(scope="session")
 def _codes(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> dict[str, MachineCode]:
-    """The machine code of three compilations."""
+    """Return the machine code of three compilations."""
     nvcc, folder = find_toolchain(shared_cache).nvcc, tmp_path_factory.mktemp("codes")
-    wanted = {
-        "here": (folder / "here", 3),
-        "there": (folder / "a" / "longer way" / "there", 3),
-        "more": (folder / "m", 5),
+    compilations = {
+        "original": (folder / "original", 3),
+        "moved": (folder / "a" / "longer path" / "moved", 3),
+        "larger": (folder / "m", 5),
     }
     with ThreadPoolExecutor(2) as pool:
-        libraries = pool.map(lambda each: compile_library(nvcc, *each), wanted.values())
-        return dict(zip(wanted, map(read_machine_code, libraries), strict=True))
+        libraries = pool.map(lambda arguments: compile_library(nvcc, *arguments), compilations.values())
+        return dict(zip(compilations, map(read_machine_code, libraries), strict=True))
 
 
 @pytest.fixture
 def codes(request: pytest.FixtureRequest) -> dict[str, MachineCode]:
-    """The machine code of one source: compiled `here`, `there` in another folder, and with `more` instructions."""
-    found: dict[str, MachineCode] = request.getfixturevalue("_codes")  # after the check for a compiler
-    return found
+    """Return the machine code of one source: `original`, `moved` to another folder, and two instructions `larger`."""
+    machine_codes: dict[str, MachineCode] = request.getfixturevalue("_codes")  # after the check for a compiler
+    return machine_codes
 
 
 @pytest.mark.needs_nvcc
-def test_identity_is_free_of_folders(codes: dict[str, MachineCode]) -> None:
-    """The same source in another folder is the same code, though its line information differs."""
-    assert codes["there"] == codes["here"]
+def test_identity_does_not_depend_on_folders(codes: dict[str, MachineCode]) -> None:
+    """The same source in another folder has the same identity, although its line information differs."""
+    assert codes["moved"] == codes["original"]
 
 
 @pytest.mark.needs_nvcc
-def test_identity_moves_with_the_code(codes: dict[str, MachineCode]) -> None:
-    """Two more instructions are other code."""
-    assert codes["more"].identity != codes["here"].identity
+def test_identity_changes_with_the_code(codes: dict[str, MachineCode]) -> None:
+    """Two more instructions change the identity."""
+    assert codes["larger"].identity != codes["original"].identity
 
 
 @pytest.mark.needs_nvcc
-@pytest.mark.parametrize(("name", "mmas"), [("here", 3), ("more", 5)])
+@pytest.mark.parametrize(("name", "mmas"), [("original", 3), ("larger", 5)])
 def test_opcode_counts(codes: dict[str, MachineCode], name: str, mmas: int) -> None:
-    """Each kernel's opcodes are counted by their first word, and its code's size is a whole number of instructions."""
+    """Instructions are counted by the first part of the opcode, and the code has 16 bytes per instruction."""
     mma_bytes, mma_counts = codes[name].kernels["_Z10mma_kernelPfPKj"]
     copy_bytes, copy_counts = codes[name].kernels["_Z11copy_kernelPfPKf"]
 
@@ -93,7 +93,7 @@ def test_opcode_counts(codes: dict[str, MachineCode], name: str, mmas: int) -> N
 
 @pytest.mark.parametrize("missing", ["cuobjdump", "nvdisasm"])
 def test_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    """Without a disassembler the error says what to install."""
+    """Without a disassembler, the error says what to install."""
     monkeypatch.setattr(machine_code, "find_tool", lambda name: None if name == missing else Path("/bin/true"))
 
     with pytest.raises(FileNotFoundError) as caught:
@@ -105,8 +105,8 @@ def test_missing_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: 
 
 
 @pytest.mark.needs_nvcc
-def test_leaf_without_a_disassembler(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build is built without a disassembler too; its identity is missing and the build says why."""
+def test_build_without_a_disassembler(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a disassembler, the build succeeds; its identity is None, and `code_identity_missing` says why."""
     monkeypatch.setattr(machine_code, "find_tool", lambda _: None)
     (workplace.folder / "tile.h").write_text("#define BLOCK 32\n", encoding="utf-8")
 
@@ -119,10 +119,10 @@ def test_leaf_without_a_disassembler(workplace: Workplace, monkeypatch: pytest.M
 
 
 @pytest.mark.needs_nvcc
-def test_unreadable_disassembly_costs_the_identity_alone(
+def test_unreadable_disassembly_gives_a_build_without_identity(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disassembler whose answer cannot be read, as an old one's without -json, leaves the build built."""
+    """If the disassembler's output cannot be read, as with an old one without -json, the build succeeds."""
     nvdisasm = tmp_path / "nvdisasm"
     nvdisasm.write_text("#!/bin/sh\necho 'nvdisasm: no such option'\n", encoding="utf-8")
     nvdisasm.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Ninja: odd names, failures beside successes, dependencies, progress, logs."""
+"""Ninja: special characters in names, failed and successful jobs, dependencies, progress, logs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ WRITE = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2]);
 
 
 def job(stage: Path, folder: str, *, text: str = "done", after: str | None = None, code: str = WRITE) -> CompileJob:
-    """A job that writes `text` into `<folder>/out.txt`."""
+    """Return a job that writes `text` to `<folder>/out.txt`."""
     (stage / folder).mkdir(parents=True, exist_ok=True)
     return CompileJob(folder, "out.txt", (sys.executable, "-c", code, "out.txt", text), f"title of {folder}", after)
 
 
 def run(stage: Path, *jobs: CompileJob) -> dict[str, float]:
-    """Run the jobs in silence."""
+    """Run the jobs without progress messages."""
     return run_jobs(stage, list(jobs), lambda *_: None)
 
 
 @pytest.mark.parametrize("name", ["plain", "two words", "$HOME", "$$", "a:b", "it's", "a&b;c", "#1"])
 @pytest.mark.parametrize("where", ["stage", "folder", "text"])
 def test_odd_names(tmp_path: Path, name: str, where: str) -> None:
-    """Spaces and what ninja and the shell treat specially pass through unharmed, wherever they stand."""
+    """Spaces and special characters of ninja and the shell are handled in paths and arguments."""
     stage = tmp_path / (name if where == "stage" else "stage")
     folder = name if where == "folder" else "0"
     text = name if where == "text" else "done"
@@ -41,18 +41,18 @@ def test_odd_names(tmp_path: Path, name: str, where: str) -> None:
 
 
 def test_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
-    """Every job that can run runs, and a failure keeps its own words."""
+    """All other jobs run, and the log of the failed job has its output."""
     bad = job(tmp_path, "0", code="import sys; sys.exit('no luck')")
     jobs = [bad, *(job(tmp_path, str(index)) for index in range(1, 6))]
 
     run(tmp_path, *jobs)
 
-    assert [(tmp_path / each.folder / "out.txt").exists() for each in jobs] == [False] + [True] * 5
+    assert [(tmp_path / started.folder / "out.txt").exists() for started in jobs] == [False] + [True] * 5
     assert (tmp_path / "0" / "log.txt").read_text(encoding="utf-8") == "no luck\n"
 
 
 def test_seconds_of_what_succeeded(tmp_path: Path) -> None:
-    """The time of each successful job is told by its folder; a failed one has none."""
+    """The result has the seconds of each successful job by its folder; a failed job is not in it."""
     slow = job(tmp_path, "slow", code=f"import time; time.sleep(0.2); {WRITE}")
     failing = job(tmp_path, "failing", code="import sys; sys.exit(1)")
 
@@ -62,8 +62,8 @@ def test_seconds_of_what_succeeded(tmp_path: Path) -> None:
     assert 0.2 <= seconds["slow"] < 5
 
 
-def test_job_waits_for_what_it_needs(tmp_path: Path) -> None:
-    """A job that comes after another finds its output."""
+def test_job_waits_for_its_dependency(tmp_path: Path) -> None:
+    """A job with `after` runs when the other job's output exists."""
     first = job(tmp_path, "first", code=f"import time; time.sleep(0.2); {WRITE}", text="made first")
     second = job(
         tmp_path,
@@ -77,8 +77,8 @@ def test_job_waits_for_what_it_needs(tmp_path: Path) -> None:
     assert (tmp_path / "second" / "out.txt").read_text(encoding="utf-8") == "made first"
 
 
-def test_job_does_not_run_without_what_it_needs(tmp_path: Path) -> None:
-    """Where the first fails, what comes after it is not started."""
+def test_job_does_not_run_after_a_failed_dependency(tmp_path: Path) -> None:
+    """If the first job fails, the job that depends on it is not started."""
     first = job(tmp_path, "first", code="import sys; sys.exit(1)")
     second = job(tmp_path, "second", after="first/out.txt")
 
@@ -89,31 +89,31 @@ def test_job_does_not_run_without_what_it_needs(tmp_path: Path) -> None:
 
 
 def test_progress(tmp_path: Path) -> None:
-    """Each job that ends is told with how many are done, how many there are, and its title."""
-    heard: list[tuple[int, int, str]] = []
+    """`say` is called for each job that ends, with the number done, the total and its title."""
+    messages: list[tuple[int, int, str]] = []
 
     run_jobs(
         tmp_path,
         [job(tmp_path, "0"), job(tmp_path, "1", after="0/out.txt")],
-        lambda done, total, title: heard.append((done, total, title)),
+        lambda done, total, title: messages.append((done, total, title)),
     )
 
-    assert heard == [(1, 2, "title of 0"), (2, 2, "title of 1")]
+    assert messages == [(1, 2, "title of 0"), (2, 2, "title of 1")]
 
 
 def test_ninja_itself_fails(tmp_path: Path) -> None:
-    """A build file that ninja refuses is an error with ninja's words."""
-    twice = job(tmp_path, "0")
+    """If ninja refuses the build file, the error has ninja's output."""
+    duplicate = job(tmp_path, "0")
 
     with pytest.raises(ToolchainError, match=r"(?s)^ninja ran nothing: .*multiple rules generate 0/out\.txt"):
-        run(tmp_path, twice, twice)
+        run(tmp_path, duplicate, duplicate)
 
 
 @pytest.mark.parametrize(
     ("cores", "free_kb", "jobs"), [(64, 2**30, 64), (64, 8 * 2**20, 4), (2, 2**20, 1), (1, 2**30, 1)]
 )
 def test_parallel_jobs(monkeypatch: pytest.MonkeyPatch, cores: int, free_kb: int, jobs: int) -> None:
-    """As many compilers as cores, 2 GiB of free memory for each, and one at least."""
+    """One compiler per core, at most one per 2 GiB of available memory, and at least one."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"MemTotal: 1 kB\nMemAvailable:   {free_kb} kB\n")
 

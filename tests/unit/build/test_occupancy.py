@@ -1,4 +1,4 @@
-"""How many blocks fit: the same limits as Nsight Compute reported for four kernels on an H200."""
+"""The theoretical occupancy equals the one that Nsight Compute reported for four kernels on an H200."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.factories import RECORDED
 KERNELS = read_raw_table((RECORDED / "sdpa_detailed.csv").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda each: each.name[:30])
-def test_limits_are_nsights(kernel: CountedKernel) -> None:
-    """Blocks by registers, and the share of warps that the smallest limit builds."""
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name[:30])
+def test_limits_equal_those_of_nsight(kernel: CountedKernel) -> None:
+    """The blocks that fit by registers, and the occupancy in percent, equal Nsight's."""
     counters = kernel.counters
     threads, registers = int(counters["launch__block_size"]), int(counters["launch__registers_per_thread"])
     smem_bytes = int(counters["launch__shared_mem_per_block"] - counters["launch__shared_mem_per_block_driver"])
-    found = occupancy("sm_90a", threads, registers, smem_bytes)
+    computed = occupancy("sm_90a", threads, registers, smem_bytes)
     assert counters["launch__occupancy_limit_registers"] == registers_limit(threads // 32, registers)
-    assert counters["sm__maximum_warps_per_active_cycle_pct"] == found.percent
+    assert counters["sm__maximum_warps_per_active_cycle_pct"] == computed.percent
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_limits_are_nsights(kernel: CountedKernel) -> None:
         (("sm_80", 1024, 128, 0), Occupancy(0, 0.0, "registers")),
     ],
 )
-def test_what_limits(arguments: tuple[str, int, int, int], expected: Occupancy) -> None:
-    """The smallest of the limits, by name."""
+def test_the_limiting_resource(arguments: tuple[str, int, int, int], expected: Occupancy) -> None:
+    """`limited_by` names the smallest limit."""
     assert expected == occupancy(*arguments)  # type: ignore[arg-type]  # an architecture
 
 
-def test_every_architecture_has_its_figures() -> None:
-    """What can be compiled for can be computed for."""
+def test_every_architecture_has_its_limits() -> None:
+    """The limits of each architecture that can be compiled for are known."""
     assert set(ARCHES) == set(MULTIPROCESSORS)

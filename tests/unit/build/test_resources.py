@@ -1,4 +1,4 @@
-"""ptxas's log to figures, and figures against a manifest's limits."""
+"""Figures are read from ptxas's log and compared with a manifest's limits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pytest_fa.build.resources import broken_limits, demangle, read_ptxas_log, w
 from pytest_fa.catalog.variant import InstructionLimit, Limits
 from pytest_fa.records.built import Advisory, Build, Kernel
 
-# What nvcc 13.0 prints with -Xptxas=-v,--warn-on-spills: a kernel with spills beside one with shared memory, for
-# which wgmma was serialised.
+# Output of nvcc 13.0 with -Xptxas=-v,--warn-on-spills: a kernel with spills, and one with shared memory whose wgmma
+# instructions are serialised.
 TWO_KERNELS = """\
 ptxas warning : Registers are spilled to local memory in function '_Z5spillPfPKf', 640 bytes spill stores, 1128 bytes spill loads
 ptxas info    : (C7517) warpgroup.wait is injected in around line 82 by compiler to allow use of registers defined by GMMA in function '_Z6serialPfmmi'
@@ -32,7 +32,7 @@ ptxas info    : Used 30 registers, used 0 barriers, 1024 bytes smem
 ptxas info    : Compile time = 7.049 ms
 """  # noqa: E501
 
-# A device function that was not inlined has property lines after its kernel's.
+# A device function that is not inlined has property lines after those of its kernel.
 DEVICE_FUNCTION = """\
 ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine register count at entry.
 ptxas warning : Registers are spilled to local memory in function '_Z1kPfPKf', 12 bytes spill stores, 4 bytes spill loads
@@ -77,7 +77,7 @@ BUILD = Build(
 
 
 def build(**changes: Any) -> Build:
-    """The build above, with changes."""
+    """Return the build above, with changes."""
     return msgspec.structs.replace(BUILD, **changes)
 
 
@@ -85,7 +85,7 @@ def build(**changes: Any) -> Build:
 
 
 def figures(kernel: Kernel) -> tuple[str, int, int, int, int, int]:
-    """Registers, spill stores, spill loads, stack and shared memory of a kernel, after its name."""
+    """Return the name, registers, spill stores, spill loads, stack and shared memory of a kernel."""
     return (
         kernel.mangled,
         kernel.registers_per_thread,
@@ -97,7 +97,7 @@ def figures(kernel: Kernel) -> tuple[str, int, int, int, int, int]:
 
 
 def test_figures_of_each_kernel() -> None:
-    """Registers, spills, stack and shared memory go to the kernel that they belong to, in the log's order."""
+    """Registers, spills, stack and shared memory are assigned to the right kernel, in the log's order."""
     kernels, _ = read_ptxas_log(TWO_KERNELS)
 
     assert [figures(kernel) for kernel in kernels] == [
@@ -106,12 +106,13 @@ def test_figures_of_each_kernel() -> None:
     ]
 
 
-def test_device_function_is_no_kernel() -> None:
-    """A device function's property lines make no kernel, and its smaller stack hides none of its kernel's figures."""
+def test_device_function_is_not_a_kernel() -> None:
+    """A device function is not listed as a kernel, and its smaller stack does not replace its kernel's figures."""
     kernels, _ = read_ptxas_log(DEVICE_FUNCTION)
 
     assert [
-        (each.mangled, each.registers_per_thread, each.stack_bytes, each.smem_bytes_per_block) for each in kernels
+        (kernel.mangled, kernel.registers_per_thread, kernel.stack_bytes, kernel.smem_bytes_per_block)
+        for kernel in kernels
     ] == [("_Z1kPfPKf", 32, 640, 256)]
     assert (kernels[0].spill_store_bytes >= 12, kernels[0].spill_load_bytes >= 4) == (True, True)
 
@@ -136,41 +137,41 @@ def test_device_function_is_no_kernel() -> None:
     ids=["C7508", "C7511"],
 )
 def test_advisories(log: str, codes: list[str], last_text: str) -> None:
-    """Every remark of ptxas is kept with its code and its words."""
-    _, found = read_ptxas_log(log)
+    """Each advisory of ptxas is kept with its code and text."""
+    _, advisories = read_ptxas_log(log)
 
-    assert [each.code for each in found] == codes
-    assert found[-1].text == last_text
+    assert [advisory.code for advisory in advisories] == codes
+    assert advisories[-1].text == last_text
 
 
 def test_repeated_advisory_counts_once() -> None:
-    """The same remark twice is one remark; another line of the source is another."""
-    _, found = read_ptxas_log(TWO_KERNELS + TWO_KERNELS.replace("line 82", "line 99"))
+    """Identical advisories count once; an advisory for another source line counts again."""
+    _, advisories = read_ptxas_log(TWO_KERNELS + TWO_KERNELS.replace("line 82", "line 99"))
 
-    assert [each.code for each in found] == ["C7517", "C7517", "C7511", "C7517"]
+    assert [advisory.code for advisory in advisories] == ["C7517", "C7517", "C7511", "C7517"]
 
 
 def test_log_without_kernels() -> None:
-    """A compilation of host code alone has no kernels and no advisories."""
+    """The log of host code has no kernels and no advisories."""
     assert read_ptxas_log("ptxas info    : 0 bytes gmem\n") == ((), ())
 
 
 def test_demangled_names() -> None:
-    """A kernel is shown by its C++ name with its template arguments, without parameters and return type."""
+    """A demangled name has template arguments, but no parameters and no return type."""
     names = demangle(["_Z11zero_kernelPf", "_Z14minimal_kernelI6__halfLi64EEv13FaForwardArgs", "plain"])
 
     assert names == ["zero_kernel", "minimal_kernel<__half, 64>", "plain"]
 
 
 def test_names_without_a_demangler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where c++filt is not installed, names stay as they are."""
+    """Without c++filt, names are not changed."""
     monkeypatch.setattr("shutil.which", lambda _: None)
 
     assert demangle(["_Z11zero_kernelPf"]) == ["_Z11zero_kernelPf"]
 
 
-def test_machine_code_joins_by_mangled_name() -> None:
-    """Sizes and counts go to the kernel of that name; one that was not disassembled stays without."""
+def test_machine_code_is_joined_by_mangled_name() -> None:
+    """Sizes and counts are assigned by mangled name; a kernel that was not disassembled has none."""
     first, second = read_ptxas_log(TWO_KERNELS)[0]
 
     joined = with_machine_code((first, second), MachineCode("", {"_Z6serialPfmmi": (256, {"HGMMA": 2})}))
@@ -201,7 +202,7 @@ def test_machine_code_joins_by_mangled_name() -> None:
     ids=["registers", "spills", "stack", "smem", "advisories", "most", "least"],
 )
 def test_broken_limit(limit: dict[str, Any], sentence: str) -> None:
-    """A figure beyond its limit is one sentence: the architecture, the kernel, the value found, the value allowed."""
+    """A broken limit gives one sentence: the architecture, the kernel, the value found and the value allowed."""
     assert broken_limits(BUILD, Limits(**limit)) == [sentence]
 
 
@@ -218,12 +219,12 @@ def test_broken_limit(limit: dict[str, Any], sentence: str) -> None:
     ],
 )
 def test_kept_limit(limit: dict[str, Any]) -> None:
-    """A figure at its limit is allowed, and what has no limit is not judged."""
+    """A figure equal to its limit is allowed, and a figure without a limit is not checked."""
     assert broken_limits(BUILD, Limits(**limit)) == []
 
 
-def test_every_kernel_is_judged() -> None:
-    """One kernel within the limits does not excuse another."""
+def test_every_kernel_is_checked() -> None:
+    """A kernel that breaks a limit is reported even if another one does not."""
     large = msgspec.structs.replace(KERNEL, name="large", registers_per_thread=255)
 
     broken = broken_limits(build(kernels=(KERNEL, large)), Limits(registers_per_thread=128))
@@ -231,25 +232,25 @@ def test_every_kernel_is_judged() -> None:
     assert broken == ["sm_90a: large: registers_per_thread is 255, the limit is 128"]
 
 
-def test_missing_machine_code_is_no_pass() -> None:
-    """Instruction limits cannot hold where the code was not read: that is said with its reason."""
+def test_limits_fail_without_machine_code() -> None:
+    """Instruction limits fail if the machine code was not read, with the reason."""
     unread = build(code_identity=None, code_identity_missing="machine code not read: no nvdisasm")
 
     broken = broken_limits(unread, Limits(instructions={"STL": InstructionLimit(max=0)}))
 
-    assert broken == ["sm_90a: limits.instructions cannot be judged: machine code not read: no nvdisasm"]
+    assert broken == ["sm_90a: limits.instructions cannot be checked: machine code not read: no nvdisasm"]
 
 
 @pytest.mark.parametrize(
     "limit", [{"registers_per_thread": 255}, {"spill_bytes": 0}, {"instructions": {"HMMA": InstructionLimit(min=1)}}]
 )
-def test_missing_kernels_are_no_pass(limit: dict[str, Any]) -> None:
-    """Where no kernel was found, as when the log could not be read, no limit holds."""
+def test_limits_fail_without_kernels(limit: dict[str, Any]) -> None:
+    """All limits fail if the log names no kernel."""
     assert len(broken_limits(build(kernels=()), Limits(**limit))) == 1
 
 
 def test_spills_of_a_device_function_break_the_limit() -> None:
-    """Spills in a function that was not inlined are spills of the build: `spill_bytes: 0` does not hold."""
+    """Spills of a device function that is not inlined break `spill_bytes: 0`."""
     log = DEVICE_FUNCTION.replace(
         "12 bytes spill stores, 4 bytes spill loads", "0 bytes spill stores, 0 bytes spill loads"
     )

@@ -1,4 +1,4 @@
-"""Architectures: what runs on which GPU, and what is compiled with and without one."""
+"""Architectures: which builds run on which GPU, and what is compiled with and without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def variant_for(place: Workplace, *arches: str) -> Variant:
-    """The variant with these architectures in its manifest."""
+    """Return the variant with these architectures in its manifest."""
     manifest = place.folder / "variant.yaml"
     text = manifest.read_text(encoding="utf-8").replace("[sm_80]", f"[{', '.join(arches)}]")
     manifest.write_text(text, encoding="utf-8")
@@ -24,7 +24,7 @@ def variant_for(place: Workplace, *arches: str) -> Variant:
 
 
 def put_in(monkeypatch: pytest.MonkeyPatch, compute_capability: tuple[int, int] | None) -> None:
-    """Make this a machine with such a GPU, or with none."""
+    """Simulate a machine with a GPU of this compute capability, or without a GPU."""
     gpu = Gpu("NVIDIA X", "GPU-0", compute_capability, "580.1", "13.0") if compute_capability else None
     monkeypatch.setattr(target, "find_gpu", lambda: gpu)
 
@@ -42,7 +42,7 @@ def put_in(monkeypatch: pytest.MonkeyPatch, compute_capability: tuple[int, int] 
     ],
 )
 def test_runs_on(compute_capability: tuple[int, int], arches: list[str]) -> None:
-    """sm_80 runs from 8.0 on, by its PTX; sm_89 and sm_90a on their own chips alone."""
+    """sm_80 builds run on 8.0 and all newer GPUs, by their PTX; sm_89 and sm_90a only on their own version."""
     assert [arch for arch in ARCHES if target.runs_on(arch, compute_capability)] == arches
 
 
@@ -52,25 +52,25 @@ def test_runs_on(compute_capability: tuple[int, int], arches: list[str]) -> None
 def test_native_arch(
     unbuilt: Workplace, monkeypatch: pytest.MonkeyPatch, compute_capability: tuple[int, int] | None, native: Arch
 ) -> None:
-    """The best architecture that runs on this GPU, or the variant's last without a GPU."""
+    """`native_arch` is the best architecture that runs on this GPU, or the variant's last one without a GPU."""
     put_in(monkeypatch, compute_capability)
 
     assert target.native_arch(variant_for(unbuilt, *ARCHES)) == native
 
 
 def test_no_arch_for_this_gpu(unbuilt: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing fits, the message names what the variant is for and what the GPU is."""
+    """If no architecture runs on the GPU, the message names the variant's architectures and the GPU's."""
     put_in(monkeypatch, (9, 0))
     variant = variant_for(unbuilt, "sm_89")
 
     with pytest.raises(BuildError) as caught:
         target.target_arches(variant, ())
 
-    assert str(caught.value) == "tile is for sm_89; this GPU, NVIDIA X, is sm_90"
+    assert str(caught.value) == "tile is only for sm_89; this GPU (NVIDIA X) needs sm_90"
 
 
 @pytest.mark.parametrize(
-    ("asked", "compute_capability", "compiled"),
+    ("requested", "compute_capability", "compiled"),
     [
         ((), None, ("sm_80", "sm_90a")),
         ((), (9, 0), ("sm_90a",)),
@@ -83,19 +83,19 @@ def test_no_arch_for_this_gpu(unbuilt: Workplace, monkeypatch: pytest.MonkeyPatc
 def test_target_arches(
     unbuilt: Workplace,
     monkeypatch: pytest.MonkeyPatch,
-    asked: tuple[str, ...],
+    requested: tuple[str, ...],
     compute_capability: tuple[int, int] | None,
     compiled: tuple[str, ...],
 ) -> None:
-    """What was asked for and the variant has, else the GPU's own, else all."""
+    """The requested architectures are compiled, else that of the GPU, else all."""
     put_in(monkeypatch, compute_capability)
 
-    assert target.target_arches(variant_for(unbuilt, "sm_80", "sm_90a"), asked) == compiled
+    assert target.target_arches(variant_for(unbuilt, "sm_80", "sm_90a"), requested) == compiled
 
 
-def test_asked_for_what_the_variant_does_not_have(unbuilt: Workplace) -> None:
-    """The message names what the variant has and what was asked for."""
+def test_requested_arch_that_the_variant_does_not_have(unbuilt: Workplace) -> None:
+    """The message names the variant's architectures and the requested ones."""
     with pytest.raises(BuildError) as caught:
         target.target_arches(variant_for(unbuilt, "sm_80", "sm_90a"), ("sm_89",))
 
-    assert str(caught.value) == "tile is for sm_80, sm_90a; --fa-arch asks for sm_89"
+    assert str(caught.value) == "tile is only for sm_80, sm_90a; --fa-arch selects only sm_89"

@@ -1,4 +1,4 @@
-"""The toolchain: where it is looked for, what it says when it is not there, what it remembers."""
+"""The toolchain: where it is searched, the messages if it is not found, and what is saved in the cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOOLS = ("bin/nvcc", "bin/ptxas", "bin/cudafe++", "nvvm/bin/cicc")
 
 
 class Machine:
-    """A make-believe machine: toolkits and a host compiler that write down when they are started."""
+    """A simulated machine: toolkits and a host compiler that log when they are started."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "path"
@@ -44,14 +44,14 @@ class Machine:
         self.host = self.program(self.path / "g++", "g++ (Distribution 12.2.0-14) 12.2.0")
 
     def program(self, path: Path, says: str) -> Path:
-        """A program that prints `says`."""
+        """Write a program that prints `says`, and return its path."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(PROGRAM.format(log=self.log, says=says), encoding="utf-8")
         path.chmod(0o755)
         return path
 
     def add_toolkit(self, home: Path) -> Path:
-        """A whole CUDA toolkit; its nvcc."""
+        """Write a complete CUDA toolkit, and return its nvcc."""
         for name in TOOLS:
             self.program(home / name, f"{name}, release 13.0, V13.0.88")
         (home / "lib64").mkdir()
@@ -60,34 +60,34 @@ class Machine:
         return nvcc
 
     def put_on_path(self, nvcc: Path) -> Path:
-        """A script on PATH that only starts `nvcc`, as toolkits' packages install it."""
+        """Write a script on PATH that only starts `nvcc`, as some packages install it; return the script."""
         script = self.path / "nvcc"
         script.write_text(f'#!/bin/sh\nexec {nvcc} "$@"\n', encoding="utf-8")
         script.chmod(0o755)
         return script
 
     def find(self) -> toolchain.Toolchain:
-        """The toolchain of this machine."""
+        """Return the toolchain of this machine."""
         return find_toolchain(self.cache)
 
     def started(self) -> list[str]:
-        """The programs that ran so far."""
+        """Return the names of the programs that were started so far."""
         return self.log.read_text(encoding="utf-8").split() if self.log.exists() else []
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine with g++ on PATH, a toolkit that nothing points to, and no wheels."""
-    made = Machine(tmp_path)
-    monkeypatch.setenv("PATH", str(made.path))
+    """Return a machine with g++ on PATH, a toolkit that no variable points to, and no wheels."""
+    simulated = Machine(tmp_path)
+    monkeypatch.setenv("PATH", str(simulated.path))
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(toolchain, "find_tool", lambda _: None)
-    return made
+    return simulated
 
 
 def problem_of(machine: Machine) -> str:
-    """The message of the error that must come."""
+    """Return the message of the expected `ToolchainError`."""
     with pytest.raises(ToolchainError) as caught:
         machine.find()
     return str(caught.value)
@@ -97,19 +97,19 @@ def problem_of(machine: Machine) -> str:
 
 
 def test_nvcc_of_cuda_home(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """$CUDA_HOME's nvcc is found with its home, its libraries and the host compiler, and titled by their versions."""
+    """The nvcc of $CUDA_HOME is found with its home, library folder and host compiler; the title has their versions."""
     monkeypatch.setenv("CUDA_HOME", str(machine.toolkit))
 
-    found = machine.find()
+    tools = machine.find()
 
-    assert (found.nvcc, found.home) == (str(machine.toolkit / "bin" / "nvcc"), str(machine.toolkit))
-    assert (found.library_folder, found.host_compiler) == (str(machine.toolkit / "lib64"), str(machine.host))
-    assert found.title == "nvcc 13.0.88, g++ 12.2.0"
+    assert (tools.nvcc, tools.home) == (str(machine.toolkit / "bin" / "nvcc"), str(machine.toolkit))
+    assert (tools.library_folder, tools.host_compiler) == (str(machine.toolkit / "lib64"), str(machine.host))
+    assert tools.title == "nvcc 13.0.88, g++ 12.2.0"
 
 
 @pytest.mark.parametrize("where", ["CUDA_HOME", "PATH", "wheels"])
 def test_order_of_places(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """$CUDA_HOME comes before PATH, PATH before the wheels."""
+    """$CUDA_HOME is searched before PATH, and PATH before the wheels."""
     nvcc = {name: machine.add_toolkit(tmp_path / name) for name in ("CUDA_HOME", "PATH", "wheels")}
     monkeypatch.setattr(toolchain, "find_tool", lambda _: nvcc["wheels"])
     if where != "wheels":
@@ -121,7 +121,7 @@ def test_order_of_places(machine: Machine, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_cuda_home_without_nvcc_falls_back_to_path(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A $CUDA_HOME that holds no compiler, as a runtime-only image sets it, does not hide the one on PATH."""
+    """If $CUDA_HOME has no compiler, as in a runtime-only image, the one on PATH is used."""
     monkeypatch.setenv("CUDA_HOME", str(machine.path))
     machine.put_on_path(machine.toolkit / "bin" / "nvcc")
 
@@ -129,18 +129,18 @@ def test_cuda_home_without_nvcc_falls_back_to_path(machine: Machine, monkeypatch
 
 
 def test_wrapper_script(machine: Machine) -> None:
-    """An nvcc on PATH that only starts another is used as it is, and home is where the real one lives."""
+    """If nvcc on PATH is a wrapper script, it is used, and `home` is the folder of the real toolkit."""
     wrapper = machine.put_on_path(machine.toolkit / "bin" / "nvcc")
 
-    found = machine.find()
+    tools = machine.find()
 
-    assert (found.nvcc, found.home) == (str(wrapper), str(machine.toolkit))
-    assert {str(wrapper), str(machine.toolkit / "bin" / "nvcc")} <= {path for path, _, _ in found.stamps}
+    assert (tools.nvcc, tools.home) == (str(wrapper), str(machine.toolkit))
+    assert {str(wrapper), str(machine.toolkit / "bin" / "nvcc")} <= {path for path, _, _ in tools.stamps}
 
 
 @pytest.mark.parametrize("name", ["lib64", "lib"])
 def test_library_folder(machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Toolkits keep their libraries in `lib64`, wheels in `lib`."""
+    """The library folder is `lib64` in toolkits and `lib` in wheels."""
     monkeypatch.setenv("CUDA_HOME", str(machine.toolkit))
     (machine.toolkit / "lib64").rename(machine.toolkit / name)
 
@@ -148,20 +148,20 @@ def test_library_folder(machine: Machine, monkeypatch: pytest.MonkeyPatch, name:
 
 
 def test_cxx_names_the_host_compiler(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """$CXX is used instead of g++, by name."""
+    """The host compiler is the program that $CXX names, not g++."""
     monkeypatch.setenv("CUDA_HOME", str(machine.toolkit))
     monkeypatch.setenv("CXX", "clang++")
-    other = machine.program(machine.path / "clang++", "clang version 19.1.7")
+    clang = machine.program(machine.path / "clang++", "clang version 19.1.7")
 
-    found = machine.find()
+    tools = machine.find()
 
-    assert found.host_compiler == str(other)
-    assert found.title == "nvcc 13.0.88, clang++ 19.1.7"
+    assert tools.host_compiler == str(clang)
+    assert tools.title == "nvcc 13.0.88, clang++ 19.1.7"
 
 
 @pytest.mark.needs_nvcc
 def test_real_nvcc_with_another_host_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the host compiler is named by $CXX and no plain `gcc` is installed, nvcc is still found and asked."""
+    """If $CXX names the host compiler and `gcc` is not installed, nvcc is still found and queried."""
     nvcc = toolchain.find_toolchain(tmp_path / "before").nvcc
     for name in ("sh", "rm", "cat", "as", "ld", "dirname", "basename"):
         if program := shutil.which(name):
@@ -171,16 +171,16 @@ def test_real_nvcc_with_another_host_compiler(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "g++-12")
 
-    found = find_toolchain(tmp_path / "after")
+    tools = find_toolchain(tmp_path / "after")
 
-    assert found.host_compiler == str(tmp_path / "g++-12")
+    assert tools.host_compiler == str(tmp_path / "g++-12")
 
 
 # -- not found --------------------------------------------------------------------------------------------------------
 
 
 def test_no_nvcc(machine: Machine) -> None:
-    """Without nvcc the message says where was looked and what to install."""
+    """Without nvcc, the message names the searched places and what to install."""
     assert problem_of(machine) == (
         "no CUDA compiler: CUDA_HOME is unset, nvcc is not on PATH, nor in wheels, conda or the usual places; "
         "install a CUDA toolkit, or `pip install 'pytest-fa[cuda13]'`"
@@ -188,7 +188,7 @@ def test_no_nvcc(machine: Machine) -> None:
 
 
 def test_no_nvcc_in_cuda_home(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A $CUDA_HOME that leads nowhere is named."""
+    """The message names a $CUDA_HOME that does not exist."""
     monkeypatch.setenv("CUDA_HOME", "/opt/nowhere")
 
     assert problem_of(machine).startswith("no CUDA compiler: CUDA_HOME is /opt/nowhere, nvcc is not on PATH")
@@ -202,7 +202,7 @@ def test_no_nvcc_in_cuda_home(machine: Machine, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_no_host_compiler(machine: Machine, monkeypatch: pytest.MonkeyPatch, cxx: str | None, message: str) -> None:
-    """Without a host compiler the message names the one that was looked for."""
+    """Without a host compiler, the message names the one that was searched."""
     monkeypatch.setenv("CUDA_HOME", str(machine.toolkit))
     machine.host.unlink()
     if cxx:
@@ -211,46 +211,44 @@ def test_no_host_compiler(machine: Machine, monkeypatch: pytest.MonkeyPatch, cxx
     assert problem_of(machine) == message
 
 
-@pytest.mark.parametrize(
-    ("says", "end"), [("", "it printed nothing"), ("usage: nvcc [a game]", "usage: nvcc [a game]")]
-)
+@pytest.mark.parametrize(("says", "end"), [("", "nothing"), ("usage: nvcc [a game]", "usage: nvcc [a game]")])
 def test_not_an_nvcc(machine: Machine, says: str, end: str) -> None:
-    """A program of that name that is something else is named, with what it printed."""
+    """Another program named nvcc is refused, with its path and output."""
     nvcc = machine.path / "nvcc"
     nvcc.write_text(f"#!/bin/sh\necho '{says}'\n", encoding="utf-8")
     nvcc.chmod(0o755)
 
-    assert problem_of(machine) == f"{nvcc} does not answer like nvcc: {end}"
+    assert problem_of(machine) == f"{nvcc} is not nvcc: with --dryrun it printed {end}"
 
 
 def test_nvcc_that_does_not_start(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that cannot be executed is named, with the system's words."""
+    """A file that cannot be executed is refused, with its path and the system's message."""
     monkeypatch.setenv("CUDA_HOME", str(machine.toolkit))
     nvcc = machine.toolkit / "bin" / "nvcc"
     nvcc.chmod(0o644)
 
     problem = problem_of(machine)
 
-    assert problem.startswith(f"{nvcc} does not run: ")
+    assert problem.startswith(f"{nvcc} cannot be run: ")
     assert "Permission denied" in problem
 
 
 @pytest.mark.parametrize("missing", TOOLS[1:])
 def test_incomplete_toolkit(machine: Machine, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    """A toolkit that lacks a part, as wheels installed one by one do, is named with that part."""
+    """An incomplete toolkit, as from single wheels, is refused, with the missing file."""
     monkeypatch.setenv("CUDA_HOME", str(machine.toolkit))
     (machine.toolkit / missing).unlink()
 
     assert problem_of(machine) == (
-        f"the CUDA toolkit at {machine.toolkit} is incomplete: no {machine.toolkit / missing}"
+        f"the CUDA toolkit at {machine.toolkit} is incomplete: missing {machine.toolkit / missing}"
     )
 
 
-# -- remembered -------------------------------------------------------------------------------------------------------
+# -- saved ------------------------------------------------------------------------------------------------------------
 
 
-def test_second_look_starts_no_program(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the compilers said is remembered in the cache."""
+def test_second_search_starts_no_program(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compilers' output is saved in the cache."""
     monkeypatch.setenv("CUDA_HOME", str(machine.toolkit))
     first, started = machine.find(), machine.started()
 
@@ -262,21 +260,21 @@ def test_second_look_starts_no_program(machine: Machine, monkeypatch: pytest.Mon
 
 
 def rewrite(path: Path) -> None:
-    """Other content."""
+    """Change the content."""
     path.write_text(path.read_text(encoding="utf-8") + "# updated\n", encoding="utf-8")
 
 
 def redate(path: Path) -> None:
-    """Another time alone, as after a reinstallation of the same size."""
+    """Change only the time, as a reinstallation of the same size does."""
     os.utime(path, (10**9, 10**9))
 
 
 @pytest.mark.parametrize("change", [rewrite, redate])
 @pytest.mark.parametrize("tool", [*TOOLS, "host"])
-def test_changed_tool_is_asked_again(
+def test_changed_tool_is_queried_again(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, tool: str, change: Callable[[Path], None]
 ) -> None:
-    """When any program that shapes the code changes, all are asked again and the identity is another."""
+    """If a program that affects the code changes, all are queried again, and the identity changes."""
     monkeypatch.setenv("CUDA_HOME", str(machine.toolkit))
     before, started = machine.find(), machine.started()
 
@@ -287,8 +285,8 @@ def test_changed_tool_is_asked_again(
     assert after.identity != before.identity
 
 
-def test_another_nvcc_on_path_is_asked(machine: Machine, tmp_path: Path) -> None:
-    """A memory of one compiler does not answer for another one that is found first now."""
+def test_another_nvcc_on_path_is_queried(machine: Machine, tmp_path: Path) -> None:
+    """If another nvcc is found first, it is queried, and the saved one is not used."""
     machine.put_on_path(machine.toolkit / "bin" / "nvcc")
     before = machine.find()
 
@@ -298,12 +296,14 @@ def test_another_nvcc_on_path_is_asked(machine: Machine, tmp_path: Path) -> None
     assert machine.find().home == str(tmp_path / "newer")
 
 
-@pytest.mark.parametrize("memory", ["", "{", '{"nvcc": "elsewhere"}'])
-def test_broken_memory_is_asked_again(machine: Machine, monkeypatch: pytest.MonkeyPatch, memory: str) -> None:
-    """A memory that cannot be read is made anew."""
+@pytest.mark.parametrize("content", ["", "{", '{"nvcc": "elsewhere"}'])
+def test_a_malformed_saved_toolchain_is_replaced(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    """If toolchain.json cannot be read, the compilers are queried and it is written again."""
     monkeypatch.setenv("CUDA_HOME", str(machine.toolkit))
     before = machine.find()
-    (machine.cache / "toolchain.json").write_text(memory, encoding="utf-8")
+    (machine.cache / "toolchain.json").write_text(content, encoding="utf-8")
 
     after = machine.find()
     started = machine.started()
@@ -313,8 +313,8 @@ def test_broken_memory_is_asked_again(machine: Machine, monkeypatch: pytest.Monk
     assert machine.started() == started
 
 
-def test_identity_is_free_of_folders(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same programs with the same times in another folder have the same identity."""
+def test_identity_does_not_depend_on_folders(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same programs, with the same times, have the same identity in another folder."""
     monkeypatch.setenv("CUDA_HOME", str(machine.toolkit))
     before = machine.find()
     moved = shutil.copytree(machine.toolkit, tmp_path / "moved")

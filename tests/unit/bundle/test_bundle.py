@@ -54,7 +54,7 @@ def _record(outcome: str) -> bytes:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A committed source tree with one run's artifacts beside it."""
+    """Return a committed source tree with the artifacts of a run."""
     (tmp_path / "constraints.txt").write_text("msgspec==0.0.1\npytest-fa-nowhere==1.0\n", encoding="utf-8")
     (tmp_path / "source.py").write_text("x = 1\n", encoding="utf-8")
     (tmp_path / ".gitignore").write_text("/artifacts/\n.fa-source.json\n", encoding="utf-8")
@@ -77,23 +77,25 @@ def _make(tree: Path) -> Path:
     return archive
 
 
-def test_manifest_says_what_was_run(tree: Path) -> None:
+def test_manifest_describes_the_run(tree: Path) -> None:
     """The manifest holds commit, dirty state, versions, differences, outcomes and pytest's exit status."""
     _make(tree)
     manifest = yaml.safe_load((tree / "artifacts/manifest.yaml").read_text(encoding="utf-8"))
     assert manifest["source"] == {"commit": read_source(tree).commit, "dirty": False, "origin": "git"}
     assert manifest["versions"]["pytest-fa-nowhere"] is None
-    assert manifest["differences_from_constraints"][1] == "pytest-fa-nowhere: constraints say 1.0, found nothing"
+    assert (
+        manifest["differences_from_constraints"][1] == "pytest-fa-nowhere: installed is no version, constraints pin 1.0"
+    )
     assert (manifest["outcomes"], manifest["pytest_exit_status"]) == ({"correct": {"ok": 1, "wrong": 1}}, 1)
 
 
 def test_archive_holds_results_and_source(tree: Path) -> None:
-    """The archive has the manifest, this run's records and the tracked files, each as its hash in the manifest says."""
+    """The archive has the manifest, this run's records and the tracked files, with the hashes of the manifest."""
     archive = _make(tree)
     with tarfile.open(archive) as tar:
         root = archive.name.removesuffix(".tar.gz")
-        found = {name.removeprefix(f"{root}/"): tar.extractfile(name) for name in tar.getnames()}
-        contents = {name: stream.read() for name, stream in found.items() if stream}
+        streams = {name.removeprefix(f"{root}/"): tar.extractfile(name) for name in tar.getnames()}
+        contents = {name: stream.read() for name, stream in streams.items() if stream}
     assert sorted(contents) == [
         ".gitignore",
         "artifacts/junit.xml",
@@ -107,14 +109,14 @@ def test_archive_holds_results_and_source(tree: Path) -> None:
 
 
 def test_archive_is_named_after_commit_and_state(tree: Path) -> None:
-    """A changed tree is marked dirty in the archive's name."""
+    """The name of the archive has the commit, and `-dirty` if the tree was changed."""
     (tree / "source.py").write_text("x = 2\n", encoding="utf-8")
     commit = str(read_source(tree).commit)[:12]
     assert _make(tree).name.startswith(f"repro_bundle_{commit}-dirty_")
 
 
-def test_stamp_speaks_where_git_is_gone(tree: Path) -> None:
-    """Commit and dirty state survive a copy without the git folder through the stamp."""
+def test_stamp_is_used_without_git(tree: Path) -> None:
+    """In a tree without its `.git` folder, commit and dirty state are those of the stamp."""
     before = read_source(tree)
     write_stamp(tree)
     (tree / ".git").rename(tree.parent / f"{tree.name}-git")
@@ -124,38 +126,38 @@ def test_stamp_speaks_where_git_is_gone(tree: Path) -> None:
 
 
 def test_stamp_needs_a_commit(tmp_path: Path) -> None:
-    """Without git there is nothing to write down, and the error says so."""
-    with pytest.raises(UsageProblem, match="no git commit to write down"):
+    """In a folder without a git commit, `write_stamp` raises an error that says so."""
+    with pytest.raises(UsageProblem, match="no git commit to record"):
         write_stamp(tmp_path)
 
 
 def test_stamp_command(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`python -m pytest_fa.bundle stamp` writes the file and says where."""
+    """`python -m pytest_fa.bundle stamp` writes the file and prints its path."""
     assert main(["stamp", str(tree)]) == 0
     assert json.loads((tree / ".fa-source.json").read_text(encoding="utf-8"))["dirty"] is False
     assert capsys.readouterr().out.startswith("wrote ")
 
 
-def test_local_versions_do_not_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch 2.13.0+cpu is what `torch==2.13.0` asks for; another version and a missing one are named."""
+def test_local_versions_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version 2.13.0+cpu matches the pin 2.13.0; another version and a missing package are reported."""
     installed = {"torch": "2.13.0+cpu", "numpy": "2.0.0", "nvtx": None}
     monkeypatch.setattr("pytest_fa.bundle.constraints.installed_version", installed.get)
-    found = differences({"torch": "2.13.0", "numpy": "2.4.6", "nvtx": "0.2.17"})
-    assert [str(each) for each in found] == [
-        "numpy: constraints say 2.4.6, found 2.0.0",
-        "nvtx: constraints say 0.2.17, found nothing",
+    changed = differences({"torch": "2.13.0", "numpy": "2.4.6", "nvtx": "0.2.17"})
+    assert [str(difference) for difference in changed] == [
+        "numpy: installed is 2.0.0, constraints pin 2.4.6",
+        "nvtx: installed is no version, constraints pin 0.2.17",
     ]
 
 
 def test_constraints_must_be_pins(tmp_path: Path) -> None:
-    """A line that is no pin is an error with its number and the form."""
+    """A line that is not a pin is refused, with its number and the required form."""
     path = tmp_path / "constraints.txt"
-    path.write_text("# ours\nnumpy==2.4.6\n\ntorch>=2\n", encoding="utf-8")
+    path.write_text("# versions\nnumpy==2.4.6\n\ntorch>=2\n", encoding="utf-8")
     with pytest.raises(UsageProblem, match=r"line 4: 'torch>=2' is not of the form name==version"):
         read_constraints(path)
 
 
 def test_problem_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A command that cannot be done exits with 2 and says why."""
+    """A command that fails returns 2 and prints one line with the reason."""
     assert main(["stamp", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"pytest_fa.bundle: {tmp_path}: no git commit to write down")
+    assert capsys.readouterr().err.startswith(f"pytest_fa.bundle: {tmp_path}: no git commit to record")

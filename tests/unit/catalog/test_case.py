@@ -1,4 +1,4 @@
-"""Case ids: what they read as, what they are written as, what is refused, and the work that a case stands for."""
+"""Case ids are parsed, written and refused as documented, and the work of a case is counted correctly."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ IDS = {
 
 
 @pytest.mark.parametrize("text", IDS)
-def test_an_id_names_every_field(text: str) -> None:
-    """Each part of an id lands in its own field, and absent parts take their defaults."""
+def test_an_id_sets_every_field(text: str) -> None:
+    """Each part of an id sets its field, and an absent part gives the default."""
     assert IDS[text] == parse_case(text)
 
 
 @pytest.mark.parametrize("text", IDS)
-def test_a_case_is_written_as_it_was_read(text: str) -> None:
-    """The id of a parsed case is the text that it was parsed from."""
+def test_the_id_of_a_parsed_case_is_the_parsed_text(text: str) -> None:
+    """Parsing an id and taking the id of the case gives the same text."""
     assert text == parse_case(text).id
 
 
@@ -56,7 +56,7 @@ def test_a_case_is_written_as_it_was_read(text: str) -> None:
     ],
 )
 def test_a_malformed_id_is_refused_with_the_grammar(text: str) -> None:
-    """An id that cannot be read is quoted beside the grammar."""
+    """A malformed id is refused with a message that quotes the id and the grammar."""
     with pytest.raises(UsageProblem) as problem:
         parse_case(text)
     assert f"case {text!r} is malformed; the form is {GRAMMAR}, as in b1h8s512d64-fp16-seed0" == str(problem.value)
@@ -76,7 +76,7 @@ def test_a_malformed_id_is_refused_with_the_grammar(text: str) -> None:
     ],
 )
 def test_an_impossible_case_is_refused_with_its_reason(text: str, reason: str) -> None:
-    """An id whose numbers cannot be is refused with the field and the value found."""
+    """An id with impossible values is refused with a message that names the field and the value."""
     with pytest.raises(UsageProblem) as problem:
         parse_case(text)
     assert f"case {text!r}{reason}" == str(problem.value)
@@ -92,28 +92,28 @@ def test_an_impossible_case_is_refused_with_its_reason(text: str, reason: str) -
         ("b1h8s512d64-fp16-seed\N{ARABIC-INDIC DIGIT THREE}", "b1h8s512d64-fp16-seed3"),
     ],
 )
-def test_a_case_has_one_name_only(text: str, shortest: str) -> None:
-    """A second spelling of a case is refused, and the refusal gives the one spelling."""
+def test_a_case_has_only_one_id(text: str, shortest: str) -> None:
+    """A longer spelling of an id is refused, and the message gives the shortest one."""
     with pytest.raises(UsageProblem) as problem:
         parse_case(text)
     assert f"case {text!r} is not in its shortest form; write {shortest!r}" == str(problem.value)
 
 
 def test_the_shape_id_is_the_id_without_its_seed() -> None:
-    """Cases that differ in their data alone share a shape."""
+    """Cases that differ only in their seed have the same shape id."""
     shape = "b1h8s77d64-fp16-causal-kv2-sk203"
     assert [shape, shape] == [parse_case(f"{shape}-seed{seed}").shape_id for seed in (0, 4)]
 
 
 @pytest.mark.parametrize("part", ["", "-causal", "-causal_br"])
 @pytest.mark.parametrize(("seq_q", "seq_k"), [*itertools.product((1, 5, 8), (1, 3, 5, 8))])
-def test_visible_pairs_are_those_that_the_mask_leaves(part: str, seq_q: int, seq_k: int) -> None:
-    """Counting the mask cell by cell gives the same number of pairs."""
+def test_visible_pairs_are_those_that_the_mask_does_not_hide(part: str, seq_q: int, seq_k: int) -> None:
+    """The number of visible pairs equals the number of visible elements of the mask."""
     keys = f"-sk{seq_k}" if seq_k != seq_q else ""
     case = parse_case(f"b1h1s{seq_q}d64-fp16{part}{keys}-seed0")
     shift = {"": seq_k, "-causal": 0, "-causal_br": seq_k - seq_q}[part]
-    cells = itertools.product(range(seq_q), range(seq_k))
-    assert sum(key <= row + shift for row, key in cells) == case.visible_pairs
+    positions = itertools.product(range(seq_q), range(seq_k))
+    assert sum(key <= query + shift for query, key in positions) == case.visible_pairs
 
 
 @pytest.mark.parametrize(
@@ -128,26 +128,26 @@ def test_visible_pairs_are_those_that_the_mask_leaves(part: str, seq_q: int, seq
     ],
 )
 def test_work_is_counted_per_call(text: str, flops: int, moved: int) -> None:
-    """Two products over the visible pairs, one for scores; every tensor in use moved once, in two-byte elements."""
+    """Attention has two products over the visible pairs, scores one; each used tensor is counted once, in bytes."""
     case = parse_case(text)
     assert (flops, moved) == (case.flops_per_call, case.bytes_per_call)
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
 def test_the_scale_is_that_of_sdpa(head_dim: int) -> None:
-    """The softmax scale is one over the square root of the head dimension."""
+    """The softmax scale is 1/sqrt(head_dim)."""
     assert math.isclose(head_dim**-0.5, parse_case(f"b1h1s1d{head_dim}-fp16-seed0").scale)
 
 
-def test_a_seed_or_dtype_is_changed_alone() -> None:
-    """`with_seed` and `with_dtype` keep everything else."""
+def test_only_the_seed_or_the_dtype_changes() -> None:
+    """`with_seed` and `with_dtype` change no other field."""
     case = parse_case("b1h8s77d64-fp16-causal-kv2-sk203-bshd-seed4")
     expected = parse_case("b1h8s77d64-bf16-causal-kv2-sk203-bshd-seed7")
     assert expected == case.with_seed(7).with_dtype("bf16")
 
 
 def test_scores_are_another_case_of_the_same_shape() -> None:
-    """What is computed stands in the id, last before the seed, and decides the output's columns."""
+    """The id of a case of scores has `-scores` before the seed, and its output has seq_k columns."""
     attention = parse_case("b1h2s32d64-bf16-sk96-seed5")
     scores = attention.computing("scores")
     assert (scores.id, scores.out_shape) == ("b1h2s32d64-bf16-sk96-scores-seed5", (1, 2, 32, 96))
@@ -156,7 +156,7 @@ def test_scores_are_another_case_of_the_same_shape() -> None:
 
 
 def test_scores_have_no_mask() -> None:
-    """A mask hides keys from a softmax, and there is none."""
+    """A case of scores with a mask is refused, because there is no softmax."""
     with pytest.raises(UsageProblem) as problem:
         parse_case("b1h1s4d4-fp16-causal-scores-seed0")
     assert str(problem.value) == "case 'b1h1s4d4-fp16-causal-scores-seed0': scores have no mask; drop -causal"

@@ -1,4 +1,4 @@
-"""A suite's case becomes what a variant takes, and nothing else of it changes."""
+"""Cases of a suite are adapted to what a variant supports, and change in nothing else."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pytest_fa.catalog.variant import Supports, Variant
 from tests.factories import variant
 
 
-def taking(supports: Supports) -> Variant:
-    """A variant that takes what it says, with every pair of dtype and head_dim compiled in."""
+def supporting(supports: Supports) -> Variant:
+    """Return a variant with this `supports` and with all pairs of dtype and head_dim compiled."""
     pairs = tuple((dtype, dim) for dtype in supports.dtype for dim in supports.head_dim)
-    return msgspec.structs.replace(variant("mine"), supports=supports, instantiations=pairs)
+    return msgspec.structs.replace(variant("candidate"), supports=supports, instantiations=pairs)
 
 
 @pytest.mark.parametrize(
@@ -33,28 +33,28 @@ def taking(supports: Supports) -> Variant:
         (Supports(dtype=("bf16",), head_dim=(128,)), ("head_dim", "layout"), "b2h4s77d64-fp16-causal-kv2-seed3"),
         (Supports(dtype=("bf16",), head_dim=(128,)), (), "b2h4s77d64-fp16-causal-kv2-seed3"),
     ],
-    ids=["as it is", "dtype", "head_dim", "layout", "all three", "a dtype that was asked for", "a named case"],
+    ids=["as it is", "dtype", "head_dim", "layout", "all three", "a selected dtype", "a named case"],
 )
-def test_what_is_not_taken_becomes_the_first_that_is(supports: Supports, fits: Fits, expected: str) -> None:
-    """Only what may be fitted is, and lengths, heads, mask and seed stay."""
-    assert expected == fitted(taking(supports), parse_case("b2h4s77d64-fp16-causal-kv2-seed3"), fits).id
+def test_an_unsupported_value_becomes_the_first_supported_one(supports: Supports, fits: Fits, expected: str) -> None:
+    """Only the parameters in `fits` change; lengths, heads, mask and seed do not."""
+    assert expected == fitted(supporting(supports), parse_case("b2h4s77d64-fp16-causal-kv2-seed3"), fits).id
 
 
-def test_a_pair_that_is_not_compiled_in_is_not_made() -> None:
-    """Of the pairs that are compiled in, the one of the case's dtype comes first."""
-    mine = msgspec.structs.replace(
-        taking(Supports(dtype=("fp16", "bf16"), head_dim=(64, 128))), instantiations=(("bf16", 64), ("fp16", 128))
+def test_a_pair_that_is_not_compiled_is_not_used() -> None:
+    """Of the compiled pairs of dtype and head_dim, one with the dtype of the case is preferred."""
+    candidate = msgspec.structs.replace(
+        supporting(Supports(dtype=("fp16", "bf16"), head_dim=(64, 128))), instantiations=(("bf16", 64), ("fp16", 128))
     )
-    assert fitted(mine, parse_case("b1h1s8d64-fp16-seed0"), EVERYTHING).id == "b1h1s8d128-fp16-seed0"
+    assert fitted(candidate, parse_case("b1h1s8d64-fp16-seed0"), EVERYTHING).id == "b1h1s8d128-fp16-seed0"
 
 
-def test_a_plan_times_baselines_at_fitted_shapes_and_judges_no_shape_twice() -> None:
-    """Two cases that become one are one, and what stands beside is timed at that shape too."""
+def test_a_plan_times_baselines_at_adapted_shapes_and_checks_no_shape_twice() -> None:
+    """Two cases that become equal are checked once, and a baseline is also timed at the adapted shape."""
     cases = tuple(parse_case(f"b1h2s64d64-{dtype}-seed0") for dtype in ("fp16", "bf16"))
-    mine, beside = taking(Supports(head_dim=(128,))), variant("sdpa", role="baseline", kind="python")
-    plan = Plan((mine,), (), (beside,), cases, fits=EVERYTHING)
+    candidate, baseline = supporting(Supports(head_dim=(128,))), variant("sdpa", role="baseline", kind="python")
+    plan = Plan((candidate,), (), (baseline,), cases, fits=EVERYTHING)
     assert [case.id for _, case in plan.checks] == ["b1h2s64d128-fp16-seed0"]
-    assert [case.shape_id for each, case in plan.timings if each is beside] == [
+    assert [case.shape_id for each, case in plan.timings if each is baseline] == [
         "b1h2s64d64-fp16",
         "b1h2s64d64-bf16",
         "b1h2s64d128-fp16",
@@ -66,9 +66,9 @@ SUITE = tuple(parse_case(f"b1h2s64d64-fp16-seed{seed}") for seed in (3, 5))
 
 
 def probe() -> Variant:
-    """A probe with two shapes."""
+    """Return a probe with two shapes."""
     supports = Supports(dtype=("fp16", "bf16"))
-    return msgspec.structs.replace(taking(supports), role="probe", computes="scores", cases=SHAPES)
+    return msgspec.structs.replace(supporting(supports), role="probe", computes="scores", cases=SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -78,17 +78,17 @@ def probe() -> Variant:
         (("head_dim", "layout", "shape"), ["b1h1s4d64-fp16-scores-seed3", "b1h1s4d64-fp16-scores-seed5"]),
         ((), ["b1h2s64d64-fp16-scores-seed3", "b1h2s64d64-fp16-scores-seed5"]),
     ],
-    ids=["a suite", "a dtype that was asked for", "named cases"],
+    ids=["a suite", "a selected dtype", "named cases"],
 )
-def test_a_probe_meets_its_own_shapes(fits: Fits, expected: list[str]) -> None:
-    """With the run's seeds, in the dtypes that were asked for; a named case stays, of what the probe computes."""
+def test_a_probe_runs_on_its_own_shapes(fits: Fits, expected: list[str]) -> None:
+    """A probe's shapes get the run's seeds and selected dtypes; a named case is only changed to what it computes."""
     assert expected == [case.id for case in cases_for(probe(), SUITE, fits)]
 
 
-def test_what_a_case_names_itself_stays() -> None:
-    """A case that asks for scores asks everybody for scores, and a candidate refuses."""
-    mine = taking(Supports())
-    (case,) = cases_for(mine, SHAPES[:1], ())
-    assert mine.refuses(case) == (
-        f"{mine.name} does not support b1h1s4d64-fp16-scores: it computes attention, the case asks for scores"
+def test_a_case_of_scores_is_not_changed() -> None:
+    """A case whose id has `-scores` requires scores of every variant, and a candidate refuses it."""
+    candidate = supporting(Supports())
+    (case,) = cases_for(candidate, SHAPES[:1], ())
+    assert candidate.refuses(case) == (
+        f"{candidate.name} does not support b1h1s4d64-fp16-scores: it computes attention, the case requires scores"
     )

@@ -1,4 +1,4 @@
-"""`variant.yaml`: every key is read, members differ where they say so, and what is wrong is named in one line."""
+"""`variant.yaml`: all keys are read, members override the folder's keys, and errors are reported in one line."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.catalog.variant import Call, Constant, Entry, InstructionLimit, Limits, Supports, Variant
+from pytest_fa.catalog.variant import Call, Constant, Entry, InstructionLimit, Limits, Supports, Suppression, Variant
+from pytest_fa.earlier import MANIFEST_KEYS
 from pytest_fa.errors import ManifestError
-from tests.factories import WriteVariant
+from tests.factories import RECORDED, WriteVariant
 
 REQUIRED = "step: a step\nbecause: a reason\nexpect: an outcome\n"
 
@@ -70,12 +72,12 @@ variants:
 
 
 def read(folder: Path) -> list[Variant]:
-    """The variants of one folder under `kernels`."""
+    """Return the variants of one folder under `kernels`."""
     return read_manifest(folder / "variant.yaml", folder.parent)
 
 
 def problem_of(folder: Path) -> str:
-    """The one line that a wrong manifest gives, without the file that it begins with."""
+    """Return the message for a wrong manifest, without the path that it starts with."""
     with pytest.raises(ManifestError) as problem:
         read(folder)
     path = f"{folder / 'variant.yaml'}: "
@@ -83,8 +85,8 @@ def problem_of(folder: Path) -> str:
     return str(problem.value)[len(path) :]
 
 
-def test_three_lines_make_a_variant(write_variant: WriteVariant) -> None:
-    """A manifest with its three texts alone is a candidate: `kernel.cu` for every architecture, fp16, 64 wide."""
+def test_three_lines_define_a_variant(write_variant: WriteVariant) -> None:
+    """A manifest with only its three texts is a candidate: `kernel.cu`, all architectures, fp16, head_dim 64."""
     folder = write_variant("thing", manifest=REQUIRED, **{"kernel.cu": ""})
     expected = Variant(
         name="thing",
@@ -119,7 +121,7 @@ def test_three_lines_make_a_variant(write_variant: WriteVariant) -> None:
 
 
 def test_every_key_is_read(write_variant: WriteVariant) -> None:
-    """Each key of a manifest that uses them all arrives with its value."""
+    """Each key of a manifest sets its field of the variant."""
     folder = write_variant("thing", manifest=FULL, **{"main.cu": ""})
     expected = Variant(
         name="thing",
@@ -161,7 +163,7 @@ def test_every_key_is_read(write_variant: WriteVariant) -> None:
 
 
 def test_every_supported_pair_is_compiled_by_default(write_variant: WriteVariant) -> None:
-    """Without `instantiations`, each dtype meets each head_dim."""
+    """Without `instantiations`, all pairs of a supported dtype and head_dim are compiled."""
     text = REQUIRED + "supports: {dtype: [fp16, bf16], head_dim: [64, 128]}"
     (variant,) = read(write_variant("thing", manifest=text, **{"kernel.cu": ""}))
     expected = ("fp16", 64), ("fp16", 128), ("bf16", 64), ("bf16", 128)
@@ -169,7 +171,7 @@ def test_every_supported_pair_is_compiled_by_default(write_variant: WriteVariant
 
 
 def test_a_python_entry_has_no_architectures(write_variant: WriteVariant) -> None:
-    """A callable is compiled for nothing, and needs no source beside its manifest."""
+    """A Python callable is not compiled, and needs no source file next to its manifest."""
     text = REQUIRED + 'entry: {kind: python, target: "package.module:function", context: "module:pin"}'
     (variant,) = read(write_variant("thing", manifest=text))
     entry = Entry(kind="python", target="package.module:function", context="module:pin")
@@ -183,14 +185,14 @@ def test_a_python_entry_has_no_architectures(write_variant: WriteVariant) -> Non
 def test_a_torch_entry_is_for_the_gpu_or_for_the_host(
     write_variant: WriteVariant, source: str, expected: tuple[str, ...]
 ) -> None:
-    """CUDA sources are compiled for the manifest's architectures, C++ alone for the host; the call is read whole."""
+    """CUDA sources are compiled for the manifest's architectures, C++ sources for the host; `call` is read."""
     text = REQUIRED + (
         "arch: [sm_80, sm_90a]\n"
         f"entry: {{kind: torch, sources: [{source}], include: [.], cflags: [-g], ldflags: [-lm], "
-        "target: mine::forward, call: {arguments: [q, k, v, 1.5e-3, true, ~, {constant: q}], "
+        "target: library::forward, call: {arguments: [q, k, v, 1.5e-3, true, ~, {constant: q}], "
         "keywords: {scale: scale}, layout: bshd, contiguous: true, returns: 0}}\nsupports: {layout: [bshd]}\n"
     )
-    (found,) = read(write_variant("thing", manifest=text, **{source: ""}))
+    (variant,) = read(write_variant("thing", manifest=text, **{source: ""}))
     call = Call(
         ("q", "k", "v", 0.0015, True, None, Constant("q")), {"scale": "scale"}, "bshd", contiguous=True, returns=0
     )
@@ -200,21 +202,20 @@ def test_a_torch_entry_is_for_the_gpu_or_for_the_host(
         include=(".",),
         cflags=("-g",),
         ldflags=("-lm",),
-        target="mine::forward",
+        target="library::forward",
         call=call,
     )
-    assert (entry, expected) == (found.entry, found.arch)
+    assert (entry, expected) == (variant.entry, variant.arch)
 
 
 def test_members_replace_the_folder_variant(write_variant: WriteVariant) -> None:
-    """A folder that names its variants has those and none of its own name, in the manifest's order."""
+    """A folder with `variants` defines these, in the manifest's order, and none with the folder's name."""
     folder = write_variant("thing", manifest=MEMBERS, **{"kernel.cu": ""})
-    expected = ["plain", "other"]
-    assert expected == [each.name for each in read(folder)]
+    assert [variant.name for variant in read(folder)] == ["plain", "other"]
 
 
 def test_a_folder_of_members_may_have_any_name(write_variant: WriteVariant) -> None:
-    """A folder's name is checked only where it names a variant."""
+    """The name of a folder with `variants` is not checked."""
     folder = write_variant("Two Stages", manifest=MEMBERS, **{"kernel.cu": ""})
     assert len(read(folder)) == len(("plain", "other"))
 
@@ -238,16 +239,16 @@ def test_a_folder_of_members_may_have_any_name(write_variant: WriteVariant) -> N
         ("instantiations", (("fp16", 64), ("bf16", 64)), (("bf16", 64),)),
     ],
 )
-def test_a_member_differs_where_it_says_so(
+def test_a_member_overrides_keys_of_the_folder(
     write_variant: WriteVariant, field: str, plain: object, other: object
 ) -> None:
-    """An empty member is the folder's manifest; another replaces key by key and keeps the rest."""
+    """An empty member has the folder's keys; other members override some of them and keep the rest."""
     first, second = read(write_variant("thing", manifest=MEMBERS, **{"kernel.cu": ""}))
     assert (plain, other) == (getattr(first, field), getattr(second, field))
 
 
 def test_members_may_share_a_target_and_differ_in_context(write_variant: WriteVariant) -> None:
-    """A member's `target` and `context` replace those of the folder's entry."""
+    """A member's `target` and `context` override those of the folder's entry."""
     text = REQUIRED + (
         'entry: {kind: python, target: "module:one", context: "module:pin"}\n'
         'variants: {a: {target: "module:two"}, b: {context: "module:free"}}'
@@ -305,10 +306,14 @@ TORCH = "entry: {kind: torch, sources: [kernel.cu], target: forward"
             "variants: {a: {supports: {causl: [none]}}}",
             f"unknown key 'causl' in variants[...].supports; did you mean 'causal'? (allowed: {SUPPORTS})",
         ),
+        (
+            "suppressions: {racecheck: {mos: 1, because: x}}",
+            "unknown key 'mos' in suppressions[...]; did you mean 'most'? (allowed: most, because)",
+        ),
     ],
 )
-def test_an_unknown_key_is_answered_with_the_allowed_ones(write_variant: WriteVariant, text: str, problem: str) -> None:
-    """The message names the key, where it stands, the nearest known key and all of them."""
+def test_an_unknown_key_is_refused_with_the_allowed_ones(write_variant: WriteVariant, text: str, problem: str) -> None:
+    """The message names the key, its place, the closest known key and all known keys."""
     assert problem == problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
 
 
@@ -341,8 +346,10 @@ def test_an_unknown_key_is_answered_with_the_allowed_ones(write_variant: WriteVa
         ("variants: {a: {rounds: [x]}}", "variants[...].rounds[0] is 'x'; allowed: q, s, p"),
     ],
 )
-def test_a_wrong_word_is_answered_with_the_allowed_ones(write_variant: WriteVariant, text: str, problem: str) -> None:
-    """The message names the key, the value found and every value allowed, in a list as well."""
+def test_an_unknown_value_is_refused_with_the_allowed_ones(
+    write_variant: WriteVariant, text: str, problem: str
+) -> None:
+    """The message names the key, the value found and all allowed values, also for items of lists."""
     assert problem == problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
 
 
@@ -361,70 +368,70 @@ def test_a_wrong_word_is_answered_with_the_allowed_ones(write_variant: WriteVari
         ("flags: -lineinfo", "flags: Expected `array`, got `str`"),
         ("variants: [a]", "variants: Expected `object | null`, got `array`"),
         ("variants: {a: }", "variants[...]: Expected `object`, got `null`"),
-        ("entry: {source: other.cu}", "entry.source is 'other.cu', and there is no such file"),
-        ("entry: {kind: python}", "entry.target is ''; a python entry's is 'package.module:function'"),
+        ("entry: {source: other.cu}", "entry.source is 'other.cu'; that file does not exist"),
+        ("entry: {kind: python}", "entry.target is ''; for kind python, the form is 'package.module:function'"),
         (
             "entry: {kind: python, target: module.function}",
-            "entry.target is 'module.function'; a python entry's is 'package.module:function'",
+            "entry.target is 'module.function'; for kind python, the form is 'package.module:function'",
         ),
         (
             'entry: {kind: python, target: "module:f", context: "pin it"}',
-            "entry.context is 'pin it'; a python entry's is 'package.module:function'",
+            "entry.context is 'pin it'; for kind python, the form is 'package.module:function'",
         ),
-        ("entry: {kind: torch, target: f}", "entry.sources is missing; a torch entry names its source files"),
+        ("entry: {kind: torch, target: f}", "entry.sources is missing; kind torch needs a list of source files"),
         (
             "entry: {kind: torch, sources: [gone.cpp], target: f}",
-            "entry.sources is 'gone.cpp', and there is no such file",
+            "entry.sources has 'gone.cpp'; that file does not exist",
         ),
         (
             "entry: {kind: torch, sources: [variant.yaml], target: f}",
-            "entry.sources has 'variant.yaml'; a source ends with .cu, .cpp, .cc, .cxx, .c",
+            "entry.sources has 'variant.yaml'; a source file ends with .cu, .cpp, .cc, .cxx, .c",
         ),
-        (TORCH + ", include: [gone]}", "entry.include is 'gone', and there is no such folder"),
+        (TORCH + ", include: [gone]}", "entry.include has 'gone'; that folder does not exist"),
         (
             "entry: {kind: torch, sources: [kernel.cu], target: a.b}",
-            "entry.target is 'a.b'; a torch entry's is 'function' or 'namespace::operator'",
+            "entry.target is 'a.b'; for kind torch, the form is 'function' or 'namespace::operator'",
         ),
-        ("entry: {sources: [kernel.cu]}", "entry.sources is for kind torch, this one is cuda"),
-        ("entry: {call: {}}", "entry.call is for kind torch or python, this one is cuda"),
-        (TORCH + ", call: {arguments: [q, k]}}", "entry.call does not pass 'v'"),
+        ("entry: {sources: [kernel.cu]}", "entry.sources is only for kind torch; this entry's kind is cuda"),
+        ("entry: {call: {}}", "entry.call is only for kind torch or python; this entry's kind is cuda"),
+        (TORCH + ", call: {arguments: [q, k]}}", "entry.call does not pass 'v'; add it to arguments or keywords"),
         (
             TORCH + ", call: {layout: bshd, contiguous: true}}",
-            "entry.call takes contiguous bshd tensors, and supports.layout is bhsd",
+            "entry.call takes only contiguous bshd tensors, but supports.layout is bhsd",
         ),
         (
             "entry: {kind: torch, sources: [kernel.cu, kernel.cu], target: f}",
-            "entry.sources has kernel.cu, kernel.cu, which make one object file; give each a name of its own",
+            "entry.sources has kernel.cu, kernel.cu, which compile to one object file; rename one of them",
         ),
         (
             TORCH + ", call: {arguments: [q, k, v, out], returns: 0}}",
-            "entry.call passes 'out' and has returns; the output is the one or the other",
+            "entry.call passes 'out' and sets returns; use only one of the two",
         ),
         (
             TORCH + ", call: {}}\nsupports: {causal: [none, top_left]}",
-            "entry.call does not pass 'causal', and supports.causal is none, top_left",
+            "entry.call does not pass 'causal', but supports.causal is none, top_left; pass it, or support one mask",
         ),
         (
             TORCH + ", call: {keywords: {c: causal}}}\nsupports: {causal: [top_left, bottom_right]}",
             (
-                "entry.call passes 'causal' as true or false, and supports.causal is top_left, bottom_right: "
-                "name one alignment"
+                "entry.call passes 'causal' as true or false, but supports.causal is top_left, bottom_right; "
+                "support one alignment"
             ),
         ),
         (
             'variants: {a: {target: ""}}\nentry: {kind: python, target: "m:f"}',
-            "entry.target is ''; a python entry's is 'package.module:function'",
+            "entry.target is ''; for kind python, the form is 'package.module:function'",
         ),
     ],
 )
-def test_a_wrong_value_is_named_with_its_key(write_variant: WriteVariant, text: str, problem: str) -> None:
-    """The message names the key and says what is expected there; nothing is converted silently."""
+def test_a_wrong_value_is_refused_with_its_key(write_variant: WriteVariant, text: str, problem: str) -> None:
+    """The message names the key and what is expected; no value is converted silently."""
     assert problem == problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
 
 
 @pytest.mark.parametrize("key", ["step", "because", "expect"])
-def test_the_three_texts_must_be_there(write_variant: WriteVariant, key: str) -> None:
-    """A variant says what it is, why, and what was expected of it before it was written."""
+def test_the_three_texts_are_required(write_variant: WriteVariant, key: str) -> None:
+    """A manifest must have the keys step, because and expect."""
     text = "".join(line for line in REQUIRED.splitlines(keepends=True) if not line.startswith(key))
     assert f"key {key!r} is missing in the manifest" == problem_of(
         write_variant("thing", manifest=text, **{"kernel.cu": ""})
@@ -435,13 +442,13 @@ def test_the_three_texts_must_be_there(write_variant: WriteVariant, key: str) ->
     ("text", "kind"), [("", "null"), ("- step", "array"), ("step", "str"), ("# nothing yet", "null")]
 )
 def test_a_manifest_is_a_mapping(write_variant: WriteVariant, text: str, kind: str) -> None:
-    """A file that holds something else is refused as a whole."""
+    """A file that is not a mapping is refused."""
     assert f"the manifest: Expected `object`, got `{kind}`" == problem_of(write_variant("thing", manifest=text))
 
 
 @pytest.mark.parametrize("name", ["Thing", "2_stages", "two-stages", "two stages"])
-def test_a_variant_name_is_a_lowercase_word(write_variant: WriteVariant, name: str) -> None:
-    """A folder name that could not stand in a test id is refused, and the refusal quotes it."""
+def test_a_variant_name_must_be_a_lowercase_word(write_variant: WriteVariant, name: str) -> None:
+    """A folder name with other characters is refused, and the message quotes it."""
     folder = write_variant(name, manifest=REQUIRED, **{"kernel.cu": ""})
     assert repr(name) in problem_of(folder)
 
@@ -450,33 +457,33 @@ def test_a_variant_name_is_a_lowercase_word(write_variant: WriteVariant, name: s
     ("text", "name"),
     [("{Bad: {}}", "Bad"), ("{a: {}, 2x: {}}", "2x")],
 )
-def test_a_member_name_is_a_lowercase_word(write_variant: WriteVariant, text: str, name: str) -> None:
-    """A member's name is checked like a folder's, and the refusal says where it stands and quotes it."""
+def test_a_member_name_must_be_a_lowercase_word(write_variant: WriteVariant, text: str, name: str) -> None:
+    """A member name with other characters is refused, and the message names `variants` and quotes it."""
     problem = problem_of(write_variant("thing", manifest=f"{REQUIRED}variants: {text}", **{"kernel.cu": ""}))
     assert problem.startswith("variants")
     assert repr(name) in problem
 
 
 @pytest.mark.parametrize("name", ["block", "BLOCK-M", "2BLOCK"])
-def test_a_definition_is_an_uppercase_word(write_variant: WriteVariant, name: str) -> None:
-    """A definition's name is checked like a macro's, and the refusal says where it stands and quotes it."""
+def test_a_definition_must_be_an_uppercase_word(write_variant: WriteVariant, name: str) -> None:
+    """A definition's name with other characters is refused, and the message names `defines` and quotes it."""
     problem = problem_of(write_variant("thing", manifest=f"{REQUIRED}defines: {{{name}: 1}}", **{"kernel.cu": ""}))
     assert problem.startswith("defines")
     assert repr(name) in problem
 
 
 def test_an_empty_list_of_variants_is_refused(write_variant: WriteVariant) -> None:
-    """`variants: {}` names no variant, and nothing is made up for it."""
+    """`variants: {}` is refused, and the message names `variants`."""
     assert "variants" in problem_of(write_variant("thing", manifest=REQUIRED + "variants: {}", **{"kernel.cu": ""}))
 
 
 def test_a_missing_file_is_a_manifest_error(tmp_path: Path) -> None:
-    """A manifest that vanished gives the system's reason."""
+    """The message for a missing manifest has the reason of the operating system."""
     assert "No such file or directory" in problem_of(tmp_path / "nowhere")
 
 
-def test_a_file_that_is_no_text_is_a_manifest_error(write_variant: WriteVariant) -> None:
-    """Bytes that are no UTF-8 are refused like any other mistake."""
+def test_a_file_that_is_not_text_is_a_manifest_error(write_variant: WriteVariant) -> None:
+    """A file that is not UTF-8 is refused with the decoder's message."""
     folder = write_variant("thing")
     (folder / "variant.yaml").write_bytes(b"step: \xff\n")
     assert "can't decode byte 0xff" in problem_of(folder)
@@ -504,8 +511,8 @@ def test_a_file_that_is_no_text_is_a_manifest_error(write_variant: WriteVariant)
         ('"64"', "64"),
     ],
 )
-def test_a_scalar_means_what_it_looks_like(write_variant: WriteVariant, written: str, value: int | str) -> None:
-    """Only YAML 1.2's plain numbers are numbers; octals, sexagesimals, dates and the many words for no are text."""
+def test_scalars_are_read_as_yaml_1_2(write_variant: WriteVariant, written: str, value: int | str) -> None:
+    """Only decimal numbers are numbers; YAML 1.1's octals, sexagesimals, dates and other booleans are text."""
     text = REQUIRED + f"defines: {{X: {written}}}"
     (variant,) = read(write_variant("thing", manifest=text, **{"kernel.cu": ""}))
     assert ({"X": value}, type(value)) == (variant.defines, type(variant.defines["X"]))
@@ -521,27 +528,27 @@ def test_a_scalar_means_what_it_looks_like(write_variant: WriteVariant, written:
         ("defines: {X: 1, 'X': 2}", "duplicate key 'X' on line 4"),
     ],
 )
-def test_a_key_stands_once(write_variant: WriteVariant, text: str, problem: str) -> None:
-    """A second mention of a key is refused with its line, where PyYAML would keep the last one."""
+def test_a_duplicate_key_is_refused(write_variant: WriteVariant, text: str, problem: str) -> None:
+    """A duplicate key is refused with its line; PyYAML would keep the last value."""
     assert problem == problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
 
 
 @pytest.mark.parametrize("text", ["[a]: b", "{a: 1}: b"])
-def test_a_key_that_is_no_word_is_a_manifest_error(write_variant: WriteVariant, text: str) -> None:
-    """A list or a mapping as a key is refused like any other mistake."""
+def test_a_key_must_be_a_plain_word(write_variant: WriteVariant, text: str) -> None:
+    """A list or a mapping as a key is refused with its line."""
     assert "line 4" in problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
 
 
 @pytest.mark.parametrize("text", ["role: [", "role: !!python/name:os.system x", "role: *missing", "\trole: probe"])
-def test_broken_yaml_is_one_line(write_variant: WriteVariant, text: str) -> None:
-    """YAML that cannot be read gives the reader's words and its place on one line."""
+def test_the_message_for_broken_yaml_is_one_line(write_variant: WriteVariant, text: str) -> None:
+    """The message for invalid YAML has the parser's message and the line number, on one line."""
     problem = problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
     assert "line 4" in problem
     assert "\n" not in problem
 
 
-def test_an_ablation_says_of_whom(tmp_path: Path) -> None:
-    """What leaves a stage out is not judged: with a parent and the role it reads, and else it is refused."""
+def test_a_variant_that_omits_a_phase_is_an_ablation_with_a_parent(tmp_path: Path) -> None:
+    """`omits` needs role ablation and a parent; such a variant is not judged."""
     manifest = "step: a\nbecause: b\nexpect: c\nomits: softmax\n"
     folder = tmp_path / "kernels" / "part"
     folder.mkdir(parents=True)
@@ -550,7 +557,120 @@ def test_an_ablation_says_of_whom(tmp_path: Path) -> None:
     path.write_text(f"{manifest}role: ablation\nparent: whole\n", encoding="utf-8")
     (variant,) = read_manifest(path, folder.parent)
     assert (variant.omits, variant.is_judged) == ("softmax", False)
-    for more in ("role: ablation\n", "parent: whole\n"):
-        path.write_text(manifest + more, encoding="utf-8")
-        with pytest.raises(ManifestError, match="it needs role 'ablation' and a parent"):
+    for line, values in (
+        ("role: ablation\n", "omits is 'softmax', role is 'ablation', parent is None"),
+        ("parent: whole\n", "omits is 'softmax', role is 'candidate', parent is 'whole'"),
+    ):
+        path.write_text(manifest + line, encoding="utf-8")
+        with pytest.raises(ManifestError, match=f"part: {values}; omits needs role 'ablation' and a parent"):
             read_manifest(path, folder.parent)
+
+
+# -- names of earlier versions ----------------------------------------------------------------------------------------
+
+OLD_ROLE = "role: 'floor' is now called 'overhead'"
+OLD_TOLERANCE = "tolerance: 'measured' is now called 'same_precision'"
+OMITS_KEY = next(old for old, new in MANIFEST_KEYS.items() if new == "omits")
+OLD_OMITS = f"{OMITS_KEY!r} is now called 'omits'"
+OLD_SUPPRESSIONS = "'explained' is now called 'suppressions'"
+ABLATION = "role: ablation\nparent: whole\n"
+SUPPRESSION = {"racecheck": Suppression(most=2, because="false positive")}
+
+
+def read_with_notices(folder: Path) -> tuple[list[Variant], list[str]]:
+    """Return the variants of one folder, and the notices about old names."""
+    notices: list[str] = []
+    return read_manifest(folder / "variant.yaml", folder.parent, notices.append), notices
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value", "notice"),
+    [
+        (ABLATION + f"{OMITS_KEY}: softmax", "omits", "softmax", OLD_OMITS),
+        (
+            "explained: {racecheck: {most: 2, because: false positive}}",
+            "suppressions",
+            SUPPRESSION,
+            OLD_SUPPRESSIONS,
+        ),
+        ("role: floor", "role", "overhead", OLD_ROLE),
+        ("tolerance: measured", "tolerance", "same_precision", OLD_TOLERANCE),
+    ],
+)
+def test_an_old_name_of_the_folder_is_read_as_the_new_one(
+    write_variant: WriteVariant, text: str, field: str, value: object, notice: str
+) -> None:
+    """An old key or value sets the new field, and one notice gives the new name."""
+    folder = write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""})
+    (variant,), notices = read_with_notices(folder)
+    assert getattr(variant, field) == value
+    assert notices == [notice]
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value", "notice"),
+    [
+        (f"{{role: ablation, parent: whole, {OMITS_KEY}: softmax}}", "omits", "softmax", OLD_OMITS),
+        (
+            "{explained: {racecheck: {most: 2, because: false positive}}}",
+            "suppressions",
+            SUPPRESSION,
+            OLD_SUPPRESSIONS,
+        ),
+        ("{role: floor}", "role", "overhead", OLD_ROLE),
+    ],
+)
+def test_an_old_name_of_a_member_is_read_as_the_new_one(
+    write_variant: WriteVariant, text: str, field: str, value: object, notice: str
+) -> None:
+    """An old name in two members sets the new field of both, and the notice appears once."""
+    manifest = f"{REQUIRED}variants:\n  first: {text}\n  second: {text}\n"
+    variants, notices = read_with_notices(write_variant("thing", manifest=manifest, **{"kernel.cu": ""}))
+    assert [getattr(variant, field) for variant in variants] == [value, value]
+    assert notices == [notice]
+
+
+def test_a_manifest_of_an_earlier_version_is_read(write_variant: WriteVariant) -> None:
+    """A recorded manifest with all old names is read, and each old name gives one notice."""
+    text = (RECORDED / "earlier" / "variant.yaml").read_text(encoding="utf-8")
+    variants, notices = read_with_notices(write_variant("thing", manifest=text, **{"kernel.cu": ""}))
+    assert [(variant.name, variant.role, variant.omits) for variant in variants] == [
+        ("inherits", "ablation", "softmax"),
+        ("replaces", "ablation", "merge"),
+        ("empty", "overhead", ""),
+    ]
+    allowed = [{tool: rule.most for tool, rule in variant.suppressions.items()} for variant in variants]
+    assert allowed == [{"racecheck": 2}, {"racecheck": 1}, {"racecheck": 2}]
+    assert {variant.tolerance for variant in variants} == {"same_precision"}
+    assert notices == [OLD_OMITS, OLD_SUPPRESSIONS, OLD_TOLERANCE, OLD_ROLE]
+
+
+@pytest.mark.parametrize(("old", "new"), MANIFEST_KEYS.items())
+def test_an_old_attribute_of_a_variant_gives_the_new_one(write_variant: WriteVariant, old: str, new: str) -> None:
+    """Reading an old attribute of `Variant` returns the new one's value, with a warning that gives the new name."""
+    text = REQUIRED + ABLATION + "omits: softmax\nsuppressions: {racecheck: {most: 2, because: false positive}}\n"
+    (variant,) = read(write_variant("thing", manifest=text, **{"kernel.cu": ""}))
+    with pytest.warns(DeprecationWarning, match=rf"^Variant\.{old} is now called Variant\.{new}$"):
+        value = getattr(variant, old)
+    assert value == getattr(variant, new)
+
+
+def test_a_manifest_with_current_names_gives_no_notice(write_variant: WriteVariant) -> None:
+    """Current keys and values are read without a notice."""
+    text = ABLATION + "omits: softmax\ntolerance: same_precision\n"
+    _, notices = read_with_notices(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
+    assert notices == []
+
+
+def test_an_old_key_next_to_the_new_one_is_refused(write_variant: WriteVariant) -> None:
+    """A manifest with both an old key and its new name is refused: neither value is dropped silently."""
+    text = ABLATION + f"omits: softmax\n{OMITS_KEY}: softmax\n"
+    problem = problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
+    assert problem.startswith(f"unknown key {OMITS_KEY!r} in the manifest")
+
+
+def test_the_catalog_has_the_notices_with_their_manifests(tmp_path: Path, write_variant: WriteVariant) -> None:
+    """`Catalog.notices` has one line for each old name, which starts with the manifest's path."""
+    folder = write_variant("thing", manifest=REQUIRED + "role: floor\ntolerance: measured\n", **{"kernel.cu": ""})
+    path = folder / "variant.yaml"
+    assert discover((tmp_path / "kernels",)).notices == (f"{path}: {OLD_ROLE}", f"{path}: {OLD_TOLERANCE}")

@@ -1,4 +1,4 @@
-"""The plan pairs variants with cases: what is built, checked and timed, and what the user had asked for."""
+"""The plan pairs variants with cases: what is built, checked and timed, and what the user selected."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CASES = tuple(parse_case(text) for text in ("b1h2s64d64-fp16-seed3", "b1h2s64d64
 
 CATALOG = Catalog(
     {
-        each.name: each
-        for each in (
+        entry.name: entry
+        for entry in (
             variant("one"),
             variant("two", kind="python"),
             variant("slow", role="ablation"),
@@ -32,12 +32,12 @@ CATALOG = Catalog(
 
 
 def plan_for(*names: str) -> Plan:
-    """The plan of `--fa-variant=names`."""
+    """Return the plan of `--fa-variant=names`."""
     return make_plan(CATALOG, select_variants(CATALOG, names), CASES)
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("selected", "expected"),
     [
         ((), ["one", "broken"]),
         (("one",), ["one"]),
@@ -47,13 +47,13 @@ def plan_for(*names: str) -> Plan:
         (("broken",), ["broken", "one"]),
     ],
 )
-def test_builds_are_the_sources_and_the_broken_manifests(asked: tuple[str, ...], expected: list[str]) -> None:
-    """Every variant of the run that needs a compiler is built once, and a broken manifest fails there."""
-    assert expected == [each.name for each in plan_for(*asked).builds]
+def test_builds_are_the_sources_and_the_broken_manifests(selected: tuple[str, ...], expected: list[str]) -> None:
+    """Each variant of the run that must be compiled is built once, and a broken manifest fails there."""
+    assert expected == [each.name for each in plan_for(*selected).builds]
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("selected", "expected"),
     [
         ((), ["one", "two"]),
         (("slow",), ["slow", "one", "two"]),
@@ -62,14 +62,14 @@ def test_builds_are_the_sources_and_the_broken_manifests(asked: tuple[str, ...],
         (("broken",), ["one", "two"]),
     ],
 )
-def test_checks_pair_each_judged_variant_with_each_case(asked: tuple[str, ...], expected: list[str]) -> None:
-    """Every case, with all its seeds, meets every variant whose output means something."""
-    pairs = [(each.name, case.id) for each, case in plan_for(*asked).checks]
+def test_checks_pair_each_judged_variant_with_each_case(selected: tuple[str, ...], expected: list[str]) -> None:
+    """Each judged variant is checked on each case, with all seeds."""
+    pairs = [(each.name, case.id) for each, case in plan_for(*selected).checks]
     assert [(name, case.id) for name in expected for case in CASES] == pairs
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("selected", "expected"),
     [
         ((), ["one", "two", "empty", "sdpa"]),
         (("slow",), ["slow", "one", "two", "empty", "sdpa"]),
@@ -77,15 +77,15 @@ def test_checks_pair_each_judged_variant_with_each_case(asked: tuple[str, ...], 
         (("empty", "sdpa"), ["empty", "sdpa", "one", "two"]),
     ],
 )
-def test_timings_take_the_first_seed_of_each_shape(asked: tuple[str, ...], expected: list[str]) -> None:
-    """Each shape is timed once per variant, at the first seed that was asked for, companions last and never twice."""
-    pairs = [(each.name, case.id) for each, case in plan_for(*asked).timings]
+def test_timings_take_the_first_seed_of_each_shape(selected: tuple[str, ...], expected: list[str]) -> None:
+    """Each shape is timed once per variant, at the first selected seed; companions come last, and never twice."""
+    pairs = [(each.name, case.id) for each, case in plan_for(*selected).timings]
     first = ["b1h2s64d64-fp16-seed3", "b1h4s128d64-fp16-seed3"]
     assert [(name, case) for name in expected for case in first] == pairs
 
 
 @pytest.mark.parametrize(
-    ("asked", "chosen", "companions"),
+    ("selected", "chosen", "companions"),
     [
         ((), {"one", "two", "broken"}, {"empty", "sdpa"}),
         (("one",), {"one"}, {"empty", "sdpa"}),
@@ -93,18 +93,18 @@ def test_timings_take_the_first_seed_of_each_shape(asked: tuple[str, ...], expec
         (("slow",), {"slow"}, {"empty", "sdpa"}),
     ],
 )
-def test_what_was_asked_for_is_told_from_what_stands_beside(
-    asked: tuple[str, ...], chosen: set[str], companions: set[str]
+def test_selected_variants_are_distinguished_from_companions(
+    selected: tuple[str, ...], chosen: set[str], companions: set[str]
 ) -> None:
-    """A companion that was asked for is a companion no more; a candidate that was not is neither."""
-    plan = plan_for(*asked)
-    everything: list[AnyVariant] = [*CATALOG.variants.values(), *CATALOG.broken.values()]
-    assert chosen == {each.name for each in everything if plan.is_chosen(each)}
-    assert companions == {each.name for each in everything if plan.is_companion(each)}
+    """A selected baseline is not a companion; a candidate that is not selected is neither chosen nor a companion."""
+    plan = plan_for(*selected)
+    variants: list[AnyVariant] = [*CATALOG.variants.values(), *CATALOG.broken.values()]
+    assert chosen == {each.name for each in variants if plan.is_chosen(each)}
+    assert companions == {each.name for each in variants if plan.is_companion(each)}
 
 
-def test_a_redefined_variant_stands_beside_its_original() -> None:
-    """`one@X=2` runs under its own name, and `one` itself stays among those that were not asked for."""
+def test_a_redefined_variant_does_not_replace_the_original() -> None:
+    """`one@X=2` runs under its own name, and `one` is offered but not selected."""
     redefined = msgspec.structs.replace(CATALOG.variants["one"], name="one@X=2", defines={"X": 2})
     plan = make_plan(CATALOG, (redefined,), CASES)
     expected = {"one@X=2": True, "one": False, "two": False}
@@ -112,11 +112,11 @@ def test_a_redefined_variant_stands_beside_its_original() -> None:
 
 
 def test_a_second_manifest_of_the_same_name_still_fails() -> None:
-    """A name that two manifests claim is not lost: the second claim stands among the builds with its problem."""
-    twin = BrokenVariant("one", "variant 'one' is already defined in kernels/one")
-    catalog = Catalog(CATALOG.variants, {"other/one": twin})
+    """If two manifests define the same name, the second one is among the builds, with its problem."""
+    duplicate = BrokenVariant("one", "variant 'one' is already defined in kernels/one")
+    catalog = Catalog(CATALOG.variants, {"other/one": duplicate})
     plan = make_plan(catalog, select_variants(catalog, ()), CASES)
-    assert [twin] == [each for each in plan.builds if isinstance(each, BrokenVariant)]
+    assert [duplicate] == [each for each in plan.builds if isinstance(each, BrokenVariant)]
 
 
 PROBE = msgspec.structs.replace(
@@ -126,37 +126,37 @@ WITH_PROBE = Catalog({**CATALOG.variants, "probe": PROBE}, {})
 
 
 def plan_with_probe(*names: str) -> Plan:
-    """The plan of `--fa-variant=names` where there is a probe."""
+    """Return the plan of `--fa-variant=names`, with a probe in the catalog."""
     return make_plan(WITH_PROBE, select_variants(WITH_PROBE, names), CASES, fits=EVERYTHING)
 
 
 def test_a_probe_is_not_run_by_default() -> None:
-    """Candidates are."""
+    """Without a selection, only candidates run."""
     assert "probe" not in [each.name for each, _ in plan_with_probe().checks]
 
 
-def test_beside_scores_stands_the_floor_alone() -> None:
-    """No baseline computes scores; the cost of a launch is the same."""
+def test_only_the_launch_overhead_is_timed_with_scores() -> None:
+    """The only companion of a probe of scores is the role `overhead`, because no baseline computes scores."""
     timed = [each.name for each, case in plan_with_probe("probe").timings if case.computes == "scores"]
     assert timed == ["probe", "empty"]
 
 
 def test_a_probe_is_never_gated() -> None:
-    """Neither with candidates nor alone."""
+    """A probe is not gated, with candidates or alone."""
     assert [each.name for each in plan_with_probe("probe", "one").gated] == ["one"]
     assert plan_with_probe("probe").gated == []
 
 
-def test_cases_of_a_probe_are_counted_where_it_was_asked_for() -> None:
-    """A probe alone is asked its own cases; beside a candidate the suite's are too."""
+def test_the_cases_of_a_selected_probe_are_counted() -> None:
+    """A probe alone selects only its own cases; with a candidate, the cases of the suite as well."""
     own = ["b1h1s4d64-fp16-scores-seed3", "b1h1s4d64-fp16-scores-seed0"]
-    assert [case.id for case in plan_with_probe("probe").asked] == own
-    assert [case.id for case in plan_with_probe("one", "probe").asked] == [*(case.id for case in CASES), *own]
-    assert plan_with_probe("one").asked == CASES
+    assert [case.id for case in plan_with_probe("probe").selected_cases] == own
+    assert [case.id for case in plan_with_probe("one", "probe").selected_cases] == [*(case.id for case in CASES), *own]
+    assert plan_with_probe("one").selected_cases == CASES
 
 
-def test_a_probe_is_held_to_no_property_of_attention() -> None:
-    """What is said of weights and values is no test of it."""
+def test_a_probe_of_scores_has_no_property_of_attention() -> None:
+    """Properties of softmax weights and values are not tested on a probe of scores."""
     properties = [(each.name, name) for each, name in plan_with_probe("probe", "one").properties]
     assert ("one", "hard_data") in properties
     assert ("probe", "hard_data") not in properties

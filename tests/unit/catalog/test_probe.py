@@ -1,4 +1,4 @@
-"""Probes in a manifest: shapes of their own, another thing computed, and what does not go together."""
+"""Probes in a manifest: their own shapes, `computes: scores`, and the combinations that are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from pytest_fa.catalog.case import Computes, parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.catalog.properties import OF_ATTENTION, PROPERTIES, properties_of, property_case
+from pytest_fa.catalog.properties import ATTENTION_ONLY, PROPERTIES, properties_of, property_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ManifestError
 from tests.factories import MANIFEST, WriteVariant
@@ -19,14 +19,14 @@ CASES = "cases: [b1h1s32d64-fp16-sk64]\n"
 
 
 def read(write_variant: WriteVariant, more: str) -> Variant:
-    """The variant of a manifest with these lines."""
+    """Return the variant of a manifest with these lines."""
     folder = write_variant("thing", manifest=MANIFEST + more, **{"kernel.cu": ""})
     (variant,) = read_manifest(folder / "variant.yaml", folder.parent)
     return variant
 
 
-def test_a_probe_brings_its_shapes(write_variant: WriteVariant) -> None:
-    """Shapes are read as cases of what is computed, seed 0."""
+def test_a_probe_has_its_own_shapes(write_variant: WriteVariant) -> None:
+    """Shapes are read as cases of what the probe computes, with seed 0."""
     variant = read(write_variant, SCORES + "cases: [b1h1s32d64-fp16-sk64, b1h1s64d64-fp16]\n")
     assert [case.id for case in variant.cases] == [
         "b1h1s32d64-fp16-sk64-scores-seed0",
@@ -36,18 +36,18 @@ def test_a_probe_brings_its_shapes(write_variant: WriteVariant) -> None:
 
 
 def test_a_probe_may_compute_attention(write_variant: WriteVariant) -> None:
-    """A probe of attention is one by its shapes; it is never gated either."""
+    """A probe may compute attention on its own shapes; it is not gated either."""
     variant = read(write_variant, "role: probe\n" + CASES)
     assert ([case.id for case in variant.cases], variant.computes) == (["b1h1s32d64-fp16-sk64-seed0"], "attention")
     assert not variant.may_be_gated
 
 
 def test_members_may_have_shapes_of_their_own(write_variant: WriteVariant) -> None:
-    """What a member says takes the place of the folder's."""
+    """The cases of a member replace those of the folder."""
     text = MANIFEST + SCORES + CASES + "variants: {one: {}, two: {cases: [b1h1s8d64-fp16], role: wrong}}\n"
     folder = write_variant("thing", manifest=text, **{"kernel.cu": ""})
-    found = read_manifest(folder / "variant.yaml", folder.parent)
-    assert [[case.shape_id for case in each.cases] for each in found] == [
+    members = read_manifest(folder / "variant.yaml", folder.parent)
+    assert [[case.shape_id for case in member.cases] for member in members] == [
         ["b1h1s32d64-fp16-sk64-scores"],
         ["b1h1s8d64-fp16-scores"],
     ]
@@ -56,16 +56,19 @@ def test_members_may_have_shapes_of_their_own(write_variant: WriteVariant) -> No
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (SCORES, "cases is missing, and computes is 'scores'; it names its own shapes, such as [b1h1s32d64-fp16-sk64]"),
+        (SCORES, "cases is missing, but computes is 'scores'; list the shapes to run, such as [b1h1s32d64-fp16-sk64]"),
         (
             "role: probe\n",
-            "cases is missing, and role is 'probe'; it names its own shapes, such as [b1h1s32d64-fp16-sk64]",
+            "cases is missing, but role is 'probe'; list the shapes to run, such as [b1h1s32d64-fp16-sk64]",
         ),
         (
             "computes: scores\n" + CASES,
-            "computes is 'scores', role is 'candidate'; what computes no attention has role 'probe' or 'wrong'",
+            "computes is 'scores', but role is 'candidate'; it needs role 'probe' or 'wrong'",
         ),
-        (CASES, "cases is for role 'probe' or 'wrong', this one is 'candidate': it is judged on a suite's shapes"),
+        (
+            CASES,
+            "cases is only for role 'probe' or 'wrong'; role is 'candidate', which runs on the shapes of a suite",
+        ),
         (
             SCORES + "cases: [b1h1s32d128-fp16]\n",
             "cases: thing does not support b1h1s32d128-fp16-scores: head_dim is 128, supports 64",
@@ -80,49 +83,52 @@ def test_members_may_have_shapes_of_their_own(write_variant: WriteVariant) -> No
         ),
         (
             "role: probe\ncases: [b1h1s4d64-fp16-scores]\n",
-            "cases has 'b1h1s4d64-fp16-scores', and computes is 'attention'; say computes: scores",
+            "cases has 'b1h1s4d64-fp16-scores', but computes is 'attention'; write computes: scores",
         ),
         (
             SCORES + "cases: [b1h1s4d64-fp16-seed3]\n",
-            "cases has 'b1h1s4d64-fp16-seed3'; it names shapes, such as [b1h1s32d64-fp16-sk64], and seeds are",
+            "cases has 'b1h1s4d64-fp16-seed3'; write shapes without a seed, such as [b1h1s32d64-fp16-sk64]",
         ),
         (
             SCORES + CASES + "supports: {causal: [none, top_left]}\n",
-            "supports.causal is [none, top_left], and",
+            "supports.causal is [none, top_left], but computes is 'scores'; supports.causal must be [none]",
         ),
-        (SCORES + CASES + "rounds: [q]\n", "rounds is [q], and computes is 'scores', whose rounds is []"),
+        (SCORES + CASES + "rounds: [q]\n", "rounds is [q], but computes is 'scores'; rounds must be []"),
         (
             SCORES + CASES + "tolerance: fp8\n",
-            "tolerance is fp8, and computes is 'scores', whose",
+            "tolerance is fp8, but computes is 'scores'; tolerance must be same_precision",
         ),
-        (SCORES + CASES + "supports: {seq_k_min: 0}\n", "supports.seq_k_min is 0, and computes is 'scores'"),
+        (
+            SCORES + CASES + "supports: {seq_k_min: 0}\n",
+            "supports.seq_k_min is 0, but computes is 'scores'; it must be at least 1",
+        ),
         ("computes: score\n", "computes is 'score'; allowed: attention, scores"),
     ],
 )
-def test_what_does_not_go_together_is_said_once(write_variant: WriteVariant, text: str, problem: str) -> None:
-    """One line names the file, the key, the value found and what is allowed."""
+def test_inconsistent_keys_are_refused_in_one_line(write_variant: WriteVariant, text: str, problem: str) -> None:
+    """The message is one line with the file, the key, the value found and what is allowed."""
     with pytest.raises(ManifestError) as caught:
         read(write_variant, text)
     assert str(caught.value).partition(": ")[2].startswith(problem)
     assert "\n" not in str(caught.value)
 
 
-def test_a_call_need_not_pass_what_is_not_read(write_variant: WriteVariant) -> None:
-    """Scores read no v, so a function that is not ours is not asked to take it."""
+def test_a_call_of_scores_need_not_pass_v(write_variant: WriteVariant) -> None:
+    """`entry.call` of a probe of scores need not pass v, which scores do not read."""
     entry = 'entry: {kind: python, target: "m:f", call: {arguments: [q, k, out, scale]}}\n'
     assert read(write_variant, SCORES + CASES + entry).computes == "scores"
 
 
-def test_scores_are_held_to_what_is_true_of_them(write_variant: WriteVariant) -> None:
-    """Every property but those of weights and values, on a case that asks for scores."""
+def test_scores_have_all_properties_but_those_of_attention(write_variant: WriteVariant) -> None:
+    """A probe of scores has all properties except those of softmax weights and values, on a case of scores."""
     variant = read(write_variant, SCORES + CASES + "supports: {seq_q_multiple_of: 32, seq_k_multiple_of: 64}\n")
     assert property_case(variant).id == "b2h3s160d64-fp16-sk192-scores-seed0"
-    assert [name for name in PROPERTIES if name not in OF_ATTENTION] == list(properties_of(variant))
-    assert list(OF_ATTENTION) == ["hard_data"]
+    assert [name for name in PROPERTIES if name not in ATTENTION_ONLY] == list(properties_of(variant))
+    assert list(ATTENTION_ONLY) == ["hard_data"]
 
 
 @pytest.mark.parametrize("computes", ["attention", "scores"])
-def test_the_floor_takes_rows_of_any_length(computes: Computes) -> None:
-    """It reads none: whatever a probe's head_dim is, what a call costs stands beside it."""
+def test_the_launch_overhead_supports_any_head_dim(computes: Computes) -> None:
+    """The launch-overhead variant reads no tensor, so it runs with a probe of any head_dim."""
     noop = discover((Path(__file__).parents[3] / "pytest_fa" / "builtin",)).variants["noop"]
     assert noop.refuses(parse_case("b1h1s32d16-fp16-sk64-seed0").computing(computes)) is None

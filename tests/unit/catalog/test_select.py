@@ -1,4 +1,4 @@
-"""Names, globs, definitions and cases on the command line: what they pick and what they are answered with."""
+"""Names, globs, definitions and cases on the command line: what they select, and the message if they are wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_fa.errors import UsageProblem
 
 
 def variant(name: str, role: Role = "candidate", **defines: int | str) -> Variant:
-    """A variant that differs from others in what selection looks at."""
+    """Return a variant with this name, role and definitions."""
     return Variant(
         name=name,
         folder=f"kernels/{name}",
@@ -39,8 +39,8 @@ def variant(name: str, role: Role = "candidate", **defines: int | str) -> Varian
 
 CATALOG = Catalog(
     {
-        each.name: each
-        for each in (
+        entry.name: entry
+        for entry in (
             variant("ws_p1", BLOCK_M=64, BLOCK_N=32, MODE="fast"),
             variant("ws_p2", BLOCK_M=64),
             variant("minimal"),
@@ -54,12 +54,12 @@ CATALOG = Catalog(
 
 
 def names(variants: tuple[Variant | BrokenVariant, ...]) -> list[str]:
-    """What was picked, in its order."""
+    """Return the names of the selected variants, in order."""
     return [each.name for each in variants]
 
 
 def refusal(work: Callable[[], object]) -> str:
-    """The text of the `UsageProblem` that `work` raises."""
+    """Return the message of the `UsageProblem` that `work` raises."""
     with pytest.raises(UsageProblem) as problem:
         work()
     return str(problem.value)
@@ -83,8 +83,8 @@ def refusal(work: Callable[[], object]) -> str:
         (("*",), ["ws_p1", "ws_p2", "minimal", "sdpa_math", "empty", "lost", "bad"]),
     ],
 )
-def test_patterns_pick_variants(patterns: tuple[str, ...], expected: list[str]) -> None:
-    """Names and globs pick in the order they are given, each variant once; none of them means every candidate."""
+def test_patterns_select_variants(patterns: tuple[str, ...], expected: list[str]) -> None:
+    """Variants are selected in the order of the patterns, each once; without patterns, all candidates are selected."""
     assert expected == names(select_variants(CATALOG, patterns))
 
 
@@ -100,8 +100,8 @@ def test_patterns_pick_variants(patterns: tuple[str, ...], expected: list[str]) 
         ("zzz@BLOCK_M=64", "'zzz'"),
     ],
 )
-def test_an_unknown_variant_is_answered_with_a_suggestion(pattern: str, hint: str) -> None:
-    """A pattern that matches nothing is quoted, with the nearest name where one is near."""
+def test_an_unknown_variant_is_refused_with_a_suggestion(pattern: str, hint: str) -> None:
+    """A pattern that matches nothing is refused, with the closest name if there is one."""
     expected = f"--fa-variant: no variant {hint} (see --fa-list)"
     assert expected == refusal(lambda: select_variants(CATALOG, ("minimal", pattern)))
 
@@ -125,17 +125,16 @@ def test_an_unknown_variant_is_answered_with_a_suggestion(pattern: str, hint: st
         ),
     ],
 )
-def test_a_name_with_definitions_is_a_variant_of_its_own(pattern: str, expected: dict[str, dict[str, object]]) -> None:
-    """`NAME@DEFINE=VALUE` is that variant with that definition, named so, the others as they were."""
+def test_a_name_with_definitions_is_a_new_variant(pattern: str, expected: dict[str, dict[str, object]]) -> None:
+    """`NAME@DEFINE=VALUE` gives a variant of that name, with this definition replaced and the others unchanged."""
     chosen = [each for each in select_variants(CATALOG, (pattern,)) if isinstance(each, Variant)]
     assert expected == {each.name: each.defines for each in chosen}
 
 
-def test_definitions_leave_the_catalog_alone() -> None:
-    """A redefined variant is a copy."""
+def test_definitions_do_not_change_the_catalog() -> None:
+    """The variant in the catalog keeps its definitions."""
     select_variants(CATALOG, ("ws_p2@BLOCK_M=128",))
-    expected = {"BLOCK_M": 64}
-    assert expected == CATALOG.variants["ws_p2"].defines
+    assert CATALOG.variants["ws_p2"].defines == {"BLOCK_M": 64}
 
 
 @pytest.mark.parametrize(
@@ -149,8 +148,8 @@ def test_definitions_leave_the_catalog_alone() -> None:
         ("ws_p2@", "--fa-variant=ws_p2@: '' is malformed; the form is NAME=VALUE"),
     ],
 )
-def test_a_wrong_definition_is_named(pattern: str, expected: str) -> None:
-    """A definition that the variant does not have, or that is no NAME=VALUE, is quoted with what is allowed."""
+def test_a_wrong_definition_is_refused(pattern: str, expected: str) -> None:
+    """An unknown or malformed definition is refused, with what is allowed."""
     assert expected == refusal(lambda: select_variants(CATALOG, (pattern,)))
 
 
@@ -182,10 +181,10 @@ def test_a_wrong_definition_is_named(pattern: str, expected: str) -> None:
         ),
     ],
 )
-def test_definitions_make_the_product(
+def test_definitions_give_all_combinations(
     patterns: tuple[str, ...], definitions: tuple[str, ...], expected: list[str]
 ) -> None:
-    """Every combination of values is one variant of those that have the name; no name stands twice; others stay."""
+    """Each combination of values gives one variant; variants without the definition do not change."""
     assert expected == names(expand_defines(select_variants(CATALOG, patterns), definitions))
 
 
@@ -193,7 +192,7 @@ def test_definitions_make_the_product(
     ("written", "value"), [("64", 64), ("-3", -3), ("fast", "fast"), ("1.5", "1.5"), ("--5", "--5"), ("²", "²")]
 )
 def test_a_value_is_a_number_or_a_word(written: str, value: int | str) -> None:
-    """Whole numbers arrive as numbers, everything else as the text that was given."""
+    """An integer becomes a number; any other value is kept as text."""
     (chosen,) = expand_defines(select_variants(CATALOG, ("ws_p2",)), (f"BLOCK_M={written}",))
     assert isinstance(chosen, Variant)
     assert {"BLOCK_M": value} == chosen.defines
@@ -211,14 +210,14 @@ def test_a_value_is_a_number_or_a_word(written: str, value: int | str) -> None:
         ("BLOCK_M=", "--fa-define: 'BLOCK_M=' is malformed; the form is NAME=VALUE"),
     ],
 )
-def test_a_definition_that_nobody_has_is_refused(definition: str, expected: str) -> None:
-    """A definition that would change nothing is named with the names that the selected variants have."""
+def test_a_definition_that_no_variant_has_is_refused(definition: str, expected: str) -> None:
+    """A definition that no selected variant has is refused, with the names that they have."""
     chosen = select_variants(CATALOG, ("ws_p1", "minimal"))
     assert expected == refusal(lambda: expand_defines(chosen, (definition,)))
 
 
-def test_a_definition_without_owners_says_so() -> None:
-    """Variants without definitions are answered with 'none', not with an empty list."""
+def test_variants_without_definitions_are_reported() -> None:
+    """If no selected variant has a definition, the message lists 'none'."""
     chosen = select_variants(CATALOG, ("minimal", "bad"))
     expected = "--fa-define: no selected variant has 'X' (they have: none)"
     assert expected == refusal(lambda: expand_defines(chosen, ("X=1",)))
@@ -228,7 +227,7 @@ def test_a_definition_without_owners_says_so() -> None:
 
 
 def ids(suite: str) -> list[str]:
-    """The ids of a suite."""
+    """Return the ids of a suite."""
     return [case.id for case in SUITES[suite]]
 
 
@@ -261,14 +260,14 @@ def ids(suite: str) -> list[str]:
         (("smoke",), (), (), (), []),
     ],
 )
-def test_cases_are_suites_narrowed(
+def test_cases_are_filtered_suites(
     suites: tuple[str, ...],
     patterns: tuple[str, ...],
     dtypes: tuple[str, ...],
     seeds: tuple[int, ...] | None,
     expected: list[str],
 ) -> None:
-    """Dtypes and seeds replace those of suites, globs narrow, a whole id stands for itself; no case comes twice."""
+    """Dtypes and seeds replace those of suites, globs filter, a whole id is used as it is; no case is duplicated."""
     assert expected == [case.id for case in select_cases(suites, patterns, dtypes, seeds)]
 
 
@@ -297,8 +296,8 @@ def test_cases_are_suites_narrowed(
         ),
     ],
 )
-def test_a_wrong_case_option_is_answered_with_what_is_allowed(
+def test_a_wrong_case_option_is_refused_with_what_is_allowed(
     suites: tuple[str, ...], patterns: tuple[str, ...], dtypes: tuple[str, ...], expected: str
 ) -> None:
-    """An unknown suite or dtype, a glob without a match and a malformed id are each quoted with what is allowed."""
+    """An unknown suite or dtype, a glob without a match and a malformed id are refused, with what is allowed."""
     assert expected == refusal(lambda: select_cases(suites, patterns, dtypes, None))

@@ -1,4 +1,4 @@
-"""The named suites hold what their names and comments say."""
+"""Each named suite holds the cases that its name and comment promise."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ CASES = [case for cases in SUITES.values() for case in cases]
     ("suite", "shapes", "seeds"), [("smoke", 3, 1), ("history", 4, 3), ("mission", 1, 100), ("edge", 23, 1)]
 )
 def test_every_shape_has_all_its_seeds(suite: str, shapes: int, seeds: int) -> None:
-    """A suite is its shapes times its seeds, counted from 0, with no case twice."""
+    """A suite has each of its shapes with each of its seeds, from 0, and no duplicates."""
     names = {case.shape_id for case in SUITES[suite]}
     expected = {f"{name}-seed{seed}" for name in names for seed in range(seeds)}
     assert (shapes, len(expected)) == (len(names), len(SUITES[suite]))
     assert expected == {case.id for case in SUITES[suite]}
 
 
-def test_the_mission_is_one_shape() -> None:
-    """The mission suite judges the one shape that the ladder is about."""
+def test_the_suite_mission_is_the_target_shape() -> None:
+    """The suite `mission` has only the target shape."""
     assert {"b1h8s512d64-fp16"} == {TARGET_SHAPE} == {case.shape_id for case in SUITES["mission"]}
 
 
-def test_history_holds_the_mission_shape() -> None:
-    """What the default suite times can be compared with what the mission suite judged."""
+def test_the_default_suite_has_the_target_shape() -> None:
+    """The default suite times the target shape, too."""
     assert TARGET_SHAPE in {case.shape_id for case in SUITES[DEFAULT_SUITE]}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_every_case_can_be_asked_for_by_its_id(case: Case) -> None:
-    """The id of every case in a suite reads back as that case."""
+def test_every_case_can_be_selected_by_its_id(case: Case) -> None:
+    """Parsing the id of a case in a suite gives that case."""
     assert case == parse_case(case.id)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("suite", ["smoke", "edge"])
-def test_both_dtypes_are_met(suite: str, dtype: str) -> None:
-    """A suite that looks for mistakes looks in every dtype."""
+def test_both_dtypes_are_tested(suite: str, dtype: str) -> None:
+    """The suites `smoke` and `edge` have cases of each dtype."""
     assert dtype in {case.dtype for case in SUITES[suite]}
 
 
@@ -65,18 +65,18 @@ EDGES: dict[str, Callable[[Case], bool]] = {
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_every_edge_is_met(edge: str) -> None:
-    """The edge suite has a case for each place where tails, masks and strides go wrong."""
+def test_every_edge_is_tested(edge: str) -> None:
+    """The suite `edge` has a case for each known source of tail, mask and stride bugs."""
     assert any(EDGES[edge](case) for case in SUITES["edge"])
 
 
 @pytest.mark.parametrize("tile", [32, 64, 128, 1024])
 def test_every_tile_size_has_a_tail(tile: int) -> None:
-    """The edge suite has a sequence one short of, or one past, every usual tile size."""
+    """The suite `edge` has a length of one less or one more than each common tile size."""
     assert {tile - 1, tile + 1} & {case.seq_q for case in SUITES["edge"]}
 
 
 def test_long_cases_are_long() -> None:
-    """The long suite is where the two products outweigh the launch: over 100 GFLOP a call, in both head sizes."""
+    """The suite `long` has cases over 100 GFLOP per call, for head_dim 64 and 128."""
     assert {64, 128} == {case.head_dim for case in SUITES["long"] if case.flops_per_call > 1e11}
     assert min(case.seq_q for case in SUITES["long"]) >= 2048

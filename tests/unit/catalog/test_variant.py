@@ -1,4 +1,4 @@
-"""What a variant takes, refuses, and where it runs."""
+"""Which cases a variant supports and refuses, and the device it runs on."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ PLAIN = Variant(
 
 
 def supporting(**changes: Any) -> Variant:
-    """The variant that takes everything but what `changes` says."""
+    """Return a variant that supports everything, with these changes."""
     return msgspec.structs.replace(PLAIN, supports=msgspec.structs.replace(EVERYTHING, **changes))
 
 
-# What narrows the variant, the case that is then refused, and the reason, which names the field and the value found.
+# The change of `supports`, a shape that is then refused, and the reason, with the field and the value found.
 REFUSALS = [
     ({"dtype": ("fp16",)}, "b1h2s64d64-bf16", "dtype is bf16, supports fp16"),
     ({"head_dim": (64, 96)}, "b1h2s64d128-fp16", "head_dim is 128, supports 64, 96"),
@@ -62,16 +62,16 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("narrowed", "shape", "reason"), REFUSALS, ids=[reason for *_, reason in REFUSALS])
-def test_a_case_outside_supports_is_refused_by_name(narrowed: dict[str, Any], shape: str, reason: str) -> None:
+@pytest.mark.parametrize(("changes", "shape", "reason"), REFUSALS, ids=[reason for *_, reason in REFUSALS])
+def test_a_case_outside_supports_is_refused_with_the_field(changes: dict[str, Any], shape: str, reason: str) -> None:
     """The refusal names the variant, the shape, the manifest's field, the value found and the values allowed."""
     case = parse_case(f"{shape}-seed3")
-    assert f"thing does not support {shape}: {reason}" == supporting(**narrowed).refuses(case)
+    assert f"thing does not support {shape}: {reason}" == supporting(**changes).refuses(case)
 
 
 @pytest.mark.parametrize("shape", [shape for _, shape, _ in REFUSALS])
-def test_a_case_inside_supports_is_taken(shape: str) -> None:
-    """What one field refuses, a variant without that limit takes."""
+def test_a_case_inside_supports_is_accepted(shape: str) -> None:
+    """A variant without the limit supports the same shape."""
     assert PLAIN.refuses(parse_case(f"{shape}-seed3")) is None
 
 
@@ -84,13 +84,13 @@ def test_a_case_inside_supports_is_taken(shape: str) -> None:
         ({"grouped_heads": False}, "b1h4s64d64-fp16"),
     ],
 )
-def test_a_limit_refuses_nothing_on_its_own_edge(limits: dict[str, Any], shape: str) -> None:
-    """A multiple, a minimum and equal head numbers are taken, and a limit on queries is none on keys."""
+def test_a_case_at_a_limit_is_accepted(limits: dict[str, Any], shape: str) -> None:
+    """A multiple, the minimum and equal head counts are accepted; a limit on queries does not apply to keys."""
     assert supporting(**limits).refuses(parse_case(f"{shape}-seed0")) is None
 
 
-def test_a_pair_that_was_not_compiled_in_is_refused() -> None:
-    """A dtype and a head_dim that are supported apart may still lack their common instantiation."""
+def test_a_pair_that_was_not_compiled_is_refused() -> None:
+    """A supported dtype and a supported head_dim are refused if this pair is not instantiated."""
     variant = msgspec.structs.replace(PLAIN, instantiations=(("fp16", 64), ("bf16", 128)))
     reason = "no instantiation fp16-d128, compiled are fp16-d64, bf16-d128"
     refusal = variant.refuses(parse_case("b1h2s64d128-fp16-seed0"))
@@ -109,13 +109,13 @@ def test_a_pair_that_was_not_compiled_in_is_refused() -> None:
     ],
 )
 def test_the_gpu_comes_first(devices: tuple[Device, ...], *, gpu: bool, expected: Device | None) -> None:
-    """A variant runs on the GPU where both have one, else on the CPU where it can, else nowhere."""
+    """A variant runs on the GPU if it supports it and there is one, else on the CPU if it supports that."""
     assert expected == supporting(device=devices).device_for(gpu=gpu)
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("cuda", True), ("python", False)])
 def test_only_cuda_sources_are_built(kind: EntryKind, *, expected: bool) -> None:
-    """A Python callable needs no compiler."""
+    """A variant of kind cuda is compiled, one of kind python is not."""
     assert expected is msgspec.structs.replace(PLAIN, entry=Entry(kind=kind)).is_built
 
 
@@ -130,6 +130,6 @@ def test_only_cuda_sources_are_built(kind: EntryKind, *, expected: bool) -> None
         ("wrong", True),
     ],
 )
-def test_a_floor_alone_is_not_judged(role: Role, *, expected: bool) -> None:
-    """A floor does no work, so its output means nothing; every other role is judged."""
+def test_only_the_role_overhead_is_not_judged(role: Role, *, expected: bool) -> None:
+    """The role `overhead` computes nothing, so its output is not checked; all other roles are judged."""
     assert expected is msgspec.structs.replace(PLAIN, role=role).is_judged

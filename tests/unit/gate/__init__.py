@@ -1,1 +1,1 @@
-"""The gate, with known truth."""
+"""Tests of the gate on data with a known true ratio."""

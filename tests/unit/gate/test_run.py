@@ -1,4 +1,4 @@
-"""The gate's flow with processes that are pretended: what is not believed, not captured, or dropped."""
+"""The flow of a gate with simulated processes: unconfirmed times, failing processes, dropped blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.gate.run import Question, hold_gate
+from pytest_fa.gate.run import GateQuestion, decide_gate
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.timing import Agreement
@@ -27,96 +27,97 @@ from tests.factories import PYTHON_MANIFEST, WriteVariant, options, record, spee
 CASE = parse_case("b1h8s512d64-fp16-seed0")
 
 
-class PretendedWorkers(Workers):
-    """Every process of a gate gives the same result."""
+class SimulatedWorkers(Workers):
+    """Workers in which every process of a gate gives the same result."""
 
     def __init__(self, result: GateResult) -> None:
         super().__init__()
         self.result = result
         self.jobs: list[GateJob] = []
 
-    def run_afresh(self, job: GateJob) -> GateResult:
-        """One process."""
+    def run_in_new_worker(self, job: GateJob) -> GateResult:
+        """Keep the job and return the result."""
         self.jobs.append(job)
         return self.result
 
 
-class PretendedRunner(CaseRunner):
-    """A case runner whose records are given, for the pilot."""
+class SimulatedRunner(CaseRunner):
+    """A case runner that returns prepared records to the pilot."""
 
     def __init__(self, folder: Path, records: dict[str, Record], result: GateResult) -> None:
-        asked = options(folder)
-        workers = PretendedWorkers(result)
-        super().__init__(asked, Builds(asked, RunPlan(asked)), RecordFactory(asked), workers, Workers())
+        run_options = options(folder)
+        workers = SimulatedWorkers(result)
+        builds = Builds(run_options, RunPlan(run_options))
+        super().__init__(run_options, builds, RecordFactory(run_options), workers, Workers())
         self.pilot_records, self.jobs = records, workers.jobs
 
     def run(self, variant: Variant, *_: object) -> Record:
-        """The pilot's record; without one the variant cannot run."""
+        """The prepared record; without one the variant cannot run."""
         if variant.name not in self.pilot_records:
             raise CannotRun(f"{variant.name} does not run on this GPU")
         return self.pilot_records[variant.name]
 
     def watchdog_seconds(self, variant: Variant, _: object) -> float:
-        """More for one variant than for the other."""
-        return 7.0 if variant.name == "mine" else 70.0
+        """A larger limit for the baseline than for the candidate."""
+        return 7.0 if variant.name == "candidate" else 70.0
 
 
-def blocks(*rows: float, dropped: int = 0) -> GateResult:
-    """A process of one contest."""
-    control = tuple(0.0001 * index for index in range(len(rows)))
-    return GateResult("ok", "", (PairBlocks(rows, control, dropped, 9.0, 10.0, "pretended"),))
+def blocks(*log_ratios: float, dropped: int = 0) -> GateResult:
+    """The result of one process with one pair."""
+    control = tuple(0.0001 * index for index in range(len(log_ratios)))
+    return GateResult("ok", "", (PairBlocks(log_ratios, control, dropped, 9.0, 10.0, "simulated"),))
 
 
 @pytest.fixture
 def variants(write_variant: WriteVariant, tmp_path: Path) -> tuple[Variant, Variant]:
-    """A candidate and what it is gated against."""
-    found = []
-    for name in ("mine", "other"):
+    """A candidate and its baseline."""
+    variants = []
+    for name in ("candidate", "fast"):
         folder = write_variant(name, manifest=PYTHON_MANIFEST, **{"entry.py": ""})
-        found += read_manifest(folder / "variant.yaml", tmp_path / "kernels")
-    return found[0], found[1]
+        variants += read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+    return variants[0], variants[1]
 
 
-def hold(variants: tuple[Variant, Variant], tmp_path: Path, result: GateResult, **doubts: object) -> tuple[Record, int]:
-    """The gate's record, and how many processes it took; `doubts` are the candidate's."""
-    mine, other = variants
-    times = {
-        "mine": record("mine", kind="speed", speed=msgspec.structs.replace(speed(9.0), **doubts)),
-        "other": record("other", kind="speed", speed=speed(10.0)),
+def gate(variants: tuple[Variant, Variant], tmp_path: Path, result: GateResult, **doubts: object) -> tuple[Record, int]:
+    """The record of a gate and its number of processes; `doubts` are fields of the candidate's speed."""
+    candidate, baseline = variants
+    pilot_records = {
+        "candidate": record("candidate", kind="speed", speed=msgspec.structs.replace(speed(9.0), **doubts)),
+        "fast": record("fast", kind="speed", speed=speed(10.0)),
     }
-    runner = PretendedRunner(tmp_path, times, result)
-    found = hold_gate(runner, mine, Question(0.95, (CASE,), (other,)), lambda _: None)
+    runner = SimulatedRunner(tmp_path, pilot_records, result)
+    gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
     assert all(job.watchdog_seconds == 70.0 for job in runner.jobs)
-    return found, len(runner.jobs)
+    return gated, len(runner.jobs)
 
 
 def test_a_clear_difference_passes(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
-    """Ten percent faster in every process: PASS after six."""
-    found, count = hold(variants, tmp_path, blocks(*[-0.105] * 8))
-    assert (found.outcome, count) == ("ok", 6)
+    """A candidate that is 10 % faster in every process passes after six processes."""
+    gated, count = gate(variants, tmp_path, blocks(*[-0.105] * 8))
+    assert (gated.outcome, count) == ("ok", 6)
 
 
 @pytest.mark.parametrize(
     ("doubts", "reason"),
     [
         ({"agreement": Agreement(valid=False, reason="impossible")}, "is not confirmed: impossible"),
-        ({"order": "programmatic"}, "a period that is never gated"),
+        ({"order": "programmatic"}, "such a period (`period_pdl`) is never gated"),
     ],
 )
-def test_a_time_that_is_doubted_is_not_gated(
+def test_an_unconfirmed_time_is_not_gated(
     variants: tuple[Variant, Variant], tmp_path: Path, doubts: dict[str, object], reason: str
 ) -> None:
-    """No process is started for a time that the tool itself does not believe."""
-    found, count = hold(variants, tmp_path, blocks(*[-0.105] * 8), **doubts)
-    assert (found.outcome, count, reason in found.message) == ("inconclusive", 0, True)
+    """If the candidate's time in the pilot is not confirmed, no process is started and there is no verdict."""
+    gated, count = gate(variants, tmp_path, blocks(*[-0.105] * 8), **doubts)
+    assert (gated.outcome, count, reason in gated.message) == ("inconclusive", 0, True)
 
 
 def test_a_baseline_that_cannot_run_is_no_skip(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
-    """What was to be gated against does not run here: no verdict, and not a test that was left out."""
-    mine, other = variants
-    runner = PretendedRunner(tmp_path, {"mine": record("mine", speed=speed(9.0))}, blocks(0.0))
-    found = hold_gate(runner, mine, Question(0.95, (CASE,), (other,)), lambda _: None)
-    assert (found.outcome, found.message) == ("inconclusive", "other does not run on this GPU")
+    """If the baseline cannot run on this machine, the gate is INCONCLUSIVE and the test is not skipped."""
+    candidate, baseline = variants
+    runner = SimulatedRunner(tmp_path, {"candidate": record("candidate", speed=speed(9.0))}, blocks(0.0))
+    gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
+    assert (gated.outcome, gated.message) == ("inconclusive", "fast does not run on this GPU")
 
 
 @pytest.mark.parametrize(
@@ -130,38 +131,39 @@ def test_a_baseline_that_cannot_run_is_no_skip(variants: tuple[Variant, Variant]
     ],
     ids=["far", "near", "nan", "throttled", "programmatic"],
 )
-def test_a_doubt_about_a_slow_baseline_does_not_matter(
+def test_an_unconfirmed_slow_baseline_does_not_matter(
     variants: tuple[Variant, Variant], tmp_path: Path, agreement: Agreement, order: str, ending: tuple[str, int]
 ) -> None:
-    """Where both of its clocks say that it is not near the fastest, it is left out by name; any other doubt matters."""
-    mine, other = variants
-    slow = msgspec.structs.replace(other, name="slow", role="baseline")
-    other = msgspec.structs.replace(other, role="baseline")
-    agreed = msgspec.structs.replace(speed(10.0), agreement=Agreement(valid=True, reason="", least_us=10.0))
-    doubted = msgspec.structs.replace(speed(13.0), agreement=agreement, order=order)
-    times = {"mine": speed(9.0), "other": agreed, "slow": doubted}
-    records = {name: record(name, kind="speed", speed=each) for name, each in times.items()}
-    runner = PretendedRunner(tmp_path, records, blocks(*[-0.105] * 8))
-    said: list[str] = []
-    found = hold_gate(runner, mine, Question(0.95, (CASE,), (slow, other)), said.append)
-    assert (found.outcome, len(runner.jobs)) == ending
-    assert all(job.arm_pairs[0].baseline.variant.name == "other" for job in runner.jobs)
-    if found.gate:
-        (left_out,) = found.gate.left_out
+    """A baseline that is too slow by both clocks is left out by name; any other unconfirmed time ends the gate."""
+    candidate, baseline = variants
+    slow = msgspec.structs.replace(baseline, name="slow", role="baseline")
+    fast = msgspec.structs.replace(baseline, role="baseline")
+    confirmed = msgspec.structs.replace(speed(10.0), agreement=Agreement(valid=True, reason="", least_us=10.0))
+    unconfirmed = msgspec.structs.replace(speed(13.0), agreement=agreement, order=order)
+    speeds = {"candidate": speed(9.0), "fast": confirmed, "slow": unconfirmed}
+    records = {name: record(name, kind="speed", speed=each) for name, each in speeds.items()}
+    runner = SimulatedRunner(tmp_path, records, blocks(*[-0.105] * 8))
+    announcements: list[str] = []
+    gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (slow, fast)), announcements.append)
+    assert (gated.outcome, len(runner.jobs)) == ending
+    assert all(job.arm_pairs[0].baseline.variant.name == "fast" for job in runner.jobs)
+    if gated.gate:
+        (left_out,) = gated.gate.left_out
         assert left_out.startswith("slow at b1h8s512d64-fp16: the clocks disagree")
-        assert left_out in said[0]
+        assert left_out in announcements[0]
 
 
-def test_dropped_blocks_leave_a_record(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
-    """Processes that lost too many blocks end the gate without a verdict, and its record can be read again."""
-    found, count = hold(variants, tmp_path, blocks(*[-0.105] * 5, dropped=3))
-    assert (found.outcome, count, "slowed down in 6 processes" in found.message) == ("inconclusive", 6, True)
-    assert found.gate is not None
-    assert (found.gate.process_sd, found.gate.pairs[0].low) == (None, None)
-    assert read_record(to_json(found)) == found
+def test_dropped_blocks_give_a_readable_record(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
+    """Processes that lost too many blocks end the gate without a verdict, and its record can be read back."""
+    gated, count = gate(variants, tmp_path, blocks(*[-0.105] * 5, dropped=3))
+    reason = "6 processes lost more than 20 % of the blocks"
+    assert (gated.outcome, count, reason in gated.message) == ("inconclusive", 6, True)
+    assert gated.gate is not None
+    assert (gated.gate.process_sd, gated.gate.pairs[0].low) == (None, None)
+    assert read_record(to_json(gated)) == gated
 
 
 def test_a_process_that_fails_ends_the_gate(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
-    """What one process says is the gate's outcome."""
-    found, count = hold(variants, tmp_path, GateResult("inconclusive", "cannot be captured: it waits", ()))
-    assert (found.outcome, count, found.message) == ("inconclusive", 1, "cannot be captured: it waits")
+    """The outcome of a process that fails becomes the outcome of the gate, and no further process starts."""
+    gated, count = gate(variants, tmp_path, GateResult("inconclusive", "cannot be captured: it waits", ()))
+    assert (gated.outcome, count, gated.message) == ("inconclusive", 1, "cannot be captured: it waits")

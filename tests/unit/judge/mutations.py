@@ -1,7 +1,7 @@
-"""Simulated kernels, right ones and wrong ones: what each tolerance policy lets pass, and what it must reject.
+"""Simulated kernels, right and wrong, and the list of those that each tolerance policy must reject.
 
-They run in torch, on the CPU too, with the roundings of a FlashAttention forward: float32 scores and sums, P rounded
-before it meets V.  A policy that has not rejected the mistakes below has not shown that it can fail.
+They run in torch, also on the CPU, with the roundings of a FlashAttention forward pass: scores and sums in float32, P
+rounded before its product with V.  A policy shows that it can fail by rejecting the mistakes below.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from pytest_fa.catalog.variant import Tolerance
 from pytest_fa.run.inputs import Inputs, make_inputs
 
 E4M3 = torch.float8_e4m3fn
-E4M3_P_SCALE = 2.0**8  # P <= 1 moves to <= 256 of 448: smaller P stay normal, the usual choice of fp8 kernels
+E4M3_P_SCALE = 2.0**8  # P <= 1 becomes <= 256, of at most 448; small P stay normal; usual in fp8 kernels
 HEAD_DIM = 64
-LONGEST_SQUARE = 4096  # keys up to which there are as many queries: the first rows of a causal mask average few keys
-QUERIES_BEYOND = 256  # longer cases get fewer, so that a CPU is done in a second
+LONGEST_SQUARE = 4096  # up to this length seq_q is seq_k, so that the first rows of a causal mask average few keys
+QUERIES_BEYOND = 256  # seq_q of longer cases, so that a CPU takes at most a second
 
 
 class Kernel(NamedTuple):
-    """How a simulated kernel works, and what it does wrong; by default nothing."""
+    """The parameters of a simulated kernel and its mistake; the default is a right kernel."""
 
     tile: int = 64  # BLOCK_N, keys per tile
-    splits: int = 1  # parts of the keys, each with an O, m and l of its own, merged at the end
-    p_dtype: torch.dtype | None = None  # what P is rounded to; None: the inputs' dtype
+    splits: int = 1  # parts of the keys, each with its own O, m and l, which are merged at the end
+    p_dtype: torch.dtype | None = None  # the dtype that P is rounded to; None: the inputs' dtype
     scale_factor: float = 1.0
-    keys_lost: int = 0  # at the end of the sequence
+    keys_lost: int = 0  # keys omitted at the end of the sequence
     last_tile_lost: bool = False
-    keys_uncounted: int = 0  # at the end of the sequence, in the denominator alone
+    keys_uncounted: int = 0  # keys omitted at the end of the sequence, in the denominator only
     rescales: bool = True
-    v_tiles_swapped: bool = False  # the first two
-    diagonal: int = 0  # keys that a causal mask shows too many
-    row_wrong: bool = False  # the middle query of the first head has its neighbour's result
+    v_tiles_swapped: bool = False  # the first two tiles of V are exchanged
+    diagonal: int = 0  # number of keys that the causal mask shows too many
+    row_wrong: bool = False  # the middle query of the first head gets the result of the query before it
 
 
 MUTATIONS: dict[str, Kernel] = {
@@ -51,7 +51,7 @@ MUTATIONS: dict[str, Kernel] = {
 
 
 class Size(NamedTuple):
-    """A problem by its number of keys and its mask."""
+    """The size of a problem: its number of keys and its mask."""
 
     seq_k: int
     causal: bool
@@ -61,7 +61,7 @@ class Size(NamedTuple):
 
     @property
     def seq_q(self) -> int:
-        """As many queries as keys, up to a length."""
+        """The number of queries: seq_k, or fewer for long sequences."""
         return self.seq_k if self.seq_k <= LONGEST_SQUARE else QUERIES_BEYOND
 
 
@@ -70,7 +70,7 @@ def _sizes(plain: tuple[int, ...], causal: tuple[int, ...]) -> tuple[Size, ...]:
 
 
 LENGTHS = (64, 512, 1023, 4096, 16384)
-_TILED = LENGTHS[1:]  # 64 keys are one tile, which has no other to be swapped with and nothing to be rescaled
+_TILED = LENGTHS[1:]  # 64 keys are a single tile, with which no tile can be swapped and no rescale occurs
 _UP_TO_512, _UP_TO_1023, _UP_TO_4096 = LENGTHS[:2], LENGTHS[:3], LENGTHS[:4]
 
 _FP8_DTYPES: tuple[tuple[Tolerance, Dtype], ...] = (("fp8", "fp16"), ("fp8", "bf16"))
@@ -85,17 +85,19 @@ _FP8_SHOWS = {
     "one row wrong": _sizes(LENGTHS, LENGTHS),
 }
 
-# What must be rejected: policy and dtype -> mutation -> sizes.  A size stands here if the mutation took 1.2 times what
-# a bound allows, or more, with each of three seeds.  Sizes that are missing cannot show, for these reasons:
-# - Under a causal mask the last key is seen by the last query alone, and 16 keys by 16 queries: 1/S_k or 16/S_k of each
-#   of those rows, below what rounding alone does to a row (about 2^-11 of it in fp16, 2^-8 in bf16, 2^-5 in fp8).
-# - No causal mask, no diagonal.  One tile: see `_TILED`.  If the only tile is dropped, the output is zero, which does show.
-# - Rounding P to e4m3 is off by 2.65 % of every output: one key or 16 among thousands are less.  At 64 keys a scale 1 %
-#   off moves the gain by 0.7 %, which 64 queries hardly tell from that.
-# - `absolute` allows 0.002 where outputs are as small as 1/sqrt(S_k).
+# What must be rejected: policy and dtype -> mutation -> sizes.  A size is listed if the mutation used at least 1.2
+# times a bound with each of three seeds.  At the sizes that are not listed, the mistake cannot be found, because:
+# - Under a causal mask, only the last query sees the last key, and at most 16 queries see one of the last 16 keys.  The
+#   mistake changes these rows by 1/S_k or 16/S_k.  Rounding alone changes a row by more (about 2^-11 of it in fp16,
+#   2^-8 in bf16, 2^-5 in fp8).
+# - Without a causal mask there is no diagonal.  For a single tile, see `_TILED`; if the only tile is dropped, the
+#   output is zero, which is found.
+# - Rounding P to e4m3 changes every output by 2.65 %, which is more than 1 or 16 keys among thousands contribute.  At
+#   64 keys, a scale that is 1 % off changes the gain by 0.7 %, which 64 queries hardly distinguish from that rounding.
+# - `absolute` allows an error of 0.002, where outputs are as small as 1/sqrt(S_k).
 MUST_SHOW: dict[tuple[Tolerance, Dtype], dict[str, tuple[Size, ...]]] = {
     ("same_precision", "fp16"): {
-        "last key dropped": _sizes(LENGTHS, _UP_TO_1023),  # 4096 causal shows with two seeds of three
+        "last key dropped": _sizes(LENGTHS, _UP_TO_1023),  # 4096 causal is found with two seeds of three
         "last tile dropped": _sizes(LENGTHS, LENGTHS),
         "scale 1 % off": _sizes(LENGTHS, LENGTHS),
         "denominator misses 16 keys": _sizes(LENGTHS, _UP_TO_4096),
@@ -129,9 +131,9 @@ MUST_SHOW: dict[tuple[Tolerance, Dtype], dict[str, tuple[Size, ...]]] = {
 
 
 def problem(size: Size, dtype: Dtype, policy: Tolerance, seed: int = 0) -> Inputs:
-    """The inputs of a size, one head of N(0, 1) data; for the policy `fp8` dequantised e4m3.
+    """The inputs of a size: one head of N(0, 1) data, rounded to e4m3 for the policy `fp8`.
 
-    The causal mask stands bottom-right, so that the last query sees the last key however few the queries are.
+    The causal mask is aligned bottom-right, so that the last query sees the last key for any number of queries.
     """
     causal: Causal = "bottom_right" if size.causal else "none"
     case = Case(1, 1, size.seq_q, HEAD_DIM, dtype, causal, 1, size.seq_k, "bhsd", seed)
@@ -140,18 +142,19 @@ def problem(size: Size, dtype: Dtype, policy: Tolerance, seed: int = 0) -> Input
 
 
 def dequantised(inputs: Inputs) -> Inputs:
-    """The inputs as an fp8 kernel reads them: rounded to e4m3, in the dtype that they came in."""
+    """The inputs as an fp8 kernel reads them: rounded to e4m3, stored in their original dtype."""
     q, k, v = (tensor.to(E4M3).to(tensor.dtype) for tensor in inputs[:3])
     return Inputs(q, k, v, inputs.scale, inputs.causal)
 
 
 def simulate(inputs: Inputs, kernel: Kernel) -> torch.Tensor:
-    """The output of a kernel, [batch, heads, seq_q, head_dim] in the inputs' dtype."""
+    """Compute the output of a simulated kernel, [batch, heads, seq_q, head_dim] in the inputs' dtype."""
     k, v = (tensor.repeat_interleave(inputs.q.shape[1] // tensor.shape[1], dim=1) for tensor in (inputs.k, inputs.v))
     inputs = inputs._replace(k=k, v=v)  # [b, h, seq_k, d]
     tiles = _tiles(inputs, kernel)
     per_split = max(1, math.ceil(len(tiles) / kernel.splits))
-    parts = [_attend(inputs, kernel, tiles[at : at + per_split]) for at in range(0, max(1, len(tiles)), per_split)]
+    starts = range(0, max(1, len(tiles)), per_split)
+    parts = [_attend(inputs, kernel, tiles[start : start + per_split]) for start in starts]
     m = torch.stack([part.m for part in parts]).amax(0)
     weights = [torch.exp(part.m - m.clamp_min(_LOWEST)) for part in parts]
     o = sum((part.o * weight for part, weight in zip(parts, weights, strict=True)), torch.zeros_like(parts[0].o))
@@ -163,11 +166,11 @@ def simulate(inputs: Inputs, kernel: Kernel) -> torch.Tensor:
     return out
 
 
-_LOWEST = torch.finfo(torch.float32).min  # in place of -inf, where a row has seen no key: exp(-inf - _LOWEST) = 0
+_LOWEST = torch.finfo(torch.float32).min  # replaces a maximum of -inf in a row that saw no key: exp(-inf - _LOWEST) = 0
 
 
 class _Part(NamedTuple):
-    """What one pass over some keys builds, in float32."""
+    """The state after a pass over some tiles of keys, in float32: unnormalised O, row maximum m, row sum l."""
 
     o: torch.Tensor  # [b, h, seq_q, d]
     m: torch.Tensor  # [b, h, seq_q, 1]
@@ -175,7 +178,7 @@ class _Part(NamedTuple):
 
 
 def _tiles(inputs: Inputs, kernel: Kernel) -> list[tuple[slice, slice]]:
-    """The keys of each tile and the rows of V that it reads."""
+    """For each tile, the range of its keys and the range of the rows of V that it reads."""
     end = inputs.k.shape[2] - kernel.keys_lost
     starts = list(range(0, end, kernel.tile))
     keys = [slice(start, min(start + kernel.tile, end)) for start in starts]
@@ -205,7 +208,7 @@ def _attend(inputs: Inputs, kernel: Kernel, tiles: list[tuple[slice, slice]]) ->
 
 
 def _masked(s: torch.Tensor, inputs: Inputs, keys: slice, diagonal: int) -> torch.Tensor:
-    """S with -inf where the causal mask, moved by `diagonal`, hides a key."""
+    """S with -inf where the causal mask, shifted by `diagonal` keys, hides a key."""
     if inputs.causal == "none":
         return s
     seq_q, seq_k = inputs.q.shape[2], inputs.k.shape[2]
@@ -216,6 +219,6 @@ def _masked(s: torch.Tensor, inputs: Inputs, keys: slice, diagonal: int) -> torc
 
 
 def _rounded(p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """P as the tensor core reads it, in float32."""
+    """P rounded to `dtype`, as the tensor cores read it, in float32."""
     scale = E4M3_P_SCALE if dtype == E4M3 else 1.0
     return (p * scale).to(dtype).float() / scale

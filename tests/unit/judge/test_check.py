@@ -1,4 +1,4 @@
-"""The verdict on one output: places, counts, figures, and what stands in it where a figure is not finite."""
+"""The verdict on one output: indices, counts and figures, also if some figures are not finite."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SHAPE = (2, 3, 8, 16)  # [batch, heads, seq_q, head_dim]
 
 @pytest.fixture
 def truth() -> Truth:
-    """Zero-mean values, with a same-precision reference that is off by the rounding to fp16."""
+    """Zero-mean values, with the same values rounded to fp16 as same-precision reference."""
     out = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return Truth(out, out.half().double(), terms=8, row_size=out.square().mean(-1).sqrt())
 
 
 def output(truth: Truth, errors: dict[Index, float], layout: str = "bhsd") -> torch.Tensor:
-    """The rounded truth with errors added at some places; `bshd` lies in memory with heads after the sequence."""
+    """The rounded truth with errors added at some indices, stored as [b, h, s, d] or, for `bshd`, as [b, s, h, d]."""
     out = truth.out.half()
     for place, error in errors.items():
         out[place] += error
@@ -30,7 +30,7 @@ def output(truth: Truth, errors: dict[Index, float], layout: str = "bhsd") -> to
 
 
 def test_right_output(truth: Truth) -> None:
-    """A right output passes; it has a worst element and no bad one, and its figures are the same-precision reference's own."""
+    """The rounded truth passes: no element is bad, and its errors are those of the same-precision reference."""
     check = judge(output(truth, {}), truth, "same_precision")
 
     assert (check.policy, check.passed, check.element_count) == ("same_precision", True, 2 * 3 * 8 * 16)
@@ -61,14 +61,14 @@ def test_first_and_worst_place(truth: Truth, layout: str) -> None:
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("place", [(0, 0, 0, 0), (0, 1, 0, 0), (1, 0, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (1, 2, 7, 15)])
 def test_place_of_one_bad_element(truth: Truth, place: Index, layout: str) -> None:
-    """A single bad element is first and worst, wherever it stands and however the output lies in memory."""
+    """A single bad element is the first and the worst, at any index and in both memory layouts."""
     check = judge(output(truth, {place: 1.0}, layout), truth, "same_precision")
 
     assert (check.first_bad, check.worst, check.bad_count) == (place, place, 1)
 
 
 def test_nan_is_worse_than_any_number(truth: Truth) -> None:
-    """A NaN is worse than a large error; figures over all elements are missing then, places and counts are not."""
+    """A NaN is the worst element even beside a large error; maximum and RMS are None, indices and counts are valid."""
     out = output(truth, {(0, 0, 0, 0): 1000.0})
     out[1, 1, 4, 4] = math.nan
 
@@ -80,7 +80,7 @@ def test_nan_is_worse_than_any_number(truth: Truth) -> None:
 
 
 def test_broken_bound_is_the_tightest(truth: Truth) -> None:
-    """The bound that broke is named; where several broke, the first of them."""
+    """`tightest` is the first bound that does not hold."""
     wrong = judge(output(truth, {(0, 0, 0, 0): 1.0}), truth, "same_precision")
 
     assert wrong.tightest == next(bound for bound in wrong.bounds if not bound.holds)
@@ -88,13 +88,13 @@ def test_broken_bound_is_the_tightest(truth: Truth) -> None:
 
 
 def test_nearest_bound_is_the_tightest_of_a_right_output(truth: Truth) -> None:
-    """Where all bounds hold, the one nearest to breaking is named."""
+    """If all bounds hold, `tightest` is the bound of which the largest fraction is used."""
     right = judge(output(truth, {}), truth, "same_precision")
 
     assert (right.tightest.used or 0) == max(bound.used or 0 for bound in right.bounds)
 
 
-def test_output_is_left_alone(truth: Truth) -> None:
+def test_judging_changes_no_tensor(truth: Truth) -> None:
     """Judging changes neither the output nor its truth."""
     out = output(truth, {(0, 0, 0, 0): 1.0})
     copies = (out.clone(), truth.out.clone(), truth.same_precision.clone())

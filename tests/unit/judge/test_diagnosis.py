@@ -1,4 +1,4 @@
-"""What a failure says beyond its bounds: the map, the likely cause, who is off."""
+"""The diagnosis of a wrong output: the error map, the likely cause, and the conclusion from the cross-checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Wrong = Callable[[Inputs], torch.Tensor]
 
 
 def diagnosis(wrong: Wrong, case: str = "b2h4s100d64-fp16-seed0", repeats: Repeats | None = None) -> Diagnosis:
-    """What is said of the output that `wrong` makes."""
+    """The diagnosis of the output that `wrong` computes."""
     inputs = make_inputs(parse_case(case), CPU)
     truth = make_truth(inputs)
     out = wrong(inputs).to(inputs.q.dtype)
@@ -28,7 +28,7 @@ def diagnosis(wrong: Wrong, case: str = "b2h4s100d64-fp16-seed0", repeats: Repea
 
 
 def exact(inputs: Inputs, **changes: object) -> torch.Tensor:
-    """Attention on changed inputs."""
+    """Exact attention on inputs in which some fields are replaced."""
     return make_truth(inputs._replace(**changes)).out  # type: ignore[arg-type]  # a test names its fields
 
 
@@ -38,7 +38,7 @@ def one_key_wider(inputs: Inputs) -> torch.Tensor:
 
 
 def with_nan(inputs: Inputs, where: tuple[slice | int, ...], value: float = float("nan")) -> torch.Tensor:
-    """The right output with a value that is not finite somewhere."""
+    """The right output with `value` at the index `where`."""
     out = exact(inputs).half()
     out[where] = value
     return out
@@ -63,26 +63,25 @@ MODULO = [0, 1, 0, 1]
         (CAUSAL, one_key_wider, "the causal mask is one key too wide"),
         (GROUPED, lambda i: exact(i, k=i.k[:, MODULO], v=i.v[:, MODULO]), "query heads are mapped to key heads modulo"),
         ("", lambda i: exact(i) * 1.25, "the whole output is 1.25 times what it should be"),
-        ("", lambda i: with_nan(i, (1, 2, slice(80, 100))), "it was never written: the poison is still there"),
+        ("", lambda i: with_nan(i, (1, 2, slice(80, 100))), "the kernel never wrote batch 1 of 2, head 2 of 4, query"),
         ("", lambda i: with_nan(i, (0, 1, 5, 2), float("inf")), "not finite in batch 0 of 2, head 1 of 4, query 5 of"),
         ("", lambda i: exact(i).roll(1, 1), "wrong in every batch, head, query and dim"),
         ("", lambda i: exact(i) + 0.5 * (torch.arange(100) % 2)[:, None], "wrong in every 2th query from 1"),
     ],
 )  # fmt: skip
 def test_the_cause_is_named(case: str, wrong: Wrong, cause: str) -> None:
-    """A common mistake is recognised by what it does to the output; any other is located."""
-    found = diagnosis(wrong, case or "b2h4s100d64-fp16-seed0").cause
-    assert found.startswith(cause)
+    """A common mistake is recognised from the output; for any other, the cause says where the output is wrong."""
+    assert diagnosis(wrong, case or "b2h4s100d64-fp16-seed0").cause.startswith(cause)
 
 
 def test_a_change_between_calls_is_the_cause() -> None:
-    """Where repeats differ nothing else is guessed."""
-    found = diagnosis(lambda i: exact(i) * 2, repeats=Repeats(100, 3, 9, (0, 0, 0, 0), None))
-    assert found.cause == "it changes from call to call: a race, or memory that it never wrote"
+    """If repeats differ, the cause is a race or unwritten memory, and no other mistake is considered."""
+    cause = diagnosis(lambda i: exact(i) * 2, repeats=Repeats(100, 3, 9, (0, 0, 0, 0), None)).cause
+    assert cause == "the output changes from call to call: a race, or a read of memory that the kernel never wrote"
 
 
 def test_the_map_shows_where() -> None:
-    """One row per head, one column per tile of queries: dots where it is right, N where it is not finite."""
+    """The map has one line per head and one character per tile of queries: a dot if right, N if not finite."""
 
     def wrong(inputs: Inputs) -> torch.Tensor:
         out = exact(inputs).half()
@@ -103,10 +102,10 @@ def test_the_map_shows_where() -> None:
 
 
 def test_a_long_map_is_cut() -> None:
-    """Many heads are counted, not shown; long sequences share 48 columns."""
-    found = diagnosis(lambda i: exact(i) * 2, "b1h20s1000d64-fp16-seed0").error_map
-    assert (len(found), found[-1]) == (18, "and 4 more heads")
-    assert {len(row.split("  ")[-1].strip()) for row in found[1:17]} == {48}
+    """The map shows at most 16 heads, then the number of the others; it has at most 48 columns."""
+    error_map = diagnosis(lambda i: exact(i) * 2, "b1h20s1000d64-fp16-seed0").error_map
+    assert (len(error_map), error_map[-1]) == (18, "and 4 more heads")
+    assert {len(row.split("  ")[-1].strip()) for row in error_map[1:17]} == {48}
 
 
 RIGHT, WRONG = (CrossCheck("sdpa_math", verdict, 0.1, None) for verdict in (True, False))
@@ -114,15 +113,15 @@ ABSENT = CrossCheck("sdpa_flash", None, None, "refuses")
 
 
 @pytest.mark.parametrize(
-    ("cross_checks", "said"),
+    ("cross_checks", "sentence"),
     [
-        ((), "no SDPA backend takes this case: only truth speaks"),
-        ((ABSENT,), "no SDPA backend takes this case: only truth speaks"),
-        ((RIGHT, ABSENT), "the candidate is off: sdpa_math right by the same rule"),
-        ((WRONG,), "both are off: sdpa_math wrong by the same rule"),
-        ((RIGHT, WRONG), "the candidate is off, and so is sdpa_math; sdpa_math right by the same rule"),
+        ((), "no SDPA backend takes this case, so there is no cross-check"),
+        ((ABSENT,), "no SDPA backend takes this case, so there is no cross-check"),
+        ((RIGHT, ABSENT), "only the candidate is wrong; right under the same policy: sdpa_math"),
+        ((WRONG,), "the candidate is wrong, and under the same policy also: sdpa_math"),
+        ((RIGHT, WRONG), "the candidate is wrong, and under the same policy also: sdpa_math; but right: sdpa_math"),
     ],
 )
-def test_one_sentence_says_who_is_off(cross_checks: tuple[CrossCheck, ...], said: str) -> None:
-    """The candidate, everybody, or nobody who could tell."""
-    assert conclusion(cross_checks) == said
+def test_the_conclusion_compares_with_the_backends(cross_checks: tuple[CrossCheck, ...], sentence: str) -> None:
+    """The conclusion says whether SDPA's backends are right where the candidate is wrong."""
+    assert conclusion(cross_checks) == sentence

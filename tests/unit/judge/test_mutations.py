@@ -1,4 +1,4 @@
-"""Simulated kernels under the tolerance policies: right ones pass with room left, wrong ones fail where they must."""
+"""Simulated kernels under the tolerance policies: right ones pass with a margin, wrong ones fail where they must."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class Solved(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def solved(size: Size, dtype: Dtype, policy: Tolerance, factor: float = 1.0) -> Solved:
-    """The problem of a size, logits multiplied by `factor`; its truth is computed once."""
+    """The problem of a size, with the scale multiplied by `factor`; its truth is computed once."""
     inputs = problem(size, dtype, policy)
     inputs = inputs._replace(scale=inputs.scale * factor)
     return Solved(inputs, make_truth(inputs, with_spread=policy in READS_SPREAD))
 
 
 def check_of(kernel: Kernel, inputs: Inputs, truth: Truth, policy: Tolerance) -> Check:
-    """The verdict on a kernel, which rounds P to e4m3 where the policy is made for that."""
+    """The verdict on a simulated kernel, which rounds P to e4m3 if the policy is `fp8`."""
     return judge(simulate(inputs, kernel._replace(p_dtype=E4M3 if policy == "fp8" else None)), truth, policy)
 
 
 def most_used(check: Check) -> float:
-    """The largest used fraction of a judged bound."""
+    """The largest fraction that is used of any judged bound."""
     return max(bound.used or 0.0 for bound in check.bounds if bound.judged)
 
 
@@ -70,7 +70,7 @@ def most_used(check: Check) -> float:
 @pytest.mark.parametrize(("policy", "dtype"), JUDGED)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_right_kernel_passes(size: Size, policy: Tolerance, dtype: Dtype, kernel: Kernel) -> None:
-    """A right kernel holds every bound with room left, whatever its tiles, and yet not for free."""
+    """A right kernel, with any tiling, uses between 0.2 and 0.98 of its tightest bound."""
     check = check_of(kernel, *solved(size, dtype, policy), policy)
 
     assert (check.passed, check.bad_count) == (True, 0)
@@ -80,7 +80,7 @@ def test_right_kernel_passes(size: Size, policy: Tolerance, dtype: Dtype, kernel
 @pytest.mark.parametrize(("policy", "dtype"), JUDGED)
 @pytest.mark.parametrize("size", [size for size in SIZES if not size.causal or size.seq_k < 4096], ids=str)
 def test_right_kernel_passes_with_large_logits(size: Size, policy: Tolerance, dtype: Dtype) -> None:
-    """Logits thirty times as large, where one key takes nearly all the weight, change nothing."""
+    """A right kernel passes if logits are 30 times as large, so that one key has nearly all the weight."""
     check = check_of(Kernel(), *solved(size, dtype, policy, 30.0), policy)
 
     assert (check.passed, check.bad_count) == (True, 0)
@@ -94,7 +94,7 @@ def test_right_kernel_passes_with_large_logits(size: Size, policy: Tolerance, dt
 def test_right_kernel_passes_with_other_queries_than_keys(
     shape: str, mask: str, policy: Tolerance, dtype: Dtype, kernel: Kernel
 ) -> None:
-    """More or fewer queries than keys, shared key heads, rows that see no key: a right kernel passes."""
+    """A right kernel passes with more or fewer queries than keys, shared key heads and rows that see no key."""
     inputs = make_inputs(parse_case(f"{shape.format(dtype, mask)}-seed0"), CPU)
     inputs = dequantised(inputs) if policy == "fp8" else inputs
     truth = make_truth(inputs, with_spread=policy in READS_SPREAD)
@@ -109,7 +109,7 @@ SPECIAL = [
     (*judged, data)
     for judged in JUDGED
     for data in ("alike", "first keys", "last keys", "shifted")
-    if judged[0] != "fp8" or data != "last keys"  # `fp8` says why
+    if judged[0] != "fp8" or data != "last keys"  # the docstring of `fp8` gives the reason
 ]
 
 
@@ -119,7 +119,7 @@ SPECIAL = [
 def test_right_kernel_passes_on_special_values(
     size: Size, policy: Tolerance, dtype: Dtype, data: str, kernel: Kernel
 ) -> None:
-    """V with columns that are all alike, or zero but for three keys, or far from zero mean: a right kernel passes."""
+    """A right kernel passes if V has equal columns, is zero except for three keys, or has a mean far from zero."""
     inputs = problem(size, dtype, policy)
     v = inputs.v.clone()
     if data == "alike":
@@ -137,7 +137,7 @@ def test_right_kernel_passes_on_special_values(
 
 
 def test_fp8_reports_the_old_thresholds() -> None:
-    """The thresholds of older results reject a right fp8 kernel at 64 keys, and do not decide."""
+    """A right fp8 kernel breaks the older threshold `rel_err` at 64 keys and passes, because it is not judged."""
     check = check_of(Kernel(), *solved(Size(64, causal=False), "fp16", "fp8"), "fp8")
 
     reported = {bound.name: bound.holds for bound in check.bounds if not bound.judged}
@@ -157,7 +157,7 @@ CELLS = [
 
 @pytest.mark.parametrize(("size", "policy", "dtype", "mutation"), CELLS)
 def test_mutation_is_rejected(size: Size, policy: Tolerance, dtype: Dtype, mutation: str) -> None:
-    """Each mistake is rejected wherever the table says that it must show, by a bound and not by a NaN."""
+    """Each mistake is rejected at every size that `MUST_SHOW` lists, by a finite error above a bound."""
     check = check_of(MUTATIONS[mutation], *solved(size, dtype, policy), policy)
 
     assert (check.passed, check.nonfinite_count) == (False, 0)
@@ -165,15 +165,15 @@ def test_mutation_is_rejected(size: Size, policy: Tolerance, dtype: Dtype, mutat
 
 
 def test_the_table_is_complete() -> None:
-    """Every policy stands in the table, with every mutation, each at one size or more."""
+    """`MUST_SHOW` has every policy with every mutation, each with at least one size."""
     assert {policy for policy, _ in MUST_SHOW} == set(POLICIES)
     assert all(list(shows) == list(MUTATIONS) for shows in MUST_SHOW.values())
     assert [sizes for shows in MUST_SHOW.values() for sizes in shows.values() if not sizes] == []
     assert len(CELLS) == sum(len(sizes) for shows in MUST_SHOW.values() for sizes in shows.values())
 
 
-def test_one_tile_hides_what_needs_two() -> None:
-    """With one tile there is none to swap and nothing to rescale: those kernels are right, bit by bit."""
+def test_mistakes_that_need_two_tiles_change_nothing_in_one() -> None:
+    """With a single tile, a missing rescale, swapped tiles of V and an unused mask give the right output."""
     inputs = problem(Size(64, causal=False), "fp16", "same_precision")
     right = simulate(inputs, Kernel())
 
@@ -183,7 +183,7 @@ def test_one_tile_hides_what_needs_two() -> None:
 
 
 def test_wrong_row_is_one_row() -> None:
-    """The wrong row is the only one that differs."""
+    """The mutation `one row wrong` changes exactly one row."""
     inputs = problem(Size(512, causal=False), "bf16", "same_precision")
 
     differs = simulate(inputs, MUTATIONS["one row wrong"]) != simulate(inputs, Kernel())

@@ -1,4 +1,4 @@
-"""Tolerance policies: each bound by its formula, and nothing that is not finite gets through."""
+"""Tolerance policies: each bound has the value of its formula, and an output that is not finite fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def problem(case: str) -> Problem:
 @pytest.mark.parametrize("place", [(0, 0, 0, 0), (0, 1, 31, 17), (0, 1, 63, 63)], ids=["first", "inside", "last"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_one_element_not_finite_fails(value: float, place: tuple[int, int, int, int], policy: str) -> None:
-    """A single NaN or Inf anywhere in an output that is right elsewhere fails, and is what the verdict names first."""
+    """A single NaN or Inf in an otherwise right output fails, and the verdict names `finite` first."""
     inputs, truth = problem(SMALL)
     out = simulate(inputs, Kernel())
     out[place] = value
@@ -54,8 +54,8 @@ def test_one_element_not_finite_fails(value: float, place: tuple[int, int, int, 
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_nothing_written_fails(policy: str) -> None:
-    """An output that is all NaN breaks every bound, those that are only reported too."""
+def test_an_unwritten_output_fails(policy: str) -> None:
+    """An output full of NaN breaks every bound, including the bounds that are only reported."""
     inputs, truth = problem(SMALL)
 
     check = judge(torch.full_like(inputs.q, math.nan), truth, policy)
@@ -66,12 +66,12 @@ def test_nothing_written_fails(policy: str) -> None:
 
 @pytest.mark.parametrize("broken", ["out", "same_precision"])
 def test_truth_that_is_not_finite_fails(broken: str) -> None:
-    """A NaN in the truth or the same-precision reference makes no output right."""
+    """If truth or the same-precision reference has a NaN, no output passes."""
     inputs, truth = problem(SMALL)
-    spoiled = getattr(truth, broken).clone()
-    spoiled[0, 0, 5, 5] = math.nan
+    with_nan = getattr(truth, broken).clone()
+    with_nan[0, 0, 5, 5] = math.nan
 
-    check = judge(simulate(inputs, Kernel()), truth._replace(**{broken: spoiled}), "same_precision")
+    check = judge(simulate(inputs, Kernel()), truth._replace(**{broken: with_nan}), "same_precision")
 
     assert not check.passed
 
@@ -79,14 +79,14 @@ def test_truth_that_is_not_finite_fails(broken: str) -> None:
 # -- the bounds by their formulas -------------------------------------------------------------------------------------
 
 ROWS, DIMS, SEQ_K = 4, 16, 2**15
-Y = 2.0**-9  # the same-precision reference's error, in every element
+Y = 2.0**-9  # the magnitude of the same-precision reference's error in every element
 SIGNS = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(DIMS // 2)
 U = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}  # ulp(1)
-GAIN_FLOOR = {torch.float16: 3e-5, torch.bfloat16: 2.4e-4}
+SYSTEMATIC_GAIN = {torch.float16: 3e-5, torch.bfloat16: 2.4e-4}
 
 
 def bounds_of(error: torch.Tensor, dtype: torch.dtype) -> dict[str, Bound]:
-    """`same_precision` on a truth of ones, where the same-precision reference is off by +-Y in turn and the output by `error`."""
+    """The bounds of `same_precision` for `error`, on a truth of ones and a reference with alternating errors +-Y."""
     ones = torch.ones(1, 1, ROWS, DIMS, dtype=torch.float64)
     errors = Errors(ones + error, error, Truth(ones, ones + Y * SIGNS, SEQ_K, ones[..., 0]), dtype)
     return {bound.name: bound for bound in same_precision(errors).bounds}
@@ -94,7 +94,7 @@ def bounds_of(error: torch.Tensor, dtype: torch.dtype) -> dict[str, Bound]:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_allowed_values(dtype: torch.dtype) -> None:
-    """What each bound allows is what its formula says."""
+    """Each bound allows what its formula gives."""
     bounds = bounds_of(torch.zeros(1, 1, ROWS, DIMS, dtype=torch.float64), dtype)
 
     u = U[dtype]
@@ -104,7 +104,7 @@ def test_allowed_values(dtype: torch.dtype) -> None:
             "max": 2 * Y + u / 2,
             "rms": 1.5 * Y + u / 8,
             "row rms": 5 * Y + u / 8,
-            "gain": 20 * Y / math.sqrt(ROWS * DIMS) + GAIN_FLOOR[dtype] + SEQ_K / 2**28,
+            "gain": 20 * Y / math.sqrt(ROWS * DIMS) + SYSTEMATIC_GAIN[dtype] + SEQ_K / 2**28,
         },
         rel=1e-12,
     )
@@ -114,7 +114,7 @@ def test_allowed_values(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["max", "rms", "row rms", "gain"])
 def test_edge_of_each_bound(name: str, dtype: torch.dtype, factor: float) -> None:
-    """An error just within a bound holds it, one just beyond breaks it."""
+    """A bound holds for an error just below it and breaks for an error just above it."""
     zeros = torch.zeros(1, 1, ROWS, DIMS, dtype=torch.float64)
     allowed = bounds_of(zeros, dtype)[name].allowed * factor
     error = zeros.clone()
@@ -134,7 +134,7 @@ def test_edge_of_each_bound(name: str, dtype: torch.dtype, factor: float) -> Non
 
 
 def test_row_is_judged_by_its_own_size() -> None:
-    """A row a hundred times smaller than the others may be off by a hundredth of what they may."""
+    """A row that is a hundred times smaller than the others is allowed a hundredth of their error."""
     generator = torch.Generator().manual_seed(0)
     truth = torch.randn(1, 1, 64, 64, generator=generator, dtype=torch.float64)
     truth[0, 0, 7] /= 100
@@ -151,7 +151,7 @@ def test_row_is_judged_by_its_own_size() -> None:
 
 
 def test_row_that_cancels_is_judged_by_its_weights() -> None:
-    """A row that comes out as zero, by chance of V, may be off as another with the same weights."""
+    """A row that is zero because the values of V cancel is allowed the error of a row with the same weights."""
     truth = torch.ones(1, 1, ROWS, DIMS, dtype=torch.float64)
     ideal = truth + Y * SIGNS
     truth[0, 0, 2], ideal[0, 0, 2] = 0.0, 0.0
@@ -165,8 +165,8 @@ def test_row_that_cancels_is_judged_by_its_weights() -> None:
     assert [row_holds(torch.ones(1, 1, ROWS)), row_holds(torch.zeros(1, 1, ROWS))] == [True, False]
 
 
-def test_gain_of_errors_that_go_together() -> None:
-    """Where a row's errors all have one sign, a head may be scaled by more: as if by S_q errors, not S_q D."""
+def test_gain_of_correlated_errors() -> None:
+    """If all errors of a row have one sign, the gain is allowed the average of S_q errors, not of S_q * D."""
     ones = torch.ones(1, 1, ROWS, DIMS, dtype=torch.float64)
 
     bounds = same_precision(Errors(ones, ones * 0, Truth(ones, ones + Y, 0, ones[..., 0]), torch.float16)).bounds
@@ -177,7 +177,7 @@ def test_gain_of_errors_that_go_together() -> None:
 
 @pytest.mark.parametrize(("factor", "passes"), [(1.0, True), (1.001, False)])
 def test_rows_that_are_alike_are_rounded_alike(factor: float, passes: bool) -> None:  # noqa: FBT001
-    """With a scale of zero all rows are the mean of V: an exact sum is rounded one way in all 512; a scale shows."""
+    """With a scale of 0, all 512 rows are the mean of V and round alike: this passes, and a factor of 1.001 fails."""
     inputs = problem("b1h2s512d64-fp16")[0]._replace(scale=0.0)
     mean = inputs.v.double().mean(2, keepdim=True) * factor  # [batch, heads, 1, head_dim]
     out = mean.to(torch.float16).expand(inputs.q.shape)
@@ -185,7 +185,7 @@ def test_rows_that_are_alike_are_rounded_alike(factor: float, passes: bool) -> N
 
 
 def test_head_of_zeros_has_no_gain() -> None:
-    """A head whose truth is all zeros, as one that sees no key, is right when it is zero, and wrong when it is not."""
+    """If a head's truth is all zeros, for example because it sees no key, zeros pass and anything else fails."""
     zeros = torch.zeros(1, 2, ROWS, DIMS, dtype=torch.float64)
     truth = Truth(zeros, zeros, SEQ_K, zeros[..., 0])
     small = torch.zeros(1, 2, ROWS, DIMS, dtype=torch.float16)
@@ -195,8 +195,8 @@ def test_head_of_zeros_has_no_gain() -> None:
     assert not judge(small, truth, "same_precision").passed
 
 
-def test_gain_is_each_head_own() -> None:
-    """One head out of many that is scaled shows, however small its values are beside the others'."""
+def test_gain_is_judged_per_head() -> None:
+    """One head that is scaled by 1.01 breaks the bound of the gain."""
     inputs, truth = problem("b1h2s512d64-fp16")
     out = simulate(inputs, Kernel())
     out[:, 1] *= 1.01
@@ -210,7 +210,7 @@ LARGEST_V, SPREAD = 4.0, 0.5
 
 
 def fp8_bounds(error: torch.Tensor, dtype: torch.dtype = torch.float16) -> dict[str, Bound]:
-    """`fp8` on a truth of ones with the same spread everywhere."""
+    """The bounds of `fp8` for a truth of ones with the same spread in every element."""
     ones = torch.ones(1, 1, ROWS, DIMS, dtype=torch.float64)
     spread = Spread(ones * SPREAD, torch.full((1, 1, 1, 1), LARGEST_V, dtype=torch.float64))
     errors = Errors(ones + error, error, Truth(ones, ones, SEQ_K, ones[..., 0], spread), dtype)
@@ -219,7 +219,7 @@ def fp8_bounds(error: torch.Tensor, dtype: torch.dtype = torch.float16) -> dict[
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_fp8_allowed_values(dtype: torch.dtype) -> None:
-    """What each bound allows is what its formula says, whatever the output's dtype; the old ones are not judged."""
+    """Each bound allows what its formula gives, for both output dtypes; the older thresholds are not judged."""
     bounds = fp8_bounds(torch.zeros(1, 1, ROWS, DIMS, dtype=torch.float64), dtype)
 
     assert {name: bound.allowed for name, bound in bounds.items()} == pytest.approx(
@@ -239,7 +239,7 @@ def test_fp8_allowed_values(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("factor", [1 - 1e-6, 1 + 1e-6])
 @pytest.mark.parametrize("name", ["max", "relative rms", "gain", "max_err", "rel_err"])
 def test_edge_of_each_fp8_bound(name: str, factor: float) -> None:
-    """An error just within a bound holds it, one just beyond breaks it."""
+    """A bound holds for an error just below it and breaks for an error just above it."""
     zeros = torch.zeros(1, 1, ROWS, DIMS, dtype=torch.float64)
     allowed = fp8_bounds(zeros)[name].allowed * factor
     error = zeros.clone()
@@ -255,7 +255,7 @@ def test_edge_of_each_fp8_bound(name: str, factor: float) -> None:
 
 
 def test_fp8_bad_elements_are_those_over_their_own_limit() -> None:
-    """An error that a wide element may have is bad in a narrow one, and that one alone is bad."""
+    """An element is bad if its error is above its own limit, even if elements with a larger spread may have it."""
     zeros = torch.zeros(1, 1, ROWS, DIMS, dtype=torch.float64)
     of_sum = zeros + 1.0
     of_sum[0, 0, 1, 5] = 0.1
@@ -268,7 +268,7 @@ def test_fp8_bad_elements_are_those_over_their_own_limit() -> None:
 
 
 def test_fp8_head_of_zeros() -> None:
-    """Where V is all zeros nothing is allowed, and zeros are right."""
+    """If V is all zeros, zeros pass and any other output fails."""
     zeros = torch.zeros(1, 1, ROWS, DIMS, dtype=torch.float64)
     truth = Truth(zeros, zeros, SEQ_K, zeros[..., 0], Spread(zeros, zeros[..., :1, :1]))
     small = zeros.half()
@@ -281,13 +281,13 @@ def test_fp8_head_of_zeros() -> None:
 
 
 def test_fp8_needs_the_spread() -> None:
-    """A truth that was made without its spread is refused, with the way to make it."""
+    """A truth without a spread is refused, and the error says how to make one."""
     inputs, truth = problem(SMALL)
 
     with pytest.raises(UsageProblem) as caught:
         judge(simulate(inputs, Kernel()), truth._replace(spread=None), "fp8")
 
-    expected = "policy 'fp8' reads the truth's spread, and it has none; use make_truth(with_spread=True)"
+    expected = "policy 'fp8' needs the truth's spread, which is missing; use make_truth(with_spread=True)"
     assert str(caught.value) == expected
 
 
@@ -298,7 +298,7 @@ def test_fp8_needs_the_spread() -> None:
     ("error", "passed"), [(0.0, True), (0.00199, True), (0.00201, False), (-0.00201, False), (1.0, False)]
 )
 def test_absolute(error: float, passed: bool) -> None:  # noqa: FBT001  # a parameter
-    """The older policy allows errors below 0.002 and nothing else."""
+    """The policy `absolute` passes if and only if all errors are below 0.002."""
     zeros = torch.zeros(1, 1, ROWS, DIMS, dtype=torch.float64)
     out = zeros.to(torch.float16)
     out[0, 0, 3, 5] = error
@@ -307,7 +307,7 @@ def test_absolute(error: float, passed: bool) -> None:  # noqa: FBT001  # a para
 
 
 def test_absolute_judges_fp16_only() -> None:
-    """The older policy refuses bf16, which cannot keep it, and names the one that can judge it."""
+    """The policy `absolute` refuses bf16, whose rounding alone breaks it, and the error names `same_precision`."""
     inputs, truth = problem("b1h2s64d64-bf16")
 
     with pytest.raises(UsageProblem) as caught:
@@ -336,5 +336,5 @@ def test_absolute_judges_fp16_only() -> None:
     ],
 )
 def test_ulp(magnitude: float, dtype: torch.dtype, distance: float) -> None:
-    """The distance between neighbours doubles at each power of two and ends at the smallest subnormal."""
+    """The distance between adjacent values doubles at each power of two and is at least the smallest subnormal."""
     assert ulp(magnitude, dtype) == distance

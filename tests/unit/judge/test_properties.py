@@ -1,4 +1,4 @@
-"""Properties: their names, the case each variant gets, and who holds to them."""
+"""Properties: their names, the case that each variant gets, and the variants that hold or break them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ON_CPU = [name for name in PROPERTIES if name not in ON_GPU]
 
 @pytest.fixture
 def variant_of(write_variant: WriteVariant, tmp_path: Path) -> MakeVariant:
-    """`variant_of(source, more)`: a Python variant with more lines in its manifest."""
+    """`variant_of(source, more)`: a Python variant; `more` is appended to its manifest."""
 
     def make(source: str = PYTHON_SOURCE, more: str = "") -> Variant:
         folder = write_variant("entry_of_a_test", manifest=PYTHON_MANIFEST + more, **{"entry.py": source})
@@ -34,27 +34,27 @@ def variant_of(write_variant: WriteVariant, tmp_path: Path) -> MakeVariant:
 
 
 def hold(variant: Variant, name: str) -> CaseResult:
-    """Hold a variant to a property on the CPU."""
+    """The result of testing a property of a variant on the CPU."""
     case = property_case(variant)
     job = CaseJob(variant, case, None, "cpu", "same_precision", judge=True, time=False, property_name=name)
     return run_case(job)
 
 
 def test_every_property_has_its_code() -> None:
-    """What is promised and what is run have the same names in the same order."""
+    """The catalog's promises and the functions that test them have the same names in the same order."""
     assert list(PROPERTIES) == list(properties.PROPERTIES)
 
 
 @pytest.mark.parametrize("name", ON_CPU)
 def test_a_right_kernel_holds(variant_of: MakeVariant, name: str) -> None:
-    """A right kernel holds to every property that a CPU can try."""
+    """A right kernel holds every property that can be tested on a CPU."""
     result = hold(variant_of(), name)
     assert (result.outcome, result.message) == ("ok", "")
 
 
 @pytest.mark.parametrize("name", ON_CPU)
 def test_a_right_kernel_of_the_other_layout_holds(variant_of: MakeVariant, name: str) -> None:
-    """So does one that takes heads after sequence alone, but for a shape that cannot be made there without a copy."""
+    """A right kernel of layout `bshd` holds them too, except `new_shape`, which needs a copy in that layout."""
     variant = variant_of()
     supports = msgspec.structs.replace(variant.supports, layout=("bshd",), dtype=("bf16",))
     result = hold(msgspec.structs.replace(variant, supports=supports, instantiations=(("bf16", 64),)), name)
@@ -62,7 +62,7 @@ def test_a_right_kernel_of_the_other_layout_holds(variant_of: MakeVariant, name:
 
 
 def test_a_property_that_does_not_hold_is_named(variant_of: MakeVariant) -> None:
-    """The message begins with the property, says which data, and the result says what caught it."""
+    """The message begins with the property and the data, and `caught_by` is the property."""
     source = PYTHON_SOURCE.replace("* scale", "* scale\n    scores = scores.clamp(-20, 20)")
     result = hold(variant_of(source), "hard_data")
     assert (result.outcome, result.caught_by) == ("wrong", ("hard_data",))
@@ -73,16 +73,16 @@ WRAPS = PYTHON_SOURCE.replace("    return result if", "    result[:, 64:] = resu
 
 
 @pytest.mark.parametrize(("source", "outcome"), [(PYTHON_SOURCE, "ok"), (WRAPS, "wrong")], ids=["right", "wraps"])
-def test_heads_that_are_not_counted_are_found(
+def test_heads_that_are_not_computed_are_found(
     variant_of: MakeVariant, monkeypatch: pytest.MonkeyPatch, source: str, outcome: str
 ) -> None:
-    """A kernel that computes the first 64 heads alone is right on the case, and not on many heads."""
+    """A kernel that computes only the first 64 heads breaks `many_heads`."""
     monkeypatch.setattr("pytest_fa.judge.properties.memory.MANY_HEADS", 65)
     assert hold(variant_of(source), "many_heads").outcome == outcome
 
 
 def test_inputs_that_a_property_changes_are_found(variant_of: MakeVariant) -> None:
-    """A kernel that changes an input is not judged by what it made of it."""
+    """If a kernel changes an input during a property, the result is `wrong`, caught by `inputs`."""
     source = PYTHON_SOURCE.replace("    scores =", "    if scale < 0:\n        q.zero_()\n    scores =", 1)
     result = hold(variant_of(source), "negative_scale")
     assert (result.outcome, result.caught_by) == ("wrong", ("inputs",))
@@ -96,7 +96,7 @@ REFUSES = """\
 
 
 def test_a_refusal_is_no_failure(variant_of: MakeVariant) -> None:
-    """A kernel may refuse strides with a reason."""
+    """If a kernel refuses the strides of a property, the result is `unsupported` with its reason."""
     head, body = PYTHON_SOURCE.split("out=None):\n")
     result = hold(variant_of(f"{head}out=None):\n{REFUSES}{body}"), "expanded_heads")
     assert (result.outcome, result.message) == ("unsupported", "a stride of 0")
@@ -120,7 +120,7 @@ def test_a_refusal_is_no_failure(variant_of: MakeVariant) -> None:
 def test_the_case_is_one_that_the_variant_takes(
     write_variant: WriteVariant, tmp_path: Path, more: str, expected: dict[str, Any]
 ) -> None:
-    """The case has a dtype, head_dim, mask, layout and lengths that the manifest supports."""
+    """The property's case has a dtype, head_dim, mask, layout and lengths that the manifest supports."""
     manifest = "step: a\nbecause: b\nexpect: c\n" + (f"supports: {more}\n" if more else "")
     folder = write_variant("mine", manifest=manifest, **{"kernel.cu": ""})
     (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
@@ -129,8 +129,8 @@ def test_the_case_is_one_that_the_variant_takes(
     assert variant.refuses(case) is None
 
 
-def test_what_needs_a_gpu_does_not_apply_without_one(variant_of: MakeVariant) -> None:
-    """What needs a GPU means nothing on a CPU; a first call in a capture needs a library too."""
+def test_properties_that_need_a_gpu_do_not_apply_without_one(variant_of: MakeVariant) -> None:
+    """On a CPU, the properties that need a GPU do not apply; `first_call_in_capture` also needs a library."""
     variant = variant_of()
     assert {name for name in PROPERTIES if not applies(name, variant, "cpu")} == set(ON_GPU)
     assert {name for name in PROPERTIES if not applies(name, variant, "cuda")} == {"first_call_in_capture"}

@@ -1,4 +1,4 @@
-"""The judge of scores: truth by the definition, right kernels pass, every mistake shows at the probes' own shapes."""
+"""Judging scores: truth is the definition, right kernels pass, and every mistake is found at the probes' shapes."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ SEEDS = range(20)
 
 
 def inputs_of(shape: str, seed: int = 0) -> Inputs:
-    """The data of a shape."""
+    """The inputs of a shape."""
     return make_inputs(parse_case(f"{shape}-seed{seed}"), torch.device("cpu"))
 
 
 def right(inputs: Inputs) -> torch.Tensor:
-    """What a tensor core kernel gives: sums in float32, one rounding."""
+    """The output of a right tensor-core kernel: sums in float32, rounded once at the end."""
     heads = inputs.q.shape[1] // inputs.k.shape[1]
     k = inputs.k.float().repeat_interleave(heads, dim=1)
     return (inputs.q.float() @ k.transpose(2, 3) * inputs.scale).to(inputs.q.dtype)
 
 
 def check(out: torch.Tensor, inputs: Inputs) -> Check:
-    """The verdict on it."""
+    """The verdict on an output of scores."""
     return judge(out, truth_of("scores", inputs, (), "same_precision"), "same_precision")
 
 
@@ -44,40 +44,40 @@ def check(out: torch.Tensor, inputs: Inputs) -> Check:
 
 
 def test_truth_is_the_definition() -> None:
-    """Each element is scale times the product of one query and one key, of the key head that its head shares."""
+    """Each element is scale times the product of one query and one key; two query heads share a key head here."""
     inputs = inputs_of("b2h4s3d8-bf16-kv2-sk5")
     q, k = inputs.q.double(), inputs.k.double()
-    found = make_scores_truth(inputs)
+    truth = make_scores_truth(inputs)
     for batch, head, query, key in ((0, 0, 0, 0), (0, 1, 2, 4), (1, 2, 1, 3), (1, 3, 2, 0)):
         want = inputs.scale * sum(
             float(a) * float(b) for a, b in zip(q[batch, head, query], k[batch, head // 2, key], strict=True)
         )
-        assert float(found.out[batch, head, query, key]) == pytest.approx(want, rel=1e-12)
-    assert (found.out.shape, found.out.dtype, found.terms) == ((2, 4, 3, 5), torch.float64, 8)
+        assert float(truth.out[batch, head, query, key]) == pytest.approx(want, rel=1e-12)
+    assert (truth.out.shape, truth.out.dtype, truth.terms) == ((2, 4, 3, 5), torch.float64, 8)
 
 
-def test_yardstick_is_truth_rounded_once() -> None:
-    """An ideal kernel is off by the rounding of its output."""
-    found = make_scores_truth(inputs_of(f"{TILE}-bf16-sk64"))
-    assert torch.equal(found.same_precision, found.out.bfloat16().double())
+def test_same_precision_reference_is_truth_rounded_once() -> None:
+    """The same-precision reference of scores is truth rounded to the dtype."""
+    truth = make_scores_truth(inputs_of(f"{TILE}-bf16-sk64"))
+    assert torch.equal(truth.same_precision, truth.out.bfloat16().double())
 
 
-def test_row_size_is_what_random_keys_would_give() -> None:
-    """A row's RMS is its query's length times scale and the keys' RMS, for keys that have nothing to do with it."""
+def test_row_size_is_the_rms_of_random_scores() -> None:
+    """For random keys, the row size is within 5 % of the row's RMS."""
     inputs = inputs_of("b1h2s16d64-fp16-sk4096")
-    found = make_scores_truth(inputs)
-    torch.testing.assert_close(found.row_size, found.out.square().mean(-1).sqrt(), rtol=0.05, atol=0)
+    truth = make_scores_truth(inputs)
+    torch.testing.assert_close(truth.row_size, truth.out.square().mean(-1).sqrt(), rtol=0.05, atol=0)
 
 
 def test_v_is_not_read() -> None:
-    """Truth is the same whatever v holds."""
+    """Truth does not depend on V."""
     inputs = inputs_of(f"{TILE}-fp16-sk64")
-    spoiled = inputs._replace(v=torch.full_like(inputs.v, float("nan")))
-    assert torch.equal(make_scores_truth(inputs).out, make_scores_truth(spoiled).out)
+    with_nan = inputs._replace(v=torch.full_like(inputs.v, float("nan")))
+    assert torch.equal(make_scores_truth(inputs).out, make_scores_truth(with_nan).out)
 
 
-def test_the_oracle_knows_what_is_computed() -> None:
-    """Attention is judged by attention."""
+def test_truth_of_selects_by_what_is_computed() -> None:
+    """`truth_of` returns the truth of attention for attention, with the spread if the policy needs it."""
     inputs = inputs_of("b1h1s8d8-fp16")
     assert torch.equal(truth_of("attention", inputs, (), "same_precision").out, make_truth(inputs).out)
     assert truth_of("attention", inputs, (), "fp8").spread is not None
@@ -88,16 +88,16 @@ def test_the_oracle_knows_what_is_computed() -> None:
 
 @pytest.mark.parametrize("shape", [*PROBES, "b2h4s150d4-fp16-kv2", "b2h3s160d64-fp16-sk192", "b1h2s64d128-bf16"])
 def test_right_scores_pass(shape: str) -> None:
-    """A right kernel stays within 0.8 of every bound, whatever the data."""
+    """A right kernel uses less than 0.8 of every bound, with each of twenty seeds."""
     for seed in SEEDS:
-        found = check(right(inputs_of(shape, seed)), inputs_of(shape, seed))
-        assert found.passed
-        assert (found.tightest.used or 0) < 0.8
+        verdict = check(right(inputs_of(shape, seed)), inputs_of(shape, seed))
+        assert verdict.passed
+        assert (verdict.tightest.used or 0) < 0.8
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, 1.0, 30.0])
 def test_any_scale_is_a_scale(scale: float) -> None:
-    """Zero gives zeros, and is judged: nothing else is right there."""
+    """With any scale, zero included, the right scores pass and scores that are 1 too large fail."""
     inputs = inputs_of(f"{TILE}-fp16-sk64")._replace(scale=scale)
     assert check(right(inputs), inputs).passed
     assert not check(right(inputs) + 1, inputs).passed
@@ -107,20 +107,20 @@ def test_any_scale_is_a_scale(scale: float) -> None:
 
 
 def one_row(inputs: Inputs) -> torch.Tensor:
-    """One query has its neighbour's row."""
+    """Scores in which query 2 has the row of query 1."""
     out = right(inputs)
     out[:, :, 2] = out[:, :, 1]
     return out
 
 
 def transposed_k(inputs: Inputs) -> torch.Tensor:
-    """Q K where Q K^T should be; where K is not square, its memory read the other way around."""
+    """Q K instead of Q K^T: the memory of K is read with its two dimensions exchanged."""
     k = inputs.k.reshape(*inputs.k.shape[:2], inputs.k.shape[3], inputs.k.shape[2])  # [b, h, d, s]
     return right(inputs._replace(k=k.transpose(2, 3)))
 
 
 def key_dropped(inputs: Inputs, value: float = 0.0) -> torch.Tensor:
-    """The last key's column is not computed."""
+    """Scores whose column of the last key is `value` instead."""
     out = right(inputs)
     out[..., -1] = value
     return out
@@ -142,7 +142,7 @@ MISTAKES: dict[str, Wrong] = {
 
 
 def inputs_of_like(inputs: Inputs, seed: int) -> Inputs:
-    """Other data of the same shape: what an earlier call had."""
+    """Other inputs of the same shape, as of an earlier call."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(each.shape, generator=generator).to(each.dtype) for each in inputs[:3])
     return inputs._replace(q=q, k=k, v=v)
@@ -150,8 +150,8 @@ def inputs_of_like(inputs: Inputs, seed: int) -> Inputs:
 
 @pytest.mark.parametrize("shape", PROBES)
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_every_mistake_shows(mistake: str, shape: str) -> None:
-    """At the probes' own shapes, in both dtypes, with each of twenty seeds."""
+def test_every_mistake_is_found(mistake: str, shape: str) -> None:
+    """Each mistake fails at the probes' shapes, in both dtypes, with each of twenty seeds."""
     passed = [seed for seed in SEEDS if check(MISTAKES[mistake](inputs_of(shape, seed)), inputs_of(shape, seed)).passed]
     assert passed == []
 
@@ -165,21 +165,21 @@ def test_every_mistake_shows(mistake: str, shape: str) -> None:
         ("K transposed", PROBES[2], "K is transposed once too often, or not at all"),
         ("one row wrong", PROBES[2], "wrong in query 2 of 32"),
         ("a key dropped", PROBES[2], "wrong in key 63 of 64"),
-        ("a key not written", PROBES[2], "it was never written: the poison is still there, in key 63 of 64"),
+        ("a key not written", PROBES[2], "the kernel never wrote key 63 of 64: the NaN poison is still there"),
     ],
 )
 def test_the_likely_cause_is_named(mistake: str, shape: str, cause: str) -> None:
-    """In the words of scores: their last axis counts keys."""
+    """The diagnosis of scores names the mistake or its location, in which the last axis is `key`."""
     inputs = inputs_of(shape)
     out, truth = MISTAKES[mistake](inputs), make_scores_truth(inputs)
-    found = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, (), "scores")
-    assert found.cause.startswith(cause)
-    assert found.conclusion == "no SDPA backend takes this case: only truth speaks"
+    diagnosis = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, (), "scores")
+    assert diagnosis.cause.startswith(cause)
+    assert diagnosis.conclusion == "no SDPA backend takes this case, so there is no cross-check"
 
 
-def test_a_transposed_output_is_told() -> None:
-    """Where there are as many keys as queries, out^T fits, and is wrong."""
+def test_a_transposed_output_is_recognised() -> None:
+    """If there are as many keys as queries, a transposed output has the right shape, and the diagnosis names it."""
     inputs = inputs_of("b1h1s4d4-fp16")
     out, truth = right(inputs).transpose(2, 3).contiguous(), make_scores_truth(inputs)
-    found = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, (), "scores")
-    assert found.cause == "the output is transposed: queries stand where keys should"
+    diagnosis = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, (), "scores")
+    assert diagnosis.cause == "the output is transposed: queries and keys are exchanged"

@@ -1,4 +1,4 @@
-"""Truth and same-precision reference: against torch's SDPA in float64, masks, grouped heads, empty rows, blocks, roundings."""
+"""Truth agrees with torch's SDPA in float64, and the same-precision reference rounds where it should."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CPU = torch.device("cpu")
 
 
 def inputs_of(case: str) -> Inputs:
-    """The tensors of a case."""
+    """The inputs of a case."""
     return make_inputs(parse_case(case), CPU)
 
 
 def visible(inputs: Inputs) -> torch.Tensor | None:
-    """The mask by its definition: query i sees key j up to the diagonal from the named corner."""
+    """The mask by its definition: query i sees key j if j <= i + shift; None without a mask."""
     seq_q, seq_k = inputs.q.shape[2], inputs.k.shape[2]
     ones = torch.ones(seq_q, seq_k, dtype=torch.bool)
     shift = {"none": None, "top_left": 0, "bottom_right": seq_k - seq_q}[inputs.causal]
@@ -46,7 +46,7 @@ def visible(inputs: Inputs) -> torch.Tensor | None:
     ],
 )
 def test_truth_is_attention(case: str) -> None:
-    """Truth is what torch's SDPA computes on the same inputs in float64, for every mask, head grouping and layout."""
+    """Truth equals torch's SDPA on the same inputs in float64, for every mask, head grouping and layout."""
     inputs = inputs_of(case)
     q, k, v = (tensor.double() for tensor in inputs[:3])
 
@@ -54,44 +54,44 @@ def test_truth_is_attention(case: str) -> None:
         q, k, v, attn_mask=visible(inputs), scale=inputs.scale, enable_gqa=q.shape[1] != k.shape[1]
     )
 
-    found = make_truth(inputs)
-    assert found.out.dtype == torch.float64
-    torch.testing.assert_close(found.out, expected, rtol=0, atol=1e-13)
+    result = make_truth(inputs)
+    assert result.out.dtype == torch.float64
+    torch.testing.assert_close(result.out, expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, 30.0, 1000.0])
 def test_odd_scales(factor: float) -> None:
-    """Zero, negative and large scales are attention like any other: no overflow, no NaN."""
+    """With zero, negative and large scales, truth equals SDPA and nothing overflows."""
     inputs = inputs_of("b1h2s40d64-fp16-seed0")
     inputs = inputs._replace(scale=inputs.scale * factor)
     q, k, v = (tensor.double() for tensor in inputs[:3])
 
-    found = make_truth(inputs)
+    result = make_truth(inputs)
 
     expected = scaled_dot_product_attention(q, k, v, scale=inputs.scale)
-    torch.testing.assert_close(found.out, expected, rtol=0, atol=1e-12)
-    assert bool(found.same_precision.isfinite().all())
+    torch.testing.assert_close(result.out, expected, rtol=0, atol=1e-12)
+    assert bool(result.same_precision.isfinite().all())
 
 
 def test_rows_that_see_no_key_are_zero() -> None:
-    """Bottom-right masks hide every key from the first of many queries: those rows are zero, the others are not."""
+    """With 80 queries and 48 keys under a bottom-right mask, the first 32 rows see no key and are zero."""
     inputs = inputs_of("b1h2s80d64-fp16-causal_br-sk48-seed0")
 
-    found = make_truth(inputs)
+    result = make_truth(inputs)
 
-    for result in (found.out, found.same_precision):
-        assert [bool((result[:, :, row] == 0).all()) for row in (0, 31, 32, 79)] == [True, True, False, False]
+    for out in (result.out, result.same_precision):
+        assert [bool((out[:, :, row] == 0).all()) for row in (0, 31, 32, 79)] == [True, True, False, False]
 
 
 def test_no_keys_at_all() -> None:
-    """Without keys every row is zero."""
+    """If there are no keys, every row is zero."""
     inputs = inputs_of("b1h2s40d64-fp16-seed0")
     inputs = inputs._replace(k=inputs.k[:, :, :0], v=inputs.v[:, :, :0])
 
-    found = make_truth(inputs)
+    result = make_truth(inputs)
 
-    assert [tuple(result.shape) for result in (found.out, found.same_precision)] == [(1, 2, 40, 64)] * 2
-    assert [float(result.abs().max()) for result in (found.out, found.same_precision)] == [0.0, 0.0]
+    assert [tuple(out.shape) for out in (result.out, result.same_precision)] == [(1, 2, 40, 64)] * 2
+    assert [float(out.abs().max()) for out in (result.out, result.same_precision)] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_no_keys_at_all() -> None:
 )
 @pytest.mark.parametrize("rows", [1, 7, 69])
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, case: str, rows: int) -> None:
-    """Going through the queries in blocks gives what one block gives, masks included."""
+    """Truth and reference do not depend on the number of queries per block."""
     inputs = inputs_of(case)
     whole = make_truth(inputs)
 
@@ -120,14 +120,14 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, case: str, rows:
     ],
 )
 def test_rows_per_block(monkeypatch: pytest.MonkeyPatch, case: str, budget: int, rows: int) -> None:
-    """A block's float64 scores stay within the budget; it has one row at least and no more than there are."""
+    """The float64 scores of a block stay within the budget; a block has at least one row and at most seq_q rows."""
     monkeypatch.setitem(truth.BLOCK_BYTES, "cpu", budget)
 
     assert truth._rows_per_block(inputs_of(case)) == rows
 
 
 def one_row(inputs: Inputs, row: int, rounds: tuple[str, ...]) -> torch.Tensor:
-    """The same-precision reference's row of batch 0 and head 0, step by step from its definition."""
+    """One row of the same-precision reference for batch 0 and head 0, computed from its definition."""
 
     def rounded(tensor: torch.Tensor, name: str) -> torch.Tensor:
         return tensor.to(inputs.q.dtype).double() if name in rounds or name == "always" else tensor
@@ -142,20 +142,22 @@ def one_row(inputs: Inputs, row: int, rounds: tuple[str, ...]) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("rounds", [(), ("q",), ("s",), ("p",), ("q", "s"), ("q", "s", "p")])
-def test_yardstick_rounds_where_it_says(dtype: str, rounds: Any) -> None:
-    """The same-precision reference rounds P and the result, and beyond that exactly what a manifest declares."""
+def test_same_precision_reference_rounds_where_it_should(dtype: str, rounds: Any) -> None:
+    """The same-precision reference rounds P, the result and exactly what the manifest declares."""
     inputs = inputs_of(f"b1h1s40d128-{dtype}-seed3")
 
-    found = make_truth(inputs, rounds)
+    result = make_truth(inputs, rounds)
 
     for row in (0, 17, 39):
-        torch.testing.assert_close(found.same_precision[0, 0, row], one_row(inputs, row, rounds), rtol=0, atol=0)
+        torch.testing.assert_close(result.same_precision[0, 0, row], one_row(inputs, row, rounds), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("rounds", [("q",), ("s",), ("p",)])
-def test_roundings_leave_truth_alone(rounds: Any) -> None:
-    """Declared roundings move the same-precision reference; truth stays exact."""
-    inputs = inputs_of("b1h2s64d128-fp16-seed0")  # 1/sqrt(64) is a power of two: Q * scale would need no rounding
+def test_declared_roundings_do_not_change_truth(rounds: Any) -> None:
+    """Roundings that a manifest declares change the same-precision reference and do not change truth."""
+    inputs = inputs_of(
+        "b1h2s64d128-fp16-seed0"
+    )  # not D = 64: 1/sqrt(64) is a power of two, so that Q * scale would be exact
 
     plain, declared = make_truth(inputs), make_truth(inputs, rounds)
 
@@ -165,7 +167,7 @@ def test_roundings_leave_truth_alone(rounds: Any) -> None:
 
 @pytest.mark.parametrize("case", ["b2h2s70d64-fp16-seed0", "b1h4s70d64-bf16-causal_br-kv2-sk90-seed0"])
 def test_spread_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """The spread, where it is asked for, is sqrt(sum p^2 v^2) and each head's max|v|; block by block, truth unmoved."""
+    """The spread is sqrt(sum p^2 v^2) and each head's max|v|, also in several blocks, and does not change truth."""
     inputs = inputs_of(case)
     monkeypatch.setattr(truth, "_rows_per_block", lambda _: 7)
     q, k, v = (tensor.double() for tensor in inputs[:3])
@@ -174,17 +176,17 @@ def test_spread_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) ->
     mask = visible(inputs)
     p = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1)
 
-    found = make_truth(inputs, with_spread=True)
+    result = make_truth(inputs, with_spread=True)
 
-    assert found.spread is not None
-    torch.testing.assert_close(found.spread.of_sum, (p**2 @ v**2).sqrt(), rtol=1e-12, atol=0)
-    assert torch.equal(found.spread.largest_v[..., 0, 0], v.abs().flatten(2).max(-1).values)
-    assert torch.equal(found.out, make_truth(inputs).out)
+    assert result.spread is not None
+    torch.testing.assert_close(result.spread.of_sum, (p**2 @ v**2).sqrt(), rtol=1e-12, atol=0)
+    assert torch.equal(result.spread.largest_v[..., 0, 0], v.abs().flatten(2).max(-1).values)
+    assert torch.equal(result.out, make_truth(inputs).out)
 
 
 @pytest.mark.parametrize("case", ["b2h2s70d64-fp16-seed0", "b1h4s70d64-bf16-causal_br-kv2-sk90-seed0"])
 def test_row_size_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """The row size is sqrt(sum p^2) times the RMS of the head's V, block by block."""
+    """The row size is sqrt(sum p^2) times the RMS of the head's V, also in several blocks."""
     inputs = inputs_of(case)
     monkeypatch.setattr(truth, "_rows_per_block", lambda _: 7)
     q, k, v = (tensor.double() for tensor in inputs[:3])
@@ -193,33 +195,33 @@ def test_row_size_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) 
     scores = q @ k.transpose(2, 3) * inputs.scale
     p = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1)
 
-    found = make_truth(inputs).row_size
+    row_size = make_truth(inputs).row_size
 
     expected = p.square().sum(-1).sqrt() * v.square().mean((-1, -2)).sqrt()[..., None]
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(row_size, expected, rtol=1e-12, atol=0)
 
 
-def test_spread_only_where_asked() -> None:
-    """Without being asked for there is none."""
+def test_spread_is_optional() -> None:
+    """Without `with_spread`, truth has no spread."""
     assert make_truth(inputs_of("b1h1s8d64-fp16-seed0")).spread is None
 
 
 def test_spread_without_keys() -> None:
-    """Without keys the spread is zero."""
+    """If there are no keys, the spread is zero."""
     inputs = inputs_of("b1h2s8d64-fp16-seed0")
 
-    found = make_truth(inputs._replace(k=inputs.k[:, :, :0], v=inputs.v[:, :, :0]), with_spread=True)
+    result = make_truth(inputs._replace(k=inputs.k[:, :, :0], v=inputs.v[:, :, :0]), with_spread=True)
 
-    assert found.spread is not None
-    assert [float(part.abs().max()) for part in found.spread] == [0.0, 0.0]
+    assert result.spread is not None
+    assert [float(tensor.abs().max()) for tensor in result.spread] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("dtype", "digits"), [("fp16", 11), ("bf16", 8)])
-def test_yardstick_is_as_good_as_its_dtype(dtype: str, digits: int) -> None:
-    """The same-precision reference's worst error is below two roundings of the largest value, and it is not zero."""
+def test_same_precision_reference_has_the_error_of_its_dtype(dtype: str, digits: int) -> None:
+    """The reference's largest error is not zero and below two roundings of the largest value."""
     inputs = inputs_of(f"b1h2s128d64-{dtype}-seed0")
 
-    found = make_truth(inputs)
+    result = make_truth(inputs)
 
-    error = float((found.same_precision - found.out).abs().max())
-    assert 0 < error < 2 * 2.0 ** (math.ceil(math.log2(float(found.out.abs().max()))) - digits)
+    error = float((result.same_precision - result.out).abs().max())
+    assert 0 < error < 2 * 2.0 ** (math.ceil(math.log2(float(result.out.abs().max()))) - digits)

@@ -1,4 +1,4 @@
-"""The CPU's ways to time, on a clock that the kernel itself moves: how many samples, of what, what is left to judge."""
+"""Timing on the CPU, with a clock that the kernel itself advances: number and content of samples, timed outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ CASE = parse_case("b1h1s16d64-fp16-seed0")
 
 
 class Kernel:
-    """A kernel whose calls take what `costs_us` says, the last one for ever after; it writes its call's number."""
+    """A kernel that writes the number of its call into the output.
+
+    Its calls take `costs_us` microseconds in turn; all further calls take as long as the last.
+    """
 
     def __init__(self, *costs_us: float) -> None:
         self.now_ns = 0
@@ -33,7 +36,7 @@ class Kernel:
         self._costs_us = costs_us
 
     def __call__(self, *_: Any, **keywords: Any) -> torch.Tensor:
-        """One call."""
+        """Advance the clock by the cost of this call and write the output."""
         self.now_ns += round(1000 * self._costs_us[min(self.calls, len(self._costs_us) - 1)])
         self.calls += 1
         self.collected.append(gc.isenabled())
@@ -41,18 +44,18 @@ class Kernel:
         return out.fill_(self.calls)
 
     def perf_counter_ns(self) -> int:
-        """The clock that only this kernel moves."""
+        """The clock, which only calls of this kernel advance."""
         return self.now_ns
 
 
 @pytest.fixture
 def rotation() -> Rotation:
-    """The one set of buffers that a CPU gets."""
+    """The rotation of a CPU, which has one set of buffers."""
     return Rotation(CASE, make_inputs(CASE, CPU), None)
 
 
 def clocked(monkeypatch: pytest.MonkeyPatch, *costs_us: float) -> Kernel:
-    """A kernel, and its clock in place of the real one."""
+    """A kernel whose clock replaces the real one in the timing modules."""
     kernel = Kernel(*costs_us)
     for module in (device_time_module, call_time_module):
         monkeypatch.setattr(module, "time", kernel)
@@ -67,44 +70,45 @@ def clocked(monkeypatch: pytest.MonkeyPatch, *costs_us: float) -> Kernel:
     [(1.0, 50), (1_000.0, 50), (4_000.0, 50), (10_000.0, 20), (50_000.0, 5), (500_000.0, 5), (1e6, 3), (4e6, 1)],
 )
 def test_number_of_samples(monkeypatch: pytest.MonkeyPatch, rotation: Rotation, cost_us: float, samples: int) -> None:
-    """At least 5 calls and 0.2 s, at most 50 calls, and slow ones stop at 3 s; the first call is not among them."""
+    """At least 5 calls and 0.2 s, at most 50 calls, and none after 3 s; the first call is not a sample."""
     kernel = clocked(monkeypatch, cost_us)
 
-    found = device_time(kernel, rotation, CPU)
+    timing = device_time(kernel, rotation, CPU)
 
-    assert found.samples_us == (cost_us,) * samples
-    assert (found.median_us, found.calls_per_sample, found.method) == (cost_us, 1, "wall clock of one call")
+    assert timing.samples_us == (cost_us,) * samples
+    assert (timing.median_us, timing.calls_per_sample, timing.method) == (cost_us, 1, "wall clock of one call")
     assert kernel.calls == samples + 1
 
 
 def test_first_call_does_not_count(monkeypatch: pytest.MonkeyPatch, rotation: Rotation) -> None:
-    """What a first call sets up is in no sample."""
+    """The first call, which includes one-time set-up, is not a sample."""
     kernel = clocked(monkeypatch, 1e6, 100.0)
 
     assert max(device_time(kernel, rotation, CPU).samples_us) == 100.0
 
 
 def test_samples_are_raw(monkeypatch: pytest.MonkeyPatch, rotation: Rotation) -> None:
-    """Every sample is kept as it was, outliers too; the median is theirs."""
+    """All samples are reported in order, outliers included, with their median."""
     kernel = clocked(monkeypatch, 1.0, 300_000.0, 100_000.0, 900_000.0, 200_000.0, 400_000.0)
 
-    found = device_time(kernel, rotation, CPU)
+    timing = device_time(kernel, rotation, CPU)
 
-    assert found.samples_us == (300_000.0, 100_000.0, 900_000.0, 200_000.0, 400_000.0)
-    assert found.median_us == 300_000.0
+    assert timing.samples_us == (300_000.0, 100_000.0, 900_000.0, 200_000.0, 400_000.0)
+    assert timing.median_us == 300_000.0
 
 
 def test_outputs_are_those_of_timed_calls(monkeypatch: pytest.MonkeyPatch, rotation: Rotation) -> None:
-    """After timing, the rotation holds what the last timed call wrote."""
+    """After timing, the rotation's output is that of the last timed call."""
     kernel = clocked(monkeypatch, 50_000.0)
 
     device_time(kernel, rotation, CPU)
 
-    assert [float(out.flatten()[0]) for out in rotation.outputs] == [-kernel.calls]  # less the sign of the timed data
+    # `outputs` negates back, because the timed data were negated.
+    assert [float(out.flatten()[0]) for out in rotation.outputs] == [-kernel.calls]
 
 
-def test_timed_call_that_writes_nothing_shows(rotation: Rotation) -> None:
-    """A kernel that writes at its first call alone builds NaN in the timed outputs."""
+def test_timed_call_that_writes_nothing_is_found(rotation: Rotation) -> None:
+    """If a kernel writes only in its first call, the timed outputs are NaN."""
     written: list[torch.Tensor] = []
 
     def writes_once(*_: Any, **keywords: Any) -> torch.Tensor:
@@ -120,17 +124,17 @@ def test_timed_call_that_writes_nothing_shows(rotation: Rotation) -> None:
 
 
 def test_real_clock(rotation: Rotation) -> None:
-    """On the real clock a kernel that sleeps 5 ms takes 5 ms and not much more."""
+    """On the real clock, a kernel that sleeps for 5 ms takes at least 5 ms and less than 15 ms."""
 
     def sleeps(*_: Any, **keywords: Any) -> torch.Tensor:
         time.sleep(0.005)
         out: torch.Tensor = keywords["out"]
         return out
 
-    found = device_time(sleeps, rotation, CPU)
+    timing = device_time(sleeps, rotation, CPU)
 
-    assert 5_000 <= found.median_us < 15_000
-    assert min(found.samples_us) >= 5_000
+    assert 5_000 <= timing.median_us < 15_000
+    assert min(timing.samples_us) >= 5_000
 
 
 # -- call time --------------------------------------------------------------------------------------------------------
@@ -141,27 +145,27 @@ def test_real_clock(rotation: Rotation) -> None:
     [(1.0, 200, 20), (100.0, 20, 20), (2_000.0, 1, 20), (10_000.0, 1, 20), (100_000.0, 1, 10), (1e6, 1, 3)],
 )
 def test_batches(monkeypatch: pytest.MonkeyPatch, rotation: Rotation, cost_us: float, calls: int, samples: int) -> None:
-    """Batches of 2 ms and at most 200 calls, twenty or a second's worth, three at least; figures are per call."""
+    """Batches of 2 ms and at most 200 calls; 20 batches, or 3 to 20 that fit in 1 s; samples are per call."""
     kernel = clocked(monkeypatch, cost_us)
 
-    found = call_time(kernel, rotation, CPU)
+    timing = call_time(kernel, rotation, CPU)
 
-    assert found.samples_us == pytest.approx((cost_us,) * samples)
-    assert (found.calls_per_sample, found.method) == (calls, f"wall clock of batches of {calls} calls")
+    assert timing.samples_us == pytest.approx((cost_us,) * samples)
+    assert (timing.calls_per_sample, timing.method) == (calls, f"wall clock of batches of {calls} calls")
 
 
-def test_collector_rests_while_timed(monkeypatch: pytest.MonkeyPatch, rotation: Rotation) -> None:
-    """Python's garbage collector does not run within samples, and runs again afterwards."""
+def test_garbage_collector_is_off_during_samples(monkeypatch: pytest.MonkeyPatch, rotation: Rotation) -> None:
+    """Python's garbage collector is off during samples and on again afterwards."""
     kernel = clocked(monkeypatch, 50_000.0)
 
-    found = call_time(kernel, rotation, CPU)
+    timing = call_time(kernel, rotation, CPU)
 
-    assert set(kernel.collected[-len(found.samples_us) :]) == {False}
+    assert set(kernel.collected[-len(timing.samples_us) :]) == {False}
     assert gc.isenabled()
 
 
-def test_collector_runs_again_after_a_failure(monkeypatch: pytest.MonkeyPatch, rotation: Rotation) -> None:
-    """A kernel that fails while it is timed leaves the garbage collector running."""
+def test_garbage_collector_is_on_after_a_failure(monkeypatch: pytest.MonkeyPatch, rotation: Rotation) -> None:
+    """If a kernel raises while it is timed, the garbage collector is on again afterwards."""
     kernel = clocked(monkeypatch, 50_000.0)
 
     def fails(*arguments: Any, **keywords: Any) -> torch.Tensor:
@@ -179,7 +183,7 @@ def test_collector_runs_again_after_a_failure(monkeypatch: pytest.MonkeyPatch, r
 
 
 def test_measure_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU has one set of buffers, no launches and no clocks, says so, and gives its timed outputs to be judged."""
+    """On the CPU there is one set of buffers, no launches and no clocks; timed outputs are returned to be judged."""
     kernel = clocked(monkeypatch, 50_000.0)
 
     speed, outputs = measure(kernel, CASE, make_inputs(CASE, CPU), CASE.id)
@@ -188,6 +192,6 @@ def test_measure_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (speed.buffers, speed.exceeds_l2) == (1, False)
     assert (speed.launches, speed.launches_missing) == ((), "runs on the CPU")
     assert (speed.clocks_before, speed.clocks_after) == (None, None)
-    after_device, after_calls = (-float(out.flatten()[0]) for out in outputs)  # less the sign of the timed data
+    after_device, after_calls = (-float(out.flatten()[0]) for out in outputs)  # the timed data were negated
     assert (after_device, after_calls > after_device) == (1.0 + len(speed.device.samples_us), True)
     assert not math.isnan(float(outputs[0].flatten()[-1]))

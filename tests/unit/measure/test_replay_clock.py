@@ -1,4 +1,4 @@
-"""The replay clock: samples that come out of pytest-benchmark as they went in."""
+"""The replay clock: pytest-benchmark reports exactly the samples that it is given."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from pytest_fa.measure.replay_clock import ReplayClock, replay
 
-pytestmark = pytest.mark.alone  # pytest-benchmark switches itself off beside xdist
+pytestmark = pytest.mark.alone  # pytest-benchmark disables itself under pytest-xdist
 
-# Spread over six orders of magnitude: the sum that the clock shows must not eat the small ones.
+# Samples span six orders of magnitude, because the clock adds them up and small ones must not be lost to rounding.
 SAMPLES = {"short": [0.61, 0.58, 0.6, 0.59], "long": [251_000.0, 250_000.0, 252_500.0], "one": [17.25]}
 
 INNER = """\
@@ -29,7 +29,7 @@ def test_speed(benchmark, name):
 
 
 def run_benchmark(pytester: pytest.Pytester, *arguments: str) -> list[dict[str, Any]]:
-    """The benchmarks that an inner pytest saved, in their order."""
+    """The benchmarks that an inner pytest run saved, in order."""
     pytester.makepyfile(INNER.format(samples=SAMPLES))
     run = pytester.runpytest_subprocess("--benchmark-json=saved.json", "-p", "no:cacheprovider", *arguments)
     run.assert_outcomes(passed=len(SAMPLES))
@@ -47,15 +47,15 @@ def run_benchmark(pytester: pytest.Pytester, *arguments: str) -> list[dict[str, 
     ids=["plain", "options of a usual benchmark", "profiled"],
 )
 def test_saved_data_are_the_samples(pytester: pytest.Pytester, arguments: tuple[str, ...]) -> None:
-    """pytest-benchmark saves each sample once, in order, in seconds, whatever its own options say."""
+    """pytest-benchmark saves each sample once, in order and in seconds, with any of its own options."""
     saved = run_benchmark(pytester, "--benchmark-save-data", *arguments)
 
-    found = {each["params"]["name"]: each["stats"]["data"] for each in saved}
-    assert found == {name: pytest.approx([us / 1e6 for us in samples], rel=1e-7) for name, samples in SAMPLES.items()}
+    data = {each["params"]["name"]: each["stats"]["data"] for each in saved}
+    assert data == {name: pytest.approx([us / 1e6 for us in samples], rel=1e-7) for name, samples in SAMPLES.items()}
 
 
 def test_saved_statistics_are_the_samples_own(pytester: pytest.Pytester) -> None:
-    """Median, minimum, maximum and number of rounds are those of the samples, and the timer has our name."""
+    """Median, minimum, maximum and number of rounds are those of the samples; the timer's name is `device_us`."""
     saved = run_benchmark(pytester)
 
     assert [
@@ -69,7 +69,7 @@ def test_saved_statistics_are_the_samples_own(pytester: pytest.Pytester) -> None
 
 
 def test_disabled_benchmark(pytester: pytest.Pytester) -> None:
-    """With `--benchmark-disable` a test that replays passes and nothing is saved."""
+    """With `--benchmark-disable`, a test that replays samples passes."""
     pytester.makepyfile(INNER.format(samples=SAMPLES))
 
     run = pytester.runpytest_subprocess("--benchmark-disable")
@@ -77,8 +77,8 @@ def test_disabled_benchmark(pytester: pytest.Pytester) -> None:
     run.assert_outcomes(passed=len(SAMPLES))
 
 
-def test_clock_moves_only_when_told() -> None:
-    """Time stands still between readings and moves by what `advance` says."""
+def test_only_advance_moves_the_clock() -> None:
+    """The clock's time changes only by the seconds passed to `advance`."""
     clock = ReplayClock()
     readings = [clock(), clock()]
 
@@ -89,7 +89,7 @@ def test_clock_moves_only_when_told() -> None:
 
 
 class PedanticBenchmark:
-    """What `replay` needs of a benchmark fixture: it keeps what the clock shows around each round."""
+    """The part of a benchmark fixture that `replay` uses; it records the duration of each round."""
 
     def __init__(self, clock: ReplayClock) -> None:
         self.clock = clock
@@ -97,7 +97,7 @@ class PedanticBenchmark:
         self.options: dict[str, int] = {}
 
     def pedantic(self, target: Any, *, rounds: int, **options: int) -> None:
-        """Run `target` so often."""
+        """Call `target` once per round."""
         self.options = options
         for _ in range(rounds):
             start = self.clock()
@@ -106,7 +106,7 @@ class PedanticBenchmark:
 
 
 def test_one_round_per_sample() -> None:
-    """Each sample is one round of one iteration, without warm-up; an iterator will do."""
+    """Each sample is one round of one iteration, without warm-up; samples may be an iterator."""
     clock = ReplayClock()
     benchmark = PedanticBenchmark(clock)
 

@@ -1,4 +1,4 @@
-"""Samples: when they have settled, and what they come to."""
+"""Sampling: when samples have settled, how many are taken, and their statistics."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pytest_fa.measure.sampling import (
 )
 
 
-def taken(samples: Iterable[float]) -> int:
-    """How many samples `settle` takes."""
+def count_taken(samples: Iterable[float]) -> int:
+    """The number of samples that `settle` takes."""
     count = 0
 
     def sample_us() -> float:
@@ -46,14 +46,14 @@ def taken(samples: Iterable[float]) -> int:
     ids=["at once", "at the edge", "beyond the edge", "rising", "clock ramps up", "one outlier"],
 )
 def test_settles_at_three_within_one_percent(samples: list[float], count: int) -> None:
-    """Samples are dropped until the last three lie within 1 % of their largest."""
-    assert taken(samples) == count
+    """Samples are dropped until the last three differ by at most 1 % of the largest of them."""
+    assert count_taken(samples) == count
 
 
 @pytest.mark.parametrize("samples", [[10.0, 20.0], [10.0, 10.0, 11.0]])
 def test_gives_up_settling(samples: list[float]) -> None:
-    """What never settles is sampled thirty times and no more."""
-    assert taken(itertools.cycle(samples)) == SETTLING_LIMIT == 30
+    """If samples never settle, 30 are taken."""
+    assert count_taken(itertools.cycle(samples)) == SETTLING_LIMIT == 30
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_gives_up_settling(samples: list[float]) -> None:
     [([3.0], 3.0), ([5.0, 1.0, 3.0], 3.0), ([4.0, 1.0, 3.0, 2.0], 2.5), ([1.0, 1.0, 1000.0], 1.0)],
 )
 def test_timing(samples: list[float], median: float) -> None:
-    """Every raw sample is kept in its order beside the median, the method and the calls per sample."""
+    """A timing has all raw samples in order, their median, the method and the calls per sample."""
     result = timing("slope", samples, 40)
 
     assert (result.method, result.samples_us, result.median_us, result.calls_per_sample) == (
@@ -72,16 +72,16 @@ def test_timing(samples: list[float], median: float) -> None:
     )
 
 
-def test_precision_is_students() -> None:
-    """Half the 95 % interval over the mean: t of 0.975 with 3 degrees is 3.182."""
+def test_precision_is_the_t_interval() -> None:
+    """Precision is half the 95 % interval of the mean over the mean; Student's t at 0.975 for 4 samples is 3.182."""
     assert precision([9.0, 10.0, 10.0, 11.0]) == pytest.approx(3.1824 * math.sqrt(2 / 3) / 2 / 10, rel=1e-4)
     assert [precision([]), precision([1.0]), precision([0.0, 0.0])] == [None, None, None]
 
 
-def test_equal_samples_are_enough_at_once() -> None:
-    """Where nothing scatters, the fewest samples do."""
-    found = sample_until_precise("m", lambda: 5.0, 3, now=lambda: 0.0)
-    assert (found.samples_us, found.precision, found.dropped, found.is_throttled) == (
+def test_equal_samples_need_the_fewest() -> None:
+    """If all samples are equal, the fewest samples are taken."""
+    result = sample_until_precise("m", lambda: 5.0, 3, now=lambda: 0.0)
+    assert (result.samples_us, result.precision, result.dropped, result.is_throttled) == (
         (5.0,) * FEWEST_SAMPLES,
         0,
         0,
@@ -89,25 +89,25 @@ def test_equal_samples_are_enough_at_once() -> None:
     )
 
 
-def test_scatter_is_followed_up_to_a_limit() -> None:
-    """Samples that scatter by 20 % are taken until there are 40; the precision that was reached is said."""
-    turns = itertools.cycle((9.0, 11.0))
-    found = sample_until_precise("m", lambda: next(turns), 1, now=lambda: 0.0)
-    assert len(found.samples_us) == MOST_SAMPLES
-    assert found.precision == pytest.approx(0.0324, abs=1e-3)
+def test_scattered_samples_are_limited_by_number() -> None:
+    """Of samples that scatter by 20 %, 40 are taken, and the result has the precision that was reached."""
+    samples = itertools.cycle((9.0, 11.0))
+    result = sample_until_precise("m", lambda: next(samples), 1, now=lambda: 0.0)
+    assert len(result.samples_us) == MOST_SAMPLES
+    assert result.precision == pytest.approx(0.0324, abs=1e-3)
 
 
-def test_time_ends_it() -> None:
-    """Slow samples stop when the time is over, but not below the fewest."""
+def test_scattered_samples_are_limited_by_time() -> None:
+    """After the time limit only the fewest samples are still taken."""
     clock = itertools.count(0.0, 2.0)
-    turns = itertools.cycle((9.0, 11.0))
-    found = sample_until_precise("m", lambda: next(turns), 1, now=lambda: next(clock))
-    assert len(found.samples_us) == FEWEST_SAMPLES
+    samples = itertools.cycle((9.0, 11.0))
+    result = sample_until_precise("m", lambda: next(samples), 1, now=lambda: next(clock))
+    assert len(result.samples_us) == FEWEST_SAMPLES
 
 
 @pytest.mark.parametrize(("every", "throttled"), [(6, False), (2, True), (1, True)])
 def test_slowed_samples_are_dropped_and_counted(every: int, *, throttled: bool) -> None:
-    """One in six is dropped, every second one is too many; where all are slow they are shown and not trusted."""
+    """Samples of a slowed GPU are dropped; more than 20 % of them make the result throttled, even if all are slow."""
     count = itertools.count(1)
-    found = sample_until_precise("m", lambda: 5.0, 1, lambda: next(count) % every == 0, now=lambda: 0.0)
-    assert (found.dropped > 0, found.is_throttled, len(found.samples_us) > 0) == (True, throttled, True)
+    result = sample_until_precise("m", lambda: 5.0, 1, lambda: next(count) % every == 0, now=lambda: 0.0)
+    assert (result.dropped > 0, result.is_throttled, len(result.samples_us) > 0) == (True, throttled, True)

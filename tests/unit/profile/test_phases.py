@@ -1,4 +1,4 @@
-"""Samples by stage of attention: the words of the ladder's kernels, what is inlined, what waits at a barrier."""
+"""Stall samples by phase of attention: paragraphs of the ladder's kernels, inlined code, and barriers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ __global__ void kernel() {
 """
 
 
-def test_paragraphs_have_their_stage() -> None:
-    """The words of the ladder, until the next paragraph or function."""
+def test_paragraphs_have_their_phase() -> None:
+    """A comment names the phase of all lines up to the next such comment or function."""
     phases = phases_of_source(SOURCE)
     numbers = (5, 9, 14, 15, 17, 19, 21, 23, 25)
     expected = ["I/O", "other", "Q.K^T", "barriers", "softmax", "softmax", "P.V", "softmax", "I/O"]
@@ -50,7 +50,7 @@ def test_paragraphs_have_their_stage() -> None:
 
 
 def test_samples_follow_their_lines() -> None:
-    """A sample in a header belongs to the paragraph before it; one at a barrier to the barriers."""
+    """A sample in a header belongs to the paragraph of the sample before it; a sample at a barrier to the barriers."""
     lines = (
         SourceLine("/stage/0/src/kernel.cu", 14, 5, ""),
         SourceLine("/usr/include/mma.hpp", 91, 7, ""),
@@ -64,14 +64,14 @@ def test_samples_follow_their_lines() -> None:
 
 
 @pytest.mark.parametrize("name", ["minimal", "warp_specialized"])
-def test_the_ladder_is_written_in_these_words(name: str) -> None:
-    """Each stage is found in the repository's kernels."""
+def test_the_ladder_has_all_phases(name: str) -> None:
+    """Each phase is found in the comments of the repository's kernels."""
     phases = set(phases_of_source((KERNELS / name / "kernel.cu").read_text(encoding="utf-8")).values())
     assert {"Q.K^T", "softmax", "P.V", "I/O"} <= phases
 
 
-def test_barriers_are_found_where_they_stand() -> None:
-    """In the warp-specialised kernel each named barrier is one."""
+def test_named_barriers_are_barriers() -> None:
+    """In the warp-specialised kernel, every call that waits at a named barrier belongs to the barriers."""
     text = (KERNELS / "warp_specialized" / "kernel.cu").read_text(encoding="utf-8")
     phases = phases_of_source(text)
     calls = [number for number, line in enumerate(text.splitlines(), 1) if "sync_consumers(S_STORED)" in line]

@@ -1,4 +1,4 @@
-"""Presets: the counters of the verdict in each, on every chip, by names that the chip has."""
+"""Presets: each has the counters that the bottleneck needs, on every chip, by names that the chip has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gzip
 
 import pytest
 
-from pytest_fa import options
+from pytest_fa.options import values
 from pytest_fa.profile import presets
 from pytest_fa.profile.presets import PRESETS, preset
 from tests.factories import RECORDED
@@ -16,36 +16,36 @@ NEEDED = (presets.ACTIVE_MAX, presets.ELAPSED_MAX, presets.MEMORY, presets.XU, p
 
 
 def test_the_options_offer_the_presets() -> None:
-    """`--ncu-set` allows what there is."""
-    assert PRESETS == options.NCU_SETS
+    """`--ncu-set` allows exactly the presets that exist."""
+    assert PRESETS == values.NCU_SETS
 
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_has_what_a_verdict_takes(name: str, chip: presets.Capability) -> None:
-    """Whatever is asked for, the sentence can be made, and no counter is asked for twice."""
-    found = preset(name, chip).metrics
-    assert set(NEEDED) <= set(found)
-    assert len(found) == len(set(found))
-    assert any("tensor" in each for each in found)
+def test_every_preset_has_the_counters_of_the_bottleneck(name: str, chip: presets.Capability) -> None:
+    """Every preset has all counters that the bottleneck needs, each of them once."""
+    metrics = preset(name, chip).metrics
+    assert set(NEEDED) <= set(metrics)
+    assert len(metrics) == len(set(metrics))
+    assert any("tensor" in metric for metric in metrics)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_hopper_chip_knows_every_name(name: str) -> None:
-    """Each hardware counter stands in the list that ncu printed for gh100 (launch facts and limits are not listed)."""
+    """Every hardware counter is in ncu's list for gh100; that list has no launch facts and no occupancy limits."""
     known = set(gzip.decompress((RECORDED / "gh100_metrics.txt.gz").read_bytes()).decode().split())
-    asked = {each.split(".")[0] for each in preset(name, (9, 0)).metrics}
-    listed = {each for each in asked if not each.startswith("launch__") and each != presets.OCCUPANCY_LIMIT}
-    assert sorted(listed - known) == []
+    bases = {metric.split(".")[0] for metric in preset(name, (9, 0)).metrics}
+    hardware = {base for base in bases if not base.startswith("launch__") and base != presets.OCCUPANCY_LIMIT}
+    assert sorted(hardware - known) == []
 
 
 def test_wgmma_has_counters_of_its_own() -> None:
-    """The HMMA counter reads 0 for wgmma: Hopper gets both, and its stall reason."""
+    """On Hopper, `tensor` has the counter of wgmma instructions and `stalls` their stall reason; other chips do not."""
     gmma = "sm__inst_executed_pipe_tensor_op_gmma.sum"
     assert [gmma in preset("tensor", chip).metrics for chip in CHIPS] == [False, False, False, True, False]
     assert [presets.stall("gmma") in preset("stalls", chip).metrics for chip in CHIPS] == [False] * 3 + [True, False]
 
 
 def test_source_lines_are_sampled_where_asked() -> None:
-    """`stalls` and `full` bring the source along; the others stay small."""
+    """Only `stalls` and `full` import the source into the report."""
     assert [name for name in PRESETS if "--import-source" in preset(name, (9, 0)).flags] == ["stalls", "full"]

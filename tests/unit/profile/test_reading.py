@@ -1,4 +1,4 @@
-"""A report read by Nsight's own module and by its CSV: the same kernels, the same figures."""
+"""Reading a report with Nsight's own module and from its CSV gives the same kernels and counters."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ needs_module = pytest.mark.skipif(importlib.util.find_spec("ncu_report") is None
 
 
 def test_the_table_has_every_kernel(recorded_kernels: tuple[CountedKernel, ...]) -> None:
-    """Names and durations, as they stand in the CSV."""
-    found = [(short_name(each.name), each.counters[DURATION]) for each in recorded_kernels]
+    """The CSV gives the name and the duration of every kernel."""
+    kernels = [(short_name(kernel.name), kernel.counters[DURATION]) for kernel in recorded_kernels]
     expected = [
         (
             "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0",
@@ -27,11 +27,11 @@ def test_the_table_has_every_kernel(recorded_kernels: tuple[CountedKernel, ...])
         ("flash_fwd_splitkv_combine_kernel", 5504.0),
         ("fmha_cutlassF_f16_aligned_64x64_rf_sm80", 24480.0),
     ]
-    assert expected == found
+    assert expected == kernels
 
 
 def test_a_figure_with_thousands_is_a_number(recorded_kernels: tuple[CountedKernel, ...]) -> None:
-    """`175,830,388,692.58` is one figure; words and empty cells are none."""
+    """`175,830,388,692.58` is read as one number; cells with words or without content are not counters."""
     counters = recorded_kernels[0].counters
     assert counters["dram__bytes.sum.per_second"] == 175_830_388_692.58
     assert "launch__cluster_scheduling_policy" not in counters
@@ -42,17 +42,17 @@ def test_a_figure_with_thousands_is_a_number(recorded_kernels: tuple[CountedKern
     "text", ["", "==PROF== nothing\n", '"ID","Kernel Name","a__b"\n', '"ID","Kernel Name","a__b"\n"","","%"\n']
 )
 def test_a_table_without_rows_has_no_kernels(text: str) -> None:
-    """No header, no units, no rows: nothing, and no error."""
+    """Text without a table, and a table without rows, give no kernels and no error."""
     assert read_raw_table(text) == ()
 
 
 @needs_module
 def test_module_and_table_agree(recorded_report: Path, recorded_kernels: tuple[CountedKernel, ...]) -> None:
-    """Each figure of the CSV is the module's, to the CSV's two decimals."""
-    read = read_by_module(recorded_report, "")
-    assert read is not None
+    """Every counter has the same value in the module and in the CSV, to the CSV's two decimals."""
+    module_kernels = read_by_module(recorded_report, "")
+    assert module_kernels is not None
     compared = 0
-    for by_module, by_table in zip(read, recorded_kernels, strict=True):
+    for by_module, by_table in zip(module_kernels, recorded_kernels, strict=True):
         for name in by_table.counters.keys() & by_module.counters.keys():
             assert by_module.counters[name] == pytest.approx(by_table.counters[name], rel=1e-9, abs=0.006), name
             compared += 1
@@ -60,6 +60,6 @@ def test_module_and_table_agree(recorded_report: Path, recorded_kernels: tuple[C
 
 
 def test_without_the_module_there_is_the_table(recorded_report: Path, tmp_path: Path) -> None:
-    """A module that cannot be read gives nothing, so that the CSV is taken."""
+    """If the module cannot be imported, `read_by_module` returns None, so that the CSV is used."""
     (tmp_path / "ncu_report.py").write_text("raise OSError('another glibc')\n", encoding="utf-8")
     assert read_by_module(recorded_report, str(tmp_path)) is None

@@ -1,4 +1,4 @@
-"""Which GPU: NVML through a stand-in."""
+"""The GPU, its clocks and the environment, read from a fake NVML."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest_fa
 from pytest_fa.records.environment import (
     Gpu,
     find_gpu,
+    make_gpu_first,
     read_clocks,
     read_environment,
-    turn_to_gpu,
 )
 from pytest_fa.records.timing import Clocks
 
@@ -25,11 +25,11 @@ RTX = Gpu("NVIDIA GeForce RTX 4090", "GPU-bbbb", (8, 9), "580.1", "13.1")
 
 
 class NVMLError(Exception):
-    """What NVML raises."""
+    """The exception of the fake NVML."""
 
 
 class FakeNvml(ModuleType):
-    """As much of `pynvml` as is asked for: the given GPUs in PCI order, and a count of what is open."""
+    """The functions of `pynvml` that are used, for these GPUs in PCI order; `open` counts initialisations."""
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
@@ -41,30 +41,30 @@ class FakeNvml(ModuleType):
         self.open = 0
 
     def nvmlInit(self) -> None:  # noqa: N802  # NVML's names
-        """Fail where there is no driver."""
+        """Initialise; raise `NVMLError` without a driver."""
         if not self.driver:
             raise NVMLError
         self.open += 1
 
     def nvmlShutdown(self) -> None:  # noqa: N802
-        """Close what was opened."""
+        """Undo one initialisation."""
         self.open -= 1
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:  # noqa: N802
-        """The GPU itself is its handle."""
+        """Return the GPU, which is its own handle."""
         if index >= len(self.gpus):
             raise NVMLError
         return self.gpus[index]
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:  # noqa: N802
-        """A whole UUID only, as NVML does."""
+        """Return the GPU with exactly this UUID, as NVML does."""
         for gpu in self.gpus:
             if gpu.uuid == uuid:
                 return gpu
         raise NVMLError
 
     def __getattr__(self, name: str) -> Any:
-        """Every other function is a constant or reads the handle."""
+        """Return any other function: a constant, or a field of the handle."""
         readings = {
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13010,
             "nvmlSystemGetDriverVersion": lambda: "580.1",
@@ -85,7 +85,7 @@ class FakeNvml(ModuleType):
 
 @pytest.fixture(autouse=True)
 def _fresh_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The GPU is looked for anew in each test, and what a test pretends is forgotten after it."""
+    """Clear the cached GPU before and after each test."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     find_gpu.cache_clear()
@@ -94,7 +94,7 @@ def _fresh_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu, driver: bool = True) -> FakeNvml:
-    """Put a stand-in where `import pynvml` looks."""
+    """Replace the module `pynvml` by a fake one, and return it."""
     nvml = FakeNvml(*gpus, driver=driver)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     return nvml
@@ -125,7 +125,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu, driver: bool = True) ->
 def test_the_gpu_is_the_first_that_cuda_would_use(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: Gpu | None
 ) -> None:
-    """CUDA_VISIBLE_DEVICES names it by index or UUID; an empty, negative or unknown entry builds none."""
+    """CUDA_VISIBLE_DEVICES names the GPU by index or UUID; with an empty, negative or unknown entry there is none."""
     pretend(monkeypatch, H200, RTX)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -133,7 +133,7 @@ def test_the_gpu_is_the_first_that_cuda_would_use(
 
 
 @pytest.mark.parametrize(
-    ("visible", "found"),
+    ("visible", "expected"),
     [
         (None, ["GPU-aaaa", "GPU-bbbb", "GPU-aaaa"]),
         ("1", ["GPU-bbbb"] * 3),
@@ -142,8 +142,10 @@ def test_the_gpu_is_the_first_that_cuda_would_use(
         ("", [None] * 3),
     ],
 )
-def test_gpus_are_dealt_out(monkeypatch: pytest.MonkeyPatch, visible: str | None, found: list[str | None]) -> None:
-    """Process 0, 1, 2 of a run each have a first GPU of their own, as far as there are any; the others stay visible."""
+def test_processes_take_gpus_in_turn(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: list[str | None]
+) -> None:
+    """Processes 0, 1 and 2 of a run get the visible GPUs in turn."""
     pretend(monkeypatch, H200, RTX)
     first = []
     for number in range(3):
@@ -151,22 +153,22 @@ def test_gpus_are_dealt_out(monkeypatch: pytest.MonkeyPatch, visible: str | None
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         find_gpu.cache_clear()
-        turn_to_gpu(number)
+        make_gpu_first(number)
         gpu = find_gpu()
         first.append(gpu.uuid if gpu else None)
-    assert first == found
+    assert first == expected
 
 
 @pytest.mark.parametrize("driver", [True, False])
 def test_without_a_device_or_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, *, driver: bool) -> None:
-    """A machine without a driver, or with one and no device, has no GPU."""
+    """`find_gpu` returns None without a driver, and with a driver but no device."""
     pretend(monkeypatch, driver=driver)
     assert find_gpu() is None
 
 
 @pytest.mark.parametrize("gpus", [(H200,), ()])
-def test_nvml_is_closed_again(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...]) -> None:
-    """What was opened to look is shut down, whatever was found."""
+def test_nvml_is_shut_down(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...]) -> None:
+    """NVML is shut down after each query, with and without a GPU."""
     nvml = pretend(monkeypatch, *gpus)
     find_gpu()
     read_clocks("GPU-aaaa")
@@ -174,32 +176,30 @@ def test_nvml_is_closed_again(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, 
 
 
 def test_clocks_are_read_in_their_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MHz, watts, degrees and NVML's throttle bits."""
+    """Clocks are in MHz, power in watts, temperature in degrees Celsius; throttle reasons are NVML's bits."""
     pretend(monkeypatch, H200)
     expected = Clocks(sm_mhz=1980, memory_mhz=2619, power_watts=650.5, temperature_c=41, throttle_reasons=4)
     assert expected == read_clocks("GPU-aaaa")
 
 
 @pytest.mark.parametrize(("uuid", "driver"), [("GPU-cccc", True), ("GPU-aaaa", False)])
-def test_clocks_that_nvml_does_not_tell_are_missing(
-    monkeypatch: pytest.MonkeyPatch, uuid: str, *, driver: bool
-) -> None:
-    """An unknown GPU or a missing driver gives None, not zeros."""
+def test_unreadable_clocks_are_none(monkeypatch: pytest.MonkeyPatch, uuid: str, *, driver: bool) -> None:
+    """For an unknown GPU or without a driver, `read_clocks` returns None, not zeros."""
     pretend(monkeypatch, H200, driver=driver)
     assert read_clocks(uuid) is None
 
 
 def test_the_environment_names_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPU, compute capability, driver and CUDA stand as text, beside the versions of what runs."""
+    """The environment has GPU, compute capability, driver, CUDA, Python and pytest-fa version as text."""
     pretend(monkeypatch, H200)
-    found = read_environment()
+    environment = read_environment()
     expected = "NVIDIA H200", "9.0", "580.1", "13.1"
-    assert expected == (found.gpu, found.compute_capability, found.driver, found.cuda)
-    assert (platform.python_version(), pytest_fa.__version__) == (found.python, found.pytest_fa)
+    assert expected == (environment.gpu, environment.compute_capability, environment.driver, environment.cuda)
+    assert (platform.python_version(), pytest_fa.__version__) == (environment.python, environment.pytest_fa)
 
 
-def test_the_environment_without_a_gpu_makes_up_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only a GPU has is missing without one."""
+def test_without_a_gpu_its_fields_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a driver, the fields of the GPU are None."""
     pretend(monkeypatch, driver=False)
-    found = read_environment()
-    assert {found.gpu, found.compute_capability, found.driver, found.cuda} == {None}
+    environment = read_environment()
+    assert {environment.gpu, environment.compute_capability, environment.driver, environment.cuda} == {None}

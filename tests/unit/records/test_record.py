@@ -1,4 +1,4 @@
-"""Records survive their JSON, and a number that was not measured never comes back as one that passes."""
+"""Records are read back equal from JSON, and a number that was not measured never becomes one that passes."""
 
 from __future__ import annotations
 
@@ -17,101 +17,101 @@ from tests.factories import BARE, CHECK, KERNEL, RECORD, SPEED
 
 
 @pytest.mark.parametrize("record", [RECORD, BARE], ids=["full", "bare"])
-def test_a_record_survives_its_line(record: Record) -> None:
-    """What is written as a line reads back equal, field by field, from bytes and from text."""
+def test_a_record_is_read_back_equal(record: Record) -> None:
+    """A record's line, as bytes or text, is read back as an equal record."""
     line = to_json(record)
     assert [record, record] == [read_record(line), read_record(line.decode())]
 
 
 @pytest.mark.parametrize("record", [RECORD, BARE], ids=["full", "bare"])
-def test_a_record_survives_the_test_report(record: Record) -> None:
-    """What travels on a test report is plain JSON data, which any serializer carries, and reads back equal."""
-    carried = json.loads(json.dumps(to_builtins(record), allow_nan=False))
-    assert record == read_record(carried)
+def test_a_record_passes_through_a_test_report(record: Record) -> None:
+    """The builtins of a record are plain JSON data, which are read back as an equal record."""
+    received = json.loads(json.dumps(to_builtins(record), allow_nan=False))
+    assert record == read_record(received)
 
 
 def test_a_record_is_one_line() -> None:
-    """No message, however long or many-lined, breaks the line that a record is."""
+    """A record with a multi-line message is still one line."""
     assert len(to_json(RECORD).splitlines()) == 1
 
 
 @pytest.mark.parametrize("outcome", get_args(Outcome))
 def test_every_outcome_can_be_written(outcome: Outcome) -> None:
-    """No outcome is lost between its word and its line."""
+    """Each outcome is read back from its line."""
     assert outcome == read_record(to_json(msgspec.structs.replace(RECORD, outcome=outcome))).outcome
 
 
 @pytest.mark.parametrize(
     ("field", "value"), [("outcome", "great"), ("kind", "guess"), ("stages", "build"), ("case", "b1h8s512d64-fp16")]
 )
-def test_a_wrong_field_is_not_read(field: str, value: object) -> None:
-    """A line that says what no record can say is refused, not bent into one."""
+def test_a_wrong_value_is_refused(field: str, value: object) -> None:
+    """A line with a value that a field does not allow is refused."""
     with pytest.raises(msgspec.ValidationError):
         read_record({**to_builtins(RECORD), field: value})
 
 
-LATER = ("nsight", "sanitized", "ablation")  # younger than records that are kept: absent there, and None
+LATER = ("nsight", "sanitized", "ablation")  # added after the first saved records, which lack them; read as None
 
 
-def test_an_older_record_has_no_profile() -> None:
-    """What was written before profiles were recorded still reads, and says that there is none."""
-    told = {key: value for key, value in to_builtins(RECORD).items() if key not in LATER}
-    assert read_record(told) == msgspec.structs.replace(RECORD, nsight=None, sanitized=None, ablation=None)
+def test_a_record_without_the_later_fields_is_read() -> None:
+    """A record that was written before these fields existed is read, with None for each."""
+    content = {key: value for key, value in to_builtins(RECORD).items() if key not in LATER}
+    assert read_record(content) == msgspec.structs.replace(RECORD, nsight=None, sanitized=None, ablation=None)
 
 
 @pytest.mark.parametrize("field", [field for field in Record.__struct_fields__ if field not in ("schema", *LATER)])
-def test_a_missing_field_is_not_made_up(field: str) -> None:
-    """A line without one of a record's fields is refused: nothing stands in for what is not there."""
-    told = {key: value for key, value in to_builtins(RECORD).items() if key != field}
+def test_a_missing_field_is_refused(field: str) -> None:
+    """A line without a required field is refused with the name of that field."""
+    content = {key: value for key, value in to_builtins(RECORD).items() if key != field}
     with pytest.raises(msgspec.ValidationError, match=field):
-        read_record(told)
+        read_record(content)
 
 
-# -- numbers that are none --------------------------------------------------------------------------------------------
+# -- NaN and infinity -------------------------------------------------------------------------------------------------
 
-NO_NUMBERS = [math.nan, math.inf, -math.inf]
+NOT_FINITE = [math.nan, math.inf, -math.inf]
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS)
-def test_an_error_that_is_no_number_is_missing_in_the_line(value: float) -> None:
-    """An error figure that is NaN or Inf is written as missing, and its bound stays broken and unused."""
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_an_error_that_is_not_finite_is_none(value: float) -> None:
+    """An error of NaN or Inf is written as null; its bound still does not hold, and its used fraction is None."""
     bound = Bound("max", value, 0.01, False)
     check = msgspec.structs.replace(CHECK, bounds=(bound,), max_abs_error=value, rms_error=value, worst_got=value)
-    read = read_record(to_json(msgspec.structs.replace(RECORD, check=check))).check
-    assert read is not None
+    received = read_record(to_json(msgspec.structs.replace(RECORD, check=check))).check
+    assert received is not None
     expected = Bound("max", None, 0.01, False)
-    assert (expected, None) == (read.tightest, read.tightest.used)
-    assert {read.max_abs_error, read.rms_error, read.worst_got} == {None}
+    assert (expected, None) == (received.tightest, received.tightest.used)
+    assert {received.max_abs_error, received.rms_error, received.worst_got} == {None}
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS)
-def test_a_time_that_is_no_number_is_not_read(value: float) -> None:
-    """A line whose time is NaN or Inf gives no record, so the time can never stand in a table or a comparison."""
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_a_time_that_is_not_finite_is_refused(value: float) -> None:
+    """A line whose time was NaN or Inf is refused, so this time is never in a table or comparison."""
     speed = msgspec.structs.replace(SPEED, device=Timing("graph replay", (value,), value, 20))
     with pytest.raises(msgspec.ValidationError, match=r"speed\.device"):
         read_record(to_json(msgspec.structs.replace(RECORD, speed=speed)))
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS)
-def test_a_limit_that_is_no_number_is_not_read(value: float) -> None:
-    """A line whose bound allows NaN or Inf gives no record, so nothing is ever judged against it."""
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_an_allowed_value_that_is_not_finite_is_refused(value: float) -> None:
+    """A line with a bound that allows NaN or Inf is refused, so nothing is judged by it."""
     check = msgspec.structs.replace(CHECK, bounds=(Bound("max", 0.01, value, True),))
     with pytest.raises(msgspec.ValidationError, match=r"check\.bounds"):
         read_record(to_json(msgspec.structs.replace(RECORD, check=check)))
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS)
-def test_the_test_report_makes_no_number_of_what_is_none(value: float) -> None:
-    """On the way through a test report an error of NaN or Inf stays one, or goes missing; its bound stays broken."""
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_a_test_report_keeps_an_error_that_is_not_finite(value: float) -> None:
+    """After a test report, an error of NaN or Inf is still not finite or None, and its bound does not hold."""
     check = msgspec.structs.replace(CHECK, bounds=(Bound("max", value, 0.01, False),))
-    read = read_record(to_builtins(msgspec.structs.replace(RECORD, check=check))).check
-    assert read is not None
-    bound = read.tightest
+    received = read_record(to_builtins(msgspec.structs.replace(RECORD, check=check))).check
+    assert received is not None
+    bound = received.tightest
     assert not bound.holds
     assert bound.value is None or not math.isfinite(bound.value)
 
 
-# -- figures that a record derives ------------------------------------------------------------------------------------
+# -- derived figures -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_the_test_report_makes_no_number_of_what_is_none(value: float) -> None:
     ],
 )
 def test_used_is_the_fraction_of_the_bound(bound: Bound, used: float | None) -> None:
-    """1.0 is the edge; a bound of zero is unused or infinitely overused; what is not finite has no fraction."""
+    """`used` is value / allowed; 0 or inf if nothing is allowed; None if the value is not finite."""
     assert used == bound.used
 
 
@@ -141,11 +141,11 @@ def test_used_is_the_fraction_of_the_bound(bound: Bound, used: float | None) -> 
         ((Bound("finite", 0.0, 0.0, True), Bound("b", 0.2, 1.0, True)), "b"),
     ],
 )
-def test_the_tightest_bound_broke_or_is_nearest_to_it(bounds: tuple[Bound, ...], name: str) -> None:
-    """The first broken bound, else the one with the largest used fraction; one that is not judged is never it."""
+def test_the_tightest_bound_is_broken_or_most_used(bounds: tuple[Bound, ...], name: str) -> None:
+    """The tightest bound is the first broken one, else the most used one; bounds that are not judged are ignored."""
     assert name == msgspec.structs.replace(CHECK, bounds=bounds).tightest.name
 
 
 def test_spills_are_stores_and_loads() -> None:
-    """A kernel's spilled bytes are those stored and those loaded."""
+    """`spill_bytes` is the sum of the bytes of spill stores and spill loads."""
     assert KERNEL.spill_bytes == 4 + 8

@@ -1,4 +1,4 @@
-"""Which commit: git through small repositories, and the stamp that speaks for a copy."""
+"""The commit of a source tree, read from small git repositories and from stamp files."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from pytest_fa.records.source import STAMP_NAME, make_stamp, read_source
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that belongs to no repository, and a git that knows no outer settings."""
+    """Return a folder outside any repository; git ignores outer repositories and settings."""
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
-    made = tmp_path / "source"
-    made.mkdir()
-    return made
+    source = tmp_path / "source"
+    source.mkdir()
+    return source
 
 
 def git(folder: Path, *words: str) -> str:
-    """Run git as somebody."""
-    who = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
-    run = subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True)
+    """Run git with a fixed user, and return its output."""
+    user = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    run = subprocess.run(["git", *user, *words], cwd=folder, check=True, capture_output=True, text=True)
     return run.stdout.strip()
 
 
 def commit(folder: Path) -> str:
-    """Make `folder` a repository with one commit, and return it."""
+    """Make `folder` a repository with one commit, and return the commit."""
     git(folder, "init", "-q")
     (folder / "kernel.cu").write_text("", encoding="utf-8")
     git(folder, "add", ".")
@@ -41,36 +41,36 @@ def commit(folder: Path) -> str:
 
 
 def stamp(folder: Path) -> None:
-    """Write the file that says what was copied."""
-    told = {"commit": "0123abcd", "dirty": True}
-    (folder / STAMP_NAME).write_text(json.dumps(told), encoding="utf-8")
+    """Write a stamp file without hashes."""
+    content = {"commit": "0123abcd", "dirty": True}
+    (folder / STAMP_NAME).write_text(json.dumps(content), encoding="utf-8")
 
 
 @pytest.mark.parametrize(("change", "dirty"), [(None, False), ("kernel.cu", True), ("new.cu", True)])
-def test_git_tells_commit_and_changes(folder: Path, change: str | None, *, dirty: bool) -> None:
-    """The commit that is checked out, and whether a tracked or a new file differs from it."""
+def test_git_gives_commit_and_changes(folder: Path, change: str | None, *, dirty: bool) -> None:
+    """The source is the commit that is checked out; it is dirty if a tracked or untracked file differs."""
     head = commit(folder)
     if change is not None:
         (folder / change).write_text("changed", encoding="utf-8")
     assert Source(commit=head, dirty=dirty, origin="git") == read_source(folder)
 
 
-def test_a_copy_without_git_tells_its_stamp(folder: Path) -> None:
-    """A folder that was copied without its repository says what was written before the copy."""
+def test_a_copy_without_git_uses_its_stamp(folder: Path) -> None:
+    """The source of a folder without a repository is that of its stamp file."""
     stamp(folder)
     assert Source(commit="0123abcd", dirty=True, origin=STAMP_NAME) == read_source(folder)
 
 
-def test_git_comes_before_an_old_stamp(folder: Path) -> None:
-    """A repository is asked even where a stamp file lies in it."""
+def test_git_takes_precedence_over_a_stamp_without_hashes(folder: Path) -> None:
+    """A repository with a stamp file that has no hashes is read by git."""
     head = commit(folder)
     stamp(folder)
     assert Source(commit=head, dirty=True, origin="git") == read_source(folder)
 
 
 @pytest.mark.parametrize("edited", [False, True])
-def test_a_stamp_that_fits_comes_before_an_older_checkout(folder: Path, *, edited: bool) -> None:
-    """Files that were copied over an older checkout are of the commit that their stamp names, unless they changed."""
+def test_a_matching_stamp_takes_precedence_over_an_older_checkout(folder: Path, *, edited: bool) -> None:
+    """Files that were copied over an older checkout have the commit of their stamp, unless they were edited."""
     old = commit(folder)
     (folder / "kernel.cu").write_text("newer", encoding="utf-8")
     git(folder, "commit", "-q", "-a", "-m", "second")
@@ -85,7 +85,7 @@ def test_a_stamp_that_fits_comes_before_an_older_checkout(folder: Path, *, edite
 
 
 def test_an_edited_copy_is_dirty(folder: Path) -> None:
-    """Without git, a file that is no longer what the stamp says is seen."""
+    """Without git, a copy is dirty if the hash of a file differs from the stamp."""
     head = commit(folder)
     (folder / STAMP_NAME).write_bytes(to_json(make_stamp(folder, read_source(folder))))
     read_source.cache_clear()
@@ -94,8 +94,8 @@ def test_an_edited_copy_is_dirty(folder: Path) -> None:
     assert Source(commit=head, dirty=True, origin=STAMP_NAME) == read_source(folder)
 
 
-def test_a_stamped_copy_inside_another_repository_tells_its_stamp(folder: Path) -> None:
-    """The repository around a copy is not the copy's source."""
+def test_a_stamped_copy_inside_another_repository_uses_its_stamp(folder: Path) -> None:
+    """For a copy inside another repository, the stamp is used, not that repository."""
     commit(folder)
     copy = folder / "copy"
     copy.mkdir()
@@ -106,15 +106,14 @@ def test_a_stamped_copy_inside_another_repository_tells_its_stamp(folder: Path) 
 UNKNOWN = Source(commit=None, dirty=None, origin="no git commit and no .fa-source.json")
 
 
-def test_neither_git_nor_stamp_is_said(folder: Path) -> None:
-    """Without either the commit is missing, and the origin says why."""
-    expected = UNKNOWN
-    assert expected == read_source(folder)
+def test_without_git_and_stamp_the_source_is_unknown(folder: Path) -> None:
+    """Without a repository and a stamp, the commit is None, and the origin says why."""
+    assert read_source(folder) == UNKNOWN
 
 
 @pytest.mark.parametrize("stamped", [True, False])
-def test_a_repository_without_a_commit_leaves_the_word_to_the_stamp(folder: Path, *, stamped: bool) -> None:
-    """A repository that has nothing to say does not silence the stamp, and is no error without one."""
+def test_in_a_repository_without_a_commit_the_stamp_is_used(folder: Path, *, stamped: bool) -> None:
+    """In a repository without a commit, the stamp is used; without a stamp, the source is unknown."""
     git(folder, "init", "-q")
     if stamped:
         stamp(folder)
@@ -123,10 +122,10 @@ def test_a_repository_without_a_commit_leaves_the_word_to_the_stamp(folder: Path
 
 
 @pytest.mark.parametrize("stamped", [True, False])
-def test_a_machine_without_git_leaves_the_word_to_the_stamp(
+def test_on_a_machine_without_git_the_stamp_is_used(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *, stamped: bool
 ) -> None:
-    """A repository that nothing can read does not silence the stamp, and is no error without one."""
+    """If git is not installed, the stamp is used; without a stamp, the source is unknown."""
     commit(folder)
     if stamped:
         stamp(folder)

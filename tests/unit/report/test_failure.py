@@ -1,4 +1,4 @@
-"""A failed test's text: the verdict, the stages, every bound, the place, and the command that repeats it."""
+"""The text of a failed test: the verdict, the stages, every bound, the places, and the rerun command."""
 
 from __future__ import annotations
 
@@ -58,33 +58,33 @@ RECORD = Record(
 
 
 def test_a_wrong_result_says_everything() -> None:
-    """The text holds verdict, stages, each bound with its used part, the same-precision reference, the places, and the command."""
+    """The text has the verdict, the stages, every bound, the same-precision reference, the places and the command."""
     expected = """\
 ws_p2-b1h8s512d64-fp16-seed3: wrong result: max error is 0.02, allowed is 0.01
   stages: build ok, launch ok, correct failed
   policy same_precision:
     finite: 0.000e+00, allowed 0.000e+00: holds
-    max: 2.000e-02, allowed 1.000e-02, 200% of it used: BROKEN
-    rms: 1.000e-03, allowed 4.000e-03, 25% of it used: holds
-    gain: 5.000e-01, allowed 1.000e-01, 500% of it used: not judged
+    max: 2.000e-02, allowed 1.000e-02, 200% of the limit: BROKEN
+    rms: 1.000e-03, allowed 4.000e-03, 25% of the limit: holds
+    gain: 5.000e-01, allowed 1.000e-01, 500% of the limit: not judged
   same-precision reference: max 5.000e-03, rms 5.000e-04
   elements: 3 of 262144 bad, 0 NaN or Inf
   first bad: batch 0, head 1, query 2, dim 3
   worst: batch 0, head 7, query 511, dim 63: got 0.25, want 0.27
-  repeat: pytest --fa-variant=ws_p2 --fa-case=b1h8s512d64-fp16-seed3 -k test_correct"""
+  rerun: pytest --fa-variant=ws_p2 --fa-case=b1h8s512d64-fp16-seed3 -k test_correct"""
     assert expected == failure_text(RECORD)
 
 
 RACE = (
-    "  repeats: 100 on NaN-filled shared memory, 37 differ from the first call, in 5 elements, first at batch 0, head 1, "
-    "query 64, dim 0: a race"
+    "  repeats: 100 with NaN-filled shared memory, 37 differ from the first call in 5 elements, first at batch 0, "
+    "head 1, query 64, dim 0: a race"
 )
 
 
 @pytest.mark.parametrize(
     ("repeats", "line"),
     [
-        (Repeats(100, 0, 0, None, None), "  repeats: 100 on NaN-filled shared memory, all bitwise equal"),
+        (Repeats(100, 0, 0, None, None), "  repeats: 100 with NaN-filled shared memory, all bitwise equal"),
         (
             Repeats(100, 37, 5, (0, 1, 64, 0), None),
             RACE,
@@ -94,15 +94,15 @@ RACE = (
             "  repeats: 7 without NaN-filled shared memory (no cuda.bindings), all bitwise equal",
         ),
     ],
-    ids=["equal", "a race", "on clean memory"],
+    ids=["equal", "a race", "without NaN-filled memory"],
 )
 def test_repeats_are_one_line(repeats: Repeats, line: str) -> None:
-    """How often the call was repeated, on what memory, how often the output changed and where first."""
+    """One line has the number of repeats, the state of shared memory, and how many repeats differ and where."""
     assert failure_text(msgspec.structs.replace(RECORD, repeats=repeats)).splitlines()[-2] == line
 
 
 def test_a_failure_without_a_check_makes_up_none() -> None:
-    """What broke before anything was judged shows its reason, its stages and the command, and nothing else."""
+    """A failure before the check shows only its reason, its stages and the rerun command."""
     record = msgspec.structs.replace(
         RECORD,
         outcome="hung",
@@ -113,19 +113,19 @@ def test_a_failure_without_a_check_makes_up_none() -> None:
     expected = """\
 ws_p2-b1h8s512d64-fp16-seed3: hung: did not answer within 300 s
   stages: launch failed, sanity not reached
-  repeat: pytest --fa-variant=ws_p2 --fa-case=b1h8s512d64-fp16-seed3 -k test_correct"""
+  rerun: pytest --fa-variant=ws_p2 --fa-case=b1h8s512d64-fp16-seed3 -k test_correct"""
     assert expected == failure_text(record)
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in get_args(Outcome) if outcome != "ok"])
 def test_every_bad_outcome_has_words(outcome: Outcome) -> None:
-    """No outcome but `ok` is without a headline, and the text begins with it."""
+    """Every outcome except `ok` has a headline, and the text begins with it."""
     record = msgspec.structs.replace(RECORD, outcome=outcome)
     assert f"{RECORD.id}: {HEADLINES[outcome]}: {RECORD.message}" == failure_text(record).splitlines()[0]
 
 
 def test_an_output_that_is_not_finite_says_so() -> None:
-    """NaN has no figure and no used part: the words stand where the numbers would."""
+    """For a value that is not finite, the text says so in place of the number."""
     check = msgspec.structs.replace(
         CHECK, bounds=(Bound("max", None, 0.01, False),), nonfinite_count=262144, bad_count=262144, worst_got=None
     )
@@ -145,14 +145,14 @@ def test_an_output_that_is_not_finite_says_so() -> None:
     [({"first_bad": None}, "first bad"), ({"worst": None}, "worst"), ({"worst_want": None}, "worst")],
 )
 def test_a_place_that_is_not_known_has_no_line(missing: dict[str, Any], word: str) -> None:
-    """A check without a place prints one line less, not an empty place."""
+    """A check without a place prints no line for it."""
     lines = check_lines(msgspec.structs.replace(CHECK, **missing))
     assert [line for line in check_lines(CHECK) if not line.startswith(f"  {word}:")] == lines
     assert len(lines) == len(check_lines(CHECK)) - 1
 
 
 def test_scores_have_keys_where_attention_has_dims() -> None:
-    """A place in an output of scores is told in its own words."""
+    """A place in an output of scores is given by batch, head, query and key."""
     case = parse_case("b1h8s512d64-fp16-scores-seed3")
     text = failure_text(msgspec.structs.replace(RECORD, case=case))
     assert "first bad: batch 0, head 1, query 2, key 3" in text

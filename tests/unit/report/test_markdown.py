@@ -1,4 +1,4 @@
-"""Tables in Markdown files: made from records, between their comments, and checked."""
+"""Tables in Markdown files: they are generated from records, between their comments, and can be checked."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_fa.profile import presets
 from pytest_fa.records.judged import Bound
 from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Record, to_json
-from pytest_fa.records.tool_results import Bottleneck, CountedKernel, NsightReport
+from pytest_fa.records.tool_results import CountedKernel, NsightReport
 from pytest_fa.report.blocks import TableProblem
 from pytest_fa.report.markdown import main, rewrite
-from tests.factories import OTHER, RECORD, SHAPE, check, record, speed
+from tests.factories import RECORD, SHAPE, SMALL_SHAPE, check, record, speed
 
 HEAD = f"<!-- fa-table profiles=profiles/cpu case={SHAPE} variants=slow,fast,empty against=fast -->"
 TEXT = f"Before.\n\n{HEAD}\nold\n<!-- /fa-table -->\n\nAfter.\n"
 TABLE = """\
-| variant | right | device_us | call_us | TFLOP/s | x fast | regs | spill B |
+| variant | checks passed | device_us | call_us | TFLOP/s | x fast | regs | spill B |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 | `slow` | 2/2 | 20.00 | 30.00 | 26.84 | 2.000 | - | - |
 | `fast` | 1/1 | 10.00 | 20.00 | 53.69 | 1.000 | - | - |
-| `empty` | not judged | 1.00 | 5.00 | - | - | - | - |"""
+| `empty` | not checked | 1.00 | 5.00 | - | - | - | - |"""
 EXPECTED = f"Before.\n\n{HEAD}\n\n{TABLE}\n\n<!-- /fa-table -->\n\nAfter.\n"
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with three variants' records and a file with a table, where the command is run."""
+    """A working folder with the records of three variants and a file with a table."""
     records: list[Record] = [
         record("slow", check=check()),
         record("slow", kind="speed", check=check(), speed=speed(20.0, 30.0)),
@@ -42,7 +43,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_table_is_made_from_records(root: Path) -> None:
-    """Every variant has its row, in the order that was asked for; the text around stays."""
+    """Every variant has its row, in the order of the comment; the text around the table does not change."""
     assert rewrite(TEXT, root) == EXPECTED
 
 
@@ -50,36 +51,36 @@ MARGINS = "<!-- fa-margins profiles=profiles/cpu variants=slow,fast -->\n<!-- /f
 
 
 def test_margins_are_the_worst_of_all_checks(tmp_path: Path) -> None:
-    """A row for each variant and dtype: how many checks, the largest used fraction of each bound, and where."""
+    """Each variant and dtype has a row with the number of checks, the largest used fractions, and the worst shape."""
     finite, shown = Bound("finite", 0.0, 0.0, holds=True), Bound("shown", 9.0, 1.0, holds=False, judged=False)
     near, far = Bound("max", 0.3, 1.0, holds=True), Bound("max", 0.1, 1.0, holds=True)
     records = [
         record("slow", check=check(finite, near, shown)),
-        record("slow", f"{OTHER}-seed0", check=check(finite, far, Bound("rms", 0.2, 0.5, holds=True))),
+        record("slow", f"{SMALL_SHAPE}-seed0", check=check(finite, far, Bound("rms", 0.2, 0.5, holds=True))),
         record("fast", check=check(far)),
     ]
     save_records(records, tmp_path / "profiles")
     assert rewrite(MARGINS, tmp_path).split("\n\n")[1].splitlines() == [
         "| variant | dtype | checks | max | rms | worst at |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
-        f"| `slow` | fp16 | 2 | 0.30 | 0.40 | `{OTHER}` |",
+        f"| `slow` | fp16 | 2 | 0.30 | 0.40 | `{SMALL_SHAPE}` |",
         f"| `fast` | fp16 | 1 | 0.10 | - | `{SHAPE}` |",
     ]
 
 
 def test_a_table_that_is_right_stays(root: Path) -> None:
-    """Making a table again changes nothing."""
+    """Generating an up-to-date table again changes nothing."""
     assert rewrite(EXPECTED, root) == EXPECTED
 
 
 def test_the_command_rewrites_and_checks(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--check` is 1 for an old table and does not change it; the command rewrites it; then `--check` is 0."""
+    """`--check` returns 1 for an old table without changing it; after the command has rewritten it, it returns 0."""
     assert main(["--check", "page.md"]) == 1
     assert (root / "page.md").read_text(encoding="utf-8") == TEXT
     assert main(["page.md"]) == 0
     assert main(["--check", "page.md"]) == 0
     assert (root / "page.md").read_text(encoding="utf-8") == EXPECTED
-    assert "page.md: its tables are not what the records say" in capsys.readouterr().err
+    assert "page.md: its tables differ from the records" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -89,44 +90,47 @@ def test_the_command_rewrites_and_checks(root: Path, capsys: pytest.CaptureFixtu
         ("against=fast", "againts=fast", "Object contains unknown field `againts`"),
         ("case=", "cases=", "unknown field `cases`"),
         ("against=fast", "against", "fa-table profiles"),
-        ("fa-table", "fa-tables", "1 tables are opened, 0 are whole"),
+        ("fa-table", "fa-tables", "1 tables are opened, 0 of them are closed"),
     ],
 )
 def test_a_comment_that_is_wrong_is_named(root: Path, old: str, new: str, message: str) -> None:
-    """A variant without records, an unknown word or one without a value: the table's comment and what is wrong."""
+    """The error for a wrong comment names what is wrong: records that do not exist, an unknown key, a missing value."""
     with pytest.raises(TableProblem) as raised:
         rewrite(TEXT.replace(old, new, 1), root)
     assert message in str(raised.value)
 
 
 def test_the_command_names_what_it_cannot_read(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A missing file, a wrong comment and no file at all are 2, each with its words."""
+    """For a missing file, a wrong comment and no file at all, the command returns 2 and prints the cause."""
     (root / "page.md").write_text(TEXT.replace("slow", "gone"), encoding="utf-8")
     assert [main(["none.md"]), main(["page.md"]), main([])] == [2, 2, 2]
-    said = capsys.readouterr().err
-    assert all(words in said for words in ("No such file", "no record of gone", "rewrite every table"))
+    printed = capsys.readouterr().err
+    assert all(words in printed for words in ("No such file", "no record of gone", "rewrite every table"))
 
 
-def test_verdicts_quote_what_decided(tmp_path: Path) -> None:
-    """A row for each kernel with its sentence and counters; a variant that was not profiled says so."""
-    bottleneck = Bottleneck("latency", "latency-bound: no unit is busy", {"launch__grid_size": 32.0})
-    kernel = CountedKernel("void ns::k<1>(int)", {}, bottleneck)
+def test_bottlenecks_quote_the_decisive_counters(tmp_path: Path) -> None:
+    """Each kernel has a row with its sentence and counters; a variant without a profile has `not measured`."""
+    rates = {presets.MEMORY: 20.0, presets.TENSOR: 30.0, presets.XU: 25.0, presets.FMA: 10.0}
+    counters = {presets.ACTIVE_MAX: 170.0, presets.ELAPSED_MAX: 175.0, presets.GRID: 32.0, presets.SMS: 132.0, **rates}
+    kernel = CountedKernel("void ns::k<1>(int)", counters)
     profile = NsightReport("ok", "", "verdict", "ncu 1", 6.0, (), (kernel, CountedKernel("other(int)", {})))
     record = msgspec.structs.replace(RECORD, kind="profile", variant="one", nsight=profile)
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "one.jsonl").write_bytes(to_json(record) + b"\n")
     assert record.case is not None
     words = f"profiles=profiles case={record.case.shape_id} variants=one,two"
+    start = "latency-bound: no unit is near its peak (the tensor pipe is the busiest, at 30 %)"
+    sentence = f"{start}; 32 blocks leave 100 of 132 SMs empty"
     made = rewrite(f"<!-- fa-verdicts {words} -->\n<!-- /fa-verdicts -->\n", tmp_path)
     assert made.splitlines()[4:7] == [
-        "| `one` | `k` | latency-bound: no unit is busy | `launch__grid_size` 32 |",
+        f"| `one` | `k` | {sentence} | `{presets.TENSOR}` 30, `{presets.GRID}` 32 |",
         "| `one` | `other` | a counter is missing | - |",
         "| `two` | - | not measured | - |",
     ]
 
 
-def test_a_variant_without_ablations_has_no_stages(tmp_path: Path) -> None:
-    """The comment names the wrong variant, or the ablations are gone: no empty table."""
+def test_a_variant_without_ablations_has_no_phases(tmp_path: Path) -> None:
+    """A table of phases for a variant without ablations is an error, not an empty table."""
     (tmp_path / "kernels").mkdir()
     words = "profiles=profiles kernels=kernels of=one cases=b1h8s512d64-fp16"
     with pytest.raises(TableProblem, match="one has no ablations in kernels"):

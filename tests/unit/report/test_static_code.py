@@ -1,4 +1,4 @@
-"""What `--fa-static` shows: facts, instructions by group, and the difference of two variants."""
+"""What `--fa-static` shows: resources, instructions by group, and the difference of two variants."""
 
 from __future__ import annotations
 
@@ -26,57 +26,57 @@ def build(*builds: object) -> Record:
 
 
 def cells(text: str, kernel: str) -> list[list[str]]:
-    """The cells after a kernel's name, of each table."""
+    """The cells after a kernel's name, for each table."""
     return [line.split(kernel)[1].split() for line in text.splitlines() if kernel in line]
 
 
 def test_instructions_fall_into_groups() -> None:
-    """Every opcode is counted once; what belongs nowhere is `other`."""
-    found = mix(ONE.kernels[0])
+    """Every instruction is counted in one group; opcodes without a group count as `other`."""
+    counts = mix(ONE.kernels[0])
     assert {"tensor": 12, "exp": 4, "fp32": 30, "barrier": 2, "local": 1, "other": 7} == {
-        name: count for name, count in found.items() if count
+        name: count for name, count in counts.items() if count
     }
-    assert [*GROUPS, "other"] == list(found)
+    assert [*GROUPS, "other"] == list(counts)
 
 
 def test_no_opcode_is_in_two_groups() -> None:
-    """The sum over groups is the sum over opcodes."""
+    """Every opcode is listed in at most one group."""
     opcodes = [opcode for group in GROUPS.values() for opcode in group]
     assert len(opcodes) == len(set(opcodes))
 
 
-def test_without_a_launch_the_limit_is_an_upper_one() -> None:
-    """Dynamic shared memory is not in the code: the sign says so."""
-    facts, instructions = cells(static_text([build(ONE)], {}, 80), KERNEL.name)
-    assert facts == ["168", "12", "16", "49152", "384", "<=", "1", "(registers)", "<=", "19", "%", "4096"]
+def test_without_a_launch_the_occupancy_is_an_upper_bound() -> None:
+    """Without a saved launch the dynamic shared memory is unknown, so blocks and occupancy are marked `<=`."""
+    resources, instructions = cells(static_text([build(ONE)], {}, 80), KERNEL.name)
+    assert resources == ["168", "12", "16", "49152", "384", "<=", "1", "(registers)", "<=", "19", "%", "4096"]
     assert instructions == ["12", "4", "30", "0", "0", "0", "0", "0", "0", "2", "1", "7"]
 
 
 def test_a_saved_launch_completes_it() -> None:
-    """Threads and dynamic shared memory as they were launched."""
+    """With a saved launch, its threads and dynamic shared memory are used."""
     launch = LaunchedKernel(KERNEL.mangled, (8, 1, 1), (128, 1, 1), 65536)
-    facts, _ = cells(static_text([build(ONE)], {(ONE.variant, KERNEL.name): launch}, 80), KERNEL.name)
-    assert facts == ["168", "12", "16", "114688+", "128", "2", "(shared", "memory)", "12", "%", "4096"]
+    resources, _ = cells(static_text([build(ONE)], {(ONE.variant, KERNEL.name): launch}, 80), KERNEL.name)
+    assert resources == ["168", "12", "16", "114688+", "128", "2", "(shared", "memory)", "12", "%", "4096"]
 
 
 def test_two_variants_are_compared() -> None:
-    """What the second has more or fewer of, the largest first."""
+    """The differences in instruction counts are listed, the largest first."""
     (title, line) = difference_lines([ONE, OTHER])
     assert title == "ws_p2@BLOCK_M=64 -> other, instructions over all kernels:"
     assert line == "  sm_90a: registers 168 -> 128; FFMA -30, IADD3 -7, HGMMA +4, BAR -2, LDL -1"
 
 
-def test_the_same_code_is_said_to_be() -> None:
-    """A define that changed nothing."""
-    twin = msgspec.structs.replace(OTHER, code_identity="a")
-    assert difference_lines([ONE, twin])[1] == "  sm_90a: the same machine code"
+def test_the_same_code_is_reported() -> None:
+    """Two variants with the same machine code are reported as such."""
+    same_code = msgspec.structs.replace(OTHER, code_identity="a")
+    assert difference_lines([ONE, same_code])[1] == "  sm_90a: the same machine code"
 
 
 def test_three_variants_are_not_compared() -> None:
-    """A difference has two sides."""
+    """Three variants have no difference lines."""
     assert difference_lines([ONE, OTHER, msgspec.structs.replace(OTHER, variant="third")]) == []
 
 
 def test_nothing_built_is_nothing_shown() -> None:
-    """No table of nothing."""
+    """Without builds there is no table."""
     assert static_text([RECORD], {}, 80) == ""

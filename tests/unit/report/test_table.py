@@ -1,4 +1,4 @@
-"""The table: one row per variant and shape, and no cell that claims more than was measured."""
+"""The table: one row for each variant and shape, and `-` for everything that was not measured."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pytest_fa.records.judged import Bound, Check, Repeats
 from pytest_fa.records.record import Outcome, Record
 from pytest_fa.records.timing import ON_CPU
 from pytest_fa.report.table import FOOTNOTE, HEADERS, NOTHING, Row, best_baseline_us, headline, make_rows, notes, render
-from tests.factories import FLOPS, OK, OTHER, SHAPE, WRONG, build, check, record, speed
+from tests.factories import FLOPS, OK, SHAPE, SMALL_SHAPE, WRONG, build, check, record, speed
 
 
 def only(*records: Record) -> Row:
-    """The one row of these records."""
+    """The single row of these records."""
     (row,) = make_rows(list(records))
     return row
 
@@ -26,29 +26,29 @@ def only(*records: Record) -> Row:
 
 
 def test_a_row_is_a_variant_on_a_shape() -> None:
-    """Seeds and kinds of one variant and shape share a row; shapes come in the order of their first record."""
+    """All seeds and kinds of one variant and shape share a row; shapes are in the order of their first record."""
     records = [
         record("one", f"{SHAPE}-seed0"),
-        record("one", f"{OTHER}-seed0"),
+        record("one", f"{SMALL_SHAPE}-seed0"),
         record("two", f"{SHAPE}-seed0"),
         record("one", f"{SHAPE}-seed1"),
         record("one", f"{SHAPE}-seed0", "speed"),
-        record("two", f"{OTHER}-seed0"),
+        record("two", f"{SMALL_SHAPE}-seed0"),
     ]
-    expected = [("one", SHAPE), ("two", SHAPE), ("one", OTHER), ("two", OTHER)]
+    expected = [("one", SHAPE), ("two", SHAPE), ("one", SMALL_SHAPE), ("two", SMALL_SHAPE)]
     assert expected == [(row.variant, row.case) for row in make_rows(records)]
 
 
 @pytest.mark.parametrize("role", ["baseline", "overhead"])
-def test_companions_stand_below_candidates(role: str) -> None:
-    """Whichever record arrives first, a shape's candidates come before its baselines and floors."""
-    records = [record("beside", role=role), record("mine")]
-    expected = ["mine", "beside"]
+def test_companions_are_below_candidates(role: str) -> None:
+    """At each shape the candidates come before baselines and overhead variants, in any order of the records."""
+    records = [record("companion", role=role), record("mine")]
+    expected = ["mine", "companion"]
     assert expected == [row.variant for row in make_rows(records)]
 
 
 def test_a_full_row_has_every_figure() -> None:
-    """One row shows verdict, tightest bound, registers, spills, both times, throughput and the ratio to SDPA."""
+    """A row shows the checks, the tightest bound, registers, spills, both times, throughput and the ratio to SDPA."""
     builds = (build("sm_90a", kernel=(168, 4, 8)),)
     row, _ = make_rows(
         [
@@ -76,15 +76,15 @@ def test_a_full_row_has_every_figure() -> None:
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
-    """A record without check, build or speed fills no cell but its name, shape and verdict."""
-    assert Row("mine", SHAPE, "not judged", *[NOTHING] * 9) == only(record())
+    """A record without check, build and speed fills only the cells for name, shape and checks."""
+    assert Row("mine", SHAPE, "not checked", *[NOTHING] * 9) == only(record())
 
 
-# -- verdict ----------------------------------------------------------------------------------------------------------
+# -- checks -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "verdict"),
+    ("outcomes", "checks"),
     [
         (("ok",), "ok 1/1"),
         (("ok", "ok", "ok"), "ok 3/3"),
@@ -95,31 +95,31 @@ def test_what_was_not_measured_is_a_dash() -> None:
         (("crashed", "hung"), "CRASHED 2/2"),
     ],
 )
-def test_the_verdict_counts_what_was_judged(outcomes: tuple[Outcome, ...], verdict: str) -> None:
-    """All right: how many; otherwise the first thing that went wrong, aloud, and how many did."""
+def test_the_checks_are_counted(outcomes: tuple[Outcome, ...], checks: str) -> None:
+    """`checks` is `ok` with the number of runs, or the first failure in capitals with the number of failures."""
     records = [
         record(case=f"{SHAPE}-seed{seed}", outcome=outcome, check={"ok": OK, "wrong": WRONG}.get(outcome))
         for seed, outcome in enumerate(outcomes)
     ]
-    assert verdict == only(*records).verdict
+    assert checks == only(*records).checks
 
 
 def test_a_timing_without_a_check_is_not_judged() -> None:
-    """A floor that was timed and never judged is not called ok."""
+    """A variant of role `overhead`, which is timed and never judged, is not called ok."""
     row = only(record("noop", kind="speed", role="overhead", speed=speed(0.6)))
-    expected = "not judged", "0.60"
-    assert expected == (row.verdict, row.device_us)
+    expected = "not checked", "0.60"
+    assert expected == (row.checks, row.device_us)
 
 
 def test_properties_are_counted() -> None:
-    """Their case is in no suite, so nothing else is in its row."""
-    assert only(record(kind="property"), record(kind="property")).verdict == "ok 2/2"
-    assert only(record(kind="property"), record(kind="property", outcome="wrong")).verdict == "WRONG 1/2"
+    """Records of properties are counted in `checks`."""
+    assert only(record(kind="property"), record(kind="property")).checks == "ok 2/2"
+    assert only(record(kind="property"), record(kind="property", outcome="wrong")).checks == "WRONG 1/2"
 
 
 def test_an_unjudged_record_is_not_counted() -> None:
-    """A record that came through without a check adds nothing to the count of those that have one."""
-    assert only(record(check=OK), record(kind="speed", speed=speed(1.0))).verdict == "ok 1/1"
+    """A record without a check is not counted in `checks`."""
+    assert only(record(check=OK), record(kind="speed", speed=speed(1.0))).checks == "ok 1/1"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_an_unjudged_record_is_not_counted() -> None:
     ],
 )
 def test_the_error_is_the_worst_bound_of_all(checks: tuple[Check, ...], error: str) -> None:
-    """A broken bound before one that holds, then the larger used fraction; what is not finite is the worst of all."""
+    """The worst bound is one that is not finite, else a broken one, else the one with the largest used fraction."""
     records = [
         record(case=f"{SHAPE}-seed{seed}", check=each, outcome="ok" if each.passed else "wrong")
         for seed, each in enumerate(checks)
@@ -161,53 +161,54 @@ def test_the_error_is_the_worst_bound_of_all(checks: tuple[Check, ...], error: s
     ],
 )
 def test_only_right_baselines_are_compared_with(baselines: list[tuple[str, float, Outcome]], ratio: str) -> None:
-    """The ratio is to the fastest baseline whose output was right; without one there is none."""
-    beside = [
+    """The ratio compares with the fastest correct baseline; without a correct baseline there is no ratio."""
+    baseline_records = [
         record(name, kind="speed", role="baseline", outcome=outcome, speed=speed(device_us))
         for name, device_us, outcome in baselines
     ]
-    row = make_rows([record(kind="speed", check=OK, speed=speed(10.0)), *beside])[0]
+    row = make_rows([record(kind="speed", check=OK, speed=speed(10.0)), *baseline_records])[0]
     assert ("mine", ratio) == (row.variant, row.versus_baseline)
 
 
 @pytest.mark.parametrize(
-    ("role", "case"), [("candidate", f"{SHAPE}-seed0"), ("ablation", f"{SHAPE}-seed0"), ("baseline", f"{OTHER}-seed0")]
+    ("role", "case"),
+    [("candidate", f"{SHAPE}-seed0"), ("ablation", f"{SHAPE}-seed0"), ("baseline", f"{SMALL_SHAPE}-seed0")],
 )
 def test_only_baselines_of_the_same_shape_are_compared_with(role: str, case: str) -> None:
-    """Neither another candidate nor a baseline on another shape stands in for SDPA."""
-    beside = record("beside", case, "speed", role=role, check=OK, speed=speed(5.0))
-    row = make_rows([record(kind="speed", check=OK, speed=speed(10.0)), beside])[0]
+    """The ratio compares neither with another candidate nor with a baseline at another shape."""
+    unrelated = record("unrelated", case, "speed", role=role, check=OK, speed=speed(5.0))
+    row = make_rows([record(kind="speed", check=OK, speed=speed(10.0)), unrelated])[0]
     expected = "mine", NOTHING
     assert expected == (row.variant, row.versus_baseline)
 
 
 def test_the_best_baseline_is_named() -> None:
-    """Name and time of the fastest right baseline, or None."""
-    beside = [
+    """`best_baseline_us` gives the name and the time of the fastest correct baseline, or None."""
+    baselines = [
         record(name, kind="speed", role="baseline", speed=speed(us)) for name, us in (("slow", 8.0), ("fast", 5.0))
     ]
-    mine = record(kind="speed", speed=speed(1.0))
+    candidate = record(kind="speed", speed=speed(1.0))
     expected = [("fast", 5.0), None]
-    assert expected == [best_baseline_us([mine, *beside]), best_baseline_us([mine])]
+    assert expected == [best_baseline_us([candidate, *baselines]), best_baseline_us([candidate])]
 
 
-def test_a_floor_has_times_and_no_throughput() -> None:
-    """A floor does no work: no TFLOP/s and no ratio, though its times and SDPA's are known."""
-    floor = record("noop", kind="speed", role="overhead", speed=speed(0.6, 4.0))
-    beside = record("sdpa", kind="speed", role="baseline", check=OK, speed=speed(8.0))
-    row = make_rows([floor, beside])[0]
+def test_overhead_has_times_and_no_throughput() -> None:
+    """A variant of role `overhead` computes nothing, so it has times but no TFLOP/s and no ratio."""
+    noop = record("noop", kind="speed", role="overhead", speed=speed(0.6, 4.0))
+    baseline = record("sdpa", kind="speed", role="baseline", check=OK, speed=speed(8.0))
+    row = make_rows([noop, baseline])[0]
     expected = ("noop", "0.60", "4.00", NOTHING, NOTHING)
     assert expected == (row.variant, row.device_us, row.call_us, row.tflops, row.versus_baseline)
 
 
 def test_a_masked_case_counts_visible_work_only() -> None:
-    """TFLOP/s of a causal case are those of the pairs that the mask shows."""
+    """TFLOP/s of a causal case count only the query-key pairs that the mask keeps."""
     row = only(record(case=f"{SHAPE}-causal-seed0", kind="speed", check=OK, speed=speed(10.0)))
     assert f"{4 * 8 * (512 * 513 // 2) * 64 / 10.0e-6 / 1e12:.2f}" == row.tflops
 
 
 def test_a_failed_case_shows_no_time() -> None:
-    """A wrong result carries no timing, and its row shows none."""
+    """The row of a wrong result shows no time."""
     row = only(record(outcome="wrong", check=WRONG), record(kind="speed", outcome="wrong", check=WRONG))
     assert {row.device_us, row.call_us, row.tflops, row.versus_baseline} == {NOTHING}
 
@@ -219,14 +220,14 @@ def test_a_failed_case_shows_no_time() -> None:
     ("launched", "registers", "spills"), [((), "255", "36"), (("b",), "64", "12"), (("a", "b"), "255", "36")]
 )
 def test_resources_are_those_of_the_kernels_that_ran(launched: tuple[str, ...], registers: str, spills: str) -> None:
-    """Largest registers and all spills of the launched kernels; of the whole build where launches were not read."""
+    """Registers are the maximum and spills the sum over the launched kernels, or over all if launches are unknown."""
     builds = (build("sm_90a", a=(255, 8, 16), b=(64, 4, 8)),)
     row = only(record(kind="speed", check=OK, builds=builds, speed=speed(10.0, launched=launched)))
     assert (registers, spills) == (row.registers, row.spills)
 
 
 def test_a_variant_that_was_only_built_has_a_row_for_each_architecture() -> None:
-    """Without a case there are no times, but registers and spills stand by architecture, above the cases."""
+    """A variant without cases has one row for each architecture, with registers and spills, above the cases."""
     built = record(
         "built", kind="build", builds=(build("sm_80", a=(96, 0, 0)), build("sm_90a", a=(168, 4, 8), b=(40, 0, 0)))
     )
@@ -239,19 +240,19 @@ def test_a_variant_that_was_only_built_has_a_row_for_each_architecture() -> None
 
 
 def test_a_build_that_failed_has_one_row() -> None:
-    """A variant that compiled for no architecture still has its row, aloud."""
+    """A variant that compiled for no architecture has one row, with its outcome in capitals."""
     row = only(record("bad", kind="build", outcome="not_built"))
     assert Row("bad", NOTHING, "NOT BUILT", *[NOTHING] * 9) == row
 
 
 def test_a_build_beside_its_cases_has_no_row() -> None:
-    """A variant that ran shows its resources there."""
+    """The build of a variant with cases has no row of its own."""
     built = record(kind="build", builds=(build("sm_90a", a=(96, 0, 0)),))
     assert only(built, record(check=OK)).case == SHAPE
 
 
 def test_no_records_make_no_rows() -> None:
-    """An empty run has an empty table."""
+    """Without records there are no rows."""
     assert make_rows([]) == []
 
 
@@ -259,9 +260,9 @@ def test_no_records_make_no_rows() -> None:
 
 
 def coded(variant: str, arch: Arch, identity: str | None, *advisories: Advisory) -> Record:
-    """A build of `variant` with that machine code and these remarks."""
-    made = msgspec.structs.replace(build(arch), variant=variant, code_identity=identity, advisories=advisories)
-    return record(variant, kind="build", builds=(made,))
+    """The record of a build of `variant` with this machine code and these ptxas advisories."""
+    built = msgspec.structs.replace(build(arch), variant=variant, code_identity=identity, advisories=advisories)
+    return record(variant, kind="build", builds=(built,))
 
 
 SERIAL = Advisory("C7511", "wgmma serialised")
@@ -290,8 +291,8 @@ SERIAL = Advisory("C7511", "wgmma serialised")
         ),
     ],
 )
-def test_the_notes_are_what_a_build_says_beside_its_figures(records: list[Record], expected: list[str]) -> None:
-    """Each advisory once; variants whose code is known and the same for an architecture; nothing without a cause."""
+def test_notes(records: list[Record], expected: list[str]) -> None:
+    """The notes list each advisory once, variants with the same machine code, and missing NaN-filled shared memory."""
     assert expected == notes(records)
 
 
@@ -301,7 +302,7 @@ def test_the_notes_are_what_a_build_says_beside_its_figures(records: list[Record
 LONG = Row(
     variant="ws_p2@BLOCK_M=64@BLOCK_N=128",
     case=f"{SHAPE}-causal_br-kv2",
-    verdict="LAUNCH FAILED 100/101",
+    checks="LAUNCH FAILED 100/101",
     error="row rms 1.0e-03 / 4.0e-03",
     registers="168",
     spills="1024",
@@ -309,14 +310,14 @@ LONG = Row(
     cold_us="12350.12",
     call_us="12399.99",
     tflops="1234.56",
-    of_limit="101.5",
+    percent_of_peak="101.5",
     versus_baseline="12.345",
 )
 
 
 @pytest.mark.parametrize("width", [40, 132, 400])
 def test_the_table_cuts_no_cell(width: int) -> None:
-    """Every header and every cell stands in full on its line, however narrow the terminal is."""
+    """Every header and every cell is printed in full on one line, even on a narrow terminal."""
     table = render([LONG], width, color=False)
     headers, row = (next(line for line in table.splitlines() if word in line) for word in ("variant", "ws_p2"))
     assert list(HEADERS) == [each for each in HEADERS if each in headers]
@@ -324,21 +325,23 @@ def test_the_table_cuts_no_cell(width: int) -> None:
     assert cells == [each for each in cells if each in row]
 
 
-@pytest.mark.parametrize(("verdict", "is_red"), [("WRONG 1/3", True), ("ok 3/3", False), ("not judged", False)])
-def test_what_went_wrong_is_red(verdict: str, *, is_red: bool) -> None:
-    """On a terminal with colours a bad row is red, and no other."""
-    row = Row("mine", SHAPE, verdict, *[NOTHING] * 9)
+@pytest.mark.parametrize(("checks", "is_red"), [("WRONG 1/3", True), ("ok 3/3", False), ("not checked", False)])
+def test_what_went_wrong_is_red(checks: str, *, is_red: bool) -> None:
+    """On a terminal with colours, exactly the rows of failures are red."""
+    row = Row("mine", SHAPE, checks, *[NOTHING] * 9)
     assert is_red is ("\x1b[31m" in render([row], 132, color=True))
 
 
 def test_without_colours_there_are_no_escapes() -> None:
-    """A pipe gets plain text."""
+    """Without colours the output is plain text."""
     assert "\x1b" not in render([Row("mine", SHAPE, "WRONG 1/3", *[NOTHING] * 9)], 132, color=False)
 
 
-@pytest.mark.parametrize("header", ["error / allowed", "device_us", "cold_us", "call_us", "% limit", "x baseline"])
-def test_every_header_that_is_no_word_is_explained(header: str) -> None:
-    """The footnote says what the table's own terms mean."""
+@pytest.mark.parametrize(
+    "header", ["checks", "error / allowed", "device_us", "cold_us", "call_us", "% peak", "x baseline"]
+)
+def test_the_headers_are_explained(header: str) -> None:
+    """The footnote explains the headers of the table that are not common terms."""
     assert header in HEADERS
     assert f"{header}:" in FOOTNOTE
 
@@ -356,6 +359,6 @@ def test_every_header_that_is_no_word_is_explained(header: str) -> None:
         ({"outcome": "hung"}, "hung"),
     ],
 )
-def test_a_headline_says_what_there_is(changes: dict[str, Any], text: str) -> None:
-    """Outcome, error and times, each only where it was measured."""
+def test_a_headline_has_what_was_measured(changes: dict[str, Any], text: str) -> None:
+    """The headline has the outcome, and the error and the times if they were measured."""
     assert text == headline(record(**changes))

@@ -21,7 +21,7 @@ from tests.factories import RECORD
 KERNEL = CountedKernel(
     "void ns::a_kernel<int>(int)",
     {DURATION: 9056.0, "sm__throughput.avg.pct_of_peak_sustained_elapsed": 7.25},
-    Bottleneck("latency", "latency-bound: no unit is busy", {}),
+    Bottleneck("latency", "latency-bound: no unit is near its peak", {}),
     (SourceLine("kernel.cu", 12, 30, ""),),
     {"softmax": 60, "P.V": 40},
 )
@@ -42,27 +42,30 @@ DENIED = msgspec.structs.replace(PROFILE, status="busy", message="taken", kernel
 
 
 def record(profile: NsightReport | None = None, sanitized: Sanitized | None = None, **changes: object) -> Record:
-    """A record of a tool."""
+    """A record of a profile or of a sanitizer run."""
     return msgspec.structs.replace(RECORD, id="x", nsight=profile, sanitized=sanitized, **changes)
 
 
-def test_a_profile_is_one_line_and_what_it_means() -> None:
-    """Headline and report; verdict, stages as an estimate, expectation, and SDPA beside."""
+def test_a_profile_is_a_headline_with_details() -> None:
+    """Below the headline are the bottleneck, the phases, the expectation, the comparison with SDPA, and the report."""
     assert profile_lines([record(PROFILE)])[1:] == [
         "x: 9.06 us; SM 7 %",
-        "  a_kernel: latency-bound: no unit is busy",
-        "  where warps stood, estimated from 100 samples (no times): softmax 60 %, P.V 40 %; most on kernel.cu:12 30 %",
+        "  a_kernel: latency-bound: no unit is near its peak",
+        (
+            "  stall samples by phase (100 samples, an estimate and no times): softmax 60 %, P.V 40 %; "
+            "most at kernel.cu:12 30 %"
+        ),
         "  expected: fast enough",
-        "  beside sdpa_cudnn: blocks 128 / 32; L2 hits, % 68.5 / 46.6",
+        "  compared with sdpa_cudnn (this kernel / sdpa_cudnn): blocks 128 / 32; L2 hits, % 68.5 / 46.6",
         "  report: artifacts/ncu/x.ncu-rep (verdict, 6.2 s)",
     ]
 
 
 @pytest.mark.parametrize("profile", [PROFILE, DENIED], ids=["ok", "busy"])
 def test_what_was_not_counted_has_no_number(profile: NsightReport) -> None:
-    """A profile that failed says why, and shows no time in the terminal, JUnit or the summary."""
-    found = record(profile)
-    texts = ["\n".join(profile_lines([found])), str(tool_properties(found)), summary_markdown([found])]
+    """A profile that failed gives its reason, and no time in the terminal, JUnit or the step summary."""
+    profiled = record(profile)
+    texts = ["\n".join(profile_lines([profiled])), str(tool_properties(profiled)), summary_markdown([profiled])]
     assert [("9.06" in text, "latency-bound" in text) for text in texts] == (
         [(True, True), (False, True), (True, True)] if profile.status == "ok" else [(False, False)] * 3
     )
@@ -70,10 +73,10 @@ def test_what_was_not_counted_has_no_number(profile: NsightReport) -> None:
 
 
 def test_a_clean_run_and_a_finding() -> None:
-    """Clean is a word; findings stand below it."""
+    """A sanitizer run has one line with its status, and its findings below it."""
     clean = Sanitized("memcheck", "clean", "", "1", 2.0, (), 0, (), "a.log")
-    found = Sanitized("racecheck", "found", "1 error or hazard", "1", 2.0, (), 1, ("Race reported",), "b.log")
-    assert profile_lines([record(sanitized=clean), record(sanitized=found)]) == [
+    race = Sanitized("racecheck", "found", "1 error or hazard", "1", 2.0, (), 1, ("Race reported",), "b.log")
+    assert profile_lines([record(sanitized=clean), record(sanitized=race)]) == [
         "compute-sanitizer",
         "x: clean (2.0 s; a.log)",
         "x: found 1 error or hazard (2.0 s; b.log)",
@@ -81,21 +84,21 @@ def test_a_clean_run_and_a_finding() -> None:
     ]
 
 
-def test_a_stage_is_measured_by_leaving_it_out() -> None:
-    """The difference of two measured times; nothing where the whole was not timed."""
+def test_a_phase_is_measured_by_ablation() -> None:
+    """An ablation's line has the difference to its parent's time; without the parent's time there is no line."""
     assert RECORD.speed is not None
-    part = msgspec.structs.replace(RECORD.speed.device, median_us=8.2)
-    left = record(
+    ablated_time = msgspec.structs.replace(RECORD.speed.device, median_us=8.2)
+    ablated = record(
         variant="no_softmax",
-        speed=msgspec.structs.replace(RECORD.speed, device=part),
+        speed=msgspec.structs.replace(RECORD.speed, device=ablated_time),
         ablation=Ablation("softmax", RECORD.variant),
     )
-    line, note = ablation_lines([RECORD, left])
+    line, note = ablation_lines([RECORD, ablated])
     assert f"{RECORD.variant} 10.25 us, without softmax 8.20 us (no_softmax): +2.05 us, 20 %, measured" in line
     assert "need not add up" in note
-    assert ablation_lines([left]) == []
+    assert ablation_lines([ablated]) == []
 
 
-def test_no_tool_no_lines() -> None:
-    """A plain run has none of this."""
+def test_without_tools_there_are_no_lines() -> None:
+    """A run without profiles and sanitizers has no lines, no summary and no properties."""
     assert (profile_lines([RECORD]), summary_markdown([RECORD]), tool_properties(RECORD)) == ([], "", [])

@@ -1,4 +1,4 @@
-"""A function that is not ours gets its arguments as the manifest says, and its output comes back in our shape."""
+"""The adapter passes a third-party function the arguments that `entry.call` lists and returns the output it selects."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pytest_fa.errors import UnsupportedCase
 from pytest_fa.run import module
 from pytest_fa.run.adapter import adapted
 
-SCALE = 0.25  # of head_dim 16
+SCALE = 0.25  # 1/sqrt(head_dim) for head_dim 16
 
 
 def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Q and out [1, 2, 3, 16], k and v [1, 2, 5, 16], each full of a number of its own."""
+    """Q and out [1, 2, 3, 16], k and v [1, 2, 5, 16], each filled with a different number."""
     q, out = (torch.full((1, 2, 3, 16), value) for value in (1.0, 9.0))
     k, v = (torch.full((1, 2, 5, 16), value) for value in (2.0, 3.0))
     return q, k, v, out
 
 
 class Recorder:
-    """Keeps what it was called with, and returns what it was told to."""
+    """A function that records its arguments and returns `result`."""
 
     def __init__(self, result: Any = None) -> None:
         self.arguments: tuple[Any, ...] = ()
@@ -31,77 +31,78 @@ class Recorder:
         self.result = result
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Keep and return."""
+        """Record the arguments."""
         self.arguments, self.keywords = arguments, keywords
         return self.result
 
 
-def test_words_and_constants_are_passed_in_their_order() -> None:
-    """Tensors by their words, the mask as a truth, constants as they are, keywords by their names."""
+def test_words_and_constants_are_passed_in_order() -> None:
+    """Words stand for tensors, `causal` is passed as a bool, constants are passed unchanged, keywords by name."""
     q, k, v, out = tensors()
     function = Recorder()
     call = Call((Constant("fast"), "v", "k", "q", None, "out", 7), {"softmax_scale": "scale", "is_causal": "causal"})
-    found = adapted(function, call)(q, k, v, scale=SCALE, causal="top_left", out=out)
-    assert [each is tensor for each, tensor in zip(function.arguments[1:4], (v, k, q), strict=True)] == [True] * 3
+    result = adapted(function, call)(q, k, v, scale=SCALE, causal="top_left", out=out)
+    assert [passed is tensor for passed, tensor in zip(function.arguments[1:4], (v, k, q), strict=True)] == [True] * 3
     assert function.arguments[0] == "fast"
     assert function.arguments[4:] == (None, out, 7)
     assert function.keywords == {"softmax_scale": SCALE, "is_causal": True}
-    assert found is out
+    assert result is out
 
 
-def test_another_layout_is_a_view_there_and_back() -> None:
-    """[batch, seq, heads, head_dim] goes in without a copy, and what is returned so comes back as ours."""
+def test_the_other_layout_needs_no_copy() -> None:
+    """Inputs become views [batch, seq, heads, head_dim]; a result of that layout becomes a view of the usual one."""
     q, k, v, _ = tensors()
     function = Recorder(torch.zeros(1, 3, 2, 16))
-    found = adapted(function, Call(layout="bshd"))(q, k, v, scale=SCALE)
+    result = adapted(function, Call(layout="bshd"))(q, k, v, scale=SCALE)
     assert [tuple(each.shape) for each in function.arguments] == [(1, 3, 2, 16), (1, 5, 2, 16), (1, 5, 2, 16)]
     assert [each.data_ptr() for each in function.arguments] == [each.data_ptr() for each in (q, k, v)]
-    assert (tuple(found.shape), found.data_ptr()) == ((1, 2, 3, 16), function.result.data_ptr())
+    assert (tuple(result.shape), result.data_ptr()) == ((1, 2, 3, 16), function.result.data_ptr())
 
 
-def test_an_output_is_made_where_the_function_needs_one() -> None:
-    """A caller who gives no output gets one that the function wrote into."""
+def test_an_output_is_allocated_if_the_function_needs_one() -> None:
+    """Without `out`, the adapter allocates the output that the function writes into, and returns it."""
     q, k, v, _ = tensors()
     function = Recorder()
-    found = adapted(function, Call(("q", "k", "v", "out")))(q, k, v, scale=SCALE)
-    assert found is function.arguments[3]
-    assert found.shape == q.shape
+    result = adapted(function, Call(("q", "k", "v", "out")))(q, k, v, scale=SCALE)
+    assert result is function.arguments[3]
+    assert result.shape == q.shape
 
 
-def test_one_of_several_results_is_chosen() -> None:
-    """`returns` counts from zero."""
+def test_one_of_several_results_is_selected() -> None:
+    """`returns` is the zero-based index of the output in the returned sequence."""
     q, k, v, out = tensors()
-    found = adapted(Recorder([None, out, 3]), Call(returns=1))(q, k, v, scale=SCALE)
-    assert found is out
+    result = adapted(Recorder([None, out, 3]), Call(returns=1))(q, k, v, scale=SCALE)
+    assert result is out
 
 
 @pytest.mark.parametrize(
     ("result", "returns", "message"),
     [
-        (None, None, "the function returned a NoneType where its output tensor should be"),
-        ((1, 2), None, "the function returned a tuple of 2 where its output tensor should be"),
-        ((1, 2), 2, "entry.call.returns is 2, and the function returned a tuple of 2"),
-        (torch.zeros(2, 3), None, r"the function returned a tensor of shape \[2, 3\], its output has four dimensions"),
+        (None, None, "the function returned a NoneType, expected its output tensor; see entry.call.returns"),
+        ((1, 2), None, "the function returned a tuple of 2 elements, expected its output tensor"),
+        ((1, 2), 2, "entry.call.returns is 2, but the function returned a tuple of 2 elements"),
+        (torch.zeros(2, 3), None, r"the function returned a tensor of shape \[2, 3\], expected four dimensions"),
     ],
 )
-def test_what_is_no_output_is_named(result: Any, returns: int | None, message: str) -> None:
-    """A function that returns something else is told so."""
+def test_a_result_without_an_output_is_an_error(result: Any, returns: int | None, message: str) -> None:
+    """If the function does not return its output tensor, the error says what it returned."""
     q, k, v, _ = tensors()
     with pytest.raises(TypeError, match=message):
         adapted(Recorder(result), Call(returns=returns))(q, k, v, scale=SCALE)
 
 
-def test_a_scale_that_is_not_passed_is_its_own_alone() -> None:
-    """A function without a scale takes 1/sqrt(head_dim) and refuses every other."""
+def test_a_function_without_a_scale_takes_the_default_only() -> None:
+    """If the scale is not passed, 1/sqrt(head_dim) is accepted and every other scale is refused."""
     q, k, v, out = tensors()
     forward = adapted(Recorder(out), Call())
     forward(q, k, v, scale=SCALE)
-    with pytest.raises(UnsupportedCase, match=r"scale is -0.25; it is not passed, so it is always 1/sqrt\(16\) = 0.25"):
+    message = r"scale is -0.25; entry.call passes no scale, so the function always uses 1/sqrt\(16\) = 0.25"
+    with pytest.raises(UnsupportedCase, match=message):
         forward(q, k, v, scale=-SCALE)
 
 
-def test_tensors_that_are_not_contiguous_are_refused_where_that_is_said() -> None:
-    """Never copied behind the caller's back: a copy would be in the time."""
+def test_non_contiguous_tensors_are_refused_if_the_manifest_says_so() -> None:
+    """With `contiguous`, a strided tensor is refused and not copied: the copy would be part of the measured time."""
     q, k, v, out = tensors()
     forward = adapted(Recorder(out), Call(contiguous=True))
     forward(q, k, v, scale=SCALE)
@@ -118,22 +119,22 @@ def test_tensors_that_are_not_contiguous_are_refused_where_that_is_said() -> Non
         (ValueError("scale"), ValueError),
     ],
 )
-def test_an_extension_refuses_and_cuda_fails(problem: Exception, expected: type[Exception]) -> None:
-    """What a TORCH_CHECK says is a refusal; a launch that failed is none, however it comes."""
+def test_a_failed_torch_check_is_a_refusal(problem: Exception, expected: type[Exception]) -> None:
+    """A failed TORCH_CHECK becomes `UnsupportedCase`; CUDA errors and other exceptions do not change."""
 
     def raising(*_arguments: Any, **_keywords: Any) -> torch.Tensor:
         raise problem
 
     q, k, v, _ = tensors()
     with pytest.raises(expected) as caught:
-        module._refusing(raising)(q, k, v, scale=SCALE)
+        module._translate_refusals(raising)(q, k, v, scale=SCALE)
     assert caught.type is expected
     assert str(problem) in str(caught.value)
 
 
-def test_an_output_of_scores_is_made_where_none_is_given() -> None:
-    """A function that writes its scores gets [batch, heads, seq_q, seq_k]."""
+def test_an_output_of_scores_is_allocated_in_their_shape() -> None:
+    """Without `out`, a function that writes scores gets a tensor [batch, heads, seq_q, seq_k]."""
     q, k, v, _ = tensors()
     function = Recorder()
-    found = adapted(function, Call(("q", "k", "out", "scale")), "scores")(q, k, v, scale=SCALE)
-    assert (found is function.arguments[2], tuple(found.shape)) == (True, (1, 2, 3, 5))
+    result = adapted(function, Call(("q", "k", "out", "scale")), "scores")(q, k, v, scale=SCALE)
+    assert (result is function.arguments[2], tuple(result.shape)) == (True, (1, 2, 3, 5))

@@ -1,4 +1,4 @@
-"""Guard bands: alignment, strides, damage, and where workspaces come from."""
+"""Guard bands: alignment, strides and damage; and the workspaces of timed and of checked calls."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("tensor", [BHSD, BSHD, BHSD.bfloat16()], ids=["bhsd", "bshd", "bf16"])
 def test_a_guarded_input_is_the_same_tensor(tensor: torch.Tensor) -> None:
-    """Values, strides and dtype are kept, the start is aligned like any allocation, both neighbours are NaN."""
-    found = guard(tensor).tensor
-    elements = torch.as_strided(found, (2,), (found.numel() + 1,), found.storage_offset() - 1)
+    """Values, strides, dtype and alignment do not change, and the elements just before and after it are NaN."""
+    guarded = guard(tensor).tensor
+    adjacent = torch.as_strided(guarded, (2,), (guarded.numel() + 1,), guarded.storage_offset() - 1)
 
-    assert torch.equal(found, tensor)
-    assert (found.stride(), found.dtype) == (tensor.stride(), tensor.dtype)
-    assert (found.storage_offset() * 2) % ALIGNMENT_BYTES == 0
-    assert bool(elements.isnan().all())
+    assert torch.equal(guarded, tensor)
+    assert (guarded.stride(), guarded.dtype) == (tensor.stride(), tensor.dtype)
+    assert (guarded.storage_offset() * 2) % ALIGNMENT_BYTES == 0
+    assert bool(adjacent.isnan().all())
 
 
 def test_a_guarded_output_is_poison() -> None:
     """Every element of an output is NaN before the call, and its bands are intact."""
-    found = guard_output(BHSD)
+    guarded = guard_output(BHSD)
 
-    assert (bool(found.tensor.isnan().all()), found.damage) == (True, "")
+    assert (bool(guarded.tensor.isnan().all()), guarded.damage) == (True, "")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_guarded_output_is_poison() -> None:
     ],
 )
 def test_damage_is_located(offset: int, damage: str) -> None:
-    """One element written beside the tensor is found, on its side, with its distance."""
+    """One element written outside the tensor is reported with its side and its distance in bytes."""
     guarded = guard_output(BHSD)
     torch.as_strided(guarded.tensor, (1,), (1,), guarded.tensor.storage_offset() + offset).fill_(0.0)
 
@@ -48,21 +48,21 @@ def test_damage_is_located(offset: int, damage: str) -> None:
 
 
 def test_workspaces_are_plain_outside_checks() -> None:
-    """A timed call gets a workspace of just its size."""
-    found = Workspaces()(100, CPU)
+    """A timed call gets an allocation of exactly the requested size."""
+    workspace = Workspaces()(100, CPU)
 
-    assert (found.shape, found.dtype, found.untyped_storage().nbytes()) == ((100,), torch.uint8, 100)
+    assert (workspace.shape, workspace.dtype, workspace.untyped_storage().nbytes()) == ((100,), torch.uint8, 100)
 
 
 def test_workspaces_are_poisoned_and_guarded_in_checks() -> None:
-    """A checked call's workspace is NaN throughout, and a write past it is found."""
+    """The workspace of a checked call is filled with NaN, and a write past its end is found."""
     workspaces = Workspaces()
     with workspaces.guarded():
-        found = workspaces(101, CPU)
-        assert bool(found[:100].view(torch.float16).isnan().all())
-        torch.as_strided(found, (1,), (1,), found.storage_offset() + 102).fill_(1)
+        workspace = workspaces(101, CPU)
+        assert bool(workspace[:100].view(torch.float16).isnan().all())
+        torch.as_strided(workspace, (1,), (1,), workspace.storage_offset() + 102).fill_(1)
 
-    assert (len(found), [each.damage for each in workspaces.kept.values()]) == (
+    assert (len(workspace), [each.damage for each in workspaces.guarded_by_size.values()]) == (
         101,
         ["2 bytes past its end, the nearest 0 bytes from it"],
     )

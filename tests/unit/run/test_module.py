@@ -52,7 +52,7 @@ def test_load_gives_a_callable(write_variant: WriteVariant, tmp_path: Path) -> N
 
 
 def test_load_names_what_is_wrong(write_variant: WriteVariant, tmp_path: Path) -> None:
-    """An unknown name is suggested for, a broken manifest is said to be broken."""
+    """For an unknown name the error suggests a similar one; for a broken manifest it gives the manifest's path."""
     write_variant("mine", manifest=PYTHON_MANIFEST, **{"entry.py": PYTHON_SOURCE})
     write_variant("broken", manifest="step: [")
     roots = (tmp_path / "kernels",)
@@ -63,7 +63,7 @@ def test_load_names_what_is_wrong(write_variant: WriteVariant, tmp_path: Path) -
 
 
 def test_context_is_entered_once_around_all_calls(write_variant: WriteVariant, tmp_path: Path) -> None:
-    """Two calls inside `open_forward` pay for the manifest's context once."""
+    """`open_forward` enters the manifest's context once, however many calls are made inside."""
     folder = write_variant("mine", manifest=COUNTING_MANIFEST, **{"entry.py": COUNTING_SOURCE})
     (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
     q, k, v = _tensors()
@@ -74,7 +74,7 @@ def test_context_is_entered_once_around_all_calls(write_variant: WriteVariant, t
 
 
 def test_loaded_function_enters_the_context_itself(write_variant: WriteVariant, tmp_path: Path) -> None:
-    """What `pytest_fa.load` returns enters the context in every call."""
+    """The function that `pytest_fa.load` returns enters the manifest's context in each call."""
     folder = write_variant("mine", manifest=COUNTING_MANIFEST, **{"entry.py": COUNTING_SOURCE})
     (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
     inner = load_forward(variant, None)
@@ -91,7 +91,7 @@ def test_loaded_function_enters_the_context_itself(write_variant: WriteVariant, 
     ],
 )
 def test_wrong_target_is_named(write_variant: WriteVariant, tmp_path: Path, target: str, words: str) -> None:
-    """A target that cannot be imported or found is an error with the manifest's words."""
+    """If `entry.target` cannot be imported, or the module lacks it, the error quotes the target."""
     manifest = PYTHON_MANIFEST.replace("entry:forward", target)
     folder = write_variant("mine", manifest=manifest, **{"entry.py": PYTHON_SOURCE})
     (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
@@ -99,8 +99,8 @@ def test_wrong_target_is_named(write_variant: WriteVariant, tmp_path: Path, targ
         load_forward(variant, None)
 
 
-def test_folders_do_not_shadow_one_another(write_variant: WriteVariant, tmp_path: Path) -> None:
-    """Two folders with a module of the same name give two functions."""
+def test_folders_may_have_modules_of_the_same_name(write_variant: WriteVariant, tmp_path: Path) -> None:
+    """Two variants with an `entry.py` each get their own module."""
     sources = [PYTHON_SOURCE, COUNTING_SOURCE]
     loaded = []
     for name, source in zip(("first", "second"), sources, strict=True):

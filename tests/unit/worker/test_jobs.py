@@ -1,4 +1,4 @@
-"""Jobs and results as JSON, and workers that crash, hang, shout and are replaced."""
+"""Jobs and results as JSON, and workers that crash, hang, print much output and are replaced."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ SPEED = Speed(
 
 @pytest.fixture
 def job_of(write_variant: WriteVariant, tmp_path: Path) -> JobOf:
-    """`job_of(lines)`: a job for the CPU, on a variant that does what `lines` say and then what is right.
+    """`job_of(lines)`: a job for the CPU, on a variant that executes `lines` and then computes attention.
 
-    A worker imports a variant once, so each kind of lines is a variant of its own: `odd`, or `good` without any.
+    A worker imports a variant only once, so a variant with lines has another name (`odd`) than one without (`good`).
     """
 
     def make(lines: str = "pass", *, name: str = "odd", **fields: Any) -> CaseJob:
@@ -96,7 +96,7 @@ def job_of(write_variant: WriteVariant, tmp_path: Path) -> JobOf:
     ],
 )
 def test_job_survives_json(job_of: JobOf, fields: dict[str, Any]) -> None:
-    """A job read back from its JSON is the same job, variant and case included."""
+    """A job that is read back from its JSON equals the original, including its variant and case."""
     job = job_of(**fields)
 
     assert jobs.decode_job(jobs.encode(job)) == job
@@ -111,12 +111,12 @@ def test_job_survives_json(job_of: JobOf, fields: dict[str, Any]) -> None:
     ],
 )
 def test_result_survives_json(result: CaseResult) -> None:
-    """A result read back from its JSON is the same result, with every figure and every None."""
+    """A result that is read back from its JSON equals the original, including every figure and every None."""
     assert jobs.decode_answer(jobs.encode(result)) == result
 
 
 def test_job_id(job_of: JobOf) -> None:
-    """A job is named by variant and case."""
+    """The id of a job consists of variant and case."""
     assert job_of().id == "good-b1h2s64d64-fp16-seed0"
 
 
@@ -125,21 +125,21 @@ def test_job_id(job_of: JobOf) -> None:
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    """One server for the tests of this module: each must leave it usable."""
-    with pytest.MonkeyPatch.context() as patch, Workers() as running:
+    """One server for the tests of this module.  Each test must keep it usable."""
+    with pytest.MonkeyPatch.context() as patch, Workers() as started:
         patch.delenv("PYTHONUNBUFFERED", raising=False)
-        running.start()
-        yield running
+        started.start()
+        yield started
 
 
-def bury(running: Workers) -> None:
-    """Close what `close` left open, so that a test that fails leaves nothing to the next one."""
-    for each in (running._control, running._log):
-        if each is not None:
-            each.close()
-    if running._server is not None:
-        running._server.kill()
-        running._server.wait()
+def close_remains(workers: Workers) -> None:
+    """Close what `close` did not close, so that a failing test does not affect the next one."""
+    for file in (workers._control, workers._log):
+        if file is not None:
+            file.close()
+    if workers._server is not None:
+        workers._server.kill()
+        workers._server.wait()
 
 
 @pytest.mark.parametrize(
@@ -149,58 +149,58 @@ def bury(running: Workers) -> None:
         (
             "import os; os._exit(3)",
             "crashed",
-            "its worker died in stage launch (exit status 3); a new one takes over",
+            "the worker process died in stage launch (exit status 3); a new one replaces it",
         ),
         (
             "import os; os.kill(os.getpid(), 11)",
             "crashed",
-            "its worker died in stage launch (SIGSEGV); a new one takes over",
+            "the worker process died in stage launch (SIGSEGV); a new one replaces it",
         ),
         (
             "import time; time.sleep(60)",
             "hung",
-            "no sign of life for 1 s in stage launch; its worker was killed",
+            "no progress for 1 s in stage launch; the worker process was killed",
         ),
     ],
     ids=["raises", "exits", "segfaults", "hangs"],
 )
 def test_each_ending_has_its_name(workers: Workers, job_of: JobOf, lines: str, outcome: str, message: str) -> None:
-    """A kernel that raises, exits, crashes or hangs costs its own job, says which it was, and the next job succeeds."""
+    """A kernel that raises, exits, crashes or hangs fails only its own job, with an outcome of its own."""
     result = workers.run(job_of(lines, watchdog_seconds=1))
-    after = workers.run(job_of())
+    next_result = workers.run(job_of())
 
     assert (result.outcome, re.sub(r":\d+\)$", ":LINE)", result.message)) == (outcome, message)
     assert (result.stages[0].name, result.stages[0].state) == ("launch", "failed")
-    assert (after.outcome, after.message) == ("ok", "")
+    assert (next_result.outcome, next_result.message) == ("ok", "")
 
 
 def test_sys_exit_is_a_crash(workers: Workers, job_of: JobOf) -> None:
     """`sys.exit` inside a kernel ends its worker, not the server."""
     result = workers.run(job_of("import sys; sys.exit(7)"))
-    after = workers.run(job_of())
+    next_result = workers.run(job_of())
 
     assert "died in stage launch (exit status 7)" in result.message
-    assert (result.outcome, after.outcome) == ("crashed", "ok")
+    assert (result.outcome, next_result.outcome) == ("crashed", "ok")
 
 
-def test_last_words_of_a_crash(workers: Workers, job_of: JobOf) -> None:
-    """What a worker wrote before it died is in the message, without what earlier jobs wrote."""
+def test_last_output_of_a_crash(workers: Workers, job_of: JobOf) -> None:
+    """The message of a crash quotes the worker's output during this job, not that of earlier jobs."""
     workers.run(job_of("import os; os.write(2, b'an earlier job')", name="earlier"))
 
     result = workers.run(job_of("import os; os.write(1, b'assertion i < n'); os.write(2, b' failed'); os._exit(1)"))
 
-    assert result.message.splitlines()[1:] == ["its last words:", "assertion i < n failed"]
+    assert result.message.splitlines()[1:] == ["its last output:", "assertion i < n failed"]
 
 
-def test_printed_words_of_a_crash(workers: Workers, job_of: JobOf) -> None:
-    """What a kernel printed before a crash is not lost in a buffer."""
+def test_printed_text_of_a_crash(workers: Workers, job_of: JobOf) -> None:
+    """Text that a kernel prints before a crash is not lost in a buffer."""
     result = workers.run(job_of("import os; print('tile 7 of 8'); os._exit(1)"))
 
     assert "tile 7 of 8" in result.message
 
 
 def test_printing_does_not_block(workers: Workers, job_of: JobOf) -> None:
-    """Megabytes on both streams go to a file: nobody has to read them for the kernel to go on."""
+    """A kernel can print megabytes on both streams without blocking: they are written to a file."""
     result = workers.run(
         job_of("import sys; print('x' * 2**22, flush=True); print('y' * 2**22, file=sys.stderr)", watchdog_seconds=30)
     )
@@ -209,35 +209,35 @@ def test_printing_does_not_block(workers: Workers, job_of: JobOf) -> None:
 
 
 def test_death_between_jobs_costs_no_job(workers: Workers, job_of: JobOf) -> None:
-    """A worker that dies after it has answered is replaced before the next job, which is not to blame."""
-    last_act = "import os, threading; threading.Timer(3.0, os._exit, (9,)).start()"
-    first = workers.run(job_of(last_act))
+    """A worker that dies after its job has ended is replaced, and the next job succeeds."""
+    dies_later = "import os, threading; threading.Timer(3.0, os._exit, (9,)).start()"
+    first = workers.run(job_of(dies_later))
     time.sleep(3.5)
 
-    after = workers.run(job_of())
+    second = workers.run(job_of())
 
-    assert (first.outcome, after.outcome) == ("ok", "ok"), first.message
+    assert (first.outcome, second.outcome) == ("ok", "ok"), first.message
 
 
 def test_lost_context_ends_the_worker(workers: Workers, job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a job that lost the device context, the next one gets a worker of its own."""
+    """After a job that lost the device context, the next job gets a new worker."""
     workers.run(job_of())
     assert workers._worker is not None
-    before = workers._worker[0]
+    old_pid = workers._worker[0]
     lost = CaseResult("failed", "an illegal memory access", (), context_lost=True)
 
     monkeypatch.setattr(client, "decode_answer", lambda _: lost)
     result = workers.run(job_of())
     monkeypatch.undo()
-    after = workers.run(job_of())
+    next_result = workers.run(job_of())
 
     assert result == lost
-    assert after.outcome == "ok"
-    assert workers._worker[0] != before
+    assert next_result.outcome == "ok"
+    assert workers._worker[0] != old_pid
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process."""
+    """Whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -254,97 +254,98 @@ def wait_until_gone(pid: int) -> bool:
     return False
 
 
-def test_closing_leaves_no_process(job_of: JobOf) -> None:
-    """After `close` neither the server nor any of its workers is left, one that hung included."""
-    running = Workers()
+def test_closing_ends_every_process(job_of: JobOf) -> None:
+    """After `close` the server and all its workers have ended, including a worker that hung."""
+    workers = Workers()
     pids = []
     for job in (job_of("import time; time.sleep(60)", watchdog_seconds=0.5), job_of()):
-        running.start()  # again: it keeps the server that runs
-        pids += [running._fork()[0]]
-        running.run(job)
-    assert running._server is not None
-    pids += [running._server.pid]
+        workers.start()  # the second call keeps the running server
+        pids += [workers._fork()[0]]
+        workers.run(job)
+    assert workers._server is not None
+    pids += [workers._server.pid]
 
-    running.close()
+    workers.close()
 
     assert len(set(pids)) == 3
     assert [pid for pid in pids if not wait_until_gone(pid)] == []
 
 
 def test_close_before_start() -> None:
-    """Workers that were never needed start nothing and close without a word."""
-    idle = Workers()
+    """`close` of `Workers` that were never started starts no process and raises nothing."""
+    workers = Workers()
 
-    idle.close()
+    workers.close()
 
-    assert idle._server is None
+    assert workers._server is None
 
 
-def test_a_server_that_nobody_asked_is_not_waited_for() -> None:
-    """A run in which nothing was to be run does not stay for torch, which its server is importing."""
-    unasked = Workers()
-    unasked.start()
-    server = unasked._server
+def test_close_kills_an_unused_server() -> None:
+    """`close` does not wait for a server that has started no worker and is still importing torch."""
+    workers = Workers()
+    workers.start()
+    server = workers._server
     assert server is not None
 
-    unasked.close()
+    workers.close()
 
     assert server.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
 def test_dead_server_does_not_break_the_end(job_of: JobOf, ending: signal.Signals) -> None:
-    """A server that was killed, or that got the terminal's Ctrl-C, leaves a `close` that works and no process."""
-    running = Workers()
-    running.run(job_of())
-    assert running._server is not None
-    assert running._worker is not None
-    pid = running._worker[0]
-    os.kill(running._server.pid, ending)
+    """After SIGKILL or Ctrl-C to the server, `close` works and no process stays."""
+    workers = Workers()
+    workers.run(job_of())
+    assert workers._server is not None
+    assert workers._worker is not None
+    pid = workers._worker[0]
+    os.kill(workers._server.pid, ending)
     time.sleep(0.3)
 
     try:
-        running.close()
+        workers.close()
     finally:
-        bury(running)
+        close_remains(workers)
 
     assert wait_until_gone(pid)
 
 
 def test_server_dies_in_a_job(job_of: JobOf) -> None:
-    """Where server and worker die together, the job has crashed or no worker can be had; no other error comes out."""
-    running = Workers()
+    """If server and worker die together, the outcome is `crashed` or `WorkerError` is raised, and no other error."""
+    workers = Workers()
     try:
-        outcome = running.run(job_of("import os; os.kill(os.getppid(), 9); os._exit(9)")).outcome
+        outcome = workers.run(job_of("import os; os.kill(os.getppid(), 9); os._exit(9)")).outcome
     except WorkerError:
         outcome = "crashed"
     finally:
-        bury(running)
+        close_remains(workers)
 
     assert outcome == "crashed"
 
 
 def test_a_dead_server_is_replaced(job_of: JobOf) -> None:
-    """After a kernel that took the server down, the next job is run by a new one."""
-    running = Workers()
+    """After a kernel that killed the server, the next job runs on a new server."""
+    workers = Workers()
     try:
-        first = running.run(job_of("import os; os.kill(os.getppid(), 9); os._exit(9)"))
-        after = running.run(job_of())
+        first = workers.run(job_of("import os; os.kill(os.getppid(), 9); os._exit(9)"))
+        second = workers.run(job_of())
     finally:
-        bury(running)
-    assert (first.outcome, after.outcome) == ("crashed", "ok")
+        close_remains(workers)
+    assert (first.outcome, second.outcome) == ("crashed", "ok")
 
 
-def test_leftovers_are_not_held_against_another(workers: Workers, job_of: JobOf) -> None:
-    """What one variant does to its process is gone when a variant of another folder runs."""
-    spoilt = job_of("torch.set_default_device('meta')")
-    assert [workers.run(each).outcome for each in (spoilt, spoilt, job_of())] == ["ok", "failed", "ok"]
+def test_variants_of_two_folders_share_no_process(workers: Workers, job_of: JobOf) -> None:
+    """Process state that one variant changes does not affect a variant of another folder."""
+    changes_state = job_of("torch.set_default_device('meta')")
+    jobs_in_order = (changes_state, changes_state, job_of())
+    assert [workers.run(job).outcome for job in jobs_in_order] == ["ok", "failed", "ok"]
 
 
-def test_a_verdict_stands_when_a_witness_takes_the_worker_down(
+def test_a_crashing_cross_check_keeps_the_verdict(
     workers: Workers, job_of: JobOf, write_variant: WriteVariant, tmp_path: Path
 ) -> None:
-    """A cross-check that ends its process costs the diagnosis, not the verdict."""
+    """If a cross-check ends the process, the verdict stays and only the diagnosis is lost."""
     source = PYTHON_SOURCE.replace("    scores =", "    import os\n    os._exit(3)\n    scores =", 1)
     folder = write_variant("quitter", manifest=PYTHON_MANIFEST + "role: baseline\n", **{"entry.py": source})
     (cross_check,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
@@ -359,30 +360,30 @@ def test_a_verdict_stands_when_a_witness_takes_the_worker_down(
 def test_server_that_does_not_start(
     job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
 ) -> None:
-    """Where no worker can be had at all, the error says so with the server's own words."""
+    """If no worker can be started, the error quotes the server's own output."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     python.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(python))
 
-    with Workers() as running, pytest.raises(WorkerError, match="worker server") as caught:
-        running.run(job_of())
+    with Workers() as workers, pytest.raises(WorkerError, match="worker server") as raised:
+        workers.run(job_of())
 
-    assert words in str(caught.value)
+    assert words in str(raised.value)
 
 
 # -- the program ------------------------------------------------------------------------------------------------------
 
 
 def job_file(folder: Path, job: CaseJob) -> Path:
-    """A file that holds the job."""
+    """A file that contains the job."""
     path = folder / "job.json"
     path.write_bytes(jobs.encode(job))
     return path
 
 
 def without_seconds(result: CaseResult) -> CaseResult:
-    """The result with all stages at zero seconds."""
+    """The result with a duration of zero for every stage."""
     stages = tuple(msgspec.structs.replace(stage, seconds=0.0) for stage in result.stages)
     return msgspec.structs.replace(result, stages=stages)
 
@@ -393,22 +394,22 @@ def without_seconds(result: CaseResult) -> CaseResult:
 def test_program_prints_the_same_result(
     workers: Workers, job_of: JobOf, tmp_path: Path, lines: str, outcome: str, status: int
 ) -> None:
-    """`python -m pytest_fa.worker JOB.json` prints what a worker gives, and its exit status says whether it was ok."""
+    """`python -m pytest_fa.worker JOB.json` prints the result that a worker returns; its exit status is 0 for ok."""
     job = job_of(lines)
     command = [sys.executable, "-m", "pytest_fa.worker", str(job_file(tmp_path, job))]
 
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
 
-    printed = jobs.decode_answer(ended.stdout.encode())
+    printed = jobs.decode_answer(process.stdout.encode())
     assert isinstance(printed, CaseResult)
-    assert (printed.outcome, ended.returncode) == (outcome, status)
+    assert (printed.outcome, process.returncode) == (outcome, status)
     assert without_seconds(printed) == without_seconds(workers.run(job))
 
 
 def test_program_prints_nothing_but_the_result(
     job_of: JobOf, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What a kernel prints does not mix with the result on standard output."""
+    """Output of a kernel does not mix with the result on standard output."""
     status = program.main([str(job_file(tmp_path, job_of("print('hello')")))])
 
     assert status == 0
@@ -419,7 +420,7 @@ def test_program_prints_nothing_but_the_result(
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["a.json", "b.json"], ["--serve"]])
 def test_program_with_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Other arguments end with 2 and the two ways to call it."""
+    """For wrong arguments the program returns 2 and prints its usage."""
     status = program.main(arguments)
 
     printed = capsys.readouterr()
@@ -429,7 +430,7 @@ def test_program_with_wrong_arguments(arguments: list[str], capsys: pytest.Captu
 
 @pytest.mark.parametrize("content", [None, "{}", "no JSON"], ids=["no file", "no job", "no JSON"])
 def test_program_with_an_unusable_job(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None) -> None:
-    """A file that holds no job is a wrong argument: 2 and its name, not a stack trace."""
+    """For a file that is no job the program returns 2 and prints the file's name, not a traceback."""
     path = tmp_path / "job.json"
     if content is not None:
         path.write_text(content, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`run_case`: what becomes of right and wrong kernels, how far each came, and which figures it carries."""
+"""`run_case` on correct and wrong kernels: the outcome, the stages and the figures of the result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JobOf = Callable[..., CaseJob]
 
 
 def right_but(*, before: str = "pass", after: str = "return out") -> str:
-    """The right kernel, writing into `out`, with lines before and after."""
+    """The source of a correct kernel that writes into `out`, with additional lines before and after it."""
     body = PYTHON_SOURCE.replace("def forward", "def right")
     head = "\n\nCALLS = 0\n\n\ndef forward(q, k, v, *, scale, causal='none', out=None):\n    global CALLS\n"
     inner = textwrap.indent(
@@ -40,7 +40,7 @@ def right_but(*, before: str = "pass", after: str = "return out") -> str:
 
 @pytest.fixture
 def job_of(write_variant: WriteVariant, tmp_path: Path) -> JobOf:
-    """`job_of(source)`: a job for the CPU that judges the kernel of `source`."""
+    """`job_of(source)`: a job for the CPU that judges the kernel in `source`."""
 
     def make(source: str = PYTHON_SOURCE, *, more: str = "", case: str = CASE, **fields: Any) -> CaseJob:
         folder = write_variant("entry_of_a_test", manifest=PYTHON_MANIFEST + more, **{"entry.py": source})
@@ -60,11 +60,11 @@ def job_of(write_variant: WriteVariant, tmp_path: Path) -> JobOf:
 
 
 def stages_of(result: CaseResult) -> dict[str, str]:
-    """Stage to state, in order."""
+    """The state of each stage by its name, in order."""
     return {stage.name: stage.state for stage in result.stages}
 
 
-# -- right ------------------------------------------------------------------------------------------------------------
+# -- correct ----------------------------------------------------------------------------------------------------------
 
 
 KEEPS_ITS_RESULT = (
@@ -83,7 +83,7 @@ def forward(q, k, v, *, scale, causal="none", out=None):
 
 
 def test_kept_result_is_no_time(job_of: JobOf) -> None:
-    """A kernel that computes once and returns its result again is right once and wrong when it is timed."""
+    """A kernel that computes once and then returns the same result passes `correct` and fails in `speed`."""
     result = run_case(job_of(KEEPS_ITS_RESULT, time=True))
 
     assert (result.outcome, stages_of(result)["correct"], stages_of(result)["speed"]) == ("wrong", "ok", "failed")
@@ -94,7 +94,7 @@ def test_kept_result_is_no_time(job_of: JobOf) -> None:
     "case", [CASE, "b1h2s64d64-bf16-seed1", "b2h2s48d64-fp16-causal-seed2", "b1h2s40d64-fp16-bshd-seed0"]
 )
 def test_right_kernel(job_of: JobOf, case: str) -> None:
-    """A right kernel is ok at every stage and carries its check, every bound of it held."""
+    """A correct kernel is ok at every stage, and its check holds every bound."""
     result = run_case(job_of(case=case))
 
     assert (result.outcome, result.message, result.speed, result.context_lost) == ("ok", "", None, False)
@@ -105,7 +105,7 @@ def test_right_kernel(job_of: JobOf, case: str) -> None:
 
 @pytest.mark.parametrize(("policy", "dtype"), [("fp8", "fp16"), ("fp8", "bf16"), ("absolute", "fp16")])
 def test_right_kernel_by_another_policy(job_of: JobOf, policy: str, dtype: str) -> None:
-    """A right kernel is ok by every policy that judges its dtype, and by the one that was asked for."""
+    """A correct kernel passes every policy that supports its dtype, and the check names the selected policy."""
     result = run_case(job_of(case=f"b1h2s64d64-{dtype}-seed0", policy=policy))
 
     assert (result.outcome, result.message) == ("ok", "")
@@ -114,7 +114,7 @@ def test_right_kernel_by_another_policy(job_of: JobOf, policy: str, dtype: str) 
 
 
 def test_wrong_result_by_the_fp8_policy(job_of: JobOf) -> None:
-    """The message of a wrong result names the bound, the value and what is allowed, as by the other policies."""
+    """With policy `fp8` too, the message of a wrong result names the bound, its value and what is allowed."""
     result = run_case(job_of(right_but(before="scale *= 1.5"), policy="fp8"))
 
     assert result.check is not None
@@ -123,7 +123,7 @@ def test_wrong_result_by_the_fp8_policy(job_of: JobOf) -> None:
 
 
 def test_right_kernel_is_timed(job_of: JobOf) -> None:
-    """A right kernel that is to be timed carries its samples beside its check."""
+    """The result of a correct kernel that is timed contains both its check and its samples."""
     result = run_case(job_of(time=True))
 
     assert result.outcome == "ok"
@@ -135,14 +135,14 @@ def test_right_kernel_is_timed(job_of: JobOf) -> None:
 
 
 def test_output_of_its_own(job_of: JobOf) -> None:
-    """A kernel that allocates its output and leaves the given one alone is judged by what it returns."""
+    """A kernel that ignores `out` and returns a tensor of its own is judged by that tensor."""
     source = right_but(before="return right(q, k, v, scale=scale, causal=causal)")
 
     assert run_case(job_of(source)).outcome == "ok"
 
 
-def test_floor_is_not_judged(job_of: JobOf) -> None:
-    """A floor does no work: nothing is judged, and it is timed all the same."""
+def test_overhead_is_not_judged(job_of: JobOf) -> None:
+    """A variant of role `overhead` computes nothing: it is timed without being judged."""
     job = job_of("def forward(q, k, v, *, scale, causal, out):\n    return out\n", more="role: overhead\n", time=True)
 
     result = run_case(msgspec.structs.replace(job, judge=job.variant.is_judged))
@@ -153,7 +153,7 @@ def test_floor_is_not_judged(job_of: JobOf) -> None:
 
 
 def test_context_is_entered_once(job_of: JobOf) -> None:
-    """The manifest's context surrounds every call of a job, and is entered and left once."""
+    """The manifest's context is entered once before the first call of a job and exited once after the last."""
     source = PYTHON_SOURCE.replace(
         "    scores =", "    assert EVENTS == ['enter'], EVENTS\n    scores =", 1
     ) + textwrap.dedent("""
@@ -183,7 +183,7 @@ def test_context_is_entered_once(job_of: JobOf) -> None:
 
 # -- wrong ------------------------------------------------------------------------------------------------------------
 
-OK, FAILED, NOT = "ok", "failed", "not reached"
+OK, FAILED, NOT_REACHED = "ok", "failed", "not reached"
 
 
 @pytest.mark.parametrize(
@@ -192,21 +192,21 @@ OK, FAILED, NOT = "ok", "failed", "not reached"
         (
             "def forward(q, k, v, *, scale, causal, out):\n    return out\n",
             f"{ELEMENTS} of {ELEMENTS} elements are NaN or Inf (the output was full of NaN before the call)",
-            (OK, FAILED, NOT, NOT),
+            (OK, FAILED, NOT_REACHED, NOT_REACHED),
         ),
         (
             right_but(after="out[:, :, -1] = float('nan'); return out"),
             f"128 of {ELEMENTS} elements are NaN or Inf (the output was full of NaN before the call)",
-            (OK, FAILED, NOT, NOT),
+            (OK, FAILED, NOT_REACHED, NOT_REACHED),
         ),
-        (right_but(before="scale *= 1.5"), "max error is ", (OK, OK, FAILED, NOT)),
-        (right_but(before="v = v.roll(1, 2)"), "max error is ", (OK, OK, FAILED, NOT)),
-        (right_but(after="out[:, 1] = out[:, 0]; return out"), "max error is ", (OK, OK, FAILED, NOT)),
+        (right_but(before="scale *= 1.5"), "max error is ", (OK, OK, FAILED, NOT_REACHED)),
+        (right_but(before="v = v.roll(1, 2)"), "max error is ", (OK, OK, FAILED, NOT_REACHED)),
+        (right_but(after="out[:, 1] = out[:, 0]; return out"), "max error is ", (OK, OK, FAILED, NOT_REACHED)),
     ],
-    ids=["writes nothing", "leaves a row", "scale", "values", "heads"],
+    ids=["writes nothing", "omits a row", "scale", "values", "heads"],
 )
 def test_wrong_result(job_of: JobOf, source: str, message: str, stages: tuple[str, ...]) -> None:
-    """A wrong output is `wrong` at the stage that caught it; it carries its check and no timing."""
+    """A wrong output has outcome `wrong` and fails in the expected stage; its result has a check and no timing."""
     result = run_case(job_of(source, time=True))
 
     assert (result.outcome, result.message[: len(message)]) == ("wrong", message)
@@ -217,7 +217,7 @@ def test_wrong_result(job_of: JobOf, source: str, message: str, stages: tuple[st
 
 
 def test_wrong_result_says_value_and_bound(job_of: JobOf) -> None:
-    """The message of a wrong result names the broken bound, the value found and the value allowed."""
+    """The message of a wrong result names the broken bound, its value and the allowed value."""
     result = run_case(job_of(right_but(before="scale *= 1.5")))
 
     assert result.check is not None
@@ -235,7 +235,7 @@ def test_wrong_result_says_value_and_bound(job_of: JobOf) -> None:
     ids=["late factor", "stops writing", "late scale"],
 )
 def test_timed_calls_are_judged(job_of: JobOf, source: str) -> None:
-    """A kernel that is right when it is judged and wrong while it is timed is wrong, and carries no timing."""
+    """A kernel that passes `correct` but gives a wrong output while it is timed is `wrong`, without timing."""
     result = run_case(job_of(source, time=True))
 
     assert result.outcome == "wrong"
@@ -256,7 +256,7 @@ def test_timed_calls_are_judged(job_of: JobOf, source: str) -> None:
     ids=["zero values", "zero queries", "smaller keys"],
 )
 def test_changed_inputs_are_caught(job_of: JobOf, before: str) -> None:
-    """A kernel that changes its inputs is not ok, however well its output fits to what it left behind."""
+    """A kernel that changes its inputs fails, even if its output is correct for the changed inputs."""
     result = run_case(job_of(right_but(before=before)))
 
     assert result.outcome != "ok"
@@ -275,14 +275,14 @@ def test_changed_inputs_are_caught(job_of: JobOf, before: str) -> None:
     ids=["fp32", "bf16", "three dimensions", "one column", "nothing", "a number"],
 )
 def test_output_of_another_kind(job_of: JobOf, after: str) -> None:
-    """An output of another type, dtype or shape is not ok; the message speaks of it, not of a line of the judge's."""
+    """An output of another type, dtype or shape fails; the message is not that of an exception in the judge's code."""
     result = run_case(job_of(right_but(after=after)))
 
     assert result.outcome != "ok"
     assert ".py:" not in result.message
 
 
-# One element past the end of each tensor, reached through its storage as a kernel reaches through a pointer.
+# One element at offset {1} past the end of tensor {0}, accessed through its storage as a kernel would by pointer.
 PAST = "torch.as_strided({0}, (1,), (1,), {0}.storage_offset() + {0}.numel() + {1})"
 
 
@@ -297,14 +297,14 @@ PAST = "torch.as_strided({0}, (1,), (1,), {0}.storage_offset() + {0}.numel() + {
     ids=["out", "farther", "before", "key"],
 )
 def test_write_out_of_bounds(job_of: JobOf, name: str, where: int, message: str) -> None:
-    """A write beside a tensor is caught, with how far from which end, though the output itself is right."""
+    """A write outside a tensor fails even if the output is correct; the message gives its place and distance."""
     result = run_case(job_of(right_but(before=f"{PAST.format(name, where)}.fill_(1.0)")))
 
     assert (result.outcome, result.message) == ("wrong", f"the kernel wrote {message}")
 
 
 def test_read_out_of_bounds(job_of: JobOf) -> None:
-    """What is read past the end of an input is NaN, and so is the output that it enters."""
+    """A read past the end of an input gives NaN, which makes the output NaN."""
     result = run_case(job_of(right_but(after=f"out += {PAST.format('v', 0)} * 1e-6; return out")))
 
     assert result.outcome == "wrong"
@@ -317,7 +317,7 @@ FLICKERS = right_but(after="out[0, 1, 5, 2] += (CALLS % 4 == 3) * 2**-11; return
 
 
 def test_repeats_are_equal(job_of: JobOf) -> None:
-    """A right kernel's repeats are counted and equal."""
+    """The repeats of a correct kernel are counted and equal."""
     result = run_case(job_of(repeats=12))
 
     assert result.outcome == "ok"
@@ -326,7 +326,7 @@ def test_repeats_are_equal(job_of: JobOf) -> None:
 
 
 def test_repeats_fill_their_time(job_of: JobOf) -> None:
-    """Without a number, a fast kernel is repeated a hundred times."""
+    """With `repeats=None`, a fast kernel is repeated 100 times."""
     result = run_case(job_of(case="b1h1s1d64-fp16-seed0", repeats=None))
 
     assert result.repeats is not None
@@ -334,7 +334,7 @@ def test_repeats_fill_their_time(job_of: JobOf) -> None:
 
 
 def test_output_that_changes(job_of: JobOf) -> None:
-    """An output within its bounds that differs from call to call is wrong, and the first place is kept."""
+    """An output that is within its bounds but differs from call to call is wrong; the first differing place is kept."""
     result = run_case(job_of(FLICKERS, repeats=12))
 
     assert (result.outcome, result.message) == (
@@ -346,7 +346,7 @@ def test_output_that_changes(job_of: JobOf) -> None:
 
 
 def test_output_that_may_change(job_of: JobOf) -> None:
-    """A variant that does not claim to be deterministic is right; the differences are kept."""
+    """A variant with `deterministic: false` may differ from call to call; the differences are recorded."""
     result = run_case(job_of(FLICKERS, more="deterministic: false\n", repeats=12))
 
     assert result.outcome == "ok"
@@ -363,7 +363,7 @@ def test_output_that_may_change(job_of: JobOf) -> None:
     ids=["NaN from the second call on", "zero at every second call"],
 )
 def test_what_may_change_must_be_right(job_of: JobOf, after: str, message: str) -> None:
-    """A variant that does not claim to be deterministic is wrong where one of its repeats is."""
+    """A variant with `deterministic: false` is wrong if one of its repeats is wrong."""
     result = run_case(job_of(right_but(after=after), more="deterministic: false\n", repeats=12))
 
     assert (result.outcome, result.caught_by) == ("wrong", ("repeats",))
@@ -373,7 +373,7 @@ def test_what_may_change_must_be_right(job_of: JobOf, after: str, message: str) 
 
 @pytest.mark.parametrize("after", ["return None if CALLS > 1 else out", "return out.float() if CALLS > 1 else out"])
 def test_a_later_output_of_another_kind(job_of: JobOf, after: str) -> None:
-    """A repeat that gives no tensor of the right kind is wrong in the same words as a first call."""
+    """A repeat that returns another type or dtype is wrong, with the same message as for a first call."""
     result = run_case(job_of(right_but(after=after), repeats=3))
 
     assert (result.outcome, result.caught_by) == ("wrong", ("output",))
@@ -389,12 +389,10 @@ def forward(q, k, v, *, scale, causal="none", out=None):
 """
 
 
-def test_sdpa_is_not_own_work(job_of: JobOf) -> None:
-    """A candidate that calls the backend it is compared with is wrong; a baseline that does so is what it should be."""
-    source = CALLS_SDPA
-
-    candidate = run_case(job_of(source))
-    baseline = run_case(job_of(source, more="role: baseline\n"))
+def test_delegation_to_sdpa_is_wrong(job_of: JobOf) -> None:
+    """A candidate that calls SDPA, its own baseline, is wrong; a baseline may call it."""
+    candidate = run_case(job_of(CALLS_SDPA))
+    baseline = run_case(job_of(CALLS_SDPA, more="role: baseline\n"))
 
     assert (candidate.outcome, candidate.caught_by) == ("wrong", ("delegation",))
     assert "scaled_dot_product" in candidate.message
@@ -413,14 +411,14 @@ def forward(q, k, v, *, scale, causal="none", out=None):
 """
 
 
-@pytest.mark.filterwarnings("default")  # torch's compiler has warnings of its own
-def test_what_torch_compiles_is_watched_and_works_afterwards(job_of: JobOf) -> None:
-    """FlexAttention, which a dispatch mode would break, is right, and right again in the same process."""
+@pytest.mark.filterwarnings("default")  # torch's compiler emits warnings
+def test_the_delegation_check_keeps_torch_compile_working(job_of: JobOf) -> None:
+    """Compiled FlexAttention passes twice in one process; a dispatch mode in the delegation check would break it."""
     assert [run_case(job_of(FLEX)).outcome for _ in range(2)] == ["ok", "ok"]
 
 
-def test_witnesses_are_heard_when_it_is_wrong(job_of: JobOf) -> None:
-    """SDPA is judged on the same inputs beside a wrong candidate; one that refuses is absent with its reason."""
+def test_a_wrong_candidate_is_cross_checked(job_of: JobOf) -> None:
+    """If a candidate is wrong, SDPA backends are judged on the same inputs and the diagnosis has their results."""
     baselines = discover(()).variants
     cross_checks = tuple(baselines[name] for name in ("sdpa_math", "sdpa_flash"))
 
@@ -431,11 +429,12 @@ def test_witnesses_are_heard_when_it_is_wrong(job_of: JobOf) -> None:
         ("sdpa_math", True),
         ("sdpa_flash", True),
     ]
-    assert result.diagnosis.conclusion.startswith("the candidate is off: sdpa_math, sdpa_flash right")
+    conclusion = "only the candidate is wrong; right under the same policy: sdpa_math, sdpa_flash"
+    assert result.diagnosis.conclusion == conclusion
 
 
-def test_a_witness_that_raises_is_absent(job_of: JobOf) -> None:
-    """Whatever a cross-check raises, the candidate's verdict and bounds stay."""
+def test_a_cross_check_that_raises_is_absent(job_of: JobOf) -> None:
+    """If a cross-check raises an exception, the candidate's verdict and bounds stay."""
     (cross_check,) = [job_of("def forward(*_, **__):\n    raise KeyError('x')\n", more="role: baseline\n").variant]
     result = run_case(job_of(right_but(before="scale *= 1.5"), cross_checks=(cross_check,)))
     assert (result.outcome, result.check is not None) == ("wrong", True)
@@ -443,18 +442,18 @@ def test_a_witness_that_raises_is_absent(job_of: JobOf) -> None:
     assert [(each.passed, bool(each.absent)) for each in result.diagnosis.cross_checks] == [(None, True)]
 
 
-def test_signs_of_life_name_the_stage(job_of: JobOf) -> None:
-    """Each stage is announced, a launch with the watchdog's time, work of our own with more."""
-    signs: list[Progress] = []
+def test_progress_messages_name_the_stage(job_of: JobOf) -> None:
+    """Every stage sends progress messages: with the watchdog's limit before a launch, with 300 s before other steps."""
+    messages: list[Progress] = []
 
-    run_case(job_of(repeats=3, time=True, watchdog_seconds=2.5), signs.append)
+    run_case(job_of(repeats=3, time=True, watchdog_seconds=2.5), messages.append)
 
-    assert list(dict.fromkeys(each.stage for each in signs)) == ["launch", "sanity", "correct", "speed"]
-    assert {each.seconds for each in signs if each.stage == "launch"} == {300.0, 2.5}
+    assert list(dict.fromkeys(message.stage for message in messages)) == ["launch", "sanity", "correct", "speed"]
+    assert {message.seconds for message in messages if message.stage == "launch"} == {300.0, 2.5}
 
 
 def test_nan_may_repeat(job_of: JobOf) -> None:
-    """A NaN that is there every time is not a difference; it is wrong for itself."""
+    """A NaN that every call produces does not count as a difference between repeats; it fails the finite check."""
     result = run_case(job_of(right_but(after="out[0, 0, 0, 0] = float('nan'); return out"), repeats=5))
 
     assert "NaN" in result.message
@@ -476,17 +475,17 @@ def test_nan_may_repeat(job_of: JobOf) -> None:
     ids=["refuses", "does not launch", "raises", "divides by zero"],
 )
 def test_no_output(job_of: JobOf, before: str, outcome: str, message: str) -> None:
-    """A kernel that gives no output fails at launch, by the name of what happened and with its own words."""
+    """A kernel that gives no output fails in stage `launch`, with an outcome for the cause and its own message."""
     result = run_case(job_of(right_but(before=before), time=True))
 
-    found = re.sub(r":\d+\)$", ":LINE)", result.message)
-    assert (result.outcome, found, result.check, result.speed) == (outcome, message, None, None)
-    assert tuple(stages_of(result).values()) == (FAILED, NOT, NOT, NOT)
+    without_line = re.sub(r":\d+\)$", ":LINE)", result.message)
+    assert (result.outcome, without_line, result.check, result.speed) == (outcome, message, None, None)
+    assert tuple(stages_of(result).values()) == (FAILED, NOT_REACHED, NOT_REACHED, NOT_REACHED)
     assert not result.context_lost
 
 
 def test_refusal_of_a_kind_of_its_own(job_of: JobOf) -> None:
-    """A kernel's own subclass of our refusal is a refusal."""
+    """An exception of a kernel's own subclass of `UnsupportedCase` is a refusal."""
     source = right_but(before="class Refusal(UnsupportedCase): pass\nraise Refusal('not today')")
 
     assert run_case(job_of(source)).outcome == "unsupported"
@@ -503,7 +502,7 @@ def test_refusal_of_a_kind_of_its_own(job_of: JobOf) -> None:
     ],
 )
 def test_entry_that_cannot_be_had(job_of: JobOf, source: str, message: str) -> None:
-    """A module that does not import or lacks the function fails with the manifest's words."""
+    """A module that cannot be imported or lacks the function fails, and the message names the manifest's key."""
     result = run_case(job_of(source))
 
     assert (result.outcome, result.message) == ("failed", message)
@@ -511,7 +510,7 @@ def test_entry_that_cannot_be_had(job_of: JobOf, source: str, message: str) -> N
 
 
 def test_raises_while_timed(job_of: JobOf) -> None:
-    """A kernel that fails while it is timed keeps the check that it passed and has no timing."""
+    """A kernel that raises while it is timed fails without timing; the check that it passed is kept."""
     result = run_case(job_of(right_but(before="assert CALLS < 3, 'worn out'"), time=True))
 
     assert (result.outcome, "AssertionError: worn out" in result.message) == ("failed", True)
@@ -522,7 +521,7 @@ def test_raises_while_timed(job_of: JobOf) -> None:
 
 
 def test_library_that_does_not_load(job_of: JobOf, tmp_path: Path) -> None:
-    """A damaged library fails at launch, not with a crash."""
+    """A damaged library fails in stage `launch` without a crash."""
     (tmp_path / "kernel.so").write_bytes(b"not a library")
     job = job_of()
     entry = msgspec.structs.replace(job.variant.entry, kind="cuda")
@@ -538,7 +537,7 @@ def test_library_that_does_not_load(job_of: JobOf, tmp_path: Path) -> None:
 
 
 def test_lost_device(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that came while the kernel ran takes the context with it: the result says so."""
+    """After a CUDA error in the kernel, the result says that the context is lost."""
 
     def lose(_: object) -> None:
         raise DeviceLost("CUDA error: an illegal memory access was encountered")
@@ -553,8 +552,8 @@ def test_lost_device(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_context_is_asked_after_a_failure(job_of: JobOf, monkeypatch: pytest.MonkeyPatch, *, alive: bool) -> None:
-    """After any failure on a GPU the context is asked whether it still takes work."""
+def test_context_is_tested_after_a_failure(job_of: JobOf, monkeypatch: pytest.MonkeyPatch, *, alive: bool) -> None:
+    """After any failure on a GPU, `run_case` tests whether the CUDA context still works."""
     monkeypatch.setattr(pipeline, "open_device", lambda _: torch.device("cpu"))
     monkeypatch.setattr(pipeline, "is_alive", lambda _: alive)
 
@@ -564,7 +563,7 @@ def test_context_is_asked_after_a_failure(job_of: JobOf, monkeypatch: pytest.Mon
 
 
 def test_result_of_every_kind_survives_json(job_of: JobOf) -> None:
-    """What comes out of a run, NaN and Inf included, reads back from JSON as it was."""
+    """The result of a run whose output has NaN and Inf equals the original when it is read back from JSON."""
     source = right_but(after="out[0, 0, 0, 0] = float('inf'); out[0, 1] = float('nan'); return out")
 
     result = run_case(job_of(source))

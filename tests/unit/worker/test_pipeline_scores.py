@@ -1,4 +1,4 @@
-"""`run_case` on scores: right and wrong probes on the CPU, each wrong one found by its check."""
+"""`run_case` on probes of scores: correct ones pass, and every wrong one is caught by its check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ProbeOf = Callable[[str], Variant]
 
 SQUARE, TILE = "b1h1s4d4-fp16-scores", "b1h1s32d64-fp16-sk64-scores"
 
-# What the last line of the right kernel becomes.
+# The last line of the correct kernel, which the wrong kernels replace or extend.
 LAST = "    return result if out is None else out.copy_(result)\n"
 WRONG = {
     "scale": SCORES_SOURCE.replace("* scale", "* scale * 1.01"),
@@ -53,7 +53,7 @@ def probe_of(write_variant: WriteVariant, tmp_path: Path) -> ProbeOf:
 
 
 def judged(variant: Variant, shape: str, *, time: bool = False, property_name: str | None = None) -> CaseResult:
-    """Run a probe on one of its shapes, or hold it to a property."""
+    """Run a probe on one of its shapes, or check one property of it."""
     (case,) = [each for each in variant.cases if each.shape_id == shape]
     if property_name:
         case = property_case(variant)
@@ -65,7 +65,7 @@ def judged(variant: Variant, shape: str, *, time: bool = False, property_name: s
 
 @pytest.mark.parametrize("shape", [SQUARE, TILE])
 def test_a_right_probe(probe_of: ProbeOf, shape: str) -> None:
-    """It is ok at every stage, timed too, and its work is one product."""
+    """A correct probe is ok at every stage, including `speed`, and its output has one element per query and key."""
     result = judged(probe_of(SCORES_SOURCE), shape, time=True)
     assert (result.outcome, result.message) == ("ok", "")
     assert [stage.state for stage in result.stages] == ["ok"] * 4
@@ -90,44 +90,44 @@ def test_a_right_probe(probe_of: ProbeOf, shape: str) -> None:
     ],
 )
 def test_a_wrong_probe_is_found(probe_of: ProbeOf, name: str, caught_by: str, shape: str) -> None:
-    """Each mistake by its check, as for attention."""
+    """Each mistake is caught by its own check, as for attention."""
     result = judged(probe_of(WRONG[name]), shape)
     assert (result.outcome, caught_by in result.caught_by) == ("wrong", True), result.message
 
 
 def test_a_kept_result_is_no_time(probe_of: ProbeOf) -> None:
-    """What was computed once is right once: while calls are timed, the sign of K is turned."""
+    """A probe that returns a kept result fails while it is timed, because the sign of K changes between timed calls."""
     result = judged(probe_of(STALE), TILE, time=True)
     assert (result.outcome, result.caught_by, result.speed) == ("wrong", ("timed outputs",), None)
 
 
 def test_a_stale_output_shows_with_other_data(probe_of: ProbeOf) -> None:
-    """The property `new_data` finds the same without a clock."""
+    """The property `new_data` catches a probe that returns a kept result."""
     assert judged(probe_of(STALE), TILE, property_name="new_data").caught_by == ("new_data",)
 
 
 def test_a_right_probe_holds_every_property(probe_of: ProbeOf) -> None:
-    """Every property of scores that needs no GPU."""
+    """A correct probe passes every property of scores that needs no GPU."""
     probe = probe_of(SCORES_SOURCE)
     names = [name for name in properties_of(probe) if name not in ON_GPU]
     assert {name: judged(probe, TILE, property_name=name).outcome for name in names} == dict.fromkeys(names, "ok")
 
 
 def test_a_leak_between_heads_is_found(probe_of: ProbeOf) -> None:
-    """Scores of one head in which another's NaN shows."""
+    """A probe in which a NaN of one head reaches the scores of another is caught by `contained_nan`."""
     leaky = SCORES_SOURCE.replace(LAST, "    result = result + 0 * result.sum(1, keepdim=True)\n" + LAST)
     assert judged(probe_of(leaky), TILE, property_name="contained_nan").caught_by == ("contained_nan",)
 
 
 def test_a_diagnosis_speaks_of_scores(probe_of: ProbeOf) -> None:
-    """The likely cause of a wrong scale is the scale, by the truth of scores."""
+    """The diagnosis of a probe with a wrong scale names the scale as the likely cause."""
     result = judged(probe_of(WRONG["scale"]), TILE)
     assert result.diagnosis is not None
     assert result.diagnosis.cause == "the scale is 1 % too large"
 
 
 def test_a_probe_of_attention_is_judged_as_attention(write_variant: WriteVariant, tmp_path: Path) -> None:
-    """Shapes of its own change nothing in what is right."""
+    """A probe with `computes: attention` must give attention, so an output of scores is wrong."""
     lines = 'role: probe\ncases: [b1h1s4d64-fp16]\nentry: {kind: python, target: "entry:forward"}\n'
     manifest = f"{MANIFEST}{lines}supports: {{device: [cpu]}}\n"
     source = SCORES_SOURCE.replace(LAST, "    return result\n")

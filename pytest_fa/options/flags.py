@@ -1,0 +1,118 @@
+"""Every option of pytest-fa: one row each, with its help text."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+
+@dataclasses.dataclass(frozen=True)
+class OptionRow:
+    """A command-line flag and the ini key of the same name.  A row without a metavar is a switch."""
+
+    flag: str
+    help: str
+    metavar: str | None = None
+    ini_default: str = ""
+    repeats: bool = False
+
+    @property
+    def dest(self) -> str:
+        """The ini key and the attribute of pytest's config: `--fa-suite` is `fa_suite`."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+OPTIONS = (
+    OptionRow(
+        "--fa-variant",
+        "run these variants: names, globs, or NAME@DEFINE=VALUE; default: every candidate",
+        "NAME[,GLOB...]",
+    ),
+    OptionRow("--fa-list", "list the variants and stop"),
+    OptionRow("--fa-kernels", "folders that contain <variant>/variant.yaml", "DIR[,DIR...]", "kernels"),
+    OptionRow("--fa-suite", "suites of cases to run: smoke, history, mission, edge, long", "NAME[,NAME...]", "history"),
+    OptionRow(
+        "--fa-case",
+        "run only these cases: exact ids, or globs over the suite; property tests are then not run",
+        "ID|GLOB[,...]",
+    ),
+    OptionRow("--fa-seeds", "random seeds: N runs seeds 0 to N-1, a list such as 3,7 (or 3,) runs those", "N|A,B,..."),
+    OptionRow("--fa-dtype", "run every case in these dtypes: fp16, bf16", "DTYPE[,DTYPE...]"),
+    OptionRow(
+        "--fa-define",
+        "build the selected variants once more for every value of this macro; may be repeated",
+        "NAME=V[,V...]",
+        repeats=True,
+    ),
+    OptionRow(
+        "--fa-arch",
+        "compile for these architectures; default: that of the GPU, or all of them on a machine without one",
+        "sm_80|sm_89|sm_90a[,...]",
+    ),
+    OptionRow(
+        "--fa-tolerance",
+        "use this tolerance policy instead of the manifests': same_precision, absolute, fp8",
+        "POLICY",
+    ),
+    OptionRow(
+        "--fa-soak",
+        "repeat every checked call N times and compare bit by bit; default: 100, or as many as fit in 0.5 s",
+        "N",
+    ),
+    OptionRow(
+        "--fa-watchdog",
+        "report a launch that takes longer as a hang; default: 10, or 300 for variants of kind python",
+        "SECONDS",
+    ),
+    OptionRow("--fa-selftest", "test the checks: every broken kernel must fail its check, every correct one must pass"),
+    OptionRow(
+        "--fa-gate",
+        "pass only if device_us is below RATIO times that of the fastest SDPA backend, on every shape",
+        "RATIO",
+    ),
+    OptionRow(
+        "--fa-gate-baseline",
+        "gate against this variant, or against a cached build, instead of SDPA",
+        "NAME|key:KEY",
+    ),
+    OptionRow("--ncu", "after the checks, profile each variant and shape with Nsight Compute in a separate process"),
+    OptionRow(
+        "--ncu-set",
+        "hardware counters that --ncu collects: verdict, occupancy, tensor, memory, stalls, full",
+        "NAME",
+        "verdict",
+    ),
+    OptionRow("--ncu-strict", "fail instead of skipping when Nsight Compute cannot read the counters"),
+    OptionRow("--ncu-sudo", "run Nsight Compute with `sudo -n`"),
+    OptionRow(
+        "--fa-sanitize",
+        "run compute-sanitizer (memcheck, racecheck, synccheck, initcheck) on a small case or those of --fa-case",
+        "TOOL[,TOOL...]",
+    ),
+    OptionRow("--fa-static", "only compile, for every architecture, and report what is in the SASS; needs no GPU"),
+    OptionRow("--fa-require-gpu", "fail instead of skipping when there is no GPU"),
+    OptionRow("--fa-clean", "first delete the cached builds of the selected variants"),
+    OptionRow("--fa-cache", "cache folder of builds; default: pytest-fa in the user's cache folder", "DIR"),
+    OptionRow("--fa-no-build", "never compile: use cached builds only, including those made on another machine"),
+    OptionRow("--fa-save", "also save the records of this run in the records folder, profiles/<gpu>/"),
+    OptionRow("--fa-artifacts", "folder for the records of the latest run", "DIR", "artifacts"),
+    OptionRow("--fa-profiles", "records folder of --fa-save, with one subfolder per GPU", "DIR", "profiles"),
+)
+
+
+def register(parser: pytest.Parser) -> None:
+    """Add every option to pytest's command line and ini file."""
+    group = parser.getgroup("fa", "attention kernels (pytest-fa)")
+    for option in OPTIONS:
+        default = f", default {option.ini_default}" if option.ini_default else ""
+        help_text = f"{option.help} (ini: {option.dest}{default})"
+        if option.metavar is None:
+            group.addoption(option.flag, action="store_true", default=None, help=help_text)
+            parser.addini(option.dest, option.help, type="bool", default=False)
+        else:
+            action = "append" if option.repeats else "store"
+            group.addoption(option.flag, action=action, default=None, metavar=option.metavar, help=help_text)
+            parser.addini(option.dest, option.help, default=option.ini_default)

@@ -1,0 +1,198 @@
+"""`Options`: what the user requested on the command line and in the ini file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_fa.earlier import POLICIES, renamed
+from pytest_fa.errors import UsageProblem
+from pytest_fa.options import values
+from pytest_fa.options.flags import OPTIONS, OptionRow
+
+if TYPE_CHECKING:
+    import pytest
+
+SELFTEST_SUITE = Path(__file__).parents[1] / "suite" / "selftest.py"
+# Options that decide how a variant is selected, built or checked.  A rerun command repeats them.
+RERUN = ("fa_kernels", "fa_arch", "fa_tolerance", "fa_soak", "fa_watchdog", "fa_gate", "fa_gate_baseline", "fa_cache")
+# Tests of the suite that exist only with an option, and the field that says so.
+ON_REQUEST = {"test_gate": "gate", "test_profile": "ncu", "test_sanitize": "sanitizers"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of a run.  An empty tuple or None means the default.
+
+    `timing` is False under --benchmark-disable.  `rerun` holds the first words of the command that runs one test again.
+    `is_given` is True if at least one option of pytest-fa was used.  `notices` has a line for each earlier name used.
+    """
+
+    rootdir: Path
+    variants: tuple[str, ...]
+    kernels: tuple[Path, ...]
+    suites: tuple[str, ...]
+    cases: tuple[str, ...]
+    seeds: tuple[int, ...] | None
+    dtypes: tuple[str, ...]
+    defines: tuple[str, ...]
+    arches: tuple[str, ...]
+    tolerance: str | None
+    soak: int | None
+    watchdog_seconds: float | None
+    selftest: bool
+    gate: float | None
+    gate_baseline: str | None
+    ncu: bool
+    ncu_set: str
+    ncu_strict: bool
+    ncu_sudo: bool
+    sanitizers: tuple[str, ...]
+    static: bool
+    cache: Path
+    artifacts: Path
+    records_folder: Path
+    list_only: bool
+    clean: bool
+    no_build: bool
+    require_gpu: bool
+    save: bool
+    timing: bool
+    rerun: tuple[str, ...]
+    is_given: bool
+    notices: tuple[str, ...] = ()
+
+    def offers(self, test: str) -> bool:
+        """Whether a test function of the shipped suite exists in this run."""
+        if self.static:
+            return test == "test_build"
+        return test not in ON_REQUEST or getattr(self, ON_REQUEST[test]) not in (None, (), False)
+
+
+def wants_list(config: pytest.Config) -> bool:
+    """Whether the run only lists the variants."""
+    return _is_on(config, "fa_list")
+
+
+def read(config: pytest.Config) -> Options:
+    """The options of this run.  Raises `UsageProblem` for a value that is not allowed."""
+    rootdir = config.rootpath
+    return Options(
+        rootdir=rootdir,
+        variants=values.words_of(_text(config, "fa_variant")),
+        kernels=_kernels(config, rootdir),
+        suites=values.words_of(_text(config, "fa_suite")) or ("history",),
+        cases=values.words_of(_text(config, "fa_case")),
+        seeds=values.seeds(_text(config, "fa_seeds")),
+        dtypes=values.words_of(_text(config, "fa_dtype")),
+        defines=_defines(config),
+        arches=values.each_of("--fa-arch", _text(config, "fa_arch"), values.ARCHES),
+        tolerance=values.policy(_text(config, "fa_tolerance")),
+        watchdog_seconds=values.watchdog_seconds(_text(config, "fa_watchdog")),
+        selftest=_is_on(config, "fa_selftest"),
+        gate=_gate(config),
+        gate_baseline=_text(config, "fa_gate_baseline") or None,
+        ncu=_ncu(config),
+        ncu_set=values.one_of("--ncu-set", _text(config, "ncu_set") or values.NCU_SETS[0], values.NCU_SETS),
+        ncu_strict=_is_on(config, "ncu_strict"),
+        ncu_sudo=_is_on(config, "ncu_sudo"),
+        sanitizers=_sanitizers(config),
+        static=_is_on(config, "fa_static"),
+        soak=values.repeats(_text(config, "fa_soak")),
+        cache=values.folder(rootdir, _text(config, "fa_cache")) or default_cache(),
+        artifacts=values.folder(rootdir, _text(config, "fa_artifacts")) or rootdir / "artifacts",
+        records_folder=values.folder(rootdir, _text(config, "fa_profiles")) or rootdir / "profiles",
+        list_only=_is_on(config, "fa_list"),
+        clean=_is_on(config, "fa_clean") and not (_is_on(config, "fa_no_build") or config.getoption("collectonly")),
+        no_build=_is_on(config, "fa_no_build"),
+        require_gpu=_is_on(config, "fa_require_gpu"),
+        save=_is_on(config, "fa_save"),
+        timing=not config.getoption("benchmark_disable", default=False),
+        rerun=_rerun(config),
+        is_given=any(_is_given(config, option) for option in OPTIONS),
+        notices=_notices(config),
+    )
+
+
+def default_cache() -> Path:
+    """`PYTEST_FA_CACHE`, which a run sets for its workers; else `pytest-fa` in the user's cache folder."""
+    if folder := os.environ.get("PYTEST_FA_CACHE"):
+        return Path(folder)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pytest-fa"
+
+
+def _text(config: pytest.Config, dest: str) -> str:
+    value = config.getoption(dest)
+    return str(config.getini(dest) if value is None else value)
+
+
+def _is_on(config: pytest.Config, dest: str) -> bool:
+    value = config.getoption(dest)
+    return bool(config.getini(dest) if value is None else value)
+
+
+def _is_given(config: pytest.Config, option: OptionRow) -> bool:
+    """Whether an option was used, on the command line or in the ini file."""
+    default = False if option.metavar is None else option.ini_default
+    return config.getoption(option.dest) is not None or config.getini(option.dest) != default
+
+
+def _rerun(config: pytest.Config) -> tuple[str, ...]:
+    """`pytest` and the options that decide how a variant is selected, built and checked."""
+    suite = ("--pyargs", "pytest_fa.suite") if config.getoption("pyargs") else ()
+    used = [option for option in OPTIONS if option.dest in RERUN and config.getoption(option.dest) is not None]
+    no_build = ("--fa-no-build",) if _is_on(config, "fa_no_build") else ()
+    return ("pytest", *suite, *(f"{option.flag}={config.getoption(option.dest)}" for option in used), *no_build)
+
+
+def _kernels(config: pytest.Config, rootdir: Path) -> tuple[Path, ...]:
+    """The kernels folders.  The default folder may be missing, but a folder that the user names may not be empty."""
+    words = values.words_of(_text(config, "fa_kernels"))
+    folders = tuple(path for word in words if (path := values.folder(rootdir, word)))
+    if config.getoption("fa_kernels") is None and words == ("kernels",):
+        return tuple(folder for folder in folders if folder.is_dir())
+    for folder in folders:
+        if folder.is_dir() and not any(folder.glob("*/variant.yaml")):
+            hint = "; give the folder above it" if (folder / "variant.yaml").is_file() else ""
+            raise UsageProblem(f"--fa-kernels: no <variant>/variant.yaml in {str(folder)!r}{hint}")
+    return folders
+
+
+def _defines(config: pytest.Config) -> tuple[str, ...]:
+    defines = config.getoption("fa_define")
+    return tuple(str(config.getini("fa_define")).split() if defines is None else defines)
+
+
+def _gate(config: pytest.Config) -> float | None:
+    text = _text(config, "fa_gate")
+    if not text and config.getoption("fa_gate") is None:
+        return None
+    if config.getoption("numprocesses", default=None):
+        raise UsageProblem("--fa-gate: a gate starts its own processes, one at a time; drop -n")
+    return values.gate_ratio(text)
+
+
+def _ncu(config: pytest.Config) -> bool:
+    is_on = _is_on(config, "ncu")
+    if not is_on and config.getoption("ncu_set") is not None:
+        raise UsageProblem("--ncu-set: without --ncu nothing is profiled; add --ncu")
+    if is_on and config.getoption("numprocesses", default=None):
+        raise UsageProblem("--ncu: only one process at a time can read the counters of a GPU; drop -n")
+    return is_on
+
+
+def _sanitizers(config: pytest.Config) -> tuple[str, ...]:
+    text = _text(config, "fa_sanitize")
+    tools = values.sanitizers(text)
+    if config.getoption("fa_sanitize") is not None and not tools:
+        raise UsageProblem(f"--fa-sanitize: {text!r} names no tool (allowed: {', '.join(values.SANITIZERS)})")
+    return tools
+
+
+def _notices(config: pytest.Config) -> tuple[str, ...]:
+    """A line for each earlier name that was used."""
+    policy = _text(config, "fa_tolerance")
+    return (f"--fa-tolerance: {renamed(policy, POLICIES[policy])}",) if policy in POLICIES else ()

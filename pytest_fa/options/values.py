@@ -1,0 +1,108 @@
+"""The value of each option, parsed from its text.
+
+A text that is not allowed raises `UsageProblem`, with the option, the text and what is allowed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_fa.earlier import POLICIES
+from pytest_fa.errors import UsageProblem, suggestion
+
+# The catalog has the same lists.  They are repeated here because importing the catalog costs a pytest run that does not
+# use this plugin several milliseconds.  A test compares the lists.
+ARCHES = ("sm_80", "sm_89", "sm_90a")
+TOLERANCES = ("same_precision", "absolute", "fp8")
+NCU_SETS = ("verdict", "occupancy", "tensor", "memory", "stalls", "full")
+SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
+MAX_SEEDS = 100_000
+MAX_REPEATS = 1_000_000
+MAX_WATCHDOG_SECONDS = 86_400.0
+MIN_GATE, MAX_GATE = 0.01, 100.0
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of a comma-separated list."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def one_of(flag: str, word: str, allowed: tuple[str, ...]) -> str:
+    """The word, which must be one of `allowed`."""
+    if word not in allowed:
+        raise UsageProblem(f"{flag}: no {word!r}{suggestion(word, allowed)} (allowed: {', '.join(allowed)})")
+    return word
+
+
+def each_of(flag: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of a comma-separated list, each of which must be one of `allowed`."""
+    return tuple(one_of(flag, word, allowed) for word in words_of(text))
+
+
+def seeds(text: str) -> tuple[int, ...] | None:
+    """Seeds 0 to N-1 for a count N, or the listed seeds; None without a text."""
+    words = words_of(text)
+    if not words:
+        return None
+    for word in words:
+        if not _is_whole_number(word):
+            raise UsageProblem(f"--fa-seeds: {word!r} is not a seed; give a count such as 5, or a list such as 3,7")
+    if "," in text:
+        return tuple(int(word) for word in words)
+    if not 1 <= int(text) <= MAX_SEEDS:
+        raise UsageProblem(f"--fa-seeds: {text} seeds; give 1 to {MAX_SEEDS}, or a list such as 0,")
+    return tuple(range(int(text)))
+
+
+def repeats(text: str) -> int | None:
+    """The number of repeats of --fa-soak; None without a text."""
+    if not text:
+        return None
+    if not (_is_whole_number(text) and 1 <= int(text) <= MAX_REPEATS):
+        raise UsageProblem(f"--fa-soak: {text!r} repeats; give 1 to {MAX_REPEATS}")
+    return int(text)
+
+
+def gate_ratio(text: str) -> float:
+    """The ratio of --fa-gate."""
+    ratio = _number(text)
+    if not MIN_GATE <= ratio <= MAX_GATE:  # also false for NaN
+        raise UsageProblem(f"--fa-gate: {text!r} is not a ratio; give {MIN_GATE:g} to {MAX_GATE:g}, such as 0.95")
+    return ratio
+
+
+def watchdog_seconds(text: str) -> float | None:
+    """The seconds of --fa-watchdog; None without a text."""
+    if not text:
+        return None
+    seconds = _number(text)
+    if not 0 < seconds <= MAX_WATCHDOG_SECONDS:  # also false for NaN
+        raise UsageProblem(f"--fa-watchdog: {text!r} seconds; give a number above 0, at most {MAX_WATCHDOG_SECONDS:g}")
+    return seconds
+
+
+def policy(text: str) -> str | None:
+    """The policy of --fa-tolerance under its present name; None without a text."""
+    return one_of("--fa-tolerance", POLICIES.get(text, text), TOLERANCES) if text else None
+
+
+def sanitizers(text: str) -> tuple[str, ...]:
+    """The tools of --fa-sanitize, each once."""
+    return tuple(dict.fromkeys(each_of("--fa-sanitize", text, SANITIZERS)))
+
+
+def folder(rootdir: Path, text: str) -> Path | None:
+    """A folder, relative to pytest's root folder; None without a text."""
+    return rootdir / Path(text).expanduser() if text else None
+
+
+def _is_whole_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _number(text: str) -> float:
+    """The number, or NaN for a text that is not a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
