@@ -2,7 +2,7 @@
 
 step:    calls the variant that was measured fastest on the nearest shape, among those that support the call
 because: no single kernel is fastest at 64 keys and at 16384 keys, with a mask and without, on every GPU
-expect:  the best variant's time on the device; one more look-up per call
+expect:  the device time of the selected variant; call_us slightly longer, because of the look-up
 
 The measured times are in `choices.json`, which `python kernels/auto/choices.py` writes from the records in `profiles/`.
 If nothing was measured on this GPU, or if a kernel refuses the call, the variants of `FALLBACKS` are tried in order.

@@ -159,8 +159,9 @@ __global__ void __launch_bounds__(THREADS) block_tiled_kernel(const FaForwardArg
 
 // Whether every row of a tensor can be accessed with aligned loads of VEC_WIDTH elements.
 bool is_vector_aligned(const void* data, const FaStrides& stride) {
-  const int64_t stride_bits = stride.batch | stride.head | stride.seq;  // divisible by a power of two if all strides are
-  return stride.dim == 1 && stride_bits % VEC_WIDTH == 0 && reinterpret_cast<uintptr_t>(data) % (2 * VEC_WIDTH) == 0;
+  // The bitwise OR of the strides is divisible by a power of two if and only if every stride is.
+  const int64_t strides_or = stride.batch | stride.head | stride.seq;
+  return stride.dim == 1 && strides_or % VEC_WIDTH == 0 && reinterpret_cast<uintptr_t>(data) % (2 * VEC_WIDTH) == 0;
 }
 
 template <typename T>

@@ -1,7 +1,8 @@
 // cluster_latency: shortens everything on the critical path outside the two matrix products.
 // step:    one thread issues the TMA loads of Q and K before any other setup; keys are loaded in tiles of 64, all tiles of the
-//          first warpgroup before those of the second; both merges go one way, from the first warpgroup to the second, and for
-//          each row from one block to the other; with few keys, one warpgroup of one block does all the work, without a merge
+//          first warpgroup before those of the second; partial results move in one direction only: the first warpgroup hands
+//          its own to the second, and each block sends half of its rows to the other; with few keys, one warpgroup of one block
+//          does all the work, without a merge
 // because: in cluster_tma at the target shape (1x8x512x64), measured with the SM's clock, K arrives after 1,440 of 5,900 cycles,
 //          and its load is issued only after 940 of them; the two merges take 2,200 cycles; a call with 64 keys takes as long as
 //          one with 512 keys
@@ -53,7 +54,7 @@ enum Barrier {
 enum Phase { NO_PHASE, LOAD, QK, SOFTMAX, PV, MERGE };
 
 // What a kernel may assume about the keys.  The compiler then removes the code for cases that cannot occur.
-enum Keys {
+enum KeyAssumption {
   ANY_KEYS,       // no assumption
   ONE_PASS,       // every block needs exactly one pass, and scale >= 0: no loop, and no score is negated
   ONE_FULL_PASS,  // as ONE_PASS, with exactly PASS_KEYS keys, which every query sees: no score is masked either
@@ -76,7 +77,7 @@ constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
 
 // The kernel parameters other than the tensor maps.  They fit in one 64-byte line of the constant cache, because the first read
 // of a line takes as long as 150 to 200 cycles.
-struct Params {
+struct KernelParams {
   uint4* out;  // [batch, heads, seq_q, head_dim] as 16-byte vectors
   float* lse;  // [batch, heads, seq_q], or nullptr
   fa::VectorStrides out_strides;
@@ -85,9 +86,10 @@ struct Params {
   int first_diagonal;       // query i sees keys [0, min(seq_k, first_diagonal + i))
   float signed_scale_log2;  // scale * log2(e)
 };
-static_assert(sizeof(Params) == 48, "the parameters start at byte 16 of a 64-byte cache line");
+static_assert(sizeof(KernelParams) == 48, "the parameters start at byte 16 of a 64-byte cache line");
 
-// How the keys of a pass are divided: over CLUSTER blocks, in each over KEY_GROUPS warpgroups, in each into KEY_TILES tiles.
+// How the keys of a pass are divided.  The CLUSTER blocks share them, the KEY_GROUPS warpgroups of each block share those of the
+// block, and each warpgroup has KEY_TILES tiles.
 template <int CLUSTER_, int KEY_GROUPS_, int KEY_TILES_>
 struct Split {
   static constexpr int CLUSTER = CLUSTER_, KEY_GROUPS = KEY_GROUPS_, KEY_TILES = KEY_TILES_;
@@ -105,8 +107,8 @@ struct PartialRow {
   float2 m_and_l[GROUP_THREADS];
 };
 
-// The same as it is sent to the other block.  The transfer is bound by its bytes, so O is cut to 24 bits.  The relative error is
-// then below 2^-15, which is small next to the 2^-11 of the output in fp16.
+// The partial result of one row per lane, in the format in which it is sent to the other block.  The transfer is bound by its
+// bytes, so O is cut to 24 bits.  The relative error is then below 2^-15, which is small next to the 2^-11 of the output in fp16.
 template <int D_TILES>
 struct PackedPartialRow {
   static constexpr int VECTORS = D_TILES * 2 * 3 / 16;  // two values per fragment, 3 bytes each
@@ -138,8 +140,8 @@ struct WorkTile {
   int passes;    // number of passes over the keys that any query of the block sees
 };
 
-template <typename SPLIT, Keys KEYS>
-__device__ __forceinline__ WorkTile make_work_tile(const Params& params) {
+template <typename SPLIT, KeyAssumption ASSUMPTION>
+__device__ __forceinline__ WorkTile make_work_tile(const KernelParams& params) {
   const uint32_t head = blockIdx.x / SPLIT::CLUSTER;
   const int first_query = blockIdx.y * BLOCK_M;
   const int visible_keys = max(0, min(params.seq_k, params.first_diagonal + first_query + BLOCK_M - 1));
@@ -149,7 +151,7 @@ __device__ __forceinline__ WorkTile make_work_tile(const Params& params) {
       static_cast<int>(blockIdx.z),
       first_query,
       params.first_diagonal + first_query,
-      KEYS != ANY_KEYS ? 1 : (visible_keys + SPLIT::PASS_KEYS - 1) / SPLIT::PASS_KEYS,
+      ASSUMPTION != ANY_KEYS ? 1 : (visible_keys + SPLIT::PASS_KEYS - 1) / SPLIT::PASS_KEYS,
   };
 }
 
@@ -174,14 +176,14 @@ __device__ __forceinline__ void load_tile(
 // take turns at the exponential unit: the first one uses it while K of the second one is still being loaded.
 template <typename T, typename SPLIT, int HEAD_DIM>
 __device__ __forceinline__ void load_k(
-    Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const WorkTile& work, int first_block_key, int q_bytes) {
+    Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const WorkTile& work, int block_first_key, int q_bytes) {
 #pragma unroll
   for (int g = 0; g < SPLIT::KEY_GROUPS; ++g) {
 #pragma unroll
     for (int t = 0; t < SPLIT::KEY_TILES; ++t) {
       fa::mbarrier_arrive_expect_tx(&smem.k_full[g][t], TILE_BYTES<HEAD_DIM> + (g + t > 0 ? 0 : q_bytes));
-      const int first_tile_key = first_block_key + (g * SPLIT::KEY_TILES + t) * KEY_TILE;
-      load_tile<HEAD_DIM>(smem.k[g][t], map, first_tile_key, work.kv_head, work.batch, &smem.k_full[g][t]);
+      const int tile_first_key = block_first_key + (g * SPLIT::KEY_TILES + t) * KEY_TILE;
+      load_tile<HEAD_DIM>(smem.k[g][t], map, tile_first_key, work.kv_head, work.batch, &smem.k_full[g][t]);
     }
   }
 }
@@ -189,14 +191,14 @@ __device__ __forceinline__ void load_k(
 // Loads V of one pass in the same order.  Called by one thread.
 template <typename T, typename SPLIT, int HEAD_DIM>
 __device__ __forceinline__ void load_v(
-    Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const WorkTile& work, int first_block_key) {
+    Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const WorkTile& work, int block_first_key) {
 #pragma unroll
   for (int g = 0; g < SPLIT::KEY_GROUPS; ++g) {
     fa::mbarrier_arrive_expect_tx(&smem.v_full[g], SPLIT::KEY_TILES * TILE_BYTES<HEAD_DIM>);
 #pragma unroll
     for (int t = 0; t < SPLIT::KEY_TILES; ++t) {
-      const int first_tile_key = first_block_key + (g * SPLIT::KEY_TILES + t) * KEY_TILE;
-      load_tile<HEAD_DIM>(smem.v[g][t], map, first_tile_key, work.kv_head, work.batch, &smem.v_full[g]);
+      const int tile_first_key = block_first_key + (g * SPLIT::KEY_TILES + t) * KEY_TILE;
+      load_tile<HEAD_DIM>(smem.v[g][t], map, tile_first_key, work.kv_head, work.batch, &smem.v_full[g]);
     }
   }
 }
@@ -289,7 +291,7 @@ __device__ __forceinline__ MergeWeights merge_m_and_l(float& m, float& l, float2
 
 // Stores one row of O, which a quad holds, and its log-sum-exp.  A row that sees no key is stored as zero and -inf.
 template <typename T, int CLUSTER, int D_TILES>
-__device__ __forceinline__ void store_row(const float (&o)[D_TILES][4], int row, float m, float l, const Params& params,
+__device__ __forceinline__ void store_row(const float (&o)[D_TILES][4], int row, float m, float l, const KernelParams& params,
                                           const WorkTile& work, int query, int lane) {
   uint4* to_gmem =
       params.out + (uint64_t(work.batch) * params.out_strides.batch + uint64_t(work.head) * params.out_strides.head) +
@@ -314,17 +316,17 @@ __device__ __forceinline__ float inverse_of(float l) { return l == 0.0f ? 0.0f :
 // Uses P in the ablation without P V, so that the compiler does not remove the computation of P.
 __device__ __forceinline__ void keep_p(uint32_t& sink, const uint32_t (&p)[4]) { sink ^= p[0] ^ p[1] ^ p[2] ^ p[3]; }
 
-// The number of blocks for which an SM must have enough registers.  ANY_KEYS needs four warpgroups per SM, which hide each
-// other's latency when there are more blocks than SMs.  The kernels for one pass gain more from additional registers (`launch`
-// handles the exception).  At D = 128, the shared memory of an SM does not hold two blocks with the largest tile.
-template <typename SPLIT, int HEAD_DIM, Keys KEYS>
+// The number of blocks that an SM must be able to hold at once.  It limits the registers per thread.  The ANY_KEYS kernel needs
+// four warpgroups per SM, which hide each other's latency when there are more blocks than SMs.  The kernels for one pass gain more
+// from additional registers.  At D = 128, the shared memory of an SM does not hold two blocks with the largest tile.
+template <typename SPLIT, int HEAD_DIM, KeyAssumption ASSUMPTION>
 constexpr int blocks_per_sm() {
-  return KEYS != ANY_KEYS || HEAD_DIM > 64 ? 1 : 4 * GROUP_THREADS / SPLIT::THREADS;
+  return ASSUMPTION != ANY_KEYS || HEAD_DIM > 64 ? 1 : 4 * GROUP_THREADS / SPLIT::THREADS;
 }
 
-template <typename T, typename SPLIT, int HEAD_DIM, Keys KEYS>
-__global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREADS, blocks_per_sm<SPLIT, HEAD_DIM, KEYS>())
-    cluster_latency_kernel(const Params params, const __grid_constant__ CUtensorMap q_map,
+template <typename T, typename SPLIT, int HEAD_DIM, KeyAssumption ASSUMPTION>
+__global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREADS, blocks_per_sm<SPLIT, HEAD_DIM, ASSUMPTION>())
+    cluster_latency_kernel(const KernelParams params, const __grid_constant__ CUtensorMap q_map,
                            const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   auto& smem = *reinterpret_cast<Smem<T, SPLIT, HEAD_DIM>*>(smem_bytes);
@@ -332,7 +334,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   constexpr int KEY_GROUPS = SPLIT::KEY_GROUPS, KEY_TILES = SPLIT::KEY_TILES, LAST_GROUP = KEY_GROUPS - 1;
   const int group = threadIdx.x / GROUP_THREADS, thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int rank = blockIdx.x % SPLIT::CLUSTER;
-  const WorkTile work = make_work_tile<SPLIT, KEYS>(params);
+  const WorkTile work = make_work_tile<SPLIT, ASSUMPTION>(params);
 
   // Load Q, K and V.  One thread issues the loads of Q and K first.  The rest of the setup overlaps with them.
   if (threadIdx.x < WARP && fa::elect_sync()) {
@@ -364,20 +366,20 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   const int lane_row = thread_in_group / WARP * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8
   const float scale_log2 = fabsf(params.signed_scale_log2);
   float o[D_TILES][4] = {};
-  float m[LANE_ROWS] = {-CUDART_INF_F, -CUDART_INF_F};  // unscaled score that P is relative to: the row max at the last rescale
+  float m[LANE_ROWS] = {-CUDART_INF_F, -CUDART_INF_F};  // P = exp2(S - m): the unscaled row max at the last rescale
   float l[LANE_ROWS] = {};                              // this lane's part of the running row sum
   uint32_t ablation_sink = 0;
 
   for (int pass = 0; pass < work.passes; ++pass) {
-    const int first_block_key = pass * SPLIT::PASS_KEYS + rank * SPLIT::BLOCK_KEYS;
-    const int first_group_key = first_block_key + group * SPLIT::GROUP_KEYS;
+    const int block_first_key = pass * SPLIT::PASS_KEYS + rank * SPLIT::BLOCK_KEYS;
+    const int group_first_key = block_first_key + group * SPLIT::GROUP_KEYS;
 
     // Load K and V; the loads of the first pass are in flight.
     if (pass > 0) {
       __syncthreads();  // no thread still reads the previous K and V or waits for their mbarriers
       if (threadIdx.x < WARP && fa::elect_sync()) {
-        load_k(smem, k_map, work, first_block_key, 0);
-        load_v(smem, v_map, work, first_block_key);
+        load_k(smem, k_map, work, block_first_key, 0);
+        load_v(smem, v_map, work, block_first_key);
       }
       __syncwarp();
     }
@@ -406,15 +408,15 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
       } else {
         fa::wgmma_wait_group<0>(s[t]);
       }
-      // mask; tiles that every query of the block sees completely are skipped.  S is negated if the scale is negative, because
+      // mask, unless every query of the block sees the whole tile.  S is negated if the scale is negative, because
       // below it is multiplied by the absolute value of the scale.
-      const int first_tile_key = first_group_key + t * KEY_TILE;
-      const bool is_negated = KEYS == ANY_KEYS && params.signed_scale_log2 < 0.0f;
-      const bool is_masked = KEYS != ONE_FULL_PASS && first_tile_key + KEY_TILE > min(params.seq_k, work.diagonal);
+      const int tile_first_key = group_first_key + t * KEY_TILE;
+      const bool is_negated = ASSUMPTION == ANY_KEYS && params.signed_scale_log2 < 0.0f;
+      const bool is_masked = ASSUMPTION != ONE_FULL_PASS && tile_first_key + KEY_TILE > min(params.seq_k, work.diagonal);
       if (is_negated || is_masked) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int limit = min(params.seq_k, work.diagonal + lane_row + i / 2 * 8) - first_tile_key;
+          const int limit = min(params.seq_k, work.diagonal + lane_row + i / 2 * 8) - tile_first_key;
 #pragma unroll
           for (int n = 0; n < N_TILES; ++n) {
             if (is_negated) s[t][n][i] = -s[t][n][i];
@@ -601,16 +603,16 @@ int make_tensor_map(
 
 template <typename T, typename SPLIT, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  fa::Params checked_params;
-  if (int status = fa::make_params(args, BLOCK_M, SPLIT::CLUSTER, &checked_params)) return status;
-  const Params params = {checked_params.out,
-                         checked_params.lse,
-                         checked_params.out_strides,
-                         checked_params.kv_head_factor,
-                         checked_params.seq_q,
-                         checked_params.seq_k,
-                         checked_params.first_diagonal,
-                         checked_params.signed_scale_log2};
+  fa::Params all_params;
+  if (int status = fa::make_params(args, BLOCK_M, SPLIT::CLUSTER, &all_params)) return status;
+  const KernelParams params = {all_params.out,
+                               all_params.lse,
+                               all_params.out_strides,
+                               all_params.kv_head_factor,
+                               all_params.seq_q,
+                               all_params.seq_k,
+                               all_params.first_diagonal,
+                               all_params.signed_scale_log2};
   CUtensorMap q_map = {}, k_map = {}, v_map = {};
   if (args->seq_k > 0) {
     if (int status = make_tensor_map(&q_map, args, args->q, args->heads, args->seq_q, args->q_stride)) return status;
@@ -618,22 +620,22 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
     if (int status = make_tensor_map(&v_map, args, args->v, args->kv_heads, args->seq_k, args->v_stride)) return status;
   }
   const int query_tiles = (params.seq_q + BLOCK_M - 1) / BLOCK_M;
-  const dim3 grid(checked_params.heads * SPLIT::CLUSTER, query_tiles, static_cast<unsigned>(args->batch));
-  // With the largest tile of D = 64, an SM holds only one block of a kernel for one pass, but two of the kernel for any keys.
-  // The latter is therefore used when there are more blocks than SMs.
-  constexpr bool FILLS_SM = HEAD_DIM == 64 && SPLIT::BLOCK_KEYS == 256;
-  const bool exceeds_sms = FILLS_SM && uint64_t(grid.x) * grid.y * grid.z > uint64_t(fa::sm_count());
+  const dim3 grid(all_params.heads * SPLIT::CLUSTER, query_tiles, static_cast<unsigned>(args->batch));
+  // With the largest tile of D = 64, an SM holds two blocks of the ANY_KEYS kernel, but only one of the kernels for one pass.  If
+  // there are more blocks than SMs, the ANY_KEYS kernel is therefore faster.
+  constexpr bool ANY_KEYS_FITS_TWICE = HEAD_DIM == 64 && SPLIT::BLOCK_KEYS == 256;
+  const bool prefers_any_keys = ANY_KEYS_FITS_TWICE && uint64_t(grid.x) * grid.y * grid.z > uint64_t(fa::sm_count());
   const bool sees_keys = min(params.seq_k, params.first_diagonal + BLOCK_M - 1) > 0;  // if the first block sees one, all do
-  const bool is_one_pass = sees_keys && params.seq_k <= SPLIT::PASS_KEYS && params.signed_scale_log2 >= 0.0f && !exceeds_sms;
+  const bool is_one_pass = sees_keys && params.seq_k <= SPLIT::PASS_KEYS && params.signed_scale_log2 >= 0.0f && !prefers_any_keys;
   const bool is_full_pass = is_one_pass && params.seq_k == SPLIT::PASS_KEYS && params.first_diagonal >= params.seq_k;
-  const Keys keys = is_full_pass ? ONE_FULL_PASS : is_one_pass ? ONE_PASS : ANY_KEYS;
+  const KeyAssumption assumption = is_full_pass ? ONE_FULL_PASS : is_one_pass ? ONE_PASS : ANY_KEYS;
   static constexpr decltype(&cluster_latency_kernel<T, SPLIT, HEAD_DIM, ANY_KEYS>) KERNELS[] = {
       &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ANY_KEYS>, &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ONE_PASS>,
       &cluster_latency_kernel<T, SPLIT, HEAD_DIM, ONE_FULL_PASS>};
-  const auto kernel = KERNELS[keys];
+  const auto kernel = KERNELS[assumption];
   constexpr int smem_bytes = sizeof(Smem<T, SPLIT, HEAD_DIM>);
   static fa::OncePerDevice allow_smem[3];
-  if (int status = allow_smem[keys]([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
+  if (int status = allow_smem[assumption]([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
     return status;
   }
   kernel<<<grid, SPLIT::THREADS, smem_bytes, stream>>>(params, q_map, k_map, v_map);
@@ -642,7 +644,7 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
 
 // With few keys, fewer warpgroups and blocks share them, because a merge costs more than it gains.
 template <typename T, int HEAD_DIM>
-int launch_for(const FaForwardArgs* args, cudaStream_t stream) {
+int launch_split_for_seq_k(const FaForwardArgs* args, cudaStream_t stream) {
   if (args->seq_k <= 64) return launch<T, Split<1, 1, 1>, HEAD_DIM>(args, stream);
   if (args->seq_k <= 128) return launch<T, Split<1, 1, 2>, HEAD_DIM>(args, stream);
   if (args->seq_k <= 256) return launch<T, Split<2, 2, 1>, HEAD_DIM>(args, stream);
@@ -652,7 +654,7 @@ int launch_for(const FaForwardArgs* args, cudaStream_t stream) {
 FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
   if (int status = fa_check_abi(args)) return status;
 #define LAUNCH_IF(DTYPE, HEAD_DIM_) \
-  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch_for<DTYPE, HEAD_DIM_>(args, stream);
+  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch_split_for_seq_k<DTYPE, HEAD_DIM_>(args, stream);
   FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
 #undef LAUNCH_IF
   return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));

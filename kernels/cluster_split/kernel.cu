@@ -89,7 +89,7 @@ struct Smem {
     Ring<T> ring;
     PartialO partial_o;
   } group[KEY_GROUPS];
-  float m[KEY_GROUPS][BLOCK_M];  // unscaled score that O and l are relative to
+  float m[KEY_GROUPS][BLOCK_M];  // O and l are sums of exp2(S - m)
   float l[KEY_GROUPS][BLOCK_M];  // row sum
   struct PeerPartial {           // what one other block sends: only that block writes here
     float4 o[BLOCK_PAIRS / 2][THREADS];
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Params
   }
 
   float o[M_TILES][D_TILES][4] = {};
-  float m[M_TILES][2];       // unscaled score that P is relative to: the row max at the last rescale
+  float m[M_TILES][2];       // P = exp2(S - m): the unscaled row max at the last rescale
   float l[M_TILES][2] = {};  // this lane's part of the running row sum
   for (auto& row_max : m) row_max[0] = row_max[1] = -CUDART_INF_F;
 

@@ -1,7 +1,7 @@
 // cluster_tma: one thread requests all of K and V; TMA writes them in the layout that wgmma reads.
 // step:    TMA instead of cp.async for K and V; optionally (CLUSTER_M = 2), two blocks share one copy of their keys by multicast
 // because: in cluster_wgmma, every thread issues 16 copies of K and V and computes the addresses of each
-// expect:  0.4 to 0.8 us less than cluster_split at the target shape (1x8x512x64); half of the L2 traffic where two blocks share
+// expect:  0.4 to 0.8 us less than cluster_split at the target shape (1x8x512x64); the L2 traffic is halved where two blocks share
 //          a copy
 // diff:    large: the host encodes tensor maps, and multicast can be enabled
 // tile:    64 queries x GROUP_KEYS keys per warpgroup and block; 93 KB of shared memory per block
@@ -94,7 +94,7 @@ struct Smem {
       PartialO partial_o;
     };
   } group[KEY_GROUPS];
-  float m[KEY_GROUPS][BLOCK_M];  // unscaled score that O and l are relative to
+  float m[KEY_GROUPS][BLOCK_M];  // O and l are sums of exp2(S - m)
   float l[KEY_GROUPS][BLOCK_M];  // row sum
   struct PeerPartial {           // what one other block sends: only that block writes here
     float4 o[BLOCK_PAIRS / 2][THREADS];
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
   sync_block<Q_FULL>();
 
   float o[D_TILES][4] = {};
-  float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // unscaled score that P is relative to: the row max at the last rescale
+  float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // P = exp2(S - m): the unscaled row max at the last rescale
   float l[2] = {};                              // this lane's part of the running row sum
 
   for (int pass = 0; pass < work.passes; ++pass) {

@@ -1,8 +1,8 @@
 // cluster_wgmma: a warpgroup replaces four warps; the tensor cores read Q, K and V from shared memory themselves.
 // step:    wgmma instead of mma.sync and ldmatrix; each group of warps is a warpgroup, and P V runs while the next P is computed
 // because: in cluster_split, S = Q K^T, the exponentials and P V run one after another
-// expect:  4.2 to 4.6 us at the target shape (1x8x512x64); of S = Q K^T, exponentials and P V, only the time of the
-//          exponentials remains
+// expect:  4.2 to 4.6 us at the target shape (1x8x512x64); the time of the exponentials remains, and those of
+//          S = Q K^T and of P V are hidden behind them
 // diff:    large: the loop no longer has fragments of Q, K and V, and the index of a second fragment of rows is gone
 // tile:    64 queries x GROUP_KEYS keys per warpgroup and block; 93 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads; rows
@@ -87,7 +87,7 @@ struct Smem {
       PartialO partial_o;
     };
   } group[KEY_GROUPS];
-  float m[KEY_GROUPS][BLOCK_M];  // unscaled score that O and l are relative to
+  float m[KEY_GROUPS][BLOCK_M];  // O and l are sums of exp2(S - m)
   float l[KEY_GROUPS][BLOCK_M];  // row sum
   struct PeerPartial {           // what one other block sends: only that block writes here
     float4 o[BLOCK_PAIRS / 2][THREADS];
@@ -166,11 +166,11 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Params
   const int lane_row = thread_in_group / WARP * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8
   const float scale_log2 = fa::scale_log2_of(params);
   const uint32_t head = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
-  const int first_group_key = (rank * KEY_GROUPS + group) * GROUP_KEYS;
+  const int group_first_key = (rank * KEY_GROUPS + group) * GROUP_KEYS;
 
   // Load Q, then the keys of the first pass.
   copy_rows<BLOCK_M, THREADS>(smem.q, work.q_gmem, params.q_strides.row, work.first_query, params.seq_q, threadIdx.x);
-  load_kv<T>(smem.group[group], work, params, first_group_key, thread_in_group);
+  load_kv<T>(smem.group[group], work, params, group_first_key, thread_in_group);
   if (CLUSTER > 1) {
     if (threadIdx.x == 0) {
       fa::mbarrier_init(&smem.peer_partials_full, 1);
@@ -182,11 +182,11 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Params
   }
 
   float o[D_TILES][4] = {};
-  float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // unscaled score that P is relative to: the row max at the last rescale
+  float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // P = exp2(S - m): the unscaled row max at the last rescale
   float l[2] = {};                              // this lane's part of the running row sum
 
   for (int pass = 0; pass < work.passes; ++pass) {
-    const int first_key = first_group_key + pass * PASS_KEYS;
+    const int first_key = group_first_key + pass * PASS_KEYS;
 
     // Load K and V; the copies of the first pass are in flight.
     if (pass > 0) {

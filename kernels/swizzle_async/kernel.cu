@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
   for (int key_tile = 0; key_tile < work.key_tiles; ++key_tile) {
     const int first_key = key_tile * BLOCK_N;
 
-    // Load K and V.
+    // Load K and V: wait for those of this tile, and issue the loads of a later one.
     fa::cp_async_wait_group<STAGES - 2>();
     __syncthreads();  // K and V are visible to all threads, and the stage of the previous tile is free
     load_kv<T, HEAD_DIM>(smem, work, args, key_tile + STAGES - 1);
@@ -239,8 +239,9 @@ __global__ void __launch_bounds__(THREADS) swizzle_async_kernel(const FaForwardA
 
 // Whether every row of a tensor can be accessed with aligned 16-byte copies.
 bool is_vector_aligned(const void* data, const FaStrides& stride) {
-  const int64_t stride_bits = stride.batch | stride.head | stride.seq;  // divisible by a power of two if all strides are
-  return stride.dim == 1 && stride_bits % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  // The bitwise OR of the strides is divisible by a power of two if and only if every stride is.
+  const int64_t strides_or = stride.batch | stride.head | stride.seq;
+  return stride.dim == 1 && strides_or % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
 
 template <typename T, int HEAD_DIM>

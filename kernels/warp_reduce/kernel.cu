@@ -1,7 +1,7 @@
 // warp_reduce: one warp computes one query row; its lanes divide the keys of S and the dimensions of O.
 // step:    one warp per query row instead of one thread; warp shuffles compute the row max and row sum (REDUCE=warp)
 // because: in block_tiled one thread holds 128 floats and works through the 512 keys of its row one after the other
-// expect:  faster than block_tiled by half: 32 lanes per row fill the GPU, but every row waits twice for the whole block
+// expect:  half the time of block_tiled: 32 lanes per row fill the GPU, but every row waits twice for the whole block
 // diff:    large, because each lane now owns some keys of S and some dimensions of O, where a thread owned a whole row
 // tile:    BLOCK_M queries x BLOCK_N keys, BLOCK_M / NUM_WARPS queries per warp; 24 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, grouped heads, top-left and bottom-right causal masks; rows
@@ -216,8 +216,9 @@ __global__ void __launch_bounds__(THREADS) warp_reduce_kernel(const FaForwardArg
 
 // Whether every row of a tensor can be accessed with aligned loads of VEC_WIDTH elements.
 bool is_vector_aligned(const void* data, const FaStrides& stride) {
-  const int64_t stride_bits = stride.batch | stride.head | stride.seq;  // divisible by a power of two if all strides are
-  return stride.dim == 1 && stride_bits % VEC_WIDTH == 0 && reinterpret_cast<uintptr_t>(data) % (2 * VEC_WIDTH) == 0;
+  // The bitwise OR of the strides is divisible by a power of two if and only if every stride is.
+  const int64_t strides_or = stride.batch | stride.head | stride.seq;
+  return stride.dim == 1 && strides_or % VEC_WIDTH == 0 && reinterpret_cast<uintptr_t>(data) % (2 * VEC_WIDTH) == 0;
 }
 
 template <typename T>

@@ -247,8 +247,9 @@ __global__ void __launch_bounds__(THREADS) wmma_kernel(const FaForwardArgs args,
 
 // Whether every row of a tensor can be accessed with aligned 16-byte copies.
 bool is_vector_aligned(const void* data, const FaStrides& stride) {
-  const int64_t stride_bits = stride.batch | stride.head | stride.seq;  // divisible by a power of two if all strides are
-  return stride.dim == 1 && stride_bits % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  // The bitwise OR of the strides is divisible by a power of two if and only if every stride is.
+  const int64_t strides_or = stride.batch | stride.head | stride.seq;
+  return stride.dim == 1 && strides_or % VECTOR == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
 
 template <typename T, int HEAD_DIM>

@@ -103,7 +103,7 @@ def fp8(errors: Errors) -> PolicyResult:
     output.  Where V is zero except for keys that three queries see, P may be off by 6 % in all of them, and right
     kernels break `relative rms` and `gain`.
 
-    Two thresholds of older results are reported and not judged, because right kernels break them: `max_err`, 0.06 for
+    Two thresholds of older results are reported and not enforced, because right kernels break them: `max_err`, 0.06 for
     the maximum, and `rel_err`, 1e-3 for the relative RMS.
 
     Raises `UsageProblem` if the truth has no `spread`.
@@ -119,8 +119,8 @@ def fp8(errors: Errors) -> PolicyResult:
         _worst("max", errors.error.abs(), limit),
         _bound("relative rms", relative, FP8_RELATIVE_RMS),
         _gain(errors, torch.full_like(truth[..., 0, 0], 0.002 + 0.3 / math.sqrt(_samples(errors)))),
-        _bound("max_err", largest, FP8_OLD_MAX_ERR, judged=False),
-        _bound("rel_err", relative, FP8_OLD_REL_ERR, judged=False),
+        _bound("max_err", largest, FP8_OLD_MAX_ERR, enforced=False),
+        _bound("rel_err", relative, FP8_OLD_REL_ERR, enforced=False),
     )
     return PolicyResult(bounds, limit)
 
@@ -241,8 +241,8 @@ def _worst(name: str, values: torch.Tensor, allowed: torch.Tensor) -> Bound:
     return _bound(name, float(values.flatten()[index]), float(allowed.flatten()[index]))
 
 
-def _bound(name: str, value: float, allowed: float, *, judged: bool = True) -> Bound:
-    return Bound(name, _number(value), allowed, value <= allowed, judged)
+def _bound(name: str, value: float, allowed: float, *, enforced: bool = True) -> Bound:
+    return Bound(name, _number(value), allowed, value <= allowed, enforced)
 
 
 def _number(value: float) -> float | None:

@@ -23,7 +23,7 @@ def repeat(
     call: Callable[[], torch.Tensor],
     first: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     requested_count: int | None,
-    smem_poison_missing: str | None,
+    why_no_smem_poison: str | None,
     before_launch: Callable[[], object] = lambda: None,
     *,
     keep_farthest: bool = False,
@@ -61,7 +61,7 @@ def repeat(
             stride = min(2 * stride, LONGEST_STRIDE) if now - last_check_time < QUICK_SECONDS else 1
             last_check_time, next_check = now, count + stride
     synchronize(first.device)
-    repeats = Repeats(count, int(differing), int(ever_differed.sum()), first_place(ever_differed), smem_poison_missing)
+    repeats = Repeats(count, int(differing), int(ever_differed.sum()), first_place(ever_differed), why_no_smem_poison)
     return repeats, farthest
 
 

@@ -1,4 +1,4 @@
-"""`Subject`: what a property test needs of a variant: fresh inputs, calls with checks, and the judge."""
+"""`PropertySubject`: what a property test needs of a variant: fresh inputs, calls with checks, and the judge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs, clone, make_inputs, poisoned_output
 
 
-class Subject:
+class PropertySubject:
     """The variant that a property is tested on: makes inputs, calls the variant, judges outputs.
 
     `before_launch` is called before each call of the variant, because the call may hang.

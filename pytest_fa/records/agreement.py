@@ -38,7 +38,7 @@ def _compare(period_us: float, profiler: ProfilerTime) -> Agreement:
     """Compare the period with the profiler's durations.
 
     For long nodes (30 us or more on average), the sum of durations must be within 5 % of the period.  For short nodes,
-    `clock_gap_us`, which was measured on as many kernels of the same launch geometry, is added first; the difference
+    `clock_offset_us`, which was measured on as many kernels of the same launch geometry, is added first; the difference
     may then be 0.4 us per node, or 5 % if that is more.
     """
     count = sum(node.count for node in profiler.nodes)
@@ -48,8 +48,8 @@ def _compare(period_us: float, profiler: ProfilerTime) -> Agreement:
         profiled_us, allowed = profiler.profiler_us, SHARE * period_us
         profiled = f"profiler {profiler.profiler_us:.1f} us"
     else:
-        profiled_us, allowed = profiler.profiler_us + profiler.clock_gap_us, max(SHORT_US * count, SHARE * period_us)
-        profiled = f"profiler {profiler.profiler_us:.2f} us, clock gap {profiler.clock_gap_us:+.2f} us"
+        profiled_us, allowed = profiler.profiler_us + profiler.clock_offset_us, max(SHORT_US * count, SHARE * period_us)
+        profiled = f"profiler {profiler.profiler_us:.2f} us, clock offset {profiler.clock_offset_us:+.2f} us"
     difference = period_us - profiled_us
     return Agreement(
         valid=abs(difference) <= allowed,

@@ -14,7 +14,7 @@ from msgspec import inspect
 
 from pytest_fa.earlier import POLICIES, ROLES, with_old_attributes
 from pytest_fa.records.gated import PairSamples
-from pytest_fa.records.judged import Check, Diagnosis, Repeats
+from pytest_fa.records.judged import Bound, Check, Diagnosis, Repeats
 from pytest_fa.records.record import Ablation, Record
 from pytest_fa.records.timing import ProfilerTime, Speed
 from pytest_fa.records.tool_results import CountedKernel, NsightReport, Sanitized, SourceLine
@@ -27,7 +27,8 @@ FIELDS: dict[type[msgspec.Struct], dict[str, str]] = {
         "yardstick_max_error": "same_precision_max_error",
         "yardstick_rms_error": "same_precision_rms_error",
     },
-    Repeats: {"dirt_missing": "smem_poison_missing"},
+    Bound: {"judged": "enforced"},
+    Repeats: {"dirt_missing": "why_no_smem_poison"},
     Diagnosis: {"witnesses": "cross_checks", "who_is_off": "conclusion"},
     Speed: {
         "floor_us": "launch_overhead_us",
@@ -35,7 +36,7 @@ FIELDS: dict[type[msgspec.Struct], dict[str, str]] = {
         "busy_missing": "profiler_missing",
         "neighbours": "other_gpu_processes",
     },
-    ProfilerTime: {"busy_us": "profiler_us", "overhead_us": "clock_gap_us"},
+    ProfilerTime: {"busy_us": "profiler_us", "overhead_us": "clock_offset_us"},
     PairSamples: {"same": "control"},
     Ablation: {"stage": "phase"},
     NsightReport: {

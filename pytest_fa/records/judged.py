@@ -14,7 +14,7 @@ class Bound(msgspec.Struct, frozen=True):
     value: float | None
     allowed: float
     holds: bool
-    judged: bool = True
+    enforced: bool = True
 
     @property
     def used(self) -> float | None:
@@ -47,8 +47,10 @@ class Check(msgspec.Struct, frozen=True):
     @property
     def tightest(self) -> Bound:
         """The first bound that does not hold, else the one with the largest used fraction."""
-        judged = [bound for bound in self.bounds if bound.judged] or list(self.bounds)
-        return next((bound for bound in judged if not bound.holds), max(judged, key=lambda bound: bound.used or 0.0))
+        enforced = [bound for bound in self.bounds if bound.enforced] or list(self.bounds)
+        return next(
+            (bound for bound in enforced if not bound.holds), max(enforced, key=lambda bound: bound.used or 0.0)
+        )
 
     @property
     def complaint(self) -> str:
@@ -62,14 +64,14 @@ class Repeats(msgspec.Struct, frozen=True):
     """The outputs of `count` extra calls, compared bit by bit with the first one.
 
     `differing` outputs differ, in `element_count` elements; `first` is the index of the first one.
-    `smem_poison_missing` says why shared memory was not filled with NaN before each call; it is None if it was.
+    `why_no_smem_poison` says why shared memory was not filled with NaN before each call; it is None if it was.
     """
 
     count: int
     differing: int
     element_count: int
     first: Index | None
-    smem_poison_missing: str | None
+    why_no_smem_poison: str | None
 
 
 class CrossCheck(msgspec.Struct, frozen=True):

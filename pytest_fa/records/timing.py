@@ -63,12 +63,12 @@ class NodeTime(msgspec.Struct, frozen=True):
 class ProfilerTime(msgspec.Struct, frozen=True):
     """The durations of one call's nodes by the profiler's clock, measured in a separate process.
 
-    The profiler's clock and the period's clock do not start and stop at the same instants.  `clock_gap_us` is the
+    The profiler's clock and the period's clock do not start and stop at the same instants.  `clock_offset_us` is the
     difference, period minus profiler time, measured on waiting kernels of the same launch geometry.
     """
 
     profiler_us: float
-    clock_gap_us: float
+    clock_offset_us: float
     nodes: tuple[NodeTime, ...]
     missing_count: int
 

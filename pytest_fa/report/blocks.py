@@ -126,7 +126,7 @@ def _clocks(spec: ClockSpec, root: Path) -> str:
         "call_us",
         "overhead_us",
         "profiler_us",
-        "clock gap, us",
+        "clock offset, us",
         "confirmed",
     ]
     rows = [heads]
@@ -148,7 +148,7 @@ def _clock_cells(speed: Speed) -> list[str]:
         f"{speed.call.median_us:.2f}",
         f"{speed.launch_overhead_us:.2f}" if speed.launch_overhead_us is not None else "-",
         f"{profiler.profiler_us:.2f}" if profiler else "-",
-        f"{profiler.clock_gap_us:+.2f}" if profiler else "-",
+        f"{profiler.clock_offset_us:+.2f}" if profiler else "-",
         {True: "yes", False: "NO", None: "-"}[speed.agreement.valid if speed.agreement else None],
     ]
 

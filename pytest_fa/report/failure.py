@@ -60,7 +60,7 @@ def check_lines(check: Check, computes: Computes = "attention") -> list[str]:
 
 def _repeats_line(repeats: Repeats, computes: Computes) -> str:
     """The number of repeats, how many of them differ, and where.  A difference means that the kernel has a race."""
-    missing = repeats.smem_poison_missing
+    missing = repeats.why_no_smem_poison
     memory = "with NaN-filled shared memory" if missing is None else f"without NaN-filled shared memory ({missing})"
     if not repeats.differing or repeats.first is None:
         return f"  repeats: {repeats.count} {memory}, all bitwise equal"
@@ -84,7 +84,7 @@ def _cross_check(cross_check: CrossCheck) -> str:
 
 def _bound_line(bound: Bound) -> str:
     value = "not finite" if bound.value is None else f"{bound.value:.3e}"
-    verdict = ("holds" if bound.holds else "BROKEN") if bound.judged else "not judged"
+    verdict = ("holds" if bound.holds else "BROKEN") if bound.enforced else "not enforced"
     used = f", {bound.used:.0%} of the limit" if bound.used is not None and bound.allowed else ""
     return f"    {bound.name}: {value}, allowed {bound.allowed:.3e}{used}: {verdict}"
 

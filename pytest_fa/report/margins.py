@@ -18,11 +18,11 @@ class Margin(msgspec.Struct, frozen=True):
 
 
 def worst_margins(records: Iterable[Record]) -> tuple[Margin, ...]:
-    """The largest used fraction of each judged bound, in the policy's order; `finite`, which allows 0, is omitted."""
+    """The largest used fraction of each enforced bound, in the policy's order; `finite`, which allows 0, is omitted."""
     worst: dict[str, Margin] = {}
     for record in records:
         for bound in record.check.bounds if record.check and record.case else ():
-            if not (bound.judged and bound.allowed and bound.used is not None):
+            if not (bound.enforced and bound.allowed and bound.used is not None):
                 continue
             if bound.name not in worst or bound.used > worst[bound.name].used:
                 assert record.case is not None  # noqa: S101  # checked in the loop above

@@ -132,13 +132,13 @@ def notes(records: list[Record]) -> list[str]:
         if build.code_identity is not None:
             by_code.setdefault((build.arch, build.code_identity), []).append(build.variant)
     same = [(arch, names) for (arch, _), names in by_code.items() if len(names) > 1]
-    lines += [f"judged without NaN-filled shared memory: {reason}" for reason in _smem_poison_missing(records)]
+    lines += [f"judged without NaN-filled shared memory: {reason}" for reason in _reasons_for_no_smem_poison(records)]
     lines += timing_notes(records)
     return [*lines, *(f"same machine code for {arch}: {', '.join(names)}" for arch, names in same)]
 
 
-def _smem_poison_missing(records: list[Record]) -> list[str]:
-    reasons = (record.repeats.smem_poison_missing for record in records if record.repeats)
+def _reasons_for_no_smem_poison(records: list[Record]) -> list[str]:
+    reasons = (record.repeats.why_no_smem_poison for record in records if record.repeats)
     return [reason for reason in dict.fromkeys(reasons) if reason not in (None, ON_CPU)]
 
 

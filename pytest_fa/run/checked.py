@@ -38,7 +38,7 @@ class CheckedLaunch:
         q, k, v = (self._guarded[name].tensor for name in ("q", "k", "v"))
         self.inputs = inputs._replace(q=q, k=k, v=v)
         self.device = inputs.q.device
-        self._tools, self.smem_poison_missing = _find_tools(self.device)
+        self._tools, self.why_no_smem_poison = _find_tools(self.device)
         self._repeats = 0
 
     @property
@@ -64,12 +64,12 @@ class CheckedLaunch:
                 result = self._forward(q, k, v, scale=scale, causal=causal, out=out)
         return result
 
-    def call_and_wait(self, name: str) -> torch.Tensor:
-        """Call the variant once in the NVTX range `name` and synchronize.
+    def call_and_wait(self, *, range_name: str) -> torch.Tensor:
+        """Call the variant once in the NVTX range `range_name` and synchronize.
 
         Raises what the variant raises, and `DeviceLost` for an error on the device.
         """
-        out = self(nvtx_range(name))
+        out = self(nvtx_range(range_name))
         synchronize(self.device)
         return out
 

@@ -33,7 +33,7 @@ def run_gate(job: GateJob, report_progress: ReportProgress = lambda _: None) -> 
     device, measured = torch.device(job.device), []
     stages = Stages(job, report_progress)
     try:
-        stages.about_to_work()
+        stages.announce_work()
         require_no_tool()
         open_device(job.device)
         with clock_watch(job.device) as clocks:
@@ -41,9 +41,9 @@ def run_gate(job: GateJob, report_progress: ReportProgress = lambda _: None) -> 
                 inputs = make_inputs(pair.case, device)
                 l2 = l2_bytes(device)
                 arms = (pair.candidate, pair.baseline, pair.baseline)  # the third arm is the A/A control
-                timers = [ArmTimer(_opener(arm), pair.case, inputs, l2, stages.about_to_launch) for arm in arms]
+                timers = [ArmTimer(_opener(arm), pair.case, inputs, l2, stages.announce_launch) for arm in arms]
                 blocks = paired_timing((timers[0], timers[1], timers[2]), job.seed + index, clocks.is_slowed)
-                stages.about_to_work()
+                stages.announce_work()
                 _judge_timed_outputs(timers, arms, pair.case.computes, inputs, job.policy)
                 measured.append(_pair_blocks(blocks, timers))
         return GateResult("ok", "", tuple(measured))

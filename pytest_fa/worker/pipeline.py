@@ -24,7 +24,7 @@ from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.properties import PROPERTIES
 from pytest_fa.judge.repeats import repeat, require_identical
-from pytest_fa.judge.subject import Subject
+from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.judge.truth import Truth
 from pytest_fa.measure.measure import measure
 from pytest_fa.records.judged import Check, Diagnosis, Repeats
@@ -39,7 +39,7 @@ from pytest_fa.run.module import open_forward
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.stages import ReportProgress, Stages, message_of, outcome_of
 
-# `caught_by` for outcomes in which there is no output to judge.
+# `caught_by` lists the checks that detected a fault.  Here it is for outcomes in which there is no output to judge.
 CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
     "failed": ("exception",),
     "launch_failed": ("launch",),
@@ -50,9 +50,9 @@ CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
 def run_case(job: CaseJob, report_progress: ReportProgress = lambda _: None) -> CaseResult:
     """Load, launch, judge and time one variant on one case.
 
-    `report_progress` is called before each step with the time limit of that step.  The variant runs before truth is
-    computed, so that memory left over from truth cannot contain the right answer.  A variant that fails a check is
-    not timed.  An exception of the kernel is not raised: it becomes the outcome of the result.
+    `report_progress` is called before each step with the stage and the time limit of that step.  The variant runs
+    before truth is computed, so that memory left over from truth cannot contain the right answer.  A variant that fails
+    a check is not timed.  An exception of the kernel is not raised: it becomes the outcome of the result.
     """
     stages, findings = Stages(job, report_progress), Findings()
     with ExitStack() as scope:
@@ -70,7 +70,7 @@ def run_case(job: CaseJob, report_progress: ReportProgress = lambda _: None) -> 
                 with stages("sanity"):
                     _check_sanity(job, launch, findings, stages)
                 with stages("correct"):
-                    _require_passed(findings.judged_check)
+                    _require_passed(findings.existing_check)
                     _check_repeats(job, findings)
             if job.time:
                 with stages("speed"):
@@ -83,8 +83,9 @@ def run_case(job: CaseJob, report_progress: ReportProgress = lambda _: None) -> 
             if isinstance(problem, WrongResult) and context_alive:
                 findings.caught_by = problem.caught_by
                 if findings.check and findings.truth:
-                    # The diagnosis runs other kernels, which may crash this process.  Then the result sent here counts.
-                    stages.about_to_work(findings.result(outcome, message_of(problem), stages, context_lost=True))
+                    # The diagnosis runs other kernels, which may crash this process.  If they do, the result that this
+                    # progress message contains becomes the result of the job.
+                    stages.announce_work(findings.result(outcome, message_of(problem), stages, context_lost=True))
                     findings.diagnosis = _diagnose(job, findings, launch)
                     context_alive = job.device == "cpu" or is_alive(device)
             return findings.result(outcome, message_of(problem), stages, context_lost=not context_alive)
@@ -101,22 +102,22 @@ class Findings:
     farthest: torch.Tensor | None = None  # the repeated output that differs most from the first output
     diagnosis: Diagnosis | None = None
     speed: Speed | None = None
-    caught_by: tuple[str, ...] = ()
+    caught_by: tuple[str, ...] = ()  # the checks that detected a fault
 
     @property
-    def judged_out(self) -> torch.Tensor:
+    def existing_out(self) -> torch.Tensor:
         """`out`, which stage `launch` sets."""
         assert self.out is not None  # noqa: S101  # run_case launches before it judges
         return self.out
 
     @property
-    def judged_truth(self) -> Truth:
+    def existing_truth(self) -> Truth:
         """`truth`, which stage `sanity` sets."""
         assert self.truth is not None  # noqa: S101  # later stages run only after `sanity`
         return self.truth
 
     @property
-    def judged_check(self) -> Check:
+    def existing_check(self) -> Check:
         """`check`, which stage `sanity` sets."""
         assert self.check is not None  # noqa: S101  # later stages run only after `sanity`
         return self.check
@@ -142,10 +143,10 @@ class Findings:
 def _first_output(job: CaseJob, launch: CheckedLaunch, stages: Stages) -> torch.Tensor:
     """Make the job's warm-up calls, then return the output of the first call after them."""
     for _ in range(job.warm_ups):
-        stages.about_to_launch()
-        launch.call_and_wait(f"warm_up-{job.slug}")
-    stages.about_to_launch()
-    return launch.call_and_wait(job.slug)
+        stages.announce_launch()
+        launch.call_and_wait(range_name=f"warm_up-{job.slug}")
+    stages.announce_launch()
+    return launch.call_and_wait(range_name=job.slug)
 
 
 # -- sanity and correct -----------------------------------------------------------------------------------------------
@@ -154,37 +155,41 @@ def _first_output(job: CaseJob, launch: CheckedLaunch, stages: Stages) -> torch.
 def _check_property(job: CaseJob, forward: Forward, device: torch.device, stages: Stages) -> None:
     """Check the property `job.property_name` of the variant.  Raises `WrongResult` if it does not hold."""
     assert job.property_name is not None  # noqa: S101  # checked by run_case
-    subject = Subject(job.variant, job.library, job.case, job.policy, forward, device, stages.about_to_launch)
+    subject = PropertySubject(job.variant, job.library, job.case, job.policy, forward, device, stages.announce_launch)
     PROPERTIES[job.property_name](subject)
 
 
 def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
-    """Check inputs and guard bands, repeat the call, compute truth, judge the output and require it to be finite."""
+    """Check guard bands, repeats and delegation; then compute truth, judge the output and require it to be finite."""
     findings.out = require_output(findings.out, launch.out_buffer).clone()  # the next call overwrites `out_buffer`
     launch.require_untouched()
     _repeat_call(job, launch, findings, stages)
-    stages.about_to_work()
+    _check_delegation(job, launch)
+    stages.announce_work()
     findings.truth = truth_of(job.case.computes, launch.original_inputs, job.variant.rounds, job.policy)
     findings.check = judge(findings.out, findings.truth, job.policy)
     _require_finite(findings.check)
 
 
 def _repeat_call(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
-    """Repeat the call and compare the outputs bit by bit; then make the delegation check.
-
-    The delegation check is omitted for a `cuda` entry, which contains no torch code, and for a baseline, which may be
-    SDPA itself.
-    """
+    """Repeat the call and compare the outputs bit by bit."""
     if job.repeats != 0:
         findings.repeats, findings.farthest = repeat(
             lambda: require_output(launch.call_perturbed(), launch.out_buffer),
-            findings.judged_out,
+            findings.existing_out,
             job.repeats,
-            launch.smem_poison_missing,
-            stages.about_to_launch,
+            launch.why_no_smem_poison,
+            stages.announce_launch,
             keep_farthest=not job.variant.deterministic,
         )
         launch.require_untouched()
+
+
+def _check_delegation(job: CaseJob, launch: CheckedLaunch) -> None:
+    """Require that the variant does not call torch's own attention.
+
+    A `cuda` entry contains no torch code, and a baseline may be SDPA itself: both are exempt.
+    """
     if job.variant.entry.kind != "cuda" and job.variant.role != "baseline":
         require_no_delegation(launch)
 
@@ -202,7 +207,7 @@ def _check_repeats(job: CaseJob, findings: Findings) -> None:
 
 def _time_calls(job: CaseJob, forward: Forward, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
     """Time the variant and judge the outputs of the timed calls.  Sets `findings.speed` only if all are correct."""
-    speed, outputs = measure(forward, job.case, launch.inputs, job.slug, stages.about_to_launch)
+    speed, outputs = measure(forward, job.case, launch.inputs, job.slug, stages.announce_launch)
     launch.require_untouched()
     if job.judge:
         _judge_timed_outputs(outputs, findings, job.policy)
@@ -211,9 +216,9 @@ def _time_calls(job: CaseJob, forward: Forward, launch: CheckedLaunch, findings:
 
 def _judge_timed_outputs(outputs: Iterable[torch.Tensor], findings: Findings, policy: str) -> None:
     """Judge every output that is not bitwise equal to the output judged in stage `sanity`."""
-    judged_bits = findings.judged_out.view(torch.int16)
+    judged_bits = findings.existing_out.view(torch.int16)
     for output in outputs:
-        out = require_output(output, findings.judged_out)
+        out = require_output(output, findings.existing_out)
         if not torch.equal(out.view(torch.int16), judged_bits):
             _judge_again(out, findings, policy, " in an output of the timed calls", "timed outputs")
 
@@ -221,13 +226,13 @@ def _judge_timed_outputs(outputs: Iterable[torch.Tensor], findings: Findings, po
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def _judge_again(out: torch.Tensor, findings: Findings, policy: str, where: str, caught_by: str) -> None:
+def _judge_again(out: torch.Tensor, findings: Findings, policy: str, where: str, check_name: str) -> None:
     """Judge `out` and require it to be correct.  `findings` then describe `out` and no longer the first output.
 
-    `where` is appended to the message of a failure.
+    `where` is appended to the message of a failure, and `check_name` names the check that then detected it.
     """
-    findings.out, findings.check = out, judge(out, findings.judged_truth, policy)
-    _require_passed(findings.check, where, caught_by)
+    findings.out, findings.check = out, judge(out, findings.existing_truth, policy)
+    _require_passed(findings.check, where, check_name)
 
 
 def _require_finite(check: Check) -> None:
@@ -237,15 +242,16 @@ def _require_finite(check: Check) -> None:
         raise WrongResult("finite", message)
 
 
-def _require_passed(check: Check, where: str = "", caught_by: str = "") -> None:
+def _require_passed(check: Check, where: str = "", check_name: str = "") -> None:
+    """Raise `WrongResult` unless the check passed, detected by `check_name` or else by each broken bound."""
     if not check.passed:
-        broken = tuple(bound.name for bound in check.bounds if bound.judged and not bound.holds)
-        raise WrongResult(caught_by or broken, f"{check.complaint}{where}")
+        broken = tuple(bound.name for bound in check.bounds if bound.enforced and not bound.holds)
+        raise WrongResult(check_name or broken, f"{check.complaint}{where}")
 
 
 def _diagnose(job: CaseJob, findings: Findings, launch: CheckedLaunch) -> Diagnosis:
     """Diagnose a wrong output.  If the diagnosis raises an exception, that is reported instead; the verdict stays."""
-    out, truth, check = findings.judged_out, findings.judged_truth, findings.judged_check
+    out, truth, check = findings.existing_out, findings.existing_truth, findings.existing_check
     try:
         cross_checks = cross_check_all(job.cross_checks, launch.original_inputs, truth, job.policy)
         return diagnose(out, truth, launch.original_inputs, check, findings.repeats, cross_checks, job.case.computes)

@@ -17,10 +17,10 @@ def run_profiler(job: ProfilerJob, report_progress: ReportProgress = lambda _: N
     """Run one call under the profiler.  An exception of the kernel is not raised: it becomes the result's reason."""
     device, stages = torch.device("cuda"), Stages(job, report_progress)
     try:
-        stages.about_to_work()
+        stages.announce_work()
         open_device("cuda")
         with open_forward(job.variant, job.library, computes=job.case.computes) as forward:
-            profiler, missing = profile_call(forward, job.case, make_inputs(job.case, device), stages.about_to_launch)
+            profiler, missing = profile_call(forward, job.case, make_inputs(job.case, device), stages.announce_launch)
         return ProfilerResult(profiler, missing)
     except Exception as problem:  # noqa: BLE001  # the verdict on the kernel is up to its `CaseJob`
         context_lost = isinstance(problem, DeviceLost) or not is_alive(device)

@@ -31,7 +31,7 @@ class Stages:
         """Run the stage `name` and time it.  An exception marks the stage as failed and is raised again."""
         start = time.perf_counter()
         self._current = name
-        self.about_to_work()
+        self.announce_work()
         try:
             yield
         except BaseException:
@@ -39,11 +39,11 @@ class Stages:
             raise
         self._stages[name] = Stage(name, "ok", time.perf_counter() - start)
 
-    def about_to_launch(self) -> None:
+    def announce_launch(self) -> None:
         """Report that a launch follows.  A launch that takes longer than the watchdog allows counts as hung."""
         self._report_progress(Progress(self._current, self._watchdog_seconds))
 
-    def about_to_work(self, result: CaseResult | None = None) -> None:
+    def announce_work(self, result: CaseResult | None = None) -> None:
         """Report that a step without a launch follows, which may take longer than the watchdog allows a launch.
 
         `result` becomes the result of the job if the process ends before it reports again.

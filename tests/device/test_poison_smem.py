@@ -91,4 +91,4 @@ def test_a_read_of_unwritten_memory_gives_nan(build_source: BuildSource, name: s
     result = run_case(job)
     assert (result.outcome, "NaN" in result.message) == ("wrong", True)
     assert result.repeats is not None
-    assert result.repeats.smem_poison_missing is None
+    assert result.repeats.why_no_smem_poison is None

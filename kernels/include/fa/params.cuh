@@ -48,9 +48,10 @@ __device__ __forceinline__ uint32_t q_sign_bits(const Params& params) { return n
 
 // Fills `strides`.  Returns false if the rows of the tensor cannot be accessed with aligned 16-byte copies.
 inline bool vector_strides_of(const void* data, const FaStrides& stride, VectorStrides* strides) {
-  const int64_t stride_bits = stride.batch | stride.head | stride.seq;  // divisible by a power of two if all strides are
+  // The bitwise OR of the strides is divisible by a power of two if and only if every stride is.
+  const int64_t strides_or = stride.batch | stride.head | stride.seq;
   *strides = {static_cast<uint32_t>(stride.seq / 8), static_cast<uint32_t>(stride.head / 8), static_cast<uint32_t>(stride.batch / 8)};
-  return stride.dim == 1 && stride_bits % 8 == 0 && stride_bits >> 35 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  return stride.dim == 1 && strides_or % 8 == 0 && strides_or >> 35 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
 
 // Fills `params` and returns FA_OK, or refuses the call.  The grid has `blocks_per_head` blocks per head in x, and one block

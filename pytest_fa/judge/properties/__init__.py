@@ -30,9 +30,9 @@ from pytest_fa.judge.properties.memory import (
     offset_pointers,
     padded_rows,
 )
-from pytest_fa.judge.subject import Subject
+from pytest_fa.judge.subject import PropertySubject
 
-PROPERTIES: dict[str, Callable[[Subject], None]] = {
+PROPERTIES: dict[str, Callable[[PropertySubject], None]] = {
     each.__name__: each
     for each in (
         hard_data,

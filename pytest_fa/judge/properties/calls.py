@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from pytest_fa.errors import UnsupportedCase, WrongResult
-from pytest_fa.judge.subject import Subject
+from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.module import load_forward
@@ -21,7 +21,7 @@ THREAD_CALLS = 120  # together with their comparisons, these calls fit into a st
 MOST_GAP_CYCLES = 100_000  # about 50 us: random gaps make the calls of two threads overlap in every phase
 
 
-def new_data(subject: Subject) -> None:
+def new_data(subject: PropertySubject) -> None:
     """After the inputs are overwritten in place, a call gives the new result and not one cached by address."""
     inputs = subject.inputs()
     out = subject.call(inputs)
@@ -32,7 +32,7 @@ def new_data(subject: Subject) -> None:
     subject.require_right("new_data", subject.call(inputs, out), inputs)
 
 
-def new_shape(subject: Subject) -> None:
+def new_shape(subject: PropertySubject) -> None:
     """A call on the same memory, with its batches as heads of one batch, gives the result for the new shape."""
     inputs = subject.inputs()
     out = subject.call(inputs)
@@ -45,13 +45,13 @@ def new_shape(subject: Subject) -> None:
     subject.require_right("new_shape", merged_out, merged)
 
 
-def streams(subject: Subject) -> None:
+def streams(subject: PropertySubject) -> None:
     """A call waits for a slow write on its own stream, and calls from two threads do not interfere."""
     _require_own_stream(subject)
     _require_no_shared_state(subject)
 
 
-def _require_own_stream(subject: Subject) -> None:
+def _require_own_stream(subject: PropertySubject) -> None:
     """Raise `WrongResult` if a call does not run on the current stream.
 
     The inputs are zero, and a side stream writes the data late.  A kernel on another stream reads the zeros.
@@ -71,7 +71,7 @@ def _require_own_stream(subject: Subject) -> None:
     subject.require_right("streams", snapshot, source)
 
 
-def _require_no_shared_state(subject: Subject) -> None:
+def _require_no_shared_state(subject: PropertySubject) -> None:
     """Raise `WrongResult` if two threads that call at once, each on its own stream and data, disturb each other.
 
     Global state that both calls use, such as one workspace, would be overwritten.  The gaps between the calls are
@@ -113,7 +113,7 @@ def _require_no_shared_state(subject: Subject) -> None:
         raise WrongResult("streams", f"streams: {counts} outputs of two concurrent threads differ from those of one")
 
 
-def graph_capture(subject: Subject) -> None:
+def graph_capture(subject: PropertySubject) -> None:
     """A captured call, replayed on other data, gives the new result.
 
     The capture fails if the call synchronizes, allocates or copies from the host.
@@ -121,7 +121,7 @@ def graph_capture(subject: Subject) -> None:
     _require_right_replay("graph_capture", subject, None)
 
 
-def first_call_in_capture(subject: Subject) -> None:
+def first_call_in_capture(subject: PropertySubject) -> None:
     """The first call of a library can be captured.
 
     The library is loaded from a copy, which has its own state, so that its one-time set-up happens in the capture.
@@ -132,7 +132,7 @@ def first_call_in_capture(subject: Subject) -> None:
         _require_right_replay("first_call_in_capture", subject, load_forward(subject.variant, str(copy)))
 
 
-def _require_right_replay(name: str, subject: Subject, fresh: Forward | None) -> None:
+def _require_right_replay(name: str, subject: PropertySubject, fresh: Forward | None) -> None:
     inputs = subject.inputs()
     out = subject.output(inputs)
     if fresh is None:
@@ -169,7 +169,7 @@ def _first_line(problem: Exception) -> str:
     return next(iter(str(problem).splitlines()), type(problem).__name__)
 
 
-def other_device(subject: Subject) -> None:
+def other_device(subject: PropertySubject) -> None:
     """A call on tensors of cuda:1 gives the right result while cuda:0 is the current device."""
     if torch.cuda.device_count() < 2:  # noqa: PLR2004
         raise UnsupportedCase("needs two GPUs")

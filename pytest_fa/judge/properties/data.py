@@ -8,11 +8,11 @@ import torch
 
 from pytest_fa.errors import WrongResult
 from pytest_fa.judge.policies import ulp
-from pytest_fa.judge.subject import Subject
+from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.run.inputs import LINEAR_IN, Inputs
 
 
-def hard_data(subject: Subject) -> None:
+def hard_data(subject: PropertySubject) -> None:
     """Outputs are right on data that reveal numerical shortcuts: large scores, one-hot rows, shifted keys and others.
 
     An output is judged by the truth of its own inputs, or of other inputs with which the exact result must agree.
@@ -28,12 +28,12 @@ def hard_data(subject: Subject) -> None:
         subject.require_right("hard_data", subject.call(changed), equivalent or changed, f" ({name})")
     inputs_of_ones = inputs._replace(v=torch.ones_like(inputs.v))
     out = subject.call(inputs_of_ones)
-    subject.require_right("hard_data", out, inputs_of_ones, " (values of one)")
+    subject.require_right("hard_data", out, inputs_of_ones, " (V full of ones)")
     if not subject.is_exact:
         return
     worst = float((out.double() - 1).abs().max())
     if not worst <= ulp(1.0, out.dtype):
-        raise WrongResult("hard_data", f"hard_data (values of one): the output is off by {worst:.3g}, allowed is 1 ulp")
+        raise WrongResult("hard_data", f"hard_data (V full of ones): the output is {worst:.3g} off, allowed is 1 ulp")
 
 
 HardData = tuple[str, Inputs, Inputs | None]  # name, inputs, and inputs with the same exact result if these differ
@@ -66,13 +66,13 @@ def _reversed(inputs: Inputs) -> Iterator[HardData]:
         yield "keys in reverse order", inputs._replace(k=inputs.k.flip(2), v=inputs.v.flip(2)), inputs
 
 
-def zero_scale(subject: Subject) -> None:
+def zero_scale(subject: PropertySubject) -> None:
     """With a scale of 0, all keys have the same weight; as an output, scores are zero."""
     inputs = subject.inputs()._replace(scale=0.0)
     subject.require_right("zero_scale", subject.call(inputs), inputs)
 
 
-def negative_scale(subject: Subject) -> None:
+def negative_scale(subject: PropertySubject) -> None:
     """With a negative scale, the smallest product has the largest weight.
 
     This reveals a row maximum that is taken before the scale is applied.
@@ -82,7 +82,7 @@ def negative_scale(subject: Subject) -> None:
     subject.require_right("negative_scale", subject.call(negated), negated)
 
 
-def head_independence(subject: Subject) -> None:
+def head_independence(subject: PropertySubject) -> None:
     """Other, far larger data in head 1 do not change a bit of the other heads' output."""
     inputs = subject.inputs()
     before = subject.call(inputs).clone()
@@ -92,7 +92,7 @@ def head_independence(subject: Subject) -> None:
     _require_same_in_other_heads("head_independence", subject, inputs, before, subject.call(changed))
 
 
-def contained_nan(subject: Subject) -> None:
+def contained_nan(subject: PropertySubject) -> None:
     """NaN in head 1 of V (for scores: of K) does not change a bit of the other heads' output."""
     inputs = subject.inputs()
     before = subject.call(inputs).clone()
@@ -104,7 +104,7 @@ def contained_nan(subject: Subject) -> None:
 
 
 def _require_same_in_other_heads(
-    name: str, subject: Subject, inputs: Inputs, before: torch.Tensor, after: torch.Tensor
+    name: str, subject: PropertySubject, inputs: Inputs, before: torch.Tensor, after: torch.Tensor
 ) -> None:
     """Raise `WrongResult` if the output of any head other than head 1 changed.
 

@@ -9,26 +9,26 @@ import torch
 
 from pytest_fa.catalog.properties import least_lengths
 from pytest_fa.errors import UnsupportedCase
-from pytest_fa.judge.subject import Subject
+from pytest_fa.judge.subject import PropertySubject
 
 FAR_ELEMENTS = 2**31 + 64
 MANY_HEADS = 2**16 + 1
 MANY_HEADS_SEQUENCE = 16
 
 
-def padded_rows(subject: Subject) -> None:
+def padded_rows(subject: PropertySubject) -> None:
     """Outputs are right if each row of each tensor is followed by a row of NaN that belongs to no tensor."""
     _require_right_in("padded_rows", subject, lambda tensor: _with_row_pitch(tensor, rows=2))
 
 
-def expanded_heads(subject: Subject) -> None:
+def expanded_heads(subject: PropertySubject) -> None:
     """Outputs are right if all heads share one head of K and V through a head stride of zero."""
     inputs = subject.inputs()
     expanded = inputs._replace(k=inputs.k[:, :1].expand_as(inputs.k), v=inputs.v[:, :1].expand_as(inputs.v))
     subject.require_right("expanded_heads", subject.call(expanded), expanded)
 
 
-def offset_pointers(subject: Subject) -> None:
+def offset_pointers(subject: PropertySubject) -> None:
     """Outputs are right for tensors that begin 2 or 8 bytes into their allocation.
 
     A kernel may refuse one of the two offsets.  If it refuses both, the property is refused.
@@ -43,7 +43,7 @@ def offset_pointers(subject: Subject) -> None:
         raise refusals[0]
 
 
-def many_heads(subject: Subject) -> None:
+def many_heads(subject: PropertySubject) -> None:
     """Outputs are right for 2^16 + 1 short heads, more than 16 bits or the y dimension of a grid can count.
 
     The last head has other data than the rest, so that a head computed in its place is found.
@@ -60,7 +60,7 @@ def many_heads(subject: Subject) -> None:
     subject.require_right("many_heads", subject.call(many), many)
 
 
-def far_offsets(subject: Subject) -> None:
+def far_offsets(subject: PropertySubject) -> None:
     """Outputs are right if the second batch of K and V begins more than 2^31 elements after the first."""
     inputs = subject.inputs()
     need = 2 * (FAR_ELEMENTS + inputs.k[0].numel()) * inputs.k.element_size()
@@ -71,7 +71,7 @@ def far_offsets(subject: Subject) -> None:
     subject.require_right("far_offsets", subject.call(far), inputs)
 
 
-def _require_right_in(name: str, subject: Subject, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _require_right_in(name: str, subject: PropertySubject, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Judge a call whose inputs and output were moved by `place`, which returns the same shape at other strides."""
     inputs = subject.inputs()
     q, k, v = (place(tensor) for tensor in inputs[:3])

@@ -11,10 +11,10 @@ from pytest_fa.report.timing_notes import timing_notes
 from tests.factories import record, speed
 
 
-def timed(period_us: float, profiler_us: float, clock_gap_us: float = 0.0, count: int = 1, missing: int = 0) -> Speed:
+def timed(period_us: float, profiler_us: float, offset_us: float = 0.0, count: int = 1, missing: int = 0) -> Speed:
     """Return a speed with this period and this profiler time of `count` nodes."""
     nodes = (NodeTime("kernel", profiler_us / count, count),)
-    return msgspec.structs.replace(speed(period_us), profiler=ProfilerTime(profiler_us, clock_gap_us, nodes, missing))
+    return msgspec.structs.replace(speed(period_us), profiler=ProfilerTime(profiler_us, offset_us, nodes, missing))
 
 
 @pytest.mark.parametrize(
@@ -33,16 +33,16 @@ def timed(period_us: float, profiler_us: float, clock_gap_us: float = 0.0, count
     ],
 )
 def test_the_clocks_must_agree(measured: Speed, *, valid: bool) -> None:
-    """Long nodes must agree within 5 %; short ones, after adding the clock gap, within 0.4 us per node or 5 %."""
+    """Long nodes must agree within 5 %; short ones, after adding the clock offset, within 0.4 us per node or 5 %."""
     assert check_agreement("ws_p2", "candidate", measured).valid is valid
 
 
 def test_the_reason_has_both_figures() -> None:
-    """The reason for an invalid time has the period, the profiler time, the clock gap and the allowed difference."""
+    """The reason for an invalid time has the period, the profiler time, the clock offset and the allowed difference."""
     agreement = check_agreement("ws_p2", "candidate", timed(9.07, 8.0, 0.2))
     assert agreement.least_us == pytest.approx(8.2)
     assert agreement.reason == (
-        "period 9.07 us, profiler 8.00 us, clock gap +0.20 us: difference +0.87 us, allowed 0.45 us"
+        "period 9.07 us, profiler 8.00 us, clock offset +0.20 us: difference +0.87 us, allowed 0.45 us"
     )
 
 

@@ -137,7 +137,7 @@ def test_used_is_the_fraction_of_the_bound(bound: Bound, used: float | None) -> 
         ((Bound("a", 0.9, 1.0, True), Bound("b", 0.2, 0.1, False)), "b"),
         ((Bound("a", 0.9, 1.0, True), Bound("b", None, 1.0, False)), "b"),
         ((Bound("a", 2.0, 1.0, False), Bound("b", 9.0, 1.0, False)), "a"),
-        ((Bound("a", 0.1, 1.0, True), Bound("b", 9.0, 1.0, False, judged=False)), "a"),
+        ((Bound("a", 0.1, 1.0, True), Bound("b", 9.0, 1.0, False, enforced=False)), "a"),
         ((Bound("finite", 0.0, 0.0, True), Bound("b", 0.2, 1.0, True)), "b"),
     ],
 )

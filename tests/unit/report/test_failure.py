@@ -19,7 +19,7 @@ CHECK = Check(
         Bound("finite", 0.0, 0.0, True),
         Bound("max", 0.02, 0.01, False),
         Bound("rms", 0.001, 0.004, True),
-        Bound("gain", 0.5, 0.1, False, judged=False),
+        Bound("gain", 0.5, 0.1, False, enforced=False),
     ),
     max_abs_error=0.02,
     rms_error=0.001,
@@ -66,7 +66,7 @@ ws_p2-b1h8s512d64-fp16-seed3: wrong result: max error is 0.02, allowed is 0.01
     finite: 0.000e+00, allowed 0.000e+00: holds
     max: 2.000e-02, allowed 1.000e-02, 200% of the limit: BROKEN
     rms: 1.000e-03, allowed 4.000e-03, 25% of the limit: holds
-    gain: 5.000e-01, allowed 1.000e-01, 500% of the limit: not judged
+    gain: 5.000e-01, allowed 1.000e-01, 500% of the limit: not enforced
   same-precision reference: max 5.000e-03, rms 5.000e-04
   elements: 3 of 262144 bad, 0 NaN or Inf
   first bad: batch 0, head 1, query 2, dim 3

@@ -52,7 +52,7 @@ MARGINS = "<!-- fa-margins profiles=profiles/cpu variants=slow,fast -->\n<!-- /f
 
 def test_margins_are_the_worst_of_all_checks(tmp_path: Path) -> None:
     """Each variant and dtype has a row with the number of checks, the largest used fractions, and the worst shape."""
-    finite, shown = Bound("finite", 0.0, 0.0, holds=True), Bound("shown", 9.0, 1.0, holds=False, judged=False)
+    finite, shown = Bound("finite", 0.0, 0.0, holds=True), Bound("shown", 9.0, 1.0, holds=False, enforced=False)
     near, far = Bound("max", 0.3, 1.0, holds=True), Bound("max", 0.1, 1.0, holds=True)
     records = [
         record("slow", check=check(finite, near, shown)),

@@ -32,7 +32,7 @@ JobOf = Callable[..., CaseJob]
 CHECK = Check(
     policy="same_precision",
     passed=False,
-    bounds=(Bound("finite", 1.0, 0.0, holds=False), Bound("max", None, 1e-3, holds=False, judged=False)),
+    bounds=(Bound("finite", 1.0, 0.0, holds=False), Bound("max", None, 1e-3, holds=False, enforced=False)),
     max_abs_error=None,
     rms_error=1.25e-5,
     same_precision_max_error=1e-4,
