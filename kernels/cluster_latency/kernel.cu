@@ -1,8 +1,8 @@
 // cluster_latency: shortens everything on the critical path outside the two matrix products.
 // step:    one thread issues the TMA loads of Q and K before any other setup; keys are loaded in tiles of 64, all tiles of the
-//          first warpgroup before those of the second; partial results move in one direction only: the first warpgroup hands
-//          its own to the second, and each block sends half of its rows to the other; with few keys, one warpgroup of one block
-//          does all the work, without a merge
+//          first warpgroup before those of the second; every partial result is sent once: the first warpgroup hands its own to
+//          the second, and the two blocks exchange half of their rows; with few keys, one warpgroup of one block does all the
+//          work, without a merge
 // because: in cluster_tma at the target shape (1x8x512x64), measured with the SM's clock, K arrives after 1,440 of 5,900 cycles,
 //          and its load is issued only after 940 of them; the two merges take 2,200 cycles; a call with 64 keys takes as long as
 //          one with 512 keys
@@ -88,16 +88,16 @@ struct KernelParams {
 };
 static_assert(sizeof(KernelParams) == 48, "the parameters start at byte 16 of a 64-byte cache line");
 
-// How the keys of a pass are divided.  The CLUSTER blocks share them, the KEY_GROUPS warpgroups of each block share those of the
-// block, and each warpgroup has KEY_TILES tiles.
-template <int CLUSTER_, int KEY_GROUPS_, int KEY_TILES_>
+// How the keys of a pass are divided: CLUSTER blocks share them, GROUPS warpgroups share the keys of a block, and the keys of a
+// warpgroup are GROUP_TILES tiles of KEY_TILE keys.
+template <int CLUSTER_, int GROUPS_, int GROUP_TILES_>
 struct Split {
-  static constexpr int CLUSTER = CLUSTER_, KEY_GROUPS = KEY_GROUPS_, KEY_TILES = KEY_TILES_;
-  static constexpr int GROUP_KEYS = KEY_TILES * KEY_TILE, BLOCK_KEYS = KEY_GROUPS * GROUP_KEYS, PASS_KEYS = CLUSTER * BLOCK_KEYS;
-  static constexpr int THREADS = KEY_GROUPS * GROUP_THREADS;
-  static_assert(CLUSTER <= LANE_ROWS, "each block of a cluster finishes one row per lane");
-  static_assert(KEY_GROUPS <= 2, "the first warpgroup hands its partial result to the second");
-  static_assert(CLUSTER == 1 || KEY_GROUPS == 2, "the exchange between blocks includes the merge of two warpgroups");
+  static constexpr int CLUSTER = CLUSTER_, GROUPS = GROUPS_, GROUP_TILES = GROUP_TILES_;
+  static constexpr int GROUP_KEYS = GROUP_TILES * KEY_TILE, BLOCK_KEYS = GROUPS * GROUP_KEYS, PASS_KEYS = CLUSTER * BLOCK_KEYS;
+  static constexpr int THREADS = GROUPS * GROUP_THREADS;
+  static_assert(CLUSTER <= LANE_ROWS, "after the exchange, each block stores one of the LANE_ROWS rows of every lane");
+  static_assert(GROUPS <= 2, "the first warpgroup hands its partial result to the second");
+  static_assert(CLUSTER == 1 || GROUPS == 2, "the exchange between blocks includes the merge of two warpgroups");
 };
 
 // The partial result of one row per lane: O as 16-byte vectors, m in log2, and the lane's part of l.
@@ -123,12 +123,12 @@ struct Smem {
   static constexpr int D_TILES = HEAD_DIM / MMA_N;
   // Q, K and V: [HEAD_DIM / BOX_COLUMNS, 64 rows, BOX_COLUMNS]
   alignas(1024) T q[BLOCK_M * HEAD_DIM];
-  alignas(1024) T k[SPLIT::KEY_GROUPS][SPLIT::KEY_TILES][KEY_TILE * HEAD_DIM];
-  alignas(1024) T v[SPLIT::KEY_GROUPS][SPLIT::KEY_TILES][KEY_TILE * HEAD_DIM];
-  std::conditional_t<(SPLIT::KEY_GROUPS > 1), PartialRow<D_TILES>[LANE_ROWS], Empty> group_partial;  // of the first warpgroup
+  alignas(1024) T k[SPLIT::GROUPS][SPLIT::GROUP_TILES][KEY_TILE * HEAD_DIM];
+  alignas(1024) T v[SPLIT::GROUPS][SPLIT::GROUP_TILES][KEY_TILE * HEAD_DIM];
+  std::conditional_t<(SPLIT::GROUPS > 1), PartialRow<D_TILES>[LANE_ROWS], Empty> group_partial;  // of the first warpgroup
   std::conditional_t<(SPLIT::CLUSTER > 1), PackedPartialRow<D_TILES>, Empty> peer_partial;            // of the other block
-  uint64_t k_full[SPLIT::KEY_GROUPS][SPLIT::KEY_TILES];  // mbarriers of K_FULL; the first one also counts the bytes of Q
-  uint64_t v_full[SPLIT::KEY_GROUPS];                    // mbarriers of V_FULL
+  uint64_t k_full[SPLIT::GROUPS][SPLIT::GROUP_TILES];  // mbarriers of K_FULL; the first one also counts the bytes of Q
+  uint64_t v_full[SPLIT::GROUPS];                    // mbarriers of V_FULL
   uint64_t peer_m_and_l_full, peer_o_full;               // mbarriers of PEER_M_AND_L_FULL and PEER_O_FULL
 };
 
@@ -178,11 +178,11 @@ template <typename T, typename SPLIT, int HEAD_DIM>
 __device__ __forceinline__ void load_k(
     Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const WorkTile& work, int block_first_key, int q_bytes) {
 #pragma unroll
-  for (int g = 0; g < SPLIT::KEY_GROUPS; ++g) {
+  for (int g = 0; g < SPLIT::GROUPS; ++g) {
 #pragma unroll
-    for (int t = 0; t < SPLIT::KEY_TILES; ++t) {
+    for (int t = 0; t < SPLIT::GROUP_TILES; ++t) {
       fa::mbarrier_arrive_expect_tx(&smem.k_full[g][t], TILE_BYTES<HEAD_DIM> + (g + t > 0 ? 0 : q_bytes));
-      const int tile_first_key = block_first_key + (g * SPLIT::KEY_TILES + t) * KEY_TILE;
+      const int tile_first_key = block_first_key + (g * SPLIT::GROUP_TILES + t) * KEY_TILE;
       load_tile<HEAD_DIM>(smem.k[g][t], map, tile_first_key, work.kv_head, work.batch, &smem.k_full[g][t]);
     }
   }
@@ -193,11 +193,11 @@ template <typename T, typename SPLIT, int HEAD_DIM>
 __device__ __forceinline__ void load_v(
     Smem<T, SPLIT, HEAD_DIM>& smem, const CUtensorMap& map, const WorkTile& work, int block_first_key) {
 #pragma unroll
-  for (int g = 0; g < SPLIT::KEY_GROUPS; ++g) {
-    fa::mbarrier_arrive_expect_tx(&smem.v_full[g], SPLIT::KEY_TILES * TILE_BYTES<HEAD_DIM>);
+  for (int g = 0; g < SPLIT::GROUPS; ++g) {
+    fa::mbarrier_arrive_expect_tx(&smem.v_full[g], SPLIT::GROUP_TILES * TILE_BYTES<HEAD_DIM>);
 #pragma unroll
-    for (int t = 0; t < SPLIT::KEY_TILES; ++t) {
-      const int tile_first_key = block_first_key + (g * SPLIT::KEY_TILES + t) * KEY_TILE;
+    for (int t = 0; t < SPLIT::GROUP_TILES; ++t) {
+      const int tile_first_key = block_first_key + (g * SPLIT::GROUP_TILES + t) * KEY_TILE;
       load_tile<HEAD_DIM>(smem.v[g][t], map, tile_first_key, work.kv_head, work.batch, &smem.v_full[g]);
     }
   }
@@ -331,7 +331,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   auto& smem = *reinterpret_cast<Smem<T, SPLIT, HEAD_DIM>*>(smem_bytes);
   constexpr int D_TILES = HEAD_DIM / MMA_N;  // 8-column tiles of O
-  constexpr int KEY_GROUPS = SPLIT::KEY_GROUPS, KEY_TILES = SPLIT::KEY_TILES, LAST_GROUP = KEY_GROUPS - 1;
+  constexpr int GROUPS = SPLIT::GROUPS, GROUP_TILES = SPLIT::GROUP_TILES, LAST_GROUP = GROUPS - 1;
   const int group = threadIdx.x / GROUP_THREADS, thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int rank = blockIdx.x % SPLIT::CLUSTER;
   const WorkTile work = make_work_tile<SPLIT, ASSUMPTION>(params);
@@ -339,14 +339,14 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   // Load Q, K and V.  One thread issues the loads of Q and K first.  The rest of the setup overlaps with them.
   if (threadIdx.x < WARP && fa::elect_sync()) {
 #pragma unroll
-    for (int i = 0; i < KEY_GROUPS * KEY_TILES; ++i) fa::mbarrier_init(&smem.k_full[i / KEY_TILES][i % KEY_TILES], 1);
+    for (int i = 0; i < GROUPS * GROUP_TILES; ++i) fa::mbarrier_init(&smem.k_full[i / GROUP_TILES][i % GROUP_TILES], 1);
     fa::fence_mbarrier_init();
     if (work.passes > 0) {
       load_tile<HEAD_DIM>(smem.q, q_map, work.first_query, work.head, work.batch, &smem.k_full[0][0]);
       load_k(smem, k_map, work, rank * SPLIT::BLOCK_KEYS, TILE_BYTES<HEAD_DIM>);
     }
 #pragma unroll
-    for (int g = 0; g < KEY_GROUPS; ++g) fa::mbarrier_init(&smem.v_full[g], 1);
+    for (int g = 0; g < GROUPS; ++g) fa::mbarrier_init(&smem.v_full[g], 1);
     if (SPLIT::CLUSTER > 1) {
       fa::mbarrier_init(&smem.peer_m_and_l_full, 1);
       fa::mbarrier_init(&smem.peer_o_full, 1);
@@ -366,7 +366,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
   const int lane_row = thread_in_group / WARP * MMA_M + lane / QUAD;  // this lane holds rows lane_row and lane_row + 8
   const float scale_log2 = fabsf(params.signed_scale_log2);
   float o[D_TILES][4] = {};
-  float m[LANE_ROWS] = {-CUDART_INF_F, -CUDART_INF_F};  // P = exp2(S - m): the unscaled row max at the last rescale
+  float m[LANE_ROWS] = {-CUDART_INF_F, -CUDART_INF_F};  // unscaled row max at the last rescale
   float l[LANE_ROWS] = {};                              // this lane's part of the running row sum
   uint32_t ablation_sink = 0;
 
@@ -385,10 +385,10 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
     }
 
     // S = Q K^T
-    float s[KEY_TILES][N_TILES][4];
+    float s[GROUP_TILES][N_TILES][4];
     if (group > 0) wait<Q_FULL>(&smem.k_full[0][0], pass % 2);  // this mbarrier also counts the bytes of Q
 #pragma unroll
-    for (int t = 0; t < KEY_TILES; ++t) {
+    for (int t = 0; t < GROUP_TILES; ++t) {
       wait<K_FULL>(&smem.k_full[group][t], pass % 2);
       const uint64_t q = fa::wgmma_descriptor(smem.q), k = fa::wgmma_descriptor(smem.k[group][t]);
       fa::wgmma_fence();
@@ -402,8 +402,8 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
 
     float m_new[LANE_ROWS] = {m[0], m[1]};
 #pragma unroll
-    for (int t = 0; t < KEY_TILES; ++t) {
-      if (t < KEY_TILES - 1) {
+    for (int t = 0; t < GROUP_TILES; ++t) {
+      if (t < GROUP_TILES - 1) {
         fa::wgmma_wait_group<1>(s[t]);
       } else {
         fa::wgmma_wait_group<0>(s[t]);
@@ -468,9 +468,9 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
     float m_log2[LANE_ROWS];  // 0 for a row that has seen no key; its P is then exp2(-inf - 0) = 0
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) m_log2[r] = m[r] == -CUDART_INF_F ? 0.0f : m[r] * scale_log2;
-    uint32_t p[KEY_TILES][N_TILES / 2][4];
+    uint32_t p[GROUP_TILES][N_TILES / 2][4];
 #pragma unroll
-    for (int t = 0; t < KEY_TILES; ++t) {
+    for (int t = 0; t < GROUP_TILES; ++t) {
 #pragma unroll
       for (int n = 0; n < N_TILES; n += 2) {
         // P = exp2(S - m), row sum; two adjacent accumulator fragments of S form one A fragment of P
@@ -512,8 +512,8 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
 #pragma unroll
   for (int r = 0; r < LANE_ROWS; ++r) m[r] = m[r] == -CUDART_INF_F ? m[r] : m[r] * scale_log2;  // m is in log2 from here on
   MergeWeights weights[LANE_ROWS] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
-  if (KEY_GROUPS > 1 && OMIT_PHASE == MERGE && group < LAST_GROUP) return;
-  if constexpr (KEY_GROUPS > 1 && OMIT_PHASE != MERGE) {
+  if (GROUPS > 1 && OMIT_PHASE == MERGE && group < LAST_GROUP) return;
+  if constexpr (GROUPS > 1 && OMIT_PHASE != MERGE) {
     if (group < LAST_GROUP) {
 #pragma unroll
       for (int r = 0; r < LANE_ROWS; ++r) {
@@ -534,7 +534,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
     for (int r = 0; r < LANE_ROWS; ++r) {
       l[r] = fa::sum_of_quad(l[r]);
       const float inverse_l = inverse_of(l[r]);
-      if constexpr (KEY_GROUPS > 1) {
+      if constexpr (GROUPS > 1) {
         merge_row(o, r, weights[r].own * inverse_l, smem.group_partial[r], weights[r].incoming * inverse_l);
       } else {
 #pragma unroll

@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(THREADS) cluster_split_kernel(const fa::Params
   }
 
   float o[M_TILES][D_TILES][4] = {};
-  float m[M_TILES][2];       // P = exp2(S - m): the unscaled row max at the last rescale
+  float m[M_TILES][2];       // unscaled row max at the last rescale
   float l[M_TILES][2] = {};  // this lane's part of the running row sum
   for (auto& row_max : m) row_max[0] = row_max[1] = -CUDART_INF_F;
 

@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
   sync_block<Q_FULL>();
 
   float o[D_TILES][4] = {};
-  float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // P = exp2(S - m): the unscaled row max at the last rescale
+  float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // unscaled row max at the last rescale
   float l[2] = {};                              // this lane's part of the running row sum
 
   for (int pass = 0; pass < work.passes; ++pass) {

@@ -1,8 +1,8 @@
 // cluster_wgmma: a warpgroup replaces four warps; the tensor cores read Q, K and V from shared memory themselves.
 // step:    wgmma instead of mma.sync and ldmatrix; each group of warps is a warpgroup, and P V runs while the next P is computed
 // because: in cluster_split, S = Q K^T, the exponentials and P V run one after another
-// expect:  4.2 to 4.6 us at the target shape (1x8x512x64); the time of the exponentials remains, and those of
-//          S = Q K^T and of P V are hidden behind them
+// expect:  4.2 to 4.6 us at the target shape (1x8x512x64); only the exponentials still take time, and the two
+//          matrix products are hidden behind them
 // diff:    large: the loop no longer has fragments of Q, K and V, and the index of a second fragment of rows is gone
 // tile:    64 queries x GROUP_KEYS keys per warpgroup and block; 93 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads; rows
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(THREADS) cluster_wgmma_kernel(const fa::Params
   }
 
   float o[D_TILES][4] = {};
-  float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // P = exp2(S - m): the unscaled row max at the last rescale
+  float m[2] = {-CUDART_INF_F, -CUDART_INF_F};  // unscaled row max at the last rescale
   float l[2] = {};                              // this lane's part of the running row sum
 
   for (int pass = 0; pass < work.passes; ++pass) {

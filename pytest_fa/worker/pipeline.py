@@ -39,7 +39,7 @@ from pytest_fa.run.module import open_forward
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.stages import ReportProgress, Stages, message_of, outcome_of
 
-# `caught_by` lists the checks that detected a fault.  Here it is for outcomes in which there is no output to judge.
+# The value of `caught_by`, the checks that detected a fault, for outcomes without an output to judge.
 CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
     "failed": ("exception",),
     "launch_failed": ("launch",),
@@ -160,7 +160,7 @@ def _check_property(job: CaseJob, forward: Forward, device: torch.device, stages
 
 
 def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
-    """Check guard bands, repeats and delegation; then compute truth, judge the output and require it to be finite."""
+    """Check guard bands and delegation, record the repeats, judge the output and require it to be finite."""
     findings.out = require_output(findings.out, launch.out_buffer).clone()  # the next call overwrites `out_buffer`
     launch.require_untouched()
     _repeat_call(job, launch, findings, stages)
@@ -172,7 +172,7 @@ def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stage
 
 
 def _repeat_call(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
-    """Repeat the call and compare the outputs bit by bit."""
+    """Repeat the call and record how many outputs differ; `_check_repeats` judges that."""
     if job.repeats != 0:
         findings.repeats, findings.farthest = repeat(
             lambda: require_output(launch.call_perturbed(), launch.out_buffer),
@@ -243,7 +243,7 @@ def _require_finite(check: Check) -> None:
 
 
 def _require_passed(check: Check, where: str = "", check_name: str = "") -> None:
-    """Raise `WrongResult` unless the check passed, detected by `check_name` or else by each broken bound."""
+    """Raise `WrongResult` unless the check passed; its `caught_by` is `check_name`, else the broken bounds."""
     if not check.passed:
         broken = tuple(bound.name for bound in check.bounds if bound.enforced and not bound.holds)
         raise WrongResult(check_name or broken, f"{check.complaint}{where}")
