@@ -81,7 +81,7 @@ struct KernelParams {
   uint4* out;  // [batch, heads, seq_q, head_dim] as 16-byte vectors
   float* lse;  // [batch, heads, seq_q], or nullptr
   fa::VectorStrides out_strides;
-  uint32_t kv_head_factor;  // kv_head = (2 head + 1) kv_head_factor / 2^32, without a division
+  uint32_t kv_head_factor;  // 2^31 / (heads / kv_heads): kv_head is the upper half of (2 head + 1) * kv_head_factor
   int seq_q, seq_k;
   int first_diagonal;       // query i sees keys [0, min(seq_k, first_diagonal + i))
   float signed_scale_log2;  // scale * log2(e)
@@ -100,14 +100,14 @@ struct Split {
   static_assert(CLUSTER == 1 || GROUPS == 2, "the exchange between blocks includes the merge of two warpgroups");
 };
 
-// The partial result of one row per lane: O as 16-byte vectors, m in log2, and the lane's part of l.
+// For every lane of a warpgroup, its part of one of its rows: O as 16-byte vectors, m in log2, and its part of l.
 template <int D_TILES>
 struct PartialRow {
   float4 o[D_TILES / 2][GROUP_THREADS];
   float2 m_and_l[GROUP_THREADS];
 };
 
-// The partial result of one row per lane, in the format in which it is sent to the other block.  The transfer is bound by its
+// The same parts, in the format in which they are sent to the other block.  The transfer is bound by its
 // bytes, so O is cut to 24 bits.  The relative error is then below 2^-15, which is small next to the 2^-11 of the output in fp16.
 template <int D_TILES>
 struct PackedPartialRow {
@@ -409,7 +409,7 @@ __global__ void __cluster_dims__(SPLIT::CLUSTER) __launch_bounds__(SPLIT::THREAD
         fa::wgmma_wait_group<0>(s[t]);
       }
       // mask, unless every query of the block sees the whole tile.  S is negated if the scale is negative, because
-      // below it is multiplied by the absolute value of the scale.
+      // P is computed with the absolute value of the scale.
       const int tile_first_key = group_first_key + t * KEY_TILE;
       const bool is_negated = ASSUMPTION == ANY_KEYS && params.signed_scale_log2 < 0.0f;
       const bool is_masked = ASSUMPTION != ONE_FULL_PASS && tile_first_key + KEY_TILE > min(params.seq_k, work.diagonal);

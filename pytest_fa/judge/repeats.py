@@ -65,9 +65,9 @@ def repeat(
     return repeats, farthest
 
 
-def require_identical(repeats: Repeats, *, deterministic: bool) -> None:
-    """Raise `WrongResult` if outputs differ although the variant is declared deterministic."""
-    if repeats.differing and deterministic:
+def require_identical(repeats: Repeats) -> None:
+    """Raise `WrongResult` if an output differs from the first one."""
+    if repeats.differing:
         raise WrongResult(
             "repeats", f"{repeats.differing} of {repeats.count} repeats differ from the first call bit by bit"
         )

@@ -39,7 +39,7 @@ from pytest_fa.run.module import open_forward
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.stages import ReportProgress, Stages, message_of, outcome_of
 
-# The value of `caught_by`, the checks that detected a fault, for outcomes without an output to judge.
+# A result names the checks that detected the fault (`caught_by`).  These outcomes have no output to judge.
 CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
     "failed": ("exception",),
     "launch_failed": ("launch",),
@@ -70,7 +70,7 @@ def run_case(job: CaseJob, report_progress: ReportProgress = lambda _: None) -> 
                 with stages("sanity"):
                     _check_sanity(job, launch, findings, stages)
                 with stages("correct"):
-                    _require_passed(findings.existing_check)
+                    _require_passed(findings.known_check)
                     _check_repeats(job, findings)
             if job.time:
                 with stages("speed"):
@@ -83,9 +83,10 @@ def run_case(job: CaseJob, report_progress: ReportProgress = lambda _: None) -> 
             if isinstance(problem, WrongResult) and context_alive:
                 findings.caught_by = problem.caught_by
                 if findings.check and findings.truth:
-                    # The diagnosis runs other kernels, which may crash this process.  If they do, the result that this
-                    # progress message contains becomes the result of the job.
-                    stages.announce_work(findings.result(outcome, message_of(problem), stages, context_lost=True))
+                    # The diagnosis runs other kernels, which may crash this process.  If they do, the result that
+                    # is sent here is the result of the job.
+                    result = findings.result(outcome, message_of(problem), stages, context_lost=True)
+                    stages.announce_work(result_if_crashed=result)
                     findings.diagnosis = _diagnose(job, findings, launch)
                     context_alive = job.device == "cpu" or is_alive(device)
             return findings.result(outcome, message_of(problem), stages, context_lost=not context_alive)
@@ -104,20 +105,22 @@ class Findings:
     speed: Speed | None = None
     caught_by: tuple[str, ...] = ()  # the checks that detected a fault
 
+    # The same fields, for stages that run only after the field was set.
+
     @property
-    def existing_out(self) -> torch.Tensor:
+    def known_out(self) -> torch.Tensor:
         """`out`, which stage `launch` sets."""
         assert self.out is not None  # noqa: S101  # run_case launches before it judges
         return self.out
 
     @property
-    def existing_truth(self) -> Truth:
+    def known_truth(self) -> Truth:
         """`truth`, which stage `sanity` sets."""
         assert self.truth is not None  # noqa: S101  # later stages run only after `sanity`
         return self.truth
 
     @property
-    def existing_check(self) -> Check:
+    def known_check(self) -> Check:
         """`check`, which stage `sanity` sets."""
         assert self.check is not None  # noqa: S101  # later stages run only after `sanity`
         return self.check
@@ -161,7 +164,7 @@ def _check_property(job: CaseJob, forward: Forward, device: torch.device, stages
 
 def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
     """Check guard bands and delegation, record the repeats, judge the output and require it to be finite."""
-    findings.out = require_output(findings.out, launch.out_buffer).clone()  # the next call overwrites `out_buffer`
+    findings.out = require_output(findings.out, like=launch.out_buffer).clone()  # the next call overwrites `out_buffer`
     launch.require_untouched()
     _repeat_call(job, launch, findings, stages)
     _check_delegation(job, launch)
@@ -175,8 +178,8 @@ def _repeat_call(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages
     """Repeat the call and record how many outputs differ; `_check_repeats` judges that."""
     if job.repeats != 0:
         findings.repeats, findings.farthest = repeat(
-            lambda: require_output(launch.call_perturbed(), launch.out_buffer),
-            findings.existing_out,
+            lambda: require_output(launch.call_perturbed(), like=launch.out_buffer),
+            findings.known_out,
             job.repeats,
             launch.why_no_smem_poison,
             stages.announce_launch,
@@ -197,7 +200,8 @@ def _check_delegation(job: CaseJob, launch: CheckedLaunch) -> None:
 def _check_repeats(job: CaseJob, findings: Findings) -> None:
     """Require equal repeats; if the variant is not deterministic, judge the repeat that differs most instead."""
     if findings.repeats and findings.repeats.differing:
-        require_identical(findings.repeats, deterministic=job.variant.deterministic)
+        if job.variant.deterministic:
+            require_identical(findings.repeats)
         if findings.farthest is not None:
             _judge_again(findings.farthest, findings, job.policy, " in a repeat", "repeats")
 
@@ -216,9 +220,9 @@ def _time_calls(job: CaseJob, forward: Forward, launch: CheckedLaunch, findings:
 
 def _judge_timed_outputs(outputs: Iterable[torch.Tensor], findings: Findings, policy: str) -> None:
     """Judge every output that is not bitwise equal to the output judged in stage `sanity`."""
-    judged_bits = findings.existing_out.view(torch.int16)
+    judged_bits = findings.known_out.view(torch.int16)
     for output in outputs:
-        out = require_output(output, findings.existing_out)
+        out = require_output(output, like=findings.known_out)
         if not torch.equal(out.view(torch.int16), judged_bits):
             _judge_again(out, findings, policy, " in an output of the timed calls", "timed outputs")
 
@@ -231,7 +235,7 @@ def _judge_again(out: torch.Tensor, findings: Findings, policy: str, where: str,
 
     `where` is appended to the message of a failure, and `check_name` names the check that then detected it.
     """
-    findings.out, findings.check = out, judge(out, findings.existing_truth, policy)
+    findings.out, findings.check = out, judge(out, findings.known_truth, policy)
     _require_passed(findings.check, where, check_name)
 
 
@@ -243,7 +247,10 @@ def _require_finite(check: Check) -> None:
 
 
 def _require_passed(check: Check, where: str = "", check_name: str = "") -> None:
-    """Raise `WrongResult` unless the check passed; its `caught_by` is `check_name`, else the broken bounds."""
+    """Raise `WrongResult` unless the check passed.
+
+    The exception names the check that detected the fault: `check_name` if given, otherwise the broken bounds.
+    """
     if not check.passed:
         broken = tuple(bound.name for bound in check.bounds if bound.enforced and not bound.holds)
         raise WrongResult(check_name or broken, f"{check.complaint}{where}")
@@ -251,7 +258,7 @@ def _require_passed(check: Check, where: str = "", check_name: str = "") -> None
 
 def _diagnose(job: CaseJob, findings: Findings, launch: CheckedLaunch) -> Diagnosis:
     """Diagnose a wrong output.  If the diagnosis raises an exception, that is reported instead; the verdict stays."""
-    out, truth, check = findings.existing_out, findings.existing_truth, findings.existing_check
+    out, truth, check = findings.known_out, findings.known_truth, findings.known_check
     try:
         cross_checks = cross_check_all(job.cross_checks, launch.original_inputs, truth, job.policy)
         return diagnose(out, truth, launch.original_inputs, check, findings.repeats, cross_checks, job.case.computes)

@@ -43,12 +43,14 @@ class Stages:
         """Report that a launch follows.  A launch that takes longer than the watchdog allows counts as hung."""
         self._report_progress(Progress(self._current, self._watchdog_seconds))
 
-    def announce_work(self, result: CaseResult | None = None) -> None:
+    def announce_work(self, *, result_if_crashed: CaseResult | None = None) -> None:
         """Report that a step without a launch follows, which may take longer than the watchdog allows a launch.
 
-        `result` becomes the result of the job if the process ends before it reports again.
+        `result_if_crashed` becomes the result of the job if the process ends before it reports again.
         """
-        self._report_progress(Progress(self._current, max(WORK_LIMIT_SECONDS, self._watchdog_seconds), result))
+        self._report_progress(
+            Progress(self._current, max(WORK_LIMIT_SECONDS, self._watchdog_seconds), result_if_crashed)
+        )
 
     def all(self) -> tuple[Stage, ...]:
         """Every stage of the job, reached or not."""
