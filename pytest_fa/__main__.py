@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     noise.add_argument("--processes", type=int, default=24, help="12 or more, about 3 s each")
     noise.set_defaults(run=_noise)
 
-    pictures = commands.add_parser("pictures", help="draw a bar chart and a roofline from the records of a folder")
+    pictures = commands.add_parser("pictures", help="draw the ladder, a bar chart and a roofline from records")
     pictures.add_argument("folder", type=Path, help="such as profiles/nvidia-h200")
     pictures.set_defaults(run=_pictures)
     return parser
@@ -78,7 +78,7 @@ def _noise(options: argparse.Namespace) -> None:
     for row in noise_rows(noise):
         sys.stdout.write(
             f"{row.shape_id}  {row.candidate} / {row.baseline}: processes {100 * row.process_sd:.2f} %, "
-            f"blocks {100 * row.block_sd:.2f} %, {row.decided} of {row.groups} groups of 12 decided at ratio 1\n"
+            f"blocks {100 * row.block_sd:.2f} %, PASS or FAIL in {row.decided} of {row.groups} simulated gates\n"
         )
     sys.stdout.write(f"{path}\n")
 

@@ -16,6 +16,8 @@ MANIFEST_KEYS = {"leaves_out": "omits", "explained": "suppressions"}
 ROLES = {"floor": "overhead"}
 POLICIES = {"measured": "same_precision"}
 BLOCKS = {"stages": "phases", "verdicts": "bottlenecks"}  # table blocks in Markdown files: fa-stages is now fa-phases
+JOB_KEYS = {**MANIFEST_KEYS, "witnesses": "cross_checks", "contests": "arm_pairs"}
+JOB_TYPES = {"busy": "profiler"}
 TRUTH_ATTRIBUTES = {"yardstick": "same_precision"}
 
 
@@ -54,6 +56,19 @@ def _upgrade_keys(data: dict[Any, Any]) -> Iterator[str]:
         if isinstance(value, str) and value in new_values:
             data[key] = new_values[value]
             yield f"{key}: {renamed(value, new_values[value])}"
+
+
+def upgrade_job(data: Any) -> Any:  # noqa: ANN401  # any JSON value
+    """Return the content of a job file with the current names of keys, policies and roles."""
+    if isinstance(data, list):
+        return [upgrade_job(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    upgraded = {JOB_KEYS.get(key, key): upgrade_job(value) for key, value in data.items()}
+    for key, new_values in (("policy", POLICIES), ("tolerance", POLICIES), ("role", ROLES), ("type", JOB_TYPES)):
+        if isinstance(value := upgraded.get(key), str):
+            upgraded[key] = new_values.get(value, value)
+    return upgraded
 
 
 def with_old_attributes(names: Mapping[str, str]) -> Callable[[type[T]], type[T]]:

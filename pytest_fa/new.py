@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest_fa
 from pytest_fa.catalog.discover import discover
-from pytest_fa.catalog.manifest import NAME
+from pytest_fa.catalog.grammar import NAME
 from pytest_fa.errors import UsageProblem
 
 TEMPLATES = Path(pytest_fa.__file__).parent / "template"

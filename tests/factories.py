@@ -116,6 +116,7 @@ def options(folder: Path, **changes: Any) -> Options:
         seeds=None,
         dtypes=(),
         defines=(),
+        allowed_flags=(),
         arches=(),
         tolerance=None,
         soak=None,

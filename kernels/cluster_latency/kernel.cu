@@ -100,14 +100,15 @@ struct Split {
   static_assert(CLUSTER == 1 || GROUPS == 2, "the exchange between blocks includes the merge of two warpgroups");
 };
 
-// For every lane of a warpgroup, its part of one of its rows: O as 16-byte vectors, m in log2, and its part of l.
+// One row of every lane of a warpgroup: the lane's elements of O as 16-byte vectors, m times scale * log2(e), and the lane's part
+// of l.
 template <int D_TILES>
 struct PartialRow {
   float4 o[D_TILES / 2][GROUP_THREADS];
   float2 m_and_l[GROUP_THREADS];
 };
 
-// The same parts, in the format in which they are sent to the other block.  The transfer is bound by its
+// The same, in the format in which it is sent to the other block.  The transfer is bound by its
 // bytes, so O is cut to 24 bits.  The relative error is then below 2^-15, which is small next to the 2^-11 of the output in fp16.
 template <int D_TILES>
 struct PackedPartialRow {
@@ -623,8 +624,8 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   const dim3 grid(all_params.heads * SPLIT::CLUSTER, query_tiles, static_cast<unsigned>(args->batch));
   // With the largest tile of D = 64, an SM holds two blocks of the ANY_KEYS kernel, but only one of the kernels for one pass.  If
   // there are more blocks than SMs, the ANY_KEYS kernel is therefore faster.
-  constexpr bool ANY_KEYS_FITS_TWICE = HEAD_DIM == 64 && SPLIT::BLOCK_KEYS == 256;
-  const bool prefers_any_keys = ANY_KEYS_FITS_TWICE && uint64_t(grid.x) * grid.y * grid.z > uint64_t(fa::sm_count());
+  constexpr bool ONLY_ANY_KEYS_FITS_TWICE = HEAD_DIM == 64 && SPLIT::BLOCK_KEYS == 256;
+  const bool prefers_any_keys = ONLY_ANY_KEYS_FITS_TWICE && uint64_t(grid.x) * grid.y * grid.z > uint64_t(fa::sm_count());
   const bool sees_keys = min(params.seq_k, params.first_diagonal + BLOCK_M - 1) > 0;  // if the first block sees one, all do
   const bool is_one_pass = sees_keys && params.seq_k <= SPLIT::PASS_KEYS && params.signed_scale_log2 >= 0.0f && !prefers_any_keys;
   const bool is_full_pass = is_one_pass && params.seq_k == SPLIT::PASS_KEYS && params.first_diagonal >= params.seq_k;

@@ -15,15 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from elftools.common.exceptions import ELFError
 
 from pytest_fa.build import cache as cached
 from pytest_fa.build import recipe
 from pytest_fa.build.command import binding_command, binding_key, toolchain_key
-from pytest_fa.build.keys import Dependency, digest
+from pytest_fa.build.flag_list import refusal, unlisted_flags
+from pytest_fa.build.keys import Dependency, digest, file_hash
 from pytest_fa.build.machine_code import read_machine_code
 from pytest_fa.build.ninja import CompileJob, parallel_jobs, run_jobs
+from pytest_fa.build.outcomes import BuildFailure, BuildOutcome, BuildReport
 from pytest_fa.build.resources import read_ptxas_log, with_machine_code
 from pytest_fa.build.toolchain import Toolchain
 from pytest_fa.catalog.variant import Target, Variant
@@ -31,74 +32,35 @@ from pytest_fa.errors import ToolchainError
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 
+LEAST_FREE_BYTES = 2**20  # less than this is a full disk
+MOST_LOG_BYTES = 2**24  # ptxas figures of one build take a few kilobytes
+
 Say = Callable[[str], None]
 Request = tuple[Variant, Target]
 
 
-class BuildFailure(msgspec.Struct, frozen=True):
-    """Why there is no build, and, for a failed compilation, the command."""
-
-    variant: str
-    arch: Target
-    reason: str
-    command: str = ""
-
-    @property
-    def message(self) -> str:
-        """The text of this failure alone."""
-        return explain([self])[0]
-
-
-BuildOutcome = Build | BuildFailure
-
-
-def explain(failures: list[BuildFailure]) -> list[str]:
-    """Return one text for all failures of a variant with the same reason, with their architectures."""
-    by_reason: dict[str, list[BuildFailure]] = {}
-    for failure in failures:
-        by_reason.setdefault(failure.reason, []).append(failure)
-    return [
-        f"{group[0].variant} for {', '.join(failure.arch for failure in group)}: {reason}"
-        + (f"\ncommand: {group[0].command}" if group[0].command else "")
-        for reason, group in by_reason.items()
-    ]
-
-
-class BuildReport(msgspec.Struct, frozen=True):
-    """The outcomes of a batch by (variant name, architecture), their counts, and the seconds it took.
-
-    `lacking` says, by variant name, which tool this machine lacks; these variants have no outcome.
-    """
-
-    outcomes: dict[tuple[str, str], BuildOutcome]
-    compiled: int
-    cached: int
-    seconds: float
-    failed: int = 0
-    lacking: dict[str, str] = {}
-
-    @property
-    def title(self) -> str:
-        """One line for the terminal; empty if the batch was empty."""
-        builds = [outcome for outcome in self.outcomes.values() if isinstance(outcome, Build)]
-        if not self.outcomes:
-            return ""
-        places = "; ".join(dict.fromkeys(f"{build.built_on} with {build.compiler}" for build in builds)) or "nowhere"
-        failed = f"{self.failed} failed, " if self.failed else ""
-        count = f"{failed}{self.compiled} compiled, {self.cached} cached"
-        return f"builds: {count} in {self.seconds:.3f} s (built on {places})"
-
-
-def ensure(requests: list[Request], cache: Path, *, no_build: bool = False, say: Say = lambda _: None) -> BuildReport:
+def ensure(
+    requests: list[Request],
+    cache: Path,
+    *,
+    no_build: bool = False,
+    allowed_flags: tuple[str, ...] = (),
+    say: Say = lambda _: None,
+) -> BuildReport:
     """Return the build of each request, the reason why there is none, or the tool that this machine lacks.
 
-    With `no_build`, nothing is compiled.  A failure does not affect other requests.  `say` is called with progress
-    messages.
+    With `no_build`, nothing is compiled.  A failure does not affect other requests.  `allowed_flags` are the globs of
+    `--fa-allow-flag`.  `say` is called with progress messages.  Raises `UsageProblem` for a cache that every user may
+    write to.
     """
     start = time.perf_counter()
-    reports: list[BuildReport] = []
+    cached.require_safe(cache)
+    refused = {_name(request): reason for request in requests if (reason := refusal(request[0], allowed_flags))}
+    failures = {name: BuildFailure(*name, reason) for name, reason in refused.items()}  # type: ignore[arg-type]
+    reports: list[BuildReport] = [BuildReport({**failures}, 0, 0, 0.0, len(failures))]
     lacking: dict[str, str] = {}
-    for toolchain, group, reason in _by_toolchain(requests, cache, no_build=no_build):
+    buildable = [request for request in requests if _name(request) not in refused]
+    for toolchain, group, reason in _by_toolchain(buildable, cache, no_build=no_build):
         if reason:
             lacking.update({variant.name: reason for variant, _ in group})
         else:
@@ -135,13 +97,16 @@ def _ensure(requests: list[Request], cache: Path, toolchain: Toolchain | None, s
     outcomes, missing = _look_up(requests, cache, tool_key)
     cached_count = len(outcomes)
     if toolchain is None:
-        outcomes.update({_name(request): _not_in_cache(request, reason, cache) for request, reason in missing})
+        outcomes.update({_name(request): _not_in_cache(request, lookup.reason, cache) for request, lookup in missing})
     elif missing:
         with cached.locked(cache, say):
             # another process may have published builds while this one waited for the lock
             published, missing = _look_up([request for request, _ in missing], cache, tool_key)
             cached_count += len(published)
             outcomes.update(published)
+            for (variant, arch), lookup in missing:
+                if lookup.damage:
+                    say(f"compiling {variant.name}/{arch} again: {lookup.damage}")
             outcomes.update(_compile([request for request, _ in missing], cache, toolchain, say))
     failed = sum(isinstance(outcome, BuildFailure) for outcome in outcomes.values()) if toolchain else 0
     return BuildReport(outcomes, len(missing) - failed if toolchain else 0, cached_count, 0.0, failed)
@@ -149,15 +114,15 @@ def _ensure(requests: list[Request], cache: Path, toolchain: Toolchain | None, s
 
 def _look_up(
     requests: list[Request], cache: Path, tool_key: str | None
-) -> tuple[dict[tuple[str, str], BuildOutcome], list[tuple[Request, str]]]:
+) -> tuple[dict[tuple[str, str], BuildOutcome], list[tuple[Request, cached.Lookup]]]:
     outcomes: dict[tuple[str, str], BuildOutcome] = {}
     missing = []
     for request in requests:
-        build, reason = cached.find_build(cache, *request, tool_key)
-        if build is None:
-            missing.append((request, reason))
+        lookup = cached.find_build(cache, *request, tool_key)
+        if lookup.build is None:
+            missing.append((request, lookup))
         else:
-            outcomes[_name(request)] = build
+            outcomes[_name(request)] = lookup.build
     return outcomes, missing
 
 
@@ -299,6 +264,9 @@ def _describe_build(
         built_on=f"{platform.system()} {platform.machine()}, {gpu.name if gpu else 'no GPU'}",
         built_at=datetime.fromtimestamp(state.st_mtime, UTC).isoformat(timespec="seconds"),
         build_seconds=seconds,
+        environment=recipe.compiler_environment(variant),
+        unlisted_flags=unlisted_flags(variant),
+        files={name: file_hash(str(staged / name)) or "" for name in recipe.published_files(variant)},
     )
 
 
@@ -324,8 +292,15 @@ def _compile_error(log: str) -> str:
 
 
 def _log(folder: Path) -> str:
+    """Return the last part of a compiler's output; on a full disk, where it is incomplete, that there is no space."""
     path = folder / "log.txt"
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else "(no output)"
+    full = shutil.disk_usage(folder).free < LEAST_FREE_BYTES
+    note = f"No space left on device: {folder.parents[1]}\n" if full else ""
+    if not path.is_file():
+        return f"{note}(no output)"
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - MOST_LOG_BYTES))
+        return note + stream.read().decode(errors="replace")
 
 
 def _name(request: Request) -> tuple[str, str]:

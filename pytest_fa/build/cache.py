@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import filelock
 import msgspec
@@ -24,7 +27,10 @@ from pytest_fa.build.command import links
 from pytest_fa.build.keys import Dependency, digest, file_hash
 from pytest_fa.build.recipe import request_key
 from pytest_fa.catalog.variant import Target, Variant
+from pytest_fa.errors import UsageProblem
 from pytest_fa.records.built import Build
+
+MOST_JSON_BYTES = 2**26
 
 
 class StoredBuild(msgspec.Struct, frozen=True):
@@ -44,39 +50,103 @@ def request_folder(cache: Path, variant: Variant, arch: Target) -> Path:
     return cache / "builds" / f"{name}-{arch}-{request_key(variant, arch)}"
 
 
-def find_build(cache: Path, variant: Variant, arch: Target, toolchain: str | None) -> tuple[Build | None, str]:
-    """Return the newest build whose source files still have the same hashes, or None and the reason.
+class Lookup(NamedTuple):
+    """A build that was found in the cache, or the reason why there is none.
+
+    `damage` names the first file of a build that would fit, but is not as it was when it was published.
+    """
+
+    build: Build | None
+    reason: str
+    damage: str = ""
+
+
+def find_build(cache: Path, variant: Variant, arch: Target, toolchain: str | None) -> Lookup:
+    """Return the newest build whose source files still have the same hashes and whose own files are unchanged.
 
     With `toolchain` = None, builds of any compiler match, and only files below the links of the staging folder are
     compared, so that builds from another machine can be used.
     """
-    reason = ""
+    reason = damage = ""
     folder = request_folder(cache, variant, arch)
     candidates = [path for path in folder.glob("*-*") if toolchain is None or path.name.startswith(f"{toolchain}-")]
-    for candidate in sorted(candidates, key=lambda path: -path.stat().st_mtime):
+    for candidate in sorted(candidates, key=lambda path: -path.lstat().st_mtime):
+        stored = _read_stored(cache, candidate)
+        if isinstance(stored, str):
+            damage = damage or stored
+        elif changed := _changed(stored.dependencies, variant, everything=toolchain is not None):
+            reason = reason or f"changed since it was built: {', '.join(changed[:3])}"
+        elif problem := _damage(cache, candidate, stored.build):
+            damage = damage or problem
+        else:
+            return Lookup(stored.build, "")
+    return Lookup(None, reason or damage or "it was never built with these flags and definitions", damage)
+
+
+def _read_stored(cache: Path, folder: Path) -> StoredBuild | str:
+    """Return the content of `build.json`, or a sentence if it cannot be read."""
+    path = folder / "build.json"
+    name = path.relative_to(cache)
+    try:
+        if not _is_inside(cache, path):
+            return f"{name} is a symlink to a place outside the cache"
+        if path.stat().st_size > MOST_JSON_BYTES:
+            return f"{name} is larger than {MOST_JSON_BYTES} bytes"
+        return msgspec.json.decode(path.read_bytes(), type=StoredBuild)
+    except (OSError, RuntimeError, RecursionError, msgspec.MsgspecError):  # RuntimeError: symlinks in a circle
+        return f"{name} cannot be read"
+
+
+def _damage(cache: Path, folder: Path, build: Build) -> str:
+    """Return which file of a published build is not as it was, and how; empty if all are."""
+    if "kernel.so" not in build.files:
+        return f"{folder.relative_to(cache)}/build.json lists no library"
+    for name, sha256 in build.files.items():
+        path, shown = folder / name, (folder / name).relative_to(cache)
+        if not path.is_file():
+            return f"{shown} is missing"
+        if not _is_inside(cache, path):
+            return f"{shown} is a symlink to a place outside the cache"
+        if not path.stat().st_size:
+            return f"{shown} is empty"
+        if file_hash(str(path)) != sha256:
+            return f"{shown} has changed since it was built"
+    return ""
+
+
+def _is_inside(cache: Path, path: Path) -> bool:
+    """Whether a path, with all symlinks resolved, is in the cache."""
+    return path.resolve().is_relative_to(cache.resolve())
+
+
+def require_safe(cache: Path) -> None:
+    """Raise `UsageProblem` if every user may write to the cache, because its libraries are loaded and run."""
+    for folder in (cache, cache / "builds", cache / "binding"):
+        if folder != cache and folder.is_symlink():
+            raise UsageProblem(f"--fa-cache: {folder} is a symlink; remove it, or give the real folder as --fa-cache")
         try:
-            stored = msgspec.json.decode((candidate / "build.json").read_bytes(), type=StoredBuild)
-        except (OSError, msgspec.MsgspecError):
-            reason = reason or f"{candidate.relative_to(cache)}/build.json cannot be read"
-            continue
-        changed = _changed(stored.dependencies, variant, everything=toolchain is not None)
-        if not changed and (candidate / "kernel.so").is_file():
-            return stored.build, ""
-        missing = f"{candidate.relative_to(cache)}/kernel.so is missing"
-        reason = reason or (f"changed since it was built: {', '.join(changed[:3])}" if changed else missing)
-    return None, reason or "it was never built with these flags and definitions"
+            mode = folder.stat().st_mode
+        except OSError:
+            continue  # it does not exist yet; creating it reports any other problem
+        if mode & stat.S_IWOTH:
+            raise UsageProblem(
+                f"--fa-cache: every user may write to {folder} (mode {stat.S_IMODE(mode):o}), and libraries in it are "
+                f"loaded and run; `chmod o-w {shlex.quote(str(folder))}`, or give another folder"
+            )
 
 
 def find_by_key(cache: Path, key: str) -> list[Build]:
-    """Return the builds whose key starts with `key`, even if their sources have changed since."""
+    """Return the builds whose key starts with `key`, even if their sources have changed since.
+
+    Raises `UsageProblem` if a file of such a build has changed.
+    """
     builds = []
     for path in sorted((cache / "builds").glob("*/*/build.json")):
-        try:
-            build = msgspec.json.decode(path.read_bytes(), type=StoredBuild).build
-        except (OSError, msgspec.MsgspecError):
-            continue
-        if build.key.startswith(key) and (path.parent / "kernel.so").is_file():
-            builds.append(build)
+        stored = _read_stored(cache, path.parent)
+        if isinstance(stored, StoredBuild) and stored.build.key.startswith(key):
+            if damage := _damage(cache, path.parent, stored.build):
+                raise UsageProblem(f"--fa-gate-baseline: key {key}: {damage}; build it again")
+            builds.append(stored.build)
     return builds
 
 
@@ -87,7 +157,9 @@ def publish(cache: Path, variant: Variant, arch: Target, toolchain: str, staged:
     for name in ("kernel.so", "build.json"):
         with (staged / name).open("rb") as stream:
             os.fsync(stream.fileno())
-    shutil.rmtree(target, ignore_errors=True)  # the lookup under this lock found it unusable
+    if target.parent.is_symlink():
+        target.parent.unlink()
+    _remove(target)  # the lookup under this lock found it unusable
     target.parent.mkdir(parents=True, exist_ok=True)
     staged.rename(target)
     return stored.build
@@ -101,7 +173,15 @@ def library_path(cache: Path, variant: Variant, arch: Target, toolchain: str, de
 def delete_builds(cache: Path, variant: Variant, arches: tuple[Target, ...]) -> None:
     """Delete all builds of one variant with its current flags and definitions."""
     for arch in arches:
-        shutil.rmtree(request_folder(cache, variant, arch), ignore_errors=True)
+        _remove(request_folder(cache, variant, arch))
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder, or a symlink without what it points to."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -110,7 +190,7 @@ def locked(cache: Path, say: Callable[[str], None]) -> Iterator[None]:
 
     The operating system releases the lock if this process dies.
     """
-    cache.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(mode=0o755, parents=True, exist_ok=True)  # not writable for others, whatever the umask
     lock = filelock.FileLock(cache / ".lock")
     try:
         lock.acquire(timeout=0)

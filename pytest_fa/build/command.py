@@ -24,8 +24,21 @@ FFI_DISTRIBUTION = "apache-tvm-ffi"
 INCLUDE = PACKAGE / "include"
 BINDING = PACKAGE / "build" / "binding.cpp"
 
+DEFINES = f"{GENERATED}/fa_defines.h"
+INCLUDE_DEFINES = f"-include={DEFINES}"
+
 # Environment variables that change what nvcc and g++ do.
-COMPILER_ENVIRONMENT = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
+COMPILER_ENVIRONMENT = (
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_CCBIN",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "COMPILER_PATH",
+    "GCC_EXEC_PREFIX",
+)
 
 # Without -fno-gnu-unique, static variables of inline functions would be shared between variants in one process.
 _HOST_FLAGS = "-fPIC,-fvisibility=hidden,-fno-gnu-unique"
@@ -45,6 +58,14 @@ def instantiations_header(variant: Variant) -> str:
     return f"#define FA_FOR_EACH_INSTANTIATION(X) {pairs}\n"
 
 
+def defines_header(variant: Variant) -> str:
+    """Return the text of `fa_defines.h`, which nvcc includes before the source.
+
+    nvcc runs its own programs through a shell.  The defines are in a header so that no text of theirs gets there.
+    """
+    return "".join(f"#define {name} {value}\n" for name, value in variant.defines.items())
+
+
 def compile_flags(variant: Variant, arch: Target) -> list[str]:
     """Return all flags that affect the code, without paths of this machine."""
     return [
@@ -62,7 +83,7 @@ def compile_flags(variant: Variant, arch: Target) -> list[str]:
         "-Iroot/include",
         "-Ifa",
         f"-I{GENERATED}",
-        *(f"-D{name}={value}" for name, value in variant.defines.items()),
+        INCLUDE_DEFINES,
     ]
 
 
@@ -92,6 +113,7 @@ def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, bi
         (folder / name).symlink_to(target)
     (folder / GENERATED).mkdir()
     (folder / GENERATED / "fa_instantiations.h").write_text(instantiations_header(variant), encoding="utf-8")
+    (folder / DEFINES).write_text(defines_header(variant), encoding="utf-8")
     (folder / "binding").symlink_to(binding)
     return compile_command(variant, arch, toolchain)
 
@@ -104,7 +126,11 @@ def read_dependencies(staged: Path) -> tuple[Dependency, ...]:
     depfile = (staged / "deps.d").read_text(encoding="utf-8")
     body = depfile.replace("\\\n", " ").split(":", 1)[1]
     paths = sorted(
-        {word.replace("\\ ", " ") for word in re.split(r"(?<!\\)\s+", body) if word and not word.startswith(GENERATED)}
+        {
+            word.replace("\\ ", " ")
+            for word in re.split(r"(?<!\\)\s+", body)
+            if word and not word.removeprefix("./").startswith(GENERATED)
+        }
     )
     return tuple((path, file_hash(str(staged / path)) or "") for path in paths)
 
@@ -128,14 +154,19 @@ def binding_command(toolchain: Toolchain) -> list[str]:
 
 def request_parts(variant: Variant, arch: Target) -> list[object]:
     """Return what the request key covers: flags, definitions, instantiations, file names and the binding's source."""
-    flags, header = compile_flags(variant, arch), instantiations_header(variant)
-    return [KEY_SCHEMA, [flags, header, variant.entry.source, _header_names(variant)], _binding_contents()]
+    headers = [defines_header(variant), instantiations_header(variant)]
+    names = [variant.entry.source, *_header_names(variant)]
+    return [KEY_SCHEMA, [compile_flags(variant, arch), headers, names], _binding_contents()]
 
 
 def toolchain_key(toolchain: Toolchain) -> str:
     """Return the key of the compilers, of their environment variables, and of the tvm-ffi version."""
-    environment = {name: os.environ.get(name, "") for name in COMPILER_ENVIRONMENT}
-    return digest([toolchain.identity, environment, metadata.version(FFI_DISTRIBUTION)])[:8]
+    return digest([toolchain.identity, compiler_environment(), metadata.version(FFI_DISTRIBUTION)])[:8]
+
+
+def compiler_environment() -> dict[str, str]:
+    """Return the environment variables that change what the compilers do and are set."""
+    return {name: value for name in COMPILER_ENVIRONMENT if (value := os.environ.get(name))}
 
 
 def binding_key(toolchain: Toolchain) -> str:

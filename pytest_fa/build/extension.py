@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import ninja
 
+from pytest_fa.build.command import defines_header
 from pytest_fa.build.keys import HEADER_SUFFIXES, KEY_SCHEMA, PACKAGE, Dependency, digest, file_hash
 from pytest_fa.build.toolchain import Toolchain, find_toolchain, host_toolchain
 from pytest_fa.catalog.variant import Target, Variant
@@ -26,7 +27,8 @@ LIBRARY = "kernel.so"
 DEPENDENCIES = "deps.txt"
 MODULE_NAME = "module.txt"  # next to the library; holds the module name that it was compiled with
 SPEC = "spec.json"
-SCRATCH = (SPEC, DEPENDENCIES, "objects", "library")
+DEFINES = "fa_defines.h"
+SCRATCH = (SPEC, DEPENDENCIES, DEFINES, "objects", "library")
 # Environment variables that change what setuptools and the compilers do.
 ENVIRONMENT = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED", "ARFLAGS")
 INNER_JOBS = max(1, len(os.sched_getaffinity(0)) // 2)  # files of one extension that are compiled in parallel
@@ -83,8 +85,14 @@ def request_parts(variant: Variant, arch: Target) -> list[object]:
     entry = variant.entry
     headers = [str(path.relative_to(folder)) for folder in _folders(variant) for path in _headers(folder)]
     abi = [find_torch().version, sysconfig.get_config_var("SOABI")]
-    toolchain = [abi, {name: os.environ.get(name, "") for name in ENVIRONMENT}]
-    return [KEY_SCHEMA, shown_command(variant, arch), entry.sources, entry.include, entry.ldflags, headers, toolchain]
+    toolchain = [abi, extension_environment()]
+    inputs = [entry.sources, entry.include, entry.ldflags, headers, defines_header(variant)]
+    return [KEY_SCHEMA, shown_command(variant, arch), inputs, toolchain]
+
+
+def extension_environment() -> dict[str, str]:
+    """Return the environment variables that change what setuptools and the compilers do and are set."""
+    return {name: value for name in ENVIRONMENT if (value := os.environ.get(name))}
 
 
 def shown_command(variant: Variant, arch: Target) -> tuple[str, ...]:
@@ -106,12 +114,13 @@ def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, ke
         is_cuda=variant.entry.has_cuda_sources,
         sources=tuple(str((home / source).resolve()) for source in variant.entry.sources),
         include=tuple(str(path.resolve()) for path in include),
-        cflags=tuple(_cflags(variant)),
-        cuda_flags=tuple(_cuda_flags(variant)),
+        cflags=(*_cflags(variant), "-include", str(folder / DEFINES)),
+        cuda_flags=(*_cuda_flags(variant), "-include", str(folder / DEFINES)),
         ldflags=variant.entry.ldflags,
         environment=_environment(toolchain, arch),
     )
     (folder / SPEC).write_bytes(msgspec.json.encode(spec))
+    (folder / DEFINES).write_text(defines_header(variant), encoding="utf-8")
     (folder / MODULE_NAME).write_text(name, encoding="utf-8")
     path = os.pathsep.join((str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")))
     return ["env", f"PYTHONPATH={path}", sys.executable, "-m", "pytest_fa.build.compile_extension", SPEC]
@@ -121,10 +130,11 @@ def read_dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:
     """Return every file that ninja recorded, with its hash, except PyTorch's files: its version is in the key."""
     torch = Path(find_torch().folder)
     own_folders = [folder.resolve() for folder in _folders(variant)]
+    defines = staged / DEFINES  # the request key covers it
     files = []
     for line in (staged / DEPENDENCIES).read_text(encoding="utf-8").splitlines():
         path = Path(os.path.normpath(staged / "objects" / line))
-        if not path.is_relative_to(torch):
+        if not path.is_relative_to(torch) and path != defines:
             files.append((_portable(path, own_folders), file_hash(str(path)) or ""))
     return tuple(sorted(files))
 
@@ -146,16 +156,12 @@ def _cflags(variant: Variant) -> list[str]:
 
     Without -fno-gnu-unique, static variables of inline functions would be shared between variants in one process.
     """
-    return ["-O3", "-fno-gnu-unique", *_defines(variant), *variant.entry.cflags]
+    return ["-O3", "-fno-gnu-unique", *variant.entry.cflags]
 
 
 def _cuda_flags(variant: Variant) -> list[str]:
     log = ["-lineinfo", "-Xptxas=-v,--warn-on-spills", "-Xcompiler=-fno-gnu-unique"]
-    return ["-O3", *log, *_defines(variant), *variant.flags]
-
-
-def _defines(variant: Variant) -> list[str]:
-    return [f"-D{name}={value}" for name, value in variant.defines.items()]
+    return ["-O3", *log, *variant.flags]
 
 
 def _environment(toolchain: Toolchain, arch: Target) -> dict[str, str]:

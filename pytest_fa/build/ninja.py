@@ -75,6 +75,11 @@ def parallel_jobs() -> int:
 
 
 def _build_file(jobs: list[CompileJob]) -> str:
+    """Return the text of build.ninja.  Raises `ToolchainError` for a control character, which could end a line."""
+    for job in jobs:
+        for text in (job.folder, job.output, job.title, *job.command):
+            if not text.isprintable():
+                raise ToolchainError(f"{job.title!r}: the command contains a control character: {text!r}")
     lines = ["ninja_required_version = 1.5", "rule run", "  command = $line", "  description = $title", ""]
     for job in jobs:
         after = f" | {_path(job.after)}" if job.after else ""

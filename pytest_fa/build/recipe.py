@@ -36,17 +36,38 @@ def dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:
 
 
 def shown_command(variant: Variant, arch: Target) -> tuple[str, ...]:
-    """Return the command for the record, without paths of this machine."""
+    """Return the command for the record: without paths of this machine, with the defines as options."""
     if _is_extension(variant):
-        return extension.shown_command(variant, arch)
-    return ("nvcc", *command.compile_flags(variant, arch), f"src/{variant.entry.source}")
+        return (*extension.shown_command(variant, arch), *_defines(variant))
+    flags = [flag for flag in command.compile_flags(variant, arch) if flag != command.INCLUDE_DEFINES]
+    return ("nvcc", *flags, *_defines(variant), f"src/{variant.entry.source}")
 
 
 def failed_command(variant: Variant, arch: Target, toolchain: Toolchain) -> tuple[str, ...]:
     """Return the command to show after a failed compilation."""
-    if _is_extension(variant):
-        return extension.shown_command(variant, arch)
-    return tuple(command.compile_command(variant, arch, toolchain))
+    return shown_command(variant, arch) if _is_extension(variant) else _by_hand(variant, arch, toolchain)
+
+
+def _by_hand(variant: Variant, arch: Target, toolchain: Toolchain) -> tuple[str, ...]:
+    """Return nvcc's command with the defines as options, for a user who runs it by hand."""
+    words = command.compile_command(variant, arch, toolchain)
+    at = words.index(command.INCLUDE_DEFINES)
+    return (*words[:at], *_defines(variant), *words[at + 1 :])
+
+
+def _defines(variant: Variant) -> list[str]:
+    return [f"-D{name}={value}" for name, value in variant.defines.items()]
+
+
+def compiler_environment(variant: Variant) -> dict[str, str]:
+    """Return the environment variables that are set and change what the compilers of this variant do."""
+    own = command.compiler_environment()
+    return {**own, **extension.extension_environment()} if _is_extension(variant) else own
+
+
+def published_files(variant: Variant) -> tuple[str, ...]:
+    """Return the files of a build that are read when it is loaded."""
+    return ("kernel.so", extension.MODULE_NAME) if _is_extension(variant) else ("kernel.so",)
 
 
 def remove_scratch_files(variant: Variant, staged: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -64,12 +65,29 @@ def _package_roots() -> tuple[list[Path], dict[str, BrokenVariant]]:
     """
     folders, broken = [], {}
     for entry_point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
-        try:
-            folders.append(Path(next(iter(entry_point.load().__path__))))
-        except Exception as problem:  # noqa: BLE001  # importing a package may raise any exception
-            text = f"entry point {entry_point.name} ({entry_point.value}) provides no variants: {problem!r}"
+        folder = _package_folder(entry_point.value)
+        if folder is not None:
+            folders.append(folder)
+        else:
+            text = (
+                f"entry point {entry_point.name} ({entry_point.value}) provides no variants: there is no folder of a "
+                f"package with this name"
+            )
             broken[f"entry point {entry_point.name}"] = BrokenVariant(entry_point.name, text)
     return folders, broken
+
+
+def _package_folder(name: str) -> Path | None:
+    """Return the folder of an installed package, or None.  The package is not imported, so none of its code runs."""
+    top, *rest = name.split(".")
+    if not all(part.isidentifier() for part in (top, *rest)):
+        return None
+    try:
+        spec = find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    places = (spec.submodule_search_locations or ()) if spec else ()
+    return next((folder for place in places if (folder := Path(place, *rest)).is_dir()), None)
 
 
 def _unique(roots: tuple[Path, ...]) -> list[Path]:

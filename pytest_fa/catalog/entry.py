@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_fa.catalog.case import Computes
+from pytest_fa.catalog.grammar import path_problem
 from pytest_fa.catalog.variant import Entry, EntryKind, Supports
 
 FORMS: dict[EntryKind, str] = {"python": r"[\w.]+:\w+", "torch": r"\w+(::\w+)?"}
@@ -36,7 +37,7 @@ def _problems(entry: Entry, supports: Supports, folder: Path, computes: Computes
     yield from _source_problems(entry, folder)
     for key in ("target", "context") if entry.kind in FORMS else ():
         value = getattr(entry, key)
-        if not re.fullmatch(FORMS[entry.kind], value) and (value or key == "target"):
+        if not re.fullmatch(FORMS[entry.kind], value, re.ASCII) and (value or key == "target"):
             yield f"entry.{key} is {value!r}; for kind {entry.kind}, the form is {EXAMPLES[entry.kind]}"
     yield from _call_problems(entry, supports, computes)
 
@@ -47,6 +48,8 @@ def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
         yield "entry.sources is missing; kind torch needs a list of source files"
     key = "entry.source is" if entry.kind == "cuda" else "entry.sources has"
     for source in sources:
+        if problem := path_problem(key, source):
+            yield problem
         if not (folder / source).is_file():
             yield f"{key} {source!r}; that file does not exist"
         if entry.kind == "torch" and Path(source).suffix not in SOURCE_SUFFIXES:
@@ -56,6 +59,8 @@ def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
     if entry.kind == "torch" and clashing:
         yield f"entry.sources has {', '.join(clashing)}, which compile to one object file; rename one of them"
     for include in entry.include:
+        if problem := path_problem("entry.include has", include):
+            yield problem
         if not (folder / include).is_dir():
             yield f"entry.include has {include!r}; that folder does not exist"
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import yaml
 
 from pytest_fa.catalog.case import Computes, Dtype
 from pytest_fa.catalog.entry import entry_problem
+from pytest_fa.catalog.grammar import DEFINE_NAME, FOLDER_NAME, NAME, define_problem, flag_problem, name_problem
 from pytest_fa.catalog.probe import probe_problem, read_cases
 from pytest_fa.catalog.variant import (
     ARCHES,
@@ -31,13 +31,12 @@ from pytest_fa.catalog.variant import (
     Tolerance,
     Variant,
 )
+from pytest_fa.catalog.yaml_file import load_yaml
 from pytest_fa.earlier import upgrade_manifest
 from pytest_fa.errors import ManifestError, UsageProblem, suggestion
 
 MANIFEST_NAME = "variant.yaml"
 
-NAME = r"[a-z][a-z0-9_]*"
-DEFINE_NAME = r"[A-Z][A-Z0-9_]*"
 Instantiation = Annotated[str, msgspec.Meta(pattern=r"^(fp16|bf16)-d[0-9]+$")]
 Defines = dict[str, int | str]
 
@@ -96,25 +95,33 @@ def read_manifest(path: Path, root: Path, say: Callable[[str], object] = lambda 
     `say` is called once for each old name in the file, with a line that gives the new one.  Raises `ManifestError` with
     the file, the key, the value found and what is allowed.
     """
+    data = load_yaml(path)
     try:
-        manifest = msgspec.convert(_merged(upgrade_manifest(_load_yaml(path), say)), Manifest, strict=True)
+        manifest = msgspec.convert(_merged(upgrade_manifest(data, say)), Manifest, strict=True)
         members = manifest.variants or {path.parent.name: Member()}
-        _check_names(path, "variants: name" if manifest.variants else "folder name", members, NAME)
-        for defines in (manifest.defines, *(member.defines for member in members.values())):
-            _check_names(path, "defines: name", defines, DEFINE_NAME)
+        for problem in _text_problems(path.parent, manifest, members):
+            raise ManifestError(f"{path}: {problem}")
         return [_variant(name, member, manifest, path.parent, root) for name, member in members.items()]
     except msgspec.ValidationError as problem:
         raise ManifestError(f"{path}: {_explain(str(problem))}") from None
     except UsageProblem as problem:
         raise ManifestError(f"{path}: {problem}") from None
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as problem:
-        raise ManifestError(f"{path}: {' '.join(str(problem).split())}") from None
 
 
-def _check_names(path: Path, where: str, names: Iterable[str], form: str) -> None:
-    for name in names:
-        if not re.fullmatch(form, name):
-            raise ManifestError(f"{path}: {where} {name!r} is malformed; the form is {form}")
+def _text_problems(folder: Path, manifest: Manifest, members: dict[str, Member]) -> Iterator[str]:
+    """Yield a sentence for each name, define and flag that does not have the form of `catalog.grammar`."""
+    names = [("folder name", folder.name, FOLDER_NAME)]
+    names += [("variants: name" if manifest.variants else "folder name", name, NAME) for name in members]
+    defines = [*manifest.defines.items(), *(pair for member in members.values() for pair in member.defines.items())]
+    names += [("defines: name", name, DEFINE_NAME) for name, _ in defines]
+    flags = [("flags: ", flag) for flag in manifest.flags]
+    flags += [(f"entry.{key}: ", flag) for key in ("cflags", "ldflags") for flag in getattr(manifest.entry, key)]
+    problems = (
+        *(name_problem(*name) for name in names),
+        *(define_problem(*pair) for pair in defines),
+        *(flag_problem(key.rstrip(), flag) for key, flag in flags),
+    )
+    yield from (problem for problem in problems if problem)
 
 
 def _merged(data: Any) -> Any:  # noqa: ANN401  # any YAML value
@@ -223,45 +230,3 @@ def _allowed_values(where: str) -> list[str]:
             if info.name == field:
                 return re.findall(r"'([\w-]+)'", str(info.type))
     return []
-
-
-# -- yaml -------------------------------------------------------------------------------------------------------------
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """A YAML loader for the core types of YAML 1.2 that refuses duplicate keys.
-
-    PyYAML follows YAML 1.1, where `no` is False and `010` is 8, and it keeps the last of two equal keys.
-    """
-
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML reads this class attribute
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        """Construct a mapping; raise `ManifestError` for a duplicate key, or a key that is not a plain word."""
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                line = key_node.start_mark.line + 1
-                raise ManifestError(f"{node.start_mark.name}: the key on line {line} is not a plain word")
-            if key_node.value in seen:
-                raise ManifestError(
-                    f"{node.start_mark.name}: duplicate key {key_node.value!r} on line {key_node.start_mark.line + 1}"
-                )
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
-
-
-for _tag, _pattern, _first in (
-    ("bool", r"^(?:true|false)$", "tf"),
-    ("int", r"^(?:0|-?[1-9][0-9]*)$", "-0123456789"),
-    ("float", r"^[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$", "-+.0123456789"),
-    ("null", r"^(?:null|~|)$", "n~\0"),
-):
-    _StrictLoader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first) + [""] * (_tag == "null")
-    )
-
-
-def _load_yaml(path: Path) -> Any:  # noqa: ANN401  # any YAML value; msgspec checks it
-    with path.open(encoding="utf-8") as stream:
-        return yaml.load(stream, Loader=_StrictLoader)  # noqa: S506  # a subclass of SafeLoader

@@ -11,8 +11,8 @@ from pytest_fa.catalog.variant import Device, Variant
 
 # Name to promise.  `judge.properties` has the code; docs/correctness.md repeats the texts.
 PROPERTIES: dict[str, str] = {
-    "hard_data": "results are correct for large scores, one-hot rows, V full of ones, shifted keys and permuted keys",
-    "zero_scale": "with scale 0, the output is the mean of the rows of V (zero for scores), or the call is refused",
+    "hard_data": "results are correct for large scores, one-hot rows, ones in V, shifted and permuted keys",
+    "zero_scale": "with scale 0, the output is the mean of the rows of V (for scores: zero), or the call is refused",
     "negative_scale": "a negative scale gives the correct result, or is refused",
     "head_independence": "other data in one head changes no bit in the output of the other heads",
     "contained_nan": "a NaN in one head changes no bit in the output of the other heads",

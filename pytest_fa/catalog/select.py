@@ -10,6 +10,7 @@ import msgspec
 
 from pytest_fa.catalog.case import DTYPES, Case, parse_case
 from pytest_fa.catalog.discover import Catalog
+from pytest_fa.catalog.grammar import define_problem
 from pytest_fa.catalog.suites import SUITES
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UsageProblem, suggestion
@@ -81,12 +82,14 @@ def with_defines(variant: Variant, pairs: dict[str, int | str]) -> Variant:
 
     Raises `UsageProblem` for a definition that the variant does not have.
     """
-    for name in pairs:
+    for name, value in pairs.items():
         if name not in variant.defines:
             listed = ", ".join(variant.defines) or "none"
             raise UsageProblem(
                 f"{variant.name} has no definition {name!r}{suggestion(name, variant.defines)} (it has: {listed})"
             )
+        if problem := define_problem(name, value):
+            raise UsageProblem(f"{variant.name}: {problem}")
     base, *earlier = variant.name.split("@")
     named = {**dict(text.split("=", 1) for text in earlier), **pairs}
     suffix = "".join(f"@{name}={value}" for name, value in named.items())

@@ -75,7 +75,7 @@ def measure(
     return speed, outputs
 
 
-def profile_call(
+def time_with_profiler(
     forward: Forward, case: Case, inputs: Inputs, before_launch: Callable[[], object] = lambda: None
 ) -> tuple[ProfilerTime | None, str | None]:
     """Measure one call with the profiler, in a process that measures no other time.

@@ -36,7 +36,7 @@ OPTIONS = (
     OptionRow("--fa-suite", "suites of cases to run: smoke, history, mission, edge, long", "NAME[,NAME...]", "history"),
     OptionRow(
         "--fa-case",
-        "run only these cases: exact ids, or globs over the suite; property tests are then not run",
+        "run only these cases: exact ids, of a suite or not, or globs over the suite; no property tests",
         "ID|GLOB[,...]",
     ),
     OptionRow("--fa-seeds", "random seeds: N runs seeds 0 to N-1, a list such as 3,7 (or 3,) runs those", "N|A,B,..."),
@@ -45,6 +45,12 @@ OPTIONS = (
         "--fa-define",
         "build the selected variants once more for every value of this macro; may be repeated",
         "NAME=V[,V...]",
+        repeats=True,
+    ),
+    OptionRow(
+        "--fa-allow-flag",
+        "let manifests use this compiler flag (or glob), which is not on the list of allowed flags; may be repeated",
+        "FLAG",
         repeats=True,
     ),
     OptionRow(

@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 
 SELFTEST_SUITE = Path(__file__).parents[1] / "suite" / "selftest.py"
 # Options that decide how a variant is selected, built or checked.  A rerun command repeats them.
-RERUN = ("fa_kernels", "fa_arch", "fa_tolerance", "fa_soak", "fa_watchdog", "fa_gate", "fa_gate_baseline", "fa_cache")
+RERUN = (
+    "fa_kernels",
+    "fa_arch",
+    "fa_tolerance",
+    "fa_soak",
+    "fa_watchdog",
+    "fa_gate",
+    "fa_gate_baseline",
+    "fa_cache",
+    "fa_allow_flag",
+)
 # Tests of the suite that exist only with an option, and the field that says so.
 ON_REQUEST = {"test_gate": "gate", "test_profile": "ncu", "test_sanitize": "sanitizers"}
 
@@ -38,6 +48,7 @@ class Options:
     seeds: tuple[int, ...] | None
     dtypes: tuple[str, ...]
     defines: tuple[str, ...]
+    allowed_flags: tuple[str, ...]
     arches: tuple[str, ...]
     tolerance: str | None
     soak: int | None
@@ -87,7 +98,8 @@ def read(config: pytest.Config) -> Options:
         cases=values.words_of(_text(config, "fa_case")),
         seeds=values.seeds(_text(config, "fa_seeds")),
         dtypes=values.words_of(_text(config, "fa_dtype")),
-        defines=_defines(config),
+        defines=_repeated(config, "fa_define"),
+        allowed_flags=_repeated(config, "fa_allow_flag"),
         arches=values.each_of("--fa-arch", _text(config, "fa_arch"), values.ARCHES),
         tolerance=values.policy(_text(config, "fa_tolerance")),
         watchdog_seconds=values.watchdog_seconds(_text(config, "fa_watchdog")),
@@ -145,7 +157,12 @@ def _rerun(config: pytest.Config) -> tuple[str, ...]:
     suite = ("--pyargs", "pytest_fa.suite") if config.getoption("pyargs") else ()
     used = [option for option in OPTIONS if option.dest in RERUN and config.getoption(option.dest) is not None]
     no_build = ("--fa-no-build",) if _is_on(config, "fa_no_build") else ()
-    return ("pytest", *suite, *(f"{option.flag}={config.getoption(option.dest)}" for option in used), *no_build)
+    words = (f"{option.flag}={value}" for option in used for value in _as_list(config.getoption(option.dest)))
+    return ("pytest", *suite, *words, *no_build)
+
+
+def _as_list(value: str | list[str]) -> list[str]:
+    return value if isinstance(value, list) else [value]
 
 
 def _kernels(config: pytest.Config, rootdir: Path) -> tuple[Path, ...]:
@@ -161,9 +178,10 @@ def _kernels(config: pytest.Config, rootdir: Path) -> tuple[Path, ...]:
     return folders
 
 
-def _defines(config: pytest.Config) -> tuple[str, ...]:
-    defines = config.getoption("fa_define")
-    return tuple(str(config.getini("fa_define")).split() if defines is None else defines)
+def _repeated(config: pytest.Config, dest: str) -> tuple[str, ...]:
+    """The values of an option that may be repeated; in the ini file, they are separated by spaces."""
+    values_given = config.getoption(dest)
+    return tuple(str(config.getini(dest)).split() if values_given is None else values_given)
 
 
 def _gate(config: pytest.Config) -> float | None:

@@ -154,5 +154,9 @@ class _Reports:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the table, the notes and the paths of the records."""
+        """Write the table, the notes and the paths of the records; with -q, also the lines that the header has else."""
         self._results.write(terminalreporter)
+        config = terminalreporter.config
+        if config.get_verbosity() < 0 and SESSION_KEY in config.stash:
+            for notice in session_of(config).run_plan.notices:
+                terminalreporter.write_line(notice)

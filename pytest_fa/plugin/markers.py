@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from _pytest.nodes import Node
 
 T = TypeVar("T")
+_NOTED: dict[str | tuple[str, type[Warning], int], int] = {}  # the warnings of this process, as `warnings` keeps them
 
 MARKERS = (
     "fa_suite(*names): run this test, which uses fa_case, over the cases of these suites instead of --fa-suite",
@@ -47,13 +48,17 @@ def tolerance_of(node: Node) -> str | None:
         return None
     (policy,) = mark.args if len(mark.args) == 1 and not mark.kwargs else (None,)
     if policy in POLICIES:
-        warnings.warn(
-            f"{node.nodeid}: fa_tolerance: {renamed(policy, POLICIES[policy])}", DeprecationWarning, stacklevel=2
-        )
+        _note(node, f"fa_tolerance: {renamed(policy, POLICIES[policy])}")
         policy = POLICIES[policy]
     if policy not in TOLERANCES:
         raise UsageProblem(f"{node.nodeid}: fa_tolerance takes one of {', '.join(TOLERANCES)}; it is {policy!r}")
     return str(policy)
+
+
+def _note(node: Node, text: str) -> None:
+    """Warn about an old name, once for each test function, with the place of that function."""
+    path, line, _ = node.location if isinstance(node, pytest.Item) else (str(node.path), 0, "")
+    warnings.warn_explicit(text, DeprecationWarning, path, (line or 0) + 1, registry=_NOTED)
 
 
 def gate_of(node: Node) -> float | None:

@@ -194,3 +194,5 @@ def list_variants(catalog: Catalog) -> None:
     console.print(table)
     for broken in catalog.broken.values():
         console.print(f"broken: {broken.problem}", style="red", markup=False)
+    for notice in catalog.notices:
+        console.print(f"fa: {notice}", markup=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -58,9 +59,15 @@ def add_entry(folder: Path, root: Path, item: str, profile: NsightReport, measur
 def read_index(path: Path) -> tuple[IndexEntry, ...]:
     """The entries of an index; none if the file does not exist or cannot be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=tuple[IndexEntry, ...])
-    except (OSError, msgspec.MsgspecError):
+        entries = msgspec.json.decode(path.read_bytes())
+        return msgspec.convert([_upgraded(entry) for entry in entries], tuple[IndexEntry, ...])
+    except (OSError, TypeError, msgspec.MsgspecError):
         return ()
+
+
+def _upgraded(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry with the current name of `bottlenecks`, which was `verdicts`."""
+    return {"bottlenecks" if key == "verdicts" else key: value for key, value in entry.items()}
 
 
 def _sha256(path: Path) -> str | None:

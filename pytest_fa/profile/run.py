@@ -6,7 +6,8 @@ import functools
 
 import msgspec
 
-from pytest_fa.build.builder import BuildFailure, Say
+from pytest_fa.build.builder import Say
+from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import COMPANION_ROLES, Variant
 from pytest_fa.measure.timing_lock import timing_lock

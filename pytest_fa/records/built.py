@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from pytest_fa.catalog.variant import Target
@@ -27,6 +29,11 @@ class Kernel(msgspec.Struct, frozen=True):
         return self.spill_store_bytes + self.spill_load_bytes
 
 
+def stable_name(demangled: str) -> str:
+    """Return a kernel's demangled name without the types of its template arguments: `k<(Mode)2>` becomes `k<2>`."""
+    return re.sub(r"\([A-Za-z_][\w:]*\)(?=-?\d)", "", demangled)
+
+
 class Advisory(msgspec.Struct, frozen=True):
     """A remark of ptxas, such as C7508 (setmaxnreg ignored) or C7511 (wgmma serialised)."""
 
@@ -35,7 +42,11 @@ class Advisory(msgspec.Struct, frozen=True):
 
 
 class Build(msgspec.Struct, frozen=True):
-    """One variant compiled for one architecture; `library` is its path relative to the cache."""
+    """One variant compiled for one architecture; `library` is its path relative to the cache.
+
+    `environment` holds the environment variables that change what the compilers do.  `unlisted_flags` are the flags
+    that only `--fa-allow-flag` permits.  `files` has the sha256 of the library and of each file beside it.
+    """
 
     variant: str
     arch: Target
@@ -50,3 +61,6 @@ class Build(msgspec.Struct, frozen=True):
     built_on: str
     built_at: str
     build_seconds: float
+    environment: dict[str, str] = {}
+    unlisted_flags: tuple[str, ...] = ()
+    files: dict[str, str] = {}

@@ -37,23 +37,23 @@ class Ceilings(msgspec.Struct, frozen=True):
         return case.flops_per_call / rate / 1e6 if rate else 0.0
 
 
-def ceilings_path(profiles: Path, gpu: str | None) -> Path:
+def ceilings_path(records_folder: Path, gpu: str | None) -> Path:
     """Return the file of a GPU's ceilings, such as `profiles/nvidia-h200/ceilings.json`."""
-    return profiles / gpu_folder(gpu) / NAME
+    return records_folder / gpu_folder(gpu) / NAME
 
 
-def read_ceilings(profiles: Path, gpu: str | None) -> Ceilings | None:
+def read_ceilings(records_folder: Path, gpu: str | None) -> Ceilings | None:
     """Return a GPU's saved ceilings, or None if there is no readable file."""
-    path = ceilings_path(profiles, gpu)
+    path = ceilings_path(records_folder, gpu)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Ceilings)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def write_ceilings(ceilings: Ceilings, profiles: Path) -> Path:
+def write_ceilings(ceilings: Ceilings, records_folder: Path) -> Path:
     """Write a GPU's ceilings, replacing older ones, and return the file."""
-    path = ceilings_path(profiles, ceilings.environment.gpu)
+    path = ceilings_path(records_folder, ceilings.environment.gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(ceilings)) + b"\n")
     return path

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.records.built import Build
+from pytest_fa.records.built import Build, stable_name
 from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
@@ -165,7 +165,7 @@ def stale_variants(records: list[Record], folder: Path) -> list[str]:
 def saved_launches(folder: Path, variants: list[str]) -> dict[tuple[str, str], LaunchedKernel]:
     """Return the saved launches of these variants' kernels, of any GPU, by variant and demangled kernel name.
 
-    Unlike the mangled name, the demangled one does not change when a parameter's type is renamed.
+    The names are those of `stable_name`, which do not change when a type is renamed.
     """
     launches: dict[tuple[str, str], LaunchedKernel] = {}
     for variant in variants:
@@ -173,5 +173,5 @@ def saved_launches(folder: Path, variants: list[str]) -> dict[tuple[str, str], L
             for record in read_records(path):
                 names = {kernel.mangled: kernel.name for build in record.builds for kernel in build.kernels}
                 for launch in record.speed.launches if record.speed else ():
-                    launches[(variant, names.get(launch.mangled, launch.mangled))] = launch
+                    launches[(variant, stable_name(names.get(launch.mangled, launch.mangled)))] = launch
     return launches

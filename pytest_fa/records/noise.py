@@ -40,23 +40,23 @@ class Noise(msgspec.Struct, frozen=True):
         )
 
 
-def noise_path(profiles: Path, gpu: str | None) -> Path:
+def noise_path(records_folder: Path, gpu: str | None) -> Path:
     """Return the file of a GPU's noise, such as `profiles/nvidia-h200/noise.json`."""
-    return profiles / gpu_folder(gpu) / NAME
+    return records_folder / gpu_folder(gpu) / NAME
 
 
-def read_noise(profiles: Path, gpu: str | None) -> Noise | None:
+def read_noise(records_folder: Path, gpu: str | None) -> Noise | None:
     """Return a GPU's saved noise, or None if there is no readable file."""
     try:
-        data = msgspec.json.decode(noise_path(profiles, gpu).read_bytes())
+        data = msgspec.json.decode(noise_path(records_folder, gpu).read_bytes())
         return msgspec.convert(upgrade_noise(data), Noise)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def write_noise(noise: Noise, profiles: Path) -> Path:
+def write_noise(noise: Noise, records_folder: Path) -> Path:
     """Write a GPU's noise, replacing an older one, and return the file."""
-    path = noise_path(profiles, noise.environment.gpu)
+    path = noise_path(records_folder, noise.environment.gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(noise) + b"\n")
     return path

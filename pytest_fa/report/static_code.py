@@ -7,7 +7,7 @@ import io
 from typing import TYPE_CHECKING
 
 from pytest_fa.build.occupancy import occupancy
-from pytest_fa.records.built import Build, Kernel
+from pytest_fa.records.built import Build, Kernel, stable_name
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import LaunchedKernel
 
@@ -66,7 +66,7 @@ def static_text(records: list[Record], launches: Launches, width: int) -> str:
     )
     for build in builds:
         for kernel in build.kernels:
-            launch = launches.get((build.variant, kernel.name))
+            launch = launches.get((build.variant, stable_name(kernel.name)))
             resources.add_row(build.variant, build.arch, kernel.name, *_resources(build, kernel, launch))
             instructions.add_row(build.variant, build.arch, kernel.name, *map(str, mix(kernel).values()))
     tables = [_rendered(table, width) for table in (resources, instructions)]

@@ -157,7 +157,7 @@ def summary_markdown(records: list[Record]) -> str:
     rows = [
         "### Profiles (Nsight Compute)",
         "",
-        "| case | us, profiled | verdict | report |",
+        "| case | us, profiled | bottleneck | report |",
         "| --- | ---: | --- | --- |",
     ]
     for record, profile in profiled:

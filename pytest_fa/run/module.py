@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from pytest_fa.build.builder import BuildFailure, ensure
+from pytest_fa.build.builder import ensure
 from pytest_fa.build.extension import MODULE_NAME
+from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.build.target import native_arch
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.discover import discover

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.build.builder import BuildFailure
+from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.record import Outcome, Record

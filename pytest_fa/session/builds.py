@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from pytest_fa.build.builder import BuildFailure, BuildReport, Say, ensure
+from pytest_fa.build.builder import Say, ensure
 from pytest_fa.build.cache import delete_builds, locked
+from pytest_fa.build.outcomes import BuildFailure, BuildReport
 from pytest_fa.build.target import runs_on, target_arches
 from pytest_fa.catalog.variant import ARCHES, Device, Variant
 from pytest_fa.errors import BuildError, ToolchainError, UsageProblem
@@ -51,7 +52,14 @@ class Builds:
                 requests += [(variant, arch) for arch in target_arches(variant, self._arches)]
             except BuildError:
                 continue  # `of` raises this error again, for this variant alone
-        return ensure(requests, self.options.cache, no_build=self.options.no_build, say=self.say)
+        options = self.options
+        return ensure(
+            requests,
+            options.cache,
+            no_build=options.no_build,
+            allowed_flags=options.allowed_flags,
+            say=self.say,
+        )
 
     def of(self, variant: Variant) -> list[Build | BuildFailure]:
         """The builds and build failures of a variant, one for each architecture.

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import msgspec
 
-from pytest_fa.build.builder import BuildFailure
+from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
 from pytest_fa.catalog.properties import MAY_REFUSE, applies, property_case
@@ -153,7 +153,9 @@ class CaseRunner:
         return confirmed
 
     def _with_profiler_time(self, job: CaseJob, speed: Speed) -> Speed:
-        result = self.profiler_workers.profile(ProfilerJob(job.variant, job.case, job.library, job.watchdog_seconds))
+        result = self.profiler_workers.run_profiler(
+            ProfilerJob(job.variant, job.case, job.library, job.watchdog_seconds)
+        )
         return msgspec.structs.replace(
             speed,
             profiler=result.profiler,

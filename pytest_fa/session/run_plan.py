@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 import pytest_fa
-from pytest_fa.build.cache import find_by_key
+from pytest_fa.build.cache import find_by_key, require_safe
 from pytest_fa.catalog.discover import Catalog, discover
 from pytest_fa.catalog.fit import EVERYTHING, Fits
 from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
@@ -35,8 +35,12 @@ class RunPlan:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """The pairs of variant and case.  Raises `UsageProblem` for unknown names and contradictory options."""
+        """The pairs of variant and case.
+
+        Raises `UsageProblem` for unknown names, contradictory options and a cache that every user may write to.
+        """
         options, chosen = self.options, self._chosen()
+        require_safe(options.cache)
         cases = select_cases(options.suites, options.cases, options.dtypes, options.seeds)
         _ = self.gate_baseline, self.cached_build  # raises `UsageProblem` for an unknown name or key
         plan = make_plan(
@@ -100,7 +104,12 @@ class RunPlan:
         known = len(self.catalog.variants) + len(self.catalog.broken)
         chosen, cases = len(self.plan.chosen), len(self.plan.selected_cases)
         title = f"fa: {machine}; {chosen} of {known} variants; {cases} case{'s' * (cases != 1)}"
-        return [title, *(f"fa: {notice}" for notice in (*self.options.notices, *self.catalog.notices))]
+        return [title, *self.notices]
+
+    @property
+    def notices(self) -> list[str]:
+        """One line for each deprecated name in the options and manifests of this run."""
+        return [f"fa: {notice}" for notice in (*self.options.notices, *self.catalog.notices)]
 
     def _chosen(self) -> tuple[AnyVariant, ...]:
         options = self.options

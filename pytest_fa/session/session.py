@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_fa.build.builder import BuildFailure, Say, explain
+from pytest_fa.build.builder import Say
+from pytest_fa.build.outcomes import BuildFailure, explain
 from pytest_fa.build.resources import broken_limits
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.options.options import Options

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.worker.jobs import ProfilerResult, decode_job, encode
+from pytest_fa.worker.jobs import ProfilerResult, encode, read_job
 from pytest_fa.worker.process import run, serve
 
 
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
 
 def _run_file(path: Path) -> int:
     try:
-        job = decode_job(path.read_bytes())
+        job = read_job(path)
     except (OSError, msgspec.MsgspecError) as problem:
         sys.stderr.write(f"{path}: {problem}\n")
         return 2

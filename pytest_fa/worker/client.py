@@ -114,7 +114,7 @@ class Workers:
         message, ending, _ = answer
         return GateResult(ending, message, ())
 
-    def profile(self, job: ProfilerJob) -> ProfilerResult:
+    def run_profiler(self, job: ProfilerJob) -> ProfilerResult:
         """Profile one call.  Do not time in the same worker: a profiler slows down later launches of its process."""
         answer = self._run_in_worker(job)
         if isinstance(answer, ProfilerResult):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
+from pytest_fa.earlier import upgrade_job
 from pytest_fa.records.judged import Check, Diagnosis, Repeats
 from pytest_fa.records.record import Outcome, Stage, StageName
 from pytest_fa.records.timing import ProfilerTime, Speed
@@ -182,6 +184,12 @@ def encode(value: Job | Progress | Result) -> bytes:
 def decode_job(data: bytes) -> Job:
     """A job from JSON.  Raises `msgspec.ValidationError`."""
     job: Job = msgspec.json.decode(data, type=Job)
+    return job
+
+
+def read_job(path: Path) -> Job:
+    """A job from a file, which an earlier version may have written.  Raises `OSError` and `msgspec.MsgspecError`."""
+    job: Job = msgspec.convert(upgrade_job(msgspec.json.decode(path.read_bytes())), Job)
     return job
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pytest_fa.errors import DeviceLost
-from pytest_fa.measure.measure import profile_call
+from pytest_fa.measure.measure import time_with_profiler
 from pytest_fa.run.device import is_alive, open_device
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.run.module import open_forward
@@ -20,7 +20,9 @@ def run_profiler(job: ProfilerJob, report_progress: ReportProgress = lambda _: N
         stages.announce_work()
         open_device("cuda")
         with open_forward(job.variant, job.library, computes=job.case.computes) as forward:
-            profiler, missing = profile_call(forward, job.case, make_inputs(job.case, device), stages.announce_launch)
+            profiler, missing = time_with_profiler(
+                forward, job.case, make_inputs(job.case, device), stages.announce_launch
+            )
         return ProfilerResult(profiler, missing)
     except Exception as problem:  # noqa: BLE001  # the verdict on the kernel is up to its `CaseJob`
         context_lost = isinstance(problem, DeviceLost) or not is_alive(device)

@@ -107,7 +107,7 @@ def test_the_profiler_agrees(minimal: Built) -> None:
     inputs = make_inputs(CASE, torch.device("cuda"))
     speed, _ = measure(load_forward(*minimal), CASE, inputs, CASE.id)
     with Workers() as workers:
-        result = workers.profile(ProfilerJob(minimal[0], CASE, minimal[1]))
+        result = workers.run_profiler(ProfilerJob(minimal[0], CASE, minimal[1]))
     assert (result.missing, result.profiler is not None) == (None, True)
     agreement = check_agreement("minimal", "candidate", msgspec.structs.replace(speed, profiler=result.profiler))
     assert agreement.valid, agreement.reason

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.factories import MANIFEST, PYTHON_MANIFEST
@@ -20,6 +22,18 @@ BROKEN = {
     "wrong_type": (MANIFEST + 'entry: {kind: python, target: "entry:forward"}\nlimits: {spill_bytes: no}\n', "`int"),
     "no_yaml": ("step: [\n", "expected the node content, but found '<stream end>'"),
     "no_source": (MANIFEST, "entry.source is 'kernel.cu'; that file does not exist"),
+    "hostile_define": (
+        MANIFEST + 'defines: {BLOCK: "1\\n  command = touch hostile"}\n',
+        "the value '1\\n  command = touch hostile' of define BLOCK is not allowed",
+    ),
+    "hostile_flag": (
+        MANIFEST + "flags: ['-Xcompiler=`touch hostile`']\n",
+        "flags: '-Xcompiler=`touch hostile`' is not a",
+    ),
+    "hostile_source": (MANIFEST + 'entry: {source: "kernel.cu\\n"}\n', "entry.source is 'kernel.cu\\n' is not a path"),
+    "hostile_nul": (MANIFEST + 'entry: {source: "kernel\\0.cu"}\n', "entry.source is 'kernel\\x00.cu' is not a path"),
+    "brackets": ("step: " + "[" * 20_000, "line 1 is nested more than 20 levels deep"),
+    "many_keys": ("".join(f"key{index}: 1\n" for index in range(50_000)), "it is larger than 65536 bytes"),
     "no_target": (
         MANIFEST + "entry: {kind: python}\n",
         "entry.target is ''; for kind python, the form is 'package.module:func",
@@ -34,6 +48,8 @@ def mixed(new_project: NewProject) -> Project:
     project.python_variant("good")
     for name, (manifest, _) in BROKEN.items():
         project.write(f"kernels/{name}/variant.yaml", manifest)
+    project.write("kernels/fifo/kernel.cu", "")
+    os.mkfifo(project.folder / "kernels" / "fifo" / "variant.yaml")
     return project
 
 
@@ -54,7 +70,7 @@ def twins(new_project: NewProject) -> Project:
 
 def test_each_broken_manifest_fails_alone(run: Run) -> None:
     """Every broken manifest gives one failing test_build, and the good variant passes."""
-    broken = {f"test_build[{name}]": "failed" for name in BROKEN}
+    broken = {f"test_build[{name}]": "failed" for name in (*BROKEN, "fifo")}
     assert run.outcomes == {**broken, f"test_correct[good-{CASE}]": "passed"}
 
 

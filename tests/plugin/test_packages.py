@@ -28,6 +28,18 @@ def test_installing_makes_them_appear(project: Project) -> None:
     assert run.outcomes == {f"test_correct[brought-{CASE}]": "passed"}
 
 
+def test_listing_and_collecting_run_no_code_of_a_package(project: Project) -> None:
+    """--fa-list and --collect-only read the manifests of a package without importing it."""
+    project.python_variant("own")
+    environment = install(project, "any = brings_kernels")
+    project.write("site/brings_kernels/__init__.py", "open('imported', 'w').close()\n")
+    project.write("site/brings_kernels/brought/entry.py", "open('imported', 'w').close()\n" + PYTHON_SOURCE)
+    assert "brought" in project.run("--fa-list", env=environment).text
+    collect = ("--pyargs", "pytest_fa.suite", "--collect-only", "-q", "--fa-variant=brought")
+    assert "brought" in project.run(*collect, env=environment).text
+    assert not (project.folder / "imported").exists()
+
+
 def test_a_package_that_cannot_be_imported_is_named(project: Project) -> None:
     """An entry point that cannot be imported is listed as a broken variant; the other variants are listed, too."""
     project.python_variant("own")

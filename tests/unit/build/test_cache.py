@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,9 @@ import pytest
 
 from pytest_fa.build import cache as builds
 from pytest_fa.build import command, keys
-from pytest_fa.build.builder import BuildFailure, ensure
+from pytest_fa.build.builder import ensure
+from pytest_fa.build.outcomes import BuildFailure
+from pytest_fa.errors import UsageProblem
 from pytest_fa.records.built import Build
 
 if TYPE_CHECKING:
@@ -270,27 +272,195 @@ def test_build_after_a_kill(workplace: Workplace) -> None:
     assert workplace.stages() == []
 
 
+def truncate(path: Path) -> None:
+    """Remove the second half of a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_a_bit(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def empty(path: Path) -> None:
+    """Remove the content of a file."""
+    path.write_bytes(b"")
+
+
+def swap(path: Path) -> None:
+    """Put another shared library in place of the file."""
+    path.write_bytes(Path(sys.modules["_ctypes"].__file__ or "").read_bytes())
+
+
+def link_out(path: Path) -> None:
+    """Move a file out of the cache and put a symlink to it in its place."""
+    outside = path.parents[4] / "outside"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+def link_to_itself(path: Path) -> None:
+    """Put a symlink to itself in place of the file."""
+    path.unlink()
+    path.symlink_to(path)
+
+
+def nest(path: Path) -> None:
+    """Put 100,000 nested lists in place of the content."""
+    path.write_bytes(b"[" * 100_000)
+
+
+DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
+    ("build.json", truncate, "cannot be read"),
+    ("build.json", empty, "cannot be read"),
+    ("build.json", Path.unlink, "cannot be read"),
+    ("build.json", nest, "cannot be read"),
+    ("build.json", link_to_itself, "cannot be read"),
+    ("build.json", link_out, "is a symlink to a place outside the cache"),
+    ("kernel.so", Path.unlink, "is missing"),
+    ("kernel.so", empty, "is empty"),
+    ("kernel.so", truncate, "has changed since it was built"),
+    ("kernel.so", flip_a_bit, "has changed since it was built"),
+    ("kernel.so", swap, "has changed since it was built"),
+    ("kernel.so", link_to_itself, "is missing"),
+    ("kernel.so", link_out, "is a symlink to a place outside the cache"),
+]
+
+
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("build.json", b"{"), ("build.json", b""), ("build.json", None), ("kernel.so", None)],
-    ids=["half a build.json", "an empty build.json", "no build.json", "no kernel.so"],
+    ("name", "damage", "said"), DAMAGE, ids=[f"{name}-{damage.__name__}" for name, damage, _ in DAMAGE]
 )
-def test_damaged_build_is_rebuilt_once(workplace: Workplace, name: str, content: bytes | None) -> None:
-    """A damaged build is compiled again, and the next lookup finds the new one."""
-    path = workplace.library().with_name(name)
-    path.unlink()
-    if content is not None:
-        path.write_bytes(content)
+def test_damaged_build_is_rebuilt_once(
+    workplace: Workplace, name: str, damage: Callable[[Path], object], said: str
+) -> None:
+    """A damaged build is compiled again, one line says why, and the next lookup finds the new one."""
+    damage(workplace.library().with_name(name))
+    lines: list[str] = []
 
-    rebuilt = workplace.ensure()
+    rebuilt = workplace.ensure(say=lines.append)
     after = workplace.ensure()
+
+    (line,) = [line for line in lines if line.startswith("compiling tile/sm_80 again: ")]
+    assert line.endswith(f"/{name} {said}")
 
     build = rebuilt.outcomes["tile", "sm_80"]
     assert isinstance(build, Build)
     assert rebuilt.compiled == 1
     assert (workplace.cache / build.library).is_file()
     assert (after.compiled, after.cached) == (0, 1)
+
+
+@pytest.mark.needs_nvcc
+def test_no_build_names_the_damage(workplace: Workplace) -> None:
+    """With --fa-no-build, a damaged library is not used, and the failure says what is wrong with it."""
+    flip_a_bit(workplace.library())
+    assert "kernel.so has changed since it was built; drop --fa-no-build" in workplace.failure(no_build=True)
+
+
+@pytest.mark.needs_nvcc
+def test_a_damaged_build_is_no_gate_baseline(workplace: Workplace) -> None:
+    """A build that is named by its key is not used if its library has changed."""
+    key = workplace.build().key
+    flip_a_bit(workplace.library())
+    with pytest.raises(UsageProblem, match=r"kernel\.so has changed since it was built"):
+        builds.find_by_key(workplace.cache, key)
+
+
+@pytest.mark.needs_nvcc
+def test_a_linked_folder_of_builds_is_replaced(workplace: Workplace, tmp_path: Path) -> None:
+    """A request's folder that is a symlink to a place outside is not written to; a real folder replaces it."""
+    folder = workplace.library().parents[1]
+    folder.rename(tmp_path / "outside")
+    folder.symlink_to(tmp_path / "outside")
+    before = sorted(path.name for path in (tmp_path / "outside").iterdir())
+
+    build = workplace.build()
+
+    assert not folder.is_symlink()
+    assert (workplace.cache / build.library).is_file()
+    assert sorted(path.name for path in (tmp_path / "outside").iterdir()) == before
+
+
+@pytest.mark.needs_nvcc
+def test_delete_builds_follows_no_symlink(workplace: Workplace, tmp_path: Path) -> None:
+    """--fa-clean removes a symlink and nothing behind it."""
+    folder = workplace.library().parents[1]
+    folder.rename(tmp_path / "outside")
+    folder.symlink_to(tmp_path / "outside")
+
+    builds.delete_builds(workplace.cache, workplace.variant(), ("sm_80",))
+
+    assert not folder.is_symlink()
+    assert list((tmp_path / "outside").glob("*/kernel.so")) != []
+
+
+@pytest.mark.parametrize("folder", ["", "builds", "binding"])
+def test_a_cache_that_everybody_may_write_to_is_refused(unbuilt: Workplace, folder: str) -> None:
+    """Libraries of the cache are loaded and run, so no other user may write to it."""
+    path = unbuilt.cache / folder
+    path.mkdir(exist_ok=True)
+    path.chmod(0o777)
+    with pytest.raises(UsageProblem) as caught:
+        unbuilt.ensure()
+    assert str(caught.value) == (
+        f"--fa-cache: every user may write to {path} (mode 777), and libraries in it are loaded and run; "
+        f"`chmod o-w {path}`, or give another folder"
+    )
+
+
+@pytest.mark.parametrize("folder", ["builds", "binding"])
+def test_a_linked_part_of_the_cache_is_refused(unbuilt: Workplace, tmp_path: Path, folder: str) -> None:
+    """The folders of the cache are not symlinks; the cache itself may be one."""
+    (unbuilt.cache / folder).symlink_to(tmp_path)
+    with pytest.raises(UsageProblem, match="is a symlink; remove it"):
+        unbuilt.ensure()
+
+
+def test_a_new_cache_is_not_writable_for_others(tmp_path: Path) -> None:
+    """Whatever the umask is, other users cannot write to a cache that this tool makes."""
+    old = os.umask(0)
+    try:
+        with builds.locked(tmp_path / "cache", lambda _: None):
+            mode = (tmp_path / "cache").stat().st_mode & 0o777
+    finally:
+        os.umask(old)
+    assert mode == 0o755
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Return a function that mounts a small file system with these options; skip where that is not permitted."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+
+    def mount_with(options: str) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("this user may not mount a file system")
+        return folder
+
+    yield mount_with
+    subprocess.run(["umount", str(folder)], capture_output=True, check=False)
+
+
+@pytest.mark.needs_nvcc
+@pytest.mark.parametrize(
+    ("options", "said"), [("mode=755,size=64k", "No space left on device"), ("mode=755,ro", "Read-only file system")]
+)
+def test_a_full_or_read_only_disk_is_one_line(
+    unbuilt: Workplace, mount: Callable[[str], Path], options: str, said: str
+) -> None:
+    """The reason is in the operating system's error, or in the compiler's lines, and no staging folder stays."""
+    unbuilt.cache = mount(options)
+    try:
+        text = unbuilt.failure()
+    except OSError as problem:
+        text = str(problem)
+    assert said in text
+    assert unbuilt.stages() == []
 
 
 @pytest.mark.needs_nvcc

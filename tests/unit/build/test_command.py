@@ -52,12 +52,24 @@ def test_sm_80_build_holds_ptx(workplace: Workplace) -> None:
 
 
 def test_definitions_reach_the_compiler_in_order(unbuilt: Workplace) -> None:
-    """Each definition of the manifest becomes one -D option, in the manifest's order."""
+    """Each definition of the manifest becomes one line of the header that nvcc includes first, and no option."""
     unbuilt.write_manifest("defines: {STAGES: 2, BLOCK_M: 64, NAME: fast}\n")
 
     flags = command.compile_flags(unbuilt.variant(), "sm_90a")
 
-    assert [flag for flag in flags if flag.startswith("-D")] == ["-DSTAGES=2", "-DBLOCK_M=64", "-DNAME=fast"]
+    assert command.defines_header(unbuilt.variant()) == "#define STAGES 2\n#define BLOCK_M 64\n#define NAME fast\n"
+    assert [flag for flag in flags if flag.startswith(("-D", "-include"))] == ["-include=generated/fa_defines.h"]
+
+
+def test_shown_command_has_definitions_as_options(unbuilt: Workplace) -> None:
+    """The command in a record, and that of a failed compilation, can be run by hand: it has -D options."""
+    unbuilt.write_manifest("defines: {STAGES: 2, BLOCK_M: 64}\n")
+    variant = unbuilt.variant()
+
+    shown, failed = recipe.shown_command(variant, "sm_80"), recipe.failed_command(variant, "sm_80", TOOLCHAIN)
+
+    for words in (shown, failed):
+        assert [word for word in words if word.startswith(("-D", "-include"))] == ["-DSTAGES=2", "-DBLOCK_M=64"]
 
 
 def test_manifest_flags_reach_the_compiler(unbuilt: Workplace) -> None:
@@ -77,7 +89,9 @@ def test_flags_hold_no_path_of_this_machine(unbuilt: Workplace, arch: Arch) -> N
     """The flags contain no absolute path, so they are the same on all machines."""
     flags = command.compile_flags(unbuilt.variant(), arch)
 
-    assert [flag for flag in flags if "/" in flag.replace("-Iroot/include", "")] == []
+    assert [
+        flag for flag in flags if "/" in flag and flag not in ("-Iroot/include", "-include=generated/fa_defines.h")
+    ] == []
 
 
 def test_command_of_a_variant(unbuilt: Workplace) -> None:

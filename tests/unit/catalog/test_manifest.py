@@ -214,8 +214,8 @@ def test_members_replace_the_folder_variant(write_variant: WriteVariant) -> None
     assert [variant.name for variant in read(folder)] == ["plain", "other"]
 
 
-def test_a_folder_of_members_may_have_any_name(write_variant: WriteVariant) -> None:
-    """The name of a folder with `variants` is not checked."""
+def test_a_folder_of_members_may_have_a_name_with_spaces(write_variant: WriteVariant) -> None:
+    """The folder of members need not have the form of a variant's name."""
     folder = write_variant("Two Stages", manifest=MEMBERS, **{"kernel.cu": ""})
     assert len(read(folder)) == len(("plain", "other"))
 

@@ -189,7 +189,7 @@ def test_definitions_give_all_combinations(
 
 
 @pytest.mark.parametrize(
-    ("written", "value"), [("64", 64), ("-3", -3), ("fast", "fast"), ("1.5", "1.5"), ("--5", "--5"), ("²", "²")]
+    ("written", "value"), [("64", 64), ("-3", -3), ("fast", "fast"), ("1.5", "1.5"), ("--5", "--5")]
 )
 def test_a_value_is_a_number_or_a_word(written: str, value: int | str) -> None:
     """An integer becomes a number; any other value is kept as text."""

@@ -203,3 +203,14 @@ def test_the_report_module_is_found_where_nsight_is_installed(tmp_path: Path, mo
 def test_a_tool_is_shown_without_its_environment() -> None:
     """The repr of a tool, which may appear in messages and logs, does not contain the user's environment."""
     assert "A_SECRET" not in repr(NcuProgram(Path("ncu"), "1", sudo=False, environment={"A_SECRET": "x"}))
+
+
+NOTHING_READ = NsightReport("permission", "no", "verdict", "ncu 1", 1.0, ())
+
+
+def test_an_index_of_an_earlier_version_is_kept(tmp_path: Path) -> None:
+    """Entries that were written before `bottlenecks` had its name are read and stay in the file."""
+    path = add_entry(tmp_path, tmp_path, "old", NOTHING_READ, "2026-11-21T00:00:00+00:00")
+    path.write_text(path.read_text(encoding="utf-8").replace('"bottlenecks"', '"verdicts"'), encoding="utf-8")
+    add_entry(tmp_path, tmp_path, "new", NOTHING_READ, "2026-11-22T00:00:00+00:00")
+    assert [entry.id for entry in read_index(path)] == ["new", "old"]

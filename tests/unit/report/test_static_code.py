@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
+from pytest_fa.records.built import stable_name
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import LaunchedKernel
 from pytest_fa.report.static_code import GROUPS, difference_lines, mix, static_text
@@ -80,3 +82,16 @@ def test_three_variants_are_not_compared() -> None:
 def test_nothing_built_is_nothing_shown() -> None:
     """Without builds there is no table."""
     assert static_text([RECORD], {}, 80) == ""
+
+
+@pytest.mark.parametrize(
+    ("demangled", "stable"),
+    [
+        ("kernel<__half, Split<(int)1, (int)2>, (int)64, (KeyAssumption)2>", "kernel<__half, Split<1, 2>, 64, 2>"),
+        ("kernel<(fa::Mode)-1>(Params)", "kernel<-1>(Params)"),
+        ("kernel(int, float*)", "kernel(int, float*)"),
+    ],
+)
+def test_a_kernels_name_does_not_depend_on_the_names_of_enums(demangled: str, stable: str) -> None:
+    """A saved launch is found again after a type of a template argument was renamed."""
+    assert stable_name(demangled) == stable

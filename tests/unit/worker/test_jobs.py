@@ -23,8 +23,8 @@ from pytest_fa.records.timing import Clocks, LaunchedKernel, Speed, Timing
 from pytest_fa.worker import __main__ as program
 from pytest_fa.worker import client, jobs
 from pytest_fa.worker.client import WorkerError, Workers
-from pytest_fa.worker.jobs import CaseJob, CaseResult
-from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
+from pytest_fa.worker.jobs import CaseJob, CaseResult, read_job
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant, variant
 
 CASE = "b1h2s64d64-fp16-seed0"
 JobOf = Callable[..., CaseJob]
@@ -439,3 +439,21 @@ def test_program_with_an_unusable_job(tmp_path: Path, capsys: pytest.CaptureFixt
 
     assert status == 2
     assert str(path) in capsys.readouterr().err
+
+
+def test_a_job_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """A job file that was written before names changed is read with today's names."""
+    plain = CaseJob(
+        variant("mine"), parse_case("b1h2s64d64-fp16-seed0"), None, "cpu", "same_precision", judge=True, time=False
+    )
+    job = msgspec.structs.replace(plain, cross_checks=(variant("sdpa_math"),))
+    content = msgspec.to_builtins(job)
+    content["policy"] = content["variant"]["tolerance"] = "measured"
+    content["variant"]["role"] = "floor"
+    content["variant"]["leaves_out"] = content["variant"].pop("omits")
+    content["variant"]["explained"] = content["variant"].pop("suppressions")
+    content["witnesses"] = content.pop("cross_checks")
+    path = tmp_path / "old.job.json"
+    path.write_bytes(msgspec.json.encode(content))
+    changed = msgspec.structs.replace(job.variant, tolerance="same_precision", role="overhead")
+    assert read_job(path) == msgspec.structs.replace(job, policy="same_precision", variant=changed)

@@ -1,0 +1,65 @@
+"""The forms of texts in a manifest that become part of a command, a header or a file name.
+
+No shell, ninja or compiler gives a special meaning to a text of these forms.  So a manifest is data: reading it runs
+nothing, and no define, source or flag can add a command to a build.
+"""
+
+from __future__ import annotations
+
+import re
+
+LONGEST_NAME = 80  # characters; file names contain a variant's name, a case id and a suffix
+LONGEST_TEXT = 200
+
+NAME = r"[a-z][a-z0-9_]*"
+DEFINE_NAME = r"[A-Z][A-Z0-9_]*"
+FOLDER_NAME = r"[A-Za-z0-9_][A-Za-z0-9_. +-]*"
+PATH = r"[A-Za-z0-9_.][A-Za-z0-9_.+-]*(/[A-Za-z0-9_.][A-Za-z0-9_.+-]*)*/?"
+FLAG = r"-[A-Za-z0-9_.,:=+/@%-]+"
+DEFINE_VALUE = r"[A-Za-z0-9_.,:+*/%()<>=\[\]{}&|^~!? -]*"
+
+
+def name_problem(where: str, name: str, form: str) -> str | None:
+    """Return what is wrong with a name, or None."""
+    if not re.fullmatch(form, name):
+        return f"{where} {_shown(name)} is malformed; the form is {form}"
+    if len(name) > LONGEST_NAME:
+        return f"{where} {_shown(name)} has {len(name)} characters; at most {LONGEST_NAME} are allowed"
+    return None
+
+
+def path_problem(key: str, path: str) -> str | None:
+    """Return what is wrong with the path of a source file or an include folder, or None."""
+    if len(path) <= LONGEST_TEXT and re.fullmatch(PATH, path):
+        return None
+    return (
+        f"{key} {_shown(path)} is not a path; allowed are relative paths of letters, digits and _ . + - /, "
+        f"at most {LONGEST_TEXT} characters"
+    )
+
+
+def flag_problem(key: str, flag: str) -> str | None:
+    """Return what is wrong with the characters of a compiler flag, or None."""
+    if len(flag) <= LONGEST_TEXT and re.fullmatch(FLAG, flag):
+        return None
+    return (
+        f"{key} {_shown(flag)} is not a flag; a flag starts with -, has its value after = (such as -Xptxas=-O3), and "
+        f"consists of letters, digits and _ . , : = + / @ % -, at most {LONGEST_TEXT} characters"
+    )
+
+
+def define_problem(name: str, value: int | str) -> str | None:
+    """Return what is wrong with the value of a define, or None."""
+    text = str(value)
+    if len(text) <= LONGEST_TEXT and re.fullmatch(DEFINE_VALUE, text) and not re.search(r"//|/\*", text):
+        return None
+    return (
+        f"the value {_shown(text)} of define {name} is not allowed; a value is one line of letters, digits, spaces and "
+        f"_ . , : + - * / % ( ) < > = [ ] {{ }} & | ^ ~ ! ?, without comments, at most {LONGEST_TEXT} characters"
+    )
+
+
+def _shown(text: str) -> str:
+    """Return the text in quotes, with escapes instead of control characters, and shortened."""
+    shown = ascii(text)
+    return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 3]}..."

@@ -1,0 +1,107 @@
+"""Texts of a manifest: what is allowed, and that no other text reaches a shell, ninja or a compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_fa.catalog.grammar import (
+    DEFINE_NAME,
+    FOLDER_NAME,
+    NAME,
+    define_problem,
+    flag_problem,
+    name_problem,
+    path_problem,
+)
+
+# Texts that a shell, ninja, make or the preprocessor would interpret.
+HOSTILE = [
+    "1\n  command = touch /tmp/x",
+    "$(touch x)",
+    "${HOME}",
+    "`touch x`",
+    'a"b',
+    "a'b",
+    "a\\b",
+    "a;b",
+    "a#b",
+    "a\tb",
+    "a\rb",
+    "a\x00b",
+    "a\x1b[31mb",
+    "a\u202eb",
+    "a\x85b",
+    "a\u2028b",
+    "²",
+    "x" * 201,
+]
+PROBLEMS: dict[str, Callable[[str], str | None]] = {
+    "define": lambda text: define_problem("X", text),
+    "flag": lambda text: flag_problem("flags:", f"-Xptxas={text}"),
+    "path": lambda text: path_problem("entry.source is", text),
+    "name": lambda text: name_problem("folder name", text, NAME),
+    "folder": lambda text: name_problem("folder name", text, FOLDER_NAME),
+    "define name": lambda text: name_problem("defines: name", text, DEFINE_NAME),
+}
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_hostile_texts_are_refused(kind: str, text: str) -> None:
+    """A text that some program would interpret is refused in one printable line that names it."""
+    problem = PROBLEMS[kind](text)
+    assert problem is not None
+    assert problem.isprintable()
+    assert problem.isascii()
+    assert len(problem) <= 400
+
+
+@pytest.mark.parametrize("text", ["a // b", "a /* b"])
+def test_a_comment_in_a_define_is_refused(text: str) -> None:
+    """A comment would hide the rest of the line."""
+    assert define_problem("X", text) is not None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [64, -3, "", "fast", "1.5f", "(A < B) ? A : B", "std::pair<int, float>", "A | B && !C", "float[4]", "{1, 2}"],
+)
+def test_values_of_c_are_allowed(value: int | str) -> None:
+    """Numbers, words, types and expressions are allowed."""
+    assert define_problem("X", value) is None
+
+
+@pytest.mark.parametrize("path", ["kernel.cu", "../../csrc/attention.cu", "a-b/c_d+e.cu", ".hidden/x.cu", "include/"])
+def test_relative_paths_are_allowed(path: str) -> None:
+    """Relative paths of ordinary characters are allowed, also upwards."""
+    assert path_problem("entry.source is", path) is None
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "-o", "a//b", "~/x.cu", "a b.cu", "a:b", "*.cu"])
+def test_other_paths_are_refused(path: str) -> None:
+    """Absolute paths, paths that look like options, globs and paths with spaces are refused."""
+    assert path_problem("entry.source is", path) is not None
+
+
+@pytest.mark.parametrize(
+    "flag", ["-O3", "--use_fast_math", "-Xcompiler=-fopenmp,-Wall", "-I../../include", "-std=c++20", "-DA=1"]
+)
+def test_ordinary_flags_are_allowed(flag: str) -> None:
+    """The characters of ordinary flags are allowed."""
+    assert flag_problem("flags:", flag) is None
+
+
+@pytest.mark.parametrize("flag", ["", "fopenmp", "-Xcompiler -fopenmp", "-DA=(1)", "-Xcompiler='-a'", "@file", "-a|b"])
+def test_other_flags_are_refused(flag: str) -> None:
+    """A word without a dash, a flag with a space, a quote, a bracket or a pipe is refused."""
+    assert flag_problem("flags:", flag) is not None
+
+
+def test_a_long_name_is_refused() -> None:
+    """File names contain a variant's name, so it has at most 80 characters."""
+    assert name_problem("folder name", "a" * 80, NAME) is None
+    assert name_problem("folder name", "a" * 81, NAME) == (
+        f"folder name '{'a' * 76}... has 81 characters; at most 80 are allowed"
+    )
