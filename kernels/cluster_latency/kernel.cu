@@ -81,7 +81,9 @@ struct KernelParams {
   uint4* out;  // [batch, heads, seq_q, head_dim] as 16-byte vectors
   float* lse;  // [batch, heads, seq_q], or nullptr
   fa::VectorStrides out_strides;
-  uint32_t kv_head_factor;  // 2^31 / (heads / kv_heads): kv_head is the upper half of (2 head + 1) * kv_head_factor
+  // 2^31 / (heads / kv_heads).  kv_head = head / (heads / kv_heads) is the upper half of (2 head + 1) * kv_head_factor, which
+  // needs no division.
+  uint32_t kv_head_factor;
   int seq_q, seq_k;
   int first_diagonal;       // query i sees keys [0, min(seq_k, first_diagonal + i))
   float signed_scale_log2;  // scale * log2(e)
@@ -102,7 +104,7 @@ struct Split {
 
 // One row of every lane of a warpgroup: the lane's elements of O as 16-byte vectors, m times scale * log2(e), and the lane's part
 // of l.
-template <int D_TILES>
+template <int D_TILES>  // HEAD_DIM / MMA_N, the 8-column tiles of O
 struct PartialRow {
   float4 o[D_TILES / 2][GROUP_THREADS];
   float2 m_and_l[GROUP_THREADS];

@@ -2,8 +2,8 @@
 // step:    KEY_GROUPS groups of warps share the queries and divide the keys; each group copies its own tiles; one merge at
 //          the end
 // because: swizzle_async has 4 warps on 64 of 132 SMs, and each of its 8 tiles waits for the previous one
-// expect:  4.5 to 6.5 us at the target shape (1x8x512x64); the loads of all groups are in flight at once, and no group
-//          waits for another
+// expect:  4.5 to 6.5 us at the target shape (1x8x512x64); all groups of warps load at once, and none waits for
+//          another
 // diff:    large: several row fragments per warp, groups with their own barriers, the merge, and kernel parameters that fit
 //          in two cache lines (fa/params.cuh)
 // tile:    BLOCK_M queries x BLOCK_N keys per group, WARP_ROWS queries per warp; 69 KB of shared memory per block

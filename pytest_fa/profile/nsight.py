@@ -19,7 +19,7 @@ from pytest_fa.profile.programs import find_program, version_of
 from pytest_fa.profile.trial import TRIAL_RANGE
 from pytest_fa.records.built import Build
 from pytest_fa.records.tool_results import DURATION, CountedKernel, NsightReport, NsightStatus
-from pytest_fa.worker.client import child_environment
+from pytest_fa.worker.fork_server import child_environment
 from pytest_fa.worker.jobs import CaseJob, encode
 
 TRIAL = ("-m", "pytest_fa.profile.trial")

@@ -15,7 +15,7 @@ from pytest_fa.sanitize.sanitizer import SanitizedChild, not_covered, sanitize
 from pytest_fa.session.builds import device_of
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import CannotRun, Refused
-from pytest_fa.worker.client import child_environment
+from pytest_fa.worker.fork_server import child_environment
 from pytest_fa.worker.jobs import CaseJob, CaseResult, encode
 
 OUTCOMES: dict[ToolStatus, Outcome] = {

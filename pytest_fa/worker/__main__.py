@@ -7,6 +7,7 @@ python -m pytest_fa.worker --serve FD       import torch, then fork a worker for
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import sys
 from pathlib import Path
@@ -14,14 +15,14 @@ from pathlib import Path
 import msgspec
 
 from pytest_fa.worker.jobs import ProfilerResult, encode, read_job
-from pytest_fa.worker.process import run, serve
+from pytest_fa.worker.processes import die_with_parent
 
 
 def main(arguments: list[str]) -> int:
     """Run one job file, or serve.  Returns 0 if the job's outcome is ok, 1 if it is not, 2 for wrong arguments."""
     match arguments:
         case ["--serve", descriptor]:
-            serve(socket.socket(fileno=int(descriptor)))
+            _serve(socket.socket(fileno=int(descriptor)))
             return 0
         case [path] if not path.startswith("-"):
             return _run_file(Path(path))
@@ -30,7 +31,20 @@ def main(arguments: list[str]) -> int:
             return 2
 
 
+def _serve(control: socket.socket) -> None:
+    die_with_parent()  # while torch is imported; `serve` then waits for the end of the connection
+    poll = select.poll()
+    poll.register(control, select.POLLHUP)
+    if poll.poll(0):
+        return  # the client ended before the kernel was told to end this process with it
+    from pytest_fa.worker.process import serve  # noqa: PLC0415  # imports torch
+
+    serve(control)
+
+
 def _run_file(path: Path) -> int:
+    from pytest_fa.worker.process import run  # noqa: PLC0415  # imports torch
+
     try:
         job = read_job(path)
     except (OSError, msgspec.MsgspecError) as problem:

@@ -1,28 +1,28 @@
 """The client that starts worker processes, sends them jobs, watches them and replaces them.
 
-The pytest process imports no torch and holds no CUDA context.  It starts one server
-(`python -m pytest_fa.worker --serve`), which imports torch but opens no device.  The server forks a worker on request,
-within milliseconds.  A hang, a trap or a lost CUDA context ends only that worker and its current job.
+The pytest process imports no torch and holds no CUDA context.  A hang, a trap or a lost CUDA context ends only one
+worker and its current job.  What a worker says is not trusted: every message has a deadline and a largest size, and
+an answer that is none ends the worker.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
-from multiprocessing.connection import Connection, Pipe
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal, Self
+from typing import Literal, Self, TypeVar
 
-from pytest_fa.build.keys import PACKAGE
+import msgspec
+
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.errors import FaError
 from pytest_fa.records.record import Stage
+from pytest_fa.worker.channel import Garbage
+from pytest_fa.worker.fork_server import START_SECONDS, ForkServer, Worker, WorkerError
 from pytest_fa.worker.jobs import (
     CaseJob,
     CaseResult,
@@ -36,16 +36,25 @@ from pytest_fa.worker.jobs import (
     decode_answer,
     encode,
 )
+from pytest_fa.worker.processes import read_scheduling, restore_scheduling
+from pytest_fa.worker.stages import WORK_LIMIT_SECONDS
 
-START_SECONDS = 120.0
+__all__ = ["WorkerError", "Workers"]
+
+MOST_JOB_SECONDS = 6 * 3600.0  # for a whole job, whatever progress it reports
+MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is ended
+SLICE_SECONDS = 1.0  # the size of the output is looked at this often
+
+Ending = Literal["crashed", "hung", "failed"]
+AnyResult = TypeVar("AnyResult", CaseResult, GateResult, ProfilerResult)
 
 
-class WorkerError(FaError):
-    """The worker server does not start or does not answer."""
+class LostWorker(Exception):
+    """A worker that ended, was ended, or answered nonsense; `last_progress` is its last progress message."""
 
-
-Ending = Literal["crashed", "hung"]
-LostWorker = tuple[str, Ending, Progress]  # message, how the worker ended, its last progress message
+    def __init__(self, ending: Ending, message: str, last_progress: Progress) -> None:
+        super().__init__(message)
+        self.ending, self.message, self.last_progress = ending, message, last_progress
 
 
 class Workers:
@@ -53,12 +62,9 @@ class Workers:
 
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
-        self._server: subprocess.Popen[bytes] | None = None
-        self._has_forked = False
-        self._control: socket.socket | None = None
-        self._worker: tuple[int, Connection] | None = None
+        self._server: ForkServer | None = None
+        self._worker: Worker | None = None
         self._owner = ""
-        self._log: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -70,189 +76,165 @@ class Workers:
 
     def start(self) -> None:
         """Start the server without waiting for it: it imports torch while the caller builds."""
-        if self._server is not None:
-            return
-        self._control, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # close() closes it
-        self._server = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "pytest_fa.worker", "--serve", str(server_socket.fileno())],
-            pass_fds=[server_socket.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=child_environment(self._cache),
-        )
-        server_socket.close()
+        if self._server is None:
+            self._server = ForkServer(self._cache)
 
     def run(self, job: CaseJob) -> CaseResult:
         """Run one job and return its result, also if the worker crashes or hangs.
 
         Raises `WorkerError` if no worker can be started.
         """
-        answer = self._run_in_worker(job)
-        if isinstance(answer, CaseResult):
-            return answer
-        assert isinstance(answer, tuple)  # noqa: S101  # the only other answer to a CaseJob is a LostWorker
-        message, ending, last_progress = answer
-        if last_progress.result is not None:
-            return last_progress.result
-        reached = job.wanted_stages.index(last_progress.stage)
-        stages = tuple(
-            Stage(name, "ok" if index < reached else "failed" if index == reached else "not reached")
-            for index, name in enumerate(job.wanted_stages)
-        )
-        return CaseResult(ending, message, stages, ("watchdog" if ending == "hung" else "isolation",))
+        if self._owner != (owner := _owner(job.variant)):
+            self.end_worker()  # state that one variant's code left in the process must not affect another variant
+            self._owner = owner
+        try:
+            return self._run_in_worker(job, CaseResult)
+        except LostWorker as lost:
+            return lost.last_progress.result or _result_of(job, lost)
 
     def run_in_new_worker(self, job: GateJob) -> GateResult:
         """Run one process of a gate in a worker that is started for it and ended after it."""
         self.end_worker()
-        answer = self._run_in_worker(job)
-        self.end_worker()
-        if isinstance(answer, GateResult):
-            return answer
-        assert isinstance(answer, tuple)  # noqa: S101
-        message, ending, _ = answer
-        return GateResult(ending, message, ())
+        try:
+            return self._run_in_worker(job, GateResult)
+        except LostWorker as lost:
+            return GateResult(lost.ending, lost.message, ())
+        finally:
+            self.end_worker()
 
     def run_profiler(self, job: ProfilerJob) -> ProfilerResult:
         """Profile one call.  Do not time in the same worker: a profiler slows down later launches of its process."""
-        answer = self._run_in_worker(job)
-        if isinstance(answer, ProfilerResult):
-            return answer
-        assert isinstance(answer, tuple)  # noqa: S101
-        return ProfilerResult(None, answer[0])
-
-    def _run_in_worker(self, job: Job) -> Result | LostWorker:
-        """The result of the job, or how its worker was lost."""
-        if self._worker is not None and self._worker[1].poll(0):  # no job is running, so it can only have died
-            self._request_end()
-        if isinstance(job, CaseJob) and self._owner != (owner := _owner(job.variant)):
-            self.end_worker()  # state that one variant's code left in the process must not affect another variant
-            self._owner = owner
-        _, connection = self._worker or self._fork()
-        log_start = self._log_size()
-        last_progress = Progress(job.wanted_stages[0], START_SECONDS)
         try:
-            connection.send_bytes(encode(job))
-            while connection.poll(last_progress.seconds):
-                answer = decode_answer(connection.recv_bytes())
-                if not isinstance(answer, Progress):
-                    if answer.context_lost:
-                        self._request_end()
-                    return answer
-                last_progress = answer
-        except (EOFError, ConnectionError):
-            return self._lost("crashed", last_progress, log_start)
-        return self._lost("hung", last_progress, log_start)
+            return self._run_in_worker(job, ProfilerResult)
+        except LostWorker as lost:
+            return ProfilerResult(None, lost.message)
 
     def end_worker(self) -> None:
         """End the current worker, if any, and release what it holds on the GPU.  The next job gets a new worker."""
-        if self._worker is not None:
-            self._request_end()
+        if self._worker is not None and self._server is not None:
+            self._server.end(self._worker)
+        self._worker = None
 
     def close(self) -> None:
-        """End the worker and the server."""
+        """End the worker, the server, and every process that they started."""
         self.end_worker()
-        if self._control is not None:
-            self._control.close()
-            self._control = None
         if self._server is not None:
-            if not self._has_forked:  # it may still be importing torch, and it has no children to end
-                self._server.kill()
-            try:
-                self._server.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                self._server.kill()
-                self._server.wait()
+            self._server.close()
             self._server = None
-            self._has_forked = False
-        if self._log is not None:
-            self._log.close()
-            self._log = None
 
-    def _fork(self) -> tuple[int, Connection]:
-        """Start a worker: its process id and connection.  A server that does not answer is replaced once."""
-        self.start()
+    # -- one job ------------------------------------------------------------------------------------------------------
+
+    def _run_in_worker(self, job: Job, kind: type[AnyResult]) -> AnyResult:
+        """Send the job to the worker and return its result.  Raises `LostWorker` and `WorkerError`."""
+        if self._worker is not None and self._worker.channel.wait(0):  # no job is running, so it can only have died
+            self.end_worker()
+        server, worker = self._server_and_worker()
+        if server.log_bytes > MOST_LOG_BYTES // 2:
+            server.forget_log()
+        log_start = server.log_bytes
+        with _unchanged_parents(os.getpid(), server.pid) as changes:
+            result = self._exchange(job, kind, server, worker, log_start)
+        if result.context_lost or changes:
+            self.end_worker()
+        if changes:
+            raise LostWorker("failed", "; ".join(changes), Progress(job.wanted_stages[0], 0.0))
+        return result
+
+    def _exchange(
+        self, job: Job, kind: type[AnyResult], server: ForkServer, worker: Worker, log_start: int
+    ) -> AnyResult:
+        """Send the job, and receive progress messages until the result."""
+        last_progress = Progress(job.wanted_stages[0], START_SECONDS)
+        job_deadline = time.monotonic() + MOST_JOB_SECONDS
         try:
-            self._worker = self._request_fork()
-        except WorkerError:
-            self.close()
-            self.start()
-            self._worker = self._request_fork()
-        return self._worker
+            worker.channel.send(encode(job))
+            while self._wait(server, worker, min(time.monotonic() + last_progress.seconds, job_deadline)):
+                answer = decode_answer(worker.channel.receive())
+                if isinstance(answer, kind):
+                    return answer
+                last_progress = _checked_progress(answer, job)
+        except (EOFError, ConnectionError):
+            raise self._lost("crashed", "", last_progress, log_start) from None
+        except TimeoutError:
+            raise self._lost("hung", "", last_progress, log_start) from None
+        except (Garbage, msgspec.MsgspecError, RecursionError) as problem:
+            text = f"the worker process sent an answer that cannot be read ({problem})"
+            raise self._lost("failed", text, last_progress, log_start) from None
+        raise self._lost("hung", "", last_progress, log_start)
 
-    def _request_fork(self) -> tuple[int, Connection]:
-        assert self._control is not None  # noqa: S101  # set by start()
-        connection, worker_connection = Pipe()
-        try:
-            self._control.settimeout(START_SECONDS)
-            self._has_forked = True
-            socket.send_fds(self._control, [b"fork"], [worker_connection.fileno()])
-            answer = self._control.recv(64)
-        except OSError as problem:
-            raise WorkerError(f"the worker server does not answer: {problem}\n{self._log_tail(0)}") from None
-        finally:
-            worker_connection.close()
-        if not answer:
-            raise WorkerError(f"the worker server ended before it started a worker:\n{self._log_tail(0)}")
-        return int(answer), connection
+    def _wait(self, server: ForkServer, worker: Worker, deadline: float) -> bool:
+        """Wait for a message.  Returns False at the deadline; raises `EOFError` if the process has ended."""
+        others = () if worker.pidfd is None else (worker.pidfd,)
+        while (left := deadline - time.monotonic()) > 0:
+            if worker.channel.wait(min(left, SLICE_SECONDS), *others):
+                if not worker.channel.wait(0):  # only the process has ended; another one may hold its socket
+                    raise EOFError
+                return True
+            if server.log_bytes > MOST_LOG_BYTES:
+                raise Garbage(f"it wrote more than {MOST_LOG_BYTES >> 20} MiB of output")
+        return False
 
-    def _request_end(self, request: Literal["kill", "reap"] = "kill") -> int | None:
-        """End the current worker and return its wait status; None if the server does not answer.
-
-        `kill` ends the worker at once.  `reap` is for a worker that is already ending: it gets 2 s to do so.
-        """
-        assert self._worker is not None and self._control is not None  # noqa: S101, PT018  # checked by the callers
-        pid, connection = self._worker
-        self._worker = None
-        connection.close()
-        try:
-            self._control.send(f"{request} {pid}".encode())
-            answer = self._control.recv(64)
-        except OSError:
-            answer = b""
-        return int(answer) if answer else None
-
-    def _lost(self, ending: Ending, last_progress: Progress, log_start: int) -> LostWorker:
+    def _lost(self, ending: Ending, reason: str, last_progress: Progress, log_start: int) -> LostWorker:
+        """End the worker and describe how it was lost."""
+        assert self._server is not None and self._worker is not None  # noqa: S101, PT018  # the caller used them
+        worker, self._worker = self._worker, None
+        stage = last_progress.stage
+        status = self._server.end(worker, "reap" if ending == "crashed" else "kill")
         if ending == "hung":
-            self._request_end()
-            message = (
-                f"no progress for {last_progress.seconds:g} s in stage {last_progress.stage}; "
-                f"the worker process was killed"
-            )
+            message = f"no progress for {last_progress.seconds:g} s in stage {stage}; the worker process was killed"
+        elif ending == "crashed":
+            message = f"the worker process died in stage {stage} ({_describe(status)}); a new one replaces it"
         else:
-            status = _describe(self._request_end("reap"))
-            message = f"the worker process died in stage {last_progress.stage} ({status}); a new one replaces it"
-            tail = self._log_tail(log_start)
-            message += f"\nits last output:\n{tail}" if tail else ""
-        return message, ending, last_progress
+            message = f"{reason} in stage {stage}; the worker process was killed"
+        tail = self._server.log_tail(log_start) if ending != "hung" else ""
+        return LostWorker(ending, message + (f"\nits last output:\n{tail}" if tail else ""), last_progress)
 
-    def _log_size(self) -> int:
-        return os.fstat(self._log.fileno()).st_size if self._log else 0
+    def _server_and_worker(self) -> tuple[ForkServer, Worker]:
+        """The server and a worker.  A server that does not answer is replaced once."""
+        self.start()
+        assert self._server is not None  # noqa: S101  # set by start()
+        if self._worker is None:
+            try:
+                self._worker = self._server.fork()
+            except WorkerError:
+                self.close()
+                self.start()
+                self._worker = self._server.fork()
+        return self._server, self._worker
 
-    def _log_tail(self, start: int) -> str:
-        if self._log is None:
-            return ""
-        size = self._log_size()
-        text = os.pread(self._log.fileno(), 4000, max(start, size - 4000))
-        return text.decode(errors="replace").strip()
+
+def _checked_progress(answer: Progress | Result, job: Job) -> Progress:
+    """Return a progress message of this job, with a time limit that the job may ask for.  Raises `Garbage`."""
+    if not isinstance(answer, Progress) or answer.stage not in job.wanted_stages:
+        raise Garbage(f"{type(answer).__name__} for a {type(job).__name__}")
+    most_seconds = max(WORK_LIMIT_SECONDS, job.watchdog_seconds)
+    return msgspec.structs.replace(answer, seconds=min(max(answer.seconds, 0.0), most_seconds))
 
 
-def child_environment(cache: Path | None = None) -> dict[str, str]:
-    """The environment of a child process.
+def _result_of(job: CaseJob, lost: LostWorker) -> CaseResult:
+    """The result of a job whose worker was lost: the stages before the last one that it reported were ok."""
+    reached = job.wanted_stages.index(lost.last_progress.stage)
+    stages = tuple(
+        Stage(name, "ok" if index < reached else "failed" if index == reached else "not reached")
+        for index, name in enumerate(job.wanted_stages)
+    )
+    return CaseResult(lost.ending, lost.message, stages, ("watchdog" if lost.ending == "hung" else "isolation",))
 
-    It is this process's environment with CUDA devices numbered as NVML numbers them, with this package on PYTHONPATH,
-    and with `cache` as the build cache.
-    """
-    package_parent = str(PACKAGE.parent)
-    path = os.environ.get("PYTHONPATH")
-    return {
-        **os.environ,
-        "PYTHONUNBUFFERED": "1",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "PYTHONPATH": f"{package_parent}{os.pathsep}{path}" if path else package_parent,
-        **({"PYTEST_FA_CACHE": str(cache)} if cache else {}),
-    }
+
+@contextmanager
+def _unchanged_parents(*pids: int) -> Iterator[list[str]]:
+    """Restore the CPUs, priority and limits of these processes if a job has changed them, and list the changes."""
+    before = {pid: read_scheduling(pid) for pid in pids}
+    changes: list[str] = []
+    try:
+        yield changes
+    finally:
+        for pid, scheduling in before.items():
+            now = read_scheduling(pid)
+            if scheduling is not None and now is not None and scheduling != now:
+                restore_scheduling(pid, scheduling)
+                who = "pytest's process" if pid == os.getpid() else "the worker server"
+                changes += [f"the variant changed {who}: {text}" for text in scheduling.differences(now)]
 
 
 def _owner(variant: Variant) -> str:

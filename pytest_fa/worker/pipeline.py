@@ -53,6 +53,9 @@ def run_case(job: CaseJob, report_progress: ReportProgress = lambda _: None) -> 
     `report_progress` is called before each step with the stage and the time limit of that step.  The variant runs
     before truth is computed, so that memory left over from truth cannot contain the right answer.  A variant that fails
     a check is not timed.  An exception of the kernel is not raised: it becomes the outcome of the result.
+
+    `stages.announce_launch` reports that a call of the variant follows, which the watchdog limits;
+    `stages.announce_work` reports that any other step follows.
     """
     stages, findings = Stages(job, report_progress), Findings()
     with ExitStack() as scope:

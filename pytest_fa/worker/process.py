@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,11 +10,20 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 
+from pytest_fa.worker.channel import Channel
 from pytest_fa.worker.gate_process import run_gate
 from pytest_fa.worker.jobs import GateJob, Job, ProfilerJob, Progress, Result, decode_job, encode
 from pytest_fa.worker.pipeline import run_case
+from pytest_fa.worker.processes import (
+    END_SECONDS,
+    adopt_orphans,
+    children_of,
+    die_with_parent,
+    kill_all,
+    outlive_parent,
+    zombies_of,
+)
 from pytest_fa.worker.profiler_process import run_profiler
 
 DYING_SECONDS = 2.0  # a process that dies of a signal closes its connection shortly before it has a wait status
@@ -34,49 +44,63 @@ def serve(control: socket.socket) -> None:
     """Fork and end workers on request until the socket is closed; then end all of them.  Never opens a device.
 
     Requests are `fork` with the worker's connection, answered with the process id, and `kill PID` or `reap PID`,
-    answered with the wait status.
+    answered with the wait status.  With a worker, every process that it started is ended, also one that has detached
+    itself.
     """
-    children: set[int] = set()
+    workers: set[int] = set()
+    adopt_orphans()
+    outlive_parent()  # from here on, the closed socket tells that the client has ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest handles Ctrl-C and closes the socket when it ends
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 64, 1)
         if not message:
             break
         if message == b"fork":
-            pid = os.fork()
-            if pid == 0:
-                control.close()
-                os._exit(_worker_status(Connection(descriptors[0])))
-            children.add(pid)
-            os.close(descriptors[0])
-            control.send(str(pid).encode())
+            workers.add(_fork_worker(control, descriptors[0]))
         else:
             request, pid_text = message.split()
-            child = int(pid_text)
-            children.discard(child)
-            control.send(str(_end(child, DYING_SECONDS if request == b"reap" else 0.0)).encode())
-    for child in children:
-        _end(child, 0.0)
+            workers.discard(int(pid_text))
+            status = _end(int(pid_text), DYING_SECONDS if request == b"reap" else 0.0, workers)
+            control.send(str(status).encode())
+    while workers:
+        _end(workers.pop(), 0.0, workers)
 
 
-def work(connection: Connection) -> None:
+def _fork_worker(control: socket.socket, descriptor: int) -> int:
+    """Fork a worker that runs the jobs of a connection, send its process id, and return it."""
+    server = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        die_with_parent()
+        if os.getppid() != server:  # it ended before the kernel was told to end this process with it
+            os._exit(1)
+        control.close()
+        os._exit(_worker_status(Channel(socket.socket(fileno=descriptor))))
+    os.close(descriptor)
+    control.send(str(pid).encode())
+    return pid
+
+
+def work(channel: Channel) -> None:
     """Run jobs until the connection is closed."""
     while True:
         try:
-            job = decode_job(connection.recv_bytes())
+            job = decode_job(channel.receive())
         except EOFError:
             return
-        connection.send_bytes(encode(run(job, lambda progress: connection.send_bytes(encode(progress)))))
+        channel.send(encode(run(job, lambda progress: channel.send(encode(progress)))))
 
 
-def _worker_status(connection: Connection) -> int:
+def _worker_status(channel: Channel) -> int:
     """Run jobs, and return the exit status of the worker, also if a kernel's code calls `sys.exit` or raises.
 
     The connection stays open until the process ends.  Thus the client sees it close only when there is a wait status.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        work(connection)
+        work(channel)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     except BaseException:  # noqa: BLE001  # printed to the log, whose end becomes part of the outcome's message
@@ -88,14 +112,38 @@ def _worker_status(connection: Connection) -> int:
     return 0
 
 
-def _end(pid: int, limit_seconds: float) -> int:
-    """Wait for a child and return its wait status.  A child that still runs after the limit is killed."""
+def _end(pid: int, limit_seconds: float, others: set[int]) -> int:
+    """End a worker and everything it started, and return its wait status.
+
+    A worker that still runs after the limit is killed.  `others` are workers that stay.
+    """
+    status = _wait_for(pid, limit_seconds)
+    if status is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        status = _wait_for(pid, END_SECONDS)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    kill_all(lambda: [child for child in children_of(os.getpid()) if child not in others], DYING_SECONDS)
+    _reap_orphans(others)
+    return signal.SIGKILL if status is None else status  # a process that the kernel does not end is left to it
+
+
+def _wait_for(pid: int, limit_seconds: float) -> int | None:
+    """Return the wait status of a child, or None if it still runs after the limit."""
     deadline = time.monotonic() + limit_seconds
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return status
         if time.monotonic() >= deadline:
-            os.kill(pid, signal.SIGKILL)
-            return os.waitpid(pid, 0)[1]
-        time.sleep(0.01)
+            return None
+        time.sleep(0.005)
+
+
+def _reap_orphans(workers: set[int]) -> None:
+    """Reap the adopted children that have ended; `workers` are reaped by their own request."""
+    for pid in zombies_of(os.getpid()):
+        if pid not in workers:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)

@@ -16,7 +16,7 @@ from pytest_fa.profile.raw_table import read_raw_table
 from pytest_fa.profile.trial import TRIAL_RANGE
 from pytest_fa.records.tool_results import DURATION, NsightReport, Sanitized
 from pytest_fa.sanitize.sanitizer import SanitizedChild, sanitize
-from pytest_fa.worker.client import child_environment
+from pytest_fa.worker.fork_server import child_environment
 from pytest_fa.worker.jobs import CaseJob, encode
 from tests.device.conftest import BuildSource, Built, job_of
 

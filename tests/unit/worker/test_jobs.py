@@ -132,16 +132,6 @@ def workers() -> Iterator[Workers]:
         yield started
 
 
-def close_remains(workers: Workers) -> None:
-    """Close what `close` did not close, so that a failing test does not affect the next one."""
-    for file in (workers._control, workers._log):
-        if file is not None:
-            file.close()
-    if workers._server is not None:
-        workers._server.kill()
-        workers._server.wait()
-
-
 @pytest.mark.parametrize(
     ("lines", "outcome", "message"),
     [
@@ -223,7 +213,7 @@ def test_lost_context_ends_the_worker(workers: Workers, job_of: JobOf, monkeypat
     """After a job that lost the device context, the next job gets a new worker."""
     workers.run(job_of())
     assert workers._worker is not None
-    old_pid = workers._worker[0]
+    old_pid = workers._worker.pid
     lost = CaseResult("failed", "an illegal memory access", (), context_lost=True)
 
     monkeypatch.setattr(client, "decode_answer", lambda _: lost)
@@ -233,7 +223,7 @@ def test_lost_context_ends_the_worker(workers: Workers, job_of: JobOf, monkeypat
 
     assert result == lost
     assert next_result.outcome == "ok"
-    assert workers._worker[0] != old_pid
+    assert workers._worker.pid != old_pid
 
 
 def is_running(pid: int) -> bool:
@@ -260,7 +250,7 @@ def test_closing_ends_every_process(job_of: JobOf) -> None:
     pids = []
     for job in (job_of("import time; time.sleep(60)", watchdog_seconds=0.5), job_of()):
         workers.start()  # the second call keeps the running server
-        pids += [workers._fork()[0]]
+        pids += [workers._server_and_worker()[1].pid]
         workers.run(job)
     assert workers._server is not None
     pids += [workers._server.pid]
@@ -284,12 +274,12 @@ def test_close_kills_an_unused_server() -> None:
     """`close` does not wait for a server that has started no worker and is still importing torch."""
     workers = Workers()
     workers.start()
-    server = workers._server
-    assert server is not None
+    assert workers._server is not None
+    process = workers._server._process
 
     workers.close()
 
-    assert server.returncode == -signal.SIGKILL
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
@@ -299,14 +289,11 @@ def test_dead_server_does_not_break_the_end(job_of: JobOf, ending: signal.Signal
     workers.run(job_of())
     assert workers._server is not None
     assert workers._worker is not None
-    pid = workers._worker[0]
+    pid = workers._worker.pid
     os.kill(workers._server.pid, ending)
     time.sleep(0.3)
 
-    try:
-        workers.close()
-    finally:
-        close_remains(workers)
+    workers.close()
 
     assert wait_until_gone(pid)
 
@@ -319,7 +306,7 @@ def test_server_dies_in_a_job(job_of: JobOf) -> None:
     except WorkerError:
         outcome = "crashed"
     finally:
-        close_remains(workers)
+        workers.close()
 
     assert outcome == "crashed"
 
@@ -331,7 +318,7 @@ def test_a_dead_server_is_replaced(job_of: JobOf) -> None:
         first = workers.run(job_of("import os; os.kill(os.getppid(), 9); os._exit(9)"))
         second = workers.run(job_of())
     finally:
-        close_remains(workers)
+        workers.close()
     assert (first.outcome, second.outcome) == ("crashed", "ok")
 
 

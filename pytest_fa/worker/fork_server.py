@@ -1,0 +1,147 @@
+"""The process that forks workers: `python -m pytest_fa.worker --serve` imports torch once, and opens no device.
+
+`ForkServer` starts it, asks it for workers, and ends it with everything that its workers started.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import IO, Literal
+
+from pytest_fa.build.keys import PACKAGE
+from pytest_fa.errors import FaError
+from pytest_fa.worker.channel import Channel, channel_pair
+from pytest_fa.worker.processes import MARK, kill_all, marked_with
+
+START_SECONDS = 120.0
+CLOSE_SECONDS = 15.0  # the server itself waits up to 10 s for a worker that was killed
+TAIL_BYTES = 4000
+
+
+class WorkerError(FaError):
+    """The worker server does not start or does not answer."""
+
+
+class Worker:
+    """One worker: its process id, a descriptor of that process, and the channel to it."""
+
+    def __init__(self, pid: int, channel: Channel) -> None:
+        self.pid, self.channel = pid, channel
+        try:
+            self.pidfd: int | None = os.pidfd_open(pid)
+        except OSError:
+            self.pidfd = None  # it has already ended, or the kernel is older than 5.3
+
+    def close(self) -> None:
+        """Close the channel and the descriptor; the process itself is ended by the server."""
+        self.channel.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+
+class ForkServer:
+    """The server process, the socket to it, and the file with the output of it and its workers."""
+
+    def __init__(self, cache: Path | None = None) -> None:
+        mark = uuid.uuid4().hex
+        self._mark = mark
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # close() closes it
+        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # so that it can be truncated while a worker writes to it
+        self._control, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(START_SECONDS)
+        self._has_forked = False
+        self._process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "pytest_fa.worker", "--serve", str(server_socket.fileno())],
+            pass_fds=[server_socket.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={**child_environment(cache), MARK: mark},
+        )
+        server_socket.close()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the server."""
+        return self._process.pid
+
+    def fork(self) -> Worker:
+        """Start a worker.  Raises `WorkerError` if the server does not answer."""
+        channel, worker_end = channel_pair()
+        self._has_forked = True
+        try:
+            socket.send_fds(self._control, [b"fork"], [worker_end.fileno()])
+            answer, problem = self._control.recv(64), "the worker server ended before it started a worker:"
+        except OSError as error:
+            answer, problem = b"", f"the worker server does not answer: {error}"
+        worker_end.close()
+        if not answer:
+            channel.close()
+            raise WorkerError(f"{problem}\n{self.log_tail(0)}")
+        return Worker(int(answer), channel)
+
+    def end(self, worker: Worker, request: Literal["kill", "reap"] = "kill") -> int | None:
+        """End a worker with all that it started, and return its wait status; None if the server does not answer.
+
+        `kill` ends the worker at once.  `reap` is for a worker that is already ending: it gets 2 s to do so.
+        """
+        worker.close()
+        try:
+            self._control.send(f"{request} {worker.pid}".encode())
+            answer = self._control.recv(64)
+        except OSError:
+            answer = b""
+        return int(answer) if answer else None
+
+    def close(self) -> None:
+        """End the server, its workers, and every process that they started."""
+        self._control.close()
+        if not self._has_forked:  # it may still be importing torch, and it has no children to end
+            self._process.kill()
+        try:
+            self._process.wait(timeout=CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        kill_all(lambda: marked_with(self._mark))
+        self._process.poll()
+        self._log.close()
+
+    @property
+    def log_bytes(self) -> int:
+        """The size of the output so far."""
+        return os.fstat(self._log.fileno()).st_size
+
+    def forget_log(self) -> None:
+        """Delete the output so far."""
+        os.ftruncate(self._log.fileno(), 0)
+
+    def log_tail(self, start: int) -> str:
+        """The last part of the output since it had `start` bytes."""
+        size = self.log_bytes
+        text = os.pread(self._log.fileno(), TAIL_BYTES, max(start if start <= size else 0, size - TAIL_BYTES))
+        return text.decode(errors="replace").strip()
+
+
+def child_environment(cache: Path | None = None) -> dict[str, str]:
+    """The environment of a child process.
+
+    It is this process's environment with CUDA devices numbered as NVML numbers them, with this package on PYTHONPATH,
+    and with `cache` as the build cache.
+    """
+    package_parent = str(PACKAGE.parent)
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "PYTHONPATH": f"{package_parent}{os.pathsep}{path}" if path else package_parent,
+        **({"PYTEST_FA_CACHE": str(cache)} if cache else {}),
+    }

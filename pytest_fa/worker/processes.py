@@ -1,0 +1,132 @@
+"""Linux processes: end them with everything that they started, and notice what they do to their parents.
+
+A worker runs a stranger's code, which may fork, detach itself, or change the priority of other processes of its user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+MARK = "PYTEST_FA_MARK"  # the environment variable by which processes of one run are recognised
+END_SECONDS = 10.0  # within which a killed process has ended, unless the kernel keeps it
+
+_LIMITS = tuple(getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_"))
+
+
+@functools.cache
+def _prctl() -> Callable[..., int]:
+    function: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
+    return function
+
+
+def die_with_parent(ending: signal.Signals = signal.SIGKILL) -> None:
+    """Let the kernel send `ending` to this process when the thread that started it ends."""
+    _prctl()(_PR_SET_PDEATHSIG, int(ending), 0, 0, 0)
+
+
+def outlive_parent() -> None:
+    """Undo `die_with_parent`."""
+    _prctl()(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, so that none of them can get away."""
+    _prctl()(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children_of(parent: int) -> list[int]:
+    """Return the process ids of the children of a process that have not ended."""
+    return [pid for pid, state in _states_of_children(parent) if state not in "ZX"]
+
+
+def zombies_of(parent: int) -> list[int]:
+    """Return the process ids of the children of a process that have ended and were not waited for."""
+    return [pid for pid, state in _states_of_children(parent) if state == "Z"]
+
+
+def _states_of_children(parent: int) -> Iterator[tuple[int, str]]:
+    for pid in _all_pids():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # the name in parentheses may contain anything, so the fields are counted from the last parenthesis
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            if int(fields[1]) == parent:
+                yield pid, fields[0]
+
+
+def marked_with(mark: str) -> list[int]:
+    """Return the process ids of this user's processes whose environment has `PYTEST_FA_MARK` = `mark`."""
+    wanted = f"{MARK}={mark}".encode()
+    pids = []
+    for pid in _all_pids():
+        with contextlib.suppress(OSError):
+            if pid != os.getpid() and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                pids.append(pid)
+    return pids
+
+
+def kill_all(find: Callable[[], Iterable[int]], seconds: float = END_SECONDS) -> list[int]:
+    """Kill what `find` returns until it returns nothing; return the processes that are left after `seconds`.
+
+    It is called again because a process may fork before it is killed.
+    """
+    deadline = time.monotonic() + seconds
+    while left := list(find()):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.005)
+    return []
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  # names, hundreds of them
+
+
+class Scheduling(msgspec.Struct, frozen=True):
+    """What another process of the same user can change in a process: its CPUs, its priority and its limits."""
+
+    cpus: frozenset[int]
+    nice: int
+    limits: tuple[tuple[int, int], ...]
+
+    def differences(self, now: Scheduling) -> list[str]:
+        """Return what has changed, in words."""
+        changes = [
+            (f"its CPUs from {sorted(self.cpus)} to {sorted(now.cpus)}", self.cpus != now.cpus),
+            (f"its nice value from {self.nice} to {now.nice}", self.nice != now.nice),
+            ("its resource limits", self.limits != now.limits),
+        ]
+        return [text for text, has_changed in changes if has_changed]
+
+
+def read_scheduling(pid: int) -> Scheduling | None:
+    """Return the scheduling of a process, or None if it has ended."""
+    try:
+        cpus, nice = frozenset(os.sched_getaffinity(pid)), os.getpriority(os.PRIO_PROCESS, pid)
+        return Scheduling(cpus, nice, tuple(resource.prlimit(pid, limit) for limit in _LIMITS))
+    except (OSError, ValueError):
+        return None
+
+
+def restore_scheduling(pid: int, before: Scheduling) -> None:
+    """Set the scheduling of a process to what it was, as far as this user may."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(pid, before.cpus)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, before.nice)
+    for limit, value in zip(_LIMITS, before.limits, strict=True):
+        with contextlib.suppress(OSError, ValueError):
+            resource.prlimit(pid, limit, value)

@@ -1,0 +1,341 @@
+"""Workers that run hostile code: what they send, hold, start or change costs their own case only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.worker import channel as channel_module
+from pytest_fa.worker import client
+from pytest_fa.worker.channel import MOST_MESSAGE_BYTES, Channel, Garbage
+from pytest_fa.worker.client import Workers
+from pytest_fa.worker.jobs import CaseJob, Progress, encode
+from pytest_fa.worker.processes import children_of, marked_with, read_scheduling
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
+
+RunEntry = Callable[[str], CaseJob]
+
+# The worker's end of its connection, found as hostile code can find it: the only stream socket of the process.
+FIND_CONNECTION = """\
+import os, socket, stat, struct, sys, time
+def connection():
+    for fd in range(3, 64):
+        try:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                end = socket.socket(fileno=os.dup(fd))
+                if end.type == socket.SOCK_STREAM:
+                    return end
+        except OSError:
+            pass
+end = connection()
+"""
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """One server for the tests of this module.  Each test must keep it usable."""
+    with Workers() as started:
+        started.start()
+        yield started
+
+
+@pytest.fixture
+def job_of(tmp_path: Path, write_variant: WriteVariant) -> RunEntry:
+    """Return a function that makes a job of a variant whose call first runs these lines."""
+    numbers = iter(range(100))
+
+    def make(lines: str) -> CaseJob:
+        body = "".join(f"    {line}\n" for line in lines.splitlines())
+        source = PYTHON_SOURCE.replace("    scores =", f"{body}    scores =", 1)
+        name = f"entry_{next(numbers)}"
+        folder = write_variant(name, manifest=PYTHON_MANIFEST, **{"entry.py": source})
+        (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+        case = parse_case("b1h2s64d64-fp16-seed0")
+        return CaseJob(variant, case, None, "cpu", "same_precision", judge=True, time=False, watchdog_seconds=5.0)
+
+    return make
+
+
+def is_gone(pid: int, seconds: float = 2.0) -> bool:
+    """Whether a process ends within a time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def send(text: str) -> str:
+    """Lines that send this text as a message."""
+    return f"text = {text.encode()!r}\nend.send(struct.pack('!Q', len(text)) + text)"
+
+
+FORGED = encode(Progress("sanity", 1e18)).decode()
+MESSAGES = {
+    "garbage": ("end.send(b'not a message' * 3)", "failed", "was announced; at most"),
+    "a huge length": ("end.send(struct.pack('!Q', 2**62))", "failed", "was announced; at most 67108864 are allowed"),
+    "a length that takes memory": ("end.send(struct.pack('!Q', 2**25)); os._exit(0)", "failed", "0 of 33554432 bytes"),
+    "half a message": ("end.send(struct.pack('!Q', 100) + b'x' * 50); os._exit(0)", "failed", "50 of 100 bytes"),
+    "half a length": ("end.send(b'1234'); os._exit(0)", "failed", "4 of 8 bytes"),
+    "no JSON": ("end.send(struct.pack('!Q', 4) + b'abcd')", "failed", "cannot be read"),
+    "nested JSON": ("end.sendall(struct.pack('!Q', 10**6) + b'[' * 10**6)", "failed", "cannot be read"),
+    "a job": ("end.send(struct.pack('!Q', 17) + b'{\"type\": \"case\" }')", "failed", "cannot be read"),
+    "a forged result of another kind": (
+        send('{"type":"profiler_result","profiler":null,"missing":"x"}'),
+        "failed",
+        "ProfilerResult for a CaseJob",
+    ),
+    "progress of another job": (
+        'text = b\'{"type":"progress","stage":"speed","seconds":1}\'\nend.send(struct.pack(\'!Q\', len(text)) + text)',
+        "failed",
+        "Progress for a CaseJob",
+    ),
+    "a closed connection": ("end.shutdown(2); time.sleep(30)", "crashed", "died in stage"),
+    "every descriptor closed": ("os.closerange(3, 256); time.sleep(30)", "crashed", "died in stage"),
+    "a closed log": ("os.close(1); os.close(2); os._exit(5)", "crashed", "exit status 5"),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_hostile_message_costs_its_case(workers: Workers, job_of: RunEntry, name: str) -> None:
+    """The case has an outcome of its own and a sentence, soon, and the next case runs."""
+    lines, outcome, words = MESSAGES[name]
+    start = time.monotonic()
+    result = workers.run(job_of(FIND_CONNECTION + lines))
+    assert (result.outcome, words in result.message) == (outcome, True), result.message
+    assert time.monotonic() - start < 15
+    assert workers.run(job_of("pass")).outcome == "ok"
+
+
+def test_forged_progress_does_not_extend_the_wait(
+    workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A progress message that claims a very long limit gets the longest limit of such a job."""
+    monkeypatch.setattr(client, "WORK_LIMIT_SECONDS", 1.0)
+    lines = f"text = {FORGED.encode()!r}\nend.send(struct.pack('!Q', len(text)) + text)\ntime.sleep(60)"
+    start = time.monotonic()
+    result = workers.run(job_of(FIND_CONNECTION + lines))
+    assert (result.outcome, time.monotonic() - start < 12) == ("hung", True), result.message
+
+
+def test_endless_progress_ends(workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that reports progress for ever is ended at the limit of a whole job."""
+    monkeypatch.setattr(client, "MOST_JOB_SECONDS", 3.0)
+    text = encode(Progress("sanity", 5.0))
+    lines = f"text = {text!r}\nwhile True:\n    end.send(struct.pack('!Q', len(text)) + text); time.sleep(0.05)"
+    assert workers.run(job_of(FIND_CONNECTION + lines)).outcome == "hung"
+    monkeypatch.undo()
+    assert workers.run(job_of("pass")).outcome == "ok"
+
+
+def test_endless_output_ends(workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant that floods its output is ended before it fills the disk, and the log is emptied."""
+    monkeypatch.setattr(client, "MOST_LOG_BYTES", 2**22)
+    monkeypatch.setattr(client, "SLICE_SECONDS", 0.1)
+    result = workers.run(job_of("import os\nwhile True: os.write(1, b'x' * 65536)"))
+    assert (result.outcome, "MiB of output" in result.message) == ("failed", True), result.message
+    assert workers.run(job_of("pass")).outcome == "ok"
+    assert workers._server is not None
+    assert workers._server.log_bytes < 2**22
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+DAEMON = """\
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open({path!r}, "w").write(str(os.getpid()))
+        time.sleep(120)
+    os._exit(0)
+while not os.path.exists({path!r}) or not open({path!r}).read(): time.sleep(0.01)
+"""
+
+
+def test_a_child_that_holds_the_connection(workers: Workers, job_of: RunEntry) -> None:
+    """If a worker ends while a child of it holds its socket, the end is noticed at once."""
+    lines = "import os, time\nif os.fork() == 0: time.sleep(120)\nos._exit(7)"
+    start = time.monotonic()
+    result = workers.run(job_of(lines))
+    assert (result.outcome, "exit status 7" in result.message) == ("crashed", True), result.message
+    assert time.monotonic() - start < 8
+
+
+@pytest.mark.parametrize("ending", ["", "os._exit(1)", "os.kill(os.getpid(), 9)", "time.sleep(60)"])
+def test_a_daemon_ends_with_its_worker(workers: Workers, job_of: RunEntry, tmp_path: Path, ending: str) -> None:
+    """A process that detached itself from the worker is ended with it, however the worker ends."""
+    path = tmp_path / "daemon"
+    workers.run(job_of(DAEMON.format(path=str(path)) + ending))
+    workers.end_worker()
+    assert is_gone(int(path.read_text(encoding="utf-8")))
+
+
+def test_no_process_stays_after_a_killed_server(job_of: RunEntry, tmp_path: Path) -> None:
+    """If the server is killed under an entry that hangs, its worker and a detached process end, too."""
+    workers = Workers()
+    path = tmp_path / "daemon"
+    try:
+        lines = DAEMON.format(path=str(path)) + "os.kill(os.getppid(), 9)\ntime.sleep(60)"
+        result = workers.run(job_of(lines))
+    finally:
+        workers.close()
+    assert result.outcome == "crashed"
+    assert is_gone(int(path.read_text(encoding="utf-8")))
+
+
+def test_no_process_stays_after_a_killed_client(tmp_path: Path, job_of: RunEntry) -> None:
+    """If pytest's process is killed while an entry hangs, the server, the worker and a detached process end."""
+    path = tmp_path / "daemon"
+    job = tmp_path / "job.json"
+    job.write_bytes(encode(job_of(DAEMON.format(path=str(path)) + "time.sleep(60)")))
+    code = (
+        "import sys; from pathlib import Path; from pytest_fa.worker.client import Workers; "
+        "from pytest_fa.worker.jobs import read_job; Workers().run(read_job(Path(sys.argv[1])))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(job)]) as process:
+        deadline = time.monotonic() + 60
+        while not (path.exists() and path.read_text(encoding="utf-8")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (server,) = children_of(process.pid)
+        pids = [server, *children_of(server), int(path.read_text(encoding="utf-8"))]
+        process.kill()
+    assert len(pids) >= 3
+    assert [pid for pid in pids if not is_gone(pid)] == []
+
+
+def test_no_process_stays_after_a_kill_during_the_import(tmp_path: Path) -> None:
+    """If pytest's process is killed while the server still imports torch, the server ends."""
+    code = "import os; from pytest_fa.worker.client import Workers; w = Workers(); w.start(); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "MARKER": str(tmp_path)}, check=False)
+    time.sleep(1)
+    left = [pid for pid in _pids() if _has(pid, b"--serve") and _environ_has(pid, f"MARKER={tmp_path}".encode())]
+    assert left == []
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _has(pid: int, word: bytes) -> bool:
+    try:
+        return word in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _environ_has(pid: int, word: bytes) -> bool:
+    try:
+        return word in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def test_the_worker_holds_no_file_of_its_parents(workers: Workers, job_of: RunEntry, tmp_path: Path) -> None:
+    """The only descriptors of a worker are its input, its output, its connection and what its own code opened."""
+    path = tmp_path / "descriptors"
+    with (tmp_path / "secret").open("w", encoding="utf-8"):
+        lines = (
+            "import os\nnames = [os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') "
+            f"if os.path.exists(f'/proc/self/fd/{{n}}')]\nopen({str(path)!r}, 'w').write('\\n'.join(names))"
+        )
+        assert workers.run(job_of(lines)).outcome == "ok"
+    names = path.read_text(encoding="utf-8").splitlines()
+    assert [name for name in names if "secret" in name or "records" in name] == []
+    assert len([name for name in names if name.startswith("socket:")]) == 1
+
+
+def test_marked_processes_are_found() -> None:
+    """A process is recognised by its environment, and this process is never in the list."""
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, "PYTEST_FA_MARK": "abc"}) as process:
+        try:
+            assert marked_with("abc") == [process.pid]
+        finally:
+            process.kill()
+
+
+# -- the parents ------------------------------------------------------------------------------------------------------
+
+CHANGES = {
+    "priority of the server": ("os.setpriority(os.PRIO_PROCESS, os.getppid(), 7)", "the worker server: its nice value"),
+    "CPUs of the server": ("os.sched_setaffinity(os.getppid(), {0})", "the worker server: its CPUs"),
+    "limits of the server": (
+        "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (99999, resource.prlimit(0, resource.RLIMIT_CPU)[1]))",
+        "the worker server: its resource limits",
+    ),
+    "priority of pytest": ("os.setpriority(os.PRIO_PROCESS, CLIENT, 7)", "pytest's process: its nice value"),
+    "CPUs of pytest": ("os.sched_setaffinity(CLIENT, {0})", "pytest's process: its CPUs"),
+}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: pinning changes nothing")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may raise a priority again")
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_a_parent_is_undone_and_named(job_of: RunEntry, name: str) -> None:
+    """A variant that renices, pins or limits its parents fails, and their state is what it was."""
+    lines, words = CHANGES[name]
+    with Workers() as workers:
+        workers.run(job_of("pass"))
+        assert workers._server is not None
+        pids = (os.getpid(), workers._server.pid)
+        before = [read_scheduling(pid) for pid in pids]
+        result = workers.run(job_of(f"import os, resource\nCLIENT = {os.getpid()}\n{lines}"))
+        after = [read_scheduling(pid) for pid in pids]
+    assert (result.outcome, words in result.message) == ("failed", True), result.message
+    assert before == after
+
+
+# -- the channel ------------------------------------------------------------------------------------------------------
+
+
+def test_a_stalled_message_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that begins and does not go on is garbage after the deadline."""
+    monkeypatch.setattr(channel_module, "MESSAGE_SECONDS", 0.2)
+    near, far = socket.socketpair()
+    with near, far:
+        far.send(struct.pack("!Q", 10) + b"12345")
+        with pytest.raises(Garbage, match="stopped after 5 of 10 bytes"):
+            Channel(near).receive()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**20 + 1])
+def test_messages_arrive_whole(size: int) -> None:
+    """A message of any size arrives as it was sent; a large one in parts."""
+    near, far = socket.socketpair()
+    with near, far:
+        if size > 2**16:
+            thread = threading.Thread(target=Channel(far).send, args=(b"x" * size,))
+            thread.start()
+            assert Channel(near).receive() == b"x" * size
+            thread.join()
+        else:
+            Channel(far).send(b"x" * size)
+            assert Channel(near).receive() == b"x" * size
+
+
+def test_the_largest_message_is_bounded() -> None:
+    """One byte more than the limit is refused before anything is read."""
+    near, far = socket.socketpair()
+    with near, far:
+        far.send(struct.pack("!Q", MOST_MESSAGE_BYTES + 1))
+        with pytest.raises(Garbage, match="was announced; at most"):
+            Channel(near).receive()
