@@ -4,6 +4,7 @@
     |-- UsageProblem       an option, a name or an id is wrong; pytest shows it as a usage error
     |-- ManifestError      a variant.yaml cannot be read
     |-- ToolchainError     a compiler or disassembler is missing or does not work
+    |-- LockProblem        a lock is held for too long, or its file cannot be used
     |-- BuildError         a variant does not compile, or its build is not in the cache
     |-- UnsupportedCase    a kernel refused a case; the message is the reason
     |-- LaunchError        a kernel could not be launched
@@ -35,6 +36,10 @@ class ManifestError(FaError):
 
 class ToolchainError(FaError):
     """A compiler or disassembler is missing or does not work."""
+
+
+class LockProblem(FaError):
+    """A lock is held for too long, or its file cannot be used."""
 
 
 class BuildError(FaError):

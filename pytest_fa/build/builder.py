@@ -246,7 +246,7 @@ def _describe_build(
     try:
         code = read_machine_code(staged / "kernel.so")
         identity, kernels = code.identity, with_machine_code(kernels, code)
-    except (OSError, subprocess.CalledProcessError, ValueError, KeyError, ELFError) as problem:
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, ELFError) as problem:
         missing = f"machine code not read: {problem}"
     gpu = find_gpu()
     state = (staged / "kernel.so").stat()

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import filelock
 import msgspec
 
 from pytest_fa.build.command import links
@@ -28,6 +27,7 @@ from pytest_fa.build.keys import Dependency, digest, file_hash
 from pytest_fa.build.recipe import request_key
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import UsageProblem
+from pytest_fa.locks import held_lock
 from pytest_fa.records.built import Build
 
 MOST_JSON_BYTES = 2**26
@@ -191,18 +191,10 @@ def locked(cache: Path, say: Callable[[str], None]) -> Iterator[None]:
     The operating system releases the lock if this process dies.
     """
     cache.mkdir(mode=0o755, parents=True, exist_ok=True)  # not writable for others, whatever the umask
-    lock = filelock.FileLock(cache / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        say(f"waiting for another build in {cache}")
-        lock.acquire()
-    try:
+    with held_lock(cache / ".lock", f"the build cache {cache}", say, notice_seconds=0.0):
         for stale in cache.glob(".stage-*"):
             shutil.rmtree(stale, ignore_errors=True)
         yield
-    finally:
-        lock.release()
 
 
 def dependency_path(path: str, variant: Variant, folder: Path) -> str:

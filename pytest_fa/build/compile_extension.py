@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 def _dependencies(folder: str) -> str:
     """Return the files that ninja recorded for all objects: `ninja -t deps` prints each on an indented line."""
     command = ["ninja", "-C", folder, "-t", "deps"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)  # noqa: S603
     paths = {line.strip() for line in run.stdout.splitlines() if line.startswith(" ")}
     return "\n".join(sorted(paths))
 

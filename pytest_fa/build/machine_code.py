@@ -98,5 +98,5 @@ def _opcode_counts(text: str) -> dict[str, dict[str, int]]:
 
 
 def _run(command: list[str], folder: str, environment: dict[str, str]) -> str:
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)  # noqa: S603
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=300)  # noqa: S603
     return run.stdout

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
+import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +16,10 @@ import msgspec
 import ninja
 
 from pytest_fa.errors import ToolchainError
+from pytest_fa.processes import MARK, dying_with_parent, kill_all, marked_with
 
 GIB_PER_JOB = 2.0
+MOST_SECONDS = 3600.0  # of one batch; the compilers are ended then
 
 
 class CompileJob(msgspec.Struct, frozen=True):
@@ -41,18 +46,46 @@ def run_jobs(
     (stage / "build.ninja").write_text(_build_file(jobs), encoding="utf-8")
     program = Path(ninja.BIN_DIR) / "ninja"
     command = [str(program), "-k", "0", "-j", str(at_once or parallel_jobs())]
-    environment = {**os.environ, "NINJA_STATUS": "%f %t "}
+    mark = uuid.uuid4().hex
+    try:
+        lines = _run_ninja(command, stage, mark, say)
+    finally:
+        kill_all(lambda: marked_with(mark))  # what a ninja that was killed has left
+    if not any((stage / job.folder / "log.txt").exists() for job in jobs):
+        raise ToolchainError(f"ninja ran nothing: {''.join(lines).strip()[-500:]}")
+    return _seconds(stage / ".ninja_log")
+
+
+def _run_ninja(command: list[str], stage: Path, mark: str, say: Callable[[int, int, str], None]) -> list[str]:
+    """Run ninja and return its output.  Raises `ToolchainError` if it takes longer than `MOST_SECONDS`.
+
+    ninja ends its compilers when it gets SIGTERM, which the kernel sends it if this process is killed.
+    """
+    environment = {**os.environ, "NINJA_STATUS": "%f %t ", MARK: mark}
     with subprocess.Popen(  # noqa: S603
-        command, cwd=stage, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=stage,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        preexec_fn=dying_with_parent(signal.SIGTERM),  # noqa: PLW1509  # it only makes one system call
     ) as process:
+        timer = threading.Timer(MOST_SECONDS, process.terminate)
+        timer.daemon = True
+        timer.start()
         lines = []
         for line in process.stdout or ():
             lines.append(line)
             if done := re.match(r"(\d+) (\d+) (.*)", line):
                 say(int(done[1]), int(done[2]), done[3])
-    if not any((stage / job.folder / "log.txt").exists() for job in jobs):
-        raise ToolchainError(f"ninja ran nothing: {''.join(lines).strip()[-500:]}")
-    return _seconds(stage / ".ninja_log")
+        timed_out = not timer.is_alive()
+        timer.cancel()
+    if timed_out:
+        raise ToolchainError(f"the build took longer than {MOST_SECONDS:.0f} s and was ended")
+    return lines
 
 
 def _seconds(log: Path) -> dict[str, float]:

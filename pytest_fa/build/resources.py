@@ -67,7 +67,11 @@ def demangle(names: list[str]) -> list[str]:
     tool = shutil.which("c++filt")
     if tool is None or not names:
         return names
-    run = subprocess.run([tool, "-p"], input="\n".join(names), capture_output=True, text=True, check=False)  # noqa: S603
+    text = "\n".join(names)
+    try:
+        run = subprocess.run([tool, "-p"], input=text, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return names
     lines = [line.removeprefix("void ") for line in run.stdout.splitlines()]
     return lines if len(lines) == len(names) else names
 

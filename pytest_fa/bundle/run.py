@@ -98,7 +98,7 @@ def _source_files(folder: Path) -> list[Path]:
 
     Without git, these are all files under 1 MiB outside build outputs, environments and caches.
     """
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, capture_output=True, check=False)  # noqa: S607
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, capture_output=True, check=False, timeout=60)  # noqa: S607
     if listed.returncode == 0 and listed.stdout:
         paths = [folder / name for name in listed.stdout.decode().split("\0") if name]
         return [path for path in paths if path.is_file()]

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-import filelock
-
+from pytest_fa.locks import held_lock, to_stderr
 from pytest_fa.records.environment import find_gpu
 
 
-@contextmanager
-def timing_lock() -> Iterator[None]:
+def timing_lock(say: Callable[[str], object] = to_stderr) -> AbstractContextManager[None]:
     """Hold the lock of this machine's first GPU, or of its CPU if it has no GPU.
 
     The lock is released when the process that holds it ends.  It is taken by the process that starts a timed job, so
-    that the time spent waiting for the lock does not count against the job's time limit.
+    that the time spent waiting for the lock does not count against the job's time limit.  After 5 s of waiting, `say`
+    gets a line with the holder.
     """
     gpu = find_gpu()
     path = Path(tempfile.gettempdir()) / f"pytest-fa-{os.getuid()}-{gpu.uuid if gpu else 'cpu'}.lock"
-    with filelock.FileLock(path):
-        yield
+    return held_lock(path, f"the timing lock of {gpu.name if gpu else 'this CPU'}", say)

@@ -76,7 +76,8 @@ class FaRun:
         return self._finish(lambda: run_selftest_kernel(self._session.run_plan, self._session.runner, variant))
 
     def _finish(self, work: Callable[[], Record]) -> Record:
-        from pytest_fa.report.failure import failure_text  # noqa: PLC0415  # only a run with items needs these
+        from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
+        from pytest_fa.report.failure import failure_text  # noqa: PLC0415
         from pytest_fa.session.refusals import CannotRun, Refused  # noqa: PLC0415
 
         options = self._session.options
@@ -85,6 +86,8 @@ class FaRun:
             record = work()
         except CannotRun as problem:
             reason = problem
+        except LockProblem as problem:
+            pytest.fail(str(problem), pytrace=False)
         if record is None:
             if options.require_gpu and not isinstance(reason, Refused):
                 pytest.fail(f"{reason} (--fa-require-gpu)", pytrace=False)

@@ -128,11 +128,11 @@ def fa_run(request: pytest.FixtureRequest, fa_builds: None) -> FaRun:  # noqa: A
 @pytest.fixture(scope="session")
 def fa_builds(request: pytest.FixtureRequest) -> None:
     """Builds everything that the selected tests need, in one parallel batch."""
-    from pytest_fa.errors import ToolchainError  # noqa: PLC0415
+    from pytest_fa.errors import LockProblem, ToolchainError  # noqa: PLC0415
 
     try:
         session_of(request.config).start(progress_line(request.config))
     except ToolchainError:
         return  # each test that needs a compiler reports this itself
-    except OSError as problem:
+    except (OSError, LockProblem) as problem:
         pytest.exit(f"--fa-cache: the build cache cannot be used: {problem}", returncode=pytest.ExitCode.USAGE_ERROR)

@@ -49,7 +49,7 @@ def _from_git(folder: Path) -> Source | None:
             return None
         commit = _git(folder, "rev-parse", "HEAD")
         return Source(commit=commit, dirty=bool(_git(folder, "status", "--porcelain")), origin="git")
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return None
 
 
@@ -71,5 +71,5 @@ def _hash(path: Path) -> str | None:
 
 
 def _git(folder: Path, *words: str) -> str:
-    run = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)  # noqa: S603, S607
+    run = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603, S607
     return run.stdout.strip()

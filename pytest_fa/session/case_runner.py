@@ -121,7 +121,7 @@ class CaseRunner:
     def _result_of(self, job: CaseJob) -> CaseResult:
         """The worker's result.  If it has a time, the profiler's time and their agreement are added."""
         is_timed = job.time and not self.options.selftest
-        with timing_lock() if is_timed else nullcontext():
+        with timing_lock(self.builds.say) if is_timed else nullcontext():
             result = self.workers.run(job)
             if result.speed and not self.options.selftest:
                 result = msgspec.structs.replace(result, speed=self._with_confirmation(job, result.speed))

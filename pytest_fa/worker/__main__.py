@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from pytest_fa.processes import die_with_parent
 from pytest_fa.worker.jobs import ProfilerResult, encode, read_job
-from pytest_fa.worker.processes import die_with_parent
 
 
 def main(arguments: list[str]) -> int:

@@ -20,6 +20,7 @@ import msgspec
 
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.processes import read_scheduling, restore_scheduling
 from pytest_fa.records.record import Stage
 from pytest_fa.worker.channel import Garbage
 from pytest_fa.worker.fork_server import START_SECONDS, ForkServer, Worker, WorkerError
@@ -36,7 +37,6 @@ from pytest_fa.worker.jobs import (
     decode_answer,
     encode,
 )
-from pytest_fa.worker.processes import read_scheduling, restore_scheduling
 from pytest_fa.worker.stages import WORK_LIMIT_SECONDS
 
 __all__ = ["WorkerError", "Workers"]

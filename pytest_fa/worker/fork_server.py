@@ -17,8 +17,8 @@ from typing import IO, Literal
 
 from pytest_fa.build.keys import PACKAGE
 from pytest_fa.errors import FaError
+from pytest_fa.processes import MARK, kill_all, marked_with
 from pytest_fa.worker.channel import Channel, channel_pair
-from pytest_fa.worker.processes import MARK, kill_all, marked_with
 
 START_SECONDS = 120.0
 CLOSE_SECONDS = 15.0  # the server itself waits up to 10 s for a worker that was killed

@@ -11,11 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from pytest_fa.worker.channel import Channel
-from pytest_fa.worker.gate_process import run_gate
-from pytest_fa.worker.jobs import GateJob, Job, ProfilerJob, Progress, Result, decode_job, encode
-from pytest_fa.worker.pipeline import run_case
-from pytest_fa.worker.processes import (
+from pytest_fa.processes import (
     END_SECONDS,
     adopt_orphans,
     children_of,
@@ -24,6 +20,10 @@ from pytest_fa.worker.processes import (
     outlive_parent,
     zombies_of,
 )
+from pytest_fa.worker.channel import Channel
+from pytest_fa.worker.gate_process import run_gate
+from pytest_fa.worker.jobs import GateJob, Job, ProfilerJob, Progress, Result, decode_job, encode
+from pytest_fa.worker.pipeline import run_case
 from pytest_fa.worker.profiler_process import run_profiler
 
 DYING_SECONDS = 2.0  # a process that dies of a signal closes its connection shortly before it has a wait status

@@ -21,6 +21,8 @@ PACKAGE = REPOSITORY / "pytest_fa"
 LAYERS = (
     "errors",
     "earlier",
+    "processes",
+    "locks",
     "catalog",
     "options",
     "records",

@@ -16,12 +16,12 @@ import pytest
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.processes import children_of, marked_with, read_scheduling
 from pytest_fa.worker import channel as channel_module
 from pytest_fa.worker import client
 from pytest_fa.worker.channel import MOST_MESSAGE_BYTES, Channel, Garbage
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import CaseJob, Progress, encode
-from pytest_fa.worker.processes import children_of, marked_with, read_scheduling
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
 RunEntry = Callable[[str], CaseJob]

@@ -35,6 +35,12 @@ def die_with_parent(ending: signal.Signals = signal.SIGKILL) -> None:
     _prctl()(_PR_SET_PDEATHSIG, int(ending), 0, 0, 0)
 
 
+def dying_with_parent(ending: signal.Signals) -> Callable[[], object]:
+    """Return a function for `preexec_fn` that does what `die_with_parent` does; it loads nothing after the fork."""
+    function = _prctl()
+    return lambda: function(_PR_SET_PDEATHSIG, int(ending), 0, 0, 0)
+
+
 def outlive_parent() -> None:
     """Undo `die_with_parent`."""
     _prctl()(_PR_SET_PDEATHSIG, 0, 0, 0, 0)

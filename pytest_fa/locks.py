@@ -1,0 +1,94 @@
+"""A file lock that tells who holds it.
+
+The operating system releases the lock when its holder ends, also after a kill.  Beside the lock stands a file with the
+holder's process id, command and start time, which a waiting process shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import filelock
+
+from pytest_fa.errors import LockProblem
+
+NOTICE_SECONDS = 5.0  # a wait that is longer is explained
+MOST_SECONDS = 3600.0
+MOST_HOLDER_BYTES = 4096
+
+
+def to_stderr(text: str) -> None:
+    """Write a line to stderr."""
+    sys.stderr.write(f"{text}\n")
+
+
+@contextmanager
+def held_lock(
+    path: Path, what: str, say: Callable[[str], object] = to_stderr, *, notice_seconds: float = NOTICE_SECONDS
+) -> Iterator[None]:
+    """Hold the lock `path`, which protects `what`.
+
+    After `notice_seconds` of waiting, `say` gets a line with the holder and since when it holds the lock.  Raises
+    `LockProblem` if the lock is not free after an hour, or if this user may not open its file.
+    """
+    lock = filelock.FileLock(path)
+    try:
+        _acquire(lock, path, what, say, notice_seconds)
+    except OSError as problem:
+        raise LockProblem(
+            f"{what}: the lock {path} cannot be used: {problem}; delete it, or ask its owner to"
+        ) from None
+    holder = _holder_path(path)
+    try:
+        with contextlib.suppress(OSError):
+            holder.write_text(json.dumps(_this_process()), encoding="utf-8")
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            holder.unlink()
+        lock.release()
+
+
+def _acquire(
+    lock: filelock.BaseFileLock, path: Path, what: str, say: Callable[[str], object], notice_seconds: float
+) -> None:
+    try:
+        lock.acquire(timeout=notice_seconds)
+    except filelock.Timeout:
+        say(f"waiting for {what}, held by {describe_holder(path)}")
+        try:
+            lock.acquire(timeout=MOST_SECONDS)
+        except filelock.Timeout:
+            text = f"{what} is still held by {describe_holder(path)} after {MOST_SECONDS:.0f} s; end that process"
+            raise LockProblem(text) from None
+
+
+def describe_holder(path: Path) -> str:
+    """Return the holder of a lock in words: its process id, its command, and since when it holds the lock."""
+    try:
+        with _holder_path(path).open("rb") as stream:
+            holder = json.loads(stream.read(MOST_HOLDER_BYTES))
+        pid, command, since = int(holder["pid"]), str(holder["command"]), datetime.fromisoformat(holder["since"])
+        seconds = (datetime.now(UTC) - since).total_seconds()
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return "a process that has not said who it is"
+    shown = "".join(character if character.isprintable() else "?" for character in command)
+    return f"process {pid} ({shown}) since {since.astimezone():%H:%M:%S} ({seconds:.0f} s)"
+
+
+def _this_process() -> dict[str, object]:
+    name = Path(sys.argv[0]).name or "python"
+    command = shlex.join([name, *sys.argv[1:]])
+    return {"pid": os.getpid(), "command": command[:200], "since": datetime.now(UTC).isoformat()}
+
+
+def _holder_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.holder")

@@ -1,0 +1,113 @@
+"""Locks name their holder: after 5 s of waiting, and when the wait is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from pytest_fa import locks
+from pytest_fa.errors import LockProblem
+from pytest_fa.locks import describe_holder, held_lock
+
+HOLDER = """\
+import sys, time
+from pathlib import Path
+from pytest_fa.locks import held_lock
+with held_lock(Path(sys.argv[1]), "the GPU"):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@contextmanager
+def held_elsewhere(path: Path, seconds: float) -> Iterator[int]:
+    """Another process holds the lock for a time, or until it is killed."""
+    command = [sys.executable, "-c", HOLDER, str(path), str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process.pid
+        process.kill()
+
+
+def test_a_free_lock_says_nothing(tmp_path: Path) -> None:
+    """Nothing is said, and the holder's file is gone afterwards."""
+    lines: list[str] = []
+    with held_lock(tmp_path / "lock", "the GPU", lines.append):
+        assert f"process {os.getpid()} (" in describe_holder(tmp_path / "lock")
+    assert (lines, (tmp_path / "lock.holder").exists()) == ([], False)
+
+
+def test_a_wait_names_the_holder(tmp_path: Path) -> None:
+    """A line gives the holder's process id, its command, and since when it holds the lock."""
+    lines: list[str] = []
+    with (
+        held_elsewhere(tmp_path / "lock", 1.0) as pid,
+        held_lock(tmp_path / "lock", "the GPU", lines.append, notice_seconds=0.2),
+    ):
+        pass
+    (line,) = lines
+    assert line.startswith(f"waiting for the GPU, held by process {pid} (-c ")
+    assert line.endswith(" s)")
+    assert " since " in line
+
+
+def test_a_wait_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that stays held is an error that names the holder and what to do."""
+    monkeypatch.setattr(locks, "MOST_SECONDS", 0.3)
+    with (
+        held_elsewhere(tmp_path / "lock", 60.0) as pid,
+        pytest.raises(LockProblem, match=rf"the GPU is still held by process {pid} \(.*end that process"),
+        held_lock(tmp_path / "lock", "the GPU", lambda _: None, notice_seconds=0.1),
+    ):
+        pass
+
+
+def test_a_killed_holder_frees_the_lock(tmp_path: Path) -> None:
+    """The operating system releases the lock of a process that was killed."""
+    with held_elsewhere(tmp_path / "lock", 60.0):
+        pass
+    start = time.monotonic()
+    with held_lock(tmp_path / "lock", "the GPU"):
+        assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"[" * 10_000, b'{"pid": "x"}', b"\xff", b"x" * 10_000],
+    ids=lambda text: ascii(text[:9]),
+)
+def test_an_unreadable_holder_is_said_to_be_unknown(tmp_path: Path, content: bytes) -> None:
+    """Whatever is in the holder's file, there is a sentence."""
+    (tmp_path / "lock.holder").write_bytes(content)
+    assert describe_holder(tmp_path / "lock") == "a process that has not said who it is"
+
+
+def test_a_holders_command_is_printable(tmp_path: Path) -> None:
+    """Escape sequences in the holder's command do not reach the terminal."""
+    since = (datetime.now(UTC) - timedelta(seconds=90)).isoformat()
+    (tmp_path / "lock.holder").write_text(
+        json.dumps({"pid": 7, "command": "a\x1b[31m", "since": since}), encoding="utf-8"
+    )
+    text = describe_holder(tmp_path / "lock")
+    assert text.startswith("process 7 (a?[31m) since ")
+    assert text.endswith("(90 s)")
+
+
+def test_a_lock_that_cannot_be_opened(tmp_path: Path) -> None:
+    """A lock whose file cannot be opened is one sentence."""
+    (tmp_path / "lock").mkdir()
+    with (
+        pytest.raises(LockProblem, match=r"the GPU: the lock .* cannot be used: .*; delete it, or ask its owner to"),
+        held_lock(tmp_path / "lock", "the GPU"),
+    ):
+        pass
