@@ -72,7 +72,7 @@ def compile_flags(variant: Variant, arch: Target) -> list[str]:
         "-std=c++17",
         "-O3",
         "-lineinfo",
-        *variant.flags,
+        *(_from_source(flag) for flag in variant.flags),
         _gencode(arch),
         "-Xptxas=-v,--warn-on-spills",
         f"-Xcompiler={_HOST_FLAGS}",
@@ -85,6 +85,12 @@ def compile_flags(variant: Variant, arch: Target) -> list[str]:
         f"-I{GENERATED}",
         INCLUDE_DEFINES,
     ]
+
+
+def _from_source(flag: str) -> str:
+    """Return the flag with an include folder that is relative to the variant's folder, not to the staging folder."""
+    folder = flag.removeprefix("-I")
+    return f"-Isrc/{folder}" if flag.startswith("-I") and not folder.startswith("/") else flag
 
 
 def compile_command(variant: Variant, arch: Target, toolchain: Toolchain) -> list[str]:
