@@ -84,7 +84,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect variants that are not selected, and companions at shapes without a selected variant."""
+    """Deselect companions at shapes without a test of a selected variant, and placeholders without a variant."""
     if SESSION_KEY in config.stash:
         from pytest_fa.plugin.items import deselect  # noqa: PLC0415
 

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.plan import AnyVariant, Plan
-from pytest_fa.catalog.variant import Variant
+from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.records.record import Record, to_builtins
 from pytest_fa.report.table import headline
 from pytest_fa.report.tool_lines import profile_lines, tool_properties
@@ -88,14 +88,15 @@ def _pairs(metafunc: pytest.Metafunc, plan: Plan) -> list[tuple[Variant, Case]]:
 
 
 def deselect(config: pytest.Config, items: list[pytest.Item], plan: Plan) -> None:
-    """Deselect variants that are not selected, and companions at shapes without a test of a selected variant."""
-    items[:] = [item for item in items if not _is_empty(item)]
-    selected = [item for item in items if (variant := _variant(item)) is None or plan.is_chosen(variant)]
-    shapes = {case.shape_id for item in selected if (case := _param(item, "fa_case")) and _variant(item)}
-    kept = [item for item in items if item in set(selected) or _is_companion_at(item, plan, shapes)]
-    deselected = [item for item in items if item not in set(kept)]
-    if deselected:
-        config.hook.pytest_deselected(items=deselected)
+    """Deselect companions at shapes without a test of a selected variant, and placeholders of tests without parameters.
+
+    Only selected variants and companions have tests, so an ordinary selection deselects nothing.
+    """
+    shapes = _shapes_of_selected(items, plan)
+    kept = [item for item in items if _is_kept(item, plan, shapes)]
+    if len(kept) < len(items):
+        kept_items = set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept_items])
         items[:] = kept
 
 
@@ -134,19 +135,25 @@ def _html_extras(config: pytest.Config, record: Record) -> list[Any]:
     return [*links, extras.text("\n".join(profile_lines([record])), name="profile")]
 
 
-def _is_companion_at(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:
+def _shapes_of_selected(items: list[pytest.Item], plan: Plan) -> set[str]:
+    """The shape ids at which a selected variant has a test."""
+    selected = (item for item in items if (variant := _variant(item)) and not plan.is_companion(variant))
+    cases = {_param(item, "fa_case") for item in selected}
+    return {case.shape_id for case in cases if case}
+
+
+def _is_kept(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:
+    if _param(item, "fa_variant") is None:
+        return True  # its test uses no variant
     variant, case = _variant(item), _param(item, "fa_case")
-    return variant is not None and plan.is_companion(variant) and case is not None and case.shape_id in shapes
-
-
-def _is_empty(item: pytest.Item) -> bool:
-    """Whether this is pytest's placeholder for a test of properties or sanitizers without parameters."""
-    return bool({"fa_property", "fa_sanitizer"} & set(getattr(item, "fixturenames", ()))) and _variant(item) is None
+    if variant is None:
+        return False  # pytest's placeholder for a test without parameters
+    return not plan.is_companion(variant) or (case is not None and case.shape_id in shapes)
 
 
 def _variant(item: pytest.Item) -> AnyVariant | None:
-    variant: AnyVariant | None = _param(item, "fa_variant")
-    return variant
+    variant = _param(item, "fa_variant")
+    return variant if isinstance(variant, Variant | BrokenVariant) else None
 
 
 def _param(item: pytest.Item, name: str) -> Any:  # noqa: ANN401  # the type depends on the parameter

@@ -85,7 +85,8 @@ class CaseRunner:
     def check_property(self, variant: Variant, name: str) -> Record:
         """Check one property in a worker and return the record of `test_property`.
 
-        Raises `Refused` if the property does not apply to the variant, or if the kernel refuses it and may do so.
+        Raises `Refused` if the property does not apply to the variant, if the kernel refuses it and may do so, or if a
+        baseline lacks it.
         """
         device = variant.device_for(gpu=find_gpu() is not None)
         if device and not applies(name, variant, device):
@@ -132,8 +133,14 @@ class CaseRunner:
         return result
 
     def _raise_refusal(self, job: CaseJob, result: CaseResult) -> None:
-        """Raise `Refused` if the kernel refused the case and is allowed to.  Any other refusal is a failure."""
+        """Raise `Refused` if the kernel refused the case and is allowed to.  Any other refusal is a failure.
+
+        A property that a baseline lacks is reported as a refusal: a baseline must be correct on the cases on which it
+        is compared with candidates, and no more.
+        """
         variant, name = job.variant, job.property_name
+        if variant.role == "baseline" and name in result.caught_by:
+            raise Refused(f"{variant.name}: {result.message} (a baseline may lack a property)")
         if result.outcome != "unsupported":
             return
         # A variant whose manifest has `cases` must support only those, and a property runs on another case.

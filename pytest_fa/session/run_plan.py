@@ -27,6 +27,7 @@ class RunPlan:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self._plans_of_suites: dict[tuple[str, ...], Plan] = {}
 
     @functools.cached_property
     def catalog(self) -> Catalog:
@@ -58,8 +59,10 @@ class RunPlan:
         """The plan with the cases of `suites`; the run's own plan if `suites` is empty.  Raises `UsageProblem`."""
         if not suites:
             return self.plan
-        cases = select_cases(suites, (), self.options.dtypes, self.options.seeds)
-        return msgspec.structs.replace(self.plan, cases=cases, fits=self._fits)
+        if suites not in self._plans_of_suites:
+            cases = select_cases(suites, (), self.options.dtypes, self.options.seeds)
+            self._plans_of_suites[suites] = msgspec.structs.replace(self.plan, cases=cases, fits=self._fits)
+        return self._plans_of_suites[suites]
 
     @functools.cached_property
     def gate_baseline(self) -> Variant | None:
@@ -150,7 +153,7 @@ def _require_fp16(plan: Plan) -> None:
 
 def _require_fit_for_probes(options: Options, plan: Plan) -> None:
     """Raise `UsageProblem` if a probe is selected together with a policy or a gate that applies only to attention."""
-    chosen = [variant for variant in plan.runnable if plan.is_chosen(variant)]
+    chosen = plan.runnable
     scorer = next((variant.name for variant in chosen if variant.computes == "scores"), None)
     if scorer and options.tolerance not in (None, "same_precision"):
         text = f"--fa-tolerance={options.tolerance} judges attention; {scorer} computes scores (use same_precision)"

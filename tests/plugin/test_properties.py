@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.factories import PYTHON_SOURCE
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import Project, Run
 
 REFUSES = PYTHON_SOURCE.replace(
@@ -15,6 +15,9 @@ REFUSES = PYTHON_SOURCE.replace(
     "    from pytest_fa.errors import UnsupportedCase\n\n    raise UnsupportedCase('not today')\n    scores =",
     1,
 )
+
+# Takes a scale of 0 for a missing scale.
+DEFAULT_SCALE = PYTHON_SOURCE.replace("    scores =", "    scale = scale or q.shape[3] ** -0.5\n    scores =", 1)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +43,26 @@ def test_a_refusal_where_none_is_allowed_fails(run: tuple[Project, Run]) -> None
     }
     assert "refuses-hard_data: refused a case that its manifest supports: not today" in result.text
     assert "refuses: padded_rows: not today" in result.reasons["test_property[refuses-padded_rows]"]
+
+
+def test_a_baseline_may_lack_a_property_and_a_candidate_may_not(project: Project) -> None:
+    """The same error fails the test of a candidate; the test of a baseline is skipped with the error as the reason."""
+    project.python_variant("own", DEFAULT_SCALE)
+    project.python_variant("theirs", DEFAULT_SCALE, PYTHON_MANIFEST + "role: baseline\n")
+    result = project.suite("--fa-variant=own,theirs", "-k", "test_property and zero_scale")
+    own, theirs = "test_property[own-zero_scale]", "test_property[theirs-zero_scale]"
+    assert {own: "failed", theirs: "skipped"} == result.outcomes
+    reason = result.reasons[theirs]
+    assert (True, True) == (
+        reason.startswith("theirs: zero_scale: "),
+        reason.endswith(" (a baseline may lack a property)"),
+    )
+
+
+def test_every_built_in_baseline_passes_or_skips_its_properties(project: Project) -> None:
+    """No SDPA backend fails a property: torch's flash kernel for the CPU is not exact with scale 0 on every machine."""
+    result = project.suite("--fa-variant=sdpa_*", "-k", "test_property and scale")
+    assert {"passed", "skipped"} == set(result.outcomes.values())
 
 
 def test_the_rerun_command_runs_that_property(run: tuple[Project, Run]) -> None:

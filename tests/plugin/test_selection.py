@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_fa.catalog.properties import PROPERTIES
 from tests.factories import PYTHON_MANIFEST
 from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject, Project, variants_of
 
@@ -73,10 +74,24 @@ def test_definition_reaches_the_build(trio: Project) -> None:
     assert ids == ["test_build[zero@BLOCK=32]"]
 
 
-def test_others_are_deselected(trio: Project) -> None:
-    """The tests of the other candidates, and pytest's placeholder for properties, count as deselected."""
-    result = trio.collect(ONE_CASE, "--fa-variant=alpha")
-    assert result.all_lines[-1].split(" in ")[0] == "7/13 tests collected (6 deselected)"
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--fa-variant=zero"], f"{1 + 12 + len(PROPERTIES) + 4 * len(['zero', *COMPANIONS])} tests collected"),
+        ([ONE_CASE, "--fa-variant=alpha"], "7/9 tests collected (2 deselected)"),
+    ],
+    ids=["compiled", "python"],
+)
+def test_other_candidates_are_not_collected(trio: Project, arguments: list[str], expected: str) -> None:
+    """Only selected variants have tests.  A test function without any (test_build, test_property) is deselected."""
+    assert trio.collect(*arguments).all_lines[-1].split(" in ")[0] == expected
+
+
+def test_a_node_id_of_another_candidate_is_not_found(trio: Project) -> None:
+    """A node id of a candidate that `--fa-variant` does not select is an error that names the node id."""
+    node = f"{FILE}::test_correct[beta-{CASE}]"
+    result = trio.run("--collect-only", "-q", "--pyargs", "--fa-variant=alpha", node)
+    assert (result.ret, "not found" in result.text) == (pytest.ExitCode.USAGE_ERROR, True)
 
 
 @pytest.mark.parametrize(
