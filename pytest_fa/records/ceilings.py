@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.environment import gpu_folder
+from pytest_fa.records.ranges import Rate, Us
 from pytest_fa.records.record import Environment, Source
 from pytest_fa.records.timing import Clocks, Timing
 
@@ -22,9 +24,9 @@ class Ceilings(msgspec.Struct, frozen=True):
     is the period of empty kernels of one block.  `timings` holds the raw samples of each figure.
     """
 
-    copy_gb_per_s: float
-    matmul_tflops: dict[str, float]
-    empty_launch_us: float
+    copy_gb_per_s: Rate
+    matmul_tflops: Annotated[dict[str, Rate], msgspec.Meta(min_length=1)]
+    empty_launch_us: Us
     timings: dict[str, Timing]
     clocks_during: Clocks | None
     environment: Environment

@@ -10,6 +10,7 @@ import msgspec
 from pytest_fa.records.earlier import upgrade_noise
 from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.gated import PairSamples
+from pytest_fa.records.ranges import Natural, Seconds
 from pytest_fa.records.record import Environment, Source
 
 NAME = "noise.json"
@@ -24,8 +25,8 @@ class Noise(msgspec.Struct, frozen=True):
 
     pairs: tuple[PairSamples, ...]
     candidates: tuple[str, ...]
-    processes: int
-    seconds_per_process: float
+    processes: Natural
+    seconds_per_process: Seconds
     environment: Environment
     source: Source
     measured_at: str

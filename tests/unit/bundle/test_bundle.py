@@ -14,6 +14,7 @@ import yaml
 from pytest_fa.bundle.__main__ import main
 from pytest_fa.bundle.constraints import differences, read_constraints
 from pytest_fa.bundle.stamp import write_stamp
+from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UsageProblem
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.record import SCHEMA, Record, Source, Stage, to_json
@@ -33,7 +34,7 @@ def _record(outcome: str) -> bytes:
             kind="correct",
             variant="x",
             role="candidate",
-            case=None,
+            case=parse_case("b1h2s64d64-fp16-seed0"),
             outcome=outcome,  # type: ignore[arg-type]
             message="",
             caught_by=(),

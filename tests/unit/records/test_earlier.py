@@ -163,6 +163,14 @@ def test_another_schema_is_refused(schema: object) -> None:
     assert str(problem.value) == f"record schema is {schema}; this version reads schemas 3 to 4"
 
 
+@pytest.mark.parametrize("field", ["role", "caught_by"])
+@pytest.mark.parametrize("value", [{"a": 1}, [[]], [{}], 1])
+def test_a_value_of_another_type_is_refused(field: str, value: object) -> None:
+    """A line of schema 3 that has an object or a list in place of a renamed text is refused."""
+    with pytest.raises(msgspec.ValidationError):
+        read_record(json.dumps({**schema_3(), field: value}))
+
+
 # -- old attributes ---------------------------------------------------------------------------------------------------
 
 ATTRIBUTES = [(struct, old, new) for struct, names in FIELDS.items() for old, new in names.items()]

@@ -14,7 +14,7 @@ from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.tool_results import CountedKernel, NsightReport
 from pytest_fa.report.blocks import TableProblem
 from pytest_fa.report.markdown import main, rewrite
-from tests.factories import RECORD, SHAPE, SMALL_SHAPE, check, record, speed
+from tests.factories import OK, RECORD, SHAPE, SMALL_SHAPE, check, record, speed
 
 HEAD = f"<!-- fa-table profiles=profiles/cpu case={SHAPE} variants=slow,fast,empty against=fast -->"
 TEXT = f"Before.\n\n{HEAD}\nold\n<!-- /fa-table -->\n\nAfter.\n"
@@ -31,9 +31,9 @@ EXPECTED = f"Before.\n\n{HEAD}\n\n{TABLE}\n\n<!-- /fa-table -->\n\nAfter.\n"
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with the records of three variants and a file with a table."""
     records: list[Record] = [
-        record("slow", check=check()),
-        record("slow", kind="speed", check=check(), speed=speed(20.0, 30.0)),
-        record("fast", kind="speed", check=check(), speed=speed(10.0)),
+        record("slow", check=OK),
+        record("slow", kind="speed", check=OK, speed=speed(20.0, 30.0)),
+        record("fast", kind="speed", check=OK, speed=speed(10.0)),
         record("empty", kind="speed", role="overhead", speed=speed(1.0, 5.0)),
     ]
     save_records(records, tmp_path / "profiles")
