@@ -30,6 +30,7 @@ from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import ToolchainError
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
+from pytest_fa.records.text import printable
 
 Say = Callable[[str], None]
 Request = tuple[Variant, Target]
@@ -325,7 +326,7 @@ def _compile_error(log: str) -> str:
 
 def _log(folder: Path) -> str:
     path = folder / "log.txt"
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else "(no output)"
+    return printable(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else "(no output)"
 
 
 def _name(request: Request) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.environment import gpu_folder
+from pytest_fa.records.files import read_content
 from pytest_fa.records.ranges import Rate, Us
 from pytest_fa.records.record import Environment, Source
 from pytest_fa.records.timing import Clocks, Timing
@@ -45,12 +46,9 @@ def ceilings_path(profiles: Path, gpu: str | None) -> Path:
 
 
 def read_ceilings(profiles: Path, gpu: str | None) -> Ceilings | None:
-    """Return a GPU's saved ceilings, or None if there is no readable file."""
-    path = ceilings_path(profiles, gpu)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Ceilings)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    """Return a GPU's saved ceilings, or None if there is no file.  Raises `UnreadableRecords` if it cannot be read."""
+    remedy = "measure them again with `python -m pytest_fa ceilings`"
+    return read_content(ceilings_path(profiles, gpu), lambda data: msgspec.json.decode(data, type=Ceilings), remedy)
 
 
 def write_ceilings(ceilings: Ceilings, profiles: Path) -> Path:

@@ -110,15 +110,6 @@ def test_saved_noise_is_read() -> None:
     assert all(len(pair.control) == noise.processes for pair in noise.pairs)
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"pairs": 1}', '{"pairs": [1]}', "{"])
-def test_a_malformed_noise_file_gives_none(tmp_path: Path, content: str) -> None:
-    """`read_noise` returns None for a file that does not hold noise."""
-    path = noise_path(tmp_path, None)
-    path.parent.mkdir()
-    path.write_text(content, encoding="utf-8")
-    assert read_noise(tmp_path, None) is None
-
-
 def test_old_fields_of_noise_are_renamed(tmp_path: Path) -> None:
     """A noise.json with old field names gives the same noise as one with the current names."""
     noise = read_noise(PROFILES, "NVIDIA H200")

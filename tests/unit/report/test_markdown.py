@@ -135,3 +135,24 @@ def test_a_variant_without_ablations_has_no_phases(tmp_path: Path) -> None:
     words = "profiles=profiles kernels=kernels of=one cases=b1h8s512d64-fp16"
     with pytest.raises(TableProblem, match="one has no ablations in kernels"):
         rewrite(f"<!-- fa-stages {words} -->\n<!-- /fa-stages -->\n", tmp_path)
+
+
+@pytest.mark.parametrize("words", ["--check", ""])
+def test_a_line_that_is_no_record_is_refused(root: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
+    """If a line of a record file cannot be read, the page stays, and the command prints one sentence and returns 2."""
+    with (root / "profiles" / "cpu" / "fast.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write('{"schema":99}\n')
+    assert main([*words.split(), "page.md"]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"page.md: {root}/profiles/cpu/fast.jsonl: 1 of 2 lines cannot be read; line 2: record")
+    assert (root / "page.md").read_text(encoding="utf-8") == TEXT
+
+
+@pytest.mark.parametrize("content", ["{", '{"pairs": []}', "\0"])
+def test_noise_that_cannot_be_read_is_refused(root: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+    """A noise.json that cannot be read is refused with a sentence; it does not count as missing."""
+    (root / "profiles" / "cpu" / "noise.json").write_text(content, encoding="utf-8")
+    (root / "page.md").write_text("<!-- fa-noise profiles=profiles/cpu -->\n<!-- /fa-noise -->\n", encoding="utf-8")
+    assert main(["page.md"]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"page.md: {root}/profiles/cpu/noise.json cannot be read: ")
