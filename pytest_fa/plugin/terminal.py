@@ -203,7 +203,7 @@ class Results:
         from pytest_fa.records.files import try_to_read  # noqa: PLC0415
         from pytest_fa.records.noise import read_noise  # noqa: PLC0415
 
-        gpu = next((record.environment.gpu for record in self._records if record.gate), "")
+        gpu = next((record.environment.gpu for record in self._records if record.kind == "gate"), "")
         return "" if gpu == "" else try_to_read(lambda: read_noise(self._options.records_folder, gpu))[1]
 
     def _relative(self, path: Path) -> str:
