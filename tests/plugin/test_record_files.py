@@ -6,11 +6,16 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
 
+from pytest_fa.plugin.terminal import Results
 from pytest_fa.records.files import read_record_file
-from tests.factories import PYTHON_SOURCE
+from pytest_fa.records.record import to_builtins
+from tests.factories import PYTHON_SOURCE, RECORD, SPEED, options
 from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
 
 REMEDY = "delete such lines, or read them with the version of pytest-fa that wrote them"
@@ -122,6 +127,19 @@ def test_saving_does_not_replace_what_is_no_file(project: Project) -> None:
     (line,) = [line for line in run.all_lines if line.startswith("fa: records were lost: ")]
     assert "it is a FIFO, not a regular file" in line
     assert run.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_record_with_an_impossible_figure_is_lost(tmp_path: Path) -> None:
+    """A record that could not be read again is not written; the end of the run names it, and the run fails."""
+    results = Results(options(tmp_path))
+    impossible = msgspec.structs.replace(SPEED, device=msgspec.structs.replace(SPEED.device, median_us=1e308))
+    content = to_builtins(msgspec.structs.replace(RECORD, speed=impossible))
+    results.take(SimpleNamespace(failed=False, fa_record=content, fa_companion=False))
+    lines: list[str] = []
+    results.write(cast("Any", SimpleNamespace(write_line=lambda line, **_: lines.append(line))))
+    problem = "Expected `float` < 1000000000000.0 - at `$.speed.device.median_us`"
+    assert lines == [f"fa: records were lost: {RECORD.id}: {problem}"]
+    assert (results.is_lost, results.nothing_ran, list(tmp_path.iterdir())) == (True, False, [])
 
 
 # -- out of a candidate's reach ---------------------------------------------------------------------------------------
