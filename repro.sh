@@ -48,7 +48,7 @@ prepare_without_torch() {
   needed=$("$PYTHON" -c 'import tomllib; print(*(each.replace(" ", "") for each in
     tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"] if not each.startswith("torch")))')
   # shellcheck disable=SC2086  # one word for each requirement
-  make_environment ".venv-repro-$version" without-torch $needed pytest-xdist setuptools wheel
+  make_environment ".venv-repro-$version" without-torch $needed hypothesis pytest-xdist setuptools wheel
   "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 }
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +18,9 @@ from pytest_fa.records.built import Advisory, Build, Kernel
 from pytest_fa.records.judged import Bound, Check, Repeats
 from pytest_fa.records.record import SCHEMA, Environment, Record, RecordKind, Source, Stage
 from pytest_fa.records.timing import Clocks, LaunchedKernel, Speed, Timing
+
+if TYPE_CHECKING:
+    from hypothesis import settings
 
 RECORDED = Path(__file__).parent / "recorded"
 FAKES = Path(__file__).parent / "fakes"
@@ -285,6 +290,31 @@ def build(arch: Arch, **kernels: tuple[int, int, int]) -> Build:
     listed = tuple(Kernel(name, name, *figures, 0, 0) for name, figures in kernels.items())
     return Build("mine", arch, "key", "kernel.so", "code", None, listed, (), (), "13.0", "a host", "today", 1.0)
 
+
+# -- fuzz tests -------------------------------------------------------------------------------------------------------
+
+FUZZ_EXAMPLES = "FA_FUZZ_EXAMPLES"  # the environment variable with the number of examples of each fuzz test
+
+
+def fuzz_settings(examples: int = 100, *, slowness: int = 1) -> settings:
+    """Return Hypothesis's settings of a fuzz test, as its decorator.
+
+    The test runs `examples` examples, the same in every run.  If FA_FUZZ_EXAMPLES is set, it runs that number of random
+    examples, divided by `slowness`.  An example that takes more than 20 s counts as a hang, and fails.
+    """
+    from hypothesis import HealthCheck, settings
+
+    given = os.environ.get(FUZZ_EXAMPLES)
+    return settings(
+        max_examples=max(1, int(given) // slowness) if given else examples,
+        derandomize=given is None,
+        database=None,
+        deadline=timedelta(seconds=20),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
 
 OK = check(Bound("max", 0.001, 0.004, True))
 WRONG = check(Bound("max", 0.008, 0.004, False))

@@ -12,19 +12,27 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from pytest_fa.records.files import UnreadableRecords
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
 
 CANDIDATES = 3  # listed per case
 
 
-def main(folders: list[str]) -> None:
-    """Read all `*.jsonl` files of the folders, and write the table to `choices.json` in the folder of this file."""
-    records = [
-        record for folder in folders for path in sorted(Path(folder).glob("*.jsonl")) for record in read_records(path)
-    ]
+def main(folders: list[str]) -> int:
+    """Read all `*.jsonl` files of the folders, and write the table to `choices.json` in the folder of this file.
+
+    Returns 0, or 2 after one line on stderr if a line of a file is no record.
+    """
+    paths = [path for folder in folders for path in sorted(Path(folder).glob("*.jsonl"))]
+    try:
+        records = [record for path in paths for record in read_records(path)]
+    except UnreadableRecords as problem:
+        sys.stderr.write(f"{problem}\n")
+        return 2
     path = Path(__file__).parent / "choices.json"
     path.write_text(json.dumps(choices(records), indent=1) + "\n", encoding="utf-8")
+    return 0
 
 
 def choices(records: list[Record]) -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -63,4 +71,4 @@ def _fastest_first(row: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

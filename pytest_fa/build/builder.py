@@ -31,6 +31,7 @@ from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import ToolchainError
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
+from pytest_fa.records.text import printable
 
 LEAST_FREE_BYTES = 2**20  # less than this is a full disk
 MOST_LOG_BYTES = 2**24  # ptxas figures of one build take a few kilobytes
@@ -300,7 +301,7 @@ def _log(folder: Path) -> str:
         return f"{note}(no output)"
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - MOST_LOG_BYTES))
-        return note + stream.read().decode(errors="replace")
+        return note + printable(stream.read().decode(errors="replace"))
 
 
 def _name(request: Request) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -17,6 +17,7 @@ Computes = Literal["attention", "scores"]
 
 DTYPES: tuple[str, ...] = ("fp16", "bf16")
 LARGEST = 2**31 - 1
+Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 GRAMMAR = "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd][-scores]-seed<N>"
 # The names of the four axes of an output.
 AXES: dict[Computes, tuple[str, str, str, str]] = {
@@ -47,16 +48,16 @@ class Case(msgspec.Struct, frozen=True, order=True):
     is scale * q k^T, dense, of shape [batch, heads, seq_q, seq_k]; v is passed but not read.
     """
 
-    batch: int
-    heads: int
-    seq_q: int
-    head_dim: int
+    batch: Size
+    heads: Size
+    seq_q: Size
+    head_dim: Size
     dtype: Dtype
     causal: Causal
-    kv_heads: int
-    seq_k: int
+    kv_heads: Size
+    seq_k: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
     layout: Layout
-    seed: int
+    seed: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
     computes: Computes = "attention"
 
     def __str__(self) -> str:
@@ -90,7 +91,12 @@ class Case(msgspec.Struct, frozen=True, order=True):
         if self.causal == "none":
             return self.seq_q * self.seq_k
         shift = 0 if self.causal == "top_left" else self.seq_k - self.seq_q
-        return sum(min(self.seq_k, max(0, row + 1 + shift)) for row in range(self.seq_q))
+        return self._pairs_above(self.seq_q + shift) - self._pairs_above(shift)
+
+    def _pairs_above(self, row: int) -> int:
+        """The number of pairs in the first `row` rows of a triangle that is cut off after `seq_k` columns."""
+        length = min(max(row, 0), self.seq_k)
+        return length * (length + 1) // 2 + max(row - self.seq_k, 0) * self.seq_k
 
     @property
     def flops_per_call(self) -> int:

@@ -24,6 +24,7 @@ from pytest_fa.gate.intervals import PROCESS_SD, bootstrap_interval, detectable_
 from pytest_fa.gate.pilot import NEAR, NoVerdict, Pilot, run_pilot
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.records.built import Build
+from pytest_fa.records.files import try_to_read
 from pytest_fa.records.gated import Gate, GatePair, PairSamples
 from pytest_fa.records.noise import read_noise
 from pytest_fa.records.record import Outcome, Record, Stage
@@ -217,10 +218,12 @@ def _pairs(
 
 def _known_sd(runner: CaseRunner) -> tuple[float, str]:
     """The standard deviation of process means and its source: measured on this GPU if it was, else on an H200."""
-    noise = read_noise(runner.options.records_folder, runner.records.environment.gpu)
+    folder, gpu = runner.options.records_folder, runner.records.environment.gpu
+    noise, problem = try_to_read(lambda: read_noise(folder, gpu))
     if noise is not None:
         return noise.process_sd, f"measured on this GPU on {noise.measured_at[:10]}"
-    return PROCESS_SD, "not measured on this GPU, taken from an NVIDIA H200"
+    reason = "noise.json cannot be read" if problem else "not measured on this GPU"
+    return PROCESS_SD, f"{reason}, taken from an NVIDIA H200"
 
 
 def _announcement(

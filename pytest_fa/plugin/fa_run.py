@@ -77,21 +77,22 @@ class FaRun:
 
     def _finish(self, work: Callable[[], Record]) -> Record:
         from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
+        from pytest_fa.records.text import printable, printable_struct  # noqa: PLC0415
         from pytest_fa.report.failure import failure_text  # noqa: PLC0415
         from pytest_fa.session.refusals import CannotRun, Refused  # noqa: PLC0415
 
         options = self._session.options
         record = reason = None
         try:
-            record = work()
+            record = printable_struct(work())  # a kernel's or a compiler's words may be in it
         except CannotRun as problem:
             reason = problem
         except LockProblem as problem:
             pytest.fail(str(problem), pytrace=False)
         if record is None:
             if options.require_gpu and not isinstance(reason, Refused):
-                pytest.fail(f"{reason} (--fa-require-gpu)", pytrace=False)
-            pytest.skip(str(reason))
+                pytest.fail(printable(f"{reason} (--fa-require-gpu)"), pytrace=False)
+            pytest.skip(printable(str(reason)))
         self._node.stash[RECORD_KEY] = record
         is_strict = record.kind == "profile" and options.ncu_strict
         if record.outcome == "not_measured" and not is_strict:

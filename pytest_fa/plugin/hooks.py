@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
             session_of(config).builds.clean()
     except FaError as problem:
-        raise pytest.UsageError(str(problem)) from None
+        raise _usage_error(problem) from None
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY])), "fa-reports")
 
@@ -54,7 +54,11 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 def pytest_report_header(config: pytest.Config) -> list[str] | None:
     """GPU, variants and cases, and one line for each deprecated name, if an option of this plugin is in use."""
-    return session_of(config).run_plan.header if config.stash[OPTIONS_KEY].is_given else None
+    if not config.stash[OPTIONS_KEY].is_given:
+        return None
+    from pytest_fa.records.text import printable  # noqa: PLC0415  # only runs with kernels need it
+
+    return [printable(line) for line in session_of(config).run_plan.header]
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str) -> list[pytest.Item] | None:
@@ -79,7 +83,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             suites = markers.suites_of(metafunc.definition)
             parametrize(metafunc, session_of(metafunc.config).run_plan.plan_of(suites))
         except FaError as problem:
-            raise pytest.UsageError(str(problem)) from None
+            raise _usage_error(problem) from None
 
 
 @pytest.hookimpl(trylast=True)
@@ -129,6 +133,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """End the workers."""
     if SESSION_KEY in config.stash:
         session_of(config).close()
+
+
+def _usage_error(problem: FaError) -> pytest.UsageError:
+    """The usage error with the words of `problem`, which may be those of a manifest."""
+    from pytest_fa.records.text import printable  # noqa: PLC0415
+
+    return pytest.UsageError(printable(str(problem)))
 
 
 class _Reports:

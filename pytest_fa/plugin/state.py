@@ -52,8 +52,10 @@ def progress_line(config: pytest.Config) -> Callable[[str], None]:
         return lambda _: None
 
     def say(text: str) -> None:
+        from pytest_fa.records.text import printable  # noqa: PLC0415  # only runs with kernels need it
+
         with capture.global_and_fixture_disabled():
             terminal.ensure_newline()
-            terminal.write_line(f"fa: {text}")
+            terminal.write_line(printable(f"fa: {text}"))
 
     return say

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
     from pytest_fa.catalog.discover import Catalog
     from pytest_fa.options.options import Options
+    from pytest_fa.records.ceilings import Ceilings
     from pytest_fa.records.log import RecordLog
     from pytest_fa.records.record import Record
+    from pytest_fa.records.saved import SavedRecords
 
 
 MATRIX_WIDTH = 200
@@ -30,7 +32,7 @@ class Results:
         self._not_run: dict[str, Counter[str]] = {"build": Counter(), "case": Counter()}
         self._any_case_ran = False
         self._other_failure = False  # a failure other than a gate without a verdict
-        self._write_error: OSError | None = None
+        self._lost = ""  # why a record is not in the run's file or not saved
         self._saved: list[Path] = []
 
     @property
@@ -42,7 +44,7 @@ class Results:
     @property
     def is_lost(self) -> bool:
         """Whether a record could not be written."""
-        return self._write_error is not None
+        return bool(self._lost)
 
     @property
     def is_inconclusive(self) -> bool:
@@ -54,20 +56,28 @@ class Results:
         outcome = report.fa_record["outcome"] if hasattr(report, "fa_record") else None
         self._other_failure |= bool(report.failed) and outcome != "inconclusive"
         if hasattr(report, "fa_record"):
-            from pytest_fa.records.read import read_record  # noqa: PLC0415  # only runs with kernels need it
-
-            record = read_record(report.fa_record)
-            self._records.append(record)
-            self._any_case_ran |= self._has_run(record) and not report.fa_companion
-            if record.outcome == "not_measured":
-                self._not_run["case"][record.message] += 1
-            try:
-                self._log.append(record)
-            except OSError as problem:
-                self._write_error = problem
+            self._take_record(report)
         elif hasattr(report, "fa_not_run") and not report.fa_companion:
             kind, reason = report.fa_not_run
             self._not_run[kind][reason] += 1
+
+    def _take_record(self, report: Any) -> None:  # noqa: ANN401  # a report with the attributes of `attach`
+        """Keep a record and append it to the run's file.  It is lost if a figure is out of range, or if this fails."""
+        from pytest_fa.records.read import read_record  # noqa: PLC0415  # only runs with kernels need it
+
+        try:
+            record = read_record(report.fa_record)
+        except ValueError as problem:
+            self._lost, self._any_case_ran = f"{report.fa_record['id']}: {problem}", True
+            return
+        self._records.append(record)
+        self._any_case_ran |= self._has_run(record) and not report.fa_companion
+        if record.outcome == "not_measured":
+            self._not_run["case"][record.message] += 1
+        try:
+            self._log.append(record)
+        except OSError as problem:
+            self._lost = str(problem)
 
     def note_collect(self, report: pytest.CollectReport) -> None:
         """Count a file that cannot be collected as a failure."""
@@ -80,18 +90,18 @@ class Results:
 
             append_summary(self._records, Path(summary))
         if self._options.save and self._records:
+            from pytest_fa.errors import FaError  # noqa: PLC0415
             from pytest_fa.records.log import save_records  # noqa: PLC0415
 
             to_save = [each for each in self._records if each.gate or (each.outcome == "ok" and each.kind != "build")]
             try:
                 self._saved = save_records(to_save, self._options.records_folder, self._options.rootdir)
-            except OSError as problem:
-                self._write_error = problem
+            except (OSError, FaError) as problem:
+                self._lost = str(problem)
 
     def write(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table and the lines below it."""
         if self._records:
-            from pytest_fa.records.log import stale_variants  # noqa: PLC0415
             from pytest_fa.report.table import notes  # noqa: PLC0415
             from pytest_fa.report.tool_lines import ablation_lines, profile_lines  # noqa: PLC0415
 
@@ -103,17 +113,9 @@ class Results:
                 terminal.write_line(
                     "pytest-benchmark is disabled under pytest-xdist; these times are only in the records"
                 )
-            if self._write_error is None:
-                terminal.write_line(f"records: {self._relative(self._log.path)}")
-            else:
-                terminal.write_line(f"fa: records were lost: {self._write_error}", red=True)
-            for path in self._saved:
-                terminal.write_line(f"saved: {self._relative(path)}")
-            for name in stale_variants(self._records, self._options.records_folder):
-                terminal.write_line(
-                    f"stale: the saved records of {name} were measured with different machine code; "
-                    f"--fa-save replaces them"
-                )
+            self._write_files(terminal)
+        if self._lost:
+            terminal.write_line(f"fa: records were lost: {self._lost}", red=True)
         if self.nothing_ran:
             reasons = self._not_run["case"] + self._not_run["build"]
             count = reasons.total()
@@ -123,9 +125,25 @@ class Results:
             for reason, count in reasons.most_common(5):
                 terminal.write_line(f"  {count} x {reason}", red=True)
 
+    def _write_files(self, terminal: pytest.TerminalReporter) -> None:
+        """Write where the records are, which saved records are stale, and what cannot be read."""
+        if not self._lost:
+            terminal.write_line(f"records: {self._relative(self._log.path)}")
+        for path in self._saved:
+            kept = next((len(file.bad_lines) for file in self._saved_records.incomplete if file.path == path), 0)
+            lines = f" (with {kept} earlier line{'s' * (kept != 1)} that cannot be read)" if kept else ""
+            terminal.write_line(f"saved: {self._relative(path)}{lines}")
+        for name in self._saved_records.stale_variants(self._records):
+            terminal.write_line(
+                f"stale: the saved records of {name} were measured with different machine code; --fa-save replaces them"
+            )
+        for file in self._saved_records.incomplete:
+            terminal.write_line(f"fa: {self._relative(file.path)}: {file.complaint}", yellow=True)
+        for problem in filter(None, (self._ceilings[1], self._noise_problem)):
+            terminal.write_line(f"fa: {problem}", yellow=True)
+
     def _write_table(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table of the run: one row for each variant and shape, or for each kernel of the self-test."""
-        from pytest_fa.records.ceilings import read_ceilings  # noqa: PLC0415
         from pytest_fa.report.table import FOOTNOTE, make_rows, render, render_matrix  # noqa: PLC0415
 
         width = terminal._tw.fullwidth  # noqa: SLF001
@@ -136,17 +154,14 @@ class Results:
         elif self._options.static:
             self._write_static(terminal, width)
         else:
-            ceilings = read_ceilings(self._options.records_folder, self._records[0].environment.gpu)
-            rows = make_rows(self._records, ceilings)
+            rows = make_rows(self._records, self._ceilings[0])
             terminal.write_line(f"{render(rows, width, color=terminal.hasmarkup)}\n{FOOTNOTE}" if rows else "")
 
     def _write_static(self, terminal: pytest.TerminalReporter, width: int) -> None:
         """Write the tables of `--fa-static`, with the launches of the saved records."""
-        from pytest_fa.records.log import saved_launches  # noqa: PLC0415  # only --fa-static needs these
-        from pytest_fa.report.static_code import static_text  # noqa: PLC0415
+        from pytest_fa.report.static_code import static_text  # noqa: PLC0415  # only --fa-static needs it
 
-        names = [record.variant for record in self._records]
-        terminal.write_line(static_text(self._records, saved_launches(self._options.records_folder, names), width))
+        terminal.write_line(static_text(self._records, self._saved_records.launches(), width))
 
     def _write_gates(self, terminal: pytest.TerminalReporter) -> None:
         """Write the lines of each gate; for a gate without a verdict the whole text, which pytest does not show."""
@@ -166,6 +181,31 @@ class Results:
 
         return RecordLog(self._options.artifacts)
 
+    @functools.cached_property
+    def _saved_records(self) -> SavedRecords:
+        """The saved records of this run's variants, after `--fa-save` has written its own."""
+        from pytest_fa.records.saved import SavedRecords  # noqa: PLC0415
+
+        return SavedRecords(self._options.records_folder, [record.variant for record in self._records])
+
+    @functools.cached_property
+    def _ceilings(self) -> tuple[Ceilings | None, str]:
+        """The GPU's saved ceilings, if there are any, and the reason if their file cannot be read."""
+        from pytest_fa.records.ceilings import read_ceilings  # noqa: PLC0415
+        from pytest_fa.records.files import try_to_read  # noqa: PLC0415
+
+        gpu = self._records[0].environment.gpu
+        return try_to_read(lambda: read_ceilings(self._options.records_folder, gpu))
+
+    @property
+    def _noise_problem(self) -> str:
+        """The reason why the GPU's noise, which gates use, cannot be read; empty if it can, and without a gate."""
+        from pytest_fa.records.files import try_to_read  # noqa: PLC0415
+        from pytest_fa.records.noise import read_noise  # noqa: PLC0415
+
+        gpu = next((record.environment.gpu for record in self._records if record.kind == "gate"), "")
+        return "" if gpu == "" else try_to_read(lambda: read_noise(self._options.records_folder, gpu))[1]
+
     def _relative(self, path: Path) -> str:
         root = self._options.rootdir
         return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
@@ -182,6 +222,8 @@ def list_variants(catalog: Catalog) -> None:
     from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
+    from pytest_fa.records.text import printable  # noqa: PLC0415
+
     table = Table("variant", "role", "entry", "architectures", "dtypes", "head_dim", box=box.SIMPLE_HEAD)
     table.add_column("step", overflow="fold")
     for variant in catalog.variants.values():
@@ -189,10 +231,10 @@ def list_variants(catalog: Catalog) -> None:
         arches = ", ".join(variant.arch) or ", ".join(variant.supports.device)
         dtypes = ", ".join(variant.supports.dtype)
         role = variant.role if variant.computes == "attention" else f"{variant.role} of {variant.computes}"
-        table.add_row(variant.name, role, variant.entry.kind, arches, dtypes, dims, escape(variant.step))
+        table.add_row(variant.name, role, variant.entry.kind, arches, dtypes, dims, escape(printable(variant.step)))
     console = Console(width=max(Console().width, LIST_WIDTH))
     console.print(table)
     for broken in catalog.broken.values():
-        console.print(f"broken: {broken.problem}", style="red", markup=False)
+        console.print(printable(f"broken: {broken.problem}"), style="red", markup=False)
     for notice in catalog.notices:
-        console.print(f"fa: {notice}", markup=False)
+        console.print(printable(f"fa: {notice}"), markup=False)

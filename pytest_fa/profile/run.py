@@ -15,9 +15,9 @@ from pytest_fa.profile.counter_differences import differences
 from pytest_fa.profile.index import add_entry
 from pytest_fa.profile.nsight import Nsight
 from pytest_fa.records.built import Build
-from pytest_fa.records.environment import find_gpu, gpu_folder
-from pytest_fa.records.log import read_records
+from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.record import Outcome, Record
+from pytest_fa.records.saved import SavedRecords
 from pytest_fa.records.tool_results import NsightReport, longest
 from pytest_fa.session.builds import device_of
 from pytest_fa.session.case_runner import CaseRunner
@@ -79,8 +79,14 @@ class CaseProfiler:
             cache=options.cache,
         )
 
+    @functools.cached_property
+    def _saved(self) -> SavedRecords:
+        """The saved records of the SDPA backends."""
+        names = [baseline.name for baseline in self._runner.builds.run_plan.sdpa_baselines]
+        return SavedRecords(self._runner.options.records_folder, names)
+
     def _announce(self, say: Say) -> None:
-        """Report once per run whether Nsight Compute can read counters."""
+        """Report once per run whether Nsight Compute can read counters, and which records cannot be read."""
         if "trial" in vars(self._nsight):
             return
         self._runner.end_workers()  # contexts and memory of the workers would affect the counters
@@ -90,6 +96,8 @@ class CaseProfiler:
             say(f"{trial.tool} can read the counters of this GPU (tried on an empty kernel in {trial.seconds:.1f} s)")
         else:
             say(f"no counters will be collected: {trial.message}")
+        for file in self._saved.incomplete:
+            say(f"{file.path}: {file.complaint}")
 
     def _profile_call(self, variant: Variant, case: Case) -> NsightReport:
         """Profile one call in a separate process, while no process of this user times anything on this GPU."""
@@ -124,7 +132,7 @@ class CaseProfiler:
         kernel = profile.longest
         if kernel is None or variant.role in COMPANION_ROLES:
             return profile
-        baseline = fastest_baseline(self._runner, case)
+        baseline = fastest_baseline(self._runner, case, self._saved)
         if baseline is None:
             return msgspec.structs.replace(profile, baseline_missing="no SDPA backend supports this case")
         baseline_profile = self._profile_call(baseline, case)
@@ -139,7 +147,7 @@ class CaseProfiler:
         )
 
 
-def fastest_baseline(runner: CaseRunner, case: Case) -> Variant | None:
+def fastest_baseline(runner: CaseRunner, case: Case, saved: SavedRecords) -> Variant | None:
     """The fastest SDPA backend at this shape: by this run, else by the saved records, else the first one."""
     supporting = [
         baseline
@@ -147,11 +155,11 @@ def fastest_baseline(runner: CaseRunner, case: Case) -> Variant | None:
         if "cuda" in baseline.supports.device and not baseline.refuses(case)
     ]
     times = {each.name: us for each in supporting if (us := runner.device_us.get((case.shape_id, each.name)))}
-    times = times or {each.name: us for each in supporting if (us := _saved_us(runner, each, case))}
+    times = times or {each.name: us for each in supporting if (us := _saved_us(runner, each, case, saved))}
     return min(supporting, key=lambda baseline: times.get(baseline.name, float("inf")), default=None)
 
 
-def _saved_us(runner: CaseRunner, variant: Variant, case: Case) -> float | None:
-    path = runner.options.records_folder / gpu_folder(runner.records.environment.gpu) / f"{variant.name}.jsonl"
-    speeds = (record.speed for record in read_records(path) if record.case and record.case.shape_id == case.shape_id)
+def _saved_us(runner: CaseRunner, variant: Variant, case: Case, saved: SavedRecords) -> float | None:
+    records = saved.of(variant.name, runner.records.environment.gpu)
+    speeds = (record.speed for record in records if record.case and record.case.shape_id == case.shape_id)
     return next((speed.device.median_us for speed in speeds if speed), None)

@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from pytest_fa.catalog.variant import Target
+from pytest_fa.records.ranges import Natural, Seconds
 
 
 class Kernel(msgspec.Struct, frozen=True):
@@ -14,14 +15,14 @@ class Kernel(msgspec.Struct, frozen=True):
 
     name: str
     mangled: str
-    registers_per_thread: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-    stack_bytes: int
-    smem_bytes_per_block: int
-    instructions: dict[str, int] = {}
-    sass_bytes: int | None = None
-    max_threads_per_block: int | None = None
+    registers_per_thread: Natural
+    spill_store_bytes: Natural
+    spill_load_bytes: Natural
+    stack_bytes: Natural
+    smem_bytes_per_block: Natural
+    instructions: dict[str, Natural] = {}
+    sass_bytes: Natural | None = None
+    max_threads_per_block: Natural | None = None
 
     @property
     def spill_bytes(self) -> int:
@@ -60,7 +61,7 @@ class Build(msgspec.Struct, frozen=True):
     compiler: str
     built_on: str
     built_at: str
-    build_seconds: float
+    build_seconds: Seconds
     environment: dict[str, str] = {}
     unlisted_flags: tuple[str, ...] = ()
     files: dict[str, str] = {}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.environment import gpu_folder
+from pytest_fa.records.files import read_content
+from pytest_fa.records.ranges import Rate, Us
 from pytest_fa.records.record import Environment, Source
 from pytest_fa.records.timing import Clocks, Timing
 
@@ -22,9 +25,9 @@ class Ceilings(msgspec.Struct, frozen=True):
     is the period of empty kernels of one block.  `timings` holds the raw samples of each figure.
     """
 
-    copy_gb_per_s: float
-    matmul_tflops: dict[str, float]
-    empty_launch_us: float
+    copy_gb_per_s: Rate
+    matmul_tflops: Annotated[dict[str, Rate], msgspec.Meta(min_length=1)]
+    empty_launch_us: Us
     timings: dict[str, Timing]
     clocks_during: Clocks | None
     environment: Environment
@@ -43,12 +46,11 @@ def ceilings_path(records_folder: Path, gpu: str | None) -> Path:
 
 
 def read_ceilings(records_folder: Path, gpu: str | None) -> Ceilings | None:
-    """Return a GPU's saved ceilings, or None if there is no readable file."""
-    path = ceilings_path(records_folder, gpu)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Ceilings)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    """Return a GPU's saved ceilings, or None if there is no file.  Raises `UnreadableRecords` if it cannot be read."""
+    remedy = "measure them again with `python -m pytest_fa ceilings`"
+    return read_content(
+        ceilings_path(records_folder, gpu), lambda data: msgspec.json.decode(data, type=Ceilings), remedy
+    )
 
 
 def write_ceilings(ceilings: Ceilings, records_folder: Path) -> Path:

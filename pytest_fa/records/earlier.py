@@ -97,7 +97,7 @@ def _upgrade_struct(data: dict[str, Any], kind: inspect.StructType) -> dict[str,
         new_values = VALUES.get((kind.cls, name))
         if new_values is not None:
             items = value if isinstance(value, list) else [value]
-            renamed = [new_values.get(item, item) for item in items]
+            renamed = [new_values.get(item, item) if isinstance(item, str) else item for item in items]
             upgraded[name] = renamed if isinstance(value, list) else renamed[0]
         else:
             upgraded[name] = _upgrade(value, types[name]) if name in types else value

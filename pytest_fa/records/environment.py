@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -161,7 +162,8 @@ def _process_name(pid: int) -> str:
 
 def gpu_folder(gpu: str | None) -> str:
     """Return the folder name of a GPU: `nvidia-h200` for NVIDIA H200, `cpu` for records made without a GPU."""
-    return "-".join((gpu or "cpu").lower().split())
+    name = "-".join((gpu or "cpu").lower().split())
+    return re.sub(r"[/\x00-\x1f]", "-", name).lstrip(".") or "unnamed"  # the name may be that of a record file
 
 
 def read_environment() -> Environment:

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from pytest_fa.records.ranges import LogRatio, Natural, Real, Seconds, Us, Whole
+
 GateVerdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
 
@@ -20,8 +22,8 @@ class PairSamples(msgspec.Struct, frozen=True):
 
     shape_id: str
     baseline: str
-    blocks: tuple[tuple[float, ...], ...]
-    control: tuple[tuple[float, ...], ...]
+    blocks: tuple[tuple[LogRatio, ...], ...]
+    control: tuple[tuple[LogRatio, ...], ...]
 
     @property
     def means(self) -> list[float]:
@@ -41,11 +43,11 @@ class GatePair(msgspec.Struct, frozen=True):
     """
 
     samples: PairSamples
-    ratio: float | None
-    low: float | None
-    high: float | None
-    bootstrap_low: float | None
-    bootstrap_high: float | None
+    ratio: Real | None
+    low: Real | None
+    high: Real | None
+    bootstrap_low: Real | None
+    bootstrap_high: Real | None
     method: str = ""
 
 
@@ -58,16 +60,16 @@ class Gate(msgspec.Struct, frozen=True):
     pairs.  `left_out` names the shapes that were not gated, and why.
     """
 
-    ratio: float
+    ratio: Real
     verdict: GateVerdict
     reason: str
-    processes: int
-    seed: int
-    dropped_blocks: int
-    detectable: float
-    process_sd: float | None
-    seconds: float
-    pilot_us: dict[str, dict[str, float]]
+    processes: Natural
+    seed: Whole
+    dropped_blocks: Natural
+    detectable: Real
+    process_sd: Real | None
+    seconds: Seconds
+    pilot_us: dict[str, dict[str, Us]]
     pairs: tuple[GatePair, ...]
     left_out: tuple[str, ...] = ()
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-Index = tuple[int, int, int, int]
+from pytest_fa.records.ranges import Natural, Real
+
+Index = tuple[Natural, Natural, Natural, Natural]
 
 
 class Bound(msgspec.Struct, frozen=True):
     """One bound of a tolerance policy: the measured value and the allowed one.  A value of None was not finite."""
 
     name: str
-    value: float | None
-    allowed: float
+    value: Real | None
+    allowed: Real
     holds: bool
     enforced: bool = True
 
@@ -31,18 +35,18 @@ class Check(msgspec.Struct, frozen=True):
 
     policy: str
     passed: bool
-    bounds: tuple[Bound, ...]
-    max_abs_error: float | None
-    rms_error: float | None
-    same_precision_max_error: float
-    same_precision_rms_error: float
-    nonfinite_count: int
-    bad_count: int
-    element_count: int
+    bounds: Annotated[tuple[Bound, ...], msgspec.Meta(min_length=1)]
+    max_abs_error: Real | None
+    rms_error: Real | None
+    same_precision_max_error: Real
+    same_precision_rms_error: Real
+    nonfinite_count: Natural
+    bad_count: Natural
+    element_count: Natural
     first_bad: Index | None
     worst: Index | None
-    worst_got: float | None
-    worst_want: float | None
+    worst_got: Real | None
+    worst_want: Real | None
 
     @property
     def tightest(self) -> Bound:
@@ -67,9 +71,9 @@ class Repeats(msgspec.Struct, frozen=True):
     `why_no_smem_poison` says why shared memory was not filled with NaN before each call; it is None if it was.
     """
 
-    count: int
-    differing: int
-    element_count: int
+    count: Natural
+    differing: Natural
+    element_count: Natural
     first: Index | None
     why_no_smem_poison: str | None
 
@@ -79,7 +83,7 @@ class CrossCheck(msgspec.Struct, frozen=True):
 
     name: str
     passed: bool | None
-    max_abs_error: float | None
+    max_abs_error: Real | None
     absent: str | None
 
 

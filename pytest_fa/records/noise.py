@@ -9,10 +9,13 @@ import msgspec
 
 from pytest_fa.records.earlier import upgrade_noise
 from pytest_fa.records.environment import gpu_folder
+from pytest_fa.records.files import read_content
 from pytest_fa.records.gated import PairSamples
+from pytest_fa.records.ranges import Natural, Seconds
 from pytest_fa.records.record import Environment, Source
 
 NAME = "noise.json"
+LEAST_SAMPLES = 2  # a standard deviation needs two
 
 
 class Noise(msgspec.Struct, frozen=True):
@@ -24,8 +27,8 @@ class Noise(msgspec.Struct, frozen=True):
 
     pairs: tuple[PairSamples, ...]
     candidates: tuple[str, ...]
-    processes: int
-    seconds_per_process: float
+    processes: Natural
+    seconds_per_process: Seconds
     environment: Environment
     source: Source
     measured_at: str
@@ -46,12 +49,25 @@ def noise_path(records_folder: Path, gpu: str | None) -> Path:
 
 
 def read_noise(records_folder: Path, gpu: str | None) -> Noise | None:
-    """Return a GPU's saved noise, or None if there is no readable file."""
-    try:
-        data = msgspec.json.decode(noise_path(records_folder, gpu).read_bytes())
-        return msgspec.convert(upgrade_noise(data), Noise)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    """Return a GPU's saved noise, or None if there is no file.  Raises `UnreadableRecords` if it cannot be read."""
+    return read_content(noise_path(records_folder, gpu), _decode, "measure it again with `python -m pytest_fa noise`")
+
+
+def _decode(data: bytes) -> Noise:
+    """Return the noise of a file's content.
+
+    Raises `msgspec.ValidationError` also if there are too few samples for a standard deviation.
+    """
+    noise = msgspec.convert(upgrade_noise(msgspec.json.decode(data)), Noise)
+    rows = [row for pair in noise.pairs for row in (*pair.blocks, *pair.control)]
+    processes = {len(samples) for pair in noise.pairs for samples in (pair.blocks, pair.control)}
+    if len(noise.pairs) != len(noise.candidates) or processes != {noise.processes} or noise.processes < LEAST_SAMPLES:
+        raise msgspec.ValidationError("the numbers of pairs, candidates and processes do not match")
+    if any(len(row) < LEAST_SAMPLES for row in rows):
+        raise msgspec.ValidationError(f"a process has fewer than {LEAST_SAMPLES} blocks")
+    if all(name == pair.baseline for pair, name in zip(noise.pairs, noise.candidates, strict=True)):
+        raise msgspec.ValidationError("no pair has two different kernels")
+    return noise
 
 
 def write_noise(noise: Noise, records_folder: Path) -> Path:

@@ -13,6 +13,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.records.built import Build
 from pytest_fa.records.gated import Gate
 from pytest_fa.records.judged import Check, Diagnosis, Repeats
+from pytest_fa.records.ranges import Name, Seconds
 from pytest_fa.records.timing import Speed
 from pytest_fa.records.tool_results import NsightReport, Sanitized
 
@@ -45,7 +46,7 @@ class Stage(msgspec.Struct, frozen=True):
 
     name: StageName
     state: StageState
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -87,9 +88,9 @@ class Record(msgspec.Struct, frozen=True):
     """
 
     schema: int
-    id: str
+    id: Name
     kind: RecordKind
-    variant: str
+    variant: Name
     role: str
     case: Case | None
     outcome: Outcome
@@ -117,5 +118,8 @@ def to_json(value: msgspec.Struct) -> bytes:
 
 
 def to_builtins(value: msgspec.Struct) -> Any:  # noqa: ANN401  # JSON-able
-    """Return dicts, lists and numbers, which pytest-xdist can serialise as part of a test report."""
-    return msgspec.to_builtins(value)
+    """Return dicts, lists and numbers, which pytest-xdist can serialise as part of a test report.
+
+    They are those of the value's JSON, so that a number that is not finite is None here as well.
+    """
+    return msgspec.json.decode(msgspec.json.encode(value))

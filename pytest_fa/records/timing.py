@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from pytest_fa.records.ranges import Natural, PositiveUs, Real, SignedUs, Us, Whole
+
 ON_CPU = "runs on the CPU"  # the reason for a missing GPU figure
 
 # The dependencies between a call's graph nodes: a chain; parallel branches; or a chain with programmatic dependent
@@ -17,22 +19,22 @@ class LaunchedKernel(msgspec.Struct, frozen=True):
     """One kernel of a captured call; `count` nodes launch it with the same geometry."""
 
     mangled: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    dynamic_smem_bytes: int
-    count: int = 1
-    static_smem_bytes: int = 0
-    cluster: tuple[int, int, int] = (1, 1, 1)
+    grid: tuple[Natural, Natural, Natural]
+    block: tuple[Natural, Natural, Natural]
+    dynamic_smem_bytes: Natural
+    count: Natural = 1
+    static_smem_bytes: Natural = 0
+    cluster: tuple[Natural, Natural, Natural] = (1, 1, 1)
 
 
 class Clocks(msgspec.Struct, frozen=True):
     """NVML's readings of a GPU at one moment."""
 
-    sm_mhz: int
-    memory_mhz: int
-    power_watts: float
-    temperature_c: int
-    throttle_reasons: int
+    sm_mhz: Natural
+    memory_mhz: Natural
+    power_watts: Real
+    temperature_c: Whole
+    throttle_reasons: Natural
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -44,11 +46,11 @@ class Timing(msgspec.Struct, frozen=True):
     """
 
     method: str
-    samples_us: tuple[float, ...]
-    median_us: float
-    calls_per_sample: int
-    precision: float | None = None
-    dropped: int = 0
+    samples_us: tuple[Us, ...]
+    median_us: PositiveUs
+    calls_per_sample: Natural
+    precision: Real | None = None
+    dropped: Natural = 0
     is_throttled: bool = False
 
 
@@ -56,8 +58,8 @@ class NodeTime(msgspec.Struct, frozen=True):
     """The profiler's mean duration of one kernel, memset or copy, and how often one call launches it."""
 
     name: str
-    mean_us: float
-    count: int
+    mean_us: Us
+    count: Natural
 
 
 class ProfilerTime(msgspec.Struct, frozen=True):
@@ -67,10 +69,10 @@ class ProfilerTime(msgspec.Struct, frozen=True):
     difference, period minus profiler time, measured on waiting kernels of the same launch geometry.
     """
 
-    profiler_us: float
-    clock_offset_us: float
+    profiler_us: Us
+    clock_offset_us: SignedUs
     nodes: tuple[NodeTime, ...]
-    missing_count: int
+    missing_count: Natural
 
 
 class Agreement(msgspec.Struct, frozen=True):
@@ -81,7 +83,7 @@ class Agreement(msgspec.Struct, frozen=True):
 
     valid: bool | None
     reason: str
-    least_us: float | None = None
+    least_us: Us | None = None
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -98,7 +100,7 @@ class Speed(msgspec.Struct, frozen=True):
 
     device: Timing
     call: Timing
-    buffers: int
+    buffers: Natural
     exceeds_l2: bool
     launches: tuple[LaunchedKernel, ...]
     launches_missing: str | None
@@ -107,9 +109,9 @@ class Speed(msgspec.Struct, frozen=True):
     clocks_during: Clocks | None = None
     cold: Timing | None = None
     cold_missing: str | None = None
-    launch_overhead_us: float | None = None
+    launch_overhead_us: SignedUs | None = None
     order: Order | None = None
-    other_nodes: dict[str, int] = {}
+    other_nodes: dict[str, Natural] = {}
     profiler: ProfilerTime | None = None
     profiler_missing: str | None = None
     agreement: Agreement | None = None

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from pytest_fa.records.ranges import Natural, Real, Seconds
+
 # Why an Nsight report has no counters; `profile.ncu_status` has a sentence for each.
 NsightStatus = Literal[
     "ok",
@@ -32,15 +34,15 @@ class Bottleneck(msgspec.Struct, frozen=True):
 
     bound_by: BoundBy
     sentence: str
-    decided_by: dict[str, float]
+    decided_by: dict[str, Real]
 
 
 class SourceLine(msgspec.Struct, frozen=True):
     """The number of stall samples on one source line; `phase` is empty if only the source can tell it."""
 
     file: str
-    line: int
-    samples: int
+    line: Natural
+    samples: Natural
     phase: str
 
 
@@ -52,19 +54,19 @@ class CountedKernel(msgspec.Struct, frozen=True):
     """
 
     name: str
-    counters: dict[str, float]
+    counters: dict[str, Real]
     bottleneck: Bottleneck | None = None
     lines: tuple[SourceLine, ...] = ()
-    phases: dict[str, int] = {}
+    phases: dict[str, Natural] = {}
 
 
 class CounterDifference(msgspec.Struct, frozen=True):
     """One counter of the candidate's longest kernel (`ours`) and the baseline's (`theirs`), sorted by `weight`."""
 
     label: str
-    ours: float
-    theirs: float
-    weight: float
+    ours: Real
+    theirs: Real
+    weight: Real
 
 
 class NsightReport(msgspec.Struct, frozen=True):
@@ -80,7 +82,7 @@ class NsightReport(msgspec.Struct, frozen=True):
     message: str
     preset: str
     tool: str
-    seconds: float
+    seconds: Seconds
     command: tuple[str, ...]
     kernels: tuple[CountedKernel, ...] = ()
     dropped: tuple[str, ...] = ()
@@ -111,9 +113,9 @@ class Sanitized(msgspec.Struct, frozen=True):
     status: ToolStatus
     message: str
     version: str
-    seconds: float
+    seconds: Seconds
     command: tuple[str, ...]
-    count: int | None = None
+    count: Natural | None = None
     findings: tuple[str, ...] = ()
     log: str | None = None
 

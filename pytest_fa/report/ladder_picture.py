@@ -51,8 +51,13 @@ def ladder_picture(records: Iterable[Record]) -> Figure | None:
     return figure
 
 
+def without_math(text: str) -> str:
+    """The text as matplotlib shows it literally, without taking what is between two `$` as a formula."""
+    return text.replace("$", r"\$")
+
+
 def _title(record: Record) -> str:
-    case, gpu = record.case, record.environment.gpu or "a CPU"
+    case, gpu = record.case, without_math(record.environment.gpu or "a CPU")
     assert case is not None  # noqa: S101  # timed records have one
     shape = f"batch {case.batch}, {case.heads} heads, sequence {case.seq_q}, head_dim {case.head_dim}, {case.dtype}"
     return f"Time per call in us, log scale: back-to-back calls on {gpu}\n{shape}"
@@ -76,7 +81,7 @@ def _draw_rungs(axis: Axes, rungs: list[Time]) -> None:
     for position, rung in zip(positions, rungs, strict=True):
         place = (rung.device_us * 1.15, position)
         axis.annotate(f"{rung.device_us:.2f}", place, va="center", fontsize=8, color=TEXT_COLOR, bbox=page, zorder=4)
-    axis.set_yticks(positions, [rung.variant for rung in rungs], fontsize=8, color=TEXT_COLOR)
+    axis.set_yticks(positions, [without_math(rung.variant) for rung in rungs], fontsize=8, color=TEXT_COLOR)
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.set_xlim(0.4, max(rung.device_us for rung in rungs) * 2)
@@ -93,4 +98,5 @@ def _draw_references(axis: Axes, times: dict[str, Time]) -> None:
             device_us = times[name].device_us
             label = f"{words}: {device_us:.2f}"
             axis.axvline(device_us, label=label, color=color, linewidth=1.3, linestyle=(0, (5, 3)), zorder=2)
-    axis.legend(loc="lower right", fontsize=8, facecolor=PAGE_COLOR, labelcolor=TEXT_COLOR)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(loc="lower right", fontsize=8, facecolor=PAGE_COLOR, labelcolor=TEXT_COLOR)

@@ -40,6 +40,7 @@ import sys
 from pathlib import Path
 
 from pytest_fa.earlier import BLOCKS, renamed
+from pytest_fa.errors import FaError
 from pytest_fa.report.blocks import MAKERS, TableProblem
 
 BLOCK = re.compile(
@@ -50,7 +51,8 @@ BLOCK = re.compile(
 def rewrite(text: str, root: Path) -> str:
     """The text with every table generated again.  Paths in the comments are relative to `root`.
 
-    Raises `TableProblem` for a comment that cannot be read, a table that is not closed, or records that do not exist.
+    Raises `TableProblem` for a comment that cannot be read, a table that is not closed, or records that do not exist,
+    and `UnreadableRecords` for a record file with a line that is no record.
     """
     closed, opened = len(BLOCK.findall(text)), text.count("<!-- fa-")
     if not (closed == opened == text.count("<!-- /fa-")):
@@ -79,7 +81,7 @@ def main(arguments: list[str]) -> int:
         try:
             before = path.read_text(encoding="utf-8")
             after = rewrite(before, Path.cwd())
-        except (OSError, UnicodeDecodeError, TableProblem) as problem:
+        except (OSError, UnicodeDecodeError, FaError) as problem:
             sys.stderr.write(f"{path}: {problem}\n")
             return 2
         for kind in sorted({block["kind"] for block in BLOCK.finditer(before)} & set(BLOCKS)):

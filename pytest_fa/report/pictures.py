@@ -12,7 +12,7 @@ from pytest_fa.errors import FaError
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
-from pytest_fa.report.ladder_picture import ladder_picture
+from pytest_fa.report.ladder_picture import ladder_picture, without_math
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,10 @@ class NothingToShow(FaError):
 
 
 def read_timed(folder: Path) -> list[Record]:
-    """Every record with a time in `folder`, which is a `profiles/<gpu>`.  Raises `NothingToShow` if there is none."""
+    """Every record with a time in `folder`, which is a `profiles/<gpu>`.
+
+    Raises `NothingToShow` if there is none, `UnreadableRecords` if a line of a file is no record.
+    """
     timed = [record for path in sorted(folder.glob("*.jsonl")) for record in read_records(path) if record.speed]
     if not timed:
         raise NothingToShow(f"there are no records with times in {folder}; make some with pytest --fa-save")
@@ -38,7 +41,8 @@ def draw(folder: Path, ceilings: Ceilings | None) -> list[Path]:
     `bars.svg` shows every shape, `ladder.svg` the candidates at the target shape if any was timed there, `roofline.svg`
     the throughput if the GPU's ceilings are known.
 
-    Raises `NothingToShow` without timed records, `ImportError` without matplotlib.
+    Raises `NothingToShow` without timed records, `UnreadableRecords` if a line of a file is no record, `ImportError`
+    without matplotlib.
     """
     records = read_timed(folder)
     import matplotlib as mpl  # noqa: PLC0415  # from the extra `report`: pip install pytest-fa[report]
@@ -47,10 +51,9 @@ def draw(folder: Path, ceilings: Ceilings | None) -> list[Path]:
     pictures = {"bars.svg": _bars(records)}
     if (ladder := ladder_picture(records)) is not None:
         pictures["ladder.svg"] = ladder
-    if ceilings is not None:
-        pictures["roofline.svg"] = _roofline(
-            [each for each in records if _case(each).computes == "attention"], ceilings
-        )
+    counted = [each for each in records if _case(each).computes == "attention" and _case(each).flops_per_call]
+    if ceilings is not None and counted:
+        pictures["roofline.svg"] = _roofline(counted, ceilings)
     paths = []
     for name, figure in pictures.items():
         figure.savefig(folder / name, bbox_inches="tight", metadata={"Date": None, "Creator": None})
@@ -73,7 +76,7 @@ def _bars(records: list[Record]) -> Any:  # noqa: ANN401  # matplotlib's figure
 
 
 def _bar_panel(axis: Axes, group: list[Record]) -> None:
-    names = [each.variant for each in group]
+    names = [without_math(each.variant) for each in group]
     times = [_device_us(each) for each in group]
     colors = [
         OVERHEAD_COLOR if each.role == "overhead" else BASELINE_COLOR if each.role in COMPANION_ROLES else VARIANT_COLOR
@@ -139,4 +142,4 @@ def _intensity(case: Case) -> float:
 
 
 def _gpu(records: list[Record]) -> str:
-    return records[0].environment.gpu or "a CPU"
+    return without_math(records[0].environment.gpu or "a CPU")

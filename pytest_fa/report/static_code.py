@@ -55,6 +55,7 @@ Launches = dict[tuple[str, str], LaunchedKernel]  # by variant and kernel name
 def static_text(records: list[Record], launches: Launches, width: int) -> str:
     """The table of resources, the table of instructions by group, and the difference if there are two variants."""
     from rich import box  # noqa: PLC0415  # imported only in runs with records
+    from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
     builds = [build for record in records if record.kind == "build" for build in record.builds]
@@ -67,8 +68,9 @@ def static_text(records: list[Record], launches: Launches, width: int) -> str:
     for build in builds:
         for kernel in build.kernels:
             launch = launches.get((build.variant, stable_name(kernel.name)))
-            resources.add_row(build.variant, build.arch, kernel.name, *_resources(build, kernel, launch))
-            instructions.add_row(build.variant, build.arch, kernel.name, *map(str, mix(kernel).values()))
+            name = escape(kernel.name)  # rich would take a part in brackets as a style
+            resources.add_row(build.variant, build.arch, name, *_resources(build, kernel, launch))
+            instructions.add_row(build.variant, build.arch, name, *map(str, mix(kernel).values()))
     tables = [_rendered(table, width) for table in (resources, instructions)]
     return "\n".join([*tables, FOOTNOTE, *difference_lines(builds)])
 

@@ -83,6 +83,7 @@ def render(rows: list[Row], width: int, *, color: bool) -> str:
     """The table as text, without cut cells; rows of failures are red if `color`."""
     from rich import box  # noqa: PLC0415  # imported only in runs with records
     from rich.console import Console  # noqa: PLC0415
+    from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -91,7 +92,7 @@ def render(rows: list[Row], width: int, *, color: bool) -> str:
         table.add_column(header, justify=justify, no_wrap=True)
     for row in rows:
         style = "red" if row.checks.split()[0].isupper() else None
-        table.add_row(*msgspec.structs.astuple(row), style=style)
+        table.add_row(*map(escape, msgspec.structs.astuple(row)), style=style)
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=color, color_system="standard" if color else None)
     console.width = max(width, console.measure(table, options=console.options.update(width=10_000)).maximum)

@@ -17,6 +17,7 @@ from pytest_fa.options.options import Options
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.ceilings import Ceilings, read_ceilings
 from pytest_fa.records.environment import find_gpu
+from pytest_fa.records.files import try_to_read
 from pytest_fa.records.record import Ablation, Record, RecordKind, Stage
 from pytest_fa.records.timing import ON_CPU, Speed
 from pytest_fa.session.builds import Builds, device_of
@@ -180,7 +181,8 @@ class CaseRunner:
 
     @functools.cached_property
     def _ceilings(self) -> Ceilings | None:
-        return read_ceilings(self.options.records_folder, self.records.environment.gpu)
+        """The GPU's saved ceilings; None also for a file that cannot be read, which the end of the run names."""
+        return try_to_read(lambda: read_ceilings(self.options.records_folder, self.records.environment.gpu))[0]
 
     def _repeats(self, kind: RecordKind) -> int | None:
         """The number of repeats of a judged call; None means up to 100 within 0.5 s."""

@@ -22,6 +22,7 @@ from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.processes import read_scheduling, restore_scheduling
 from pytest_fa.records.record import Stage
+from pytest_fa.records.text import printable, printable_struct
 from pytest_fa.worker.channel import Garbage
 from pytest_fa.worker.fork_server import START_SECONDS, ForkServer, Worker, WorkerError
 from pytest_fa.worker.jobs import (
@@ -149,7 +150,7 @@ class Workers:
         try:
             worker.channel.send(encode(job))
             while self._wait(server, worker, min(time.monotonic() + last_progress.seconds, job_deadline)):
-                answer = decode_answer(worker.channel.receive())
+                answer = printable_struct(decode_answer(worker.channel.receive()))
                 if isinstance(answer, kind):
                     return answer
                 last_progress = _checked_progress(answer, job)
@@ -186,7 +187,7 @@ class Workers:
             message = f"the worker process died in stage {stage} ({_describe(status)}); a new one replaces it"
         else:
             message = f"{reason} in stage {stage}; the worker process was killed"
-        tail = self._server.log_tail(log_start) if ending != "hung" else ""
+        tail = printable(self._server.log_tail(log_start)) if ending != "hung" else ""
         return LostWorker(ending, message + (f"\nits last output:\n{tail}" if tail else ""), last_progress)
 
     def _server_and_worker(self) -> tuple[ForkServer, Worker]:

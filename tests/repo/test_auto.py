@@ -92,3 +92,15 @@ def test_the_table_ranks_correct_variants() -> None:
     assert [list(row["device_us"]) for row in table["fp16-d64-none"]] == [["minimal"]] * len(table["fp16-d64-none"])
     with_failure = [*records, msgspec.structs.replace(records[0], outcome="wrong")]
     assert choices.choices(with_failure) == {}
+
+
+def test_records_that_cannot_be_read_make_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If a line of a record file cannot be read, the program prints one sentence and leaves the table as it is."""
+    choices = module_of("choices")
+    monkeypatch.setattr(choices, "__file__", str(tmp_path / "choices.py"))
+    (tmp_path / "x.jsonl").write_text("{", encoding="utf-8")
+    assert choices.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"{tmp_path}/x.jsonl: 1 of 1 lines cannot be read; line 1: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]

@@ -14,6 +14,7 @@ import yaml
 from pytest_fa.bundle.__main__ import main
 from pytest_fa.bundle.constraints import differences, read_constraints
 from pytest_fa.bundle.stamp import write_stamp
+from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UsageProblem
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.record import SCHEMA, Record, Source, Stage, to_json
@@ -33,7 +34,7 @@ def _record(outcome: str) -> bytes:
             kind="correct",
             variant="x",
             role="candidate",
-            case=None,
+            case=parse_case("b1h2s64d64-fp16-seed0"),
             outcome=outcome,  # type: ignore[arg-type]
             message="",
             caught_by=(),
@@ -161,3 +162,14 @@ def test_problem_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     """A command that fails returns 2 and prints one line with the reason."""
     assert main(["stamp", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"pytest_fa.bundle: {tmp_path}: no git commit to record")
+
+
+def test_records_that_cannot_be_read_are_refused(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If a line of the record file cannot be read, no manifest and no archive are written, and the status is 2."""
+    records = tree / "artifacts/records/new.jsonl"
+    records.write_bytes(records.read_bytes() + b"[1e308]\n")
+    arguments = ["make", "--folder", str(tree), "--artifacts", str(tree / "artifacts"), "--exit-status", "1"]
+    assert main([*arguments, "--records", str(records)]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"pytest_fa.bundle: {records}: 1 of 3 lines cannot be read; line 3: record schema is ")
+    assert sorted(path.name for path in (tree / "artifacts").iterdir()) == ["junit.xml", "records"]

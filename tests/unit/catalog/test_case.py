@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
+import msgspec
 import pytest
 
-from pytest_fa.catalog.case import GRAMMAR, Case, parse_case
+from pytest_fa.catalog.case import GRAMMAR, LARGEST, Case, parse_case
 from pytest_fa.errors import UsageProblem
 
 # Fields in Case's order: batch, heads, seq_q, head_dim, dtype, causal, kv_heads, seq_k, layout, seed.
@@ -106,7 +108,7 @@ def test_the_shape_id_is_the_id_without_its_seed() -> None:
 
 
 @pytest.mark.parametrize("part", ["", "-causal", "-causal_br"])
-@pytest.mark.parametrize(("seq_q", "seq_k"), [*itertools.product((1, 5, 8), (1, 3, 5, 8))])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [*itertools.product((1, 5, 8), (0, 1, 3, 5, 8))])
 def test_visible_pairs_are_those_that_the_mask_does_not_hide(part: str, seq_q: int, seq_k: int) -> None:
     """The number of visible pairs equals the number of visible elements of the mask."""
     keys = f"-sk{seq_k}" if seq_k != seq_q else ""
@@ -114,6 +116,22 @@ def test_visible_pairs_are_those_that_the_mask_does_not_hide(part: str, seq_q: i
     shift = {"": seq_k, "-causal": 0, "-causal_br": seq_k - seq_q}[part]
     positions = itertools.product(range(seq_q), range(seq_k))
     assert sum(key <= query + shift for query, key in positions) == case.visible_pairs
+
+
+@pytest.mark.parametrize("part", ["-causal", "-causal_br"])
+def test_the_pairs_of_the_longest_sequence_are_counted_at_once(part: str) -> None:
+    """The number of visible pairs is computed without a loop over the rows, so a file cannot make it take minutes."""
+    case = parse_case(f"b1h1s{LARGEST}d64-fp16{part}-seed0")
+    assert case.visible_pairs == LARGEST * (LARGEST + 1) // 2
+
+
+@pytest.mark.parametrize("field", ["batch", "heads", "seq_q", "head_dim", "kv_heads", "seq_k", "seed"])
+@pytest.mark.parametrize("value", [-1, LARGEST + 1, 10**30])
+def test_a_decoded_case_has_possible_sizes(field: str, value: int) -> None:
+    """A negative size or seed, and one beyond 2^31 - 1, is refused when a case is decoded."""
+    content = {**msgspec.to_builtins(parse_case("b1h8s512d64-fp16-seed0")), field: value}
+    with pytest.raises(msgspec.ValidationError, match=rf"\$\.{field}"):
+        msgspec.json.decode(json.dumps(content), type=Case)
 
 
 @pytest.mark.parametrize(

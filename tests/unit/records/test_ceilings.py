@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 from pytest_fa.__main__ import main
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.records.ceilings import Ceilings, ceilings_path, read_ceilings, write_ceilings
+from pytest_fa.records.files import UnreadableRecords
 from pytest_fa.records.record import Environment, Source
 from pytest_fa.records.timing import Timing
 
@@ -33,10 +36,40 @@ def test_ceilings_are_saved_by_gpu(tmp_path: Path) -> None:
     assert [read_ceilings(tmp_path, gpu) for gpu in ("NVIDIA H200", "NVIDIA L40", None)] == [CEILINGS, None, None]
 
 
-def test_a_malformed_file_gives_none(tmp_path: Path) -> None:
-    """`read_ceilings` returns None for a malformed file."""
-    write_ceilings(CEILINGS, tmp_path).write_text("{}", encoding="utf-8")
-    assert read_ceilings(tmp_path, "NVIDIA H200") is None
+REMEDY = "measure them again with `python -m pytest_fa ceilings`"
+
+
+@pytest.mark.parametrize(
+    ("field", "content", "problem"),
+    [
+        ("copy_gb_per_s", "NaN", "JSON is malformed: invalid character"),
+        ("copy_gb_per_s", "0", "Expected `float` >= 1e-09 - at `$.copy_gb_per_s`"),
+        ("copy_gb_per_s", "1e308", "Expected `float` < 1000000000000.0 - at `$.copy_gb_per_s`"),
+        ("matmul_tflops", "{}", "Expected `object` of length >= 1 - at `$.matmul_tflops`"),
+        ("matmul_tflops", '{"fp16":-1}', "Expected `float` >= 1e-09 - at `$.matmul_tflops[...]`"),
+        ("environment", "null", "Expected `object`, got `null` - at `$.environment`"),
+        ("source", "[" * 100_000, "its JSON is nested too deeply"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, field: str, content: str, problem: str) -> None:
+    """A file with an impossible rate is refused with its path, the reason and what to do."""
+    encoded = {**msgspec.to_builtins(CEILINGS), "x" if field == "source" else field: "CONTENT"}
+    path = write_ceilings(CEILINGS, tmp_path)
+    path.write_text(json.dumps(encoded).replace('"CONTENT"', content), encoding="utf-8")
+    with pytest.raises(UnreadableRecords) as raised:
+        read_ceilings(tmp_path, "NVIDIA H200")
+    text = str(raised.value)
+    assert text.startswith(f"{path} cannot be read: {problem}")
+    assert text.endswith(f"; {REMEDY}")
+
+
+def test_a_fifo_is_no_ceilings_file(tmp_path: Path) -> None:
+    """A FIFO in place of the file is refused at once."""
+    path = ceilings_path(tmp_path, None)
+    path.parent.mkdir()
+    os.mkfifo(path)
+    with pytest.raises(UnreadableRecords, match="it is a FIFO, not a regular file"):
+        read_ceilings(tmp_path, None)
 
 
 def test_the_least_time_is_that_of_the_matrix_products() -> None:

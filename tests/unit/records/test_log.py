@@ -1,4 +1,4 @@
-"""Records on disk: appended lines, saved files that keep what is not replaced, and stale saved records."""
+"""Records on disk: appended lines, and saved files that keep what is not replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Arch
 from pytest_fa.records.built import Build, Kernel
 from pytest_fa.records.environment import gpu_folder
-from pytest_fa.records.log import RecordLog, read_records, save_records, saved_path, stale_variants
+from pytest_fa.records.files import UnreadableRecords
+from pytest_fa.records.log import RecordLog, read_records, save_records, saved_path
 from pytest_fa.records.record import SCHEMA, Environment, Record, RecordKind, Source, to_json
 
 ENVIRONMENT = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11", "3.12.1", "Linux 6", "a CPU", "0.1.0")
@@ -99,19 +100,6 @@ def test_each_run_has_its_own_file(tmp_path: Path) -> None:
 def test_a_missing_file_has_no_records(tmp_path: Path) -> None:
     """`read_records` returns an empty list for a missing file."""
     assert read_records(tmp_path / "none.jsonl") == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    [b"", b"{", b"[]", b'{"schema": 0}', to_json(record())[:-20], to_json(record(schema=SCHEMA + 1))],
-    ids=["empty", "half a brace", "a list", "older schema", "cut off", "newer schema"],
-)
-def test_an_unreadable_line_is_skipped(tmp_path: Path, line: bytes) -> None:
-    """A malformed line or one of an unsupported schema is skipped, and the lines around it are read."""
-    path = tmp_path / "ws_p2.jsonl"
-    first, last = record(case="b1h2s64d64-fp16-seed1"), record(case="b1h2s64d64-fp16-seed2")
-    path.write_bytes(b"\n".join((to_json(first), line, to_json(last))) + b"\n")
-    assert [first, last] == read_records(path)
 
 
 # -- saved files ------------------------------------------------------------------------------------------------------
@@ -221,69 +209,54 @@ def test_saving_twice_changes_nothing(tmp_path: Path) -> None:
     assert before == path.read_bytes()
 
 
-def test_saving_keeps_the_lines_that_it_cannot_read(tmp_path: Path) -> None:
-    """A line of an unsupported schema is kept unchanged when other records are saved."""
+LATER = b'{"schema":99,"id":"ws_p2-b1h2s64d64-fp16-seed7","us":10.5}'
+
+
+@pytest.mark.parametrize("unreadable", [LATER, b"{", b"\xff\r", b"\x1b[2J", b"[" * 100_000])
+def test_saving_keeps_the_lines_that_it_cannot_read(tmp_path: Path, unreadable: bytes) -> None:
+    """A line that is no record of this version, such as one of a later schema, is kept unchanged."""
     path = saved_path(tmp_path, record())
     path.parent.mkdir()
-    unreadable = b'{"schema":0,"id":"ws_p2-b1h2s64d64-fp16-seed7","us":10.5}'
-    path.write_bytes(unreadable + b"\n")
+    path.write_bytes(unreadable + b"\n\n" + to_json(record(case="b1h2s64d64-fp16-seed1")) + b"\n" + LATER)
     save_records([record()], tmp_path)
-    assert sorted((unreadable, to_json(record()))) == sorted(path.read_bytes().splitlines())
+    records = [to_json(record()), to_json(record(case="b1h2s64d64-fp16-seed1"))]
+    assert path.read_bytes() == b"".join(line + b"\n" for line in (unreadable, LATER, *records))
 
 
-# -- stale ------------------------------------------------------------------------------------------------------------
+def test_saving_keeps_a_line_that_is_too_long(tmp_path: Path) -> None:
+    """A line of more than 16 MiB is kept unchanged as well."""
+    path, size = saved_path(tmp_path, record()), 40 * 2**20
+    path.parent.mkdir()
+    path.write_bytes(b"x" * size)
+    save_records([record()], tmp_path)
+    assert path.read_bytes() == b"x" * size + b"\n" + to_json(record()) + b"\n"
 
 
-@pytest.mark.parametrize(
-    ("saved", "now", "expected"),
-    [
-        ((build("sm_90a", "old"),), (build("sm_90a", "new"),), ["ws_p2"]),
-        ((build("sm_90a", "same"),), (build("sm_90a", "same"),), []),
-        ((build("sm_80", "old"), build("sm_90a", "same")), (build("sm_90a", "same"),), []),
-        ((build("sm_80", "same"), build("sm_90a", "old")), (build("sm_80", "same"), build("sm_90a", "new")), ["ws_p2"]),
-        ((build("sm_80", "old"),), (build("sm_90a", "new"),), []),
-        ((), (build("sm_90a", "new"),), []),
-        ((build("sm_90a", "old"),), (), []),
-        ((build("sm_90a", "old"),), (build("sm_90a", None),), []),
-        ((build("sm_90a", None),), (build("sm_90a", "new"),), []),
-    ],
-    ids=[
-        "other code",
-        "same code",
-        "another architecture is not in this run",
-        "one of two architectures",
-        "no architecture in common",
-        "saved without a build",
-        "run without a build",
-        "this run's code is unknown",
-        "the saved code is unknown",
-    ],
-)
-def test_saved_records_are_stale_if_the_machine_code_differs(
-    tmp_path: Path, saved: tuple[Build, ...], now: tuple[Build, ...], expected: list[str]
-) -> None:
-    """Records are stale if the code identities for the same architecture are both known and differ."""
-    save_records([record(builds=saved)], tmp_path)
-    assert expected == stale_variants([record(case="b1h2s64d64-fp16-seed5", builds=now)], tmp_path)
+def test_saving_does_not_replace_what_is_no_file(tmp_path: Path) -> None:
+    """A folder or a FIFO in place of a saved file is reported and stays, and no temporary file is left."""
+    paths = [saved_path(tmp_path, record(name)) for name in ("one", "two")]
+    paths[0].mkdir(parents=True)
+    os.mkfifo(paths[1])
+    for name, kind in (("one", "folder"), ("two", "FIFO")):
+        with pytest.raises(OSError, match=f"it is a {kind}, not a regular file"):
+            save_records([record(name)], tmp_path)
+    assert sorted(path.name for path in paths[0].parent.iterdir()) == ["one.jsonl", "two.jsonl"]
 
 
-@pytest.mark.parametrize("gpu", [None, "NVIDIA L4"])
-def test_another_machine_detects_stale_records(tmp_path: Path, gpu: str | None) -> None:
-    """Saved records of one GPU are compared with the builds of any machine, so CI without a GPU detects stale ones."""
-    save_records([record(builds=(build("sm_90a", "old"),))], tmp_path)
-    environment = msgspec.structs.replace(ENVIRONMENT, gpu=gpu)
-    newer = record(builds=(build("sm_90a", "new"),), environment=environment)
-    assert stale_variants([newer], tmp_path) == ["ws_p2"]
+def test_saving_stops_at_a_file_of_bad_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that holds something else than records is reported, and it does not change."""
+    monkeypatch.setattr("pytest_fa.records.files.MOST_BAD_LINES", 2)
+    path = saved_path(tmp_path, record())
+    path.parent.mkdir()
+    path.write_bytes(b"a\nb\nc\n")
+    with pytest.raises(UnreadableRecords, match="more than 2 of its lines are no records"):
+        save_records([record()], tmp_path)
+    assert path.read_bytes() == b"a\nb\nc\n"
+    assert [path] == list(path.parent.iterdir())
 
 
-def test_a_stale_variant_is_named_once(tmp_path: Path) -> None:
-    """A variant with several stale records is named once, and other variants are not named."""
-    old, new, unchanged = build("sm_90a", "old"), build("sm_90a", "new"), build("sm_90a", "unchanged")
-    seeds = [f"b1h2s64d64-fp16-seed{seed}" for seed in range(3)]
-    save_records([record("one", case, builds=(old,)) for case in seeds], tmp_path)
-    save_records([record("two", case, builds=(unchanged,)) for case in seeds], tmp_path)
-    run = [
-        *(record("one", case, builds=(new,)) for case in seeds),
-        *(record("two", case, builds=(unchanged,)) for case in seeds),
-    ]
-    assert stale_variants(run, tmp_path) == ["one"]
+@pytest.mark.parametrize("gpu", ["../../../etc", "/etc", "..", ".", "", "a/../b", "\n/\x00"])
+def test_a_record_cannot_be_saved_outside_the_folder(tmp_path: Path, gpu: str) -> None:
+    """The name of a GPU, which a record file supplies, and that of a variant never lead out of the records folder."""
+    away = record("../../x", environment=msgspec.structs.replace(ENVIRONMENT, gpu=gpu))
+    assert saved_path(tmp_path, away).resolve().parent.parent == tmp_path

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import get_args
+import re
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -109,6 +110,71 @@ def test_a_test_report_keeps_an_error_that_is_not_finite(value: float) -> None:
     bound = received.tightest
     assert not bound.holds
     assert bound.value is None or not math.isfinite(bound.value)
+
+
+# -- ranges -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("speed.device.median_us", 1e308),
+        ("speed.device.median_us", 0.0),
+        ("speed.device.median_us", None),
+        ("speed.device.samples_us.0", -1.0),
+        ("speed.device.samples_us.2", 1e12),
+        ("speed.call.calls_per_sample", -1),
+        ("speed.launches.0.grid.0", 2**60),
+        ("speed.clocks_before.power_watts", 1e308),
+        ("stages.0.seconds", -0.5),
+        ("builds.0.kernels.0.registers_per_thread", -1),
+        ("builds.0.kernels.0.instructions.HGMMA", 10**40),
+        ("check.max_abs_error", 1e308),
+        ("check.bounds", []),
+        ("check.bad_count", -1),
+        ("repeats.first.3", -1),
+        ("case.seq_q", 0),
+        ("case.batch", 2**31),
+        ("id", ""),
+        ("variant", "v" * 1001),
+    ],
+)
+def test_a_value_out_of_range_is_refused(path: str, value: object) -> None:
+    """A record with an impossible time, count or size is refused with the path of that value."""
+    *parents, last = path.split(".")
+    content = part = to_builtins(RECORD)
+    for name in parents:
+        part = part[int(name) if name.isdigit() else name]
+    part[int(last) if last.isdigit() else last] = value
+    with pytest.raises(msgspec.ValidationError, match=re.escape(f"at `$.{path.split('.', maxsplit=1)[0]}")):
+        read_record(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"kv_heads": 3}, "8 heads cannot share 3 key/value heads evenly"),
+        ({"computes": "scores"}, "scores have no mask; drop -causal"),
+    ],
+)
+def test_an_impossible_case_is_refused(change: dict[str, Any], reason: str) -> None:
+    """A record whose case has values that do not fit together is refused with the reason."""
+    content = to_builtins(RECORD)
+    with pytest.raises(msgspec.ValidationError, match=reason):
+        read_record({**content, "case": {**content["case"], **change}})
+
+
+@pytest.mark.parametrize("kind", ["correct", "property", "speed", "profile", "sanitize"])
+def test_a_missing_case_is_refused(kind: str) -> None:
+    """A record of a kind that has a case is refused without one."""
+    with pytest.raises(msgspec.ValidationError, match=f"^a record of kind {kind} has no case$"):
+        read_record({**to_builtins(BARE), "kind": kind})
+
+
+def test_a_time_without_a_case_is_refused() -> None:
+    """A record with a time is refused without a case, whatever its kind."""
+    with pytest.raises(msgspec.ValidationError, match=r"^a record of kind gate has no case$"):
+        read_record({**to_builtins(RECORD), "kind": "gate", "case": None})
 
 
 # -- derived figures -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.tool_results import CountedKernel, NsightReport
 from pytest_fa.report.blocks import TableProblem
 from pytest_fa.report.markdown import main, rewrite
-from tests.factories import RECORD, SHAPE, SMALL_SHAPE, check, record, speed
+from tests.factories import OK, RECORD, SHAPE, SMALL_SHAPE, check, record, speed
 
 HEAD = f"<!-- fa-table profiles=profiles/cpu case={SHAPE} variants=slow,fast,empty against=fast -->"
 TEXT = f"Before.\n\n{HEAD}\nold\n<!-- /fa-table -->\n\nAfter.\n"
@@ -31,9 +31,9 @@ EXPECTED = f"Before.\n\n{HEAD}\n\n{TABLE}\n\n<!-- /fa-table -->\n\nAfter.\n"
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with the records of three variants and a file with a table."""
     records: list[Record] = [
-        record("slow", check=check()),
-        record("slow", kind="speed", check=check(), speed=speed(20.0, 30.0)),
-        record("fast", kind="speed", check=check(), speed=speed(10.0)),
+        record("slow", check=OK),
+        record("slow", kind="speed", check=OK, speed=speed(20.0, 30.0)),
+        record("fast", kind="speed", check=OK, speed=speed(10.0)),
         record("empty", kind="speed", role="overhead", speed=speed(1.0, 5.0)),
     ]
     save_records(records, tmp_path / "profiles")
@@ -135,3 +135,24 @@ def test_a_variant_without_ablations_has_no_phases(tmp_path: Path) -> None:
     words = "profiles=profiles kernels=kernels of=one cases=b1h8s512d64-fp16"
     with pytest.raises(TableProblem, match="one has no ablations in kernels"):
         rewrite(f"<!-- fa-stages {words} -->\n<!-- /fa-stages -->\n", tmp_path)
+
+
+@pytest.mark.parametrize("words", ["--check", ""])
+def test_a_line_that_is_no_record_is_refused(root: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
+    """If a line of a record file cannot be read, the page stays, and the command prints one sentence and returns 2."""
+    with (root / "profiles" / "cpu" / "fast.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write('{"schema":99}\n')
+    assert main([*words.split(), "page.md"]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"page.md: {root}/profiles/cpu/fast.jsonl: 1 of 2 lines cannot be read; line 2: record")
+    assert (root / "page.md").read_text(encoding="utf-8") == TEXT
+
+
+@pytest.mark.parametrize("content", ["{", '{"pairs": []}', "\0"])
+def test_noise_that_cannot_be_read_is_refused(root: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+    """A noise.json that cannot be read is refused with a sentence; it does not count as missing."""
+    (root / "profiles" / "cpu" / "noise.json").write_text(content, encoding="utf-8")
+    (root / "page.md").write_text("<!-- fa-noise profiles=profiles/cpu -->\n<!-- /fa-noise -->\n", encoding="utf-8")
+    assert main(["page.md"]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"page.md: {root}/profiles/cpu/noise.json cannot be read: ")

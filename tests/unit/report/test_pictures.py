@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pytest_fa.__main__ import main
@@ -97,3 +99,48 @@ def test_a_folder_without_times_is_reported(tmp_path: Path, capsys: pytest.Captu
         draw(tmp_path / "cpu", None)
     assert main(["pictures", str(tmp_path / "cpu")]) == 2
     assert "no records with times in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{", '{"schema":99}', "\x1b[2J", "NaN"])
+def test_a_line_that_is_no_record_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """If a line cannot be read, the command draws nothing, prints one sentence and exits with status 2."""
+    with (folder / "ws_p2.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write(text)
+    assert main(["pictures", str(folder)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (sentence,) = captured.err.splitlines()
+    assert sentence.startswith(f"pytest_fa: {folder}/ws_p2.jsonl: 1 of 3 lines cannot be read; line 3: ")
+    assert sorted(path.suffix for path in folder.iterdir() if path.suffix != ".jsonl") == [".json"]
+
+
+def test_a_fifo_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A FIFO among the record files is refused; the command does not wait for a writer."""
+    os.mkfifo(folder / "zzz.jsonl")
+    assert main(["pictures", str(folder)]) == 2
+    assert "zzz.jsonl: it cannot be read: it is a FIFO, not a regular file" in capsys.readouterr().err
+
+
+def test_ceilings_that_cannot_be_read_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With an unreadable ceilings.json, the command prints one sentence and exits with status 2."""
+    (folder / "ceilings.json").write_text("{", encoding="utf-8")
+    assert main(["pictures", str(folder)]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"pytest_fa: {folder}/ceilings.json cannot be read: ")
+
+
+def test_scores_and_calls_without_work_have_no_roofline(tmp_path: Path) -> None:
+    """Records of scores, and of calls with no key, which have no FLOPs, are in the bars but not in the roofline."""
+    pytest.importorskip("matplotlib")
+    shapes = ("b1h1s4d4-fp16-scores", "b1h1s4d4-fp16-sk0")
+    save_records([record("probe", f"{shape}-seed0", "speed", speed=speed(1.0)) for shape in shapes], tmp_path)
+    assert [path.name for path in draw(tmp_path / "cpu", CEILINGS)] == ["bars.svg"]
+
+
+def test_a_name_is_no_formula(tmp_path: Path) -> None:
+    """Dollar signs in the names of variants and GPUs, between which matplotlib expects a formula, are drawn as such."""
+    pytest.importorskip("matplotlib")
+    environment = msgspec.structs.replace(ENVIRONMENT, gpu=r"$\frac{$")
+    timed = record(r"a$\frac{$", f"{TARGET_SHAPE}-seed0", "speed", speed=speed(1.0), environment=environment)
+    (path,) = save_records([timed], tmp_path)
+    assert [picture.name for picture in draw(path.parent, None)] == ["bars.svg", "ladder.svg"]

@@ -1,0 +1,171 @@
+"""Read record files line by line.  Lines that are no records are counted and named, whatever they contain.
+
+A file may come from another machine, another version or another author, so nothing in it is trusted: it must be a
+regular file, its lines have a maximum length, and each figure must be in its range.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from pytest_fa.errors import FaError
+from pytest_fa.records.read import read_record
+from pytest_fa.records.record import Record
+from pytest_fa.records.shared_kernels import with_all_kernels
+from pytest_fa.records.text import printable, printable_struct
+
+AnyContent = TypeVar("AnyContent", bound=msgspec.Struct)
+
+LONGEST_LINE_BYTES = 16 * 2**20
+MOST_BAD_LINES = 100_000
+LONGEST_PROBLEM = 200  # characters
+
+# What a line must contain if one of its strings is not printable: an escape of a control character, DEL, or non-ASCII.
+_SUSPICIOUS = re.compile(rb"\\[bfru]|[\x7f-\xff]")
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+class UnreadableRecords(FaError):
+    """A file of records, or a part of it, cannot be read."""
+
+
+class BadLine(msgspec.Struct, frozen=True):
+    """A line that is no record: its number, counted from 1, its place in the file in bytes, and the reason."""
+
+    number: int
+    start: int
+    length: int
+    problem: str
+
+
+class RecordFile(msgspec.Struct, frozen=True):
+    """The content of a record file.  `problem` says why the file as a whole cannot be read; it is empty if it can."""
+
+    path: Path
+    records: tuple[Record, ...] = ()
+    bad_lines: tuple[BadLine, ...] = ()
+    problem: str = ""
+
+    @property
+    def complaint(self) -> str:
+        """A sentence about what cannot be read and what to do, to follow the file's path; empty if all was read."""
+        if self.problem:
+            return f"it cannot be read: {self.problem}; remove it"
+        if not self.bad_lines:
+            return ""
+        first, count = self.bad_lines[0], len(self.records) + len(self.bad_lines)
+        found = f"{len(self.bad_lines)} of {count} lines cannot be read; line {first.number}: {first.problem}"
+        return f"{found}; delete such lines, or read them with the version of pytest-fa that wrote them"
+
+
+def read_record_file(path: Path) -> RecordFile:
+    """Return the records of a file and the lines that are no records; neither if there is no such file."""
+    try:
+        with open_regular(path) as stream:
+            return read_stream(path, stream)
+    except (FileNotFoundError, NotADirectoryError):
+        return RecordFile(path)
+    except (OSError, ValueError) as problem:  # ValueError: the path contains NUL
+        return RecordFile(path, problem=_sentence(problem))
+
+
+def read_stream(path: Path, stream: BinaryIO) -> RecordFile:
+    """Return the content of an open record file.  Each record has its builds' kernels, and all texts are printable."""
+    records: list[Record] = []
+    bad_lines: list[BadLine] = []
+    for number, start, length, line in _lines(stream):
+        record = _decoded(line, _printable_record)
+        if not isinstance(record, str):
+            records.append(record)
+        elif len(bad_lines) < MOST_BAD_LINES:
+            bad_lines.append(BadLine(number, start, length, record))
+        else:
+            return RecordFile(path, problem=f"more than {MOST_BAD_LINES} of its lines are no records")
+    return RecordFile(path, tuple(with_all_kernels(records)), tuple(bad_lines))
+
+
+def read_content(path: Path, decode: Callable[[bytes], AnyContent], remedy: str) -> AnyContent | None:
+    """Return what `decode` makes of a file that is one JSON object; None if there is no such file.
+
+    Raises `UnreadableRecords` if the file cannot be read or decoded.  Its sentence ends with `remedy`: what to do.
+    """
+    try:
+        with open_regular(path) as stream:
+            content = _decoded(stream.read(LONGEST_LINE_BYTES + 1), decode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as problem:
+        content = _sentence(problem)
+    if isinstance(content, str):
+        raise UnreadableRecords(f"{printable(str(path))} cannot be read: {content}; {remedy}")
+    return printable_struct(content)
+
+
+def try_to_read(read: Callable[[], AnyContent | None]) -> tuple[AnyContent | None, str]:
+    """Return what `read` returns, or None and the reason why the file cannot be read; the reason is empty otherwise."""
+    try:
+        return read(), ""
+    except UnreadableRecords as problem:
+        return None, str(problem)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading.  Raises `OSError` for anything else, without waiting for a FIFO's writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = _KINDS.get(stat.S_IFMT(mode), "a special file")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def _lines(stream: BinaryIO) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield the number, the start, the length and the bytes of each line that is not empty.
+
+    Of a line that is too long, the bytes are cut off after the first one that is too many.
+    """
+    number = start = 0
+    while line := stream.readline(LONGEST_LINE_BYTES + 1):
+        length, part = len(line), line
+        while not part.endswith(b"\n") and (part := stream.readline(LONGEST_LINE_BYTES)):
+            length += len(part)
+        number += 1
+        if line.strip():
+            yield number, start, length, line
+        start += length
+
+
+def _decoded(data: bytes, decode: Callable[[bytes], AnyContent]) -> AnyContent | str:
+    """Return what `decode` makes of `data`, or the reason why it cannot be decoded."""
+    if len(data) > LONGEST_LINE_BYTES:
+        return f"it is longer than {LONGEST_LINE_BYTES // 2**20} MiB"
+    try:
+        data.decode()
+        return decode(data)
+    except UnicodeDecodeError as problem:
+        return f"byte {problem.start} is not UTF-8"
+    except RecursionError:
+        return "its JSON is nested too deeply"
+    except ValueError as problem:
+        return _sentence(problem)
+
+
+def _printable_record(line: bytes) -> Record:
+    record = read_record(line)
+    return printable_struct(record) if _SUSPICIOUS.search(line) else record
+
+
+def _sentence(problem: Exception) -> str:
+    """Return the message of an exception in one line of limited length."""
+    text = getattr(problem, "strerror", None) or str(problem)
+    line = " ".join(printable(text).split())
+    return line if len(line) <= LONGEST_PROBLEM else f"{line[:LONGEST_PROBLEM]}..."
