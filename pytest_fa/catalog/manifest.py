@@ -104,8 +104,8 @@ def read_manifest(path: Path, root: Path, say: Callable[[str], object] = lambda 
         return [_variant(name, member, manifest, path.parent, root) for name, member in members.items()]
     except msgspec.ValidationError as problem:
         raise ManifestError(f"{path}: {_explain(str(problem))}") from None
-    except UsageProblem as problem:
-        raise ManifestError(f"{path}: {problem}") from None
+    except (UsageProblem, ValueError, RecursionError) as problem:
+        raise ManifestError(f"{path}: {' '.join(str(problem).split())}") from None
 
 
 def _text_problems(folder: Path, manifest: Manifest, members: dict[str, Member]) -> Iterator[str]:

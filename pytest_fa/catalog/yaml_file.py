@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from pytest_fa.errors import ManifestError
 MOST_BYTES = 65_536
 MOST_DEPTH = 20  # mappings and lists inside one another
 MOST_NODES = 10_000  # scalars, lists and mappings; an alias counts as often as the node that it repeats
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def load_yaml(path: Path) -> Any:  # noqa: ANN401  # any YAML value; the caller checks it
@@ -26,7 +26,6 @@ def load_yaml(path: Path) -> Any:  # noqa: ANN401  # any YAML value; the caller 
     """
     try:
         text = _read(path)
-        _require_small(yaml.parse(text, Loader=StrictLoader))
         return yaml.load(text, Loader=StrictLoader)  # noqa: S506  # a subclass of SafeLoader
     except ManifestError as problem:
         raise ManifestError(f"{path}: {problem}") from None
@@ -48,27 +47,6 @@ def _read(path: Path) -> str:
     return data.decode("utf-8")
 
 
-def _require_small(events: Iterator[yaml.Event]) -> None:
-    """Raise `ManifestError` if a document is nested too deeply or has too many nodes, before it is constructed."""
-    sizes: dict[str, int] = {}  # the number of nodes below each anchor
-    open_nodes: list[tuple[str | None, int]] = []  # of each open list or mapping: its anchor, and the count before it
-    count = 0
-    for event in events:
-        if isinstance(event, yaml.CollectionStartEvent):
-            open_nodes.append((event.anchor, count))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = open_nodes.pop()
-            sizes[anchor or ""] = count - before + 1
-        if isinstance(event, yaml.AliasEvent) and event.anchor in [anchor for anchor, _ in open_nodes]:
-            raise ManifestError(f"the alias *{event.anchor} is inside the value that it repeats")
-        count += sizes.get(event.anchor or "", 1) if isinstance(event, yaml.AliasEvent) else 1
-        if len(open_nodes) > MOST_DEPTH:
-            line = f"line {event.start_mark.line + 1}" if event.start_mark else "it"
-            raise ManifestError(f"{line} is nested more than {MOST_DEPTH} levels deep")
-        if count > MOST_NODES:
-            raise ManifestError(f"it has more than {MOST_NODES} values, the limit for a manifest")
-
-
 class StrictLoader(yaml.SafeLoader):
     """A YAML loader for the core types of YAML 1.2 that refuses duplicate keys.
 
@@ -76,6 +54,32 @@ class StrictLoader(yaml.SafeLoader):
     """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML reads this class attribute
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = self._count = 0
+        self._sizes: dict[int, int] = {}  # the number of values in each finished node, by its id
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401  # as PyYAML has it
+        """Compose a node; raise `ManifestError` if a limit is exceeded, before the value is constructed."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        line = f"line {event.start_mark.line + 1}" if event.start_mark else "it"
+        if self._depth > MOST_DEPTH:
+            raise ManifestError(f"{line} is nested more than {MOST_DEPTH} levels deep")
+        if isinstance(event, yaml.ScalarEvent) and _SURROGATE.search(event.value):
+            raise ManifestError(f"{line} has a character that UTF-8 cannot encode")
+        is_alias, before = isinstance(event, yaml.AliasEvent), self._count
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if is_alias and id(node) not in self._sizes:
+            raise ManifestError(f"the alias *{event.anchor} is inside the value that it repeats")
+        self._count += self._sizes[id(node)] if is_alias else 1
+        if self._count > MOST_NODES:
+            raise ManifestError(f"it has more than {MOST_NODES} values, the limit for a manifest")
+        if not is_alias:
+            self._sizes[id(node)] = self._count - before
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         """Construct a mapping; raise `ManifestError` for a duplicate key, or a key that is not a plain word."""

@@ -187,8 +187,8 @@ class Workers:
             message = f"the worker process died in stage {stage} ({_describe(status)}); a new one replaces it"
         else:
             message = f"{reason} in stage {stage}; the worker process was killed"
-        tail = printable(self._server.log_tail(log_start)) if ending != "hung" else ""
-        return LostWorker(ending, message + (f"\nits last output:\n{tail}" if tail else ""), last_progress)
+        tail = self._server.log_tail(log_start) if ending != "hung" else ""
+        return LostWorker(ending, printable(message + (f"\nits last output:\n{tail}" if tail else "")), last_progress)
 
     def _server_and_worker(self) -> tuple[ForkServer, Worker]:
         """The server and a worker.  A server that does not answer is replaced once."""

@@ -39,6 +39,7 @@ def connection():
         except OSError:
             pass
 end = connection()
+end.setblocking(True)
 """
 
 
