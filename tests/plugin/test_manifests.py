@@ -74,7 +74,7 @@ def test_each_broken_manifest_fails_alone(run: Run) -> None:
     assert run.outcomes == {**broken, f"test_correct[good-{CASE}]": "passed"}
 
 
-@pytest.mark.parametrize(("name", "problem"), [(name, problem) for name, (_, problem) in BROKEN.items()])
+@pytest.mark.parametrize(("name", "problem"), [(name, problem) for name, (_, problem) in BROKEN.items()], ids=BROKEN)
 def test_failure_says_what_is_wrong(mixed: Project, run: Run, name: str, problem: str) -> None:
     """The first line of the failure names the variant, the file and the problem."""
     line = run.reasons[f"test_build[{name}]"].splitlines()[0]
