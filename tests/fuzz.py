@@ -32,8 +32,10 @@ ODD_BYTES = (
 
 def any_json() -> st.SearchStrategy[Any]:
     """Any JSON value, and numbers that only Python writes: NaN, Infinity, and integers of any size."""
-    leaves = st.one_of(st.sampled_from(ODD_VALUES).map(copy.deepcopy), st.integers(), st.floats(), st.text(max_size=20))
-    return st.recursive(leaves, _containers, max_leaves=20)
+    scalars = st.one_of(
+        st.sampled_from(ODD_VALUES).map(copy.deepcopy), st.integers(), st.floats(), st.text(max_size=20)
+    )
+    return st.recursive(scalars, _containers)
 
 
 def _containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -235,7 +235,7 @@ def _unchanged_parents(*pids: int) -> Iterator[list[str]]:
             if scheduling is not None and now is not None and scheduling != now:
                 restore_scheduling(pid, scheduling)
                 who = "pytest's process" if pid == os.getpid() else "the worker server"
-                changes += [f"the variant changed {who}: {text}" for text in scheduling.differences(now)]
+                changes += [f"while the variant ran, {who} changed: {text}" for text in scheduling.differences(now)]
 
 
 def _owner(variant: Variant) -> str:

@@ -146,7 +146,7 @@ def _is_reached(project: Project, pid: int, stage: str) -> bool:
 
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize(("process", "ending", "stage"), RUN, ids=[f"{p}-{e.name}-{s}" for p, e, s in RUN])
-def test_a_killed_process_leaves_order(project: Project, process: str, ending: signal.Signals, stage: str) -> None:
+def test_order_after_a_kill(project: Project, process: str, ending: signal.Signals, stage: str) -> None:
     """Every record line is readable, no process of the run is left after two seconds, and the next run passes."""
     mark = uuid.uuid4().hex
     name = "slow" if stage == "build" else "waiting"

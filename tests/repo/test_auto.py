@@ -97,7 +97,7 @@ def test_the_table_ranks_correct_variants() -> None:
 def test_records_that_cannot_be_read_make_no_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If a line of a record file cannot be read, the program prints one sentence and leaves the table as it is."""
+    """If a line of a record file cannot be read, the program prints one sentence and does not change the table."""
     choices = module_of("choices")
     monkeypatch.setattr(choices, "__file__", str(tmp_path / "choices.py"))
     (tmp_path / "x.jsonl").write_text("{", encoding="utf-8")

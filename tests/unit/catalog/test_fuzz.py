@@ -107,7 +107,7 @@ def _require_harmless(variant: Variant) -> None:
 
 @fuzz_settings(30)
 @given(st.lists(contents(), min_size=1, max_size=4))
-def test_neighbours_of_any_manifest_are_found(several: list[bytes]) -> None:
+def test_a_good_manifest_is_found_beside_any_other(several: list[bytes]) -> None:
     """Whatever stands beside it, a good manifest is found, and a plan can be made."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)

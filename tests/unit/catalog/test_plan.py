@@ -96,7 +96,7 @@ def test_selected_variants_are_distinguished_from_companions(selected: tuple[str
     assert companions == {each.name for each in variants if plan.is_companion(each)}
 
 
-def test_a_broken_manifest_with_the_name_of_a_baseline_leaves_the_baseline_a_companion() -> None:
+def test_a_broken_manifest_with_the_name_of_a_baseline_keeps_the_baseline_a_companion() -> None:
     """A second manifest named `sdpa` is broken and fails on its own; the first `sdpa` is still timed as a companion."""
     duplicate = BrokenVariant("sdpa", "variant 'sdpa' is already defined in builtin/sdpa")
     catalog = Catalog(CATALOG.variants, {"kernels/sdpa": duplicate})

@@ -277,14 +277,14 @@ def test_marked_processes_are_found() -> None:
 # -- the parents ------------------------------------------------------------------------------------------------------
 
 CHANGES = {
-    "priority of the server": ("os.setpriority(os.PRIO_PROCESS, os.getppid(), 7)", "the worker server: its nice value"),
-    "CPUs of the server": ("os.sched_setaffinity(os.getppid(), {0})", "the worker server: its CPUs"),
+    "priority of the server": ("os.setpriority(os.PRIO_PROCESS, os.getppid(), 7)", "the worker server changed: its nice value"),
+    "CPUs of the server": ("os.sched_setaffinity(os.getppid(), {0})", "the worker server changed: its CPUs"),
     "limits of the server": (
         "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (99999, resource.prlimit(0, resource.RLIMIT_CPU)[1]))",
-        "the worker server: its resource limits",
+        "the worker server changed: its resource limits",
     ),
-    "priority of pytest": ("os.setpriority(os.PRIO_PROCESS, CLIENT, 7)", "pytest's process: its nice value"),
-    "CPUs of pytest": ("os.sched_setaffinity(CLIENT, {0})", "pytest's process: its CPUs"),
+    "priority of pytest": ("os.setpriority(os.PRIO_PROCESS, CLIENT, 7)", "pytest's process changed: its nice value"),
+    "CPUs of pytest": ("os.sched_setaffinity(CLIENT, {0})", "pytest's process changed: its CPUs"),
 }
 
 
