@@ -2,7 +2,7 @@
 // step:    guards around the softmax: exponents clamped to [MIN_EXPONENT, 0], NaN kept, EPSILON added to the row sum
 // because: the guards were meant for extreme scores; in an older kernel they hid a race and gave masked keys a weight of
 //          2^MIN_EXPONENT
-// expect:  the same time and results as light_barriers, which masks with -inf and keeps the row max finite: no guard ever acts
+// expect:  the same time and results as light_barriers: it masks with -inf and keeps the row max finite, so the guards do nothing
 // tile:    BLOCK_M queries x BLOCK_N keys, BLOCK_M / NUM_WARPS queries per warp; 26 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, grouped heads, top-left and bottom-right causal masks; rows
 //          contiguous and aligned to VEC_WIDTH elements

@@ -39,7 +39,7 @@ from pytest_fa.run.module import open_forward
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.stages import ReportProgress, Stages, message_of, outcome_of
 
-# A result names the checks that detected the fault (`caught_by`).  These outcomes have no output to judge.
+# `caught_by` names the checks that detected a fault.  For these outcomes no check ran, so it has a fixed name.
 CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
     "failed": ("exception",),
     "launch_failed": ("launch",),

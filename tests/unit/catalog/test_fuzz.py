@@ -30,6 +30,9 @@ from pytest_fa.errors import ManifestError
 from tests.factories import fuzz_settings
 from tests.fuzz import any_json, changed_bytes, changed_json
 
+# A warning about the size of an example is no failure.
+pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
+
 REPOSITORY = Path(__file__).parents[3]
 SHELL = set("$`\"'\\;|&<>#~\n\r\0")  # what a shell, ninja or a Makefile would interpret in an option
 

@@ -43,6 +43,9 @@ from pytest_fa.report.table import headline, make_rows, notes, render
 from tests.factories import RECORD, RECORDED, fuzz_settings, variant
 from tests.fuzz import any_json, as_json, changed_bytes, changed_json
 
+# A warning about the size of an example is no failure.
+pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
+
 REPOSITORY = Path(__file__).parents[3]
 SCHEMA_3 = (RECORDED / "earlier" / "record.json").read_bytes()
 

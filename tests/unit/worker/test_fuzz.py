@@ -27,6 +27,9 @@ from pytest_fa.worker.jobs import CaseJob, CaseResult, Progress
 from tests.factories import CHECK, SPEED, fuzz_settings, variant
 from tests.fuzz import any_json, as_json, changed_bytes, changed_json
 
+# A warning about the size of an example is no failure.
+pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
+
 JOB = CaseJob(
     variant("mine"), parse_case("b1h2s64d64-fp16-seed0"), None, "cpu", "same_precision", judge=True, time=True
 )

@@ -277,7 +277,10 @@ def test_marked_processes_are_found() -> None:
 # -- the parents ------------------------------------------------------------------------------------------------------
 
 CHANGES = {
-    "priority of the server": ("os.setpriority(os.PRIO_PROCESS, os.getppid(), 7)", "the worker server changed: its nice value"),
+    "priority of the server": (
+        "os.setpriority(os.PRIO_PROCESS, os.getppid(), 7)",
+        "the worker server changed: its nice value",
+    ),
     "CPUs of the server": ("os.sched_setaffinity(os.getppid(), {0})", "the worker server changed: its CPUs"),
     "limits of the server": (
         "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (99999, resource.prlimit(0, resource.RLIMIT_CPU)[1]))",
