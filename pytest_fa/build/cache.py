@@ -93,7 +93,7 @@ def _read_stored(cache: Path, folder: Path) -> StoredBuild | str:
         if path.stat().st_size > MOST_JSON_BYTES:
             return f"{name} is larger than {MOST_JSON_BYTES} bytes"
         return msgspec.json.decode(path.read_bytes(), type=StoredBuild)
-    except (OSError, RuntimeError, RecursionError, msgspec.MsgspecError):  # RuntimeError: symlinks in a circle
+    except (OSError, RuntimeError, ValueError, msgspec.MsgspecError):  # RuntimeError: symlinks in a circle
         return f"{name} cannot be read"
 
 

@@ -116,7 +116,7 @@ def _read_memo(memo: Path) -> Toolchain | None:
     try:
         saved = msgspec.json.decode(memo.read_bytes(), type=Toolchain)
         return saved if all(_stamp(Path(stamp[0])) == stamp for stamp in saved.stamps) else None
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return None
 
 

@@ -61,7 +61,7 @@ def read_index(path: Path) -> tuple[IndexEntry, ...]:
     try:
         entries = msgspec.json.decode(path.read_bytes())
         return msgspec.convert([_upgraded(entry) for entry in entries], tuple[IndexEntry, ...])
-    except (OSError, TypeError, msgspec.MsgspecError):
+    except (OSError, TypeError, AttributeError, ValueError, RecursionError, msgspec.MsgspecError):
         return ()
 
 

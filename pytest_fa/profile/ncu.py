@@ -202,7 +202,7 @@ def _launch_problem(program_run: ProgramRun) -> str:
     for line in program_run.stdout.splitlines():
         try:
             result = msgspec.json.decode(line)
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError, msgspec.MsgspecError):
             continue
         if isinstance(result, dict) and result.get("outcome", "ok") != "ok":
             return f"{result['outcome']}: {result.get('message', '')}"

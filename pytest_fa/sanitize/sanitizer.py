@@ -162,7 +162,7 @@ def _printed_result(program_run: ProgramRun) -> str:
     for line in program_run.stdout.splitlines():
         try:
             result = msgspec.json.decode(line)
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError, msgspec.MsgspecError):
             continue
         if isinstance(result, dict) and "outcome" in result:
             return f"{result['outcome']}: {result.get('message', '')}"

@@ -47,7 +47,7 @@ def _run_file(path: Path) -> int:
 
     try:
         job = read_job(path)
-    except (OSError, msgspec.MsgspecError) as problem:
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as problem:
         sys.stderr.write(f"{path}: {problem}\n")
         return 2
     with contextlib.redirect_stdout(sys.stderr):

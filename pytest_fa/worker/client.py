@@ -158,7 +158,7 @@ class Workers:
             raise self._lost("crashed", "", last_progress, log_start) from None
         except TimeoutError:
             raise self._lost("hung", "", last_progress, log_start) from None
-        except (Garbage, msgspec.MsgspecError, RecursionError) as problem:
+        except (Garbage, ValueError, RecursionError, msgspec.MsgspecError) as problem:
             text = f"the worker process sent an answer that cannot be read ({problem})"
             raise self._lost("failed", text, last_progress, log_start) from None
         raise self._lost("hung", "", last_progress, log_start)
