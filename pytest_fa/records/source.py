@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_fa.records.record import Source
+from pytest_fa.records.text import printable
 
 STAMP_NAME = ".fa-source.json"
 RESULTS = "profiles/"  # written by runs, so not part of the source
@@ -60,8 +61,8 @@ def _from_stamp(folder: Path) -> tuple[Source, bool] | None:
         return None
     try:
         stamp = msgspec.json.decode(path.read_bytes(), type=SourceStamp)
-    except msgspec.MsgspecError as problem:
-        return Source(commit=None, dirty=None, origin=f"{STAMP_NAME} cannot be read: {problem}"), False
+    except (ValueError, RecursionError) as problem:
+        return Source(commit=None, dirty=None, origin=printable(f"{STAMP_NAME} cannot be read: {problem}")), False
     fits = all(_hash(folder / name) == sha256 for name, sha256 in stamp.files.items())
     return Source(commit=stamp.commit, dirty=stamp.dirty or not fits, origin=STAMP_NAME), fits and bool(stamp.files)
 

@@ -55,6 +55,19 @@ def test_git_gives_commit_and_changes(folder: Path, change: str | None, *, dirty
     assert Source(commit=head, dirty=dirty, origin="git") == read_source(folder)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b'{"commit":"\xff","dirty":true}', b'{"commit":"a","dirty":true,"x":' + b"[" * 100_000],
+    ids=["cut off", "not UTF-8", "brackets"],
+)
+def test_a_stamp_that_cannot_be_read_is_named(folder: Path, content: bytes) -> None:
+    """A stamp file that cannot be read gives no commit, and the origin says why."""
+    (folder / STAMP_NAME).write_bytes(content)
+    source = read_source(folder)
+    assert (source.commit, source.dirty) == (None, None)
+    assert source.origin.startswith(f"{STAMP_NAME} cannot be read: ")
+
+
 def test_a_copy_without_git_uses_its_stamp(folder: Path) -> None:
     """The source of a folder without a repository is that of its stamp file."""
     stamp(folder)

@@ -54,6 +54,13 @@ def test_without_a_launch_the_occupancy_is_an_upper_bound() -> None:
     assert instructions == ["12", "4", "30", "0", "0", "0", "0", "0", "0", "2", "1", "7"]
 
 
+def test_brackets_in_a_kernels_name_are_shown() -> None:
+    """Square brackets in a demangled name, which rich would take for a style, are printed as they are."""
+    kernel = msgspec.structs.replace(KERNEL, name="kernel[abi:cxx11](float [/2])")
+    text = static_text([build(msgspec.structs.replace(ONE, kernels=(kernel,)))], {}, 80)
+    assert len(cells(text, kernel.name)) == 2
+
+
 def test_a_saved_launch_completes_it() -> None:
     """With a saved launch, its threads and dynamic shared memory are used."""
     launch = LaunchedKernel(KERNEL.mangled, (8, 1, 1), (128, 1, 1), 65536)

@@ -332,6 +332,12 @@ def test_what_went_wrong_is_red(checks: str, *, is_red: bool) -> None:
     assert is_red is ("\x1b[31m" in render([row], 132, color=True))
 
 
+@pytest.mark.parametrize("text", ["[red]mine", "[/red]", "a[abi:cxx11]", "[link=x]"])
+def test_brackets_in_a_cell_are_shown(text: str) -> None:
+    """Square brackets in a name, which rich would take for a style, are printed as they are."""
+    assert text in render([Row(text, SHAPE, "ok 1/1", *[NOTHING] * 9)], 132, color=False)
+
+
 def test_without_colours_there_are_no_escapes() -> None:
     """Without colours the output is plain text."""
     assert "\x1b" not in render([Row("mine", SHAPE, "WRONG 1/3", *[NOTHING] * 9)], 132, color=False)
