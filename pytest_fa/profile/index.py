@@ -35,6 +35,8 @@ def add_entry(folder: Path, root: Path, item: str, profile: NsightReport, measur
     """Write one profile into the index of `folder`, in place of an older entry with the same id and preset."""
     path = folder / NAME
     entries = {(entry.id, entry.preset): entry for entry in read_index(path)}
+    if not entries and path.exists():
+        path.replace(path.with_suffix(".unreadable.json"))  # it may be of a later version; nothing of it is lost
     entries[(item, profile.preset)] = IndexEntry(
         id=item,
         preset=profile.preset,

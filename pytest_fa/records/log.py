@@ -29,10 +29,19 @@ class RecordLog:
         self.path = folder / "records" / f"{stamp}-{os.getpid()}.jsonl"
 
     def append(self, record: Record) -> None:
-        """Append one line and close the file, so that the line survives a kill of this process."""
+        """Append one line and close the file, so that the line survives a kill of this process.
+
+        If the disk is full, half a line is removed again, and the `OSError` is raised.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as stream:
-            stream.write(to_json(record) + b"\n")
+        with self.path.open("ab", buffering=0) as stream:
+            size, line = stream.seek(0, os.SEEK_END), to_json(record) + b"\n"
+            try:
+                while line:
+                    line = line[stream.write(line) :]
+            except OSError:
+                stream.truncate(size)
+                raise
 
 
 def save_records(records: list[Record], folder: Path, root: Path | None = None) -> list[Path]:

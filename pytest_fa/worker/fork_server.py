@@ -18,6 +18,7 @@ from typing import IO, Literal
 from pytest_fa.build.keys import PACKAGE
 from pytest_fa.errors import FaError
 from pytest_fa.processes import MARK, kill_all, marked_with
+from pytest_fa.records.text import printable
 from pytest_fa.worker.channel import Channel, channel_pair
 
 START_SECONDS = 120.0
@@ -85,7 +86,7 @@ class ForkServer:
         worker_end.close()
         if not answer:
             channel.close()
-            raise WorkerError(f"{problem}\n{self.log_tail(0)}")
+            raise WorkerError(printable(f"{problem}\n{self.log_tail(0)}"))
         return Worker(int(answer), channel)
 
     def end(self, worker: Worker, request: Literal["kill", "reap"] = "kill") -> int | None:

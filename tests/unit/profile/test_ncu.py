@@ -214,3 +214,11 @@ def test_an_index_of_an_earlier_version_is_kept(tmp_path: Path) -> None:
     path.write_text(path.read_text(encoding="utf-8").replace('"bottlenecks"', '"verdicts"'), encoding="utf-8")
     add_entry(tmp_path, tmp_path, "new", NOTHING_READ, "2026-11-22T00:00:00+00:00")
     assert [entry.id for entry in read_index(path)] == ["new", "old"]
+
+
+def test_an_index_that_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
+    """An index of another program or a later version is renamed, not overwritten."""
+    (tmp_path / "index.json").write_text("{}", encoding="utf-8")
+    path = add_entry(tmp_path, tmp_path, "new", NOTHING_READ, "2026-11-22T00:00:00+00:00")
+    assert [entry.id for entry in read_index(path)] == ["new"]
+    assert (tmp_path / "index.unreadable.json").read_text(encoding="utf-8") == "{}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +262,22 @@ def test_a_record_cannot_be_saved_outside_the_folder(tmp_path: Path, gpu: str) -
     """The name of a GPU, which a record file supplies, and that of a variant never lead out of the records folder."""
     away = record("../../x", environment=msgspec.structs.replace(ENVIRONMENT, gpu=gpu))
     assert saved_path(tmp_path, away).resolve().parent.parent == tmp_path
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
+    """If a line does not fit on the disk, the lines before it stay whole, and the error is raised."""
+    log = RecordLog(tmp_path)
+    log.append(RECORD)
+    size = log.path.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            log.append(RECORD)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert log.path.stat().st_size == size
+    log.append(RECORD)
+    assert len(read_records(log.path)) == 2
