@@ -267,17 +267,17 @@ def test_a_record_cannot_be_saved_outside_the_folder(tmp_path: Path, gpu: str) -
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
     """If a line does not fit on the disk, the lines before it stay whole, and the error is raised."""
     log = RecordLog(tmp_path)
-    log.append(RECORD)
+    log.append(record())
     size = log.path.stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            log.append(RECORD)
+            log.append(record())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     assert log.path.stat().st_size == size
-    log.append(RECORD)
+    log.append(record())
     assert len(read_records(log.path)) == 2
