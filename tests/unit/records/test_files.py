@@ -210,7 +210,7 @@ def test_a_file_without_permission_is_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_an_impossible_path_is_refused(tmp_path: Path) -> None:
     """A path with NUL, which a Markdown file may contain, is refused."""
-    assert read_record_file(tmp_path / "a\0b.jsonl").problem == "embedded null byte"
+    assert "embedded null" in read_record_file(tmp_path / "a\0b.jsonl").problem  # Python 3.13 has other words
 
 
 def test_the_name_of_a_file_is_printable(tmp_path: Path) -> None:
