@@ -11,6 +11,7 @@ import functools
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -20,6 +21,12 @@ import msgspec
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 MARK = "PYTEST_FA_MARK"  # the environment variable by which processes of one run are recognised
 END_SECONDS = 10.0  # within which a killed process has ended, unless the kernel keeps it
+
+# Arguments: the parent's process id, the signal, and the command.
+_BECOME = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, int(sys.argv[2]), 0, 0, 0); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[3], sys.argv[3:])"
+)
 
 _LIMITS = tuple(getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_"))
 
@@ -35,10 +42,13 @@ def die_with_parent(ending: signal.Signals = signal.SIGKILL) -> None:
     _prctl()(_PR_SET_PDEATHSIG, int(ending), 0, 0, 0)
 
 
-def dying_with_parent(ending: signal.Signals) -> Callable[[], object]:
-    """Return a function for `preexec_fn` that does what `die_with_parent` does; it loads nothing after the fork."""
-    function = _prctl()
-    return lambda: function(_PR_SET_PDEATHSIG, int(ending), 0, 0, 0)
+def dying_with_parent(command: list[str], ending: signal.Signals) -> list[str]:
+    """Return a command that runs `command` and that the kernel sends `ending` when this process ends.
+
+    A short Python program asks the kernel and then becomes the command.  `preexec_fn` would do without it, but must not
+    be used in a process with threads, such as one of pytest-xdist.
+    """
+    return [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), str(int(ending)), *command]
 
 
 def outlive_parent() -> None:

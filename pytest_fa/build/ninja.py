@@ -63,7 +63,7 @@ def _run_ninja(command: list[str], stage: Path, mark: str, say: Callable[[int, i
     """
     environment = {**os.environ, "NINJA_STATUS": "%f %t ", MARK: mark}
     with subprocess.Popen(  # noqa: S603
-        command,
+        dying_with_parent(command, signal.SIGTERM),
         cwd=stage,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -71,7 +71,6 @@ def _run_ninja(command: list[str], stage: Path, mark: str, say: Callable[[int, i
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        preexec_fn=dying_with_parent(signal.SIGTERM),  # noqa: PLW1509  # it only makes one system call
     ) as process:
         timer = threading.Timer(MOST_SECONDS, process.terminate)
         timer.daemon = True
