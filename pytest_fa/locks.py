@@ -19,6 +19,7 @@ from pathlib import Path
 import filelock
 
 from pytest_fa.errors import LockProblem
+from pytest_fa.regular_file import open_regular
 
 NOTICE_SECONDS = 5.0  # a wait that is longer is explained
 MOST_SECONDS = 3600.0
@@ -49,7 +50,10 @@ def held_lock(
     holder = _holder_path(path)
     try:
         with contextlib.suppress(OSError):
-            holder.write_text(json.dumps(_this_process()), encoding="utf-8")
+            holder.unlink(missing_ok=True)  # what stands there may be a symlink or a FIFO
+            descriptor = os.open(holder, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(json.dumps(_this_process()))
         yield
     finally:
         with contextlib.suppress(OSError):
@@ -74,7 +78,7 @@ def _acquire(
 def describe_holder(path: Path) -> str:
     """Return the holder of a lock in words: its process id, its command, and since when it holds the lock."""
     try:
-        with _holder_path(path).open("rb") as stream:
+        with open_regular(_holder_path(path), follow=False) as stream:
             holder = json.loads(stream.read(MOST_HOLDER_BYTES))
         pid, command, since = int(holder["pid"]), str(holder["command"]), datetime.fromisoformat(holder["since"])
         seconds = (datetime.now(UTC) - since).total_seconds()

@@ -28,6 +28,7 @@ _BECOME = (
     "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[3], sys.argv[3:])"
 )
 
+_OOM_SCORE = "/proc/{pid}/oom_score_adj"
 _LIMITS = tuple(getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_"))
 
 
@@ -74,10 +75,20 @@ def zombies_of(parent: int) -> list[int]:
 def _states_of_children(parent: int) -> Iterator[tuple[int, str]]:
     for pid in _all_pids():
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # the name in parentheses may contain anything, so the fields are counted from the last parenthesis
-            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            if int(fields[1]) == parent:
-                yield pid, fields[0]
+            state, parent_of_pid = _stat_of(pid)
+            if int(parent_of_pid) == parent:
+                yield pid, state
+
+
+def _state_of(pid: int) -> str:
+    return _stat_of(pid)[0]
+
+
+def _stat_of(pid: int) -> tuple[str, str]:
+    """Return the state and the parent of a process.  Its name, in parentheses, may contain anything."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    state, parent, *_ = text.rpartition(")")[2].split()
+    return state, parent
 
 
 def marked_with(mark: str) -> list[int]:
@@ -116,14 +127,20 @@ class Scheduling(msgspec.Struct, frozen=True):
 
     cpus: frozenset[int]
     nice: int
+    policy: tuple[int, int]  # and its priority
     limits: tuple[tuple[int, int], ...]
+    oom_score: str
+    is_stopped: bool
 
     def differences(self, now: Scheduling) -> list[str]:
         """Return what has changed, in words."""
         changes = [
             (f"its CPUs from {sorted(self.cpus)} to {sorted(now.cpus)}", self.cpus != now.cpus),
             (f"its nice value from {self.nice} to {now.nice}", self.nice != now.nice),
+            ("its scheduling policy", self.policy != now.policy),
             ("its resource limits", self.limits != now.limits),
+            ("its oom_score_adj", self.oom_score != now.oom_score),
+            ("it was stopped", self.is_stopped != now.is_stopped),
         ]
         return [text for text, has_changed in changes if has_changed]
 
@@ -131,18 +148,31 @@ class Scheduling(msgspec.Struct, frozen=True):
 def read_scheduling(pid: int) -> Scheduling | None:
     """Return the scheduling of a process, or None if it has ended."""
     try:
-        cpus, nice = frozenset(os.sched_getaffinity(pid)), os.getpriority(os.PRIO_PROCESS, pid)
-        return Scheduling(cpus, nice, tuple(resource.prlimit(pid, limit) for limit in _LIMITS))
+        return Scheduling(
+            cpus=frozenset(os.sched_getaffinity(pid)),
+            nice=os.getpriority(os.PRIO_PROCESS, pid),
+            policy=(os.sched_getscheduler(pid), os.sched_getparam(pid).sched_priority),
+            limits=tuple(resource.prlimit(pid, limit) for limit in _LIMITS),
+            oom_score=Path(_OOM_SCORE.format(pid=pid)).read_text(encoding="ascii").strip(),
+            is_stopped=_state_of(pid) in "Tt",
+        )
     except (OSError, ValueError):
         return None
 
 
 def restore_scheduling(pid: int, before: Scheduling) -> None:
     """Set the scheduling of a process to what it was, as far as this user may."""
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(pid, before.cpus)
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, before.nice)
+    policy, priority = before.policy
+    restoring: tuple[Callable[[], object], ...] = (
+        lambda: os.kill(pid, signal.SIGCONT),
+        lambda: os.sched_setaffinity(pid, before.cpus),
+        lambda: os.sched_setscheduler(pid, policy, os.sched_param(priority)),
+        lambda: os.setpriority(os.PRIO_PROCESS, pid, before.nice),
+        lambda: Path(_OOM_SCORE.format(pid=pid)).write_text(before.oom_score, encoding="ascii"),
+    )
+    for restore in restoring:
+        with contextlib.suppress(OSError):
+            restore()
     for limit, value in zip(_LIMITS, before.limits, strict=True):
         with contextlib.suppress(OSError, ValueError):
             resource.prlimit(pid, limit, value)

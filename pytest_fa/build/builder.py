@@ -56,7 +56,8 @@ def ensure(
     """
     start = time.perf_counter()
     cached.require_safe(cache)
-    refused = {_name(request): reason for request in requests if (reason := refusal(request[0], allowed_flags))}
+    reasons = ((request, refusal(request[0], allowed_flags) or _irregular_file(request[0])) for request in requests)
+    refused = {_name(request): reason for request, reason in reasons if reason}
     failures = {name: BuildFailure(*name, reason) for name, reason in refused.items()}  # type: ignore[arg-type]
     reports: list[BuildReport] = [BuildReport({**failures}, 0, 0, 0.0, len(failures))]
     lacking: dict[str, str] = {}
@@ -74,6 +75,16 @@ def ensure(
         failed=sum(report.failed for report in reports),
         lacking=lacking,
     )
+
+
+def _irregular_file(variant: Variant) -> str | None:
+    """Return which file of a variant's folder a compiler could wait for without end, or None."""
+    if not variant.is_built:
+        return None
+    for path in sorted(Path(variant.folder).rglob("*")):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            return f"{path} is not a regular file; a compiler that includes it would not end; remove it"
+    return None
 
 
 def _by_toolchain(
@@ -175,7 +186,7 @@ def _binding_jobs(requests: list[Request], stage: Path, cache: Path, toolchain: 
     if not any(recipe.needs_binding(variant) for variant, _ in requests):
         return []
     (stage / "binding").mkdir()
-    if (_binding_folder(cache, toolchain) / "binding.o").is_file():
+    if cached.has_binding(cache, _binding_folder(cache, toolchain)):
         return []
     return [CompileJob("binding", "binding.o", tuple(binding_command(toolchain)), "binding")]
 
@@ -183,19 +194,18 @@ def _binding_jobs(requests: list[Request], stage: Path, cache: Path, toolchain: 
 def _publish_binding(stage: Path, cache: Path, toolchain: Toolchain) -> str | None:
     """Move a newly compiled binding to the cache; return the compiler's output if it failed."""
     target = _binding_folder(cache, toolchain)
-    if (target / "binding.o").is_file():
+    if cached.has_binding(cache, target):
         return None
     if not (stage / "binding" / "binding.o").is_file():
         return f"the shared binding did not compile:\n{_log(stage / 'binding')}"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    (stage / "binding").rename(target)
+    cached.publish_binding(stage / "binding", cache, target)
     return None
 
 
 def _stage_variants(requests: list[Request], stage: Path, cache: Path, toolchain: Toolchain) -> list[CompileJob]:
     jobs = []
     binding = _binding_folder(cache, toolchain)
-    is_new = not (binding / "binding.o").is_file()
+    is_new = not cached.has_binding(cache, binding)
     for index, (variant, arch) in enumerate(requests):
         folder = stage / str(index)
         folder.mkdir()

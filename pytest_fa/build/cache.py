@@ -29,8 +29,11 @@ from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import UsageProblem
 from pytest_fa.locks import held_lock
 from pytest_fa.records.built import Build
+from pytest_fa.regular_file import open_regular
 
 MOST_JSON_BYTES = 2**26
+LIBRARY, MODULE_NAME = "kernel.so", "module.txt"  # the files of a build that are loaded
+BINDING, BINDING_HASH = "binding.o", "binding.sha256"
 
 
 class StoredBuild(msgspec.Struct, frozen=True):
@@ -70,7 +73,7 @@ def find_build(cache: Path, variant: Variant, arch: Target, toolchain: str | Non
     reason = damage = ""
     folder = request_folder(cache, variant, arch)
     candidates = [path for path in folder.glob("*-*") if toolchain is None or path.name.startswith(f"{toolchain}-")]
-    for candidate in sorted(candidates, key=lambda path: -path.lstat().st_mtime):
+    for candidate in sorted(candidates, key=_mtime, reverse=True):
         stored = _read_stored(cache, candidate)
         if isinstance(stored, str):
             damage = damage or stored
@@ -79,8 +82,16 @@ def find_build(cache: Path, variant: Variant, arch: Target, toolchain: str | Non
         elif problem := _damage(cache, candidate, stored.build):
             damage = damage or problem
         else:
-            return Lookup(stored.build, "")
+            return Lookup(_in_folder(stored.build, cache, candidate), "")
     return Lookup(None, reason or damage or "it was never built with these flags and definitions", damage)
+
+
+def _mtime(path: Path) -> float:
+    """Return when a folder was made; 0 if another process has just removed it."""
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _read_stored(cache: Path, folder: Path) -> StoredBuild | str:
@@ -90,28 +101,62 @@ def _read_stored(cache: Path, folder: Path) -> StoredBuild | str:
     try:
         if not _is_inside(cache, path):
             return f"{name} is a symlink to a place outside the cache"
-        if path.stat().st_size > MOST_JSON_BYTES:
+        with open_regular(path) as stream:
+            data = stream.read(MOST_JSON_BYTES + 1)
+        if len(data) > MOST_JSON_BYTES:
             return f"{name} is larger than {MOST_JSON_BYTES} bytes"
-        return msgspec.json.decode(path.read_bytes(), type=StoredBuild)
+        return msgspec.json.decode(data, type=StoredBuild)
     except (OSError, RuntimeError, ValueError, msgspec.MsgspecError):  # RuntimeError: symlinks in a circle
         return f"{name} cannot be read"
 
 
+def _in_folder(build: Build, cache: Path, folder: Path) -> Build:
+    """Return a build with the library of the folder that was checked, whatever its `build.json` says."""
+    return msgspec.structs.replace(build, library=str((folder / LIBRARY).relative_to(cache)))
+
+
 def _damage(cache: Path, folder: Path, build: Build) -> str:
     """Return which file of a published build is not as it was, and how; empty if all are."""
-    if "kernel.so" not in build.files:
-        return f"{folder.relative_to(cache)}/build.json lists no library"
-    for name, sha256 in build.files.items():
-        path, shown = folder / name, (folder / name).relative_to(cache)
-        if not path.is_file():
-            return f"{shown} is missing"
-        if not _is_inside(cache, path):
-            return f"{shown} is a symlink to a place outside the cache"
-        if not path.stat().st_size:
-            return f"{shown} is empty"
-        if file_hash(str(path)) != sha256:
-            return f"{shown} has changed since it was built"
-    return ""
+    present = {name for name in (LIBRARY, MODULE_NAME) if os.path.lexists(folder / name)} | {LIBRARY}
+    if set(build.files) != present:
+        return f"{folder.relative_to(cache)}/build.json does not list the files of its folder"
+    for place in (folder.parent, folder):
+        if place.stat().st_mode & stat.S_IWOTH:
+            return f"every user may write to {place.relative_to(cache)}"
+    problems = (_file_damage(cache, folder / name, sha256) for name, sha256 in build.files.items())
+    return next((problem for problem in problems if problem), "")
+
+
+def _file_damage(cache: Path, path: Path, sha256: str) -> str:
+    """Return how a file of a build differs from what was published; empty if it does not."""
+    shown = path.relative_to(cache)
+    if not path.is_file():
+        return f"{shown} is missing"
+    if not _is_inside(cache, path):
+        return f"{shown} is a symlink to a place outside the cache"
+    if not path.stat().st_size:
+        return f"{shown} is empty"
+    return f"{shown} has changed since it was built" if file_hash(str(path)) != sha256 else ""
+
+
+def publish_binding(staged: Path, cache: Path, target: Path) -> None:
+    """Move a compiled binding to the cache, with its hash beside it.  The cache must be locked."""
+    (staged / BINDING_HASH).write_text(file_hash(str(staged / BINDING)) or "", encoding="utf-8")
+    for path in (staged, *staged.iterdir()):
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
+    _remove(target)
+    make_folder(target.parent, cache)
+    staged.rename(target)
+
+
+def has_binding(cache: Path, folder: Path) -> bool:
+    """Whether the cache has a binding in this folder that is as it was when it was published."""
+    try:
+        with open_regular(folder / BINDING_HASH, follow=False) as stream:
+            sha256 = stream.read(100).decode()
+        return not _file_damage(cache, folder / BINDING, sha256)
+    except (OSError, ValueError):
+        return False
 
 
 def _is_inside(cache: Path, path: Path) -> bool:
@@ -121,18 +166,25 @@ def _is_inside(cache: Path, path: Path) -> bool:
 
 def require_safe(cache: Path) -> None:
     """Raise `UsageProblem` if every user may write to the cache, because its libraries are loaded and run."""
-    for folder in (cache, cache / "builds", cache / "binding"):
-        if folder != cache and folder.is_symlink():
+    folders = (cache, cache / "builds", cache / "binding")
+    for folder in folders[1:]:
+        if folder.is_symlink():
             raise UsageProblem(f"--fa-cache: {folder} is a symlink; remove it, or give the real folder as --fa-cache")
-        try:
-            mode = folder.stat().st_mode
-        except OSError:
-            continue  # it does not exist yet; creating it reports any other problem
-        if mode & stat.S_IWOTH:
-            raise UsageProblem(
-                f"--fa-cache: every user may write to {folder} (mode {stat.S_IMODE(mode):o}), and libraries in it are "
-                f"loaded and run; `chmod o-w {shlex.quote(str(folder))}`, or give another folder"
-            )
+    if writable := [folder for folder in folders if folder.is_dir() and folder.stat().st_mode & stat.S_IWOTH]:
+        listed = ", ".join(f"{folder} (mode {stat.S_IMODE(folder.stat().st_mode):o})" for folder in writable)
+        raise UsageProblem(
+            f"--fa-cache: every user may write to {listed}, and libraries in it are loaded and run; "
+            f"`chmod o-w {shlex.join(map(str, writable))}`, or give another folder"
+        )
+
+
+def make_folder(path: Path, cache: Path) -> None:
+    """Make a folder of the cache that other users cannot write to, whatever the umask is."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        if folder == cache or folder.is_relative_to(cache):
+            folder.chmod(0o755)
 
 
 def find_by_key(cache: Path, key: str) -> list[Build]:
@@ -146,7 +198,7 @@ def find_by_key(cache: Path, key: str) -> list[Build]:
         if isinstance(stored, StoredBuild) and stored.build.key.startswith(key):
             if damage := _damage(cache, path.parent, stored.build):
                 raise UsageProblem(f"--fa-gate-baseline: key {key}: {damage}; build it again")
-            builds.append(stored.build)
+            builds.append(_in_folder(stored.build, cache, path.parent))
     return builds
 
 
@@ -160,7 +212,10 @@ def publish(cache: Path, variant: Variant, arch: Target, toolchain: str, staged:
     if target.parent.is_symlink():
         target.parent.unlink()
     _remove(target)  # the lookup under this lock found it unusable
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent, cache)
+    target.parent.chmod(0o755)
+    for path in (staged, *staged.iterdir()):
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
     staged.rename(target)
     return stored.build
 
@@ -190,7 +245,7 @@ def locked(cache: Path, say: Callable[[str], None]) -> Iterator[None]:
 
     The operating system releases the lock if this process dies.
     """
-    cache.mkdir(mode=0o755, parents=True, exist_ok=True)  # not writable for others, whatever the umask
+    make_folder(cache, cache)
     with held_lock(cache / ".lock", f"the build cache {cache}", say, notice_seconds=0.0):
         for stale in cache.glob(".stage-*"):
             shutil.rmtree(stale, ignore_errors=True)

@@ -47,9 +47,9 @@ _PTXAS = (
     r"-v|--verbose",
     r"-d[ls]cm=\w+",
     r"--def-(?:load|store)-cache=\w+",
-    r"--warn-on-[\w-]+",
-    rf"--(?:allow-expensive-optimizations|fmad)(?:={_SWITCH})?",
-    r"--(?:register-usage-level|maxrregcount|opt-level)=\d+",
+    r"--?warn-[\w-]+",
+    rf"--?(?:allow-expensive-optimizations|fmad)(?:={_SWITCH})?",
+    r"--?(?:register-usage-level|maxrregcount|opt-level)=\d+",
 )
 _NVCC = (
     *_COMMON,
@@ -57,6 +57,9 @@ _NVCC = (
     r"--?std=c\+\+\d\d",
     r"-lineinfo|--generate-line-info",
     r"--?use_fast_math",
+    r"--?restrict",
+    r"-res-usage|--resource-usage",
+    rf"-rdc={_SWITCH}|--relocatable-device-code={_SWITCH}",
     rf"--?(?:ftz|prec-div|prec-sqrt|fmad)={_SWITCH}",
     r"--?maxrregcount=\d+",
     r"--?expt-(?:relaxed-constexpr|extended-lambda)|--?extended-lambda",

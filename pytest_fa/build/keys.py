@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,14 @@ _hashes: dict[tuple[str, int, int, int, int], str] = {}
 
 
 def file_hash(path: str) -> str | None:
-    """Return the sha256 of a file, or None if it cannot be read.
+    """Return the sha256 of a regular file, or None if it cannot be read.
 
     Hashes are cached by inode, size, mtime and ctime, so an edited file is hashed again.
     """
     try:
         state = os.stat(path)  # noqa: PTH116  # called 600 times in a warm start
+        if not stat.S_ISREG(state.st_mode):
+            return None
         key = (path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
         if key not in _hashes:
             _hashes[key] = hashlib.sha256(Path(path).read_bytes()).hexdigest()

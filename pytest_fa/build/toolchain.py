@@ -15,8 +15,10 @@ from pathlib import Path
 import msgspec
 
 from pytest_fa.errors import ToolchainError
+from pytest_fa.regular_file import open_regular
 
 FileStamp = tuple[str, int, int]
+MOST_MEMO_BYTES = 2**20
 
 
 class Toolchain(msgspec.Struct, frozen=True):
@@ -60,10 +62,12 @@ def find_toolchain(cache: Path) -> Toolchain:
     nvcc, host = _find_nvcc(), _find_host_compiler()
     memo = cache / "toolchain.json"
     saved = _read_memo(memo)
-    if saved is not None and _stamp(nvcc) in saved.stamps and _stamp(host) in saved.stamps:
+    if saved is not None and (saved.nvcc, saved.host_compiler) == (str(nvcc), str(host)):
         return saved
     toolchain = _query(nvcc, host)
-    memo.parent.mkdir(parents=True, exist_ok=True)
+    if not memo.parent.is_dir():
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        memo.parent.chmod(0o755)  # libraries of the cache are loaded, so other users may not write to it
     scratch = memo.with_suffix(f".{os.getpid()}")
     scratch.write_bytes(msgspec.json.encode(toolchain))
     scratch.replace(memo)
@@ -114,8 +118,13 @@ def _find_host_compiler() -> Path:
 
 def _read_memo(memo: Path) -> Toolchain | None:
     try:
-        saved = msgspec.json.decode(memo.read_bytes(), type=Toolchain)
-        return saved if all(_stamp(Path(stamp[0])) == stamp for stamp in saved.stamps) else None
+        with open_regular(memo) as stream:
+            saved = msgspec.json.decode(stream.read(MOST_MEMO_BYTES), type=Toolchain)
+        stamped = {stamp[0] for stamp in saved.stamps}
+        is_whole = (
+            len(saved.versions) == len(("nvcc", "ptxas", "host")) and {saved.nvcc, saved.host_compiler} <= stamped
+        )
+        return saved if is_whole and all(_stamp(Path(stamp[0])) == stamp for stamp in saved.stamps) else None
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_fa.catalog.case import Computes
-from pytest_fa.catalog.grammar import path_problem
+from pytest_fa.catalog.grammar import path_problem, real_path_problem
 from pytest_fa.catalog.variant import Entry, EntryKind, Supports
 
 FORMS: dict[EntryKind, str] = {"python": r"[\w.]+:\w+", "torch": r"\w+(::\w+)?"}
@@ -48,8 +48,7 @@ def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
         yield "entry.sources is missing; kind torch needs a list of source files"
     key = "entry.source is" if entry.kind == "cuda" else "entry.sources has"
     for source in sources:
-        if problem := path_problem(key, source):
-            yield problem
+        yield from _path_problems(entry, key, folder, source)
         if not (folder / source).is_file():
             yield f"{key} {source!r}; that file does not exist"
         if entry.kind == "torch" and Path(source).suffix not in SOURCE_SUFFIXES:
@@ -59,10 +58,20 @@ def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
     if entry.kind == "torch" and clashing:
         yield f"entry.sources has {', '.join(clashing)}, which compile to one object file; rename one of them"
     for include in entry.include:
-        if problem := path_problem("entry.include has", include):
-            yield problem
+        yield from _path_problems(entry, "entry.include has", folder, include)
         if not (folder / include).is_dir():
             yield f"entry.include has {include!r}; that folder does not exist"
+
+
+def _path_problems(entry: Entry, key: str, folder: Path, path: str) -> Iterator[str]:
+    """The form of a path as it is written; for an extension, whose build gets the real path, also the form of that."""
+    of_extension = entry.kind == "torch"
+    for problem in (
+        path_problem(key, path, of_extension=of_extension),
+        real_path_problem(key, folder / path) if of_extension else None,
+    ):
+        if problem:
+            yield problem
 
 
 def _call_problems(entry: Entry, supports: Supports, computes: Computes) -> Iterator[str]:

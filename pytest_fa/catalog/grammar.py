@@ -7,41 +7,79 @@ nothing, and no define, source or flag can add a command to a build.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 LONGEST_NAME = 80  # characters; file names contain a variant's name, a case id and a suffix
 LONGEST_TEXT = 200
 
 NAME = r"[a-z][a-z0-9_]*"
 DEFINE_NAME = r"[A-Z][A-Z0-9_]*"
-FOLDER_NAME = r"[A-Za-z0-9_][A-Za-z0-9_. +-]*"
+FOLDER_NAME = r"\w[\w. +()-]*"
 PATH = r"[A-Za-z0-9_.][A-Za-z0-9_.+-]*(/[A-Za-z0-9_.][A-Za-z0-9_.+-]*)*/?"
+EXTENSION_PATH = r"/?[\w.][\w. +()-]*(/[\w.][\w. +()-]*)*/?"  # torch quotes these itself
+# What ninja or a shell would interpret in the real path of a source, to which a symlink may lead.
+_INTERPRETED = re.compile(r"[\x00-\x1f\x7f$|:;&`'\"\\<>#*?]")
 FLAG = r"-[A-Za-z0-9_.,:=+/@%-]+"
+_TWO_WORDS = {  # flags that need a value, with an example
+    "-Xptxas": "-v",
+    "--ptxas-options": "-v",
+    "-Xcompiler": "-Wall",
+    "--compiler-options": "-Wall",
+    "-Xlinker": "--as-needed",
+    "-Xcudafe": "--display_error_number",
+    "-std": "c++17",
+    "--std": "c++17",
+    "-maxrregcount": "128",
+    "--maxrregcount": "128",
+}
 DEFINE_VALUE = r"[A-Za-z0-9_.,:+*/%()<>=\[\]{}&|^~!? -]*"
+
+
+_IN_WORDS = {
+    NAME: f"the form is {NAME}",
+    DEFINE_NAME: f"the form is {DEFINE_NAME}",
+    FOLDER_NAME: "allowed are letters, digits, spaces and _ . + - ( )",
+}
 
 
 def name_problem(where: str, name: str, form: str) -> str | None:
     """Return what is wrong with a name, or None."""
     if not re.fullmatch(form, name):
-        return f"{where} {_shown(name)} is malformed; the form is {form}"
+        return f"{where} {_shown(name)} is malformed; {_IN_WORDS[form]}"
     if len(name) > LONGEST_NAME:
         return f"{where} {_shown(name)} has {len(name)} characters; at most {LONGEST_NAME} are allowed"
     return None
 
 
-def path_problem(key: str, path: str) -> str | None:
+def path_problem(key: str, path: str, *, of_extension: bool = False) -> str | None:
     """Return what is wrong with the path of a source file or an include folder, or None."""
-    if len(path) <= LONGEST_TEXT and re.fullmatch(PATH, path):
+    if len(path) <= LONGEST_TEXT and re.fullmatch(EXTENSION_PATH if of_extension else PATH, path):
         return None
-    return (
-        f"{key} {_shown(path)} is not a path; allowed are relative paths of letters, digits and _ . + - /, "
-        f"at most {LONGEST_TEXT} characters"
+    allowed = (
+        "paths of letters, digits, spaces and _ . + - ( ) /"
+        if of_extension
+        else ("relative paths of letters, digits and _ . + - /")
     )
+    return f"{key} {_shown(path)} is not a path; allowed are {allowed}, at most {LONGEST_TEXT} characters"
+
+
+def real_path_problem(key: str, path: Path) -> str | None:
+    """Return what is wrong with the place to which a path leads, with all symlinks resolved, or None."""
+    try:
+        real_path = str(path.resolve())
+    except (OSError, RuntimeError):
+        return f"{key} {_shown(path.name)}; its symlinks form a circle"
+    if character := _INTERPRETED.search(real_path):
+        return f"{key} {_shown(path.name)}; its real path {_shown(real_path)} contains {_shown(character[0])}"
+    return None
 
 
 def flag_problem(key: str, flag: str) -> str | None:
     """Return what is wrong with the characters of a compiler flag, or None."""
-    if len(flag) <= LONGEST_TEXT and re.fullmatch(FLAG, flag):
+    if len(flag) <= LONGEST_TEXT and re.fullmatch(FLAG, flag) and flag not in _TWO_WORDS:
         return None
+    if flag in _TWO_WORDS:
+        return f"{key} {_shown(flag)} has no value; write flag and value as one word, such as {flag}={_TWO_WORDS[flag]}"
     return (
         f"{key} {_shown(flag)} is not a flag; a flag starts with -, has its value after = (such as -Xptxas=-O3), and "
         f"consists of letters, digits and _ . , : = + / @ % -, at most {LONGEST_TEXT} characters"

@@ -15,6 +15,7 @@ from pytest_fa.catalog.grammar import DEFINE_NAME, FOLDER_NAME, NAME, define_pro
 from pytest_fa.catalog.probe import probe_problem, read_cases
 from pytest_fa.catalog.variant import (
     ARCHES,
+    FEW,
     SOME,
     Arch,
     Call,
@@ -49,7 +50,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     defines: Defines = {}
     role: Role | None = None
-    cases: tuple[str, ...] | None = None
+    cases: Annotated[tuple[str, ...], FEW] | None = None
     target: str | None = None
     context: str | None = None
     step: str | None = None
@@ -73,20 +74,20 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parent: str | None = None
     role: Role = "candidate"
     computes: Computes = "attention"
-    cases: tuple[str, ...] = ()
+    cases: Annotated[tuple[str, ...], FEW] = ()
     entry: Entry = Entry()
     arch: Annotated[tuple[Arch, ...], SOME] = ARCHES
     supports: Supports = Supports()
     instantiations: Annotated[tuple[Instantiation, ...], SOME] | None = None
     defines: Defines = {}
-    flags: tuple[str, ...] = ()
+    flags: Annotated[tuple[str, ...], FEW] = ()
     rounds: tuple[Rounding, ...] = ()
     limits: Limits = Limits()
     tolerance: Tolerance = "same_precision"
     deterministic: bool = True
     omits: str = ""
     suppressions: dict[Sanitizer, Suppression] = {}
-    variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1)] | None = None
+    variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1, max_length=256)] | None = None
 
 
 def read_manifest(path: Path, root: Path, say: Callable[[str], object] = lambda _: None) -> list[Variant]:

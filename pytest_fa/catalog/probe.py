@@ -6,6 +6,7 @@ so the self-test also covers the checks of probes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from pytest_fa.catalog.case import Case, Computes, parse_case
@@ -16,6 +17,7 @@ ROLES: tuple[Role, ...] = ("probe", "wrong")
 EXAMPLE = "[b1h1s32d64-fp16-sk64]"
 
 
+@functools.lru_cache  # members of a folder often share their cases
 def read_cases(texts: tuple[str, ...], computes: Computes) -> tuple[Case, ...]:
     """Parse the shapes of a manifest's `cases` as cases with seed 0.  Raises `UsageProblem` for a malformed shape."""
     for text in texts:

@@ -18,6 +18,7 @@ Tolerance = Literal["same_precision", "absolute", "fp8"]
 Rounding = Literal["q", "s", "p"]
 Sanitizer = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
 SOME = msgspec.Meta(min_length=1)
+FEW = msgspec.Meta(max_length=256)  # far more than a real manifest has
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 ARCHES: tuple[Arch, ...] = ("sm_80", "sm_89", "sm_90a")
@@ -79,10 +80,10 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = "kernel.cu"
     target: str = ""
     context: str = ""
-    sources: tuple[str, ...] = ()
-    include: tuple[str, ...] = ()
-    cflags: tuple[str, ...] = ()
-    ldflags: tuple[str, ...] = ()
+    sources: Annotated[tuple[str, ...], FEW] = ()
+    include: Annotated[tuple[str, ...], FEW] = ()
+    cflags: Annotated[tuple[str, ...], FEW] = ()
+    ldflags: Annotated[tuple[str, ...], FEW] = ()
     call: Call | None = None
 
     @property

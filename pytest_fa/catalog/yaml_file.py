@@ -66,6 +66,8 @@ class StrictLoader(yaml.SafeLoader):
         line = f"line {event.start_mark.line + 1}" if event.start_mark else "it"
         if self._depth > MOST_DEPTH:
             raise ManifestError(f"{line} is nested more than {MOST_DEPTH} levels deep")
+        if getattr(event, "tag", None) is not None:
+            raise ManifestError(f"{line} has the tag {event.tag!r}; tags are not allowed")
         if isinstance(event, yaml.ScalarEvent) and _SURROGATE.search(event.value):
             raise ManifestError(f"{line} has a character that UTF-8 cannot encode")
         is_alias, before = isinstance(event, yaml.AliasEvent), self._count

@@ -6,8 +6,6 @@ regular file, its lines have a maximum length, and each figure must be in its ra
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import stat
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record
 from pytest_fa.records.shared_kernels import with_all_kernels
 from pytest_fa.records.text import printable, printable_struct
+from pytest_fa.regular_file import open_regular
 
 AnyContent = TypeVar("AnyContent", bound=msgspec.Struct)
 
@@ -115,17 +114,6 @@ def try_to_read(read: Callable[[], AnyContent | None]) -> tuple[AnyContent | Non
         return read(), ""
     except UnreadableRecords as problem:
         return None, str(problem)
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading.  Raises `OSError` for anything else, without waiting for a FIFO's writer."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        kind = _KINDS.get(stat.S_IFMT(mode), "a special file")
-        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, int, int, bytes]]:

@@ -12,13 +12,13 @@ from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.files import (
     LONGEST_LINE_BYTES,
     UnreadableRecords,
-    open_regular,
     read_record_file,
     read_stream,
 )
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.shared_kernels import with_kernels_once
 from pytest_fa.records.text import printable
+from pytest_fa.regular_file import open_regular
 
 
 class RecordLog:

@@ -13,7 +13,7 @@ import time
 from pytest_fa.errors import FaError
 
 _LENGTH = struct.Struct("!Q")
-MOST_MESSAGE_BYTES = 2**26  # 64 MiB; the largest results, with all samples, take less than one
+MOST_MESSAGE_BYTES = 2**23  # 8 MiB; the largest results, with all samples, take less than one
 MESSAGE_SECONDS = 30.0  # within which a message that has begun must be complete
 
 

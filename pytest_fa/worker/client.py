@@ -24,7 +24,7 @@ from pytest_fa.processes import read_scheduling, restore_scheduling
 from pytest_fa.records.record import Stage
 from pytest_fa.records.text import printable, printable_struct
 from pytest_fa.worker.channel import Garbage
-from pytest_fa.worker.fork_server import START_SECONDS, ForkServer, Worker, WorkerError
+from pytest_fa.worker.fork_server import START_SECONDS, ForkServer, Worker, WorkerError, live_servers
 from pytest_fa.worker.jobs import (
     CaseJob,
     CaseResult,
@@ -42,7 +42,8 @@ from pytest_fa.worker.stages import WORK_LIMIT_SECONDS
 
 __all__ = ["WorkerError", "Workers"]
 
-MOST_JOB_SECONDS = 6 * 3600.0  # for a whole job, whatever progress it reports
+MOST_JOB_SECONDS = 3600.0  # for a whole job, whatever progress it reports
+MOST_MESSAGE_CHARACTERS = 10_000
 MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is ended
 SLICE_SECONDS = 1.0  # the size of the output is looked at this often
 
@@ -133,7 +134,7 @@ class Workers:
         if server.log_bytes > MOST_LOG_BYTES // 2:
             server.forget_log()
         log_start = server.log_bytes
-        with _unchanged_parents(os.getpid(), server.pid) as changes:
+        with _unchanged_parents(os.getpid(), *live_servers()) as changes:
             result = self._exchange(job, kind, server, worker, log_start)
         if result.context_lost or changes:
             self.end_worker()
@@ -152,7 +153,7 @@ class Workers:
             while self._wait(server, worker, min(time.monotonic() + last_progress.seconds, job_deadline)):
                 answer = printable_struct(decode_answer(worker.channel.receive()))
                 if isinstance(answer, kind):
-                    return answer
+                    return msgspec.structs.replace(answer, **_shortened(answer))
                 last_progress = _checked_progress(answer, job)
         except (EOFError, ConnectionError):
             raise self._lost("crashed", "", last_progress, log_start) from None
@@ -202,6 +203,14 @@ class Workers:
                 self.start()
                 self._worker = self._server.fork()
         return self._server, self._worker
+
+
+def _shortened(answer: Result) -> dict[str, str]:
+    """Return the field `message` of a result, cut where it is too long to be shown or saved."""
+    message = getattr(answer, "message", "")
+    if len(message) <= MOST_MESSAGE_CHARACTERS:
+        return {}
+    return {"message": f"{message[:MOST_MESSAGE_CHARACTERS]} ... ({len(message)} characters in all)"}
 
 
 def _checked_progress(answer: Progress | Result, job: Job) -> Progress:

@@ -22,7 +22,8 @@ from pytest_fa.records.text import printable
 from pytest_fa.worker.channel import Channel, channel_pair
 
 START_SECONDS = 120.0
-CLOSE_SECONDS = 15.0  # the server itself waits up to 10 s for a worker that was killed
+END_SECONDS = 15.0  # to end a worker, or the server itself, which waits up to 10 s for a worker that was killed
+_LIVE: set[int] = set()  # the servers of this process
 TAIL_BYTES = 4000
 
 
@@ -68,6 +69,7 @@ class ForkServer:
             env={**child_environment(cache), MARK: mark},
         )
         server_socket.close()
+        _LIVE.add(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -96,9 +98,12 @@ class ForkServer:
         """
         worker.close()
         try:
+            self._control.settimeout(END_SECONDS)
             self._control.send(f"{request} {worker.pid}".encode())
             answer = self._control.recv(64)
+            self._control.settimeout(START_SECONDS)
         except OSError:
+            self._process.kill()  # it does not answer; the kernel ends its workers with it
             answer = b""
         return int(answer) if answer else None
 
@@ -108,11 +113,12 @@ class ForkServer:
         if not self._has_forked:  # it may still be importing torch, and it has no children to end
             self._process.kill()
         try:
-            self._process.wait(timeout=CLOSE_SECONDS)
+            self._process.wait(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
         kill_all(lambda: marked_with(self._mark))
         self._process.poll()
+        _LIVE.discard(self._process.pid)
         self._log.close()
 
     @property
@@ -129,6 +135,11 @@ class ForkServer:
         size = self.log_bytes
         text = os.pread(self._log.fileno(), TAIL_BYTES, max(start if start <= size else 0, size - TAIL_BYTES))
         return text.decode(errors="replace").strip()
+
+
+def live_servers() -> tuple[int, ...]:
+    """The process ids of all worker servers of this process."""
+    return tuple(sorted(_LIVE))
 
 
 def child_environment(cache: Path | None = None) -> dict[str, str]:

@@ -21,6 +21,7 @@ PACKAGE = REPOSITORY / "pytest_fa"
 LAYERS = (
     "errors",
     "earlier",
+    "regular_file",
     "processes",
     "locks",
     "catalog",

@@ -111,3 +111,18 @@ def test_a_lock_that_cannot_be_opened(tmp_path: Path) -> None:
         held_lock(tmp_path / "lock", "the GPU"),
     ):
         pass
+
+
+@pytest.mark.parametrize("kind", ["symlink", "FIFO"])
+def test_what_stands_in_place_of_the_holder_is_not_followed(tmp_path: Path, kind: str) -> None:
+    """A symlink or a FIFO in place of the holder's file is replaced; what it points to stays as it is."""
+    victim, holder = tmp_path / "victim", tmp_path / "lock.holder"
+    victim.write_text("precious", encoding="utf-8")
+    if kind == "symlink":
+        holder.symlink_to(victim)
+    else:
+        os.mkfifo(holder)
+    assert describe_holder(tmp_path / "lock") == "a process that has not said who it is"
+    with held_lock(tmp_path / "lock", "the GPU"):
+        assert f"process {os.getpid()} (" in describe_holder(tmp_path / "lock")
+    assert victim.read_text(encoding="utf-8") == "precious"

@@ -372,6 +372,85 @@ def test_damaged_build_is_rebuilt_once(
 
 
 @pytest.mark.needs_nvcc
+def test_the_library_that_was_checked_is_loaded(workplace: Workplace, tmp_path: Path) -> None:
+    """A `build.json` that names another library is no way to load that one."""
+    path = workplace.library().with_name("build.json")
+    content = json.loads(path.read_bytes())
+    content["build"]["library"] = str(tmp_path / "evil.so")
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert workplace.cache / workplace.build().library == workplace.library()
+
+
+@pytest.mark.needs_nvcc
+@pytest.mark.parametrize("damage", [truncate, empty, Path.unlink, link_out], ids=lambda function: function.__name__)
+def test_a_damaged_binding_is_compiled_again(workplace: Workplace, damage: Callable[[Path], object]) -> None:
+    """The object file that all builds share is checked like a library."""
+    (binding,) = (workplace.cache / "binding").glob("*/binding.o")
+    damage(binding)
+    edit_source(workplace)
+    assert workplace.ensure().compiled == 1
+    assert binding.is_file()
+    assert not binding.is_symlink()
+
+
+@pytest.mark.needs_nvcc
+def test_a_build_that_others_may_write_to_is_compiled_again(workplace: Workplace) -> None:
+    """The folder of a build is not writable for every user, also if the cache was copied without care."""
+    workplace.library().parent.chmod(0o777)
+    lines: list[str] = []
+    assert workplace.ensure(say=lines.append).compiled == 1
+    assert [line for line in lines if "again: every user may write to builds/" in line] != []
+
+
+@pytest.mark.needs_nvcc
+def test_a_cache_made_under_umask_0_is_used_again(unbuilt: Workplace) -> None:
+    """Whatever the umask is, what is built can be used by the next run."""
+    shutil.rmtree(unbuilt.cache)
+    old = os.umask(0)
+    try:
+        first, second = unbuilt.ensure(), unbuilt.ensure()
+    finally:
+        os.umask(old)
+    assert (first.compiled, second.cached) == (1, 1)
+    writable = [path for path in unbuilt.cache.rglob("*") if path.name != ".lock" and path.stat().st_mode & 0o002]
+    assert [path for path in writable if path.suffix in (".so", ".o", "")] == []
+
+
+@pytest.mark.needs_nvcc
+@pytest.mark.parametrize("name", ["build.json", "toolchain.json"])
+def test_a_fifo_in_the_cache_is_not_waited_for(workplace: Workplace, name: str) -> None:
+    """A FIFO in place of a file is no file."""
+    path = workplace.cache / name if name == "toolchain.json" else workplace.library().with_name(name)
+    path.unlink()
+    os.mkfifo(path)
+    assert isinstance(workplace.build(), Build)
+
+
+@pytest.mark.needs_nvcc
+@pytest.mark.parametrize("change", [{"versions": []}, {"nvcc": "/elsewhere/nvcc"}, {"stamps": []}], ids=str)
+def test_a_changed_memo_of_the_toolchain_is_not_used(workplace: Workplace, change: dict[str, object]) -> None:
+    """The compilers are those that were found, whatever the memo says."""
+    path = workplace.cache / "toolchain.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}), encoding="utf-8")
+    edit_source(workplace)
+    assert workplace.build().compiler.startswith("nvcc 1")
+
+
+@pytest.mark.parametrize("name", ["p.h", "pipe"])
+def test_a_fifo_beside_a_source_fails_its_own_build(unbuilt: Workplace, name: str) -> None:
+    """A compiler that includes a FIFO would not end, so nothing is compiled."""
+    os.mkfifo(unbuilt.folder / name)
+    assert "is not a regular file; a compiler that includes it would not end" in unbuilt.failure()
+
+
+def test_a_lookup_beside_a_clean_up(unbuilt: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that another process removes during a lookup is no build."""
+    folder = builds.request_folder(unbuilt.cache, unbuilt.variant(), "sm_80")
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([folder / "a-b", folder / "a-c"]))
+    assert builds.find_build(unbuilt.cache, unbuilt.variant(), "sm_80", None).build is None
+
+
+@pytest.mark.needs_nvcc
 def test_no_build_names_the_damage(workplace: Workplace) -> None:
     """With --fa-no-build, a damaged library is not used, and the failure says what is wrong with it."""
     flip_a_bit(workplace.library())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from pytest_fa.catalog.grammar import (
     flag_problem,
     name_problem,
     path_problem,
+    real_path_problem,
 )
 
 # Texts that a shell, ninja, make or the preprocessor would interpret.
@@ -42,7 +44,6 @@ PROBLEMS: dict[str, Callable[[str], str | None]] = {
     "flag": lambda text: flag_problem("flags:", f"-Xptxas={text}"),
     "path": lambda text: path_problem("entry.source is", text),
     "name": lambda text: name_problem("folder name", text, NAME),
-    "folder": lambda text: name_problem("folder name", text, FOLDER_NAME),
     "define name": lambda text: name_problem("defines: name", text, DEFINE_NAME),
 }
 
@@ -105,3 +106,45 @@ def test_a_long_name_is_refused() -> None:
     assert name_problem("folder name", "a" * 81, NAME) == (
         f"folder name '{'a' * 76}... has 81 characters; at most 80 are allowed"
     )
+
+
+@pytest.mark.parametrize("name", ["kernels", "a-b", "Two Stages", "größe", "a(1)", "v1.2+x"])
+def test_folder_names_of_people_are_allowed(name: str) -> None:
+    """Folders with several variants may have letters of any language, spaces, dots and parentheses."""
+    assert name_problem("folder name", name, FOLDER_NAME) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["a\nb", "a$b", "a`b", "a'b", 'a"b', "a\\b", "a;b", "a|b", "-a", " a", "a\x1b", "a\u202eb"]
+)
+def test_folder_names_that_a_shell_would_interpret_are_refused(name: str) -> None:
+    """The message says what is allowed, in words."""
+    problem = name_problem("folder name", name, FOLDER_NAME)
+    assert problem is not None
+    assert problem.endswith("is malformed; allowed are letters, digits, spaces and _ . + - ( )")
+
+
+@pytest.mark.parametrize("path", ["my kernel.cpp", "/usr/include", "größe/a(1).cu"])
+def test_paths_of_an_extension_may_be_absolute_and_have_spaces(path: str) -> None:
+    """PyTorch quotes the paths of an extension, so more characters are allowed there than in nvcc's command."""
+    assert path_problem("entry.sources has", path, of_extension=True) is None
+    assert path_problem("entry.source is", path) is not None
+
+
+def test_a_symlink_to_a_hostile_name_is_refused(tmp_path: Path) -> None:
+    """PyTorch writes the real path of a source into build.ninja, so that path must be harmless, too."""
+    hostile = tmp_path / "x:compile|build.ninja\npost_cflags=;touch$${IFS}x;\n#.cpp"
+    hostile.write_text("", encoding="utf-8")
+    (tmp_path / "k.cpp").symlink_to(hostile)
+    problem = real_path_problem("entry.sources has", tmp_path / "k.cpp")
+    assert problem is not None
+    assert problem.startswith("entry.sources has 'k.cpp'; its real path ")
+    assert real_path_problem("entry.sources has", tmp_path / "other.cpp") is None
+
+
+@pytest.mark.parametrize("flag", ["-Xptxas", "-Xcompiler", "-std", "--maxrregcount"])
+def test_a_flag_without_its_value_says_how_to_write_it(flag: str) -> None:
+    """The two-word form is not a flag; the message has the form with one word."""
+    problem = flag_problem("flags:", flag)
+    assert problem is not None
+    assert f"write flag and value as one word, such as {flag}=" in problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -674,3 +675,22 @@ def test_the_catalog_has_the_notices_with_their_manifests(tmp_path: Path, write_
     folder = write_variant("thing", manifest=REQUIRED + "role: floor\ntolerance: measured\n", **{"kernel.cu": ""})
     path = folder / "variant.yaml"
     assert discover((tmp_path / "kernels",)).notices == (f"{path}: {OLD_ROLE}", f"{path}: {OLD_TOLERANCE}")
+
+
+LARGE = {
+    "sources": f"entry: {{kind: torch, target: f, sources: [{', '.join(['a.cu'] * 9900)}]}}\n",
+    "include": f"entry: {{kind: torch, target: f, sources: [a.cu], include: [{', '.join(['.'] * 4500)}]}}\n",
+    "cases": f"role: probe\ncases: [{', '.join(['b1h1s1d64-fp16'] * 3000)}]\n",
+    "variants": f"variants: {{{', '.join(f'm{index}: {{}}' for index in range(1000))}}}\n",
+}
+
+
+@pytest.mark.parametrize("key", LARGE)
+def test_a_long_list_is_refused_soon(write_variant: WriteVariant, key: str) -> None:
+    """A list that no real manifest has is refused by its length, before its items are looked at one by one."""
+    keys = "step: s\nbecause: b\nexpect: e\n"
+    folder = write_variant("long", manifest=keys + LARGE[key], **{"kernel.cu": "", "a.cu": ""})
+    start = time.monotonic()
+    with pytest.raises(ManifestError, match=rf"{key}: Expected `(array|object)` of length"):
+        read(folder)
+    assert time.monotonic() - start < 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -18,7 +19,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.processes import children_of, marked_with, read_scheduling
 from pytest_fa.worker import channel as channel_module
-from pytest_fa.worker import client
+from pytest_fa.worker import client, fork_server
 from pytest_fa.worker.channel import MOST_MESSAGE_BYTES, Channel, Garbage
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import CaseJob, Progress, encode
@@ -93,8 +94,8 @@ def send(text: str) -> str:
 FORGED = encode(Progress("sanity", 1e18)).decode()
 MESSAGES = {
     "garbage": ("end.send(b'not a message' * 3)", "failed", "was announced; at most"),
-    "a huge length": ("end.send(struct.pack('!Q', 2**62))", "failed", "was announced; at most 67108864 are allowed"),
-    "a length that takes memory": ("end.send(struct.pack('!Q', 2**25)); os._exit(0)", "failed", "0 of 33554432 bytes"),
+    "a huge length": ("end.send(struct.pack('!Q', 2**62))", "failed", "was announced; at most 8388608 are allowed"),
+    "a length that takes memory": ("end.send(struct.pack('!Q', 2**22)); os._exit(0)", "failed", "0 of 4194304 bytes"),
     "half a message": ("end.send(struct.pack('!Q', 100) + b'x' * 50); os._exit(0)", "failed", "50 of 100 bytes"),
     "half a length": ("end.send(b'1234'); os._exit(0)", "failed", "4 of 8 bytes"),
     "no JSON": ("end.send(struct.pack('!Q', 4) + b'abcd')", "failed", "cannot be read"),
@@ -287,6 +288,15 @@ CHANGES = {
         "the worker server changed: its resource limits",
     ),
     "priority of pytest": ("os.setpriority(os.PRIO_PROCESS, CLIENT, 7)", "pytest's process changed: its nice value"),
+    "policy of pytest": (
+        "os.sched_setscheduler(CLIENT, os.SCHED_BATCH, os.sched_param(0))",
+        "pytest's process changed: its scheduling policy",
+    ),
+    "oom score of pytest": (
+        "open(f'/proc/{CLIENT}/oom_score_adj', 'w').write('900')",
+        "pytest's process changed: its oom_score_adj",
+    ),
+    "a stopped server": ("os.kill(os.getppid(), 19)", "the worker server changed: it was stopped"),
     "CPUs of pytest": ("os.sched_setaffinity(CLIENT, {0})", "pytest's process changed: its CPUs"),
 }
 
@@ -306,6 +316,24 @@ def test_a_change_of_a_parent_is_undone_and_named(job_of: RunEntry, name: str) -
         after = [read_scheduling(pid) for pid in pids]
     assert (result.outcome, words in result.message) == ("failed", True), result.message
     assert before == after
+
+
+def test_a_server_that_does_not_answer_is_replaced(job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is stopped while it should end a worker is killed, and the next job runs on another one."""
+    monkeypatch.setattr(fork_server, "END_SECONDS", 1.0)
+    with Workers() as workers:
+        workers.run(job_of("pass"))
+        assert workers._server is not None
+        os.kill(workers._server.pid, signal.SIGSTOP)
+        start = time.monotonic()
+        assert workers.run(job_of("pass")).outcome == "ok"
+        assert time.monotonic() - start < 30
+
+
+def test_a_long_message_is_cut(workers: Workers, job_of: RunEntry) -> None:
+    """An exception with a text of 50 MB becomes a message that can be shown and saved."""
+    result = workers.run(job_of("raise ValueError('x' * 50_000_000)"))
+    assert (result.outcome, len(result.message) < 11_000) == ("failed", True)
 
 
 # -- the channel ------------------------------------------------------------------------------------------------------
