@@ -61,8 +61,8 @@ class RecordFile(msgspec.Struct, frozen=True):
         if not self.bad_lines:
             return ""
         first, count = self.bad_lines[0], len(self.records) + len(self.bad_lines)
-        found = f"{len(self.bad_lines)} of {count} lines cannot be read; line {first.number}: {first.problem}"
-        return f"{found}; delete such lines, or read them with the version of pytest-fa that wrote them"
+        summary = f"{len(self.bad_lines)} of {count} lines cannot be read; line {first.number}: {first.problem}"
+        return f"{summary}; delete such lines, or read them with the version of pytest-fa that wrote them"
 
 
 def read_record_file(path: Path) -> RecordFile:
