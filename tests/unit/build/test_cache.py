@@ -446,7 +446,7 @@ def test_a_fifo_beside_a_source_fails_its_own_build(unbuilt: Workplace, name: st
 def test_a_lookup_beside_a_clean_up(unbuilt: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that another process removes during a lookup is no build."""
     folder = builds.request_folder(unbuilt.cache, unbuilt.variant(), "sm_80")
-    monkeypatch.setattr(Path, "glob", lambda *_: iter([folder / "a-b", folder / "a-c"]))
+    monkeypatch.setattr(Path, "glob", lambda *_, **__: iter([folder / "a-b", folder / "a-c"]))
     assert builds.find_build(unbuilt.cache, unbuilt.variant(), "sm_80", None).build is None
 
 
