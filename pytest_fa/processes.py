@@ -38,9 +38,9 @@ def _prctl() -> Callable[..., int]:
     return function
 
 
-def die_with_parent(ending: signal.Signals = signal.SIGKILL) -> None:
-    """Let the kernel send `ending` to this process when the thread that started it ends."""
-    _prctl()(_PR_SET_PDEATHSIG, int(ending), 0, 0, 0)
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends."""
+    _prctl()(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def dying_with_parent(command: list[str], ending: signal.Signals) -> list[str]:

@@ -56,7 +56,8 @@ def ensure(
     """
     start = time.perf_counter()
     cached.require_safe(cache)
-    reasons = ((request, refusal(request[0], allowed_flags) or _irregular_file(request[0])) for request in requests)
+    endless = {folder: _endless_file(folder) for folder in {variant.folder for variant, _ in requests}}
+    reasons = ((request, refusal(request[0], allowed_flags) or endless[request[0].folder]) for request in requests)
     refused = {_name(request): reason for request, reason in reasons if reason}
     failures = {name: BuildFailure(*name, reason) for name, reason in refused.items()}  # type: ignore[arg-type]
     reports: list[BuildReport] = [BuildReport({**failures}, 0, 0, 0.0, len(failures))]
@@ -77,12 +78,10 @@ def ensure(
     )
 
 
-def _irregular_file(variant: Variant) -> str | None:
-    """Return which file of a variant's folder a compiler could wait for without end, or None."""
-    if not variant.is_built:
-        return None
-    for path in sorted(Path(variant.folder).rglob("*")):
-        if path.exists() and not (path.is_file() or path.is_dir()):
+def _endless_file(folder: str) -> str | None:
+    """Return which file of a variant's folder a compiler would read without end, or None."""
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_fifo() or path.is_char_device():
             return f"{path} is not a regular file; a compiler that includes it would not end; remove it"
     return None
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from pytest_fa.build.command import links
+from pytest_fa.build.extension import LIBRARY, MODULE_NAME
 from pytest_fa.build.keys import Dependency, digest, file_hash
 from pytest_fa.build.recipe import request_key
 from pytest_fa.catalog.variant import Target, Variant
@@ -32,7 +33,6 @@ from pytest_fa.records.built import Build
 from pytest_fa.regular_file import open_regular
 
 MOST_JSON_BYTES = 2**26
-LIBRARY, MODULE_NAME = "kernel.so", "module.txt"  # the files of a build that are loaded
 BINDING, BINDING_HASH = "binding.o", "binding.sha256"
 
 
@@ -142,8 +142,7 @@ def _file_damage(cache: Path, path: Path, sha256: str) -> str:
 def publish_binding(staged: Path, cache: Path, target: Path) -> None:
     """Move a compiled binding to the cache, with its hash beside it.  The cache must be locked."""
     (staged / BINDING_HASH).write_text(file_hash(str(staged / BINDING)) or "", encoding="utf-8")
-    for path in (staged, *staged.iterdir()):
-        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
+    _protect(staged)
     _remove(target)
     make_folder(target.parent, cache)
     staged.rename(target)
@@ -214,8 +213,7 @@ def publish(cache: Path, variant: Variant, arch: Target, toolchain: str, staged:
     _remove(target)  # the lookup under this lock found it unusable
     make_folder(target.parent, cache)
     target.parent.chmod(0o755)
-    for path in (staged, *staged.iterdir()):
-        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
+    _protect(staged)
     staged.rename(target)
     return stored.build
 
@@ -229,6 +227,12 @@ def delete_builds(cache: Path, variant: Variant, arches: tuple[Target, ...]) -> 
     """Delete all builds of one variant with its current flags and definitions."""
     for arch in arches:
         _remove(request_folder(cache, variant, arch))
+
+
+def _protect(folder: Path) -> None:
+    """Take the right to write to a folder and its files from other users, whatever the umask was."""
+    for path in (folder, *folder.iterdir()):
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _remove(path: Path) -> None:

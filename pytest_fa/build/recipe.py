@@ -67,7 +67,7 @@ def compiler_environment(variant: Variant) -> dict[str, str]:
 
 def published_files(variant: Variant) -> tuple[str, ...]:
     """Return the files of a build that are read when it is loaded."""
-    return ("kernel.so", extension.MODULE_NAME) if _is_extension(variant) else ("kernel.so",)
+    return (extension.LIBRARY, extension.MODULE_NAME) if _is_extension(variant) else (extension.LIBRARY,)
 
 
 def remove_scratch_files(variant: Variant, staged: Path) -> None:
