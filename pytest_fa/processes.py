@@ -103,16 +103,21 @@ def marked_with(mark: str) -> list[int]:
 
 
 def kill_all(find: Callable[[], Iterable[int]], seconds: float = END_SECONDS) -> list[int]:
-    """Kill what `find` returns until it returns nothing; return the processes that are left after `seconds`.
+    """Kill what `find` returns until it twice returns nothing; return the processes that are left after `seconds`.
 
-    It is called again because a process may fork before it is killed.
+    It is called again because a process may fork before it is killed.  It must return nothing twice because
+    `marked_with` does not see a process in the instant in which that process becomes another program: the kernel
+    shows an empty environment until the new one is in place.
     """
     deadline = time.monotonic() + seconds
-    while left := list(find()):
+    empty_lists = 0
+    while empty_lists < 2:  # noqa: PLR2004
+        left = list(find())
+        empty_lists = 0 if left else empty_lists + 1
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline:
+        if left and time.monotonic() > deadline:
             return left
         time.sleep(0.005)
     return []

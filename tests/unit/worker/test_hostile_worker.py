@@ -268,8 +268,12 @@ def test_the_worker_holds_no_file_of_its_parents(workers: Workers, job_of: RunEn
 
 def test_marked_processes_are_found() -> None:
     """A process is recognised by its environment, and this process is never in the list."""
-    with subprocess.Popen(["sleep", "60"], env={**os.environ, "PYTEST_FA_MARK": "abc"}) as process:
+    command = [sys.executable, "-I", "-S", "-c", "print(flush=True); input()"]
+    environment = {**os.environ, "PYTEST_FA_MARK": "abc"}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"\n"  # it runs: until then its environment may still be empty
             assert marked_with("abc") == [process.pid]
         finally:
             process.kill()
