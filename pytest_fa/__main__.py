@@ -1,4 +1,4 @@
-"""`python -m pytest_fa new | ceilings | noise | pictures`: commands that are run once, outside pytest."""
+"""`python -m pytest_fa new | compare | ceilings | noise | pictures`: commands that are run once, outside pytest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from pytest_fa.new import KINDS, write_variant
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; return 0, or 2 after one line on stderr if it fails."""
+    """Run one command; return its exit status, or 2 after one line on stderr if it fails."""
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
+        return options.run(options) or 0
     except (FaError, OSError, ImportError) as problem:
         sys.stderr.write(f"pytest_fa: {problem}\n")
         return 2
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -31,6 +30,8 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("--kind", choices=KINDS, default=KINDS[0])
     new.add_argument("--kernels", type=Path, default=Path("kernels"))
     new.set_defaults(run=_new)
+
+    _add_compare(commands.add_parser("compare", help="say what changed between two sets of records"))
 
     ceilings = commands.add_parser("ceilings", help="measure this GPU's peak rates, and save them in profiles/<gpu>/")
     ceilings.add_argument("--profiles", type=Path, default=Path("profiles"))
@@ -45,6 +46,38 @@ def _parser() -> argparse.ArgumentParser:
     pictures.add_argument("folder", type=Path, help="such as profiles/nvidia-h200")
     pictures.set_defaults(run=_pictures)
     return parser
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    side = "a record file, a folder of them, a bundle, or a git revision (its profiles/; REVISION:FOLDER for another)"
+    parser.add_argument("a", metavar="A", help=side)
+    parser.add_argument("b", metavar="B", help="the same, to compare with A")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--markdown", action="store_true", help="print Markdown")
+    parser.add_argument("--all", action="store_true", help="also list rows that did not change or that one side lacks")
+    parser.add_argument("--fail-on", default="", metavar="VERDICT[,...]", help="exit with 1 if a row has this verdict")
+    parser.add_argument("--profiles", type=Path, default=Path("profiles"), help="where noise.json of a GPU is")
+    parser.set_defaults(run=_compare)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from pytest_fa.compare.run import compare, process_sd_of, require_verdicts  # noqa: PLC0415
+    from pytest_fa.compare.sides import read_side  # noqa: PLC0415
+    from pytest_fa.records.record import to_json  # noqa: PLC0415
+    from pytest_fa.report.comparison import comparison_markdown, comparison_text  # noqa: PLC0415
+
+    failing = require_verdicts(options.fail_on)
+    sides = [read_side(word, Path.cwd()) for word in (options.a, options.b)]
+    comparison = compare(sides[0], sides[1], lambda gpu: process_sd_of(options.profiles, gpu))
+    if options.json:
+        text = to_json(comparison).decode()
+    elif options.markdown:
+        text = comparison_markdown(comparison, with_all=options.all)
+    else:
+        text = comparison_text(comparison, with_all=options.all)
+    sys.stdout.write(f"{text}\n")
+    return int(any(row.verdict in failing for row in comparison.rows))
 
 
 def _new(options: argparse.Namespace) -> None:

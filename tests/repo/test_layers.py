@@ -38,6 +38,7 @@ LAYERS = (
     "sanitize",
     "selftest",
     "bundle",
+    "compare",
     "report",
     "plugin",
     "suite",

@@ -1,0 +1,109 @@
+"""Read one side of a comparison: a record file, a folder of them, a bundle, or a git revision."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from pytest_fa.errors import UsageProblem
+from pytest_fa.records.files import RecordFile, read_record_file, read_stream
+from pytest_fa.records.record import Record
+from pytest_fa.records.text import printable
+
+GIT_FOLDER = "profiles"  # of a revision without a path
+GIT_SECONDS = 60
+LARGEST_ARCHIVE_BYTES = 2**30  # unpacked
+MOST_MEMBERS = 100_000
+FORMS = "a .jsonl file, a folder that contains such files, a bundle (.tar.gz), or a git revision such as HEAD~50"
+
+
+class Side(msgspec.Struct, frozen=True):
+    """The records of one side, the newest of each kind and id, and a line for each file that cannot be fully read."""
+
+    name: str
+    records: tuple[Record, ...]
+    complaints: tuple[str, ...] = ()
+
+
+def read_side(word: str, folder: Path) -> Side:
+    """Return the records that `word` names: a path, or a git revision of the repository in `folder`.
+
+    Raises `UsageProblem` if there is no such thing, or if it has no records.
+    """
+    try:
+        path = folder / word
+        files = _files_of_path(path) if path.exists() else _files_of_revision(word, folder)
+    except (OSError, ValueError, EOFError, tarfile.TarError, subprocess.SubprocessError) as problem:
+        raise UsageProblem(printable(f"compare: {word!r} cannot be read: {problem}")) from None
+    records = _newest(record for file in files for record in file.records)
+    complaints = tuple(printable(f"{file.path}: {file.complaint}") for file in files if file.complaint)
+    if not records:
+        reason = f"; {complaints[0]}" if complaints else ""
+        raise UsageProblem(printable(f"compare: {word!r} has no records{reason}; give {FORMS}"))
+    return Side(printable(word), records, complaints)
+
+
+def _newest(records: Iterable[Record]) -> tuple[Record, ...]:
+    newest: dict[tuple[str, str], Record] = {}
+    for record in records:
+        key = (record.kind, record.id if record.kind != "gate" else record.rerun_command)
+        if key not in newest or newest[key].measured_at <= record.measured_at:
+            newest[key] = record
+    return tuple(newest.values())
+
+
+def _files_of_path(path: Path) -> list[RecordFile]:
+    if path.is_dir():
+        return [read_record_file(file) for file in sorted(path.rglob("*.jsonl"))]
+    if path.name.endswith((".tar.gz", ".tgz")):
+        return _files_of_bundle(path)
+    return [read_record_file(path)]
+
+
+def _files_of_bundle(path: Path) -> list[RecordFile]:
+    """Read the run's record files of an archive in memory; nothing is unpacked."""
+    files, total_bytes = [], 0
+    with tarfile.open(path, "r:gz") as archive:
+        for number, member in enumerate(archive):
+            total_bytes += member.size
+            if number >= MOST_MEMBERS or total_bytes > LARGEST_ARCHIVE_BYTES:
+                raise ValueError(f"it has more than {MOST_MEMBERS} members or {LARGEST_ARCHIVE_BYTES} bytes")
+            is_of_run = "/artifacts/" in member.name and member.name.endswith(".jsonl")
+            if member.isreg() and is_of_run and (stream := archive.extractfile(member)):
+                files.append(read_stream(Path(member.name), io.BytesIO(stream.read())))
+    return files
+
+
+def _files_of_revision(word: str, folder: Path) -> list[RecordFile]:
+    """Read the record files below `profiles/` of `REVISION`, or below PATH of `REVISION:PATH`."""
+    revision, _, path = word.partition(":")
+    commit = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    if commit is None:
+        raise UsageProblem(printable(f"compare: {word!r} is neither a file nor a revision here; give {FORMS}"))
+    listed = _git(
+        folder, "ls-tree", "-r", "-z", "--full-tree", "--name-only", commit.decode().strip(), "--", path or GIT_FOLDER
+    )
+    names = [name for name in (listed or b"").decode().split("\0") if name.endswith(".jsonl")]
+    files = []
+    for name in names:
+        content = _git(folder, "cat-file", "blob", f"{commit.decode().strip()}:{name}")
+        if content is not None:
+            files.append(read_stream(Path(f"{revision}:{name}"), io.BytesIO(content)))
+    return files
+
+
+def _git(folder: Path, *words: str) -> bytes | None:
+    """Return what a git command prints, or None if it fails."""
+    run = subprocess.run(  # noqa: S603
+        ["git", *words],  # noqa: S607
+        cwd=folder,
+        capture_output=True,
+        check=False,
+        timeout=GIT_SECONDS,
+    )
+    return run.stdout if run.returncode == 0 else None

@@ -1,0 +1,113 @@
+"""The sides of a comparison: files, folders, bundles, git revisions, and what is none of these."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.compare import sides
+from pytest_fa.compare.sides import read_side
+from pytest_fa.errors import UsageProblem
+from pytest_fa.records.record import to_json
+from tests.factories import record
+
+
+def _write(path: Path, *variants: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(to_json(record(variant)) + b"\n" for variant in variants))
+    return path
+
+
+def _names(word: str, folder: Path) -> list[str]:
+    return sorted(record.variant for record in read_side(word, folder).records)
+
+
+def _bundle(path: Path, **members: bytes) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_a_file(tmp_path: Path) -> None:
+    """A record file is read, relative to the folder."""
+    _write(tmp_path / "run.jsonl", "a", "b")
+    assert _names("run.jsonl", tmp_path) == ["a", "b"]
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    """Every record file below a folder is read."""
+    _write(tmp_path / "profiles/nvidia-h200/a.jsonl", "a")
+    _write(tmp_path / "profiles/cpu/b.jsonl", "b")
+    assert _names("profiles", tmp_path) == ["a", "b"]
+
+
+def test_a_bundle(tmp_path: Path) -> None:
+    """Of a bundle, the records of its run are read, not the profiles among its sources."""
+    line = to_json(record("a")) + b"\n"
+    _bundle(tmp_path / "x.tar.gz", **{"x/artifacts/records/r.jsonl": line, "x/profiles/gpu/b.jsonl": line * 2})
+    assert _names("x.tar.gz", tmp_path) == ["a"]
+
+
+def test_a_revision(tmp_path: Path) -> None:
+    """A git revision gives its `profiles/`, and REVISION:FOLDER another folder, from any folder of the repository."""
+    _write(tmp_path / "profiles/gpu/a.jsonl", "a")
+    _write(tmp_path / "other/b.jsonl", "b")
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        identity = ["-c", "user.name=A", "-c", "user.email=a@example.com"]
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True)
+    _write(tmp_path / "profiles/gpu/a.jsonl", "changed")
+    assert _names("HEAD", tmp_path / "other") == ["a"]
+    assert _names("HEAD:other", tmp_path) == ["b"]
+
+
+def test_the_newest_record_counts(tmp_path: Path) -> None:
+    """Of two records with the same kind and id, the newer one is compared, in any order."""
+    lines = [to_json(record("a", measured_at=f"2026-01-0{day}T00:00:00+00:00", message=str(day))) for day in (2, 1)]
+    (tmp_path / "run.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    assert [each.message for each in read_side("run.jsonl", tmp_path).records] == ["2"]
+
+
+def test_unreadable_lines_are_named(tmp_path: Path) -> None:
+    """Lines that are no records are counted and named; the others are compared."""
+    path = _write(tmp_path / "run.jsonl", "a")
+    path.write_bytes(path.read_bytes() + b"no record\n")
+    (complaint,) = read_side("run.jsonl", tmp_path).complaints
+    assert "1 of 2 lines cannot be read; line 2:" in complaint
+
+
+@pytest.mark.parametrize("word", ["nowhere", "--upload-pack=touch x", "HEAD", "a\x00b"])
+def test_neither_a_file_nor_a_revision(tmp_path: Path, word: str) -> None:
+    """Anything else is one error that names the allowed forms; no word becomes an option of git."""
+    with pytest.raises(UsageProblem, match="compare: "):
+        read_side(word, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_without_records(tmp_path: Path) -> None:
+    """A file of random bytes is an error with its first problem."""
+    (tmp_path / "noise.jsonl").write_bytes(b"\xff\x00\x01")
+    with pytest.raises(UsageProblem, match=r"'noise.jsonl' has no records; .*noise.jsonl: 1 of 1 lines cannot be read"):
+        read_side("noise.jsonl", tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00"])
+def test_a_broken_archive(tmp_path: Path, content: bytes) -> None:
+    """An archive that cannot be read is one error."""
+    (tmp_path / "x.tar.gz").write_bytes(content)
+    with pytest.raises(UsageProblem, match=r"'x.tar.gz' (cannot be read|has no records)"):
+        read_side("x.tar.gz", tmp_path)
+
+
+def test_a_large_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive that unpacks to more than 1 GiB is refused before it is read."""
+    monkeypatch.setattr(sides, "LARGEST_ARCHIVE_BYTES", 1000)
+    _bundle(tmp_path / "x.tar.gz", **{"x/artifacts/r.jsonl": b"0" * 1001})
+    with pytest.raises(UsageProblem, match="it has more than 100000 members or 1000 bytes"):
+        read_side("x.tar.gz", tmp_path)
