@@ -93,6 +93,8 @@ run() {
   rm artifacts/.started
   [ -n "$records" ] || fail "pytest wrote no record (exit status $status)"
   "$PYTHON" -m pytest_fa.bundle make --records "$records" --exit-status "$status"
+  step "verify"
+  "$PYTHON" -m pytest_fa.bundle verify "$(ls -t artifacts/repro_bundle_*.tar.gz | head -n 1)"
   return "$status"
 }
 

@@ -1,4 +1,4 @@
-"""`python -m pytest_fa.bundle stamp | differences | make`: the steps of `repro.sh` that are written in Python."""
+"""`python -m pytest_fa.bundle stamp | differences | make | verify`: the bundle of a run, and how to check one."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from pathlib import Path
 from pytest_fa.bundle.constraints import differences, read_constraints
 from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.stamp import write_stamp
+from pytest_fa.bundle.verify import verification_text, verify_bundle
 from pytest_fa.errors import FaError
+from pytest_fa.records.record import to_json
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; return 0, or 2 after one line on stderr if it fails."""
+    """Run one command; return its exit status, or 2 after one line on stderr if it fails."""
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
+        return options.run(options) or 0
     except (FaError, OSError) as problem:
         sys.stderr.write(f"pytest_fa.bundle: {problem}\n")
         return 2
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,13 +42,28 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--records", type=Path, required=True, help="the run's record file")
     make.add_argument("--exit-status", type=int, required=True, help="pytest's exit status")
     make.set_defaults(run=_make)
+
+    verify = commands.add_parser("verify", help="check a bundle: complete, unchanged, and every verdict follows")
+    verify.add_argument("file", type=Path, help="repro_bundle_*.tar.gz; nothing in it is unpacked or executed")
+    verify.add_argument("--json", action="store_true", help="print one JSON object")
+    verify.set_defaults(run=_verify)
     return parser
+
+
+def _verify(options: argparse.Namespace) -> int:
+    verification = verify_bundle(options.file)
+    if options.json:
+        _print(to_json(verification).decode())
+    else:
+        _print(verification_text(verification))
+    return 0 if verification.is_verified else 1
 
 
 def _make(options: argparse.Namespace) -> None:
     paths = (options.folder, options.artifacts, options.records)
     folder, artifacts, records = (path.resolve() for path in paths)
-    _print(f"bundle: {make_bundle(folder, artifacts, records, options.exit_status).relative_to(folder)}")
+    bundle = make_bundle(folder, artifacts, records, options.exit_status)
+    _print(f"bundle: {bundle.archive.relative_to(folder)}, digest {bundle.digest}")
 
 
 def _list_differences(constraints: Path) -> None:

@@ -5,134 +5,172 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import subprocess
 import tarfile
-from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import yaml
 
+from pytest_fa.bundle.bundle_manifest import (
+    MANIFEST,
+    MANIFEST_SCHEMA,
+    BundleManifest,
+    builds_of,
+    compilers_of,
+    outcomes_of,
+    problem_of_status,
+    to_yaml,
+)
 from pytest_fa.bundle.constraints import differences, installed_version, read_constraints
-from pytest_fa.records.built import Build
+from pytest_fa.bundle.privacy import private_names, without_private_names
+from pytest_fa.bundle.seal import SEAL, digest_of, git_tree, make_seal
+from pytest_fa.errors import UsageProblem
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.log import read_records
-from pytest_fa.records.record import Record
 from pytest_fa.records.source import read_source
 
-MANIFEST_SCHEMA = 1
 NOT_SOURCE = frozenset({".git", "artifacts", "build", "dist", "__pycache__"})
 KEPT_DOT_NAMES = frozenset({".ci", ".github", ".gitignore"})
-LARGEST_SOURCE_BYTES = 2**20
+LARGEST_SOURCE_BYTES = 2**20  # of a file that git does not track
 
 
-def make_bundle(folder: Path, artifacts: Path, records: Path, exit_status: int) -> Path:
-    """Write `<artifacts>/manifest.yaml` and the archive next to it, and return the path of the archive.
+class PackedFile(msgspec.Struct, frozen=True):
+    """One file of a bundle."""
+
+    content: bytes
+    is_executable: bool = False
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """A written bundle: its archive, and its digest, which is the sha256 of its seal."""
+
+    archive: Path
+    digest: str
+
+
+def make_bundle(folder: Path, artifacts: Path, records: Path, exit_status: int) -> Bundle:
+    """Write `<artifacts>/manifest.yaml` and the archive next to it.
 
     `records` is the run's record file, `exit_status` that of pytest.  The archive holds the manifest, the files
-    directly in `artifacts` (without earlier archives), the record file and the source files, in name
-    order and with the same time.
+    directly in `artifacts` (without earlier archives), the record file, the source files and the seal, in name order
+    and with the same time.  Names of this machine and its user are replaced in results.
+
+    Raises `UnreadableRecords` if a record cannot be read, and `UsageProblem` for an exit status that contradicts the
+    records.
     """
     now = datetime.now(UTC)
-    source = read_source(folder)
-    manifest = artifacts / "manifest.yaml"
-    files = [*_results(artifacts, records), *_source_files(folder)]
-    described = describe(folder, records, exit_status, now)
-    described["files"] = {str(path.relative_to(folder)): _sha256(path) for path in files if path != manifest}
-    manifest.write_text(yaml.safe_dump(described, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
-    commit = (source.commit or "unknown")[:12] + ("-dirty" if source.dirty else "")
-    archive = artifacts / f"repro_bundle_{commit}_{now:%Y%m%dT%H%M%SZ}.tar.gz"
-    _write_archive(archive, [manifest, *files], folder, int(now.timestamp()))
-    return archive
-
-
-def describe(folder: Path, records: Path, exit_status: int, now: datetime) -> dict[str, Any]:
-    """Return the manifest without its file list: source, environment, versions, builds and outcomes."""
     run_records = read_records(records)
-    builds = [build for record in run_records for build in record.builds]
+    if problem := problem_of_status(exit_status, run_records):
+        raise UsageProblem(f"{problem}; give pytest's own exit status")
+    source, source_files, left_out = read_source(folder), *_source_files(folder)
+    results = _results(folder, artifacts, records)
     constraints = folder / "constraints.txt"
     pins = read_constraints(constraints) if constraints.is_file() else {}
-    return {
-        "schema": MANIFEST_SCHEMA,
-        "created": now.isoformat(timespec="seconds"),
-        "source": msgspec.to_builtins(read_source(folder)),
-        "environment": msgspec.to_builtins(read_environment()),
-        "versions": {package: installed_version(package) for package in pins},
-        "differences_from_constraints": [str(difference) for difference in differences(pins)],
-        "compilers": sorted({build.compiler for build in builds}),
-        "builds": {f"{build.variant}/{build.arch}": _build_facts(build) for build in builds},
-        "pytest_exit_status": exit_status,
-        "outcomes": _outcomes(run_records),
+    manifest = BundleManifest(
+        schema=MANIFEST_SCHEMA,
+        created=now.isoformat(timespec="seconds"),
+        source=source,
+        source_tree=git_tree((name, _blob(file.content), file.is_executable) for name, file in source_files.items()),
+        left_out=left_out,
+        environment=read_environment(),
+        versions={package: installed_version(package) for package in pins},
+        differences_from_constraints=tuple(str(difference) for difference in differences(pins)),
+        compilers=compilers_of(run_records),
+        builds=builds_of(run_records),
+        records=str(records.relative_to(folder)),
+        pytest_exit_status=exit_status,
+        outcomes=outcomes_of(run_records),
+    )
+    names = private_names(folder)
+    (artifacts / "manifest.yaml").write_text(to_yaml(manifest), encoding="utf-8")
+    results[MANIFEST] = PackedFile(to_yaml(manifest).encode())
+    cleaned = {
+        name: msgspec.structs.replace(file, content=without_private_names(file.content, names))
+        for name, file in results.items()
     }
+    commit = (source.commit or "unknown")[:12] + ("-dirty" if source.dirty else "")
+    archive = artifacts / f"repro_bundle_{commit}_{now:%Y%m%dT%H%M%SZ}.tar.gz"
+    return _write_archive(archive, {**source_files, **cleaned}, int(now.timestamp()))
 
 
-def _build_facts(build: Build) -> dict[str, Any]:
-    return {
-        "key": build.key,
-        "code_identity": build.code_identity,
-        "built_on": build.built_on,
-        "built_at": build.built_at,
-    }
-
-
-def _outcomes(records: list[Record]) -> dict[str, dict[str, int]]:
-    """Return the number of records by kind and outcome."""
-    kinds: dict[str, Counter[str]] = {}
-    for record in records:
-        kinds.setdefault(record.kind, Counter())[record.outcome] += 1
-    return {kind: dict(counts) for kind, counts in kinds.items()}
-
-
-def _results(artifacts: Path, records: Path) -> list[Path]:
+def _results(folder: Path, artifacts: Path, records: Path) -> dict[str, PackedFile]:
     """Return the files directly in `artifacts`, without earlier bundles, and this run's record file."""
     bundle_names = ("manifest.yaml", "repro_bundle_")
-    files = [path for path in sorted(artifacts.iterdir()) if path.is_file() and not path.name.startswith(bundle_names)]
-    return [*files, records]
+    paths = [path for path in artifacts.iterdir() if path.is_file() and not path.name.startswith(bundle_names)]
+    return {str(path.relative_to(folder)): PackedFile(path.read_bytes()) for path in (*paths, records)}
 
 
-def _source_files(folder: Path) -> list[Path]:
-    """Return the files that git tracks.
+def _source_files(folder: Path) -> tuple[dict[str, PackedFile], tuple[str, ...]]:
+    """Return the source files by name, and a line for each one that is left out.
 
-    Without git, these are all files under 1 MiB outside build outputs, environments and caches.
+    Source files are those that git tracks, and those that it neither tracks nor ignores: a variant that was judged may
+    not be committed yet.  Without git, they are all files outside build outputs, environments and caches.
     """
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, capture_output=True, check=False, timeout=60)  # noqa: S607
-    if listed.returncode == 0 and listed.stdout:
-        paths = [folder / name for name in listed.stdout.decode().split("\0") if name]
-        return [path for path in paths if path.is_file()]
-    return sorted(path for path in _walk(folder) if path.stat().st_size < LARGEST_SOURCE_BYTES)
+    tracked = _git_files(folder, "--cached")
+    names = [*tracked, *_git_files(folder, "--others", "--exclude-standard")] if tracked else sorted(_walk(folder))
+    files: dict[str, PackedFile] = {}
+    left_out = []
+    for name in dict.fromkeys(names):
+        path = folder / name
+        if reason := _why_left_out(path, folder, is_tracked=name in set(tracked)):
+            left_out.append(f"{name}: {reason}")
+        elif path.is_file():
+            files[name] = PackedFile(path.read_bytes(), bool(path.stat().st_mode & 0o100))
+    return files, tuple(left_out)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _why_left_out(path: Path, folder: Path, *, is_tracked: bool) -> str:
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        return "a link that leads out of the source folder"
+    if not path.exists():
+        return "deleted" if is_tracked else "not there"
+    if not path.is_file():
+        return "not a regular file"
+    size = path.stat().st_size
+    if not is_tracked and size > LARGEST_SOURCE_BYTES:
+        return f"not tracked by git, and larger than {LARGEST_SOURCE_BYTES} bytes"
+    return ""
+
+
+def _git_files(folder: Path, *options: str) -> list[str]:
+    """Return the names that `git ls-files` prints; none without git."""
+    words = ["git", "ls-files", "-z", *options]
+    listed = subprocess.run(words, cwd=folder, capture_output=True, check=False, timeout=60)  # noqa: S603
+    return [os.fsdecode(name) for name in listed.stdout.split(b"\0") if name] if listed.returncode == 0 else []
+
+
+def _walk(folder: Path, prefix: str = "") -> Iterator[str]:
     for path in folder.iterdir():
         hidden = path.name.startswith(".") and path.name not in KEPT_DOT_NAMES
         if hidden or path.name in NOT_SOURCE or path.name.endswith(".egg-info"):
             continue
-        if path.is_dir():
-            yield from _walk(path)
-        elif path.is_file():
-            yield path
+        if path.is_dir() and not path.is_symlink():
+            yield from _walk(path, f"{prefix}{path.name}/")
+        else:
+            yield f"{prefix}{path.name}"
 
 
-def _write_archive(archive: Path, files: list[Path], folder: Path, timestamp: int) -> None:
+def _write_archive(archive: Path, files: dict[str, PackedFile], timestamp: int) -> Bundle:
     """Write a tar file whose bytes depend only on names, contents and `timestamp`: order and owner are fixed."""
     root = archive.name.removesuffix(".tar.gz")
+    seal = make_seal({name: hashlib.sha256(file.content).hexdigest() for name, file in files.items()})
     scratch = archive.with_suffix(".tmp")
     with (
         scratch.open("wb") as raw,
         gzip.GzipFile("", "wb", 9, raw, mtime=timestamp) as zipped,
         tarfile.open(fileobj=zipped, mode="w") as tar,
     ):
-        for path in sorted(dict.fromkeys(files)):
-            member = tarfile.TarInfo(f"{root}/{path.relative_to(folder)}")
-            data = path.read_bytes()
-            member.size, member.mtime = len(data), timestamp
-            member.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
-            tar.addfile(member, io.BytesIO(data))
+        for name, file in sorted({**files, SEAL: PackedFile(seal)}.items()):
+            member = tarfile.TarInfo(f"{root}/{name}")
+            member.size, member.mtime = len(file.content), timestamp
+            member.mode = 0o755 if file.is_executable else 0o644
+            tar.addfile(member, io.BytesIO(file.content))
     scratch.replace(archive)
+    return Bundle(archive, digest_of(seal))
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _blob(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PROCESS_SD = 0.008  # standard deviation of process means, if it was not measured on this GPU
 RESAMPLES = 10_000
+BOOTSTRAP_CONFIDENCE = 0.95
 
 
 class Interval(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from pytest_fa.build.builder import Say
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.gate.decision import ANALYSES, CONFIDENCE, MOST_DROPPED, Analysis, analyse
-from pytest_fa.gate.intervals import PROCESS_SD, bootstrap_interval, detectable_effect
+from pytest_fa.gate.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval, detectable_effect
 from pytest_fa.gate.pilot import NEAR, NoVerdict, Pilot, run_pilot
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.records.built import Build
@@ -34,7 +34,6 @@ from pytest_fa.session.refusals import Refused
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.jobs import Arm, ArmPair, CaseResult, GateJob, GateResult
 
-BOOTSTRAP_CONFIDENCE = 0.95
 PROCESS_SECONDS = 2.0  # to start one process
 PAIR_SECONDS = 0.6  # to measure one pair in one process
 

@@ -50,10 +50,12 @@ def noise_path(records_folder: Path, gpu: str | None) -> Path:
 
 def read_noise(records_folder: Path, gpu: str | None) -> Noise | None:
     """Return a GPU's saved noise, or None if there is no file.  Raises `UnreadableRecords` if it cannot be read."""
-    return read_content(noise_path(records_folder, gpu), _decode, "measure it again with `python -m pytest_fa noise`")
+    return read_content(
+        noise_path(records_folder, gpu), decode_noise, "measure it again with `python -m pytest_fa noise`"
+    )
 
 
-def _decode(data: bytes) -> Noise:
+def decode_noise(data: bytes) -> Noise:
     """Return the noise of a file's content.
 
     Raises `msgspec.ValidationError` also if there are too few samples for a standard deviation.

@@ -7,12 +7,14 @@ import json
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from pytest_fa.bundle.__main__ import main
 from pytest_fa.bundle.constraints import differences, read_constraints
+from pytest_fa.bundle.seal import read_seal
 from pytest_fa.bundle.stamp import write_stamp
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UsageProblem
@@ -78,10 +80,19 @@ def _make(tree: Path) -> Path:
     return archive
 
 
+def _manifest(tree: Path) -> Any:
+    return yaml.safe_load((tree / "artifacts/manifest.yaml").read_text(encoding="utf-8"))
+
+
+def _names(archive: Path) -> list[str]:
+    with tarfile.open(archive) as tar:
+        return [name.partition("/")[2] for name in tar.getnames()]
+
+
 def test_manifest_describes_the_run(tree: Path) -> None:
     """The manifest holds commit, dirty state, versions, differences, outcomes and pytest's exit status."""
     _make(tree)
-    manifest = yaml.safe_load((tree / "artifacts/manifest.yaml").read_text(encoding="utf-8"))
+    manifest = _manifest(tree)
     assert manifest["source"] == {"commit": read_source(tree).commit, "dirty": False, "origin": "git"}
     assert manifest["versions"]["pytest-fa-nowhere"] is None
     assert (
@@ -99,14 +110,80 @@ def test_archive_holds_results_and_source(tree: Path) -> None:
         contents = {name: stream.read() for name, stream in streams.items() if stream}
     assert sorted(contents) == [
         ".gitignore",
+        "SHA256SUMS",
         "artifacts/junit.xml",
         "artifacts/manifest.yaml",
         "artifacts/records/new.jsonl",
         "constraints.txt",
         "source.py",
     ]
-    hashes = yaml.safe_load(contents.pop("artifacts/manifest.yaml"))["files"]
-    assert hashes == {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items() if name != "SHA256SUMS"}
+    assert read_seal(contents["SHA256SUMS"]) == hashes
+
+
+def test_sha256sum_checks_an_unpacked_bundle(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The seal has the format of `sha256sum`, which checks an unpacked bundle without this program."""
+    archive, folder = _make(tree), tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    unpacked = folder / archive.name.removesuffix(".tar.gz")
+    assert subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=unpacked, check=False).returncode == 0
+    (unpacked / "source.py").write_text("x = 2\n", encoding="utf-8")
+    assert subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=unpacked, check=False).returncode == 1
+
+
+def test_the_source_tree_is_that_of_git(tree: Path) -> None:
+    """For an unchanged checkout, `source_tree` is the tree of its commit."""
+    _make(tree)
+    command = ["git", "rev-parse", "HEAD^{tree}"]
+    expected = subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
+    assert _manifest(tree)["source_tree"] == expected
+
+
+def test_an_untracked_variant_is_packed(tree: Path) -> None:
+    """A variant that was judged and is not committed yet is packed, too; ignored files are not."""
+    (tree / "kernels/mine").mkdir(parents=True)
+    (tree / "kernels/mine/variant.yaml").write_text("role: candidate\n", encoding="utf-8")
+    (tree / ".fa-source.json").write_text("{}", encoding="utf-8")
+    assert "kernels/mine/variant.yaml" in _names(_make(tree))
+    assert ".fa-source.json" not in _names(next((tree / "artifacts").glob("*.tar.gz")))
+
+
+def test_links_that_lead_away_are_left_out(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A link out of the source folder is not followed, and the manifest names it; a link inside is packed as a file."""
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret"
+    secret.write_text("secret", encoding="utf-8")
+    (tree / "away").symlink_to(secret)
+    (tree / "inside").symlink_to("source.py")
+    archive = _make(tree)
+    assert _manifest(tree)["left_out"] == ["away: a link that leads out of the source folder"]
+    assert ("away" in _names(archive), "inside" in _names(archive)) == (False, True)
+
+
+def test_an_exit_status_that_contradicts_the_records(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a wrong result, pytest cannot have ended with status 0: no bundle is written."""
+    arguments = ["make", "--folder", str(tree), "--artifacts", str(tree / "artifacts"), "--exit-status", "0"]
+    assert main([*arguments, "--records", str(tree / "artifacts/records/new.jsonl")]) == 2
+    expected = "pytest's exit status is 0, but the records have 1 wrong; give pytest's own exit status"
+    assert expected in capsys.readouterr().err
+    assert list((tree / "artifacts").glob("repro_bundle_*")) == []
+
+
+def test_names_of_person_and_machine_are_replaced(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results name neither the source folder, the home folder, the host nor the user; source files stay as they are."""
+    monkeypatch.setattr("pytest_fa.bundle.privacy.platform.node", lambda: "buildbox-7.example.org")
+    monkeypatch.setattr("pytest_fa.bundle.privacy.getpass.getuser", lambda: "alicia")
+    monkeypatch.setenv("HOME", "/home/alicia")
+    text = f"{tree}/source.py /home/alicia/.cache buildbox-7.example.org buildbox-7 alicia malicias"
+    (tree / "artifacts/junit.xml").write_text(text, encoding="utf-8")
+    (tree / "source.py").write_text("# alicia\n", encoding="utf-8")
+    with tarfile.open(_make(tree)) as tar:
+        contents = {member.name.partition("/")[2]: tar.extractfile(member) for member in tar}
+        junit, source = (contents[name] for name in ("artifacts/junit.xml", "source.py"))
+        assert junit is not None
+        assert source is not None
+        assert junit.read().decode() == "./source.py ~/.cache HOST HOST USER malicias"
+        assert source.read() == b"# alicia\n"
 
 
 def test_archive_is_named_after_commit_and_state(tree: Path) -> None:

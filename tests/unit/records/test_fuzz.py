@@ -23,7 +23,11 @@ pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_fa.bundle.run import _build_facts, _outcomes
+from pytest_fa.bundle.bundle_manifest import builds_of, compilers_of, outcomes_of, problem_of_status
+from pytest_fa.bundle.plausible import implausible
+from pytest_fa.bundle.recompute import contradictions
+from pytest_fa.compare.run import compare
+from pytest_fa.compare.sides import Side
 from pytest_fa.errors import FaError
 from pytest_fa.records.ceilings import Ceilings, ceilings_path, read_ceilings
 from pytest_fa.records.files import read_record_file, try_to_read
@@ -35,6 +39,7 @@ from pytest_fa.records.saved import SavedRecords
 from pytest_fa.records.text import printable, printable_struct
 from pytest_fa.report import pictures
 from pytest_fa.report.blocks import MAKERS
+from pytest_fa.report.comparison import comparison_text
 from pytest_fa.report.failure import failure_text
 from pytest_fa.report.ladder import Rung, _row
 from pytest_fa.report.noise_table import noise_rows
@@ -113,8 +118,11 @@ def use(folder: Path, records: list[Record]) -> None:
     for record in records:
         headline(record)
         _ = record.outcome == "ok" or failure_text(record)
-    facts = [_build_facts(build) for record in records for build in record.builds]
-    yaml.safe_dump([facts, _outcomes(records)])
+        assert all(isinstance(text, str) for text in (*contradictions(record, None, 0.008), *implausible(record)))
+    facts = [builds_of(records), compilers_of(records), outcomes_of(records), problem_of_status(0, records)]
+    yaml.safe_dump(msgspec.to_builtins(facts))
+    side = Side("a", tuple(records))
+    comparison_text(compare(side, side, lambda _: 0.008), with_all=True)
 
 
 def assert_refusable(work: Callable[[], object]) -> None:

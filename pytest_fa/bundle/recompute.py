@@ -1,0 +1,181 @@
+"""Compute every verdict of a record again from its raw numbers, and name each one that does not follow from them.
+
+Raw numbers are samples, measured values and allowed values.  Medians, ratios, intervals, `holds`, `passed`, agreements
+and gate verdicts follow from them.  A record that was changed consistently, raw numbers included, is not detected: only
+a signature or a new measurement shows that.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+
+from pytest_fa.gate.decision import ANALYSES, CONFIDENCE, analyse
+from pytest_fa.gate.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval, detectable_effect
+from pytest_fa.measure.sampling import MOST_DROPPED, precision
+from pytest_fa.records.agreement import check_agreement
+from pytest_fa.records.ceilings import Ceilings
+from pytest_fa.records.gated import Gate, GatePair
+from pytest_fa.records.judged import Bound, Check
+from pytest_fa.records.record import Outcome, Record
+from pytest_fa.records.timing import Speed, Timing
+
+CLOSE = 1e-6  # relative difference that another version of a library may cause
+GATE_OUTCOMES: dict[str, Outcome] = {"PASS": "ok", "FAIL": "gate_failed", "INCONCLUSIVE": "inconclusive"}
+# Bounds whose measured value is also a field of the check, for the policy that names them so.
+SAME_FIGURE = {"max": "max_abs_error", "rms": "rms_error"}
+
+
+def contradictions(record: Record, ceilings: Ceilings | None, known_sd: float) -> list[str]:
+    """Return one sentence for each value of a record that does not follow from its other values.
+
+    `ceilings` are those of the record's GPU.  `known_sd` is the standard deviation of process means that its gates
+    assumed, as a log-ratio.
+    """
+    problems = [*_of_identity(record), *_of_outcome(record)]
+    if record.check is not None:
+        problems += _of_check(record.check)
+    if record.speed is not None:
+        problems += _of_speed(record, record.speed, ceilings)
+    if record.gate is not None:
+        problems += _of_gate(record, record.gate, known_sd)
+    return problems
+
+
+# -- identity and outcome ---------------------------------------------------------------------------------------------
+
+
+def _of_identity(record: Record) -> Iterator[str]:
+    expected = f"{record.variant}-{record.case.id}" if record.case else record.variant
+    if record.kind == "property":
+        expected = f"{record.variant}-"  # and the property's name
+    is_whole = record.kind not in ("property", "profile", "sanitize")  # those add a name at the end
+    if not (record.id == expected or (not is_whole and record.id.startswith(expected))):
+        yield f"its id is {record.id!r}, variant and case give {expected!r}"
+
+
+def _of_outcome(record: Record) -> Iterator[str]:
+    failed = [stage.name for stage in record.stages if stage.state == "failed"]
+    if record.outcome == "ok" and failed:
+        yield f"the outcome is ok, stage {failed[0]} failed"
+    if record.outcome == "ok" and record.check is not None and not record.check.passed:
+        yield "the outcome is ok, its check did not pass"
+    if record.outcome == "ok" and record.kind != "selftest" and record.caught_by:
+        yield f"the outcome is ok, but it was caught by {', '.join(record.caught_by)}"
+    if record.outcome != "ok" and record.speed is not None:
+        yield f"the outcome is {record.outcome}, but it has a time"
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _of_check(check: Check) -> Iterator[str]:
+    for bound in check.bounds:
+        if bound.holds != _holds(bound):
+            stated = "holds" if bound.holds else "does not hold"
+            yield f"bound {bound.name!r}: {bound.value} with {bound.allowed} allowed, it says that it {stated}"
+        if check.policy == "same_precision" and (field := SAME_FIGURE.get(bound.name)):
+            value = getattr(check, field)
+            if not _is_close(value, bound.value):
+                yield f"{field} is {value}, bound {bound.name!r} has {bound.value}"
+        if bound.name == "finite" and bound.value != check.nonfinite_count:
+            yield f"nonfinite_count is {check.nonfinite_count}, bound 'finite' has {bound.value}"
+    passed = all(_holds(bound) for bound in check.bounds if bound.enforced)
+    if check.passed != passed:
+        yield f"passed is {check.passed}, its bounds give {passed}"
+    if max(check.bad_count, check.nonfinite_count) > check.element_count:
+        yield f"{check.bad_count} bad and {check.nonfinite_count} non-finite of {check.element_count} elements"
+
+
+def _holds(bound: Bound) -> bool:
+    """Whether a bound holds; policy `absolute` requires less than the allowed value, which equality never reaches."""
+    return bound.value is not None and bound.value <= bound.allowed
+
+
+# -- times ------------------------------------------------------------------------------------------------------------
+
+
+def _of_speed(record: Record, speed: Speed, ceilings: Ceilings | None) -> Iterator[str]:
+    timings = {"device": speed.device, "call": speed.call, **({"cold": speed.cold} if speed.cold else {})}
+    for name, timing in timings.items():
+        yield from _of_timing(name, timing)
+    if speed.agreement is not None:
+        is_limited = ceilings is not None and record.role != "overhead" and record.case is not None
+        least_us = ceilings.least_us(record.case) if is_limited and ceilings and record.case else 0.0
+        expected = check_agreement(record.variant, record.role, speed, least_us)
+        stated, stated_us = speed.agreement.valid, speed.agreement.least_us  # older records have no `least_us`
+        if stated != expected.valid or (stated_us is not None and not _is_close(stated_us, expected.least_us)):
+            yield f"the agreement says valid = {stated}, the times give {expected.valid}: {expected.reason}"
+    if speed.profiler is not None:
+        total_us = sum(node.mean_us * node.count for node in speed.profiler.nodes)
+        if not math.isclose(total_us, speed.profiler.profiler_us, rel_tol=1e-3, abs_tol=1e-3):
+            yield f"profiler_us is {speed.profiler.profiler_us}, its nodes sum to {total_us:.3f}"
+
+
+def _of_timing(name: str, timing: Timing) -> Iterator[str]:
+    if not timing.samples_us:
+        yield f"{name}: there are no samples"
+        return
+    median_us = statistics.median(timing.samples_us)
+    if not _is_close(timing.median_us, median_us):
+        yield f"{name}: median_us is {timing.median_us}, the samples give {median_us}"
+    reached = precision(list(timing.samples_us))
+    if timing.precision is not None and not _is_close(timing.precision, reached):
+        yield f"{name}: precision is {timing.precision}, the samples give {reached}"
+    count = len(timing.samples_us)
+    if not timing.is_throttled and timing.dropped > MOST_DROPPED * (timing.dropped + count):
+        yield f"{name}: {timing.dropped} samples were dropped and {count} kept; such a time is throttled"
+
+
+# -- gates ------------------------------------------------------------------------------------------------------------
+
+
+def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
+    samples = [pair.samples for pair in gate.pairs]
+    rows = {len(row) for pair in samples for row in (pair.blocks, pair.control)}
+    if rows - {gate.processes}:
+        yield f"it has {gate.processes} processes, its samples have {', '.join(map(str, sorted(rows)))}"
+        return
+    analysis = analyse(samples, gate.ratio, is_last=gate.processes >= ANALYSES[-1], process_sd=known_sd)
+    if gate.verdict != (verdict := analysis.verdict or "INCONCLUSIVE"):
+        yield f"the verdict is {gate.verdict}, its samples give {verdict}: {analysis.reason}"
+    if record.outcome != GATE_OUTCOMES[gate.verdict]:
+        yield f"the outcome is {record.outcome}, the verdict {gate.verdict}"
+    for pair, interval in zip(gate.pairs, analysis.intervals, strict=True):
+        yield from _of_pair(pair, interval, gate.seed)
+    if gate.processes not in ANALYSES:
+        yield f"it has {gate.processes} processes; a gate has {' or '.join(map(str, ANALYSES))}"
+    spreads = [statistics.stdev(means) for pair in samples if len(means := _finite(pair.means)) > 1]
+    if not _is_close(gate.process_sd, max(spreads, default=None)):
+        yield f"process_sd is {gate.process_sd}, its samples give {max(spreads, default=None)}"
+    effect = detectable_effect(known_sd, ANALYSES[-1], CONFIDENCE)
+    if not math.isclose(gate.detectable, effect, rel_tol=0.5):
+        yield f"detectable is {gate.detectable}, a spread of {100 * known_sd:.2f} % gives {effect:.4f}"
+
+
+def _of_pair(pair: GatePair, interval: Interval, seed: int) -> Iterator[str]:
+    name = f"{pair.samples.baseline} at {pair.samples.shape_id}"
+    bootstrap = bootstrap_interval(pair.samples.blocks, BOOTSTRAP_CONFIDENCE, seed)
+    expected = {
+        "ratio": interval.mean,
+        "low": interval.low,
+        "high": interval.high,
+        "bootstrap_low": bootstrap.low,
+        "bootstrap_high": bootstrap.high,
+    }
+    for field, log_ratio in expected.items():
+        value = math.exp(log_ratio) if math.isfinite(log_ratio) else None
+        stated = getattr(pair, field)
+        if not _is_close(stated, value):
+            yield f"{field} of {name} is {stated}, its samples give {value}"
+
+
+def _finite(values: list[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
+
+
+def _is_close(a: float | None, b: float | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return math.isclose(a, b, rel_tol=CLOSE, abs_tol=1e-12)
