@@ -1,4 +1,4 @@
-"""`python -m pytest_fa new | compare | ceilings | noise | pictures`: commands that are run once, outside pytest."""
+"""The commands of `python -m pytest_fa`: new, compare, export, ceilings, noise, pictures."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ def _parser() -> argparse.ArgumentParser:
     new.set_defaults(run=_new)
 
     _add_compare(commands.add_parser("compare", help="say what changed between two sets of records"))
+
+    _add_export(commands.add_parser("export", help="write records in the format of another tool"))
 
     ceilings = commands.add_parser("ceilings", help="measure this GPU's peak rates, and save them in profiles/<gpu>/")
     ceilings.add_argument("--profiles", type=Path, default=Path("profiles"))
@@ -78,6 +80,29 @@ def _compare(options: argparse.Namespace) -> int:
         text = comparison_text(comparison, with_all=options.all)
     sys.stdout.write(f"{text}\n")
     return int(any(row.verdict in failing for row in comparison.rows))
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    from pytest_fa.report.exports import EXPORTS  # noqa: PLC0415
+
+    parser.add_argument("records", help="a record file, a folder of them, a bundle, or a git revision")
+    parser.add_argument("--format", choices=sorted(EXPORTS), required=True)
+    parser.add_argument("-o", "--output", type=Path, help="the file to write; without it, stdout")
+    parser.set_defaults(run=_export)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from pytest_fa.compare.sides import read_side  # noqa: PLC0415
+    from pytest_fa.report.exports import EXPORTS  # noqa: PLC0415
+
+    side = read_side(options.records, Path.cwd())
+    content = EXPORTS[options.format](side.records)
+    for complaint in side.complaints:
+        sys.stderr.write(f"pytest_fa: {complaint}\n")
+    if options.output is None:
+        sys.stdout.buffer.write(content)
+    else:
+        options.output.write_bytes(content)
 
 
 def _new(options: argparse.Namespace) -> None:

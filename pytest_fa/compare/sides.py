@@ -39,12 +39,12 @@ def read_side(word: str, folder: Path) -> Side:
         path = folder / word
         files = _files_of_path(path) if path.exists() else _files_of_revision(word, folder)
     except (OSError, ValueError, EOFError, tarfile.TarError, subprocess.SubprocessError) as problem:
-        raise UsageProblem(printable(f"compare: {word!r} cannot be read: {problem}")) from None
+        raise UsageProblem(printable(f"{word!r} cannot be read: {problem}")) from None
     records = _newest(record for file in files for record in file.records)
     complaints = tuple(printable(f"{file.path}: {file.complaint}") for file in files if file.complaint)
     if not records:
         reason = f"; {complaints[0]}" if complaints else ""
-        raise UsageProblem(printable(f"compare: {word!r} has no records{reason}; give {FORMS}"))
+        raise UsageProblem(printable(f"{word!r} has no records{reason}; give {FORMS}"))
     return Side(printable(word), records, complaints)
 
 
@@ -84,7 +84,7 @@ def _files_of_revision(word: str, folder: Path) -> list[RecordFile]:
     revision, _, path = word.partition(":")
     commit = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     if commit is None:
-        raise UsageProblem(printable(f"compare: {word!r} is neither a file nor a revision here; give {FORMS}"))
+        raise UsageProblem(printable(f"{word!r} is neither a file nor a revision here; give {FORMS}"))
     listed = _git(
         folder, "ls-tree", "-r", "-z", "--full-tree", "--name-only", commit.decode().strip(), "--", path or GIT_FOLDER
     )
