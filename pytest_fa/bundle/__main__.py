@@ -1,4 +1,4 @@
-"""`python -m pytest_fa.bundle stamp | differences | make | verify`: the bundle of a run, and how to check one."""
+"""`python -m pytest_fa.bundle stamp | differences | make | verify | attest`: the bundle of a run, and how to check one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from pytest_fa.bundle.attest import attest_bundle
 from pytest_fa.bundle.constraints import differences, read_constraints
 from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.stamp import write_stamp
@@ -47,6 +48,10 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("file", type=Path, help="repro_bundle_*.tar.gz; nothing in it is unpacked or executed")
     verify.add_argument("--json", action="store_true", help="print one JSON object")
     verify.set_defaults(run=_verify)
+
+    attest = commands.add_parser("attest", help="print what a verified bundle says, as an in-toto statement to sign")
+    attest.add_argument("file", type=Path, help="repro_bundle_*.tar.gz")
+    attest.set_defaults(run=lambda options: _print(attest_bundle(options.file).decode().rstrip()))
     return parser
 
 
