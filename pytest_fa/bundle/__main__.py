@@ -1,4 +1,4 @@
-"""`python -m pytest_fa.bundle stamp | differences | make | verify | attest`: the bundle of a run, and how to check one."""
+"""The commands of `python -m pytest_fa.bundle`: stamp, differences, make, verify, attest."""
 
 from __future__ import annotations
 
