@@ -1,18 +1,22 @@
-"""The commands of `python -m pytest_fa.bundle`: stamp, differences, make, verify, attest."""
+"""The commands of `python -m pytest_fa.bundle`: stamp, differences, make, verify, attest, replay."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 from pytest_fa.bundle.attest import attest_bundle
 from pytest_fa.bundle.constraints import differences, read_constraints
+from pytest_fa.bundle.replay import LEVELS, replay_bundle, replay_text
 from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.stamp import write_stamp
 from pytest_fa.bundle.verify import verification_text, verify_bundle
 from pytest_fa.errors import FaError
 from pytest_fa.records.record import to_json
+
+REPLAY_STATUS = {"REPRODUCED": 0, "NOT REPRODUCED": 1, "NOT COMPARABLE": 3, "INCONCLUSIVE": 10}
 
 
 def main(arguments: list[str]) -> int:
@@ -52,7 +56,27 @@ def _parser() -> argparse.ArgumentParser:
     attest = commands.add_parser("attest", help="print what a verified bundle says, as an in-toto statement to sign")
     attest.add_argument("file", type=Path, help="repro_bundle_*.tar.gz")
     attest.set_defaults(run=lambda options: _print(attest_bundle(options.file).decode().rstrip()))
+
+    replay = commands.add_parser("replay", help="run a bundle again; this compiles and runs the code in it")
+    replay.add_argument("file", type=Path, help="repro_bundle_*.tar.gz")
+    replay.add_argument("--level", choices=LEVELS, default=LEVELS[1], help="same code, same outcomes, or same gates")
+    replay.add_argument("--folder", type=Path, help="a folder to work in, which must not exist; it is kept")
+    replay.add_argument("--json", action="store_true", help="print one JSON object")
+    replay.set_defaults(run=_replay)
     return parser
+
+
+def _replay(options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="fa-replay-") as scratch:
+        folder = options.folder or Path(scratch) / "replay"
+        folder.mkdir(parents=True)
+        replay = replay_bundle(options.file, options.level, folder.resolve(), _say)
+    _print(to_json(replay).decode() if options.json else replay_text(replay))
+    return REPLAY_STATUS[replay.answer]
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -78,6 +78,13 @@ class Repeats(msgspec.Struct, frozen=True):
     why_no_smem_poison: str | None
 
 
+class Fingerprints(msgspec.Struct, frozen=True):
+    """The sha256 of the inputs q, k and v, and of the first output, each as contiguous bytes in logical order."""
+
+    inputs_sha256: str
+    output_sha256: str
+
+
 class CrossCheck(msgspec.Struct, frozen=True):
     """An SDPA backend on the same inputs, judged by the same policy; `absent` says why there is no verdict."""
 

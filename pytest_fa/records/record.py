@@ -12,7 +12,7 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.built import Build
 from pytest_fa.records.gated import Gate
-from pytest_fa.records.judged import Check, Diagnosis, Repeats
+from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.ranges import Name, Seconds
 from pytest_fa.records.timing import Speed
 from pytest_fa.records.tool_results import NsightReport, Sanitized
@@ -110,6 +110,7 @@ class Record(msgspec.Struct, frozen=True):
     nsight: NsightReport | None = None
     sanitized: Sanitized | None = None
     ablation: Ablation | None = None
+    fingerprints: Fingerprints | None = None
 
 
 def to_json(value: msgspec.Struct) -> bytes:

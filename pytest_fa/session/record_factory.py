@@ -57,6 +57,7 @@ class RecordFactory:
             gate=None,
             repeats=result.repeats,
             diagnosis=result.diagnosis,
+            fingerprints=result.fingerprints,
             environment=self.environment,
             source=read_source(self.options.rootdir),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),

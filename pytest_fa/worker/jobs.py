@@ -10,7 +10,7 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.earlier import upgrade_job
-from pytest_fa.records.judged import Check, Diagnosis, Repeats
+from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.record import Outcome, Stage, StageName
 from pytest_fa.records.timing import ProfilerTime, Speed
 
@@ -159,6 +159,7 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     diagnosis: Diagnosis | None = None
     speed: Speed | None = None
     context_lost: bool = False
+    fingerprints: Fingerprints | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -21,13 +21,14 @@ from pytest_fa.judge.check import judge, require_output
 from pytest_fa.judge.cross_checks import cross_check_all
 from pytest_fa.judge.delegation import require_no_delegation
 from pytest_fa.judge.diagnosis import diagnose
+from pytest_fa.judge.fingerprints import fingerprints
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.properties import PROPERTIES
 from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.judge.truth import Truth
 from pytest_fa.measure.measure import measure
-from pytest_fa.records.judged import Check, Diagnosis, Repeats
+from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.record import Outcome
 from pytest_fa.records.timing import Speed
 from pytest_fa.run.checked import CheckedLaunch
@@ -105,6 +106,7 @@ class Findings:
     repeats: Repeats | None = None
     farthest: torch.Tensor | None = None  # the repeated output that differs most from the first output
     diagnosis: Diagnosis | None = None
+    fingerprints: Fingerprints | None = None
     speed: Speed | None = None
     caught_by: tuple[str, ...] = ()  # the checks that detected a fault
 
@@ -140,6 +142,7 @@ class Findings:
             diagnosis=self.diagnosis,
             speed=self.speed,
             context_lost=context_lost,
+            fingerprints=self.fingerprints,
         )
 
 
@@ -174,6 +177,7 @@ def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stage
     stages.announce_work()
     findings.truth = truth_of(job.case.computes, launch.original_inputs, job.variant.rounds, job.policy)
     findings.check = judge(findings.out, findings.truth, job.policy)
+    findings.fingerprints = fingerprints(launch.original_inputs, findings.out)
     _require_finite(findings.check)
 
 

@@ -1,0 +1,256 @@
+"""Replay a bundle on this machine: the same builds, the same cases, or the same gates, with this installation's judge.
+
+Unlike `verify`, this compiles and runs the kernels of the bundle, which is code of whoever made it.
+
+build  compile every variant again: is the machine code the same?
+right  run every judged case again: are the inputs and the outcomes the same?
+fast   ask every gate again: is the verdict the same?  Stored microseconds are never compared.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from pytest_fa.bundle.archive import read_archive
+from pytest_fa.bundle.bundle_manifest import MANIFEST, BundleManifest, builds_of, compilers_of, read_manifest
+from pytest_fa.bundle.verify import verify_bundle
+from pytest_fa.errors import FaError
+from pytest_fa.records.files import read_record_file
+from pytest_fa.records.gated import Gate
+from pytest_fa.records.record import Environment, Record
+from pytest_fa.records.text import printable
+
+Level = Literal["build", "right", "fast"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+# The answer of a replay is the first of these that any of its items has.
+Answer = Literal["NOT REPRODUCED", "NOT COMPARABLE", "INCONCLUSIVE", "REPRODUCED"]
+ANSWERS: tuple[Answer, ...] = get_args(Answer)
+MOST_SECONDS = 4 * 3600.0
+MANIFEST_NAME = "variant.yaml"
+ResultKey = tuple[str, str]  # the kind and the id of a record
+
+
+class CannotReplay(FaError):
+    """A bundle that cannot be replayed, with the reason."""
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """One build, case or gate: its name, the answer, and what the bundle and this machine say."""
+
+    name: str
+    answer: Answer
+    reason: str
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """The result of a replay.  `digest` is that of the replayed bundle, `environment` that of this machine."""
+
+    file: str
+    digest: str
+    level: Level
+    answer: Answer
+    items: tuple[Replayed, ...]
+    environment: Environment | None
+
+
+def replay_bundle(path: Path, level: Level, folder: Path, say: Callable[[str], None]) -> Replay:
+    """Verify a bundle, unpack its source into `folder`, run it there, and compare the new records with its own.
+
+    `folder` must be empty.  Raises `CannotReplay` for a bundle that is broken or has nothing to replay at this level,
+    and `UnusableArchive`.
+    """
+    verification = verify_bundle(path)
+    if not verification.is_verified:
+        first = verification.problems[0]
+        raise CannotReplay(f"{path.name} is broken ({first.step}: {first.text}); see `verify`")
+    source = folder / "source"
+    manifest = _unpack(path, source)
+    claimed = read_record_file(source / manifest.records).records
+    commands = list(_commands(level, claimed))
+    if not commands:
+        raise CannotReplay(f"{path.name} has nothing to replay at level {level}")
+    new: list[Record] = []
+    for number, command in enumerate(commands, start=1):
+        say(f"run {number} of {len(commands)}: pytest {' '.join(command)}")
+        new += _run(command, source, folder, number)
+    items = tuple(_compare(level, manifest, claimed, new))
+    answers = {item.answer for item in items}
+    answer: Answer = next((each for each in ANSWERS if each in answers), "NOT COMPARABLE")
+    environment = new[0].environment if new else None
+    return Replay(path.name, verification.digest, level, answer, items, environment)
+
+
+def replay_text(replay: Replay) -> str:
+    """Return one line for each item that was not reproduced, and the answer last."""
+    lines = [f"{item.answer} {item.name}: {item.reason}" for item in replay.items if item.answer != "REPRODUCED"]
+    counts = [f"{count} {name}" for name in ANSWERS if (count := sum(item.answer == name for item in replay.items))]
+    return "\n".join([*lines, f"{replay.answer} {replay.file} at level {replay.level}: {', '.join(counts)}"])
+
+
+def _unpack(path: Path, source: Path) -> BundleManifest:
+    """Write every file of a verified archive below `source`, and return the manifest."""
+    manifests = []
+
+    def write(name: str, content: bytes, is_executable: bool) -> None:  # noqa: FBT001
+        file = source / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("xb") as stream:
+            stream.write(content)
+        file.chmod(0o755 if is_executable else 0o644)
+        if name == MANIFEST:
+            manifests.append(content)
+
+    read_archive(path, lambda _: False, write)
+    return read_manifest(manifests[0])
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def _commands(level: Level, claimed: Iterable[Record]) -> Iterator[list[str]]:
+    """The options of each pytest run, without those that are the same for all of them."""
+    if level == "build":
+        builds = {build.variant: build for record in claimed for build in record.builds}
+        arches = {build.arch for record in claimed for build in record.builds}
+        if builds:
+            yield [f"--fa-variant={','.join(sorted(builds))}", f"--fa-arch={','.join(sorted(arches))}", "--fa-static"]
+    elif level == "right":
+        cases: dict[str, list[str]] = {}
+        for record in claimed:
+            if record.kind == "correct" and record.case:
+                cases.setdefault(record.variant, []).append(record.case.id)
+        by_cases: dict[tuple[str, ...], list[str]] = {}
+        for variant, ids in cases.items():
+            by_cases.setdefault(tuple(sorted(ids)), []).append(variant)
+        for case_ids, variants in by_cases.items():
+            yield [f"--fa-variant={','.join(variants)}", f"--fa-case={','.join(case_ids)}", "-k", "test_correct"]
+    else:
+        for record in claimed:
+            if record.gate is not None:
+                yield [f"--fa-variant={record.variant}", *_question(record.gate), "-k", "test_gate"]
+
+
+def _question(gate: Gate) -> list[str]:
+    shapes = dict.fromkeys(pair.samples.shape_id for pair in gate.pairs)
+    baselines = dict.fromkeys(pair.samples.baseline for pair in gate.pairs)
+    words = [f"--fa-gate={gate.ratio:g}", f"--fa-case={','.join(f'{shape}-seed0' for shape in shapes)}"]
+    is_sdpa = all(name.startswith("sdpa_") for name in baselines)
+    return words if is_sdpa else [*words, f"--fa-gate-baseline={next(iter(baselines))}"]
+
+
+def _run(command: list[str], source: Path, folder: Path, number: int) -> list[Record]:
+    """Run the shipped suite of this installation on the kernels of the bundle; return its records.
+
+    An ini file, a conftest, plugins and PYTEST_ADDOPTS of the bundle or of this machine do not take part.
+    """
+    artifacts, ini = folder / f"artifacts-{number}", folder / "pytest.ini"
+    ini.write_text("[pytest]\n", encoding="utf-8")
+    roots = sorted({manifest.parent.parent for manifest in source.glob(f"*/*/{MANIFEST_NAME}")})
+    if not roots:
+        raise CannotReplay(f"the bundle has no <folder>/<variant>/{MANIFEST_NAME}")
+    fixed = [
+        *("-c", str(ini), "--rootdir", str(source), "--noconftest", "-p", "no:cacheprovider", "-q"),
+        *("--pyargs", "pytest_fa.suite", f"--fa-kernels={','.join(map(str, roots))}"),
+        *(f"--fa-artifacts={artifacts}", f"--fa-cache={folder / 'cache'}", f"--fa-profiles={source / 'profiles'}"),
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    with (folder / f"pytest-{number}.txt").open("wb") as log:
+        subprocess.run(  # noqa: S603
+            [sys.executable, "-m", "pytest", *fixed, *command],
+            cwd=source,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=MOST_SECONDS,
+        )
+    return [record for file in sorted(artifacts.glob("records/*.jsonl")) for record in read_record_file(file).records]
+
+
+# -- comparing --------------------------------------------------------------------------------------------------------
+
+
+def _compare(
+    level: Level, manifest: BundleManifest, claimed: Iterable[Record], new: list[Record]
+) -> Iterator[Replayed]:
+    if level == "build":
+        yield from _compare_builds(manifest, new)
+        return
+    kind = "correct" if level == "right" else "gate"
+    results: dict[ResultKey, Record] = {(record.kind, _name(record)): record for record in new}
+    for record in claimed:
+        if record.kind == kind and (record.gate is not None or level == "right"):
+            result = results.get((record.kind, _name(record)))
+            answer, reason = _compare_records(record, result)
+            yield Replayed(_name(record), answer, printable(reason))
+
+
+def _name(record: Record) -> str:
+    return f"{record.id} < {record.gate.ratio:g}" if record.gate else record.id
+
+
+def _compare_builds(manifest: BundleManifest, new: list[Record]) -> Iterator[Replayed]:
+    here, compilers = builds_of(new), compilers_of(new)
+    for name, claim in manifest.builds.items():
+        build = here.get(name)
+        if build is None:
+            yield Replayed(name, "NOT REPRODUCED", "it was not built here; pytest-1.txt says why")
+        elif claim.code_identity is None or build.code_identity is None:
+            yield Replayed(name, "NOT COMPARABLE", "the machine code of one side is not known")
+        elif claim.code_identity == build.code_identity:
+            yield Replayed(name, "REPRODUCED", "the machine code is the same")
+        elif set(manifest.compilers) != set(compilers):
+            reason = f"other compilers: {', '.join(manifest.compilers)} and {', '.join(compilers)}"
+            yield Replayed(name, "NOT COMPARABLE", reason)
+        else:
+            yield Replayed(name, "NOT REPRODUCED", "the same compiler makes other machine code here")
+
+
+def _compare_records(claim: Record, result: Record | None) -> tuple[Answer, str]:
+    if result is None or result.outcome == "not_measured":
+        return "NOT COMPARABLE", "it did not run here (no such device, or skipped)"
+    if claim.gate is not None:
+        return _compare_gates(claim, claim.gate, result)
+    before, after = claim.fingerprints, result.fingerprints
+    if before and after and before.inputs_sha256 != after.inputs_sha256:
+        return "NOT COMPARABLE", "the random numbers of this machine's torch give other inputs"
+    if claim.outcome != result.outcome:
+        return "NOT REPRODUCED", f"the outcome was {claim.outcome}, here it is {result.outcome}"
+    is_same = before is not None and after is not None and before.output_sha256 == after.output_sha256
+    return "REPRODUCED", f"{result.outcome}{', the same output bit by bit' if is_same else ''}"
+
+
+def _compare_gates(claim: Record, gate: Gate, result: Record) -> tuple[Answer, str]:
+    if claim.environment.gpu != result.environment.gpu:
+        return "NOT COMPARABLE", f"other GPUs: {claim.environment.gpu} and {result.environment.gpu}"
+    if result.gate is None or result.gate.verdict == "INCONCLUSIVE":
+        return (
+            "INCONCLUSIVE",
+            f"the verdict was {gate.verdict}, here there is none: {_first_line(result)}",
+        )
+    ratios = "; ".join(_ratios(gate, result.gate))
+    same = gate.verdict == result.gate.verdict
+    return ("REPRODUCED" if same else "NOT REPRODUCED"), f"{gate.verdict}, here {result.gate.verdict}; {ratios}"
+
+
+def _first_line(record: Record) -> str:
+    return record.message.partition("\n")[0]
+
+
+def _ratios(claim: Gate, here: Gate) -> Iterator[str]:
+    """Each pair's ratio in the bundle and here, and whether their intervals overlap."""
+    pairs = {(pair.samples.shape_id, pair.samples.baseline): pair for pair in here.pairs}
+    for pair in claim.pairs:
+        other = pairs.get((pair.samples.shape_id, pair.samples.baseline))
+        if other is not None and pair.ratio and other.ratio:
+            low, high = max(pair.low or 0.0, other.low or 0.0), min(pair.high or math.inf, other.high or math.inf)
+            fits = "the intervals overlap" if low <= high else "the intervals do not overlap"
+            yield f"{pair.samples.shape_id} {pair.ratio:.4f} and {other.ratio:.4f}, {fits}"

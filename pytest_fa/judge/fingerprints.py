@@ -1,0 +1,26 @@
+"""The sha256 of a case's inputs and of an output, so that another run can tell whether it has the same bits."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from pytest_fa.records.judged import Fingerprints
+from pytest_fa.run.inputs import Inputs
+
+
+def fingerprints(
+    inputs: Inputs,
+    out: torch.Tensor,  # [batch, heads, seq_q, head_dim or seq_k]
+) -> Fingerprints:
+    """Return the hashes of q, k and v together, and of the output.  The layout in memory does not matter."""
+    return Fingerprints(_sha256(inputs.q, inputs.k, inputs.v), _sha256(out))
+
+
+def _sha256(*tensors: torch.Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        bits = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
+        digest.update(bits.numpy().data)
+    return digest.hexdigest()
