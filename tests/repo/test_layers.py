@@ -33,7 +33,7 @@ LAYERS = (
     "measure",
     "worker",
     "session",
-    "gate",
+    "gates",
     "profile",
     "sanitize",
     "selftest",
