@@ -20,7 +20,6 @@ Folders = str | Path | Sequence[str | Path]
 
 # The argument with the meaning of each option that a message may name.
 ARGUMENTS = {
-    "--fa-variant": "name",
     "--fa-case": "case",
     "--fa-kernels": "kernels",
     "--fa-cache": "cache",
@@ -66,7 +65,10 @@ class Settings:
         if not self.kernels:
             return (_default_folder(),) if _default_folder().is_dir() else ()
         paths = [self.kernels] if isinstance(self.kernels, str | Path) else self.kernels
-        folders = tuple(Path(path).expanduser().absolute() for path in paths)
+        try:
+            folders = tuple(Path(path).expanduser().absolute() for path in paths)
+        except TypeError:
+            raise UsageProblem(f"kernels: {self.kernels!r} is neither a folder nor a list of folders") from None
         options.require_variants(folders)
         return folders
 
@@ -83,12 +85,16 @@ def _default_folder() -> Path:
 
 
 @contextmanager
-def named_arguments(settings: Settings) -> Iterator[None]:
-    """Within this context, a `UsageProblem` names arguments where its message names options of the command line."""
+def named_arguments(settings: Settings, variant: str = "name") -> Iterator[None]:
+    """Within this context, a `UsageProblem` names arguments where its message names options of the command line.
+
+    `variant` is the argument that names a variant.
+    """
+    names = {**ARGUMENTS, "--fa-variant": variant}
     try:
         yield
     except UsageProblem as problem:
-        text = re.sub(r"--fa-[a-z-]*[a-z]\b", lambda flag: ARGUMENTS.get(flag[0], flag[0]), _places(problem, settings))
+        text = re.sub(r"--fa-[a-z-]*[a-z]\b", lambda flag: names.get(flag[0], flag[0]), _places(problem, settings))
         raise UsageProblem(text) from None
 
 
@@ -116,7 +122,7 @@ def case_of(case: str | Case) -> Case:
 
 def cases_of(cases: str | Case | Sequence[str | Case]) -> tuple[Case, ...]:
     """One case or several.  Raises `UsageProblem` for a malformed id and if there is none."""
-    if isinstance(cases, str | Case):
+    if isinstance(cases, str) or not isinstance(cases, Sequence):
         return (case_of(cases),)
     parsed = tuple(dict.fromkeys(case_of(case) for case in cases))
     if not parsed:

@@ -16,6 +16,7 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import UsageProblem
 from pytest_fa.gates.run import decide_gate, gate_question
 from pytest_fa.options import values
+from pytest_fa.records.environment import find_other_gpu_processes
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable
 from pytest_fa.report.shown_record import ShownRecord, shown
@@ -65,6 +66,8 @@ def decide(
         limit = values.gate_ratio(str(ratio))
         options = settings.options(variants=(name,), cases=ids, gate=limit, gate_baseline=baseline)
         with open_session(options) as session:
+            with named_arguments(settings, variant="baseline"):
+                _ = session.run_plan.gate_baseline  # an unknown name is an error
             variant = variant_of(session.run_plan, str(name))
             _start(session, variant)
             question = gate_question(session.run_plan, variant, limit)
@@ -94,6 +97,7 @@ def _record_of_function(kind: Kind, function: Function, case: Case, settings: Se
     _require_policy_fits(options.tolerance, case)
     session = Session(options, process, process)
     session.builds.say = _say
+    session.runner.other_gpu_processes = find_other_gpu_processes()
     record = session.runner.run(variant_for(function, case), case, kind)
     return msgspec.structs.replace(record, rerun_command=f"pytest_fa.{CALLS[kind]}({name_of(function)}, {case.id!r})")
 

@@ -45,7 +45,7 @@ def _kept_workers(cache: Path) -> Iterator[WorkerPair]:
         raise
     finally:
         if not is_usable:
-            del _KEPT[key]
+            _KEPT.pop(key, None)
         for workers in pair:
             if is_usable:
                 workers.end_worker()

@@ -76,6 +76,10 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pytest_fa.check("mine", CASE, kernels=["kernels/mine"]),
         "kernels: no <variant>/variant.yaml in 'HERE/kernels/mine'; give the folder above it",
     ),
+    "kernels of another type": (
+        lambda: pytest_fa.check("mine", CASE, kernels=5),  # type: ignore[arg-type]
+        "kernels: 5 is neither a folder nor a list of folders",
+    ),
     "kernels of a function": (
         lambda: pytest_fa.time(forward, CASE, kernels="kernels"),
         "kernels, cache: a function is called as it is; these go with the name of a variant",
@@ -102,9 +106,13 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pytest_fa.gate("mine", 0.95, []),
         "cases: there is none; give the id of a case, such as 'b1h2s64d64-fp16', or a list of ids",
     ),
+    "cases of another type": (
+        lambda: pytest_fa.gate("mine", 0.95, 64),  # type: ignore[arg-type]
+        f"case: 64 is not the id of a case; the form is {GRAMMAR}, and the seed may be omitted",
+    ),
     "baseline": (
         lambda: pytest_fa.gate("mine", 0.95, CASE, baseline="othr"),
-        "name: no variant 'othr'; did you mean 'other'? (looked in HERE/kernels and in installed packages)",
+        "baseline: no variant 'othr'; did you mean 'other'? (looked in HERE/kernels and in installed packages)",
     ),
     "baselines": (
         lambda: pytest_fa.gate("mine", 0.95, CASE, baseline="sdpa_*"),

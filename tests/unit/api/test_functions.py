@@ -102,6 +102,7 @@ def test_a_compiler_error_is_in_the_message(
     assert " failed" not in capsys.readouterr().err
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("folder")
 def test_a_variant_is_timed() -> None:
     """The record of `time` has the check of the timed outputs, the samples and the time per call."""
@@ -112,6 +113,7 @@ def test_a_variant_is_timed() -> None:
     assert "device_us" in str(record)
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("folder")
 def test_a_baseline_is_timed() -> None:
     """A shipped SDPA backend can be checked and timed by its name."""
@@ -156,6 +158,7 @@ def test_a_right_function() -> None:
     assert record.rerun_command == f"pytest_fa.check(right, '{CASE}-seed0')"
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("folder")
 def test_a_function_is_timed() -> None:
     """`time` times a function in this process, and says that the profiler does not confirm it."""
