@@ -117,7 +117,7 @@ test() {
 test_without_torch() {
   step "tests without torch, $("$PYTHON" --version)"
   "$PYTHON" -m pytest -c tests/pytest.ini -m "not needs_nvcc" -q -n 2 \
-    tests/unit/{build,bundle,catalog,gate,profile,records,report,sanitize} tests/unit/test_options.py tests/repo/test_layers.py
+    tests/unit/{build,bundle,catalog,compare,gates,profile,records,report,sanitize} tests/unit/test_options.py tests/repo/test_layers.py
 }
 
 has() {

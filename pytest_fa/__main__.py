@@ -126,7 +126,7 @@ def _ceilings(options: argparse.Namespace) -> None:
 
 
 def _noise(options: argparse.Namespace) -> None:
-    from pytest_fa.gate.measure_noise import measure_noise  # noqa: PLC0415
+    from pytest_fa.gates.measure_noise import measure_noise  # noqa: PLC0415
     from pytest_fa.records.noise import write_noise  # noqa: PLC0415
     from pytest_fa.report.noise_table import noise_rows  # noqa: PLC0415
 

@@ -11,8 +11,8 @@ import math
 import statistics
 from collections.abc import Iterator
 
-from pytest_fa.gate.decision import ANALYSES, CONFIDENCE, analyse
-from pytest_fa.gate.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval, detectable_effect
+from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, analyse
+from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval, detectable_effect
 from pytest_fa.measure.sampling import MOST_DROPPED, precision
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.ceilings import Ceilings

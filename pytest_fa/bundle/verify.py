@@ -30,7 +30,7 @@ from pytest_fa.bundle.bundle_manifest import (
 from pytest_fa.bundle.plausible import implausible
 from pytest_fa.bundle.recompute import contradictions
 from pytest_fa.bundle.seal import SEAL, BrokenSeal, digest_of, git_tree, read_seal
-from pytest_fa.gate.intervals import PROCESS_SD
+from pytest_fa.gates.intervals import PROCESS_SD
 from pytest_fa.records.ceilings import Ceilings, ceilings_path
 from pytest_fa.records.files import RecordFile, read_stream
 from pytest_fa.records.noise import decode_noise, noise_path

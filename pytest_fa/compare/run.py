@@ -13,7 +13,7 @@ import msgspec
 
 from pytest_fa.compare.sides import Side
 from pytest_fa.errors import UsageProblem
-from pytest_fa.gate.intervals import PROCESS_SD
+from pytest_fa.gates.intervals import PROCESS_SD
 from pytest_fa.records.files import try_to_read
 from pytest_fa.records.noise import read_noise
 from pytest_fa.records.record import Environment, Outcome, Record

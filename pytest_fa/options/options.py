@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from pytest_fa.earlier import POLICIES, renamed
 from pytest_fa.errors import UsageProblem
@@ -128,12 +128,41 @@ def read(config: pytest.Config) -> Options:
     )
 
 
+def defaults(rootdir: Path) -> Options:
+    """The options of a run in `rootdir` without a command line and without an ini file."""
+    return read(cast("pytest.Config", NothingGiven(rootdir)))
+
+
+class NothingGiven:
+    """Answers as pytest's config does if no option was used and the ini file is empty."""
+
+    def __init__(self, rootdir: Path) -> None:
+        self.rootpath = rootdir
+
+    def getoption(self, name: str, default: object = None) -> object:  # noqa: ARG002  # no option was used
+        """The value of an option that was not used."""
+        return default
+
+    def getini(self, dest: str) -> Any:  # noqa: ANN401  # a text or False
+        """The default of an ini key."""
+        (row,) = (option for option in OPTIONS if option.dest == dest)
+        return row.ini_default if row.metavar else False
+
+
 def default_cache() -> Path:
     """`PYTEST_FA_CACHE`, which a run sets for its workers; else `pytest-fa` in the user's cache folder."""
     if folder := os.environ.get("PYTEST_FA_CACHE"):
         return Path(folder)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "pytest-fa"
+
+
+def require_variants(folders: tuple[Path, ...]) -> None:
+    """Raise `UsageProblem` for a kernels folder that exists but contains no variant."""
+    for folder in folders:
+        if folder.is_dir() and not any(folder.glob("*/variant.yaml")):
+            hint = "; give the folder above it" if (folder / "variant.yaml").is_file() else ""
+            raise UsageProblem(f"--fa-kernels: no <variant>/variant.yaml in {str(folder)!r}{hint}")
 
 
 def _text(config: pytest.Config, dest: str) -> str:
@@ -171,10 +200,7 @@ def _kernels(config: pytest.Config, rootdir: Path) -> tuple[Path, ...]:
     folders = tuple(path for word in words if (path := values.folder(rootdir, word)))
     if config.getoption("fa_kernels") is None and words == ("kernels",):
         return tuple(folder for folder in folders if folder.is_dir())
-    for folder in folders:
-        if folder.is_dir() and not any(folder.glob("*/variant.yaml")):
-            hint = "; give the folder above it" if (folder / "variant.yaml").is_file() else ""
-            raise UsageProblem(f"--fa-kernels: no <variant>/variant.yaml in {str(folder)!r}{hint}")
+    require_variants(folders)
     return folders
 
 

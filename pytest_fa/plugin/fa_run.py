@@ -45,7 +45,7 @@ class FaRun:
 
     def gate(self, variant: Variant) -> Record:
         """Run the gate of the variant.  Fails with the verdict and every interval."""
-        from pytest_fa.gate.run import decide_gate, gate_question  # noqa: PLC0415  # only a gate needs it
+        from pytest_fa.gates.run import decide_gate, gate_question  # noqa: PLC0415  # only a gate needs it
 
         session, say = self._session, progress_line(self._node.config)
         ratio = session.options.gate or read_marker(gate_of, self._node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fa.gate.decision import CONFIDENCE
+from pytest_fa.gates.decision import CONFIDENCE
 from pytest_fa.records.gated import Gate
 
 

@@ -6,7 +6,7 @@ import statistics
 
 import msgspec
 
-from pytest_fa.gate.decision import ANALYSES, analyse
+from pytest_fa.gates.decision import ANALYSES, analyse
 from pytest_fa.records.gated import PairSamples
 from pytest_fa.records.noise import Noise
 

@@ -38,6 +38,7 @@ from pytest_fa.run.inputs import empty_output
 
 CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how the errors of PyTorch's CUDA checks begin
 Allocate = Callable[[int, torch.device], torch.Tensor]
+LoadVariant = Callable[[Variant, str | None, Allocate, Computes], AbstractContextManager[Forward]]
 
 CAUSAL_CODES = {"none": 0, "top_left": 1, "bottom_right": 2}
 

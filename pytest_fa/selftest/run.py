@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pytest_fa.catalog.faults import FAULTS, cases, detection_problem
 from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.gate.run import GateQuestion, decide_gate
+from pytest_fa.gates.run import GateQuestion, decide_gate
 from pytest_fa.records.record import Record, Stage
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import Refused

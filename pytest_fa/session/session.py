@@ -24,14 +24,19 @@ class Session:
     Each feature (gate, profile, sanitize, self-test) uses the parts that it needs.
     """
 
-    def __init__(self, options: Options, workers: Workers | None = None) -> None:
+    def __init__(
+        self, options: Options, workers: Workers | None = None, profiler_workers: Workers | None = None
+    ) -> None:
         self.options = options
         self.run_plan = RunPlan(options)
         self.builds = Builds(options, self.run_plan)
         self.records = RecordFactory(options)
-        profiler_workers = Workers(options.cache)
         self.runner = CaseRunner(
-            options, self.builds, self.records, workers or Workers(options.cache), profiler_workers
+            options,
+            self.builds,
+            self.records,
+            workers or Workers(options.cache),
+            profiler_workers or Workers(options.cache),
         )
 
     def start(self, say: Say) -> None:

@@ -36,7 +36,7 @@ from pytest_fa.run.device import is_alive, open_device
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import make_inputs
-from pytest_fa.run.module import open_forward
+from pytest_fa.run.module import LoadVariant, open_forward
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.stages import ReportProgress, Stages, message_of, outcome_of
 
@@ -48,9 +48,12 @@ CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
 }
 
 
-def run_case(job: CaseJob, report_progress: ReportProgress = lambda _: None) -> CaseResult:
+def run_case(
+    job: CaseJob, report_progress: ReportProgress = lambda _: None, opening: LoadVariant = open_forward
+) -> CaseResult:
     """Load, launch, judge and time one variant on one case.
 
+    `opening` loads the variant; a function that is already in this process needs another one than `open_forward`.
     `report_progress` is called before each step with the stage and the time limit of that step.  The variant runs
     before truth is computed, so that memory left over from truth cannot contain the right answer.  A variant that fails
     a check is not timed.  An exception of the kernel is not raised: it becomes the outcome of the result.
@@ -64,7 +67,7 @@ def run_case(job: CaseJob, report_progress: ReportProgress = lambda _: None) -> 
             with stages("launch"):
                 device = open_device(job.device)
                 workspaces = Workspaces()
-                forward = scope.enter_context(open_forward(job.variant, job.library, workspaces, job.case.computes))
+                forward = scope.enter_context(opening(job.variant, job.library, workspaces, job.case.computes))
                 launch = CheckedLaunch(forward, make_inputs(job.case, device), workspaces, job.case.computes)
                 findings.out = _first_output(job, launch, stages)
             if job.property_name:

@@ -33,13 +33,14 @@ LAYERS = (
     "measure",
     "worker",
     "session",
-    "gate",
+    "gates",
     "profile",
     "sanitize",
     "selftest",
     "bundle",
     "compare",
     "report",
+    "api",
     "plugin",
     "suite",
     "new",
@@ -158,14 +159,18 @@ def test_shipped_variants_are_like_a_users(path: Path) -> None:
 
 
 def test_the_package_itself_imports_no_module() -> None:
-    """`import pytest_fa` imports no module of the package; only the function `load` imports `run.module`."""
+    """`import pytest_fa` imports no module of the package; its functions import those of `api`."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    (load,) = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    package_imports = {name for name in imports_of(tree, "pytest_fa", is_package=True) if name.startswith("pytest_fa")}
-    assert imports_of(load, "pytest_fa", is_package=True) == {"pytest_fa.run.module"}
-    assert package_imports == {"pytest_fa.run.forward", "pytest_fa.run.module"}
+    for function in [node for node in tree.body if isinstance(node, ast.FunctionDef)]:
+        assert {layer_of(name) for name in imports_of(function, "pytest_fa", is_package=True)} == {"api"}
     code = "import sys, pytest_fa; print(*sorted(name for name in sys.modules if name.startswith('pytest_fa.')))"
     assert python(code) == ""
+
+
+def test_no_function_of_the_package_has_the_name_of_a_module() -> None:
+    """No name in `pytest_fa.__all__` is that of a module, whose import would replace it."""
+    modules = {path.stem for path in PACKAGE.iterdir() if path.suffix in ("", ".py")}
+    assert modules & set(importlib.import_module("pytest_fa").__all__) == set()
 
 
 @pytest.mark.parametrize("child", CHILDREN)

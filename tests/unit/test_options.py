@@ -126,6 +126,11 @@ def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: p
     assert expected == read(pytester)
 
 
+def test_the_defaults_need_no_pytest(pytester: pytest.Pytester) -> None:
+    """`defaults` gives the options of a run without a command line."""
+    assert read(pytester) == options.defaults(pytester.path)
+
+
 @pytest.mark.parametrize("flag", FLAGS)
 def test_an_option_is_read_from_the_command_line(pytester: pytest.Pytester, flag: str) -> None:
     """The flag sets its field and no other field."""

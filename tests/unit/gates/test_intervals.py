@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pytest_fa.gate.intervals import any_rejected, bootstrap_interval, detectable_effect, p_above, t_interval
+from pytest_fa.gates.intervals import any_rejected, bootstrap_interval, detectable_effect, p_above, t_interval
 
 
 def test_t_interval_is_students() -> None:

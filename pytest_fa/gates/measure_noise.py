@@ -12,7 +12,7 @@ from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError
-from pytest_fa.gate.decision import ANALYSES
+from pytest_fa.gates.decision import ANALYSES
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.records.environment import find_gpu, read_environment
 from pytest_fa.records.gated import PairSamples

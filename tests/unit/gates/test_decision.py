@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pytest_fa.gate.decision import ANALYSES, analyse, noise_band
+from pytest_fa.gates.decision import ANALYSES, analyse, noise_band
 from pytest_fa.records.gated import PairSamples
 
 BLOCKS = 8

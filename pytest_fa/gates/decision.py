@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pytest_fa.gate.intervals import PROCESS_SD, Interval, any_rejected, p_above, t_interval
+from pytest_fa.gates.intervals import PROCESS_SD, Interval, any_rejected, p_above, t_interval
 from pytest_fa.records.gated import GateVerdict, PairSamples
 
 ANALYSES = (6, 12)

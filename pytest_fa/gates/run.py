@@ -19,9 +19,9 @@ import msgspec
 from pytest_fa.build.builder import Say
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.gate.decision import ANALYSES, CONFIDENCE, MOST_DROPPED, Analysis, analyse
-from pytest_fa.gate.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval, detectable_effect
-from pytest_fa.gate.pilot import NEAR, NoVerdict, Pilot, run_pilot
+from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, MOST_DROPPED, Analysis, analyse
+from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval, detectable_effect
+from pytest_fa.gates.pilot import NEAR, NoVerdict, Pilot, run_pilot
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.records.built import Build
 from pytest_fa.records.files import try_to_read

@@ -11,7 +11,7 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.gate.run import GateQuestion, decide_gate
+from pytest_fa.gates.run import GateQuestion, decide_gate
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.timing import Agreement

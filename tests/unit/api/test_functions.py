@@ -1,0 +1,223 @@
+"""`check` and `time` of variants and of functions, on the CPU or on the GPU of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import pytest_fa
+from pytest_fa.api.kept_workers import _KEPT
+from pytest_fa.records.record import Record, to_json
+from pytest_fa.session.refusals import CannotRun
+from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_SOURCE, WriteVariant
+
+CASE = "b1h2s64d64-fp16"
+WRONG_SOURCE = PYTHON_SOURCE.replace("* scale", "* scale * 1.5")
+
+
+def right(q: Any, k: Any, v: Any, *, scale: float) -> Any:
+    """Attention in float32."""
+    return (torch.softmax(q.float() @ k.float().mT * scale, -1) @ v.float()).to(q.dtype)
+
+
+# -- variants ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_right_variant() -> None:
+    """The record of a correct variant is ok, has the check and the repeats of `test_correct`, and no times."""
+    record = pytest_fa.check("mine", CASE, repeats=3)
+    assert (record.ok, record.kind, record.id, record.speed) == (True, "correct", f"mine-{CASE}-seed0", None)
+    assert record.check is not None
+    assert record.repeats is not None
+    assert (record.check.passed, record.repeats.count) == (True, 3)
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_is_returned_is_a_record() -> None:
+    """The returned value is a `Record`, and its JSON line is read back as the same record."""
+    record = pytest_fa.check("mine", CASE)
+    plain = msgspec.json.decode(to_json(record), type=Record)
+    assert isinstance(record, Record)
+    assert msgspec.structs.astuple(plain) == msgspec.structs.astuple(record)
+
+
+def test_a_wrong_variant_is_no_exception(folder: Path) -> None:
+    """A wrong variant gives a record with the outcome `wrong` and the diagnosis; it is not timed."""
+    (folder / "kernels" / "mine" / "entry.py").write_text(WRONG_SOURCE, encoding="utf-8")
+    checked, timed = pytest_fa.check("mine", CASE), pytest_fa.time("mine", CASE)
+    assert [(record.ok, record.outcome, record.speed) for record in (checked, timed)] == [(False, "wrong", None)] * 2
+    assert checked.diagnosis is not None
+    assert "likely cause: " in str(checked)
+
+
+def test_a_crash_ends_only_its_worker(folder: Path) -> None:
+    """A variant that crashes gives a record with the outcome `crashed`, and the next call works."""
+    crash = PYTHON_SOURCE.replace("    scores =", "    import os; os.abort()\n    scores =", 1)
+    (folder / "kernels" / "mine" / "entry.py").write_text(crash, encoding="utf-8")
+    assert ["crashed", "ok"] == [pytest_fa.check(name, CASE).outcome for name in ("mine", "other")]
+
+
+def test_an_edit_between_calls_is_seen(folder: Path) -> None:
+    """A call sees edits of the source and of the manifest, and it uses the server of the call before."""
+    source = folder / "kernels" / "mine" / "entry.py"
+    outcomes, pids = [], []
+    for text in (PYTHON_SOURCE, WRONG_SOURCE, PYTHON_SOURCE):
+        source.write_text(text, encoding="utf-8")
+        outcomes.append(pytest_fa.check("mine", CASE).outcome)
+        pids.append({workers._server.pid for pair in _KEPT.values() for workers in pair if workers._server})
+    assert (["ok", "wrong", "ok"], pids[:1] * 3) == (outcomes, pids)
+    with (folder / "kernels" / "mine" / "variant.yaml").open("a", encoding="utf-8") as manifest:
+        manifest.write("tolerance: absolute\n")
+    record = pytest_fa.check("mine", CASE)
+    assert record.check is not None
+    assert record.check.policy == "absolute"
+
+
+@pytest.mark.needs_nvcc
+def test_a_compiler_error_is_in_the_message(
+    folder: Path, write_variant: WriteVariant, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variant that does not compile gives a record with the compiler's message; after an edit it is built anew."""
+    files = {"kernel.cu": CUDA_SOURCE.replace("FA_EXPORT int", "FA_EXPORT itn", 1)}
+    write_variant("zero", manifest=f"{MANIFEST}defines: {{BLOCK: 64}}\n", **files)
+    record = pytest_fa.check("zero", CASE)
+    assert (record.ok, record.outcome) == (False, "not_built")
+    assert 'identifier "itn" is undefined' in record.message
+    assert "failed, 0 compiled, 0 cached" in capsys.readouterr().err
+    (folder / "kernels" / "zero" / "kernel.cu").write_text(CUDA_SOURCE, encoding="utf-8")
+    try:
+        outcome: str = pytest_fa.check("zero", CASE).outcome
+    except CannotRun as reason:  # without a GPU it is only built
+        outcome = str(reason)
+    assert outcome in ("wrong", "zero needs a GPU, and this machine has none")
+    assert " failed" not in capsys.readouterr().err
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("folder")
+def test_a_variant_is_timed() -> None:
+    """The record of `time` has the check of the timed outputs, the samples and the time per call."""
+    record = pytest_fa.time("mine", CASE)
+    assert (record.ok, record.kind) == (True, "speed")
+    assert record.speed is not None
+    assert record.speed.device.median_us > 0
+    assert "device_us" in str(record)
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("folder")
+def test_a_baseline_is_timed() -> None:
+    """A shipped SDPA backend can be checked and timed by its name."""
+    record = pytest_fa.time("sdpa_math", CASE)
+    assert (record.ok, record.role, record.speed is not None) == (True, "baseline", True)
+
+
+def test_an_interrupt_ends_the_job(folder: Path) -> None:
+    """Ctrl-C ends the worker and its server at once, and the next call works."""
+    waiting = PYTHON_SOURCE.replace(
+        "    scores =",
+        f"    import os, pathlib, time\n    pathlib.Path({str(folder / 'pid')!r}).write_text(str(os.getpid()))\n"
+        "    time.sleep(120)\n    scores =",
+        1,
+    )
+    (folder / "kernels" / "mine" / "entry.py").write_text(waiting, encoding="utf-8")
+
+    def interrupt() -> None:
+        while not ((folder / "pid").exists() and (folder / "pid").read_text(encoding="utf-8")):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        pytest_fa.check("mine", CASE)
+    thread.join()
+    worker = Path("/proc") / (folder / "pid").read_text(encoding="utf-8")
+    assert (worker.exists(), time.monotonic() - start < 60) == (False, True)
+    assert pytest_fa.check("other", CASE).ok
+
+
+# -- functions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_right_function() -> None:
+    """A correct function is judged in this process; its record names it and the call that repeats it."""
+    record = pytest_fa.check(right, CASE)
+    assert (record.ok, record.variant) == (True, "right")
+    assert record.rerun_command == f"pytest_fa.check(right, '{CASE}-seed0')"
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("folder")
+def test_a_function_is_timed() -> None:
+    """`time` times a function in this process, and says that the profiler does not confirm it."""
+    record = pytest_fa.time(right, CASE)
+    assert record.ok
+    assert record.speed is not None
+    assert record.speed.device.median_us > 0
+    assert record.speed.agreement is not None
+    assert record.speed.agreement.valid is None
+
+
+def test_a_function_may_write_its_output() -> None:
+    """A function that takes `out` may write into it and return nothing."""
+
+    def writes(q: Any, k: Any, v: Any, scale: float, out: Any) -> None:
+        out.copy_(right(q, k, v, scale=scale))
+
+    assert pytest_fa.check(writes, CASE).ok
+
+
+def test_a_function_gets_the_mask() -> None:
+    """A function that takes `causal` gets its name; so does one that takes any keyword."""
+    masks = []
+
+    def masked(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+        masks.append(keywords["causal"])
+        scores = q.float() @ k.float().mT * keywords["scale"]
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        return (torch.softmax(scores.masked_fill(hidden, float("-inf")), -1) @ v.float()).to(q.dtype)
+
+    assert pytest_fa.check(masked, f"{CASE}-causal").ok
+    assert set(masks) == {"top_left"}
+
+
+@pytest.mark.parametrize(
+    ("function", "outcome", "message"),
+    [
+        (lambda q, k, v: right(q, k, v, scale=0.2), "wrong", "error is"),
+        (lambda q, k, v: None, "wrong", "the output is None"),  # noqa: ARG005  # returns nothing on purpose
+        (lambda q, k, v: q.float(), "wrong", "the output is torch.float32"),  # noqa: ARG005
+        (lambda q, k, v: q.missing, "failed", "AttributeError: 'Tensor' object has no attribute 'missing'"),  # noqa: ARG005
+        (lambda q, k: q, "failed", "TypeError: "),  # noqa: ARG005
+        (lambda q, k, v: q.zero_(), "wrong", "changed its input q"),  # noqa: ARG005
+        (torch.nn.functional.scaled_dot_product_attention, "wrong", "calls torch's own attention operator"),
+    ],
+)
+def test_a_wrong_function(function: Any, outcome: str, message: str) -> None:
+    """A wrong function gives a record with the outcome and the reason, and raises nothing."""
+    record = pytest_fa.check(function, CASE)
+    assert (record.ok, record.outcome, message in record.message) == (False, outcome, True), record.message
+
+
+def test_a_write_out_of_bounds_is_found() -> None:
+    """A function of this process gets tensors with guard bands."""
+
+    def writes_far(q: Any, k: Any, v: Any, *, scale: float, out: Any) -> Any:
+        out.copy_(right(q, k, v, scale=scale))
+        torch.as_strided(out, (1,), (1,), out.storage_offset() + out.numel())[0] = 1.0
+        return out
+
+    record = pytest_fa.check(writes_far, CASE)
+    assert (record.outcome, record.caught_by) == ("wrong", ("guard bands",))
