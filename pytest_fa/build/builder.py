@@ -59,15 +59,17 @@ def ensure(
     endless = {folder: _endless_file(folder) for folder in {variant.folder for variant, _ in requests}}
     reasons = ((request, refusal(request[0], allowed_flags) or endless[request[0].folder]) for request in requests)
     refused = {_name(request): reason for request, reason in reasons if reason}
-    failures = {name: BuildFailure(*name, reason) for name, reason in refused.items()}  # type: ignore[arg-type]
-    reports: list[BuildReport] = [BuildReport({**failures}, 0, 0, 0.0, len(failures))]
+    reports = [_failed(refused)]
     lacking: dict[str, str] = {}
     buildable = [request for request in requests if _name(request) not in refused]
     for toolchain, group, reason in _by_toolchain(buildable, cache, no_build=no_build):
         if reason:
             lacking.update({variant.name: reason for variant, _ in group})
-        else:
-            reports.append(_ensure(group, cache, toolchain, say))
+            continue
+        unknown = {_name(request): why for request in group if toolchain and (why := toolchain.lacks(request[1:]))}
+        known = [request for request in group if _name(request) not in unknown]
+        reports.append(_failed({name: f"arch: {why}" for name, why in unknown.items()}))
+        reports.append(_ensure(known, cache, toolchain, say))
     return BuildReport(
         outcomes={name: outcome for report in reports for name, outcome in report.outcomes.items()},
         compiled=sum(report.compiled for report in reports),
@@ -76,6 +78,11 @@ def ensure(
         failed=sum(report.failed for report in reports),
         lacking=lacking,
     )
+
+
+def _failed(reasons: dict[tuple[str, str], str]) -> BuildReport:
+    """Return the report of requests that are not compiled, with the reason for each."""
+    return BuildReport({name: BuildFailure(*name, why) for name, why in reasons.items()}, 0, 0, 0.0, len(reasons))
 
 
 def _endless_file(folder: str) -> str | None:

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pytest_fa.build.keys import HEADER_SUFFIXES, KEY_SCHEMA, PACKAGE, Dependency, digest, file_hash
+from pytest_fa.build.target import holds_ptx
 from pytest_fa.build.toolchain import Toolchain
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import ToolchainError
@@ -196,12 +197,12 @@ def _binding_contents() -> list[str]:
 
 
 def _gencode(arch: Target) -> str:
-    """Return the -gencode option; sm_80 builds also hold PTX for newer GPUs.
+    """Return the -gencode option; builds of most plain architectures also hold PTX for newer GPUs.
 
     `-arch=` is not used, because it adds a compilation for the plain architecture.
     """
     number = arch.removeprefix("sm_")
-    code = f"[{arch},compute_{number}]" if arch == "sm_80" else arch
+    code = f"[{arch},compute_{number}]" if holds_ptx(arch) else arch
     return f"-gencode=arch=compute_{number},code={code}"
 
 

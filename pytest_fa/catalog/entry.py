@@ -50,7 +50,7 @@ def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
     for source in sources:
         yield from _path_problems(entry, key, folder, source)
         if not (folder / source).is_file():
-            yield f"{key} {source!r}; that file does not exist"
+            yield f"{key} {source!r}; that file does not exist{_other_source(entry, folder)}"
         if entry.kind == "torch" and Path(source).suffix not in SOURCE_SUFFIXES:
             yield f"entry.sources has {source!r}; a source file ends with {', '.join(SOURCE_SUFFIXES)}"
     objects = [Path(source).with_suffix("") for source in sources]
@@ -61,6 +61,16 @@ def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
         yield from _path_problems(entry, "entry.include has", folder, include)
         if not (folder / include).is_dir():
             yield f"entry.include has {include!r}; that folder does not exist"
+
+
+def _other_source(entry: Entry, folder: Path) -> str:
+    """What to write in the manifest if the variant's folder has one other source; empty if it has none or several."""
+    names = sorted(path.name for path in folder.glob("*.cu")) or sorted(path.name for path in folder.glob("*.py"))
+    if entry.kind != "cuda" or len(names) != 1:
+        return ""
+    name = names[0].removesuffix(".py")
+    line = f"source: {name}" if name.endswith(".cu") else f'target: "{name}:FUNCTION"'
+    return f"; for {names[0]} write `entry: {{{line}}}`"
 
 
 def _path_problems(entry: Entry, key: str, folder: Path, path: str) -> Iterator[str]:

@@ -117,6 +117,7 @@ def test_three_lines_define_a_variant(write_variant: WriteVariant) -> None:
         parent=None,
         because="a reason",
         expect="an outcome",
+        any_arch=True,
     )
     assert [expected] == read(folder)
 
@@ -340,7 +341,14 @@ def test_an_unknown_key_is_refused_with_the_allowed_ones(write_variant: WriteVar
                 "numbers, true, false, null, {constant: text}"
             ),
         ),
-        ("arch: [sm_70]", "arch[0] is 'sm_70'; allowed: sm_80, sm_89, sm_90a"),
+        (
+            "arch: [sm_80, ampere]",
+            "arch has 'ampere'; an architecture is sm_ and a number, then perhaps a or f: sm_80, sm_90a, sm_120f",
+        ),
+        (
+            "arch: [sm_90b]",
+            "arch has 'sm_90b'; an architecture is sm_ and a number, then perhaps a or f: sm_80, sm_90a, sm_120f",
+        ),
         ("rounds: [q, x]", "rounds[1] is 'x'; allowed: q, s, p"),
         ("supports: {dtype: [fp16, fp8]}", "supports.dtype[1] is 'fp8'; allowed: fp16, bf16"),
         ("supports: {causal: [causal]}", "supports.causal[0] is 'causal'; allowed: none, top_left, bottom_right"),
@@ -369,7 +377,10 @@ def test_an_unknown_value_is_refused_with_the_allowed_ones(
         ("flags: -lineinfo", "flags: Expected `array`, got `str`"),
         ("variants: [a]", "variants: Expected `object | null`, got `array`"),
         ("variants: {a: }", "variants[...]: Expected `object`, got `null`"),
-        ("entry: {source: other.cu}", "entry.source is 'other.cu'; that file does not exist"),
+        (
+            "entry: {source: other.cu}",
+            "entry.source is 'other.cu'; that file does not exist; for kernel.cu write `entry: {source: kernel.cu}`",
+        ),
         ("entry: {kind: python}", "entry.target is ''; for kind python, the form is 'package.module:function'"),
         (
             "entry: {kind: python, target: module.function}",
@@ -393,7 +404,10 @@ def test_an_unknown_value_is_refused_with_the_allowed_ones(
             "entry: {kind: torch, sources: [kernel.cu], target: a.b}",
             "entry.target is 'a.b'; for kind torch, the form is 'function' or 'namespace::operator'",
         ),
-        ("entry: {sources: [kernel.cu]}", "entry.sources is only for kind torch; this entry's kind is cuda"),
+        (
+            "entry: {kind: cuda, sources: [kernel.cu]}",
+            "entry.sources is only for kind torch; this entry's kind is cuda",
+        ),
         ("entry: {call: {}}", "entry.call is only for kind torch or python; this entry's kind is cuda"),
         (TORCH + ", call: {arguments: [q, k]}}", "entry.call does not pass 'v'; add it to arguments or keywords"),
         (
@@ -430,18 +444,45 @@ def test_a_wrong_value_is_refused_with_its_key(write_variant: WriteVariant, text
     assert problem == problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
 
 
-@pytest.mark.parametrize("key", ["step", "because", "expect"])
-def test_the_three_texts_are_required(write_variant: WriteVariant, key: str) -> None:
-    """A manifest must have the keys step, because and expect."""
-    text = "".join(line for line in REQUIRED.splitlines(keepends=True) if not line.startswith(key))
-    assert f"key {key!r} is missing in the manifest" == problem_of(
-        write_variant("thing", manifest=text, **{"kernel.cu": ""})
-    )
+@pytest.mark.parametrize("text", ["", "# nothing yet", "{}"])
+def test_no_key_is_required(write_variant: WriteVariant, text: str) -> None:
+    """An empty manifest is a CUDA candidate in kernel.cu with every default, and any architecture can be selected."""
+    (variant,) = read(write_variant("thing", manifest=text, **{"kernel.cu": ""}))
+    assert ("", "", "", "candidate") == (variant.step, variant.because, variant.expect, variant.role)
+    assert (Entry(), ("sm_80", "sm_89", "sm_90a"), True) == (variant.entry, variant.arch, variant.any_arch)
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"), [("", "null"), ("- step", "array"), ("step", "str"), ("# nothing yet", "null")]
+    ("text", "kind"),
+    [
+        ('entry: {target: "module:f"}', "python"),
+        ("entry: {sources: [kernel.cu], target: f}", "torch"),
+        ("entry: {source: kernel.cu}", "cuda"),
+    ],
 )
+def test_the_kind_of_an_entry_follows_from_its_keys(write_variant: WriteVariant, text: str, kind: str) -> None:
+    """Without `kind`, an entry with sources is an extension, one with a target alone is a Python function."""
+    (variant,) = read(write_variant("thing", manifest=text, **{"kernel.cu": ""}))
+    assert kind == variant.entry.kind
+
+
+@pytest.mark.parametrize(
+    ("files", "more"),
+    [
+        ({"mine.cu": ""}, "; for mine.cu write `entry: {source: mine.cu}`"),
+        ({"mine.py": ""}, '; for mine.py write `entry: {target: "mine:FUNCTION"}`'),
+        ({"mine.py": "", "mine.cu": ""}, "; for mine.cu write `entry: {source: mine.cu}`"),
+        ({"a.cu": "", "b.cu": ""}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_source_of_another_name_is_suggested(write_variant: WriteVariant, files: dict[str, str], more: str) -> None:
+    """If kernel.cu is missing and the folder has one other source, the message has the line to write for it."""
+    problem = problem_of(write_variant("thing", manifest="", **files))
+    assert f"entry.source is 'kernel.cu'; that file does not exist{more}" == problem
+
+
+@pytest.mark.parametrize(("text", "kind"), [("- step", "array"), ("step", "str")])
 def test_a_manifest_is_a_mapping(write_variant: WriteVariant, text: str, kind: str) -> None:
     """A file that is not a mapping is refused."""
     assert f"the manifest: Expected `object`, got `{kind}`" == problem_of(write_variant("thing", manifest=text))
