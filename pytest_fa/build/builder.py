@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -19,7 +18,9 @@ from elftools.common.exceptions import ELFError
 
 from pytest_fa.build import cache as cached
 from pytest_fa.build import recipe
-from pytest_fa.build.command import binding_command, binding_key, toolchain_key
+from pytest_fa.build.command import OBJECT, binding_command, binding_key, toolchain_key
+from pytest_fa.build.compile_errors import compile_error, lacks_entry
+from pytest_fa.build.exports import entry_problem, workspace_problem
 from pytest_fa.build.flag_list import refusal, unlisted_flags
 from pytest_fa.build.keys import Dependency, digest, file_hash
 from pytest_fa.build.machine_code import read_machine_code
@@ -237,7 +238,9 @@ def _finish_build(
         if binding_problem and recipe.needs_binding(variant):
             return BuildFailure(variant.name, arch, binding_problem, shlex.join(binding_command(toolchain)))
         command = shlex.join(recipe.failed_command(variant, arch, toolchain))
-        return BuildFailure(variant.name, arch, _compile_error(_log(staged)), command)
+        return BuildFailure(variant.name, arch, _compile_error(request, staged, toolchain), command)
+    if recipe.needs_binding(variant) and (problem := workspace_problem(variant.entry.source, staged / "kernel.so")):
+        return BuildFailure(variant.name, arch, problem)
     deps = recipe.dependencies(variant, staged)
     if edited := _edited_since(deps, variant, staged, started_ns):
         return BuildFailure(variant.name, arch, f"{edited} changed during the compilation; run again")
@@ -300,12 +303,16 @@ def _not_in_cache(request: Request, reason: str, cache: Path) -> BuildFailure:
     return BuildFailure(variant.name, arch, message)
 
 
-def _compile_error(log: str) -> str:
-    """Return the compiler's error lines, without ptxas's figures and the commands of an inner ninja."""
-    chatter = r"ptxas info|\s+\d+ bytes stack frame|ptxas \.|FAILED: |ninja: build stopped|.* -MM?D "
-    without_temporary_names = re.sub(r"\S*tmpxft_\S+", "(a temporary file)", log)
-    lines = [line for line in without_temporary_names.splitlines() if not re.match(chatter, line)]
-    return "\n".join(["it did not compile:", *lines[-60:]])
+def _compile_error(request: Request, staged: Path, toolchain: Toolchain) -> str:
+    """Return why a build failed.  If it lacks `fa_forward`, the source is compiled again to read what it exports."""
+    variant, arch = request
+    log = _log(staged)
+    command = recipe.object_command(variant, arch, toolchain)
+    if command and lacks_entry(log):
+        run_jobs(staged, [CompileJob(".", OBJECT, tuple(command), f"{variant.name}/{arch}")], lambda *_: None)
+        if (staged / OBJECT).is_file():
+            return entry_problem(variant.entry.source, staged / OBJECT)
+    return compile_error(log, arch)
 
 
 def _log(folder: Path) -> str:

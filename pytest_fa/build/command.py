@@ -25,6 +25,7 @@ FFI_DISTRIBUTION = "apache-tvm-ffi"
 INCLUDE = PACKAGE / "include"
 BINDING = PACKAGE / "build" / "binding.cpp"
 
+OBJECT = "kernel.o"
 DEFINES = f"{GENERATED}/fa_defines.h"
 INCLUDE_DEFINES = f"-include={DEFINES}"
 
@@ -112,6 +113,13 @@ def compile_command(variant: Variant, arch: Target, toolchain: Toolchain) -> lis
         f"-L{ffi_folder()}/lib",
         "-ltvm_ffi",
     ]
+
+
+def object_command(variant: Variant, arch: Target, toolchain: Toolchain) -> list[str]:
+    """Return the command that compiles the source without linking it, to read what it defines."""
+    flags = [flag for flag in compile_flags(variant, arch) if flag != "-shared"]
+    source = f"src/{variant.entry.source}"
+    return [toolchain.nvcc, "-ccbin", toolchain.host_compiler, *flags, "-c", "-o", OBJECT, source]
 
 
 def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path) -> list[str]:
