@@ -57,8 +57,10 @@ def ensure(
     """
     start = time.perf_counter()
     cached.require_safe(cache)
-    endless = {folder: _endless_file(folder) for folder in {variant.folder for variant, _ in requests}}
-    reasons = ((request, refusal(request[0], allowed_flags) or endless[request[0].folder]) for request in requests)
+    endless = {
+        folder: _endless_file(folder) for folder in {folder for variant, _ in requests for folder in _read(variant)}
+    }
+    reasons = ((request, refusal(request[0], allowed_flags) or _first(endless, request[0])) for request in requests)
     refused = {_name(request): reason for request, reason in reasons if reason}
     reports = [_failed(refused)]
     lacking: dict[str, str] = {}
@@ -86,8 +88,17 @@ def _failed(reasons: dict[tuple[str, str], str]) -> BuildReport:
     return BuildReport({name: BuildFailure(*name, why) for name, why in reasons.items()}, 0, 0, 0.0, len(reasons))
 
 
+def _read(variant: Variant) -> tuple[str, ...]:
+    """Return the folders of sources and headers that the manifest names."""
+    return (variant.folder, *(str(Path(variant.folder) / include) for include in variant.entry.include))
+
+
+def _first(endless: dict[str, str | None], variant: Variant) -> str | None:
+    return next((problem for folder in _read(variant) if (problem := endless[folder])), None)
+
+
 def _endless_file(folder: str) -> str | None:
-    """Return which file of a variant's folder a compiler would read without end, or None."""
+    """Return which file of a folder a compiler would read without end, or None."""
     for path in sorted(Path(folder).rglob("*")):
         if path.is_fifo() or path.is_char_device():
             return f"{path} is not a regular file; a compiler that includes it would not end; remove it"

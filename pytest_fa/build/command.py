@@ -47,8 +47,13 @@ _HOST_FLAGS = "-fPIC,-fvisibility=hidden,-fno-gnu-unique"
 
 
 def links(variant: Variant) -> dict[str, Path]:
-    """Return the links of a staging folder, by name."""
-    return {"src": Path(variant.folder), "root": Path(variant.root), "fa": INCLUDE}
+    """Return the links of a staging folder, by name; the folders of `entry.include` are `include0`, `include1`..."""
+    own = {"src": Path(variant.folder), "root": Path(variant.root), "fa": INCLUDE}
+    return own | {name: (Path(variant.folder) / path).resolve() for name, path in _include_links(variant).items()}
+
+
+def _include_links(variant: Variant) -> dict[str, str]:
+    return {f"include{index}": path for index, path in enumerate(variant.entry.include)}
 
 
 def instantiations_header(variant: Variant) -> str:
@@ -85,6 +90,7 @@ def compile_flags(variant: Variant, arch: Target) -> list[str]:
         "-Iroot/include",
         "-Ifa",
         f"-I{GENERATED}",
+        *(f"-I{name}" for name in _include_links(variant)),
         INCLUDE_DEFINES,
     ]
 
@@ -191,12 +197,14 @@ def binding_key(toolchain: Toolchain) -> str:
 
 def _header_names(variant: Variant) -> list[str]:
     """Return all headers that an #include could find: a new one may shadow another, which no old depfile shows."""
-    folders = {"src": Path(variant.folder), "root": Path(variant.root) / "include"}
+    roots = links(variant)
+    folders = {"src": roots["src"], "root": roots["root"] / "include"}
+    libraries = {name: roots[name] for name in _include_links(variant)}
     return sorted(
         f"{prefix}/{path.relative_to(folder)}"
-        for prefix, folder in folders.items()
+        for prefix, folder in (folders | libraries).items()
         for path in folder.rglob("*")
-        if path.suffix in HEADER_SUFFIXES
+        if path.suffix in HEADER_SUFFIXES or (prefix in libraries and not path.suffix)  # such as <cuda/std/array>
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ KINDS_OF: dict[str, tuple[EntryKind, ...]] = {
     "target": ("torch", "python"),
     "context": ("python",),
     "sources": ("torch",),
-    "include": ("torch",),
+    "include": ("cuda", "torch"),
     "cflags": ("torch",),
     "ldflags": ("torch",),
     "call": ("torch", "python"),
@@ -58,9 +59,9 @@ def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
     if entry.kind == "torch" and clashing:
         yield f"entry.sources has {', '.join(clashing)}, which compile to one object file; rename one of them"
     for include in entry.include:
-        yield from _path_problems(entry, "entry.include has", folder, include)
+        yield from _path_problems(entry, "entry.include has", folder, include, is_linked=entry.kind == "cuda")
         if not (folder / include).is_dir():
-            yield f"entry.include has {include!r}; that folder does not exist"
+            yield f"entry.include has {include!r}; there is no folder {os.path.normpath(folder / include)}"
 
 
 def _other_source(entry: Entry, folder: Path) -> str:
@@ -73,11 +74,14 @@ def _other_source(entry: Entry, folder: Path) -> str:
     return f"; for {names[0]} write `entry: {{{line}}}`"
 
 
-def _path_problems(entry: Entry, key: str, folder: Path, path: str) -> Iterator[str]:
-    """The form of a path as it is written; for an extension, whose build gets the real path, also the form of that."""
+def _path_problems(entry: Entry, key: str, folder: Path, path: str, *, is_linked: bool = False) -> Iterator[str]:
+    """The form of a path as it is written; for an extension, whose build gets the real path, also the form of that.
+
+    If the build gets only a link to the path, it may be absolute and may have spaces, as for an extension.
+    """
     of_extension = entry.kind == "torch"
     for problem in (
-        path_problem(key, path, of_extension=of_extension),
+        path_problem(key, path, of_extension=of_extension or is_linked),
         real_path_problem(key, folder / path) if of_extension else None,
     ):
         if problem:

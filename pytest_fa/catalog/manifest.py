@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,7 +158,7 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
     supports = member.supports or manifest.supports
     changes = {key: value for key in ("target", "context") if (value := getattr(member, key)) is not None}
     entry = msgspec.structs.replace(manifest.entry, **changes)
-    if problem := entry_problem(entry, supports, folder, manifest.computes):
+    if problem := entry_problem(entry, supports, folder, manifest.computes) or _include_problem(manifest, folder):
         raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
     variant = Variant(
         name=name,
@@ -191,6 +192,13 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         values = f"omits is {variant.omits!r}, role is {variant.role!r}, parent is {variant.parent!r}"
         raise ManifestError(f"{folder / MANIFEST_NAME}: {name}: {values}; omits needs role 'ablation' and a parent")
     return variant
+
+
+def _include_problem(manifest: Manifest, folder: Path) -> str | None:
+    """Return which folder of an `-I` flag of a CUDA source does not exist, or None."""
+    included = [flag.removeprefix("-I") for flag in manifest.flags if flag.startswith("-I")]
+    missing = [path for path in included if manifest.entry.kind == "cuda" and not (folder / path).is_dir()]
+    return f"flags: -I{missing[0]}; there is no folder {os.path.normpath(folder / missing[0])}" if missing else None
 
 
 def _targets(arch: tuple[Arch, ...], entry: Entry) -> tuple[Target, ...]:

@@ -73,8 +73,9 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `cuda`: a CUDA source that exports `fa_forward`.  `torch`: a PyTorch extension compiled from `sources`; its module
     has the function `target`, or it registers the operator `target` (`namespace::name`).  `python`: the callable
-    `target` (`module:function`).  `context` names a context manager that is entered once around all calls of the
-    variant, such as one that selects an SDPA backend, so that no call includes its cost.
+    `target` (`module:function`).  `include` are folders of headers, for `cuda` and `torch`.  `context` names a context
+    manager that is entered once around all calls of the variant, such as one that selects an SDPA backend, so that no
+    call includes its cost.
     """
 
     kind: EntryKind = "cuda"

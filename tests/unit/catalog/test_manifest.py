@@ -399,7 +399,17 @@ def test_an_unknown_value_is_refused_with_the_allowed_ones(
             "entry: {kind: torch, sources: [variant.yaml], target: f}",
             "entry.sources has 'variant.yaml'; a source file ends with .cu, .cpp, .cc, .cxx, .c",
         ),
-        (TORCH + ", include: [gone]}", "entry.include has 'gone'; that folder does not exist"),
+        (
+            "entry: {include: ['a$b']}",
+            (
+                "entry.include has 'a$b' is not a path; allowed are paths of letters, digits, spaces and _ . + - ( ) /, "
+                "at most 200 characters"
+            ),
+        ),
+        (
+            'entry: {target: "m:f", include: [.]}',
+            "entry.include is only for kind cuda or torch; this entry's kind is python",
+        ),
         (
             "entry: {kind: torch, sources: [kernel.cu], target: a.b}",
             "entry.target is 'a.b'; for kind torch, the form is 'function' or 'namespace::operator'",
@@ -512,6 +522,27 @@ def test_a_definition_must_be_an_uppercase_word(write_variant: WriteVariant, nam
     problem = problem_of(write_variant("thing", manifest=f"{REQUIRED}defines: {{{name}: 1}}", **{"kernel.cu": ""}))
     assert problem.startswith("defines")
     assert repr(name) in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (TORCH + ", include: [gone]}", "entry.include has 'gone'; there is no folder {folder}/gone"),
+        ("entry: {include: [../../gone]}", "entry.include has '../../gone'; there is no folder {root}/gone"),
+        ("entry: {include: [/gone/include]}", "entry.include has '/gone/include'; there is no folder /gone/include"),
+        ("flags: [-I../../gone]", "flags: -I../../gone; there is no folder {root}/gone"),
+    ],
+)
+def test_a_missing_include_folder_is_named(write_variant: WriteVariant, text: str, problem: str) -> None:
+    """The message has the path as it is written and the whole path."""
+    folder = write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""})
+    assert problem.format(folder=folder, root=folder.parents[1]) == problem_of(folder)
+
+
+def test_include_folders_are_read(write_variant: WriteVariant) -> None:
+    """`entry.include` of a CUDA source may be relative to the manifest or absolute."""
+    folder = write_variant("thing", manifest="entry: {include: [., /usr/include]}", **{"kernel.cu": ""})
+    assert [variant.entry.include for variant in read(folder)] == [(".", "/usr/include")]
 
 
 def test_an_empty_list_of_variants_is_refused(write_variant: WriteVariant) -> None:
