@@ -402,8 +402,8 @@ def test_an_unknown_value_is_refused_with_the_allowed_ones(
         (
             "entry: {include: ['a$b']}",
             (
-                "entry.include has 'a$b' is not a path; allowed are paths of letters, digits, spaces and _ . + - ( ) /, "
-                "at most 200 characters"
+                "entry.include has 'a$b' is not a path; allowed are paths of letters, digits, spaces and _ . + - ( ) "
+                "/, at most 200 characters"
             ),
         ),
         (
