@@ -18,7 +18,6 @@
 
 #include "fa_forward.h"
 
-extern "C" int fa_forward(const FaForwardArgs* args, cudaStream_t stream);
 extern "C" __attribute__((weak)) size_t fa_workspace_bytes(const FaForwardArgs* args);
 
 namespace {

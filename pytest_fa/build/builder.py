@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -19,7 +18,9 @@ from elftools.common.exceptions import ELFError
 
 from pytest_fa.build import cache as cached
 from pytest_fa.build import recipe
-from pytest_fa.build.command import binding_command, binding_key, toolchain_key
+from pytest_fa.build.command import OBJECT, binding_command, binding_key, toolchain_key
+from pytest_fa.build.compile_errors import compile_error, lacks_entry
+from pytest_fa.build.exports import entry_problem, workspace_problem
 from pytest_fa.build.flag_list import refusal, unlisted_flags
 from pytest_fa.build.keys import Dependency, digest, file_hash
 from pytest_fa.build.machine_code import read_machine_code
@@ -56,18 +57,22 @@ def ensure(
     """
     start = time.perf_counter()
     cached.require_safe(cache)
-    endless = {folder: _endless_file(folder) for folder in {variant.folder for variant, _ in requests}}
-    reasons = ((request, refusal(request[0], allowed_flags) or endless[request[0].folder]) for request in requests)
+    endless = {
+        folder: _endless_file(folder) for folder in {folder for variant, _ in requests for folder in _read(variant)}
+    }
+    reasons = ((request, refusal(request[0], allowed_flags) or _first(endless, request[0])) for request in requests)
     refused = {_name(request): reason for request, reason in reasons if reason}
-    failures = {name: BuildFailure(*name, reason) for name, reason in refused.items()}  # type: ignore[arg-type]
-    reports: list[BuildReport] = [BuildReport({**failures}, 0, 0, 0.0, len(failures))]
+    reports = [_failed(refused)]
     lacking: dict[str, str] = {}
     buildable = [request for request in requests if _name(request) not in refused]
     for toolchain, group, reason in _by_toolchain(buildable, cache, no_build=no_build):
         if reason:
             lacking.update({variant.name: reason for variant, _ in group})
-        else:
-            reports.append(_ensure(group, cache, toolchain, say))
+            continue
+        unknown = {_name(request): why for request in group if toolchain and (why := toolchain.lacks(request[1:]))}
+        known = [request for request in group if _name(request) not in unknown]
+        reports.append(_failed({name: f"arch: {why}" for name, why in unknown.items()}))
+        reports.append(_ensure(known, cache, toolchain, say))
     return BuildReport(
         outcomes={name: outcome for report in reports for name, outcome in report.outcomes.items()},
         compiled=sum(report.compiled for report in reports),
@@ -78,8 +83,22 @@ def ensure(
     )
 
 
+def _failed(reasons: dict[tuple[str, str], str]) -> BuildReport:
+    """Return the report of requests that are not compiled, with the reason for each."""
+    return BuildReport({name: BuildFailure(*name, why) for name, why in reasons.items()}, 0, 0, 0.0, len(reasons))
+
+
+def _read(variant: Variant) -> tuple[str, ...]:
+    """Return the folders of sources and headers that the manifest names."""
+    return (variant.folder, *(str(Path(variant.folder) / include) for include in variant.entry.include))
+
+
+def _first(endless: dict[str, str | None], variant: Variant) -> str | None:
+    return next((problem for folder in _read(variant) if (problem := endless[folder])), None)
+
+
 def _endless_file(folder: str) -> str | None:
-    """Return which file of a variant's folder a compiler would read without end, or None."""
+    """Return which file of a folder a compiler would read without end, or None."""
     for path in sorted(Path(folder).rglob("*")):
         if path.is_fifo() or path.is_char_device():
             return f"{path} is not a regular file; a compiler that includes it would not end; remove it"
@@ -230,7 +249,9 @@ def _finish_build(
         if binding_problem and recipe.needs_binding(variant):
             return BuildFailure(variant.name, arch, binding_problem, shlex.join(binding_command(toolchain)))
         command = shlex.join(recipe.failed_command(variant, arch, toolchain))
-        return BuildFailure(variant.name, arch, _compile_error(_log(staged)), command)
+        return BuildFailure(variant.name, arch, _compile_error(request, staged, toolchain), command)
+    if recipe.needs_binding(variant) and (problem := workspace_problem(variant.entry.source, staged / "kernel.so")):
+        return BuildFailure(variant.name, arch, problem)
     deps = recipe.dependencies(variant, staged)
     if edited := _edited_since(deps, variant, staged, started_ns):
         return BuildFailure(variant.name, arch, f"{edited} changed during the compilation; run again")
@@ -293,12 +314,16 @@ def _not_in_cache(request: Request, reason: str, cache: Path) -> BuildFailure:
     return BuildFailure(variant.name, arch, message)
 
 
-def _compile_error(log: str) -> str:
-    """Return the compiler's error lines, without ptxas's figures and the commands of an inner ninja."""
-    chatter = r"ptxas info|\s+\d+ bytes stack frame|ptxas \.|FAILED: |ninja: build stopped|.* -MM?D "
-    without_temporary_names = re.sub(r"\S*tmpxft_\S+", "(a temporary file)", log)
-    lines = [line for line in without_temporary_names.splitlines() if not re.match(chatter, line)]
-    return "\n".join(["it did not compile:", *lines[-60:]])
+def _compile_error(request: Request, staged: Path, toolchain: Toolchain) -> str:
+    """Return why a build failed.  If it lacks `fa_forward`, the source is compiled again to read what it exports."""
+    variant, arch = request
+    log = _log(staged)
+    command = recipe.object_command(variant, arch, toolchain)
+    if command and lacks_entry(log):
+        run_jobs(staged, [CompileJob(".", OBJECT, tuple(command), f"{variant.name}/{arch}")], lambda *_: None)
+        if (staged / OBJECT).is_file():
+            return entry_problem(variant.entry.source, staged / OBJECT)
+    return compile_error(log, arch)
 
 
 def _log(folder: Path) -> str:

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pytest_fa.build.keys import HEADER_SUFFIXES, KEY_SCHEMA, PACKAGE, Dependency, digest, file_hash
+from pytest_fa.build.target import holds_ptx
 from pytest_fa.build.toolchain import Toolchain
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import ToolchainError
@@ -24,6 +25,7 @@ FFI_DISTRIBUTION = "apache-tvm-ffi"
 INCLUDE = PACKAGE / "include"
 BINDING = PACKAGE / "build" / "binding.cpp"
 
+OBJECT = "kernel.o"
 DEFINES = f"{GENERATED}/fa_defines.h"
 INCLUDE_DEFINES = f"-include={DEFINES}"
 
@@ -45,8 +47,13 @@ _HOST_FLAGS = "-fPIC,-fvisibility=hidden,-fno-gnu-unique"
 
 
 def links(variant: Variant) -> dict[str, Path]:
-    """Return the links of a staging folder, by name."""
-    return {"src": Path(variant.folder), "root": Path(variant.root), "fa": INCLUDE}
+    """Return the links of a staging folder, by name; the folders of `entry.include` are `include0`, `include1`..."""
+    own = {"src": Path(variant.folder), "root": Path(variant.root), "fa": INCLUDE}
+    return own | {name: (Path(variant.folder) / path).resolve() for name, path in _include_links(variant).items()}
+
+
+def _include_links(variant: Variant) -> dict[str, str]:
+    return {f"include{index}": path for index, path in enumerate(variant.entry.include)}
 
 
 def instantiations_header(variant: Variant) -> str:
@@ -83,6 +90,7 @@ def compile_flags(variant: Variant, arch: Target) -> list[str]:
         "-Iroot/include",
         "-Ifa",
         f"-I{GENERATED}",
+        *(f"-I{name}" for name in _include_links(variant)),
         INCLUDE_DEFINES,
     ]
 
@@ -111,6 +119,13 @@ def compile_command(variant: Variant, arch: Target, toolchain: Toolchain) -> lis
         f"-L{ffi_folder()}/lib",
         "-ltvm_ffi",
     ]
+
+
+def object_command(variant: Variant, arch: Target, toolchain: Toolchain) -> list[str]:
+    """Return the command that compiles the source without linking it, to read what it defines."""
+    flags = [flag for flag in compile_flags(variant, arch) if flag != "-shared"]
+    source = f"src/{variant.entry.source}"
+    return [toolchain.nvcc, "-ccbin", toolchain.host_compiler, *flags, "-c", "-o", OBJECT, source]
 
 
 def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path) -> list[str]:
@@ -182,12 +197,14 @@ def binding_key(toolchain: Toolchain) -> str:
 
 def _header_names(variant: Variant) -> list[str]:
     """Return all headers that an #include could find: a new one may shadow another, which no old depfile shows."""
-    folders = {"src": Path(variant.folder), "root": Path(variant.root) / "include"}
+    roots = links(variant)
+    folders = {"src": roots["src"], "root": roots["root"] / "include"}
+    libraries = {name: roots[name] for name in _include_links(variant)}
     return sorted(
         f"{prefix}/{path.relative_to(folder)}"
-        for prefix, folder in folders.items()
+        for prefix, folder in (folders | libraries).items()
         for path in folder.rglob("*")
-        if path.suffix in HEADER_SUFFIXES
+        if path.suffix in HEADER_SUFFIXES or (prefix in libraries and not path.suffix)  # such as <cuda/std/array>
     )
 
 
@@ -196,12 +213,12 @@ def _binding_contents() -> list[str]:
 
 
 def _gencode(arch: Target) -> str:
-    """Return the -gencode option; sm_80 builds also hold PTX for newer GPUs.
+    """Return the -gencode option; builds of most plain architectures also hold PTX for newer GPUs.
 
     `-arch=` is not used, because it adds a compilation for the plain architecture.
     """
     number = arch.removeprefix("sm_")
-    code = f"[{arch},compute_{number}]" if arch == "sm_80" else arch
+    code = f"[{arch},compute_{number}]" if holds_ptx(arch) else arch
     return f"-gencode=arch=compute_{number},code={code}"
 
 

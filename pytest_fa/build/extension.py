@@ -19,6 +19,7 @@ import ninja
 
 from pytest_fa.build.command import defines_header
 from pytest_fa.build.keys import HEADER_SUFFIXES, KEY_SCHEMA, PACKAGE, Dependency, digest, file_hash
+from pytest_fa.build.target import holds_ptx
 from pytest_fa.build.toolchain import Toolchain, find_toolchain, host_toolchain
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import ToolchainError
@@ -172,9 +173,9 @@ def _environment(toolchain: Toolchain, arch: Target) -> dict[str, str]:
 
 
 def _arch_list(arch: Target) -> str:
-    """Return torch's name of an architecture: `9.0a` for `sm_90a`; sm_80 builds also hold PTX for newer GPUs."""
-    parts = re.fullmatch(r"sm_(\d+)(\d)(a?)", arch)
-    return f"{parts[1]}.{parts[2]}{parts[3]}{'+PTX' if arch == 'sm_80' else ''}" if parts else ""
+    """Return torch's name of an architecture: `9.0a` for `sm_90a`, and `8.0+PTX` if the build also holds PTX."""
+    parts = re.fullmatch(r"sm_(\d+)(\d)([af]?)", arch)
+    return f"{parts[1]}.{parts[2]}{parts[3]}{'+PTX' if holds_ptx(arch) else ''}" if parts else ""
 
 
 def _known_files(variant: Variant) -> list[Path]:

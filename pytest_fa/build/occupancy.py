@@ -1,13 +1,15 @@
-"""Compute the theoretical occupancy of a kernel and what limits it, without a GPU.
+"""Compute the theoretical occupancy of a kernel, what limits it, and what does not fit at all, without a GPU.
 
-The limits are those of the compute capability table in the CUDA C++ Programming Guide.  Registers are allocated per
-warp in units of 256, separately in each of the four partitions of a multiprocessor.
+The limits are those of the table "Technical Specifications per Compute Capability" in the CUDA C++ Programming Guide.
+ptxas states the same limits of shared memory when a kernel exceeds them.  Registers are allocated per warp in units of
+256, separately in each of the four partitions of a multiprocessor.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from pytest_fa.build.target import capability
 from pytest_fa.catalog.variant import Arch
 
 WARP = 32
@@ -16,6 +18,7 @@ REGISTERS_PER_PARTITION = 16_384
 REGISTER_UNIT = 256
 SMEM_UNIT = 128
 DRIVER_SMEM_BYTES = 1024  # reserved per block
+MOST_THREADS = 1024  # per block
 
 
 class Multiprocessor(NamedTuple):
@@ -25,11 +28,23 @@ class Multiprocessor(NamedTuple):
     blocks: int
     smem_bytes: int
 
+    @property
+    def smem_bytes_per_block(self) -> int:
+        """The shared memory that one block can have, static and dynamic together."""
+        return self.smem_bytes - DRIVER_SMEM_BYTES
 
-MULTIPROCESSORS: dict[Arch, Multiprocessor] = {
-    "sm_80": Multiprocessor(64, 32, 164 * 1024),
-    "sm_89": Multiprocessor(48, 24, 100 * 1024),
-    "sm_90a": Multiprocessor(64, 32, 228 * 1024),
+
+MULTIPROCESSORS: dict[tuple[int, int], Multiprocessor] = {  # by compute capability
+    (8, 0): Multiprocessor(64, 32, 164 * 1024),
+    (8, 6): Multiprocessor(48, 16, 100 * 1024),
+    (8, 7): Multiprocessor(48, 16, 164 * 1024),
+    (8, 9): Multiprocessor(48, 24, 100 * 1024),
+    (9, 0): Multiprocessor(64, 32, 228 * 1024),
+    (10, 0): Multiprocessor(64, 32, 228 * 1024),
+    (10, 3): Multiprocessor(64, 32, 228 * 1024),
+    (11, 0): Multiprocessor(48, 24, 228 * 1024),
+    (12, 0): Multiprocessor(48, 24, 100 * 1024),
+    (12, 1): Multiprocessor(48, 24, 100 * 1024),
 }
 
 
@@ -41,9 +56,39 @@ class Occupancy(NamedTuple):
     limited_by: str
 
 
-def occupancy(arch: Arch, threads: int, registers: int, smem_bytes: int) -> Occupancy:
-    """Return the occupancy for `threads` per block, `registers` per thread and `smem_bytes` per block."""
-    chip = MULTIPROCESSORS[arch]
+def multiprocessor(arch: Arch) -> Multiprocessor | None:
+    """Return the limits of an architecture; None if they are not in the table."""
+    return None if arch == "host" else MULTIPROCESSORS.get(capability(arch))
+
+
+def excesses(arch: Arch, threads: int | None, registers: int, smem_bytes: int) -> list[str]:
+    """Return a phrase for each resource of which a block needs more than `arch` has.
+
+    `threads` is None if the size of a block is not known.  Without the limits of `arch`, nothing is compared.
+    """
+    chip = multiprocessor(arch)
+    if chip is None:
+        return []
+    too_much = []
+    if smem_bytes > (limit := chip.smem_bytes_per_block):
+        more = f"{smem_bytes - limit:,} B too many for {arch}"
+        too_much.append(f"shared memory: {smem_bytes:,} B per block, {more} ({limit:,} B)")
+    if threads and threads > MOST_THREADS:
+        too_much.append(f"threads: {threads:,} per block, {threads - MOST_THREADS:,} too many ({MOST_THREADS:,})")
+    elif threads and not registers_limit(-(-threads // WARP), registers):
+        in_all = PARTITIONS * REGISTERS_PER_PARTITION
+        too_much.append(f"registers: {registers} for each of {threads} threads, too many for {arch} ({in_all:,})")
+    return too_much
+
+
+def occupancy(arch: Arch, threads: int, registers: int, smem_bytes: int) -> Occupancy | None:
+    """Return the occupancy for `threads` per block, `registers` per thread and `smem_bytes` per block.
+
+    None if the limits of `arch` are not known.
+    """
+    chip = multiprocessor(arch)
+    if chip is None:
+        return None
     warps = -(-threads // WARP)
     limits = {
         "registers": registers_limit(warps, registers),

@@ -48,6 +48,11 @@ def failed_command(variant: Variant, arch: Target, toolchain: Toolchain) -> tupl
     return shown_command(variant, arch) if _is_extension(variant) else _by_hand(variant, arch, toolchain)
 
 
+def object_command(variant: Variant, arch: Target, toolchain: Toolchain) -> list[str]:
+    """Return the command that only compiles the source of a failed build; empty for a PyTorch extension."""
+    return [] if _is_extension(variant) else command.object_command(variant, arch, toolchain)
+
+
 def _by_hand(variant: Variant, arch: Target, toolchain: Toolchain) -> tuple[str, ...]:
     """Return nvcc's command with the defines as options, for a user who runs it by hand."""
     words = command.compile_command(variant, arch, toolchain)

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,8 @@ class Toolchain(msgspec.Struct, frozen=True):
     `home` is the toolkit's real folder, because nvcc may be a wrapper script.  `stamps` are the path, size and mtime of
     every program that affects the code; `versions` are the texts that they print.  Both are part of a build's key.
     `beside` names the PyTorch and Python versions that an extension is compiled for.  An extension without CUDA sources
-    has no nvcc: `nvcc` and `home` are empty.
+    has no nvcc: `nvcc` and `home` are empty.  `arches` are the architectures that nvcc compiles for; they follow from
+    its version and are not part of the key.
     """
 
     nvcc: str
@@ -37,6 +39,7 @@ class Toolchain(msgspec.Struct, frozen=True):
     versions: tuple[str, ...]
     stamps: tuple[FileStamp, ...]
     beside: tuple[str, ...] = ()
+    arches: tuple[str, ...] | None = None
 
     @property
     def title(self) -> str:
@@ -51,6 +54,13 @@ class Toolchain(msgspec.Struct, frozen=True):
         """The part of the cache key: versions, file sizes and times, but no folders."""
         stamps = tuple((Path(path).name, size, mtime) for path, size, mtime in self.stamps)
         return (self.versions, stamps, self.beside) if self.beside else (self.versions, stamps)
+
+    def lacks(self, arches: Iterable[str]) -> str | None:
+        """Return which of `arches` nvcc does not compile for, and for which it does; None if it has all of them."""
+        missing = [arch for arch in arches if self.arches and arch not in (*self.arches, "host")]
+        if not missing:
+            return None
+        return f"{self.title} does not compile for {', '.join(missing)}; it compiles for {', '.join(self.arches or ())}"
 
 
 def find_toolchain(cache: Path) -> Toolchain:
@@ -122,7 +132,9 @@ def _read_memo(memo: Path) -> Toolchain | None:
             saved = msgspec.json.decode(stream.read(MOST_MEMO_BYTES), type=Toolchain)
         stamped = {stamp[0] for stamp in saved.stamps}
         is_whole = (
-            len(saved.versions) == len(("nvcc", "ptxas", "host")) and {saved.nvcc, saved.host_compiler} <= stamped
+            len(saved.versions) == len(("nvcc", "ptxas", "host"))
+            and {saved.nvcc, saved.host_compiler} <= stamped
+            and saved.arches is not None
         )
         return saved if is_whole and all(_stamp(Path(stamp[0])) == stamp for stamp in saved.stamps) else None
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
@@ -149,7 +161,17 @@ def _query(nvcc: Path, host: Path) -> Toolchain:
         host_compiler=str(host),
         versions=tuple(_output([str(tool), "--version"]) for tool in (nvcc, binaries / "ptxas", host)),
         stamps=tuple(dict.fromkeys(_stamp(tool) for tool in tools)),
+        arches=_listed_arches(_output([str(nvcc), "--help"])),
     )
+
+
+def _listed_arches(text: str) -> tuple[str, ...]:
+    """Return the architectures in nvcc's help, in the order of their numbers.
+
+    `nvcc --list-gpu-code` lists only those without a suffix.
+    """
+    names = set(re.findall(r"'(sm_\d+[af]?)'", text))
+    return tuple(sorted(names, key=lambda name: (int(re.sub(r"\D", "", name)), name)))
 
 
 def _output(command: list[str]) -> str:

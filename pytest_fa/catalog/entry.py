@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ KINDS_OF: dict[str, tuple[EntryKind, ...]] = {
     "target": ("torch", "python"),
     "context": ("python",),
     "sources": ("torch",),
-    "include": ("torch",),
+    "include": ("cuda", "torch"),
     "cflags": ("torch",),
     "ldflags": ("torch",),
     "call": ("torch", "python"),
@@ -50,7 +51,7 @@ def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
     for source in sources:
         yield from _path_problems(entry, key, folder, source)
         if not (folder / source).is_file():
-            yield f"{key} {source!r}; that file does not exist"
+            yield f"{key} {source!r}; that file does not exist{_other_source(entry, folder)}"
         if entry.kind == "torch" and Path(source).suffix not in SOURCE_SUFFIXES:
             yield f"entry.sources has {source!r}; a source file ends with {', '.join(SOURCE_SUFFIXES)}"
     objects = [Path(source).with_suffix("") for source in sources]
@@ -58,16 +59,29 @@ def _source_problems(entry: Entry, folder: Path) -> Iterator[str]:
     if entry.kind == "torch" and clashing:
         yield f"entry.sources has {', '.join(clashing)}, which compile to one object file; rename one of them"
     for include in entry.include:
-        yield from _path_problems(entry, "entry.include has", folder, include)
+        yield from _path_problems(entry, "entry.include has", folder, include, is_linked=entry.kind == "cuda")
         if not (folder / include).is_dir():
-            yield f"entry.include has {include!r}; that folder does not exist"
+            yield f"entry.include has {include!r}; there is no folder {os.path.normpath(folder / include)}"
 
 
-def _path_problems(entry: Entry, key: str, folder: Path, path: str) -> Iterator[str]:
-    """The form of a path as it is written; for an extension, whose build gets the real path, also the form of that."""
+def _other_source(entry: Entry, folder: Path) -> str:
+    """What to write in the manifest if the variant's folder has one other source; empty if it has none or several."""
+    names = sorted(path.name for path in folder.glob("*.cu")) or sorted(path.name for path in folder.glob("*.py"))
+    if entry.kind != "cuda" or len(names) != 1:
+        return ""
+    name = names[0].removesuffix(".py")
+    line = f"source: {name}" if name.endswith(".cu") else f'target: "{name}:FUNCTION"'
+    return f"; for {names[0]} write `entry: {{{line}}}`"
+
+
+def _path_problems(entry: Entry, key: str, folder: Path, path: str, *, is_linked: bool = False) -> Iterator[str]:
+    """The form of a path as it is written; for an extension, whose build gets the real path, also the form of that.
+
+    If the build gets only a link to the path, it may be absolute and may have spaces, as for an extension.
+    """
     of_extension = entry.kind == "torch"
     for problem in (
-        path_problem(key, path, of_extension=of_extension),
+        path_problem(key, path, of_extension=of_extension or is_linked),
         real_path_problem(key, folder / path) if of_extension else None,
     ):
         if problem:

@@ -12,6 +12,7 @@ from pathlib import Path
 LONGEST_NAME = 80  # characters; file names contain a variant's name, a case id and a suffix
 LONGEST_TEXT = 200
 
+ARCH = r"sm_[1-9][0-9]{1,2}[af]?"
 NAME = r"[a-z][a-z0-9_]*"
 DEFINE_NAME = r"[A-Z][A-Z0-9_]*"
 FOLDER_NAME = r"\w[\w. +()-]*"
@@ -49,6 +50,13 @@ def name_problem(where: str, name: str, form: str) -> str | None:
     if len(name) > LONGEST_NAME:
         return f"{where} {_shown(name)} has {len(name)} characters; at most {LONGEST_NAME} are allowed"
     return None
+
+
+def arch_problem(where: str, arch: str) -> str | None:
+    """Return what is wrong with the form of an architecture, or None."""
+    if re.fullmatch(ARCH, arch):
+        return None
+    return f"{where} {_shown(arch)}; an architecture is sm_ and a number, then perhaps a or f: sm_80, sm_90a, sm_120f"
 
 
 def path_problem(key: str, path: str, *, of_extension: bool = False) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,15 @@ import msgspec
 
 from pytest_fa.catalog.case import Computes, Dtype
 from pytest_fa.catalog.entry import entry_problem
-from pytest_fa.catalog.grammar import DEFINE_NAME, FOLDER_NAME, NAME, define_problem, flag_problem, name_problem
+from pytest_fa.catalog.grammar import (
+    DEFINE_NAME,
+    FOLDER_NAME,
+    NAME,
+    arch_problem,
+    define_problem,
+    flag_problem,
+    name_problem,
+)
 from pytest_fa.catalog.probe import probe_problem, read_cases
 from pytest_fa.catalog.variant import (
     ARCHES,
@@ -66,17 +75,17 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of `variant.yaml`; `docs/variants.md` explains each."""
+    """The keys of `variant.yaml`, none of which is required; `docs/variants.md` explains each."""
 
-    step: str
-    because: str
-    expect: str
+    step: str = ""
+    because: str = ""
+    expect: str = ""
     parent: str | None = None
     role: Role = "candidate"
     computes: Computes = "attention"
     cases: Annotated[tuple[str, ...], FEW] = ()
     entry: Entry = Entry()
-    arch: Annotated[tuple[Arch, ...], SOME] = ARCHES
+    arch: Annotated[tuple[str, ...], SOME] | None = None
     supports: Supports = Supports()
     instantiations: Annotated[tuple[Instantiation, ...], SOME] | None = None
     defines: Defines = {}
@@ -97,8 +106,9 @@ def read_manifest(path: Path, root: Path, say: Callable[[str], object] = lambda 
     the file, the key, the value found and what is allowed.
     """
     data = load_yaml(path)
+    data = {} if data is None else data  # an empty file: every key has its default
     try:
-        manifest = msgspec.convert(_merged(upgrade_manifest(data, say)), Manifest, strict=True)
+        manifest = msgspec.convert(_with_kind(_merged(upgrade_manifest(data, say))), Manifest, strict=True)
         members = manifest.variants or {path.parent.name: Member()}
         for problem in _text_problems(path.parent, manifest, members):
             raise ManifestError(f"{path}: {problem}")
@@ -121,6 +131,7 @@ def _text_problems(folder: Path, manifest: Manifest, members: dict[str, Member])
         *(name_problem(*name) for name in names),
         *(define_problem(*pair) for pair in defines),
         *(flag_problem(key.rstrip(), flag) for key, flag in flags),
+        *(arch_problem("arch has", arch) for arch in manifest.arch or ()),
     )
     yield from (problem for problem in problems if problem)
 
@@ -135,11 +146,19 @@ def _merged(data: Any) -> Any:  # noqa: ANN401  # any YAML value
     return data
 
 
+def _with_kind(data: Any) -> Any:  # noqa: ANN401  # any YAML value
+    """Return the file's data with `entry.kind`: `sources` belong to an extension, `target` alone to Python."""
+    entry = data.get("entry") if isinstance(data, dict) else None
+    if isinstance(entry, dict) and "kind" not in entry:
+        entry["kind"] = "torch" if "sources" in entry else "python" if "target" in entry else "cuda"
+    return data
+
+
 def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: Path) -> Variant:
     supports = member.supports or manifest.supports
     changes = {key: value for key in ("target", "context") if (value := getattr(member, key)) is not None}
     entry = msgspec.structs.replace(manifest.entry, **changes)
-    if problem := entry_problem(entry, supports, folder, manifest.computes):
+    if problem := entry_problem(entry, supports, folder, manifest.computes) or _include_problem(manifest, folder):
         raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
     variant = Variant(
         name=name,
@@ -147,7 +166,7 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         root=str(root),
         role=member.role or manifest.role,
         entry=entry,
-        arch=_targets(manifest.arch, entry),
+        arch=_targets(manifest.arch or ARCHES, entry),
         supports=supports,
         instantiations=_instantiations(manifest.instantiations, supports),
         defines={**manifest.defines, **member.defines},
@@ -164,6 +183,7 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         suppressions=manifest.suppressions if member.suppressions is None else member.suppressions,
         computes=manifest.computes,
         cases=read_cases(manifest.cases if member.cases is None else member.cases, manifest.computes),
+        any_arch=manifest.arch is None,
     )
     if problem := probe_problem(variant):
         raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
@@ -172,6 +192,13 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         values = f"omits is {variant.omits!r}, role is {variant.role!r}, parent is {variant.parent!r}"
         raise ManifestError(f"{folder / MANIFEST_NAME}: {name}: {values}; omits needs role 'ablation' and a parent")
     return variant
+
+
+def _include_problem(manifest: Manifest, folder: Path) -> str | None:
+    """Return which folder of an `-I` flag of a CUDA source does not exist, or None."""
+    included = [flag.removeprefix("-I") for flag in manifest.flags if flag.startswith("-I")]
+    missing = [path for path in included if manifest.entry.kind == "cuda" and not (folder / path).is_dir()]
+    return f"flags: -I{missing[0]}; there is no folder {os.path.normpath(folder / missing[0])}" if missing else None
 
 
 def _targets(arch: tuple[Arch, ...], entry: Entry) -> tuple[Target, ...]:

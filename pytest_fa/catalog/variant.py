@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from pytest_fa.catalog.case import Case, Causal, Computes, Dtype, Layout
+from pytest_fa.catalog.grammar import ARCH
 from pytest_fa.earlier import MANIFEST_KEYS, with_old_attributes
 
 Role = Literal["candidate", "baseline", "overhead", "ablation", "probe", "wrong"]
 EntryKind = Literal["cuda", "torch", "python"]
 Device = Literal["cuda", "cpu"]
-Arch = Literal["sm_80", "sm_89", "sm_90a"]
-Target = Arch | Literal["host"]  # `host`: an extension without CUDA sources
+Arch = Annotated[str, msgspec.Meta(pattern=rf"^{ARCH}\Z")]  # such as sm_80, sm_90a or sm_120f
+Target = Annotated[str, msgspec.Meta(pattern=rf"^({ARCH}|host)\Z")]  # `host`: an extension without CUDA sources
 Tolerance = Literal["same_precision", "absolute", "fp8"]
 Rounding = Literal["q", "s", "p"]
 Sanitizer = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
@@ -21,7 +22,7 @@ SOME = msgspec.Meta(min_length=1)
 FEW = msgspec.Meta(max_length=256)  # far more than a real manifest has
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
-ARCHES: tuple[Arch, ...] = ("sm_80", "sm_89", "sm_90a")
+ARCHES: tuple[Arch, ...] = ("sm_80", "sm_89", "sm_90a")  # those of a manifest without `arch`
 COMPANION_ROLES: tuple[Role, ...] = ("baseline", "overhead")
 
 
@@ -72,8 +73,9 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `cuda`: a CUDA source that exports `fa_forward`.  `torch`: a PyTorch extension compiled from `sources`; its module
     has the function `target`, or it registers the operator `target` (`namespace::name`).  `python`: the callable
-    `target` (`module:function`).  `context` names a context manager that is entered once around all calls of the
-    variant, such as one that selects an SDPA backend, so that no call includes its cost.
+    `target` (`module:function`).  `include` are folders of headers, for `cuda` and `torch`.  `context` names a context
+    manager that is entered once around all calls of the variant, such as one that selects an SDPA backend, so that no
+    call includes its cost.
     """
 
     kind: EntryKind = "cuda"
@@ -124,7 +126,8 @@ class Variant(msgspec.Struct, frozen=True):
     `folder` holds its source and manifest; `root` is the kernels folder that contains `folder`.  `defines` are the
     compile-time parameters, in the manifest's order.  `instantiations` are the (dtype, head_dim) pairs that are built.
     `omits` names the phase that an ablation omits.  `computes` is attention or scores.  `cases` are a probe's own
-    shapes, with seed 0, which replace those of a suite.
+    shapes, with seed 0, which replace those of a suite.  `any_arch` is True if the manifest names no architectures:
+    then `--fa-arch` may select others than `arch`.
     """
 
     name: str
@@ -149,6 +152,7 @@ class Variant(msgspec.Struct, frozen=True):
     suppressions: dict[Sanitizer, Suppression] = {}
     computes: Computes = "attention"
     cases: tuple[Case, ...] = ()
+    any_arch: bool = False
 
     def __str__(self) -> str:
         return self.name

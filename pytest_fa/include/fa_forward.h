@@ -56,6 +56,13 @@ struct FaForwardArgs {
   uint64_t message_bytes;
 };
 
+/* What a source exports.  A definition with these arguments is a C function, even without FA_EXPORT; one with other
+ * arguments does not compile. */
+#ifdef __cplusplus
+FA_EXPORT int fa_forward(const struct FaForwardArgs* args, cudaStream_t stream);
+FA_EXPORT size_t fa_workspace_bytes(const struct FaForwardArgs* args);
+#endif
+
 /* Refuses a call, with a printf-style reason: `return fa_refuse(args, "head_dim is %d, it must be 64", head_dim)`. */
 __attribute__((format(printf, 2, 3))) static inline int fa_refuse(const struct FaForwardArgs* args, const char* format, ...) {
   if (args->message != NULL && args->message_bytes > 0) {
@@ -76,7 +83,8 @@ static inline int fa_check_abi(const struct FaForwardArgs* args) {
   return FA_OK;
 }
 
-/* Lets `kernel` use more than 48 KB of dynamic shared memory.  Refuses if the GPU has too little, with both sizes. */
+/* Lets `kernel` use more than 48 KB of dynamic shared memory.  Refuses if the GPU has too little for that and the
+ * kernel's static shared memory, with all sizes. */
 static inline int fa_allow_dynamic_smem(const struct FaForwardArgs* args, const void* kernel, int bytes) {
   int device = 0, allowed = 0;
   cudaError_t status = cudaGetDevice(&device);
@@ -85,7 +93,17 @@ static inline int fa_allow_dynamic_smem(const struct FaForwardArgs* args, const 
   if (bytes > allowed) {
     return fa_refuse(args, "the kernel needs %d bytes of shared memory per block, this GPU allows %d", bytes, allowed);
   }
-  return (int)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (status == cudaErrorInvalidValue) {
+    (void)cudaGetLastError(); /* the refusal reports it */
+    struct cudaFuncAttributes attributes;
+    const cudaError_t known = cudaFuncGetAttributes(&attributes, kernel);
+    if (known == cudaSuccess && (size_t)bytes + attributes.sharedSizeBytes > (size_t)allowed) {
+      return fa_refuse(args, "the kernel needs %d bytes of dynamic and %zu bytes of static shared memory per block, this GPU allows %d",
+                       bytes, attributes.sharedSizeBytes, allowed);
+    }
+  }
+  return (int)status;
 }
 
 #endif /* PYTEST_FA_FA_FORWARD_H_ */

@@ -11,6 +11,7 @@ from pytest_fa.judge.places import first_place, place
 from pytest_fa.judge.policies import POLICIES, Errors, rms
 from pytest_fa.judge.truth import Truth
 from pytest_fa.records.judged import Check
+from pytest_fa.run.adapter import output_index
 
 
 def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
@@ -45,9 +46,23 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
 def require_output(out: object, like: torch.Tensor) -> torch.Tensor:
     """Return `out` if it is a tensor of the dtype and shape of `like`; raise `WrongResult` otherwise."""
     if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (like.shape, like.dtype):
-        actual = f"{out.dtype} {list(out.shape)}" if isinstance(out, torch.Tensor) else repr(out)
-        raise WrongResult("output", f"the output is {actual}, it must be {like.dtype} {list(like.shape)}")
+        raise WrongResult("output", f"the output is {_described(out)}, it must be {like.dtype} {list(like.shape)}")
     return out
+
+
+def _described(out: object) -> str:
+    """What a function returned instead of its output; for a tuple or None, also what to write."""
+    if isinstance(out, torch.Tensor):
+        return f"{out.dtype} {list(out.shape)}"
+    if out is None:
+        return "None (write `return out` at the end of the function)"
+    if (index := output_index(out)) is not None:
+        line = f"call: {{keywords: {{scale: scale, causal: causal}}, returns: {index}}}"
+        return (
+            f"a {type(out).__name__} (return item {index} alone, or write in the manifest's entry `{line}`, which "
+            f"passes causal as true or false)"
+        )
+    return repr(out)
 
 
 def _finite(value: float) -> float | None:

@@ -55,8 +55,8 @@ OPTIONS = (
     ),
     OptionRow(
         "--fa-arch",
-        "compile for these architectures; default: that of the GPU, or all of them on a machine without one",
-        "sm_80|sm_89|sm_90a[,...]",
+        "compile for these architectures, such as sm_90a,sm_120; default: that of the GPU, or all without a GPU",
+        "ARCH[,ARCH...]",
     ),
     OptionRow(
         "--fa-tolerance",
@@ -98,7 +98,10 @@ OPTIONS = (
         "run compute-sanitizer (memcheck, racecheck, synccheck, initcheck) on a small case or those of --fa-case",
         "TOOL[,TOOL...]",
     ),
-    OptionRow("--fa-static", "only compile, for every architecture, and report what is in the SASS; needs no GPU"),
+    OptionRow(
+        "--fa-static",
+        "only compile, for every architecture, and report the SASS and what does not fit; needs no GPU",
+    ),
     OptionRow("--fa-require-gpu", "fail instead of skipping when there is no GPU"),
     OptionRow("--fa-clean", "first delete the cached builds of the selected variants"),
     OptionRow("--fa-cache", "cache folder of builds; default: pytest-fa in the user's cache folder", "DIR"),

@@ -100,7 +100,7 @@ def read(config: pytest.Config) -> Options:
         dtypes=values.words_of(_text(config, "fa_dtype")),
         defines=_repeated(config, "fa_define"),
         allowed_flags=_repeated(config, "fa_allow_flag"),
-        arches=values.each_of("--fa-arch", _text(config, "fa_arch"), values.ARCHES),
+        arches=values.arches(_text(config, "fa_arch")),
         tolerance=values.policy(_text(config, "fa_tolerance")),
         watchdog_seconds=values.watchdog_seconds(_text(config, "fa_watchdog")),
         selftest=_is_on(config, "fa_selftest"),

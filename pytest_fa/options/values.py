@@ -5,6 +5,7 @@ A text that is not allowed raises `UsageProblem`, with the option, the text and 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pytest_fa.earlier import POLICIES
@@ -12,7 +13,7 @@ from pytest_fa.errors import UsageProblem, suggestion
 
 # The catalog has the same lists.  They are repeated here because importing the catalog costs a pytest run that does not
 # use this plugin several milliseconds.  A test compares the lists.
-ARCHES = ("sm_80", "sm_89", "sm_90a")
+ARCH = r"sm_[1-9][0-9]{1,2}[af]?"
 TOLERANCES = ("same_precision", "absolute", "fp8")
 NCU_SETS = ("verdict", "occupancy", "tensor", "memory", "stalls", "full")
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -37,6 +38,18 @@ def one_of(flag: str, word: str, allowed: tuple[str, ...]) -> str:
 def each_of(flag: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
     """The words of a comma-separated list, each of which must be one of `allowed`."""
     return tuple(one_of(flag, word, allowed) for word in words_of(text))
+
+
+def arches(text: str) -> tuple[str, ...]:
+    """The architectures of --fa-arch, each once; the compiler decides later which of them exist."""
+    words = words_of(text)
+    for word in words:
+        if not re.fullmatch(ARCH, word):
+            raise UsageProblem(
+                f"--fa-arch: {word!r} is not an architecture; write sm_ and a number, then perhaps a or f, such as "
+                f"sm_80, sm_90a or sm_120f"
+            )
+    return tuple(dict.fromkeys(words))
 
 
 def seeds(text: str) -> tuple[int, ...] | None:

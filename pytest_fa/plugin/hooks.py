@@ -32,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
             config.args[:] = [str(options.SELFTEST_SUITE)]
         if config.stash[OPTIONS_KEY].is_given:
             _ = session_of(config).run_plan.plan
+            session_of(config).builds.require_known_arches()
         if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
             session_of(config).builds.clean()
     except FaError as problem:

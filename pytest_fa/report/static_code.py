@@ -6,7 +6,7 @@ import collections
 import io
 from typing import TYPE_CHECKING
 
-from pytest_fa.build.occupancy import occupancy
+from pytest_fa.build.occupancy import excesses, occupancy
 from pytest_fa.records.built import Build, Kernel, stable_name
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import LaunchedKernel
@@ -49,6 +49,8 @@ FOOTNOTE = (
     "'<=': upper bound, because the dynamic shared memory is not known."
 )
 
+ALL_FIT = "fits: every block fits its architecture, as far as its threads and its dynamic shared memory are known"
+
 Launches = dict[tuple[str, str], LaunchedKernel]  # by variant and kernel name
 
 
@@ -72,7 +74,27 @@ def static_text(records: list[Record], launches: Launches, width: int) -> str:
             resources.add_row(build.variant, build.arch, name, *_resources(build, kernel, launch))
             instructions.add_row(build.variant, build.arch, name, *map(str, mix(kernel).values()))
     tables = [_rendered(table, width) for table in (resources, instructions)]
-    return "\n".join([*tables, FOOTNOTE, *difference_lines(builds)])
+    return "\n".join([*tables, FOOTNOTE, *fit_lines(builds, launches), *difference_lines(builds)])
+
+
+def fit_lines(builds: list[Build], launches: Launches) -> list[str]:
+    """A line for each kernel and resource that does not fit an architecture, or one line that all fit."""
+    lines = []
+    for build in builds:
+        for kernel in build.kernels:
+            needs = _needs(kernel, launches.get((build.variant, stable_name(kernel.name))))
+            lines += [
+                f"does not fit: {build.variant}: {kernel.name}: {text}"
+                for text in excesses(build.arch, needs[0], kernel.registers_per_thread, needs[1])
+            ]
+    return lines or [ALL_FIT]
+
+
+def _needs(kernel: Kernel, launch: LaunchedKernel | None) -> tuple[int | None, int]:
+    """The threads of a block, None if unknown, and its shared memory in bytes, as far as both are known."""
+    launched_threads = launch.block[0] * launch.block[1] * launch.block[2] if launch else None
+    dynamic_bytes = launch.dynamic_smem_bytes if launch else 0
+    return launched_threads or kernel.max_threads_per_block, kernel.smem_bytes_per_block + dynamic_bytes
 
 
 def _rendered(table: Table, width: int) -> str:
@@ -97,15 +119,9 @@ def mix(kernel: Kernel) -> dict[str, int]:
 
 def _resources(build: Build, kernel: Kernel, launch: LaunchedKernel | None) -> list[str]:
     """The cells of one kernel from column `regs` on."""
-    launched_threads = launch.block[0] * launch.block[1] * launch.block[2] if launch else None
-    threads = launched_threads or kernel.max_threads_per_block
-    smem_bytes = kernel.smem_bytes_per_block + (launch.dynamic_smem_bytes if launch else 0)
+    threads, smem_bytes = _needs(kernel, launch)
     at_most = "" if launch else "<= "  # the dynamic shared memory is known only from a launch
-    limit = (
-        occupancy(build.arch, threads, kernel.registers_per_thread, smem_bytes)
-        if threads and build.arch != "host"
-        else None
-    )
+    limit = occupancy(build.arch, threads, kernel.registers_per_thread, smem_bytes) if threads else None
     return [
         str(kernel.registers_per_thread),
         str(kernel.spill_bytes),

@@ -94,10 +94,24 @@ def _select_output(returned: Any, index: int | None) -> torch.Tensor:  # noqa: A
             raise TypeError(f"entry.call.returns is {index}, but the function returned {_describe(returned)}")
         out = returned[index]
     if not isinstance(out, torch.Tensor):
-        raise TypeError(f"the function returned {_describe(out)}, expected its output tensor; see entry.call.returns")
+        raise TypeError(f"the function returned {_describe(out)}, expected its output tensor; {_advice(out)}")
     if out.dim() != DIMENSIONS:
         raise TypeError(f"the function returned a tensor of shape {list(out.shape)}, expected four dimensions")
     return out
+
+
+def _advice(returned: Any) -> str:  # noqa: ANN401  # a result of any type
+    """The key of `entry.call` that selects the output in what the function returned."""
+    if (index := output_index(returned)) is not None:
+        return f"write `returns: {index}` in entry.call"
+    return "if the function writes its output into an argument, add `out` to entry.call.arguments"
+
+
+def output_index(returned: object) -> int | None:
+    """The index of the first tensor of four dimensions in a tuple or list; None if there is none."""
+    items = returned if isinstance(returned, (tuple, list)) else ()
+    tensors = (index for index, item in enumerate(items) if isinstance(item, torch.Tensor) and item.dim() == DIMENSIONS)
+    return next(tensors, None)
 
 
 def _describe(value: Any) -> str:  # noqa: ANN401

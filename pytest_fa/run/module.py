@@ -35,8 +35,11 @@ from pytest_fa.run.adapter import adapted
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import empty_output
+from pytest_fa.run.signature import signature_problem
 
 CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how the errors of PyTorch's CUDA checks begin
+MODULE_LINE = 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {{ module.def("{0}", &{0}); }}'
+OPERATOR_LINE = 'TORCH_LIBRARY({0}, library) {{ library.def("{1}", &{1}); }}'
 Allocate = Callable[[int, torch.device], torch.Tensor]
 LoadVariant = Callable[[Variant, str | None, Allocate, Computes], AbstractContextManager[Forward]]
 
@@ -87,7 +90,10 @@ def load_forward(
     tensors of attention or of scores.
     """
     if variant.entry.kind == "python":
-        return _adapt_if_declared(_import_attribute(variant, "target"), variant)
+        function = _import_attribute(variant, "target")
+        if problem := signature_problem(function, variant.entry):
+            raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
+        return _adapt_if_declared(function, variant)
     if library is None:
         raise BuildError(f"{variant.name} has no library; build it first, for example with `build_library`")
     if variant.entry.kind == "torch":
@@ -151,7 +157,7 @@ def _cuda_forward(library: str, allocate: Allocate, computes: Computes) -> Forwa
         try:
             entry(q, k, v, out, None, workspace, scale, code)
         except (ValueError, RuntimeError) as problem:
-            raise _translate_error(problem) from None
+            raise _translate_error(problem, q.device) from None
         return out
 
     return forward
@@ -199,14 +205,25 @@ def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except (ImportError, OSError) as problem:
-        raise FaError(f"{where}: the extension cannot be loaded: {problem}") from problem
+        hint = f"; write `{MODULE_LINE.format(target)}`" if "PyInit_" in str(problem) else ""
+        raise FaError(f"{where}: the extension cannot be loaded: {problem}{hint}") from problem
     except AttributeError as problem:
-        raise FaError(f"{where}: the extension registers no operator of this name") from problem
+        raise FaError(f"{where}: the extension registers no operator of this name{_operators(target)}") from problem
     if not hasattr(module, target):
         public = ", ".join(each for each in dir(module) if not each.startswith("_")) or "nothing"
-        raise FaError(f"{where}: the module has no function of this name (it has: {public})")
+        line = f"write `{MODULE_LINE.format(target)}`, or another entry.target"
+        raise FaError(f"{where}: the module has no function of this name (it has: {public}); {line}")
     function: Callable[..., Any] = getattr(module, target)
     return function
+
+
+def _operators(target: str) -> str:
+    """The operators that are registered in the namespace of `target`, and the line that registers it."""
+    namespace, _, operator = target.partition("::")
+    names = sorted({name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()})  # noqa: SLF001  # no other way
+    registered = ", ".join(name for name in names if name.startswith(f"{namespace}::")) or "none"
+    line = OPERATOR_LINE.format(namespace, operator)
+    return f" (in namespace {namespace}: {registered}); write `{line}`, or another entry.target"
 
 
 _registered: dict[str, Path] = {}  # the library that registered each operator; PyTorch keeps it for the whole process
@@ -220,14 +237,33 @@ def _require_unregistered(target: str, library: Path, where: str) -> None:
         )
 
 
-def _translate_error(problem: Exception) -> Exception:
+def _translate_error(problem: Exception, device: torch.device) -> Exception:
     """The binding's exception as one of this package's; exceptions about arguments do not change."""
     text = str(problem).splitlines()[0] if str(problem) else repr(problem)
     if text.startswith("refused: "):
         return UnsupportedCase(text.removeprefix("refused: "))
     if text.startswith("launch failed: "):
-        return LaunchError(text)
+        return LaunchError(f"{text}{_launch_hint(text, device)}")
     return problem
+
+
+def _launch_hint(text: str, device: torch.device) -> str:
+    """What a launch that the runtime refused needs too much of, with the limits of this GPU; empty if unknown."""
+    if device.type != "cuda":
+        return ""
+    limits: Any = torch.cuda.get_device_properties(device)
+    if "cudaErrorInvalidValue" in text:
+        return (
+            f"; if the kernel uses dynamic shared memory: this GPU gives a block {limits.shared_memory_per_block:,} B, "
+            f"static and dynamic together, and {limits.shared_memory_per_block_optin:,} B after "
+            f"`if (int status = fa_allow_dynamic_smem(args, kernel, bytes)) return status;`"
+        )
+    if "cudaErrorLaunchOutOfResources" in text:
+        return (
+            f"; a block has at most {limits.regs_per_multiprocessor:,} registers: write "
+            f"`__launch_bounds__(THREADS)` with the threads of a block, or launch fewer threads"
+        )
+    return ""
 
 
 def _import_attribute(variant: Variant, field: str) -> Any:  # noqa: ANN401  # any callable

@@ -7,8 +7,9 @@ import functools
 from pytest_fa.build.builder import Say, ensure
 from pytest_fa.build.cache import delete_builds, locked
 from pytest_fa.build.outcomes import BuildFailure, BuildReport
-from pytest_fa.build.target import runs_on, target_arches
-from pytest_fa.catalog.variant import ARCHES, Device, Variant
+from pytest_fa.build.target import rank, runs_on, target_arches
+from pytest_fa.build.toolchain import find_toolchain
+from pytest_fa.catalog.variant import Device, Target, Variant
 from pytest_fa.errors import BuildError, ToolchainError, UsageProblem
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
@@ -49,7 +50,7 @@ class Builds:
             if not variant.is_built or (self.run_plan.plan.is_companion(variant) and not _runs_here(variant)):
                 continue
             try:
-                requests += [(variant, arch) for arch in target_arches(variant, self._arches)]
+                requests += [(variant, arch) for arch in self._arches_of(variant)]
             except BuildError:
                 continue  # `of` raises this error again, for this variant alone
         options = self.options
@@ -67,7 +68,7 @@ class Builds:
         Raises `CannotRun` if there is no compiler, or if no architecture of the variant was selected.
         """
         try:
-            arches = target_arches(variant, self._arches)
+            arches = self._arches_of(variant)
             if lacking := self.report.lacking.get(variant.name):
                 raise CannotRun(lacking)
             outcomes = self.report.outcomes
@@ -87,7 +88,7 @@ class Builds:
         outcomes = [build for build in self.of(variant) if not gpu or runs_on(build.arch, gpu.compute_capability)]
         if not outcomes:
             raise CannotRun(f"{variant.name}: this GPU runs none of its architectures ({', '.join(variant.arch)})")
-        return max(outcomes, key=lambda build: build.arch)
+        return max(outcomes, key=lambda build: rank(build.arch))
 
     def library_of(self, build: Build | None) -> str | None:
         """The path of a built library; None without a build."""
@@ -120,14 +121,24 @@ class Builds:
             with locked(cache, self.say):
                 for variant in (*plan.chosen, *plan.companions):
                     if isinstance(variant, Variant) and variant.is_built:
-                        delete_builds(cache, variant, variant.arch)
+                        delete_builds(cache, variant, (*variant.arch, *self.options.arches))
         except OSError as problem:
             raise UsageProblem(f"--fa-clean: {cache} cannot be cleaned: {problem}") from None
 
-    @property
-    def _arches(self) -> tuple[str, ...]:
-        """The architectures of `--fa-arch`; with `--fa-static` and without `--fa-arch`, all of them."""
-        return self.options.arches or (ARCHES if self.options.static else ())
+    def require_known_arches(self) -> None:
+        """Raise `UsageProblem` if `--fa-arch` names an architecture that the compiler of this machine lacks."""
+        if not self.options.arches or self.options.no_build:
+            return
+        try:
+            lacking = find_toolchain(self.options.cache).lacks(self.options.arches)
+        except ToolchainError:
+            return  # `ensure` reports it for each variant
+        if lacking:
+            raise UsageProblem(f"--fa-arch: {lacking}")
+
+    def _arches_of(self, variant: Variant) -> tuple[Target, ...]:
+        """The architectures that a variant is compiled for in this run; with `--fa-static`, all of them by default."""
+        return target_arches(variant, self.options.arches, every=self.options.static)
 
 
 def _runs_here(variant: Variant) -> bool:

@@ -96,10 +96,41 @@ def test_arch_that_a_variant_lacks(project: Project) -> None:
 
 
 def test_unknown_arch_is_a_usage_error(builds: Project) -> None:
-    """An unknown architecture is a usage error of one line."""
-    result = builds.collect("--fa-arch=sm_70")
-    complaint = "ERROR: --fa-arch: no 'sm_70'; did you mean 'sm_80'? (allowed: sm_80, sm_89, sm_90a)"
+    """A text that is no architecture is a usage error of one line."""
+    result = builds.collect("--fa-arch=volta")
+    complaint = (
+        "ERROR: --fa-arch: 'volta' is not an architecture; write sm_ and a number, then perhaps a or f, such as "
+        "sm_80, sm_90a or sm_120f"
+    )
     assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [complaint])
+
+
+def test_an_arch_that_the_compiler_lacks_is_one_usage_error(builds: Project) -> None:
+    """An architecture that nvcc does not compile for is one usage error for all variants, with those that it has."""
+    result = builds.suite("-k", "test_build", "--fa-arch=sm_20,sm_80")
+    (complaint,) = result.all_lines
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert re.fullmatch(
+        r"ERROR: --fa-arch: nvcc [\d.]+, \S+ [\d.]+ does not compile for sm_20; it compiles for .*sm_80, .*sm_90a.*",
+        complaint,
+    )
+
+
+def test_an_arch_of_a_manifest_that_the_compiler_lacks_fails_that_variant(project: Project) -> None:
+    """If the manifest names the architecture, only that build fails, with the architectures that the compiler has."""
+    project.cuda_variant("old", manifest=MANIFEST + "arch: [sm_20]\n")
+    project.cuda_variant("zero", manifest=MANIFEST + "arch: [sm_80]\n")
+    result = project.suite("-k", "test_build and not noop")
+    assert result.outcomes == {"test_build[old]": "failed", "test_build[zero]": "passed"}
+    assert re.search(r"old for sm_20: arch: nvcc .* does not compile for sm_20; it compiles for .*sm_80", result.text)
+
+
+def test_a_manifest_without_arch_is_built_for_any(project: Project) -> None:
+    """A variant whose manifest names no architecture is compiled for those of --fa-arch, also newer ones."""
+    project.cuda_variant("zero", manifest="")
+    result = project.suite("-k", "test_build", "--fa-variant=zero", "--fa-arch=sm_90,sm_86")
+    (record,) = project.records
+    assert (result.ret, [build.arch for build in record.builds]) == (0, ["sm_86", "sm_90"])
 
 
 def test_dependent_tests_point_to_the_failed_build(project: Project) -> None:

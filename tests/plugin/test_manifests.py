@@ -17,7 +17,6 @@ BROKEN = {
     "unknown_key": (PYTHON_MANIFEST + "rol: overhead\n", "unknown key 'rol' in the manifest; did you mean 'role'?"),
     "unknown_inside": (MANIFEST + "limits: {registers: 8}\n", "unknown key 'registers' in limits"),
     "duplicate_key": (PYTHON_MANIFEST + "step: again\n", "duplicate key 'step' on line 6"),
-    "missing_key": ("step: half a manifest\n", "key 'because' is missing in the manifest"),
     "wrong_value": (PYTHON_MANIFEST + "role: champion\n", "role is 'champion'; allowed: candidate, baseline, overhead"),
     "wrong_type": (MANIFEST + 'entry: {kind: python, target: "entry:forward"}\nlimits: {spill_bytes: no}\n', "`int"),
     "no_yaml": ("step: [\n", "expected the node content, but found '<stream end>'"),

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from pytest_fa.catalog import variant
+from pytest_fa.catalog.grammar import ARCH
 from pytest_fa.catalog.suites import DEFAULT_SUITE, SUITES
 from pytest_fa.errors import UsageProblem
 from pytest_fa.options import options, values
@@ -264,6 +265,8 @@ def test_the_repeat_command_keeps_what_decides(
     assert expected == read(pytester, *arguments).rerun
 
 
+NO_ARCH = "is not an architecture; write sm_ and a number, then perhaps a or f, such as sm_80, sm_90a or sm_120f"
+
 # -- wrong values -----------------------------------------------------------------------------------------------------
 
 
@@ -275,8 +278,13 @@ def test_the_repeat_command_keeps_what_decides(
         ("--fa-seeds", "-1", "--fa-seeds: '-1' is not a seed; give a count such as 5, or a list such as 3,7"),
         ("--fa-seeds", "1.5", "--fa-seeds: '1.5' is not a seed; give a count such as 5, or a list such as 3,7"),
         ("--fa-seeds", "²", "--fa-seeds: '²' is not a seed; give a count such as 5, or a list such as 3,7"),
-        ("--fa-arch", "sm_90", "--fa-arch: no 'sm_90'; did you mean 'sm_90a'? (allowed: sm_80, sm_89, sm_90a)"),
-        ("--fa-arch", "sm_80,volta", "--fa-arch: no 'volta' (allowed: sm_80, sm_89, sm_90a)"),
+        (
+            "--fa-arch",
+            "sm_80,volta",
+            f"--fa-arch: 'volta' {NO_ARCH}",
+        ),
+        ("--fa-arch", "90a", f"--fa-arch: '90a' {NO_ARCH}"),
+        ("--fa-arch", "sm_90b", f"--fa-arch: 'sm_90b' {NO_ARCH}"),
         (
             "--fa-tolerance",
             "mesured",
@@ -338,9 +346,9 @@ def test_a_run_has_one_tolerance(pytester: pytest.Pytester) -> None:
 
 
 def test_the_allowed_values_are_those_of_the_catalog() -> None:
-    """The lists of architectures and policies equal those of the catalog."""
-    expected = variant.ARCHES, get_args(variant.Tolerance)
-    assert expected == (values.ARCHES, values.TOLERANCES)
+    """The form of an architecture and the list of policies equal those of the catalog."""
+    expected = ARCH, get_args(variant.Tolerance)
+    assert expected == (values.ARCH, values.TOLERANCES)
 
 
 def test_the_suites_are_those_of_the_catalog() -> None:

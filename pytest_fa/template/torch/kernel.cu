@@ -1,7 +1,4 @@
 // NAME: a correct but slow starting point.  Replace the body of attention_kernel with your kernel.
-// step:    what NAME changes relative to its parent
-// because: what makes the parent slow, and how you know
-// expect:  the effect that you expect, written before you measure it
 #include <cuda_fp16.h>
 #include <math_constants.h>
 

@@ -118,6 +118,57 @@ def test_a_header_library_needs_a_path(unbuilt: Workplace) -> None:
     assert (first.compiled, again.compiled, changed.compiled) == (1, 0, 1), first
 
 
+def add_library(place: Workplace, folder: Path) -> Path:
+    """Add a header library to the variant in `place`, with a header without a suffix, and return its first header."""
+    (folder / "tiles").mkdir(parents=True)
+    (folder / "tiles" / "tile.h").write_text("#include <tiles/step>\n", encoding="utf-8")
+    (folder / "tiles" / "step").write_text("#define STEP 5\n", encoding="utf-8")
+    source = place.folder / "kernel.cu"
+    source.write_text(f"#include <tiles/tile.h>\n{source.read_text(encoding='utf-8')}", encoding="utf-8")
+    return folder / "tiles" / "tile.h"
+
+
+@pytest.mark.needs_nvcc
+def test_a_header_library_is_part_of_the_build(workplace: Workplace, tmp_path: Path) -> None:
+    """With `entry.include`, an edited or a new header of the library is compiled; the folder's name does not matter."""
+    header = add_library(workplace, workplace.root.parent / "third party" / "include")
+    workplace.write_manifest('entry: {include: ["../../third party/include"]}\n')
+
+    first, again = workplace.ensure(), workplace.ensure()
+    header.with_name("step").write_text("#define STEP 6\n", encoding="utf-8")
+    edited = workplace.ensure()
+    header.with_name("new.h").write_text("", encoding="utf-8")
+    added = workplace.ensure()
+    header.parents[1].rename(tmp_path / "elsewhere")
+    workplace.write_manifest(f"entry: {{include: [{tmp_path / 'elsewhere'}]}}\n")
+    moved = workplace.ensure()
+
+    counts = [report.compiled for report in (first, again, edited, added, moved)]
+    assert [1, 0, 1, 1, 0] == counts, first
+    assert not any(str(tmp_path) in word for word in workplace.build().command)
+
+
+@pytest.mark.needs_nvcc
+def test_a_changed_header_library_is_seen_without_a_compiler(workplace: Workplace) -> None:
+    """With --fa-no-build, too, the headers of `entry.include` are compared with those of the build."""
+    header = add_library(workplace, workplace.root.parent / "library")
+    workplace.write_manifest("entry: {include: [../../library]}\n")
+    workplace.build()
+    assert workplace.build(no_build=True).variant == "tile"
+
+    header.write_text("#define STEP 7\n", encoding="utf-8")
+
+    assert "changed since it was built: include0/tiles/tile.h" in workplace.failure(no_build=True)
+
+
+def test_a_fifo_in_a_header_library_fails_its_own_build(unbuilt: Workplace) -> None:
+    """A FIFO in a folder of `entry.include` is named; nothing is compiled."""
+    header = add_library(unbuilt, unbuilt.root.parent / "library")
+    unbuilt.write_manifest("entry: {include: [../../library]}\n")
+    os.mkfifo(header.with_name("pipe"))
+    assert "library/tiles/pipe is not a regular file; a compiler that includes it would not end" in unbuilt.failure()
+
+
 @pytest.mark.needs_nvcc
 def test_compiler_flags_from_the_environment_are_compiled(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch

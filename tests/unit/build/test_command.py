@@ -32,10 +32,12 @@ TOOLCHAIN = Toolchain(
         ("sm_80", "-gencode=arch=compute_80,code=[sm_80,compute_80]"),
         ("sm_89", "-gencode=arch=compute_89,code=sm_89"),
         ("sm_90a", "-gencode=arch=compute_90a,code=sm_90a"),
+        ("sm_120", "-gencode=arch=compute_120,code=[sm_120,compute_120]"),
+        ("sm_100f", "-gencode=arch=compute_100f,code=sm_100f"),
     ],
 )
 def test_one_architecture(unbuilt: Workplace, arch: Arch, gencode: str) -> None:
-    """Each build is for one architecture, selected by -gencode and not by -arch=; only sm_80 includes PTX."""
+    """Each build is for one architecture, selected by -gencode; plain ones include PTX, but not sm_89."""
     flags = command.compile_flags(unbuilt.variant(), arch)
 
     assert [flag for flag in flags if flag.startswith(("-gencode", "-arch", "--gpu"))] == [gencode]

@@ -115,7 +115,7 @@ def test_the_record_names_an_allowed_flag(unbuilt: Workplace) -> None:
     """With the option the variant is built, and the build says which flags are not on the list."""
     unbuilt.write_manifest("flags: [-Xcompiler=-fdiagnostics-color=never]\n")
     request = (unbuilt.variant(), "sm_80")
-    build = build_of(ensure([request], unbuilt.cache, allowed_flags=("-Xcompiler=-fdiagnostics-*",)))  # type: ignore[list-item]
+    build = build_of(ensure([request], unbuilt.cache, allowed_flags=("-Xcompiler=-fdiagnostics-*",)))
     assert build.unlisted_flags == ("-Xcompiler=-fdiagnostics-color=never",)
 
 

@@ -47,6 +47,47 @@ def test_runs_on(compute_capability: tuple[int, int], arches: list[str]) -> None
 
 
 @pytest.mark.parametrize(
+    ("arch", "runs", "does_not_run"),
+    [
+        ("sm_86", [(8, 6), (8, 9), (9, 0), (12, 0)], [(8, 0), (7, 5)]),
+        ("sm_90", [(9, 0), (10, 0)], [(8, 9)]),
+        ("sm_100a", [(10, 0)], [(10, 3), (11, 0), (12, 0)]),
+        ("sm_100f", [(10, 0), (10, 3)], [(9, 0), (11, 0), (12, 0)]),
+        ("sm_120", [(12, 0), (12, 1)], [(10, 3)]),
+        ("sm_121a", [(12, 1)], [(12, 0)]),
+    ],
+)
+def test_suffixes_restrict_where_code_runs(
+    arch: Arch, runs: list[tuple[int, int]], does_not_run: list[tuple[int, int]]
+) -> None:
+    """Plain code also runs on newer GPUs, by PTX; `a` code on one version only, `f` code on newer minor versions."""
+    assert [version for version in (*runs, *does_not_run) if target.runs_on(arch, version)] == runs
+
+
+@pytest.mark.parametrize(
+    ("arches", "compute_capability", "native"),
+    [
+        (("sm_90a", "sm_100a"), (10, 0), "sm_100a"),
+        (("sm_90", "sm_90a"), (9, 0), "sm_90a"),
+        (("sm_80", "sm_120", "sm_120a", "sm_120f"), (12, 0), "sm_120a"),
+        (("sm_80", "sm_120", "sm_120a", "sm_120f"), (12, 1), "sm_120f"),
+        (("sm_80", "sm_90a"), (12, 0), "sm_80"),
+    ],
+)
+def test_the_nearest_architecture_is_native(
+    unbuilt: Workplace,
+    monkeypatch: pytest.MonkeyPatch,
+    arches: tuple[str, ...],
+    compute_capability: tuple[int, int],
+    native: Arch,
+) -> None:
+    """The highest number that runs is chosen, which is not the last in the alphabet; then `a`, then `f`."""
+    put_in(monkeypatch, compute_capability)
+
+    assert target.native_arch(variant_for(unbuilt, *arches)) == native
+
+
+@pytest.mark.parametrize(
     ("compute_capability", "native"), [(None, "sm_90a"), ((9, 0), "sm_90a"), ((8, 9), "sm_89"), ((10, 0), "sm_80")]
 )
 def test_native_arch(
@@ -66,7 +107,10 @@ def test_no_arch_for_this_gpu(unbuilt: Workplace, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(BuildError) as caught:
         target.target_arches(variant, ())
 
-    assert str(caught.value) == "tile is only for sm_89; this GPU (NVIDIA X) needs sm_90"
+    assert str(caught.value) == (
+        "tile is only for sm_89; this GPU (NVIDIA X) needs sm_90; if the kernel supports it, add sm_90 to arch in "
+        f"{unbuilt.folder}/variant.yaml"
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,6 +135,24 @@ def test_target_arches(
     put_in(monkeypatch, compute_capability)
 
     assert target.target_arches(variant_for(unbuilt, "sm_80", "sm_90a"), requested) == compiled
+
+
+def test_a_manifest_without_architectures_accepts_every_one(unbuilt: Workplace) -> None:
+    """If the manifest names no architectures, --fa-arch selects any of them, in the order of their numbers."""
+    manifest = unbuilt.folder / "variant.yaml"
+    manifest.write_text("", encoding="utf-8")
+
+    variant = unbuilt.variant()
+
+    assert target.target_arches(variant, ()) == ARCHES
+    assert target.target_arches(variant, ("sm_120", "sm_86", "sm_120")) == ("sm_86", "sm_120")
+
+
+def test_every_architecture_of_a_manifest(unbuilt: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `every`, a GPU does not restrict what is compiled."""
+    put_in(monkeypatch, (9, 0))
+
+    assert target.target_arches(variant_for(unbuilt, "sm_90a", "sm_120"), (), every=True) == ("sm_90a", "sm_120")
 
 
 def test_requested_arch_that_the_variant_does_not_have(unbuilt: Workplace) -> None:

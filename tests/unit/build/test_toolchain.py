@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pytest_fa.build import toolchain
@@ -17,6 +18,7 @@ NVCC = """\
 #!/bin/sh
 echo nvcc >> "{log}"
 case "$*" in
+  *--help*) echo "  '90','compute_120','lto_120','sm_120','sm_80','sm_90a','sm_120f','sm_120'." ;;
   *--dryrun*) echo '#$ _SPACE_= ' >&2; echo "#$ _HERE_=${{0%/*}}" >&2; echo "#$ _THERE_=${{0%/*}}" >&2 ;;
   *) echo 'nvcc: NVIDIA (R) Cuda compiler driver'; echo 'Cuda compilation tools, release 13.0, V13.0.88' ;;
 esac
@@ -324,3 +326,23 @@ def test_identity_does_not_depend_on_folders(machine: Machine, tmp_path: Path, m
 
     assert after.home == str(moved)
     assert after.identity == before.identity
+
+
+def test_the_architectures_are_those_of_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The architectures come from nvcc's help, in the order of their numbers, and are saved with the versions."""
+    machine = Machine(tmp_path)
+    monkeypatch.setenv("PATH", f"{machine.path}:{machine.toolkit / 'bin'}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    expected = ("sm_80", "sm_90a", "sm_120", "sm_120f")
+    assert [expected, expected] == [find_toolchain(machine.cache).arches for _ in range(2)]
+    assert find_toolchain(machine.cache).lacks(["sm_80", "host"]) is None
+    assert find_toolchain(machine.cache).lacks(["sm_70", "sm_80"]) == (
+        "nvcc 13.0.88, g++ 12.2.0 does not compile for sm_70; it compiles for sm_80, sm_90a, sm_120, sm_120f"
+    )
+
+
+def test_the_architectures_are_not_part_of_the_key() -> None:
+    """Builds that were made before the architectures were saved have the same key."""
+    old = toolchain.Toolchain("nvcc", "/cuda", "/cuda/lib64", "g++", ("a", "b", "c"), (("/bin/nvcc", 1, 2),))
+    assert old.identity == msgspec.structs.replace(old, arches=("sm_80",)).identity

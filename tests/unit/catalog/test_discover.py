@@ -71,22 +71,22 @@ def test_a_root_is_read_once(tmp_path: Path, write_variant: WriteVariant, second
 
 def test_a_broken_manifest_does_not_affect_other_variants(tmp_path: Path, write_variant: WriteVariant) -> None:
     """A manifest that cannot be read is returned with its problem, and the other variants are found."""
-    write_variant("bad", manifest="step: only\n")
+    write_variant("bad", manifest="stop: wrong\n")
     write_variant("good", **SOURCE)
     catalog = discover((tmp_path / "kernels",))
     assert ["good", *COMPANIONS] == list(catalog.variants)
     path = tmp_path / "kernels" / "bad" / "variant.yaml"
-    assert {"bad": f"{path}: key 'because' is missing in the manifest"} == {
-        broken.name: broken.problem for broken in catalog.broken.values()
+    assert {"bad": f"{path}: unknown key 'stop' in the manifest; did you mean 'step'?"} == {
+        broken.name: broken.problem.split(" (allowed")[0] for broken in catalog.broken.values()
     }
 
 
 def test_broken_folders_of_the_same_name_are_both_reported(tmp_path: Path, write_variant: WriteVariant) -> None:
     """If two roots hold a broken folder of the same name, both problems are reported."""
     for root in ("early", "late"):
-        write_variant("bad", manifest="step: only\n", root=tmp_path / root)
+        write_variant("bad", manifest="stop: wrong\n", root=tmp_path / root)
     catalog = discover((tmp_path / "early", tmp_path / "late"))
-    problems = [broken.problem.split(": key")[0] for broken in catalog.broken.values()]
+    problems = [broken.problem.split(": unknown key")[0] for broken in catalog.broken.values()]
     assert [str(tmp_path / root / "bad" / "variant.yaml") for root in ("early", "late")] == problems
 
 

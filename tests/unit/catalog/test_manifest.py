@@ -117,6 +117,7 @@ def test_three_lines_define_a_variant(write_variant: WriteVariant) -> None:
         parent=None,
         because="a reason",
         expect="an outcome",
+        any_arch=True,
     )
     assert [expected] == read(folder)
 
@@ -340,7 +341,14 @@ def test_an_unknown_key_is_refused_with_the_allowed_ones(write_variant: WriteVar
                 "numbers, true, false, null, {constant: text}"
             ),
         ),
-        ("arch: [sm_70]", "arch[0] is 'sm_70'; allowed: sm_80, sm_89, sm_90a"),
+        (
+            "arch: [sm_80, ampere]",
+            "arch has 'ampere'; an architecture is sm_ and a number, then perhaps a or f: sm_80, sm_90a, sm_120f",
+        ),
+        (
+            "arch: [sm_90b]",
+            "arch has 'sm_90b'; an architecture is sm_ and a number, then perhaps a or f: sm_80, sm_90a, sm_120f",
+        ),
         ("rounds: [q, x]", "rounds[1] is 'x'; allowed: q, s, p"),
         ("supports: {dtype: [fp16, fp8]}", "supports.dtype[1] is 'fp8'; allowed: fp16, bf16"),
         ("supports: {causal: [causal]}", "supports.causal[0] is 'causal'; allowed: none, top_left, bottom_right"),
@@ -369,7 +377,10 @@ def test_an_unknown_value_is_refused_with_the_allowed_ones(
         ("flags: -lineinfo", "flags: Expected `array`, got `str`"),
         ("variants: [a]", "variants: Expected `object | null`, got `array`"),
         ("variants: {a: }", "variants[...]: Expected `object`, got `null`"),
-        ("entry: {source: other.cu}", "entry.source is 'other.cu'; that file does not exist"),
+        (
+            "entry: {source: other.cu}",
+            "entry.source is 'other.cu'; that file does not exist; for kernel.cu write `entry: {source: kernel.cu}`",
+        ),
         ("entry: {kind: python}", "entry.target is ''; for kind python, the form is 'package.module:function'"),
         (
             "entry: {kind: python, target: module.function}",
@@ -388,12 +399,25 @@ def test_an_unknown_value_is_refused_with_the_allowed_ones(
             "entry: {kind: torch, sources: [variant.yaml], target: f}",
             "entry.sources has 'variant.yaml'; a source file ends with .cu, .cpp, .cc, .cxx, .c",
         ),
-        (TORCH + ", include: [gone]}", "entry.include has 'gone'; that folder does not exist"),
+        (
+            "entry: {include: ['a$b']}",
+            (
+                "entry.include has 'a$b' is not a path; allowed are paths of letters, digits, spaces and _ . + - ( ) "
+                "/, at most 200 characters"
+            ),
+        ),
+        (
+            'entry: {target: "m:f", include: [.]}',
+            "entry.include is only for kind cuda or torch; this entry's kind is python",
+        ),
         (
             "entry: {kind: torch, sources: [kernel.cu], target: a.b}",
             "entry.target is 'a.b'; for kind torch, the form is 'function' or 'namespace::operator'",
         ),
-        ("entry: {sources: [kernel.cu]}", "entry.sources is only for kind torch; this entry's kind is cuda"),
+        (
+            "entry: {kind: cuda, sources: [kernel.cu]}",
+            "entry.sources is only for kind torch; this entry's kind is cuda",
+        ),
         ("entry: {call: {}}", "entry.call is only for kind torch or python; this entry's kind is cuda"),
         (TORCH + ", call: {arguments: [q, k]}}", "entry.call does not pass 'v'; add it to arguments or keywords"),
         (
@@ -430,18 +454,45 @@ def test_a_wrong_value_is_refused_with_its_key(write_variant: WriteVariant, text
     assert problem == problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
 
 
-@pytest.mark.parametrize("key", ["step", "because", "expect"])
-def test_the_three_texts_are_required(write_variant: WriteVariant, key: str) -> None:
-    """A manifest must have the keys step, because and expect."""
-    text = "".join(line for line in REQUIRED.splitlines(keepends=True) if not line.startswith(key))
-    assert f"key {key!r} is missing in the manifest" == problem_of(
-        write_variant("thing", manifest=text, **{"kernel.cu": ""})
-    )
+@pytest.mark.parametrize("text", ["", "# nothing yet", "{}"])
+def test_no_key_is_required(write_variant: WriteVariant, text: str) -> None:
+    """An empty manifest is a CUDA candidate in kernel.cu with every default, and any architecture can be selected."""
+    (variant,) = read(write_variant("thing", manifest=text, **{"kernel.cu": ""}))
+    assert ("", "", "", "candidate") == (variant.step, variant.because, variant.expect, variant.role)
+    assert (Entry(), ("sm_80", "sm_89", "sm_90a"), True) == (variant.entry, variant.arch, variant.any_arch)
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"), [("", "null"), ("- step", "array"), ("step", "str"), ("# nothing yet", "null")]
+    ("text", "kind"),
+    [
+        ('entry: {target: "module:f"}', "python"),
+        ("entry: {sources: [kernel.cu], target: f}", "torch"),
+        ("entry: {source: kernel.cu}", "cuda"),
+    ],
 )
+def test_the_kind_of_an_entry_follows_from_its_keys(write_variant: WriteVariant, text: str, kind: str) -> None:
+    """Without `kind`, an entry with sources is an extension, one with a target alone is a Python function."""
+    (variant,) = read(write_variant("thing", manifest=text, **{"kernel.cu": ""}))
+    assert kind == variant.entry.kind
+
+
+@pytest.mark.parametrize(
+    ("files", "more"),
+    [
+        ({"mine.cu": ""}, "; for mine.cu write `entry: {source: mine.cu}`"),
+        ({"mine.py": ""}, '; for mine.py write `entry: {target: "mine:FUNCTION"}`'),
+        ({"mine.py": "", "mine.cu": ""}, "; for mine.cu write `entry: {source: mine.cu}`"),
+        ({"a.cu": "", "b.cu": ""}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_source_of_another_name_is_suggested(write_variant: WriteVariant, files: dict[str, str], more: str) -> None:
+    """If kernel.cu is missing and the folder has one other source, the message has the line to write for it."""
+    problem = problem_of(write_variant("thing", manifest="", **files))
+    assert f"entry.source is 'kernel.cu'; that file does not exist{more}" == problem
+
+
+@pytest.mark.parametrize(("text", "kind"), [("- step", "array"), ("step", "str")])
 def test_a_manifest_is_a_mapping(write_variant: WriteVariant, text: str, kind: str) -> None:
     """A file that is not a mapping is refused."""
     assert f"the manifest: Expected `object`, got `{kind}`" == problem_of(write_variant("thing", manifest=text))
@@ -471,6 +522,27 @@ def test_a_definition_must_be_an_uppercase_word(write_variant: WriteVariant, nam
     problem = problem_of(write_variant("thing", manifest=f"{REQUIRED}defines: {{{name}: 1}}", **{"kernel.cu": ""}))
     assert problem.startswith("defines")
     assert repr(name) in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (TORCH + ", include: [gone]}", "entry.include has 'gone'; there is no folder {folder}/gone"),
+        ("entry: {include: [../../gone]}", "entry.include has '../../gone'; there is no folder {root}/gone"),
+        ("entry: {include: [/gone/include]}", "entry.include has '/gone/include'; there is no folder /gone/include"),
+        ("flags: [-I../../gone]", "flags: -I../../gone; there is no folder {root}/gone"),
+    ],
+)
+def test_a_missing_include_folder_is_named(write_variant: WriteVariant, text: str, problem: str) -> None:
+    """The message has the path as it is written and the whole path."""
+    folder = write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""})
+    assert problem.format(folder=folder, root=folder.parents[1]) == problem_of(folder)
+
+
+def test_include_folders_are_read(write_variant: WriteVariant) -> None:
+    """`entry.include` of a CUDA source may be relative to the manifest or absolute."""
+    folder = write_variant("thing", manifest="entry: {include: [., /usr/include]}", **{"kernel.cu": ""})
+    assert [variant.entry.include for variant in read(folder)] == [(".", "/usr/include")]
 
 
 def test_an_empty_list_of_variants_is_refused(write_variant: WriteVariant) -> None:

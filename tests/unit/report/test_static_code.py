@@ -8,7 +8,7 @@ import pytest
 from pytest_fa.records.built import stable_name
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import LaunchedKernel
-from pytest_fa.report.static_code import GROUPS, difference_lines, mix, static_text
+from pytest_fa.report.static_code import ALL_FIT, GROUPS, difference_lines, fit_lines, mix, static_text
 from tests.factories import BUILD, KERNEL, RECORD
 
 INSTRUCTIONS = {"HGMMA": 12, "MUFU": 4, "FFMA": 30, "BAR": 2, "IADD3": 7, "LDL": 1}
@@ -66,6 +66,17 @@ def test_a_saved_launch_completes_it() -> None:
     launch = LaunchedKernel(KERNEL.mangled, (8, 1, 1), (128, 1, 1), 65536)
     resources, _ = cells(static_text([build(ONE)], {(ONE.variant, KERNEL.name): launch}, 80), KERNEL.name)
     assert resources == ["168", "12", "16", "114688+", "128", "2", "(shared", "memory)", "12", "%", "4096"]
+
+
+def test_what_does_not_fit_an_architecture_is_said() -> None:
+    """With a saved launch, the excess of its shared memory is shown for each architecture that has too little."""
+    launch = LaunchedKernel(KERNEL.mangled, (8, 1, 1), (128, 1, 1), 57344)
+    launches = {(ONE.variant, KERNEL.name): launch}
+    for_120 = msgspec.structs.replace(ONE, arch="sm_120")
+    too_large = f"does not fit: ws_p2@BLOCK_M=64: {KERNEL.name}: shared memory: 106,496 B per block, "
+    assert fit_lines([ONE, for_120], launches) == [too_large + "5,120 B too many for sm_120 (101,376 B)"]
+    assert fit_lines([ONE], launches) == [ALL_FIT]
+    assert too_large in static_text([build(ONE, for_120)], launches, 80)
 
 
 def test_two_variants_are_compared() -> None:

@@ -78,7 +78,14 @@ def test_one_of_several_results_is_selected() -> None:
 @pytest.mark.parametrize(
     ("result", "returns", "message"),
     [
-        (None, None, "the function returned a NoneType, expected its output tensor; see entry.call.returns"),
+        (
+            None,
+            None,
+            (
+                "the function returned a NoneType, expected its output tensor; if the function writes its output into "
+                "an argument, add `out` to entry.call.arguments"
+            ),
+        ),
         ((1, 2), None, "the function returned a tuple of 2 elements, expected its output tensor"),
         ((1, 2), 2, "entry.call.returns is 2, but the function returned a tuple of 2 elements"),
         (torch.zeros(2, 3), None, r"the function returned a tensor of shape \[2, 3\], expected four dimensions"),

@@ -1,0 +1,66 @@
+"""The text of a failed compilation: the compiler's error lines, and before them what they mean for the source."""
+
+from __future__ import annotations
+
+import re
+
+from pytest_fa.build.occupancy import multiprocessor
+from pytest_fa.build.resources import demangle
+from pytest_fa.catalog.variant import Target
+
+ENTRY_LINE = "FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) { ... }"
+WORKSPACE_LINE = "FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) { ... }"
+INCLUDE_LINE = '#include "fa_forward.h"'
+MOST_LINES = 60
+STATIC_SMEM_BYTES = 49_152  # what ptxas allows on an architecture that is not an `a` architecture
+
+_CHATTER = r"ptxas info|\s+\d+ bytes stack frame|ptxas \.|FAILED: |ninja: build stopped|.* -MM?D "
+_TOO_MUCH_SMEM = re.compile(
+    r"Entry function '(\S+)' uses too much shared data \(0x([0-9a-f]+) bytes, 0x([0-9a-f]+) max"
+)
+_LINES = {"fa_forward": ENTRY_LINE, "fa_workspace_bytes": WORKSPACE_LINE}
+_CLASH = r'error: .*(?:"{0}"|return type alone\n.*\b{0}\b)'
+_NOT_INCLUDED = re.compile(r'error: .*(?:identifier "FaForwardArgs" is undefined|no storage class .*\n.*\bFA_EXPORT\b)')
+
+
+def compile_error(log: str, arch: Target) -> str:
+    """Return what a compiler's output means for the source, if that is known, and its last error lines.
+
+    The lines are without ptxas's figures, the names of temporary files, and the commands of an inner ninja.
+    """
+    without_temporary_names = re.sub(r"\S*tmpxft_\S+", "(a temporary file)", log)
+    lines = [line for line in without_temporary_names.splitlines() if not re.match(_CHATTER, line)]
+    return "\n".join(["it did not compile:", *_explanations(log, arch), *lines[-MOST_LINES:]])
+
+
+def lacks_entry(log: str) -> bool:
+    """Whether the linker found no `fa_forward`."""
+    return re.search(r"undefined reference to .?fa_forward\b", log) is not None
+
+
+def _explanations(log: str, arch: Target) -> list[str]:
+    """A sentence for each error whose meaning for the source is known."""
+    sentences = [
+        _smem_sentence(match[1], int(match[2], 16), int(match[3], 16), arch) for match in _TOO_MUCH_SMEM.finditer(log)
+    ]
+    for name, line in _LINES.items():
+        if re.search(_CLASH.format(name), log):
+            sentences.append(f"{name} has another signature than fa_forward.h declares; write `{line}`")
+    if _NOT_INCLUDED.search(log):
+        sentences.append(f"the source does not include the interface; write `{INCLUDE_LINE}`")
+    return sentences
+
+
+def _smem_sentence(mangled: str, needed_bytes: int, most_bytes: int, arch: Target) -> str:
+    """What ptxas says of too much static shared memory, in decimal bytes, with the excess."""
+    chip = multiprocessor(arch)
+    text = (
+        f"kernel {demangle([mangled])[0]}: {needed_bytes:,} B of static shared memory, "
+        f"{needed_bytes - most_bytes:,} B too many for {arch} ({most_bytes:,} B)"
+    )
+    if chip and chip.smem_bytes_per_block > most_bytes == STATIC_SMEM_BYTES:
+        text += (
+            f"; as dynamic shared memory (`extern __shared__`, with fa_allow_dynamic_smem), a block can have "
+            f"{chip.smem_bytes_per_block:,} B"
+        )
+    return text

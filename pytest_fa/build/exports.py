@@ -1,0 +1,63 @@
+"""What a CUDA source exports: the functions in the symbol table of what was compiled from it.
+
+A C++ function has a mangled name, which encodes its namespace and its arguments.  The binding calls C functions, so it
+does not find such a function.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
+from pytest_fa.build.compile_errors import ENTRY_LINE, WORKSPACE_LINE
+from pytest_fa.build.resources import demangle
+
+MOST_NAMES = 5
+STUB = "__device_stub__"  # nvcc makes a host function of this name for each kernel
+
+
+def entry_problem(source: str, object_file: Path) -> str:
+    """Return why the linker found no `fa_forward` in the compiled source, and the line to write."""
+    functions = _functions(object_file)
+    write = f"write `{ENTRY_LINE}`"
+    if mangled := _mangled("fa_forward", functions):
+        return (
+            f'{source} defines fa_forward as a C++ function ({mangled}), not as the C function; extern "C" is missing, '
+            f"it is in a namespace, or its arguments differ from those in fa_forward.h; {write}"
+        )
+    visible = [name for name, binding in functions.items() if binding != "STB_LOCAL"]  # nvcc's own are local
+    shown = [name for name in demangle(visible) if not name.startswith(STUB)][:MOST_NAMES]
+    instead = f" (it defines: {', '.join(shown)})" if shown else ""
+    return f"{source} defines no function fa_forward{instead}; {write}"
+
+
+def workspace_problem(source: str, library: Path) -> str | None:
+    """Return why a library's `fa_workspace_bytes` would never be called, or None."""
+    functions = _functions(library)
+    mangled = _mangled("fa_workspace_bytes", functions)
+    if "fa_workspace_bytes" in functions or not mangled:
+        return None
+    return (
+        f"{source} defines fa_workspace_bytes as a C++ function ({mangled}), which is never called; the kernel would "
+        f"get no workspace; write `{WORKSPACE_LINE}`"
+    )
+
+
+def _mangled(name: str, functions: dict[str, str]) -> str | None:
+    """The mangled name of a C++ function of this name, in any namespace."""
+    return next((each for each in functions if each.startswith("_Z") and f"{len(name)}{name}" in each), None)
+
+
+def _functions(path: Path) -> dict[str, str]:
+    """The functions that an object file or a library defines, and the binding of each, such as STB_GLOBAL.
+
+    Raises `OSError` or `ELFError` if the file cannot be read.
+    """
+    with path.open("rb") as stream:
+        sections = [each for each in ELFFile(stream).iter_sections() if isinstance(each, SymbolTableSection)]
+        symbols = [symbol for section in sections for symbol in section.iter_symbols()]
+        defined = (symbol for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF")
+        infos = ((symbol.name, symbol["st_info"]) for symbol in defined)
+        return {name: info["bind"] for name, info in infos if info["type"] == "STT_FUNC"}
