@@ -41,6 +41,7 @@ LAYERS = (
     "report",
     "plugin",
     "suite",
+    "doctor",
     "new",
     "__main__",
 )
