@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -165,9 +166,17 @@ class _Reports:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the table, the notes and the paths of the records; with -q, also the lines that the header has else."""
+        """Write the table, the notes and the paths of the records; with -q, also the header's lines; annotations."""
         self._results.write(terminalreporter)
         config = terminalreporter.config
         if config.get_verbosity() < 0 and SESSION_KEY in config.stash:
             for notice in session_of(config).run_plan.notices:
                 terminalreporter.write_line(notice)
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            self._results.annotate(terminalreporter)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_summary(self, summary: list[str]) -> None:
+        """Add the table of the run to the page of pytest-html."""
+        if text := self._results.html:
+            summary.append(text)
