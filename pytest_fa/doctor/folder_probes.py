@@ -46,7 +46,7 @@ def probe_kernels(places: Places) -> Iterator[Finding]:
     catalog = discover((folder,) if folder.is_dir() else ())
     own = [each for each in catalog.variants.values() if Path(each.root).resolve() == folder.resolve()]
     if own:
-        yield Finding("ok", "kernels", f"{folder}: {len(own)} variants")
+        yield Finding("ok", "kernels", f"{folder}: {len(own)} variant{'s' * (len(own) != 1)}")
     else:
         text = f"{folder}: {'no <variant>/variant.yaml in it' if folder.is_dir() else 'no such folder'}"
         yield Finding("warning", "kernels", text, "`python -m pytest_fa new NAME` writes a variant")

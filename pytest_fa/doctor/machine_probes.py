@@ -100,7 +100,7 @@ def probe_gpu(_: Places) -> Iterator[Finding]:
         advice = "" if is_supported else "no variant runs on it; sm_80 or newer is needed"
         yield Finding("ok" if is_supported else "warning", "gpu", text, advice)
     if others := find_other_gpu_processes():
-        text = f"{len(others)} other processes use the first one: {', '.join(others[:3])}"
+        text = f"other processes use the first one ({len(others)}): {', '.join(others[:3])}"
         yield Finding("warning", "gpu", text, "times are not reliable until they end")
 
 

@@ -12,6 +12,7 @@ from pytest_fa.options import flags, options
 from pytest_fa.plugin import markers
 from pytest_fa.plugin.state import OPTIONS_KEY, RECORD_KEY, SESSION_KEY, session_of
 from pytest_fa.plugin.terminal import Results
+from pytest_fa.plugin.without_benchmark import WithoutBenchmark
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -37,6 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
             session_of(config).builds.clean()
     except FaError as problem:
         raise _usage_error(problem) from None
+    if not config.pluginmanager.hasplugin("benchmark"):
+        config.addinivalue_line("markers", "benchmark(...): an argument of pytest-benchmark, which is switched off")
+        config.pluginmanager.register(WithoutBenchmark(), "fa-without-benchmark")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY])), "fa-reports")
 

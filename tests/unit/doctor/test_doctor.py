@@ -107,7 +107,7 @@ def test_a_machine_that_lacks_nothing(
         f"nsight compute: 2025.3.1.0 ({FAKES}/ncu)",
         "gpu counters: this user may read them, as root",
         f"compute-sanitizer: 2025.3.1.0 ({FAKES}/compute-sanitizer)",
-        "kernels: kernels: 1 variants",
+        "kernels: kernels: 1 variant",
         "records: profiles: none yet; --fa-save writes them",
     ]
     assert not (computer.folder / "cache").exists()
@@ -192,7 +192,7 @@ def test_an_old_gpu_and_an_old_driver(computer: Computer, capsys: pytest.Capture
     warnings = doctor(capsys)[1]["warning"]
     assert [line.split(",")[0] for line in warnings if line.startswith(("gpu", "nvcc"))] == [
         "gpu: NVIDIA T4 (sm_75)",
-        "gpu: 1 other processes use the first one: 7 python; times are not reliable until they end",
+        "gpu: other processes use the first one (1): 7 python; times are not reliable until they end",
         "nvcc: driver 550.1 supports CUDA up to 12.4",
     ]
 
@@ -304,9 +304,11 @@ def test_a_line_is_one_short_printable_line() -> None:
 
 def test_it_works_without_the_dependencies(tmp_path: Path) -> None:
     """Without any dependency of pytest-fa the doctor names those that are missing, and does not end in a traceback."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "pytest_fa").symlink_to(REPOSITORY / "pytest_fa")
     code = f"""
 import sys
-sys.path.insert(0, {str(REPOSITORY)!r})
+sys.path.insert(0, {str(tmp_path / "site")!r})
 from pytest_fa.__main__ import main
 sys.exit(main(["doctor"]))
 """
