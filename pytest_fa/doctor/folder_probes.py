@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,14 +22,14 @@ def probe_cache(places: Places) -> Iterator[Finding]:
 
     cache = places.cache
     existing = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        advice = "make it writable, or give another folder with --fa-cache"
-        yield Finding("missing", "cache", f"{cache} cannot be written: {existing} is not a writable folder", advice)
+    if problem := _write_problem(existing):
+        advice = "make it a writable folder, or give another one with --fa-cache"
+        yield Finding("missing", "cache", f"{cache} cannot be written: {existing}: {problem}", advice)
         return
     try:
         require_safe(cache)
-    except UsageProblem as problem:
-        yield Finding("missing", "cache", str(problem))
+    except UsageProblem as unsafe:
+        yield Finding("missing", "cache", str(unsafe))
         return
     free = shutil.disk_usage(existing).free
     text = f"{cache}, {_shown(_size_of(cache))} of builds, {_shown(free)} free"
@@ -73,6 +74,15 @@ def probe_records(places: Places) -> Iterator[Finding]:
         yield Finding("warning", "records", f"{file.path}: {file.complaint}", "--fa-save adds new records to it")
     if len(incomplete) > MOST_PROBLEMS:
         yield Finding("warning", "records", f"{len(incomplete) - MOST_PROBLEMS} more files cannot be read completely")
+
+
+def _write_problem(folder: Path) -> str:
+    """Why no file can be written to the folder; empty if one can.  The file that is tried has no name."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as problem:
+        return problem.strerror or str(problem)
 
 
 def _size_of(folder: Path) -> int:

@@ -31,7 +31,11 @@ def probe_host_compiler(_: Places) -> Iterator[Finding]:
     except ToolchainError as problem:
         yield Finding("warning", "host compiler", str(problem), NO_BUILDS)
         return
-    yield Finding("ok", "host compiler", f"{toolchain.title} ({toolchain.host_compiler})")
+    text = f"{toolchain.title} ({toolchain.host_compiler})"
+    if re.search(r"\d+\.\d+", toolchain.versions[-1]):
+        yield Finding("ok", "host compiler", text)
+    else:
+        yield Finding("warning", "host compiler", f"{text} prints no version", "set CXX to g++ or clang++")
 
 
 def probe_nvcc(_: Places) -> Iterator[Finding]:

@@ -222,16 +222,30 @@ def test_a_pytest_without_plugins_is_missing(
     assert doctor(capsys)[0] == 0
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_cache_that_cannot_be_written_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If no file can be written where the cache is or would be, no run can work; root cannot write to /proc either."""
+    monkeypatch.setattr(run_module, "PROBES", {"cache": run_module.PROBES["cache"]})
+    status, levels, _ = doctor(capsys, "--cache", "/proc/cache")
+    assert (status, [line.split(": ")[:3] for line in levels["missing"]]) == (
+        1,
+        [["cache", "/proc/cache cannot be written", "/proc"]],
+    )
+
+
+def test_a_host_compiler_without_a_version(
     computer: Computer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If the cache folder, or the folder in which it would be made, is not writable, no run can work."""
-    monkeypatch.setattr(run_module, "PROBES", {"cache": run_module.PROBES["cache"]})
-    computer.folder.chmod(0o555)
-    status, levels, _ = doctor(capsys)
-    computer.folder.chmod(0o755)
-    assert (status, "cannot be written" in levels["missing"][0]) == (1, True)
+    """A program in CXX that prints no version, and one that does not exist, are warnings."""
+    silent = computer.folder / "silent"
+    silent.write_text("#!/bin/sh\n", encoding="utf-8")
+    silent.chmod(0o755)
+    monkeypatch.setenv("CXX", str(silent))
+    monkeypatch.setattr(run_module, "PROBES", {"host": run_module.PROBES["host compiler"]})
+    assert "prints no version; set CXX" in doctor(capsys)[1]["warning"][0]
+    monkeypatch.setenv("CXX", "/bin/false-which-is-absent")
+    assert "is not on PATH" in doctor(capsys)[1]["warning"][0]
 
 
 def test_a_cache_of_every_user_is_missing(
@@ -245,7 +259,7 @@ def test_a_cache_of_every_user_is_missing(
     assert "every user may write to cache (mode 777)" in doctor(capsys)[1]["missing"][0]
     cache.rmdir()
     cache.write_text("", encoding="utf-8")
-    assert "cache cannot be written: cache is not a writable folder" in doctor(capsys)[1]["missing"][0]
+    assert "cache cannot be written: cache: Not a directory; " in doctor(capsys)[1]["missing"][0]
 
 
 def test_broken_manifests_and_records_are_named(
