@@ -8,11 +8,10 @@ from __future__ import annotations
 import html
 import re
 
-import msgspec
-
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
-from pytest_fa.report.table import FOOTNOTE, HEADERS, headline, make_rows
+from pytest_fa.report.exported_table import exported_table
+from pytest_fa.report.table import headline
 
 _MAP_LINE = re.compile(r"(batch \d+ head +\d+  )([.N1-9]+)")
 # Background of a tile of the error map by its mark: within the bound, up to 2, up to 8 times the bound, not finite.
@@ -21,15 +20,15 @@ _LARGE = "#f2a0a0"
 
 
 def table_html(records: list[Record], ceilings: Ceilings | None) -> str:
-    """The terminal's table and its footnote as HTML; empty if there is no row."""
-    rows = [msgspec.structs.astuple(row) for row in make_rows(records, ceilings)]
-    if not rows:
+    """The terminal's table as HTML; empty if there is no row."""
+    table = exported_table(records, ceilings)
+    if not table:
         return ""
-    head = "".join(f"<th>{html.escape(header)}</th>" for header in HEADERS)
-    body = "".join(f"<tr>{''.join(_cell(str(text)) for text in row)}</tr>" for row in rows)
+    titles, *rows = table
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     style = 'style="border-collapse: collapse" border="1" cellpadding="4"'
-    note = html.escape(FOOTNOTE).replace("\n", "<br>")
-    return f'<h2>Attention kernels</h2><table class="fa-table" {style}><tr>{head}</tr>{body}</table><p>{note}</p>'
+    return f'<h2>Attention kernels</h2><table class="fa-table" {style}><tr>{head}</tr>{body}</table>'
 
 
 def record_html(record: Record) -> str:

@@ -11,21 +11,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
 from pytest_fa.records.tool_results import DURATION
+from pytest_fa.report.exported_table import LEFT_COLUMNS, exported_table
 from pytest_fa.report.failure import HEADLINES, failure_text
 from pytest_fa.report.gate_lines import gate_lines
-from pytest_fa.report.table import HEADERS, NOTHING, make_rows
 
 LIMIT_BYTES = 2**20  # GitHub drops the whole summary of a step if it is larger
 MOST_ROWS = 1000
 MOST_CHARACTERS = 16_000  # of one failure
 CUT = "\n*The summary ends here, because GitHub allows 1 MiB: the log and the records have the rest.*\n"
 _MARKDOWN = re.compile(r"[\\`*_{}\[\]()#|~@:$!]")
-FIRST_COLUMNS = 4  # words, which stand on the left
 
 
 def append_summary(records: list[Record], ceilings: Ceilings | None, path: Path) -> None:
@@ -73,14 +70,14 @@ def _parts(records: list[Record], ceilings: Ceilings | None) -> Iterator[str]:
 
 def _table(records: list[Record], ceilings: Ceilings | None) -> Iterator[str]:
     """The terminal's table, without the columns that are empty in every row."""
-    rows = [msgspec.structs.astuple(row) for row in make_rows(records, ceilings)]
-    used = [index for index in range(len(HEADERS)) if any(row[index] != NOTHING for row in rows)]
-    if not rows:
+    table = exported_table(records, ceilings)
+    if not table:
         return
-    yield _row([HEADERS[index] for index in used])
-    yield "".join("| --- " if index < FIRST_COLUMNS else "| ---: " for index in used) + "|\n"
+    titles, *rows = table
+    yield _row(titles)
+    yield "".join("| --- " if title in LEFT_COLUMNS else "| ---: " for title in titles) + "|\n"
     for row in rows[:MOST_ROWS]:
-        yield _row([str(row[index]) for index in used])
+        yield _row(row)
     yield f"\nand {len(rows) - MOST_ROWS} more rows\n\n" if len(rows) > MOST_ROWS else "\n"
 
 
