@@ -1,4 +1,4 @@
-"""The commands of `python -m pytest_fa`: new, compare, export, ceilings, noise, pictures."""
+"""The commands of `python -m pytest_fa`: new, doctor, compare, export, ceilings, noise, pictures."""
 
 from __future__ import annotations
 
@@ -8,20 +8,36 @@ import sys
 from pathlib import Path
 
 from pytest_fa.errors import FaError
-from pytest_fa.new import KINDS, write_variant
 
 
 def main(arguments: list[str]) -> int:
     """Run one command; return its exit status, or 2 after one line on stderr if it fails."""
-    options = _parser().parse_args(arguments)
     try:
-        return options.run(options) or 0
+        options = (_doctor_parser() if arguments[:1] == ["doctor"] else _parser()).parse_args(arguments)
+        return int(options.run(options) or 0)
     except (FaError, OSError, ImportError) as problem:
         sys.stderr.write(f"pytest_fa: {problem}\n")
         return 2
 
 
+def _doctor_parser() -> argparse.ArgumentParser:
+    """The parser of `doctor` alone, which imports no dependency, because one may be missing."""
+    parser = argparse.ArgumentParser(prog="python -m pytest_fa")
+    _add_doctor(parser.add_subparsers(required=True))
+    return parser
+
+
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = commands.add_parser("doctor", help="list what this machine has for a run, what it lacks, and what to do")
+    doctor.add_argument("--kernels", type=Path, default=Path("kernels"))
+    doctor.add_argument("--cache", type=Path, help="the folder of --fa-cache")
+    doctor.add_argument("--profiles", type=Path, default=Path("profiles"))
+    doctor.set_defaults(run=_doctor)
+
+
 def _parser() -> argparse.ArgumentParser:
+    from pytest_fa.new import KINDS  # noqa: PLC0415  # it imports the catalog, which `doctor` does without
+
     parser = argparse.ArgumentParser(prog="python -m pytest_fa", description=__doc__)
     commands = parser.add_subparsers(required=True)
 
@@ -30,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("--kind", choices=KINDS, default=KINDS[0])
     new.add_argument("--kernels", type=Path, default=Path("kernels"))
     new.set_defaults(run=_new)
+    _add_doctor(commands)
 
     _add_compare(commands.add_parser("compare", help="say what changed between two sets of records"))
 
@@ -105,7 +122,25 @@ def _export(options: argparse.Namespace) -> None:
         options.output.write_bytes(content)
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    from pytest_fa.doctor.finding import Places  # noqa: PLC0415
+    from pytest_fa.doctor.run import examine, verdict_of  # noqa: PLC0415
+    from pytest_fa.options.options import default_cache  # noqa: PLC0415
+
+    places = Places(Path(), options.kernels, options.cache or default_cache(), options.profiles)
+    findings = []
+    for finding in examine(places):
+        findings.append(finding)
+        sys.stdout.write(f"{finding.line}\n")
+        sys.stdout.flush()
+    status, sentence = verdict_of(findings)
+    sys.stdout.write(f"{sentence}\n")
+    return status
+
+
 def _new(options: argparse.Namespace) -> None:
+    from pytest_fa.new import write_variant  # noqa: PLC0415
+
     folder = write_variant(options.name, options.kind, options.kernels)
     option = "" if options.kernels == Path("kernels") else f" --fa-kernels={shlex.quote(str(options.kernels))}"
     sys.stdout.write(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ from pytest_fa.options import flags, options
 from pytest_fa.plugin import markers
 from pytest_fa.plugin.state import OPTIONS_KEY, RECORD_KEY, SESSION_KEY, session_of
 from pytest_fa.plugin.terminal import Results
+from pytest_fa.plugin.without_benchmark import WithoutBenchmark
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -37,6 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
             session_of(config).builds.clean()
     except FaError as problem:
         raise _usage_error(problem) from None
+    if not config.pluginmanager.hasplugin("benchmark"):
+        config.addinivalue_line("markers", "benchmark(...): an argument of pytest-benchmark, which is switched off")
+        config.pluginmanager.register(WithoutBenchmark(), "fa-without-benchmark")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY])), "fa-reports")
 
@@ -166,9 +171,17 @@ class _Reports:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the table, the notes and the paths of the records; with -q, also the lines that the header has else."""
+        """Write the table, the notes and the paths of the records; with -q, also the header's lines; annotations."""
         self._results.write(terminalreporter)
         config = terminalreporter.config
         if config.get_verbosity() < 0 and SESSION_KEY in config.stash:
             for notice in session_of(config).run_plan.notices:
                 terminalreporter.write_line(notice)
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            self._results.annotate(terminalreporter)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_summary(self, summary: list[str]) -> None:
+        """Add the table of the run to the page of pytest-html."""
+        if text := self._results.html:
+            summary.append(text)

@@ -121,18 +121,23 @@ def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) ->
 
 
 def _html_extras(config: pytest.Config, record: Record) -> list[Any]:
-    """Extras for the page of pytest-html: links to the Nsight report and its CSV, and the lines of the profile."""
+    """Extras for the page of pytest-html: figures and error map; links to the Nsight report and its CSV."""
     page = config.getoption("htmlpath", default=None)
-    if not page or record.nsight is None:
+    if not page:
         return []
     from pytest_html import extras  # noqa: PLC0415  # an optional plugin, which is in use here
 
+    from pytest_fa.report.html_page import record_html  # noqa: PLC0415
+
+    parts = [extras.html(record_html(record))]
+    if record.nsight is None:
+        return parts
     folder = config.invocation_params.dir / Path(page).parent
     files = {"Nsight Compute report": record.nsight.report, "counters (CSV)": record.nsight.table}
-    links = [
+    parts += [
         extras.url(os.path.relpath(config.rootpath / path, folder), name=name) for name, path in files.items() if path
     ]
-    return [*links, extras.text("\n".join(profile_lines([record])), name="profile")]
+    return [*parts, extras.text("\n".join(profile_lines([record])), name="profile")]
 
 
 def _shapes_of_selected(items: list[pytest.Item], plan: Plan) -> set[str]:

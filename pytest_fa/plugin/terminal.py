@@ -84,11 +84,11 @@ class Results:
         self._other_failure |= report.failed
 
     def finish(self) -> None:
-        """Save the records with `--fa-save`, and append the profiles to GitHub's step summary."""
+        """Save the records with `--fa-save`, and append the run to GitHub's step summary."""
         if self._records and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
-            from pytest_fa.report.tool_lines import append_summary  # noqa: PLC0415
+            from pytest_fa.report.step_summary import append_summary  # noqa: PLC0415
 
-            append_summary(self._records, Path(summary))
+            append_summary(self._records, self._ceilings[0], Path(summary))
         if self._options.save and self._records:
             from pytest_fa.errors import FaError  # noqa: PLC0415
             from pytest_fa.records.log import save_records  # noqa: PLC0415
@@ -98,6 +98,29 @@ class Results:
                 self._saved = save_records(to_save, self._options.records_folder, self._options.rootdir)
             except (OSError, FaError) as problem:
                 self._lost = str(problem)
+
+    @property
+    def html(self) -> str:
+        """The table of the run for the page of pytest-html; empty without records."""
+        from pytest_fa.report.html_page import table_html  # noqa: PLC0415  # only with --html
+
+        return table_html(self._records, self._ceilings[0]) if self._records else ""
+
+    def annotate(self, terminal: pytest.TerminalReporter) -> None:
+        """Write GitHub's annotations: one for each variant and fault, and one if nothing ran or records were lost."""
+        from pytest_fa.plugin.state import session_of  # noqa: PLC0415  # only on GitHub
+        from pytest_fa.report.annotations import annotation_lines, command  # noqa: PLC0415
+
+        failed = [each for each in self._records if each.outcome != "not_measured" or self._options.ncu_strict]
+        workspace = Path(os.environ.get("GITHUB_WORKSPACE") or self._options.rootdir)
+        lines = annotation_lines(failed, session_of(terminal.config).run_plan.catalog, workspace) if failed else []
+        if self.nothing_ran:
+            reasons = (self._not_run["case"] + self._not_run["build"]).most_common(5)
+            lines.append(command("error", "no kernel ran", "\n".join(f"{n} x {reason}" for reason, n in reasons)))
+        if self._lost:
+            lines.append(command("error", "records were lost", self._lost))
+        for line in lines:
+            terminal.write_line(line)
 
     def write(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table and the lines below it."""

@@ -35,19 +35,30 @@ class Gpu(msgspec.Struct, frozen=True):
 def find_gpu() -> Gpu | None:
     """Return the first visible GPU, or None if there is no driver, no device, or CUDA_VISIBLE_DEVICES is empty."""
     with _nvml() as nvml:
+        handle = _first_visible(nvml) if nvml else None
+        return _gpu(nvml, handle) if handle is not None else None
+
+
+def find_gpus() -> list[Gpu]:
+    """Return every visible GPU, in the order of CUDA_VISIBLE_DEVICES or of NVML; an entry without a GPU ends it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    with _nvml() as nvml:
         if nvml is None:
-            return None
-        handle = _first_visible(nvml)
-        if handle is None:
-            return None
-        cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
-        return Gpu(
-            name=nvml.nvmlDeviceGetName(handle),
-            uuid=nvml.nvmlDeviceGetUUID(handle),
-            compute_capability=tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
-            driver=nvml.nvmlSystemGetDriverVersion(),
-            cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
-        )
+            return []
+        names = visible.split(",") if visible is not None else map(str, range(nvml.nvmlDeviceGetCount()))
+        handles = itertools.takewhile(lambda handle: handle is not None, (_handle(nvml, name) for name in names))
+        return [_gpu(nvml, handle) for handle in handles]
+
+
+def _gpu(nvml: Any, handle: Any) -> Gpu:  # noqa: ANN401  # NVML's module and handle have no types
+    cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+    return Gpu(
+        name=nvml.nvmlDeviceGetName(handle),
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        compute_capability=tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        driver=nvml.nvmlSystemGetDriverVersion(),
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+    )
 
 
 def make_gpu_first(number: int) -> None:
@@ -214,10 +225,15 @@ def _nvml() -> Iterator[Any]:
 def _first_visible(nvml: Any) -> Any | None:  # noqa: ANN401  # NVML's module and handle have no types
     """Return the handle of the first entry of CUDA_VISIBLE_DEVICES: an index in PCI order, or a UUID."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    first = "0" if visible is None else visible.split(",")[0].strip()
+    return _handle(nvml, "0" if visible is None else visible.split(",")[0])
+
+
+def _handle(nvml: Any, entry: str) -> Any | None:  # noqa: ANN401
+    """Return the handle of one entry of CUDA_VISIBLE_DEVICES, or None if there is no such GPU."""
+    name = entry.strip()
     try:
-        if first.startswith(("GPU-", "MIG-")):
-            return nvml.nvmlDeviceGetHandleByUUID(first)
-        return nvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else None
+        if name.startswith(("GPU-", "MIG-")):
+            return nvml.nvmlDeviceGetHandleByUUID(name)
+        return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else None
     except nvml.NVMLError:
         return None

@@ -27,8 +27,9 @@ LONGEST_LINE_BYTES = 16 * 2**20
 MOST_BAD_LINES = 100_000
 LONGEST_PROBLEM = 200  # characters
 
-# What a line must contain if one of its strings is not printable: an escape of a control character, DEL, or non-ASCII.
-_SUSPICIOUS = re.compile(rb"\\[bfru]|[\x7f-\xff]")
+# What a line must contain if one of its strings is not printable: an escape of a control character, DEL, non-ASCII, or
+# a workflow command, which begins a string or follows a line break.
+_SUSPICIOUS = re.compile(rb"""\\[bfru]|[\x7f-\xff]|##\[|(?:"|\\n)(?: |\\t)*::""")
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 

@@ -2,6 +2,8 @@ r"""Replace characters that change what a terminal shows by visible escapes, suc
 
 Kernels, compilers and manifests supply texts that are printed and recorded.  With control characters, such a text could
 recolour or hide other lines of a terminal.  With bidirectional controls, it could change the order of its own letters.
+A line that is a workflow command, such as `::set-output name=a::b`, would be executed by GitHub's runner, which reads
+the terminal's output.
 """
 
 from __future__ import annotations
@@ -15,12 +17,18 @@ AnyValue = TypeVar("AnyValue")
 
 # C0 controls except \n and \t; DEL and C1 controls; bidirectional controls; surrogates, which UTF-8 cannot encode.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# The first mark of what GitHub's runner takes for a command: `::name ...::` at the start of a line, `##[name ...]`
+# anywhere.  It strips spaces of every kind before the first form, and ends lines only at \n and \r.
+_COMMAND = re.compile(r"(?<![^\n])(?P<space>[^\S\n]*):(?=:[^\n]*?::)|(?P<marks>##)(?=\[)")
 _WITHOUT_TEXT = frozenset({int, float, bool, type(None)})
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with each control character except \n and \t as an escape, such as `\x1b` or `\u202e`."""
-    return _UNSAFE.sub(_escape, text)
+    r"""Return `text` with each control character except \n and \t as an escape, such as `\x1b` or `\u202e`.
+
+    The first mark of a workflow command becomes an escape as well: `::error::x` becomes `\x3a:error::x`.
+    """
+    return _COMMAND.sub(_disarm, _UNSAFE.sub(_escape, text))
 
 
 def printable_struct(value: AnyValue) -> AnyValue:
@@ -35,6 +43,10 @@ def printable_struct(value: AnyValue) -> AnyValue:
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}"  # noqa: PLR2004  # two or four digits
+
+
+def _disarm(match: re.Match[str]) -> str:
+    return r"\x23#" if match["marks"] else rf"{match['space']}\x3a"
 
 
 def _clean(value: Any) -> Any:  # noqa: ANN401  # a value of any field

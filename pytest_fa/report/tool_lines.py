@@ -1,10 +1,8 @@
-"""The lines of profiles, sanitizers and ablations in the terminal, and the Markdown of GitHub's step summary."""
+"""The lines of profiles, sanitizers and ablations in the terminal, and the JUnit properties of the first two."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-from pathlib import Path
 
 from pytest_fa.records.record import Record
 from pytest_fa.records.tool_results import DURATION, CountedKernel, CounterDifference, NsightReport, Sanitized
@@ -139,32 +137,3 @@ def _sanitized(record: Record, sanitized: Sanitized) -> list[str]:
     log = f"; {sanitized.log}" if sanitized.log else ""
     lines = [f"{record.id}: {result.strip()} ({sanitized.seconds:.1f} s{log})"]
     return [*lines, *(f"  {text}" for text in sanitized.findings[:MOST_FINDINGS])]
-
-
-def append_summary(records: list[Record], path: Path) -> None:
-    """Append the profiles to GitHub's step summary.  An error in writing it is ignored."""
-    text = summary_markdown(records)
-    if text:
-        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as stream:
-            stream.write(text)
-
-
-def summary_markdown(records: list[Record]) -> str:
-    """The profiles as a Markdown table for GitHub's step summary; empty if there are none."""
-    profiled = [(each, each.nsight) for each in records if each.nsight]
-    if not profiled:
-        return ""
-    rows = [
-        "### Profiles (Nsight Compute)",
-        "",
-        "| case | us, profiled | bottleneck | report |",
-        "| --- | ---: | --- | --- |",
-    ]
-    for record, profile in profiled:
-        longest = profile.longest
-        us = f"{sum(each.counters.get(DURATION, 0.0) for each in profile.kernels) / 1000:.2f}" if longest else "-"
-        bottleneck = (
-            longest.bottleneck.sentence if longest and longest.bottleneck else f"not measured: {profile.message}"
-        )
-        rows.append(f"| `{record.id}` | {us} | {bottleneck.replace('|', '/')} | {profile.report or '-'} |")
-    return "\n".join(rows) + "\n"

@@ -43,6 +43,7 @@ LAYERS = (
     "api",
     "plugin",
     "suite",
+    "doctor",
     "new",
     "__main__",
 )

@@ -1,34 +1,88 @@
-"""The wheel works outside of the repository."""
+"""The sdist is whole, and the wheel that is made from it works outside of the repository."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
-import zipfile
+import tarfile
 from pathlib import Path
 
 import pytest
 
+import pytest_fa
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 
 REPOSITORY = Path(__file__).parents[2]
+ROOT_FILES = ("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "constraints.txt")
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the wheel, unpacked into a separate folder."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, made from a copy of what is in the repository."""
     copy = tmp_path_factory.mktemp("source") / "copy"
-    tracked = ["pytest_fa", "pyproject.toml", "README.md", "LICENSE"]
+    tracked = ["pytest_fa", "docs", "pyproject.toml", "MANIFEST.in", *ROOT_FILES]
     copy.mkdir()
     for name in tracked:
         (copy / name).symlink_to(REPOSITORY / name)
-    subprocess.run([*command, str(copy)], check=True)
+    folder = tmp_path_factory.mktemp("sdist")
+    code = f"from setuptools.build_meta import build_sdist; build_sdist({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=copy, check=True, capture_output=True)
+    (path,) = folder.glob("*.tar.gz")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the wheel, which is made from the sdist alone, unpacked into a separate folder."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    subprocess.run([*command, str(archive)], check=True)
     (wheel,) = folder.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(folder / "site")
+    shutil.unpack_archive(wheel, folder / "site", "zip")
     return folder / "site"
+
+
+def test_sdist_has_what_a_user_reads(archive: Path) -> None:
+    """The sdist contains the licence, the constraints, the changelog and the documentation."""
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    assert {*ROOT_FILES, *(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md"))} - names == set()
+
+
+def test_wheel_from_the_sdist_is_whole(installed: Path) -> None:
+    """The wheel that is made from the sdist has every file of the package."""
+    package = REPOSITORY / "pytest_fa"
+    files = {path.relative_to(REPOSITORY) for path in package.rglob("*") if path.is_file()}
+    expected = {path for path in files if "__pycache__" not in path.parts}
+    assert {path for path in expected if not (installed / path).is_file()} == set()
+
+
+def test_metadata_has_the_places(installed: Path) -> None:
+    """The metadata of the wheel names the homepage, the source and the issues."""
+    (metadata,) = installed.glob("*.dist-info/METADATA")
+    urls = re.findall(r"^Project-URL: (\w+), https://", metadata.read_text(encoding="utf-8"), re.MULTILINE)
+    assert urls == ["Homepage", "Documentation", "Source", "Issues", "Changelog"]
+
+
+def test_doctor_passes_outside_the_repository(installed: Path, tmp_path: Path) -> None:
+    """With the wheel in an empty folder, doctor finds all that a run needs, and shows the wheel's own version."""
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest_fa", "doctor", "--cache", "cache"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    lines = process.stdout.splitlines()
+    assert lines[0].endswith(f"pytest-fa {pytest_fa.__version__}")
+    assert [line for line in lines if line.startswith("missing") or "could not be checked" in line] == []
+    assert lines[-1].startswith("runs work here")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_suite_runs_outside_the_repository(installed: Path, tmp_path: Path) -> None:

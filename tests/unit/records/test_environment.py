@@ -14,6 +14,7 @@ import pytest_fa
 from pytest_fa.records.environment import (
     Gpu,
     find_gpu,
+    find_gpus,
     make_gpu_first,
     read_clocks,
     read_environment,
@@ -130,6 +131,18 @@ def test_the_gpu_is_the_first_that_cuda_would_use(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert expected == find_gpu()
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, [H200, RTX]), ("1,0", [RTX, H200]), ("1", [RTX]), ("0,-1,1", [H200]), ("", []), ("7", [])],
+)
+def test_every_visible_gpu_is_listed(monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: list[Gpu]) -> None:
+    """All GPUs are listed in CUDA's order, up to the first entry of CUDA_VISIBLE_DEVICES that names none."""
+    pretend(monkeypatch, H200, RTX)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert expected == find_gpus()
 
 
 @pytest.mark.parametrize(

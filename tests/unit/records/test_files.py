@@ -235,6 +235,14 @@ def test_the_words_of_a_file_are_printable(tmp_path: Path, text: str) -> None:
     assert all("\\" in word for word in words)
 
 
+@pytest.mark.parametrize("text", ["::error::x", "\n \t::error::x", "in it ##[error]x"])
+def test_a_file_contains_no_workflow_command(tmp_path: Path, text: str) -> None:
+    """A command of GitHub's runner in a record that is read has an escape in place of its first mark."""
+    unsafe = msgspec.structs.replace(RECORD, message=text)
+    (read,) = read_records(written(tmp_path / "x.jsonl", to_json(unsafe)))
+    assert read.message in (r"\x3a:error::x", "\n \t" + r"\x3a:error::x", r"in it \x23#[error]x")
+
+
 def test_other_words_of_a_file_stay(tmp_path: Path) -> None:
     """Text in any script is read as it was written."""
     words: Record = msgspec.structs.replace(RECORD, message="\u4e2d\u6587\n\t\N{GREEK SMALL LETTER MU}s \\x1b")

@@ -80,3 +80,22 @@ def test_a_struct_without_such_characters_is_returned_itself() -> None:
 def test_other_values_become_printable(value: object, expected: object) -> None:
     """Lists, dicts and strings are accepted as well; numbers and None stay."""
     assert expected == printable_struct(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("::set-output name=a::b", r"\x3a:set-output name=a::b"),
+        ("first\n::error file=x::y", "first\n" + r"\x3a:error file=x::y"),
+        ("first\n \t\u00a0\u2028::add-mask::y", "first\n \t\u00a0\u2028" + r"\x3a:add-mask::y"),
+        ("first\r::stop-commands::x", r"first\x0d::stop-commands::x"),
+        ("in a line ##[error]x", r"in a line \x23#[error]x"),
+        ("Failed: ::error::x", "Failed: ::error::x"),
+        ("test.py::test_a[b]\n  ::Tensor x", "test.py::test_a[b]\n  ::Tensor x"),
+        ("## heading", "## heading"),
+    ],
+)
+def test_no_text_is_a_workflow_command(text: str, expected: str) -> None:
+    """A line that GitHub's runner would execute gets an escape in place of its first mark; other text stays."""
+    assert printable(text) == expected
+    assert printable(expected) == expected

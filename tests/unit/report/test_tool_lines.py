@@ -15,7 +15,8 @@ from pytest_fa.records.tool_results import (
     Sanitized,
     SourceLine,
 )
-from pytest_fa.report.tool_lines import ablation_lines, profile_lines, summary_markdown, tool_properties
+from pytest_fa.report.step_summary import summary_markdown
+from pytest_fa.report.tool_lines import ablation_lines, profile_lines, tool_properties
 from tests.factories import RECORD
 
 KERNEL = CountedKernel(
@@ -100,5 +101,5 @@ def test_a_phase_is_measured_by_ablation() -> None:
 
 
 def test_without_tools_there_are_no_lines() -> None:
-    """A run without profiles and sanitizers has no lines, no summary and no properties."""
-    assert (profile_lines([RECORD]), summary_markdown([RECORD]), tool_properties(RECORD)) == ([], "", [])
+    """A run without profiles and sanitizers has no lines and no properties."""
+    assert (profile_lines([RECORD]), tool_properties(RECORD)) == ([], [])

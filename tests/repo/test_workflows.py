@@ -1,0 +1,144 @@
+"""The workflows for GitHub: our own, and those that `docs/ci.md` offers.  They are valid, and their commands work."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
+from tests.plugin.conftest import NewProject, Project
+from tests.plugin.conftest import new_project as _new_project
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = (REPOSITORY / "docs" / "ci.md").read_text(encoding="utf-8")
+WORKFLOWS = {path.name: path.read_text(encoding="utf-8") for path in (REPOSITORY / ".github/workflows").glob("*.yml")}
+WORKFLOWS |= {text.split()[1]: text for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)}
+TRIGGERS = {"push", "pull_request", "workflow_dispatch"}
+SIMPLE_COMMANDS = (
+    "pip",
+    "python",
+    "python3",
+    "pytest",
+    "test",
+    ".venv/bin/pip",
+    ".venv/bin/python",
+    ".venv/bin/pytest",
+)
+ACTIONS = {
+    "actions/cache@v4",
+    "actions/checkout@v4",
+    "actions/download-artifact@v4",
+    "actions/setup-python@v5",
+    "actions/upload-artifact@v4",
+    "pypa/gh-action-pypi-publish@release/v1",
+}
+
+new_project = _new_project  # pytest looks for fixtures in this module
+
+
+def workflow(name: str) -> dict[Any, Any]:
+    """One workflow as YAML; YAML 1.1 reads its key `on` as True."""
+    content: dict[Any, Any] = yaml.safe_load(WORKFLOWS[name])
+    return content
+
+
+def steps_of(name: str) -> list[dict[str, Any]]:
+    """The steps of every job of a workflow."""
+    return [step for job in workflow(name)["jobs"].values() for step in job["steps"]]
+
+
+def commands_of(name: str) -> list[str]:
+    """The commands of a workflow."""
+    return [step["run"] for step in steps_of(name) if "run" in step]
+
+
+def test_there_are_two_of_ours_and_two_for_users() -> None:
+    """CI and release are ours; the page has one workflow without and one with a GPU."""
+    assert sorted(WORKFLOWS) == ["ci.yml", "kernels", "kernels-gpu", "release.yml"]
+
+
+@pytest.mark.parametrize("name", sorted(WORKFLOWS))
+def test_a_workflow_is_valid(name: str) -> None:
+    """A workflow has triggers, limited permissions, and jobs whose steps are known actions or commands."""
+    content = workflow(name)
+    assert set(content[True]) <= TRIGGERS
+    assert content["permissions"] == {"contents": "read"}
+    for key, job in content["jobs"].items():
+        assert {"runs-on", "steps"} <= set(job)
+        assert set(job.get("needs", "").split()) <= set(content["jobs"]) - {key}
+    assert [step["uses"] for step in steps_of(name) if "uses" in step and step["uses"] not in ACTIONS] == []
+    assert [step for step in steps_of(name) if ("uses" in step) == ("run" in step)] == []
+
+
+@pytest.mark.parametrize("name", sorted(WORKFLOWS))
+def test_every_command_exists(name: str) -> None:
+    """Each command is accepted by bash, and is a program of the runner or an executable file of the repository."""
+    for command in commands_of(name):
+        assert subprocess.run(["bash", "-n", "-c", command], check=False).returncode == 0
+        program = shlex.split(command)[0]
+        assert program in SIMPLE_COMMANDS or os.access(REPOSITORY / program, os.X_OK)
+
+
+def test_the_scripts_of_ci_are_accepted_by_bash() -> None:
+    """The scripts that CI starts have no syntax error, and each script that they start is executable."""
+    for name in (".ci/run", ".ci/package", "repro.sh"):
+        assert subprocess.run(["bash", "-n", str(REPOSITORY / name)], check=False).returncode == 0
+        assert os.access(REPOSITORY / name, os.X_OK)
+    text = (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
+    started = re.findall(r"^(\.\S+)", text, re.MULTILINE)
+    assert started == ["./repro.sh", "./repro.sh", ".ci/package"]
+
+
+def test_a_release_needs_the_version_as_its_tag() -> None:
+    """The command that compares tag and version passes for the version of the package, and for no other tag."""
+    (command,) = [command for command in commands_of("release.yml") if "GITHUB_REF_NAME" in command]
+    version = re.search(r'^__version__ = "(.*)"$', (REPOSITORY / "pytest_fa/__init__.py").read_text(), re.MULTILINE)
+    assert version is not None
+    statuses = [
+        subprocess.run(
+            ["bash", "-c", command], cwd=REPOSITORY, env={**os.environ, "GITHUB_REF_NAME": tag}, check=False
+        ).returncode
+        for tag in (f"v{version[1]}", version[1], "v0.0.0")
+    ]
+    assert statuses == [0, 1, 1]
+
+
+@pytest.fixture
+def project(new_project: NewProject) -> Project:
+    """A user's repository with one variant that runs on a CPU."""
+    project = new_project("user")
+    project.write("kernels/mine/variant.yaml", PYTHON_MANIFEST)
+    project.write("kernels/mine/entry.py", PYTHON_SOURCE)
+    return project
+
+
+@pytest.mark.parametrize("name", ["kernels", "kernels-gpu"])
+def test_pytest_accepts_every_command_of_the_page(project: Project, name: str) -> None:
+    """The options of each command of the page are accepted by pytest, and it selects the tests that it is for."""
+    commands = [command.partition(" || ")[0] for command in commands_of(name) if "pytest --pyargs" in command]
+    tests = []
+    for command in commands:
+        run = project.run(*shlex.split(command)[1:], "--collect-only", "-q")
+        tests.append((run.ret, {test_id.partition("[")[0] for test_id in run.ids}))
+    checks = {"test_correct", "test_property", "test_speed"}
+    expected = {
+        "kernels": [(5, set()), (0, checks)],  # nothing is compiled for a variant of kind python
+        "kernels-gpu": [(0, checks), (0, {"test_gate"}), (0, {"test_profile"})],
+    }
+    assert tests == expected[name]
+
+
+@pytest.mark.needs_nvcc
+def test_the_run_without_a_gpu_compiles(project: Project) -> None:
+    """The page's command for a machine without a GPU compiles a CUDA variant and passes."""
+    project.cuda_variant("zero")
+    command = next(command for command in commands_of("kernels") if "--fa-static" in command)
+    run = project.run(*shlex.split(command)[1:])
+    assert (run.ret, run.outcomes["test_build[zero]"]) == (0, "passed"), run.text
