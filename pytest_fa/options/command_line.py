@@ -24,6 +24,7 @@ _FLAGS = frozenset(option.flag for option in OPTIONS)
 # Options of pytest and pytest-benchmark that change what a test does.  A rerun command repeats them as they were typed.
 _REPEATED = ("-p", "-o", "-c", "--rootdir", "--confcutdir", "--import-mode")
 _REPEATED_SWITCHES = ("--noconftest", "--benchmark-disable")
+_SUITE_TEST = re.compile(r"test_(?:build|correct|property|gate|speed|profile|sanitize|judge)\[.+\]")
 _WITH_CASE = re.compile(r"(?P<variant>.+?)-(?P<case>b\d+h\d+s\d+d\d+-.*?)(?:-(?:mem|race|sync|init)check)?")
 _LONG_FORMS = {"-o": "--override-ini", "-c": "--config-file"}
 
@@ -61,8 +62,8 @@ def choose_tests(config: pytest.Config, *, selftest: bool) -> None:
 def suite_id(word: str, folder: Path) -> str | None:
     """The Python name of a test of the shipped suite; None if `word`, which was typed in `folder`, names another file.
 
-    Accepted are the forms that the terminal and JUnit files show: `test_attention.py::test_x`, the path of that file in
-    any repository, and `pytest_fa.suite.test_attention::test_x`.
+    Accepted are the forms that the terminal and JUnit files show: `test_attention.py::test_correct[x]`, the path of
+    that file in any repository, and `pytest_fa.suite.test_attention::test_correct`.
     """
     base, separator, test = word.partition("::")
     if base in (SUITE, *SUITE_FILES.values()):
@@ -72,9 +73,9 @@ def suite_id(word: str, folder: Path) -> str | None:
         return None
     if path.parts[-2:] == ("pytest_fa", "suite") and not test:
         return SUITE
-    parents = path.parts[:-1]
-    is_printed = parents in ((), ("suite",)) or parents[-2:] == ("pytest_fa", "suite")
-    module = SUITE_FILES.get(path.name)
+    parents, module = path.parts[:-1], SUITE_FILES.get(path.name)
+    is_full_id = parents in ((), ("suite",)) and _SUITE_TEST.fullmatch(test)
+    is_printed = is_full_id or parents[-2:] == ("pytest_fa", "suite")
     return f"{module}{separator}{test}" if module and is_printed else None
 
 

@@ -37,8 +37,8 @@ class Options:
     """The options of a run.  An empty tuple or None means the default.
 
     `timing` is False under --benchmark-disable.  `rerun` holds the first words of the command that runs one test again.
-    `is_given` is True if at least one option of pytest-fa was used.  `notices` has a line for each earlier name used.
-    `named_variants` and `named_cases` are those of the test ids on the command line.
+    `is_given` is True if an option of pytest-fa or the id of a shipped test was used.  `notices` has a line for each
+    earlier name used.  `named_variants` and `named_cases` are those of the test ids on the command line.
     """
 
     rootdir: Path
@@ -127,7 +127,7 @@ def read(config: pytest.Config) -> Options:
         save=_is_on(config, "fa_save"),
         timing=not config.getoption("benchmark_disable", default=False),
         rerun=_rerun(config),
-        is_given=any(_is_given(config, option) for option in OPTIONS),
+        is_given=bool(named_variants) or any(_is_given(config, option) for option in OPTIONS),
         notices=_notices(config),
         named_variants=named_variants,
         named_cases=named_cases,

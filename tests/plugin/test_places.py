@@ -257,6 +257,20 @@ def test_a_users_own_file_comes_first(project: Project) -> None:
     assert project.run("--collect-only", "-q", "test_attention.py::test_sum").ids == ["test_sum"]
 
 
+@pytest.mark.parametrize("word", ["test_attention.py", "test_attention.py::test_sum", "test_attention.py::test_sum[1]"])
+def test_a_missing_file_is_not_the_suites(stranger: Project, word: str) -> None:
+    """A path of no file is an error as always, unless it is the full id of a shipped test."""
+    result = stranger.run(word)
+    assert (result.ret, result.all_lines[-1]) == (4, f"ERROR: file or directory not found: {word}")
+
+
+def test_an_id_of_an_unknown_variant(stranger: Project) -> None:
+    """The id of a variant that does not exist is a usage error with a suggestion."""
+    result = stranger.run(f"test_attention.py::test_correct[mien-{CASE}]")
+    complaint = "ERROR: --fa-variant: no variant 'mien'; did you mean 'mine'? (see --fa-list)"
+    assert (result.ret, result.all_lines) == (4, [complaint])
+
+
 def test_an_id_of_the_self_test(stranger: Project) -> None:
     """With --fa-selftest, the id of one of its tests selects this test."""
     result = stranger.run("--fa-selftest", "--collect-only", "-q", "selftest.py::test_judge[gain_only]")
