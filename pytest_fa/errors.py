@@ -2,6 +2,8 @@
 
     FaError
     |-- UsageProblem       an option, a name or an id is wrong; pytest shows it as a usage error
+    |   |-- UnknownVariant no variant has the name
+    |   `-- UnusableRun    the catalog cannot be used: two variants of one name, or no variant
     |-- ManifestError      a variant.yaml cannot be read
     |-- ToolchainError     a compiler or disassembler is missing or does not work
     |-- LockProblem        a lock is held for too long, or its file cannot be used
@@ -28,6 +30,18 @@ class FaError(Exception):
 
 class UsageProblem(FaError):
     """An option, a name or an id is wrong."""
+
+
+class UnknownVariant(UsageProblem):
+    """No variant has the name `name`."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class UnusableRun(UsageProblem):
+    """No run can use the catalog: two variants have the same name, or there is no variant."""
 
 
 class ManifestError(FaError):

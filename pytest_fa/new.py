@@ -23,7 +23,8 @@ def write_variant(name: str, kind: str, kernels: Path) -> Path:
         form = "lowercase letters, digits and _, starting with a letter"
         raise UsageProblem(f"new: {name!r} is not a valid variant name; use {form}")
     roots = (kernels,) if kernels.is_dir() else ()
-    if name in discover(roots).variants:
+    catalog = discover(roots)
+    if name in catalog.variants or name in catalog.clashes:
         raise UsageProblem(f"new: variant {name!r} already exists (see --fa-list); choose another name")
     folder = kernels / name
     if folder.exists():

@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 
 import pytest_fa
+from pytest_fa.catalog.kernels_folder import how_to_make
 from pytest_fa.catalog.manifest import MANIFEST_NAME, read_manifest
 from pytest_fa.catalog.variant import BrokenVariant, Variant
-from pytest_fa.errors import ManifestError, UsageProblem
+from pytest_fa.errors import ManifestError, UnusableRun, UsageProblem
 
 ENTRY_POINT_GROUP = "pytest_fa.kernels"
 BUILTIN_ROOT = Path(pytest_fa.__file__).parent / "builtin"
@@ -21,28 +22,35 @@ class Catalog(msgspec.Struct, frozen=True):
     """All variants, in the order of the roots.
 
     `broken` holds the manifests that cannot be read, by path.  `notices` are lines that give the new name of each old
-    name found in a manifest.
+    name found in a manifest.  `clashes` holds one sentence for each name that several manifests declare.  A variant
+    with such a name is not in `variants`, except the built-in one.
     """
 
     variants: dict[str, Variant]
     broken: dict[str, BrokenVariant]
     notices: tuple[str, ...] = ()
+    clashes: dict[str, str] = {}
+
+    def require_unique_names(self) -> None:
+        """Raise `UnusableRun`, with the path of every manifest, if several variants have the same name."""
+        if self.clashes:
+            raise UnusableRun("\n".join(self.clashes.values()))
 
 
 def discover(roots: tuple[Path, ...]) -> Catalog:
     """Read every manifest in `roots`, then in the folders of installed packages, then in `builtin/`.
 
-    A manifest that cannot be read, or a variant whose name is already in use, becomes a `BrokenVariant`; the others are
-    not affected.  Raises `UsageProblem` if a root is not a folder.
+    A manifest that cannot be read becomes a `BrokenVariant`; the others are not affected.  A name that is declared more
+    than once becomes a clash.  Raises `UsageProblem` if a root is not a folder.
     """
-    variants: dict[str, Variant] = {}
+    declared: dict[str, list[Variant]] = {}
     broken: dict[str, BrokenVariant] = {}
     notices: list[str] = []
     package_roots, broken_packages = _package_roots()
     broken.update(broken_packages)
     for root in _unique((*roots, *package_roots, BUILTIN_ROOT)):
         if not root.is_dir():
-            raise UsageProblem(f"--fa-kernels: no folder {str(root)!r}; it must hold <variant>/{MANIFEST_NAME}")
+            raise UsageProblem(f"--fa-kernels: no folder {str(root)!r}; {how_to_make('NAME', root)}")
         for path in sorted(root.glob(f"*/{MANIFEST_NAME}")):
             try:
                 members = read_manifest(path, root, lambda line, path=path: notices.append(f"{path}: {line}"))  # type: ignore[misc]
@@ -50,12 +58,29 @@ def discover(roots: tuple[Path, ...]) -> Catalog:
                 broken[str(path)] = BrokenVariant(path.parent.name, str(problem))
                 continue
             for variant in members:
-                if first := variants.get(variant.name):
-                    text = f"{path}: variant {variant.name!r} is already defined in {first.folder}"
-                    broken[f"{path}:{variant.name}"] = BrokenVariant(variant.name, text)
-                else:
-                    variants[variant.name] = variant
-    return Catalog(variants, broken, tuple(notices))
+                declared.setdefault(variant.name, []).append(variant)
+    declared = {name: sorted(same, key=_is_builtin) for name, same in declared.items()}
+    clashes = {name: _clash(name, same) for name, same in declared.items() if len(same) > 1}
+    variants = {name: same[-1] for name, same in declared.items() if name not in clashes or _is_builtin(same[-1])}
+    return Catalog(variants, broken, tuple(notices), clashes)
+
+
+def _clash(name: str, same: list[Variant]) -> str:
+    """The sentence about variants with the same name.  The names of built-in variants are reserved."""
+    *others, last = [str(Path(variant.folder, MANIFEST_NAME)) for variant in same]
+    remedy = "its folder, or its key under 'variants'"
+    if _is_builtin(same[-1]):
+        return (
+            f"variant {name!r} of {' and of '.join(others)} has the name of a built-in variant ({last}), which is "
+            f"reserved; rename yours ({remedy})"
+        )
+    return (
+        f"variant {name!r} is declared {len(same)} times: in {', '.join(others)} and in {last}; rename one ({remedy})"
+    )
+
+
+def _is_builtin(variant: Variant) -> bool:
+    return variant.root == str(BUILTIN_ROOT.resolve())
 
 
 def _package_roots() -> tuple[list[Path], dict[str, BrokenVariant]]:

@@ -13,16 +13,21 @@ from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.grammar import define_problem
 from pytest_fa.catalog.suites import SUITES
 from pytest_fa.catalog.variant import BrokenVariant, Variant
-from pytest_fa.errors import UsageProblem, suggestion
+from pytest_fa.errors import UnknownVariant, UnusableRun, UsageProblem, suggestion
 
 _GLOB = frozenset("*?[")
+# A case id, with or without its seed, alone or in a test id such as test_attention.py::test_correct[ws_p2-<case id>].
+_PRINTED_ID = re.compile(
+    r"(?:(?:[^\[]*::)?\w+\[)?(?:[a-z][a-z0-9_]*(?:@[^@]*)*?-)?"
+    r"(?P<case>b\d+h\d+s\d+d\d+-[a-z0-9_-]+?(?P<seed>-seed\d+)?)(?:-(?:memcheck|racecheck|synccheck|initcheck))?\]?"
+)
 
 
 def select_variants(catalog: Catalog, patterns: tuple[str, ...]) -> tuple[Variant | BrokenVariant, ...]:
     """Return the variants that match `patterns`; without patterns, all candidates and all broken manifests.
 
     A pattern is a name, a glob, or one of these with definitions, as in `ws_p2@BLOCK_M=64@BLOCK_N=32`.  Raises
-    `UsageProblem` for a pattern that matches nothing.
+    `UsageProblem` for a pattern that matches nothing, or a name that several manifests declare.
     """
     if not patterns:
         candidates = [variant for variant in catalog.variants.values() if variant.role == "candidate"]
@@ -36,17 +41,25 @@ def select_variants(catalog: Catalog, patterns: tuple[str, ...]) -> tuple[Varian
 
 def _matching(catalog: Catalog, pattern: str) -> list[Variant | BrokenVariant]:
     name, *definitions = pattern.split("@")
-    known: dict[str, Variant | BrokenVariant] = {**catalog.variants}
+    broken_names: dict[str, Variant | BrokenVariant] = {}
     for broken in catalog.broken.values():
-        known.setdefault(broken.name, broken)
+        broken_names.setdefault(broken.name, broken)
+    # A folder whose manifest cannot be read keeps its name: another folder with a variant of this name is not chosen.
+    known = {**catalog.variants, **broken_names}
     is_glob = not _GLOB.isdisjoint(name)
-    matches = [known[key] for key in known if (fnmatchcase(key, name) if is_glob else key == name)]
+    for clash in (text for key, text in catalog.clashes.items() if _matches(key, name, is_glob=is_glob)):
+        raise UnusableRun(clash)
+    matches = [known[key] for key in known if _matches(key, name, is_glob=is_glob)]
     if not matches:
-        raise UsageProblem(f"--fa-variant: no variant {name!r}{suggestion(name, known)} (see --fa-list)")
+        raise UnknownVariant(name, f"--fa-variant: no variant {name!r}{suggestion(name, known)} (see --fa-list)")
     if not definitions:
         return matches
     pairs = dict(_pair(text, f"--fa-variant={pattern}") for text in definitions)
     return [with_defines(variant, pairs) if isinstance(variant, Variant) else variant for variant in matches]
+
+
+def _matches(key: str, name: str, *, is_glob: bool) -> bool:
+    return fnmatchcase(key, name) if is_glob else key == name
 
 
 def expand_defines(
@@ -124,8 +137,10 @@ def select_cases(
 ) -> tuple[Case, ...]:
     """Return the cases of `suites` with these dtypes and seeds, filtered by `patterns`.
 
-    A pattern is a case id, which need not be in a suite, or a glob, which must match at least one case.  Raises
-    `UsageProblem` for an unknown suite or dtype, a malformed id, or a glob without a match.
+    A pattern is a case id, which need not be in a suite, or a glob, which must match at least one case.  An id without
+    a seed stands for every seed of that shape in the suites, or for `seeds`, or for seed 0.  An id may be inside a test
+    id, as pytest prints it.  Raises `UsageProblem` for an unknown suite or dtype, a malformed id, or a glob without a
+    match.
     """
     for name in suites:
         if name not in SUITES:
@@ -139,7 +154,7 @@ def select_cases(
             )
     cases = _varied([case for name in suites for case in SUITES[name]], dtypes, seeds)
     if patterns:
-        cases = [case for pattern in patterns for case in _cases_of(pattern, cases, suites)]
+        cases = [case for pattern in patterns for case in _cases_of(pattern, cases, suites, seeds)]
     return tuple(dict.fromkeys(cases))
 
 
@@ -149,9 +164,23 @@ def _varied(cases: list[Case], dtypes: tuple[str, ...], seeds: tuple[int, ...] |
     return [case.with_seed(seed) for case in cases for seed in seeds] if seeds is not None else cases
 
 
-def _cases_of(pattern: str, cases: list[Case], suites: tuple[str, ...]) -> list[Case]:
-    if _GLOB.isdisjoint(pattern):
-        return [parse_case(pattern)]
+def _parse_shape(shape_id: str) -> Case:
+    try:
+        return parse_case(f"{shape_id}-seed0")
+    except UsageProblem as problem:
+        raise UsageProblem(str(problem).replace(f"case '{shape_id}-seed0'", f"case {shape_id!r}")) from None
+
+
+def _cases_of(
+    pattern: str, cases: list[Case], suites: tuple[str, ...], seeds: tuple[int, ...] | None = None
+) -> list[Case]:
+    printed = _PRINTED_ID.fullmatch(pattern)
+    case_id = printed["case"] if printed else pattern
+    if printed and not printed["seed"]:  # the id of a shape, as in tables: every seed of the run
+        shape = _parse_shape(case_id)
+        return [case for case in cases if case.shape_id == case_id] or [shape.with_seed(seed) for seed in seeds or (0,)]
+    if printed or _GLOB.isdisjoint(pattern):
+        return [parse_case(case_id)]
     matches = [case for case in cases if fnmatchcase(case.id, pattern)]
     if not matches:
         raise UsageProblem(

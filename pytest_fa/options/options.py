@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 from pytest_fa.earlier import POLICIES, renamed
 from pytest_fa.errors import UsageProblem
 from pytest_fa.options import values
+from pytest_fa.options.command_line import named_tests, rerun_words
 from pytest_fa.options.flags import OPTIONS, OptionRow
 
 if TYPE_CHECKING:
     import pytest
 
-SELFTEST_SUITE = Path(__file__).parents[1] / "suite" / "selftest.py"
 # Options that decide how a variant is selected, built or checked.  A rerun command repeats them.
 RERUN = (
     "fa_kernels",
@@ -37,7 +37,8 @@ class Options:
     """The options of a run.  An empty tuple or None means the default.
 
     `timing` is False under --benchmark-disable.  `rerun` holds the first words of the command that runs one test again.
-    `is_given` is True if at least one option of pytest-fa was used.  `notices` has a line for each earlier name used.
+    `is_given` is True if an option of pytest-fa or the id of a shipped test was used.  `notices` has a line for each
+    earlier name used.  `named_variants` and `named_cases` are those of the test ids on the command line.
     """
 
     rootdir: Path
@@ -74,6 +75,8 @@ class Options:
     rerun: tuple[str, ...]
     is_given: bool
     notices: tuple[str, ...] = ()
+    named_variants: tuple[str, ...] = ()
+    named_cases: tuple[str, ...] = ()
 
     def offers(self, test: str) -> bool:
         """Whether a test function of the shipped suite exists in this run."""
@@ -90,6 +93,7 @@ def wants_list(config: pytest.Config) -> bool:
 def read(config: pytest.Config) -> Options:
     """The options of this run.  Raises `UsageProblem` for a value that is not allowed."""
     rootdir = config.rootpath
+    named_variants, named_cases = named_tests(config)
     return Options(
         rootdir=rootdir,
         variants=values.words_of(_text(config, "fa_variant")),
@@ -123,8 +127,10 @@ def read(config: pytest.Config) -> Options:
         save=_is_on(config, "fa_save"),
         timing=not config.getoption("benchmark_disable", default=False),
         rerun=_rerun(config),
-        is_given=any(_is_given(config, option) for option in OPTIONS),
+        is_given=bool(named_variants) or any(_is_given(config, option) for option in OPTIONS),
         notices=_notices(config),
+        named_variants=named_variants,
+        named_cases=named_cases,
     )
 
 
@@ -161,8 +167,7 @@ def require_variants(folders: tuple[Path, ...]) -> None:
     """Raise `UsageProblem` for a kernels folder that exists but contains no variant."""
     for folder in folders:
         if folder.is_dir() and not any(folder.glob("*/variant.yaml")):
-            hint = "; give the folder above it" if (folder / "variant.yaml").is_file() else ""
-            raise UsageProblem(f"--fa-kernels: no <variant>/variant.yaml in {str(folder)!r}{hint}")
+            raise UsageProblem(f"--fa-kernels: no <variant>/variant.yaml in {str(folder)!r}; {_remedy(folder)}")
 
 
 def _text(config: pytest.Config, dest: str) -> str:
@@ -183,11 +188,10 @@ def _is_given(config: pytest.Config, option: OptionRow) -> bool:
 
 def _rerun(config: pytest.Config) -> tuple[str, ...]:
     """`pytest` and the options that decide how a variant is selected, built and checked."""
-    suite = ("--pyargs", "pytest_fa.suite") if config.getoption("pyargs") else ()
     used = [option for option in OPTIONS if option.dest in RERUN and config.getoption(option.dest) is not None]
     no_build = ("--fa-no-build",) if _is_on(config, "fa_no_build") else ()
     words = (f"{option.flag}={value}" for option in used for value in _as_list(config.getoption(option.dest)))
-    return ("pytest", *suite, *words, *no_build)
+    return (*rerun_words(config), *words, *no_build)
 
 
 def _as_list(value: str | list[str]) -> list[str]:
@@ -202,6 +206,15 @@ def _kernels(config: pytest.Config, rootdir: Path) -> tuple[Path, ...]:
         return tuple(folder for folder in folders if folder.is_dir())
     require_variants(folders)
     return folders
+
+
+def _remedy(folder: Path) -> str:
+    """What to type instead of a kernels folder without variants."""
+    if (folder / "variant.yaml").is_file():
+        return "give the folder above it"
+    from pytest_fa.catalog.kernels_folder import how_to_make  # noqa: PLC0415  # only this error needs it
+
+    return how_to_make("NAME", folder)
 
 
 def _repeated(config: pytest.Config, dest: str) -> tuple[str, ...]:

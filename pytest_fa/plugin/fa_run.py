@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_fa.options.command_line import SUITE_FOLDER
 from pytest_fa.plugin.markers import gate_of, read_marker
 from pytest_fa.plugin.state import RECORD_KEY, case_profiler_of, progress_line, session_of
 
@@ -75,6 +77,19 @@ class FaRun:
 
         return self._finish(lambda: run_selftest_kernel(self._session.run_plan, self._session.runner, variant))
 
+    def _with_own_command(self, record: Record) -> Record:
+        """The record; for a user's own test, with a rerun command that names this test and not one of the suite."""
+        import msgspec  # noqa: PLC0415  # only a run with items needs these
+
+        from pytest_fa.session.rerun import own_rerun_command  # noqa: PLC0415
+
+        if self._node.path.parent.resolve() == SUITE_FOLDER.resolve():
+            return record
+        path = os.path.relpath(self._node.path, self._node.config.invocation_params.dir)
+        test_id = f"{path}::{self._node.nodeid.partition('::')[2]}"
+        command = own_rerun_command(self._session.options, record, test_id)
+        return msgspec.structs.replace(record, rerun_command=command)
+
     def _finish(self, work: Callable[[], Record]) -> Record:
         from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
         from pytest_fa.records.text import printable, printable_struct  # noqa: PLC0415
@@ -84,7 +99,7 @@ class FaRun:
         options = self._session.options
         record = reason = None
         try:
-            record = printable_struct(work())  # a kernel's or a compiler's words may be in it
+            record = printable_struct(self._with_own_command(work()))  # a kernel's words may be in it
         except CannotRun as problem:
             reason = problem
         except LockProblem as problem:

@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fa.errors import FaError
-from pytest_fa.options import flags, options
+from pytest_fa.errors import FaError, UnusableRun
+from pytest_fa.options import command_line, flags, options
 from pytest_fa.plugin import markers
-from pytest_fa.plugin.state import OPTIONS_KEY, RECORD_KEY, SESSION_KEY, session_of
+from pytest_fa.plugin.state import IMPLIED_KEY, OPTIONS_KEY, PROBLEM_KEY, RECORD_KEY, SESSION_KEY, session_of
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.plugin.without_benchmark import WithoutBenchmark
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
+IMPLIED_LINE = (
+    "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
+)
 INCONCLUSIVE_STATUS = 10  # exit status if a gate has no verdict and nothing else failed
 
 
@@ -30,11 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
     markers.register(config)
     try:
         config.stash[OPTIONS_KEY] = options.read(config)
-        if config.stash[OPTIONS_KEY].selftest:
-            config.args[:] = [str(options.SELFTEST_SUITE)]
-        if config.stash[OPTIONS_KEY].is_given:
-            _ = session_of(config).run_plan.plan
-            session_of(config).builds.require_known_arches()
+        config.stash[IMPLIED_KEY] = command_line.implies_suite(config)
+        command_line.choose_tests(config, selftest=config.stash[OPTIONS_KEY].selftest)
+        if config.stash[OPTIONS_KEY].is_given and not config.getoption("help"):
+            _check_names(config)
         if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
             session_of(config).builds.clean()
     except FaError as problem:
@@ -46,6 +49,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY])), "fa-reports")
 
 
+def _check_names(config: pytest.Config) -> None:
+    """Raise `UsageProblem` for a wrong name.  A name with two variants ends a run only if the run uses kernels."""
+    run_plan = session_of(config).run_plan
+    _ = run_plan.plan
+    session_of(config).builds.require_known_arches()
+    if command_line.is_typed(config) and not config.stash[OPTIONS_KEY].list_only:
+        run_plan.catalog.require_unique_names()
+
+
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """With `--fa-list`, print the list of variants and end the run."""
     if not options.wants_list(config):
@@ -53,7 +65,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     from pytest_fa.plugin.terminal import list_variants  # noqa: PLC0415  # only --fa-list needs it
 
     config._do_configure()  # noqa: SLF001  # pytest's own --markers and --fixtures do the same
-    list_variants(session_of(config).run_plan.catalog)
+    run_plan = session_of(config).run_plan
+    list_variants(run_plan.catalog, run_plan.absence(""))
     config._ensure_unconfigure()  # noqa: SLF001
     return 0
 
@@ -64,7 +77,16 @@ def pytest_report_header(config: pytest.Config) -> list[str] | None:
         return None
     from pytest_fa.records.text import printable  # noqa: PLC0415  # only runs with kernels need it
 
-    return [printable(line) for line in session_of(config).run_plan.header]
+    lines = [printable(line) for line in session_of(config).run_plan.header]
+    return [*lines, IMPLIED_LINE] if config.stash[IMPLIED_KEY] else lines
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Give a file of the shipped suite its name as node id; outside the root folder pytest uses an empty one."""
+    if module_path.parent != command_line.SUITE_FOLDER or module_path.is_relative_to(parent.config.rootpath):
+        return None
+    module: pytest.Module = pytest.Module.from_parent(parent, path=module_path, nodeid=module_path.name)
+    return module
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str) -> list[pytest.Item] | None:
@@ -85,9 +107,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if {"fa_variant", "fa_case", "fa_property", "fa_sanitizer"} & set(metafunc.fixturenames):
         from pytest_fa.plugin.items import parametrize  # noqa: PLC0415  # only runs with kernels import the catalog
 
+        run_plan = session_of(metafunc.config).run_plan
         try:
             suites = markers.suites_of(metafunc.definition)
-            parametrize(metafunc, session_of(metafunc.config).run_plan.plan_of(suites))
+            plan = run_plan.plan_of(suites)
+            run_plan.require_usable(needs_variant="fa_variant" in metafunc.fixturenames)
+            parametrize(metafunc, plan)
+        except UnusableRun as problem:
+            _end_run(metafunc.config, problem)
         except FaError as problem:
             raise _usage_error(problem) from None
 
@@ -95,6 +122,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect companions at shapes without a test of a selected variant, and placeholders without a variant."""
+    if PROBLEM_KEY in config.stash:
+        raise config.stash[PROBLEM_KEY]
     if SESSION_KEY in config.stash:
         from pytest_fa.plugin.items import deselect  # noqa: PLC0415
 
@@ -139,6 +168,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """End the workers."""
     if SESSION_KEY in config.stash:
         session_of(config).close()
+
+
+def _end_run(config: pytest.Config, problem: UnusableRun) -> None:
+    """End the run with a usage error after collection.  A worker of pytest-xdist reports a collection error instead."""
+    if hasattr(config, "workerinput"):
+        raise _usage_error(problem) from None
+    config.stash[PROBLEM_KEY] = _usage_error(problem)
 
 
 def _usage_error(problem: FaError) -> pytest.UsageError:

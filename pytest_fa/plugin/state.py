@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 OPTIONS_KEY: pytest.StashKey[Options] = pytest.StashKey()
 SESSION_KEY: pytest.StashKey[Session] = pytest.StashKey()
 CASE_PROFILER_KEY: pytest.StashKey[CaseProfiler] = pytest.StashKey()
+IMPLIED_KEY: pytest.StashKey[bool] = pytest.StashKey()  # whether the shipped suite runs because no path was typed
+PROBLEM_KEY: pytest.StashKey[pytest.UsageError] = pytest.StashKey()  # a reason found at collection to end the run
 RECORD_KEY: pytest.StashKey[Record] = pytest.StashKey()  # in the stash of a test item
 LOST_KEY: pytest.StashKey[str] = pytest.StashKey()  # the test in which this process lost its device
 

@@ -238,8 +238,11 @@ class Results:
         return record.kind not in ("build", "property") and record.outcome not in ("not_built", "not_measured")
 
 
-def list_variants(catalog: Catalog) -> None:
-    """`--fa-list`: print every variant with its role, what it supports, and its step; broken manifests last."""
+def list_variants(catalog: Catalog, absence: str) -> None:
+    """`--fa-list`: print every variant with its role, what it supports, and its step; problems of manifests last.
+
+    `absence` says why no variant but the built-in ones is listed; it is empty if there are others.
+    """
     from rich import box  # noqa: PLC0415  # only --fa-list needs these
     from rich.console import Console  # noqa: PLC0415
     from rich.markup import escape  # noqa: PLC0415
@@ -259,5 +262,9 @@ def list_variants(catalog: Catalog) -> None:
     console.print(table)
     for broken in catalog.broken.values():
         console.print(printable(f"broken: {broken.problem}"), style="red", markup=False)
+    for clash in catalog.clashes.values():
+        console.print(printable(f"broken: {clash}"), style="red", markup=False)
+    if absence:
+        console.print(printable(f"no variants of your own: {absence}"), style="red", markup=False)
     for notice in catalog.notices:
         console.print(printable(f"fa: {notice}"), markup=False)

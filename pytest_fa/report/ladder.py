@@ -33,7 +33,7 @@ def ladder_rows(kernels: Path, profiles: Path, shapes: list[str], against: list[
 
     Times are `device_us` at each shape; ratios and resources are those at the first shape.
     """
-    variants = discover((kernels,)).variants
+    variants = _variants(kernels)
     candidates = [each for each in variants.values() if each.role == "candidate" and _is_in(each, kernels)]
     names = [each.name for each in in_order(candidates)]
     rungs = [
@@ -47,9 +47,16 @@ def ladder_rows(kernels: Path, profiles: Path, shapes: list[str], against: list[
     return [heads, *(_row(rung, [first_us[name] for name in compared]) for rung in rungs)]
 
 
+def _variants(kernels: Path) -> dict[str, Variant]:
+    """The variants of `kernels` and the built-in ones, by name.  Raises `UnusableRun` if two have the same name."""
+    catalog = discover((kernels,))
+    catalog.require_unique_names()
+    return catalog.variants
+
+
 def expectation_rows(kernels: Path, profiles: Path, shapes: list[str]) -> list[list[str]]:
     """The header and the rows: the manifest's `expect` of each rung, and its `device_us` at each shape."""
-    variants = discover((kernels,)).variants
+    variants = _variants(kernels)
     rungs = in_order(each for each in variants.values() if each.role == "candidate" and _is_in(each, kernels))
     rows = [["rung", "expected, before it was measured", *(f"device_us `{shape}`" for shape in shapes)]]
     for rung in rungs:
@@ -60,7 +67,7 @@ def expectation_rows(kernels: Path, profiles: Path, shapes: list[str]) -> list[l
 
 def phase_rows(kernels: Path, profiles: Path, name: str, shapes: list[str]) -> list[list[str]]:
     """The header and the rows: `device_us` of a variant at each shape, and the difference without each phase."""
-    ablations = [each for each in discover((kernels,)).variants.values() if each.omits and each.parent == name]
+    ablations = [each for each in _variants(kernels).values() if each.omits and each.parent == name]
     whole_us = [_device_us(records) for records in _records(profiles, name, shapes)]
     rows = [["omitted phase", "measured by", *(f"`{shape}`" for shape in shapes)]]
     rows.append(["nothing", f"`{name}`", *(f"{_figure(us)} us" for us in whole_us)])

@@ -15,6 +15,7 @@ from pytest_fa.sanitize.sanitizer import SanitizedChild, not_covered, sanitize
 from pytest_fa.session.builds import device_of
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import CannotRun, Refused
+from pytest_fa.session.rerun import rerun_command
 from pytest_fa.worker.fork_server import child_environment
 from pytest_fa.worker.jobs import CaseJob, CaseResult, encode
 
@@ -48,7 +49,8 @@ def sanitize_variant(runner: CaseRunner, variant: Variant, case: Case, tool: str
         sanitized = _with_relative_log(sanitized, runner.options.rootdir)
     result = CaseResult(OUTCOMES[sanitized.status], _message(sanitized), ())
     record = runner.records.make("sanitize", variant, case, result, (build,) if build else ())
-    return msgspec.structs.replace(record, id=f"{record.id}-{tool}", sanitized=sanitized)
+    command = rerun_command(runner.options, "sanitize", variant.name, case, tool=tool)
+    return msgspec.structs.replace(record, id=f"{record.id}-{tool}", sanitized=sanitized, rerun_command=command)
 
 
 def suppressed(sanitized: Sanitized, variant: Variant) -> Sanitized:

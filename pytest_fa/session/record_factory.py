@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
 from datetime import UTC, datetime
 
 from pytest_fa.catalog.case import Case
@@ -13,6 +12,7 @@ from pytest_fa.records.built import Build
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.record import SCHEMA, STAGES, Environment, Record, RecordKind, Stage
 from pytest_fa.records.source import read_source
+from pytest_fa.session.rerun import rerun_command
 from pytest_fa.worker.jobs import CaseResult
 
 
@@ -61,18 +61,5 @@ class RecordFactory:
             environment=self.environment,
             source=read_source(self.options.rootdir),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            rerun_command=self._rerun_command(kind, variant.name, case, property_name),
+            rerun_command=rerun_command(self.options, kind, variant.name, case, property_name),
         )
-
-    def _rerun_command(self, kind: RecordKind, variant: str, case: Case | None, property_name: str | None) -> str:
-        """The command line that runs this test again."""
-        words = [*self.options.rerun, f"--fa-variant={variant}", *self._option_of(kind)]
-        if property_name:
-            return shlex.join([*words, "-k", f"test_property and {property_name}"])
-        return shlex.join([*words, *([f"--fa-case={case.id}"] if case else []), "-k", f"test_{kind}"])
-
-    def _option_of(self, kind: RecordKind) -> list[str]:
-        """The options without which the suite contains no test of this kind."""
-        if kind == "profile":
-            return ["--ncu", f"--ncu-set={self.options.ncu_set}"]
-        return [f"--fa-sanitize={','.join(self.options.sanitizers)}"] if kind == "sanitize" else []

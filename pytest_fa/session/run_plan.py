@@ -9,12 +9,13 @@ import msgspec
 
 import pytest_fa
 from pytest_fa.build.cache import find_by_key, require_safe
-from pytest_fa.catalog.discover import Catalog, discover
+from pytest_fa.catalog.discover import BUILTIN_ROOT, Catalog, discover
 from pytest_fa.catalog.fit import EVERYTHING, Fits
+from pytest_fa.catalog.kernels_folder import absence, missing_manifest
 from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
-from pytest_fa.catalog.variant import BrokenVariant, Variant
-from pytest_fa.errors import UsageProblem
+from pytest_fa.catalog.variant import COMPANION_ROLES, BrokenVariant, Variant
+from pytest_fa.errors import UnknownVariant, UnusableRun, UsageProblem
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
@@ -43,6 +44,9 @@ class RunPlan:
         options, chosen = self.options, self._chosen()
         require_safe(options.cache)
         cases = select_cases(options.suites, options.cases, options.dtypes, options.seeds)
+        if options.named_cases and not options.cases and options.gate is None:
+            named = select_cases(options.suites, options.named_cases, options.dtypes, options.seeds)
+            cases = tuple(dict.fromkeys((*cases, *named)))
         _ = self.gate_baseline, self.cached_build  # raises `UsageProblem` for an unknown name or key
         plan = make_plan(
             self.catalog,
@@ -54,6 +58,19 @@ class RunPlan:
         )
         _require_consistent(options, plan)
         return plan
+
+    def require_usable(self, *, needs_variant: bool) -> None:
+        """Raise `UnusableRun` if names are not unique, or if there is no variant for tests that need one."""
+        self.catalog.require_unique_names()
+        if needs_variant and not self.plan.chosen and (text := self.absence("")):
+            raise UnusableRun(f"no variant to test: {text}")
+
+    def absence(self, name: str) -> str:
+        """Where the variant `name` was looked for and how to make it; empty if there is any but the built-in ones."""
+        catalog, builtin = self.catalog, str(BUILTIN_ROOT.resolve())
+        if catalog.broken or catalog.clashes or any(each.root != builtin for each in catalog.variants.values()):
+            return ""
+        return absence(self.options.kernels or (self.options.rootdir / "kernels",), name)
 
     def plan_of(self, suites: tuple[str, ...]) -> Plan:
         """The plan with the cases of `suites`; the run's own plan if `suites` is empty.  Raises `UsageProblem`."""
@@ -117,11 +134,26 @@ class RunPlan:
     def _chosen(self) -> tuple[AnyVariant, ...]:
         options = self.options
         names = options.variants or (("*",) if options.selftest else ())
-        chosen = expand_defines(select_variants(self.catalog, names), options.defines)
+        chosen = expand_defines(self._select(names), options.defines)
+        if options.named_variants and not options.variants:  # a companion is not tested only because its id is given
+            named = [each for each in self._select(options.named_variants) if each.name not in self._companion_names]
+            chosen = tuple({each.name: each for each in (*chosen, *named)}.values())
         for variant in chosen:
             if isinstance(variant, BrokenVariant) and variant.name in options.variants:
                 raise UsageProblem(f"--fa-variant: {variant.name} cannot be used: {variant.problem}")
         return chosen
+
+    @property
+    def _companion_names(self) -> set[str]:
+        return {variant.name for variant in self.catalog.variants.values() if variant.role in COMPANION_ROLES}
+
+    def _select(self, names: tuple[str, ...]) -> tuple[AnyVariant, ...]:
+        """The variants of these names.  The `UsageProblem` for an unknown name also says where it was looked for."""
+        try:
+            return select_variants(self.catalog, names)
+        except UnknownVariant as problem:
+            reason = missing_manifest(self.options.kernels, problem.name) or self.absence(problem.name)
+            raise UsageProblem(f"{problem}; {reason}" if reason else str(problem)) from None
 
     @property
     def _fits(self) -> Fits:

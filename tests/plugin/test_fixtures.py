@@ -96,7 +96,7 @@ def own(new_project: NewProject) -> Project:
 @pytest.fixture(scope="module")
 def run(own: Project) -> Run:
     """A run of the user's tests on one case that the variant supports and one that it refuses."""
-    return own.run(f"--fa-case={CASE},{REFUSED_CASE}", "-k", "not sdpa and not noop")
+    return own.run(".", f"--fa-case={CASE},{REFUSED_CASE}", "-k", "not sdpa and not noop")
 
 
 def test_all_are_listed(project: Project) -> None:
@@ -210,7 +210,7 @@ def test_overhead_is_timed_and_not_judged(project: Project) -> None:
     project.python_variant("good")
     project.python_variant("empty", empty, manifest=PYTHON_MANIFEST + "role: overhead\n")
     project.write("test_own.py", TIMES)
-    result = project.run("--fa-variant=good", f"--fa-case={CASE}", "-k", "good or empty")
+    result = project.run(".", "--fa-variant=good", f"--fa-case={CASE}", "-k", "good or empty")
     assert result.outcomes == {f"test_timed[{name}-{SHAPE}]": "passed" for name in ("good", "empty")}
 
 
@@ -218,6 +218,6 @@ def test_timed_outputs_are_judged(project: Project) -> None:
     """fa_benchmark fails a test whose timed calls return an old result."""
     project.python_variant("keeps", "import torch\n" + KEEPS)
     project.write("test_own.py", TIMES)
-    result = project.run("--fa-variant=keeps", f"--fa-case={CASE}", "-k", "keeps")
+    result = project.run(".", "--fa-variant=keeps", f"--fa-case={CASE}", "-k", "keeps")
     assert result.outcomes == {f"test_timed[keeps-{SHAPE}]": "failed"}
     assert "wrong result in an output of the timed calls" in result.text

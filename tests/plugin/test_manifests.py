@@ -58,15 +58,6 @@ def run(mixed: Project) -> Run:
     return mixed.suite(ONE_CASE, "-k", "test_build or test_correct")
 
 
-@pytest.fixture(scope="module")
-def twins(new_project: NewProject) -> Project:
-    """Two folders that define the same variant name."""
-    project = new_project("twins")
-    project.python_variant("good")
-    project.python_variant("second", manifest=PYTHON_MANIFEST + "variants: {good: {}, other: {}}\n")
-    return project
-
-
 def test_each_broken_manifest_fails_alone(run: Run) -> None:
     """Every broken manifest gives one failing test_build, and the good variant passes."""
     broken = {f"test_build[{name}]": "failed" for name in (*BROKEN, "fifo")}
@@ -99,20 +90,6 @@ def test_named_broken_variant_is_a_usage_error(mixed: Project, run: Run, name: s
 def test_good_variant_can_be_selected(mixed: Project) -> None:
     """--fa-variant with the name of the good variant excludes the broken ones."""
     assert mixed.ids(ONE_CASE, "--fa-variant=good", "-k", "not speed") == [f"test_correct[good-{CASE}]"]
-
-
-def test_duplicate_name_fails_alone(twins: Project) -> None:
-    """A name that two folders define gives one failing test_build that names the first folder; the others run."""
-    result = twins.suite(ONE_CASE, "-k", "test_build or test_correct")
-    outcomes = sorted((name.partition("[")[0], outcome) for name, outcome in result.outcomes.items())
-    assert outcomes == [("test_build", "failed"), ("test_correct", "passed"), ("test_correct", "passed")]
-    (line, *_) = next(iter(result.reasons.values())).splitlines()
-    assert line.endswith(f"variant 'good' is already defined in {twins.folder / 'kernels' / 'good'}")
-
-
-def test_duplicate_name_means_the_first(twins: Project) -> None:
-    """--fa-variant with a name that two folders define selects only the variant of the first folder."""
-    assert twins.ids(ONE_CASE, "--fa-variant=good", "-k", "not speed") == [f"test_correct[good-{CASE}]"]
 
 
 def test_folder_name_that_is_no_variant_name(project: Project) -> None:

@@ -65,7 +65,7 @@ def own(new_project: NewProject) -> Project:
 @pytest.fixture(scope="module")
 def run(own: Project) -> Run:
     """A run of all tests on one case."""
-    return own.run("--fa-variant=near", ONE_CASE, "--strict-markers", "-k", "near or other_cases")
+    return own.run(".", "--fa-variant=near", ONE_CASE, "--strict-markers", "-k", "near or other_cases")
 
 
 def outcome(run: Run, test: str) -> str:
@@ -95,7 +95,7 @@ def test_another_policy(run: Run) -> None:
 
 def test_the_command_line_overrides_the_marker(own: Project) -> None:
     """`--fa-tolerance` overrides the marker."""
-    again = own.run("--fa-variant=near", ONE_CASE, "--fa-tolerance=measured", "-k", "near and test_other_policy")
+    again = own.run(".", "--fa-variant=near", ONE_CASE, "--fa-tolerance=measured", "-k", "near and test_other_policy")
     assert outcome(again, "test_other_policy") == "failed"
 
 

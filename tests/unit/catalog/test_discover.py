@@ -12,7 +12,9 @@ import pytest
 
 from pytest_fa.catalog import discover as discover_module
 from pytest_fa.catalog.discover import BUILTIN_ROOT, ENTRY_POINT_GROUP, discover
-from pytest_fa.errors import UsageProblem
+from pytest_fa.catalog.select import select_variants
+from pytest_fa.catalog.variant import BrokenVariant
+from pytest_fa.errors import UnusableRun, UsageProblem
 from tests.factories import WriteVariant
 
 COMPANIONS = {
@@ -90,35 +92,65 @@ def test_broken_folders_of_the_same_name_are_both_reported(tmp_path: Path, write
     assert [str(tmp_path / root / "bad" / "variant.yaml") for root in ("early", "late")] == problems
 
 
-def test_the_first_variant_of_a_name_is_kept(tmp_path: Path, write_variant: WriteVariant) -> None:
-    """A second variant of the same name is broken, with the folder of the first one in its problem."""
-    first = write_variant("thing", root=tmp_path / "early", **SOURCE)
-    second = write_variant("thing", root=tmp_path / "late", **SOURCE)
+def test_a_name_selects_no_variant_if_two_have_it(tmp_path: Path, write_variant: WriteVariant) -> None:
+    """Of two variants with one name none is chosen; the sentence about them has both paths."""
+    folders = [write_variant("thing", root=tmp_path / root, **SOURCE) for root in ("early", "late")]
     catalog = discover((tmp_path / "early", tmp_path / "late"))
-    assert str(first) == catalog.variants["thing"].folder
-    problem = f"{second / 'variant.yaml'}: variant 'thing' is already defined in {first}"
-    assert [("thing", problem)] == [(broken.name, broken.problem) for broken in catalog.broken.values()]
+    first, second = [folder / "variant.yaml" for folder in folders]
+    sentence = (
+        f"variant 'thing' is declared 2 times: in {first} and in {second}; rename one (its folder, or its key under "
+        f"'variants')"
+    )
+    assert (list(COMPANIONS), {"thing": sentence}) == (list(catalog.variants), catalog.clashes)
+    for use in (catalog.require_unique_names, lambda: select_variants(catalog, ("thi*",))):
+        with pytest.raises(UnusableRun) as problem:
+            use()
+        assert sentence == str(problem.value)
 
 
 def test_a_member_may_not_reuse_a_name(tmp_path: Path, write_variant: WriteVariant) -> None:
-    """A member with the name of another folder is broken; the other members of its folder are found."""
+    """A member with the name of another folder clashes with it; the other members of its folder can be selected."""
     write_variant("alpha", **SOURCE)
     members = "step: s\nbecause: b\nexpect: e\nvariants: {alpha: {}, beta: {}}\n"
     write_variant("group", manifest=members, **SOURCE)
     catalog = discover((tmp_path / "kernels",))
-    broken = [variant.name for variant in catalog.broken.values()]
-    assert (["alpha", "beta", *COMPANIONS], ["alpha"]) == (list(catalog.variants), broken)
+    assert (["beta", *COMPANIONS], ["alpha"]) == (list(catalog.variants), list(catalog.clashes))
+    assert ["beta"] == [variant.name for variant in select_variants(catalog, ("beta",))]
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_names_of_built_in_variants_are_reserved(tmp_path: Path, write_variant: WriteVariant, name: str) -> None:
+    """A folder with the name of a built-in variant does not replace it, and the sentence says what to rename."""
+    folder = write_variant(name, **SOURCE)
+    catalog = discover((tmp_path / "kernels",))
+    builtin = catalog.variants[name]
+    assert str(BUILTIN_ROOT.resolve()) == builtin.root
+    expected = (
+        f"variant {name!r} of {folder / 'variant.yaml'} has the name of a built-in variant "
+        f"({builtin.folder}/variant.yaml), which is reserved; rename yours (its folder, or its key under 'variants')"
+    )
+    assert {name: expected} == catalog.clashes
+
+
+def test_a_folder_with_a_broken_manifest_keeps_its_name(tmp_path: Path, write_variant: WriteVariant) -> None:
+    """A name selects the folder of that name also if its manifest is broken, and no other variant of that name."""
+    write_variant("alpha", manifest="step: only\n")
+    members = "step: s\nbecause: b\nexpect: e\nvariants: {alpha: {}}\n"
+    write_variant("group", manifest=members, **SOURCE)
+    (chosen,) = select_variants(discover((tmp_path / "kernels",)), ("alpha",))
+    assert isinstance(chosen, BrokenVariant)
 
 
 @pytest.mark.parametrize("kind", ["missing", "file"])
 def test_a_root_must_be_a_folder(tmp_path: Path, kind: str) -> None:
-    """A root that is missing or is a file is refused, with what it must hold."""
+    """A root that is missing or is a file is refused, with the command that makes one."""
     root = tmp_path / "kernels"
     if kind == "file":
         root.write_text("", encoding="utf-8")
     with pytest.raises(UsageProblem) as problem:
         discover((root,))
-    assert f"--fa-kernels: no folder {str(root)!r}; it must hold <variant>/variant.yaml" == str(problem.value)
+    command = f"'python -m pytest_fa new NAME --kernels={root}' writes a variant into {root}"
+    assert f"--fa-kernels: no folder {str(root)!r}; {command}" == str(problem.value)
 
 
 def test_packages_provide_variants(

@@ -9,6 +9,7 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.records.record import RecordKind
 from pytest_fa.session.record_factory import RecordFactory
+from pytest_fa.session.rerun import rerun_command
 from pytest_fa.worker.jobs import CaseResult
 from tests.factories import options, variant
 
@@ -23,7 +24,8 @@ RESULT = CaseResult("ok", "", ())
         ("speed", None, "--fa-case=b1h2s64d64-fp16-seed3 -k test_speed"),
         ("profile", None, "--ncu --ncu-set=verdict --fa-case=b1h2s64d64-fp16-seed3 -k test_profile"),
         ("sanitize", None, "--fa-sanitize=memcheck --fa-case=b1h2s64d64-fp16-seed3 -k test_sanitize"),
-        ("property", "streams", "-k 'test_property and streams'"),
+        ("property", "streams", "--pyargs 'pytest_fa.suite.test_attention::test_property[mine-streams]'"),
+        ("build", None, "--fa-case=b1h2s64d64-fp16-seed3 -k test_build"),
     ],
 )
 def test_the_rerun_command_selects_the_same_test(
@@ -33,6 +35,35 @@ def test_the_rerun_command_selects_the_same_test(
     given = options(tmp_path, rerun=("pytest", "--fa-soak=7"), sanitizers=("memcheck",))
     record = RecordFactory(given).make(kind, variant("mine"), CASE, RESULT, property_name=property_name)
     assert record.rerun_command == f"pytest --fa-soak=7 --fa-variant=mine {words}"
+
+
+def test_the_rerun_command_of_the_self_test_needs_its_option(tmp_path: Path) -> None:
+    """The kernels of the self-test exist only with --fa-selftest, and its tests are not in the shipped suite."""
+    factory = RecordFactory(options(tmp_path, rerun=("pytest", "--pyargs", "pytest_fa.suite")))
+    record = factory.make("selftest", variant("twin_right"), None, RESULT)
+    assert record.rerun_command == "pytest --fa-selftest --fa-variant=twin_right"
+
+
+def test_a_name_that_k_would_confuse_is_rerun_by_id(tmp_path: Path) -> None:
+    """`-k test_correct` selects every test of a variant with that text in its name, so the command has an id."""
+    factory = RecordFactory(options(tmp_path, rerun=("pytest", "--pyargs", "pytest_fa.suite")))
+    record = factory.make("correct", variant("my_test_correct"), CASE, RESULT)
+    expected = "--fa-case=b1h2s64d64-fp16-seed3 --pyargs pytest_fa.suite.test_attention::test_correct"
+    assert record.rerun_command == f"pytest --fa-variant=my_test_correct {expected}"
+
+
+def test_a_profile_is_rerun_as_strictly(tmp_path: Path) -> None:
+    """A profile that fails because of --ncu-strict is run again with it."""
+    factory = RecordFactory(options(tmp_path, rerun=("pytest",), ncu_strict=True, ncu_sudo=True))
+    record = factory.make("profile", variant("mine"), CASE, RESULT)
+    words = "--ncu --ncu-set=verdict --ncu-strict --ncu-sudo --fa-case=b1h2s64d64-fp16-seed3 -k test_profile"
+    assert record.rerun_command == f"pytest --fa-variant=mine {words}"
+
+
+def test_a_sanitizer_is_rerun_alone(tmp_path: Path) -> None:
+    """The command of one sanitizer's test does not run the other sanitizers."""
+    both = options(tmp_path, rerun=("pytest",), sanitizers=("memcheck", "racecheck"))
+    assert "--fa-sanitize=racecheck " in rerun_command(both, "sanitize", "mine", CASE, tool="racecheck")
 
 
 def test_stages_that_were_not_reached_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""Which tests a command line means, and the first words of the commands that run one test again.
+
+The words that the user typed are `config.invocation_params.args`; pytest's own `config.args` also contains those of the
+ini file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_fa.options.flags import OPTIONS
+
+if TYPE_CHECKING:
+    import pytest
+
+SUITE = "pytest_fa.suite"
+SUITE_FOLDER = Path(__file__).parents[1] / "suite"
+SUITE_FILES = {"test_attention.py": f"{SUITE}.test_attention", "selftest.py": f"{SUITE}.selftest"}
+_FLAGS = frozenset(option.flag for option in OPTIONS)
+# Options of pytest and pytest-benchmark that change what a test does.  A rerun command repeats them as they were typed.
+_REPEATED = ("-p", "-o", "-c", "--rootdir", "--confcutdir", "--import-mode")
+_REPEATED_SWITCHES = ("--noconftest", "--benchmark-disable")
+_SUITE_TEST = re.compile(r"test_(?:build|correct|property|gate|speed|profile|sanitize|judge)\[.+\]")
+_WITH_CASE = re.compile(r"(?P<variant>.+?)-(?P<case>b\d+h\d+s\d+d\d+-.*?)(?:-(?:mem|race|sync|init)check)?")
+_LONG_FORMS = {"-o": "--override-ini", "-c": "--config-file"}
+
+
+def is_typed(config: pytest.Config) -> bool:
+    """Whether the user typed an option of pytest-fa; those of the ini file and of `addopts` do not count."""
+    return any(str(word).partition("=")[0] in _FLAGS for word in config.invocation_params.args)
+
+
+def implies_suite(config: pytest.Config) -> bool:
+    """Whether the run is one of the shipped suite because an option of pytest-fa was typed, and no path.
+
+    If the ini file sets `testpaths` to other tests, those are collected.
+    """
+    if config.args_source is not config.ArgsSource.INVOCATION_DIR or not is_typed(config):
+        return False
+    return _is_suite_only(config.getini("testpaths"), config.rootpath)
+
+
+def choose_tests(config: pytest.Config, *, selftest: bool) -> None:
+    """Set the tests that pytest collects: the shipped suite if it is implied, and ids in the form that was printed."""
+    named = [suite_id(word, config.invocation_params.dir) for word in config.args]
+    if selftest:
+        in_selftest = [name for name in named if name and name.startswith(f"{SUITE}.selftest::")]
+        config.args[:] = in_selftest or [f"{SUITE}.selftest"]
+    elif implies_suite(config):
+        config.args[:] = [SUITE]
+    else:
+        config.args[:] = [name or word for name, word in zip(named, config.args, strict=True)]
+    config.option.pyargs |= selftest or config.args == [SUITE] or any(named)
+    if config.option.deselect:
+        config.option.deselect += [text for word in config.option.deselect for text in _other_forms(word, config)]
+
+
+def suite_id(word: str, folder: Path) -> str | None:
+    """The Python name of a test of the shipped suite; None if `word`, which was typed in `folder`, names another file.
+
+    Accepted are the forms that the terminal and JUnit files show: `test_attention.py::test_correct[x]`, the path of
+    that file in any repository, and `pytest_fa.suite.test_attention::test_correct`.
+    """
+    base, separator, test = word.partition("::")
+    if base in (SUITE, *SUITE_FILES.values()):
+        return word
+    path = Path(base)
+    if (folder / path).exists() and (folder / path).resolve().parent != SUITE_FOLDER.resolve():
+        return None
+    if path.parts[-2:] == ("pytest_fa", "suite") and not test:
+        return SUITE
+    parents, module = path.parts[:-1], SUITE_FILES.get(path.name)
+    is_full_id = parents in ((), ("suite",)) and _SUITE_TEST.fullmatch(test)
+    is_printed = is_full_id or parents[-2:] == ("pytest_fa", "suite")
+    return f"{module}{separator}{test}" if module and is_printed else None
+
+
+def named_tests(config: pytest.Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The variants and the cases of the test ids on the command line, such as `test_correct[x-<case>]`."""
+    ids = [suite_id(str(word), config.invocation_params.dir) or "" for word in config.args]
+    tests = [name.partition("::")[2].removesuffix("]").partition("[") for name in ids if name.endswith("]")]
+    variants, cases = [], []
+    for test, _, parameters in tests:
+        match = _WITH_CASE.fullmatch(parameters)
+        if match:
+            variants.append(match["variant"])
+            cases.append(match["case"])
+        elif test != "test_judge":  # a property or a sanitizer follows the variant's name
+            is_pair = test in ("test_property", "test_sanitize")
+            variants.append(parameters.rpartition("-")[0] if is_pair else parameters)
+    return tuple(dict.fromkeys(variants)), tuple(dict.fromkeys(cases))
+
+
+def _other_forms(word: str, config: pytest.Config) -> list[str]:
+    """The ids under which pytest may know a test of the shipped suite that --deselect names."""
+    name = suite_id(word, SUITE_FOLDER / "no-folder")
+    if name is None or "::" not in name:
+        return []
+    module, _, test = name.partition("::")
+    file = f"{module.rpartition('.')[2]}.py"
+    relative = os.path.relpath(SUITE_FOLDER / file, config.rootpath)
+    return [f"{path}::{test}" for path in (file, f"pytest_fa/suite/{file}", relative)]
+
+
+# -- rerun commands ---------------------------------------------------------------------------------------------------
+
+
+def rerun_words(config: pytest.Config) -> list[str]:
+    """`pytest`, the typed options that decide which ini file is read, and the words that select the shipped suite."""
+    return ["pytest", *_typed_options(config), *_suite_words(config)]
+
+
+def _typed_options(config: pytest.Config) -> list[str]:
+    """The options of `_REPEATED` as they were typed, and the root folder if the typed paths decided it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in _REPEATED:
+        parser.add_argument(flag, *filter(None, [_LONG_FORMS.get(flag)]), action="append", default=[], dest=flag)
+    for switch in _REPEATED_SWITCHES:
+        parser.add_argument(switch, action="store_true", dest=switch)
+    typed, _ = parser.parse_known_args([str(word) for word in config.invocation_params.args])
+    words: list[str] = []
+    for flag in _REPEATED:
+        for value in getattr(typed, flag):
+            words += [f"{flag}={value}"] if flag.startswith("--") else [flag, value]
+    if not (getattr(typed, "-c") or getattr(typed, "--rootdir")):
+        words += _root_words(config)
+    return [*words, *(switch for switch in _REPEATED_SWITCHES if getattr(typed, switch))]
+
+
+def _root_words(config: pytest.Config) -> list[str]:
+    """The option that sets the root folder, if pytest found this folder by the paths that were typed."""
+    here = config.invocation_params.dir
+    if config.args_source is not config.ArgsSource.ARGS or config.option.pyargs or config.rootpath == here:
+        return []
+    if config.inipath is not None:
+        return ["-c", os.path.relpath(config.inipath, here)]
+    return [f"--rootdir={os.path.relpath(config.rootpath, here)}"]
+
+
+def _suite_words(config: pytest.Config) -> list[str]:
+    """The words that select the shipped suite; none if the typed command selects it without them."""
+    source, sources = config.args_source, config.ArgsSource
+    typed = {str(word) for word in config.invocation_params.args}
+    if source is sources.ARGS:
+        return ["--pyargs", SUITE] if typed & set(config.args) else []  # the others are in `addopts`
+    if source is sources.TESTPATHS:
+        is_explicit = not _is_suite_only(config.getini("testpaths"), config.rootpath)
+    else:
+        is_explicit = is_typed(config) and not implies_suite(config)
+    return ["--pyargs", SUITE] if is_explicit else []
+
+
+def _is_suite_only(testpaths: list[str], root: Path) -> bool:
+    """Whether `testpaths` contains no tests but the shipped suite."""
+    return all(path == SUITE or (root / path).resolve() == SUITE_FOLDER.resolve() for path in testpaths)

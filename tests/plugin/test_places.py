@@ -1,0 +1,312 @@
+"""Runs in the wrong place, with two variants of one name, or with printed ids do what was meant or say why not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.factories import PYTHON_MANIFEST
+from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, ZERO_MANIFEST, NewProject, Project, Run
+
+BUILTIN = Path(__file__).parents[2] / "pytest_fa" / "builtin"
+SUM_TEST = "def test_sum():\n    assert 1 + 1 == 2\n"
+KERNEL_TEST = "def test_uses_a_kernel(fa_variant):\n    pass\n"
+RENAME = "(its folder, or its key under 'variants')"
+IMPLIED = "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
+
+
+# -- two variants of one name -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def twins(new_project: NewProject) -> Project:
+    """A variant, a folder that declares the same name, another variant, and tests with and without kernels."""
+    project = new_project("twins")
+    project.python_variant("mask1")
+    project.python_variant("dup", manifest=PYTHON_MANIFEST + "variants: {mask1: {}}\n")
+    project.python_variant("other")
+    project.write("test_sum.py", SUM_TEST)
+    project.write("test_kernel.py", KERNEL_TEST)
+    return project
+
+
+def clash_of(project: Project) -> str:
+    """The sentence about the two variants."""
+    first, second = (project.folder / "kernels" / name / "variant.yaml" for name in ("dup", "mask1"))
+    return f"variant 'mask1' is declared 2 times: in {first} and in {second}; rename one {RENAME}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--fa-variant=mask1",),
+        ("--fa-variant=other",),
+        ("--fa-variant=other", "--fa-gate=0.95", "--fa-gate-baseline=mask1"),
+        ("--fa-suite=smoke", "-n2"),
+        ("--fa-variant=other", "test_kernel.py"),
+    ],
+    ids=" ".join,
+)
+def test_two_variants_of_one_name_end_the_run(twins: Project, arguments: tuple[str, ...]) -> None:
+    """Every run that uses kernels ends with a usage error that has both paths."""
+    result = twins.run(*arguments)
+    assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [f"ERROR: {clash_of(twins)}"])
+
+
+@pytest.mark.parametrize("arguments", [("--pyargs", "pytest_fa.suite"), ("test_kernel.py",), ()], ids=" ".join)
+def test_they_also_end_a_run_without_options(twins: Project, arguments: tuple[str, ...]) -> None:
+    """A run that finds tests with kernels ends in the same way after collection, and runs no test."""
+    result = twins.run(*arguments)
+    assert (result.ret, result.errlines[0], result.outcomes) == (4, f"ERROR: {clash_of(twins)}", {})
+
+
+def test_a_run_without_kernels_passes(twins: Project) -> None:
+    """Tests that use no kernel run, also if the ini file sets options of pytest-fa; so does --help."""
+    result = twins.run("test_sum.py")
+    assert (result.ret, result.outcomes) == (pytest.ExitCode.OK, {"test_sum": "passed"})
+    result = twins.run("test_sum.py", "-o", "fa_suite=smoke")
+    assert (result.ret, result.outcomes) == (pytest.ExitCode.OK, {"test_sum": "passed"})
+    assert twins.run("--help", "--fa-variant=mask1").ret == pytest.ExitCode.OK
+
+
+def test_the_list_shows_them(twins: Project) -> None:
+    """--fa-list lists every other variant, and the sentence."""
+    result = twins.run("--fa-list")
+    names = [line.split()[0] for line in result.all_lines]
+    assert (result.ret, [name for name in names if name in ("mask1", "other", *COMPANIONS)]) == (
+        pytest.ExitCode.OK,
+        ["other", *COMPANIONS],
+    )
+    assert "".join(f"broken: {clash_of(twins)}".split()) in "".join(result.text.split())  # long lines are folded
+
+
+def test_a_copied_baseline_ends_the_run(project: Project) -> None:
+    """A copy of the built-in baselines does not replace them, so a gate is never decided against such a copy."""
+    project.python_variant("mine")
+    shutil.copytree(BUILTIN / "sdpa", project.folder / "kernels" / "sdpa_flash")
+    result = project.run("--fa-variant=mine", "--fa-gate=0.95")
+    copy = project.folder / "kernels" / "sdpa_flash" / "variant.yaml"
+    names = [name for name in COMPANIONS if name.startswith("sdpa")]
+    sentences = [
+        f"variant '{name}' of {copy} has the name of a built-in variant ({BUILTIN}/sdpa/variant.yaml), which is "
+        f"reserved; rename yours {RENAME}"
+        for name in names
+    ]
+    assert (result.ret, result.all_lines) == (4, [f"ERROR: {sentences[0]}", *sentences[1:]])
+
+
+# -- no variants ------------------------------------------------------------------------------------------------------
+
+
+def new(name: str, folder: Path, option: str = "") -> str:
+    """The end of a message: the command that writes a variant."""
+    return f"'python -m pytest_fa new {name}{option}' writes a variant into {folder}"
+
+
+@pytest.mark.parametrize(
+    ("files", "content"),
+    [
+        ((), "there is no such folder"),
+        (("kernels/",), "the folder is empty"),
+        (("kernels/notes/a.txt", "kernels/b.cu"), "no folder in it has a variant.yaml (it contains b.cu, notes)"),
+        (
+            ("kernels/variant.yaml",),
+            "variant.yaml is in the folder itself; move it and its sources into a folder below it",
+        ),
+    ],
+    ids=["missing", "empty", "without manifests", "one level too high"],
+)
+def test_a_folder_without_variants(project: Project, files: tuple[str, ...], content: str) -> None:
+    """The message says what was looked for, where, what is there, and the command that writes a variant."""
+    for name in files:
+        (project.folder / name).mkdir(parents=True) if name.endswith("/") else project.write(name, "")
+    folder = project.folder / "kernels"
+    looked = f"looked for {folder}/<variant>/variant.yaml: {content}"
+    named = project.run("--fa-variant=mine")
+    complaint = f"ERROR: --fa-variant: no variant 'mine' (see --fa-list); {looked}; {new('mine', folder)}"
+    assert (named.ret, named.all_lines) == (pytest.ExitCode.USAGE_ERROR, [complaint])
+    every = project.suite(ONE_CASE)
+    assert (every.ret, every.errlines[0]) == (4, f"ERROR: no variant to test: {looked}; {new('NAME', folder)}")
+    listed = "".join(project.run("--fa-list").text.split())
+    assert "".join(f"no variants of your own: {looked}; {new('NAME', folder)}".split()) in listed
+
+
+def test_a_variant_without_a_manifest(project: Project) -> None:
+    """A folder that has the name but no manifest is named."""
+    project.python_variant("other")
+    project.write("kernels/mine/kernel.cu", "")
+    folder = project.folder / "kernels"
+    result = project.run("--fa-variant=mine")
+    reason = f"the folder {folder / 'mine'} has no variant.yaml; {new('NAME', folder)}, with a manifest to copy"
+    assert result.all_lines == [f"ERROR: --fa-variant: no variant 'mine' (see --fa-list); {reason}"]
+
+
+@pytest.mark.parametrize("place", ["sub", "kernels", "kernels/mine", "beside"])
+def test_a_run_from_another_folder(tmp_path: Path, place: str) -> None:
+    """From a folder below, inside or above the kernels, the message has the path of the variants nearby."""
+    root = tmp_path / "parent" / "repository"
+    Project(root, tmp_path).python_variant("mine")
+    here = root.parent if place == "beside" else root / place
+    here.mkdir(exist_ok=True)
+    result = Project(here, tmp_path).run("--fa-variant=mine", f"--rootdir={here}")
+    looked = f"looked for {here}/kernels/<variant>/variant.yaml: there is no such folder"
+    hint = f"{root}/kernels has variants: start pytest in {root}, or give --fa-kernels={root}/kernels"
+    complaint = f"no variant 'mine' (see --fa-list); {looked}; {hint}; {new('mine', here / 'kernels')}"
+    assert result.all_lines == [f"ERROR: --fa-variant: {complaint}"]
+
+
+@pytest.mark.parametrize(("name", "text"), [("gone", "no folder"), ("empty", "no <variant>/variant.yaml in")])
+def test_a_named_folder_without_variants(project: Project, name: str, text: str) -> None:
+    """The message of --fa-kernels has the path and a command that writes into exactly this folder."""
+    (project.folder / "empty").mkdir()
+    folder = project.folder / name
+    command = new("NAME", folder, f" --kernels={folder}")
+    assert project.run(f"--fa-kernels={name}").all_lines == [f"ERROR: --fa-kernels: {text} {str(folder)!r}; {command}"]
+
+
+def test_tests_without_variants_need_none(project: Project) -> None:
+    """A user's own test with only `fa_case` runs in a project without kernels."""
+    project.write("test_own.py", "def test_case_alone(fa_case):\n    pass\n")
+    result = project.run("test_own.py", ONE_CASE)
+    assert (result.ret, result.outcomes) == (0, {f"test_case_alone[{CASE}]": "passed"})
+
+
+# -- which tests run --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stranger(new_project: NewProject) -> Project:
+    """Another repository, with tests of its own and one variant."""
+    project = new_project("stranger")
+    project.python_variant("mine")
+    project.write("tests/test_sum.py", SUM_TEST)
+    project.write("tests/test_kernel.py", KERNEL_TEST)
+    project.write("sub/keep", "")
+    return project
+
+
+def files_of(result: Run) -> list[str]:
+    """The files of the tests that `--collect-only -q` listed, each once."""
+    return list(dict.fromkeys(line.split("::")[0] for line in result.outlines if "::" in line))
+
+
+OWN_FILES = ["tests/test_kernel.py", "tests/test_sum.py"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "files"),
+    [
+        (("--fa-variant=mine",), ["test_attention.py"]),
+        (("--fa-variant=mine", "--pyargs"), ["test_attention.py"]),
+        (("--fa-variant=mine", "."), OWN_FILES),
+        (("--fa-variant=mine", "tests/test_kernel.py"), ["tests/test_kernel.py"]),
+        (
+            ("--fa-variant=mine", "tests/test_kernel.py", "--pyargs", "pytest_fa.suite"),
+            [*OWN_FILES[:1], "test_attention.py"],
+        ),
+        (("--fa-variant=mine", "-o", "testpaths=tests"), OWN_FILES),
+        (("-o", "fa_variant=mine"), OWN_FILES),
+        (("-o", "addopts=--fa-variant=mine"), OWN_FILES),
+        ((), OWN_FILES),
+    ],
+    ids=" ".join,
+)
+def test_an_option_without_a_path_means_the_shipped_suite(
+    stranger: Project, arguments: tuple[str, ...], files: list[str]
+) -> None:
+    """The shipped suite runs if an option is typed and neither a path nor `testpaths` says otherwise."""
+    assert files_of(stranger.run("--collect-only", "-q", *arguments)) == files
+
+
+def test_the_header_says_so(stranger: Project) -> None:
+    """The header of an implied suite says how to run the tests of a folder; other headers do not."""
+    implied, explicit = stranger.run("--co", "--fa-variant=mine"), stranger.run("--co", "--fa-variant=mine", "tests")
+    assert [IMPLIED in result.outlines for result in (implied, explicit)] == [True, False]
+
+
+# -- ids as they are printed ------------------------------------------------------------------------------------------
+
+TEST = f"test_correct[mine-{CASE}]"
+PRINTED = [
+    f"test_attention.py::{TEST}",
+    f"pytest_fa/suite/test_attention.py::{TEST}",
+    f"../../elsewhere/pytest_fa/suite/test_attention.py::{TEST}",
+    f"pytest_fa.suite.test_attention::{TEST}",
+]
+
+
+@pytest.mark.parametrize("printed", PRINTED)
+def test_a_printed_id_selects_its_test(stranger: Project, printed: str) -> None:
+    """The id of a test is accepted as pytest prints it in this repository or in another one, and printed again."""
+    result = stranger.run("--collect-only", "-q", printed)
+    assert [line for line in result.outlines if "::" in line] == [f"test_attention.py::{TEST}"]
+
+
+@pytest.mark.parametrize("printed", PRINTED)
+def test_a_printed_id_can_be_deselected(stranger: Project, printed: str) -> None:
+    """--deselect accepts the same ids."""
+    ids = stranger.run("--collect-only", "-q", ONE_CASE, "--deselect", printed).ids
+    assert ids == [f"test_speed[{name}-{SHAPE}]" for name in ("mine", *COMPANIONS)]
+
+
+def test_a_users_own_file_comes_first(project: Project) -> None:
+    """A file of the user with the name of the suite's file is what its path says."""
+    project.write("test_attention.py", SUM_TEST)
+    assert project.run("--collect-only", "-q", "test_attention.py::test_sum").ids == ["test_sum"]
+
+
+@pytest.mark.parametrize("word", ["test_attention.py", "test_attention.py::test_sum", "test_attention.py::test_sum[1]"])
+def test_a_missing_file_is_not_the_suites(stranger: Project, word: str) -> None:
+    """A path of no file is an error as always, unless it is the full id of a shipped test."""
+    result = stranger.run(word)
+    assert (result.ret, result.all_lines[-1]) == (4, f"ERROR: file or directory not found: {word}")
+
+
+def test_an_id_of_an_unknown_variant(stranger: Project) -> None:
+    """The id of a variant that does not exist is a usage error with a suggestion."""
+    result = stranger.run(f"test_attention.py::test_correct[mien-{CASE}]")
+    complaint = "ERROR: --fa-variant: no variant 'mien'; did you mean 'mine'? (see --fa-list)"
+    assert (result.ret, result.all_lines) == (4, [complaint])
+
+
+def test_an_id_of_the_self_test(stranger: Project) -> None:
+    """With --fa-selftest, the id of one of its tests selects this test."""
+    result = stranger.run("--fa-selftest", "--collect-only", "-q", "selftest.py::test_judge[gain_only]")
+    assert [line for line in result.outlines if "::" in line] == ["selftest.py::test_judge[gain_only]"]
+
+
+@pytest.mark.parametrize(
+    ("case", "seeds"),
+    [(SHAPE, "012"), (f"mine-{CASE}", "0"), (PRINTED[0], "0"), (f"test_speed[mine-{SHAPE}]", "012")],
+)
+def test_a_case_as_printed(stranger: Project, case: str, seeds: str) -> None:
+    """--fa-case accepts the id of a shape, which stands for every seed of the suite, and ids inside a test id."""
+    ids = stranger.run("--collect-only", "-q", f"--fa-case={case}", "-k", "test_correct").ids
+    assert ids == [f"test_correct[mine-{SHAPE}-seed{seed}]" for seed in seeds]
+
+
+def test_a_shape_of_no_suite_has_seed_0(stranger: Project) -> None:
+    """A shape that is not in the suite is run with seed 0, or with the seeds of --fa-seeds."""
+    collect = ("--collect-only", "-q", "--fa-case=b3h1s9d64-fp16", "-k", "test_correct")
+    assert stranger.run(*collect).ids == ["test_correct[mine-b3h1s9d64-fp16-seed0]"]
+    assert stranger.run(*collect, "--fa-seeds=5,").ids == ["test_correct[mine-b3h1s9d64-fp16-seed5]"]
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "test_correct[mine-b1h2s17d64-fp16-seed0]",
+        "test_correct[ablated-b1h2s64d64-fp16-seed9]",
+        "test_speed[mine-b1h2s17d64-fp16]",
+        "test_property[ablated-new_data]",
+        "test_build[zero@BLOCK=32]",
+    ],
+)
+def test_an_id_needs_no_options(stranger: Project, test: str) -> None:
+    """The id of a test selects its variant and its case, also those that no candidate and no suite of the run has."""
+    stranger.python_variant("ablated", manifest=PYTHON_MANIFEST + "role: ablation\n")
+    stranger.cuda_variant("zero", manifest=ZERO_MANIFEST + "role: ablation\n")
+    result = stranger.run("--collect-only", "-q", f"test_attention.py::{test}")
+    assert [line for line in result.outlines if "::" in line] == [f"test_attention.py::{test}"]
