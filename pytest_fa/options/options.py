@@ -92,8 +92,15 @@ def wants_list(config: pytest.Config) -> bool:
 
 def read(config: pytest.Config) -> Options:
     """The options of this run.  Raises `UsageProblem` for a value that is not allowed."""
+    variants, cases = named_tests(config)
+    return _read(config, variants, cases, tuple(rerun_words(config)))
+
+
+def _read(
+    config: pytest.Config, named_variants: tuple[str, ...], named_cases: tuple[str, ...], rerun: tuple[str, ...]
+) -> Options:
+    """The options, with what the test ids of the command line name and the first words of a rerun command."""
     rootdir = config.rootpath
-    named_variants, named_cases = named_tests(config)
     return Options(
         rootdir=rootdir,
         variants=values.words_of(_text(config, "fa_variant")),
@@ -126,7 +133,7 @@ def read(config: pytest.Config) -> Options:
         require_gpu=_is_on(config, "fa_require_gpu"),
         save=_is_on(config, "fa_save"),
         timing=not config.getoption("benchmark_disable", default=False),
-        rerun=_rerun(config),
+        rerun=(*rerun, *_repeated_options(config)),
         is_given=bool(named_variants) or any(_is_given(config, option) for option in OPTIONS),
         notices=_notices(config),
         named_variants=named_variants,
@@ -136,7 +143,7 @@ def read(config: pytest.Config) -> Options:
 
 def defaults(rootdir: Path) -> Options:
     """The options of a run in `rootdir` without a command line and without an ini file."""
-    return read(cast("pytest.Config", NothingGiven(rootdir)))
+    return _read(cast("pytest.Config", NothingGiven(rootdir)), (), (), ("pytest",))
 
 
 class NothingGiven:
@@ -186,12 +193,12 @@ def _is_given(config: pytest.Config, option: OptionRow) -> bool:
     return config.getoption(option.dest) is not None or config.getini(option.dest) != default
 
 
-def _rerun(config: pytest.Config) -> tuple[str, ...]:
-    """`pytest` and the options that decide how a variant is selected, built and checked."""
+def _repeated_options(config: pytest.Config) -> tuple[str, ...]:
+    """The options that decide how a variant is selected, built and checked."""
     used = [option for option in OPTIONS if option.dest in RERUN and config.getoption(option.dest) is not None]
     no_build = ("--fa-no-build",) if _is_on(config, "fa_no_build") else ()
     words = (f"{option.flag}={value}" for option in used for value in _as_list(config.getoption(option.dest)))
-    return (*rerun_words(config), *words, *no_build)
+    return (*words, *no_build)
 
 
 def _as_list(value: str | list[str]) -> list[str]:
