@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.float32_error import to_tf32
@@ -15,6 +16,7 @@ from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.records.judged import Check
 from pytest_fa.run.inputs import Inputs, make_inputs
+from pytest_fa.run.module import load_forward
 from tests.unit.judge.float32_kernels import (
     DATA,
     MISTAKES,
@@ -160,3 +162,17 @@ def test_truth_of_fp32_is_that_of_float64() -> None:
 
     torch.testing.assert_close(truth.out, expected.nan_to_num(), rtol=0, atol=1e-13)
     assert torch.equal(truth.out, make_truth(inputs, TF32).out)
+
+
+def test_sdpa_computes_fp32_products_in_fp32() -> None:
+    """A candidate that allows products in bf16 or tf32 does not change SDPA's fp32 output, and keeps its setting."""
+    sdpa = load_forward(discover(()).variants["sdpa_math"], None)
+    inputs = make_inputs(parse_case("b1h1s128d64-fp32-seed0"), torch.device("cpu"))
+    before = sdpa(*inputs[:3], scale=inputs.scale)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        after, setting = sdpa(*inputs[:3], scale=inputs.scale), torch.get_float32_matmul_precision()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+    assert (torch.equal(before, after), setting) == (True, "medium")
