@@ -4,7 +4,7 @@
 // expect:  correct everywhere; hundreds of microseconds at the target shape (1x8x512x64), because 4096 rows fill only 32 of
 //          132 SMs
 // tile:    1 query x 1 key per thread, BLOCK_THREADS rows per block; 0 bytes of shared memory
-// takes:   fp16 and bf16, D = 64, any S_q >= 1 and S_kv >= 0, any strides, grouped heads, top-left and bottom-right causal
+// takes:   fp16 and bf16, or fp32 (minimal_fp32), D = 64, any S_q >= 1 and S_kv >= 0, any strides, grouped heads, top-left and bottom-right causal
 //          masks
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -20,11 +20,14 @@ static_assert(BLOCK_THREADS % 32 == 0 && BLOCK_THREADS <= 1024, "a block must be
 
 using fp16 = __half;
 using bf16 = __nv_bfloat16;
+using fp32 = float;
 
 __device__ __forceinline__ float to_float(fp16 x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(fp32 x) { return x; }
 __device__ __forceinline__ void from_float(fp16* x, float value) { *x = __float2half_rn(value); }
 __device__ __forceinline__ void from_float(bf16* x, float value) { *x = __float2bfloat16_rn(value); }
+__device__ __forceinline__ void from_float(fp32* x, float value) { *x = value; }
 
 // Returns how many keys query `row` sees: all, or those up to the causal diagonal.  The diagonal is aligned to the top-left or
 // to the bottom-right corner of S.

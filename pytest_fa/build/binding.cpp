@@ -67,7 +67,8 @@ int32_t Dtype(const TensorView& tensor, const char* name) {
   const DLDataType dtype = tensor.dtype();
   if (dtype.bits == 16 && dtype.code == kDLFloat) return FA_DTYPE_fp16;
   if (dtype.bits == 16 && dtype.code == kDLBfloat) return FA_DTYPE_bf16;
-  TVM_FFI_THROW(TypeError) << Format("%s must be fp16 or bf16, got DLPack type code %d with %d bits", name, dtype.code,
+  if (dtype.bits == 32 && dtype.code == kDLFloat) return FA_DTYPE_fp32;
+  TVM_FFI_THROW(TypeError) << Format("%s must be fp16, bf16 or fp32, got DLPack type code %d with %d bits", name, dtype.code,
                                      dtype.bits);
 }
 

@@ -10,12 +10,13 @@ import msgspec
 
 from pytest_fa.errors import UsageProblem
 
-Dtype = Literal["fp16", "bf16"]
+Dtype = Literal["fp16", "bf16", "fp32"]
 Causal = Literal["none", "top_left", "bottom_right"]
 Layout = Literal["bhsd", "bshd"]
 Computes = Literal["attention", "scores"]
 
-DTYPES: tuple[str, ...] = ("fp16", "bf16")
+DTYPES: tuple[str, ...] = ("fp16", "bf16", "fp32")
+ELEMENT_BYTES: dict[str, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
 LARGEST = 2**31 - 1
 Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 GRAMMAR = "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd][-scores]-seed<N>"
@@ -110,10 +111,10 @@ class Case(msgspec.Struct, frozen=True, order=True):
     @property
     def bytes_per_call(self) -> int:
         """The bytes of q, k, v and out, each read or written once; scores do not read v."""
-        q_bytes = 2 * self.batch * self.heads * self.seq_q * self.head_dim
-        k_bytes = 2 * self.batch * self.kv_heads * self.seq_k * self.head_dim
-        v_bytes = 0 if self.computes == "scores" else k_bytes
-        return q_bytes + k_bytes + v_bytes + 2 * math.prod(self.out_shape)
+        q_size = self.batch * self.heads * self.seq_q * self.head_dim
+        k_size = self.batch * self.kv_heads * self.seq_k * self.head_dim
+        v_size = 0 if self.computes == "scores" else k_size
+        return ELEMENT_BYTES[self.dtype] * (q_size + k_size + v_size + math.prod(self.out_shape))
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:

@@ -47,7 +47,7 @@ from pytest_fa.errors import ManifestError, UsageProblem, suggestion
 
 MANIFEST_NAME = "variant.yaml"
 
-Instantiation = Annotated[str, msgspec.Meta(pattern=r"^(fp16|bf16)-d[0-9]+$")]
+Instantiation = Annotated[str, msgspec.Meta(pattern=r"^(fp16|bf16|fp32)-d[0-9]+$")]
 Defines = dict[str, int | str]
 
 
@@ -185,6 +185,11 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         cases=read_cases(manifest.cases if member.cases is None else member.cases, manifest.computes),
         any_arch=manifest.arch is None,
     )
+    if "tf32" in variant.rounds and "fp32" not in supports.dtype:
+        raise ManifestError(
+            f"{folder / MANIFEST_NAME}: {name}: rounds has 'tf32', which applies to fp32; supports.dtype is "
+            f"{', '.join(supports.dtype)}; add fp32 or drop 'tf32'"
+        )
     if problem := probe_problem(variant):
         raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
     # The output of a variant that omits a phase is not checked, so it must be an ablation and name its parent.

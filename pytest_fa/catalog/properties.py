@@ -18,7 +18,7 @@ PROPERTIES: dict[str, str] = {
     "contained_nan": "a NaN in one head changes no bit in the output of the other heads",
     "padded_rows": "rows with padding between them are read and written correctly, or refused",
     "expanded_heads": "K and V with a head stride of zero are read correctly, or refused",
-    "offset_pointers": "base pointers that are offset by 2 or 8 bytes are read and written correctly, or refused",
+    "offset_pointers": "pointers that are offset by one element or 8 bytes are read and written correctly, or refused",
     "new_data": "new data at the same address gives a new result",
     "new_shape": "another shape at the same address gives the correct result for that shape",
     "streams": "a call waits for a slow write on its own stream, and calls from two threads do not interfere",

@@ -16,7 +16,7 @@ Device = Literal["cuda", "cpu"]
 Arch = Annotated[str, msgspec.Meta(pattern=rf"^{ARCH}\Z")]  # such as sm_80, sm_90a or sm_120f
 Target = Annotated[str, msgspec.Meta(pattern=rf"^({ARCH}|host)\Z")]  # `host`: an extension without CUDA sources
 Tolerance = Literal["same_precision", "absolute", "fp8"]
-Rounding = Literal["q", "s", "p"]
+Rounding = Literal["q", "s", "p", "tf32"]
 Sanitizer = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
 SOME = msgspec.Meta(min_length=1)
 FEW = msgspec.Meta(max_length=256)  # far more than a real manifest has

@@ -21,7 +21,7 @@
 #define FA_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum FaStatus { FA_OK = 0, FA_REFUSED = -1 };
-enum FaDtype { FA_DTYPE_fp16 = 0, FA_DTYPE_bf16 = 1 };
+enum FaDtype { FA_DTYPE_fp16 = 0, FA_DTYPE_bf16 = 1, FA_DTYPE_fp32 = 2 };
 enum FaCausal { FA_CAUSAL_NONE = 0, FA_CAUSAL_TOP_LEFT = 1, FA_CAUSAL_BOTTOM_RIGHT = 2 };
 
 /* The strides of a tensor [batch, heads, seq, head_dim], in elements. */

@@ -15,7 +15,7 @@ from pytest_fa.catalog.case import AXES, Computes
 from pytest_fa.judge.scores import score_mistakes
 from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Repeats
-from pytest_fa.run.inputs import Inputs
+from pytest_fa.run.inputs import Inputs, bits_of
 
 MAP_COLUMNS, MAP_ROWS = 48, 16
 LEAST_TILE = 16  # queries per column of the error map
@@ -91,12 +91,12 @@ def _cause(
     out: torch.Tensor, truth: Truth, inputs: Inputs, bad: torch.Tensor, repeats: Repeats | None, computes: Computes
 ) -> str:
     """The first explanation that fits; empty if none does."""
-    poison = torch.full_like(out, float("nan")).view(torch.int16)
+    poison = bits_of(torch.full_like(out, float("nan")))
     if repeats is not None and repeats.differing:
         cause = "the output changes from call to call: a race, or a read of memory that the kernel never wrote"
     elif not bool(bad.any()):
         cause = ""
-    elif bool((out.view(torch.int16) == poison)[bad].all()):
+    elif bool((bits_of(out) == poison)[bad].all()):
         cause = f"the kernel never wrote {_where(bad, computes)}: the NaN poison is still there"
     elif not bool(out.isfinite().all()):
         place = _where(bad, computes)

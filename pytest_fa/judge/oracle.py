@@ -13,9 +13,9 @@ from pytest_fa.run.inputs import Inputs
 def truth_of(computes: Computes, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> Truth:
     """Compute truth and the same-precision reference of a case.
 
-    `rounds` are the extra roundings that the manifest declares; scores have none.  `policy` decides whether the truth
-    includes the spread of P's rounding error.
+    `rounds` are the extra roundings that the manifest declares; of these, scores have only `tf32`.  `policy` decides
+    whether the truth includes the spread of P's rounding error.
     """
     if computes == "scores":
-        return make_scores_truth(inputs)
+        return make_scores_truth(inputs, tf32="tf32" in rounds)
     return make_truth(inputs, rounds, with_spread=policy in READS_SPREAD)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.errors import UsageProblem
+from pytest_fa.judge.float32_error import Float32Error
 from pytest_fa.judge.truth import Truth
 from pytest_fa.records.judged import Bound
 
@@ -26,9 +27,10 @@ FP8_RELATIVE_RMS = 0.035
 FP8_OLD_MAX_ERR = 0.06
 FP8_OLD_REL_ERR = 1e-3
 
-# Significand bits after the leading one, and the exponent of the smallest subnormal (IEEE 754 binary16; bfloat16).
-_FRACTION_BITS = {torch.float16: 10, torch.bfloat16: 7}
-_SMALLEST_EXPONENT = {torch.float16: -24, torch.bfloat16: -133}
+# Significand bits after the leading one, and the exponent of the smallest subnormal (IEEE 754 binary16 and binary32;
+# bfloat16).
+_FRACTION_BITS = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23}
+_SMALLEST_EXPONENT = {torch.float16: -24, torch.bfloat16: -133, torch.float32: -149}
 # The systematic part of a head's gain error: what rounding alone may cause, besides its random part.
 _SYSTEMATIC_GAIN = {torch.float16: 3e-5, torch.bfloat16: 2.4e-4}
 # The same for tensor cores, which truncate to float32 when they add: O shrinks by up to 2^-24 for every 16 keys.  Over
@@ -73,7 +75,11 @@ def same_precision(errors: Errors) -> PolicyResult:
 
     The constants are tested with simulated kernels: right ones use less than 0.98 of each bound, and each listed
     mistake uses more than 1.1 of at least one (`tests/unit/judge/test_mutations.py`).
+
+    The bounds of an fp32 output are those of `_float32`.
     """
+    if errors.truth.float32_error is not None:
+        return _float32(errors, errors.truth.float32_error)
     ideal = errors.truth.same_precision - errors.truth.out  # the error of an ideal kernel
     u = ulp(float(errors.truth.out.abs().max()), errors.dtype)
     ideal_rms, max_allowed = rms(ideal), 2 * float(ideal.abs().max()) + u / 2
@@ -86,6 +92,36 @@ def same_precision(errors: Errors) -> PolicyResult:
         _gain(errors, gain_allowed),
     )
     return PolicyResult(bounds, max_allowed)
+
+
+def _float32(errors: Errors, expected: Float32Error) -> PolicyResult:
+    """Bound an fp32 output's error by the size of the error that float32 sums cause on these data.
+
+    Let s be the standard deviation of an element's error and b its bias (see `float32_error`).
+
+    - max: |error| <= 8 max(s, rms(s of the row)) + b for each element.
+    - rms: RMS(error) <= (1.5 + 3 / sqrt(rows)) RMS(s) + RMS(b).  The errors of a row have parts in common, so that the
+      output has as many independent errors as rows.
+    - row rms: rms(error row) <= 5 rms(s of the row) + rms(b of the row).
+    - gain: |gain - 1| <= (4 RMS(s) + RMS(b)) / rms(truth) for each head, even if all its errors have the same sign.
+
+    Simulated right kernels use at most 0.4 of each bound, or 0.95 if they cut tf32 off.  On random data, P or an input
+    rounded to 10 bits where nothing is declared uses at least 10 times a bound (`tests/unit/judge/test_float32.py`).
+    """
+    s, b = expected
+    rows = s.shape[0] * s.shape[1] * s.shape[2]
+    row_s = _row_rms(s)  # [b, h, seq_q]
+    limit = 8 * torch.maximum(s, row_s[..., None]) + b
+    head_size = errors.truth.out.square().mean((-1, -2)).sqrt()  # [b, h]
+    gain_allowed = (4 * s.square().mean((-1, -2)).sqrt() + b.square().mean((-1, -2)).sqrt()) / head_size
+    bounds = (
+        _finite(errors),
+        _worst("max", errors.error.abs(), limit),
+        _bound("rms", rms(errors.error), (1.5 + 3 / math.sqrt(rows)) * rms(s) + rms(b)),
+        _worst("row rms", _row_rms(errors.error), 5 * row_s + _row_rms(b)),
+        _gain(errors, gain_allowed),
+    )
+    return PolicyResult(bounds, limit)
 
 
 def fp8(errors: Errors) -> PolicyResult:

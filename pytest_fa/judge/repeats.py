@@ -12,6 +12,7 @@ from pytest_fa.errors import WrongResult
 from pytest_fa.judge.places import first_place
 from pytest_fa.records.judged import Repeats
 from pytest_fa.run.device import synchronize
+from pytest_fa.run.inputs import bits_of
 
 MOST_SECONDS = 0.5
 DEFAULT_REPEATS = 100
@@ -35,7 +36,7 @@ def repeat(
     bits.  The comparison runs on the device, so that calls follow one another without a gap.  `before_launch` is called
     before the first call and after each synchronization.
     """
-    want, farthest = _bits(first).clone(), first.clone()
+    want, farthest = bits_of(first).clone(), first.clone()
     ever_differed = torch.zeros_like(want, dtype=torch.bool)
     differing = torch.zeros((), dtype=torch.int64, device=first.device)
     distance = torch.zeros((), device=first.device)
@@ -44,7 +45,7 @@ def repeat(
     before_launch()
     while count < (requested_count or DEFAULT_REPEATS):
         out = call()
-        differs = _bits(out) != want
+        differs = bits_of(out) != want
         ever_differed.logical_or_(differs)
         differing += differs.any()
         if keep_farthest:
@@ -71,7 +72,3 @@ def require_identical(repeats: Repeats) -> None:
         raise WrongResult(
             "repeats", f"{repeats.differing} of {repeats.count} repeats differ from the first call bit by bit"
         )
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(torch.int16)

@@ -1,10 +1,14 @@
 """Truth and the same-precision reference, with which an output is compared.
 
-Truth is attention in float64, on the same inputs as the candidate, which are already rounded to fp16 or bf16.
+Truth is attention in float64, on the same inputs as the candidate, which are already rounded to its dtype.
 
 The same-precision reference emulates an ideal kernel of the candidate's precision.  It is the same computation in
 float64, but rounds to the dtype where such a kernel must round: P before the product with V, and the output.  Its
 difference from truth is the error that the dtype alone causes on these data; tolerances are multiples of it.
+
+A float32 kernel has no such place: its error comes from all its sums.  `float32_error` computes the size of that error,
+and the reference only shows an example: it rounds S, P and the output to float32, or, with the declared rounding
+`tf32`, the inputs of both matrix products to tf32.
 
 Neither uses torch's SDPA, whose precision changed between releases.  Both process the queries in blocks, so that the
 scores of long sequences fit into memory.
@@ -18,6 +22,7 @@ import torch
 
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.earlier import TRUTH_ATTRIBUTES, with_old_attributes
+from pytest_fa.judge.float32_error import Float32Error, output_error, score_variance, to_tf32
 from pytest_fa.run.inputs import Inputs
 
 BLOCK_BYTES = {"cuda": 2**30, "cpu": 2**27}  # of float64 scores per block of queries
@@ -40,6 +45,7 @@ class Truth(NamedTuple):
     # The RMS that a row would have if V (for scores: K) were random: sqrt(sum p^2) rms(v).
     row_size: torch.Tensor  # [batch, heads, seq_q] float64
     spread: Spread | None = None
+    float32_error: Float32Error | None = None  # for fp32 only
 
 
 def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread: bool = False) -> Truth:
@@ -48,7 +54,8 @@ def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread
     The reference rounds P = exp(S - max) to the dtype, multiplies it by V, divides by the row sum and rounds the
     result.  `rounds` adds the roundings that a manifest declares: `q` rounds Q * scale, `s` rounds S, and `p` divides P
     by its row sum before P is rounded.  Rows that see no key are zero.  `with_spread` also computes `Truth.spread`,
-    which takes a third matrix product and is read by the policy `fp8` only.
+    which takes a third matrix product and is read by the policy `fp8` only.  For fp32, the reference is that of
+    `_with_float32_error`, and `tf32` is the only rounding in `rounds` that changes it.
     """
     q, k, v = inputs.q.double(), _per_head(inputs.k, inputs.q), _per_head(inputs.v, inputs.q)  # [b, h, s, d] float64
     dtype = inputs.q.dtype
@@ -77,7 +84,30 @@ def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread
         ideal = _round(_divide(p, row_sum), dtype) @ v if divided_first else _divide(_round(p, dtype) @ v, row_sum)
         same_precision[:, :, block] = _round(ideal, dtype)
     spread = None if of_sum is None else Spread(of_sum, _largest(v))
-    return Truth(out, same_precision, inputs.k.shape[2], row_size, spread)
+    truth = Truth(out, same_precision, inputs.k.shape[2], row_size, spread)
+    return _with_float32_error(truth, inputs, tf32="tf32" in rounds) if dtype == torch.float32 else truth
+
+
+def _with_float32_error(truth: Truth, inputs: Inputs, *, tf32: bool) -> Truth:
+    """Add the size of the error of float32 arithmetic, and replace the same-precision reference by an example of it.
+
+    The example rounds S, P and the output to float32, or, with `tf32`, Q, K, P and V to tf32 and the output to float32.
+    """
+    rounded = to_tf32 if tf32 else lambda tensor: _round(tensor, torch.float32)
+    q, k, v = inputs.q.double(), _per_head(inputs.k, inputs.q), _per_head(inputs.v, inputs.q)  # [b, h, s, d] float64
+    rows = _rows_per_block(inputs)
+    same_precision, deviation, bias = (torch.empty_like(truth.out) for _ in range(3))
+    for start in range(0, q.shape[2], rows):
+        block = slice(start, min(start + rows, q.shape[2]))
+        hidden = _hidden(inputs, block)  # [rows, seq_k] or None
+        scores = (q[:, :, block] * inputs.scale) @ k.transpose(2, 3)  # [b, h, rows, seq_k]
+        p, _ = _softmax_parts(scores, hidden)
+        variance = score_variance(q[:, :, block], k, inputs.scale, tf32=tf32)
+        deviation[:, :, block], bias[:, :, block] = output_error(scores, variance, p, v, tf32=tf32)
+        scores = _round(rounded(q[:, :, block]) @ rounded(k).transpose(2, 3) * inputs.scale, torch.float32)
+        p, row_sum = _softmax_parts(scores, hidden)
+        same_precision[:, :, block] = _round(_divide(rounded(p) @ rounded(v), row_sum), torch.float32)
+    return truth._replace(same_precision=same_precision, float32_error=Float32Error(deviation, bias))
 
 
 def _per_head(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ OPTIONS = (
         "ID|GLOB[,...]",
     ),
     OptionRow("--fa-seeds", "random seeds: N runs seeds 0 to N-1, a list such as 3,7 (or 3,) runs those", "N|A,B,..."),
-    OptionRow("--fa-dtype", "run every case in these dtypes: fp16, bf16", "DTYPE[,DTYPE...]"),
+    OptionRow("--fa-dtype", "run every case in these dtypes: fp16, bf16, fp32", "DTYPE[,DTYPE...]"),
     OptionRow(
         "--fa-define",
         "build the selected variants once more for every value of this macro; may be repeated",

@@ -21,19 +21,24 @@ CANARY_PATTERN = 0x5A5A
 
 
 class Guarded:
-    """A tensor of 16-bit elements with a guard band of one bit pattern on each side, all in one allocation."""
+    """A tensor with a guard band of one 16-bit pattern on each side, all in one allocation.
+
+    `storage` is counted in units of 16 bits; an element of the tensor may have 16 or 32 bits.
+    """
 
     def __init__(self, storage: torch.Tensor, like: torch.Tensor, band: int, pattern: int) -> None:
         self._storage, self._band, self._pattern = storage, band, pattern
-        self.tensor = storage.view(like.dtype).as_strided(like.shape, like.stride(), band)
-        self._bands = {"before": storage[:band], "past": storage[band + like.numel() :]}
+        units = _units_per_element(like)
+        self.tensor = storage.view(like.dtype).as_strided(like.shape, like.stride(), band // units)
+        self._bands = {"before": storage[:band], "past": storage[band + units * like.numel() :]}
 
     @classmethod
     def like(cls, tensor: torch.Tensor, pattern: int) -> Self:
         """A guarded tensor with the shape and strides of `tensor`, which must be dense; its content is undefined."""
-        rows = tensor.stride()[-2] * BAND_ROWS if tensor.dim() > 1 else 0
+        units = _units_per_element(tensor)
+        rows = units * tensor.stride()[-2] * BAND_ROWS if tensor.dim() > 1 else 0
         band = _round_up(max(rows, LEAST_BAND_BYTES // 2), ALIGNMENT_BYTES // 2)
-        count = tensor.numel()
+        count = units * tensor.numel()
         storage = torch.full((count + 2 * band,), pattern, dtype=torch.int16, device=tensor.device)
         return cls(storage, tensor, band, pattern)
 
@@ -105,6 +110,11 @@ def _poisoned_workspace(size_bytes: int, device: torch.device) -> Guarded:
     guarded = Guarded.like(like, CANARY_PATTERN)
     guarded.tensor.view(torch.int16).fill_(NAN_PATTERN)  # also NaN if it is read as fp32
     return guarded.to(device)
+
+
+def _units_per_element(tensor: torch.Tensor) -> int:
+    """The number of 16-bit units of an element: 1, or 2 for fp32."""
+    return tensor.element_size() // 2
 
 
 def _round_up(count: int, multiple: int) -> int:

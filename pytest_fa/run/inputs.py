@@ -8,7 +8,7 @@ import torch
 
 from pytest_fa.catalog.case import Case, Computes
 
-TORCH_DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+TORCH_DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 # The input in which the output is linear: negating it negates the output, and a NaN in it reaches the output.
 LINEAR_IN: dict[Computes, str] = {"attention": "v", "scores": "k"}
 
@@ -50,6 +50,11 @@ def empty_output(
 def poisoned_output(inputs: Inputs, computes: Computes = "attention") -> torch.Tensor:
     """An output filled with NaN, so that an element that a kernel does not write is found."""
     return empty_output(inputs.q, inputs.k, computes).fill_(float("nan"))
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of each element as an integer of its size: a view of the same shape, in which NaN equals itself."""
+    return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)  # noqa: PLR2004  # bytes of fp32
 
 
 def _draw(

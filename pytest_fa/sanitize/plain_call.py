@@ -17,14 +17,15 @@ import msgspec
 import numpy as np
 
 from pytest_fa.build.command import ffi_folder
-from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.case import ELEMENT_BYTES, Case
 from pytest_fa.errors import FaError, LaunchError, UnsupportedCase
 from pytest_fa.profile.cuda_driver import CudaDriver
 from pytest_fa.records.record import Outcome
 from pytest_fa.worker.jobs import CaseJob, decode_job
 
 ABI_VERSION = 1
-DTYPES = {"fp16": 0, "bf16": 1}
+DTYPES = {"fp16": 0, "bf16": 1, "fp32": 2}
+EXPONENT_BITS = {"fp16": 0x7C00, "bf16": 0x7F80, "fp32": 0x7F800000}
 CAUSALS = {"none": 0, "top_left": 1, "bottom_right": 2}
 MESSAGE_BYTES = 512
 
@@ -90,7 +91,7 @@ def call(case: Case, library: str) -> PlainResult:
     key_count = case.batch * case.kv_heads * case.seq_k * case.head_dim
     generator = np.random.default_rng(case.seed)
     q, k, v = (cuda.upload(_draw(generator, count, case.dtype)) for count in (query_count, key_count, key_count))
-    out_bytes = 2 * math.prod(case.out_shape)
+    out_bytes = ELEMENT_BYTES[case.dtype] * math.prod(case.out_shape)
     out = cuda.allocate(out_bytes)
     message = ctypes.create_string_buffer(MESSAGE_BYTES)
     args = forward_args(case, q, k, v, out)
@@ -133,6 +134,8 @@ def _strides(case: Case, heads: int, sequence: int) -> Strides:
 def _draw(generator: np.random.Generator, count: int, dtype: str) -> bytes:
     """`count` numbers from N(0, 1) as bytes of this dtype.  bf16 is the upper half of fp32."""
     numbers = generator.standard_normal(count, dtype=np.float32)
+    if dtype == "fp32":
+        return numbers.tobytes()
     if dtype == "fp16":
         return numbers.astype(np.float16).tobytes()
     return (numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes()
@@ -140,8 +143,8 @@ def _draw(generator: np.random.Generator, count: int, dtype: str) -> bytes:
 
 def _count_not_finite(content: bytes, dtype: str) -> int:
     """The number of NaN and Inf elements: those in which all bits of the exponent are set."""
-    exponent = 0x7C00 if dtype == "fp16" else 0x7F80
-    bits = np.frombuffer(content, dtype=np.uint16)
+    exponent = EXPONENT_BITS[dtype]
+    bits = np.frombuffer(content, dtype=f"uint{8 * ELEMENT_BYTES[dtype]}")
     return int(np.count_nonzero((bits & exponent) == exponent))
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 import pytest_fa
 from pytest_fa.build.cache import find_by_key, require_safe
+from pytest_fa.catalog.case import DTYPES
 from pytest_fa.catalog.discover import BUILTIN_ROOT, Catalog, discover
 from pytest_fa.catalog.fit import EVERYTHING, Fits
 from pytest_fa.catalog.kernels_folder import absence, missing_manifest
@@ -177,10 +178,11 @@ def _require_fp16(plan: Plan) -> None:
         raise UsageProblem(
             f"--fa-tolerance=absolute judges fp16 only; case {case.id} is {case.dtype} (use same_precision)"
         )
-    if variant := plan.fitted_to("bf16"):
-        raise UsageProblem(
-            f"--fa-tolerance=absolute judges fp16 only; {variant.name} supports only bf16 (use same_precision)"
-        )
+    for dtype in (name for name in DTYPES if name != "fp16"):
+        if variant := plan.fitted_to(dtype):
+            raise UsageProblem(
+                f"--fa-tolerance=absolute judges fp16 only; {variant.name} supports only {dtype} (use same_precision)"
+            )
 
 
 def _require_fit_for_probes(options: Options, plan: Plan) -> None:

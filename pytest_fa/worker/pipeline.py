@@ -35,7 +35,7 @@ from pytest_fa.run.checked import CheckedLaunch
 from pytest_fa.run.device import is_alive, open_device
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces
-from pytest_fa.run.inputs import make_inputs
+from pytest_fa.run.inputs import bits_of, make_inputs
 from pytest_fa.run.module import LoadVariant, open_forward
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.stages import ReportProgress, Stages, message_of, outcome_of
@@ -230,10 +230,10 @@ def _time_calls(job: CaseJob, forward: Forward, launch: CheckedLaunch, findings:
 
 def _judge_timed_outputs(outputs: Iterable[torch.Tensor], findings: Findings, policy: str) -> None:
     """Judge every output that is not bitwise equal to the output judged in stage `sanity`."""
-    judged_bits = findings.known_out.view(torch.int16)
+    judged_bits = bits_of(findings.known_out)
     for output in outputs:
         out = require_output(output, like=findings.known_out)
-        if not torch.equal(out.view(torch.int16), judged_bits):
+        if not torch.equal(bits_of(out), judged_bits):
             _judge_again(out, findings, policy, " in an output of the timed calls", "timed outputs")
 
 

@@ -24,7 +24,7 @@ from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_MANIFEST, PYTHON_SOURC
 SHAPE = "b1h2s64d64-fp16"
 CASE = f"{SHAPE}-seed0"
 ONE_CASE = f"--fa-case={CASE}"
-COMPANIONS = ["noop", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"]
+COMPANIONS = ["noop", "sdpa_flash", "sdpa_flash_cpu", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"]
 ZERO_MANIFEST = MANIFEST + "defines: {BLOCK: 64}\n"
 
 # Two wrong kernels: one scales the scores by 1.5, the other writes one NaN.

@@ -6,6 +6,8 @@ The `context` of each variant in the manifest selects the backend, so torch cann
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -31,6 +33,8 @@ def forward(
 ) -> torch.Tensor:
     """Return the output tensor that SDPA allocates; a copy into `out` would be timed as part of the backend.
 
+    In fp32, matrix products are those of fp32, whatever the candidate or the environment has allowed.
+
     Raises `UnsupportedCase` with torch's reasons if the pinned backend refuses the call.
     """
     attend = partial(
@@ -42,6 +46,29 @@ def forward(
         is_causal=causal == "top_left",
         enable_gqa=q.shape[1] != k.shape[1],
     )
+    products: AbstractContextManager[None] = fp32_products() if q.dtype == torch.float32 else nullcontext()
+    with products:
+        return _attend_or_refuse(attend)
+
+
+@contextmanager
+def fp32_products() -> Iterator[None]:
+    """Let torch compute products of fp32 matrices in fp32, not in tf32 or bf16, while this context is active.
+
+    A candidate may have allowed those with `set_float32_matmul_precision`, and an environment variable may, too.
+    """
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
+
+
+def _attend_or_refuse(attend: Callable[[], torch.Tensor]) -> torch.Tensor:
     try:
         return attend()
     except RuntimeError as error:

@@ -14,6 +14,7 @@ from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.forward import Forward
+from pytest_fa.run.inputs import bits_of
 from pytest_fa.run.module import load_forward
 
 SLOW_CYCLES = 2_000_000  # about 1 ms: a kernel that does not wait for its stream is finished long before
@@ -94,7 +95,7 @@ def _require_no_shared_state(subject: PropertySubject) -> None:
                 for cycles in gaps[index]:
                     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # noqa: SLF001
                     out = subject.call(sets[index], waits=False)
-                    differing += (out.view(torch.int16) != expected[index].view(torch.int16)).any()
+                    differing += (bits_of(out) != bits_of(expected[index])).any()
                 stream.synchronize()
                 differing_counts[index] = int(differing)
                 subject.require_right("streams", out, sets[index], f" (thread {index})")

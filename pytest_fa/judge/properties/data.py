@@ -9,7 +9,7 @@ import torch
 from pytest_fa.errors import WrongResult
 from pytest_fa.judge.policies import ulp
 from pytest_fa.judge.subject import PropertySubject
-from pytest_fa.run.inputs import LINEAR_IN, Inputs
+from pytest_fa.run.inputs import LINEAR_IN, Inputs, bits_of
 
 
 def hard_data(subject: PropertySubject) -> None:
@@ -115,7 +115,7 @@ def _require_same_in_other_heads(
         of_heads = inputs._replace(q=inputs.q[:, heads], k=inputs.k[:, heads], v=inputs.v[:, heads])
         subject.require_right(name, after[:, heads], of_heads)
         return
-    differs = before[:, heads].view(torch.int16) != after[:, heads].view(torch.int16)
+    differs = bits_of(before[:, heads]) != bits_of(after[:, heads])
     if bool(differs.any()):
         raise WrongResult(
             name, f"{name}: {int(differs.sum())} elements of the other heads changed with head 1's inputs"

@@ -29,12 +29,12 @@ def expanded_heads(subject: PropertySubject) -> None:
 
 
 def offset_pointers(subject: PropertySubject) -> None:
-    """Outputs are right for tensors that begin 2 or 8 bytes into their allocation.
+    """Outputs are right for tensors that begin one element or 8 bytes into their allocation.
 
     A kernel may refuse one of the two offsets.  If it refuses both, the property is refused.
     """
     refusals = []
-    for elements in (1, 4):
+    for elements in (1, 8 // subject.output(subject.inputs()).element_size()):
         try:
             _require_right_in("offset_pointers", subject, partial(_at_offset, elements))
         except UnsupportedCase as reason:

@@ -6,6 +6,7 @@
 #include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
 
 using fp16 = __half;
+using fp32 = float;
 
 // One thread computes one query row, with an online softmax.  Strides are in elements and may have any value.
 template <typename T, int HEAD_DIM>

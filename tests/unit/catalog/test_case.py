@@ -67,7 +67,7 @@ def test_a_malformed_id_is_refused_with_the_grammar(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("b1h8s512d64-fp8-seed0", ": no dtype 'fp8'; allowed: fp16, bf16"),
+        ("b1h8s512d64-fp8-seed0", ": no dtype 'fp8'; allowed: fp16, bf16, fp32"),
         ("b0h8s512d64-fp16-seed0", ": batch is 0; it must be at least 1"),
         ("b1h0s512d64-fp16-seed0", ": heads is 0; it must be at least 1"),
         ("b1h8s0d64-fp16-seed0", ": seq_q is 0; it must be at least 1"),
@@ -141,6 +141,7 @@ def test_a_decoded_case_has_possible_sizes(field: str, value: int) -> None:
         ("b2h8s4d64-bf16-kv2-sk16-seed0", 4 * 2 * 8 * 4 * 16 * 64, 2 * (2 * 2 * 8 * 4 * 64 + 2 * 2 * 2 * 16 * 64)),
         ("b1h2s4d64-fp16-causal-seed0", 4 * 2 * (1 + 2 + 3 + 4) * 64, 2 * 4 * 2 * 4 * 64),
         ("b1h2s64d64-fp16-sk0-seed0", 0, 2 * 2 * 2 * 64 * 64),
+        ("b1h8s512d64-fp32-seed0", 4 * 8 * 512 * 512 * 64, 4 * 4 * 8 * 512 * 64),
         ("b1h1s4d4-fp16-scores-seed0", 2 * 4 * 4 * 4, 2 * (16 + 16 + 16)),
         ("b2h4s32d64-fp16-kv2-sk96-scores-seed0", 2 * 8 * 32 * 96 * 64, 2 * (8 * 32 * 64 + 4 * 96 * 64 + 8 * 32 * 96)),
     ],

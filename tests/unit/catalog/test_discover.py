@@ -20,6 +20,7 @@ from tests.factories import WriteVariant
 COMPANIONS = {
     "noop": "overhead",
     "sdpa_flash": "baseline",
+    "sdpa_flash_cpu": "baseline",
     "sdpa_cudnn": "baseline",
     "sdpa_efficient": "baseline",
     "sdpa_math": "baseline",

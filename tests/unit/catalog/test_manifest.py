@@ -349,10 +349,10 @@ def test_an_unknown_key_is_refused_with_the_allowed_ones(write_variant: WriteVar
             "arch: [sm_90b]",
             "arch has 'sm_90b'; an architecture is sm_ and a number, then perhaps a or f: sm_80, sm_90a, sm_120f",
         ),
-        ("rounds: [q, x]", "rounds[1] is 'x'; allowed: q, s, p"),
-        ("supports: {dtype: [fp16, fp8]}", "supports.dtype[1] is 'fp8'; allowed: fp16, bf16"),
+        ("rounds: [q, x]", "rounds[1] is 'x'; allowed: q, s, p, tf32"),
+        ("supports: {dtype: [fp16, fp8]}", "supports.dtype[1] is 'fp8'; allowed: fp16, bf16, fp32"),
         ("supports: {causal: [causal]}", "supports.causal[0] is 'causal'; allowed: none, top_left, bottom_right"),
-        ("variants: {a: {rounds: [x]}}", "variants[...].rounds[0] is 'x'; allowed: q, s, p"),
+        ("variants: {a: {rounds: [x]}}", "variants[...].rounds[0] is 'x'; allowed: q, s, p, tf32"),
     ],
 )
 def test_an_unknown_value_is_refused_with_the_allowed_ones(
@@ -371,7 +371,7 @@ def test_an_unknown_value_is_refused_with_the_allowed_ones(
         ("supports: {seq_k_min: -1}", "supports.seq_k_min: Expected `int` >= 0"),
         ("limits: {spill_bytes: -1}", "limits.spill_bytes: Expected `int` >= 0"),
         ("limits: {instructions: {LDL: {max: -1}}}", "limits.instructions[...].max: Expected `int` >= 0"),
-        ("instantiations: [fp16d64]", "instantiations[0]: Expected `str` matching regex '^(fp16|bf16)-d[0-9]+$'"),
+        ("instantiations: [fp16d64]", "instantiations[0]: Expected `str` matching regex '^(fp16|bf16|fp32)-d[0-9]+$'"),
         ("defines: {X: true}", "defines[...]: Expected `int | str`, got `bool`"),
         ("defines: {X: 1.5}", "defines[...]: Expected `int | str`, got `float`"),
         ("flags: -lineinfo", "flags: Expected `array`, got `str`"),

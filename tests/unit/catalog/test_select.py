@@ -280,8 +280,8 @@ def test_cases_are_filtered_suites(
             (),
             "--fa-suite: no suite 'histry'; did you mean 'history'? (allowed: smoke, history, mission, edge, long)",
         ),
-        (("smoke",), (), ("fp32",), "--fa-dtype: no dtype 'fp32'; did you mean 'fp16'? (allowed: fp16, bf16)"),
-        (("smoke",), (), ("int8",), "--fa-dtype: no dtype 'int8' (allowed: fp16, bf16)"),
+        (("smoke",), (), ("fp64",), "--fa-dtype: no dtype 'fp64'; did you mean 'fp16'? (allowed: fp16, bf16, fp32)"),
+        (("smoke",), (), ("int8",), "--fa-dtype: no dtype 'int8' (allowed: fp16, bf16, fp32)"),
         (
             ("smoke", "edge"),
             ("*d256*",),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_fa.catalog.case import DTYPES, Case, parse_case
+from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.suites import DEFAULT_SUITE, SUITES, TARGET_SHAPE
 
 CASES = [case for cases in SUITES.values() for case in cases]
@@ -39,10 +39,10 @@ def test_every_case_can_be_selected_by_its_id(case: Case) -> None:
     assert case == parse_case(case.id)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("suite", ["smoke", "edge"])
-def test_both_dtypes_are_tested(suite: str, dtype: str) -> None:
-    """The suites `smoke` and `edge` have cases of each dtype."""
+def test_both_short_dtypes_are_tested(suite: str, dtype: str) -> None:
+    """The suites `smoke` and `edge` have cases of fp16 and of bf16."""
     assert dtype in {case.dtype for case in SUITES[suite]}
 
 

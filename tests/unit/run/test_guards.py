@@ -12,7 +12,7 @@ BSHD = BHSD.transpose(1, 2).contiguous().transpose(1, 2)
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("tensor", [BHSD, BSHD, BHSD.bfloat16()], ids=["bhsd", "bshd", "bf16"])
+@pytest.mark.parametrize("tensor", [BHSD, BSHD, BHSD.bfloat16(), BSHD.float()], ids=["bhsd", "bshd", "bf16", "fp32"])
 def test_a_guarded_input_is_the_same_tensor(tensor: torch.Tensor) -> None:
     """Values, strides, dtype and alignment do not change, and the elements just before and after it are NaN."""
     guarded = guard(tensor).tensor
@@ -20,7 +20,7 @@ def test_a_guarded_input_is_the_same_tensor(tensor: torch.Tensor) -> None:
 
     assert torch.equal(guarded, tensor)
     assert (guarded.stride(), guarded.dtype) == (tensor.stride(), tensor.dtype)
-    assert (guarded.storage_offset() * 2) % ALIGNMENT_BYTES == 0
+    assert (guarded.storage_offset() * guarded.element_size()) % ALIGNMENT_BYTES == 0
     assert bool(adjacent.isnan().all())
 
 
@@ -45,6 +45,14 @@ def test_damage_is_located(offset: int, damage: str) -> None:
     torch.as_strided(guarded.tensor, (1,), (1,), guarded.tensor.storage_offset() + offset).fill_(0.0)
 
     assert guarded.damage == damage
+
+
+def test_damage_beside_fp32_is_located() -> None:
+    """One element of fp32 written outside the tensor is reported as four bytes."""
+    guarded = guard_output(BHSD.float())
+    torch.as_strided(guarded.tensor, (1,), (1,), guarded.tensor.storage_offset() + 241).fill_(0.0)
+
+    assert guarded.damage == "4 bytes past its end, the nearest 4 bytes from it"
 
 
 def test_workspaces_are_plain_outside_checks() -> None:

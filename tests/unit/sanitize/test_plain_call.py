@@ -64,10 +64,20 @@ def test_data_are_normal_numbers_of_two_bytes(dtype: str) -> None:
 
 
 def test_what_is_not_finite_is_counted() -> None:
-    """NaN and Inf elements are counted in both dtypes."""
+    """NaN and Inf elements are counted in every dtype."""
     fp16 = np.array([0x7C00, 0x7E01, 0xFC00, 0x7BFF, 0], dtype=np.uint16).tobytes()
     bf16 = np.array([0x7F80, 0xFF81, 0x7F7F], dtype=np.uint16).tobytes()
     assert (3, 2) == (plain_call._count_not_finite(fp16, "fp16"), plain_call._count_not_finite(bf16, "bf16"))
+    fp32 = np.array([np.nan, -np.inf, 3e38, 0.0], dtype=np.float32).tobytes()
+    assert plain_call._count_not_finite(fp32, "fp32") == 2
+
+
+def test_data_of_fp32_have_four_bytes() -> None:
+    """The inputs of an fp32 case are finite float32 numbers from N(0, 1)."""
+    content = plain_call._draw(np.random.default_rng(0), 10_000, "fp32")
+    values = np.frombuffer(content, dtype=np.float32)
+    assert (len(values), plain_call._count_not_finite(content, "fp32")) == (10_000, 0)
+    assert abs(float(values.std()) - 1.0) < 0.05
 
 
 def test_it_imports_no_torch() -> None:
