@@ -144,6 +144,8 @@ def _fitted(wrong: WrongOutput) -> Iterator[Mistake]:
 
 def _row_factors(wrong: WrongOutput, predictor: Predictor, selection: Selection) -> Explanation:
     mistake = rows_scaled(wrong.out.double(), wrong.truth.out)
+    if mistake is None:
+        return Explanation()
     return _explanation(wrong, [MistakeResult(mistake.words, predictor.predict(mistake, selection))], selection)
 
 

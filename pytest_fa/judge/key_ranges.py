@@ -27,7 +27,8 @@ def key_range_mistake(kind: str, start: int, stop: int, inputs: Inputs) -> Mista
     """The mistake `kind`, one of `COUNTS`, for the keys from `start` to `stop` - 1."""
     keys = inputs.k.shape[2]
     if stop == keys:
-        names, place = f"the last {keys - start} keys are", "the tail mask or the last tile"
+        names = "the last key is" if keys - start == 1 else f"the last {keys - start} keys are"
+        place = "the tail mask or the last tile"
     elif start == 0:
         names, place = f"the first {stop} keys are", "the first tile"
     else:

@@ -240,7 +240,7 @@ def _head_mistakes(inputs: Inputs) -> Iterator[Mistake]:
         words = "query heads are mapped to key heads modulo, not in groups: look at h % kv_heads"
         yield Mistake(words, lambda inputs: inputs._replace(k=inputs.k[:, order], v=inputs.v[:, order]))
     for names in (("k", "v"), ("k",), ("v",)):
-        subject = " and ".join(names).upper()
+        subject = " and ".join(name.upper() for name in names)
         if kv_heads > 1:
             words = f"every head reads {subject} of head 0: look at the head stride"
             yield Mistake(words, _replaced(names, lambda tensor: tensor[:, :1].expand_as(tensor)))

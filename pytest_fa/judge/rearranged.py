@@ -11,7 +11,8 @@ from pytest_fa.judge.mistaken import Mistake
 
 MOST_PAIRS = 2**28  # products of two rows are summed over at most this many elements
 MOST_MATCHED = 4096  # rows, heads or columns of one axis
-FEW = 4  # so many exchanged rows are listed
+LARGEST_REMAINDER = 0.3  # the part of the error's RMS that may remain after a factor was fitted
+FEW = 2  # so many exchanged rows are listed
 
 
 def rearrangements(out: torch.Tensor, right: torch.Tensor, axes: tuple[str, str, str, str]) -> Iterator[Mistake]:
@@ -80,25 +81,36 @@ def _moved(what: str, names: list[str], sources: list[int]) -> str:
     if len(distances) == 1:
         place = sources.index(0)
         return f"all {what} are shifted: {names[place]} holds {names[0]}"
+    if len(set(sources)) < len(sources):
+        return f"some {what} are copies of others: {example}"
     return f"the {what} are in another order: {example}"
 
 
 def scaled(out: torch.Tensor, right: torch.Tensor) -> Mistake | None:
-    """The right output times one factor; None if the right output is zero."""
+    """The right output times one factor; None if it explains too little of the error."""
     power = float(right.square().sum())
     if power == 0:
         return None
     gain = float((out * right).sum()) / power
+    if not _explains_most(out, right, gain * right):
+        return None
     words = f"the whole output is {gain:.4g} times what it should be: look at the last division"
     if gain < 0:
         words = f"the whole output is {gain:.4g} times what it should be: a wrong sign, or an earlier call's output"
     return Mistake(words, arrange=lambda whole: gain * whole)
 
 
-def rows_scaled(out: torch.Tensor, right: torch.Tensor) -> Mistake:
-    """Every row of the right output times a factor of its own."""
+def _explains_most(out: torch.Tensor, right: torch.Tensor, fitted: torch.Tensor) -> bool:
+    """Whether a fit leaves little of the error.  A loose policy accepts the fit to errors of another kind, too."""
+    return float((out - fitted).norm()) <= LARGEST_REMAINDER * float((out - right).norm())
+
+
+def rows_scaled(out: torch.Tensor, right: torch.Tensor) -> Mistake | None:
+    """Every row of the right output times a factor of its own; None if it explains too little of the error."""
     power = right.square().sum(-1, keepdim=True)
     factors = torch.where(power > 0, (out * right).sum(-1, keepdim=True) / power, 1.0)  # [b, h, seq_q, 1]
+    if not _explains_most(out, right, factors * right):
+        return None
     least, most = float(factors.min()), float(factors.max())
     words = f"each row is a multiple of the right row, {least:.3g} to {most:.3g} times: look at the row sum"
     return Mistake(words, arrange=lambda whole: factors * whole)

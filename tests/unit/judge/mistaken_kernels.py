@@ -248,7 +248,7 @@ MISTAKES: dict[str, Mistaken] = {
     ),
     "softmax over queries": Mistaken(over_queries, ("over the queries",)),
     "tail keys counted": Mistaken(padded, ("past the end are counted",)),
-    "last key missing": Mistaken(lambda i: without_last(i, 1), ("last 1 keys are missing",)),
+    "last key missing": Mistaken(lambda i: without_last(i, 1), ("the last key is missing",)),
     "last tile missing": Mistaken(
         lambda i: online(i, tiles=lambda count: list(range(count - 1))),
         ("keys are missing", "the diagonal tile of 32 keys is skipped", "only the first"),
@@ -326,7 +326,7 @@ UNLISTED: dict[str, Mistaken] = {
     "scale 3 % too large": Mistaken(scaled(lambda _: 1.03), ()),
     "scale 1.4 times": Mistaken(scaled(lambda _: 1.4), ()),
     "one element wrong": Mistaken(one_element, ()),
-    "rows shuffled": Mistaken(shuffled_rows, ("another order", "holds")),
+    "rows shuffled": Mistaken(shuffled_rows, ("another order", "holds", "copies of others")),
     "squared": Mistaken(lambda i: (attend(i).float() ** 2).to(i.q.dtype), ()),
     "shifted by a constant": Mistaken(lambda i: (attend(i).float() + 0.1).to(i.q.dtype), ()),
     "clamped": Mistaken(lambda i: attend(i).clamp(-0.05, 0.05), ()),
