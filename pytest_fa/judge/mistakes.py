@@ -201,7 +201,7 @@ def _online_mistakes(inputs: Inputs) -> Iterator[Mistake]:
         for name, rescales_o, rescales_sum in wrong_sums:
             for backwards in (False, True):
                 order = ", from the last to the first" if backwards else ""
-                words = f"{name} is not rescaled when the maximum grows (tiles of {tile} keys{order})"
+                words = f"{name} is not rescaled when the maximum grows: look at the tiles of {tile} keys{order}"
                 yield Mistake(
                     words.replace("sum is", "sum are") if " and " in name else words,
                     weigh=_online(tile, rescales_o, rescales_sum, backwards),
