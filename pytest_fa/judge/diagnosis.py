@@ -5,29 +5,22 @@ It runs only after a failure, so that right outputs are judged quickly.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
-from pytest_fa.catalog.case import AXES, Computes
-from pytest_fa.judge.scores import score_mistakes
-from pytest_fa.judge.truth import Truth, make_truth
+from pytest_fa.catalog.case import Computes
+from pytest_fa.catalog.variant import Rounding
+from pytest_fa.judge.explain import WrongOutput, explain_attention, explain_scores
+from pytest_fa.judge.nonfinite import explain_nonfinite
+from pytest_fa.judge.truth import Truth
+from pytest_fa.judge.where import where
 from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Repeats
-from pytest_fa.run.inputs import Inputs, bits_of
+from pytest_fa.run.inputs import Inputs
 
 MAP_COLUMNS, MAP_ROWS = 48, 16
 LEAST_TILE = 16  # queries per column of the error map
-LARGEST_REMAINDER = 0.05  # a mistake explains an output if at most this fraction of the error's RMS remains
-MOST_SCORES = 2**27  # mistakes are tried only on cases with at most this many scores
-LOG2_E = math.log2(math.e)
-SCALE_FACTORS = (
-    (1.01, "1 % too large"),
-    (0.99, "1 % too small"),
-    (LOG2_E, "multiplied by log2 e once too often"),
-    (1 / LOG2_E, "missing its log2 e"),
-)
 
 
 def diagnose(
@@ -38,13 +31,17 @@ def diagnose(
     repeats: Repeats | None,
     cross_checks: tuple[CrossCheck, ...],
     computes: Computes = "attention",
+    rounds: tuple[Rounding, ...] = (),
 ) -> Diagnosis:
-    """Explain a wrong output: error map, likely cause, cross-checks and conclusion."""
+    """Explain a wrong output: error map, likely cause, cross-checks and conclusion.
+
+    `rounds` are the roundings that the variant's manifest declares.
+    """
     limit = next((bound.allowed for bound in check.bounds if bound.name == "max"), 2 * check.same_precision_max_error)
     bad = ~((out.double() - truth.out).abs() <= limit)  # [b, h, sq, d]
     return Diagnosis(
         error_map=tuple(_error_map(out, truth, limit)),
-        cause=_cause(out, truth, inputs, bad, repeats, computes),
+        cause=_cause(WrongOutput(out, truth, check.policy, computes), inputs, bad, repeats, rounds),
         cross_checks=cross_checks,
         conclusion=conclusion(cross_checks),
     )
@@ -88,102 +85,14 @@ def _mark(used: float) -> str:
 
 
 def _cause(
-    out: torch.Tensor, truth: Truth, inputs: Inputs, bad: torch.Tensor, repeats: Repeats | None, computes: Computes
+    wrong: WrongOutput, inputs: Inputs, bad: torch.Tensor, repeats: Repeats | None, rounds: tuple[Rounding, ...]
 ) -> str:
-    """The first explanation that fits; empty if none does."""
-    poison = bits_of(torch.full_like(out, float("nan")))
+    """The first explanation that fits, else where the output is wrong; empty if no element is."""
     if repeats is not None and repeats.differing:
-        cause = "the output changes from call to call: a race, or a read of memory that the kernel never wrote"
-    elif not bool(bad.any()):
-        cause = ""
-    elif bool((bits_of(out) == poison)[bad].all()):
-        cause = f"the kernel never wrote {_where(bad, computes)}: the NaN poison is still there"
-    elif not bool(out.isfinite().all()):
-        place = _where(bad, computes)
-        cause = f"not finite in {place}: a read of unwritten memory, a read out of bounds, or an overflow"
-    else:
-        cause = _mistake(out, truth, inputs, computes) or f"wrong in {_where(bad, computes)}"
-    return cause
-
-
-def _mistake(out: torch.Tensor, truth: Truth, inputs: Inputs, computes: Computes) -> str:
-    """The known mistake that gives this output; empty if none of them does."""
-    if out[..., 0].numel() * inputs.k.shape[2] <= MOST_SCORES:
-        for name, wrong in score_mistakes(inputs) if computes == "scores" else _attention_mistakes(inputs):
-            if _explains(wrong(), out, truth):
-                return name
-    gain = float((out.double() * truth.out).sum() / truth.out.square().sum())
-    return f"the whole output is {gain:.4g} times what it should be" if _explains(gain * truth.out, out, truth) else ""
-
-
-def _explains(wrong: torch.Tensor, out: torch.Tensor, truth: Truth) -> bool:
-    """Whether `out` is much closer to the result of a mistake, `wrong`, than to truth."""
-    remaining = (out.double() - wrong).square().mean().sqrt()
-    return bool(remaining <= LARGEST_REMAINDER * (out.double() - truth.out).square().mean().sqrt())
-
-
-def _attention_mistakes(inputs: Inputs) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """Common mistakes of attention, each with a function that computes the output it would give."""
-    q, k, v, scale, causal = inputs
-    keys = k.shape[2]
-
-    def result(changed: Inputs) -> Callable[[], torch.Tensor]:
-        return lambda: make_truth(changed).out
-
-    if causal != "bottom_right":
-        for lost in sorted({1, 16, keys % 16, keys % 32, keys % 64, keys % 128} - {0}):
-            if lost < keys:
-                shorter = inputs._replace(k=k[:, :, :-lost], v=v[:, :, :-lost])
-                yield f"the last {lost} keys are missing: look at the tail mask or the last tile", result(shorter)
-    for factor, words in SCALE_FACTORS:
-        yield f"the softmax scale is {words}", result(inputs._replace(scale=scale * factor))
-    yield "the softmax scale is not applied", result(inputs._replace(scale=1.0))
-    for wrong_mask in (mask for mask in ("none", "top_left", "bottom_right") if mask != causal):
-        yield (
-            f"the mask is {wrong_mask.replace('_', ' ')} where it should be {causal.replace('_', ' ')}",
-            result(inputs._replace(causal=wrong_mask)),
-        )
-    if causal == "top_left" and keys > 1:
-        yield "the causal mask is one key too wide", lambda: _one_key_wider(inputs)
-    if k.shape[1] not in (1, q.shape[1]):
-        order = torch.arange(q.shape[1], device=q.device) % k.shape[1]
-        yield (
-            "query heads are mapped to key heads modulo, not in groups",
-            result(inputs._replace(k=k[:, order], v=v[:, order])),
-        )
-
-
-def _one_key_wider(inputs: Inputs) -> torch.Tensor:
-    """Attention in which query i sees keys up to i + 1.
-
-    One query is inserted before the first, so that query i becomes query i + 1 and the mask shows it one key more.
-    """
-    shifted = torch.cat([inputs.q[:, :, :1], inputs.q], dim=2)  # [b, h, sq + 1, d]
-    return make_truth(inputs._replace(q=shifted)).out[:, :, 1:]
-
-
-def _where(bad: torch.Tensor, computes: Computes) -> str:
-    """Which part of [batch, heads, seq_q, head_dim or seq_k] is bad, in words."""
-    parts = []
-    for axis, name in enumerate(AXES[computes]):
-        other_axes = tuple(each for each in range(4) if each != axis)
-        is_bad = bad.any(dim=other_axes[0], keepdim=True)
-        for other_axis in other_axes[1:]:
-            is_bad = is_bad.any(dim=other_axis, keepdim=True)
-        indices = is_bad.flatten().nonzero().flatten().tolist()
-        if len(indices) < bad.shape[axis]:
-            parts.append(_span(name, indices, bad.shape[axis]))
-    return ", ".join(parts) or "every {}, {}, {} and {}".format(*AXES[computes])
-
-
-def _span(name: str, indices: list[int], size: int) -> str:
-    """The bad indices of one axis of length `size`, in words: one index, a range, a regular pattern or a count."""
-    first, last = indices[0], indices[-1]
-    if len(indices) == 1:
-        return f"{name} {first} of {size}"
-    steps = {after - before for before, after in itertools.pairwise(indices)}
-    if steps == {1}:
-        return f"{name} {first} to {last} of {size}"
-    if len(steps) == 1:
-        return f"every {steps.pop()}th {name} from {first}"
-    return f"{len(indices)} of {size} {name} indices"
+        return "the output changes from call to call: a race, or a read of memory that the kernel never wrote"
+    if nonfinite := explain_nonfinite(wrong.out, bad, inputs, wrong.computes):
+        return nonfinite
+    explain = explain_scores if wrong.computes == "scores" else explain_attention
+    if cause := str(explain(wrong, inputs, rounds)):
+        return cause
+    return f"wrong in {where(bad, wrong.computes)}; no known mistake gives this output" if bool(bad.any()) else ""

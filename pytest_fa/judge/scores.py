@@ -7,6 +7,7 @@ in comparison, except for fp32, where it is the error.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -44,6 +45,12 @@ def score_mistakes(inputs: Inputs) -> Iterator[tuple[str, Callable[[], torch.Ten
     for factor, words in SCALE_FACTORS:
         yield f"the scale is {words}", lambda factor=factor: _scores(q, k, scale * factor)  # type: ignore[misc]
     yield "the scale is not applied", lambda: _scores(q, k, 1.0)
+    if math.isclose(scale, q.shape[3] ** -0.5):
+        yield "the scale is 1/D, not 1/sqrt(D): look whether it is applied twice", lambda: _scores(q, k, scale * scale)
+    if k.shape[1] not in (1, q.shape[1]):
+        order = torch.arange(q.shape[1], device=q.device) % k.shape[1]
+        words = "query heads are mapped to key heads modulo, not in groups: look at h % kv_heads"
+        yield words, lambda: _scores(q, k[:, order], scale)
     if k.shape[2] == k.shape[3]:
         yield "K is transposed once too often, or not at all", lambda: _scores(q, k.transpose(2, 3), scale)
     if q.shape[2] == k.shape[2]:

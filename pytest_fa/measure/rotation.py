@@ -10,7 +10,7 @@ import torch
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import WrongResult
 from pytest_fa.run.forward import Forward
-from pytest_fa.run.inputs import LINEAR_IN, Inputs, clone, poisoned_output
+from pytest_fa.run.inputs import LINEAR_IN, Inputs, clone, is_poison, poison, poisoned_output
 
 MOST_BUFFERS = 8
 
@@ -57,7 +57,7 @@ class Rotation:
     @property
     def outputs(self) -> list[torch.Tensor]:
         """The last output of each set that was used since `begin`, copied, and negated back if its set is negated."""
-        return [self.last_outputs[turn] * self._signs[turn] for turn in sorted(self._called)]
+        return [_signed(self.last_outputs[turn], self._signs[turn]) for turn in sorted(self._called)]
 
     def flip(self) -> None:
         """Negate every v (for scores: k) in place, so that results cached by address are wrong from now on."""
@@ -84,9 +84,14 @@ class Rotation:
     def poison(self) -> None:
         """Fill every output with NaN, so that a timed call that computes nothing is found."""
         for out in (*self.out_buffers, *self.last_outputs):
-            out.fill_(float("nan"))
+            poison(out)
 
     def written(self, calls: int) -> list[torch.Tensor]:
         """The outputs that calls with `turns(calls)` wrote; empty for a variant that allocates its outputs."""
         sets = zip(self.out_buffers[:calls], self.last_outputs[:calls], self._signs[:calls], strict=True)
-        return [buffer * sign for buffer, last_output, sign in sets if buffer is last_output]
+        return [_signed(buffer, sign) for buffer, last_output, sign in sets if buffer is last_output]
+
+
+def _signed(out: torch.Tensor, sign: int) -> torch.Tensor:
+    """An output times its sign; elements that were never written keep their bits."""
+    return torch.where(is_poison(out), out, out * sign) if isinstance(out, torch.Tensor) else out * sign

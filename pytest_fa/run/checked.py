@@ -13,7 +13,7 @@ from pytest_fa.run.device import synchronize
 from pytest_fa.run.device_tools import DeviceTools, NoDeviceTools, device_tools
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces, guard, guard_output
-from pytest_fa.run.inputs import Inputs, clone, poisoned_output
+from pytest_fa.run.inputs import Inputs, clone, poison, poisoned_output
 from pytest_fa.run.nvtx_range import nvtx_range
 
 # `DeviceTools` methods that run before a repeat.  Repeats cycle through these four conditions: undisturbed, with most
@@ -56,7 +56,7 @@ class CheckedLaunch:
         """
         q, k, v, scale, causal = self.inputs
         out = self.out_buffer
-        out.fill_(float("nan"))
+        poison(out)
         with self._workspaces.guarded():
             for tool in ("poison_smem", *perturb) if self._tools else ():
                 getattr(self._tools, tool)()

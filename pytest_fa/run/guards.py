@@ -12,6 +12,8 @@ from typing import Self
 
 import torch
 
+from pytest_fa.run.inputs import poison
+
 BAND_ROWS = 256  # a band's length in rows of the tensor: more than any tile reaches past an end
 LEAST_BAND_BYTES = 4096
 ALIGNMENT_BYTES = 512  # the alignment of torch's allocations, so that guarded tensors have the usual alignment
@@ -69,7 +71,7 @@ def guard(tensor: torch.Tensor) -> Guarded:
 def guard_output(tensor: torch.Tensor) -> Guarded:
     """An output with the shape and strides of `tensor`, filled with NaN, between bands of canaries."""
     guarded = Guarded.like(tensor, CANARY_PATTERN)
-    guarded.tensor.fill_(float("nan"))
+    poison(guarded.tensor)
     return guarded
 
 

@@ -12,6 +12,11 @@ TORCH_DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfl
 # The input in which the output is linear: negating it negates the output, and a NaN in it reaches the output.
 LINEAR_IN: dict[Computes, str] = {"attention": "v", "scores": "k"}
 
+# The bits of the NaN with which an output is filled before a call.  It is a signalling NaN: arithmetic makes every NaN
+# quiet, so that no kernel computes these bits, and an element that still has them was never written.
+_POISON_BITS = {torch.float16: 0x7D9B, torch.bfloat16: 0x7F9B, torch.float32: 0x7F9B7F9B}
+_INTEGERS = {2: torch.int16, 4: torch.int32}  # by element size in bytes
+
 
 class Inputs(NamedTuple):
     """The arguments of one call.  The order of the dimensions is the same for every layout in memory."""
@@ -49,12 +54,27 @@ def empty_output(
 
 def poisoned_output(inputs: Inputs, computes: Computes = "attention") -> torch.Tensor:
     """An output filled with NaN, so that an element that a kernel does not write is found."""
-    return empty_output(inputs.q, inputs.k, computes).fill_(float("nan"))
+    return poison(empty_output(inputs.q, inputs.k, computes))
+
+
+def poison(out: torch.Tensor) -> torch.Tensor:
+    """Fill an output with a NaN that no arithmetic gives, and return it."""
+    if out.dtype not in _POISON_BITS:  # a result that is refused for its dtype
+        return out.fill_(float("nan"))
+    bits_of(out).fill_(_POISON_BITS[out.dtype])
+    return out
+
+
+def is_poison(out: torch.Tensor) -> torch.Tensor:
+    """Where an output still has the bits of `poison`, so that the kernel never wrote there."""
+    if out.dtype not in _POISON_BITS:
+        return out.isnan()
+    return bits_of(out) == _POISON_BITS[out.dtype]
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     """The bits of each element as an integer of its size: a view of the same shape, in which NaN equals itself."""
-    return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)  # noqa: PLR2004  # bytes of fp32
+    return tensor.view(_INTEGERS[tensor.element_size()])
 
 
 def _draw(

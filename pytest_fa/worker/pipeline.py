@@ -271,6 +271,7 @@ def _diagnose(job: CaseJob, findings: Findings, launch: CheckedLaunch) -> Diagno
     out, truth, check = findings.known_out, findings.known_truth, findings.known_check
     try:
         cross_checks = cross_check_all(job.cross_checks, launch.original_inputs, truth, job.policy)
-        return diagnose(out, truth, launch.original_inputs, check, findings.repeats, cross_checks, job.case.computes)
+        inputs, repeats, rounds = launch.original_inputs, findings.repeats, job.variant.rounds
+        return diagnose(out, truth, inputs, check, repeats, cross_checks, job.case.computes, rounds)
     except Exception as problem:  # noqa: BLE001  # whatever it is, the verdict must not be lost
         return Diagnosis((), f"not diagnosed: {problem}", (), "")

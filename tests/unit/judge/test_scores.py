@@ -14,7 +14,7 @@ from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.scores import make_scores_truth
 from pytest_fa.judge.truth import make_truth
 from pytest_fa.records.judged import Check
-from pytest_fa.run.inputs import Inputs, make_inputs
+from pytest_fa.run.inputs import Inputs, make_inputs, poison
 
 Wrong = Callable[[Inputs], torch.Tensor]
 
@@ -126,6 +126,13 @@ def key_dropped(inputs: Inputs, value: float = 0.0) -> torch.Tensor:
     return out
 
 
+def key_not_written(inputs: Inputs) -> torch.Tensor:
+    """Scores whose column of the last key is still the poison."""
+    out = right(inputs)
+    out[..., -1] = poison(out[..., -1].clone())
+    return out
+
+
 MISTAKES: dict[str, Wrong] = {
     "scale 1 % off": lambda i: right(i._replace(scale=i.scale * 1.01)),
     "scale 1 % less": lambda i: right(i._replace(scale=i.scale * 0.99)),
@@ -133,7 +140,7 @@ MISTAKES: dict[str, Wrong] = {
     "one row wrong": one_row,
     "K transposed": transposed_k,
     "a key dropped": key_dropped,
-    "a key not written": lambda i: key_dropped(i, float("nan")),
+    "a key not written": key_not_written,
     "two keys changed places": lambda i: right(i)[..., [1, 0, *range(2, i.k.shape[2])]],
     "a dimension left out": lambda i: right(i._replace(q=i.q * (torch.arange(i.q.shape[3]) > 0))),
     "stale output": lambda i: right(inputs_of_like(i, seed=99)),
@@ -163,7 +170,7 @@ def test_every_mistake_is_found(mistake: str, shape: str) -> None:
         ("scale 1 % less", PROBES[2], "the scale is 1 % too small"),
         ("scale forgotten", PROBES[2], "the scale is not applied"),
         ("K transposed", PROBES[2], "K is transposed once too often, or not at all"),
-        ("one row wrong", PROBES[2], "wrong in query 2 of 32"),
+        ("one row wrong", PROBES[2], "query 2 holds query 1: look at the row of each store"),
         ("a key dropped", PROBES[2], "wrong in key 63 of 64"),
         ("a key not written", PROBES[2], "the kernel never wrote key 63 of 64: the NaN poison is still there"),
     ],

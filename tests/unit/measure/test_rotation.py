@@ -10,7 +10,7 @@ import torch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import WrongResult
 from pytest_fa.measure.rotation import Rotation
-from pytest_fa.run.inputs import make_inputs
+from pytest_fa.run.inputs import is_poison, make_inputs
 
 CASE = parse_case("b1h2s32d64-fp16-seed0")
 BYTES = 4 * 2 * 32 * 64 * 2  # q, k, v and out
@@ -194,3 +194,13 @@ def test_k_is_negated_for_scores() -> None:
     first.v.neg_()
     with pytest.raises(WrongResult, match="changed its input v"):
         buffers.require_untouched()
+
+
+def test_an_output_that_was_never_written_keeps_the_poison() -> None:
+    """An element that a timed call never wrote still has the bits of the poison, also in a set whose V is negated."""
+    buffers = rotation(2)
+    buffers.poison()
+    for out in buffers.out_buffers:
+        out[..., 1:] = 1.0
+    assert [bool(is_poison(out[..., 0]).all()) for out in buffers.written(2)] == [True, True]
+    assert [float(out[..., 1:].mean()) for out in buffers.written(2)] == [1.0, -1.0]

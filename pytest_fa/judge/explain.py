@@ -1,0 +1,240 @@
+"""Find the known mistake that explains a wrong output: its exact result agrees with the output within the tolerance.
+
+A mistake explains an output if three things hold on the compared part of the output:
+
+1. The output passes the tolerance policy with the mistake's result in the place of truth.
+2. The output does not pass it with truth.
+3. The output is at the mistake's result and not between it and truth.  With d = truth - result and e = out - result,
+   the part |<e, d>| / <d, d> of the way to truth is at most 0.2, and |d| is at least 20 times the RMS of e.
+
+If several mistakes remain, each pair is compared in the same way.  If two give the same output, both are named; if more
+do, none is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from pytest_fa.catalog.case import AXES, Computes
+from pytest_fa.catalog.variant import Rounding
+from pytest_fa.judge.check import judge
+from pytest_fa.judge.key_ranges import likely_ranges
+from pytest_fa.judge.mistaken import Mistake, Predictor, Selection
+from pytest_fa.judge.mistakes import attention_mistakes
+from pytest_fa.judge.policies import rms, ulp
+from pytest_fa.judge.rearranged import rearrangements, rows_scaled, scaled
+from pytest_fa.judge.scores import score_mistakes
+from pytest_fa.judge.truth import Truth
+from pytest_fa.run.inputs import Inputs
+
+MOST_SECONDS = 30.0  # after this time no further mistake is tried, and none is named
+SCREENING_SCORES = 2**14  # scores per mistake in the first, coarse comparison; torch uses one thread for so few
+MOST_SCORES = {"cuda": 2**24, "cpu": 2**22}  # scores per mistake in the comparison that decides
+MOST_HEADS = 4  # (batch, head) pairs of a selection
+LEAST_ROWS = 4
+SEPARATION = 20.0
+LARGEST_PART = 0.2
+MOST_NAMES = 2  # mistakes that are named if their outputs are the same
+COARSE_FP8 = 0.1  # the same as a fraction of the result, for the policy `fp8`
+COARSE = 4.0  # the first comparison allows this multiple of the error that rounding causes
+
+
+class Explanation(NamedTuple):
+    """The words of the mistakes that give an output, and a remark if only a part was compared; it may be false."""
+
+    words: tuple[str, ...] = ()
+    part: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.words)
+
+    def __str__(self) -> str:
+        return "; or ".join(self.words) + self.part if self.words else ""
+
+
+class MistakeResult(NamedTuple):
+    """The words for a mistake, and what it gives on the compared part of the output."""
+
+    words: str
+    truth: Truth
+
+
+class WrongOutput(NamedTuple):
+    """An output that no policy accepted."""
+
+    out: torch.Tensor  # [batch, heads, seq_q, head_dim]
+    truth: Truth
+    policy: str
+    computes: Computes = "attention"
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Use one thread.  On a busy machine, threads that wait for each other make small operations 50 times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_thread()
+def explain_attention(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding, ...] = ()) -> Explanation:
+    """The known mistakes of attention that give a wrong output, which must be finite."""
+    predictor, most = Predictor(inputs, wrong.truth, rounds), MOST_SCORES[wrong.out.device.type]
+    coarse, fine = _selection(wrong, SCREENING_SCORES, inputs), _selection(wrong, most, inputs)
+    if judge(fine.of(wrong.out), fine.of_truth(wrong.truth), wrong.policy).passed:
+        return Explanation()
+    results: list[MistakeResult] = []
+    stop_at = time.monotonic() + MOST_SECONDS
+    for mistake in _candidates(wrong, predictor):
+        if time.monotonic() > stop_at:
+            return Explanation()
+        if mistake.scores_needed(inputs, fine) <= 2 * most and _may_explain(wrong, predictor, mistake, coarse):
+            results.append(MistakeResult(mistake.words, predictor.predict(mistake, fine)))
+    return _explanation(wrong, results, fine) or _row_factors(wrong, predictor, fine)
+
+
+@_one_thread()
+def explain_scores(wrong: WrongOutput, inputs: Inputs, _rounds: tuple[Rounding, ...] = ()) -> Explanation:
+    """The known mistakes of scores that give a wrong output, which must be finite."""
+    truth, selection = wrong.truth, Selection.all(inputs.q)
+    if wrong.out.numel() > MOST_SCORES[wrong.out.device.type]:
+        return Explanation()
+    results = [
+        MistakeResult(words, _rounded_once(wrong_scores(), truth, inputs))
+        for words, wrong_scores in score_mistakes(inputs)
+    ]
+    explanation = _explanation(wrong, results, selection)
+    if not explanation.words:
+        predictor = Predictor(inputs, truth)
+        fitted = [MistakeResult(mistake.words, predictor.predict(mistake, selection)) for mistake in _fitted(wrong)]
+        explanation = _explanation(wrong, fitted, selection)
+    return explanation
+
+
+def _rounded_once(out: torch.Tensor, truth: Truth, inputs: Inputs) -> Truth:
+    return truth._replace(out=out, same_precision=out.to(inputs.q.dtype).double())
+
+
+def _candidates(wrong: WrongOutput, predictor: Predictor) -> Iterator[Mistake]:
+    """Listed mistakes, and those that are fitted to the output, without equal ones."""
+    words: set[str] = set()
+    listed, ranges = attention_mistakes(predictor.inputs), likely_ranges(predictor, wrong.out.double())
+    for mistake in itertools.chain(listed, ranges, _fitted(wrong)):
+        if mistake.words not in words or mistake.moves_elements:
+            yield mistake
+        words.add(mistake.words)
+
+
+def _fitted(wrong: WrongOutput) -> Iterator[Mistake]:
+    out, right = wrong.out.double(), wrong.truth.out
+    yield from rearrangements(out, right, AXES[wrong.computes])
+    if (mistake := scaled(out, right)) is not None:
+        yield mistake
+
+
+def _row_factors(wrong: WrongOutput, predictor: Predictor, selection: Selection) -> Explanation:
+    mistake = rows_scaled(wrong.out.double(), wrong.truth.out)
+    if mistake is None:
+        return Explanation()
+    return _explanation(wrong, [MistakeResult(mistake.words, predictor.predict(mistake, selection))], selection)
+
+
+def _explanation(wrong: WrongOutput, results: list[MistakeResult], selection: Selection) -> Explanation:
+    """Those of the results that are the output, if they are one or two."""
+    survivors = [result for result in results if _explains(wrong, result.truth, selection)]
+    words = _best(selection.of(wrong.out), survivors)
+    return Explanation(words, _part(selection, wrong.out)) if 1 <= len(words) <= MOST_NAMES else Explanation()
+
+
+def _best(out: torch.Tensor, survivors: list[MistakeResult]) -> tuple[str, ...]:
+    """The words of the survivors that the output does not tell from any other, or prefers to it."""
+    kept: dict[str, None] = {}
+    for survivor in survivors:
+        result = survivor.truth.out
+        others = [other.truth.out for other in survivors if other is not survivor]
+        if all(_are_same(out, result, other) or _is_at(out, result, other) for other in others):
+            kept[survivor.words] = None
+    return tuple(kept)
+
+
+def _explains(wrong: WrongOutput, result: Truth, selection: Selection) -> bool:
+    """Whether an output is a mistake's result, within the tolerance of the policy."""
+    out, truth = selection.of(wrong.out), selection.of(wrong.truth.out)
+    return (
+        bool(result.out.isfinite().all()) and _is_at(out, result.out, truth) and judge(out, result, wrong.policy).passed
+    )
+
+
+def _may_explain(wrong: WrongOutput, predictor: Predictor, mistake: Mistake, selection: Selection) -> bool:
+    """A coarse form of `_explains`, for few queries: the RMS of the error is that of rounding, or little more."""
+    if mistake.needs_all_queries or mistake.arrange:
+        return True
+    result, out = predictor.predict(mistake, selection), selection.of(wrong.out)
+    largest = float(result.out.abs().max())
+    if not largest < math.inf:  # also NaN
+        return False
+    rounding = rms(result.same_precision - result.out) + ulp(largest, out.dtype)
+    allowed = max(COARSE * rounding, COARSE_FP8 * rms(result.out) if wrong.policy == "fp8" else 0.0)
+    return rms(out.double() - result.out) <= allowed
+
+
+def _is_at(out: torch.Tensor, result: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether an output is at `result` and not at `other` nor between them."""
+    if _are_same(out, result, other):
+        return False
+    way = other - result
+    part = float(((out.double() - result) * way).sum() / way.square().sum())
+    return abs(part) <= LARGEST_PART
+
+
+def _are_same(out: torch.Tensor, result: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two results differ too little for the errors of the output to tell them apart."""
+    difference = float((other - result).square().sum().sqrt())
+    return difference == 0 or difference < SEPARATION * rms(out.double() - result)
+
+
+# -- the compared part ------------------------------------------------------------------------------------------------
+
+
+def _selection(wrong: WrongOutput, most_scores: int, inputs: Inputs) -> Selection:
+    """Evenly spread batches, heads and queries and the worst ones, with less than twice `most_scores` scores."""
+    sizes = batch, heads, queries = wrong.out.shape[:3]
+    error = (wrong.out.double() - wrong.truth.out).abs().amax(-1)  # [b, h, seq_q]
+    worst = int(error.argmax())
+    places = worst // (heads * queries), worst // queries % heads, worst % queries
+    keys = max(1, inputs.k.shape[2])
+    counts = batch, heads, queries
+    if math.prod(counts) * keys > most_scores:
+        pairs = MOST_HEADS if most_scores > SCREENING_SCORES else 1
+        batches = min(batch, 2, pairs)
+        counts = batches, min(heads, pairs // batches), queries
+        counts = *counts[:2], max(LEAST_ROWS, most_scores // (counts[0] * counts[1] * keys))
+    indices = (_spread(*axis, wrong.out.device) for axis in zip(sizes, counts, places, strict=True))
+    return Selection(*indices)
+
+
+def _spread(size: int, count: int, worst: int, device: torch.device) -> torch.Tensor:
+    """`worst` and up to `count` further indices below `size`: the first, the last and evenly spread ones."""
+    if count >= size:
+        return torch.arange(size, device=device)
+    further = {index * (size - 1) // (count - 1) for index in range(count)} if count > 1 else set()
+    return torch.tensor(sorted({worst, *further}), device=device)
+
+
+def _part(selection: Selection, out: torch.Tensor) -> str:
+    """A remark that only a part was compared; empty if it was everything."""
+    batch, heads, queries, _ = out.shape
+    compared = len(selection.batches) * len(selection.heads)
+    if (compared, len(selection.queries)) == (batch * heads, queries):
+        return ""
+    return f" (compared on {len(selection.queries)} of {queries} queries in {compared} of {batch * heads} heads)"

@@ -1,0 +1,36 @@
+"""Which part of an output a mask covers, in words."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from pytest_fa.catalog.case import AXES, Computes
+
+
+def where(bad: torch.Tensor, computes: Computes) -> str:
+    """Which part of [batch, heads, seq_q, head_dim or seq_k] is bad, in words."""
+    parts = []
+    for axis, name in enumerate(AXES[computes]):
+        other_axes = tuple(each for each in range(4) if each != axis)
+        is_bad = bad.any(dim=other_axes[0], keepdim=True)
+        for other_axis in other_axes[1:]:
+            is_bad = is_bad.any(dim=other_axis, keepdim=True)
+        indices = is_bad.flatten().nonzero().flatten().tolist()
+        if len(indices) < bad.shape[axis]:
+            parts.append(_span(name, indices, bad.shape[axis]))
+    return ", ".join(parts) or "every {}, {}, {} and {}".format(*AXES[computes])
+
+
+def _span(name: str, indices: list[int], size: int) -> str:
+    """The bad indices of one axis of length `size`, in words: one index, a range, a regular pattern or a count."""
+    first, last = indices[0], indices[-1]
+    if len(indices) == 1:
+        return f"{name} {first} of {size}"
+    steps = {after - before for before, after in itertools.pairwise(indices)}
+    if steps == {1}:
+        return f"{name} {first} to {last} of {size}"
+    if len(steps) == 1:
+        return f"every {steps.pop()}th {name} from {first}"
+    return f"{len(indices)} of {size} {name} indices"
