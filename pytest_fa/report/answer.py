@@ -42,7 +42,7 @@ def answer_lines(records: list[Record], why_not_run: str, rerun: Sequence[str]) 
         text = _about_one(subjects, records, times, why_not_run)
     else:
         text = _about_many(by_variant, records, times, why_not_run)
-    is_failed = any(_is_failure(record) for record in records)
+    is_failed = any(_is_failure(record) or record.outcome == "gate_failed" for record in records)
     style: Style = "red" if is_failed else "green"
     command = _next_command(subjects, records, times, tuple(rerun))
     return [TextLine(text, style), *([TextLine(command)] if command else [])]
@@ -196,6 +196,9 @@ def _next_command(subjects: list[Record], records: list[Record], times: Times, r
     failed = next((record for record in (*subjects, *records) if _is_failure(record)), None)
     if failed:
         return f"rerun: {failed.rerun_command}"
+    undecided = next((record for record in subjects if record.outcome == "inconclusive"), None)
+    if undecided:
+        return f"rerun: {undecided.rerun_command}"
     bottlenecks = [record.nsight.longest.bottleneck for record in subjects if record.nsight and record.nsight.longest]
     if bottlenecks and bottlenecks[0]:
         return f"why: {bottlenecks[0].sentence}"
