@@ -193,12 +193,10 @@ def _of_shape(records: list[Record], shape: str) -> list[Record]:
 
 
 def _next_command(subjects: list[Record], records: list[Record], times: Times, rerun: tuple[str, ...]) -> str:
-    failed = next((record for record in (*subjects, *records) if _is_failure(record)), None)
-    if failed:
-        return f"rerun: {failed.rerun_command}"
-    undecided = next((record for record in subjects if record.outcome == "inconclusive"), None)
-    if undecided:
-        return f"rerun: {undecided.rerun_command}"
+    failed = [record for record in (*subjects, *records) if _is_failure(record)]
+    undecided = [record for record in subjects if record.outcome == "inconclusive"]
+    if failed or undecided:
+        return f"rerun: {(failed or undecided)[0].rerun_command}"
     bottlenecks = [record.nsight.longest.bottleneck for record in subjects if record.nsight and record.nsight.longest]
     if bottlenecks and bottlenecks[0]:
         return f"why: {bottlenecks[0].sentence}"
