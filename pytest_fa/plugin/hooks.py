@@ -48,9 +48,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise _usage_error(problem) from None
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY])), "fa-reports")
-        if may_show(config):
-            config.stash[STATUS_LINE_KEY] = StatusLine(config.pluginmanager.getplugin("terminalreporter"))
-            config.pluginmanager.register(_Progress(config.stash[STATUS_LINE_KEY]), "fa-progress")
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -171,6 +168,13 @@ class _Reports:
 
     def __init__(self, results: Results) -> None:
         self._results = results
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Add the status line.  The terminal reporter may be registered after this plugin, but not after this hook."""
+        config = session.config
+        if may_show(config):
+            config.stash[STATUS_LINE_KEY] = StatusLine(config.pluginmanager.getplugin("terminalreporter"))
+            config.pluginmanager.register(_Progress(config.stash[STATUS_LINE_KEY]), "fa-progress")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of a report."""

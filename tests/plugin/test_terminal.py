@@ -17,7 +17,7 @@ OWN_BENCHMARK = """\
 def test_own(benchmark):
     benchmark(lambda: sum(range(100)))
 """
-# For an inner conftest.py: the status line is shown from the first test on.
+# For an inner plugin: the status line is shown from the first test on.
 NO_DELAY = "import pytest_fa.plugin.status_line\n\npytest_fa.plugin.status_line.SHOWN_AFTER_SECONDS = 0.0\n"
 
 
@@ -155,7 +155,7 @@ def on_terminal(project: Project, *arguments: str) -> str:
     reader, terminal = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "--pyargs", "pytest_fa.suite", *arguments],
+        [sys.executable, "-m", "pytest", "--pyargs", "pytest_fa.suite", "-p", "no_delay", *arguments],
         cwd=project.folder,
         env={**environment, "XDG_CACHE_HOME": str(project.cache), "CUDA_VISIBLE_DEVICES": "", "TERM": "xterm"},
         stdin=subprocess.DEVNULL,
@@ -178,7 +178,7 @@ def on_terminal(project: Project, *arguments: str) -> str:
 def slow(project: Project) -> Project:
     """A project in which every run is long enough for the status line."""
     project.python_variant("good")
-    project.write("conftest.py", NO_DELAY)
+    project.write("no_delay.py", NO_DELAY)
     return project
 
 
@@ -202,4 +202,4 @@ def test_the_status_line_can_be_in_the_way(slow: Project, option: str) -> None:
 
 def test_a_log_has_no_status_line(slow: Project) -> None:
     """Output that is not a terminal has no status line, also with colours."""
-    assert re.search(STATUS, slow.suite(ONE_CASE, "-k", "good", "--color=yes").text) is None
+    assert re.search(STATUS, slow.suite("-p", "no_delay", ONE_CASE, "-k", "good", "--color=yes").text) is None
