@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,30 @@ for _name in CHANGES_OUTPUT:
 # and the judge's tests would take three times as long.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that rewrites the expected texts."""
+    parser.addoption(
+        "--rewrite-golden", action="store_true", help="write the files in tests/golden instead of comparing"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Return a function that compares a text with a file of `tests/golden`: `golden("name.txt", text)`.
+
+    With `--rewrite-golden` it writes the file.
+    """
+
+    def compare(name: str, text: str) -> None:
+        path = Path(__file__).parent / "golden" / name
+        if request.config.getoption("--rewrite-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"{text}\n", encoding="utf-8")
+        assert path.read_text(encoding="utf-8") == f"{text}\n"
+
+    return compare
 
 
 @pytest.fixture(scope="session")

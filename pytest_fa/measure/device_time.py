@@ -9,13 +9,16 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
 import torch
 
 from pytest_fa.errors import FaError, LaunchError
+from pytest_fa.measure.cpu_time import make_yardstick
 from pytest_fa.measure.rotation import Rotation
 from pytest_fa.measure.sampling import FEWEST_SAMPLES, sample_until_precise, settle, timing
 from pytest_fa.records.environment import ClockWatch
@@ -33,6 +36,7 @@ SLOW_CALL_US = 100_000.0  # slower calls are not estimated five at a time, to st
 LONG_CALL_US = 1000.0  # from this length on, calls are timed by one pair of events each
 MOST_SECONDS = 3.0  # for all samples of slow calls
 CPU_SAMPLES = (5, 50)  # fewest and most
+YARDSTICK_EVERY = 10  # samples: the sample behind a yardstick is disturbed by it
 CPU_SECONDS = 0.2  # the least total of all samples, unless the most samples are reached first
 
 
@@ -167,11 +171,12 @@ def event_us(work: Callable[[], object], times: int = 1) -> float:
 def _wall_clock(forward: Forward, rotation: Rotation, before_launch: BeforeLaunch) -> Timing:
     """Measure single calls on the CPU: at least 5 calls and 0.2 s, at most 50 calls, and no new call after 3 s."""
 
-    def sample_us() -> float:
+    def sample_us() -> tuple[float, float]:
         before_launch()
-        start = time.perf_counter_ns()
+        start, core_start = time.perf_counter_ns(), time.process_time_ns()
         rotation.call(forward)
-        return (time.perf_counter_ns() - start) / 1000
+        core_us = (time.process_time_ns() - core_start) / 1000
+        return (time.perf_counter_ns() - start) / 1000, core_us
 
     fewest, most = CPU_SAMPLES
     sample_us()
@@ -179,8 +184,16 @@ def _wall_clock(forward: Forward, rotation: Rotation, before_launch: BeforeLaunc
     rotation.flip()
     rotation.poison()
     samples: list[float] = []
+    core_samples: list[float] = []
+    yardstick, yardstick_samples = make_yardstick(), []
     while len(samples) < most and sum(samples) < MOST_SECONDS * 1e6:
         if len(samples) >= fewest and sum(samples) >= CPU_SECONDS * 1e6:
             break
-        samples.append(sample_us())
-    return timing("wall clock of one call", samples, 1)
+        elapsed_us, core_us = sample_us()
+        samples.append(elapsed_us)
+        core_samples.append(core_us)
+        if len(samples) % YARDSTICK_EVERY == 1:
+            yardstick_samples.append(yardstick())
+    result = timing("wall clock of one call", samples, 1)
+    on_core_us, yardstick_us = statistics.median(core_samples), statistics.median(yardstick_samples)
+    return msgspec.structs.replace(result, on_core_us=on_core_us, yardstick_us=yardstick_us)

@@ -10,6 +10,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.call_time import call_time
 from pytest_fa.measure.cold_time import cold_time
+from pytest_fa.measure.cpu_time import fixed_cpu_threads
 from pytest_fa.measure.device_time import CannotCapture, device_time
 from pytest_fa.measure.launch_overhead import launch_overhead_us
 from pytest_fa.measure.launches import Captured, read_launches
@@ -34,9 +35,16 @@ def measure(
 
     `name` is part of the NVTX ranges' names.  `before_launch` is called before work that may hang.  The caller must
     hold the GPU's `timing_lock`.  Raises `WrongResult` if a call changed its inputs, and `ToolAttached` if a profiler
-    or another tool is attached to the process.
+    or another tool is attached to the process.  On the CPU, torch uses `CPU_THREADS` threads meanwhile.
     """
     require_no_tool()
+    with fixed_cpu_threads(inputs.q.device):
+        return _measure(forward, case, inputs, name, before_launch)
+
+
+def _measure(
+    forward: Forward, case: Case, inputs: Inputs, name: str, before_launch: Callable[[], object]
+) -> tuple[Speed, list[torch.Tensor]]:
     device = inputs.q.device
     rotation = Rotation(case, inputs, l2_bytes(device))
     before_launch()
@@ -71,6 +79,7 @@ def measure(
         launch_overhead_us=overhead_us,
         order=captured.order,
         other_nodes=captured.other_nodes,
+        cpu_threads=torch.get_num_threads() if device.type == "cpu" else None,
     )
     return speed, outputs
 

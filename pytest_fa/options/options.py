@@ -90,6 +90,12 @@ def wants_list(config: pytest.Config) -> bool:
     return _is_on(config, "fa_list")
 
 
+def wants_benchmark_table(config: pytest.Config) -> bool:
+    """Whether an option of pytest-benchmark was given: on the command line, in `addopts` or in PYTEST_ADDOPTS."""
+    words = (*config.invocation_params.args, *config.getini("addopts"), *os.environ.get("PYTEST_ADDOPTS", "").split())
+    return any(str(word).startswith("--benchmark-") for word in words)
+
+
 def read(config: pytest.Config) -> Options:
     """The options of this run.  Raises `UsageProblem` for a value that is not allowed."""
     variants, cases = named_tests(config)

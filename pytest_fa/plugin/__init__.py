@@ -19,6 +19,7 @@ from pytest_fa.plugin.fixtures import (
 )
 from pytest_fa.plugin.hooks import (
     pytest_addoption,
+    pytest_benchmark_group_stats,
     pytest_benchmark_update_json,
     pytest_benchmark_update_machine_info,
     pytest_cmdline_main,
@@ -48,6 +49,7 @@ __all__ = [
     "fa_truth",
     "fa_variant",
     "pytest_addoption",
+    "pytest_benchmark_group_stats",
     "pytest_benchmark_update_json",
     "pytest_benchmark_update_machine_info",
     "pytest_cmdline_main",

@@ -10,7 +10,17 @@ import pytest
 from pytest_fa.errors import FaError, UnusableRun
 from pytest_fa.options import command_line, flags, options
 from pytest_fa.plugin import markers
-from pytest_fa.plugin.state import IMPLIED_KEY, OPTIONS_KEY, PROBLEM_KEY, RECORD_KEY, SESSION_KEY, session_of
+from pytest_fa.plugin.state import (
+    IMPLIED_KEY,
+    IN_TABLE_KEY,
+    OPTIONS_KEY,
+    PROBLEM_KEY,
+    RECORD_KEY,
+    SESSION_KEY,
+    STATUS_LINE_KEY,
+    session_of,
+)
+from pytest_fa.plugin.status_line import StatusLine, may_show
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.plugin.without_benchmark import WithoutBenchmark
 
@@ -22,6 +32,8 @@ IMPLIED_LINE = (
     "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
 )
 INCONCLUSIVE_STATUS = 10  # exit status if a gate has no verdict and nothing else failed
+
+ANSWERED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)  # a run that was interrupted has no answer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -164,6 +176,17 @@ def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
             benchmark["params"] = {name: str(value) for name, value in benchmark["params"].items()}
 
 
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Leave the benchmarks of this plugin's table out of pytest-benchmark's, unless one of its options is given."""
+    groups = yield
+    if options.wants_benchmark_table(config):
+        return groups
+    own = config.stash.get(IN_TABLE_KEY, set())
+    kept = [(name, [each for each in benchmarks if each["fullname"] not in own]) for name, benchmarks in groups]
+    return [(name, benchmarks) for name, benchmarks in kept if benchmarks]
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the workers."""
     if SESSION_KEY in config.stash:
@@ -190,6 +213,13 @@ class _Reports:
     def __init__(self, results: Results) -> None:
         self._results = results
 
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Add the status line.  The terminal reporter may be registered after this plugin, but not after this hook."""
+        config = session.config
+        if may_show(config):
+            config.stash[STATUS_LINE_KEY] = StatusLine(config.pluginmanager.getplugin("terminalreporter"))
+            config.pluginmanager.register(_Progress(config.stash[STATUS_LINE_KEY]), "fa-progress")
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of a report."""
         self._results.take(report)
@@ -198,13 +228,22 @@ class _Reports:
         """Count a collection error as a failure."""
         self._results.note_collect(report)
 
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Save the records and set the exit status: a run in which nothing ran or records were lost has failed."""
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
+        """Save the records and set the exit status; write the answer below the last line of the terminal reporter.
+
+        A run in which nothing ran or records were lost has failed.
+        """
         self._results.finish()
         if self._results.is_inconclusive and exitstatus == pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = INCONCLUSIVE_STATUS
         if (self._results.nothing_ran or self._results.is_lost) and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        result = yield
+        terminal = session.config.pluginmanager.getplugin("terminalreporter")
+        if terminal and not terminal.no_summary and exitstatus in ANSWERED:
+            self._results.write_answer(terminal)
+        return result
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the table, the notes and the paths of the records; with -q, also the header's lines; annotations."""
@@ -221,3 +260,40 @@ class _Reports:
         """Add the table of the run to the page of pytest-html."""
         if text := self._results.html:
             summary.append(text)
+
+
+class _Progress:
+    """The hooks that show the status line between what pytest's terminal reporter writes."""
+
+    def __init__(self, line: StatusLine) -> None:
+        self._line = line
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Start the clock if a test of this run uses `fa_run`."""
+        if any("fa_run" in getattr(item, "fixturenames", ()) for item in session.items):
+            self._line.begin({item.nodeid: getattr(item, "originalname", item.name) for item in session.items})
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logstart(self) -> Generator[None, object, object]:
+        """Erase the line while pytest writes the name of a test."""
+        self._line.clear()
+        result = yield
+        self._line.draw()
+        return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
+        """Erase the line while pytest writes an outcome, then show it with the new numbers."""
+        self._line.clear()
+        result = yield
+        self._line.count(report.nodeid, report.duration)
+        if report.when == "teardown":
+            self._line.end_test(report.nodeid)
+        self._line.draw()
+        return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self) -> Generator[None, object, object]:
+        """Erase the line before the summary."""
+        self._line.clear()
+        return (yield)

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_fa.measure.replay_clock import ReplayClock, replay
 from pytest_fa.plugin.markers import read_marker, tolerance_of
-from pytest_fa.plugin.state import LOST_KEY, OPTIONS_KEY
+from pytest_fa.plugin.state import IN_TABLE_KEY, LOST_KEY, OPTIONS_KEY, RECORD_KEY
 
 if TYPE_CHECKING:
     import torch
@@ -129,6 +129,8 @@ class FaBenchmark:
         if getattr(self._benchmark, "disabled", False):
             self._benchmark(lambda: None)
             return
+        if RECORD_KEY in self._request.node.stash:
+            self._request.config.stash.setdefault(IN_TABLE_KEY, set()).add(self._request.node.nodeid)
         self._benchmark.group = case.shape_id
         replay(self._clock, self._benchmark, speed.device.samples_us)
         self._benchmark.extra_info.update(

@@ -10,6 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_fa.options.options import Options
+    from pytest_fa.plugin.status_line import StatusLine
     from pytest_fa.profile.run import CaseProfiler
     from pytest_fa.records.record import Record
     from pytest_fa.session.session import Session
@@ -20,6 +21,8 @@ CASE_PROFILER_KEY: pytest.StashKey[CaseProfiler] = pytest.StashKey()
 IMPLIED_KEY: pytest.StashKey[bool] = pytest.StashKey()  # whether the shipped suite runs because no path was typed
 PROBLEM_KEY: pytest.StashKey[pytest.UsageError] = pytest.StashKey()  # a reason found at collection to end the run
 RECORD_KEY: pytest.StashKey[Record] = pytest.StashKey()  # in the stash of a test item
+IN_TABLE_KEY: pytest.StashKey[set[str]] = pytest.StashKey()  # node ids of the benchmarks that the table shows
+STATUS_LINE_KEY: pytest.StashKey[StatusLine] = pytest.StashKey()  # only in runs that may show it
 LOST_KEY: pytest.StashKey[str] = pytest.StashKey()  # the test in which this process lost its device
 
 
@@ -57,6 +60,8 @@ def progress_line(config: pytest.Config) -> Callable[[str], None]:
         from pytest_fa.records.text import printable  # noqa: PLC0415  # only runs with kernels need it
 
         with capture.global_and_fixture_disabled():
+            if STATUS_LINE_KEY in config.stash:
+                config.stash[STATUS_LINE_KEY].clear()
             terminal.ensure_newline()
             terminal.write_line(printable(f"fa: {text}"))
 

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from pytest_fa.records.log import RecordLog
     from pytest_fa.records.record import Record
     from pytest_fa.records.saved import SavedRecords
+    from pytest_fa.report.layout import TextLine
 
 
 MATRIX_WIDTH = 200
 LIST_WIDTH = 160
+QUIETEST = -2  # -qq
 
 
 class Results:
@@ -148,6 +150,15 @@ class Results:
             for reason, count in reasons.most_common(5):
                 terminal.write_line(f"  {count} x {reason}", red=True)
 
+    def write_answer(self, terminal: pytest.TerminalReporter) -> None:
+        """Write the answer of the run and the next command, below pytest's own last line."""
+        if self._records:
+            from pytest_fa.report.answer import answer_lines  # noqa: PLC0415
+
+            ((why_not_run, _),) = self._not_run["case"].most_common(1) or (("", 0),)
+            lines = answer_lines(self._records, why_not_run, self._options.rerun)
+            _write_lines(terminal, lines[: 1 if terminal.config.get_verbosity() <= QUIETEST else None])
+
     def _write_files(self, terminal: pytest.TerminalReporter) -> None:
         """Write where the records are, which saved records are stale, and what cannot be read."""
         if not self._lost:
@@ -167,7 +178,7 @@ class Results:
 
     def _write_table(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table of the run: one row for each variant and shape, or for each kernel of the self-test."""
-        from pytest_fa.report.table import FOOTNOTE, make_rows, render, render_matrix  # noqa: PLC0415
+        from pytest_fa.report.table import render_matrix  # noqa: PLC0415
 
         width = terminal._tw.fullwidth  # noqa: SLF001
         faults = [record for record in self._records if record.kind == "selftest"]
@@ -177,8 +188,18 @@ class Results:
         elif self._options.static:
             self._write_static(terminal, width)
         else:
-            rows = make_rows(self._records, self._ceilings[0])
-            terminal.write_line(f"{render(rows, width, color=terminal.hasmarkup)}\n{FOOTNOTE}" if rows else "")
+            self._write_rows(terminal, width)
+
+    def _write_rows(self, terminal: pytest.TerminalReporter, width: int) -> None:
+        """Write the rows of variants and shapes; with -v all of them, and what the columns mean."""
+        from pytest_fa.report.layout import LEGEND, LEGEND_HINT, table_lines  # noqa: PLC0415
+        from pytest_fa.report.table import make_groups, property_lines  # noqa: PLC0415
+
+        is_verbose = terminal.config.get_verbosity() > 0
+        groups = make_groups(self._records, self._ceilings[0])
+        _write_lines(terminal, table_lines(groups, width, every_row=is_verbose))
+        for line in (*property_lines(self._records), *(LEGEND if is_verbose else [LEGEND_HINT])) if groups else ():
+            terminal.write_line(line)
 
     def _write_static(self, terminal: pytest.TerminalReporter, width: int) -> None:
         """Write the tables of `--fa-static`, with the launches of the saved records."""
@@ -236,6 +257,11 @@ class Results:
     @staticmethod
     def _has_run(record: Record) -> bool:
         return record.kind not in ("build", "property") and record.outcome not in ("not_built", "not_measured")
+
+
+def _write_lines(terminal: pytest.TerminalReporter, lines: list[TextLine]) -> None:
+    for line in lines:
+        terminal.write_line(line.text, **({line.style: True} if line.style else {}))
 
 
 def list_variants(catalog: Catalog, absence: str) -> None:

@@ -41,8 +41,7 @@ class Timing(msgspec.Struct, frozen=True):
     """The raw samples of one measurement method, in microseconds per call.
 
     `precision` is the half-width of the mean's 95 % confidence interval, as a fraction of the mean.  `dropped` counts
-    samples that were taken while heat or the hardware throttled the GPU.  With `is_throttled`, so many were dropped
-    that the time is not valid.
+    samples that were taken while heat or the hardware throttled the GPU.  With `is_throttled`, so many YY
     """
 
     method: str
@@ -52,6 +51,8 @@ class Timing(msgspec.Struct, frozen=True):
     precision: Real | None = None
     dropped: Natural = 0
     is_throttled: bool = False
+    on_core_us: Us | None = None
+    yardstick_us: PositiveUs | None = None
 
 
 class NodeTime(msgspec.Struct, frozen=True):
@@ -116,3 +117,9 @@ class Speed(msgspec.Struct, frozen=True):
     profiler_missing: str | None = None
     agreement: Agreement | None = None
     other_gpu_processes: tuple[str, ...] = ()
+    cpu_threads: Natural | None = None
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether this is a time on the CPU."""
+        return self.cold_missing == ON_CPU

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -11,15 +12,18 @@ import msgspec
 from pytest_fa.errors import FaError
 from pytest_fa.options.flags import OPTIONS
 from pytest_fa.profile.bottleneck import bottleneck_of
+from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.records.log import read_records
 from pytest_fa.records.noise import read_noise
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.records.tool_results import CountedKernel
+from pytest_fa.report.answer import answer_lines
 from pytest_fa.report.ladder import expectation_rows, ladder_rows, phase_rows
+from pytest_fa.report.layout import table_lines
 from pytest_fa.report.margins import worst_margins
 from pytest_fa.report.noise_table import noise_rows
-from pytest_fa.report.table import launched_kernels
+from pytest_fa.report.table import launched_kernels, make_groups
 from pytest_fa.report.tool_lines import short_name
 
 AnySpec = TypeVar("AnySpec", bound=msgspec.Struct)
@@ -82,6 +86,15 @@ class PhaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernels: str
     of: str
     cases: str
+
+
+class ScreenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The table that a terminal of this width shows for the variants at the given shapes, and the answer below it."""
+
+    profiles: str
+    cases: str
+    variants: str
+    width: str
 
 
 class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -206,6 +219,18 @@ def _phases(spec: PhaseSpec, root: Path) -> str:
     return _lines([header, total, *phases])
 
 
+def _screen(spec: ScreenSpec, root: Path) -> str:
+    if not re.fullmatch(r"[1-9][0-9]{1,3}", spec.width):
+        raise TableProblem(f"fa-screen: width is {spec.width!r} (allowed: 10 to 9999)")
+    saved = [record for name in spec.variants.split(",") for record in _records(spec.profiles, root, name)]
+    shapes = spec.cases.split(",")
+    records = [record for record in saved if record.case and record.case.shape_id in shapes and not record.nsight]
+    path = root / spec.profiles
+    lines = table_lines(make_groups(records, read_ceilings(path.parent, path.name)), int(spec.width))
+    texts = [line.text for line in (*lines, *answer_lines(records, "", ("pytest",)))]
+    return "\n".join(["```console", *texts, "```"])
+
+
 def _options() -> str:
     """One row for each option: its form on the command line, and its help text."""
     rows = ["| option | meaning |", "| --- | --- |"]
@@ -291,5 +316,6 @@ MAKERS: dict[str, Callable[[str, Path], str]] = {
     "ladder": lambda words, root: _ladder(_spec("ladder", words, LadderSpec), root),
     "expectations": lambda words, root: _expectations(_spec("expectations", words, ExpectationSpec), root),
     "phases": lambda words, root: _phases(_spec("phases", words, PhaseSpec), root),
+    "screen": lambda words, root: _screen(_spec("screen", words, ScreenSpec), root),
     "options": lambda _words, _root: _options(),
 }

@@ -13,7 +13,8 @@ from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable_struct
 from pytest_fa.report.failure import failure_text
 from pytest_fa.report.gate_lines import gate_lines
-from pytest_fa.report.table import HEADERS, NOTHING, make_rows, notes
+from pytest_fa.report.layout import BUILD_COLUMNS, SHAPE_COLUMNS, VARIANT, Column
+from pytest_fa.report.table import NOTHING, make_rows, notes
 
 
 class ShownRecord(Record, frozen=True):
@@ -82,16 +83,15 @@ def as_html(record: Record) -> str:
 def _small_table(record: Record) -> SmallTable:
     if record.gate is not None and record.gate.pairs:
         return _gate_table(record)
-    case_id = record.case.id if record.case else NOTHING
-    cells = [
-        (header, case_id if header == "case" else cell)  # one record has one seed
-        for row in make_rows([record])
-        for header, cell in zip(HEADERS, msgspec.structs.astuple(row), strict=True)
-        if cell != NOTHING
-    ]
+    if record.case is not None:
+        columns: tuple[Column, ...] = (VARIANT, Column("case", "case"), *SHAPE_COLUMNS)
+        rows = [msgspec.structs.replace(row, case=record.case.id) for row in make_rows([record])]  # it has one seed
+    else:
+        columns, rows = (VARIANT, *BUILD_COLUMNS), make_rows([record])
+    filled = [column for column in columns if any(getattr(row, column.field) != NOTHING for row in rows)]
+    cells = tuple(tuple(str(getattr(row, column.field)) for column in filled) for row in rows)
     failure = failure_text(record).splitlines() if record.outcome != "ok" else []
-    headers, values = tuple(header for header, _ in cells), tuple(cell for _, cell in cells)
-    return SmallTable(headers, (values,) if values else (), (*failure, *notes([record])))
+    return SmallTable(tuple(column.header for column in filled), cells, (*failure, *notes([record])))
 
 
 def _gate_table(record: Record) -> SmallTable:

@@ -2,102 +2,114 @@
 
 from __future__ import annotations
 
-import io
-from typing import Any
+import math
+from typing import Literal
 
 import msgspec
 
-from pytest_fa.catalog.variant import COMPANION_ROLES
-from pytest_fa.records.built import Kernel
+from pytest_fa.records.built import Build, Kernel
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
-from pytest_fa.records.timing import ON_CPU
+from pytest_fa.records.spread import is_clear_ratio, is_noisy, is_wide_ratio
+from pytest_fa.records.timing import ON_CPU, Speed
 from pytest_fa.report.timing_notes import is_unconfirmed, timing_notes
 
 NOTHING = "-"
 TOOL_KINDS = ("profile", "sanitize")  # shown as lines below the table instead
+NOT_ATTENTION = ("overhead", "ablation")  # roles of kernels that do not compute all of attention
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One row of the table; every cell is text."""
+    """One row of the table; every cell is text.  In the row of a build, `case` is the architecture."""
 
     variant: str
     case: str
     checks: str
-    error: str
-    registers: str
-    spills: str
-    device_us: str
-    cold_us: str
-    call_us: str
-    tflops: str
-    percent_of_peak: str
-    versus_baseline: str
+    error: str = NOTHING
+    registers: str = NOTHING
+    spills: str = NOTHING
+    device_us: str = NOTHING
+    cold_us: str = NOTHING
+    call_us: str = NOTHING
+    tflops: str = NOTHING
+    percent_of_peak: str = NOTHING
+    versus_baseline: str = NOTHING
+    smem: str = NOTHING
+    build_seconds: str = NOTHING
+    role: str = "candidate"
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the row has a failure, which `checks` names in capitals."""
+        return self.checks.split()[0].isupper()
 
 
-HEADERS = (
-    "variant",
-    "case",
-    "checks",
-    "error / allowed",
-    "regs",
-    "spill B",
-    "device_us",
-    "cold_us",
-    "call_us",
-    "TFLOP/s",
-    "% peak",
-    "x baseline",
-)
-FOOTNOTE = (
-    "checks: number of checked runs that passed (ok), or the first failure and how many runs failed.\n"
-    "error / allowed: error and limit of the tolerance policy's bound that is closest to its limit.\n"
-    "device_us: median time per call, back to back on the device (CPU: wall clock of a call).  !: time not confirmed.\n"
-    "cold_us: time of one call after L2 was evicted.  call_us: time that a Python caller waits per call.\n"
-    "% peak: TFLOP/s in percent of the matrix product rate measured on this GPU (python -m pytest_fa ceilings).\n"
-    "x baseline: device_us divided by that of the fastest correct baseline (SDPA backends); below 1 is faster."
-)
+class RowGroup(msgspec.Struct, frozen=True):
+    """The rows of one shape, or of the builds if `kind` is `builds`; the heading says what they have in common."""
+
+    kind: Literal["builds", "shape"]
+    heading: str
+    rows: tuple[Row, ...]
 
 
-def make_rows(records: list[Record], ceilings: Ceilings | None = None) -> list[Row]:
-    """The rows: shapes in the order of their first record; at each shape first the candidates, then the companions."""
-    groups: dict[tuple[str, str], list[Record]] = {}
+Groups = dict[tuple[str, str], list[Record]]  # by shape id and variant
+
+
+def make_groups(records: list[Record], ceilings: Ceilings | None = None) -> list[RowGroup]:
+    """The variants that were only built, then one group for each shape, in the order of their first records.
+
+    In a group the fastest is first, candidates and baselines together; then what was not timed or is wrong; then what
+    does not compute attention.  Properties that hold have no row.
+    """
+    by_key: Groups = {}
     for record in records:
         if record.case is not None and record.kind not in TOOL_KINDS:
-            groups.setdefault((record.case.shape_id, record.variant), []).append(record)
-    shapes = list(dict.fromkeys(shape for shape, _ in groups))
-    with_cases = {variant for _, variant in groups}
+            by_key.setdefault((record.case.shape_id, record.variant), []).append(record)
+    with_cases = {variant for _, variant in by_key}
     builds = [record for record in records if record.kind == "build" and record.variant not in with_cases]
+    build_rows = tuple(row for record in builds for row in _build_rows(record))
+    shapes: dict[str, list[list[Record]]] = {}
+    for (shape, _), group in by_key.items():
+        if any(record.kind != "property" or record.outcome != "ok" for record in group):
+            shapes.setdefault(shape, []).append(group)
     return [
-        *(row for record in builds for row in _build_rows(record)),
-        *(_case_row(groups[key], groups, ceilings) for shape in shapes for key in _of_shape(groups, shape)),
+        *([RowGroup("builds", "", build_rows)] if build_rows else []),
+        *(_shape_group(shape, groups, ceilings) for shape, groups in shapes.items()),
     ]
 
 
-def _of_shape(groups: dict[tuple[str, str], list[Record]], shape: str) -> list[tuple[str, str]]:
-    keys = [key for key in groups if key[0] == shape]
-    return sorted(keys, key=lambda key: groups[key][0].role in COMPANION_ROLES)
+def make_rows(records: list[Record], ceilings: Ceilings | None = None) -> list[Row]:
+    """The rows of all groups."""
+    return [row for group in make_groups(records, ceilings) for row in group.rows]
 
 
-def render(rows: list[Row], width: int, *, color: bool) -> str:
-    """The table as text, without cut cells; rows of failures are red if `color`."""
-    from rich import box  # noqa: PLC0415  # imported only in runs with records
-    from rich.console import Console  # noqa: PLC0415
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+def _shape_group(shape: str, groups: list[list[Record]], ceilings: Ceilings | None) -> RowGroup:
+    baseline = best_baseline([record for group in groups for record in group])
+    speeds = [record.speed for group in groups for record in group if record.speed]
+    yardstick_us = min((speed.device.yardstick_us for speed in speeds if speed.device.yardstick_us), default=None)
+    rows = tuple(_case_row(group, baseline, ceilings, yardstick_us) for group in sorted(groups, key=_place))
+    threads = sorted({speed.cpu_threads for speed in speeds if speed.cpu_threads})
+    details = []
+    if speeds and all(speed.is_on_cpu for speed in speeds):
+        count = " or ".join(map(str, threads))
+        details.append(f"CPU, {count} thread{'s' * (threads != [1])}" if threads else "CPU")
+    details += [f"baseline: {baseline.variant}"] if baseline else []
+    return RowGroup("shape", f"{shape} ({'; '.join(details)})" if details else shape, rows)
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for index, header in enumerate(HEADERS):
-        justify: Any = "left" if index < 4 else "right"  # noqa: PLR2004  # the first four columns are words
-        table.add_column(header, justify=justify, no_wrap=True)
-    for row in rows:
-        style = "red" if row.checks.split()[0].isupper() else None
-        table.add_row(*map(escape, msgspec.structs.astuple(row)), style=style)
-    text = io.StringIO()
-    console = Console(file=text, width=width, force_terminal=color, color_system="standard" if color else None)
-    console.width = max(width, console.measure(table, options=console.options.update(width=10_000)).maximum)
-    console.print(table)
-    return text.getvalue().strip("\n")
+
+def _place(group: list[Record]) -> tuple[int, float]:
+    """The place of a variant at a shape, for sorting."""
+    speed = next((record.speed for record in group if record.speed), None)
+    device_us = speed.device.median_us if speed else math.inf
+    if group[0].role in NOT_ATTENTION:
+        return 2, device_us
+    return (0, device_us) if speed and all(record.outcome == "ok" for record in group) else (1, device_us)
+
+
+def property_lines(records: list[Record]) -> list[str]:
+    """How many properties hold; no line if none was tested."""
+    outcomes = [record.outcome for record in records if record.kind == "property"]
+    return [f"properties: {outcomes.count('ok')} of {len(outcomes)} hold"] if outcomes else []
 
 
 def render_matrix(records: list[Record], width: int) -> str:
@@ -143,53 +155,73 @@ def _reasons_for_no_smem_poison(records: list[Record]) -> list[str]:
     return [reason for reason in dict.fromkeys(reasons) if reason not in (None, ON_CPU)]
 
 
-def best_baseline_us(records: list[Record]) -> tuple[str, float] | None:
-    """The name and the `device_us` of the fastest baseline without a failure, among the records of one shape."""
+def best_baseline(records: list[Record]) -> Record | None:
+    """The record with the least `device_us` of a baseline without a failure, among the records of one shape."""
     failed = {record.variant for record in records if record.outcome != "ok"}
-    baselines = [each for each in records if each.role == "baseline" and each.variant not in failed]
-    times = [(each.speed.device.median_us, each.variant) for each in baselines if each.speed]
-    return (min(times)[1], min(times)[0]) if times else None
+    timed = [(each.speed.device.median_us, each.variant, each) for each in records if each.speed]
+    baselines = [entry for entry in timed if entry[2].role == "baseline" and entry[1] not in failed]
+    return min(baselines, key=lambda entry: entry[:2])[2] if baselines else None
 
 
-def _case_row(records: list[Record], groups: dict[tuple[str, str], list[Record]], ceilings: Ceilings | None) -> Row:
+def ratio_text(speed: Speed, baseline: Speed) -> str:
+    """`device_us` divided by that of a baseline; `~` before a ratio that is known only roughly, else `noisy`."""
+    ratio = speed.device.median_us / baseline.device.median_us
+    if speed is not baseline and not is_clear_ratio(speed, baseline):
+        return "noisy"
+    if speed.is_on_cpu and speed is not baseline:
+        return f"~{ratio:.1f}" if is_wide_ratio(speed, baseline) else f"{ratio:.2f}"
+    return f"{ratio:.3f}"
+
+
+def _case_row(
+    records: list[Record], baseline: Record | None, ceilings: Ceilings | None, least_yardstick_us: float | None
+) -> Row:
     first = records[0]
-    assert first.case is not None  # noqa: S101  # make_rows groups only records with a case
-    shape = first.case.shape_id
+    assert first.case is not None  # noqa: S101  # make_groups groups only records with a case
     speed = next((record.speed for record in records if record.speed), None)
-    best = best_baseline_us([record for key, group in groups.items() if key[0] == shape for record in group])
     kernels = launched_kernels(records)
     device_us = speed.device.median_us if speed else None
-    least_us = ceilings.least_us(first.case) if ceilings and first.role != "overhead" else None
+    computes = first.role != "overhead"
+    least_us = ceilings.least_us(first.case) if ceilings and computes else None
+    baseline_speed = baseline.speed if baseline and computes else None
     return Row(
         variant=first.variant,
-        case=shape,
+        case=first.case.shape_id,
         checks=_checks(records),
         error=_error(records),
         registers=_number(max((kernel.registers_per_thread for kernel in kernels), default=None), "d"),
         spills=_number(sum(kernel.spill_bytes for kernel in kernels) if kernels else None, "d"),
-        device_us=_number(device_us, ".2f") + ("!" if speed and is_unconfirmed(speed) else ""),
+        device_us=_number(device_us, ".2f") + (_mark(speed, least_yardstick_us) if speed else ""),
         cold_us=_number(speed.cold.median_us if speed and speed.cold else None, ".2f"),
         call_us=_number(speed.call.median_us if speed else None, ".2f"),
-        tflops=_number(
-            first.case.flops_per_call / device_us / 1e6 if device_us and first.role != "overhead" else None, ".2f"
-        ),
+        tflops=_number(first.case.flops_per_call / device_us / 1e6 if device_us and computes else None, ".2f"),
         percent_of_peak=_number(100 * least_us / device_us if device_us and least_us else None, ".1f"),
-        versus_baseline=_number(
-            device_us / best[1] if device_us and best and first.role != "overhead" else None, ".3f"
-        ),
+        versus_baseline=ratio_text(speed, baseline_speed) if speed and baseline_speed else NOTHING,
+        role=first.role,
     )
+
+
+def _mark(speed: Speed, least_yardstick_us: float | None) -> str:
+    """`!` behind a time that is not confirmed, `~` behind one that is noisy."""
+    return "!" if is_unconfirmed(speed) else "~" if is_noisy(speed, least_yardstick_us) else ""
 
 
 def _build_rows(record: Record) -> list[Row]:
     """One row for each architecture of a variant that was only built."""
     result = "built" if record.outcome == "ok" else _upper_case_outcome(record)
-    rows = []
-    for build in record.builds:
-        registers = max((kernel.registers_per_thread for kernel in build.kernels), default=None)
-        spills = sum(kernel.spill_bytes for kernel in build.kernels)
-        cells = (_number(registers, "d"), _number(spills, "d"))
-        rows.append(Row(record.variant, build.arch, result, NOTHING, *cells, *[NOTHING] * 6))
-    return rows or [Row(record.variant, NOTHING, result, *[NOTHING] * 9)]
+    rows = [Row(record.variant, build.arch, result, **_build_cells(build)) for build in record.builds]
+    return rows or [Row(record.variant, NOTHING, result)]
+
+
+def _build_cells(build: Build) -> dict[str, str]:
+    """The figures of a build: the most registers and shared memory of its kernels, and the spills of all of them."""
+    kernels = build.kernels
+    return {
+        "registers": _number(max((kernel.registers_per_thread for kernel in kernels), default=None), "d"),
+        "spills": _number(sum(kernel.spill_bytes for kernel in kernels) if kernels else None, "d"),
+        "smem": _number(max((kernel.smem_bytes_per_block for kernel in kernels), default=None), "d"),
+        "build_seconds": f"{build.build_seconds:.1f}",
+    }
 
 
 def launched_kernels(records: list[Record]) -> list[Kernel]:

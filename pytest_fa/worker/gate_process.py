@@ -13,6 +13,7 @@ from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.judge.check import judge, require_output
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.measure.attached import require_no_tool
+from pytest_fa.measure.cpu_time import fixed_cpu_threads
 from pytest_fa.measure.device_time import CannotCapture
 from pytest_fa.measure.measure import l2_bytes
 from pytest_fa.measure.paired_timing import ArmTimer, Blocks, OpenForward, paired_timing
@@ -42,7 +43,8 @@ def run_gate(job: GateJob, report_progress: ReportProgress = lambda _: None) -> 
                 l2 = l2_bytes(device)
                 arms = (pair.candidate, pair.baseline, pair.baseline)  # the third arm is the A/A control
                 timers = [ArmTimer(_opener(arm), pair.case, inputs, l2, stages.announce_launch) for arm in arms]
-                blocks = paired_timing((timers[0], timers[1], timers[2]), job.seed + index, clocks.is_slowed)
+                with fixed_cpu_threads(device):
+                    blocks = paired_timing((timers[0], timers[1], timers[2]), job.seed + index, clocks.is_slowed)
                 stages.announce_work()
                 _judge_timed_outputs(timers, arms, pair.case.computes, inputs, job.policy)
                 measured.append(_pair_blocks(blocks, timers))

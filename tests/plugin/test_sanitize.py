@@ -84,7 +84,7 @@ def test_findings_fail_the_test_and_are_shown(built: Project) -> None:
     )
     assert "Race reported between Read access at void attention_kernel" in run.text
     assert "kernel.cu:244" in run.text
-    (rerun,) = [each.strip() for each in run.all_lines if each.strip().startswith("rerun: ")]
+    (rerun,) = {each.strip() for each in run.all_lines if each.strip().startswith("rerun: ")}
     assert "--fa-variant=zero --fa-sanitize=racecheck" in rerun
 
 

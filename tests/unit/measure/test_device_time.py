@@ -47,6 +47,10 @@ class Kernel:
         """The clock, which only calls of this kernel advance."""
         return self.now_ns
 
+    def process_time_ns(self) -> int:
+        """The time on a core: half of the clock, as if another program had the core for the other half."""
+        return self.now_ns // 2
+
 
 @pytest.fixture
 def rotation() -> Rotation:

@@ -38,13 +38,15 @@ from pytest_fa.records.record import Record, to_builtins, to_json
 from pytest_fa.records.saved import SavedRecords
 from pytest_fa.records.text import printable, printable_struct
 from pytest_fa.report import pictures
+from pytest_fa.report.answer import answer_lines
 from pytest_fa.report.blocks import MAKERS
 from pytest_fa.report.comparison import comparison_text
 from pytest_fa.report.failure import failure_text
 from pytest_fa.report.ladder import Rung, _row
+from pytest_fa.report.layout import table_lines
 from pytest_fa.report.noise_table import noise_rows
 from pytest_fa.report.static_code import static_text
-from pytest_fa.report.table import headline, make_rows, notes, render
+from pytest_fa.report.table import headline, make_groups, notes
 from tests.factories import RECORD, RECORDED, fuzz_settings, variant
 from tests.fuzz import any_json, as_json, changed_bytes, changed_json
 
@@ -113,7 +115,8 @@ def use(folder: Path, records: list[Record]) -> None:
     saved = SavedRecords(folder.parent, ["x"])
     saved.stale_variants(records)
     static_text(records, saved.launches(), 120)
-    render(make_rows(records), 120, color=True)
+    table_lines(make_groups(records), 120, every_row=False)
+    answer_lines(records, "", ("pytest",))
     notes(records)
     for record in records:
         headline(record)

@@ -11,15 +11,28 @@ from pytest_fa.catalog.variant import Arch
 from pytest_fa.records.built import Advisory
 from pytest_fa.records.judged import Bound, Check, Repeats
 from pytest_fa.records.record import Outcome, Record
-from pytest_fa.records.timing import ON_CPU
-from pytest_fa.report.table import FOOTNOTE, HEADERS, NOTHING, Row, best_baseline_us, headline, make_rows, notes, render
+from pytest_fa.records.timing import ON_CPU, Speed, Timing
+from pytest_fa.report.table import NOTHING, Row, best_baseline, headline, make_groups, make_rows, notes, property_lines
 from tests.factories import FLOPS, OK, SHAPE, SMALL_SHAPE, WRONG, build, check, record, speed
+
+
+def on_cpu(device_us: float, threads: int | None = 1, spread: float = 0.0) -> Speed:
+    """A time on the CPU with this median; its samples differ by `spread`, a share of it."""
+    samples = tuple(device_us * (1 + spread * step) for step in (-0.5, -0.5, 0.0, 0.5, 0.5))
+    timing = Timing("wall clock", samples, device_us, 1)
+    changes = {"device": timing, "call": timing, "cold_missing": ON_CPU, "cpu_threads": threads}
+    return msgspec.structs.replace(speed(device_us), **changes)
 
 
 def only(*records: Record) -> Row:
     """The single row of these records."""
     (row,) = make_rows(list(records))
     return row
+
+
+def row_of(variant: str, records: list[Record]) -> Row:
+    """The first row of this variant."""
+    return next(row for row in make_rows(records) if row.variant == variant)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -39,18 +52,46 @@ def test_a_row_is_a_variant_on_a_shape() -> None:
     assert expected == [(row.variant, row.case) for row in make_rows(records)]
 
 
-@pytest.mark.parametrize("role", ["baseline", "overhead"])
-def test_companions_are_below_candidates(role: str) -> None:
-    """At each shape the candidates come before baselines and overhead variants, in any order of the records."""
-    records = [record("companion", role=role), record("mine")]
-    expected = ["mine", "companion"]
+def test_the_fastest_is_first() -> None:
+    """At each shape candidates and baselines are sorted by their time; what is wrong or not timed follows.
+
+    Kernels that do not compute all of attention are last.
+    """
+    records = [
+        record("noop", kind="speed", role="overhead", speed=speed(1.0)),
+        record("ablation", kind="speed", role="ablation", check=OK, speed=speed(2.0)),
+        record("untimed", check=OK),
+        record("wrong", outcome="wrong", check=WRONG),
+        record("wrong", kind="speed", check=OK, speed=speed(3.0)),
+        record("slow", kind="speed", check=OK, speed=speed(30.0)),
+        record("sdpa", kind="speed", role="baseline", check=OK, speed=speed(20.0)),
+        record("fast", kind="speed", check=OK, speed=speed(10.0)),
+    ]
+    expected = ["fast", "sdpa", "slow", "wrong", "untimed", "noop", "ablation"]
     assert expected == [row.variant for row in make_rows(records)]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "expected"),
+    [
+        ([speed(8.0), speed(4.0)], f"{SHAPE} (baseline: sdpa1)"),
+        ([on_cpu(8.0, threads=1)], f"{SHAPE} (CPU, 1 thread; baseline: sdpa0)"),
+        ([on_cpu(8.0, threads=1), on_cpu(9.0, threads=4)], f"{SHAPE} (CPU, 1 or 4 threads; baseline: sdpa0)"),
+        ([on_cpu(8.0, threads=None)], f"{SHAPE} (CPU; baseline: sdpa0)"),
+        ([], SHAPE),
+    ],
+)
+def test_a_heading_says_what_a_shape_has_in_common(speeds: list[Speed], expected: str) -> None:
+    """The heading has the shape, the number of CPU threads, and the baseline that ratios refer to."""
+    records = [record(f"sdpa{index}", kind="speed", role="baseline", speed=each) for index, each in enumerate(speeds)]
+    (group,) = make_groups([record(check=OK), *records])
+    assert (group.heading, group.kind) == (expected, "shape")
 
 
 def test_a_full_row_has_every_figure() -> None:
     """A row shows the checks, the tightest bound, registers, spills, both times, throughput and the ratio to SDPA."""
     builds = (build("sm_90a", kernel=(168, 4, 8)),)
-    row, _ = make_rows(
+    _, row = make_rows(
         [
             record(check=OK, builds=builds),
             record(kind="speed", check=OK, builds=builds, speed=speed(10.0, 14.5, ("kernel",))),
@@ -112,9 +153,17 @@ def test_a_timing_without_a_check_is_not_judged() -> None:
 
 
 def test_properties_are_counted() -> None:
-    """Records of properties are counted in `checks`."""
-    assert only(record(kind="property"), record(kind="property")).checks == "ok 2/2"
+    """A property that does not hold is counted in `checks`, beside the other checks of its shape."""
+    assert only(record(check=OK), record(kind="property")).checks == "ok 2/2"
     assert only(record(kind="property"), record(kind="property", outcome="wrong")).checks == "WRONG 1/2"
+
+
+def test_properties_that_hold_have_one_line() -> None:
+    """Properties that hold have no row, but a line that counts those of all variants."""
+    records = [record("one", kind="property"), record("two", kind="property")]
+    assert (make_rows(records), property_lines(records)) == ([], ["properties: 2 of 2 hold"])
+    assert property_lines([record(), record(kind="property", outcome="wrong")]) == ["properties: 0 of 1 hold"]
+    assert property_lines([record()]) == []
 
 
 def test_an_unjudged_record_is_not_counted() -> None:
@@ -166,7 +215,7 @@ def test_only_right_baselines_are_compared_with(baselines: list[tuple[str, float
         record(name, kind="speed", role="baseline", outcome=outcome, speed=speed(device_us))
         for name, device_us, outcome in baselines
     ]
-    row = make_rows([record(kind="speed", check=OK, speed=speed(10.0)), *baseline_records])[0]
+    row = row_of("mine", [record(kind="speed", check=OK, speed=speed(10.0)), *baseline_records])
     assert ("mine", ratio) == (row.variant, row.versus_baseline)
 
 
@@ -177,26 +226,26 @@ def test_only_right_baselines_are_compared_with(baselines: list[tuple[str, float
 def test_only_baselines_of_the_same_shape_are_compared_with(role: str, case: str) -> None:
     """The ratio compares neither with another candidate nor with a baseline at another shape."""
     unrelated = record("unrelated", case, "speed", role=role, check=OK, speed=speed(5.0))
-    row = make_rows([record(kind="speed", check=OK, speed=speed(10.0)), unrelated])[0]
+    row = row_of("mine", [record(kind="speed", check=OK, speed=speed(10.0)), unrelated])
     expected = "mine", NOTHING
     assert expected == (row.variant, row.versus_baseline)
 
 
 def test_the_best_baseline_is_named() -> None:
-    """`best_baseline_us` gives the name and the time of the fastest correct baseline, or None."""
+    """`best_baseline` gives the record of the fastest correct baseline, or None."""
     baselines = [
         record(name, kind="speed", role="baseline", speed=speed(us)) for name, us in (("slow", 8.0), ("fast", 5.0))
     ]
     candidate = record(kind="speed", speed=speed(1.0))
-    expected = [("fast", 5.0), None]
-    assert expected == [best_baseline_us([candidate, *baselines]), best_baseline_us([candidate])]
+    expected = [baselines[1], None]
+    assert expected == [best_baseline([candidate, *baselines]), best_baseline([candidate])]
 
 
 def test_overhead_has_times_and_no_throughput() -> None:
     """A variant of role `overhead` computes nothing, so it has times but no TFLOP/s and no ratio."""
     noop = record("noop", kind="speed", role="overhead", speed=speed(0.6, 4.0))
     baseline = record("sdpa", kind="speed", role="baseline", check=OK, speed=speed(8.0))
-    row = make_rows([noop, baseline])[0]
+    row = row_of("noop", [noop, baseline])
     expected = ("noop", "0.60", "4.00", NOTHING, NOTHING)
     assert expected == (row.variant, row.device_us, row.call_us, row.tflops, row.versus_baseline)
 
@@ -232,8 +281,8 @@ def test_a_variant_that_was_only_built_has_a_row_for_each_architecture() -> None
         "built", kind="build", builds=(build("sm_80", a=(96, 0, 0)), build("sm_90a", a=(168, 4, 8), b=(40, 0, 0)))
     )
     expected = [
-        Row("built", "sm_80", "built", NOTHING, "96", "0", *[NOTHING] * 6),
-        Row("built", "sm_90a", "built", NOTHING, "168", "12", *[NOTHING] * 6),
+        Row("built", "sm_80", "built", registers="96", spills="0", smem="0", build_seconds="1.0"),
+        Row("built", "sm_90a", "built", registers="168", spills="12", smem="0", build_seconds="1.0"),
         Row("mine", SHAPE, "ok 1/1", "max 1.0e-03 / 4.0e-03", *[NOTHING] * 8),
     ]
     assert expected == make_rows([record(check=OK), built])
@@ -296,60 +345,31 @@ def test_notes(records: list[Record], expected: list[str]) -> None:
     assert expected == notes(records)
 
 
-# -- text -------------------------------------------------------------------------------------------------------------
-
-
-LONG = Row(
-    variant="ws_p2@BLOCK_M=64@BLOCK_N=128",
-    case=f"{SHAPE}-causal_br-kv2",
-    checks="LAUNCH FAILED 100/101",
-    error="row rms 1.0e-03 / 4.0e-03",
-    registers="168",
-    spills="1024",
-    device_us="12345.67",
-    cold_us="12350.12",
-    call_us="12399.99",
-    tflops="1234.56",
-    percent_of_peak="101.5",
-    versus_baseline="12.345",
-)
-
-
-@pytest.mark.parametrize("width", [40, 132, 400])
-def test_the_table_cuts_no_cell(width: int) -> None:
-    """Every header and every cell is printed in full on one line, even on a narrow terminal."""
-    table = render([LONG], width, color=False)
-    headers, row = (next(line for line in table.splitlines() if word in line) for word in ("variant", "ws_p2"))
-    assert list(HEADERS) == [each for each in HEADERS if each in headers]
-    cells = list(msgspec.structs.astuple(LONG))
-    assert cells == [each for each in cells if each in row]
-
-
-@pytest.mark.parametrize(("checks", "is_red"), [("WRONG 1/3", True), ("ok 3/3", False), ("not checked", False)])
-def test_what_went_wrong_is_red(checks: str, *, is_red: bool) -> None:
-    """On a terminal with colours, exactly the rows of failures are red."""
-    row = Row("mine", SHAPE, checks, *[NOTHING] * 9)
-    assert is_red is ("\x1b[31m" in render([row], 132, color=True))
-
-
-@pytest.mark.parametrize("text", ["[red]mine", "[/red]", "a[abi:cxx11]", "[link=x]"])
-def test_brackets_in_a_cell_are_shown(text: str) -> None:
-    """Square brackets in a name, which rich would take for a style, are printed as they are."""
-    assert text in render([Row(text, SHAPE, "ok 1/1", *[NOTHING] * 9)], 132, color=False)
-
-
-def test_without_colours_there_are_no_escapes() -> None:
-    """Without colours the output is plain text."""
-    assert "\x1b" not in render([Row("mine", SHAPE, "WRONG 1/3", *[NOTHING] * 9)], 132, color=False)
+# -- the CPU ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "header", ["checks", "error / allowed", "device_us", "cold_us", "call_us", "% peak", "x baseline"]
+    ("candidate", "baseline", "device_us", "ratio"),
+    [
+        (on_cpu(20.0), on_cpu(10.0), "20.00", "2.00"),
+        (on_cpu(20.0, spread=0.2), on_cpu(10.0, spread=0.2), "20.00", "~2.0"),
+        (on_cpu(20.0, spread=0.5), on_cpu(10.0), "20.00~", "noisy"),
+        (on_cpu(11.0, spread=0.2), on_cpu(10.0), "11.00", "noisy"),
+        (on_cpu(10.1), on_cpu(10.0), "10.10", "1.01"),
+    ],
 )
-def test_the_headers_are_explained(header: str) -> None:
-    """The footnote explains the headers of the table that are not common terms."""
-    assert header in HEADERS
-    assert f"{header}:" in FOOTNOTE
+def test_a_ratio_of_noisy_times_is_not_shown(candidate: Speed, baseline: Speed, device_us: str, ratio: str) -> None:
+    """On the CPU a noisy time is marked with `~`, and a ratio that the noise makes meaningless is `noisy`."""
+    records = [
+        record(kind="speed", check=OK, speed=candidate),
+        record("sdpa", kind="speed", role="baseline", check=OK, speed=baseline),
+    ]
+    rows = {row.variant: row for row in make_rows(records)}
+    assert (device_us, ratio) == (rows["mine"].device_us, rows["mine"].versus_baseline)
+    assert rows["sdpa"].versus_baseline == "1.000"
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,45 @@
+"""What makes times on the CPU comparable: a fixed number of threads, and a yardstick that is timed beside the samples.
+
+Everything on the CPU, candidates and SDPA backends alike, is timed with `CPU_THREADS` torch threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+CPU_THREADS = 1  # times with several threads depend on what else runs on the machine, and on its number of cores
+YARDSTICK_SIZE = 48  # rows and columns; three such matrices leave most of the L1 cache to the kernel
+YARDSTICK_CALLS = 3  # of which the shortest counts: the first one finds cold caches
+
+
+@contextmanager
+def fixed_cpu_threads(device: torch.device) -> Iterator[None]:
+    """The context in which torch uses `CPU_THREADS` threads if `device` is the CPU; then the number is restored."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(CPU_THREADS)
+    try:
+        yield
+    finally:
+        if device.type == "cpu":
+            torch.set_num_threads(before)
+
+
+def make_yardstick() -> Callable[[], float]:
+    """A function that does a fixed piece of work, a product of two matrices, and returns its wall-clock time in us.
+
+    The work is the same for every variant, so that a difference shows how fast the machine was at that moment.
+    """
+    left = torch.linspace(-1, 1, YARDSTICK_SIZE**2).view(YARDSTICK_SIZE, YARDSTICK_SIZE)
+    right, product = left.t().contiguous(), torch.empty_like(left)
+
+    def elapsed_us() -> float:
+        start = time.perf_counter_ns()
+        torch.mm(left, right, out=product)
+        return (time.perf_counter_ns() - start) / 1000
+
+    return lambda: min(elapsed_us() for _ in range(YARDSTICK_CALLS))

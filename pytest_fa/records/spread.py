@@ -1,0 +1,80 @@
+"""Whether a time on the CPU is noisy, and whether the ratio of two such times means anything.
+
+On the CPU, the operating system and other programs delay calls.  Each time therefore has a range.  Its lower end is the
+lower quartile of the samples, or the time that the process ran on a core if that is shorter: without other programs,
+the call could have been that fast.  Its upper end is the upper quartile.  A yardstick, a fixed piece of work that is
+timed between the calls, shows how fast the machine was meanwhile: its clock, and what else ran on the same core.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from pytest_fa.records.timing import Speed, Timing
+
+NOISY = 1.25  # upper end of a range / lower end, from which a time is noisy
+WIDEST = 1.5  # span from which a ratio is not shown
+STEADY = 1.08  # span below which a ratio is shown although it may be on either side of 1
+LEAST_US = 1e-3  # the least lower end of a range, so that ratios are finite
+
+
+def range_us(speed: Speed) -> tuple[float, float]:
+    """The range of a time on the CPU in microseconds, from the samples of both of its measurements."""
+    lower, upper = zip(*(_quartiles(timing) for timing in (speed.device, speed.call)), strict=True)
+    least = min(*lower, speed.device.median_us)
+    if speed.device.on_core_us is not None:
+        least = min(least, speed.device.on_core_us)
+    return max(least, LEAST_US), max(*upper, speed.device.median_us)
+
+
+def is_noisy(speed: Speed, least_yardstick_us: float | None = None) -> bool:
+    """Whether a time was measured on the CPU and its range is wider than 25 %, or the machine was that much slower.
+
+    `least_yardstick_us` is the least yardstick time of all times with which this one is compared.
+    """
+    own = speed.device.yardstick_us
+    was_slow = bool(own and least_yardstick_us and own > NOISY * least_yardstick_us)
+    return speed.is_on_cpu and (_width(speed) > NOISY or was_slow)
+
+
+def is_clear_ratio(speed: Speed, other: Speed) -> bool:
+    """Whether the ratio of two times means anything.  Between two times on the GPU it always does.
+
+    The ratio is clear if its span is below 1.5 and less than the ratio itself, or than its inverse if that is above 1.
+    Then every possible ratio is on the same side of 1.  A ratio with a span below 1.08 is always clear.
+    """
+    ratio = speed.device.median_us / other.device.median_us
+    return span_of_ratio(speed, other) < min(WIDEST, max(ratio, 1 / ratio, STEADY))
+
+
+def span_of_ratio(speed: Speed, other: Speed) -> float:
+    """The largest possible ratio of two times divided by the smallest; 1 on the GPU.
+
+    The possible ratios are those of all times in the two ranges.  If the yardstick shows that the machine was not
+    equally fast, the span is larger by that factor.
+    """
+    yardsticks = (speed.device.yardstick_us, other.device.yardstick_us)
+    known = [us for us in yardsticks if us]
+    factor = max(known) / min(known) if len(known) == len(yardsticks) else 1.0
+    return _width(speed) * _width(other) * factor
+
+
+def is_wide_ratio(speed: Speed, other: Speed) -> bool:
+    """Whether the possible ratios of two times span more than 25 %, so that more than two digits would mean nothing."""
+    return span_of_ratio(speed, other) > NOISY
+
+
+def _width(speed: Speed) -> float:
+    """The upper end of the range divided by its lower end; 1 on the GPU."""
+    if not speed.is_on_cpu:
+        return 1.0
+    lower, upper = range_us(speed)
+    return upper / lower
+
+
+def _quartiles(timing: Timing) -> tuple[float, float]:
+    """The lower and the upper quartile of the samples; the median twice for a single sample."""
+    if len(timing.samples_us) < 2:  # noqa: PLR2004
+        return timing.median_us, timing.median_us
+    lower, _, upper = statistics.quantiles(timing.samples_us, n=4, method="inclusive")
+    return lower, upper
