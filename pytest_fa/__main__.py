@@ -100,7 +100,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    from pytest_fa.report.exports import EXPORTS  # noqa: PLC0415
+    from pytest_fa.report.export_formats import EXPORTS  # noqa: PLC0415
 
     parser.add_argument("records", help="a record file, a folder of them, a bundle, or a git revision")
     parser.add_argument("--format", choices=sorted(EXPORTS), required=True)
@@ -110,7 +110,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     from pytest_fa.compare.sides import read_side  # noqa: PLC0415
-    from pytest_fa.report.exports import EXPORTS  # noqa: PLC0415
+    from pytest_fa.report.export_formats import EXPORTS  # noqa: PLC0415
 
     side = read_side(options.records, Path.cwd())
     content = EXPORTS[options.format](side.records)

@@ -99,9 +99,14 @@ def named_arguments(settings: Settings, variant: str = "name") -> Iterator[None]
 
 
 def _places(problem: UsageProblem, settings: Settings) -> str:
-    """The message; if it ends with where the command line lists variants, it says where they were looked for."""
+    """The message without the hint of the command line to list variants.
+
+    If it does not say where they were looked for, it says that instead.
+    """
     text = str(problem)
-    return text.replace(SEE_LIST, f"({settings.places})") if text.endswith(SEE_LIST) else text
+    return (
+        text.replace(SEE_LIST, f"({settings.places})") if text.endswith(SEE_LIST) else text.replace(f" {SEE_LIST}", "")
+    )
 
 
 def case_of(case: str | Case) -> Case:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pytest_fa.bundle.attest import attest_bundle
 from pytest_fa.bundle.constraints import differences, read_constraints
-from pytest_fa.bundle.replay import LEVELS, replay_bundle, replay_text
+from pytest_fa.bundle.replay import REPLAY_LEVELS, replay_bundle, replay_text
 from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.stamp import write_stamp
 from pytest_fa.bundle.verify import verification_text, verify_bundle
@@ -59,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
 
     replay = commands.add_parser("replay", help="run a bundle again; this compiles and runs the code in it")
     replay.add_argument("file", type=Path, help="repro_bundle_*.tar.gz")
-    replay.add_argument("--level", choices=LEVELS, default=LEVELS[1], help="same code, same outcomes, or same gates")
+    replay.add_argument(
+        "--level", choices=REPLAY_LEVELS, default=REPLAY_LEVELS[1], help="same code, same outcomes, or same gates"
+    )
     replay.add_argument("--folder", type=Path, help="a folder to work in, which must not exist; it is kept")
     replay.add_argument("--json", action="store_true", help="print one JSON object")
     replay.set_defaults(run=_replay)

@@ -28,8 +28,8 @@ from pytest_fa.records.gated import Gate
 from pytest_fa.records.record import Environment, Record
 from pytest_fa.records.text import printable
 
-Level = Literal["build", "right", "fast"]
-LEVELS: tuple[Level, ...] = get_args(Level)
+ReplayLevel = Literal["build", "right", "fast"]
+REPLAY_LEVELS: tuple[ReplayLevel, ...] = get_args(ReplayLevel)
 # The answer of a replay is the first of these that any of its items has.
 Answer = Literal["NOT REPRODUCED", "NOT COMPARABLE", "INCONCLUSIVE", "REPRODUCED"]
 ANSWERS: tuple[Answer, ...] = get_args(Answer)
@@ -55,13 +55,13 @@ class Replay(msgspec.Struct, frozen=True):
 
     file: str
     digest: str
-    level: Level
+    level: ReplayLevel
     answer: Answer
     items: tuple[Replayed, ...]
     environment: Environment | None
 
 
-def replay_bundle(path: Path, level: Level, folder: Path, say: Callable[[str], None]) -> Replay:
+def replay_bundle(path: Path, level: ReplayLevel, folder: Path, say: Callable[[str], None]) -> Replay:
     """Verify a bundle, unpack its source into `folder`, run it there, and compare the new records with its own.
 
     `folder` must be empty.  Raises `CannotReplay` for a bundle that is broken or has nothing to replay at this level,
@@ -115,7 +115,7 @@ def _unpack(path: Path, source: Path) -> BundleManifest:
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-def _commands(level: Level, claimed: Iterable[Record]) -> Iterator[list[str]]:
+def _commands(level: ReplayLevel, claimed: Iterable[Record]) -> Iterator[list[str]]:
     """The options of each pytest run, without those that are the same for all of them."""
     if level == "build":
         builds = {build.variant: build for record in claimed for build in record.builds}
@@ -179,7 +179,7 @@ def _run(command: list[str], source: Path, folder: Path, number: int) -> list[Re
 
 
 def _compare(
-    level: Level, manifest: BundleManifest, claimed: Iterable[Record], new: list[Record]
+    level: ReplayLevel, manifest: BundleManifest, claimed: Iterable[Record], new: list[Record]
 ) -> Iterator[Replayed]:
     if level == "build":
         yield from _compare_builds(manifest, new)

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_fa.bundle.__main__ import main
 from pytest_fa.bundle.bundle_manifest import BuildFacts, BundleManifest
-from pytest_fa.bundle.replay import LEVELS, Level, Replay, Replayed, _commands, _compare, replay_text
+from pytest_fa.bundle.replay import REPLAY_LEVELS, Replay, Replayed, ReplayLevel, _commands, _compare, replay_text
 from pytest_fa.bundle.run import make_bundle
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.files import read_record_file
@@ -42,7 +42,7 @@ MANIFEST = BundleManifest(
 )
 
 
-def _answers(level: Level, claimed: list[Record], new: list[Record]) -> list[tuple[str, str]]:
+def _answers(level: ReplayLevel, claimed: list[Record], new: list[Record]) -> list[tuple[str, str]]:
     return [(item.answer, item.reason) for item in _compare(level, MANIFEST, claimed, new)]
 
 
@@ -165,7 +165,7 @@ def archive(tmp_path: Path) -> Path:
     return make_bundle(tmp_path / "tree", tmp_path / "tree/artifacts", records, 0).archive
 
 
-@pytest.mark.parametrize("level", [level for level in LEVELS if level != "right"])
+@pytest.mark.parametrize("level", [level for level in REPLAY_LEVELS if level != "right"])
 def test_nothing_to_replay(archive: Path, level: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A level for which the bundle has nothing is an error, not a success."""
     assert main(["replay", str(archive), f"--level={level}"]) == 2

@@ -15,7 +15,7 @@ from pytest_fa.__main__ import main
 from pytest_fa.records.files import read_record_file
 from pytest_fa.records.record import Stage, to_json
 from pytest_fa.records.timing import Agreement, NodeTime, ProfilerTime
-from pytest_fa.report.exports import (
+from pytest_fa.report.export_formats import (
     EXPORTS,
     FlatRow,
     to_bencher,
