@@ -294,11 +294,12 @@ def _not_in_cache(request: Request, reason: str, cache: Path) -> BuildFailure:
 
 
 def _compile_error(log: str) -> str:
-    """Return the compiler's error lines, without ptxas's figures and the commands of an inner ninja."""
+    """Return the first error, then the compiler's lines, without ptxas's figures and the commands of an inner ninja."""
     chatter = r"ptxas info|\s+\d+ bytes stack frame|ptxas \.|FAILED: |ninja: build stopped|.* -MM?D "
     without_temporary_names = re.sub(r"\S*tmpxft_\S+", "(a temporary file)", log)
     lines = [line for line in without_temporary_names.splitlines() if not re.match(chatter, line)]
-    return "\n".join(["it did not compile:", *lines[-60:]])
+    first_error = next((line for line in lines if re.search(r"\b(error|fatal)\b", line)), "it does not compile")
+    return "\n".join([first_error.strip(), *lines[-60:]])
 
 
 def _log(folder: Path) -> str:
