@@ -110,7 +110,7 @@ def needed_variants(items: list[pytest.Item]) -> dict[str, Variant]:
 
 def variants_with_build_test(items: list[pytest.Item]) -> frozenset[str]:
     """The names of the variants whose `test_build` of the shipped suite is selected."""
-    tests = (item for item in items if item.name.startswith("test_build[") and "fa_run" in _fixture_names(item))
+    tests = (item for item in items if item.name.startswith("test_build[") and _is_shipped(item))
     return frozenset(variant.name for item in tests if (variant := _variant(item)))
 
 
@@ -173,8 +173,8 @@ def _variant(item: pytest.Item) -> AnyVariant | None:
     return variant if isinstance(variant, Variant | BrokenVariant) else None
 
 
-def _fixture_names(item: pytest.Item) -> list[str]:
-    return getattr(item, "fixturenames", [])
+def _is_shipped(item: pytest.Item) -> bool:
+    return str(getattr(getattr(item, "module", None), "__name__", "")).startswith("pytest_fa.suite.")
 
 
 def _param(item: pytest.Item, name: str) -> Any:  # noqa: ANN401  # the type depends on the parameter
