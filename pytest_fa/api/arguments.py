@@ -104,9 +104,9 @@ def _places(problem: UsageProblem, settings: Settings) -> str:
     If it does not say where they were looked for, it says that instead.
     """
     text = str(problem)
-    return (
-        text.replace(SEE_LIST, f"({settings.places})") if text.endswith(SEE_LIST) else text.replace(f" {SEE_LIST}", "")
-    )
+    if text.endswith(SEE_LIST):
+        return text.replace(SEE_LIST, f"({settings.places})")
+    return text.replace(f" {SEE_LIST}", "")
 
 
 def case_of(case: str | Case) -> Case:

@@ -24,13 +24,14 @@ _NOT_INCLUDED = re.compile(r'error: .*(?:identifier "FaForwardArgs" is undefined
 
 
 def compile_error(log: str, arch: Target) -> str:
-    """Return what a compiler's output means for the source, if that is known, and its last error lines.
+    """Return what a compiler's output means for the source, if that is known, or its first error; then its last lines.
 
     The lines are without ptxas's figures, the names of temporary files, and the commands of an inner ninja.
     """
     without_temporary_names = re.sub(r"\S*tmpxft_\S+", "(a temporary file)", log)
     lines = [line for line in without_temporary_names.splitlines() if not re.match(_CHATTER, line)]
-    return "\n".join(["it did not compile:", *_explanations(log, arch), *lines[-MOST_LINES:]])
+    first_error = next((line.strip() for line in lines if re.search(r"\b(error|fatal)\b", line)), "it does not compile")
+    return "\n".join([*(_explanations(log, arch) or [first_error]), *lines[-MOST_LINES:]])
 
 
 def lacks_entry(log: str) -> bool:

@@ -30,11 +30,15 @@ def explain(failures: list[BuildFailure]) -> list[str]:
     by_reason: dict[str, list[BuildFailure]] = {}
     for failure in failures:
         by_reason.setdefault(failure.reason, []).append(failure)
-    return [
-        f"{group[0].variant} for {', '.join(failure.arch for failure in group)}: {reason}"
-        + (f"\ncommand: {group[0].command}" if group[0].command else "")
-        for reason, group in by_reason.items()
-    ]
+    return [_explain(group) for group in by_reason.values()]
+
+
+def _explain(group: list[BuildFailure]) -> str:
+    """The first line of the reason with the variant and its architectures, the other lines, and the command."""
+    first_line, *lines = group[0].reason.splitlines() or [""]
+    first_line += f" ({group[0].variant} for {', '.join(failure.arch for failure in group)})"
+    lines += [f"command: {group[0].command}"] if group[0].command else []
+    return "\n".join([first_line, *lines])
 
 
 class BuildReport(msgspec.Struct, frozen=True):

@@ -58,7 +58,8 @@ def run_pilot(
             except CannotRun as reason:
                 raise NoVerdict(str(reason)) from None
             if baseline_record.outcome != "ok":
-                failure = f"{baseline_record.outcome}: {baseline_record.message}"
+                first_line = baseline_record.message.partition("\n")[0]  # without a traceback
+                failure = f"{baseline_record.outcome}: {first_line}"
                 raise NoVerdict(f"{baseline.name} at {case.shape_id}: {failure}")
             baseline_records.append(baseline_record)
         too_slow = _unconfirmed_but_too_slow(baseline_records)

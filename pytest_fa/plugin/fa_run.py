@@ -10,7 +10,15 @@ import pytest
 
 from pytest_fa.options.command_line import SUITE_FOLDER
 from pytest_fa.plugin.markers import gate_of, read_marker
-from pytest_fa.plugin.state import RECORD_KEY, case_profiler_of, progress_line, session_of
+from pytest_fa.plugin.state import (
+    OUTPUT_KEY,
+    RECORD_KEY,
+    case_profiler_of,
+    first_reports_of,
+    live_output,
+    progress_line,
+    session_of,
+)
 
 if TYPE_CHECKING:
     from pytest_fa.catalog.case import Case
@@ -28,6 +36,9 @@ class FaRun:
     def __init__(self, node: pytest.Item) -> None:
         self._node = node
         self._session = session_of(node.config)
+        self._first_reports = first_reports_of(node.config)
+        self._live = live_output(node.config)
+        self._session.runner.show_live(self._live)
 
     def build(self, variant: Variant | BrokenVariant) -> Record:
         """Check the variant's build.  Fails with the compiler's messages, or with the limits that are exceeded."""
@@ -35,15 +46,15 @@ class FaRun:
 
     def correct(self, variant: Variant, case: Case) -> Record:
         """Run the variant on the case and judge its output.  Fails with every bound."""
-        return self._finish(lambda: self._session.runner.run(variant, case, "correct"))
+        return self._finish(lambda: self._first_reports.run(variant, case, "correct"))
 
     def property(self, variant: Variant, name: str) -> Record:
         """Check one property of the variant.  Fails with the part that does not hold."""
-        return self._finish(lambda: self._session.runner.check_property(variant, name))
+        return self._finish(lambda: self._first_reports.check_property(variant, name))
 
     def speed(self, variant: Variant, case: Case) -> Record:
         """Run the variant on the case, judge its output, time it, and judge the outputs of the timed calls."""
-        return self._finish(lambda: self._session.runner.run(variant, case, "speed"))
+        return self._finish(lambda: self._first_reports.run(variant, case, "speed"))
 
     def gate(self, variant: Variant) -> Record:
         """Run the gate of the variant.  Fails with the verdict and every interval."""
@@ -91,27 +102,56 @@ class FaRun:
         return msgspec.structs.replace(record, rerun_command=command)
 
     def _finish(self, work: Callable[[], Record]) -> Record:
-        from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
-        from pytest_fa.records.text import printable, printable_struct  # noqa: PLC0415
-        from pytest_fa.report.failure import failure_text  # noqa: PLC0415
-        from pytest_fa.session.refusals import CannotRun, Refused  # noqa: PLC0415
+        from pytest_fa.report.failure import failure_text  # noqa: PLC0415  # only a run with items needs it
 
-        options = self._session.options
-        record = reason = None
-        try:
-            record = printable_struct(self._with_own_command(work()))  # a kernel's words may be in it
-        except CannotRun as problem:
-            reason = problem
-        except LockProblem as problem:
-            pytest.fail(str(problem), pytrace=False)
-        if record is None:
-            if options.require_gpu and not isinstance(reason, Refused):
-                pytest.fail(printable(f"{reason} (--fa-require-gpu)"), pytrace=False)
-            pytest.skip(printable(str(reason)))
-        self._node.stash[RECORD_KEY] = record
-        is_strict = record.kind == "profile" and options.ncu_strict
+        record = self._record(work)
+        is_strict = record.kind == "profile" and self._session.options.ncu_strict
         if record.outcome == "not_measured" and not is_strict:
             pytest.skip(record.message)
         if record.outcome != "ok":
             pytest.fail(failure_text(record), pytrace=False)
         return record
+
+    def _record(self, work: Callable[[], Record]) -> Record:
+        """Do the work, and keep its record and what the worker printed for the report.
+
+        Skips the test if it cannot run here, or if another test reports its fault.
+        """
+        from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
+        from pytest_fa.records.text import printable, printable_struct  # noqa: PLC0415
+        from pytest_fa.session.refusals import AlreadyReported, CannotRun, Refused  # noqa: PLC0415
+
+        try:
+            record = printable_struct(self._with_own_command(work()))  # a kernel's words may be in it
+        except AlreadyReported as reported:
+            if reported.record is not None:
+                self._node.stash[RECORD_KEY] = printable_struct(reported.record)
+            pytest.skip(printable(str(reported)))
+        except CannotRun as reason:
+            if self._session.options.require_gpu and not isinstance(reason, Refused):
+                pytest.fail(printable(f"{reason} (--fa-require-gpu)"), pytrace=False)
+            pytest.skip(printable(str(reason)))
+        except LockProblem as problem:
+            pytest.fail(str(problem), pytrace=False)
+        finally:
+            output = self._take_output()
+        self._node.stash[RECORD_KEY] = record = _with_output(record, output)
+        return record
+
+    def _take_output(self) -> str:
+        """What the workers printed during this test.  It becomes a section of the report unless it was shown live."""
+        output = self._session.runner.take_output()
+        if output and self._live is None:
+            self._node.stash[OUTPUT_KEY] = output
+        return output
+
+
+def _with_output(record: Record, output: str) -> Record:
+    """The record; if its test failed, with the end of what the worker printed."""
+    import msgspec  # noqa: PLC0415  # only a run with items needs these
+
+    from pytest_fa.worker.job_output import RECORD_CHARACTERS  # noqa: PLC0415
+
+    if record.outcome == "ok" or not output:
+        return record
+    return msgspec.structs.replace(record, output=output[-RECORD_CHARACTERS:])

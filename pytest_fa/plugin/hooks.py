@@ -14,10 +14,12 @@ from pytest_fa.plugin.state import (
     IMPLIED_KEY,
     IN_TABLE_KEY,
     OPTIONS_KEY,
+    OUTPUT_KEY,
     PROBLEM_KEY,
     RECORD_KEY,
     SESSION_KEY,
     STATUS_LINE_KEY,
+    first_reports_of,
     session_of,
 )
 from pytest_fa.plugin.status_line import StatusLine, may_show
@@ -145,18 +147,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Store which variants the selected tests need; they are built together."""
     if SESSION_KEY in session.config.stash:
-        from pytest_fa.plugin.items import needed_variants  # noqa: PLC0415
+        from pytest_fa.plugin.items import needed_variants, variants_with_build_test  # noqa: PLC0415
 
         session_of(session.config).builds.needed = needed_variants(session.items)
+        first_reports_of(session.config).build_tests = variants_with_build_test(session.items)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Attach the test's record to its report, which pytest-xdist sends to the controller."""
+    """Attach record and output of a test to its report, which pytest-xdist sends to the controller."""
     report = yield
     if call.when == "call" and "fa_run" in getattr(item, "fixturenames", ()):
-        from pytest_fa.plugin.items import attach  # noqa: PLC0415
+        from pytest_fa.plugin.items import attach, attach_output  # noqa: PLC0415
 
+        attach_output(report, item.stash.get(OUTPUT_KEY, ""))
         attach(report, item, item.stash.get(RECORD_KEY, None), session_of(item.config).run_plan.plan)
     return report
 

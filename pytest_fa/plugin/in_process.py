@@ -93,7 +93,9 @@ def judge_outputs(
         except WrongResult as problem:
             pytest.fail(f"{problem}{where}", pytrace=False)
         if not check.passed:
-            pytest.fail(f"wrong result{where}\n" + "\n".join(check_lines(check, case.computes)), pytrace=False)
+            pytest.fail(
+                f"wrong: {check.complaint}{where}\n" + "\n".join(check_lines(check, case.computes)), pytrace=False
+            )
     return check
 
 

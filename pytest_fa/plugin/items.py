@@ -20,6 +20,8 @@ from pytest_fa.report.tool_lines import profile_lines, tool_properties
 _UNUSED = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
 
 
+# `--show-capture=stdout` and `--show-capture=stderr` select sections by words in their titles.
+OUTPUT_TITLE = "Captured stdout and stderr of the worker"
 # Tests of the shipped suite that have a variant and no case -> the attribute of `Plan` with their variants.
 _VARIANTS_OF = {"test_build": "builds", "test_judge": "faults", "test_gate": "gated"}
 
@@ -106,6 +108,21 @@ def needed_variants(items: list[pytest.Item]) -> dict[str, Variant]:
     return {variant.name: variant for variant in variants if isinstance(variant, Variant)}
 
 
+def variants_with_build_test(items: list[pytest.Item]) -> frozenset[str]:
+    """The names of the variants whose `test_build` of the shipped suite is selected."""
+    tests = (item for item in items if item.name.startswith("test_build[") and _is_shipped(item))
+    return frozenset(variant.name for item in tests if (variant := _variant(item)))
+
+
+def attach_output(report: Any, output: str) -> None:  # noqa: ANN401  # a report of any kind
+    """Attach what the worker printed as a section, and let pytest's summary line begin with the cause of a failure."""
+    if output:
+        report.sections.append((OUTPUT_TITLE, output))
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        crash.message = crash.message.removeprefix("Failed: ")
+
+
 def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) -> None:  # noqa: ANN401  # takes attributes
     """Attach the record to the report and its headline to the JUnit properties, or the reason if there is no record."""
     variant = _variant(item)
@@ -159,6 +176,10 @@ def _is_kept(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:
 def _variant(item: pytest.Item) -> AnyVariant | None:
     variant = _param(item, "fa_variant")
     return variant if isinstance(variant, Variant | BrokenVariant) else None
+
+
+def _is_shipped(item: pytest.Item) -> bool:
+    return str(getattr(getattr(item, "module", None), "__name__", "")).startswith("pytest_fa.suite.")
 
 
 def _param(item: pytest.Item, name: str) -> Any:  # noqa: ANN401  # the type depends on the parameter

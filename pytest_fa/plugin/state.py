@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_fa.plugin.status_line import StatusLine
     from pytest_fa.profile.run import CaseProfiler
     from pytest_fa.records.record import Record
+    from pytest_fa.session.first_reports import FirstReports
     from pytest_fa.session.session import Session
 
 OPTIONS_KEY: pytest.StashKey[Options] = pytest.StashKey()
@@ -23,6 +24,8 @@ PROBLEM_KEY: pytest.StashKey[pytest.UsageError] = pytest.StashKey()  # a reason 
 RECORD_KEY: pytest.StashKey[Record] = pytest.StashKey()  # in the stash of a test item
 IN_TABLE_KEY: pytest.StashKey[set[str]] = pytest.StashKey()  # node ids of the benchmarks that the table shows
 STATUS_LINE_KEY: pytest.StashKey[StatusLine] = pytest.StashKey()  # only in runs that may show it
+OUTPUT_KEY: pytest.StashKey[str] = pytest.StashKey()  # in the stash of a test item: what its workers printed
+FIRST_REPORTS_KEY: pytest.StashKey[FirstReports] = pytest.StashKey()
 LOST_KEY: pytest.StashKey[str] = pytest.StashKey()  # the test in which this process lost its device
 
 
@@ -47,6 +50,32 @@ def case_profiler_of(config: pytest.Config) -> CaseProfiler:
 
         config.stash[CASE_PROFILER_KEY] = CaseProfiler(session_of(config).runner)
     return config.stash[CASE_PROFILER_KEY]
+
+
+def first_reports_of(config: pytest.Config) -> FirstReports:
+    """The faults that tests of this run have reported, created for the first test that runs a kernel."""
+    if FIRST_REPORTS_KEY not in config.stash:
+        from pytest_fa.session.first_reports import FirstReports  # noqa: PLC0415
+
+        config.stash[FIRST_REPORTS_KEY] = FirstReports(session_of(config))
+    return config.stash[FIRST_REPORTS_KEY]
+
+
+def live_output(config: pytest.Config) -> Callable[[str], None] | None:
+    """With `-s`, a function that writes a worker's output to the terminal; None otherwise and in xdist workers.
+
+    Each line begins with `[worker]`, so that no kernel can print a line that looks like one of pytest's own.
+    """
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    if config.getoption("capture") != "no" or terminal is None or hasattr(config, "workerinput"):
+        return None
+
+    def write(text: str) -> None:
+        terminal.ensure_newline()
+        for line in text.splitlines():
+            terminal.write_line(f"[worker] {line}")
+
+    return write
 
 
 def progress_line(config: pytest.Config) -> Callable[[str], None]:

@@ -214,7 +214,7 @@ class Results:
 
         for record in self._records:
             if record.outcome == "inconclusive":
-                terminal.write_line(failure_text(record), yellow=True)
+                terminal.write_line(f"{record.id}: {failure_text(record)}", yellow=True)
             elif record.gate:
                 for line in gate_lines(record.variant, record.gate):
                     terminal.write_line(line, red=record.gate.verdict == "FAIL", green=record.gate.verdict == "PASS")

@@ -58,10 +58,14 @@ class Check(msgspec.Struct, frozen=True):
 
     @property
     def complaint(self) -> str:
-        """A sentence about the tightest bound: the value found and the value allowed."""
+        """The tightest bound in words: the value found and the value allowed, with as many digits as they differ in."""
         bound = self.tightest
-        value = "not finite" if bound.value is None else f"{bound.value:.3g}"
-        return f"{bound.name} error is {value}, allowed is {bound.allowed:.3g}"
+        if bound.name == "finite":
+            return f"{self.nonfinite_count} of {self.element_count} elements are NaN or Inf"
+        if bound.value is None:
+            return f"{bound.name} error not finite, allowed {bound.allowed:.1e}"
+        digits = next((n for n in (1, 3) if f"{bound.value:.{n}e}" != f"{bound.allowed:.{n}e}"), 6)
+        return f"{bound.name} error {bound.value:.{digits}e}, allowed {bound.allowed:.{digits}e}"
 
 
 class Repeats(msgspec.Struct, frozen=True):

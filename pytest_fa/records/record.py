@@ -84,7 +84,8 @@ class Ablation(msgspec.Struct, frozen=True):
 class Record(msgspec.Struct, frozen=True):
     """The record of one variant on one case, or of its builds if `kind` is `build`.
 
-    `builds` holds the build that ran; for kind `build`, those of all architectures.
+    `builds` holds the build that ran; for kind `build`, those of all architectures.  `output` is the end
+    of what the worker printed, if the test failed.
     """
 
     schema: int
@@ -111,6 +112,7 @@ class Record(msgspec.Struct, frozen=True):
     sanitized: Sanitized | None = None
     ablation: Ablation | None = None
     fingerprints: Fingerprints | None = None
+    output: str = ""
 
 
 def to_json(value: msgspec.Struct) -> bytes:

@@ -1,4 +1,4 @@
-"""The text of a failed test: the verdict, every bound, the places of the errors, and the rerun command."""
+"""The text of a failed test: the cause, every bound, the places of the errors, and the rerun command."""
 
 from __future__ import annotations
 
@@ -7,26 +7,32 @@ from pytest_fa.records.judged import Bound, Check, CrossCheck, Diagnosis, Index,
 from pytest_fa.records.record import Record
 from pytest_fa.report.gate_lines import gate_lines
 
+# The words before a record's message.  Pytest shows the first line of a failure in its summary, cut at the width of the
+# terminal, so it begins with the cause; the test's id is in front of it already.
 HEADLINES = {
-    "wrong": "wrong result",
-    "failed": "failed",
-    "unsupported": "refused a case that its manifest supports",
-    "launch_failed": "did not launch",
-    "device_error": "lost its CUDA context",
-    "crashed": "crashed its process",
-    "hung": "hung",
-    "not_built": "was not built",
-    "over_limit": "exceeds the limits of its manifest",
-    "gate_failed": "failed the gate",
-    "inconclusive": "has no verdict",
-    "not_measured": "was not measured",
-    "hazard": "is not clean under compute-sanitizer",
+    "wrong": "wrong: ",
+    "failed": "",
+    "unsupported": "refused: ",
+    "launch_failed": "",
+    "device_error": "CUDA context lost: ",
+    "crashed": "",
+    "hung": "",
+    "not_built": "not built: ",
+    "over_limit": "over the limit: ",
+    "gate_failed": "gate ",
+    "inconclusive": "no verdict: ",
+    "not_measured": "",
+    "hazard": "",
 }
+ADVICE = {"unsupported": "the manifest supports this case; state in `supports` what the kernel refuses"}
 
 
 def failure_text(record: Record) -> str:
-    """The text of a failed test, from the headline to the rerun command."""
-    lines = [f"{record.id}: {HEADLINES[record.outcome]}: {record.message}"]
+    """The text of a failed test: the cause in one line, then the details, then the rerun command."""
+    first_line, *details = record.message.splitlines() or [""]
+    cause = record.diagnosis.cause.removeprefix("wrong ") if record.diagnosis else ""
+    lines = [f"{HEADLINES[record.outcome]}{first_line}{f': {cause}' if cause else ''}", *details]
+    lines += [f"  {ADVICE[record.outcome]}"] if record.outcome in ADVICE else []
     stages = ", ".join(f"{stage.name} {stage.state}" for stage in record.stages)
     lines.append(f"  stages: {stages}")
     if record.gate is not None:

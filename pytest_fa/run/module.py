@@ -29,6 +29,7 @@ from pytest_fa.errors import (
     ToolchainError,
     UnsupportedCase,
     UsageProblem,
+    suggestion,
 )
 from pytest_fa.options import options
 from pytest_fa.run.adapter import adapted
@@ -273,13 +274,14 @@ def _import_attribute(variant: Variant, field: str) -> Any:  # noqa: ANN401  # a
     """
     text: str = getattr(variant.entry, field)
     module_name, _, name = text.partition(":")
-    where = f"{variant.name}: entry.{field} {text!r}"
+    where = f"entry.{field} {text!r} of {variant.name}"
     try:
         module = _import_from_folder(variant, module_name) or importlib.import_module(module_name)
     except ImportError as problem:
-        raise FaError(f"{where} cannot be imported: {problem}") from problem
+        raise FaError(f"{problem}: {where} cannot be imported") from problem
     if not hasattr(module, name):
-        raise FaError(f"{where}: the module has no {name!r}")
+        functions = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
+        raise FaError(f"{module_name} has no {name!r}{suggestion(name, functions)} ({where})")
     return getattr(module, name)
 
 

@@ -24,6 +24,7 @@ from pytest_fa.session.builds import Builds, device_of
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.refusals import Refused
 from pytest_fa.worker.client import Workers
+from pytest_fa.worker.job_output import Live
 from pytest_fa.worker.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, ProfilerJob
 
 LONG_WATCHDOG_SECONDS = 300.0  # a Python entry may compile at its first call, and a CPU is slow
@@ -111,6 +112,15 @@ class CaseRunner:
             return SELFTEST_WATCHDOG_SECONDS
         return WATCHDOG_SECONDS if variant.is_built and device == "cuda" else LONG_WATCHDOG_SECONDS
 
+    def show_live(self, show: Live | None) -> None:
+        """Pass what workers print to `show` while they run; None stops that."""
+        self.workers.show_live = self.profiler_workers.show_live = show
+
+    def take_output(self) -> str:
+        """Return what workers printed since the last call, printable and bounded; the profiler's output comes last."""
+        output, under_profiler = self.workers.take_output(), self.profiler_workers.take_output()
+        return f"{output}(under torch's profiler:)\n{under_profiler}" if under_profiler else output
+
     def end_workers(self) -> None:
         """End the current workers, so that this run holds no memory and no context on the GPU."""
         self.workers.end_worker()
@@ -140,15 +150,16 @@ class CaseRunner:
         is compared with candidates, and no more.
         """
         variant, name = job.variant, job.property_name
+        reason = result.message.partition("\n")[0]  # without a traceback
         if variant.role == "baseline" and name in result.caught_by:
-            raise Refused(f"{variant.name}: {result.message} (a baseline may lack a property)")
+            raise Refused(f"{variant.name}: {reason} (a baseline may lack a property)")
         if result.outcome != "unsupported":
             return
         # A variant whose manifest has `cases` must support only those, and a property runs on another case.
         if name in MAY_REFUSE or (name is not None and variant.cases):
-            raise Refused(f"{variant.name}: {name}: {result.message}")
+            raise Refused(f"{variant.name}: {name}: {reason}")
         if variant.role == "baseline":
-            raise Refused(f"{variant.name} does not support {job.case.shape_id}: {result.message}")
+            raise Refused(f"{variant.name} does not support {job.case.shape_id}: {reason}")
 
     def _with_confirmation(self, job: CaseJob, speed: Speed) -> Speed:
         """The speed with the profiler's time, measured in a separate process, and whether the two times agree."""

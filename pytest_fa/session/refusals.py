@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_fa.errors import FaError
+from pytest_fa.records.record import Record
 
 
 class CannotRun(FaError):
@@ -11,3 +12,14 @@ class CannotRun(FaError):
 
 class Refused(CannotRun):
     """The variant does not support the case or the property, on any machine."""
+
+
+class AlreadyReported(FaError):
+    """Another test of this run fails with the fault that this test would report again.
+
+    `record` is for the table of the run; it is None if the other test's record says everything.
+    """
+
+    def __init__(self, reason: str, record: Record | None = None) -> None:
+        super().__init__(reason)
+        self.record = record

@@ -25,6 +25,7 @@ from pytest_fa.records.record import Stage
 from pytest_fa.records.text import printable, printable_struct
 from pytest_fa.worker.channel import Garbage
 from pytest_fa.worker.fork_server import START_SECONDS, ForkServer, Worker, WorkerError, live_servers
+from pytest_fa.worker.job_output import JobOutput, Live, OutputTail
 from pytest_fa.worker.jobs import (
     CaseJob,
     CaseResult,
@@ -46,6 +47,7 @@ MOST_JOB_SECONDS = 3600.0  # for a whole job, whatever progress it reports
 MOST_MESSAGE_CHARACTERS = 10_000
 MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is ended
 SLICE_SECONDS = 1.0  # the size of the output is looked at this often
+LIVE_SLICE_SECONDS = 0.1  # new output is shown this often
 
 Ending = Literal["crashed", "hung", "failed"]
 AnyResult = TypeVar("AnyResult", CaseResult, GateResult, ProfilerResult)
@@ -60,13 +62,19 @@ class LostWorker(Exception):
 
 
 class Workers:
-    """One worker server and at most one worker at a time.  A worker that crashes or hangs is replaced."""
+    """One worker server and at most one worker at a time.  A worker that crashes or hangs is replaced.
+
+    `show_live` gets what a worker prints soon after it was printed, if it is set.
+    """
+
+    show_live: Live | None = None
 
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
         self._server: ForkServer | None = None
         self._worker: Worker | None = None
         self._owner = ""
+        self._printed = OutputTail()
 
     def __enter__(self) -> Self:
         return self
@@ -111,6 +119,10 @@ class Workers:
         except LostWorker as lost:
             return ProfilerResult(None, lost.message)
 
+    def take_output(self) -> str:
+        """Return what workers printed during the jobs since the last call: at most the last 64 KiB, printable."""
+        return self._printed.take()
+
     def end_worker(self) -> None:
         """End the current worker, if any, and release what it holds on the GPU.  The next job gets a new worker."""
         if self._worker is not None and self._server is not None:
@@ -133,9 +145,13 @@ class Workers:
         server, worker = self._server_and_worker()
         if server.log_bytes > MOST_LOG_BYTES // 2:
             server.forget_log()
-        log_start = server.log_bytes
-        with _unchanged_parents(os.getpid(), *live_servers()) as changes:
-            result = self._exchange(job, kind, server, worker, log_start)
+        output = JobOutput(server.log, self.show_live)
+        try:
+            with _unchanged_parents(os.getpid(), *live_servers()) as changes:
+                result = self._exchange(job, kind, server, worker, output)
+        finally:
+            output.show_new(is_last=True)
+            self._printed.add(output.text())
         if result.context_lost or changes:
             self.end_worker()
         if changes:
@@ -143,32 +159,35 @@ class Workers:
         return result
 
     def _exchange(
-        self, job: Job, kind: type[AnyResult], server: ForkServer, worker: Worker, log_start: int
+        self, job: Job, kind: type[AnyResult], server: ForkServer, worker: Worker, output: JobOutput
     ) -> AnyResult:
         """Send the job, and receive progress messages until the result."""
         last_progress = Progress(job.wanted_stages[0], START_SECONDS)
         job_deadline = time.monotonic() + MOST_JOB_SECONDS
         try:
             worker.channel.send(encode(job))
-            while self._wait(server, worker, min(time.monotonic() + last_progress.seconds, job_deadline)):
+            while self._wait(server, worker, output, min(time.monotonic() + last_progress.seconds, job_deadline)):
                 answer = printable_struct(decode_answer(worker.channel.receive()))
                 if isinstance(answer, kind):
                     return msgspec.structs.replace(answer, **_shortened(answer))
                 last_progress = _checked_progress(answer, job)
         except (EOFError, ConnectionError):
-            raise self._lost("crashed", "", last_progress, log_start) from None
+            raise self._lost("crashed", "", last_progress) from None
         except TimeoutError:
-            raise self._lost("hung", "", last_progress, log_start) from None
+            raise self._lost("hung", "", last_progress) from None
         except (Garbage, ValueError, RecursionError, msgspec.MsgspecError) as problem:
             text = f"the worker process sent an answer that cannot be read ({problem})"
-            raise self._lost("failed", text, last_progress, log_start) from None
-        raise self._lost("hung", "", last_progress, log_start)
+            raise self._lost("failed", text, last_progress) from None
+        raise self._lost("hung", "", last_progress)
 
-    def _wait(self, server: ForkServer, worker: Worker, deadline: float) -> bool:
+    def _wait(self, server: ForkServer, worker: Worker, output: JobOutput, deadline: float) -> bool:
         """Wait for a message.  Returns False at the deadline; raises `EOFError` if the process has ended."""
         others = () if worker.pidfd is None else (worker.pidfd,)
+        slice_seconds = LIVE_SLICE_SECONDS if self.show_live else SLICE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
-            if worker.channel.wait(min(left, SLICE_SECONDS), *others):
+            is_readable = worker.channel.wait(min(left, slice_seconds), *others)
+            output.show_new()
+            if is_readable:
                 if not worker.channel.wait(0):  # only the process has ended; another one may hold its socket
                     raise EOFError
                 return True
@@ -176,20 +195,20 @@ class Workers:
                 raise Garbage(f"it wrote more than {MOST_LOG_BYTES >> 20} MiB of output")
         return False
 
-    def _lost(self, ending: Ending, reason: str, last_progress: Progress, log_start: int) -> LostWorker:
+    def _lost(self, ending: Ending, reason: str, last_progress: Progress) -> LostWorker:
         """End the worker and describe how it was lost."""
         assert self._server is not None and self._worker is not None  # noqa: S101, PT018  # the caller used them
         worker, self._worker = self._worker, None
         stage = last_progress.stage
         status = self._server.end(worker, "reap" if ending == "crashed" else "kill")
         if ending == "hung":
-            message = f"no progress for {last_progress.seconds:g} s in stage {stage}; the worker process was killed"
+            seconds = f"{last_progress.seconds:g} s"
+            message = f"hung: no progress for {seconds} in stage {stage}; the worker process was killed"
         elif ending == "crashed":
-            message = f"the worker process died in stage {stage} ({_describe(status)}); a new one replaces it"
+            message = f"crashed: {_describe(status)} in stage {stage}; a new worker process replaces this one"
         else:
             message = f"{reason} in stage {stage}; the worker process was killed"
-        tail = self._server.log_tail(log_start) if ending != "hung" else ""
-        return LostWorker(ending, printable(message + (f"\nits last output:\n{tail}" if tail else "")), last_progress)
+        return LostWorker(ending, printable(message), last_progress)
 
     def _server_and_worker(self) -> tuple[ForkServer, Worker]:
         """The server and a worker.  A server that does not answer is replaced once."""

@@ -88,7 +88,7 @@ class ForkServer:
         worker_end.close()
         if not answer:
             channel.close()
-            raise WorkerError(printable(f"{problem}\n{self.log_tail(0)}"))
+            raise WorkerError(printable(f"{problem}\n{self._log_tail()}"))
         return Worker(int(answer), channel)
 
     def end(self, worker: Worker, request: Literal["kill", "reap"] = "kill") -> int | None:
@@ -122,6 +122,11 @@ class ForkServer:
         self._log.close()
 
     @property
+    def log(self) -> int:
+        """The descriptor of the file with the output."""
+        return self._log.fileno()
+
+    @property
     def log_bytes(self) -> int:
         """The size of the output so far."""
         return os.fstat(self._log.fileno()).st_size
@@ -130,10 +135,9 @@ class ForkServer:
         """Delete the output so far."""
         os.ftruncate(self._log.fileno(), 0)
 
-    def log_tail(self, start: int) -> str:
-        """The last part of the output since it had `start` bytes."""
-        size = self.log_bytes
-        text = os.pread(self._log.fileno(), TAIL_BYTES, max(start if start <= size else 0, size - TAIL_BYTES))
+    def _log_tail(self) -> str:
+        """The last part of the output."""
+        text = os.pread(self._log.fileno(), TAIL_BYTES, max(0, self.log_bytes - TAIL_BYTES))
         return text.decode(errors="replace").strip()
 
 

@@ -23,7 +23,8 @@ from pytest_fa.run.device import is_alive, open_device
 from pytest_fa.run.inputs import Inputs, make_inputs
 from pytest_fa.run.module import load_forward, open_forward
 from pytest_fa.worker.jobs import Arm, GateJob, GateResult, PairBlocks
-from pytest_fa.worker.stages import ReportProgress, Stages, message_of, outcome_of
+from pytest_fa.worker.stages import ReportProgress, Stages, outcome_of
+from pytest_fa.worker.user_traceback import explanation_of
 
 
 def run_gate(job: GateJob, report_progress: ReportProgress = lambda _: None) -> GateResult:
@@ -54,7 +55,7 @@ def run_gate(job: GateJob, report_progress: ReportProgress = lambda _: None) -> 
         outcome: Outcome = "inconclusive" if isinstance(problem, CannotCapture) else outcome_of(problem)
         if not context_alive:
             outcome = "device_error"
-        return GateResult(outcome, message_of(problem), (), context_lost=not context_alive)
+        return GateResult(outcome, explanation_of(problem), (), context_lost=not context_alive)
 
 
 def _pair_blocks(blocks: Blocks, timers: list[ArmTimer]) -> PairBlocks:

@@ -38,7 +38,8 @@ from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import bits_of, make_inputs
 from pytest_fa.run.module import LoadVariant, open_forward
 from pytest_fa.worker.jobs import CaseJob, CaseResult
-from pytest_fa.worker.stages import ReportProgress, Stages, message_of, outcome_of
+from pytest_fa.worker.stages import ReportProgress, Stages, outcome_of
+from pytest_fa.worker.user_traceback import explanation_of, is_wrong_call
 
 # `caught_by` names the checks that detected a fault.  For these outcomes no check ran, so it has a fixed name.
 CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
@@ -46,6 +47,7 @@ CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
     "launch_failed": ("launch",),
     "device_error": ("device error",),
 }
+ENTRY = ("entry",)  # the entry cannot be loaded, or its function not be called: no other case can run either
 
 
 def run_case(
@@ -68,6 +70,7 @@ def run_case(
                 device = open_device(job.device)
                 workspaces = Workspaces()
                 forward = scope.enter_context(opening(job.variant, job.library, workspaces, job.case.computes))
+                findings.is_loaded = True
                 launch = CheckedLaunch(forward, make_inputs(job.case, device), workspaces, job.case.computes)
                 findings.out = _first_output(job, launch, stages)
             if job.property_name:
@@ -87,16 +90,18 @@ def run_case(
             context_alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
             outcome = outcome_of(problem) if context_alive else "device_error"
             findings.caught_by = CAUGHT_BY_OUTCOME.get(outcome, ())
+            if outcome == "failed" and (not findings.is_loaded or (findings.out is None and is_wrong_call(problem))):
+                findings.caught_by = ENTRY
             if isinstance(problem, WrongResult) and context_alive:
                 findings.caught_by = problem.caught_by
                 if findings.check and findings.truth:
                     # The diagnosis runs other kernels, which may crash this process.  If they do, the result that
                     # is sent here is the result of the job.
-                    result = findings.result(outcome, message_of(problem), stages, context_lost=True)
+                    result = findings.result(outcome, explanation_of(problem), stages, context_lost=True)
                     stages.announce_work(result_if_crashed=result)
                     findings.diagnosis = _diagnose(job, findings, launch)
                     context_alive = job.device == "cpu" or is_alive(device)
-            return findings.result(outcome, message_of(problem), stages, context_lost=not context_alive)
+            return findings.result(outcome, explanation_of(problem), stages, context_lost=not context_alive)
 
 
 @dataclasses.dataclass
@@ -112,6 +117,7 @@ class Findings:
     fingerprints: Fingerprints | None = None
     speed: Speed | None = None
     caught_by: tuple[str, ...] = ()  # the checks that detected a fault
+    is_loaded: bool = False  # whether the entry could be loaded
 
     # The same fields, for stages that run only after the field was set.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -90,7 +91,21 @@ def work(channel: Channel) -> None:
             job = decode_job(channel.receive())
         except EOFError:
             return
-        channel.send(encode(run(job, lambda progress: channel.send(encode(progress)))))
+        result = run(job, lambda progress: channel.send(encode(progress)))
+        flush_output()  # what this job printed must be in the log before the next job begins
+        channel.send(encode(result))
+
+
+def flush_output() -> None:
+    """Write what a variant's streams still hold.
+
+    Python and C write to the log at once, because PYTHONUNBUFFERED is set; streams that a variant opened may not.  The
+    driver writes the text of device `printf` when the host waits for the device, as each job does before its end.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # a variant may have closed or replaced it
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
 
 
 def _worker_status(channel: Channel) -> int:
@@ -103,7 +118,7 @@ def _worker_status(channel: Channel) -> int:
         work(channel)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
-    except BaseException:  # noqa: BLE001  # printed to the log, whose end becomes part of the outcome's message
+    except BaseException:  # noqa: BLE001  # printed to the log, which is shown with the test
         traceback.print_exc()
         return 1
     finally:

@@ -10,7 +10,8 @@ from pytest_fa.run.device import is_alive, open_device
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.run.module import open_forward
 from pytest_fa.worker.jobs import ProfilerJob, ProfilerResult
-from pytest_fa.worker.stages import ReportProgress, Stages, message_of
+from pytest_fa.worker.stages import ReportProgress, Stages
+from pytest_fa.worker.user_traceback import message_of
 
 
 def run_profiler(job: ProfilerJob, report_progress: ReportProgress = lambda _: None) -> ProfilerResult:

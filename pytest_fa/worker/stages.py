@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from pytest_fa.errors import DeviceLost, FaError, LaunchError, UnsupportedCase, WrongResult
+from pytest_fa.errors import DeviceLost, LaunchError, UnsupportedCase, WrongResult
 from pytest_fa.records.record import Outcome, Stage, StageName
 from pytest_fa.worker.jobs import CaseResult, Job, Progress
 
 ReportProgress = Callable[[Progress], object]
 
-MOST_CHARACTERS = 10_000  # of the message of an exception, which a kernel may have made
 WORK_LIMIT_SECONDS = 300.0  # for a step that is not a launch: starting CUDA, loading, truth in float64
 
 
@@ -67,13 +64,3 @@ def outcome_of(problem: Exception) -> Outcome:
         WrongResult: "wrong",
     }
     return next((name for kind, name in outcomes.items() if isinstance(problem, kind)), "failed")
-
-
-def message_of(problem: Exception) -> str:
-    """The message of a `FaError`; for any other exception its type, first line, file and line number."""
-    if isinstance(problem, FaError):
-        return str(problem)[:MOST_CHARACTERS]
-    frames = traceback.extract_tb(problem.__traceback__)[-1:]
-    place = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in frames)
-    first_line = next(iter(str(problem)[:MOST_CHARACTERS].splitlines()), "")
-    return f"{type(problem).__name__}: {first_line}{place}"

@@ -60,11 +60,7 @@ def test_compile_error_is_shown_once(run: Run) -> None:
 
 def test_broken_limits_show_figures(run: Run) -> None:
     """Each exceeded limit is named with architecture, kernel, value and limit; limits that hold are not named."""
-    lines = (
-        "\n".join(run.failure("test_build[greedy]"))
-        .removeprefix("greedy: exceeds the limits of its manifest: ")
-        .splitlines()
-    )
+    lines = "\n".join(run.failure("test_build[greedy]")).removeprefix("over the limit: ").splitlines()
     messages = [re.sub(r"is \d+,", "is N,", line) for line in lines if not line.startswith(" ")]
     assert messages == [
         f"{arch}: zero_kernel: {broken}"
@@ -84,7 +80,7 @@ def test_all_architectures_without_a_gpu(project: Project) -> None:
     """Without --fa-arch and without a GPU, every architecture of the manifest is built."""
     project.cuda_variant("zero")
     result = project.suite("-k", "test_build", "--fa-no-build", "--fa-cache=nowhere")
-    (missing,) = re.findall(r"zero for (.*): no build", result.reasons["test_build[zero]"])
+    (missing,) = re.findall(r"no build in .* \(zero for (.*)\)", result.reasons["test_build[zero]"])
     assert missing == "sm_80, sm_89, sm_90a"
 
 
@@ -134,11 +130,26 @@ def test_a_manifest_without_arch_is_built_for_any(project: Project) -> None:
 
 
 def test_dependent_tests_point_to_the_failed_build(project: Project) -> None:
-    """With a GPU, the tests that need a failed build fail with one line that points to test_build."""
+    """With a GPU, the tests that need a failed build are skipped with one line that points to test_build."""
     project.write("conftest.py", PRETEND_GPU)
     project.cuda_variant("broken", BROKEN_SOURCE)
     result = project.suite(ONE_CASE, "-k", "broken")
-    line = f"broken-{CASE}: was not built: build of broken failed (see test_build[broken])"
-    first_lines = {test: result.failure(test)[0] for test in result.outcomes if "build" not in test}
-    assert first_lines == {f"test_correct[broken-{CASE}]": line, f"test_speed[broken-{SHAPE}]": line}
-    assert result.text.count(COMPILER_LINE) == 1
+    line = "build of broken failed (see test_build[broken])"
+    reasons = {
+        test: reason.rpartition("Skipped: ")[2] for test, reason in result.reasons.items() if "build" not in test
+    }
+    assert reasons == {f"test_correct[broken-{CASE}]": line, f"test_speed[broken-{SHAPE}]": line}
+    assert (result.ret, result.outcomes["test_build[broken]"]) == (pytest.ExitCode.TESTS_FAILED, "failed")
+    assert [line for line in result.outlines if line == COMPILER_LINE] == [COMPILER_LINE]
+
+
+def test_the_first_dependent_test_reports_a_failed_build(project: Project) -> None:
+    """Without test_build in the run, the first test that needs the build fails with the compiler's whole message."""
+    project.write("conftest.py", PRETEND_GPU)
+    project.cuda_variant("broken", BROKEN_SOURCE)
+    result = project.suite(ONE_CASE, "-k", "broken and not build")
+    first, second = f"test_correct[broken-{CASE}]", f"test_speed[broken-{SHAPE}]"
+    assert result.outcomes == {first: "failed", second: "skipped"}
+    assert result.failure(first)[0].startswith(f"not built: {COMPILER_LINE} (broken for sm_90a)")
+    assert COMPILER_LINE in result.failure(first)
+    assert result.reasons[second].endswith(f"not timed: {first} failed")

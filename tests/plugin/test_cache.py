@@ -52,7 +52,7 @@ def test_no_build_fails_without_a_build(owner: Project) -> None:
     result = build(owner, f"--fa-variant={OTHER}", "--fa-no-build")
     line = result.reasons[f"test_build[{OTHER}]"].splitlines()[0]
     why = "it was never built with these flags and definitions; drop --fa-no-build, or build it there first"
-    expected = f"{OTHER}: was not built: {OTHER} for sm_80: no build in {owner.folder / 'builds'}: {why}"
+    expected = f"not built: no build in {owner.folder / 'builds'}: {why} ({OTHER} for sm_80)"
     assert (is_compiled(result), line) == (False, expected)
 
 

@@ -109,7 +109,7 @@ def test_no_verdict_has_an_exit_status_of_its_own(timed: Project) -> None:
 def test_a_wrong_kernel_is_not_gated(timed: Project) -> None:
     """A candidate that is wrong in the pilot fails with its bounds, and no process of the gate is started."""
     run = gate(timed, "wrong", "--fa-gate=0.95")
-    assert (run.ret, "wrong result" in run.text, "fa: gate" in run.text) == (1, True, False)
+    assert (run.ret, "\nwrong: " in run.text, "fa: gate" in run.text) == (1, True, False)
 
 
 @pytest.mark.parametrize(

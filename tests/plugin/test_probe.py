@@ -81,7 +81,7 @@ def test_right_and_wrong_scores(run: Run) -> None:
 def test_a_failure_speaks_of_scores(run: Run) -> None:
     """A failure of scores gives places by key, the scale as the likely cause, and a rerun command."""
     text = "\n".join(run.failure(f"test_correct[probe_scale-{SHAPES[1]}-seed0]"))
-    assert "wrong result: max error is" in text or "wrong result: rms error is" in text or "gain error is" in text
+    assert "wrong: max error " in text or "wrong: rms error " in text or "gain error " in text
     assert ", key " in text
     assert "likely cause: the scale is 1 % too large" in text
     assert "no SDPA backend takes this case, so there is no cross-check" in text

@@ -78,10 +78,7 @@ def test_findings_fail_the_test_and_are_shown(built: Project) -> None:
     """The failure and the terminal show the findings of the tool with their place in the source."""
     run = sanitize(built, "zero", "racecheck", FAKE_SANITIZER="racecheck-found")
     assert (run.ret, run.outcomes) == (1, {"test_sanitize[zero-racecheck]": "failed"})
-    assert (
-        "zero-b1h2s193d64-fp16-seed0-racecheck: is not clean under compute-sanitizer: racecheck: 12 errors or hazards"
-        in run.text
-    )
+    assert "racecheck: 12 errors or hazards" in run.text
     assert "Race reported between Read access at void attention_kernel" in run.text
     assert "kernel.cu:244" in run.text
     (rerun,) = {each.strip() for each in run.all_lines if each.strip().startswith("rerun: ")}

@@ -55,6 +55,7 @@ TORCH_FREE_MODULES = (
     "pytest_fa.measure.sampling",
     "pytest_fa.measure.timing_lock",
     "pytest_fa.worker.client",
+    "pytest_fa.worker.job_output",
     "pytest_fa.worker.jobs",
     "pytest_fa.worker.stages",
 )

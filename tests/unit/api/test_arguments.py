@@ -32,7 +32,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "glob": (
         lambda: pytest_fa.check("sdpa_*", CASE),
-        "name: 'sdpa_*' selects 4 variants (sdpa_flash, sdpa_cudnn, sdpa_efficient, ...); give the name of one",
+        "name: 'sdpa_*' selects 5 variants (sdpa_flash, sdpa_flash_cpu, sdpa_cudnn, ...); give the name of one",
     ),
     "definition": (lambda: pytest_fa.check("mine@X", CASE), "name=mine@X: 'X' is malformed; the form is NAME=VALUE"),
     "neither name nor function": (
@@ -70,7 +70,10 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "repeats": (lambda: pytest_fa.check("mine", CASE, repeats=0), "repeats: '0' repeats; give 1 to 1000000"),
     "kernels": (
         lambda: pytest_fa.check("mine", CASE, kernels="nowhere"),
-        "kernels: no folder 'HERE/nowhere'; it must hold <variant>/variant.yaml",
+        (
+            "kernels: no folder 'HERE/nowhere'; 'python -m pytest_fa new NAME --kernels=HERE/nowhere' writes a variant "
+            "into HERE/nowhere"
+        ),
     ),
     "one variant's folder": (
         lambda: pytest_fa.check("mine", CASE, kernels=["kernels/mine"]),
@@ -144,7 +147,8 @@ def test_a_missing_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageProblem) as caught:
         pytest_fa.check("mine", CASE)
-    assert str(caught.value).endswith(f"(there is no folder {tmp_path}/kernels; give kernels=FOLDER)")
+    assert str(caught.value).startswith(f"name: no variant 'mine'; looked for {tmp_path}/kernels")
+    assert str(caught.value).endswith(f"'python -m pytest_fa new mine' writes a variant into {tmp_path}/kernels")
     assert callable(pytest_fa.load("sdpa_math"))
 
 

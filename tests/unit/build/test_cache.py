@@ -273,8 +273,8 @@ def test_edit_during_compilation_is_not_published(workplace: Workplace) -> None:
 
     message = workplace.failure(say=edit_again)
 
-    assert message == "tile for sm_80: root/include/shared.h changed during the compilation; run again"
-    assert "for sm_80: no build" in workplace.failure(no_build=True)
+    assert message == "root/include/shared.h changed during the compilation; run again (tile for sm_80)"
+    assert workplace.failure(no_build=True).startswith("no build in ")
 
 
 # -- warm -------------------------------------------------------------------------------------------------------------
@@ -623,9 +623,9 @@ def test_failing_variant_does_not_affect_another(workplace: Workplace) -> None:
     assert isinstance(build, Build)
     assert (workplace.cache / build.library).is_file()
     assert isinstance(failure, BuildFailure)
-    first_line, *_, last_line = failure.message.splitlines()
-    assert first_line == "bad for sm_80: it did not compile:"
-    assert failure.message.count('error: identifier "nonsense" is undefined') == 1
+    first_line, *log, last_line = failure.message.splitlines()
+    assert first_line.endswith('error: identifier "nonsense" is undefined (bad for sm_80)')
+    assert "\n".join(log).count('error: identifier "nonsense" is undefined') == 1
     assert last_line.startswith("command: ")
     assert "-DSTEP=nonsense" in last_line
     assert failure.message.count("command: ") == 1
@@ -685,8 +685,8 @@ def test_no_build_of_a_changed_source(workplace: Workplace) -> None:
     edit_header(workplace)
 
     assert workplace.failure(no_build=True) == (
-        f"tile for sm_80: no build in {workplace.cache}: changed since it was built: src/tile.h; "
-        "drop --fa-no-build, or build it there first"
+        f"no build in {workplace.cache}: changed since it was built: src/tile.h; "
+        "drop --fa-no-build, or build it there first (tile for sm_80)"
     )
 
 
@@ -714,8 +714,8 @@ def test_no_build_of_a_build_without_its_library(workplace: Workplace) -> None:
 def test_no_build_of_what_was_never_built(unbuilt: Workplace) -> None:
     """The message says that there is no build, which cache was searched, and what to do."""
     assert unbuilt.failure(no_build=True) == (
-        f"tile for sm_80: no build in {unbuilt.cache}: it was never built with these flags and definitions; "
-        "drop --fa-no-build, or build it there first"
+        f"no build in {unbuilt.cache}: it was never built with these flags and definitions; "
+        "drop --fa-no-build, or build it there first (tile for sm_80)"
     )
 
 

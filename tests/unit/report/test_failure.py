@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.records.judged import Bound, Check, Repeats
+from pytest_fa.records.judged import Bound, Check, Diagnosis, Repeats
 from pytest_fa.records.record import SCHEMA, Environment, Outcome, Record, Source, Stage
 from pytest_fa.report.failure import HEADLINES, check_lines, failure_text
 
@@ -41,7 +41,7 @@ RECORD = Record(
     role="candidate",
     case=parse_case("b1h8s512d64-fp16-seed3"),
     outcome="wrong",
-    message="max error is 0.02, allowed is 0.01",
+    message="max error 2.0e-02, allowed 1.0e-02",
     caught_by=(),
     stages=(Stage("build", "ok", 1.5), Stage("launch", "ok", 0.25), Stage("correct", "failed", 0.1)),
     builds=(),
@@ -60,7 +60,7 @@ RECORD = Record(
 def test_a_wrong_result_says_everything() -> None:
     """The text has the verdict, the stages, every bound, the same-precision reference, the places and the command."""
     expected = """\
-ws_p2-b1h8s512d64-fp16-seed3: wrong result: max error is 0.02, allowed is 0.01
+wrong: max error 2.0e-02, allowed 1.0e-02
   stages: build ok, launch ok, correct failed
   policy same_precision:
     finite: 0.000e+00, allowed 0.000e+00: holds
@@ -106,12 +106,12 @@ def test_a_failure_without_a_check_makes_up_none() -> None:
     record = msgspec.structs.replace(
         RECORD,
         outcome="hung",
-        message="did not answer within 300 s",
+        message="hung: no progress for 300 s in stage launch",
         stages=(Stage("launch", "failed", 300.0), Stage("sanity", "not reached")),
         check=None,
     )
     expected = """\
-ws_p2-b1h8s512d64-fp16-seed3: hung: did not answer within 300 s
+hung: no progress for 300 s in stage launch
   stages: launch failed, sanity not reached
   rerun: pytest --fa-variant=ws_p2 --fa-case=b1h8s512d64-fp16-seed3 -k test_correct"""
     assert expected == failure_text(record)
@@ -119,9 +119,30 @@ ws_p2-b1h8s512d64-fp16-seed3: hung: did not answer within 300 s
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in get_args(Outcome) if outcome != "ok"])
 def test_every_bad_outcome_has_words(outcome: Outcome) -> None:
-    """Every outcome except `ok` has a headline, and the text begins with it."""
+    """Every outcome except `ok` has a headline, and the text begins with it and the message."""
     record = msgspec.structs.replace(RECORD, outcome=outcome)
-    assert f"{RECORD.id}: {HEADLINES[outcome]}: {RECORD.message}" == failure_text(record).splitlines()[0]
+    assert f"{HEADLINES[outcome]}{RECORD.message}" == failure_text(record).splitlines()[0]
+
+
+def test_the_first_line_has_the_likely_cause() -> None:
+    """The first line of a wrong result ends with the likely cause, without repeating the word `wrong`."""
+    causes = {
+        "the softmax scale is not applied": "the softmax scale is not applied",
+        "wrong in head 3 of 8": "in head 3 of 8",
+    }
+    for cause, words in causes.items():
+        record = msgspec.structs.replace(RECORD, diagnosis=Diagnosis((), cause, (), ""))
+        assert f"wrong: {RECORD.message}: {words}" == failure_text(record).splitlines()[0]
+
+
+def test_a_traceback_follows_the_cause() -> None:
+    """The other lines of a message stand between the first line and the stages."""
+    record = msgspec.structs.replace(RECORD, outcome="failed", message="ValueError: no\n  line 7", check=None)
+    assert failure_text(record).splitlines()[:3] == [
+        "ValueError: no",
+        "  line 7",
+        "  stages: build ok, launch ok, correct failed",
+    ]
 
 
 def test_an_output_that_is_not_finite_says_so() -> None:

@@ -86,8 +86,14 @@ def test_loaded_function_enters_the_context_itself(write_variant: WriteVariant, 
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("missing_module:forward", r"entry.target 'missing_module:forward' cannot be imported: No module named"),
-        ("entry:backward", r"entry.target 'entry:backward': the module has no 'backward'"),
+        (
+            "missing_module:forward",
+            r"No module named 'missing_module': entry.target 'missing_module:forward' of mine cannot be imported",
+        ),
+        (
+            "entry:backward",
+            r"entry has no 'backward'; did you mean 'forward'\? \(entry.target 'entry:backward' of mine\)",
+        ),
     ],
 )
 def test_wrong_target_is_named(write_variant: WriteVariant, tmp_path: Path, target: str, words: str) -> None:

@@ -5,6 +5,7 @@ FA_FUZZ_EXAMPLES sets the number of examples of each test.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from functools import cache
@@ -36,6 +37,12 @@ JOB = CaseJob(
 )
 
 
+@cache
+def empty_file() -> int:
+    """The descriptor of a file without content."""
+    return os.open(os.devnull, os.O_RDONLY)
+
+
 class SilentServer(ForkServer):
     """A server without a process, whose workers have sent all they will ever send."""
 
@@ -52,9 +59,10 @@ class SilentServer(ForkServer):
         """There is no output."""
         return 0
 
-    def log_tail(self, start: int) -> str:
+    @property
+    def log(self) -> int:
         """There is no output."""
-        return f"{start}"
+        return empty_file()
 
     def end(self, worker: Worker, request: str = "kill") -> int | None:
         """Close the worker's connection."""

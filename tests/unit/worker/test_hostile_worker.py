@@ -111,8 +111,8 @@ MESSAGES = {
         "failed",
         "Progress for a CaseJob",
     ),
-    "a closed connection": ("end.shutdown(2); time.sleep(30)", "crashed", "died in stage"),
-    "every descriptor closed": ("os.closerange(3, 256); time.sleep(30)", "crashed", "died in stage"),
+    "a closed connection": ("end.shutdown(2); time.sleep(30)", "crashed", "crashed: "),
+    "every descriptor closed": ("os.closerange(3, 256); time.sleep(30)", "crashed", "crashed: "),
     "a closed log": ("os.close(1); os.close(2); os._exit(5)", "crashed", "exit status 5"),
 }
 
