@@ -9,7 +9,7 @@ from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.manifest import MANIFEST_NAME
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.record import Record
-from pytest_fa.report.failure import HEADLINES
+from pytest_fa.report.failure import TITLES
 
 MOST_OF_A_LEVEL = 10  # GitHub shows ten errors and ten warnings of a step
 MOST_CHARACTERS = 2000
@@ -29,7 +29,7 @@ def annotation_lines(records: list[Record], catalog: Catalog, workspace: Path) -
     for (variant, outcome), group in faults.items():
         level = "warning" if outcome == "inconclusive" else "error"
         place = _properties(group[0], catalog, workspace)
-        lines[level].append(command(level, f"{variant}: {HEADLINES[group[0].outcome]}", _message(group), place))
+        lines[level].append(command(level, f"{variant}: {TITLES[group[0].outcome]}", _message(group), place))
     return [line for level, of_level in lines.items() for line in _at_most(level, of_level)]
 
 

@@ -24,6 +24,22 @@ HEADLINES = {
     "not_measured": "",
     "hazard": "",
 }
+# The same outcomes as the title of a failure on a page, where no message follows.
+TITLES = {
+    "wrong": "wrong result",
+    "failed": "failed",
+    "unsupported": "refused a case that its manifest supports",
+    "launch_failed": "did not launch",
+    "device_error": "lost its CUDA context",
+    "crashed": "crashed its process",
+    "hung": "hung",
+    "not_built": "was not built",
+    "over_limit": "exceeds the limits of its manifest",
+    "gate_failed": "failed the gate",
+    "inconclusive": "has no verdict",
+    "not_measured": "was not measured",
+    "hazard": "is not clean under compute-sanitizer",
+}
 ADVICE = {"unsupported": "the manifest supports this case; state in `supports` what the kernel refuses"}
 
 

@@ -15,7 +15,7 @@ from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
 from pytest_fa.records.tool_results import DURATION
 from pytest_fa.report.exported_table import LEFT_COLUMNS, exported_table
-from pytest_fa.report.failure import HEADLINES, failure_text
+from pytest_fa.report.failure import TITLES, failure_text
 from pytest_fa.report.gate_lines import gate_lines
 
 LIMIT_BYTES = 2**20  # GitHub drops the whole summary of a step if it is larger
@@ -102,7 +102,7 @@ def _failures(failed: list[Record]) -> Iterator[str]:
         count = f" ({len(group)} tests)" if len(group) > 1 else ""
         text = failure_text(group[0])
         shown = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
-        title = html.escape(f"{variant}: {HEADLINES[group[0].outcome]}{count}")
+        title = html.escape(f"{variant}: {TITLES[group[0].outcome]}{count}")
         yield f"<details><summary>{title}</summary>\n\n<pre>\n{html.escape(shown)}\n</pre>\n\n</details>\n\n"
 
 

@@ -89,9 +89,7 @@ def run_case(
         except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an outcome
             context_alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
             outcome = outcome_of(problem) if context_alive else "device_error"
-            findings.caught_by = CAUGHT_BY_OUTCOME.get(outcome, ())
-            if outcome == "failed" and (not findings.is_loaded or (findings.out is None and is_wrong_call(problem))):
-                findings.caught_by = ENTRY
+            findings.caught_by = _caught_by(outcome, problem, findings)
             if isinstance(problem, WrongResult) and context_alive:
                 findings.caught_by = problem.caught_by
                 if findings.check and findings.truth:
@@ -153,6 +151,13 @@ class Findings:
             context_lost=context_lost,
             fingerprints=self.fingerprints,
         )
+
+
+def _caught_by(outcome: Outcome, problem: Exception, findings: Findings) -> tuple[str, ...]:
+    """What detected a fault for which no check ran: the loading of the entry, its first call, or the outcome itself."""
+    if outcome == "failed" and (not findings.is_loaded or (findings.out is None and is_wrong_call(problem))):
+        return ENTRY
+    return CAUGHT_BY_OUTCOME.get(outcome, ())
 
 
 # -- launch -----------------------------------------------------------------------------------------------------------
