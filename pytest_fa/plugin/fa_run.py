@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -118,25 +118,36 @@ class FaRun:
         Skips the test if it cannot run here, or if another test reports its fault.
         """
         from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
-        from pytest_fa.records.text import printable, printable_struct  # noqa: PLC0415
-        from pytest_fa.session.refusals import AlreadyReported, CannotRun, Refused  # noqa: PLC0415
+        from pytest_fa.records.text import printable_struct  # noqa: PLC0415
+        from pytest_fa.session.refusals import AlreadyReported, CannotRun  # noqa: PLC0415
 
+        record = obstacle = None  # pytest.fail inside `except` would show both exceptions
         try:
             record = printable_struct(self._with_own_command(work()))  # a kernel's words may be in it
-        except AlreadyReported as reported:
-            if reported.record is not None:
-                self._node.stash[RECORD_KEY] = printable_struct(reported.record)
-            pytest.skip(printable(str(reported)))
-        except CannotRun as reason:
-            if self._session.options.require_gpu and not isinstance(reason, Refused):
-                pytest.fail(printable(f"{reason} (--fa-require-gpu)"), pytrace=False)
-            pytest.skip(printable(str(reason)))
-        except LockProblem as problem:
-            pytest.fail(str(problem), pytrace=False)
+        except (AlreadyReported, CannotRun, LockProblem) as problem:
+            obstacle = problem
         finally:
             output = self._take_output()
+        if record is None:
+            self._end_without_verdict(obstacle)
         self._node.stash[RECORD_KEY] = record = _with_output(record, output)
         return record
+
+    def _end_without_verdict(self, obstacle: Exception | None) -> NoReturn:
+        """Skip the test, or fail it if the obstacle must not be there."""
+        from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
+        from pytest_fa.records.text import printable, printable_struct  # noqa: PLC0415
+        from pytest_fa.session.refusals import AlreadyReported, Refused  # noqa: PLC0415
+
+        reason = printable(str(obstacle))
+        if isinstance(obstacle, AlreadyReported):
+            if obstacle.record is not None:
+                self._node.stash[RECORD_KEY] = printable_struct(obstacle.record)
+        elif isinstance(obstacle, LockProblem):
+            pytest.fail(reason, pytrace=False)
+        elif self._session.options.require_gpu and not isinstance(obstacle, Refused):
+            pytest.fail(f"{reason} (--fa-require-gpu)", pytrace=False)
+        pytest.skip(reason)
 
     def _take_output(self) -> str:
         """What the workers printed during this test.  It becomes a section of the report unless it was shown live."""

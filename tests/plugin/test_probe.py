@@ -70,12 +70,12 @@ def test_the_header_counts_a_probes_cases(lab: Project) -> None:
 
 
 def test_right_and_wrong_scores(run: Run) -> None:
-    """The correct probe passes checks, properties and timing; the wrong one fails everywhere it is judged."""
+    """The correct probe passes checks, properties and timing; the wrong one fails, and is not timed."""
     right = {outcome for name, outcome in run.outcomes.items() if "probe_right" in name}
     wrong = {name: outcome for name, outcome in run.outcomes.items() if "probe_scale" in name}
     assert right == {"passed", "skipped"}
     assert [wrong[f"test_correct[probe_scale-{shape}-seed0]"] for shape in SHAPES] == ["failed", "failed"]
-    assert [wrong[f"test_speed[probe_scale-{shape}]"] for shape in SHAPES] == ["failed", "failed"]
+    assert [wrong[f"test_speed[probe_scale-{shape}]"] for shape in SHAPES] == ["skipped", "skipped"]
 
 
 def test_a_failure_speaks_of_scores(run: Run) -> None:
