@@ -44,9 +44,13 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
 
 
 def require_output(out: object, like: torch.Tensor) -> torch.Tensor:
-    """Return `out` if it is a tensor of the dtype and shape of `like`; raise `WrongResult` otherwise."""
+    """Return `out` if it is a tensor of the dtype and shape of `like`; raise `WrongResult` otherwise.
+
+    What is no tensor, such as a tuple, is caught by `entry`: no other case can be right either.
+    """
     if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (like.shape, like.dtype):
-        raise WrongResult("output", f"the output is {_described(out)}, it must be {like.dtype} {list(like.shape)}")
+        message = f"the output is {_described(out)}, it must be {like.dtype} {list(like.shape)}"
+        raise WrongResult("output" if isinstance(out, torch.Tensor) else "entry", message)
     return out
 
 

@@ -2,6 +2,8 @@
 
 ws_p2: right in 16 of 16; 1.405 x the time of sdpa_cudnn at b1h8s512d64-fp16
 why: pytest --fa-variant=ws_p2 --ncu
+
+After a failure, the cause of the first one stands between them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pytest_fa.catalog.variant import COMPANION_ROLES
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio
 from pytest_fa.records.timing import Speed
+from pytest_fa.report.failure import failure_text
 from pytest_fa.report.layout import Style, TextLine
 from pytest_fa.report.table import NOT_ATTENTION, best_baseline, ratio_text
 from pytest_fa.report.timing_notes import is_unconfirmed
@@ -44,8 +47,10 @@ def answer_lines(records: list[Record], why_not_run: str, rerun: Sequence[str]) 
         text = _about_many(by_variant, records, times, why_not_run)
     is_failed = any(_is_failure(record) or record.outcome == "gate_failed" for record in records)
     style: Style = "red" if is_failed else "green"
+    failed = next((record for record in (*subjects, *records) if _is_failure(record)), None)
+    cause = f"{failed.id}: {failure_text(failed).splitlines()[0]}" if failed and failed.message else ""
     command = _next_command(subjects, records, times, tuple(rerun))
-    return [TextLine(text, style), *([TextLine(command)] if command else [])]
+    return [TextLine(text, style), *(TextLine(line) for line in (cause, command) if line)]
 
 
 def _about_one(group: list[Record], records: list[Record], times: Times, why_not_run: str) -> str:

@@ -167,3 +167,14 @@ def test_an_ablation_is_not_the_fastest() -> None:
 def test_no_records_have_no_answer() -> None:
     """Without records, and in a self-test, there is no answer."""
     assert (answer([]), answer([record(kind="selftest")])) == ([], [])
+
+
+def test_the_cause_of_the_first_failure_has_a_line() -> None:
+    """Between the answer and the rerun command stands the first line of the first failure, in full."""
+    message = "max error is 0.3, allowed is 0.001\nmore"
+    wrong = record("mine", outcome="wrong", message=message, rerun_command="pytest -k this")
+    assert [line.text for line in answer_lines([wrong, wrong], "", ("pytest",))] == [
+        "mine: wrong in 2 of 2",
+        f"mine-{SHAPE}-seed0: wrong: max error is 0.3, allowed is 0.001",
+        "rerun: pytest -k this",
+    ]
