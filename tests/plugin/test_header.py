@@ -20,8 +20,8 @@ def trio(new_project: NewProject) -> Project:
 @pytest.mark.parametrize(
     ("arguments", "title"),
     [
-        (["--fa-suite=smoke"], "fa: no GPU; 3 of 8 variants; 3 cases"),
-        (["--fa-variant=alpha,beta"], "fa: no GPU; 2 of 8 variants; 12 cases"),
+        (["--fa-suite=smoke"], "fa: no GPU; 3 of 9 variants; 3 cases"),
+        (["--fa-variant=alpha,beta"], "fa: no GPU; 2 of 9 variants; 12 cases"),
     ],
 )
 def test_header_counts(trio: Project, arguments: list[str], title: str) -> None:

@@ -41,7 +41,9 @@ def test_absolute_folder(roots: Project, project: Project) -> None:
 def test_missing_folder_is_a_usage_error(roots: Project) -> None:
     """A folder of the option that does not exist is a usage error of one line."""
     result = roots.collect("--fa-kernels=frist")
-    complaint = f"ERROR: --fa-kernels: no folder '{roots.folder / 'frist'}'; it must hold <variant>/variant.yaml"
+    folder = roots.folder / "frist"
+    command = f"'python -m pytest_fa new NAME --kernels={folder}' writes a variant into {folder}"
+    complaint = f"ERROR: --fa-kernels: no folder '{folder}'; {command}"
     assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [complaint])
 
 

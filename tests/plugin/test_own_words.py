@@ -22,7 +22,6 @@ def first_running(lines: str) -> str:
 RAISES = "import torch\n\n\ndef forward(q, k, v, **options):\n    return torch.nn.functional.softmax(q, dim=7)\n"
 SYNTAX = "import torch\n\n\ndef forward(q, k:\n    return q\n"
 SIGNATURE = "def forward(q, k, v, dropout):\n    return q\n"
-WRONG_CALL = "TypeError: forward() got an unexpected keyword argument 'scale'"
 WRONG_AND_PRINTS = first_running("print('1 passed in 0.01s'); scale *= 1.5")
 
 
@@ -125,7 +124,12 @@ def test_syntax_error_has_a_caret(run: Run) -> None:
         ),
         (
             "signature",
-            f"{WRONG_CALL}; pytest-fa calls f(q, k, v, *, scale, causal, out) unless the manifest has entry.call",
+            (
+                "signature: entry.target 'entry:forward': it is called as f(q, k, v, scale=scale, causal=causal, "
+                "out=out), but its parameters are (q, k, v, dropout): missing a required argument: 'dropout'; write in "
+                "variant.yaml "
+                '`entry: {target: "entry:forward", call: {arguments: [q, k, v], keywords: {dropout: VALUE}}}`'
+            ),
         ),
     ],
 )

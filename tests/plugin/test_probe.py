@@ -66,7 +66,7 @@ def test_sdpa_is_timed_only_at_the_candidates_shapes(lab: Project) -> None:
 def test_the_header_counts_a_probes_cases(lab: Project) -> None:
     """The header counts the cases of the probes: two shapes with three seeds each."""
     lines = [line for line in lab.suite("--collect-only", ALL).all_lines if line.startswith("fa: ")]
-    assert lines == ["fa: no GPU; 2 of 8 variants; 6 cases"]
+    assert lines == ["fa: no GPU; 2 of 9 variants; 6 cases"]
 
 
 def test_right_and_wrong_scores(run: Run) -> None:
