@@ -30,7 +30,7 @@ from pytest_fa.judge.mistaken import Mistake, Predictor, Selection
 from pytest_fa.judge.mistakes import attention_mistakes
 from pytest_fa.judge.policies import rms, ulp
 from pytest_fa.judge.rearranged import rearrangements, rows_scaled, scaled
-from pytest_fa.judge.scores import score_mistakes
+from pytest_fa.judge.scores import mistaken_scores, score_mistakes
 from pytest_fa.judge.truth import Truth
 from pytest_fa.run.inputs import Inputs
 
@@ -104,14 +104,14 @@ def explain_attention(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding
 
 
 @_one_thread()
-def explain_scores(wrong: WrongOutput, inputs: Inputs, _rounds: tuple[Rounding, ...] = ()) -> Explanation:
+def explain_scores(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding, ...] = ()) -> Explanation:
     """The known mistakes of scores that give a wrong output, which must be finite."""
     truth, selection = wrong.truth, Selection.all(inputs.q)
     if wrong.out.numel() > MOST_SCORES[wrong.out.device.type]:
         return Explanation()
     results = [
-        MistakeResult(words, _rounded_once(wrong_scores(), truth, inputs))
-        for words, wrong_scores in score_mistakes(inputs)
+        MistakeResult(mistake.words, mistaken_scores(mistake, inputs, tf32="tf32" in rounds))
+        for mistake in score_mistakes(inputs)
     ]
     explanation = _explanation(wrong, results, selection)
     if not explanation.words:
@@ -119,10 +119,6 @@ def explain_scores(wrong: WrongOutput, inputs: Inputs, _rounds: tuple[Rounding, 
         fitted = [MistakeResult(mistake.words, predictor.predict(mistake, selection)) for mistake in _fitted(wrong)]
         explanation = _explanation(wrong, fitted, selection)
     return explanation
-
-
-def _rounded_once(out: torch.Tensor, truth: Truth, inputs: Inputs) -> Truth:
-    return truth._replace(out=out, same_precision=out.to(inputs.q.dtype).double())
 
 
 def _candidates(wrong: WrongOutput, predictor: Predictor) -> Iterator[Mistake]:
@@ -184,6 +180,8 @@ def _may_explain(wrong: WrongOutput, predictor: Predictor, mistake: Mistake, sel
     if not largest < math.inf:  # also NaN
         return False
     rounding = rms(result.same_precision - result.out) + ulp(largest, out.dtype)
+    if result.float32_error is not None:
+        rounding = max(rounding, sum(rms(part) for part in result.float32_error))
     allowed = max(COARSE * rounding, COARSE_FP8 * rms(result.out) if wrong.policy == "fp8" else 0.0)
     return rms(out.double() - result.out) <= allowed
 
