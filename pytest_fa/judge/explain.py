@@ -43,6 +43,8 @@ SEPARATION = 20.0
 LARGEST_PART = 0.2
 MOST_NAMES = 2  # mistakes that are named if their outputs are the same
 COARSE_FP8 = 0.1  # the same as a fraction of the result, for the policy `fp8`
+LEAST_OF_TF32 = 0.1  # of the RMS error of products in tf32; a smaller error has another reason
+TF32_WORDS = "the error is no larger than that of products in tf32: compute them in fp32, or declare `rounds: [tf32]`"
 COARSE = 4.0  # the first comparison allows this multiple of the error that rounding causes
 
 
@@ -100,7 +102,8 @@ def explain_attention(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding
             return Explanation()
         if mistake.scores_needed(inputs, fine) <= 2 * most and _may_explain(wrong, predictor, mistake, coarse):
             results.append(MistakeResult(mistake.words, predictor.predict(mistake, fine)))
-    return _explanation(wrong, results, fine) or _row_factors(wrong, predictor, fine)
+    explanation = _explanation(wrong, results, fine) or _row_factors(wrong, predictor, fine)
+    return explanation or _undeclared_tf32(wrong, predictor, fine)
 
 
 @_one_thread()
@@ -143,6 +146,17 @@ def _row_factors(wrong: WrongOutput, predictor: Predictor, selection: Selection)
     if mistake is None:
         return Explanation()
     return _explanation(wrong, [MistakeResult(mistake.words, predictor.predict(mistake, selection))], selection)
+
+
+def _undeclared_tf32(wrong: WrongOutput, predictor: Predictor, selection: Selection) -> Explanation:
+    """Whether an fp32 output has an error that products in tf32 may cause, where the manifest does not declare them."""
+    if wrong.out.dtype != torch.float32 or "tf32" in predictor.rounds or wrong.policy != "same_precision":
+        return Explanation()
+    out, result = selection.of(wrong.out), predictor._replace(rounds=("tf32",)).predict(Mistake(TF32_WORDS), selection)
+    is_large = rms(out.double() - result.out) >= LEAST_OF_TF32 * rms(result.same_precision - result.out)
+    if not is_large or not judge(out, result, wrong.policy).passed:
+        return Explanation()
+    return Explanation((TF32_WORDS,), _part(selection, wrong.out))
 
 
 def _explanation(wrong: WrongOutput, results: list[MistakeResult], selection: Selection) -> Explanation:

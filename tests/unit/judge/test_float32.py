@@ -207,3 +207,12 @@ def test_scores_are_diagnosed(rounds: tuple[Rounding, ...]) -> None:
         assert not check.passed
         cause = diagnose(out, truth, inputs, check, None, (), "scores", rounds).cause
         assert cause.startswith(name)
+
+
+@pytest.mark.parametrize("name", UNDECLARED)
+def test_an_undeclared_rounding_is_named(name: str) -> None:
+    """An error of the size of tf32 is named where tf32 is not declared; a larger one is not."""
+    inputs, truth = solved("b1h1s100d256-fp32-sk77", "N(0, 1)")
+    out = compute(inputs, UNDECLARED[name])
+    cause = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, ()).cause
+    assert cause.startswith("the error is no larger than that of products in tf32") == (name != "P to bf16")
