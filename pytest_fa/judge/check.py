@@ -43,6 +43,11 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
     )
 
 
+def limits(out: torch.Tensor, truth: Truth, policy: str) -> float | torch.Tensor:
+    """The largest error that a policy allows in each element of an output; one number if it is the same for all."""
+    return POLICIES[policy](Errors(out.double(), out.double() - truth.out, truth, out.dtype)).limit
+
+
 def require_output(out: object, like: torch.Tensor) -> torch.Tensor:
     """Return `out` if it is a tensor of the dtype and shape of `like`; raise `WrongResult` otherwise.
 

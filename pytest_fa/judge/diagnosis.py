@@ -12,6 +12,7 @@ import torch
 
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Rounding
+from pytest_fa.judge.check import limits
 from pytest_fa.judge.explain import WrongOutput, explain_attention, explain_scores
 from pytest_fa.judge.nonfinite import explain_nonfinite
 from pytest_fa.judge.truth import Truth
@@ -37,11 +38,12 @@ def diagnose(
 
     `rounds` are the roundings that the variant's manifest declares.
     """
-    limit = next((bound.allowed for bound in check.bounds if bound.name == "max"), 2 * check.same_precision_max_error)
+    limit = limits(out, truth, check.policy)
     bad = ~((out.double() - truth.out).abs() <= limit)  # [b, h, sq, d]
     return Diagnosis(
         error_map=tuple(_error_map(out, truth, limit)),
-        cause=_cause(WrongOutput(out, truth, check.policy, computes), inputs, bad, repeats, rounds),
+        cause=_cause(WrongOutput(out, truth, check.policy, computes), inputs, bad, repeats, rounds)
+        or f"wrong {_place(check, bad, computes)}; no known mistake gives this output",
         cross_checks=cross_checks,
         conclusion=conclusion(cross_checks),
     )
@@ -60,10 +62,11 @@ def conclusion(cross_checks: tuple[CrossCheck, ...]) -> str:
     return f"the candidate is wrong, and under the same policy also: {', '.join(wrong)}; but right: {', '.join(right)}"
 
 
-def _error_map(out: torch.Tensor, truth: Truth, limit: float) -> Iterator[str]:
+def _error_map(out: torch.Tensor, truth: Truth, limit: float | torch.Tensor) -> Iterator[str]:
     """The lines of the error map: a header, then one line per head with one character per tile of queries."""
     rows = max(LEAST_TILE, math.ceil(out.shape[2] / MAP_COLUMNS))
-    used = ((out.double() - truth.out).abs() / limit).amax(-1)  # [b, h, sq]; NaN stays NaN
+    error = (out.double() - truth.out).abs()
+    used = (error / limit).masked_fill(error == 0, 0.0).amax(-1)  # [b, h, sq]; NaN stays NaN
     tiles = -(-out.shape[2] // rows)
     padded = torch.zeros((*used.shape[:2], tiles * rows), dtype=used.dtype, device=used.device)
     padded[:, :, : out.shape[2]] = used.nan_to_num(nan=math.inf, posinf=math.inf)
@@ -87,12 +90,18 @@ def _mark(used: float) -> str:
 def _cause(
     wrong: WrongOutput, inputs: Inputs, bad: torch.Tensor, repeats: Repeats | None, rounds: tuple[Rounding, ...]
 ) -> str:
-    """The first explanation that fits, else where the output is wrong; empty if no element is."""
+    """The first explanation that fits; empty if none does."""
     if repeats is not None and repeats.differing:
         return "the output changes from call to call: a race, or a read of memory that the kernel never wrote"
     if nonfinite := explain_nonfinite(wrong.out, bad, inputs, wrong.computes):
         return nonfinite
     explain = explain_scores if wrong.computes == "scores" else explain_attention
-    if cause := str(explain(wrong, inputs, rounds)):
-        return cause
-    return f"wrong in {where(bad, wrong.computes)}; no known mistake gives this output" if bool(bad.any()) else ""
+    return str(explain(wrong, inputs, rounds))
+
+
+def _place(check: Check, bad: torch.Tensor, computes: Computes) -> str:
+    """Where an output is wrong; if every element is within its bound, the bounds on the whole output that it breaks."""
+    if bool(bad.any()):
+        return f"in {where(bad, computes)}"
+    broken = ", ".join(bound.name for bound in check.bounds if bound.enforced and not bound.holds)
+    return f"as a whole, in {broken}, while each element is within its own bound"

@@ -30,7 +30,7 @@ from pytest_fa.judge.mistaken import Mistake, Predictor, Selection
 from pytest_fa.judge.mistakes import attention_mistakes
 from pytest_fa.judge.policies import rms, ulp
 from pytest_fa.judge.rearranged import rearrangements, rows_scaled, scaled
-from pytest_fa.judge.scores import score_mistakes
+from pytest_fa.judge.scores import mistaken_scores, score_mistakes
 from pytest_fa.judge.truth import Truth
 from pytest_fa.run.inputs import Inputs
 
@@ -43,6 +43,8 @@ SEPARATION = 20.0
 LARGEST_PART = 0.2
 MOST_NAMES = 2  # mistakes that are named if their outputs are the same
 COARSE_FP8 = 0.1  # the same as a fraction of the result, for the policy `fp8`
+LEAST_OF_TF32 = 0.1  # of the RMS error of products in tf32; a smaller error has another reason
+TF32_WORDS = "the error is no larger than that of products in tf32: compute them in fp32, or declare `rounds: [tf32]`"
 COARSE = 4.0  # the first comparison allows this multiple of the error that rounding causes
 
 
@@ -100,18 +102,19 @@ def explain_attention(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding
             return Explanation()
         if mistake.scores_needed(inputs, fine) <= 2 * most and _may_explain(wrong, predictor, mistake, coarse):
             results.append(MistakeResult(mistake.words, predictor.predict(mistake, fine)))
-    return _explanation(wrong, results, fine) or _row_factors(wrong, predictor, fine)
+    explanation = _explanation(wrong, results, fine) or _row_factors(wrong, predictor, fine)
+    return explanation or _undeclared_tf32(wrong, predictor, fine)
 
 
 @_one_thread()
-def explain_scores(wrong: WrongOutput, inputs: Inputs, _rounds: tuple[Rounding, ...] = ()) -> Explanation:
+def explain_scores(wrong: WrongOutput, inputs: Inputs, rounds: tuple[Rounding, ...] = ()) -> Explanation:
     """The known mistakes of scores that give a wrong output, which must be finite."""
     truth, selection = wrong.truth, Selection.all(inputs.q)
     if wrong.out.numel() > MOST_SCORES[wrong.out.device.type]:
         return Explanation()
     results = [
-        MistakeResult(words, _rounded_once(wrong_scores(), truth, inputs))
-        for words, wrong_scores in score_mistakes(inputs)
+        MistakeResult(mistake.words, mistaken_scores(mistake, inputs, tf32="tf32" in rounds))
+        for mistake in score_mistakes(inputs)
     ]
     explanation = _explanation(wrong, results, selection)
     if not explanation.words:
@@ -119,10 +122,6 @@ def explain_scores(wrong: WrongOutput, inputs: Inputs, _rounds: tuple[Rounding, 
         fitted = [MistakeResult(mistake.words, predictor.predict(mistake, selection)) for mistake in _fitted(wrong)]
         explanation = _explanation(wrong, fitted, selection)
     return explanation
-
-
-def _rounded_once(out: torch.Tensor, truth: Truth, inputs: Inputs) -> Truth:
-    return truth._replace(out=out, same_precision=out.to(inputs.q.dtype).double())
 
 
 def _candidates(wrong: WrongOutput, predictor: Predictor) -> Iterator[Mistake]:
@@ -147,6 +146,17 @@ def _row_factors(wrong: WrongOutput, predictor: Predictor, selection: Selection)
     if mistake is None:
         return Explanation()
     return _explanation(wrong, [MistakeResult(mistake.words, predictor.predict(mistake, selection))], selection)
+
+
+def _undeclared_tf32(wrong: WrongOutput, predictor: Predictor, selection: Selection) -> Explanation:
+    """Whether an fp32 output has an error that products in tf32 may cause, where the manifest does not declare them."""
+    if wrong.out.dtype != torch.float32 or "tf32" in predictor.rounds or wrong.policy != "same_precision":
+        return Explanation()
+    out, result = selection.of(wrong.out), predictor._replace(rounds=("tf32",)).predict(Mistake(TF32_WORDS), selection)
+    is_large = rms(out.double() - result.out) >= LEAST_OF_TF32 * rms(result.same_precision - result.out)
+    if not is_large or not judge(out, result, wrong.policy).passed:
+        return Explanation()
+    return Explanation((TF32_WORDS,), _part(selection, wrong.out))
 
 
 def _explanation(wrong: WrongOutput, results: list[MistakeResult], selection: Selection) -> Explanation:
@@ -184,6 +194,8 @@ def _may_explain(wrong: WrongOutput, predictor: Predictor, mistake: Mistake, sel
     if not largest < math.inf:  # also NaN
         return False
     rounding = rms(result.same_precision - result.out) + ulp(largest, out.dtype)
+    if result.float32_error is not None:
+        rounding = max(rounding, sum(rms(part) for part in result.float32_error))
     allowed = max(COARSE * rounding, COARSE_FP8 * rms(result.out) if wrong.policy == "fp8" else 0.0)
     return rms(out.double() - result.out) <= allowed
 

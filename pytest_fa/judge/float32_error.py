@@ -30,7 +30,7 @@ FAST_EXP = 2.0**-22  # the largest relative error of ex2.approx, after the PTX I
 TF32_UNIT = 2.0**-12  # the standard deviation of the relative error of rounding to tf32
 TF32_SHRINK = 2.0**-11  # how much smaller a value is, at most, on average if the bits that tf32 lacks are cut off
 TF32_LOST_BITS = 13
-LEAST_TERM = UNIT / 4  # smaller terms of a row sum, which is at least 1, change it by at most themselves
+LEAST_TERM = UNIT / 4  # of a row's largest term; smaller terms change its sum by at most themselves
 POINTS = 8  # at which partial sums are sampled
 SMALLEST = 2.0**-126  # the smallest normal float32; a kernel may flush smaller values to zero
 
@@ -75,31 +75,36 @@ def output_error(
     scores: torch.Tensor,  # [batch, heads, rows, seq_k] float64
     variance: torch.Tensor,  # [batch, heads, rows, seq_k] float64, of the scores' errors
     p: torch.Tensor,  # [batch, heads, rows, seq_k] float64, exp(S - max), zero where a key is hidden
+    divisor: torch.Tensor,  # [batch, heads, rows, 1] float64, the row sum of P
     v: torch.Tensor,  # [batch, heads, seq_k, head_dim] float64
-    *,
-    tf32: bool,
+    slope: torch.Tensor | None,  # [batch, heads, rows, head_dim] float64, d out / d ln S; None without tf32
 ) -> Float32Error:
-    """The error of each output element; 0 without keys."""
-    o, row_sum = p.new_zeros((*p.shape[:3], v.shape[3])), p.new_zeros((*p.shape[:3], 1))
-    o_variance, sum_variance = torch.zeros_like(o), torch.zeros_like(row_sum)
+    """The error of each output element; 0 without keys.
+
+    In the result of a mistake, `divisor` may be another number than the row sum, and P may be negative.  The divisor
+    then has the relative error of the sum of |P|.
+    """
+    size = p.abs()
+    least_term = LEAST_TERM * size.amax(-1, keepdim=True) if p.shape[3] else 0.0
+    o, size_sum = p.new_zeros((*p.shape[:3], v.shape[3])), p.new_zeros((*p.shape[:3], 1))
+    o_variance, sum_variance = torch.zeros_like(o), torch.zeros_like(size_sum)
     for keys in _parts(v.shape[2]):
-        terms = (p[..., keys] > LEAST_TERM).sum(-1, keepdim=True)
+        terms = (size[..., keys] > least_term).sum(-1, keepdim=True)
         o += p[..., keys] @ v[:, :, keys]
-        row_sum += p[..., keys].sum(-1, keepdim=True)
+        size_sum += size[..., keys].sum(-1, keepdim=True)
         o_variance += 2 * UNIT**2 * terms * o.square()  # the product with the rescale factor is rounded, too
-        sum_variance += 2 * UNIT**2 * terms * row_sum.square()
-    total = SMALLEST**2 * (row_sum > 0)  # [b, h, rows, 1]
-    row_sum = row_sum.where(row_sum > 0, 1.0)
-    out = o / row_sum
-    of_p = (p / row_sum).square() * (variance + _exp_variance(scores, p))  # [b, h, rows, seq_k]
-    total = total + of_p @ v.square() + of_p.sum(-1, keepdim=True) * out.square()
-    total += o_variance / row_sum.square() + (sum_variance / row_sum.square() + 4 * UNIT**2) * out.square()
-    if not tf32:
+        sum_variance += 2 * UNIT**2 * terms * size_sum.square()
+    total = SMALLEST**2 * (divisor > 0)  # [b, h, rows, 1]
+    divisor, size_sum = divisor.where(divisor > 0, 1.0), size_sum.where(size_sum > 0, 1.0)
+    out = o / divisor
+    of_p = variance + _exp_variance(scores, p)  # [b, h, rows, seq_k], relative
+    of_sum = ((size / size_sum).square() * of_p).sum(-1, keepdim=True) + sum_variance / size_sum.square()
+    total = total + ((p / divisor).square() * of_p) @ v.square() + o_variance / divisor.square()
+    total += (of_sum + 4 * UNIT**2) * out.square()
+    if slope is None:
         return Float32Error(total.sqrt(), torch.zeros_like(total))
-    total += 2 * TF32_UNIT**2 * ((p / row_sum).square() @ v.square())
-    weighted = p * scores / row_sum
-    of_scores = weighted @ v - out * weighted.sum(-1, keepdim=True)  # d out / d ln S
-    return Float32Error(total.sqrt(), 2 * TF32_SHRINK * (out.abs() + of_scores.abs()))
+    total += 2 * TF32_UNIT**2 * ((p / divisor).square() @ v.square())
+    return Float32Error(total.sqrt(), 2 * TF32_SHRINK * (out.abs() + slope.abs()))
 
 
 def _exp_variance(scores: torch.Tensor, p: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.catalog.variant import Rounding
-from pytest_fa.judge.truth import Spread, Truth
+from pytest_fa.judge.float32_error import UNIT, Float32Error
+from pytest_fa.judge.truth import Operands, Precision, Truth, truth_of_rows
 from pytest_fa.run.inputs import Inputs
 
 _LOWEST = torch.finfo(torch.float64).min  # replaces a maximum of -inf: exp(-inf - _LOWEST) = 0
@@ -62,9 +63,10 @@ class Selection(NamedTuple):
         spread = truth.spread and truth.spread._replace(
             of_sum=self.of(truth.spread.of_sum), largest_v=truth.spread.largest_v[self.batches][:, self.heads]
         )
+        error = truth.float32_error and Float32Error(*(self.of(tensor) for tensor in truth.float32_error))
         parts = (self.of(tensor) for tensor in (truth.out, truth.same_precision, truth.row_size))
         out, same_precision, row_size = parts
-        return Truth(out, same_precision, truth.terms, row_size, spread)
+        return Truth(out, same_precision, truth.terms, row_size, spread, error)
 
 
 def softmax(scores: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,12 +125,12 @@ class Predictor(NamedTuple):
 
     def predict(self, mistake: Mistake, selection: Selection) -> Truth:
         """The selected part of a mistake's output, in the form of a truth: exact, and as an ideal kernel rounds it."""
-        if mistake.is_arranged_truth:
-            return selection.of_truth(_arranged(mistake, self.truth, self.truth, self.inputs.q.dtype))
+        if mistake.arrange is not None and mistake.is_arranged_truth:
+            return selection.of_truth(arranged(mistake.arrange, self.truth, self.truth, self.inputs.q.dtype))
         changed = mistake.change(self.inputs) if mistake.change else self.inputs
         if mistake.arrange is not None:
             whole = self._attend(changed, mistake, Selection.all(changed.q))
-            return selection.of_truth(_arranged(mistake, whole, self.truth, self.inputs.q.dtype))
+            return selection.of_truth(arranged(mistake.arrange, whole, self.truth, self.inputs.q.dtype))
         if not mistake.needs_all_queries:
             return self._attend(changed, mistake, selection)
         whole_heads = selection._replace(queries=torch.arange(changed.q.shape[2], device=changed.q.device))
@@ -143,27 +145,10 @@ class Predictor(NamedTuple):
         return exponentials(scores, self._hidden(inputs, Mistake(""), selection))
 
     def _attend(self, inputs: Inputs, mistake: Mistake, selection: Selection) -> Truth:
-        q, dtype = selection.of(inputs.q).double(), inputs.q.dtype
         k, v = (_of_heads(tensor, inputs.q, selection).double() for tensor in (inputs.k, inputs.v))
-        hidden = self._hidden(inputs, mistake, selection)
-        scores = (q * inputs.scale) @ k.transpose(2, 3)
-        p, divisor = mistake.weigh(scores, hidden)
-        out = _divide(p @ v, divisor)
-        size = (
-            v.square().mean((-1, -2)).sqrt()[..., None]
-            * _divide(p.square().sum(-1, keepdim=True).sqrt(), divisor)[..., 0]
-        )
-        spread = None if self.truth.spread is None else _spread(p, v, divisor)
-        if "q" in self.rounds:
-            scores = (q * inputs.scale).to(dtype).double() @ k.transpose(2, 3)
-        if "s" in self.rounds:
-            scores = scores.to(dtype).double()
-        if "q" in self.rounds or "s" in self.rounds:
-            p, divisor = mistake.weigh(scores, hidden)
-        if "p" in self.rounds:
-            p, divisor = _divide(p, divisor), torch.ones_like(divisor)
-        ideal = _divide(p.to(dtype).double() @ v, divisor).to(self.inputs.q.dtype).double()
-        return Truth(out, ideal, inputs.k.shape[2], size.abs(), spread)
+        operands = Operands.of(k, v, inputs.scale, with_spread=self.truth.spread is not None)
+        hidden, precision = self._hidden(inputs, mistake, selection), Precision(self.inputs.q.dtype, self.rounds)
+        return truth_of_rows(selection.of(inputs.q), operands, lambda s: mistake.weigh(s, hidden), precision)
 
     def _hidden(self, inputs: Inputs, mistake: Mistake, selection: Selection) -> torch.Tensor:
         keys = torch.arange(inputs.k.shape[2], device=inputs.q.device)
@@ -177,19 +162,12 @@ def _of_heads(tensor: torch.Tensor, q: torch.Tensor, selection: Selection) -> to
     return tensor[selection.batches][:, selection.heads // (q.shape[1] // tensor.shape[1])]
 
 
-def _divide(numerator: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    """The quotient, and zero in a row that sees no key."""
-    return torch.where(divisor > 0, numerator / divisor, torch.zeros_like(numerator))
-
-
-def _spread(p: torch.Tensor, v: torch.Tensor, divisor: torch.Tensor) -> Spread:
-    of_sum = _divide((p.square() @ v.square()).sqrt(), divisor)
-    return Spread(of_sum, v.abs().amax((-1, -2), keepdim=True))
-
-
-def _arranged(mistake: Mistake, whole: Truth, truth: Truth, dtype: torch.dtype) -> Truth:
+def arranged(arrange: Callable[[torch.Tensor], torch.Tensor], whole: Truth, truth: Truth, dtype: torch.dtype) -> Truth:
     """A whole output and its rounded form, arranged; the size of a row is that of its elements."""
-    assert mistake.arrange is not None  # noqa: S101  # the callers asked
-    out = mistake.arrange(whole.out)
-    same_precision = mistake.arrange(whole.same_precision).to(dtype).double()
-    return Truth(out, same_precision, truth.terms, out.square().mean(-1).sqrt(), truth.spread)
+    out = arrange(whole.out)
+    same_precision = arrange(whole.same_precision).to(dtype).double()
+    error = whole.float32_error
+    if error is not None:  # `arrange` may move elements, multiply them or replace them
+        deviation, bias = ((arrange(whole.out + part) - out).abs() for part in error)
+        error = Float32Error((deviation.square() + (UNIT * out).square()).sqrt(), bias)
+    return Truth(out, same_precision, truth.terms, out.square().mean(-1).sqrt(), truth.spread, error)

@@ -76,9 +76,9 @@ def same_precision(errors: Errors) -> PolicyResult:
     The constants are tested with simulated kernels: right ones use less than 0.98 of each bound, and each listed
     mistake uses more than 1.1 of at least one (`tests/unit/judge/test_mutations.py`).
 
-    The bounds of an fp32 output are those of `_float32`.
+    The bounds of an fp32 output are those of `_float32`.  Raises `UsageProblem` if its truth has no `float32_error`.
     """
-    if errors.truth.float32_error is not None:
+    if errors.dtype == torch.float32:
         return _float32(errors, errors.truth.float32_error)
     ideal = errors.truth.same_precision - errors.truth.out  # the error of an ideal kernel
     u = ulp(float(errors.truth.out.abs().max()), errors.dtype)
@@ -94,7 +94,7 @@ def same_precision(errors: Errors) -> PolicyResult:
     return PolicyResult(bounds, max_allowed)
 
 
-def _float32(errors: Errors, expected: Float32Error) -> PolicyResult:
+def _float32(errors: Errors, expected: Float32Error | None) -> PolicyResult:
     """Bound an fp32 output's error by the size of the error that float32 sums cause on these data.
 
     Let s be the standard deviation of an element's error and b its bias (see `float32_error`).
@@ -108,6 +108,9 @@ def _float32(errors: Errors, expected: Float32Error) -> PolicyResult:
     Simulated right kernels use at most 0.4 of each bound, or 0.95 if they cut tf32 off.  On random data, P or an input
     rounded to 10 bits where nothing is declared uses at least 10 times a bound (`tests/unit/judge/test_float32.py`).
     """
+    if expected is None:
+        needs = "policy 'same_precision' needs the truth's float32_error for an fp32 output, which is missing"
+        raise UsageProblem(f"{needs}; use make_truth with fp32 inputs")
     s, b = expected
     rows = s.shape[0] * s.shape[1] * s.shape[2]
     row_s = _row_rms(s)  # [b, h, seq_q]

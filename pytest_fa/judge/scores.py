@@ -8,11 +8,12 @@ in comparison, except for fp32, where it is the error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
 from pytest_fa.judge.float32_error import TF32_SHRINK, UNIT, Float32Error, score_variance
+from pytest_fa.judge.mistaken import Mistake, arranged
 from pytest_fa.judge.truth import Truth
 from pytest_fa.run.inputs import Inputs
 
@@ -39,22 +40,31 @@ def _float32_error(inputs: Inputs, out: torch.Tensor, *, tf32: bool) -> Float32E
     return Float32Error(variance.sqrt(), 2 * TF32_SHRINK * out.abs() if tf32 else torch.zeros_like(out))
 
 
-def score_mistakes(inputs: Inputs) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """Common mistakes, each with a function that computes the output it would give."""
+def score_mistakes(inputs: Inputs) -> Iterator[Mistake]:
+    """Common mistakes of scores; each changes the inputs or moves the elements of the output."""
     q, k, _, scale, _ = inputs
-    for factor, words in SCALE_FACTORS:
-        yield f"the scale is {words}", lambda factor=factor: _scores(q, k, scale * factor)  # type: ignore[misc]
-    yield "the scale is not applied", lambda: _scores(q, k, 1.0)
+    scales = {scale * factor: f"the scale is {words}" for factor, words in SCALE_FACTORS}
+    scales[1.0] = "the scale is not applied"
     if math.isclose(scale, q.shape[3] ** -0.5):
-        yield "the scale is 1/D, not 1/sqrt(D): look whether it is applied twice", lambda: _scores(q, k, scale * scale)
+        scales[scale * scale] = "the scale is 1/D, not 1/sqrt(D): look whether it is applied twice"
+    for value, words in scales.items():
+        yield Mistake(words, lambda inputs, value=value: inputs._replace(scale=value))  # type: ignore[misc]
     if k.shape[1] not in (1, q.shape[1]):
         order = torch.arange(q.shape[1], device=q.device) % k.shape[1]
         words = "query heads are mapped to key heads modulo, not in groups: look at h % kv_heads"
-        yield words, lambda: _scores(q, k[:, order], scale)
+        yield Mistake(words, lambda inputs: inputs._replace(k=inputs.k[:, order]))
     if k.shape[2] == k.shape[3]:
-        yield "K is transposed once too often, or not at all", lambda: _scores(q, k.transpose(2, 3), scale)
+        words = "K is transposed once too often, or not at all"
+        yield Mistake(words, lambda inputs: inputs._replace(k=inputs.k.transpose(2, 3)))
     if q.shape[2] == k.shape[2]:
-        yield "the output is transposed: queries and keys are exchanged", lambda: _scores(q, k, scale).transpose(2, 3)
+        words = "the output is transposed: queries and keys are exchanged"
+        yield Mistake(words, arrange=lambda scores: scores.transpose(2, 3))
+
+
+def mistaken_scores(mistake: Mistake, inputs: Inputs, *, tf32: bool = False) -> Truth:
+    """The result of a mistake, in the form of a truth."""
+    truth = make_scores_truth(mistake.change(inputs) if mistake.change else inputs, tf32=tf32)
+    return arranged(mistake.arrange, truth, truth, inputs.q.dtype) if mistake.arrange else truth
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:

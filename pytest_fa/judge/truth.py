@@ -16,6 +16,8 @@ scores of long sequences fit into memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,6 +27,7 @@ from pytest_fa.earlier import TRUTH_ATTRIBUTES, with_old_attributes
 from pytest_fa.judge.float32_error import Float32Error, output_error, score_variance, to_tf32
 from pytest_fa.run.inputs import Inputs
 
+STEP = 1e-7  # relative change of the scores for which the slope of the output is computed
 BLOCK_BYTES = {"cuda": 2**30, "cpu": 2**27}  # of float64 scores per block of queries
 
 
@@ -48,66 +51,119 @@ class Truth(NamedTuple):
     float32_error: Float32Error | None = None  # for fp32 only
 
 
+class Operands(NamedTuple):
+    """What the queries of a block share."""
+
+    k: torch.Tensor  # [batch, heads, seq_k, head_dim] float64
+    v: torch.Tensor  # [batch, heads, seq_k, head_dim] float64
+    scale: float
+    rms_v: torch.Tensor  # [batch, heads, 1] float64
+    largest_v: torch.Tensor | None  # [batch, heads, 1, 1] float64; None if no spread is wanted
+
+    @classmethod
+    def of(cls, k: torch.Tensor, v: torch.Tensor, scale: float, *, with_spread: bool) -> Operands:
+        """The operands for K and V of each query head."""
+        return cls(k, v, scale, _rms(v), _largest(v) if with_spread else None)
+
+
+class Precision(NamedTuple):
+    """Where an ideal kernel rounds: to `dtype` at the end, and to a narrower dtype where the manifest declares it."""
+
+    dtype: torch.dtype
+    rounds: tuple[Rounding, ...] = ()
+
+
+# scores [b, h, rows, seq_k] -> P before the division [b, h, rows, seq_k], divisor [b, h, rows, 1]
+Softmax = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
 def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread: bool = False) -> Truth:
-    """Compute truth and the same-precision reference of attention.
+    """Compute truth and the same-precision reference of attention; see `truth_of_rows`.
 
-    The reference rounds P = exp(S - max) to the dtype, multiplies it by V, divides by the row sum and rounds the
-    result.  `rounds` adds the roundings that a manifest declares: `q` rounds Q * scale, `s` rounds S, and `p` divides P
-    by its row sum before P is rounded.  Rows that see no key are zero.  `with_spread` also computes `Truth.spread`,
-    which takes a third matrix product and is read by the policy `fp8` only.  For fp32, the reference is that of
-    `_with_float32_error`, and `tf32` is the only rounding in `rounds` that changes it.
+    Rows that see no key are zero.  `with_spread` also computes `Truth.spread`, which takes a third matrix product and
+    is read by the policy `fp8` only.
     """
-    q, k, v = inputs.q.double(), _per_head(inputs.k, inputs.q), _per_head(inputs.v, inputs.q)  # [b, h, s, d] float64
-    dtype = inputs.q.dtype
-    rows = _rows_per_block(inputs)
-    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
-    same_precision = torch.empty_like(out)
-    row_size = torch.empty_like(out[..., 0])
-    rms_v = _rms(v)
-    of_sum = torch.empty_like(out) if with_spread else None
-    for start in range(0, q.shape[2], rows):
-        block = slice(start, min(start + rows, q.shape[2]))
-        hidden = _hidden(inputs, block)  # [rows, seq_k] or None
-        scores = (q[:, :, block] * inputs.scale) @ k.transpose(2, 3)  # [b, h, rows, seq_k]
-        p, row_sum = _softmax_parts(scores, hidden)
-        out[:, :, block] = _divide(p @ v, row_sum)
-        row_size[:, :, block] = rms_v * _divide(p.square().sum(-1, keepdim=True).sqrt(), row_sum)[..., 0]
-        if of_sum is not None:
-            of_sum[:, :, block] = _divide((p.square() @ v.square()).sqrt(), row_sum)
-        if "q" in rounds:
-            scores = _round(q[:, :, block] * inputs.scale, dtype) @ k.transpose(2, 3)
-        if "s" in rounds:
-            scores = _round(scores, dtype)
-        if "q" in rounds or "s" in rounds:
-            p, row_sum = _softmax_parts(scores, hidden)
-        divided_first = "p" in rounds
-        ideal = _round(_divide(p, row_sum), dtype) @ v if divided_first else _divide(_round(p, dtype) @ v, row_sum)
-        same_precision[:, :, block] = _round(ideal, dtype)
-    spread = None if of_sum is None else Spread(of_sum, _largest(v))
-    truth = Truth(out, same_precision, inputs.k.shape[2], row_size, spread)
-    return _with_float32_error(truth, inputs, tf32="tf32" in rounds) if dtype == torch.float32 else truth
+    k, v = _per_head(inputs.k, inputs.q), _per_head(inputs.v, inputs.q)
+    operands, precision = Operands.of(k, v, inputs.scale, with_spread=with_spread), Precision(inputs.q.dtype, rounds)
+    whole, rows = _empty_truth(inputs.q, operands), _rows_per_block(inputs)
+    for start in range(0, inputs.q.shape[2], rows):
+        block = slice(start, min(start + rows, inputs.q.shape[2]))
+        softmax = partial(_softmax_parts, hidden=_hidden(inputs, block))
+        part = truth_of_rows(inputs.q[:, :, block], operands, softmax, precision)
+        for target, source in zip(_rows_of(whole), _rows_of(part), strict=True):
+            target[:, :, block] = source
+    return whole
 
 
-def _with_float32_error(truth: Truth, inputs: Inputs, *, tf32: bool) -> Truth:
-    """Add the size of the error of float32 arithmetic, and replace the same-precision reference by an example of it.
+def truth_of_rows(
+    q: torch.Tensor,  # [batch, heads, rows, head_dim] in the dtype to which P is rounded
+    operands: Operands,
+    softmax: Softmax,
+    precision: Precision,
+) -> Truth:
+    """The truth of some queries, for any `softmax`: the right one, or that of a mistake.
 
-    The example rounds S, P and the output to float32, or, with `tf32`, Q, K, P and V to tf32 and the output to float32.
+    The same-precision reference rounds P = exp(S - max) to the dtype, multiplies it by V, divides by the row sum and
+    rounds the result.  `Precision.rounds` adds the roundings that a manifest declares: `q` rounds Q * scale, `s` rounds
+    S, and `p` divides P by its row sum before P is rounded.  For fp32, the reference rounds S, P and the output to
+    float32, or, with `tf32`, Q, K, P and V to tf32 and the output to float32; no other rounding changes it.
     """
+    k, v, scale, rms_v, largest_v = operands
+    scores = (q.double() * scale) @ k.transpose(2, 3)  # [b, h, rows, seq_k]
+    p, row_sum = softmax(scores)
+    out = _divide(p @ v, row_sum)
+    row_size = rms_v * _divide(p.square().sum(-1, keepdim=True).sqrt(), row_sum)[..., 0]
+    spread = None
+    if largest_v is not None:
+        spread = Spread(_divide((p.square() @ v.square()).sqrt(), row_sum), largest_v)
+    if precision.dtype != torch.float32:
+        same_precision = _same_precision(q, operands, softmax, precision)
+        return Truth(out, same_precision, k.shape[2], row_size, spread)
+    tf32 = "tf32" in precision.rounds
+    variance = score_variance(q.double(), k, scale, tf32=tf32)
+    slope = (_attend(softmax, scores * (1 + STEP), v) - out) / STEP if tf32 else None
+    error = output_error(scores, variance, p, row_sum, v, slope)
+    return Truth(out, _same_float32(q, operands, softmax, tf32=tf32), k.shape[2], row_size, spread, error)
+
+
+def _attend(softmax: Softmax, scores: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    p, row_sum = softmax(scores)
+    return _divide(p @ v, row_sum)
+
+
+def _same_precision(q: torch.Tensor, operands: Operands, softmax: Softmax, precision: Precision) -> torch.Tensor:
+    """The output of an ideal fp16 or bf16 kernel."""
+    k, v, scale, _, _ = operands
+    rounds, q_scaled = precision.rounds, q.double() * scale
+    scores = (_round(q_scaled, q.dtype) if "q" in rounds else q_scaled) @ k.transpose(2, 3)
+    p, row_sum = softmax(_round(scores, q.dtype) if "s" in rounds else scores)
+    ideal = _round(_divide(p, row_sum), q.dtype) @ v if "p" in rounds else _divide(_round(p, q.dtype) @ v, row_sum)
+    return _round(ideal, precision.dtype)
+
+
+def _same_float32(q: torch.Tensor, operands: Operands, softmax: Softmax, *, tf32: bool) -> torch.Tensor:
+    """The output of an fp32 kernel, as an example of the size of its error."""
     rounded = to_tf32 if tf32 else lambda tensor: _round(tensor, torch.float32)
-    q, k, v = inputs.q.double(), _per_head(inputs.k, inputs.q), _per_head(inputs.v, inputs.q)  # [b, h, s, d] float64
-    rows = _rows_per_block(inputs)
-    same_precision, deviation, bias = (torch.empty_like(truth.out) for _ in range(3))
-    for start in range(0, q.shape[2], rows):
-        block = slice(start, min(start + rows, q.shape[2]))
-        hidden = _hidden(inputs, block)  # [rows, seq_k] or None
-        scores = (q[:, :, block] * inputs.scale) @ k.transpose(2, 3)  # [b, h, rows, seq_k]
-        p, _ = _softmax_parts(scores, hidden)
-        variance = score_variance(q[:, :, block], k, inputs.scale, tf32=tf32)
-        deviation[:, :, block], bias[:, :, block] = output_error(scores, variance, p, v, tf32=tf32)
-        scores = _round(rounded(q[:, :, block]) @ rounded(k).transpose(2, 3) * inputs.scale, torch.float32)
-        p, row_sum = _softmax_parts(scores, hidden)
-        same_precision[:, :, block] = _round(_divide(rounded(p) @ rounded(v), row_sum), torch.float32)
-    return truth._replace(same_precision=same_precision, float32_error=Float32Error(deviation, bias))
+    k, v, scale, _, _ = operands
+    p, row_sum = softmax(_round(rounded(q.double()) @ rounded(k).transpose(2, 3) * scale, torch.float32))
+    return _round(_divide(rounded(p) @ rounded(v), row_sum), torch.float32)
+
+
+def _empty_truth(q: torch.Tensor, operands: Operands) -> Truth:
+    """A truth for the output of `q` whose rows are not computed yet."""
+
+    def empty() -> torch.Tensor:
+        return torch.empty(q.shape, dtype=torch.float64, device=q.device)
+
+    spread = None if operands.largest_v is None else Spread(empty(), operands.largest_v)
+    error = Float32Error(empty(), empty()) if q.dtype == torch.float32 else None
+    return Truth(empty(), empty(), operands.k.shape[2], empty()[..., 0], spread, error)
+
+
+def _rows_of(truth: Truth) -> list[torch.Tensor]:
+    """The tensors of a truth that have a part for each query, [batch, heads, rows, ...]."""
+    of_sum = () if truth.spread is None else (truth.spread.of_sum,)
+    return [truth.out, truth.same_precision, truth.row_size, *of_sum, *(truth.float32_error or ())]
 
 
 def _per_head(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The matrix of the diagnosis: every simulated mistake, in every dtype, at every case: named, unknown or misnamed.
+"""The matrix of the diagnosis: every simulated mistake, in every precision, at every case: named, unknown or misnamed.
 
 `python -m tests.unit.judge.diagnosis_matrix` writes its table into docs/diagnosis.md.
 """
@@ -9,18 +9,37 @@ import functools
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.variant import Rounding
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.diagnosis import diagnose
-from pytest_fa.judge.truth import make_truth
-from pytest_fa.run.inputs import make_inputs
-from tests.unit.judge.mistaken_kernels import MISTAKES, UNLISTED, Mistaken
+from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.truth import Truth
+from pytest_fa.run.inputs import Inputs, make_inputs
+from tests.unit.judge.float32_kernels import cut_off
+from tests.unit.judge.mistaken_kernels import MISTAKES, UNLISTED, Mistaken, tf32_products
 
-DTYPES = ("fp16", "bf16")
+
+class Precision(NamedTuple):
+    """The dtype of a kernel, and the roundings that its manifest declares."""
+
+    dtype: str
+    rounds: tuple[Rounding, ...] = ()
+
+
+PRECISIONS = {
+    "fp16": Precision("fp16"),
+    "bf16": Precision("bf16"),
+    "fp32": Precision("fp32"),
+    "fp32, tf32": Precision("fp32", ("tf32",)),
+}
 CASES = (  # the dtype stands for {}
     "b1h1s64d64-{}-seed0",  # S = D, one head
     "b2h4s100d64-{}-seed0",  # no multiple of a tile
@@ -31,43 +50,83 @@ CASES = (  # the dtype stands for {}
     "b1h2s150d64-{}-causal_br-sk70-seed0",  # queries that see no key
     "b2h2s80d64-{}-bshd-seed0",
 )
+ALL = MISTAKES | UNLISTED
 UNKNOWN = "no known mistake gives this output"
 PAGE = Path(__file__).parents[3] / "docs" / "diagnosis.md"
 TABLE = re.compile(r"(<!-- diagnosis-matrix -->\n).*(<!-- /diagnosis-matrix -->)", re.DOTALL)
 
 
-def cause(mistaken: Mistaken, case: str) -> str | None:
-    """The cause that the diagnosis gives for a simulated kernel; None if its output is right at this case."""
+class Verdict(NamedTuple):
+    """What the diagnosis says of a mistake at one case: `right` (the output is), `unknown`, `named` or `misnamed`."""
+
+    answer: str
+    words: str | None  # None if the output is right
+
+
+@functools.lru_cache(maxsize=len(CASES))
+def _inputs_and_truth(case: str, rounds: tuple[Rounding, ...], policy: str) -> tuple[Inputs, Truth]:
     inputs = make_inputs(parse_case(case), torch.device("cpu"))
-    truth, out = make_truth(inputs), mistaken.kernel(inputs)
-    check = judge(out, truth, "same_precision")
-    return None if check.passed else diagnose(out, truth, inputs, check, None, ()).cause
+    return inputs, truth_of("attention", inputs, rounds, policy)
 
 
-def verdict(words: str | None, names: tuple[str, ...]) -> str:
-    """`right`, `unknown`, `named` or `misnamed`."""
-    if words is None:
-        return "right"
-    if UNKNOWN in words:
-        return "unknown"
-    return "named" if any(name in words for name in names) else "misnamed"
+def cause(mistaken: Mistaken, precision: str, case: str, policy: str = "same_precision") -> str | None:
+    """The cause that the diagnosis gives for a simulated kernel; None if its output is right at this case."""
+    dtype, rounds = PRECISIONS[precision]
+    inputs, truth = _inputs_and_truth(case.format(dtype), rounds, policy)
+    with tf32_products(cut_off) if "tf32" in rounds else nullcontext():
+        out = mistaken.kernel(inputs)
+    check = judge(out, truth, policy)
+    return None if check.passed else diagnose(out, truth, inputs, check, None, (), rounds=rounds).cause
+
+
+def verdict(name: str, precision: str, case: str, policy: str = "same_precision") -> Verdict:
+    """The verdict on one mistake; it is computed once."""
+    return _verdict(name, precision, case, policy)
 
 
 @functools.cache
-def verdicts(case: str) -> dict[str, tuple[str, str | None]]:
-    """For each mistake at one case, the verdict and the words."""
-    causes = {name: cause(mistaken, case) for name, mistaken in MISTAKES.items()}
-    return {name: (verdict(words, MISTAKES[name].names), words) for name, words in causes.items()}
+def _verdict(name: str, precision: str, case: str, policy: str) -> Verdict:
+    words = cause(ALL[name], precision, case, policy)
+    if words is None:
+        return Verdict("right", words)
+    if UNKNOWN in words:
+        return Verdict("unknown", words)
+    return Verdict("named" if any(part in words for part in ALL[name].names) else "misnamed", words)
+
+
+def whole_matrix(policy: str = "same_precision") -> Iterator[tuple[str, str, str, Verdict]]:
+    """Every mistake in every precision at every case, with its verdict; unlisted mistakes, too."""
+    for precision in PRECISIONS:
+        for case in CASES:
+            for name in ALL:
+                yield name, precision, case, verdict(name, precision, case, policy)
+
+
+def part_of_matrix() -> Iterator[tuple[str, str, str, Verdict]]:
+    """Every mistake in every precision at one case where its output is wrong; the cases take turns.
+
+    Unlisted mistakes take turns in the precisions, too.
+    """
+    for turn, precision in enumerate(PRECISIONS):
+        for place, name in enumerate([*MISTAKES, *list(UNLISTED)[turn :: len(PRECISIONS)]]):
+            for step in range(len(CASES)):
+                case = CASES[(place + 3 * turn + step) % len(CASES)]
+                if (answer := verdict(name, precision, case)).words is not None:
+                    yield name, precision, case, answer
+                    break
+
+
+def cells(name: str) -> dict[str, str]:
+    """For each precision, at how many cases a mistake is named of those where its output is wrong."""
+    counts = {precision: Counter(verdict(name, precision, case).answer for case in CASES) for precision in PRECISIONS}
+    return {precision: f"{count['named']} of {count.total() - count['right']}" for precision, count in counts.items()}
 
 
 def table() -> str:
-    """The matrix as a Markdown table: for each mistake and dtype, at how many cases it is named of those it changes."""
-    rows = ["| mistake | fp16 | bf16 | misnamed |", "| --- | ---: | ---: | ---: |"]
-    for name in MISTAKES:
-        counts = {dtype: Counter(verdicts(case.format(dtype))[name][0] for case in CASES) for dtype in DTYPES}
-        cells = [f"{count['named']} of {count.total() - count['right']}" for count in counts.values()]
-        rows.append(f"| {name} | {' | '.join(cells)} | {sum(count['misnamed'] for count in counts.values())} |")
-    return "\n".join(rows)
+    """The matrix as a Markdown table."""
+    rows = [f"| mistake | {' | '.join(PRECISIONS)} |", f"| --- |{' ---: |' * len(PRECISIONS)}"]
+    rows += [f"| {name} | {' | '.join(cells(name).values())} |" for name in MISTAKES]
+    return "\n".join(rows).replace("0 of 0", "-")
 
 
 def page_with_table(text: str) -> str:
@@ -75,15 +134,19 @@ def page_with_table(text: str) -> str:
     return TABLE.sub(lambda block: f"{block[1]}\n{table()}\n\n{block[2]}", text)
 
 
+def cells_of_page(text: str) -> dict[tuple[str, str], str]:
+    """The cells of the page's table, by mistake and precision."""
+    match = TABLE.search(text)
+    lines = match[0].splitlines() if match else []
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    return {(row[0], column): cell for row in rows for column, cell in zip(header[1:], row[1:], strict=True)}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[1:] == ["--show"]:
-        for one_case in (case.format(dtype) for case in CASES for dtype in DTYPES):
-            for mistake, (answer, sentence) in verdicts(one_case).items():
-                sys.stdout.write(f"{one_case:38} {answer:9} {mistake:28} {sentence}\n")
-            for mistake, unlisted in UNLISTED.items():
-                sentence = cause(unlisted, one_case)
-                sys.stdout.write(f"{one_case:38} {verdict(sentence, unlisted.names):9} ({mistake}) {sentence}\n")
+    if sys.argv[1:2] == ["--show"]:
+        for mistake, of, where, (state, sentence) in whole_matrix(*sys.argv[2:]):
+            sys.stdout.write(f"{where.format(of):42} {state:9} {mistake:28} {sentence}\n")
             sys.stdout.flush()
     else:
         PAGE.write_text(page_with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,21 +1,36 @@
 """Simulated kernels with one mistake each, and the words by which the diagnosis must name it.
 
 They compute in float32 as a kernel does, tile by tile where the mistake concerns tiles, and share no code with the
-diagnosis, which computes the results of mistakes in float64 from whole rows.
+diagnosis, which computes the results of mistakes in float64 from whole rows.  In `tf32_products`, they round the inputs
+of both matrix products to tf32.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
 
 from pytest_fa.run.inputs import Inputs, poison
+from tests.unit.judge.float32_kernels import Change, unchanged
 
 Kernel = Callable[[Inputs], torch.Tensor]
 TILE = 32  # keys per tile of the simulated kernels
+PRODUCT_INPUT: ContextVar[Change] = ContextVar("PRODUCT_INPUT", default=unchanged)
+
+
+@contextmanager
+def tf32_products(rounding: Change) -> Iterator[None]:
+    """Apply `rounding` to the inputs of the matrix products of all kernels."""
+    token = PRODUCT_INPUT.set(rounding)
+    try:
+        yield
+    finally:
+        PRODUCT_INPUT.reset(token)
 
 
 class Mistaken(NamedTuple):
@@ -36,13 +51,15 @@ def hidden_keys(i: Inputs, causal: str | None = None, wider: int = 0) -> torch.T
 
 def scores_of(i: Inputs) -> torch.Tensor:
     """The scores, scale * Q K^T, in float32, [b, h, seq_q, seq_k]."""
-    k = i.k.float().repeat_interleave(i.q.shape[1] // i.k.shape[1], 1)
-    return i.q.float() @ k.transpose(2, 3) * i.scale
+    rounded = PRODUCT_INPUT.get()
+    k = rounded(i.k.float()).repeat_interleave(i.q.shape[1] // i.k.shape[1], 1)
+    return rounded(i.q.float()) @ k.transpose(2, 3) * i.scale
 
 
 def times_v(p: torch.Tensor, i: Inputs) -> torch.Tensor:
     """P V, with P rounded to the dtype as tensor cores read it, in float32."""
-    return p.to(i.v.dtype).float() @ i.v.float().repeat_interleave(i.q.shape[1] // i.v.shape[1], 1)
+    rounded = PRODUCT_INPUT.get()
+    return rounded(p.to(i.v.dtype).float()) @ rounded(i.v.float()).repeat_interleave(i.q.shape[1] // i.v.shape[1], 1)
 
 
 def attend(
@@ -180,7 +197,9 @@ def square(i: Inputs, kernel: Kernel) -> torch.Tensor:
 
 
 def as_other_dtype(i: Inputs) -> Inputs:
-    """The inputs with their bits taken for the other 16-bit dtype."""
+    """The inputs with their bits taken for the other 16-bit dtype; fp32 inputs as they are."""
+    if i.q.dtype == torch.float32:
+        return i
     other = torch.bfloat16 if i.q.dtype == torch.float16 else torch.float16
     return i._replace(q=i.q.view(other), k=i.k.view(other), v=i.v.view(other))
 

@@ -134,6 +134,27 @@ def test_unwritten_and_computed_nan_are_told_apart() -> None:
     assert computed.startswith("the kernel computed NaN or Inf in batch 1 of 2, head 2 of 4, query 5 of 100: look for")
 
 
+def test_an_output_that_is_wrong_as_a_whole() -> None:
+    """If every element is within its bound, the cause names the bounds that the whole output breaks."""
+    inputs = make_inputs(parse_case("b1h1s64d64-fp16-seed0"), CPU)
+    truth, out = make_truth(inputs, with_spread=True), exact(inputs, scale=inputs.scale * 1.03).half()
+    cause = diagnose(out, truth, inputs, judge(out, truth, "fp8"), None, ()).cause
+    expected = (
+        "wrong as a whole, in gain, while each element is within its own bound; no known mistake gives this output"
+    )
+    assert cause == expected
+
+
+def test_fp32_is_located_by_the_bound_of_each_element() -> None:
+    """Where the bounds of elements differ, the cause and the map show the wrong elements and no right ones."""
+    inputs = make_inputs(parse_case("b1h2s64d64-fp32-causal-seed0"), CPU)
+    truth, out = make_truth(inputs), exact(inputs).float()
+    out[0, 1, 40:48] += 0.01
+    diagnosed = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, ())
+    assert diagnosed.cause == "wrong in head 1 of 2, query 40 to 47 of 64; no known mistake gives this output"
+    assert [row.split("  ")[-1] for row in diagnosed.error_map[1:]] == ["....", "..9."]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_no_arithmetic_keeps_the_poison(dtype: torch.dtype) -> None:
     """The poison is NaN, a copy keeps its bits, and any arithmetic on it gives another NaN."""

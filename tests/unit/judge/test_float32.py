@@ -10,7 +10,9 @@ import torch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Rounding
+from pytest_fa.errors import UsageProblem
 from pytest_fa.judge.check import judge
+from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.float32_error import to_tf32
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.truth import Truth, make_truth
@@ -27,6 +29,7 @@ from tests.unit.judge.float32_kernels import (
     compute,
     cut_off,
     to_bf16,
+    unchanged,
 )
 
 # One tile, one row, few rows and many keys, more dimensions and fewer keys than queries, and rows that see no key.
@@ -176,3 +179,40 @@ def test_sdpa_computes_fp32_products_in_fp32() -> None:
         torch.set_float32_matmul_precision("highest")
 
     assert (torch.equal(before, after), setting) == (True, "medium")
+
+
+def test_a_truth_without_the_error_of_float32_is_an_error() -> None:
+    """For an fp32 output, the policy says that the truth lacks the error of float32, and how to get it."""
+    inputs, truth = solved("b1h1s17d64-fp32-sk1023", "N(0, 1)")
+    out = compute(inputs, RIGHT["tiles of 64"])
+    with pytest.raises(UsageProblem, match=r"'same_precision' needs the truth's float32_error .* use make_truth with"):
+        judge(out, truth._replace(float32_error=None), "same_precision")
+
+
+@pytest.mark.parametrize("rounds", [(), TF32])
+def test_scores_are_diagnosed(rounds: tuple[Rounding, ...]) -> None:
+    """The mistakes of fp32 scores are named, each within the error of its own result."""
+    inputs = make_inputs(parse_case("b1h2s32d64-fp32-sk64-seed0"), torch.device("cpu"))
+    truth = truth_of("scores", inputs, rounds, "same_precision")
+    rounded = cut_off if rounds else unchanged
+    product = rounded(inputs.q) @ rounded(inputs.k).transpose(2, 3)
+    wrong_k = rounded(inputs.q) @ rounded(inputs.k)
+    for out, name in (
+        (product, "the scale is not applied"),
+        (product * inputs.scale**2, "the scale is 1/D"),
+        (product * inputs.scale * 1.01, "the scale is 1 % too large"),
+        (wrong_k * inputs.scale, "K is transposed once too often"),
+    ):
+        check = judge(out, truth, "same_precision")
+        assert not check.passed
+        cause = diagnose(out, truth, inputs, check, None, (), "scores", rounds).cause
+        assert cause.startswith(name)
+
+
+@pytest.mark.parametrize("name", UNDECLARED)
+def test_an_undeclared_rounding_is_named(name: str) -> None:
+    """An error of the size of tf32 is named where tf32 is not declared; a larger one is not."""
+    inputs, truth = solved("b1h1s100d256-fp32-sk77", "N(0, 1)")
+    out = compute(inputs, UNDECLARED[name])
+    cause = diagnose(out, truth, inputs, judge(out, truth, "same_precision"), None, ()).cause
+    assert cause.startswith("the error is no larger than that of products in tf32") == (name != "P to bf16")
