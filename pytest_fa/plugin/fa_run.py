@@ -11,6 +11,7 @@ import pytest
 from pytest_fa.options.command_line import SUITE_FOLDER
 from pytest_fa.plugin.markers import gate_of, read_marker
 from pytest_fa.plugin.state import (
+    ALREADY_REPORTED_KEY,
     OUTPUT_KEY,
     RECORD_KEY,
     case_profiler_of,
@@ -46,15 +47,15 @@ class FaRun:
 
     def correct(self, variant: Variant, case: Case) -> Record:
         """Run the variant on the case and judge its output.  Fails with every bound."""
-        return self._finish(lambda: self._first_reports.run(variant, case, "correct"))
+        return self._finish(lambda: self._first_reports.run(self._node.nodeid, variant, case, "correct"))
 
     def property(self, variant: Variant, name: str) -> Record:
         """Check one property of the variant.  Fails with the part that does not hold."""
-        return self._finish(lambda: self._first_reports.check_property(variant, name))
+        return self._finish(lambda: self._first_reports.check_property(self._node.nodeid, variant, name))
 
     def speed(self, variant: Variant, case: Case) -> Record:
         """Run the variant on the case, judge its output, time it, and judge the outputs of the timed calls."""
-        return self._finish(lambda: self._first_reports.run(variant, case, "speed"))
+        return self._finish(lambda: self._first_reports.run(self._node.nodeid, variant, case, "speed"))
 
     def gate(self, variant: Variant) -> Record:
         """Run the gate of the variant.  Fails with the verdict and every interval."""
@@ -65,9 +66,13 @@ class FaRun:
         if ratio is None:
             reason = "fa_run.gate: there is no ratio; give --fa-gate=0.95, or mark the test with fa_gate(0.95)"
             pytest.fail(reason, pytrace=False)
-        return self._finish(
-            lambda: decide_gate(session.runner, variant, gate_question(session.run_plan, variant, ratio), say)
-        )
+
+        def decide() -> Record:
+            question = gate_question(session.run_plan, variant, ratio)
+            self._first_reports.require_right(self._node.nodeid, variant, question.cases)
+            return decide_gate(session.runner, variant, question, say)
+
+        return self._finish(decide)
 
     def profile(self, variant: Variant, case: Case) -> Record:
         """Profile the variant with Nsight Compute.  If that is not possible, skips, or fails with --ncu-strict."""
@@ -141,6 +146,7 @@ class FaRun:
 
         reason = printable(str(obstacle))
         if isinstance(obstacle, AlreadyReported):
+            self._node.stash[ALREADY_REPORTED_KEY] = True
             if obstacle.record is not None:
                 self._node.stash[RECORD_KEY] = printable_struct(obstacle.record)
         elif isinstance(obstacle, LockProblem):

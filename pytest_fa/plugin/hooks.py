@@ -11,6 +11,7 @@ from pytest_fa.errors import FaError, UnusableRun
 from pytest_fa.options import command_line, flags, options
 from pytest_fa.plugin import markers
 from pytest_fa.plugin.state import (
+    ALREADY_REPORTED_KEY,
     IMPLIED_KEY,
     IN_TABLE_KEY,
     OPTIONS_KEY,
@@ -153,7 +154,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         first_reports_of(session.config).build_tests = variants_with_build_test(session.items)
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest's own wrapper, which lets xfail tests pass
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """Attach record and output of a test to its report, which pytest-xdist sends to the controller."""
     report = yield
@@ -162,6 +163,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
         attach_output(report, item.stash.get(OUTPUT_KEY, ""))
         attach(report, item, item.stash.get(RECORD_KEY, None), session_of(item.config).run_plan.plan)
+        report.fa_already_reported = item.stash.get(ALREADY_REPORTED_KEY, False)
+        if report.failed:
+            first_reports_of(item.config).note_failure(item.nodeid)
     return report
 
 
@@ -236,12 +240,13 @@ class _Reports:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
         """Save the records and set the exit status; write the answer below the last line of the terminal reporter.
 
-        A run in which nothing ran or records were lost has failed.
+        A run in which nothing ran, records were lost, or no test failed with a fault that skipped others, has failed.
         """
         self._results.finish()
         if self._results.is_inconclusive and exitstatus == pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = INCONCLUSIVE_STATUS
-        if (self._results.nothing_ran or self._results.is_lost) and exitstatus == pytest.ExitCode.OK:
+        is_bad = self._results.nothing_ran or self._results.is_lost or self._results.is_fault_unreported
+        if is_bad and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         result = yield
         terminal = session.config.pluginmanager.getplugin("terminalreporter")

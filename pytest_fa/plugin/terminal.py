@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MATRIX_WIDTH = 200
 LIST_WIDTH = 160
 QUIETEST = -2  # -qq
+UNREPORTED = "tests were skipped because of a fault, but no test failed with it"
 
 
 class Results:
@@ -34,6 +35,7 @@ class Results:
         self._not_run: dict[str, Counter[str]] = {"build": Counter(), "case": Counter()}
         self._any_case_ran = False
         self._other_failure = False  # a failure other than a gate without a verdict
+        self._any_failed = self._any_already_reported = False
         self._lost = ""  # why a record is not in the run's file or not saved
         self._saved: list[Path] = []
 
@@ -53,10 +55,17 @@ class Results:
         """Whether gates without a verdict are the only failures of this run."""
         return not self._other_failure and any(each.outcome == "inconclusive" for each in self._records)
 
+    @property
+    def is_fault_unreported(self) -> bool:
+        """Whether tests were skipped because another test should fail with their fault, and none has failed."""
+        return self._any_already_reported and not self._any_failed
+
     def take(self, report: Any) -> None:  # noqa: ANN401  # a report with or without the attributes of `attach`
         """Keep the record of a report, or the reason why it has none."""
         outcome = report.fa_record["outcome"] if hasattr(report, "fa_record") else None
         self._other_failure |= bool(report.failed) and outcome != "inconclusive"
+        self._any_failed |= bool(report.failed)
+        self._any_already_reported |= getattr(report, "fa_already_reported", False)
         if hasattr(report, "fa_record"):
             self._take_record(report)
         elif hasattr(report, "fa_not_run") and not report.fa_companion:
@@ -116,6 +125,8 @@ class Results:
         failed = [each for each in self._records if each.outcome != "not_measured" or self._options.ncu_strict]
         workspace = Path(os.environ.get("GITHUB_WORKSPACE") or self._options.rootdir)
         lines = annotation_lines(failed, session_of(terminal.config).run_plan.catalog, workspace) if failed else []
+        if self.is_fault_unreported:
+            lines.append(command("error", "unreported fault", UNREPORTED))
         if self.nothing_ran:
             reasons = (self._not_run["case"] + self._not_run["build"]).most_common(5)
             lines.append(command("error", "no kernel ran", "\n".join(f"{n} x {reason}" for reason, n in reasons)))
@@ -141,6 +152,8 @@ class Results:
             self._write_files(terminal)
         if self._lost:
             terminal.write_line(f"fa: records were lost: {self._lost}", red=True)
+        if self.is_fault_unreported:
+            terminal.write_line(f"fa: {UNREPORTED}", red=True)
         if self.nothing_ran:
             reasons = self._not_run["case"] + self._not_run["build"]
             count = reasons.total()

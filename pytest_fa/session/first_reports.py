@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from pytest_fa.catalog.case import Case
@@ -17,63 +19,84 @@ ENTRY_FAULT = ("entry",)  # `caught_by` of an entry that cannot be loaded or cal
 
 
 class FirstReports:
-    """Runs the cases of a run's tests and remembers which tests have reported which faults.
+    """Runs the cases of a run's tests and remembers which tests have failed with which faults.
 
-    A test is skipped only if another test of the same run has failed or will fail, so that the run always fails.
-    `build_tests` are the variants whose `test_build` is selected.
+    Tests are named by their node ids.  A test is skipped only if another test of this process has failed with its
+    fault, or if the variant's `test_build` is selected, which reports a failed build.  A test that was allowed to fail,
+    such as one that is marked xfail, reports nothing.  `build_tests` are the variants whose `test_build` is selected.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.build_tests: frozenset[str] = frozenset()
-        self._unusable: dict[str, str] = {}  # variant -> the test that reports why it cannot be built or loaded
+        self._unusable: dict[str, str] = {}  # variant -> the test that failed because it cannot be built or loaded
         self._not_built: set[str] = set()  # of those, the variants whose build failed
         self._wrong: dict[tuple[str, str], str] = {}  # variant and case -> its failed `test_correct`
+        self._met: dict[str, tuple[str, tuple[str, str] | None]] = {}  # test -> variant that it cannot use, wrong case
 
-    def run(self, variant: Variant, case: Case, kind: RecordKind) -> Record:
-        """Run one case.  Raises `AlreadyReported` if another test reports the fault, and what the runner raises."""
-        test = f"test_{kind}[{variant.name}-{case.shape_id if kind == 'speed' else case.id}]"
+    def run(self, test: str, variant: Variant, case: Case, kind: RecordKind) -> Record:
+        """Run one case.
+
+        Raises `AlreadyReported` if another test has failed with the fault, and what the runner raises.
+        """
         key = (variant.name, case.id)
-        if kind == "speed" and key in self._wrong:
-            raise AlreadyReported(f"not timed: {self._wrong[key]} failed")
+        if kind == "speed" and self._wrong.get(key, test) != test:
+            raise AlreadyReported(f"not timed: {_name(self._wrong[key])} failed")
         if kind == "speed" and self._is_companion_of_nothing(variant):
             raise Refused(f"{variant.name} is not timed: no selected variant runs on this machine")
-        self._require_usable(variant, case, kind)
-        record = self._checked(variant, test, self._runner.run(variant, case, kind))
+        self._require_usable(test, variant, case, kind)
+        record = self._checked(test, variant, self._runner.run(variant, case, kind))
         if kind == "correct" and record.outcome != "ok":
-            self._wrong[key] = test
+            self._met[test] = (self._met.get(test, ("", None))[0], key)
         elif kind == "correct":
-            self._wrong.pop(key, None)
+            self._wrong.pop(key, None)  # the test was repeated, and passes now
         return record
 
-    def check_property(self, variant: Variant, name: str) -> Record:
+    def check_property(self, test: str, variant: Variant, name: str) -> Record:
         """Check one property.  Raises as `run` does."""
-        self._require_usable(variant, property_case(variant), "property", name)
-        return self._checked(
-            variant, f"test_property[{variant.name}-{name}]", self._runner.check_property(variant, name)
-        )
+        self._require_usable(test, variant, property_case(variant), "property", name)
+        return self._checked(test, variant, self._runner.check_property(variant, name))
 
-    def _require_usable(self, variant: Variant, case: Case, kind: RecordKind, property_name: str | None = None) -> None:
-        """Raise `AlreadyReported` if a test has reported that the variant cannot be built, loaded or called.
+    def require_right(self, test: str, variant: Variant, cases: Iterable[Case]) -> None:
+        """Raise `AlreadyReported` if a test has failed because the variant is unusable or wrong at one of the cases."""
+        failed = [self._wrong.get((variant.name, case.id)) for case in cases]
+        first = self._unusable.get(variant.name) or next(filter(None, failed), None)
+        if first and first != test:
+            raise AlreadyReported(f"not gated: {_name(first)} failed")
+
+    def note_failure(self, test: str) -> None:
+        """Take note that a test has really failed: from now on, it reports the fault that it met."""
+        variant, wrong_case = self._met.pop(test, ("", None))
+        if variant:
+            self._unusable.setdefault(variant, test)
+        if wrong_case:
+            self._wrong.setdefault(wrong_case, test)
+
+    def _require_usable(
+        self, test: str, variant: Variant, case: Case, kind: RecordKind, property_name: str | None = None
+    ) -> None:
+        """Raise `AlreadyReported` if another test has failed because the variant cannot be built, loaded or called.
 
         Only a failed build is recorded for every case; a fault of the entry is recorded once, with its message.
         """
-        if first := self._unusable.get(variant.name):
-            reason, record = f"{variant.name} cannot be run (see {first})", None
-            if variant.name in self._not_built:
-                result = failed_build(reason)
-                record = self._session.records.make(kind, variant, case, result, property_name=property_name)
-            raise AlreadyReported(reason, record)
+        first = self._unusable.get(variant.name, test)
+        if first == test:
+            return
+        reason, record = f"{variant.name} cannot be run (see {_name(first)})", None
+        if variant.name in self._not_built:
+            result = failed_build(reason)
+            record = self._session.records.make(kind, variant, case, result, property_name=property_name)
+        raise AlreadyReported(reason, record)
 
-    def _checked(self, variant: Variant, test: str, record: Record) -> Record:
-        """The record of a test; if it is the first that reports an unusable variant, with the whole message."""
+    def _checked(self, test: str, variant: Variant, record: Record) -> Record:
+        """The record of a test; if it is the first that meets a failed build, with the compiler's whole message."""
         if record.outcome == "not_built":
             if variant.name in self.build_tests:
                 raise AlreadyReported(record.message, record)
             record = msgspec.structs.replace(record, message=self._session.judge_build(variant).message)
             self._not_built.add(variant.name)
         if record.outcome == "not_built" or record.caught_by == ENTRY_FAULT:
-            self._unusable[variant.name] = test
+            self._met[test] = (variant.name, None)
         return record
 
     def _is_companion_of_nothing(self, variant: Variant) -> bool:
@@ -85,3 +108,8 @@ class FirstReports:
     @property
     def _runner(self) -> CaseRunner:
         return self._session.runner
+
+
+def _name(test: str) -> str:
+    """The name of a test without its file, as the terminal shows it below a heading."""
+    return test.rpartition("::")[2]
