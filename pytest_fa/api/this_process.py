@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Entry, Limits, Supports, Variant
 from pytest_fa.errors import DeviceLost, UsageProblem
-from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob, CaseResult, ProfilerJob, ProfilerResult, decode_answer, encode
+from pytest_fa.worker.client import LostWorker, Workers, result_without_worker
+from pytest_fa.worker.jobs import CaseJob, CaseResult, ProfilerJob, ProfilerResult, Progress, decode_answer, encode
 
 if TYPE_CHECKING:
     from pytest_fa.run.forward import Forward
@@ -34,13 +34,21 @@ class ThisProcess(Workers):
         """Start nothing: there is no other process."""
 
     def run(self, job: CaseJob) -> CaseResult:
-        """Run one job.  Raises `DeviceLost` if an earlier call has lost the CUDA context of this process."""
+        """Run one job.  A call of `sys.exit` in the function counts as a crash.
+
+        Raises `DeviceLost` if an earlier call has lost the CUDA context of this process.
+        """
         from pytest_fa.run.device import is_alive, open_device  # noqa: PLC0415  # torch: only for a function
         from pytest_fa.worker.pipeline import run_case  # noqa: PLC0415
 
         if not is_alive(open_device(job.device)):
             raise DeviceLost("this process can no longer use the GPU, because its CUDA context was lost; restart it")
-        result = run_case(job, opening=lambda *_: nullcontext(self._forward))
+        reports = [Progress(job.wanted_stages[0], 0.0)]
+        try:
+            result = run_case(job, reports.append, lambda *_: nullcontext(self._forward))
+        except SystemExit as end:  # a kernel must not end the script that checks it
+            message = f"crashed: {_exit_status(end)} in stage {reports[-1].stage}; the function called sys.exit"
+            result = result_without_worker(job, LostWorker("crashed", message, reports[-1]))
         received = decode_answer(encode(result))  # the same values as from a worker
         assert isinstance(received, CaseResult)  # noqa: S101  # it was encoded above
         return received
@@ -48,6 +56,12 @@ class ThisProcess(Workers):
     def run_profiler(self, job: ProfilerJob) -> ProfilerResult:  # noqa: ARG002  # not profiled, whatever the job
         """The reason why there is no profiler time: times of this process are measured after this."""
         return ProfilerResult(None, NOT_PROFILED)
+
+
+def _exit_status(end: SystemExit) -> str:
+    """The exit status that a process has if nothing catches this exception."""
+    status = 0 if end.code is None else end.code if isinstance(end.code, int) else 1
+    return f"exit status {status}"
 
 
 def variant_for(function: Function, case: Case) -> Variant:

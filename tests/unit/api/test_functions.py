@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -196,7 +197,7 @@ def test_a_function_gets_the_mask() -> None:
 @pytest.mark.parametrize(
     ("function", "outcome", "message"),
     [
-        (lambda q, k, v: right(q, k, v, scale=0.2), "wrong", "error is"),
+        (lambda q, k, v: right(q, k, v, scale=0.2), "wrong", "max error 9."),
         (lambda q, k, v: None, "wrong", "the output is None"),  # noqa: ARG005  # returns nothing on purpose
         (lambda q, k, v: q.float(), "wrong", "the output is torch.float32"),  # noqa: ARG005
         (lambda q, k, v: q.missing, "failed", "AttributeError: 'Tensor' object has no attribute 'missing'"),  # noqa: ARG005
@@ -209,6 +210,41 @@ def test_a_wrong_function(function: Any, outcome: str, message: str) -> None:
     """A wrong function gives a record with the outcome and the reason, and raises nothing."""
     record = pytest_fa.check(function, CASE)
     assert (record.ok, record.outcome, message in record.message) == (False, outcome, True), record.message
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, 0), (None, 0), (3, 3), ("no GPU", 1)])
+def test_an_exit_is_a_crash(code: Any, status: int) -> None:
+    """A function that calls `sys.exit` gives a record with the outcome `crashed`; the calling script goes on."""
+
+    def leaves(q: Any, k: Any, v: Any) -> Any:  # noqa: ARG001  # never used
+        sys.exit(code)
+
+    record = pytest_fa.check(leaves, CASE)
+    assert (record.ok, record.outcome) == (False, "crashed")
+    assert f"crashed: exit status {status} in stage launch; the function called sys.exit" == record.message
+
+
+def test_a_late_exit_is_a_crash() -> None:
+    """A function that calls `sys.exit` in a repeat has passed the stage `launch`."""
+    calls = []
+
+    def leaves_later(q: Any, k: Any, v: Any, *, scale: float) -> Any:
+        calls.append(1)
+        return sys.exit(0) if len(calls) > 1 else right(q, k, v, scale=scale)
+
+    record = pytest_fa.check(leaves_later, CASE, repeats=3)
+    assert record.message == "crashed: exit status 0 in stage sanity; the function called sys.exit"
+    assert {"launch": "ok", "sanity": "failed"}.items() <= {stage.name: stage.state for stage in record.stages}.items()
+
+
+def test_an_interrupt_of_a_function_goes_through() -> None:
+    """Ctrl-C in a function is not made a record."""
+
+    def interrupted(q: Any, k: Any, v: Any) -> Any:  # noqa: ARG001  # never used
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pytest_fa.check(interrupted, CASE)
 
 
 def test_a_write_out_of_bounds_is_found() -> None:
