@@ -10,6 +10,7 @@ import msgspec
 
 from pytest_fa.api.arguments import Settings, case_of, cases_of, named_arguments, variant_of
 from pytest_fa.api.kept_workers import open_session
+from pytest_fa.api.rerun_text import rerun_text
 from pytest_fa.api.this_process import Function, ThisProcess, forward_of, name_of, variant_for
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
@@ -27,13 +28,17 @@ if TYPE_CHECKING:
 
 Kind = Literal["correct", "speed"]
 CALLS: dict[Kind, str] = {"correct": "check", "speed": "time"}
-NEEDS_MANIFEST = "`python -m pytest_fa new NAME --kind python` writes a folder with a manifest for it"
+GATE_NEEDS_NAME = (
+    "a gate starts fresh processes, and a function of this process is not in them; "
+    "`python -m pytest_fa new NAME --kind python` writes a folder with a manifest for it"
+)
 
 
 def load_function(name: str, settings: Settings) -> Forward:
     """The callable of a variant, loaded into this process."""
     from pytest_fa.run.module import load  # noqa: PLC0415  # torch: only for a variant of this process
 
+    _require_name(name, "a function needs no loading: call it, or give it to check or time")
     with named_arguments(settings):
         plain = settings.options()
         return load(name, kernels=plain.kernels, cache=plain.cache)
@@ -60,7 +65,7 @@ def decide(
     settings: Settings,
 ) -> ShownRecord:
     """Run the gate of a variant."""
-    _require_name(name)
+    _require_name(name, GATE_NEEDS_NAME)
     with named_arguments(settings):
         ids = tuple(case.id for case in cases_of(cases))
         limit = values.gate_ratio(str(ratio))
@@ -99,7 +104,8 @@ def _record_of_function(kind: Kind, function: Function, case: Case, settings: Se
     session.builds.say = _say
     session.runner.other_gpu_processes = find_other_gpu_processes()
     record = session.runner.run(variant_for(function, case), case, kind)
-    return msgspec.structs.replace(record, rerun_command=f"pytest_fa.{CALLS[kind]}({name_of(function)}, {case.id!r})")
+    keywords = {"repeats": soak, "tolerance": settings.tolerance}
+    return msgspec.structs.replace(record, rerun_command=rerun_text(CALLS[kind], function, case, keywords))
 
 
 def _start(session: Session, variant: Variant) -> None:
@@ -112,13 +118,12 @@ def _say(text: str) -> None:
     sys.stderr.write(printable(f"fa: {text}\n"))
 
 
-def _require_name(name: object) -> None:
+def _require_name(name: object, why_no_function: str) -> None:
+    """Raise `UsageProblem` unless this is a text; for a function, with the reason why it is not accepted."""
+    if callable(name):
+        raise UsageProblem(f"name: {name_of(name)} is not the name of a variant; {why_no_function}")
     if not isinstance(name, str):
-        function = name_of(name) if callable(name) else repr(name)
-        raise UsageProblem(
-            f"name: {function} is not the name of a variant; a gate starts fresh processes, and a function of this "
-            f"process is not in them; {NEEDS_MANIFEST}"
-        )
+        raise UsageProblem(f"name: {name!r} is not the name of a variant; give a text, such as 'mine'")
 
 
 def _require_policy_fits(policy: str | None, case: Case) -> None:

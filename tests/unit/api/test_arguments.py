@@ -125,6 +125,21 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pytest_fa.gate("mine", 0.95, CASE, baseline="key:12"),
         "baseline: 'key:12' must name one cached build; it matches none",
     ),
+    "gate of a number": (
+        lambda: pytest_fa.gate(3, 0.95, CASE),  # type: ignore[arg-type]
+        "name: 3 is not the name of a variant; give a text, such as 'mine'",
+    ),
+    "loaded function": (
+        lambda: pytest_fa.load(forward),  # type: ignore[arg-type]
+        (
+            "name: forward is not the name of a variant; a function needs no loading: call it, or give it to check or "
+            "time"
+        ),
+    ),
+    "nothing loaded": (
+        lambda: pytest_fa.load(None),  # type: ignore[arg-type]
+        "name: None is not the name of a variant; give a text, such as 'mine'",
+    ),
     "loaded name": (
         lambda: pytest_fa.load("mien"),
         "name: no variant 'mien'; did you mean 'mine'? (looked in HERE/kernels and in installed packages)",

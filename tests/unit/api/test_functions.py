@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -16,6 +17,8 @@ import torch
 
 import pytest_fa
 from pytest_fa.api.kept_workers import _KEPT
+from pytest_fa.api.rerun_text import rerun_text
+from pytest_fa.catalog.case import parse_case
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.session.refusals import CannotRun
 from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_SOURCE, WriteVariant
@@ -27,6 +30,19 @@ WRONG_SOURCE = PYTHON_SOURCE.replace("* scale", "* scale * 1.5")
 def right(q: Any, k: Any, v: Any, *, scale: float) -> Any:
     """Attention in float32."""
     return (torch.softmax(q.float() @ k.float().mT * scale, -1) @ v.float()).to(q.dtype)
+
+
+class Namespace:
+    """A class with a function, whose objects can be called."""
+
+    @staticmethod
+    def wrong(q: Any, k: Any, v: Any) -> Any:
+        """Return attention with another scale."""
+        return right(q, k, v, scale=0.2)
+
+    def __call__(self, q: Any, k: Any, v: Any) -> Any:
+        """Return the same."""
+        return self.wrong(q, k, v)
 
 
 # -- variants ---------------------------------------------------------------------------------------------------------
@@ -156,7 +172,42 @@ def test_a_right_function() -> None:
     """A correct function is judged in this process; its record names it and the call that repeats it."""
     record = pytest_fa.check(right, CASE)
     assert (record.ok, record.variant) == (True, "right")
-    assert record.rerun_command == f"pytest_fa.check(right, '{CASE}-seed0')"
+    line = f"import pytest_fa; from {__name__} import right; pytest_fa.check(right, '{CASE}-seed0')"
+    assert line == record.rerun_command
+
+
+def test_the_rerun_line_can_be_pasted() -> None:
+    """The rerun line of a function runs as it is, and has the repeats and the policy that were given."""
+    record = pytest_fa.check(Namespace.wrong, CASE, repeats=3, tolerance="absolute")
+    arguments = f"Namespace.wrong, '{CASE}-seed0', repeats=3, tolerance='absolute'"
+    *imports, call = record.rerun_command.split("; ")
+    assert ["import pytest_fa", f"from {__name__} import Namespace"] == imports
+    assert f"pytest_fa.check({arguments})" == call
+    names: dict[str, Any] = {}
+    exec("\n".join((*imports, f"again = {call}")), names)  # noqa: S102  # the line above
+    assert names["again"].rerun_command == record.rerun_command
+    assert f"  rerun: {record.rerun_command}" in str(record).splitlines()
+
+
+def test_a_function_of_a_notebook_is_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of `__main__` needs no import: its notebook or script has the name."""
+    monkeypatch.setattr(sys.modules["__main__"], "right", right, raising=False)
+    monkeypatch.setattr(right, "__module__", "__main__")
+    case = parse_case(f"{CASE}-seed0")
+    assert f"pytest_fa.time(right, '{CASE}-seed0')" == rerun_text("time", right, case, {"repeats": None})
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda *inputs: inputs[0], functools.partial(right, scale=1.0), Namespace()],
+    ids=["lambda", "partial", "object"],
+)
+def test_a_function_without_a_name_has_no_rerun_line(function: Any) -> None:
+    """What cannot be named in Python gets a sentence, not a line that is a syntax error."""
+    case, sentence = parse_case(f"{CASE}-seed0"), "call pytest_fa.check again with this function and case"
+    assert f"{sentence} '{CASE}-seed0'" == rerun_text("check", function, case, {"repeats": None, "tolerance": None})
+    keywords = {"repeats": 7, "tolerance": "fp8"}
+    assert f"{sentence} '{CASE}-seed0' and repeats=7, tolerance='fp8'" == rerun_text("check", function, case, keywords)
 
 
 @pytest.mark.alone
