@@ -48,13 +48,13 @@ def judge(
     kind: Kind, function: str | Function, case: str | Case, settings: Settings, repeats: int | None = None
 ) -> ShownRecord:
     """Check a variant or a function on a case; with kind `speed`, time it, too."""
-    with named_arguments(settings):
+    with named_arguments(settings, variant="function"):
         soak = None if repeats is None else values.repeats(str(repeats))
         if isinstance(function, str):
             return shown(_record_of_variant(kind, function, case_of(case), settings, soak))
         if callable(function):
             return shown(_record_of_function(kind, function, case_of(case), settings, soak))
-    raise UsageProblem(f"name: {function!r} is neither the name of a variant nor a function f(q, k, v, ...)")
+    raise UsageProblem(f"function: {function!r} is neither the name of a variant nor a function f(q, k, v, ...)")
 
 
 def decide(
@@ -68,7 +68,8 @@ def decide(
     _require_name(name, GATE_NEEDS_NAME)
     with named_arguments(settings):
         ids = tuple(case.id for case in cases_of(cases))
-        limit = values.gate_ratio(str(ratio))
+        with named_arguments(settings, gate="ratio"):
+            limit = values.gate_ratio(str(ratio))
         options = settings.options(variants=(name,), cases=ids, gate=limit, gate_baseline=baseline)
         with open_session(options) as session:
             with named_arguments(settings, variant="baseline"):
@@ -83,10 +84,10 @@ def _record_of_variant(kind: Kind, name: str, case: Case, settings: Settings, so
     """Judge a variant in a worker process.  If it does not compile, the record has the compiler's messages."""
     options = settings.options(variants=(name,), cases=(case.id,), soak=soak, timing=kind == "speed")
     with open_session(options) as session:
-        variant = variant_of(session.run_plan, name)
+        variant = variant_of(session.run_plan, name, "function")
         if not variant.is_judged and kind == "correct":
             reason = "it omits a phase" if variant.omits else "it computes nothing"
-            raise UsageProblem(f"name: the output of {name} cannot be checked: {reason} (role {variant.role})")
+            raise UsageProblem(f"function: the output of {name} cannot be checked: {reason} (role {variant.role})")
         _start(session, variant)
         record = session.runner.run(variant, case, kind)
         if record.outcome == "not_built":
