@@ -11,7 +11,7 @@ import msgspec
 from pytest_fa.api.arguments import Settings, case_of, cases_of, named_arguments, variant_of
 from pytest_fa.api.kept_workers import open_session
 from pytest_fa.api.rerun_text import rerun_text
-from pytest_fa.api.this_process import Function, ThisProcess, forward_of, name_of, variant_for
+from pytest_fa.api.this_process import Function, ThisProcess, name_of, variant_for
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import UsageProblem
@@ -21,6 +21,7 @@ from pytest_fa.records.environment import find_other_gpu_processes
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable
 from pytest_fa.report.shown_record import ShownRecord, shown
+from pytest_fa.session.refusals import Refused
 from pytest_fa.session.session import Session
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ def judge(
         soak = None if repeats is None else values.repeats(str(repeats))
         if isinstance(function, str):
             return shown(_record_of_variant(kind, function, case_of(case), settings, soak))
+        if isinstance(function, type):
+            name = function.__name__
+            raise UsageProblem(f"function: {name} is a class; give an instance, such as {name}(), or a function")
         if callable(function):
             return shown(_record_of_function(kind, function, case_of(case), settings, soak))
     raise UsageProblem(f"function: {function!r} is neither the name of a variant nor a function f(q, k, v, ...)")
@@ -99,12 +103,15 @@ def _record_of_function(kind: Kind, function: Function, case: Case, settings: Se
     """Judge a function in this process."""
     if settings.kernels or settings.cache:
         raise UsageProblem("kernels, cache: a function is called as it is; these go with the name of a variant")
-    process, options = ThisProcess(forward_of(function, case)), settings.options(soak=soak)
+    process, options = ThisProcess(function, case), settings.options(soak=soak)
     _require_policy_fits(options.tolerance, case)
     session = Session(options, process, process)
     session.builds.say = _say
     session.runner.other_gpu_processes = find_other_gpu_processes()
     record = session.runner.run(variant_for(function, case), case, kind)
+    if record.outcome == "unsupported":  # no manifest says that the function supports the case
+        reason = record.message.partition("\n")[0]  # without a traceback
+        raise Refused(f"{name_of(function)} does not support {case.id}: {reason}")
     keywords = {"repeats": soak, "tolerance": settings.tolerance}
     return msgspec.structs.replace(record, rerun_command=rerun_text(CALLS[kind], function, case, keywords))
 

@@ -43,6 +43,10 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pytest_fa.time(3, CASE),  # type: ignore[arg-type]
         "function: 3 is neither the name of a variant nor a function f(q, k, v, ...)",
     ),
+    "class": (
+        lambda: pytest_fa.check(Settings, CASE),
+        "function: Settings is a class; give an instance, such as Settings(), or a function",
+    ),
     "not checked": (
         lambda: pytest_fa.check("noop", CASE),
         "function: the output of noop cannot be checked: it computes nothing (role overhead)",

@@ -19,8 +19,9 @@ import pytest_fa
 from pytest_fa.api.kept_workers import _KEPT
 from pytest_fa.api.rerun_text import rerun_text
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.errors import UnsupportedCase, UsageProblem
 from pytest_fa.records.record import Record, to_json
-from pytest_fa.session.refusals import CannotRun
+from pytest_fa.session.refusals import CannotRun, Refused
 from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_SOURCE, WriteVariant
 
 CASE = "b1h2s64d64-fp16"
@@ -261,6 +262,63 @@ def test_a_wrong_function(function: Any, outcome: str, message: str) -> None:
     """A wrong function gives a record with the outcome and the reason, and raises nothing."""
     record = pytest_fa.check(function, CASE)
     assert (record.ok, record.outcome, message in record.message) == (False, outcome, True), record.message
+
+
+def test_a_tuple_is_answered_in_python() -> None:
+    """For a function that returns a tuple, the message says what to write in Python, and nothing of a manifest."""
+    record = pytest_fa.check(lambda q, k, v, *, scale: (right(q, k, v, scale=scale), None), CASE)
+    advice = "return item 0 alone, or wrap it: `lambda q, k, v, *, scale: f(...)[0]`"
+    first_line = record.message.splitlines()[0]
+    assert f"the output is a tuple ({advice}), it must be torch.float16 [1, 2, 64, 64]" == first_line
+    assert ("wrong", ("entry",)) == (record.outcome, record.caught_by)
+    assert "manifest" not in str(record)
+
+
+def test_other_parameters_are_answered_in_python() -> None:
+    """For a function with other parameters, the message has the call that it got, and nothing of a manifest."""
+
+    def other(q: Any, k: Any, v: Any, softmax_scale: float, *, causal: str) -> Any:  # noqa: ARG001  # never called
+        return q
+
+    record = pytest_fa.check(other, f"{CASE}-causal")
+    call = "it is called as f(q, k, v, causal=causal); wrap it: `lambda q, k, v, *, scale, causal: f(...)`"
+    assert record.message.startswith("TypeError: ")
+    assert record.message.splitlines()[0].endswith(f"missing 1 required positional argument: 'softmax_scale'; {call}")
+    assert "manifest" not in str(record)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_refusal_of_a_function() -> None:
+    """A function that raises `UnsupportedCase` is refused: no manifest says that it supports the case."""
+
+    def refuses(q: Any, k: Any, v: Any) -> Any:  # noqa: ARG001  # never used
+        raise UnsupportedCase("head_dim must be 128")
+
+    with pytest.raises(Refused) as caught:
+        pytest_fa.check(refuses, CASE)
+    assert f"refuses does not support {CASE}-seed0: head_dim must be 128" == str(caught.value)
+
+
+class Attention(torch.nn.Module):
+    """A module without `causal`, whose parameter needs a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones((), device="cuda" if torch.cuda.is_available() else "cpu"))
+
+    def forward(self, q: Any, k: Any, v: Any, *, scale: float) -> Any:
+        """Attention in float32."""
+        return right(q, k, v, scale=scale * self.factor)  # type: ignore[arg-type]  # a number on the device
+
+
+def test_a_module_is_a_function() -> None:
+    """An instance of a torch module gets the keywords that its `forward` takes; its class is an error."""
+    record = pytest_fa.check(Attention(), CASE)
+    assert (record.ok, record.variant) == (True, "Attention"), record.message
+    with pytest.raises(UsageProblem, match="is causal, but Attention takes no keyword `causal`"):
+        pytest_fa.check(Attention(), f"{CASE}-causal")
+    with pytest.raises(UsageProblem, match=r"Attention is a class; give an instance, such as Attention\(\)"):
+        pytest_fa.check(Attention, CASE)
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (None, 0), (3, 3), ("no GPU", 1)])
