@@ -25,10 +25,11 @@ ARGUMENTS = {
     "--fa-cache": "cache",
     "--fa-tolerance": "tolerance",
     "--fa-soak": "repeats",
-    "--fa-gate": "gate",
     "--fa-gate-baseline": "baseline",
 }
 SEE_LIST = "(see --fa-list)"
+FORM = GRAMMAR.replace("-seed<N>", "[-seed<N>]")  # of an id whose seed may be omitted
+EXAMPLE = "b1h8s512d64-fp16"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +86,12 @@ def _default_folder() -> Path:
 
 
 @contextmanager
-def named_arguments(settings: Settings, variant: str = "name") -> Iterator[None]:
+def named_arguments(settings: Settings, variant: str = "name", gate: str = "name") -> Iterator[None]:
     """Within this context, a `UsageProblem` names arguments where its message names options of the command line.
 
-    `variant` is the argument that names a variant.
+    `variant` is the argument that names a variant, and `gate` the one that a message about `--fa-gate` is about.
     """
-    names = {**ARGUMENTS, "--fa-variant": variant}
+    names = {**ARGUMENTS, "--fa-variant": variant, "--fa-gate": gate}
     try:
         yield
     except UsageProblem as problem:
@@ -109,38 +110,39 @@ def _places(problem: UsageProblem, settings: Settings) -> str:
     return text.replace(f" {SEE_LIST}", "")
 
 
-def case_of(case: str | Case) -> Case:
-    """The case with this id; without a seed, that with seed 0.  Raises `UsageProblem`."""
+def case_of(case: str | Case, argument: str = "case") -> Case:
+    """The case with this id; without a seed, that with seed 0.  Raises `UsageProblem`, which names the argument."""
     if isinstance(case, Case):
         return case
     if not isinstance(case, str):
-        raise UsageProblem(
-            f"case: {case!r} is not the id of a case; the form is {GRAMMAR}, and the seed may be omitted"
-        )
-    if re.search(r"-seed\d+$", case):
-        return parse_case(case)
+        raise UsageProblem(f"{argument}: {case!r} is not the id of a case; the form is {FORM}, as in {EXAMPLE}")
+    full = case if re.search(r"-seed\d+$", case) else f"{case}-seed0"
     try:
-        return parse_case(f"{case}-seed0")
+        return parse_case(full)
     except UsageProblem as problem:
-        raise UsageProblem(str(problem).replace(f"case {f'{case}-seed0'!r}", f"case {case!r}")) from None
+        text = str(problem).replace(f"case {full!r}", f"{argument}: {case!r}", 1)
+        raise UsageProblem(text.replace(GRAMMAR, FORM).replace(f"{EXAMPLE}-seed0", EXAMPLE)) from None
 
 
 def cases_of(cases: str | Case | Sequence[str | Case]) -> tuple[Case, ...]:
     """One case or several.  Raises `UsageProblem` for a malformed id and if there is none."""
     if isinstance(cases, str) or not isinstance(cases, Sequence):
-        return (case_of(cases),)
-    parsed = tuple(dict.fromkeys(case_of(case) for case in cases))
+        return (case_of(cases, "cases"),)
+    parsed = tuple(dict.fromkeys(case_of(case, "cases") for case in cases))
     if not parsed:
         raise UsageProblem("cases: there is none; give the id of a case, such as 'b1h2s64d64-fp16', or a list of ids")
     return parsed
 
 
-def variant_of(run_plan: RunPlan, name: str) -> Variant:
-    """The variant with this name.  Raises `UsageProblem` for an unknown name, a glob, and a broken manifest."""
+def variant_of(run_plan: RunPlan, name: str, argument: str = "name") -> Variant:
+    """The variant with this name.  Raises `UsageProblem` for an unknown name, a glob, and a broken manifest.
+
+    `argument` is the one that has the name.
+    """
     variants = run_plan.plan.chosen
     if len(variants) != 1:
         names = ", ".join([variant.name for variant in variants[:3]] + ["..."] * (len(variants) > 3))  # noqa: PLR2004
-        raise UsageProblem(f"name: {name!r} selects {len(variants)} variants ({names}); give the name of one")
+        raise UsageProblem(f"{argument}: {name!r} selects {len(variants)} variants ({names}); give the name of one")
     if isinstance(variants[0], BrokenVariant):
-        raise UsageProblem(f"name: {name} cannot be used: {variants[0].problem}")
+        raise UsageProblem(f"{argument}: {name} cannot be used: {variants[0].problem}")
     return variants[0]

@@ -10,7 +10,8 @@ import msgspec
 
 from pytest_fa.api.arguments import Settings, case_of, cases_of, named_arguments, variant_of
 from pytest_fa.api.kept_workers import open_session
-from pytest_fa.api.this_process import Function, ThisProcess, forward_of, name_of, variant_for
+from pytest_fa.api.rerun_text import rerun_text
+from pytest_fa.api.this_process import Function, ThisProcess, name_of, variant_for
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import UsageProblem
@@ -20,6 +21,7 @@ from pytest_fa.records.environment import find_other_gpu_processes
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable
 from pytest_fa.report.shown_record import ShownRecord, shown
+from pytest_fa.session.refusals import Refused
 from pytest_fa.session.session import Session
 
 if TYPE_CHECKING:
@@ -27,13 +29,17 @@ if TYPE_CHECKING:
 
 Kind = Literal["correct", "speed"]
 CALLS: dict[Kind, str] = {"correct": "check", "speed": "time"}
-NEEDS_MANIFEST = "`python -m pytest_fa new NAME --kind python` writes a folder with a manifest for it"
+GATE_NEEDS_NAME = (
+    "a gate starts fresh processes, and a function of this process is not in them; "
+    "`python -m pytest_fa new NAME --kind python` writes a folder with a manifest for it"
+)
 
 
 def load_function(name: str, settings: Settings) -> Forward:
     """The callable of a variant, loaded into this process."""
     from pytest_fa.run.module import load  # noqa: PLC0415  # torch: only for a variant of this process
 
+    _require_name(name, "a function needs no loading: call it, or give it to check or time")
     with named_arguments(settings):
         plain = settings.options()
         return load(name, kernels=plain.kernels, cache=plain.cache)
@@ -43,13 +49,16 @@ def judge(
     kind: Kind, function: str | Function, case: str | Case, settings: Settings, repeats: int | None = None
 ) -> ShownRecord:
     """Check a variant or a function on a case; with kind `speed`, time it, too."""
-    with named_arguments(settings):
+    with named_arguments(settings, variant="function"):
         soak = None if repeats is None else values.repeats(str(repeats))
         if isinstance(function, str):
             return shown(_record_of_variant(kind, function, case_of(case), settings, soak))
+        if isinstance(function, type):
+            name = function.__name__
+            raise UsageProblem(f"function: {name} is a class; give an instance, such as {name}(), or a function")
         if callable(function):
             return shown(_record_of_function(kind, function, case_of(case), settings, soak))
-    raise UsageProblem(f"name: {function!r} is neither the name of a variant nor a function f(q, k, v, ...)")
+    raise UsageProblem(f"function: {function!r} is neither the name of a variant nor a function f(q, k, v, ...)")
 
 
 def decide(
@@ -60,10 +69,11 @@ def decide(
     settings: Settings,
 ) -> ShownRecord:
     """Run the gate of a variant."""
-    _require_name(name)
+    _require_name(name, GATE_NEEDS_NAME)
     with named_arguments(settings):
         ids = tuple(case.id for case in cases_of(cases))
-        limit = values.gate_ratio(str(ratio))
+        with named_arguments(settings, gate="ratio"):
+            limit = values.gate_ratio(str(ratio))
         options = settings.options(variants=(name,), cases=ids, gate=limit, gate_baseline=baseline)
         with open_session(options) as session:
             with named_arguments(settings, variant="baseline"):
@@ -78,10 +88,10 @@ def _record_of_variant(kind: Kind, name: str, case: Case, settings: Settings, so
     """Judge a variant in a worker process.  If it does not compile, the record has the compiler's messages."""
     options = settings.options(variants=(name,), cases=(case.id,), soak=soak, timing=kind == "speed")
     with open_session(options) as session:
-        variant = variant_of(session.run_plan, name)
+        variant = variant_of(session.run_plan, name, "function")
         if not variant.is_judged and kind == "correct":
             reason = "it omits a phase" if variant.omits else "it computes nothing"
-            raise UsageProblem(f"name: the output of {name} cannot be checked: {reason} (role {variant.role})")
+            raise UsageProblem(f"function: the output of {name} cannot be checked: {reason} (role {variant.role})")
         _start(session, variant)
         record = session.runner.run(variant, case, kind)
         if record.outcome == "not_built":
@@ -93,13 +103,17 @@ def _record_of_function(kind: Kind, function: Function, case: Case, settings: Se
     """Judge a function in this process."""
     if settings.kernels or settings.cache:
         raise UsageProblem("kernels, cache: a function is called as it is; these go with the name of a variant")
-    process, options = ThisProcess(forward_of(function, case)), settings.options(soak=soak)
+    process, options = ThisProcess(function, case), settings.options(soak=soak)
     _require_policy_fits(options.tolerance, case)
     session = Session(options, process, process)
     session.builds.say = _say
     session.runner.other_gpu_processes = find_other_gpu_processes()
     record = session.runner.run(variant_for(function, case), case, kind)
-    return msgspec.structs.replace(record, rerun_command=f"pytest_fa.{CALLS[kind]}({name_of(function)}, {case.id!r})")
+    if record.outcome == "unsupported":  # no manifest says that the function supports the case
+        reason = record.message.partition("\n")[0]  # without a traceback
+        raise Refused(f"{name_of(function)} does not support {case.id}: {reason}")
+    keywords = {"repeats": soak, "tolerance": settings.tolerance}
+    return msgspec.structs.replace(record, rerun_command=rerun_text(CALLS[kind], function, case, keywords))
 
 
 def _start(session: Session, variant: Variant) -> None:
@@ -112,13 +126,12 @@ def _say(text: str) -> None:
     sys.stderr.write(printable(f"fa: {text}\n"))
 
 
-def _require_name(name: object) -> None:
+def _require_name(name: object, why_no_function: str) -> None:
+    """Raise `UsageProblem` unless this is a text; for a function, with the reason why it is not accepted."""
+    if callable(name):
+        raise UsageProblem(f"name: {name_of(name)} is not the name of a variant; {why_no_function}")
     if not isinstance(name, str):
-        function = name_of(name) if callable(name) else repr(name)
-        raise UsageProblem(
-            f"name: {function} is not the name of a variant; a gate starts fresh processes, and a function of this "
-            f"process is not in them; {NEEDS_MANIFEST}"
-        )
+        raise UsageProblem(f"name: {name!r} is not the name of a variant; give a text, such as 'mine'")
 
 
 def _require_policy_fits(policy: str | None, case: Case) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 
 from pytest_fa.catalog.variant import Device
@@ -39,3 +41,8 @@ def is_alive(device: torch.device) -> bool:
     except DeviceLost:
         return False
     return True
+
+
+def without_gradients() -> AbstractContextManager[None]:
+    """A context in which torch records no gradients, also if a function uses parameters that need them."""
+    return torch.no_grad()

@@ -100,7 +100,7 @@ class Workers:
         try:
             return self._run_in_worker(job, CaseResult)
         except LostWorker as lost:
-            return lost.last_progress.result or _result_of(job, lost)
+            return result_without_worker(job, lost)
 
     def run_in_new_worker(self, job: GateJob) -> GateResult:
         """Run one process of a gate in a worker that is started for it and ended after it."""
@@ -240,8 +240,14 @@ def _checked_progress(answer: Progress | Result, job: Job) -> Progress:
     return msgspec.structs.replace(answer, seconds=min(max(answer.seconds, 0.0), most_seconds))
 
 
-def _result_of(job: CaseJob, lost: LostWorker) -> CaseResult:
-    """The result of a job whose worker was lost: the stages before the last one that it reported were ok."""
+def result_without_worker(job: CaseJob, lost: LostWorker) -> CaseResult:
+    """The result of a job whose worker was lost.
+
+    It is the result that the worker sent for this event.  Otherwise, the stages before the last one that the worker
+    reported were ok.
+    """
+    if lost.last_progress.result:
+        return lost.last_progress.result
     reached = job.wanted_stages.index(lost.last_progress.stage)
     stages = tuple(
         Stage(name, "ok" if index < reached else "failed" if index == reached else "not reached")

@@ -28,6 +28,8 @@ _LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 # How Python and pybind11 say that a function was called with arguments that it does not take.
 _SIGNATURE = r"unexpected keyword arg|positional arg|missing \d+ required|multiple values for|incompatible function arg"
 
+CALL_HINT = "; pytest-fa calls f(q, k, v, *, scale, causal, out) unless the manifest has entry.call"
+
 
 def message_of(problem: Exception) -> str:
     """The message of a `FaError`; for any other exception its type, first line, file and line number."""
@@ -60,7 +62,7 @@ def _call_hint(problem: Exception) -> str:
     is_keyword = "keyword" in str(problem) or "missing" in str(problem) or "positional" in str(problem)
     if not (is_wrong_call(problem) and is_keyword):
         return ""
-    return "; pytest-fa calls f(q, k, v, *, scale, causal, out) unless the manifest has entry.call"
+    return CALL_HINT
 
 
 def _place(problem: Exception) -> str:

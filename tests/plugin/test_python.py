@@ -52,7 +52,7 @@ def test_the_examples_of_the_page(tmp_path: Path, shared_cache: Path) -> None:
     assert process.stdout.startswith(" variant ")
     lines = without_numbers(process.stdout).splitlines()
     assert without_numbers(shown[0]).splitlines() == lines[:3]
-    assert lines[-2].startswith("name: no variant 'mien'; did you mean 'mine'? (looked in ")
+    assert lines[-2].startswith("function: no variant 'mien'; did you mean 'mine'? (looked in ")
     assert re.fullmatch(r"(PASS|INCONCLUSIVE) 0", lines[-1])
 
 

@@ -11,12 +11,13 @@ import pytest
 
 import pytest_fa
 from pytest_fa.api.arguments import Settings, case_of, cases_of
-from pytest_fa.catalog.case import GRAMMAR, parse_case
+from pytest_fa.catalog.case import DTYPES, parse_case
 from pytest_fa.errors import FaError, ManifestError, UsageProblem
 from pytest_fa.session.refusals import Refused
 from tests.factories import WriteVariant
 
 CASE = "b1h2s64d64-fp16"
+FORM = "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd][-scores][-seed<N>]"
 
 
 def forward(q: Any, k: Any, v: Any) -> Any:  # noqa: ARG001  # never called
@@ -28,28 +29,43 @@ def forward(q: Any, k: Any, v: Any) -> Any:  # noqa: ARG001  # never called
 ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "name": (
         lambda: pytest_fa.check("mien", CASE),
-        "name: no variant 'mien'; did you mean 'mine'? (looked in HERE/kernels and in installed packages)",
+        "function: no variant 'mien'; did you mean 'mine'? (looked in HERE/kernels and in installed packages)",
     ),
     "glob": (
         lambda: pytest_fa.check("sdpa_*", CASE),
-        "name: 'sdpa_*' selects 5 variants (sdpa_flash, sdpa_flash_cpu, sdpa_cudnn, ...); give the name of one",
+        "function: 'sdpa_*' selects 5 variants (sdpa_flash, sdpa_flash_cpu, sdpa_cudnn, ...); give the name of one",
     ),
-    "definition": (lambda: pytest_fa.check("mine@X", CASE), "name=mine@X: 'X' is malformed; the form is NAME=VALUE"),
+    "definition": (
+        lambda: pytest_fa.check("mine@X", CASE),
+        "function=mine@X: 'X' is malformed; the form is NAME=VALUE",
+    ),
     "neither name nor function": (
         lambda: pytest_fa.time(3, CASE),  # type: ignore[arg-type]
-        "name: 3 is neither the name of a variant nor a function f(q, k, v, ...)",
+        "function: 3 is neither the name of a variant nor a function f(q, k, v, ...)",
+    ),
+    "class": (
+        lambda: pytest_fa.check(Settings, CASE),
+        "function: Settings is a class; give an instance, such as Settings(), or a function",
     ),
     "not checked": (
         lambda: pytest_fa.check("noop", CASE),
-        "name: the output of noop cannot be checked: it computes nothing (role overhead)",
+        "function: the output of noop cannot be checked: it computes nothing (role overhead)",
     ),
     "case": (
         lambda: pytest_fa.check("mine", "b1h2"),
-        f"case 'b1h2' is malformed; the form is {GRAMMAR}, as in b1h8s512d64-fp16-seed0",
+        f"case: 'b1h2' is malformed; the form is {FORM}, as in b1h8s512d64-fp16",
     ),
     "case of another type": (
         lambda: pytest_fa.check("mine", 64),  # type: ignore[arg-type]
-        f"case: 64 is not the id of a case; the form is {GRAMMAR}, and the seed may be omitted",
+        f"case: 64 is not the id of a case; the form is {FORM}, as in b1h8s512d64-fp16",
+    ),
+    "malformed case with a seed": (
+        lambda: pytest_fa.time(forward, "b1h2-seed3"),
+        f"case: 'b1h2-seed3' is malformed; the form is {FORM}, as in b1h8s512d64-fp16",
+    ),
+    "dtype of a case": (
+        lambda: pytest_fa.check("mine", "b1h2s64d64-fp17"),
+        f"case: 'b1h2s64d64-fp17': no dtype 'fp17'; allowed: {', '.join(DTYPES)}",
     ),
     "causal case": (
         lambda: pytest_fa.check(forward, f"{CASE}-causal"),
@@ -97,13 +113,21 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "gate of an empty kernel": (
         lambda: pytest_fa.gate("noop", 0.95, CASE),
         (
-            "gate: no selected variant can be gated: noop (overhead, computes attention); a gated variant must compute "
+            "name: no selected variant can be gated: noop (overhead, computes attention); a gated variant must compute "
             "all of attention"
         ),
     ),
     "ratio": (
         lambda: pytest_fa.gate("mine", 0, CASE),
-        "gate: '0' is not a ratio; give 0.01 to 100, such as 0.95",
+        "ratio: '0' is not a ratio; give 0.01 to 100, such as 0.95",
+    ),
+    "ratio and cases exchanged": (
+        lambda: pytest_fa.gate("mine", [CASE], 1),  # type: ignore[arg-type]
+        f"cases: 1 is not the id of a case; the form is {FORM}, as in b1h8s512d64-fp16",
+    ),
+    "malformed case of a gate": (
+        lambda: pytest_fa.gate("mine", 1, [CASE, "b1h2"]),
+        f"cases: 'b1h2' is malformed; the form is {FORM}, as in b1h8s512d64-fp16",
     ),
     "no cases": (
         lambda: pytest_fa.gate("mine", 0.95, []),
@@ -111,7 +135,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "cases of another type": (
         lambda: pytest_fa.gate("mine", 0.95, 64),  # type: ignore[arg-type]
-        f"case: 64 is not the id of a case; the form is {GRAMMAR}, and the seed may be omitted",
+        f"cases: 64 is not the id of a case; the form is {FORM}, as in b1h8s512d64-fp16",
     ),
     "baseline": (
         lambda: pytest_fa.gate("mine", 0.95, CASE, baseline="othr"),
@@ -124,6 +148,21 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "baseline of a build": (
         lambda: pytest_fa.gate("mine", 0.95, CASE, baseline="key:12"),
         "baseline: 'key:12' must name one cached build; it matches none",
+    ),
+    "gate of a number": (
+        lambda: pytest_fa.gate(3, 0.95, CASE),  # type: ignore[arg-type]
+        "name: 3 is not the name of a variant; give a text, such as 'mine'",
+    ),
+    "loaded function": (
+        lambda: pytest_fa.load(forward),  # type: ignore[arg-type]
+        (
+            "name: forward is not the name of a variant; a function needs no loading: call it, or give it to check or "
+            "time"
+        ),
+    ),
+    "nothing loaded": (
+        lambda: pytest_fa.load(None),  # type: ignore[arg-type]
+        "name: None is not the name of a variant; give a text, such as 'mine'",
     ),
     "loaded name": (
         lambda: pytest_fa.load("mien"),
@@ -147,7 +186,7 @@ def test_a_missing_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageProblem) as caught:
         pytest_fa.check("mine", CASE)
-    assert str(caught.value).startswith(f"name: no variant 'mine'; looked for {tmp_path}/kernels")
+    assert str(caught.value).startswith(f"function: no variant 'mine'; looked for {tmp_path}/kernels")
     assert str(caught.value).endswith(f"'python -m pytest_fa new mine' writes a variant into {tmp_path}/kernels")
     assert callable(pytest_fa.load("sdpa_math"))
 
@@ -155,7 +194,7 @@ def test_a_missing_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_broken_manifest_is_quoted(folder: Path, write_variant: WriteVariant) -> None:
     """A variant whose manifest cannot be read is refused with the path of the manifest."""
     write_variant("broken", manifest="step: [")
-    with pytest.raises(UsageProblem, match=rf"^name: broken cannot be used: {folder}/kernels/broken/variant.yaml"):
+    with pytest.raises(UsageProblem, match=rf"^function: broken cannot be used: {folder}/kernels/broken/variant.yaml"):
         pytest_fa.check("broken", CASE)
     with pytest.raises(ManifestError, match=r"broken/variant\.yaml"):
         pytest_fa.load("broken")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,8 +17,11 @@ import torch
 
 import pytest_fa
 from pytest_fa.api.kept_workers import _KEPT
+from pytest_fa.api.rerun_text import rerun_text
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.errors import UnsupportedCase, UsageProblem
 from pytest_fa.records.record import Record, to_json
-from pytest_fa.session.refusals import CannotRun
+from pytest_fa.session.refusals import CannotRun, Refused
 from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_SOURCE, WriteVariant
 
 CASE = "b1h2s64d64-fp16"
@@ -26,6 +31,19 @@ WRONG_SOURCE = PYTHON_SOURCE.replace("* scale", "* scale * 1.5")
 def right(q: Any, k: Any, v: Any, *, scale: float) -> Any:
     """Attention in float32."""
     return (torch.softmax(q.float() @ k.float().mT * scale, -1) @ v.float()).to(q.dtype)
+
+
+class Namespace:
+    """A class with a function, whose objects can be called."""
+
+    @staticmethod
+    def wrong(q: Any, k: Any, v: Any) -> Any:
+        """Return attention with another scale."""
+        return right(q, k, v, scale=0.2)
+
+    def __call__(self, q: Any, k: Any, v: Any) -> Any:
+        """Return the same."""
+        return self.wrong(q, k, v)
 
 
 # -- variants ---------------------------------------------------------------------------------------------------------
@@ -155,7 +173,42 @@ def test_a_right_function() -> None:
     """A correct function is judged in this process; its record names it and the call that repeats it."""
     record = pytest_fa.check(right, CASE)
     assert (record.ok, record.variant) == (True, "right")
-    assert record.rerun_command == f"pytest_fa.check(right, '{CASE}-seed0')"
+    line = f"import pytest_fa; from {__name__} import right; pytest_fa.check(right, '{CASE}-seed0')"
+    assert line == record.rerun_command
+
+
+def test_the_rerun_line_can_be_pasted() -> None:
+    """The rerun line of a function runs as it is, and has the repeats and the policy that were given."""
+    record = pytest_fa.check(Namespace.wrong, CASE, repeats=3, tolerance="absolute")
+    arguments = f"Namespace.wrong, '{CASE}-seed0', repeats=3, tolerance='absolute'"
+    *imports, call = record.rerun_command.split("; ")
+    assert ["import pytest_fa", f"from {__name__} import Namespace"] == imports
+    assert f"pytest_fa.check({arguments})" == call
+    names: dict[str, Any] = {}
+    exec("\n".join((*imports, f"again = {call}")), names)  # noqa: S102  # the line above
+    assert names["again"].rerun_command == record.rerun_command
+    assert f"  rerun: {record.rerun_command}" in str(record).splitlines()
+
+
+def test_a_function_of_a_notebook_is_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of `__main__` needs no import: its notebook or script has the name."""
+    monkeypatch.setattr(sys.modules["__main__"], "right", right, raising=False)
+    monkeypatch.setattr(right, "__module__", "__main__")
+    case = parse_case(f"{CASE}-seed0")
+    assert f"pytest_fa.time(right, '{CASE}-seed0')" == rerun_text("time", right, case, {"repeats": None})
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda *inputs: inputs[0], functools.partial(right, scale=1.0), Namespace()],
+    ids=["lambda", "partial", "object"],
+)
+def test_a_function_without_a_name_has_no_rerun_line(function: Any) -> None:
+    """What cannot be named in Python gets a sentence, not a line that is a syntax error."""
+    case, sentence = parse_case(f"{CASE}-seed0"), "call pytest_fa.check again with this function and case"
+    assert f"{sentence} '{CASE}-seed0'" == rerun_text("check", function, case, {"repeats": None, "tolerance": None})
+    keywords = {"repeats": 7, "tolerance": "fp8"}
+    assert f"{sentence} '{CASE}-seed0' and repeats=7, tolerance='fp8'" == rerun_text("check", function, case, keywords)
 
 
 @pytest.mark.alone
@@ -196,7 +249,7 @@ def test_a_function_gets_the_mask() -> None:
 @pytest.mark.parametrize(
     ("function", "outcome", "message"),
     [
-        (lambda q, k, v: right(q, k, v, scale=0.2), "wrong", "error is"),
+        (lambda q, k, v: right(q, k, v, scale=0.2), "wrong", "max error 9."),
         (lambda q, k, v: None, "wrong", "the output is None"),  # noqa: ARG005  # returns nothing on purpose
         (lambda q, k, v: q.float(), "wrong", "the output is torch.float32"),  # noqa: ARG005
         (lambda q, k, v: q.missing, "failed", "AttributeError: 'Tensor' object has no attribute 'missing'"),  # noqa: ARG005
@@ -209,6 +262,98 @@ def test_a_wrong_function(function: Any, outcome: str, message: str) -> None:
     """A wrong function gives a record with the outcome and the reason, and raises nothing."""
     record = pytest_fa.check(function, CASE)
     assert (record.ok, record.outcome, message in record.message) == (False, outcome, True), record.message
+
+
+def test_a_tuple_is_answered_in_python() -> None:
+    """For a function that returns a tuple, the message says what to write in Python, and nothing of a manifest."""
+    record = pytest_fa.check(lambda q, k, v, *, scale: (right(q, k, v, scale=scale), None), CASE)
+    advice = "return item 0 alone, or wrap it: `lambda q, k, v, *, scale: f(...)[0]`"
+    first_line = record.message.splitlines()[0]
+    assert f"the output is a tuple ({advice}), it must be torch.float16 [1, 2, 64, 64]" == first_line
+    assert ("wrong", ("entry",)) == (record.outcome, record.caught_by)
+    assert "manifest" not in str(record)
+
+
+def test_other_parameters_are_answered_in_python() -> None:
+    """For a function with other parameters, the message has the call that it got, and nothing of a manifest."""
+
+    def other(q: Any, k: Any, v: Any, softmax_scale: float, *, causal: str) -> Any:  # noqa: ARG001  # never called
+        return q
+
+    record = pytest_fa.check(other, f"{CASE}-causal")
+    call = "it is called as f(q, k, v, causal=causal); wrap it: `lambda q, k, v, *, scale, causal: f(...)`"
+    assert record.message.startswith("TypeError: ")
+    assert record.message.splitlines()[0].endswith(f"missing 1 required positional argument: 'softmax_scale'; {call}")
+    assert "manifest" not in str(record)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_refusal_of_a_function() -> None:
+    """A function that raises `UnsupportedCase` is refused: no manifest says that it supports the case."""
+
+    def refuses(q: Any, k: Any, v: Any) -> Any:  # noqa: ARG001  # never used
+        raise UnsupportedCase("head_dim must be 128")
+
+    with pytest.raises(Refused) as caught:
+        pytest_fa.check(refuses, CASE)
+    assert f"refuses does not support {CASE}-seed0: head_dim must be 128" == str(caught.value)
+
+
+class Attention(torch.nn.Module):
+    """A module without `causal`, whose parameter needs a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones((), device="cuda" if torch.cuda.is_available() else "cpu"))
+
+    def forward(self, q: Any, k: Any, v: Any, *, scale: float) -> Any:
+        """Attention in float32."""
+        return right(q, k, v, scale=scale * self.factor)  # type: ignore[arg-type]  # a number on the device
+
+
+def test_a_module_is_a_function() -> None:
+    """An instance of a torch module gets the keywords that its `forward` takes; its class is an error."""
+    record = pytest_fa.check(Attention(), CASE)
+    assert (record.ok, record.variant) == (True, "Attention"), record.message
+    with pytest.raises(UsageProblem, match="is causal, but Attention takes no keyword `causal`"):
+        pytest_fa.check(Attention(), f"{CASE}-causal")
+    with pytest.raises(UsageProblem, match=r"Attention is a class; give an instance, such as Attention\(\)"):
+        pytest_fa.check(Attention, CASE)
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, 0), (None, 0), (3, 3), ("no GPU", 1)])
+def test_an_exit_is_a_crash(code: Any, status: int) -> None:
+    """A function that calls `sys.exit` gives a record with the outcome `crashed`; the calling script goes on."""
+
+    def leaves(q: Any, k: Any, v: Any) -> Any:  # noqa: ARG001  # never used
+        sys.exit(code)
+
+    record = pytest_fa.check(leaves, CASE)
+    assert (record.ok, record.outcome) == (False, "crashed")
+    assert f"crashed: exit status {status} in stage launch; the function called sys.exit" == record.message
+
+
+def test_a_late_exit_is_a_crash() -> None:
+    """A function that calls `sys.exit` in a repeat has passed the stage `launch`."""
+    calls = []
+
+    def leaves_later(q: Any, k: Any, v: Any, *, scale: float) -> Any:
+        calls.append(1)
+        return sys.exit(0) if len(calls) > 1 else right(q, k, v, scale=scale)
+
+    record = pytest_fa.check(leaves_later, CASE, repeats=3)
+    assert record.message == "crashed: exit status 0 in stage sanity; the function called sys.exit"
+    assert {"launch": "ok", "sanity": "failed"}.items() <= {stage.name: stage.state for stage in record.stages}.items()
+
+
+def test_an_interrupt_of_a_function_goes_through() -> None:
+    """Ctrl-C in a function is not made a record."""
+
+    def interrupted(q: Any, k: Any, v: Any) -> Any:  # noqa: ARG001  # never used
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pytest_fa.check(interrupted, CASE)
 
 
 def test_a_write_out_of_bounds_is_found() -> None:
