@@ -24,6 +24,7 @@ from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstra
 from pytest_fa.gates.pilot import NEAR, NoVerdict, Pilot, run_pilot
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.records.built import Build
+from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.files import try_to_read
 from pytest_fa.records.gated import Gate, GatePair, PairSamples
 from pytest_fa.records.noise import read_noise
@@ -31,6 +32,7 @@ from pytest_fa.records.record import Outcome, Record, Stage
 from pytest_fa.session.builds import device_of
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import Refused
+from pytest_fa.session.rerun import rerun_command
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.jobs import Arm, ArmPair, CaseResult, GateJob, GateResult
 
@@ -56,7 +58,7 @@ class GateQuestion(NamedTuple):
 
 
 def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQuestion:
-    """The question of a gate at `ratio`: the first seed of every shape, against the SDPA backends.
+    """The question of a gate at `ratio`: the first seed of every shape, against the SDPA backends of the same device.
 
     `--fa-gate-baseline` replaces the SDPA backends.  Raises `Refused` if the variant supports none of the cases, or if
     it is a probe, for which there is no baseline.
@@ -76,7 +78,10 @@ def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQues
     if cached := run_plan.cached_build:
         older = msgspec.structs.replace(variant, name=f"{cached.variant}@key:{cached.key}")
         return GateQuestion(ratio, cases, (), Arm(older, str(run_plan.options.cache / cached.library)), left_out)
-    baselines = (run_plan.gate_baseline,) if run_plan.gate_baseline else run_plan.sdpa_baselines
+    has_gpu = find_gpu() is not None
+    device = variant.device_for(gpu=has_gpu)
+    sdpa = tuple(each for each in run_plan.sdpa_baselines if device in (None, each.device_for(gpu=has_gpu)))
+    baselines = (run_plan.gate_baseline,) if run_plan.gate_baseline else sdpa
     return GateQuestion(ratio, cases, baselines, None, left_out)
 
 
@@ -90,7 +95,7 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
     try:
         pilot = run_pilot(runner, variant, question.cases, question.baselines)
         if isinstance(pilot, Record):
-            return pilot
+            return msgspec.structs.replace(pilot, rerun_command=_rerun_command(runner, variant, question))
         arm_pairs = _arm_pairs(runner, variant, question, pilot)
     except NoVerdict as reason:
         return _ended(runner, variant, question, "inconclusive", str(reason))
@@ -137,7 +142,8 @@ def _arm_pairs(runner: CaseRunner, variant: Variant, question: GateQuestion, pil
             continue
         times = {name: us for name, us in pilot.times[case.shape_id].items() if name in baselines}
         if not times:
-            raise NoVerdict(f"no baseline supports {case.shape_id}, so {variant.name} cannot be gated on it")
+            reason = f"no baseline supports {case.shape_id}, so {variant.name} cannot be gated on it"
+            raise NoVerdict(f"{reason}; name one that does: --fa-gate-baseline=NAME")
         near = [name for name, us in times.items() if us <= NEAR * min(times.values())]
         arm_pairs += [ArmPair(case, candidate, runner.builds.arm(baselines[name])) for name in near]
     return tuple(arm_pairs)
@@ -240,16 +246,21 @@ def _announcement(
 
 
 def _ended(runner: CaseRunner, variant: Variant, question: GateQuestion, outcome: Outcome, message: str) -> Record:
-    """The record of a gate with this outcome.  Its rerun command names every case, the ratio and the baseline."""
+    """The record of a gate with this outcome."""
     builds = tuple(each for each in runner.builds.of(variant) if isinstance(each, Build)) if variant.is_built else ()
     stage = Stage("speed", "ok" if outcome == "ok" else "failed")
     result = CaseResult(outcome, message, (stage,), () if outcome == "ok" else ("gate",))
     record = runner.records.make("gate", variant, None, result, builds)
+    return msgspec.structs.replace(record, rerun_command=_rerun_command(runner, variant, question))
+
+
+def _rerun_command(runner: CaseRunner, variant: Variant, question: GateQuestion) -> str:
+    """The command that runs the gate again.  It names every case, the ratio and the baseline."""
+    command = rerun_command(runner.options, "gate", variant.name, None)
     words = [f"--fa-case={','.join(case.id for case in question.cases)}", f"--fa-gate={question.ratio:g}"]
     if runner.options.gate_baseline:
         words.append(f"--fa-gate-baseline={runner.options.gate_baseline}")
-    words = [word for word in words if word not in shlex.split(record.rerun_command)]
-    return msgspec.structs.replace(record, rerun_command=f"{record.rerun_command} {shlex.join(words)}")
+    return f"{command} {shlex.join(word for word in words if word not in shlex.split(command))}"
 
 
 def _exp(value: float) -> float | None:

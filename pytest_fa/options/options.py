@@ -28,6 +28,8 @@ RERUN = (
     "fa_cache",
     "fa_allow_flag",
 )
+# Options that select the cases.  The command that a run proposes repeats them; a rerun command names its case instead.
+SELECTION = ("fa_suite", "fa_case", "fa_seeds", "fa_dtype")
 # Tests of the suite that exist only with an option, and the field that says so.
 ON_REQUEST = {"test_gate": "gate", "test_profile": "ncu", "test_sanitize": "sanitizers"}
 
@@ -36,7 +38,8 @@ ON_REQUEST = {"test_gate": "gate", "test_profile": "ncu", "test_sanitize": "sani
 class Options:
     """The options of a run.  An empty tuple or None means the default.
 
-    `timing` is False under --benchmark-disable.  `rerun` holds the first words of the command that runs one test again.
+    `timing` is False under --benchmark-disable.  `rerun` holds the first words of the command that runs one test again,
+    and `selection` the options that select the cases, as they were typed.
     `is_given` is True if an option of pytest-fa or the id of a shipped test was used.  `notices` has a line for each
     earlier name used.  `named_variants` and `named_cases` are those of the test ids on the command line.
     """
@@ -77,6 +80,7 @@ class Options:
     notices: tuple[str, ...] = ()
     named_variants: tuple[str, ...] = ()
     named_cases: tuple[str, ...] = ()
+    selection: tuple[str, ...] = ()
 
     def offers(self, test: str) -> bool:
         """Whether a test function of the shipped suite exists in this run."""
@@ -144,6 +148,7 @@ def _read(
         notices=_notices(config),
         named_variants=named_variants,
         named_cases=named_cases,
+        selection=_typed(config, SELECTION),
     )
 
 
@@ -201,10 +206,13 @@ def _is_given(config: pytest.Config, option: OptionRow) -> bool:
 
 def _repeated_options(config: pytest.Config) -> tuple[str, ...]:
     """The options that decide how a variant is selected, built and checked."""
-    used = [option for option in OPTIONS if option.dest in RERUN and config.getoption(option.dest) is not None]
-    no_build = ("--fa-no-build",) if _is_on(config, "fa_no_build") else ()
-    words = (f"{option.flag}={value}" for option in used for value in _as_list(config.getoption(option.dest)))
-    return (*words, *no_build)
+    return (*_typed(config, RERUN), *(("--fa-no-build",) if _is_on(config, "fa_no_build") else ()))
+
+
+def _typed(config: pytest.Config, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The options of these names that were typed, with their values."""
+    used = [option for option in OPTIONS if option.dest in names and config.getoption(option.dest) is not None]
+    return tuple(f"{option.flag}={value}" for option in used for value in _as_list(config.getoption(option.dest)))
 
 
 def _as_list(value: str | list[str]) -> list[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pytest_fa.records.log import RecordLog
     from pytest_fa.records.record import Record
     from pytest_fa.records.saved import SavedRecords
+    from pytest_fa.report.answer import RunFacts
     from pytest_fa.report.layout import TextLine
 
 
@@ -36,6 +37,8 @@ class Results:
         self._any_case_ran = False
         self._other_failure = False  # a failure other than a gate without a verdict
         self._any_failed = self._any_already_reported = False
+        self._failed_tests = 0  # those that failed without the record of a failure
+        self._failed_files = 0  # those that pytest could not collect
         self._lost = ""  # why a record is not in the run's file or not saved
         self._saved: list[Path] = []
 
@@ -66,6 +69,7 @@ class Results:
         self._other_failure |= bool(report.failed) and outcome != "inconclusive"
         self._any_failed |= bool(report.failed)
         self._any_already_reported |= getattr(report, "fa_already_reported", False)
+        self._failed_tests += bool(report.failed) and outcome in (None, "ok", "not_measured")
         if hasattr(report, "fa_record"):
             self._take_record(report)
         elif hasattr(report, "fa_not_run") and not report.fa_companion:
@@ -93,6 +97,7 @@ class Results:
     def note_collect(self, report: pytest.CollectReport) -> None:
         """Count a file that cannot be collected as a failure."""
         self._other_failure |= report.failed
+        self._failed_files += report.failed
 
     def finish(self) -> None:
         """Save the records with `--fa-save`, and append the run to GitHub's step summary."""
@@ -168,9 +173,25 @@ class Results:
         if self._records:
             from pytest_fa.report.answer import answer_lines  # noqa: PLC0415
 
-            ((why_not_run, _),) = self._not_run["case"].most_common(1) or (("", 0),)
-            lines = answer_lines(self._records, why_not_run, self._options.rerun)
+            lines = answer_lines(self._records, self._facts(terminal.config))
             _write_lines(terminal, lines[: 1 if terminal.config.get_verbosity() <= QUIETEST else None])
+
+    def _facts(self, config: pytest.Config) -> RunFacts:
+        """What the answer needs beside the records."""
+        from pytest_fa.report.answer import RunFacts  # noqa: PLC0415
+
+        ((why_not_run, _),) = self._not_run["case"].most_common(1) or (("", 0),)
+        are_saved = any(config.getoption(name, None) for name in ("benchmark_save", "benchmark_autosave"))
+        return RunFacts(
+            rerun=self._options.rerun,
+            selection=self._options.selection,
+            why_not_run=why_not_run,
+            failed_tests=self._failed_tests,
+            failed_files=self._failed_files,
+            has_failed=self.nothing_ran or self.is_lost,
+            is_static=self._options.static,
+            saves_times=config.pluginmanager.hasplugin("benchmark") and not are_saved,
+        )
 
     def _write_files(self, terminal: pytest.TerminalReporter) -> None:
         """Write where the records are, which saved records are stale, and what cannot be read."""

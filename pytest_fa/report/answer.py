@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from pytest_fa.catalog.variant import COMPANION_ROLES
 from pytest_fa.records.record import Record
@@ -24,16 +25,43 @@ from pytest_fa.report.timing_notes import is_unconfirmed
 
 NO_FAILURE = ("ok", "not_measured", "inconclusive")
 JUDGED_KINDS = ("correct", "speed", "property")
+TOOL_KINDS = ("gate", "profile", "sanitize")  # a run of these need not time anything
+STATES = ("right", "wrong", "failed", "not built", "only built", "not judged")
 
 Times = dict[str, dict[str, Speed]]  # by variant, then by shape id
 
 
-def answer_lines(records: list[Record], why_not_run: str, rerun: Sequence[str]) -> list[TextLine]:
-    """The answer and the next command.  No lines for a run of the self-test, or without records.
+class RunFacts(NamedTuple):
+    """What the answer needs beside the records of a run.
 
-    `why_not_run` is the most frequent reason why a test with a case did not run; empty if all of them ran.  `rerun` has
-    the first words of a command that runs variants of this run.
+    `rerun` has the first words of a command that runs variants of this run, and `selection` the options that select
+    its cases, as they were typed.  `why_not_run` is the most frequent reason why a test with a case did not run; empty
+    if all of them ran.  `failed_tests` is the number of tests that failed without the record of a failure, and
+    `failed_files` that of the files that pytest could not collect.  `has_failed` says that nothing ran or that records
+    were lost.  `saves_times` says whether --benchmark-save would be something new: pytest-benchmark is switched on,
+    and this run has not saved its times.
     """
+
+    rerun: tuple[str, ...] = ("pytest",)
+    selection: tuple[str, ...] = ()
+    why_not_run: str = ""
+    failed_tests: int = 0
+    failed_files: int = 0
+    has_failed: bool = False
+    is_static: bool = False
+    saves_times: bool = True
+
+    @property
+    def failures(self) -> list[str]:
+        """The failures that no record has, as parts of the answer."""
+        tests, files = self.failed_tests, self.failed_files
+        parts = [f"{tests} test{'s' * (tests != 1)} failed without a result"] if tests else []
+        files_text = f"{files} file{'s' * (files != 1)} could not be collected"
+        return [*parts, files_text] if files else parts
+
+
+def answer_lines(records: list[Record], run: RunFacts) -> list[TextLine]:
+    """The answer and the next command.  No lines for a run of the self-test, or without records."""
     subjects = [record for record in records if record.role not in COMPANION_ROLES] or records
     if not subjects or any(record.kind == "selftest" for record in records):
         return []
@@ -42,47 +70,72 @@ def answer_lines(records: list[Record], why_not_run: str, rerun: Sequence[str]) 
         by_variant.setdefault(record.variant, []).append(record)
     times = _times(by_variant)
     if len(by_variant) == 1:
-        text = _about_one(subjects, records, times, why_not_run)
+        text = _about_one(subjects, records, times, run.why_not_run)
     else:
-        text = _about_many(by_variant, records, times, why_not_run)
-    is_failed = any(_is_failure(record) or record.outcome == "gate_failed" for record in records)
-    style: Style = "red" if is_failed else "green"
-    failed = next((record for record in (*subjects, *records) if _is_failure(record)), None)
-    cause = f"{failed.id}: {failure_text(failed).splitlines()[0]}" if failed and failed.message else ""
-    command = _next_command(subjects, records, times, tuple(rerun))
-    return [TextLine(text, style), *(TextLine(line) for line in (cause, command) if line)]
+        text = _about_many(by_variant, records, times, run.why_not_run)
+    command = _next_command(subjects, records, times, run)
+    answer = TextLine("; ".join([text, *run.failures]), _style(records, run))
+    return [answer, *(TextLine(line) for line in (_cause([*subjects, *records]), command) if line)]
+
+
+def _style(records: list[Record], run: RunFacts) -> Style:
+    """Red for a run that failed, yellow for gates without a verdict, else green."""
+    if run.failures or run.has_failed or any(_is_failure(each) or each.outcome == "gate_failed" for each in records):
+        return "red"
+    return "yellow" if any(record.outcome == "inconclusive" for record in records) else "green"
+
+
+def _cause(records: list[Record]) -> str:
+    """The first line of the first failure; without a failure, of the first gate that could not be decided."""
+    without_verdict = [record for record in records if _has_no_verdict(record)]
+    first = next((record for record in (*filter(_is_failure, records), *without_verdict)), None)
+    return f"{first.id}: {failure_text(first).splitlines()[0]}" if first and first.message else ""
 
 
 def _about_one(group: list[Record], records: list[Record], times: Times, why_not_run: str) -> str:
     name = group[0].variant
-    failed = [record for record in group if _is_failure(record)]
     judged = [record for record in group if _is_judged(record)]
+    is_failed = any(_is_failure(record) for record in group)
     built = [
         build.arch for record in group if record.kind == "build" and record.outcome == "ok" for build in record.builds
     ]
-    parts = []
-    if failed:
-        count = f" in {len(failed)} of {len(judged)}" if failed[0] in judged else ""
-        parts.append(f"{failed[0].outcome.replace('_', ' ')}{count}")
-    elif judged:
+    parts = _failure_parts(group)
+    if judged and not any(_is_failure(record) for record in judged):
         parts.append(f"right in {len(judged)} of {len(judged)}")
-    elif built:
+    elif built and not is_failed:
         parts.append(f"built for {', '.join(built)}")
     parts += _tool_parts(group)
     if times.get(name):
         parts.append(_versus_baseline(name, records, times))
-    elif not failed and not any(record.kind in ("gate", "profile", "sanitize") for record in group):
+    elif not is_failed and not any(record.kind in TOOL_KINDS for record in group):
         parts.append(_not_timed(name, judged, why_not_run))
     return f"{name}: {'; '.join([*parts, *_failed_companions(records)])}"
 
 
+def _failure_parts(group: list[Record]) -> list[str]:
+    """The kind of the first failed judgement with the number of all, then the failures of builds, gates and tools."""
+    judged = [record for record in group if _is_judged(record)]
+    failed = [record for record in judged if _is_failure(record)]
+    parts = []
+    if failed:
+        count = f" in {len(failed)} of {len(judged)}" if failed[0].outcome != "not_built" else ""
+        parts.append(f"{_words(failed[0])}{count}")
+    others = [record for record in group if _is_failure(record) and not _is_judged(record)]
+    parts += [f"{'gate: ' * (record.kind == 'gate')}{_words(record)}" for record in others]
+    return list(dict.fromkeys(parts))
+
+
+def _words(record: Record) -> str:
+    return record.outcome.replace("_", " ")
+
+
 def _about_many(by_variant: dict[str, list[Record]], records: list[Record], times: Times, why_not_run: str) -> str:
-    """How many variants are right, wrong or only built, and the fastest right one."""
+    """How many variants are in which state, and the fastest right one."""
     states = Counter(_state(group) for group in by_variant.values())
-    counts = [f"{states[state]} {state}" for state in ("right", "wrong", "only built", "not judged") if states[state]]
+    counts = [f"{states[state]} {state}" for state in STATES if states[state]]
     parts = [f"{len(by_variant)} variants: {', '.join(counts)}"]
-    if any(group[0].gate for group in by_variant.values()):
-        verdicts = Counter(record.gate.verdict for group in by_variant.values() for record in group if record.gate)
+    gates = [record for group in by_variant.values() for record in group if record.kind == "gate"]
+    if verdicts := Counter(record.gate.verdict if record.gate else "no verdict" for record in gates):
         parts.append("gates: " + ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
     fastest = _fastest(times)
     if fastest:
@@ -94,8 +147,10 @@ def _about_many(by_variant: dict[str, list[Record]], records: list[Record], time
 
 
 def _state(group: list[Record]) -> str:
-    if any(_is_failure(record) for record in group):
-        return "wrong"
+    """One of `STATES`.  A variant is wrong only if an output or a property was judged to be wrong."""
+    failures = {record.outcome for record in group if _is_failure(record)}
+    if failures:
+        return "wrong" if "wrong" in failures else "not built" if "not_built" in failures else "failed"
     if any(_is_judged(record) for record in group):
         return "right"
     return "only built" if all(record.kind == "build" for record in group) else "not judged"
@@ -105,16 +160,26 @@ def _is_failure(record: Record) -> bool:
     return record.outcome not in NO_FAILURE and not record.gate
 
 
+def _has_no_verdict(record: Record) -> bool:
+    """Whether a gate ended before it could have a verdict."""
+    return record.outcome == "inconclusive" and record.gate is None
+
+
 def _is_judged(record: Record) -> bool:
     has_verdict = record.check is not None or record.kind == "property" or _is_failure(record)
     return record.kind in JUDGED_KINDS and has_verdict
 
 
 def _tool_parts(group: list[Record]) -> list[str]:
-    """What the gates and the sanitizers say."""
+    """What the gates, the profiler and the sanitizers say."""
     parts = [f"gate {record.gate.verdict} (< {record.gate.ratio:g} x baseline)" for record in group if record.gate]
+    parts += ["no verdict"] * any(_has_no_verdict(record) for record in group)
+    profiles = {record.outcome for record in group if record.kind == "profile"} & {"ok", "not_measured"}
+    parts += ["profiled" if "ok" in profiles else "not profiled"] if profiles else []
     clean = [record.sanitized.tool for record in group if record.sanitized and record.outcome == "ok"]
-    return [*parts, *([f"clean under {', '.join(dict.fromkeys(clean))}"] if clean else [])]
+    parts += [f"clean under {', '.join(dict.fromkeys(clean))}"] if clean else []
+    is_unchecked = any(record.kind == "sanitize" and record.outcome == "not_measured" for record in group)
+    return [*parts, *(["not checked by compute-sanitizer"] if is_unchecked and not clean else [])]
 
 
 def _failed_companions(records: list[Record]) -> list[str]:
@@ -197,31 +262,40 @@ def _of_shape(records: list[Record], shape: str) -> list[Record]:
 # -- what to type next ------------------------------------------------------------------------------------------------
 
 
-def _next_command(subjects: list[Record], records: list[Record], times: Times, rerun: tuple[str, ...]) -> str:
+def _next_command(subjects: list[Record], records: list[Record], times: Times, run: RunFacts) -> str:
+    """The last line: a command behind a few words; empty if the command of this run would only be repeated."""
     failed = [record for record in (*subjects, *records) if _is_failure(record)]
     undecided = [record for record in subjects if record.outcome == "inconclusive"]
     if failed or undecided:
         return f"rerun: {(failed or undecided)[0].rerun_command}"
     bottlenecks = [record.nsight.longest.bottleneck for record in subjects if record.nsight and record.nsight.longest]
     if bottlenecks and bottlenecks[0]:
-        return f"why: {bottlenecks[0].sentence}"
+        return f"bottleneck: {bottlenecks[0].sentence}"
+    if run.failures:
+        return ""
     name = _fastest(times)
-    if name is None:
-        return _next_without_times(subjects, rerun)
+    return _next_with_times(name, subjects, records, times, run) if name else _next_without_times(subjects, run)
+
+
+def _next_with_times(name: str, subjects: list[Record], records: list[Record], times: Times, run: RunFacts) -> str:
+    """The command after a run in which `name` was the fastest right variant."""
     if any(speed.is_on_cpu for speed in times[name].values()):
-        return f"next: {_command(rerun, name, '--benchmark-save=before')}, and --benchmark-compare after a change"
+        save = f"to compare with a later run: {_command(run, name, '--benchmark-save=before')}"
+        return save if run.saves_times else ""
     gates = [record.gate.verdict for record in subjects if record.gate]
     if not gates and _is_faster(name, records, times):
-        return f"next: {_command(rerun, name, '--fa-gate=1.0')}"
-    return "" if gates == ["PASS"] else f"why: {_command(rerun, name, '--ncu')}"
+        return f"next: {_command(run, name, '--fa-gate=1.0')}"
+    is_profiled = any(record.kind == "profile" for record in subjects)
+    return "" if gates == ["PASS"] or is_profiled else f"why: {_command(run, name, '--ncu')}"
 
 
-def _next_without_times(subjects: list[Record], rerun: tuple[str, ...]) -> str:
+def _next_without_times(subjects: list[Record], run: RunFacts) -> str:
     """The command after a run that timed nothing."""
     name, kinds = subjects[0].variant, {record.kind for record in subjects}
-    if kinds == {"build"} and subjects[0].builds:
-        return f"next: {_command(rerun, name, '--fa-static')}, which reads the machine code"
-    return f"next: {_command(rerun, name, '-k', 'test_speed')}" if kinds & {"correct", "property"} else ""
+    if kinds == {"build"} and subjects[0].builds and not run.is_static:
+        return f"to read the machine code: {_command(run, name, '--fa-static')}"
+    was_only_checked = kinds & {"correct", "property"} and "speed" not in kinds
+    return f"next: {_command(run, name, '-k', 'test_speed')}" if was_only_checked else ""
 
 
 def _is_faster(name: str, records: list[Record], times: Times) -> bool:
@@ -233,6 +307,6 @@ def _is_faster(name: str, records: list[Record], times: Times) -> bool:
     )
 
 
-def _command(rerun: tuple[str, ...], name: str, *words: str) -> str:
-    own = [word for word in rerun if not word.startswith("--fa-gate")]
-    return shlex.join([*own, f"--fa-variant={name}", *words])
+def _command(run: RunFacts, name: str, *words: str) -> str:
+    first_words = [word for word in run.rerun if not word.startswith("--fa-gate") and word != "--benchmark-disable"]
+    return shlex.join([*first_words, f"--fa-variant={name}", *run.selection, *words])

@@ -18,7 +18,7 @@ from pytest_fa.records.noise import read_noise
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.records.tool_results import CountedKernel
-from pytest_fa.report.answer import answer_lines
+from pytest_fa.report.answer import RunFacts, answer_lines
 from pytest_fa.report.ladder import expectation_rows, ladder_rows, phase_rows
 from pytest_fa.report.layout import table_lines
 from pytest_fa.report.margins import worst_margins
@@ -227,7 +227,7 @@ def _screen(spec: ScreenSpec, root: Path) -> str:
     records = [record for record in saved if record.case and record.case.shape_id in shapes and not record.nsight]
     path = root / spec.profiles
     lines = table_lines(make_groups(records, read_ceilings(path.parent, path.name)), int(spec.width))
-    texts = [line.text for line in (*lines, *answer_lines(records, "", ("pytest",)))]
+    texts = [line.text for line in (*lines, *answer_lines(records, RunFacts()))]
     return "\n".join(["```console", *texts, "```"])
 
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from pytest_fa.report.table import NOT_ATTENTION, NOTHING, Row, RowGroup
 
-Style = Literal["", "red", "green", "bold"]
+Style = Literal["", "red", "yellow", "green", "bold"]
 GAP = "  "
 SHORTEST_NAME = 12  # the least width of the column with the names
 LEAST_ROWS = 6  # of each shape are shown

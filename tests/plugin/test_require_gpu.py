@@ -40,3 +40,8 @@ def test_refused_cases_stay_skipped(run: Run) -> None:
     """A case that a variant does not support is still skipped, because that does not depend on the GPU."""
     outcomes = [run.outcomes[f"test_correct[{name}-{REFUSED_CASE}]"] for name in ("zero", "good")]
     assert outcomes == ["skipped", "skipped"]
+
+
+def test_the_answer_says_that_tests_failed(run: Run) -> None:
+    """A failure without a record is part of the answer, which proposes nothing."""
+    assert run.outlines[-1].startswith("good: right in 1 of 1; not timed; 1 test failed without a result")

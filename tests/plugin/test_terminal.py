@@ -89,7 +89,8 @@ def test_the_last_lines_are_the_answer(plain: Run) -> None:
     """The last lines, below pytest's own, are the answer and the next command."""
     answer, command = plain.outlines[-2:]
     assert re.match(r"good: right in \d+ of \d+; [\d.]+ us at ", answer)
-    assert command.startswith("next: pytest --pyargs pytest_fa.suite --fa-variant=good --benchmark-save=before")
+    expected = f"pytest --pyargs pytest_fa.suite --fa-variant=good {ONE_CASE} --benchmark-save=before"
+    assert f"to compare with a later run: {expected}" == command
     assert " passed" in plain.outlines[-3]
 
 
@@ -97,7 +98,7 @@ def test_a_wrong_kernel_has_its_rerun_command_last(project: Project) -> None:
     """The last line of a run with a wrong kernel runs its first failure again, and does so."""
     project.python_variant("bad", source=WRONG_SOURCE)
     run = project.suite(ONE_CASE, "-k", "bad and correct")
-    assert run.outlines[-2:-1] == ["bad: wrong in 1 of 1"]
+    assert run.outlines[-3] == "bad: wrong in 1 of 1"
     words = run.outlines[-1].removeprefix("rerun: pytest ").split()
     again = project.run(*words)
     assert (again.ret, list(again.outcomes.values())) == (pytest.ExitCode.TESTS_FAILED, ["failed"])

@@ -139,7 +139,7 @@ def test_an_option_is_read_from_the_command_line(pytester: pytest.Pytester, flag
     beside = NEEDS.get(flag, [])
     before, found = read(pytester, *beside), read(pytester, *beside, command_line(flag, value))
     changed = dataclasses.replace(before, **{field: below(pytester.path, expected)}, is_given=True)
-    assert changed == dataclasses.replace(found, rerun=before.rerun)
+    assert changed == dataclasses.replace(found, rerun=before.rerun, selection=before.selection)
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -263,6 +263,13 @@ def test_the_repeat_command_keeps_what_decides(
 ) -> None:
     """A rerun command repeats the options that select the sources, build and check; the record adds the test's name."""
     assert expected == read(pytester, *arguments).rerun
+
+
+def test_the_selection_is_kept_as_it_was_typed(pytester: pytest.Pytester) -> None:
+    """The options that select cases are kept for proposed commands; those of the ini file apply there as they are."""
+    pytester.makeini(ini_of(fa_suite="edge"))
+    typed = ("--fa-case=*d64*", "--fa-seeds=3,", "--fa-dtype=bf16")
+    assert typed == read(pytester, "--fa-dtype=bf16", "--fa-variant=one", "--fa-seeds=3,", "--fa-case=*d64*").selection
 
 
 NO_ARCH = "is not an architecture; write sm_ and a number, then perhaps a or f, such as sm_80, sm_90a or sm_120f"

@@ -11,7 +11,7 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.gates.run import GateQuestion, decide_gate
+from pytest_fa.gates.run import GateQuestion, decide_gate, gate_question
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.timing import Agreement
@@ -167,3 +167,47 @@ def test_a_process_that_fails_ends_the_gate(variants: tuple[Variant, Variant], t
     """The outcome of a process that fails becomes the outcome of the gate, and no further process starts."""
     gated, count = gate(variants, tmp_path, GateResult("inconclusive", "cannot be captured: it waits", ()))
     assert (gated.outcome, count, gated.message) == ("inconclusive", 1, "cannot be captured: it waits")
+
+
+def test_a_failed_pilot_is_run_again_as_a_gate(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
+    """The rerun command of a gate whose candidate is wrong in the pilot runs `test_gate`, not `test_speed`."""
+    candidate, baseline = variants
+    wrong = record("candidate", kind="speed", outcome="wrong", rerun_command="pytest -k test_speed")
+    runner = SimulatedRunner(tmp_path, {"candidate": wrong}, blocks(0.0))
+    gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
+    expected = f"pytest --fa-variant=candidate -k test_gate --fa-case={CASE.id} --fa-gate=0.95"
+    assert (gated.kind, gated.outcome, gated.rerun_command) == ("gate", "wrong", expected)
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpu", "expected"),
+    [
+        (("cpu",), None, ["sdpa_flash", "sdpa_flash_cpu", "sdpa_math"]),
+        (("cpu",), object(), ["sdpa_flash_cpu"]),
+        (("cuda",), None, ["sdpa_flash", "sdpa_flash_cpu", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"]),
+        (("cuda", "cpu"), object(), ["sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"]),
+    ],
+)
+def test_the_baselines_run_on_the_candidates_device(
+    variants: tuple[Variant, Variant],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: tuple[str, ...],
+    gpu: object,
+    expected: list[str],
+) -> None:
+    """A candidate is compared with the SDPA backends on its own device; with all of them if it cannot run here."""
+    monkeypatch.setattr("pytest_fa.gates.run.find_gpu", lambda: gpu)
+    supports = msgspec.structs.replace(variants[0].supports, device=devices)
+    candidate = msgspec.structs.replace(variants[0], supports=supports)
+    question = gate_question(RunPlan(options(tmp_path, cases=(CASE.id,))), candidate, 0.95)
+    assert sorted(expected) == sorted(each.name for each in question.baselines)
+
+
+def test_without_a_baseline_the_gate_says_what_to_type(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
+    """If no SDPA backend fits the candidate's device, there is no verdict, and the message names the option."""
+    runner = SimulatedRunner(tmp_path, {"candidate": record("candidate", kind="speed", speed=speed(9.0))}, blocks(0.0))
+    gated = decide_gate(runner, variants[0], GateQuestion(0.95, (CASE,)), lambda _: None)
+    reason = "no baseline supports b1h8s512d64-fp16, so candidate cannot be gated on it"
+    message = f"{reason}; name one that does: --fa-gate-baseline=NAME"
+    assert (gated.outcome, gated.message, len(runner.jobs)) == ("inconclusive", message, 0)

@@ -38,7 +38,7 @@ from pytest_fa.records.record import Record, to_builtins, to_json
 from pytest_fa.records.saved import SavedRecords
 from pytest_fa.records.text import printable, printable_struct
 from pytest_fa.report import pictures
-from pytest_fa.report.answer import answer_lines
+from pytest_fa.report.answer import RunFacts, answer_lines
 from pytest_fa.report.blocks import MAKERS
 from pytest_fa.report.comparison import comparison_text
 from pytest_fa.report.failure import failure_text
@@ -116,7 +116,7 @@ def use(folder: Path, records: list[Record]) -> None:
     saved.stale_variants(records)
     static_text(records, saved.launches(), 120)
     table_lines(make_groups(records), 120, every_row=False)
-    answer_lines(records, "", ("pytest",))
+    answer_lines(records, RunFacts())
     notes(records)
     for record in records:
         headline(record)

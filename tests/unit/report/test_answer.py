@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from pytest_fa.records.gated import Gate
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Agreement, Speed, Timing
-from pytest_fa.report.answer import answer_lines
-from tests.factories import OK, SHAPE, SMALL_SHAPE, WRONG, build, record, speed
+from pytest_fa.report.answer import STATES, RunFacts, answer_lines
+from pytest_fa.session.rerun import rerun_command
+from tests.factories import OK, SHAPE, SMALL_SHAPE, WRONG, build, options, record, speed
 
 NO_GPU = "mine needs a GPU, and this machine has none"
 
 
-def answer(records: list[Record], why_not_run: str = "", rerun: tuple[str, ...] = ("pytest",)) -> list[str]:
+def answer(records: list[Record], why_not_run: str = "", **facts: Any) -> list[str]:
     """The lines of the answer."""
-    return [line.text for line in answer_lines(records, why_not_run, rerun)]
+    return [line.text for line in answer_lines(records, RunFacts(why_not_run=why_not_run, **facts))]
 
 
 def timed(variant: str, device_us: float, shape: str = SHAPE, **changes: Any) -> Record:
@@ -60,7 +64,7 @@ def test_a_faster_kernel_is_gated_next() -> None:
 def test_a_wrong_kernel_is_run_again() -> None:
     """A kernel with a wrong result is red, has no ratio, and the next command runs its first failure again."""
     wrong = record(outcome="wrong", check=WRONG, rerun_command="pytest -k this")
-    lines = answer_lines([record(check=OK), wrong, timed("mine", 5.0), sdpa(10.0)], "", ("pytest",))
+    lines = answer_lines([record(check=OK), wrong, timed("mine", 5.0), sdpa(10.0)], RunFacts())
     assert [line.text for line in lines] == ["mine: wrong in 1 of 3", "rerun: pytest -k this"]
     assert lines[0].style == "red"
 
@@ -78,7 +82,7 @@ def test_a_variant_that_was_only_built_says_why() -> None:
     builds = (build("sm_80", a=(96, 0, 0)), build("sm_90a", a=(96, 0, 0)))
     assert answer([record(kind="build", builds=builds)], NO_GPU) == [
         "mine: built for sm_80, sm_90a; not run: needs a GPU, and this machine has none",
-        "next: pytest --fa-variant=mine --fa-static, which reads the machine code",
+        "to read the machine code: pytest --fa-variant=mine --fa-static",
     ]
 
 
@@ -112,7 +116,7 @@ def test_a_time_on_the_cpu_is_saved_next() -> None:
     records = [timed("mine", 20.0, speed=on_cpu(20.0)), sdpa(10.0, speed=on_cpu(10.0))]
     assert answer(records) == [
         f"mine: right in 1 of 1; 2.00 x the time of sdpa_cudnn at {SHAPE}",
-        "next: pytest --fa-variant=mine --benchmark-save=before, and --benchmark-compare after a change",
+        "to compare with a later run: pytest --fa-variant=mine --benchmark-save=before",
     ]
 
 
@@ -173,8 +177,150 @@ def test_the_cause_of_the_first_failure_has_a_line() -> None:
     """Between the answer and the rerun command stands the first line of the first failure, in full."""
     message = "max error is 0.3, allowed is 0.001\nmore"
     wrong = record("mine", outcome="wrong", message=message, rerun_command="pytest -k this")
-    assert [line.text for line in answer_lines([wrong, wrong], "", ("pytest",))] == [
+    assert [line.text for line in answer_lines([wrong, wrong], RunFacts())] == [
         "mine: wrong in 2 of 2",
         f"mine-{SHAPE}-seed0: wrong: max error is 0.3, allowed is 0.001",
         "rerun: pytest -k this",
     ]
+
+
+# -- failures that are not judgements ---------------------------------------------------------------------------------
+
+PILOT_FAILED = record("mine", kind="gate", outcome="wrong", check=WRONG)
+NO_BASELINE = record("mine", kind="gate", outcome="inconclusive", message="no baseline supports it")
+GATE = Gate(0.95, "FAIL", "the ratio is above 0.95", 6, 0, 0, 0.02, None, 1.0, {}, ())
+
+
+def test_a_gate_that_failed_in_its_pilot_is_no_judgement() -> None:
+    """Only judgements are counted; the failure of a gate's pilot is named beside them."""
+    wrong = record(outcome="wrong", check=WRONG)
+    assert answer([wrong, PILOT_FAILED])[0] == "mine: wrong in 1 of 1; gate: wrong"
+    assert answer([record(check=OK), PILOT_FAILED])[0] == "mine: gate: wrong; right in 1 of 1"
+
+
+def test_a_gate_without_a_verdict_says_so() -> None:
+    """A gate that could not be decided is yellow, and has its reason and its rerun command."""
+    lines = answer_lines([NO_BASELINE], RunFacts())
+    assert [line.text for line in lines] == [
+        "mine: no verdict",
+        f"mine-{SHAPE}-seed0: no verdict: no baseline supports it",
+        "rerun: pytest",
+    ]
+    assert lines[0].style == "yellow"
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "text"),
+    [
+        ("profile", "ok", "profiled"),
+        ("profile", "not_measured", "not profiled"),
+        ("sanitize", "not_measured", "not checked by compute-sanitizer"),
+        ("sanitize", "hazard", "hazard"),
+        ("build", "over_limit", "over limit"),
+        ("correct", "not_built", "not built"),
+    ],
+)
+def test_no_part_of_the_answer_is_empty(kind: Any, outcome: Any, text: str) -> None:
+    """Behind the name of the variant there is always a result."""
+    assert answer([record(kind=kind, outcome=outcome)])[0] == f"mine: {text}"
+
+
+def test_the_states_of_many_variants() -> None:
+    """A variant that was not built or did not run is not called wrong."""
+    records = [
+        record("a", check=OK),
+        record("b", outcome="wrong", check=WRONG),
+        record("c", outcome="failed", message="No module named 'triton'"),
+        record("d", outcome="not_built"),
+        record("d", kind="build", outcome="not_built"),
+        record("e", kind="build"),
+        record("f", kind="gate", outcome="gate_failed", gate=GATE),
+        record("g", kind="gate", outcome="inconclusive"),
+    ]
+    counts = "1 right, 1 wrong, 1 failed, 1 not built, 1 only built, 2 not judged"
+    assert answer(records)[0] == f"7 variants: {counts}; gates: 1 FAIL, 1 no verdict"
+    assert all(f"1 {state}" in counts or f"2 {state}" in counts for state in STATES)
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"failed_tests": 44}, "44 tests failed without a result"),
+        ({"failed_tests": 1, "failed_files": 2}, "1 test failed without a result; 2 files could not be collected"),
+        ({"failed_files": 1}, "1 file could not be collected"),
+    ],
+)
+def test_failures_without_a_record_are_red(facts: dict[str, int], text: str) -> None:
+    """A run that failed elsewhere is red, says where, and proposes no next step."""
+    built = record(kind="build", builds=(build("sm_80"),))
+    (line,) = answer_lines([built], RunFacts(**facts))  # type: ignore[arg-type]  # only these two keys
+    assert line == (f"mine: built for sm_80; not timed; {text}", "red")
+
+
+def test_a_run_in_which_nothing_ran_is_red() -> None:
+    """The exit status of such a run is that of a failure, and its answer is red."""
+    built = record(kind="build", builds=(build("sm_80"),))
+    assert answer_lines([built], RunFacts(why_not_run=NO_GPU, has_failed=True))[0].style == "red"
+
+
+# -- what to type next ------------------------------------------------------------------------------------------------
+
+BUILT = record(kind="build", builds=(build("sm_80", a=(96, 0, 0)),))
+SELECTION = ("--fa-suite=smoke", "--fa-case=*d64*", "--fa-dtype=bf16")
+SUITE = ("pytest", "--pyargs", "pytest_fa.suite")
+CPU_RECORDS = [timed("mine", 20.0, speed=on_cpu(20.0)), sdpa(10.0, speed=on_cpu(10.0))]
+
+
+@pytest.mark.parametrize(
+    ("records", "facts"),
+    [
+        ([BUILT], {"is_static": True}),
+        (CPU_RECORDS, {"saves_times": False}),
+        ([timed("mine", 14.0), sdpa(10.0), record(kind="profile", outcome="not_measured")], {}),
+        ([record(check=OK), timed("mine", 1.0, speed=None)], {}),
+    ],
+    ids=["static", "saved", "profiled", "timed"],
+)
+def test_what_this_run_did_is_not_proposed(records: list[Record], facts: dict[str, Any]) -> None:
+    """A run does not propose its own option again, nor one that cannot work."""
+    assert len(answer(records, **facts)) == 1
+
+
+@pytest.mark.parametrize(
+    ("records", "heading", "ending"),
+    [
+        ([BUILT], "to read the machine code", ["--fa-static"]),
+        ([record(check=OK)], "next", ["-k", "test_speed"]),
+        ([timed("mine", 4.0), sdpa(10.0)], "next", ["--fa-gate=1.0"]),
+        ([timed("mine", 14.0), sdpa(10.0)], "why", ["--ncu"]),
+        (CPU_RECORDS, "to compare with a later run", ["--benchmark-save=before"]),
+    ],
+    ids=["build", "correct", "faster", "slower", "cpu"],
+)
+def test_a_proposed_command_works_as_pasted(
+    pytester: pytest.Pytester, records: list[Record], heading: str, ending: list[str]
+) -> None:
+    """A proposed command has the typed selection and no word that pytest would take for a path."""
+    facts: dict[str, Any] = {"rerun": (*SUITE, "--benchmark-disable", "--fa-gate=0.9"), "selection": SELECTION}
+    words_before, _, command = answer(records, **facts)[-1].partition(": ")
+    words = shlex.split(command)
+    assert (words_before, words) == (heading, [*SUITE, "--fa-variant=mine", *SELECTION, *ending])
+    assert typed_paths(pytester, words) == ["pytest_fa.suite"]
+
+
+@pytest.mark.parametrize("kind", ["build", "correct", "property", "speed", "gate", "profile", "sanitize"])
+@pytest.mark.parametrize("outcome", ["failed", "inconclusive"])
+def test_a_rerun_command_works_as_pasted(pytester: pytest.Pytester, tmp_path: Path, kind: Any, outcome: Any) -> None:
+    """A rerun command of any test has no word that pytest would take for a path, and none of the run's selection."""
+    failed = record(kind=kind, outcome=outcome)
+    command = rerun_command(options(tmp_path, rerun=SUITE), kind, "mine", failed.case)
+    lines = answer([msgspec.structs.replace(failed, rerun_command=command)], selection=SELECTION)
+    words_before, _, printed = lines[-1].partition(": ")
+    assert (words_before, printed) == ("rerun", command)
+    assert typed_paths(pytester, shlex.split(printed)) == ["pytest_fa.suite"]
+
+
+def typed_paths(pytester: pytest.Pytester, words: list[str]) -> list[str]:
+    """The words of a command line that are neither `pytest`, nor an option, nor the value of one."""
+    assert words[0] == "pytest"
+    return list(pytester.parseconfig(*words[1:]).known_args_namespace.file_or_dir)

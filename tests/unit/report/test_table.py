@@ -388,3 +388,9 @@ def test_a_ratio_of_noisy_times_is_not_shown(candidate: Speed, baseline: Speed, 
 def test_a_headline_has_what_was_measured(changes: dict[str, Any], text: str) -> None:
     """The headline has the outcome, and the error and the times if they were measured."""
     assert text == headline(record(**changes))
+
+
+def test_the_pilot_of_a_gate_is_not_counted() -> None:
+    """A gate whose pilot failed adds nothing to the number of failed checks; alone it has a row."""
+    wrong, pilot = record(outcome="wrong", check=WRONG), record(kind="gate", outcome="wrong", check=WRONG)
+    assert [make_rows(records)[0].checks for records in ([wrong, pilot], [pilot])] == ["WRONG 1/1", "WRONG 1/1"]
