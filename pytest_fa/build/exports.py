@@ -15,6 +15,7 @@ from pytest_fa.build.compile_errors import ENTRY_LINE, WORKSPACE_LINE
 from pytest_fa.build.resources import demangle
 
 MOST_NAMES = 5
+COLD = ".cold"  # the end of the name under which a compiler puts the rarely used part of a function elsewhere
 STUB = "__device_stub__"  # nvcc makes a host function of this name for each kernel
 
 
@@ -60,4 +61,5 @@ def _functions(path: Path) -> dict[str, str]:
         symbols = [symbol for section in sections for symbol in section.iter_symbols()]
         defined = (symbol for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF")
         infos = ((symbol.name, symbol["st_info"]) for symbol in defined)
-        return {name: info["bind"] for name, info in infos if info["type"] == "STT_FUNC"}
+        functions = {name: info["bind"] for name, info in infos if info["type"] == "STT_FUNC"}
+        return {name: binding for name, binding in functions.items() if not name.endswith(COLD)}

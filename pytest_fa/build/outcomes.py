@@ -60,7 +60,7 @@ class BuildReport(msgspec.Struct, frozen=True):
         builds = [outcome for outcome in self.outcomes.values() if isinstance(outcome, Build)]
         if not self.outcomes:
             return ""
-        places = "; ".join(dict.fromkeys(f"{build.built_on} with {build.compiler}" for build in builds)) or "nowhere"
+        places = "; ".join(dict.fromkeys(f"{build.built_on} with {build.compiler}" for build in builds))
         failed = f"{self.failed} failed, " if self.failed else ""
         count = f"{failed}{self.compiled} compiled, {self.cached} cached"
-        return f"builds: {count} in {self.seconds:.3f} s (built on {places})"
+        return f"builds: {count} in {self.seconds:.3f} s" + (f" (built on {places})" if places else "")

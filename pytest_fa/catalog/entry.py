@@ -40,6 +40,9 @@ def _problems(entry: Entry, supports: Supports, folder: Path, computes: Computes
         value = getattr(entry, key)
         if not re.fullmatch(FORMS[entry.kind], value, re.ASCII) and (value or key == "target"):
             yield f"entry.{key} is {value!r}; for kind {entry.kind}, the form is {EXAMPLES[entry.kind]}"
+        module, _, name = value.partition(":")
+        if entry.kind == "python" and module.endswith(".py"):
+            yield f"entry.{key} is {value!r}, but a module has no .py; write `{module.removesuffix('.py')}:{name}`"
     yield from _call_problems(entry, supports, computes)
 
 

@@ -5,6 +5,7 @@ Only errors need these sentences.  The module imports nothing of the catalog, so
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def how_to_make(name: str, folder: Path) -> str:
     is_default = folder == Path.cwd() / "kernels"
     option = "" if is_default else f" --kernels={shlex.quote(str(folder))}"
     written = name if re.fullmatch(NAME, name) else "NAME"
-    return f"'python -m pytest_fa new {written}{option}' writes a variant into {folder}"
+    return f"`python -m pytest_fa new {written}{option}` writes a variant into {folder}"
 
 
 def absence(folders: tuple[Path, ...], name: str) -> str:
@@ -67,8 +68,16 @@ def _content(folder: Path) -> str:
 
 
 def _nearby(folder: Path) -> list[Path]:
-    """The first kernels folder with variants in the folders above `folder`, or in the folders beside it; or none."""
-    return next(([path] for path in _candidates(folder) if any(path.glob(f"*/{MANIFEST}"))), [])
+    """This user's first kernels folder with variants above `folder`, or in a folder of the current one; or none."""
+    return next(([path] for path in _candidates(folder) if _is_own(path) and any(path.glob(f"*/{MANIFEST}"))), [])
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a folder exists and belongs to this user: nobody is told to run what another user wrote."""
+    try:
+        return path.stat().st_uid == os.getuid()
+    except OSError:
+        return False
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
@@ -77,7 +86,7 @@ def _candidates(folder: Path) -> Iterator[Path]:
         if parent.name == "kernels":
             yield parent
     try:
-        beside = sorted(folder.parent.iterdir())
+        below = sorted(Path.cwd().iterdir())
     except OSError:
         return
-    yield from (path / "kernels" for path in beside)
+    yield from (path / "kernels" for path in below)

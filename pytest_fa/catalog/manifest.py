@@ -41,6 +41,7 @@ from pytest_fa.catalog.variant import (
     Tolerance,
     Variant,
 )
+from pytest_fa.catalog.wrong_type import wrong_type
 from pytest_fa.catalog.yaml_file import load_yaml
 from pytest_fa.earlier import upgrade_manifest
 from pytest_fa.errors import ManifestError, UsageProblem, suggestion
@@ -114,7 +115,7 @@ def read_manifest(path: Path, root: Path, say: Callable[[str], object] = lambda 
             raise ManifestError(f"{path}: {problem}")
         return [_variant(name, member, manifest, path.parent, root) for name, member in members.items()]
     except msgspec.ValidationError as problem:
-        raise ManifestError(f"{path}: {_explain(str(problem))}") from None
+        raise ManifestError(f"{path}: {_explain(str(problem), data)}") from None
     except (UsageProblem, ValueError, RecursionError) as problem:
         raise ManifestError(f"{path}: {' '.join(str(problem).split())}") from None
 
@@ -237,8 +238,8 @@ _STRUCTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
 )
 
 
-def _explain(problem: str) -> str:
-    """Convert msgspec's message: put the key path first, and name the allowed keys or values."""
+def _explain(problem: str, data: Any) -> str:  # noqa: ANN401  # any YAML value
+    """Convert msgspec's message: put the key path first, and name the allowed keys or values, or the line to write."""
     where = place[1] if (place := re.search(r" - at (?:`key` in )?`([^`]+)`", problem)) else "$"
     text = re.sub(r" - at (?:`key` in )?`[^`]+`", "", problem)
     key = where.removeprefix("$").lstrip(".") or "the manifest"
@@ -253,7 +254,7 @@ def _explain(problem: str) -> str:
         return (
             f"{key} is {invalid[1]}; allowed: {', '.join(_allowed_values(where)) or 'see docs/variants.md'}{constants}"
         )
-    return f"{key}: {text}"
+    return wrong_type(text, where, data)
 
 
 def _allowed_values(where: str) -> list[str]:

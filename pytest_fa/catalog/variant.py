@@ -196,7 +196,9 @@ class Variant(msgspec.Struct, frozen=True):
         for field in ("dtype", "causal", "layout", *(() if is_overhead else ("head_dim",))):
             value, allowed = getattr(case, field), getattr(supports, field)
             if value not in allowed:
-                yield f"{field} is {value}, supports {', '.join(map(str, allowed))}"
+                listed = ", ".join(map(str, allowed))
+                remedy = "" if self.role in COMPANION_ROLES else f" (extend supports.{field} if the kernel can)"
+                yield f"{field} is {value}, supports {listed}{remedy}"
         if not is_overhead and (case.dtype, case.head_dim) not in self.instantiations:
             built = ", ".join(f"{dtype}-d{dim}" for dtype, dim in self.instantiations)
             yield f"no instantiation {case.dtype}-d{case.head_dim}, compiled are {built}"

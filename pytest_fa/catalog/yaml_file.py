@@ -24,13 +24,31 @@ def load_yaml(path: Path) -> Any:  # noqa: ANN401  # any YAML value; the caller 
     Raises `ManifestError`, with the file and one sentence, for a file that is not a regular file, is too large, is not
     UTF-8, is not YAML, is nested too deeply, or repeats a key.
     """
+    text = ""
     try:
         text = _read(path)
         return yaml.load(text, Loader=StrictLoader)  # noqa: S506  # a subclass of SafeLoader
     except ManifestError as problem:
         raise ManifestError(f"{path}: {problem}") from None
-    except (yaml.YAMLError, OSError, UnicodeDecodeError, ValueError, OverflowError, RecursionError) as problem:
+    except yaml.YAMLError as problem:
+        raise ManifestError(f"{path}: {_sentence(problem, text)}") from None
+    except (OSError, UnicodeDecodeError, ValueError, OverflowError, RecursionError) as problem:
         raise ManifestError(f"{path}: {' '.join(str(problem).split())}") from None
+
+
+def _sentence(problem: yaml.YAMLError, text: str) -> str:
+    """What the parser says about `text`, with the line and the column, both from 1."""
+    if isinstance(problem, yaml.MarkedYAMLError) and problem.problem_mark:
+        line, column = problem.problem_mark.line + 1, problem.problem_mark.column + 1
+        said = ", ".join(part for part in (problem.context, problem.problem) if part)
+    elif isinstance(problem, yaml.reader.ReaderError):
+        before = text[: problem.position].split("\n")
+        line, column = len(before), len(before[-1]) + 1
+        said = f"the character U+{problem.character:04X} is not allowed"
+    else:
+        return " ".join(str(problem).split())
+    said = " ".join(said.split()).replace("'<stream end>'", "the end of the file")
+    return f"line {line}, column {column}: {said}"
 
 
 def _read(path: Path) -> str:

@@ -55,6 +55,8 @@ def require_output(out: object, like: torch.Tensor) -> torch.Tensor:
     """
     if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (like.shape, like.dtype):
         message = f"the output is {_described(out)}, it must be {like.dtype} {list(like.shape)}"
+        if isinstance(out, torch.Tensor) and out.shape == like.shape:
+            message += " (write `return out.to(q.dtype)`)"
         raise WrongResult("output" if isinstance(out, torch.Tensor) else "entry", message)
     return out
 

@@ -95,6 +95,8 @@ def _cause(
         return "the output changes from call to call: a race, or a read of memory that the kernel never wrote"
     if nonfinite := explain_nonfinite(wrong.out, bad, inputs, wrong.computes):
         return nonfinite
+    if not bool(wrong.out.any()):
+        return "the output is all zeros: the kernel writes zeros, or the result is never written to the output"
     explain = explain_scores if wrong.computes == "scores" else explain_attention
     return str(explain(wrong, inputs, rounds))
 

@@ -1,4 +1,4 @@
-"""What makes times on the CPU comparable: a fixed number of threads, and a yardstick that is timed beside the samples.
+"""What makes times on the CPU comparable: a fixed number of threads, and a calibration that is timed beside the samples.
 
 Everything on the CPU, candidates and SDPA backends alike, is timed with `CPU_THREADS` torch threads.
 """
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import torch
 
 CPU_THREADS = 1  # times with several threads depend on what else runs on the machine, and on its number of cores
-YARDSTICK_SIZE = 48  # rows and columns; three such matrices leave most of the L1 cache to the kernel
-YARDSTICK_CALLS = 3  # of which the shortest counts: the first one finds cold caches
+CALIBRATION_SIZE = 48  # rows and columns; three such matrices leave most of the L1 cache to the kernel
+CALIBRATION_CALLS = 3  # of which the shortest counts: the first one finds cold caches
 
 
 @contextmanager
@@ -29,12 +29,12 @@ def fixed_cpu_threads(device: torch.device) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def make_yardstick() -> Callable[[], float]:
+def make_calibration() -> Callable[[], float]:
     """A function that does a fixed piece of work, a product of two matrices, and returns its wall-clock time in us.
 
     The work is the same for every variant, so that a difference shows how fast the machine was at that moment.
     """
-    left = torch.linspace(-1, 1, YARDSTICK_SIZE**2).view(YARDSTICK_SIZE, YARDSTICK_SIZE)
+    left = torch.linspace(-1, 1, CALIBRATION_SIZE**2).view(CALIBRATION_SIZE, CALIBRATION_SIZE)
     right, product = left.t().contiguous(), torch.empty_like(left)
 
     def elapsed_us() -> float:
@@ -42,4 +42,4 @@ def make_yardstick() -> Callable[[], float]:
         torch.mm(left, right, out=product)
         return (time.perf_counter_ns() - start) / 1000
 
-    return lambda: min(elapsed_us() for _ in range(YARDSTICK_CALLS))
+    return lambda: min(elapsed_us() for _ in range(CALIBRATION_CALLS))

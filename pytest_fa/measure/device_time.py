@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from pytest_fa.errors import FaError, LaunchError
-from pytest_fa.measure.cpu_time import make_yardstick
+from pytest_fa.measure.cpu_time import make_calibration
 from pytest_fa.measure.rotation import Rotation
 from pytest_fa.measure.sampling import FEWEST_SAMPLES, sample_until_precise, settle, timing
 from pytest_fa.records.environment import ClockWatch
@@ -36,7 +36,7 @@ SLOW_CALL_US = 100_000.0  # slower calls are not estimated five at a time, to st
 LONG_CALL_US = 1000.0  # from this length on, calls are timed by one pair of events each
 MOST_SECONDS = 3.0  # for all samples of slow calls
 CPU_SAMPLES = (5, 50)  # fewest and most
-YARDSTICK_EVERY = 10  # samples: the sample behind a yardstick is disturbed by it
+CALIBRATION_EVERY = 10  # samples: the sample behind a calibration is disturbed by it
 CPU_SECONDS = 0.2  # the least total of all samples, unless the most samples are reached first
 
 
@@ -185,15 +185,15 @@ def _wall_clock(forward: Forward, rotation: Rotation, before_launch: BeforeLaunc
     rotation.poison()
     samples: list[float] = []
     core_samples: list[float] = []
-    yardstick, yardstick_samples = make_yardstick(), []
+    calibration, calibration_samples = make_calibration(), []
     while len(samples) < most and sum(samples) < MOST_SECONDS * 1e6:
         if len(samples) >= fewest and sum(samples) >= CPU_SECONDS * 1e6:
             break
         elapsed_us, core_us = sample_us()
         samples.append(elapsed_us)
         core_samples.append(core_us)
-        if len(samples) % YARDSTICK_EVERY == 1:
-            yardstick_samples.append(yardstick())
+        if len(samples) % CALIBRATION_EVERY == 1:
+            calibration_samples.append(calibration())
     result = timing("wall clock of one call", samples, 1)
-    on_core_us, yardstick_us = statistics.median(core_samples), statistics.median(yardstick_samples)
-    return msgspec.structs.replace(result, on_core_us=on_core_us, yardstick_us=yardstick_us)
+    on_core_us, calibration_us = statistics.median(core_samples), statistics.median(calibration_samples)
+    return msgspec.structs.replace(result, on_core_us=on_core_us, calibration_us=calibration_us)

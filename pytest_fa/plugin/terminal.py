@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 MATRIX_WIDTH = 200
-LIST_WIDTH = 160
+LIST_WIDTH = 160  # without a terminal
 QUIETEST = -2  # -qq
 UNREPORTED = "tests were skipped because of a fault, but no test failed with it"
 
@@ -310,7 +310,10 @@ def list_variants(catalog: Catalog, absence: str) -> None:
 
     from pytest_fa.records.text import printable  # noqa: PLC0415
 
-    table = Table("variant", "role", "entry", "architectures", "dtypes", "head_dim", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("variant", no_wrap=True)
+    for header in ("role", "entry", "architectures", "dtypes", "head_dim"):
+        table.add_column(header)
     table.add_column("step", overflow="fold")
     for variant in catalog.variants.values():
         dims = ", ".join(map(str, variant.supports.head_dim))
@@ -318,13 +321,15 @@ def list_variants(catalog: Catalog, absence: str) -> None:
         dtypes = ", ".join(variant.supports.dtype)
         role = variant.role if variant.computes == "attention" else f"{variant.role} of {variant.computes}"
         table.add_row(variant.name, role, variant.entry.kind, arches, dtypes, dims, escape(printable(variant.step)))
-    console = Console(width=max(Console().width, LIST_WIDTH))
+    console = Console()
+    if not (console.is_terminal or os.environ.get("COLUMNS")):
+        console = Console(width=LIST_WIDTH)
     console.print(table)
     for broken in catalog.broken.values():
-        console.print(printable(f"broken: {broken.problem}"), style="red", markup=False)
+        console.print(printable(f"broken: {broken.problem}"), style="red", markup=False, soft_wrap=True)
     for clash in catalog.clashes.values():
-        console.print(printable(f"broken: {clash}"), style="red", markup=False)
+        console.print(printable(f"broken: {clash}"), style="red", markup=False, soft_wrap=True)
     if absence:
-        console.print(printable(f"no variants of your own: {absence}"), style="red", markup=False)
+        console.print(printable(f"no variants of your own: {absence}"), style="red", markup=False, soft_wrap=True)
     for notice in catalog.notices:
-        console.print(printable(f"fa: {notice}"), markup=False)
+        console.print(printable(f"fa: {notice}"), markup=False, soft_wrap=True)

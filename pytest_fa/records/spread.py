@@ -2,7 +2,7 @@
 
 On the CPU, the operating system and other programs delay calls.  Each time therefore has a range.  Its lower end is the
 lower quartile of the samples, or the time that the process ran on a core if that is shorter: without other programs,
-the call could have been that fast.  Its upper end is the upper quartile.  A yardstick, a fixed piece of work that is
+the call could have been that fast.  Its upper end is the upper quartile.  A calibration, a fixed piece of work that is
 timed between the calls, shows how fast the machine was meanwhile: its clock, and what else ran on the same core.
 """
 
@@ -27,13 +27,13 @@ def range_us(speed: Speed) -> tuple[float, float]:
     return max(least, LEAST_US), max(*upper, speed.device.median_us)
 
 
-def is_noisy(speed: Speed, least_yardstick_us: float | None = None) -> bool:
+def is_noisy(speed: Speed, least_calibration_us: float | None = None) -> bool:
     """Whether a time was measured on the CPU and its range is wider than 25 %, or the machine was that much slower.
 
-    `least_yardstick_us` is the least yardstick time of all times with which this one is compared.
+    `least_calibration_us` is the least calibration time of all times with which this one is compared.
     """
-    own = speed.device.yardstick_us
-    was_slow = bool(own and least_yardstick_us and own > NOISY * least_yardstick_us)
+    own = speed.device.calibration_us
+    was_slow = bool(own and least_calibration_us and own > NOISY * least_calibration_us)
     return speed.is_on_cpu and (_width(speed) > NOISY or was_slow)
 
 
@@ -50,12 +50,12 @@ def is_clear_ratio(speed: Speed, other: Speed) -> bool:
 def span_of_ratio(speed: Speed, other: Speed) -> float:
     """The largest possible ratio of two times divided by the smallest; 1 on the GPU.
 
-    The possible ratios are those of all times in the two ranges.  If the yardstick shows that the machine was not
+    The possible ratios are those of all times in the two ranges.  If the calibration shows that the machine was not
     equally fast, the span is larger by that factor.
     """
-    yardsticks = (speed.device.yardstick_us, other.device.yardstick_us)
-    known = [us for us in yardsticks if us]
-    factor = max(known) / min(known) if len(known) == len(yardsticks) else 1.0
+    calibrations = (speed.device.calibration_us, other.device.calibration_us)
+    known = [us for us in calibrations if us]
+    factor = max(known) / min(known) if len(known) == len(calibrations) else 1.0
     return _width(speed) * _width(other) * factor
 
 

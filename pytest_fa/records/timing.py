@@ -52,7 +52,7 @@ class Timing(msgspec.Struct, frozen=True):
     dropped: Natural = 0
     is_throttled: bool = False
     on_core_us: Us | None = None
-    yardstick_us: PositiveUs | None = None
+    calibration_us: PositiveUs | None = None
 
 
 class NodeTime(msgspec.Struct, frozen=True):

@@ -86,8 +86,8 @@ def make_rows(records: list[Record], ceilings: Ceilings | None = None) -> list[R
 def _shape_group(shape: str, groups: list[list[Record]], ceilings: Ceilings | None) -> RowGroup:
     baseline = best_baseline([record for group in groups for record in group])
     speeds = [record.speed for group in groups for record in group if record.speed]
-    yardstick_us = min((speed.device.yardstick_us for speed in speeds if speed.device.yardstick_us), default=None)
-    rows = tuple(_case_row(group, baseline, ceilings, yardstick_us) for group in sorted(groups, key=_place))
+    calibration_us = min((speed.device.calibration_us for speed in speeds if speed.device.calibration_us), default=None)
+    rows = tuple(_case_row(group, baseline, ceilings, calibration_us) for group in sorted(groups, key=_place))
     threads = sorted({speed.cpu_threads for speed in speeds if speed.cpu_threads})
     details = []
     if speeds and all(speed.is_on_cpu for speed in speeds):
@@ -174,7 +174,7 @@ def ratio_text(speed: Speed, baseline: Speed) -> str:
 
 
 def _case_row(
-    records: list[Record], baseline: Record | None, ceilings: Ceilings | None, least_yardstick_us: float | None
+    records: list[Record], baseline: Record | None, ceilings: Ceilings | None, least_calibration_us: float | None
 ) -> Row:
     first = records[0]
     assert first.case is not None  # noqa: S101  # make_groups groups only records with a case
@@ -191,7 +191,7 @@ def _case_row(
         error=_error(records),
         registers=_number(max((kernel.registers_per_thread for kernel in kernels), default=None), "d"),
         spills=_number(sum(kernel.spill_bytes for kernel in kernels) if kernels else None, "d"),
-        device_us=_number(device_us, ".2f") + (_mark(speed, least_yardstick_us) if speed else ""),
+        device_us=_number(device_us, ".2f") + (_mark(speed, least_calibration_us) if speed else ""),
         cold_us=_number(speed.cold.median_us if speed and speed.cold else None, ".2f"),
         call_us=_number(speed.call.median_us if speed else None, ".2f"),
         tflops=_number(first.case.flops_per_call / device_us / 1e6 if device_us and computes else None, ".2f"),
@@ -201,9 +201,9 @@ def _case_row(
     )
 
 
-def _mark(speed: Speed, least_yardstick_us: float | None) -> str:
+def _mark(speed: Speed, least_calibration_us: float | None) -> str:
     """`!` behind a time that is not confirmed, `~` behind one that is noisy."""
-    return "!" if is_unconfirmed(speed) else "~" if is_noisy(speed, least_yardstick_us) else ""
+    return "!" if is_unconfirmed(speed) else "~" if is_noisy(speed, least_calibration_us) else ""
 
 
 def _build_rows(record: Record) -> list[Row]:

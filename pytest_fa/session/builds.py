@@ -9,7 +9,7 @@ from pytest_fa.build.cache import delete_builds, locked
 from pytest_fa.build.outcomes import BuildFailure, BuildReport
 from pytest_fa.build.target import rank, runs_on, target_arches
 from pytest_fa.build.toolchain import find_toolchain
-from pytest_fa.catalog.variant import Device, Target, Variant
+from pytest_fa.catalog.variant import COMPANION_ROLES, Device, Target, Variant
 from pytest_fa.errors import BuildError, ToolchainError, UsageProblem
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
@@ -23,8 +23,16 @@ def device_of(variant: Variant) -> Device:
     """The device on which a variant runs on this machine.  Raises `CannotRun` if it needs a GPU and there is none."""
     device = variant.device_for(gpu=find_gpu() is not None)
     if device is None:
-        raise CannotRun(f"{variant.name} needs a GPU, and this machine has none")
+        raise CannotRun(f"{variant.name} needs a GPU, and this machine has none{_how_to_use_a_cpu(variant)}")
     return device
+
+
+def _how_to_use_a_cpu(variant: Variant) -> str:
+    """The line to write for a variant of the user that may run on a CPU although its manifest does not say so."""
+    may_run = variant.entry.kind != "cuda" and not variant.entry.has_cuda_sources
+    if not may_run or variant.role in COMPANION_ROLES:
+        return ""
+    return "; write `supports: {device: [cuda, cpu]}` if it also runs on a CPU"
 
 
 class Builds:

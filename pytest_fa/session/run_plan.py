@@ -153,7 +153,10 @@ class RunPlan:
         try:
             return select_variants(self.catalog, names)
         except UnknownVariant as problem:
-            reason = missing_manifest(self.options.kernels, problem.name) or self.absence(problem.name)
+            # A folder of that name is what the user means: no other name is suggested.
+            if reason := missing_manifest(self.options.kernels, problem.name):
+                raise UsageProblem(f"--fa-variant: no variant {problem.name!r} (see --fa-list); {reason}") from None
+            reason = self.absence(problem.name)
             raise UsageProblem(f"{problem}; {reason}" if reason else str(problem)) from None
 
     @property

@@ -107,5 +107,6 @@ def test_a_run_in_which_nothing_ran_is_annotated(project: Project, tmp_path: Pat
     variables = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
     run = project.suite(f"--fa-case={CASE}", "-k", "test_correct", env=variables)
     (line,) = [line for line in run.outlines if line.startswith("::")]
-    assert line == "::error title=no kernel ran::1 x needs_gpu needs a GPU, and this machine has none"
+    remedy = "write `supports: {device: [cuda, cpu]}` if it also runs on a CPU"
+    assert line == f"::error title=no kernel ran::1 x needs_gpu needs a GPU, and this machine has none; {remedy}"
     assert not (tmp_path / "summary.md").exists()

@@ -42,7 +42,7 @@ def test_missing_folder_is_a_usage_error(roots: Project) -> None:
     """A folder of the option that does not exist is a usage error of one line."""
     result = roots.collect("--fa-kernels=frist")
     folder = roots.folder / "frist"
-    command = f"'python -m pytest_fa new NAME --kernels={folder}' writes a variant into {folder}"
+    command = f"`python -m pytest_fa new NAME --kernels={folder}` writes a variant into {folder}"
     complaint = f"ERROR: --fa-kernels: no folder '{folder}'; {command}"
     assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [complaint])
 

@@ -20,8 +20,8 @@ def project_with_broken(new_project: NewProject) -> Project:
 
 @pytest.fixture(scope="module")
 def listed(project_with_broken: Project) -> Run:
-    """A run with --fa-list."""
-    return project_with_broken.run("--fa-list")
+    """A run with --fa-list in a wide terminal."""
+    return project_with_broken.run("--fa-list", env={"COLUMNS": "160"})
 
 
 def row(result: Run, variant: str) -> str:
@@ -49,11 +49,22 @@ def test_step_is_shown_as_it_is_written(listed: Run) -> None:
     assert row(listed, "good").endswith("64 K in smem [swizzled], V not")
 
 
+@pytest.mark.parametrize("columns", [80, 100])
+def test_the_list_is_as_wide_as_the_terminal(project_with_broken: Project, columns: int) -> None:
+    """With COLUMNS, no line of the table is longer, and the names of variants are whole."""
+    result = project_with_broken.run("--fa-list", env={"COLUMNS": str(columns)})
+    words = [line.split()[0] for line in result.all_lines]
+    assert [] == [line for line in result.outlines if len(line) > columns and not line.startswith("broken: ")]
+    assert ["good", "zero", *COMPANIONS] == [name for name in words if name in ("good", "zero", *COMPANIONS)]
+
+
 def test_broken_manifests_come_last(listed: Run) -> None:
     """A manifest that cannot be read is listed after the variants, with its problem."""
     index = next(index for index, line in enumerate(listed.all_lines) if line.startswith("broken: "))
     rest = " ".join(" ".join(listed.all_lines[index:]).split())  # long paths are folded
-    assert "expected the node content, but found '<stream end>'" in rest
+    assert (
+        "line 2, column 1: while parsing a flow node, expected the node content, but found the end of the file" in rest
+    )
     assert [name for name in COMPANIONS if name in rest] == []
 
 

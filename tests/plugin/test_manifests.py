@@ -18,8 +18,11 @@ BROKEN = {
     "unknown_inside": (MANIFEST + "limits: {registers: 8}\n", "unknown key 'registers' in limits"),
     "duplicate_key": (PYTHON_MANIFEST + "step: again\n", "duplicate key 'step' on line 6"),
     "wrong_value": (PYTHON_MANIFEST + "role: champion\n", "role is 'champion'; allowed: candidate, baseline, overhead"),
-    "wrong_type": (MANIFEST + 'entry: {kind: python, target: "entry:forward"}\nlimits: {spill_bytes: no}\n', "`int"),
-    "no_yaml": ("step: [\n", "expected the node content, but found '<stream end>'"),
+    "wrong_type": (
+        MANIFEST + 'entry: {kind: python, target: "entry:forward"}\nlimits: {spill_bytes: no}\n',
+        "is 'no'; it must be a whole number",
+    ),
+    "no_yaml": ("step: [\n", "expected the node content, but found the end of the file"),
     "no_source": (MANIFEST, "entry.source is 'kernel.cu'; that file does not exist"),
     "hostile_define": (
         MANIFEST + 'defines: {BLOCK: "1\\n  command = touch hostile"}\n',

@@ -55,7 +55,8 @@ def test_a_triton_variant_waits_for_a_gpu(project: Project, capsys: pytest.Captu
     arguments = (*new(project, capsys, "mine", "--kind=triton"), "-k", "test_correct and mine")
     run = project.run(*arguments)
     assert set(run.outcomes.values()) == {"skipped"}
-    assert set(run.reasons.values()) == {"mine needs a GPU, and this machine has none"}
+    remedy = "write `supports: {device: [cuda, cpu]}` if it also runs on a CPU"
+    assert set(run.reasons.values()) == {f"mine needs a GPU, and this machine has none; {remedy}"}
 
 
 def test_an_installed_template_is_written_too(

@@ -60,10 +60,11 @@ def test_pytest_process_never_imports_torch(pair: Project, run: Run) -> None:
 
 
 def test_python_variant_for_the_gpu_is_skipped(project: Project) -> None:
-    """A Python variant whose manifest does not list the CPU is skipped with the same reason."""
+    """A Python variant whose manifest does not list the CPU is skipped with the same reason and the line to write."""
     project.python_variant("gpu_only", manifest=PYTHON_MANIFEST.replace("[cpu, cuda]", "[cuda]"))
     reason = project.suite(ONE_CASE, "-k", "test_correct").reasons[f"test_correct[gpu_only-{CASE}]"]
-    assert reason.endswith("gpu_only needs a GPU, and this machine has none")
+    remedy = "write `supports: {device: [cuda, cpu]}` if it also runs on a CPU"
+    assert reason.endswith(f"gpu_only needs a GPU, and this machine has none; {remedy}")
 
 
 @pytest.mark.alone
@@ -72,4 +73,4 @@ def test_collecting_is_quick(project: Project) -> None:
     project.cuda_variant("zero")
     project.python_variant("good")
     runs = [project.collect() for _ in range(2)]
-    assert (len(runs[0].ids), min(run.seconds for run in runs) < 2.0) == (1 + 24 + 2 * len(PROPERTIES) + 28, True)
+    assert (len(runs[0].ids), min(run.seconds for run in runs) < 2.0) == (1 + 24 + 2 * len(PROPERTIES) + 32, True)

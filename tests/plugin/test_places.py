@@ -102,7 +102,7 @@ def test_a_copied_baseline_ends_the_run(project: Project) -> None:
 
 def new(name: str, folder: Path, option: str = "") -> str:
     """The end of a message: the command that writes a variant."""
-    return f"'python -m pytest_fa new {name}{option}' writes a variant into {folder}"
+    return f"`python -m pytest_fa new {name}{option}` writes a variant into {folder}"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,27 @@ def test_a_run_from_another_folder(tmp_path: Path, place: str) -> None:
     hint = f"{root}/kernels has variants: start pytest in {root}, or give --fa-kernels={root}/kernels"
     complaint = f"no variant 'mine' (see --fa-list); {looked}; {hint}; {new('mine', here / 'kernels')}"
     assert result.all_lines == [f"ERROR: --fa-variant: {complaint}"]
+
+
+def test_kernels_beside_the_current_folder_are_not_recommended(tmp_path: Path) -> None:
+    """The kernels of a folder beside the current one may be anybody's: the message does not name them."""
+    Project(tmp_path / "other", tmp_path).python_variant("mine")
+    here = tmp_path / "here"
+    here.mkdir()
+    result = Project(here, tmp_path).run("--fa-variant=mine", f"--rootdir={tmp_path}")
+    looked = f"looked for {tmp_path}/kernels/<variant>/variant.yaml: there is no such folder"
+    command = new("mine", tmp_path / "kernels", f" --kernels={tmp_path}/kernels")
+    assert result.all_lines == [f"ERROR: --fa-variant: no variant 'mine' (see --fa-list); {looked}; {command}"]
+
+
+def test_no_name_is_suggested_for_a_folder_without_a_manifest(project: Project) -> None:
+    """A folder of the name exists, so the message names its missing manifest and no similar name."""
+    project.python_variant("other")
+    project.write("kernels/foo/kernel.cu", "")
+    folder = project.folder / "kernels"
+    reason = f"the folder {folder / 'foo'} has no variant.yaml; {new('NAME', folder)}, with a manifest to copy"
+    complaint = f"ERROR: --fa-variant: no variant 'foo' (see --fa-list); {reason}"
+    assert project.run("--fa-variant=foo").all_lines == [complaint]
 
 
 @pytest.mark.parametrize(("name", "text"), [("gone", "no folder"), ("empty", "no <variant>/variant.yaml in")])

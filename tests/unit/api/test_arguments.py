@@ -87,7 +87,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "kernels": (
         lambda: pytest_fa.check("mine", CASE, kernels="nowhere"),
         (
-            "kernels: no folder 'HERE/nowhere'; 'python -m pytest_fa new NAME --kernels=HERE/nowhere' writes a variant "
+            "kernels: no folder 'HERE/nowhere'; `python -m pytest_fa new NAME --kernels=HERE/nowhere` writes a variant "
             "into HERE/nowhere"
         ),
     ),
@@ -187,7 +187,7 @@ def test_a_missing_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageProblem) as caught:
         pytest_fa.check("mine", CASE)
     assert str(caught.value).startswith(f"function: no variant 'mine'; looked for {tmp_path}/kernels")
-    assert str(caught.value).endswith(f"'python -m pytest_fa new mine' writes a variant into {tmp_path}/kernels")
+    assert str(caught.value).endswith(f"`python -m pytest_fa new mine` writes a variant into {tmp_path}/kernels")
     assert callable(pytest_fa.load("sdpa_math"))
 
 

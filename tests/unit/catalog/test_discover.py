@@ -150,7 +150,7 @@ def test_a_root_must_be_a_folder(tmp_path: Path, kind: str) -> None:
         root.write_text("", encoding="utf-8")
     with pytest.raises(UsageProblem) as problem:
         discover((root,))
-    command = f"'python -m pytest_fa new NAME --kernels={root}' writes a variant into {root}"
+    command = f"`python -m pytest_fa new NAME --kernels={root}` writes a variant into {root}"
     assert f"--fa-kernels: no folder {str(root)!r}; {command}" == str(problem.value)
 
 

@@ -46,11 +46,27 @@ def supporting(**changes: Any) -> Variant:
 
 # The change of `supports`, a shape that is then refused, and the reason, with the field and the value found.
 REFUSALS = [
-    ({"dtype": ("fp16",)}, "b1h2s64d64-bf16", "dtype is bf16, supports fp16"),
-    ({"head_dim": (64, 96)}, "b1h2s64d128-fp16", "head_dim is 128, supports 64, 96"),
-    ({"causal": ("none",)}, "b1h2s64d64-fp16-causal", "causal is top_left, supports none"),
-    ({"causal": ("none", "top_left")}, "b1h2s64d64-fp16-causal_br", "causal is bottom_right, supports none, top_left"),
-    ({"layout": ("bhsd",)}, "b1h2s64d64-fp16-bshd", "layout is bshd, supports bhsd"),
+    ({"dtype": ("fp16",)}, "b1h2s64d64-bf16", "dtype is bf16, supports fp16 (extend supports.dtype if the kernel can)"),
+    (
+        {"head_dim": (64, 96)},
+        "b1h2s64d128-fp16",
+        "head_dim is 128, supports 64, 96 (extend supports.head_dim if the kernel can)",
+    ),
+    (
+        {"causal": ("none",)},
+        "b1h2s64d64-fp16-causal",
+        "causal is top_left, supports none (extend supports.causal if the kernel can)",
+    ),
+    (
+        {"causal": ("none", "top_left")},
+        "b1h2s64d64-fp16-causal_br",
+        "causal is bottom_right, supports none, top_left (extend supports.causal if the kernel can)",
+    ),
+    (
+        {"layout": ("bhsd",)},
+        "b1h2s64d64-fp16-bshd",
+        "layout is bshd, supports bhsd (extend supports.layout if the kernel can)",
+    ),
     (
         {"grouped_heads": False},
         "b1h4s64d64-fp16-kv2",

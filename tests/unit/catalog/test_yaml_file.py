@@ -51,8 +51,8 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         f"line {MOST_DEPTH + 1} is nested more than {MOST_DEPTH} levels deep",
     ),
     "not UTF-8": (_bytes(b"step: \xff\xfe"), "codec can't decode"),
-    "control character": (_bytes(b"step: a\x00b"), "special characters are not allowed"),
-    "unknown alias": (_text("a: *b"), "found undefined alias"),
+    "control character": (_bytes(b"step: a\x00b"), "line 1, column 8: the character U+0000 is not allowed"),
+    "unknown alias": (_text("a: *b"), "line 1, column 4: found undefined alias 'b'"),
     "cyclic alias": (_text("a: &x [*x]"), "the alias *x is inside the value that it repeats"),
     "python object": (_text("a: !!python/object/apply:os.system [ls]"), "tags are not allowed"),
     "empty integer": (_text("a: !!int ''"), "line 1 has the tag 'tag:yaml.org,2002:int'; tags are not allowed"),
@@ -61,8 +61,19 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "tag of a key": (_text("!!int '': 1"), "tags are not allowed"),
     "tag of a list": (_text("a: !!set {x}"), "tags are not allowed"),
     "number of 5,000 digits": (_text("a: " + "1" * 5000), "Exceeds the limit"),
-    "half a document": (_text("a: {b: "), "expected"),
-    "two documents": (_text("a: 1\n---\nb: 2\n"), "expected a single document"),
+    "half a document": (
+        _text("a: {b: "),
+        "line 1, column 8: while parsing a flow node, expected the node content, but found the end of the file",
+    ),
+    "two documents": (
+        _text("a: 1\n---\nb: 2\n"),
+        "line 2, column 1: expected a single document in the stream, but found another document",
+    ),
+    "two colons": (_text("step: a\nsupports: x: y"), "line 2, column 12: mapping values are not allowed here"),
+    "tab": (
+        _text("a:\n\tb: 1"),
+        "line 2, column 1: while scanning for the next token, found character '\\t' that cannot start any token",
+    ),
     "key that is a list": (_text("[a]: 1"), "the key on line 1 is not a plain word"),
     "duplicate key": (_text("a: 1\na: 2"), "duplicate key 'a' on line 2"),
 }

@@ -92,6 +92,7 @@ MODULO = [0, 1, 0, 1]
         ("", lambda i: exact(i)[:, [0, 2, 1, 3]], "the heads are in another order: batch 0 head 1 holds batch"),
         ("", lambda i: exact(i)[:1].expand_as(i.q), "some heads are copies of others: batch 1 head 0 holds"),
         ("", lambda i: exact(i).roll(8, 3), "all columns are shifted: dim 8 holds dim 0"),
+        ("", lambda i: exact(i) * 0, "the output is all zeros: the kernel writes zeros, or the result is never"),
         ("", lambda i: exact(i) * -1, "the whole output is -1 times what it should be: a wrong sign, or"),
         ("", lambda i: exact(i) * (1 + torch.arange(100) % 3)[:, None], "each row is a multiple of the right row"),
         ("", lambda i: exact(i) + 0.5 * (torch.arange(64) % 2), "wrong in every 2th dim from 1; no known mistake"),

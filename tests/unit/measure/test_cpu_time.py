@@ -1,4 +1,4 @@
-"""What makes times on the CPU comparable: one thread, the time on a core, and the yardstick."""
+"""What makes times on the CPU comparable: one thread, the time on a core, and the calibration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.measure.cpu_time import CPU_THREADS, fixed_cpu_threads, make_yardstick
+from pytest_fa.measure.cpu_time import CPU_THREADS, fixed_cpu_threads, make_calibration
 from pytest_fa.measure.device_time import device_time
 from pytest_fa.measure.measure import measure
 from pytest_fa.measure.rotation import Rotation
@@ -79,9 +79,9 @@ def test_time_that_the_process_does_not_run_is_seen() -> None:
     assert timing.on_core_us < 10_000
 
 
-def test_the_yardstick_is_short() -> None:
-    """The yardstick takes a positive time, and less than 1 ms at least once."""
-    yardstick = make_yardstick()
-    times = [yardstick() for _ in range(20)]
+def test_the_calibration_is_short() -> None:
+    """The calibration takes a positive time, and less than 1 ms at least once."""
+    calibration = make_calibration()
+    times = [calibration() for _ in range(20)]
     assert min(times) > 0
     assert min(times) < 1000

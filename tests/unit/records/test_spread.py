@@ -16,10 +16,10 @@ from tests.factories import speed
 SAMPLES = 40
 
 
-def timing(samples_us: list[float], on_core_us: float | None = None, yardstick_us: float | None = None) -> Timing:
+def timing(samples_us: list[float], on_core_us: float | None = None, calibration_us: float | None = None) -> Timing:
     """The timing of these samples."""
     median_us = statistics.median(samples_us)
-    return Timing("wall clock", tuple(samples_us), median_us, 1, on_core_us=on_core_us, yardstick_us=yardstick_us)
+    return Timing("wall clock", tuple(samples_us), median_us, 1, on_core_us=on_core_us, calibration_us=calibration_us)
 
 
 def on_cpu(device: Timing, call: Timing | None = None) -> Speed:
@@ -31,7 +31,7 @@ def simulated(seed: int, us: float, *, noise: float, load: float = 1.0, slow: fl
     """A kernel of `us` microseconds on a machine with noise.
 
     Each sample is longer by an exponential share with the mean `noise`.  `load` programs share the core, which the
-    time on the core does not contain.  `slow` lengthens everything, also the yardstick: a lower clock, for example.
+    time on the core does not contain.  `slow` lengthens everything, also the calibration: a lower clock, for example.
     """
     generator = random.Random(seed)  # noqa: S311  # a simulation
     core = [us * slow * (1 + generator.expovariate(1 / noise)) for _ in range(SAMPLES)]
@@ -101,7 +101,7 @@ def test_the_range(device: Timing, call: Timing | None, expected: tuple[float, f
 
 
 @pytest.mark.parametrize(
-    ("samples_us", "yardstick_us", "least_us", "expected"),
+    ("samples_us", "calibration_us", "least_us", "expected"),
     [
         ([10.0, 10.0, 12.0, 12.0], 2.0, 2.0, False),
         ([10.0, 10.0, 14.0, 14.0], 2.0, 2.0, True),
@@ -110,6 +110,8 @@ def test_the_range(device: Timing, call: Timing | None, expected: tuple[float, f
         ([10.0, 10.0, 10.0, 10.0], None, 2.0, False),
     ],
 )
-def test_noisy(samples_us: list[float], yardstick_us: float | None, least_us: float | None, *, expected: bool) -> None:
-    """A time is noisy if its range is wider than 25 %, or if the yardstick took 25 % longer than at another time."""
-    assert expected is is_noisy(on_cpu(timing(samples_us, yardstick_us=yardstick_us)), least_us)
+def test_noisy(
+    samples_us: list[float], calibration_us: float | None, least_us: float | None, *, expected: bool
+) -> None:
+    """A time is noisy if its range is wider than 25 %, or if the calibration took 25 % longer than at another time."""
+    assert expected is is_noisy(on_cpu(timing(samples_us, calibration_us=calibration_us)), least_us)

@@ -108,6 +108,13 @@ LSE = torch.zeros(1, 2, 3)
         ),
         ([LSE, OUT], "the output is a list (return item 1 alone"),
         (None, "the output is None (write `return out` at the end of the function), it must be torch.float32"),
+        (
+            OUT.half(),
+            (
+                "the output is torch.float16 [1, 2, 3, 4], it must be torch.float32 [1, 2, 3, 4] "
+                "(write `return out.to(q.dtype)`)"
+            ),
+        ),
     ],
 )
 def test_an_output_among_others_is_found(result: object, message: str) -> None:
