@@ -1,4 +1,4 @@
-"""What makes times on the CPU comparable: a fixed number of threads, and a calibration that is timed beside the samples.
+"""What makes times on the CPU comparable: a fixed number of threads, and a calibration beside the samples.
 
 Everything on the CPU, candidates and SDPA backends alike, is timed with `CPU_THREADS` torch threads.
 """
