@@ -1,6 +1,6 @@
 """Replay a bundle on this machine: the same builds, the same cases, or the same gates, with this installation's judge.
 
-Unlike `verify`, this compiles and runs the kernels of the bundle, which is code of whoever made it.
+Unlike `verify`, this compiles and runs the kernels of the bundle, which may be a stranger's code.
 
 build  compile every variant again: is the machine code the same?
 right  run every judged case again: are the inputs and the outcomes the same?

@@ -73,7 +73,7 @@ def _nearby(folder: Path) -> list[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a folder exists and belongs to this user: nobody is told to run what another user wrote."""
+    """Whether a folder exists and belongs to this user: no message recommends to run what another user wrote."""
     try:
         return path.stat().st_uid == os.getuid()
     except OSError:

@@ -173,8 +173,8 @@ def test_names_of_person_and_machine_are_replaced(tree: Path, monkeypatch: pytes
     """Results name neither the source folder, the home folder, the host nor the user; source files stay as they are."""
     monkeypatch.setattr("pytest_fa.bundle.privacy.platform.node", lambda: "buildbox-7.example.org")
     monkeypatch.setattr("pytest_fa.bundle.privacy.getpass.getuser", lambda: "alicia")
-    monkeypatch.setenv("HOME", "/home/alicia")
-    text = f"{tree}/source.py /home/alicia/.cache buildbox-7.example.org buildbox-7 alicia malicias"
+    monkeypatch.setenv("HOME", "/users/alicia")
+    text = f"{tree}/source.py /users/alicia/.cache buildbox-7.example.org buildbox-7 alicia malicias"
     (tree / "artifacts/junit.xml").write_text(text, encoding="utf-8")
     (tree / "source.py").write_text("# alicia\n", encoding="utf-8")
     with tarfile.open(_make(tree)) as tar:
