@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -117,7 +118,8 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
         kill_all(lambda: marked_with(self._mark))
-        self._process.poll()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=END_SECONDS)  # a killed process loses its environment before it has ended
         _LIVE.discard(self._process.pid)
         self._log.close()
 
