@@ -1,4 +1,4 @@
-"""Ranges of keys that a kernel leaves out, counts twice, or counts in one of its two sums only."""
+"""Ranges of keys that a kernel omits, counts twice, or counts in one of its two sums only."""
 
 from __future__ import annotations
 
