@@ -101,7 +101,7 @@ def scaled(out: torch.Tensor, right: torch.Tensor) -> Mistake | None:
 
 
 def _explains_most(out: torch.Tensor, right: torch.Tensor, fitted: torch.Tensor) -> bool:
-    """Whether little of the error remains after a fit.  A loose policy also accepts the fit to errors of another kind."""
+    """Whether little of the error remains after a fit.  A loose policy also accepts fits to errors of another kind."""
     return float((out - fitted).norm()) <= LARGEST_REMAINDER * float((out - right).norm())
 
 
