@@ -18,12 +18,16 @@ import pytest
 
 from pytest_fa.bundle.__main__ import main
 from pytest_fa.bundle.archive import read_archive
+from pytest_fa.bundle.recompute import contradictions
 from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.seal import SEAL, make_seal
 from pytest_fa.bundle.verify import Verification, _of_seal, verify_bundle
 from pytest_fa.records.files import read_record_file
+from pytest_fa.records.judged import Bound
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.source import read_source
+from tests import factories
+from tests.factories import check
 
 REPOSITORY = Path(__file__).parents[3]
 PROFILES = REPOSITORY / "profiles" / "nvidia-h200"
@@ -333,3 +337,14 @@ def test_nothing_is_stated_about_a_broken_bundle(
     """A bundle that is not verified gets no statement."""
     assert main(["attest", str(_pack(tmp_path, {**content, ".gitignore": b"*"}))]) == 2
     assert "bundle.tar.gz is broken (integrity: .gitignore has another sha256" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "is_accepted"), [("fp32", 0.001, True), ("fp32", 0.003, False), ("fp16", 0.001, False)]
+)
+def test_the_largest_error_and_its_bound(dtype: str, value: float, is_accepted: bool) -> None:  # noqa: FBT001
+    """In fp32, bound `max` may have another element than the largest error, but not a larger one."""
+    plain = check(Bound("max", value, 0.004, True))
+    judged = msgspec.structs.replace(plain, max_abs_error=0.002)
+    problems = contradictions(factories.record("mine", f"b1h1s64d64-{dtype}-seed0", check=judged), None, 0.008)
+    assert (problems == []) is is_accepted
