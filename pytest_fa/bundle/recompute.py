@@ -13,16 +13,16 @@ from collections.abc import Iterator
 
 from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, analyse
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval, detectable_effect
+from pytest_fa.gates.run import OUTCOMES
 from pytest_fa.measure.sampling import MOST_DROPPED, precision
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.gated import Gate, GatePair
 from pytest_fa.records.judged import Bound, Check
-from pytest_fa.records.record import Outcome, Record
+from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed, Timing
 
 CLOSE = 1e-6  # relative difference that another version of a library may cause
-GATE_OUTCOMES: dict[str, Outcome] = {"PASS": "ok", "FAIL": "gate_failed", "INCONCLUSIVE": "inconclusive"}
 # Bounds whose measured value is also a field of the check, for the policy that names them so.
 SAME_FIGURE = {"max": "max_abs_error", "rms": "rms_error"}
 
@@ -146,7 +146,7 @@ def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
     analysis = analyse(samples, gate.ratio, is_last=gate.processes >= ANALYSES[-1], process_sd=known_sd)
     if gate.verdict != (verdict := analysis.verdict or "INCONCLUSIVE"):
         yield f"the verdict is {gate.verdict}, its samples give {verdict}: {analysis.reason}"
-    if record.outcome != GATE_OUTCOMES[gate.verdict]:
+    if record.outcome != OUTCOMES[gate.verdict]:
         yield f"the outcome is {record.outcome}, the verdict {gate.verdict}"
     for pair, interval in zip(gate.pairs, analysis.intervals, strict=True):
         yield from _of_pair(pair, interval, gate.seed)

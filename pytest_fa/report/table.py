@@ -207,10 +207,15 @@ def _mark(speed: Speed, least_calibration_us: float | None) -> str:
 
 
 def _build_rows(record: Record) -> list[Row]:
-    """One row for each architecture of a variant that was only built."""
-    result = "built" if record.outcome == "ok" else _upper_case_outcome(record)
+    """One row for each architecture of a variant that was only built.
+
+    If a build failed, the record has the builds of the other architectures; the failure has a row of its own.
+    """
+    is_missing = record.outcome == "not_built"
+    result = "built" if record.outcome == "ok" or is_missing else _upper_case_outcome(record)
     rows = [Row(record.variant, build.arch, result, **_build_cells(build)) for build in record.builds]
-    return rows or [Row(record.variant, NOTHING, result)]
+    failed = [Row(record.variant, NOTHING, _upper_case_outcome(record))] if is_missing or not rows else []
+    return [*failed, *rows]
 
 
 def _build_cells(build: Build) -> dict[str, str]:

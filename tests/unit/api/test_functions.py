@@ -325,10 +325,10 @@ def test_a_module_is_a_function() -> None:
 def test_an_exit_is_a_crash(code: Any, status: int) -> None:
     """A function that calls `sys.exit` gives a record with the outcome `crashed`; the calling script goes on."""
 
-    def leaves(q: Any, k: Any, v: Any) -> Any:  # noqa: ARG001  # never used
+    def exits(q: Any, k: Any, v: Any) -> Any:  # noqa: ARG001  # never used
         sys.exit(code)
 
-    record = pytest_fa.check(leaves, CASE)
+    record = pytest_fa.check(exits, CASE)
     assert (record.ok, record.outcome) == (False, "crashed")
     assert f"crashed: exit status {status} in stage launch; the function called sys.exit" == record.message
 

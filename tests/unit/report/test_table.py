@@ -394,3 +394,9 @@ def test_the_pilot_of_a_gate_is_not_counted() -> None:
     """A gate whose pilot failed adds nothing to the number of failed checks; alone it has a row."""
     wrong, pilot = record(outcome="wrong", check=WRONG), record(kind="gate", outcome="wrong", check=WRONG)
     assert [make_rows(records)[0].checks for records in ([wrong, pilot], [pilot])] == ["WRONG 1/1", "WRONG 1/1"]
+
+
+def test_a_failed_architecture_is_not_shown_as_another() -> None:
+    """If one architecture does not compile, the others are shown as built, and the failure has its own row."""
+    partly = record(kind="build", outcome="not_built", builds=(build("sm_90a", k=(100, 0, 0)),))
+    assert [(row.case, row.checks) for row in make_rows([partly])] == [("-", "NOT BUILT"), ("sm_90a", "built")]
