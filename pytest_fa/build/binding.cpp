@@ -63,6 +63,8 @@ void CheckShape(const TensorView& tensor, const char* name, std::initializer_lis
   }
 }
 
+const char* const DTYPE_NAMES[] = {"fp16", "bf16", "fp32"};  // by FaDtype
+
 int32_t Dtype(const TensorView& tensor, const char* name) {
   const DLDataType dtype = tensor.dtype();
   if (dtype.bits == 16 && dtype.code == kDLFloat) return FA_DTYPE_fp16;
@@ -70,6 +72,12 @@ int32_t Dtype(const TensorView& tensor, const char* name) {
   if (dtype.bits == 32 && dtype.code == kDLFloat) return FA_DTYPE_fp32;
   TVM_FFI_THROW(TypeError) << Format("%s must be fp16, bf16 or fp32, got DLPack type code %d with %d bits", name, dtype.code,
                                      dtype.bits);
+}
+
+void CheckDtype(const TensorView& tensor, const char* name, int32_t dtype_of_q) {
+  const int32_t dtype = Dtype(tensor, name);
+  FA_REQUIRE(dtype == dtype_of_q, TypeError, "q is %s and %s is %s; q, k, v and out must have the same dtype",
+             DTYPE_NAMES[dtype_of_q], name, DTYPE_NAMES[dtype]);
 }
 
 FaStrides Strides(const TensorView& tensor) {
@@ -99,8 +107,9 @@ FaForwardArgs MakeArgs(Computes computes, const TensorView& q, const TensorView&
   FA_REQUIRE(causal >= FA_CAUSAL_NONE && causal <= FA_CAUSAL_BOTTOM_RIGHT, ValueError,
              "causal is %lld, allowed are 0 (none), 1 (top left), 2 (bottom right)", static_cast<long long>(causal));
   const int32_t dtype = Dtype(q, "q");
-  const bool same_dtype = Dtype(k, "k") == dtype && Dtype(v, "v") == dtype && Dtype(out, "out") == dtype;
-  FA_REQUIRE(same_dtype, TypeError, "q, k, v and out must have the same dtype");
+  CheckDtype(k, "k", dtype);
+  CheckDtype(v, "v", dtype);
+  CheckDtype(out, "out", dtype);
 
   FaForwardArgs args = {};
   args.abi_version = FA_ABI_VERSION;

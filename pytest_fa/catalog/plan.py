@@ -12,7 +12,7 @@ from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.faults import FAULTS, TWINS
 from pytest_fa.catalog.fit import Fits, cases_for
 from pytest_fa.catalog.properties import properties_of, sanitizer_case
-from pytest_fa.catalog.variant import COMPANION_ROLES, BrokenVariant, Variant
+from pytest_fa.catalog.variant import COMPANION_ROLES, BrokenVariant, Device, Variant
 
 AnyVariant = Variant | BrokenVariant
 
@@ -22,7 +22,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
 
     `chosen` are the selected variants.  `companions` are the baselines and launch-overhead variants, which are timed on
     every timed shape.  With `cases_are_named`, the option `--fa-case` selected the cases, and no other case is run.
-    `fits` lists the parameters of a case that may be changed to what a variant supports.
+    `fits` lists the parameters of a case that may be changed to what a variant supports.  `gpu` tells whether this
+    machine has a GPU.
 
     Every test function reads the plan during collection, so each list of pairs is computed once.
     """
@@ -33,6 +34,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
     cases_are_named: bool = False
     sanitizers: tuple[str, ...] = ()
     fits: Fits = ()
+    gpu: bool = False
 
     def cases_of(self, variant: Variant) -> tuple[Case, ...]:
         """Return the run's cases, adapted to `variant`.  Variants that support the same share one tuple."""
@@ -83,12 +85,29 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
     def timings(self) -> list[tuple[Variant, Case]]:
         """The pairs of `test_speed`: the pairs of `profiles`, then each companion with each of their shapes.
 
-        A case of scores has no baseline as a companion, because baselines compute attention.
+        A case of scores has no baseline as a companion, because baselines compute attention.  On a machine with a GPU,
+        a companion is timed only at the shapes of variants that run on the same device, the GPU or the CPU.
         """
         shapes = _first_seeds(case for _, case in self.profiles)
         companions = [variant for variant in self.companions if self.is_companion(variant)]
-        pairs = [(variant, case) for variant in companions for case in shapes if variant.can_compute(case)]
+        pairs = [(variant, case) for variant in companions for case in shapes if self._is_comparable(variant, case)]
         return self.profiles + pairs
+
+    def _is_comparable(self, companion: Variant, case: Case) -> bool:
+        """Whether the companion computes the case, on a device on which a chosen variant runs it.
+
+        Without a GPU, every companion stays: those that need one are skipped, with that reason.
+        """
+        on_device = not self.gpu or companion.device_for(gpu=True) in self._devices[case.shape_id]
+        return on_device and companion.can_compute(case)
+
+    @cached_property
+    def _devices(self) -> dict[str, set[Device | None]]:
+        """The devices on which the chosen variants run on this machine, by shape id."""
+        devices: dict[str, set[Device | None]] = {}
+        for variant, case in self.profiles:
+            devices.setdefault(case.shape_id, set()).add(variant.device_for(gpu=self.gpu))
+        return devices
 
     @cached_property
     def profiles(self) -> list[tuple[Variant, Case]]:
@@ -155,7 +174,8 @@ def make_plan(
     cases_are_named: bool = False,
     fits: Fits = (),
     sanitizers: tuple[str, ...] = (),
+    gpu: bool = False,
 ) -> Plan:
     """Return the plan for the chosen variants and cases."""
     companions = [variant for variant in catalog.variants.values() if variant.role in COMPANION_ROLES]
-    return Plan(chosen, tuple(companions), cases, cases_are_named, sanitizers, fits)
+    return Plan(chosen, tuple(companions), cases, cases_are_named, sanitizers, fits, gpu)

@@ -20,7 +20,7 @@ from pytest_fa.records.spread import is_clear_ratio
 from pytest_fa.records.timing import Speed
 from pytest_fa.report.failure import failure_text
 from pytest_fa.report.layout import Style, TextLine
-from pytest_fa.report.table import NOT_ATTENTION, best_baseline, ratio_text
+from pytest_fa.report.table import NOT_ATTENTION, best_baseline, comparable, ratio_text
 from pytest_fa.report.timing_notes import is_unconfirmed
 
 NO_FAILURE = ("ok", "not_measured", "inconclusive")
@@ -240,9 +240,10 @@ def _versus_baseline(name: str, records: list[Record], times: Times) -> str:
     ratios = []
     for shape, speed in times[name].items():
         baseline = best_baseline(_of_shape(records, shape))
-        if baseline and baseline.speed and baseline.variant != name:
-            ratio = speed.device.median_us / baseline.speed.device.median_us
-            ratios.append((ratio, ratio_text(speed, baseline.speed), baseline.variant, shape))
+        baseline_speed = comparable(baseline, speed)
+        if baseline and baseline_speed and baseline.variant != name:
+            ratio = speed.device.median_us / baseline_speed.device.median_us
+            ratios.append((ratio, ratio_text(speed, baseline_speed), baseline.variant, shape))
     clear = sorted(entry for entry in ratios if entry[1] != "noisy")
     if not ratios:
         shape, speed = next(iter(times[name].items()))
@@ -300,11 +301,9 @@ def _next_without_times(subjects: list[Record], run: RunFacts) -> str:
 
 def _is_faster(name: str, records: list[Record], times: Times) -> bool:
     """Whether a variant takes less time than the fastest baseline on every shape."""
-    baselines = [(speed, best_baseline(_of_shape(records, shape))) for shape, speed in times[name].items()]
-    return all(
-        baseline is not None and baseline.speed and speed.device.median_us < baseline.speed.device.median_us
-        for speed, baseline in baselines
-    )
+    pairs = ((speed, best_baseline(_of_shape(records, shape))) for shape, speed in times[name].items())
+    baselines = [(speed, comparable(baseline, speed)) for speed, baseline in pairs]
+    return all(baseline and speed.device.median_us < baseline.device.median_us for speed, baseline in baselines)
 
 
 def _command(run: RunFacts, name: str, *words: str) -> str:

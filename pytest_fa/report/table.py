@@ -156,11 +156,25 @@ def _reasons_for_no_smem_poison(records: list[Record]) -> list[str]:
 
 
 def best_baseline(records: list[Record]) -> Record | None:
-    """The record with the least `device_us` of a baseline without a failure, among the records of one shape."""
+    """The record with the least `device_us` of a baseline without a failure, among the records of one shape.
+
+    If other variants were timed on the GPU, a time on the CPU is no baseline.
+    """
     failed = {record.variant for record in records if record.outcome != "ok"}
-    timed = [(each.speed.device.median_us, each.variant, each) for each in records if each.speed]
-    baselines = [entry for entry in timed if entry[2].role == "baseline" and entry[1] not in failed]
+    timed = [(each.speed, each) for each in records if each.speed]
+    on_gpu = any(not speed.is_on_cpu for speed, _ in timed)
+    baselines = [
+        (speed.device.median_us, record.variant, record)
+        for speed, record in timed
+        if record.role == "baseline" and record.variant not in failed and not (on_gpu and speed.is_on_cpu)
+    ]
     return min(baselines, key=lambda entry: entry[:2])[2] if baselines else None
+
+
+def comparable(baseline: Record | None, speed: Speed) -> Speed | None:
+    """The times of a baseline; None if there is none, or if it ran on another device than `speed`, the CPU or a GPU."""
+    times = baseline.speed if baseline else None
+    return times if times and times.is_on_cpu == speed.is_on_cpu else None
 
 
 def ratio_text(speed: Speed, baseline: Speed) -> str:
@@ -183,7 +197,7 @@ def _case_row(
     device_us = speed.device.median_us if speed else None
     computes = first.role != "overhead"
     least_us = ceilings.least_us(first.case) if ceilings and computes else None
-    baseline_speed = baseline.speed if baseline and computes else None
+    baseline_speed = comparable(baseline, speed) if speed and computes else None
     return Row(
         variant=first.variant,
         case=first.case.shape_id,

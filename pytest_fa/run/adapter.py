@@ -10,7 +10,7 @@ import torch
 
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Argument, Call, Constant
-from pytest_fa.errors import UnsupportedCase
+from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import empty_output
 
@@ -86,18 +86,23 @@ def _value(argument: Argument, values: dict[str, Any]) -> Any:  # noqa: ANN401  
 def _select_output(returned: Any, index: int | None) -> torch.Tensor:  # noqa: ANN401  # a result of any type
     """The output tensor in what the function returned; `index` selects it from a tuple or a list.
 
-    Raises `TypeError` if the output is not a tensor of four dimensions.
+    Raises `WrongResult`, caught by `entry`, if the output is not a tensor of four dimensions.
     """
     out = returned
     if index is not None:
         if not isinstance(returned, (tuple, list)) or index >= len(returned):
-            raise TypeError(f"entry.call.returns is {index}, but the function returned {_describe(returned)}")
+            raise _wrong_return(f"entry.call.returns is {index}, but the function returned {_describe(returned)}")
         out = returned[index]
     if not isinstance(out, torch.Tensor):
-        raise TypeError(f"the function returned {_describe(out)}, expected its output tensor; {_advice(out)}")
+        raise _wrong_return(f"the function returned {_describe(out)}, expected its output tensor; {_advice(out)}")
     if out.dim() != DIMENSIONS:
-        raise TypeError(f"the function returned a tensor of shape {list(out.shape)}, expected four dimensions")
+        raise _wrong_return(f"the function returned a tensor of shape {list(out.shape)}, expected four dimensions")
     return out
+
+
+def _wrong_return(message: str) -> WrongResult:
+    """The fault of a function that returns no output, whatever the case is."""
+    return WrongResult("entry", message)
 
 
 def _advice(returned: Any) -> str:  # noqa: ANN401  # a result of any type

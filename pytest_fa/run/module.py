@@ -36,6 +36,7 @@ from pytest_fa.run.adapter import adapted
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import empty_output
+from pytest_fa.run.launch_hint import launch_hint
 from pytest_fa.run.signature import signature_problem
 
 CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how the errors of PyTorch's CUDA checks begin
@@ -158,7 +159,7 @@ def _cuda_forward(library: str, allocate: Allocate, computes: Computes) -> Forwa
         try:
             entry(q, k, v, out, None, workspace, scale, code)
         except (ValueError, RuntimeError) as problem:
-            raise _translate_error(problem, q.device) from None
+            raise _translate_error(problem, q, k, library) from None
         return out
 
     return forward
@@ -238,33 +239,14 @@ def _require_unregistered(target: str, library: Path, where: str) -> None:
         )
 
 
-def _translate_error(problem: Exception, device: torch.device) -> Exception:
+def _translate_error(problem: Exception, q: torch.Tensor, k: torch.Tensor, library: str) -> Exception:
     """The binding's exception as one of this package's; exceptions about arguments do not change."""
     text = str(problem).splitlines()[0] if str(problem) else repr(problem)
     if text.startswith("refused: "):
         return UnsupportedCase(text.removeprefix("refused: "))
     if text.startswith("launch failed: "):
-        return LaunchError(f"{text}{_launch_hint(text, device)}")
+        return LaunchError(f"{text}{launch_hint(text, q, k, library)}")
     return problem
-
-
-def _launch_hint(text: str, device: torch.device) -> str:
-    """What a launch that the runtime refused needs too much of, with the limits of this GPU; empty if unknown."""
-    if device.type != "cuda":
-        return ""
-    limits: Any = torch.cuda.get_device_properties(device)
-    if "cudaErrorInvalidValue" in text:
-        return (
-            f"; if the kernel uses dynamic shared memory: this GPU gives a block {limits.shared_memory_per_block:,} B, "
-            f"static and dynamic together, and {limits.shared_memory_per_block_optin:,} B after "
-            f"`if (int status = fa_allow_dynamic_smem(args, kernel, bytes)) return status;`"
-        )
-    if "cudaErrorLaunchOutOfResources" in text:
-        return (
-            f"; a block has at most {limits.regs_per_multiprocessor:,} registers: write "
-            f"`__launch_bounds__(THREADS)` with the threads of a block, or launch fewer threads"
-        )
-    return ""
 
 
 def _import_attribute(variant: Variant, field: str) -> Any:  # noqa: ANN401  # any callable

@@ -56,6 +56,7 @@ class RunPlan:
             cases_are_named=bool(options.cases),
             fits=() if options.cases else self._fits,
             sanitizers=options.sanitizers,
+            gpu=find_gpu() is not None,
         )
         _require_consistent(options, plan)
         return plan

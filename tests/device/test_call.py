@@ -135,14 +135,27 @@ def test_other_abi_is_refused(minimal: Built) -> None:
     ("change", "error", "words"),
     [
         (lambda a: {**a, "k": a["k"].cpu()}, ValueError, "k must be a CUDA tensor"),
-        (lambda a: {**a, "k": a["k"].bfloat16()}, TypeError, "must have the same dtype"),
-        (lambda a: {**a, "q": a["q"].float()}, TypeError, "q must be fp16 or bf16"),
+        (
+            lambda a: {**a, "k": a["k"].bfloat16()},
+            TypeError,
+            "q is fp16 and k is bf16; q, k, v and out must",
+        ),
+        (
+            lambda a: {**a, "q": a["q"].float()},
+            TypeError,
+            "q is fp32 and k is fp16; q, k, v and out must",
+        ),
+        (
+            lambda a: {**a, "out": a["out"].double()},
+            TypeError,
+            "out must be fp16, bf16 or fp32, got DLPack type",
+        ),
         (lambda a: {**a, "v": a["v"][:, :, :-1]}, ValueError, "axis 2 must be 203"),
         (lambda a: {**a, "q": a["q"][0]}, ValueError, "q must have 4 dimensions, got [2, 113, 64]"),
         (lambda a: {**a, "out": a["out"][:, :, :, :32]}, ValueError, "axis 3 must be 64"),
         (lambda a: {name: tensor[:0] for name, tensor in a.items()}, ValueError, "every axis must be at least 1"),
     ],
-    ids=["device", "other_dtype", "float32", "keys", "dimensions", "head_dim", "empty"],
+    ids=["device", "other_dtype", "float32", "float64", "keys", "dimensions", "head_dim", "empty"],
 )
 def test_wrong_arguments_are_named(minimal: Built, change, error: type[Exception], words: str) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     """For a tensor of the wrong device, dtype or shape, the exception names the tensor, and nothing is launched."""

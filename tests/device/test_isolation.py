@@ -78,9 +78,8 @@ def test_a_lost_context_names_the_test_that_lost_it(project: Project) -> None:
     project.python_variant("later")
     project.write("test_own.py", OWN_TESTS)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-    result = project.run(
-        f"--fa-case={CASE.id}", "--fa-variant=illegal,later", "-v", env={"CUDA_VISIBLE_DEVICES": visible}
-    )
+    options = (f"--fa-case={CASE.id}", "--fa-variant=illegal,later", "-v")
+    result = project.run("test_own.py", *options, env={"CUDA_VISIBLE_DEVICES": visible})
     names = [f"test_call[{variant}-{CASE.id}]" for variant in ("illegal", "later")]
     assert [result.outcomes[name] for name in names] == ["failed", "error"]
     assert f"its context was lost in test_own.py::{names[0]}" in result.reasons[names[1]]

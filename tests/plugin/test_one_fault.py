@@ -23,6 +23,21 @@ def pytest_runtest_protocol(item, nextitem):
     return True
 """
 
+# The output and the logarithm of each row's sum, as many attention functions return them.
+TUPLE_SOURCE = """\
+import torch
+
+
+def forward(q, k, v, *, scale):
+    scores = q.float() @ k.float().transpose(2, 3) * scale
+    return (torch.softmax(scores, -1) @ v.float()).to(q.dtype), torch.logsumexp(scores, -1)
+"""
+
+TUPLE_MANIFEST = """\
+entry: {target: "entry:forward", call: CALL}
+supports: {device: [cpu], dtype: [fp16, bf16]}
+"""
+
 OWN = """\
 import pytest
 
@@ -58,6 +73,35 @@ def test_a_repeated_test_still_fails(new_project: NewProject) -> None:
         1,
         {f"test_correct[broken-{CASE}]": "failed", f"test_speed[broken-{SHAPE}]": "skipped"},
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            "{keywords: {scale: scale}}",
+            (
+                "wrong: the function returned a tuple of 2 elements, expected its output tensor; write `returns: 0` "
+                "in entry.call"
+            ),
+        ),
+        (
+            "{keywords: {scale: scale}, returns: 2}",
+            "wrong: entry.call.returns is 2, but the function returned a tuple of 2 elements",
+        ),
+    ],
+)
+def test_a_function_that_returns_no_output_fails_once(project: Project, call: str, message: str) -> None:
+    """A function that returns a tuple fails one test with the line to write; every other test names that test."""
+    project.python_variant("pair", TUPLE_SOURCE, TUPLE_MANIFEST.replace("CALL", call))
+    run = project.suite("--fa-variant=pair", "--fa-suite=smoke", "-k", "pair")
+    failed = [name for name, outcome in run.outcomes.items() if outcome == "failed"]
+    skipped = [name for name, outcome in run.outcomes.items() if outcome == "skipped"]
+    assert (run.ret, len(failed), len(failed) + len(skipped)) == (1, 1, len(run.outcomes))
+    assert run.failure(failed[0])[0] == message
+    reasons = {run.reasons[name].rpartition("Skipped: ")[2] for name in skipped}
+    assert f"pair cannot be run (see {failed[0]})" in reasons
+    assert [reason for reason in reasons if "entry.call" in reason] == []
 
 
 def test_a_failure_that_is_allowed_reports_nothing(lab: Project) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_fa.catalog.properties import PROPERTIES
 from tests.factories import PYTHON_MANIFEST
-from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject, Project, variants_of
+from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, PRETEND_GPU, SHAPE, NewProject, Project, variants_of
 
 FILE = "pytest_fa.suite.test_attention"
 OTHER_SHAPE = "b1h4s128d64-fp16"
@@ -140,3 +140,12 @@ def test_node_ids_drop_companions_without_candidates(trio: Project, nodes: list[
     result = trio.run("--collect-only", "-q", "--pyargs", *(f"{FILE}::{node}" for node in nodes))
     expected = pytest.ExitCode.OK if kept else pytest.ExitCode.NO_TESTS_COLLECTED
     assert (result.ret, result.ids) == (expected, kept)
+
+
+def test_a_gpu_leaves_out_the_baselines_of_the_cpu(new_project: NewProject) -> None:
+    """On a GPU, a variant that runs there is timed beside baselines on the GPU, not beside sdpa_flash_cpu."""
+    project = new_project("on_gpu")
+    project.write("conftest.py", PRETEND_GPU)
+    project.python_variant("alpha")
+    expected = [name for name in ("alpha", *COMPANIONS) if name != "sdpa_flash_cpu"]
+    assert variants_of(project.ids(ONE_CASE), "test_speed") == expected

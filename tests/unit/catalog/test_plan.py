@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.case import Dtype, parse_case
 from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.fit import EVERYTHING
 from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
 from pytest_fa.catalog.select import select_variants
-from pytest_fa.catalog.variant import BrokenVariant
+from pytest_fa.catalog.variant import BrokenVariant, Device, Role, Supports, Variant
 from tests.factories import variant
 
 CASES = tuple(parse_case(text) for text in ("b1h2s64d64-fp16-seed3", "b1h2s64d64-fp16-seed0", "b1h4s128d64-fp16-seed3"))
@@ -83,6 +83,61 @@ def test_timings_take_the_first_seed_of_each_shape(selected: tuple[str, ...], ex
     pairs = [(each.name, case.id) for each, case in plan_for(*selected).timings]
     first = ["b1h2s64d64-fp16-seed3", "b1h4s128d64-fp16-seed3"]
     assert [(name, case) for name in expected for case in first] == pairs
+
+
+def on(name: str, *devices: Device, role: Role = "candidate", dtype: Dtype = "fp16") -> Variant:
+    """Return a Python variant that runs on these devices and supports one dtype."""
+    plain = variant(name, role=role, kind="python")
+    return msgspec.structs.replace(
+        plain, supports=Supports(device=devices, dtype=(dtype,)), instantiations=((dtype, 64),)
+    )
+
+
+ON_DEVICES = {
+    entry.name: entry
+    for entry in (
+        on("gpu", "cuda"),
+        on("both", "cuda", "cpu"),
+        on("cpu", "cpu"),
+        on("cpu32", "cpu", dtype="fp32"),
+        on("sdpa_gpu", "cuda", role="baseline"),
+        on("sdpa_both", "cuda", "cpu", role="baseline"),
+        on("sdpa_cpu", "cpu", role="baseline"),
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("selected", "gpu", "expected"),
+    [
+        (("gpu",), True, ["sdpa_gpu", "sdpa_both"]),
+        (("both",), True, ["sdpa_gpu", "sdpa_both"]),
+        (("cpu",), True, ["sdpa_cpu"]),
+        (("gpu", "cpu"), True, ["sdpa_gpu", "sdpa_both", "sdpa_cpu"]),
+        (("gpu", "sdpa_cpu"), True, ["sdpa_gpu", "sdpa_both"]),
+        (("gpu",), False, ["sdpa_gpu", "sdpa_both", "sdpa_cpu"]),
+        (("cpu",), False, ["sdpa_gpu", "sdpa_both", "sdpa_cpu"]),
+    ],
+)
+def test_companions_run_on_the_device_of_the_selected(
+    selected: tuple[str, ...], expected: list[str], *, gpu: bool
+) -> None:
+    """With a GPU, a baseline is timed only beside variants on its own device; without one, every baseline stays."""
+    catalog = Catalog(ON_DEVICES, {})
+    plan = make_plan(catalog, select_variants(catalog, selected), CASES[:1], fits=EVERYTHING, gpu=gpu)
+    assert [each.name for each, _ in plan.timings if plan.is_companion(each)] == expected
+
+
+def test_the_device_of_companions_is_chosen_for_each_shape() -> None:
+    """A baseline of the CPU stays at the shape of a CPU variant, and is not timed at that of a GPU variant."""
+    catalog = Catalog(ON_DEVICES, {})
+    plan = make_plan(catalog, select_variants(catalog, ("gpu", "cpu32")), CASES[:1], fits=EVERYTHING, gpu=True)
+    pairs = [(each.name, case.shape_id) for each, case in plan.timings if plan.is_companion(each)]
+    assert pairs == [
+        ("sdpa_gpu", "b1h2s64d64-fp16"),
+        ("sdpa_both", "b1h2s64d64-fp16"),
+        ("sdpa_cpu", "b1h2s64d64-fp32"),
+    ]
 
 
 @pytest.mark.parametrize(

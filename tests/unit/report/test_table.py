@@ -241,6 +241,18 @@ def test_the_best_baseline_is_named() -> None:
     assert expected == [best_baseline([candidate, *baselines]), best_baseline([candidate])]
 
 
+def test_a_time_on_the_cpu_is_no_baseline_of_times_on_the_gpu() -> None:
+    """Among times on the GPU, the best baseline is one on the GPU, and a time on the CPU has no ratio to it."""
+    records = [
+        record(kind="speed", check=OK, speed=speed(10.0)),
+        record("sdpa_gpu", kind="speed", role="baseline", speed=speed(8.0)),
+        record("sdpa_cpu", kind="speed", role="baseline", speed=on_cpu(1.0)),
+    ]
+    ratios = {row.variant: row.versus_baseline for row in make_rows(records)}
+    assert (best_baseline(records), best_baseline(records[::2])) == (records[1], None)
+    assert ratios == {"mine": "1.250", "sdpa_gpu": "1.000", "sdpa_cpu": NOTHING}
+
+
 def test_overhead_has_times_and_no_throughput() -> None:
     """A variant of role `overhead` computes nothing, so it has times but no TFLOP/s and no ratio."""
     noop = record("noop", kind="speed", role="overhead", speed=speed(0.6, 4.0))

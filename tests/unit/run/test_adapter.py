@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_fa.catalog.variant import Call, Constant
-from pytest_fa.errors import UnsupportedCase
+from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.run import module
 from pytest_fa.run.adapter import adapted
 
@@ -92,10 +92,11 @@ def test_one_of_several_results_is_selected() -> None:
     ],
 )
 def test_a_result_without_an_output_is_an_error(result: Any, returns: int | None, message: str) -> None:
-    """If the function does not return its output tensor, the error says what it returned."""
+    """If the function does not return its output tensor, the error says what it returned, and the check is `entry`."""
     q, k, v, _ = tensors()
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(WrongResult, match=message) as raised:
         adapted(Recorder(result), Call(returns=returns))(q, k, v, scale=SCALE)
+    assert raised.value.caught_by == ("entry",)
 
 
 def test_a_function_without_a_scale_takes_the_default_only() -> None:

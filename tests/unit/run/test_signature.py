@@ -14,7 +14,7 @@ import torch
 
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Call, Constant, Entry
-from pytest_fa.errors import FaError, LaunchError, WrongResult
+from pytest_fa.errors import FaError, WrongResult
 from pytest_fa.judge.check import require_output
 from pytest_fa.run import module
 from pytest_fa.run.adapter import adapted
@@ -127,7 +127,7 @@ def test_an_output_among_others_is_found(result: object, message: str) -> None:
 def test_an_output_among_others_of_a_declared_call_is_found() -> None:
     """For `(out, lse)` with `entry.call` but without `returns`, the message has the key to write."""
     forward = adapted(lambda *_: (OUT, LSE), Call())
-    with pytest.raises(TypeError, match=r"returned a tuple of 2 elements, .*; write `returns: 0` in entry.call"):
+    with pytest.raises(WrongResult, match=r"returned a tuple of 2 elements, .*; write `returns: 0` in entry.call"):
         forward(OUT, OUT, OUT, scale=0.5)
 
 
@@ -155,43 +155,3 @@ def test_a_missing_operator_is_named_with_its_neighbours() -> None:
         " (in namespace fa_neighbours: fa_neighbours::backward); write `TORCH_LIBRARY(fa_neighbours, library) "
         '{ library.def("forward", &forward); }`, or another entry.target'
     )
-
-
-# -- launches ---------------------------------------------------------------------------------------------------------
-
-
-class Properties:
-    """The limits of a GPU."""
-
-    shared_memory_per_block = 49_152
-    shared_memory_per_block_optin = 232_448
-    regs_per_multiprocessor = 65_536
-
-
-@pytest.mark.parametrize(
-    ("error", "hint"),
-    [
-        (
-            "cudaErrorInvalidValue: invalid argument",
-            (
-                "; if the kernel uses dynamic shared memory: this GPU gives a block 49,152 B, static and dynamic "
-                "together, and 232,448 B after `if (int status = fa_allow_dynamic_smem(args, kernel, bytes)) "
-                "return status;`"
-            ),
-        ),
-        (
-            "cudaErrorLaunchOutOfResources: too many resources requested for launch",
-            (
-                "; a block has at most 65,536 registers: write `__launch_bounds__(THREADS)` with the threads of a "
-                "block, or launch fewer threads"
-            ),
-        ),
-        ("cudaErrorNoKernelImageForDevice: no kernel image is available", ""),
-    ],
-)
-def test_a_refused_launch_gets_the_limits_of_the_gpu(monkeypatch: pytest.MonkeyPatch, error: str, hint: str) -> None:
-    """If the runtime refuses a launch for its resources, the message has this GPU's limits and what to write."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
-    problem = module._translate_error(RuntimeError(f"launch failed: {error}"), torch.device("cuda"))
-    assert isinstance(problem, LaunchError)
-    assert str(problem) == f"launch failed: {error}{hint}"
