@@ -74,6 +74,14 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
         """The pairs of `test_correct`: each judged variant with each case."""
         return [(variant, case) for variant in self._judged for case in self.cases_of(variant)]
 
+    @property
+    def ids_with_seeds(self) -> dict[str, list[str]]:
+        """The parameters of a test id of `checks` without the seed -> those with each seed."""
+        ids: dict[str, list[str]] = {}
+        for variant, case in self.checks:
+            ids.setdefault(f"{variant.name}-{case.shape_id}", []).append(f"{variant.name}-{case.id}")
+        return ids
+
     @cached_property
     def properties(self) -> list[tuple[Variant, str]]:
         """The pairs of `test_property`: each judged variant with its properties; none with `--fa-case`."""

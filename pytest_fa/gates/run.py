@@ -222,11 +222,16 @@ def _pairs(
 
 
 def _known_sd(runner: CaseRunner) -> tuple[float, str]:
-    """The standard deviation of process means and its source: measured on this GPU if it was, else on an H200."""
+    """The standard deviation of process means and its source: measured on this GPU if it was, else on an H200.
+
+    The source is empty if that of a CPU is not known: then the value says nothing about this machine.
+    """
     folder, gpu = runner.options.records_folder, runner.records.environment.gpu
     noise, problem = try_to_read(lambda: read_noise(folder, gpu))
     if noise is not None:
-        return noise.process_sd, f"measured on this GPU on {noise.measured_at[:10]}"
+        return noise.process_sd, f"measured on this {'GPU' if gpu else 'machine'} on {noise.measured_at[:10]}"
+    if gpu is None:
+        return PROCESS_SD, ""
     reason = "noise.json cannot be read" if problem else "not measured on this GPU"
     return PROCESS_SD, f"{reason}, taken from an NVIDIA H200"
 
@@ -238,10 +243,13 @@ def _announcement(
     seconds = [round(count * (PROCESS_SECONDS + PAIR_SECONDS * len(arm_pairs))) for count in ANALYSES]
     left_out = f"; left out: {len(question.left_out)} shapes that {variant.name} refuses" if question.left_out else ""
     left_out += "".join(f"; left out: {line}" for line in pilot.left_out)
+    detects = "the noise of this CPU is not known, so no detectable difference is announced"
+    if source:
+        detects = f"detects differences of {100 * effect:.1f} % (standard deviation of process means: {source})"
     return (
         f"gate {variant.name} < {question.ratio:g} x {names}: {ANALYSES[0]} processes (about {seconds[0]} s), "
         f"or {ANALYSES[1]} (about {seconds[1]} s) if the interim analysis is undecided; "
-        f"detects differences of {100 * effect:.1f} % (standard deviation of process means: {source}){left_out}"
+        f"{detects}{left_out}"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ _REPEATED = ("-p", "-o", "-c", "--rootdir", "--confcutdir", "--import-mode")
 _REPEATED_SWITCHES = ("--noconftest", "--benchmark-disable")
 _SUITE_TEST = re.compile(r"test_(?:build|correct|property|gate|speed|profile|sanitize|judge)\[.+\]")
 _WITH_CASE = re.compile(r"(?P<variant>.+?)-(?P<case>b\d+h\d+s\d+d\d+-.*?)(?:-(?:mem|race|sync|init)check)?")
+LAST_FAILED_HINT = "; --lf runs the failed tests of earlier runs; `pytest --cache-clear` makes pytest forget them"
 _LONG_FORMS = {"-o": "--override-ini", "-c": "--config-file"}
 
 
@@ -42,6 +44,35 @@ def implies_suite(config: pytest.Config) -> bool:
     if config.args_source is not config.ArgsSource.INVOCATION_DIR or not is_typed(config):
         return False
     return _is_suite_only(config.getini("testpaths"), config.rootpath)
+
+
+def name_last_failed(config: pytest.Config) -> bool:
+    """Name the failed tests of the shipped suite if a plain `pytest --lf` follows a run of it; return whether it does.
+
+    They are added to the tests of the current folder, which `--lf` filters as usual; if no other test failed, they
+    replace that folder.
+    """
+    is_plain = config.args_source is config.ArgsSource.INVOCATION_DIR and not is_typed(config)
+    if not is_plain or not config.getoption("lf", default=False) or (cache := getattr(config, "cache", None)) is None:
+        return False
+    failed = [str(name) for name in cache.get("cache/lastfailed", {})]
+    named = [name for word in failed if (name := suite_id(word, config.invocation_params.dir))]
+    if named:
+        config.args[:] = [*(config.args if len(named) < len(failed) else ()), *named]
+    return bool(named)
+
+
+def name_every_seed(config: pytest.Config, ids: dict[str, list[str]]) -> None:
+    """Replace a test id of `test_correct` whose case has no seed by the ids with each seed of the run.
+
+    `ids` maps the parameters of an id without its seed, `<variant>-<shape>`, to those with each seed.
+    """
+    words: list[str] = []
+    for word in config.args:
+        test, _, parameters = word.removesuffix("]").partition("[")
+        every = ids.get(parameters, []) if test.endswith("::test_correct") else []
+        words += [f"{test}[{each}]" for each in every] or [word]
+    config.args[:] = words
 
 
 def choose_tests(config: pytest.Config, *, selftest: bool) -> None:
@@ -104,6 +135,14 @@ def _other_forms(word: str, config: pytest.Config) -> list[str]:
     file = f"{module.rpartition('.')[2]}.py"
     relative = os.path.relpath(SUITE_FOLDER / file, config.rootpath)
     return [f"{path}::{test}" for path in (file, f"pytest_fa/suite/{file}", relative)]
+
+
+def command_with_suite(config: pytest.Config) -> str:
+    """The typed command with the shipped suite in place of its paths."""
+    typed = [str(word) for word in config.invocation_params.args]
+    words = [word for word in typed if word not in config.args and word != "--pyargs"]
+    suite = [] if _is_suite_only(config.getini("testpaths"), config.rootpath) else ["--pyargs", SUITE]
+    return shlex.join(["pytest", *suite, *words])
 
 
 # -- rerun commands ---------------------------------------------------------------------------------------------------

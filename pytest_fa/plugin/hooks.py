@@ -47,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Read the options.  If any was given, check the names in them before collection."""
     markers.register(config)
+    repeats_failures = command_line.name_last_failed(config)
     try:
         config.stash[OPTIONS_KEY] = options.read(config)
         config.stash[IMPLIED_KEY] = command_line.implies_suite(config)
@@ -56,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
             session_of(config).builds.clean()
     except FaError as problem:
-        raise _usage_error(problem) from None
+        raise _usage_error(problem, command_line.LAST_FAILED_HINT if repeats_failures else "") from None
     if not config.pluginmanager.hasplugin("benchmark"):
         config.addinivalue_line("markers", "benchmark(...): an argument of pytest-benchmark, which is switched off")
         config.pluginmanager.register(WithoutBenchmark(), "fa-without-benchmark")
@@ -67,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _check_names(config: pytest.Config) -> None:
     """Raise `UsageProblem` for a wrong name.  A name with two variants ends a run only if the run uses kernels."""
     run_plan = session_of(config).run_plan
-    _ = run_plan.plan
+    command_line.name_every_seed(config, run_plan.plan.ids_with_seeds)
     session_of(config).builds.require_known_arches()
     if command_line.is_typed(config) and not config.stash[OPTIONS_KEY].list_only:
         run_plan.catalog.require_unique_names()
@@ -208,11 +209,11 @@ def _end_run(config: pytest.Config, problem: UnusableRun) -> None:
     config.stash[PROBLEM_KEY] = _usage_error(problem)
 
 
-def _usage_error(problem: FaError) -> pytest.UsageError:
-    """The usage error with the words of `problem`, which may be those of a manifest."""
+def _usage_error(problem: FaError, hint: str = "") -> pytest.UsageError:
+    """The usage error with the words of `problem`, which may be those of a manifest, and a hint."""
     from pytest_fa.records.text import printable  # noqa: PLC0415
 
-    return pytest.UsageError(printable(str(problem)))
+    return pytest.UsageError(printable(f"{problem}{hint}"))
 
 
 class _Reports:
@@ -250,9 +251,20 @@ class _Reports:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         result = yield
         terminal = session.config.pluginmanager.getplugin("terminalreporter")
-        if terminal and not terminal.no_summary and exitstatus in ANSWERED:
-            self._results.write_answer(terminal)
+        if terminal and not terminal.no_summary:
+            self._write_last_lines(session, exitstatus, terminal)
         return result
+
+    def _write_last_lines(self, session: pytest.Session, exitstatus: int, terminal: pytest.TerminalReporter) -> None:
+        """Write the answer, also if --stepwise ended the run; if a path has no test, the command that was meant."""
+        is_stepwise = exitstatus == pytest.ExitCode.INTERRUPTED and bool(session.shouldstop)
+        if exitstatus in ANSWERED or is_stepwise:
+            self._results.write_answer(terminal)
+        is_empty = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and not terminal.stats.get("deselected")
+        if is_empty and command_line.is_typed(session.config):
+            paths = " ".join(session.config.args)
+            command = command_line.command_with_suite(session.config)
+            terminal.write_line(f"fa: no test in {paths}; the shipped suite tests kernels: {command}")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the table, the notes and the paths of the records; with -q, also the header's lines; annotations."""

@@ -168,6 +168,8 @@ class RunPlan:
 
 def _require_consistent(options: Options, plan: Plan) -> None:
     """Raise `UsageProblem` for options that contradict each other or the variants."""
+    if any(word.startswith("--fa-dtype=") for word in options.selection):  # one of the ini file only sets a default
+        _require_dtypes(options, plan)
     if options.selftest and options.tolerance:
         raise UsageProblem("--fa-selftest: the self-test uses its own tolerance policies; drop --fa-tolerance")
     if options.gate_baseline and options.gate is None:
@@ -175,6 +177,14 @@ def _require_consistent(options: Options, plan: Plan) -> None:
     if options.tolerance == "absolute":
         _require_fp16(plan)
     _require_fit_for_probes(options, plan)
+
+
+def _require_dtypes(options: Options, plan: Plan) -> None:
+    """Raise `UsageProblem` for a case that the user names, whose dtype is not one of `--fa-dtype`."""
+    case = next((case for case in plan.cases if case.dtype not in options.dtypes), None)
+    if case:
+        listed, remedy = ",".join(options.dtypes), case.with_dtype(options.dtypes[0]).id  # type: ignore[arg-type]  # known
+        raise UsageProblem(f"--fa-dtype={listed}: case {case.id} is {case.dtype}; drop --fa-dtype, or name {remedy}")
 
 
 def _require_fp16(plan: Plan) -> None:

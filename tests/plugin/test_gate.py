@@ -76,13 +76,12 @@ def test_ten_percent_slower_fails(timed: Project) -> None:
     assert any(each.strip().startswith("FAIL slow < 0.95 x baseline: ") for each in run.all_lines)
 
 
-def test_the_cost_and_the_power_are_announced(quick: Run) -> None:
-    """Before the first process, a line announces the number of processes, the time and the detectable difference."""
+def test_the_cost_is_announced(quick: Run) -> None:
+    """Before the first process, a line announces the number of processes and the time; on a CPU no known noise."""
     (line,) = [each for each in quick.all_lines if each.startswith("fa: gate quick")]
     assert line.startswith("fa: gate quick < 0.95 x usual: 6 processes (about ")
     assert " or 12 (about " in line
-    source = "not measured on this GPU, taken from an NVIDIA H200"
-    assert f"detects differences of 1.0 % (standard deviation of process means: {source})" in line
+    assert line.endswith("; the noise of this CPU is not known, so no detectable difference is announced")
 
 
 def test_the_record_has_every_block(timed: Project, quick: Run) -> None:

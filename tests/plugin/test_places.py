@@ -247,6 +247,33 @@ def test_the_header_says_so(stranger: Project) -> None:
     assert [IMPLIED in result.outlines for result in (implied, explicit)] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (("kernels", "--fa-variant=mine"), "pytest --fa-variant=mine"),
+        (("--fa-variant=mine", "sub", "-x", "-q"), "pytest --fa-variant=mine -x -q"),
+        (
+            ("-o", "testpaths=sub", "--fa-variant=mine"),
+            "pytest --pyargs pytest_fa.suite -o testpaths=sub --fa-variant=mine",
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_folder_without_tests(stranger: Project, arguments: tuple[str, ...], command: str) -> None:
+    """If the path has no test, the last line says so and has the command that tests kernels."""
+    result = stranger.run(*arguments)
+    (folder,) = {"kernels", "sub"} & {*" ".join(arguments).replace("=", " ").split()}
+    last_line = f"fa: no test in {folder}; the shipped suite tests kernels: {command}"
+    assert (result.ret, result.all_lines[-1]) == (pytest.ExitCode.NO_TESTS_COLLECTED, last_line)
+
+
+def test_deselected_tests_are_no_empty_folder(stranger: Project) -> None:
+    """A run whose tests are all deselected, or without an option of pytest-fa, ends as always."""
+    for arguments in (("--fa-variant=mine", "-k", "nothing"), ("kernels",)):
+        result = stranger.run(*arguments)
+        assert (result.ret, "fa: no test in" in result.text) == (pytest.ExitCode.NO_TESTS_COLLECTED, False)
+
+
 # -- ids as they are printed ------------------------------------------------------------------------------------------
 
 TEST = f"test_correct[mine-{CASE}]"
@@ -263,6 +290,18 @@ def test_a_printed_id_selects_its_test(stranger: Project, printed: str) -> None:
     """The id of a test is accepted as pytest prints it in this repository or in another one, and printed again."""
     result = stranger.run("--collect-only", "-q", printed)
     assert [line for line in result.outlines if "::" in line] == [f"test_attention.py::{TEST}"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "seeds"),
+    [(SHAPE, (), "012"), (SHAPE, ("--fa-seeds=4,7",), "47"), ("b1h2s17d64-fp16", (), "0")],
+)
+def test_an_id_without_a_seed_stands_for_every_seed(
+    stranger: Project, shape: str, options: tuple[str, ...], seeds: str
+) -> None:
+    """The id of `test_correct` with a shape, as the table prints it, selects the test of each seed."""
+    result = stranger.run("--collect-only", "-q", f"test_attention.py::test_correct[mine-{shape}]", *options)
+    assert result.ids == [f"test_correct[mine-{shape}-seed{seed}]" for seed in seeds]
 
 
 @pytest.mark.parametrize("printed", PRINTED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import pytest_fa
+from tests.factories import PYTHON_MANIFEST
 from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project
 
 REPOSITORY = Path(__file__).parents[2]
@@ -55,12 +57,33 @@ def test_colors_are_only_where_they_are_wanted(two: Project) -> None:
 
 
 def test_a_run_can_be_continued(two: Project) -> None:
-    """-x ends with the first failure, --lf runs only what failed, --sw goes on there, --maxfail counts."""
+    """-x ends with the first failure, --lf runs only what failed, --sw goes on there, --maxfail counts.
+
+    Also --sw ends with the rerun command.
+    """
     order = ("--fa-variant=wrong,right", ONE_CASE, "-k", "test_correct")
     assert (two.suite(*order, "-x").outcomes, two.suite(*order, "--lf").outcomes) == ({WRONG: "failed"},) * 2
-    assert two.suite(*order, "--sw").ret == pytest.ExitCode.INTERRUPTED
+    stopped = two.suite(*order, "--sw")
+    assert (stopped.ret, stopped.all_lines[-1].startswith("rerun: pytest ")) == (pytest.ExitCode.INTERRUPTED, True)
     assert two.suite(*order, "--sw", "--sw-skip").outcomes == {WRONG: "failed", RIGHT: "passed"}
     assert two.suite(*order, "--maxfail=2").outcomes == {WRONG: "failed", RIGHT: "passed"}
+
+
+def test_last_failed_without_another_option(new_project: NewProject) -> None:
+    """A plain `pytest --lf` after a run of the suite repeats its failures, also of a variant that is no candidate."""
+    project = new_project("last_failed")
+    project.python_variant("right")
+    project.python_variant("ablated", WRONG_SOURCE, PYTHON_MANIFEST + "role: ablation\n")
+    failed = f"test_correct[ablated-{CASE}]"
+    assert project.run("--fa-variant=ablated", ONE_CASE).outcomes[failed] == "failed"
+    assert project.run("--lf").outcomes == {failed: "failed"}
+    project.write("test_own.py", "def test_own():\n    assert 1 == 2\n\n\ndef test_fine():\n    pass\n")
+    assert project.run("test_own.py").outcomes == {"test_own": "failed", "test_fine": "passed"}
+    assert project.run("--lf").outcomes == {failed: "failed", "test_own": "failed"}
+    shutil.rmtree(project.folder / "kernels" / "ablated")
+    result = project.run("--lf")
+    assert (result.ret, result.all_lines[0].startswith("ERROR: --fa-variant: no variant 'ablated'")) == (4, True)
+    assert result.all_lines[0].endswith("; `pytest --cache-clear` makes pytest forget them")
 
 
 def test_without_pytest_benchmark_times_are_only_recorded(two: Project) -> None:

@@ -153,6 +153,21 @@ def test_an_unconfirmed_slow_baseline_does_not_matter(
         assert left_out in announcements[0]
 
 
+def test_the_detectable_difference_is_announced_on_a_gpu(
+    variants: tuple[Variant, Variant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU whose noise was not measured, the announcement has the difference for an H200's noise, and says so."""
+    candidate, baseline = variants
+    records = {each.name: record(each.name, kind="speed", speed=speed(10.0)) for each in variants}
+    runner = SimulatedRunner(tmp_path, records, blocks(*[-0.105] * 6))
+    environment = msgspec.structs.replace(runner.records.environment, gpu="NVIDIA A GPU")
+    monkeypatch.setitem(vars(runner.records), "environment", environment)
+    announcements: list[str] = []
+    decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), announcements.append)
+    source = "not measured on this GPU, taken from an NVIDIA H200"
+    assert f"detects differences of 1.0 % (standard deviation of process means: {source})" in announcements[0]
+
+
 def test_dropped_blocks_give_a_readable_record(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
     """Processes that lost too many blocks end the gate without a verdict, and its record can be read back."""
     gated, count = gate(variants, tmp_path, blocks(*[-0.105] * 5, dropped=3))
