@@ -23,9 +23,9 @@ def entry_problem(source: str, object_file: Path) -> str:
     """Return why the linker found no `fa_forward` in the compiled source, and the line to write."""
     functions = _functions(object_file)
     write = f"write `{ENTRY_LINE}`"
-    if mangled := _mangled("fa_forward", functions):
+    if name := _cpp_name("fa_forward", functions):
         return (
-            f'{source} defines fa_forward as a C++ function ({mangled}), not as the C function; extern "C" is missing, '
+            f'{source} defines fa_forward as a C++ function ({name}), not as the C function; extern "C" is missing, '
             f"it is in a namespace, or its arguments differ from those in fa_forward.h; {write}"
         )
     visible = [name for name, binding in functions.items() if binding != "STB_LOCAL"]  # nvcc's own are local
@@ -37,18 +37,19 @@ def entry_problem(source: str, object_file: Path) -> str:
 def workspace_problem(source: str, library: Path) -> str | None:
     """Return why a library's `fa_workspace_bytes` would never be called, or None."""
     functions = _functions(library)
-    mangled = _mangled("fa_workspace_bytes", functions)
-    if "fa_workspace_bytes" in functions or not mangled:
+    name = _cpp_name("fa_workspace_bytes", functions)
+    if "fa_workspace_bytes" in functions or not name:
         return None
     return (
-        f"{source} defines fa_workspace_bytes as a C++ function ({mangled}), which is never called; the kernel would "
+        f"{source} defines fa_workspace_bytes as a C++ function ({name}), which is never called; the kernel would "
         f"get no workspace; write `{WORKSPACE_LINE}`"
     )
 
 
-def _mangled(name: str, functions: dict[str, str]) -> str | None:
-    """The mangled name of a C++ function of this name, in any namespace."""
-    return next((each for each in functions if each.startswith("_Z") and f"{len(name)}{name}" in each), None)
+def _cpp_name(name: str, functions: dict[str, str]) -> str | None:
+    """The namespace and the parameters of a C++ function of this name, as in `mine::fa_forward(int)`, or None."""
+    mangled = next((each for each in functions if each.startswith("_Z") and f"{len(name)}{name}" in each), None)
+    return demangle([mangled], parameters=True)[0] if mangled else None
 
 
 def _functions(path: Path) -> dict[str, str]:

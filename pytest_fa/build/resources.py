@@ -62,14 +62,17 @@ def read_ptxas_log(log: str) -> tuple[tuple[Kernel, ...], tuple[Advisory, ...]]:
     return kernels, tuple(dict.fromkeys(advisories))
 
 
-def demangle(names: list[str]) -> list[str]:
-    """Return C++ names without parameter lists, by c++filt of binutils; without c++filt, the names do not change."""
+def demangle(names: list[str], *, parameters: bool = False) -> list[str]:
+    """Return C++ names, without parameter lists unless `parameters`, by c++filt of binutils, which g++ needs.
+
+    Without c++filt, the names do not change.
+    """
     tool = shutil.which("c++filt")
     if tool is None or not names:
         return names
-    text = "\n".join(names)
+    text, command = "\n".join(names), [tool, *([] if parameters else ["-p"])]
     try:
-        run = subprocess.run([tool, "-p"], input=text, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+        run = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return names
     lines = [line.removeprefix("void ") for line in run.stdout.splitlines()]

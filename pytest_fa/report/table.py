@@ -107,8 +107,8 @@ def _place(group: list[Record]) -> tuple[int, float]:
 
 
 def property_lines(records: list[Record]) -> list[str]:
-    """How many properties hold; no line if none was tested."""
-    outcomes = [record.outcome for record in records if record.kind == "property"]
+    """How many properties hold, of those that were tested; no line if there are none."""
+    outcomes = [record.outcome for record in records if record.kind == "property" and record.outcome != "not_built"]
     return [f"properties: {outcomes.count('ok')} of {len(outcomes)} hold"] if outcomes else []
 
 
@@ -251,12 +251,17 @@ def launched_kernels(records: list[Record]) -> list[Kernel]:
 
 
 def _checks(records: list[Record]) -> str:
-    """The number of judgements, or of failed ones.  The pilot of a gate judges the same case once more: no count."""
+    """The number of judgements, or of failed ones.  The pilot of a gate judges the same case once more: no count.
+
+    What was not built was not judged, so it has no count.
+    """
     counted = [each for each in records if each.kind != "gate"] or records
     judged = [each for each in counted if each.check is not None or each.kind == "property" or each.outcome != "ok"]
     failed = [record for record in judged if record.outcome != "ok"]
     if not judged:
         return "not checked"
+    if failed and failed[0].outcome == "not_built":
+        return _upper_case_outcome(failed[0])
     if failed:
         return f"{_upper_case_outcome(failed[0])} {len(failed)}/{len(judged)}"
     return f"ok {len(judged)}/{len(judged)}"

@@ -20,7 +20,7 @@ from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.judge.check import judge, require_output
 from pytest_fa.judge.cross_checks import cross_check_all
 from pytest_fa.judge.delegation import require_no_delegation
-from pytest_fa.judge.diagnosis import diagnose
+from pytest_fa.judge.diagnosis import conclusion, diagnose
 from pytest_fa.judge.fingerprints import fingerprints
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.properties import PROPERTIES
@@ -28,7 +28,7 @@ from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.judge.truth import Truth
 from pytest_fa.measure.measure import measure
-from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
+from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.record import Outcome
 from pytest_fa.records.timing import Speed
 from pytest_fa.run.checked import CheckedLaunch
@@ -39,7 +39,7 @@ from pytest_fa.run.inputs import bits_of, make_inputs
 from pytest_fa.run.module import LoadVariant, open_forward
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.stages import ReportProgress, Stages, outcome_of
-from pytest_fa.worker.user_traceback import explanation_of, is_wrong_call
+from pytest_fa.worker.user_traceback import explanation_of, is_wrong_call, message_of
 
 # `caught_by` names the checks that detected a fault.  For these outcomes no check ran, so it has a fixed name.
 CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
@@ -278,11 +278,13 @@ def _require_passed(check: Check, where: str = "", check_name: str = "") -> None
 
 
 def _diagnose(job: CaseJob, findings: Findings, launch: CheckedLaunch) -> Diagnosis:
-    """Diagnose a wrong output.  If the diagnosis raises an exception, that is reported instead; the verdict stays."""
+    """Diagnose a wrong output.  If that raises an exception, it is the cause; the verdict and cross-checks stay."""
     out, truth, check = findings.known_out, findings.known_truth, findings.known_check
+    cross_checks: tuple[CrossCheck, ...] = ()
     try:
         cross_checks = cross_check_all(job.cross_checks, launch.original_inputs, truth, job.policy)
         inputs, repeats, rounds = launch.original_inputs, findings.repeats, job.variant.rounds
         return diagnose(out, truth, inputs, check, repeats, cross_checks, job.case.computes, rounds)
     except Exception as problem:  # noqa: BLE001  # whatever it is, the verdict must not be lost
-        return Diagnosis((), f"not diagnosed: {problem}", (), "")
+        concluded = conclusion(cross_checks) if cross_checks else ""
+        return Diagnosis((), f"not diagnosed: {message_of(problem)}", cross_checks, concluded)

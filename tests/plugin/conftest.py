@@ -137,10 +137,12 @@ class Project:
         self.write(f"{root}/{name}/variant.yaml", manifest)
         self.write(f"{root}/{name}/entry.py", source)
 
-    def cuda_variant(self, name: str, source: str = CUDA_SOURCE, manifest: str = ZERO_MANIFEST) -> None:
+    def cuda_variant(
+        self, name: str, source: str = CUDA_SOURCE, manifest: str = ZERO_MANIFEST, root: str = "kernels"
+    ) -> None:
         """Write a variant that needs a compiler and a GPU."""
-        self.write(f"kernels/{name}/variant.yaml", manifest)
-        self.write(f"kernels/{name}/kernel.cu", source)
+        self.write(f"{root}/{name}/variant.yaml", manifest)
+        self.write(f"{root}/{name}/kernel.cu", source)
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
         """Run pytest in this folder, in a separate process; `env` adds to its environment."""

@@ -221,3 +221,17 @@ def test_the_self_test_without_timing(shell: Shell) -> None:
     printed = shell.type("pytest --fa-selftest --benchmark-disable --fa-variant=kept_by_scores -rs")
     assert "only timed calls show the mistake of kept_by_scores, and --benchmark-disable switches timing off" in printed
     assert "1 skipped" in printed
+
+
+def test_a_path_with_blanks(new_project: NewProject, tmp_path: Path) -> None:
+    """In folders with blanks a variant compiles, a wrong one fails, and its rerun command can be pasted."""
+    project = new_project("a folder with blanks")
+    project.cuda_variant("zero", root="my kernels")
+    project.python_variant("wrong", WRONG_SOURCE, root="my kernels")
+    shell = Shell(project, tmp_path)
+    options = "'--fa-kernels=my kernels' '--fa-cache=my cache'"
+    tests = {"test_attention::test_build[zero]": "passed", f"test_attention::test_correct[wrong-{CASE}]": "failure"}
+    command = f"pytest {options} --fa-variant=zero,wrong {ONE_CASE} -k 'test_build or (test_correct and wrong)'"
+    assert shell.outcomes(command) == tests
+    (rerun,) = {line.partition("rerun: ")[2] for line in shell.printed.splitlines() if "rerun: " in line}
+    assert shell.outcomes(rerun) == dict([*tests.items()][1:])

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
+from pytest_fa.build import resources
 from pytest_fa.build.compile_errors import compile_error
+from pytest_fa.build.exports import _functions, entry_problem
 
 if TYPE_CHECKING:
     from tests.unit.build.conftest import Workplace
@@ -20,7 +26,7 @@ BODY = " { return 0; }\n"
 WRITE = f"write `{ENTRY} {{ ... }}`"
 WORKSPACE = "FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args)"
 AS_CPP = (
-    'kernel.cu defines fa_forward as a C++ function (MANGLED), not as the C function; extern "C" is missing, it is in '
+    'kernel.cu defines fa_forward as a C++ function (NAME), not as the C function; extern "C" is missing, it is in '
     f"a namespace, or its arguments differ from those in fa_forward.h; {WRITE}"
 )
 
@@ -35,16 +41,16 @@ AS_CPP = (
         ("", f"kernel.cu defines no function fa_forward; {WRITE}"),
         (
             "int fa_forward(const float* q, float* out) { return 0; }\n",
-            AS_CPP.replace("MANGLED", "_Z10fa_forwardPKfPf"),
+            AS_CPP.replace("NAME", "fa_forward(float const*, float*)"),
         ),
         (
             f"namespace mine {{ int fa_forward{CALL}{BODY} }}\n",
-            AS_CPP.replace("MANGLED", "_ZN4mine10fa_forwardEPK13FaForwardArgsP11CUstream_st"),
+            AS_CPP.replace("NAME", "mine::fa_forward(FaForwardArgs const*, CUstream_st*)"),
         ),
         (
             f"{ENTRY}{BODY}size_t fa_workspace_bytes(int bytes) {{ return bytes; }}\n",
             (
-                "kernel.cu defines fa_workspace_bytes as a C++ function (_Z18fa_workspace_bytesi), which is never "
+                "kernel.cu defines fa_workspace_bytes as a C++ function (fa_workspace_bytes(int)), which is never "
                 f"called; the kernel would get no workspace; write `{WORKSPACE} {{ ... }}`"
             ),
         ),
@@ -52,10 +58,36 @@ AS_CPP = (
     ids=["another name", "nothing", "other arguments", "a namespace", "a workspace"],
 )
 def test_what_the_source_does_not_export_is_named(workplace: Workplace, source: str, problem: str) -> None:
-    """The message has the mangled name in the symbol table, or the functions that it has, and the line to write."""
+    """The message has the C++ name with its parameters, or the functions that it has, and the line to write."""
     (workplace.folder / "kernel.cu").write_text(INCLUDE + source, encoding="utf-8")
     assert f"{problem} (tile for sm_80)" == workplace.failure().splitlines()[0]
     assert workplace.stages() == []
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Path:
+    """The object file of a C++ function `fa_forward(int)` whose rarely used part has a name of its own."""
+    source, compiled = tmp_path / "kernel.cpp", tmp_path / "kernel.o"
+    source.write_text("int fa_forward(int x) { if (__builtin_expect(x < 0, 0)) throw x; return x; }\n")
+    compiler = shutil.which("g++")
+    assert compiler is not None  # nvcc needs it
+    subprocess.run([compiler, "-O2", "-c", str(source), "-o", str(compiled)], check=True)
+    with compiled.open("rb") as stream:
+        names = {symbol.name for symbol in ELFFile(stream).get_section_by_name(".symtab").iter_symbols()}
+    assert {"_Z10fa_forwardi", "_Z10fa_forwardi.cold"} <= names
+    return compiled
+
+
+def test_the_cold_part_of_a_function_is_no_function(compiled: Path) -> None:
+    """A compiler puts rarely used code of a function under the name `<function>.cold`; no message has that name."""
+    assert list(_functions(compiled)) == ["_Z10fa_forwardi"]
+    assert entry_problem("kernel.cu", compiled) == AS_CPP.replace("NAME", "fa_forward(int)")
+
+
+def test_names_stay_mangled_without_a_demangler(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without c++filt, the message has the name of the symbol table."""
+    monkeypatch.setattr(resources.shutil, "which", lambda _: None)
+    assert entry_problem("kernel.cu", compiled) == AS_CPP.replace("NAME", "_Z10fa_forwardi")
 
 
 @pytest.mark.parametrize(

@@ -132,12 +132,15 @@ def test_what_was_not_measured_is_a_dash() -> None:
         (("ok", "wrong", "ok"), "WRONG 1/3"),
         (("wrong", "wrong", "ok"), "WRONG 2/3"),
         (("launch_failed", "ok"), "LAUNCH FAILED 1/2"),
-        (("not_built", "not_built"), "NOT BUILT 2/2"),
+        (("not_built", "not_built"), "NOT BUILT"),
         (("crashed", "hung"), "CRASHED 2/2"),
     ],
 )
 def test_the_checks_are_counted(outcomes: tuple[Outcome, ...], checks: str) -> None:
-    """`checks` is `ok` with the number of runs, or the first failure in capitals with the number of failures."""
+    """`checks` is `ok` with the number of runs, or the first failure in capitals with the number of failures.
+
+    A variant that was not built has no run to count.
+    """
     records = [
         record(case=f"{SHAPE}-seed{seed}", outcome=outcome, check={"ok": OK, "wrong": WRONG}.get(outcome))
         for seed, outcome in enumerate(outcomes)
@@ -164,6 +167,13 @@ def test_properties_that_hold_have_one_line() -> None:
     assert (make_rows(records), property_lines(records)) == ([], ["properties: 2 of 2 hold"])
     assert property_lines([record(), record(kind="property", outcome="wrong")]) == ["properties: 0 of 1 hold"]
     assert property_lines([record()]) == []
+
+
+def test_a_property_that_was_not_tested_is_not_counted() -> None:
+    """The properties of a variant that could not be built are not counted among those that were tested."""
+    not_built = [record("bad", kind="property", outcome="not_built")] * 3
+    assert property_lines([record(kind="property"), *not_built]) == ["properties: 1 of 1 hold"]
+    assert property_lines(not_built) == []
 
 
 def test_an_unjudged_record_is_not_counted() -> None:

@@ -433,6 +433,24 @@ def test_a_wrong_candidate_is_cross_checked(job_of: JobOf) -> None:
     assert result.diagnosis.conclusion == conclusion
 
 
+def test_a_diagnosis_that_raises_keeps_the_cross_checks(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the diagnosis raises an exception, its type is named, and the verdict and the cross-checks stay."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(pipeline, "diagnose", fail)
+    cross_checks = (discover(()).variants["sdpa_math"],)
+
+    result = run_case(job_of(right_but(before="scale *= 1.5"), cross_checks=cross_checks))
+
+    assert (result.outcome, result.check is not None) == ("wrong", True)
+    assert result.diagnosis is not None
+    assert result.diagnosis.cause.startswith("not diagnosed: ZeroDivisionError")
+    assert [(each.name, each.passed) for each in result.diagnosis.cross_checks] == [("sdpa_math", True)]
+    assert result.diagnosis.conclusion == "only the candidate is wrong; right under the same policy: sdpa_math"
+
+
 def test_a_cross_check_that_raises_is_absent(job_of: JobOf) -> None:
     """If a cross-check raises an exception, the candidate's verdict and bounds stay."""
     (cross_check,) = [job_of("def forward(*_, **__):\n    raise KeyError('x')\n", more="role: baseline\n").variant]
