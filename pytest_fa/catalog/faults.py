@@ -35,12 +35,14 @@ CHECKS = (
 )
 ON_GPU_ONLY = ("launch", "device error", "gate")
 
-# The cases for every fault: two heads and a tail; a mask and grouped heads; bf16 in the layout bshd; 520 keys.
+# The cases for every fault: two heads and a tail, in fp16 and fp32; a mask and grouped heads; bf16 in the layout bshd;
+# 520 keys.
 CASES = (
     "b1h2s113d64-fp16-seed0",
     "b2h4s77d64-fp16-causal-kv2-seed0",
     "b1h2s65d64-bf16-bshd-seed0",
     "b1h1s520d64-fp16-seed0",
+    "b1h2s113d64-fp32-seed0",
 )
 REPEATS = 30
 
@@ -65,6 +67,7 @@ FAULTS: dict[str, Fault] = {
     "one_element": Fault("max", only=True),
     "noise": Fault("rms", only=True),
     "one_row": Fault("row rms", only=True),
+    "undeclared_tf32": Fault("max"),
     "no_rescale": Fault("max"),
     "no_maximum": Fault("hard_data"),
     "clamped_scores": Fault("hard_data", only=True),
@@ -124,7 +127,14 @@ FAULTS: dict[str, Fault] = {
     "cuda_set_up_once": Fault("other_device", only=True),
     "cuda_slower": Fault("gate", only=True, twin="cuda_twin"),
 }
-TWINS = ("twin_right", "twin_right_allocates", "twin_right_may_differ", "cuda_twin", "cuda_twin_workspace")
+TWINS = (
+    "twin_right",
+    "twin_right_allocates",
+    "twin_right_may_differ",
+    "twin_right_float32",
+    "cuda_twin",
+    "cuda_twin_workspace",
+)
 
 
 def cases() -> tuple[Case, ...]:

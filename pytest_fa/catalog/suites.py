@@ -11,7 +11,7 @@ def _seeded(shapes: tuple[str, ...], seeds: int) -> tuple[Case, ...]:
     return tuple(parse_case(f"{shape}-seed{seed}") for shape in shapes for seed in range(seeds))
 
 
-SMOKE_SHAPES = ("b1h2s64d64-fp16", "b1h2s65d64-fp16-causal", "b1h2s64d64-bf16")
+SMOKE_SHAPES = ("b1h2s64d64-fp16", "b1h2s65d64-fp16-causal", "b1h2s64d64-bf16", "b1h2s64d64-fp32")
 
 HISTORY_SHAPES = ("b1h2s64d64-fp16", "b1h4s128d64-fp16", TARGET_SHAPE, "b2h2s64d64-fp16")
 

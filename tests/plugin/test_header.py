@@ -20,7 +20,7 @@ def trio(new_project: NewProject) -> Project:
 @pytest.mark.parametrize(
     ("arguments", "title"),
     [
-        (["--fa-suite=smoke"], "fa: no GPU; 3 of 9 variants; 3 cases"),
+        (["--fa-suite=smoke"], "fa: no GPU; 3 of 9 variants; 4 cases"),
         (["--fa-variant=alpha,beta"], "fa: no GPU; 2 of 9 variants; 12 cases"),
     ],
 )

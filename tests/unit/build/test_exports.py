@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
-from pytest_fa.build import resources
 from pytest_fa.build.compile_errors import compile_error
 from pytest_fa.build.exports import _functions, entry_problem
 
@@ -73,7 +73,9 @@ def compiled(tmp_path: Path) -> Path:
     assert compiler is not None  # nvcc needs it
     subprocess.run([compiler, "-O2", "-c", str(source), "-o", str(compiled)], check=True)
     with compiled.open("rb") as stream:
-        names = {symbol.name for symbol in ELFFile(stream).get_section_by_name(".symtab").iter_symbols()}
+        table = ELFFile(stream).get_section_by_name(".symtab")
+        assert isinstance(table, SymbolTableSection)
+        names = {symbol.name for symbol in table.iter_symbols()}
     assert {"_Z10fa_forwardi", "_Z10fa_forwardi.cold"} <= names
     return compiled
 
@@ -86,7 +88,7 @@ def test_the_cold_part_of_a_function_is_no_function(compiled: Path) -> None:
 
 def test_names_stay_mangled_without_a_demangler(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without c++filt, the message has the name of the symbol table."""
-    monkeypatch.setattr(resources.shutil, "which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     assert entry_problem("kernel.cu", compiled) == AS_CPP.replace("NAME", "_Z10fa_forwardi")
 
 

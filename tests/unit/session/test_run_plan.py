@@ -36,7 +36,7 @@ def test_the_header_counts_what_is_chosen(kernels: Path) -> None:
     """The header gives the chosen variants of all known ones, and the number of cases."""
     run_plan = plan_with(kernels, variants=("mine",), suites=("smoke",))
     (title,) = run_plan.header
-    assert title.endswith(f"; 1 of {len(run_plan.catalog.variants)} variants; 3 cases")
+    assert title.endswith(f"; 1 of {len(run_plan.catalog.variants)} variants; 4 cases")
 
 
 def test_suites_of_a_marker_replace_those_of_the_run(kernels: Path) -> None:
