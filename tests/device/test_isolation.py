@@ -82,4 +82,4 @@ def test_a_lost_context_names_the_test_that_lost_it(project: Project) -> None:
     result = project.run("test_own.py", *options, env={"CUDA_VISIBLE_DEVICES": visible})
     names = [f"test_call[{variant}-{CASE.id}]" for variant in ("illegal", "later")]
     assert [result.outcomes[name] for name in names] == ["failed", "error"]
-    assert f"its context was lost in test_own.py::{names[0]}" in result.reasons[names[1]]
+    assert f"its CUDA context was lost in test_own.py::{names[0]}" in result.reasons[names[1]]
