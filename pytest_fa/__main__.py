@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     noise.add_argument("--processes", type=int, default=24, help="12 or more, about 3 s each")
     noise.set_defaults(run=_noise)
 
-    pictures = commands.add_parser("pictures", help="draw the ladder, a bar chart and a roofline from records")
+    pictures = commands.add_parser("pictures", help="draw the ladder, TFLOP/s over the length, phases and errors")
     pictures.add_argument("folder", type=Path, help="such as profiles/nvidia-h200")
     pictures.set_defaults(run=_pictures)
     return parser

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pytest_fa.catalog.suites import TARGET_SHAPE
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio
 from pytest_fa.records.timing import Speed
 from pytest_fa.report.answer import FAILED_STATES, judged_counts, state_of
+from pytest_fa.report.main_shape import main_shape
 from pytest_fa.report.static_code import GROUPS
 from pytest_fa.report.table import NOT_ATTENTION, NOTHING, best_baseline, launched_kernels
 from pytest_fa.report.timing_notes import is_unconfirmed
@@ -100,18 +100,6 @@ def hierarchy_of(records: list[Record], ceilings: Ceilings | None) -> Hierarchy 
         marks=tuple(map(scale.place, marks)),
         steps=tuple(_step(record, by_variant[record.variant], scale, references) for record in at_shape),
     )
-
-
-def main_shape(timed: Iterable[Record]) -> str | None:
-    """The target shape if a candidate was timed there, else the shape with the most candidates, the largest of them."""
-    counts: dict[str, int] = {}
-    work: dict[str, int] = {}
-    for record in timed:
-        if record.case and record.role == "candidate":
-            shape = record.case.shape_id
-            counts[shape] = counts.get(shape, 0) + 1
-            work[shape] = record.case.flops_per_call
-    return TARGET_SHAPE if TARGET_SHAPE in counts else max(counts, key=lambda at: (counts[at], work[at]), default=None)
 
 
 def _by_time(records: Iterable[Record]) -> list[Record]:
