@@ -11,7 +11,7 @@ import pytest
 
 from pytest_fa.__main__ import main
 from pytest_fa.records.record import Record, to_json
-from tests.factories import RECORD, build, record
+from tests.factories import RECORD, SHAPE, build, record
 from tests.plugin.conftest import NewProject
 from tests.plugin.conftest import new_project as _new_project
 from tests.repo.test_doc_commands import REPOSITORY, commands_of_page
@@ -27,10 +27,12 @@ new_project = _new_project  # pytest looks for fixtures in this module
 def trials(torch: str, right: int) -> list[Record]:
     """The records of 100 trials of one build, the first `right` of which passed, under a version of torch."""
     environment = msgspec.structs.replace(RECORD.environment, torch=torch)
-    common = {"builds": (build("sm_90a", kernel=(96, 0, 0)),), "environment": environment}
+    builds = (build("sm_90a", kernel=(96, 0, 0)),)
     outcomes = ["ok"] * right + ["wrong"] * (TRIALS - right)
     return [
-        record(VARIANT, f"b1h8s512d64-fp16-seed{seed}", outcome=outcome, check=RECORD.check, **common)
+        record(
+            VARIANT, f"{SHAPE}-seed{seed}", outcome=outcome, check=RECORD.check, builds=builds, environment=environment
+        )
         for seed, outcome in enumerate(outcomes)
     ]
 
