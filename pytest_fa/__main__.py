@@ -1,4 +1,4 @@
-"""The commands of `python -m pytest_fa`: new, doctor, compare, export, ceilings, noise, pictures."""
+"""The commands of `python -m pytest_fa`: new, doctor, report, compare, export, ceilings, noise, pictures."""
 
 from __future__ import annotations
 
@@ -48,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     new.set_defaults(run=_new)
     _add_doctor(commands)
 
+    _add_report(commands.add_parser("report", help="write one HTML file about records, which opens offline"))
+
     _add_compare(commands.add_parser("compare", help="say what changed between two sets of records"))
 
     _add_export(commands.add_parser("export", help="write records in the format of another tool"))
@@ -61,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     noise.add_argument("--processes", type=int, default=24, help="12 or more, about 3 s each")
     noise.set_defaults(run=_noise)
 
-    pictures = commands.add_parser("pictures", help="draw the ladder, a bar chart and a roofline from records")
+    pictures = commands.add_parser("pictures", help="draw the ladder, TFLOP/s over the length, phases and errors")
     pictures.add_argument("folder", type=Path, help="such as profiles/nvidia-h200")
     pictures.set_defaults(run=_pictures)
     return parser
@@ -97,6 +99,29 @@ def _compare(options: argparse.Namespace) -> int:
         text = comparison_text(comparison, with_all=options.all)
     sys.stdout.write(f"{text}\n")
     return int(any(row.verdict in failing for row in comparison.rows))
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    forms = "record files, folders of them, bundles, or git revisions"
+    parser.add_argument("records", metavar="RECORDS", nargs="+", help=forms)
+    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="default: report.html")
+    parser.add_argument(
+        "--profiles", type=Path, default=Path("profiles"), help="where a GPU's peak rates and noise are"
+    )
+    parser.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from pytest_fa.compare.sides import read_sides  # noqa: PLC0415
+    from pytest_fa.report.page.machine import PageFacts  # noqa: PLC0415
+    from pytest_fa.report.page.render import write_report  # noqa: PLC0415
+
+    side = read_sides(options.records, Path.cwd())
+    write_report(options.output, side.records, PageFacts(side.name, options.profiles, complaints=side.complaints))
+    for complaint in side.complaints:
+        sys.stderr.write(f"pytest_fa: {complaint}\n")
+    kilobytes = options.output.stat().st_size / 1000
+    sys.stdout.write(f"{options.output}: {len(side.records)} records, {kilobytes:.0f} KB\n")
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:

@@ -143,6 +143,7 @@ def options(folder: Path, **changes: Any) -> Options:
         no_build=False,
         require_gpu=False,
         save=False,
+        html=None,
         timing=True,
         rerun=("pytest",),
         is_given=True,

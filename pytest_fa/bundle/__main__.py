@@ -14,6 +14,7 @@ from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.stamp import write_stamp
 from pytest_fa.bundle.verify import verification_text, verify_bundle
 from pytest_fa.errors import FaError
+from pytest_fa.options.options import default_cache
 from pytest_fa.records.record import to_json
 
 REPLAY_STATUS = {"REPRODUCED": 0, "NOT REPRODUCED": 1, "NOT COMPARABLE": 3, "INCONCLUSIVE": 10}
@@ -46,6 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--artifacts", type=Path, default=Path("artifacts"))
     make.add_argument("--records", type=Path, required=True, help="the run's record file")
     make.add_argument("--exit-status", type=int, required=True, help="pytest's exit status")
+    make.add_argument("--with-libraries", action="store_true", help="also pack the built libraries of the run")
+    make.add_argument("--cache", type=Path, help="the folder of --fa-cache; default: that of a run without it")
     make.set_defaults(run=_make)
 
     verify = commands.add_parser("verify", help="check a bundle: complete, unchanged, and every verdict follows")
@@ -62,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument(
         "--level", choices=REPLAY_LEVELS, default=REPLAY_LEVELS[1], help="same code, same outcomes, or same gates"
     )
+    replay.add_argument("--use-libraries", action="store_true", help="compile nothing: run the libraries in the bundle")
     replay.add_argument("--folder", type=Path, help="a folder to work in, which must not exist; it is kept")
     replay.add_argument("--json", action="store_true", help="print one JSON object")
     replay.set_defaults(run=_replay)
@@ -72,7 +76,7 @@ def _replay(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="fa-replay-") as scratch:
         folder = options.folder or Path(scratch) / "replay"
         folder.mkdir(parents=True)
-        replay = replay_bundle(options.file, options.level, folder.resolve(), _say)
+        replay = replay_bundle(options.file, options.level, folder.resolve(), _say, use_libraries=options.use_libraries)
     _print(to_json(replay).decode() if options.json else replay_text(replay))
     return REPLAY_STATUS[replay.answer]
 
@@ -93,7 +97,11 @@ def _verify(options: argparse.Namespace) -> int:
 def _make(options: argparse.Namespace) -> None:
     paths = (options.folder, options.artifacts, options.records)
     folder, artifacts, records = (path.resolve() for path in paths)
-    bundle = make_bundle(folder, artifacts, records, options.exit_status)
+    cache = (options.cache or default_cache()).resolve()
+    libraries_of = cache if options.with_libraries else None
+    bundle = make_bundle(folder, artifacts, records, options.exit_status, libraries_of)
+    if bundle.names:
+        _say(f"the libraries name {', '.join(bundle.names)}; in a library, such a name cannot be replaced")
     _print(f"bundle: {bundle.archive.relative_to(folder)}, digest {bundle.digest}")
 
 

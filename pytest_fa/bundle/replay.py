@@ -21,6 +21,7 @@ import msgspec
 
 from pytest_fa.bundle.archive import read_archive
 from pytest_fa.bundle.bundle_manifest import MANIFEST, BundleManifest, builds_of, compilers_of, read_manifest
+from pytest_fa.bundle.libraries import LIBRARIES
 from pytest_fa.bundle.verify import verify_bundle
 from pytest_fa.errors import FaError
 from pytest_fa.records.files import read_record_file
@@ -61,11 +62,13 @@ class Replay(msgspec.Struct, frozen=True):
     environment: Environment | None
 
 
-def replay_bundle(path: Path, level: ReplayLevel, folder: Path, say: Callable[[str], None]) -> Replay:
+def replay_bundle(
+    path: Path, level: ReplayLevel, folder: Path, say: Callable[[str], None], *, use_libraries: bool = False
+) -> Replay:
     """Verify a bundle, unpack its source into `folder`, run it there, and compare the new records with its own.
 
-    `folder` must be empty.  Raises `CannotReplay` for a bundle that is broken or has nothing to replay at this level,
-    and `UnusableArchive`.
+    `folder` must be empty.  With `use_libraries`, nothing is compiled: the libraries in the bundle are run.  Raises
+    `CannotReplay` for a bundle that is broken or has nothing to replay at this level, and `UnusableArchive`.
     """
     verification = verify_bundle(path)
     if not verification.is_verified:
@@ -77,10 +80,11 @@ def replay_bundle(path: Path, level: ReplayLevel, folder: Path, say: Callable[[s
     commands = list(_commands(level, claimed))
     if not commands:
         raise CannotReplay(f"{path.name} has nothing to replay at level {level}")
+    cache_words = _cache_words(path, level, folder, use_libraries=use_libraries)
     new: list[Record] = []
     for number, command in enumerate(commands, start=1):
         say(f"run {number} of {len(commands)}: pytest {' '.join(command)}")
-        new += _run(command, source, folder, number)
+        new += _run([*cache_words, *command], source, folder, number)
     items = tuple(_compare(level, manifest, claimed, new))
     answers = {item.answer for item in items}
     answer: Answer = next((each for each in ANSWERS if each in answers), "NOT COMPARABLE")
@@ -110,6 +114,18 @@ def _unpack(path: Path, source: Path) -> BundleManifest:
 
     read_archive(path, lambda _: False, write)
     return read_manifest(manifests[0])
+
+
+def _cache_words(path: Path, level: ReplayLevel, folder: Path, *, use_libraries: bool) -> list[str]:
+    """The options that say where builds come from: an empty cache, or the libraries of the bundle."""
+    if not use_libraries:
+        return [f"--fa-cache={folder / 'cache'}"]
+    if level == "build":
+        raise CannotReplay("--use-libraries compiles nothing, so it does not fit --level=build; use right or fast")
+    cache = folder / "source" / LIBRARIES
+    if not cache.is_dir():
+        raise CannotReplay(f"{path.name} has no libraries; `bundle make --with-libraries` packs them")
+    return [f"--fa-cache={cache}", "--fa-no-build"]
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -159,7 +175,7 @@ def _run(command: list[str], source: Path, folder: Path, number: int) -> list[Re
     fixed = [
         *("-c", str(ini), "--rootdir", str(source), "--noconftest", "-p", "no:cacheprovider", "-q"),
         *("--pyargs", "pytest_fa.suite", f"--fa-kernels={','.join(map(str, roots))}"),
-        *(f"--fa-artifacts={artifacts}", f"--fa-cache={folder / 'cache'}", f"--fa-profiles={source / 'profiles'}"),
+        *(f"--fa-artifacts={artifacts}", f"--fa-profiles={source / 'profiles'}"),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     with (folder / f"pytest-{number}.txt").open("wb") as log:

@@ -25,6 +25,7 @@ from pytest_fa.bundle.bundle_manifest import (
     to_yaml,
 )
 from pytest_fa.bundle.constraints import differences, installed_version, read_constraints
+from pytest_fa.bundle.libraries import named_in, packed_libraries
 from pytest_fa.bundle.privacy import private_names, without_private_names
 from pytest_fa.bundle.seal import SEAL, digest_of, git_tree, make_seal
 from pytest_fa.errors import UsageProblem
@@ -45,18 +46,26 @@ class PackedFile(msgspec.Struct, frozen=True):
 
 
 class Bundle(msgspec.Struct, frozen=True):
-    """A written bundle: its archive, and its digest, which is the sha256 of its seal."""
+    """A written bundle: its archive, and its digest, which is the sha256 of its seal.
+
+    `libraries` counts the files of packed libraries, and `names` are those of this machine and its user in them.
+    """
 
     archive: Path
     digest: str
+    libraries: int = 0
+    names: tuple[str, ...] = ()
 
 
-def make_bundle(folder: Path, artifacts: Path, records: Path, exit_status: int) -> Bundle:
+def make_bundle(
+    folder: Path, artifacts: Path, records: Path, exit_status: int, libraries_of: Path | None = None
+) -> Bundle:
     """Write `<artifacts>/manifest.yaml` and the archive next to it.
 
     `records` is the run's record file, `exit_status` that of pytest.  The archive holds the manifest, the files
     directly in `artifacts` (without earlier archives), the record file, the source files and the seal, in name order
-    and with the same time.  Names of this machine and its user are replaced in results.
+    and with the same time.  Names of this machine and its user are replaced in results, except in libraries.
+    `libraries_of` is the build cache with the libraries of the run, if the archive is to hold them.
 
     Raises `UnreadableRecords` if a record cannot be read, and `UsageProblem` for an exit status that contradicts the
     records.
@@ -87,13 +96,16 @@ def make_bundle(folder: Path, artifacts: Path, records: Path, exit_status: int) 
     names = private_names(folder)
     (artifacts / "manifest.yaml").write_text(to_yaml(manifest), encoding="utf-8")
     results[MANIFEST] = PackedFile(to_yaml(manifest).encode())
+    libraries = packed_libraries(run_records, libraries_of) if libraries_of else {}
     cleaned = {
         name: msgspec.structs.replace(file, content=without_private_names(file.content, names))
         for name, file in results.items()
     }
     commit = (source.commit or "unknown")[:12] + ("-dirty" if source.dirty else "")
     archive = artifacts / f"repro_bundle_{commit}_{now:%Y%m%dT%H%M%SZ}.tar.gz"
-    return _write_archive(archive, {**source_files, **cleaned}, int(now.timestamp()))
+    packed = {name: PackedFile(content) for name, content in libraries.items()}
+    bundle = _write_archive(archive, {**source_files, **cleaned, **packed}, int(now.timestamp()))
+    return msgspec.structs.replace(bundle, libraries=len(packed), names=tuple(named_in(libraries, names)))
 
 
 def _results(folder: Path, artifacts: Path, records: Path) -> dict[str, PackedFile]:

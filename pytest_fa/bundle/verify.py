@@ -27,6 +27,7 @@ from pytest_fa.bundle.bundle_manifest import (
     problem_of_status,
     read_manifest,
 )
+from pytest_fa.bundle.libraries import library_problems
 from pytest_fa.bundle.plausible import implausible
 from pytest_fa.bundle.recompute import contradictions
 from pytest_fa.bundle.seal import SEAL, BrokenSeal, digest_of, git_tree, read_seal
@@ -167,6 +168,7 @@ def _of_manifest(manifest: BundleManifest, file: RecordFile, archive: Archive) -
             yield f"{name} of the manifest differ from those of the records"
     if problem := problem_of_status(manifest.pytest_exit_status, records):
         yield problem
+    yield from library_problems(records, {each.name: each.sha256 for each in archive.files.values()})
     yield from _of_origins(manifest, records)
 
 

@@ -183,7 +183,7 @@ def _with_times(row: ComparedRow, a: list[Record], b: list[Record], process_sd: 
         return msgspec.structs.replace(row, reason=f"not timed in {'A' if timed_a is None else 'B'}")
     if reason := _why_not_comparable(timed_a, timed_b):
         return msgspec.structs.replace(row, verdict="not comparable", reason=reason)
-    ratio, low, high = _interval(
+    ratio, low, high = ratio_interval(
         timed_a.speed, timed_b.speed, process_sd(timed_a.environment.gpu), is_cpu=_is_cpu(timed_a)
     )
     verdict: RowVerdict = "faster" if high < 1 else "slower" if low > 1 else "same"
@@ -220,7 +220,7 @@ def _why_not_comparable(a: Record, b: Record) -> str:
     return ""
 
 
-def _interval(a: Speed, b: Speed, process_sd: float, *, is_cpu: bool) -> tuple[float, float, float]:
+def ratio_interval(a: Speed, b: Speed, process_sd: float, *, is_cpu: bool) -> tuple[float, float, float]:
     """B's time divided by A's, with its 99.5 % limits.
 
     Each side is one process, and a GPU's process means vary more than the samples within a process.  So the variance of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -48,10 +48,22 @@ def read_side(word: str, folder: Path) -> Side:
     return Side(printable(word), records, complaints)
 
 
+def read_sides(words: Sequence[str], folder: Path) -> Side:
+    """Return the records that all words name together, as one side.  Raises `UsageProblem` as `read_side` does."""
+    sides = [read_side(word, folder) for word in words]
+    return Side(
+        name=", ".join(side.name for side in sides),
+        records=_newest(record for side in sides for record in side.records),
+        complaints=tuple(complaint for side in sides for complaint in side.complaints),
+    )
+
+
 def _newest(records: Iterable[Record]) -> tuple[Record, ...]:
-    newest: dict[tuple[str, str], Record] = {}
+    """Return the newest record of each GPU, kind and id; a gate's id does not name its shapes, its command does."""
+    newest: dict[tuple[str | None, str, str], Record] = {}
     for record in records:
-        key = (record.kind, record.id if record.kind != "gate" else record.rerun_command)
+        name = record.id if record.kind != "gate" else record.rerun_command
+        key = (record.environment.gpu, record.kind, name)
         if key not in newest or newest[key].measured_at <= record.measured_at:
             newest[key] = record
     return tuple(newest.values())

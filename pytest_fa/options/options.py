@@ -74,6 +74,7 @@ class Options:
     no_build: bool
     require_gpu: bool
     save: bool
+    html: Path | None
     timing: bool
     rerun: tuple[str, ...]
     is_given: bool
@@ -142,6 +143,7 @@ def _read(
         no_build=_is_on(config, "fa_no_build"),
         require_gpu=_is_on(config, "fa_require_gpu"),
         save=_is_on(config, "fa_save"),
+        html=values.html_file(rootdir, _text(config, "fa_html")),
         timing=not config.getoption("benchmark_disable", default=False),
         rerun=(*rerun, *_repeated_options(config)),
         is_given=bool(named_variants) or any(_is_given(config, option) for option in OPTIONS),

@@ -109,6 +109,14 @@ def folder(rootdir: Path, text: str) -> Path | None:
     return rootdir / Path(text).expanduser() if text else None
 
 
+def html_file(rootdir: Path, text: str) -> Path | None:
+    """The file of --fa-html, relative to pytest's root folder; None without a text."""
+    path = folder(rootdir, text)
+    if path is not None and path.is_dir():
+        raise UsageProblem(f"--fa-html: {text!r} is a folder; give a file, such as {text.rstrip('/')}/report.html")
+    return path
+
+
 def _is_whole_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 

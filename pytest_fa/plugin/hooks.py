@@ -243,10 +243,15 @@ class _Reports:
 
         A run in which nothing ran, records were lost, or no test failed with a fault that skipped others, has failed.
         """
-        self._results.finish()
+        self._results.finish(session.config)
         if self._results.is_inconclusive and exitstatus == pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = INCONCLUSIVE_STATUS
-        is_bad = self._results.nothing_ran or self._results.is_lost or self._results.is_fault_unreported
+        is_bad = (
+            self._results.nothing_ran
+            or self._results.is_lost
+            or self._results.is_fault_unreported
+            or self._results.report_problem
+        )
         if is_bad and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         result = yield

@@ -41,6 +41,7 @@ class Results:
         self._failed_files = 0  # those that pytest could not collect
         self._lost = ""  # why a record is not in the run's file or not saved
         self._saved: list[Path] = []
+        self.report_problem = ""  # why --fa-html could not be written
 
     @property
     def nothing_ran(self) -> bool:
@@ -99,8 +100,8 @@ class Results:
         self._other_failure |= report.failed
         self._failed_files += report.failed
 
-    def finish(self) -> None:
-        """Save the records with `--fa-save`, and append the run to GitHub's step summary."""
+    def finish(self, config: pytest.Config) -> None:
+        """Save the records with `--fa-save`, append the run to GitHub's step summary, and write `--fa-html`."""
         if self._records and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
             from pytest_fa.report.step_summary import append_summary  # noqa: PLC0415
 
@@ -114,6 +115,10 @@ class Results:
                 self._saved = save_records(to_save, self._options.records_folder, self._options.rootdir)
             except (OSError, FaError) as problem:
                 self._lost = str(problem)
+        if self._options.html and self._records:
+            from pytest_fa.plugin.html_file import write_html  # noqa: PLC0415  # only with --fa-html
+
+            self.report_problem = write_html(self._records, self._options, self._facts(config))
 
     @property
     def html(self) -> str:
@@ -157,6 +162,8 @@ class Results:
             self._write_files(terminal)
         if self._lost:
             terminal.write_line(f"fa: records were lost: {self._lost}", red=True)
+        if self.report_problem:
+            terminal.write_line(f"fa: --fa-html was not written: {self.report_problem}", red=True)
         if self.is_fault_unreported:
             terminal.write_line(f"fa: {UNREPORTED}", red=True)
         if self.nothing_ran:
@@ -197,6 +204,8 @@ class Results:
         """Write where the records are, which saved records are stale, and what cannot be read."""
         if not self._lost:
             terminal.write_line(f"records: {self._relative(self._log.path)}")
+        if self._options.html and not self.report_problem:
+            terminal.write_line(f"report: {self._relative(self._options.html)}")
         for path in self._saved:
             kept = next((len(file.bad_lines) for file in self._saved_records.incomplete if file.path == path), 0)
             lines = f" (with {kept} earlier line{'s' * (kept != 1)} that cannot be read)" if kept else ""

@@ -27,6 +27,7 @@ NO_FAILURE = ("ok", "not_measured", "inconclusive")
 JUDGED_KINDS = ("correct", "speed", "property")
 TOOL_KINDS = ("gate", "profile", "sanitize")  # a run of these need not time anything
 STATES = ("right", "wrong", "failed", "not built", "only built", "not judged")
+FAILED_STATES = ("wrong", "failed", "not built")
 
 Times = dict[str, dict[str, Speed]]  # by variant, then by shape id
 
@@ -131,7 +132,7 @@ def _words(record: Record) -> str:
 
 def _about_many(by_variant: dict[str, list[Record]], records: list[Record], times: Times, why_not_run: str) -> str:
     """How many variants are in which state, and the fastest right one."""
-    states = Counter(_state(group) for group in by_variant.values())
+    states = Counter(state_of(group) for group in by_variant.values())
     counts = [f"{states[state]} {state}" for state in STATES if states[state]]
     parts = [f"{len(by_variant)} variants: {', '.join(counts)}"]
     gates = [record for group in by_variant.values() for record in group if record.kind == "gate"]
@@ -141,19 +142,28 @@ def _about_many(by_variant: dict[str, list[Record]], records: list[Record], time
     if fastest:
         parts.append(_about_fastest(fastest, records, times))
     elif why_not_run and states["only built"]:
-        first = next(name for name, group in by_variant.items() if _state(group) == "only built")
+        first = next(name for name, group in by_variant.items() if state_of(group) == "only built")
         parts.append(_not_timed(first, [], why_not_run))
     return "; ".join([*parts, *_failed_companions(records)])
 
 
-def _state(group: list[Record]) -> str:
-    """One of `STATES`.  A variant is wrong only if an output or a property was judged to be wrong."""
+def state_of(group: list[Record]) -> str:
+    """The state of the variant of these records, one of `STATES`.
+
+    A variant is wrong only if an output or a property was judged to be wrong.
+    """
     failures = {record.outcome for record in group if _is_failure(record)}
     if failures:
         return "wrong" if "wrong" in failures else "not built" if "not_built" in failures else "failed"
     if any(_is_judged(record) for record in group):
         return "right"
     return "only built" if all(record.kind == "build" for record in group) else "not judged"
+
+
+def judged_counts(group: list[Record]) -> tuple[int, int]:
+    """How many of a variant's judged runs passed, and how many were judged."""
+    judged = [record for record in group if _is_judged(record)]
+    return sum(not _is_failure(record) for record in judged), len(judged)
 
 
 def _is_failure(record: Record) -> bool:
@@ -224,7 +234,9 @@ def _mean_log(speeds: Iterable[Speed]) -> float:
 def _about_fastest(fastest: str, records: list[Record], times: Times) -> str:
     """The fastest variant, and how many others the noise does not separate from it on any shape."""
     own, timed = times[fastest], [name for name in times if times[name] and name != fastest]
-    ties = [name for name in timed if not any(_differs(own[at], times[name][at]) for at in own.keys() & times[name])]
+    shared = {name: own.keys() & times[name] for name in timed}
+    timed = [name for name in timed if shared[name]]
+    ties = [name for name in timed if not any(_differs(own[at], times[name][at]) for at in shared[name])]
     if ties and len(ties) == len(timed):
         return "the times are too noisy to say which is the fastest"
     noise = f" (too noisy to tell from {len(ties)} other{'s' * (len(ties) != 1)})" if ties else ""

@@ -6,14 +6,13 @@ Every text is escaped; the page needs no other file.
 from __future__ import annotations
 
 import html
-import re
 
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
+from pytest_fa.report.error_map import MapRow, error_map_of
 from pytest_fa.report.exported_table import exported_table
 from pytest_fa.report.table import headline
 
-_MAP_LINE = re.compile(r"(batch \d+ head +\d+  )([.N1-9]+)")
 # Background of a tile of the error map by its mark: within the bound, up to 2, up to 8 times the bound, not finite.
 _COLORS = {".": "#d8f0d8", "1": "#fff0b3", "2": "#ffd699", "3": "#ffd699", "N": "#c9a0e0"}
 _LARGE = "#f2a0a0"
@@ -38,24 +37,23 @@ def record_html(record: Record) -> str:
 
 def _error_map(record: Record) -> str:
     """The error map, one coloured cell for each tile of queries, and the likely cause; empty without a map."""
-    if record.diagnosis is None or not record.diagnosis.error_map:
+    title, lines = error_map_of(record.diagnosis)
+    if record.diagnosis is None or not title:
         return ""
-    title, *lines = record.diagnosis.error_map
     cause = f"<p>likely cause: {html.escape(record.diagnosis.cause)}</p>" if record.diagnosis.cause else ""
     style = 'style="border-collapse: collapse; font-family: monospace"'
     rows = "".join(map(_map_row, lines))
     return f'<div class="fa-error-map"><p>{html.escape(title)}</p><table {style}>{rows}</table>{cause}</div>'
 
 
-def _map_row(line: str) -> str:
-    match = _MAP_LINE.fullmatch(line)
-    if match is None:
-        return f'<tr><td colspan="99" style="white-space: pre">{html.escape(line)}</td></tr>'
+def _map_row(row: MapRow) -> str:
+    if not row.marks:
+        return f'<tr><td colspan="99" style="white-space: pre">{html.escape(row.label)}</td></tr>'
     tiles = "".join(
         f'<td style="background: {_COLORS.get(mark, _LARGE)}; width: 1em; text-align: center">{mark}</td>'
-        for mark in match[2]
+        for mark in row.marks
     )
-    return f"<tr><th>{html.escape(match[1].strip())}</th>{tiles}</tr>"
+    return f"<tr><th>{html.escape(row.label)}</th>{tiles}</tr>"
 
 
 def _cell(text: str) -> str:

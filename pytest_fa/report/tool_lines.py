@@ -124,10 +124,11 @@ def _phases(kernel: CountedKernel) -> str:
 
 
 def _difference(difference: CounterDifference) -> str:
-    return f"{difference.label} {_figure(difference.ours)} / {_figure(difference.theirs)}"
+    return f"{difference.label} {figure_text(difference.ours)} / {figure_text(difference.theirs)}"
 
 
-def _figure(value: float) -> str:
+def figure_text(value: float) -> str:
+    """A counter with three digits, or as a whole number from 100 on."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004  # three digits
 
 

@@ -88,7 +88,7 @@ def test_every_command_exists(name: str) -> None:
 
 def test_the_scripts_of_ci_are_accepted_by_bash() -> None:
     """The scripts that CI starts have no syntax error, and each script that they start is executable."""
-    for name in (".ci/run", ".ci/package", "repro.sh"):
+    for name in (".ci/run", ".ci/package", ".ci/docs", "repro.sh"):
         assert subprocess.run(["bash", "-n", str(REPOSITORY / name)], check=False).returncode == 0
         assert os.access(REPOSITORY / name, os.X_OK)
     text = (REPOSITORY / ".ci/run").read_text(encoding="utf-8")

@@ -45,6 +45,7 @@ GIVEN: dict[str, tuple[str, str, Any]] = {
     "--fa-cache": ("builds", "cache", Path("builds")),
     "--fa-no-build": ("true", "no_build", True),
     "--fa-save": ("true", "save", True),
+    "--fa-html": ("report.html", "html", Path("report.html")),
     "--fa-artifacts": ("out", "artifacts", Path("out")),
     "--fa-profiles": ("kept", "records_folder", Path("kept")),
 }
@@ -120,6 +121,7 @@ def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: p
         no_build=False,
         require_gpu=False,
         save=False,
+        html=None,
         timing=True,
         rerun=("pytest",),
         is_given=False,

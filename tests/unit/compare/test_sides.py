@@ -7,13 +7,14 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pytest_fa.compare import sides
-from pytest_fa.compare.sides import read_side
+from pytest_fa.compare.sides import read_side, read_sides
 from pytest_fa.errors import UsageProblem
 from pytest_fa.records.record import to_json
-from tests.factories import record
+from tests.factories import RECORD, record
 
 
 def _write(path: Path, *variants: str) -> Path:
@@ -72,6 +73,25 @@ def test_the_newest_record_counts(tmp_path: Path) -> None:
     lines = [to_json(record("a", measured_at=f"2026-01-0{day}T00:00:00+00:00", message=str(day))) for day in (2, 1)]
     (tmp_path / "run.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     assert [each.message for each in read_side("run.jsonl", tmp_path).records] == ["2"]
+
+
+def test_each_gpu_has_its_own_records(tmp_path: Path) -> None:
+    """Records of one id from two GPUs are both kept; of one GPU, the newest."""
+    gpus = [msgspec.structs.replace(RECORD.environment, gpu=name) for name in ("NVIDIA H200", "NVIDIA L4")]
+    lines = [to_json(record("a", environment=environment)) for environment in (*gpus, gpus[0])]
+    (tmp_path / "run.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    kept = [each.environment.gpu for each in read_side("run.jsonl", tmp_path).records]
+    assert kept == ["NVIDIA H200", "NVIDIA L4"]
+
+
+def test_several_words_are_one_side(tmp_path: Path) -> None:
+    """`read_sides` returns the records of all words together, each id once, and all complaints."""
+    _write(tmp_path / "a.jsonl", "a", "b")
+    path = _write(tmp_path / "b.jsonl", "b", "c")
+    path.write_bytes(path.read_bytes() + b"no record\n")
+    side = read_sides(["a.jsonl", "b.jsonl"], tmp_path)
+    assert (side.name, len(side.complaints)) == ("a.jsonl, b.jsonl", 1)
+    assert [each.variant for each in side.records] == ["a", "b", "c"]
 
 
 def test_unreadable_lines_are_named(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ from pytest_fa.report.failure import failure_text
 from pytest_fa.report.ladder import Rung, _row
 from pytest_fa.report.layout import table_lines
 from pytest_fa.report.noise_table import noise_rows
+from pytest_fa.report.page.machine import PageFacts
+from pytest_fa.report.page.render import html_report
 from pytest_fa.report.static_code import static_text
 from pytest_fa.report.table import headline, make_groups, notes
 from tests.factories import RECORD, RECORDED, fuzz_settings, variant
@@ -110,7 +112,7 @@ def use(folder: Path, records: list[Record]) -> None:
     assert_refusable(lambda: MAKERS["clocks"](f"profiles=. cases={','.join(shapes)} variants=x", folder))
     assert_refusable(lambda: MAKERS["margins"]("profiles=. variants=x", folder))
     assert_refusable(lambda: pictures.read_timed(folder))
-    pictures._by_shape(record for record in records if record.speed)
+    html_report(records, PageFacts("fuzz", folder.parent))
     choices().choices(records)
     saved = SavedRecords(folder.parent, ["x"])
     saved.stale_variants(records)

@@ -155,6 +155,12 @@ def test_noise_names_no_fastest() -> None:
     assert answer(records)[0] == "5 variants: 5 right; the times are too noisy to say which is the fastest"
 
 
+def test_variants_at_other_shapes_are_no_ties() -> None:
+    """A variant that shares no shape with the fastest one is not called too noisy to tell from it."""
+    records = [timed("a", 10.0), timed("a", 10.0, SMALL_SHAPE), timed("b", 40.0), timed("probe", 1.0, "b1h1s4d4-fp16")]
+    assert "; fastest right: a, " in answer([*records, sdpa(20.0)])[0]
+
+
 def test_noise_between_some() -> None:
     """The number of variants that the noise does not separate from the fastest is part of the answer."""
     speeds = {"a": on_cpu(10.0, 0.1), "b": on_cpu(10.5, 0.1), "c": on_cpu(40.0, 0.1)}

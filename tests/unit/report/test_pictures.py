@@ -1,22 +1,33 @@
-"""Pictures drawn from records: the bars of every shape, the ladder, and the roofline."""
+"""Pictures drawn from records: the ladder, TFLOP/s over the length, time by phase, and errors.  Titles are findings."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import pytest
 
 from pytest_fa.__main__ import main
 from pytest_fa.catalog.suites import TARGET_SHAPE
 from pytest_fa.records.ceilings import Ceilings, write_ceilings
+from pytest_fa.records.judged import Bound
 from pytest_fa.records.log import save_records
-from pytest_fa.records.record import Environment, Record, Source
-from pytest_fa.records.timing import Timing
+from pytest_fa.records.record import Ablation, Environment, Record, Source
+from pytest_fa.records.timing import Agreement, Timing
+from pytest_fa.report.error_picture import error_picture
 from pytest_fa.report.ladder_picture import ladder_picture
+from pytest_fa.report.phase_picture import phase_picture
+from pytest_fa.report.picture_style import apart
 from pytest_fa.report.pictures import NothingToShow, draw
-from tests.factories import SMALL_SHAPE, record, speed
+from pytest_fa.report.scaling_picture import scaling_picture
+from tests.factories import SMALL_SHAPE, check, record, speed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ENVIRONMENT = Environment("NVIDIA H200", "9.0", "580", "13.0", "2.11", "3.12.1", "Linux 6", "a CPU", "0.1.0")
 CEILINGS = Ceilings(
@@ -29,11 +40,13 @@ CEILINGS = Ceilings(
     source=Source(None, None, "no git"),
     measured_at="2026-01-01T00:00:00+00:00",
 )
+ABLATIONS = {"without_pv": "P.V", "without_softmax": "softmax"}
 ROLES_AND_TIMES = {
     "slow": ("candidate", 100.0),
     "ws_p2": ("candidate", 10.0),
     "ws_p2@STAGES=3": ("candidate", 9.0),
     "without_pv": ("ablation", 8.0),
+    "without_softmax": ("ablation", 9.5),
     "sdpa_cudnn": ("baseline", 12.0),
     "noop": ("overhead", 0.6),
 }
@@ -42,7 +55,9 @@ ROLES_AND_TIMES = {
 def timed_records(*shapes: str) -> list[Record]:
     """A timed record of each variant at each shape."""
     return [
-        record(name, f"{shape}-seed0", "speed", role=role, speed=speed(us), environment=ENVIRONMENT)
+        msgspec.structs.replace(
+            timed_at(shape, name, us, role), ablation=Ablation(ABLATIONS[name], "ws_p2") if name in ABLATIONS else None
+        )
         for name, (role, us) in ROLES_AND_TIMES.items()
         for shape in shapes
     ]
@@ -57,15 +72,32 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_pictures_are_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command draws three pictures next to the records; the same records give identical files."""
+    """The command draws what the records have next to them, 800 pixels wide; the same records give identical files."""
     pytest.importorskip("matplotlib")
+    save_records([*scaling_records(), *checked_records()], folder.parent)
     assert main(["pictures", str(folder)]) == 0
     paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert [path.name for path in paths] == ["bars.svg", "ladder.svg", "roofline.svg"]
+    assert [path.name for path in paths] == ["ladder.svg", "scaling.svg", "phases.svg", "errors.svg"]
     first = [path.read_bytes() for path in paths]
-    assert all(b"<svg" in data and len(data) > 5000 for data in first)
+    assert all(b'width="576pt"' in data for data in first)  # 8 inches
     draw(folder, CEILINGS)
     assert [path.read_bytes() for path in paths] == first
+
+
+def test_what_the_records_lack_is_not_drawn(folder: Path) -> None:
+    """Without checks and with one length, only the ladder and the phases are drawn."""
+    pytest.importorskip("matplotlib")
+    assert [path.name for path in draw(folder, None)] == ["ladder.svg", "phases.svg"]
+
+
+# -- the ladder -------------------------------------------------------------------------------------------------------
+
+
+def only_axis(figure: Figure | None) -> Axes:
+    """The axis of a figure."""
+    assert figure is not None
+    (axis,) = figure.axes
+    return axis
 
 
 def test_the_ladder_shows_candidates_and_references() -> None:
@@ -73,23 +105,123 @@ def test_the_ladder_shows_candidates_and_references() -> None:
     pytest.importorskip("matplotlib")
     figure = ladder_picture(timed_records(TARGET_SHAPE, SMALL_SHAPE))
     assert figure is not None
-    (axis,) = figure.axes
+    axis = only_axis(figure)
     assert [label.get_text() for label in axis.get_yticklabels()] == ["ws_p2", "slow"]
     assert [text.get_text() for text in axis.texts] == ["10.00", "100.00"]
     legend = axis.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["SDPA cuDNN: 12.00", "empty launch: 0.60"]
+    title = "ws_p2: 10.00 us, 0.83 x the time of SDPA cuDNN; slow takes 10 times as long"
+    assert figure.get_suptitle() == title
 
 
-def test_without_the_target_shape_there_is_no_ladder() -> None:
-    """Without a candidate at the target shape, no ladder is drawn."""
-    assert ladder_picture(timed_records(SMALL_SHAPE)) is None
+def test_a_wrong_or_unconfirmed_time_is_not_drawn() -> None:
+    """A time of a wrong kernel, and one that the clocks do not confirm, is in no picture."""
+    records = timed_records(TARGET_SHAPE)
+    assert records[0].speed is not None
+    denied = msgspec.structs.replace(records[0].speed, agreement=Agreement(False, "the clocks differ"))
+    records[0] = msgspec.structs.replace(records[0], speed=denied)
+    records[1] = msgspec.structs.replace(records[1], outcome="wrong")
+    assert ladder_picture(records) is None
 
 
-def test_without_ceilings_no_roofline_is_drawn(folder: Path) -> None:
-    """Without ceilings, the roofline is not drawn."""
+def test_without_the_target_shape_the_ladder_is_at_another() -> None:
+    """Without the target shape, the ladder is at the shape with most candidates; without a candidate, there is none."""
     pytest.importorskip("matplotlib")
-    assert [path.name for path in draw(folder, None)] == ["bars.svg", "ladder.svg"]
+    assert "sequence 64" in only_axis(ladder_picture(timed_records(SMALL_SHAPE))).get_title(loc="left")
+    assert ladder_picture([each for each in timed_records(SMALL_SHAPE) if each.role != "candidate"]) is None
+
+
+# -- TFLOP/s over the length ------------------------------------------------------------------------------------------
+
+LENGTHS = {256: 0.5, 512: 0.4, 1024: 0.9, 2048: 1.5}  # length -> time of `fast` divided by that of SDPA
+
+
+def scaling_records() -> list[Record]:
+    """The times of two candidates, of one that dispatches to the first, and of SDPA, at four lengths."""
+    times = {"fast": 1.0, "same": 1.01, "slow": 4.0}
+    shapes = {length: f"b1h8s{length}d64-fp16" for length in LENGTHS}
+    records = [
+        timed_at(shapes[length], name, factor * ratio * length)
+        for length, ratio in LENGTHS.items()
+        for name, factor in times.items()
+    ]
+    return records + [timed_at(shapes[length], "sdpa_cudnn", float(length), "baseline") for length in LENGTHS]
+
+
+def timed_at(shape: str, name: str, us: float, role: str = "candidate") -> Record:
+    """A time on the H200."""
+    return record(name, f"{shape}-seed0", "speed", role=role, speed=speed(us), environment=ENVIRONMENT)
+
+
+def test_the_lines_say_where_sdpa_is_slower() -> None:
+    """The title has the lengths where the fastest candidate is faster and slower; a line on another is left out."""
+    pytest.importorskip("matplotlib")
+    figure = scaling_picture(scaling_records(), CEILINGS)
+    assert figure is not None
+    assert " ".join(figure.get_suptitle().split()) == (
+        "Compared with SDPA, the fastest candidate is faster at S = 256, 512, 1024 (0.40 to 0.90 x its time), "
+        "slower at S = 2048 (1.50 x its time)"
+    )
+    axis = only_axis(figure)
+    labels = ["fast", "slow", "SDPA cuDNN", "matrix products: 800 TFLOP/s (measured)"]
+    assert [text.get_text() for text in axis.texts] == labels
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["256", "512", "1024", "2048"]
+    rates = [float(rate) for rate in np.asarray(axis.get_lines()[0].get_ydata())]
+    assert rates[1] == pytest.approx(4 * 8 * 512 * 512 * 64 / (0.4 * 512) / 1e6)
+
+
+def test_two_lengths_are_no_line() -> None:
+    """With fewer than three lengths there is no such picture."""
+    assert scaling_picture(scaling_records()[:6], None) is None
+
+
+@pytest.mark.parametrize(("places", "expected"), [([0.0, 0.0], [-0.5, 0.5]), ([3.0, 0.0], [3.0, 0.0]), ([], [])])
+def test_labels_are_apart(places: list[float], expected: list[float]) -> None:
+    """Labels at the same height are moved apart around their mean; those that are apart stay."""
+    assert apart(places, 1.0) == expected
+
+
+# -- phases and errors ------------------------------------------------------------------------------------------------
+
+
+def test_the_phases_name_the_longest() -> None:
+    """The title names the phase whose omission saves the most, with its share; each bar has its figure."""
+    pytest.importorskip("matplotlib")
+    figure = phase_picture(timed_records(TARGET_SHAPE))
+    assert figure is not None
+    assert figure.get_suptitle() == "ws_p2, b1h8s512d64-fp16: P.V adds the most: 2.00 of 10.00 us, 20 %"
+    axis = only_axis(figure)
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["softmax", "P.V"]
+    assert [text.get_text() for text in axis.texts] == ["0.50", "2.00"]
+    assert phase_picture([each for each in timed_records(TARGET_SHAPE) if not each.ablation]) is None
+
+
+def checked_records() -> list[Record]:
+    """Three checks of two variants, all of which hold."""
+    used = [("near", "fp16", 0.8), ("near", "bf16", 0.5), ("far", "fp16", 0.1)]
+    return [
+        record(name, f"b1h2s64d64-{dtype}-seed0", check=check(Bound("max", share, 1.0, True)), environment=ENVIRONMENT)
+        for name, dtype, share in used
+    ]
+
+
+def test_the_errors_name_the_closest() -> None:
+    """The title names the variant that comes closest to its bound; one that exceeds it is named instead."""
+    pytest.importorskip("matplotlib")
+    figure = error_picture(checked_records())
+    assert figure is not None
+    expected = "All 2 variants are right in all 3 checks; closest: near, 80 % of 'max'"
+    assert figure.get_suptitle() == expected
+    bad = record("bad", check=check(Bound("finite", 3.0, 0.0, False), Bound("max", None, 1.0, False)))
+    worse = error_picture([*checked_records(), bad])
+    assert worse is not None
+    assert worse.get_suptitle() == "1 of 3 variants exceed a bound: bad"
+    assert "finite, exceeded" in [text.get_text() for text in only_axis(worse).texts]
+    assert error_picture(timed_records(TARGET_SHAPE)) is None
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_without_times_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,18 +261,22 @@ def test_ceilings_that_cannot_be_read_are_refused(folder: Path, capsys: pytest.C
     assert sentence.startswith(f"pytest_fa: {folder}/ceilings.json cannot be read: ")
 
 
-def test_scores_and_calls_without_work_have_no_roofline(tmp_path: Path) -> None:
-    """Records of scores, and of calls with no key, which have no FLOPs, are in the bars but not in the roofline."""
+def test_scores_and_calls_without_work_have_no_line(tmp_path: Path) -> None:
+    """Records of scores, and of calls with no key, which have no FLOPs, are in the ladder alone."""
     pytest.importorskip("matplotlib")
     shapes = ("b1h1s4d4-fp16-scores", "b1h1s4d4-fp16-sk0")
     save_records([record("probe", f"{shape}-seed0", "speed", speed=speed(1.0)) for shape in shapes], tmp_path)
-    assert [path.name for path in draw(tmp_path / "cpu", CEILINGS)] == ["bars.svg"]
+    assert [path.name for path in draw(tmp_path / "cpu", CEILINGS)] == ["ladder.svg"]
 
 
 def test_a_name_is_no_formula(tmp_path: Path) -> None:
     """Dollar signs in the names of variants and GPUs, between which matplotlib expects a formula, are drawn as such."""
     pytest.importorskip("matplotlib")
-    environment = msgspec.structs.replace(ENVIRONMENT, gpu=r"$\frac{$")
-    timed = record(r"a$\frac{$", f"{TARGET_SHAPE}-seed0", "speed", speed=speed(1.0), environment=environment)
-    (path,) = save_records([timed], tmp_path)
-    assert [picture.name for picture in draw(path.parent, None)] == ["bars.svg", "ladder.svg"]
+    name, environment = r"a$\frac{$", msgspec.structs.replace(ENVIRONMENT, gpu=r"$\frac{$")
+    records = [msgspec.structs.replace(each, variant=name) for each in scaling_records() if each.variant == "fast"]
+    records += [msgspec.structs.replace(each, variant=name) for each in checked_records() if each.variant == "far"]
+    records.append(timed_at(TARGET_SHAPE, "other", 1.0))
+    records[-1] = msgspec.structs.replace(records[-1], ablation=Ablation(r"$\frac{$", name))
+    saved = save_records([msgspec.structs.replace(each, environment=environment) for each in records], tmp_path)
+    names = [picture.name for picture in draw(saved[0].parent, None)]
+    assert names == ["ladder.svg", "scaling.svg", "phases.svg", "errors.svg"]
