@@ -120,7 +120,7 @@ class PairBlocks(msgspec.Struct, frozen=True):
 
     `dropped` counts the blocks that were measured while heat or the hardware slowed the GPU down; they are not in
     `blocks`.  `candidate_us` and `baseline_us` are the medians of the samples, in microseconds, for information only.
-    `method` says how a sample was taken.
+    `method` says how a sample was taken.  `outside_us` are the medians of both by the judge's clock.
     """
 
     blocks: tuple[float, ...]
@@ -129,6 +129,7 @@ class PairBlocks(msgspec.Struct, frozen=True):
     candidate_us: float
     baseline_us: float
     method: str
+    outside_us: tuple[float, float] | None = None
 
 
 class GateResult(msgspec.Struct, frozen=True, tag="gate_result"):
@@ -173,12 +174,22 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     result: CaseResult | None = None
 
 
+class Connect(msgspec.Struct, frozen=True, tag="connect"):
+    """A new candidate process for the next jobs; its connection comes beside this message.
+
+    `place` is 0 for the candidate.  In a gate, 1 is the baseline, and 2 is the baseline once more.
+    """
+
+    pid: int
+    place: int = 0
+
+
 Job = CaseJob | GateJob | ProfilerJob
 Result = CaseResult | GateResult | ProfilerResult
 
 
-def encode(value: Job | Progress | Result) -> bytes:
-    """A job, a progress message or a result as JSON."""
+def encode(value: Job | Connect | Progress | Result) -> bytes:
+    """A job, a connection, a progress message or a result as JSON."""
     return msgspec.json.encode(value)
 
 
@@ -186,6 +197,12 @@ def decode_job(data: bytes) -> Job:
     """A job from JSON.  Raises `msgspec.ValidationError`."""
     job: Job = msgspec.json.decode(data, type=Job)
     return job
+
+
+def decode_request(data: bytes) -> Job | Connect:
+    """A job or a connection from JSON.  Raises `msgspec.ValidationError`."""
+    request: Job | Connect = msgspec.json.decode(data, type=Job | Connect)
+    return request
 
 
 def read_job(path: Path) -> Job:

@@ -11,7 +11,7 @@ from pytest_fa.run.inputs import make_inputs
 from pytest_fa.run.module import open_forward
 from pytest_fa.worker.jobs import ProfilerJob, ProfilerResult
 from pytest_fa.worker.stages import ReportProgress, Stages
-from pytest_fa.worker.user_traceback import message_of
+from pytest_fa.candidate.user_traceback import message_of
 
 
 def run_profiler(job: ProfilerJob, report_progress: ReportProgress = lambda _: None) -> ProfilerResult:
@@ -21,9 +21,8 @@ def run_profiler(job: ProfilerJob, report_progress: ReportProgress = lambda _: N
         stages.announce_work()
         open_device("cuda")
         with open_forward(job.variant, job.library, computes=job.case.computes) as forward:
-            profiler, missing = time_with_profiler(
-                forward, job.case, make_inputs(job.case, device), stages.announce_launch
-            )
+            stages.announce_launch()
+            profiler, missing = time_with_profiler(forward, job.case, make_inputs(job.case, device))
         return ProfilerResult(profiler, missing)
     except Exception as problem:  # noqa: BLE001  # the verdict on the kernel is up to its `CaseJob`
         context_lost = isinstance(problem, DeviceLost) or not is_alive(device)

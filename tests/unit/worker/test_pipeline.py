@@ -17,7 +17,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import DeviceLost
-from pytest_fa.run import checked
+from pytest_fa.judge import checked
 from pytest_fa.worker import jobs, pipeline
 from pytest_fa.worker.jobs import CaseJob, CaseResult, Progress
 from pytest_fa.worker.pipeline import run_case
