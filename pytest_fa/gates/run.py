@@ -19,7 +19,7 @@ import msgspec
 from pytest_fa.build.builder import Say
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, MOST_DROPPED, Analysis, analyse
+from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, LEAST_SD_SHARE, MOST_DROPPED, Analysis, analyse
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval, detectable_effect
 from pytest_fa.gates.pilot import NEAR, NoVerdict, Pilot, run_pilot
 from pytest_fa.measure.timing_lock import timing_lock
@@ -166,6 +166,7 @@ def _samples(arm_pairs: tuple[ArmPair, ...], results: list[GateResult]) -> list[
                 arm_pair.baseline.variant.name,
                 tuple(process.blocks if process else () for process in used),
                 tuple(process.control if process else () for process in used),
+                tuple(process.order for process in processes if process.order),
             )
         )
     return samples
@@ -197,6 +198,7 @@ def _gate(
         pilot_us=pilot.times,
         pairs=_pairs(samples, results, analysis, seed),
         left_out=(*question.left_out, *pilot.left_out),
+        least_sd_share=LEAST_SD_SHARE,
     )
 
 

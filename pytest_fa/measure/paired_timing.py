@@ -1,13 +1,12 @@
-"""Paired timing: two variants alternate in one process, in blocks of ABBA and BAAB.
+"""Paired timing: the arms alternate in one process, in the blocks of `arm_orders`.
 
-The mean log-ratio of a block does not change under a linear drift of the clocks.  Each arm has its own buffers and its
-own captured graph.  A third arm is the baseline once more; its blocks against the baseline are the A/A control.
+A linear drift of the clocks does not change the mean log-ratio of a process.  Each arm has its own buffers and its own
+captured graph.  The third arm is the baseline once more; compared with the baseline, it is the A/A control.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,13 +15,14 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.measure.arm_orders import as_letters, block_orders, mean_difference, setup_order
 from pytest_fa.measure.device_time import BeforeLaunch, CannotCapture, capture, event_us
 from pytest_fa.measure.rotation import Rotation
 from pytest_fa.measure.sampling import settle
+from pytest_fa.records.gated import ArmOrder
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs
 
-BLOCKS = 8
 SAMPLE_US = 5000.0  # the least length of a sample
 GRAPH_US = 1000.0  # the intended length of a graph, at which the cost of a replay is negligible
 MOST_CALLS = 1000  # in a graph
@@ -37,6 +37,7 @@ class Blocks(NamedTuple):
     blocks: list[float]  # candidate to baseline
     control: list[float]  # baseline to baseline, the A/A control
     dropped: int  # because the GPU was slowed down
+    order: ArmOrder
 
 
 class ArmTimer:
@@ -117,35 +118,28 @@ class ArmTimer:
 
 
 def paired_timing(
-    arms: tuple[ArmTimer, ArmTimer, ArmTimer],
-    seed: int,
-    is_slowed: Callable[[], bool] = lambda: False,
-    blocks: int = BLOCKS,
+    arms: tuple[ArmTimer, ArmTimer, ArmTimer], seed: int, is_slowed: Callable[[], bool] = lambda: False
 ) -> Blocks:
-    """Time blocks of the candidate against the baseline, and of the baseline against itself, alternately.
+    """Time blocks of the candidate, the baseline and the baseline once more, which is the A/A control.
 
-    `arms` are the candidate, the baseline, and the baseline once more.  `seed` decides the order in which arms are
-    captured and which arm begins the first block.  Afterwards, the arms' rotations hold the outputs of timed calls.
-    Blocks during which the GPU was slowed down are dropped.
+    `arms` are these three.  `seed` decides in which order they are captured and sampled.  Afterwards, the arms'
+    rotations hold the outputs of timed calls.  Blocks during which the GPU was slowed down are dropped.
 
     Raises `CannotCapture` if calls shorter than 1 ms cannot be captured: without a graph, their time is the launch's.
     """
-    generator = random.Random(seed)  # noqa: S311  # not for cryptography
-    _prepare(generator.sample(arms, len(arms)))
-    candidate, baseline, baseline_again = arms
-    first = generator.randrange(2)
-    result = Blocks([], [], 0)
-    dropped = 0
-    for index in range(blocks):
-        baseline_first = (index + first) % 2 == 1
-        pair = _block(candidate, baseline, b_first=baseline_first)
-        control = _block(baseline_again, baseline, b_first=baseline_first)
+    setup, orders = setup_order(len(arms), seed), block_orders(len(arms), seed)
+    _prepare([arms[index] for index in setup])
+    result = Blocks([], [], 0, ArmOrder(as_letters(setup), tuple(as_letters(order) for order in orders)))
+    for order in orders:
+        logs = [math.log(arms[index].sample_us()) for index in order]
+        arms[order[0]].samples_us.pop(-order.count(order[0]))  # the first sample of a block is not used
         if is_slowed():
-            dropped += 1
+            result = result._replace(dropped=result.dropped + 1)
             continue
-        result.blocks.append(pair)
-        result.control.append(control)
-    return result._replace(dropped=dropped)
+        candidate, baseline, baseline_again = range(len(arms))
+        result.blocks.append(mean_difference(order, logs, candidate, baseline))
+        result.control.append(mean_difference(order, logs, baseline_again, baseline))
+    return result
 
 
 def _prepare(arms: list[ArmTimer]) -> None:
@@ -167,10 +161,3 @@ def _prepare(arms: list[ArmTimer]) -> None:
         arm.samples_us.clear()
         arm.rotation.flip()
         arm.rotation.poison()
-
-
-def _block(a: ArmTimer, b: ArmTimer, *, b_first: bool) -> float:
-    """Time one block, ABBA or with `b_first` BAAB, and return the mean of log(a / b)."""
-    order = (b, a, a, b) if b_first else (a, b, b, a)
-    logs = [math.log(arm.sample_us()) * (1 if arm is a else -1) for arm in order]
-    return sum(logs) / 2

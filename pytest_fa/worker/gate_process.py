@@ -12,6 +12,7 @@ from pytest_fa.catalog.variant import Tolerance
 from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.judge.check import judge, require_output
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.measure.arm_orders import setup_order
 from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.cpu_time import fixed_cpu_threads
 from pytest_fa.measure.device_time import CannotCapture
@@ -43,7 +44,11 @@ def run_gate(job: GateJob, report_progress: ReportProgress = lambda _: None) -> 
                 inputs = make_inputs(pair.case, device)
                 l2 = l2_bytes(device)
                 arms = (pair.candidate, pair.baseline, pair.baseline)  # the third arm is the A/A control
-                timers = [ArmTimer(_opener(arm), pair.case, inputs, l2, stages.announce_launch) for arm in arms]
+                timer_of = {
+                    place: ArmTimer(_opener(arms[place]), pair.case, inputs, l2, stages.announce_launch)
+                    for place in setup_order(len(arms), job.seed + index)  # the order in which buffers are allocated
+                }
+                timers = [timer_of[place] for place in range(len(arms))]
                 with fixed_cpu_threads(device):
                     blocks = paired_timing((timers[0], timers[1], timers[2]), job.seed + index, clocks.is_slowed)
                 stages.announce_work()
@@ -61,7 +66,7 @@ def run_gate(job: GateJob, report_progress: ReportProgress = lambda _: None) -> 
 def _pair_blocks(blocks: Blocks, timers: list[ArmTimer]) -> PairBlocks:
     candidate_us, baseline_us, _ = (statistics.median(timer.samples_us) for timer in timers)
     log_ratios = (tuple(blocks.blocks), tuple(blocks.control))
-    return PairBlocks(*log_ratios, blocks.dropped, candidate_us, baseline_us, timers[0].method)
+    return PairBlocks(*log_ratios, blocks.dropped, candidate_us, baseline_us, timers[0].method, blocks.order)
 
 
 def _opener(arm: Arm) -> OpenForward:

@@ -10,6 +10,7 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.earlier import upgrade_job
+from pytest_fa.records.gated import ArmOrder
 from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.record import Outcome, Stage, StageName
 from pytest_fa.records.timing import ProfilerTime, Speed
@@ -76,9 +77,10 @@ class ArmPair(msgspec.Struct, frozen=True):
 
 
 class GateJob(msgspec.Struct, frozen=True, tag="gate"):
-    """One process of a gate: paired timing of every arm pair in ABBA and BAAB blocks, with the A/A control.
+    """One process of a gate: paired timing of every arm pair, with the A/A control.
 
-    `seed` determines the order in which the arms are captured, and which arm is timed first.
+    `seed` determines the order in which the arms are allocated, captured and sampled.  The processes of a gate have
+    consecutive seeds.
     """
 
     arm_pairs: tuple[ArmPair, ...]
@@ -120,7 +122,7 @@ class PairBlocks(msgspec.Struct, frozen=True):
 
     `dropped` counts the blocks that were measured while heat or the hardware slowed the GPU down; they are not in
     `blocks`.  `candidate_us` and `baseline_us` are the medians of the samples, in microseconds, for information only.
-    `method` says how a sample was taken.
+    `method` says how a sample was taken, `order` in which order.
     """
 
     blocks: tuple[float, ...]
@@ -129,6 +131,7 @@ class PairBlocks(msgspec.Struct, frozen=True):
     candidate_us: float
     baseline_us: float
     method: str
+    order: ArmOrder | None = None
 
 
 class GateResult(msgspec.Struct, frozen=True, tag="gate_result"):
