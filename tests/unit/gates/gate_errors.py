@@ -64,8 +64,10 @@ def _groups(share: float) -> NoiseModel:
     """Two groups of process means; `share` of the processes are in one, in half of the gates the slower one."""
 
     def draw_means(draw: np.random.Generator, shape: tuple[int, int, int]) -> np.ndarray:
-        means = GAP * ((draw.random(shape) < share) - share)
-        return _side(draw, shape) * means + draw.normal(0, WITHIN, shape)
+        means: np.ndarray = GAP * ((draw.random(shape) < share) - share)
+        means *= _side(draw, shape)
+        means += draw.normal(0, WITHIN, shape)
+        return means
 
     return NoiseModel(draw_means, math.hypot(GAP * math.sqrt(share * (1 - share)), WITHIN))
 
