@@ -77,7 +77,8 @@ def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQues
     cases, left_out = tuple(first_seeds.values()), tuple(refused.values())
     if cached := run_plan.cached_build:
         older = msgspec.structs.replace(variant, name=f"{cached.variant}@key:{cached.key}")
-        return GateQuestion(ratio, cases, (), Arm(older, str(run_plan.options.cache / cached.library)), left_out)
+        arm = Arm(older, str(run_plan.options.cache / cached.library), cached.files)
+        return GateQuestion(ratio, cases, (), arm, left_out)
     has_gpu = find_gpu() is not None
     device = variant.device_for(gpu=has_gpu)
     sdpa = tuple(each for each in run_plan.sdpa_baselines if device in (None, each.device_for(gpu=has_gpu)))

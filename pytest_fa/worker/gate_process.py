@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import torch
 
+from pytest_fa.build.unchanged import require_unchanged
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Tolerance
 from pytest_fa.errors import DeviceLost, WrongResult
@@ -72,8 +73,9 @@ def _pair_blocks(blocks: Blocks, timers: list[ArmTimer]) -> PairBlocks:
 def _opener(arm: Arm) -> OpenForward:
     """A function that opens the arm's callable and enters the manifest's `context` each time.
 
-    A library is loaded only once.
+    A library is loaded only once.  Raises `ChangedBuild` if it is not the one that was built.
     """
+    require_unchanged(arm.library, arm.file_hashes)
     if arm.variant.entry.context:
         return lambda: open_forward(arm.variant, arm.library)
     forward = load_forward(arm.variant, arm.library)

@@ -21,7 +21,8 @@ WATCHDOG_SECONDS = 10.0
 class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     """One variant on one case, to be judged, timed, or both.
 
-    `library` is the path of the variant's built library; None if the variant is not compiled.  A judged call is
+    `library` is the path of the variant's built library; None if the variant is not compiled.  `file_hashes` has the
+    sha256 of the library and of each file beside it; a process that loads the library requires them.  A judged call is
     repeated `repeats` times; None means up to 100 times within 0.5 s.  With `property_name`, that property is checked
     instead of the output on the case.  `cross_checks` are the SDPA backends that are judged on the same inputs if the
     output is wrong.  A launch that has not returned after `watchdog_seconds` counts as hung.  `warm_ups` calls precede
@@ -40,6 +41,7 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     cross_checks: tuple[Variant, ...] = ()
     watchdog_seconds: float = WATCHDOG_SECONDS
     warm_ups: int = 0
+    file_hashes: dict[str, str] = {}
 
     @property
     def id(self) -> str:
@@ -62,10 +64,11 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """One side of a paired timing: a variant, and the path of its built library if it is compiled."""
+    """One side of a paired timing: a variant, and if it is compiled its library, with the hashes of a `CaseJob`."""
 
     variant: Variant
     library: str | None
+    file_hashes: dict[str, str] = {}
 
 
 class ArmPair(msgspec.Struct, frozen=True):
@@ -102,6 +105,7 @@ class ProfilerJob(msgspec.Struct, frozen=True, tag="profiler"):
     case: Case
     library: str | None
     watchdog_seconds: float = WATCHDOG_SECONDS
+    file_hashes: dict[str, str] = {}
 
     @property
     def wanted_stages(self) -> tuple[StageName, ...]:

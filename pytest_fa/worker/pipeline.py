@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
 import torch
 
+from pytest_fa.build.unchanged import require_unchanged
 from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.judge.check import judge, require_output
 from pytest_fa.judge.cross_checks import cross_check_all
@@ -46,6 +47,7 @@ CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
     "failed": ("exception",),
     "launch_failed": ("launch",),
     "device_error": ("device error",),
+    "build_changed": ("hash of the build",),
 }
 ENTRY = ("entry",)  # the entry cannot be loaded, or its function not be called: no other case can run either
 
@@ -69,7 +71,7 @@ def run_case(
             with stages("launch"):
                 device = open_device(job.device)
                 workspaces = Workspaces()
-                forward = scope.enter_context(opening(job.variant, job.library, workspaces, job.case.computes))
+                forward = scope.enter_context(_open(job, opening, workspaces))
                 findings.is_loaded = True
                 launch = CheckedLaunch(forward, make_inputs(job.case, device), workspaces, job.case.computes)
                 findings.out = _first_output(job, launch, stages)
@@ -163,6 +165,12 @@ def _caught_by(outcome: Outcome, problem: Exception, findings: Findings) -> tupl
 # -- launch -----------------------------------------------------------------------------------------------------------
 
 
+def _open(job: CaseJob, opening: LoadVariant, workspaces: Workspaces) -> AbstractContextManager[Forward]:
+    """Load the variant.  Raises `ChangedBuild` if its library is not the one that was built."""
+    require_unchanged(job.library, job.file_hashes)
+    return opening(job.variant, job.library, workspaces, job.case.computes)
+
+
 def _first_output(job: CaseJob, launch: CheckedLaunch, stages: Stages) -> torch.Tensor:
     """Make the job's warm-up calls, then return the output of the first call after them."""
     for _ in range(job.warm_ups):
@@ -180,6 +188,7 @@ def _check_property(job: CaseJob, forward: Forward, device: torch.device, stages
     assert job.property_name is not None  # noqa: S101  # checked by run_case
     subject = PropertySubject(job.variant, job.library, job.case, job.policy, forward, device, stages.announce_launch)
     PROPERTIES[job.property_name](subject)
+    require_unchanged(job.library, job.file_hashes)  # a property may load the library once more
 
 
 def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:

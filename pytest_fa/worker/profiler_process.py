@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pytest_fa.build.unchanged import require_unchanged
 from pytest_fa.errors import DeviceLost
 from pytest_fa.measure.measure import time_with_profiler
 from pytest_fa.run.device import is_alive, open_device
@@ -20,6 +21,7 @@ def run_profiler(job: ProfilerJob, report_progress: ReportProgress = lambda _: N
     try:
         stages.announce_work()
         open_device("cuda")
+        require_unchanged(job.library, job.file_hashes)
         with open_forward(job.variant, job.library, computes=job.case.computes) as forward:
             profiler, missing = time_with_profiler(
                 forward, job.case, make_inputs(job.case, device), stages.announce_launch

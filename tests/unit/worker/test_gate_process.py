@@ -47,6 +47,20 @@ def result(write_variant: WriteVariant, tmp_path: Path, monkeypatch: pytest.Monk
     return run_gate(GateJob((ArmPair(CASE, arm, arm),), "cpu", "same_precision", SEED))
 
 
+@pytest.mark.parametrize("changed", ["candidate", "baseline"])
+def test_a_changed_library_ends_the_process(write_variant: WriteVariant, tmp_path: Path, changed: str) -> None:
+    """If the library of one arm is not the one of its build, nothing is measured, and the outcome says so."""
+    folder = write_variant("mine", manifest=PYTHON_MANIFEST, **{"entry.py": PYTHON_SOURCE})
+    (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+    library = tmp_path / "kernel.so"
+    library.write_bytes(b"a library")
+    arms = {name: Arm(variant, None) for name in ("candidate", "baseline")}
+    arms[changed] = Arm(variant, str(library), {"kernel.so": "0" * 64})
+    result = run_gate(GateJob((ArmPair(CASE, **arms),), "cpu", "same_precision", SEED))
+    assert (result.outcome, result.arm_pairs) == ("build_changed", ())
+    assert result.message.startswith(f"{library} has changed since it was built")
+
+
 def test_the_result_has_the_order_that_was_used(result: GateResult) -> None:
     """Buffers are allocated in the recorded order; the orders are those of the job's seed, and survive as JSON."""
     (pair,) = result.arm_pairs
