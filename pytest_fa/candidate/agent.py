@@ -51,7 +51,6 @@ from pytest_fa.run.module import Allocate, CudaForward, open_forward
 from pytest_fa.run.nvtx_range import nvtx_range
 from pytest_fa.run.output import require_output
 
-
 Opening = Callable[[Open, Allocate], AbstractContextManager[Forward]]  # loads what a command names
 
 

@@ -45,10 +45,10 @@ from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.errors import DeviceLost, FaError, LaunchError, UnsupportedCase, WrongResult
 from pytest_fa.records.text import printable
+from pytest_fa.run.forward import Forward
 from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import Inputs
-from pytest_fa.run.forward import Forward
 
 OPEN_SECONDS = 300.0  # to start CUDA and to load a variant, which may import large packages
 
@@ -284,9 +284,7 @@ class Candidate:
         """Make one call and wait for it.  Afterwards `out`, and whatever else it wrote, is in the judge's tensors."""
         self._with_call(inputs, out, lambda views: self.ask(Call(views, before, range_name)))
 
-    def repeat(
-        self, inputs: Inputs, outs: Sequence[torch.Tensor], before: tuple[tuple[Disturbance, ...], ...]
-    ) -> None:
+    def repeat(self, inputs: Inputs, outs: Sequence[torch.Tensor], before: tuple[tuple[Disturbance, ...], ...]) -> None:
         """Make one call for each output, which lies in memory from `lending.allocate`, and wait for them."""
         views = tuple(self.lending.lend(outs))
         self._with_call(inputs, outs[0], lambda call: self.ask(Repeat(call, views, before)))

@@ -158,9 +158,7 @@ def _proof_us(data: FreshData, calls: int, written: list[Written]) -> float:
     return timed.outside_us / count
 
 
-def _event_pairs(
-    data: FreshData, estimate_us: float, is_slowed: Callable[[], bool], why: str = ""
-) -> DeviceTime:
+def _event_pairs(data: FreshData, estimate_us: float, is_slowed: Callable[[], bool], why: str = "") -> DeviceTime:
     """Measure a few calls at a time with a pair of events; `why` is appended to the method's name."""
     calls = max(1, min(len(data.outs), math.ceil(GRAPH_US / estimate_us)))
     series = _TimedSeries(data, "events", calls, graph=False)
