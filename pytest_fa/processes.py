@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 MARK = "PYTEST_FA_MARK"  # the environment variable by which processes of one run are recognised
 END_SECONDS = 10.0  # within which a killed process has ended, unless the kernel keeps it
 
@@ -52,9 +52,28 @@ def dying_with_parent(command: list[str], ending: signal.Signals) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), str(int(ending)), *command]
 
 
+def forbid_attaching() -> None:
+    """Keep other processes of this user from reading this one's memory or attaching to it.  Root still can."""
+    _prctl()(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
 def outlive_parent() -> None:
     """Undo `die_with_parent`."""
     _prctl()(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory that a process uses; 0 if it has ended."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def adopt_orphans() -> None:

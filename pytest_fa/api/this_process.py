@@ -41,20 +41,22 @@ class ThisProcess(Workers):
 
         Raises `DeviceLost` if an earlier call has lost the CUDA context of this process.
         """
+        from pytest_fa.candidate.candidate import Candidate  # noqa: PLC0415  # torch: only for a function
+        from pytest_fa.candidate.user_traceback import CALL_HINT  # noqa: PLC0415
         from pytest_fa.run.device import (  # noqa: PLC0415  # torch: only for a function
             is_alive,
             open_device,
             without_gradients,
         )
         from pytest_fa.worker.pipeline import run_case  # noqa: PLC0415
-        from pytest_fa.worker.user_traceback import CALL_HINT  # noqa: PLC0415
 
         if not is_alive(open_device(job.device)):
             raise DeviceLost("this process can no longer use the GPU, because its CUDA context was lost; restart it")
+        candidate = Candidate.in_this_process(lambda *_: nullcontext(self._forward))
         reports = [Progress(job.wanted_stages[0], 0.0)]
         try:
             with without_gradients():  # the parameters of a module may need gradients; its output must not
-                result = run_case(job, reports.append, lambda *_: nullcontext(self._forward))
+                result = run_case(job, reports.append, candidate)
         except SystemExit as end:  # a kernel must not end the script that checks it
             message = f"crashed: {_exit_status(end)} in stage {reports[-1].stage}; the function called sys.exit"
             result = result_without_worker(job, LostWorker("crashed", message, reports[-1]))

@@ -6,12 +6,10 @@ import math
 
 import torch
 
-from pytest_fa.errors import WrongResult
 from pytest_fa.judge.places import first_place, place
 from pytest_fa.judge.policies import POLICIES, Errors, rms
 from pytest_fa.judge.truth import Truth
 from pytest_fa.records.judged import Check
-from pytest_fa.run.adapter import output_index
 
 
 def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
@@ -46,34 +44,6 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
 def limits(out: torch.Tensor, truth: Truth, policy: str) -> float | torch.Tensor:
     """The largest error that a policy allows in each element of an output; one number if it is the same for all."""
     return POLICIES[policy](Errors(out.double(), out.double() - truth.out, truth, out.dtype)).limit
-
-
-def require_output(out: object, like: torch.Tensor) -> torch.Tensor:
-    """Return `out` if it is a tensor of the dtype and shape of `like`; raise `WrongResult` otherwise.
-
-    What is no tensor, such as a tuple, is caught by `entry`: no other case can be right either.
-    """
-    if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (like.shape, like.dtype):
-        message = f"the output is {_described(out)}, it must be {like.dtype} {list(like.shape)}"
-        if isinstance(out, torch.Tensor) and out.shape == like.shape:
-            message += " (write `return out.to(q.dtype)`)"
-        raise WrongResult("output" if isinstance(out, torch.Tensor) else "entry", message)
-    return out
-
-
-def _described(out: object) -> str:
-    """What a function returned instead of its output; for a tuple or None, also what to write."""
-    if isinstance(out, torch.Tensor):
-        return f"{out.dtype} {list(out.shape)}"
-    if out is None:
-        return "None (write `return out` at the end of the function)"
-    if (index := output_index(out)) is not None:
-        line = f"call: {{keywords: {{scale: scale, causal: causal}}, returns: {index}}}"
-        return (
-            f"a {type(out).__name__} (return item {index} alone, or write in the manifest's entry `{line}`, which "
-            f"passes causal as true or false)"
-        )
-    return repr(out)
 
 
 def _finite(value: float) -> float | None:

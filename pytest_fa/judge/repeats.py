@@ -1,69 +1,79 @@
-"""Repeat a call and compare the outputs bit by bit: an output that changes from call to call indicates a race."""
+"""Repeat a call and compare the outputs bit by bit: an output that changes from call to call indicates a race.
+
+Each call writes an output of its own.  The candidate makes many calls in a row, and the judge compares their outputs
+afterwards, in its own process.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 
+from pytest_fa.candidate.commands import Disturbance
 from pytest_fa.errors import WrongResult
+from pytest_fa.judge.checked import CheckedLaunch
 from pytest_fa.judge.places import first_place
 from pytest_fa.records.judged import Repeats
-from pytest_fa.run.device import synchronize
-from pytest_fa.run.inputs import bits_of
+from pytest_fa.run.inputs import bits_of, poison
 
 MOST_SECONDS = 0.5
-DEFAULT_REPEATS = 100
-LONGEST_STRIDE = 64  # calls between two synchronizations, at which the elapsed time is checked
-QUICK_SECONDS = 0.1  # a stride that takes less time is followed by one of twice as many calls
+DEFAULT_REPEATS = {"cpu": 100, "cuda": 10_000}  # 10,000 calls miss a fault of one call in 2,000 with a chance of 0.7 %
+MOST_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of the outputs of one batch
+COMPARED_BYTES = 2**26  # of outputs that are compared at once
+BATCH_SECONDS = 0.1  # a batch that takes less time is followed by one of twice as many calls
+
+# What precedes the calls of the first batches, in turn: shared memory full of NaN, most multiprocessors occupied, a
+# cold L2, and both.
+EVERY_CALL: tuple[tuple[Disturbance, ...], ...] = (
+    ("poison_smem",),
+    ("poison_smem", "occupy"),
+    ("poison_smem", "clean_l2"),
+    ("poison_smem", "clean_l2", "occupy"),
+)
+EVERY_CALL_COUNT = 128  # calls; after them, most calls follow one another without a gap
+_PERIOD = 40  # calls
+SOME_CALLS: tuple[tuple[Disturbance, ...], ...] = tuple(
+    ("occupy",) if index == 5 else ("clean_l2",) if index == 25 else ("poison_smem",) if index % 10 == 0 else ()  # noqa: PLR2004
+    for index in range(_PERIOD)
+)
 
 
 def repeat(
-    call: Callable[[], torch.Tensor],
+    launch: CheckedLaunch,
     first: torch.Tensor,  # [batch, heads, seq_q, head_dim]
     requested_count: int | None,
-    why_no_smem_poison: str | None,
     before_launch: Callable[[], object] = lambda: None,
     *,
     keep_farthest: bool = False,
 ) -> tuple[Repeats, torch.Tensor]:
-    """Repeat `call` and compare each output bitwise with `first`.
+    """Repeat a checked call and compare each output bitwise with `first`.
 
     Also returns the output that is farthest from `first` if `keep_farthest` is set, else `first`.  The number of calls
-    is `requested_count`; if that is None, 100 or as many as fit in 0.5 s, at least one.  NaN equals NaN of the same
-    bits.  The comparison runs on the device, so that calls follow one another without a gap.  `before_launch` is called
-    before the first call and after each synchronization.
+    is `requested_count`; if that is None, it is 10,000 on a GPU and 100 on the CPU, or as many as fit in 0.5 s, at
+    least one.  NaN equals NaN of the same bits.  `before_launch` is called before each batch of calls.
     """
-    want, farthest = bits_of(first).clone(), first.clone()
-    ever_differed = torch.zeros_like(want, dtype=torch.bool)
-    differing = torch.zeros((), dtype=torch.int64, device=first.device)
-    distance = torch.zeros((), device=first.device)
-    count, stride, next_check, start = 0, 1, 1, time.monotonic()
-    last_check_time = start
-    before_launch()
-    while count < (requested_count or DEFAULT_REPEATS):
-        out = call()
-        differs = bits_of(out) != want
-        ever_differed.logical_or_(differs)
-        differing += differs.any()
-        if keep_farthest:
-            difference = (out.float() - first.float()).abs().nan_to_num(nan=math.inf).amax()
-            farthest = torch.where(difference > distance, out, farthest)
-            distance = torch.maximum(difference, distance)
-        count += 1
-        if count == next_check:
-            synchronize(first.device)
-            before_launch()
-            now = time.monotonic()
-            if requested_count is None and now - start > MOST_SECONDS:
-                break
-            stride = min(2 * stride, LONGEST_STRIDE) if now - last_check_time < QUICK_SECONDS else 1
-            last_check_time, next_check = now, count + stride
-    synchronize(first.device)
-    repeats = Repeats(count, int(differing), int(ever_differed.sum()), first_place(ever_differed), why_no_smem_poison)
-    return repeats, farthest
+    kind = first.device.type
+    outs = _outputs(launch, max(1, MOST_OUTPUT_BYTES[kind] // max(1, _dense_bytes(first))))
+    comparison = _Comparison(first, keep_farthest=keep_farthest)
+    count, size, start = 0, 1, time.monotonic()
+    while count < (requested_count or DEFAULT_REPEATS[kind]):
+        batch = outs[: min(size, (requested_count or DEFAULT_REPEATS[kind]) - count)]
+        for out in batch:
+            poison(out)
+        before_launch()
+        batch_start = time.monotonic()
+        launch.repeat(batch, EVERY_CALL if count < EVERY_CALL_COUNT else SOME_CALLS)
+        now = time.monotonic()
+        comparison.add(batch)
+        count += len(batch)
+        if requested_count is None and time.monotonic() - start > MOST_SECONDS:
+            break
+        size = min(2 * size, len(outs)) if now - batch_start < BATCH_SECONDS else max(1, size // 2)
+    return comparison.result(count, launch.why_no_smem_poison), comparison.farthest
 
 
 def require_identical(repeats: Repeats) -> None:
@@ -72,3 +82,63 @@ def require_identical(repeats: Repeats) -> None:
         raise WrongResult(
             "repeats", f"{repeats.differing} of {repeats.count} repeats differ from the first call bit by bit"
         )
+
+
+class _Comparison:
+    """The first output, and how later outputs differ from it."""
+
+    def __init__(self, first: torch.Tensor, *, keep_farthest: bool) -> None:
+        self._first, self._keep_farthest = first, keep_farthest
+        self.farthest = first.clone()
+        self._want = bits_of(first).clone()
+        self._ever_differed = torch.zeros_like(self._want, dtype=torch.bool)
+        self._differing, self._distance = 0, 0.0
+
+    def add(self, outs: list[torch.Tensor]) -> None:
+        """Compare the outputs of a batch, as private copies: a candidate may still be writing."""
+        for part in _parts(outs):
+            copies = torch.stack(part)
+            differs = bits_of(copies) != self._want
+            self._ever_differed.logical_or_(differs.any(0))
+            differing = differs.flatten(1).any(1)
+            self._differing += int(differing.sum())
+            if self._keep_farthest and bool(differing.any()):
+                self._keep(copies[differing])
+
+    def result(self, count: int, why_no_smem_poison: str | None) -> Repeats:
+        """The counts as they are recorded."""
+        ever_differed = self._ever_differed
+        return Repeats(count, self._differing, int(ever_differed.sum()), first_place(ever_differed), why_no_smem_poison)
+
+    def _keep(self, copies: torch.Tensor) -> None:
+        distances = (copies.float() - self._first.float()).abs().nan_to_num(nan=math.inf).flatten(1).amax(1)
+        if float(distances.max()) > self._distance:
+            self._distance, self.farthest = float(distances.max()), copies[int(distances.argmax())].clone()
+
+
+class _Layout(NamedTuple):
+    """The shape and strides of an output in dense memory, in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    numel: int
+
+
+def _outputs(launch: CheckedLaunch, count: int) -> list[torch.Tensor]:
+    """Outputs in memory that the candidate sees, laid out like the output of the checked call."""
+    like = launch.out_buffer
+    layout = _Layout(tuple(like.shape), tuple(like.stride()), like.numel())
+    memory = launch.candidate.lending.allocate(max(1, count * _dense_bytes(like)))
+    whole = memory[: count * _dense_bytes(like)].view(like.dtype)
+    start = whole.storage_offset()
+    return [whole.as_strided(layout.shape, layout.strides, start + index * layout.numel) for index in range(count)]
+
+
+def _dense_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _parts(outs: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    size = max(1, COMPARED_BYTES // max(1, _dense_bytes(outs[0])))
+    for start in range(0, len(outs), size):
+        yield outs[start : start + size]

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
+from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Tolerance, Variant
 from pytest_fa.errors import WrongResult
-from pytest_fa.judge.check import judge, require_output
+from pytest_fa.judge.check import judge
 from pytest_fa.judge.oracle import truth_of
-from pytest_fa.run.device import synchronize
-from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs, bits_of, clone, make_inputs, poisoned_output
 
 
 class PropertySubject:
-    """The variant that a property is tested on: makes inputs, calls the variant, judges outputs.
+    """The variant that a property is tested on: makes inputs, calls the variant, judges outputs."""
 
-    `before_launch` is called before each call of the variant, because the call may hang.
-    """
-
-    def __init__(
-        self,
-        variant: Variant,
-        library: str | None,
-        case: Case,
-        policy: Tolerance,
-        forward: Forward,
-        device: torch.device,
-        before_launch: Callable[[], None],
-    ) -> None:
-        self.variant, self.library, self.device = variant, library, device
+    def __init__(self, variant: Variant, case: Case, policy: Tolerance, candidate: Candidate) -> None:
+        self.variant, self.candidate, self.device = variant, candidate, candidate.device
         self._case, self._policy, self.computes = case, policy, case.computes
-        self._forward, self._before_launch = forward, before_launch
 
     @property
     def is_exact(self) -> bool:
@@ -53,30 +37,30 @@ class PropertySubject:
         """A new output for a call on `inputs`, filled with NaN."""
         return poisoned_output(inputs, self.computes)
 
-    def call(
-        self,
-        inputs: Inputs,
-        out: torch.Tensor | None = None,
-        forward: Forward | None = None,
-        *,
-        waits: bool = True,
-    ) -> torch.Tensor:
-        """Call the variant, or `forward`, with `out` or with a new output filled with NaN.
+    def visible(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy with the same strides in memory that the candidate sees directly, at the same address in each call."""
+        memory = self.candidate.lending.allocate(tensor.untyped_storage().nbytes() + 16)
+        whole = memory[: len(memory) // 16 * 16].view(tensor.dtype)
+        copy = whole.as_strided(tensor.shape, tensor.stride(), whole.storage_offset() + tensor.storage_offset())
+        return copy.copy_(tensor)
 
-        With `waits`, synchronize after the call and raise `WrongResult` if it changed an input.  Without it, the call
-        is only queued and inputs are not compared.
+    def visible_call(self, inputs: Inputs) -> tuple[Inputs, torch.Tensor]:
+        """Copies of inputs, and an output filled with NaN, in memory that the candidate sees directly."""
+        q, k, v = (self.visible(tensor) for tensor in inputs[:3])
+        return inputs._replace(q=q, k=k, v=v), self.visible(self.output(inputs))
+
+    def call(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Call the variant with `out` or with a new output filled with NaN, and wait for it.
+
+        Raises `WrongResult` if it changed an input.
         """
-        q, k, v, scale, causal = inputs
-        self._before_launch()
-        before = clone(inputs) if waits else inputs
+        before = clone(inputs)
         buffer = self.output(inputs) if out is None else out
-        result = require_output((forward or self._forward)(q, k, v, scale=scale, causal=causal, out=buffer), buffer)
-        if waits:
-            synchronize(q.device)
-            for name, after, original in zip("qkv", inputs[:3], before[:3], strict=True):
-                if not torch.equal(bits_of(after), bits_of(original)):
-                    raise WrongResult("inputs", f"the kernel changed its input {name}")
-        return result
+        self.candidate.call(inputs, buffer)
+        for name, after, original in zip("qkv", inputs[:3], before[:3], strict=True):
+            if not torch.equal(bits_of(after), bits_of(original)):
+                raise WrongResult("inputs", f"the kernel changed its input {name}")
+        return buffer
 
     def require_right(self, name: str, out: torch.Tensor, inputs: Inputs, where: str = "") -> None:
         """Raise `WrongResult` in the property's name unless `out` is right for `inputs`; `where` is added to it."""

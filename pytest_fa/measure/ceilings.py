@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from pytest_fa.errors import FaError
-from pytest_fa.measure.device_time import capture, event_us
 from pytest_fa.measure.launch_overhead import launch_overhead_us
 from pytest_fa.measure.sampling import sample_until_precise, settle, timing
 from pytest_fa.records.ceilings import Ceilings
@@ -20,6 +19,7 @@ from pytest_fa.records.environment import ClockWatch, clock_watch, read_environm
 from pytest_fa.records.source import read_source
 from pytest_fa.records.timing import LaunchedKernel, Timing
 from pytest_fa.run.device_tools import device_tools
+from pytest_fa.run.graphs import capture, event_us
 
 COPY_BYTES = 2**31
 MATRIX = 8192

@@ -1,9 +1,12 @@
-"""`device_us`: the period of back-to-back calls on the device.
+"""`device_us`: the period of back-to-back calls on the device, by two clocks.
 
 - Calls shorter than 1 ms: the slope between CUDA graphs of N and 3N calls, (t(3N) - t(N)) / 2N.  The difference cancels
-  the constant cost of a replay.
-- Calls of 1 ms and more, and calls that cannot be captured: one pair of events around each call.
-- On the CPU: the wall-clock time of one call.
+  the constant cost of a replay.  Each graph is replayed once per sample, on new data.
+- Calls of 1 ms and more, and calls that cannot be captured: a pair of events around a few calls.
+- On the CPU: the wall-clock time of a few calls.
+
+The candidate's process reads the events.  The judge's process has its own clock: the wall-clock time of the same
+replays.  On the CPU only the judge's clock counts.
 """
 
 from __future__ import annotations
@@ -12,188 +15,208 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 import torch
 
-from pytest_fa.errors import FaError, LaunchError
-from pytest_fa.measure.cpu_time import make_calibration
-from pytest_fa.measure.rotation import Rotation
-from pytest_fa.measure.sampling import FEWEST_SAMPLES, sample_until_precise, settle, timing
+from pytest_fa.candidate.candidate import Timed
+from pytest_fa.candidate.commands import Replay, Run, Series
+from pytest_fa.errors import FaError
+from pytest_fa.measure.cpu_time import CPU_THREADS, core_clock, make_calibration
+from pytest_fa.measure.fresh_data import FreshData, Written
+from pytest_fa.measure.sampling import precision, sample_until_precise, settle, timing
 from pytest_fa.records.environment import ClockWatch
-from pytest_fa.records.timing import Timing
-from pytest_fa.run.forward import Forward
+from pytest_fa.records.timing import OutsideTime, Timing
+from pytest_fa.run.graphs import CannotCapture
 
-BeforeLaunch = Callable[[], object]  # called before work that may hang; it restarts the watchdog's time
-
-SAMPLE_MS = 20.0  # the least length of a sample: replays of both graphs
-REPLAYS = 10  # of each graph in a sample, at least
-GRAPH_US = 200.0  # the intended length of the shorter graph
+GRAPH_US = 10_000.0  # the intended length of the shorter graph: the judge's clock is then precise enough
 PROBE_CALLS = 20  # in the graph that gives the estimate
-MOST_CALLS = 400  # in the shorter graph
+MOST_CALLS = 6000  # in the shorter graph
+LONG_CALL_US = 1000.0  # from this length on, calls are timed without a graph
 SLOW_CALL_US = 100_000.0  # slower calls are not estimated five at a time, to stay within the watchdog's time
-LONG_CALL_US = 1000.0  # from this length on, calls are timed by one pair of events each
 MOST_SECONDS = 3.0  # for all samples of slow calls
 CPU_SAMPLES = (5, 50)  # fewest and most
-CALIBRATION_EVERY = 10  # samples: the sample behind a calibration is disturbed by it
+CPU_SAMPLE_US = 10_000.0  # the intended length of a sample, of which the message to the candidate is about 1 %
+CPU_CALLS = 100  # of a sample, at most
 CPU_SECONDS = 0.2  # the least total of all samples, unless the most samples are reached first
+CALIBRATION_EVERY = 10  # samples: the sample behind a calibration is disturbed by it
+PROOF_BYTES = 2**30  # of the outputs of the proof sample
+PROOF_CALLS = 2000
+JUDGED_PROOFS = 16  # calls of the proof sample, one head each
 
 
-class CannotCapture(FaError):
-    """A call cannot be part of a CUDA graph; the message gives the reason."""
+class DeviceTime(NamedTuple):
+    """What timing gave: the times, what some timed calls wrote, and the last outputs of all."""
+
+    timing: Timing
+    outside: OutsideTime | None
+    written: list[Written]
 
 
-def device_time(
-    forward: Forward,
-    rotation: Rotation,
-    device: torch.device,
-    before_launch: BeforeLaunch = lambda: None,
-    clocks: ClockWatch | None = None,
-) -> Timing:
-    """Measure the period of `forward` on the rotation's buffers.
-
-    Afterwards, `rotation.outputs` are the outputs of timed calls.  `before_launch` is called before work that may hang.
-    Samples during which `clocks` saw the GPU slowed down are dropped.
-    """
-    is_slowed = clocks.is_slowed if clocks else lambda: False
-    if device.type == "cpu":
-        return _wall_clock(forward, rotation, before_launch)
-    before_launch()
-    estimate_us = event_us(lambda: rotation.call(forward))
-    if estimate_us < SLOW_CALL_US:
-        before_launch()
-        estimate_us = event_us(lambda: rotation.call(forward), 5) / 5
-    before_launch()
-    try:
-        estimate_us = _graph_estimate_us(forward, rotation, estimate_us)
-    except CannotCapture as problem:
-        return _event_pairs(forward, rotation, estimate_us, before_launch, is_slowed, f" ({problem})")
+def device_time(data: FreshData, is_slowed: Callable[[], bool] = lambda: False) -> DeviceTime:
+    """Measure the period of a candidate's calls.  Samples during which `is_slowed` was true are dropped."""
+    if data.candidate.device.type == "cpu":
+        return _wall_clock(data)
+    estimate_us = _estimate_us(data)
     if estimate_us >= LONG_CALL_US:
-        return _event_pairs(forward, rotation, estimate_us, before_launch, is_slowed)
-    return _graph_slope(forward, rotation, estimate_us, before_launch, is_slowed)
+        return _event_pairs(data, estimate_us, is_slowed)
+    try:
+        return _graph_slope(data, estimate_us, is_slowed)
+    except CannotCapture as problem:
+        return _event_pairs(data, estimate_us, is_slowed, f" ({problem})")
 
 
-def _graph_slope(
-    forward: Forward, rotation: Rotation, estimate_us: float, before_launch: BeforeLaunch, is_slowed: Callable[[], bool]
-) -> Timing:
+class _TimedSeries:
+    """A prepared series, the outputs that it writes, and the way to take its time on new data."""
+
+    def __init__(
+        self, data: FreshData, name: str, calls: int, outs: list[torch.Tensor] | None = None, *, graph: bool = True
+    ) -> None:
+        self.data, self.name, self.calls, self._graph = data, name, calls, graph
+        self.series: Series = data.series(calls, outs)
+        self.outs = outs or data.outs
+        threads = CPU_THREADS if data.candidate.device.type == "cpu" else None
+        data.candidate.prepare(name, self.series, threads)
+        if graph:
+            allocated = data.candidate.capture(name).allocated
+            self.outs = data.candidate.outputs_of(name, self.outs, allocated)
+
+    def time(self, calls: int | None = None) -> Timed:
+        """The time of all calls, or of the first `calls` without a graph, on new data."""
+        self.data.redraw(self.outs)
+        command = Replay(self.name) if self._graph else Run(self.name, calls or self.calls)
+        timed = self.data.candidate.timed(command)
+        if not self._graph and any(timed.allocated):
+            self.outs = self.data.candidate.outputs_of(self.name, self.outs, timed.allocated)
+        return timed
+
+    def written_head(self, calls: int | None = None) -> Written:
+        """One head of one output, chosen at random, after `time`."""
+        return self.data.written_head(self.series, calls or self.calls, self.outs)
+
+
+def _estimate_us(data: FreshData) -> float:
+    """Estimate the microseconds per call, after one call that does the set-up."""
+    series = _TimedSeries(data, "estimate", 5, graph=False)
+    estimate_us = series.time(1).inside_us[0]
+    if estimate_us < SLOW_CALL_US:
+        estimate_us = series.time(5).inside_us[0] / 5
+    if estimate_us >= LONG_CALL_US:
+        return estimate_us
+    try:
+        probe = _TimedSeries(data, "probe", PROBE_CALLS)
+    except CannotCapture:
+        return estimate_us
+    probe.time()
+    return probe.time().inside_us[0] / PROBE_CALLS
+
+
+def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bool]) -> DeviceTime:
     """Measure the period as the slope between graphs of N and 3N calls."""
-    calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / estimate_us)))
-    once, thrice = (capture(lambda: rotation.call(forward), calls * times, rotation.begin) for times in (1, 3))
-    once.replay()
-    thrice.replay()
-    pair_ms = (event_us(once.replay) + event_us(thrice.replay)) / 1000
-    replays = max(REPLAYS, math.ceil(SAMPLE_MS / pair_ms))
-
-    def sample_us(replays: int = replays) -> float:
-        before_launch()
-        short, long = event_us(once.replay, replays), event_us(thrice.replay, replays)
-        return (long - short) / (2 * calls * replays)
-
-    settle(lambda: sample_us(REPLAYS))
-    rotation.flip()
-    rotation.poison()
-    method = f"slope between graphs of {calls} and {3 * calls} calls"  # a sample ends with the graph captured last
-    result = sample_until_precise(method, sample_us, 4 * calls * replays, is_slowed)
-    if min(result.samples_us) <= 0:
-        raise FaError("a graph of three times the calls does not take longer, so the call launches nothing")
-    return result
-
-
-def _graph_estimate_us(forward: Forward, rotation: Rotation, eager_us: float) -> float:
-    """Estimate the microseconds per call from a graph, because eager calls of short kernels are bound by launches."""
-    calls = PROBE_CALLS if eager_us < GRAPH_US / 2 else 1
-    probe = capture(lambda: rotation.call(forward), calls, rotation.begin)
-    probe.replay()
-    replays = REPLAYS if eager_us < LONG_CALL_US else 1
-    return event_us(probe.replay, replays) / (calls * replays)
-
-
-def capture(
-    call: Callable[[], object], calls: int, begin: Callable[[], object] = lambda: None, *, keep_graph: bool = False
-) -> torch.cuda.CUDAGraph:
-    """Capture `calls` calls in a row as a CUDA graph, on a new stream.  Raises `CannotCapture` with CUDA's message.
-
-    One call is made before the capture.  `begin` is called after it, before the captured calls.
-    """
-    graph = torch.cuda.CUDAGraph(keep_graph=keep_graph)
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()  # the set-up of a first call on a stream is not captured
-        begin()
-        try:
-            graph.capture_begin()
-            for _ in range(calls):
-                call()
-            graph.capture_end()
-        except (RuntimeError, LaunchError) as problem:
-            with suppress(RuntimeError):
-                graph.capture_end()
-            raise CannotCapture(f"cannot be captured: {str(problem).splitlines()[0]}") from problem
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph
-
-
-def _event_pairs(
-    forward: Forward,
-    rotation: Rotation,
-    estimate_us: float,
-    before_launch: BeforeLaunch,
-    is_slowed: Callable[[], bool],
-    why: str = "",
-) -> Timing:
-    """Measure each call with a pair of events; `why` is appended to the method's name."""
-    rotation.begin()
-    rotation.flip()
-    rotation.poison()
+    calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / max(estimate_us, 0.1))))
+    short, long = _TimedSeries(data, "short", calls), _TimedSeries(data, "long", 3 * calls)
+    outside_us: list[float] = []
+    whole_us: list[float] = []
+    written: list[Written] = []
 
     def sample_us() -> float:
-        before_launch()
-        return event_us(lambda: rotation.call(forward))
+        once = short.time()
+        written.append(short.written_head())
+        data.require_untouched()
+        thrice = long.time()
+        written.append(long.written_head())
+        data.require_untouched()
+        outside_us.append((thrice.outside_us - once.outside_us) / (2 * calls))
+        whole_us.append(thrice.outside_us / (3 * calls))
+        return (thrice.inside_us[0] - once.inside_us[0]) / (2 * calls)
 
-    if estimate_us * FEWEST_SAMPLES > MOST_SECONDS * 1e6:  # so slow that only three samples are taken
-        return timing(f"event pair around one call{why}", [sample_us() for _ in range(3)], 1)
-    return sample_until_precise(f"event pair around one call{why}", sample_us, 1, is_slowed)
+    settle(sample_us)
+    for samples in (outside_us, whole_us, written):
+        samples.clear()
+    method = f"slope between graphs of {calls} and {3 * calls} calls, each on its own data"
+    result = sample_until_precise(method, sample_us, 4 * calls, is_slowed)
+    if min(result.samples_us) <= 0:
+        raise FaError("a graph of three times the calls does not take longer, so the call launches nothing")
+    proof_us = _proof_us(data, calls, written)
+    outside = OutsideTime(
+        statistics.median(outside_us), precision(outside_us), statistics.median(whole_us), 3 * calls, proof_us
+    )
+    return DeviceTime(result, outside, written)
 
 
-def event_us(work: Callable[[], object], times: int = 1) -> float:
-    """Microseconds between two events on the current stream, with `work` called `times` times in between."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    for _ in range(times):
-        work()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1000
+def _proof_us(data: FreshData, calls: int, written: list[Written]) -> float:
+    """The time per call of a graph in which every call has an output of its own, of which some are judged.
+
+    An output that was not written has NaN left, and raises nothing here: the judge sees it.
+    """
+    count = max(1, min(calls, PROOF_CALLS, PROOF_BYTES // max(1, data.outs[0].nbytes)))
+    series = _TimedSeries(data, "proof", count, data.new_outputs(count))
+    series.time()
+    timed = series.time()
+    written += [series.written_head() for _ in range(JUDGED_PROOFS)]
+    return timed.outside_us / count
 
 
-def _wall_clock(forward: Forward, rotation: Rotation, before_launch: BeforeLaunch) -> Timing:
-    """Measure single calls on the CPU: at least 5 calls and 0.2 s, at most 50 calls, and no new call after 3 s."""
+def _event_pairs(data: FreshData, estimate_us: float, is_slowed: Callable[[], bool], why: str = "") -> DeviceTime:
+    """Measure a few calls at a time with a pair of events; `why` is appended to the method's name."""
+    calls = max(1, min(len(data.outs), math.ceil(GRAPH_US / estimate_us)))
+    series = _TimedSeries(data, "events", calls, graph=False)
+    outside_us: list[float] = []
+    written: list[Written] = []
 
-    def sample_us() -> tuple[float, float]:
-        before_launch()
-        start, core_start = time.perf_counter_ns(), time.process_time_ns()
-        rotation.call(forward)
-        core_us = (time.process_time_ns() - core_start) / 1000
-        return (time.perf_counter_ns() - start) / 1000, core_us
+    def sample_us() -> float:
+        timed = series.time()
+        outside_us.append(timed.outside_us / calls)
+        written.append(series.written_head())
+        data.require_untouched()
+        return timed.inside_us[0] / calls
 
+    method = f"event pair around {calls} call{'s' if calls > 1 else ''}, each on its own data{why}"
+    fewest = estimate_us * calls * 7 > MOST_SECONDS * 1e6
+    if fewest:
+        result = timing(method, [sample_us() for _ in range(3)], calls)
+    else:
+        result = sample_until_precise(method, sample_us, calls, is_slowed)
+    median_us = statistics.median(outside_us)
+    return DeviceTime(result, OutsideTime(median_us, precision(outside_us), median_us, calls, None), written)
+
+
+def _wall_clock(data: FreshData) -> DeviceTime:
+    """Measure calls on the CPU by the judge's clock, a few at a time: at least 5 samples and 0.2 s, at most 50."""
     fewest, most = CPU_SAMPLES
-    sample_us()
-    rotation.begin()
-    rotation.flip()
-    rotation.poison()
+    series = _TimedSeries(data, "calls", CPU_CALLS, graph=False)
+    series.time(1)
+    calls = max(1, min(CPU_CALLS, int(CPU_SAMPLE_US / max(1.0, series.time(1).outside_us))))
+    clock_us = core_clock(data.candidate.pid)
     samples: list[float] = []
     core_samples: list[float] = []
+    written: list[Written] = []
     calibration, calibration_samples = make_calibration(), []
-    while len(samples) < most and sum(samples) < MOST_SECONDS * 1e6:
-        if len(samples) >= fewest and sum(samples) >= CPU_SECONDS * 1e6:
+    start = time.monotonic()
+    while len(samples) < most and time.monotonic() - start < MOST_SECONDS:
+        if len(samples) >= fewest and sum(samples) * calls >= CPU_SECONDS * 1e6:
             break
-        elapsed_us, core_us = sample_us()
-        samples.append(elapsed_us)
-        core_samples.append(core_us)
+        core_start = clock_us()
+        samples.append(series.time(calls).outside_us / calls)
+        core_samples.append((clock_us() - core_start) / calls)
+        written.append(series.written_head(calls))
+        data.require_untouched()
         if len(samples) % CALIBRATION_EVERY == 1:
             calibration_samples.append(calibration())
-    result = timing("wall clock of one call", samples, 1)
+    method = "wall clock of one call" if calls == 1 else f"wall clock of {calls} calls, each on its own data"
+    result = timing(method, samples, calls)
     on_core_us, calibration_us = statistics.median(core_samples), statistics.median(calibration_samples)
-    return msgspec.structs.replace(result, on_core_us=on_core_us, calibration_us=calibration_us)
+    return DeviceTime(
+        msgspec.structs.replace(result, on_core_us=on_core_us, calibration_us=calibration_us), None, written
+    )
+
+
+def clocks_while_busy(data: FreshData, device_us: float, clocks: ClockWatch) -> object:
+    """Read NVML's clocks while calls run."""
+    calls = max(1, min(500, int(5000.0 / device_us)))
+    series = _TimedSeries(data, "clocks", calls, graph=False)
+    data.redraw()
+    readings: list[object] = []
+    data.candidate.timed(Run(series.name, calls), lambda: readings.append(clocks.now()))
+    return readings[0]

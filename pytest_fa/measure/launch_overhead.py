@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from pytest_fa.measure.device_time import capture, event_us
 from pytest_fa.records.timing import LaunchedKernel
 from pytest_fa.run.device_tools import DeviceTools
+from pytest_fa.run.graphs import capture, event_us
 
 CALLS = 50
 REPLAYS = 5

@@ -2,145 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
+from pytest_fa.candidate.candidate import Candidate
+from pytest_fa.candidate.commands import Cold, Done
 from pytest_fa.catalog.case import Case
 from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.call_time import call_time
-from pytest_fa.measure.cold_time import cold_time
-from pytest_fa.measure.cpu_time import fixed_cpu_threads
-from pytest_fa.measure.device_time import CannotCapture, device_time
+from pytest_fa.measure.cpu_time import CPU_THREADS
+from pytest_fa.measure.device_time import clocks_while_busy, device_time
+from pytest_fa.measure.fresh_data import FreshData, Written
 from pytest_fa.measure.launch_overhead import launch_overhead_us
-from pytest_fa.measure.launches import Captured, read_launches
 from pytest_fa.measure.profiler_time import read_profiler_time
-from pytest_fa.measure.rotation import Rotation
-from pytest_fa.records.environment import ClockWatch, clock_watch
-from pytest_fa.records.timing import ON_CPU, Clocks, ProfilerTime, Speed, Timing
-from pytest_fa.run.device import synchronize
+from pytest_fa.measure.sampling import timing
+from pytest_fa.records.environment import clock_watch
+from pytest_fa.records.timing import ON_CPU, Clocks, LaunchedKernel, ProfilerTime, Speed, Timing
 from pytest_fa.run.device_tools import NoDeviceTools, device_tools
 from pytest_fa.run.forward import Forward
-from pytest_fa.run.inputs import Inputs
-from pytest_fa.run.nvtx_range import nvtx_range
+from pytest_fa.run.graph_nodes import CALLS as NODE_CALLS
+from pytest_fa.run.graph_nodes import read_nodes
+from pytest_fa.run.graphs import CannotCapture, capture
+from pytest_fa.run.inputs import Inputs, clone, poisoned_output
 
-QUEUED_US = 5000.0  # of calls that are queued when the clocks are read
-MOST_QUEUED = 500  # calls
+COLD_CALLS = 10  # in a graph
+COLD_ROUNDS = 5
+LONG_COLD_US = 5000.0  # from this length of a call on, a graph has one call
+PROFILED_SETS = 8  # of inputs and outputs that the profiled calls use in turn
 
 
-def measure(
-    forward: Forward, case: Case, inputs: Inputs, name: str, before_launch: Callable[[], object] = lambda: None
-) -> tuple[Speed, list[torch.Tensor]]:
-    """Measure the speed of `forward` on `case`; also return the outputs of timed calls, for the caller to judge.
+def measure(candidate: Candidate, case: Case, inputs: Inputs) -> tuple[Speed, list[Written]]:
+    """Measure the speed of an opened candidate on tensors like `inputs`, which hold other data in every call.
 
-    `name` is part of the NVTX ranges' names.  `before_launch` is called before work that may hang.  The caller must
-    hold the GPU's `timing_lock`.  Raises `WrongResult` if a call changed its inputs, and `ToolAttached` if a profiler
-    or another tool is attached to the process.  On the CPU, torch uses `CPU_THREADS` threads meanwhile.
+    Also returns what some of the timed calls wrote, for the caller to judge.  The caller must hold the GPU's
+    `timing_lock`.  Raises `WrongResult` if a call changed its inputs, and `ToolAttached` if a profiler or another tool
+    is attached to this process.  On the CPU, torch uses `CPU_THREADS` threads.
     """
     require_no_tool()
-    with fixed_cpu_threads(inputs.q.device):
-        return _measure(forward, case, inputs, name, before_launch)
-
-
-def _measure(
-    forward: Forward, case: Case, inputs: Inputs, name: str, before_launch: Callable[[], object]
-) -> tuple[Speed, list[torch.Tensor]]:
-    device = inputs.q.device
-    rotation = Rotation(case, inputs, l2_bytes(device))
-    before_launch()
-    captured = read_launches(forward, rotation, device)
+    device = candidate.device
+    data = FreshData(candidate, case, inputs, l2_bytes(device))
+    nodes = _launched(data)
     with clock_watch("cuda" if device.type == "cuda" else "cpu") as clocks:
         before = clocks.now()
-        with nvtx_range(f"device_us-{name}"):
-            on_device = device_time(forward, rotation, device, before_launch, clocks)
-        outputs = rotation.outputs
-        during = _clocks_during(forward, rotation, on_device.median_us, clocks)
+        on_device = device_time(data, clocks.is_slowed)
+        during = clocks_while_busy(data, on_device.timing.median_us, clocks) if device.type == "cuda" else None
         after = clocks.now()
-    rotation.poison()
-    with nvtx_range(f"call_us-{name}"):
-        per_call = call_time(forward, rotation, device, before_launch)
-    outputs += rotation.written(per_call.calls_per_sample)
-    cold, cold_missing, overhead_us = _cold_and_overhead(
-        forward, rotation, on_device.median_us, captured, before_launch
-    )
-    rotation.require_untouched()
+    per_call, written = call_time(data)
+    cold, cold_missing = _cold(data, on_device.timing.median_us)
+    candidate.forget_series()
     speed = Speed(
-        device=on_device,
+        device=on_device.timing,
         call=per_call,
-        buffers=len(rotation),
-        exceeds_l2=rotation.exceeds_l2,
-        launches=captured.launches,
-        launches_missing=captured.missing,
+        buffers=len(data.outs),
+        exceeds_l2=data.exceeds_l2,
+        launches=nodes.launches,
+        launches_missing=nodes.launches_missing,
         clocks_before=before,
         clocks_after=after,
-        clocks_during=during,
+        clocks_during=during if isinstance(during, Clocks) else None,
         cold=cold,
         cold_missing=cold_missing,
-        launch_overhead_us=overhead_us,
-        order=captured.order,
-        other_nodes=captured.other_nodes,
-        cpu_threads=torch.get_num_threads() if device.type == "cpu" else None,
+        launch_overhead_us=_overhead_us(device, nodes.launches, candidate),
+        order=nodes.order,
+        other_nodes=nodes.other_nodes,
+        cpu_threads=CPU_THREADS if device.type == "cpu" else None,
+        outside=on_device.outside,
     )
-    return speed, outputs
+    return speed, on_device.written + written
 
 
-def time_with_profiler(
-    forward: Forward, case: Case, inputs: Inputs, before_launch: Callable[[], object] = lambda: None
-) -> tuple[ProfilerTime | None, str | None]:
+def _launched(data: FreshData) -> Done:
+    """What a captured call launches, or why that is not known."""
+    if data.candidate.device.type == "cpu":
+        return Done(launches_missing=ON_CPU)
+    data.candidate.prepare("nodes", data.series(NODE_CALLS))
+    try:
+        return data.candidate.capture("nodes", reads_nodes=True)
+    except CannotCapture as problem:
+        return Done(launches_missing=str(problem))
+
+
+def _cold(data: FreshData, device_us: float) -> tuple[Timing | None, str | None]:
+    """The time of single calls with a cold L2, by the candidate's clock, or the reason why there is none."""
+    if data.candidate.device.type == "cpu":
+        return None, ON_CPU
+    data.candidate.prepare("cold", data.series(COLD_CALLS if device_us < LONG_COLD_US else 1))
+    data.redraw()
+    try:
+        timed = data.candidate.timed(Cold("cold", COLD_ROUNDS))
+    except (CannotCapture, NoDeviceTools) as problem:
+        return None, str(problem).splitlines()[0]
+    method = "event pair around one call after reading twice the L2, by the candidate's clock"
+    return timing(method, list(timed.inside_us), 1), None
+
+
+def _overhead_us(device: torch.device, launches: tuple[LaunchedKernel, ...], candidate: Candidate) -> float | None:
+    """The period of empty kernels with the geometry of a call's launches, in this process; None if it is not known."""
+    if device.type == "cpu" or not launches:
+        return None
+    try:
+        return launch_overhead_us(device_tools(device.index or 0), launches, candidate.before_launch)
+    except (NoDeviceTools, CannotCapture):
+        return None
+
+
+def time_with_profiler(forward: Forward, case: Case, inputs: Inputs) -> tuple[ProfilerTime | None, str | None]:
     """Measure one call with the profiler, in a process that measures no other time.
 
     Returns the times and None, or None and the reason why there are none.
     """
-    device = inputs.q.device
-    rotation = Rotation(case, inputs, l2_bytes(device))
-    captured = read_launches(forward, rotation, device)
-    if captured.missing:
-        return None, captured.missing
-    if not captured.launches:
-        return None, "it launches no kernel"
+    sets = [(clone(inputs), poisoned_output(inputs, case.computes)) for _ in range(PROFILED_SETS)]
+    turn = 0
+
+    def call() -> object:
+        nonlocal turn
+        (q, k, v, scale, causal), out = sets[turn % PROFILED_SETS]
+        turn += 1
+        return forward(q, k, v, scale=scale, causal=causal, out=out)
+
     try:
-        tools = device_tools(device.index or 0)
-        return read_profiler_time(lambda: rotation.call(forward), rotation.begin, captured, tools, before_launch), None
+        captured = read_nodes(capture(call, NODE_CALLS, keep_graph=True))
+        if captured.missing:
+            return None, captured.missing
+        if not captured.launches:
+            return None, "it launches no kernel"
+        return read_profiler_time(call, captured, device_tools(inputs.q.device.index or 0)), None
     except (NoDeviceTools, CannotCapture) as problem:
         return None, str(problem)
-
-
-def _cold_and_overhead(
-    forward: Forward, rotation: Rotation, device_us: float, captured: Captured, before_launch: Callable[[], object]
-) -> tuple[Timing | None, str | None, float | None]:
-    """Measure the cold time and the launch overhead.
-
-    Returns the cold time or None, the reason why it is missing or None, and the launch overhead in microseconds or
-    None.
-    """
-    device = rotation.inputs[0].q.device
-    if device.type == "cpu":
-        return None, ON_CPU, None
-    try:
-        tools = device_tools(device.index or 0)
-    except NoDeviceTools as problem:
-        return None, str(problem), None
-    overhead_us = launch_overhead_us(tools, captured.launches, before_launch) if captured.launches else None
-    try:
-        return (
-            cold_time(lambda: rotation.call(forward), rotation.begin, tools, device_us, before_launch),
-            None,
-            overhead_us,
-        )
-    except (CannotCapture, RuntimeError) as problem:
-        return None, str(problem).splitlines()[0], overhead_us
-
-
-def _clocks_during(forward: Forward, rotation: Rotation, device_us: float, clocks: ClockWatch) -> Clocks | None:
-    """Read NVML's clocks under load: a few milliseconds of calls are queued before; None on the CPU."""
-    device = rotation.inputs[0].q.device
-    if device.type == "cpu":
-        return None
-    for _ in range(max(1, min(MOST_QUEUED, int(QUEUED_US / device_us)))):
-        rotation.call(forward)
-    during = clocks.now()
-    synchronize(device)
-    return during
 
 
 def l2_bytes(device: torch.device) -> int | None:

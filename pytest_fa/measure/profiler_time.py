@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from pytest_fa.measure.device_time import capture, event_us
 from pytest_fa.measure.launch_overhead import period_of_spin_us
-from pytest_fa.measure.launches import Captured
 from pytest_fa.records.agreement import LONG_NODE_US
 from pytest_fa.records.timing import NodeTime, ProfilerTime
 from pytest_fa.run.device_tools import DeviceTools
+from pytest_fa.run.graph_nodes import Captured
+from pytest_fa.run.graphs import capture, event_us
 
 CALLS = 10  # in a graph
 REPLAYS = 3  # that are read
@@ -30,10 +30,9 @@ SPIN_US = (2.0, 30.0)  # the shortest and the longest spin kernel
 
 def read_profiler_time(
     call: Callable[[], object],
-    begin: Callable[[], object],
     captured: Captured,
     tools: DeviceTools,
-    before_launch: Callable[[], object],
+    before_launch: Callable[[], object] = lambda: None,
 ) -> ProfilerTime:
     """Read the durations of a call's nodes, and the gap between the profiler's clock and the period's clock.
 
@@ -44,7 +43,7 @@ def read_profiler_time(
     Long nodes are read after 0.5 s of load, as they are timed: under a power cap, the first calls run faster.
     """
     node_count = sum(launch.count for launch in captured.launches) + sum(captured.other_nodes.values())
-    graph = capture(call, CALLS, begin)
+    graph = capture(call, CALLS)
     before_launch()
     graph.replay()
     period_us = event_us(graph.replay, REPLAYS) / (CALLS * REPLAYS)

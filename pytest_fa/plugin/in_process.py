@@ -79,10 +79,11 @@ def judge_outputs(
     `where` is appended to the message of a failure.
     """
     from pytest_fa.errors import WrongResult  # noqa: PLC0415
-    from pytest_fa.judge.check import judge, require_output  # noqa: PLC0415  # torch: only for in-process tests
+    from pytest_fa.judge.check import judge  # noqa: PLC0415  # torch: only for in-process tests
     from pytest_fa.judge.oracle import truth_of  # noqa: PLC0415
     from pytest_fa.report.failure import check_lines  # noqa: PLC0415
     from pytest_fa.run.inputs import poisoned_output  # noqa: PLC0415
+    from pytest_fa.run.output import require_output  # noqa: PLC0415
 
     variant, policy = variant_of(request), policy_of(request, case)
     truth = truth_of(case.computes, inputs, variant.rounds if variant else (), policy)
@@ -115,14 +116,18 @@ class FaBenchmark:
 
         The test fails if an output of the timed calls is wrong.
         """
-        from pytest_fa.measure.measure import measure  # noqa: PLC0415  # torch: only for in-process tests
+        from pytest_fa.candidate.candidate import Candidate  # noqa: PLC0415  # torch: only for in-process tests
+        from pytest_fa.measure.fresh_data import stacked  # noqa: PLC0415
+        from pytest_fa.measure.measure import measure  # noqa: PLC0415
         from pytest_fa.measure.timing_lock import timing_lock  # noqa: PLC0415
 
         with timing_lock():
-            speed, outputs = measure(forward, case, inputs, case.id)
+            candidate = Candidate.of_function(forward, "cuda" if inputs.q.is_cuda else "cpu", case.computes)
+            speed, written = measure(candidate, case, inputs)
         variant = variant_of(self._request)
         if variant is None or variant.is_judged:
-            judge_outputs(self._request, case, inputs, outputs, " in an output of the timed calls")
+            read, out = stacked(written)
+            judge_outputs(self._request, case, read, [out], " in an output of the timed calls")
         self.record(speed, case)
         return speed
 

@@ -87,6 +87,20 @@ class Agreement(msgspec.Struct, frozen=True):
     least_us: Us | None = None
 
 
+class OutsideTime(msgspec.Struct, frozen=True):
+    """The time per call by the judge's clock, which stands outside the candidate's process.
+
+    `median_us` is the slope between two numbers of calls, and `whole_us` the longer of the two runs divided by its
+    `calls`, with the message that started it.  In the proof sample, `proof_us`, every call has an output of its own.
+    """
+
+    median_us: SignedUs
+    precision: Real | None
+    whole_us: Us
+    calls: Natural
+    proof_us: Us | None
+
+
 class Speed(msgspec.Struct, frozen=True):
     """The times of one variant on one shape.
 
@@ -118,6 +132,7 @@ class Speed(msgspec.Struct, frozen=True):
     agreement: Agreement | None = None
     other_gpu_processes: tuple[str, ...] = ()
     cpu_threads: Natural | None = None
+    outside: OutsideTime | None = None
 
     @property
     def is_on_cpu(self) -> bool:

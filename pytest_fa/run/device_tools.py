@@ -116,6 +116,10 @@ class DeviceTools:
         """Read twice the L2's size, which evicts its content and fills it with clean lines: no write-back follows."""
         self._l2_filler.sum()
 
+    def reset_persisting_l2(self) -> None:
+        """Let the L2 forget what a kernel asked it to keep."""
+        _ok(self._driver.cuCtxResetPersistingL2Cache())
+
     @functools.cached_property
     def _memset_target(self) -> torch.Tensor:
         return torch.zeros(4, dtype=torch.int32, device=self._side_stream.device)

@@ -43,7 +43,6 @@ CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how t
 MODULE_LINE = 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {{ module.def("{0}", &{0}); }}'
 OPERATOR_LINE = 'TORCH_LIBRARY({0}, library) {{ library.def("{1}", &{1}); }}'
 Allocate = Callable[[int, torch.device], torch.Tensor]
-LoadVariant = Callable[[Variant, str | None, Allocate, Computes], AbstractContextManager[Forward]]
 
 CAUSAL_CODES = {"none": 0, "top_left": 1, "bottom_right": 2}
 
@@ -100,7 +99,7 @@ def load_forward(
         raise BuildError(f"{variant.name} has no library; build it first, for example with `build_library`")
     if variant.entry.kind == "torch":
         return _translate_refusals(_adapt_if_declared(_extension_function(variant, Path(library)), variant))
-    return _cuda_forward(library, allocate or Workspaces(), computes or variant.computes)
+    return CudaForward(library, allocate or Workspaces(), computes or variant.computes)
 
 
 @contextmanager
@@ -130,17 +129,21 @@ def _in_context(forward: Forward, variant: Variant) -> Forward:
     return call_in_context
 
 
-def _cuda_forward(library: str, allocate: Allocate, computes: Computes) -> Forward:
+class CudaForward:
     """The binding's entry point for attention or scores, with an output and a workspace allocated where needed."""
-    import tvm_ffi  # noqa: PLC0415  # only a process that calls kernels needs it
 
-    module = tvm_ffi.load_module(library)
-    entry, workspace_bytes = module.forward, module.workspace_bytes
-    if computes == "scores":
-        entry, workspace_bytes = module.scores, module.scores_workspace_bytes
-    needs_workspace = bool(module.needs_workspace())
+    def __init__(self, library: str, allocate: Allocate, computes: Computes) -> None:
+        import tvm_ffi  # noqa: PLC0415  # only a process that calls kernels needs it
 
-    def forward(
+        module = tvm_ffi.load_module(library)
+        self._entry, self._workspace_bytes = module.forward, module.workspace_bytes
+        if computes == "scores":
+            self._entry, self._workspace_bytes = module.scores, module.scores_workspace_bytes
+        self._needs_workspace = bool(module.needs_workspace())
+        self._allocate, self._computes, self._library = allocate, computes, library
+
+    def __call__(
+        self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -149,20 +152,27 @@ def _cuda_forward(library: str, allocate: Allocate, computes: Computes) -> Forwa
         causal: str = "none",
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """Make one call.  Raises as `Forward` says."""
         if out is None:
-            out = empty_output(q, k, computes)
+            out = empty_output(q, k, self._computes)
         code = CAUSAL_CODES.get(causal, -1)  # the binding rejects -1
         workspace = None
-        if needs_workspace:
-            size = workspace_bytes(q, k, v, out, scale, code)
-            workspace = allocate(size, q.device)
+        if self._needs_workspace:
+            size = self._workspace_bytes(q, k, v, out, scale, code)
+            workspace = self._allocate(size, q.device)
         try:
-            entry(q, k, v, out, None, workspace, scale, code)
+            self._entry(q, k, v, out, None, workspace, scale, code)
         except (ValueError, RuntimeError) as problem:
             raise _translate_error(problem, q, k, library) from None
         return out
 
-    return forward
+    def workspace_bytes(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float, causal: str
+    ) -> int:
+        """The size of the workspace that a call needs; 0 if it needs none."""
+        if not self._needs_workspace:
+            return 0
+        return int(self._workspace_bytes(q, k, v, out, scale, CAUSAL_CODES.get(causal, -1)))
 
 
 def _adapt_if_declared(function: Callable[..., Any], variant: Variant) -> Forward:

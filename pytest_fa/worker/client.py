@@ -1,8 +1,8 @@
-"""The client that starts worker processes, sends them jobs, watches them and replaces them.
+"""The client that starts a judge and candidates, sends jobs, watches the processes and replaces them.
 
-The pytest process imports no torch and holds no CUDA context.  A hang, a trap or a lost CUDA context ends only one
-worker and its current job.  What a worker says is not trusted: every message has a deadline and a largest size, and
-an answer that is none ends the worker.
+The pytest process imports no torch and holds no CUDA context.  Jobs go to the judge, which gets the connection to a
+candidate's process beside them.  A hang, a trap or a lost CUDA context ends only one candidate and its current job.
+Every message has a deadline and a largest size, and an answer that is none ends the process.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from typing import Literal, Self, TypeVar
 
 import msgspec
 
+from pytest_fa.candidate.channel import Garbage
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.processes import read_scheduling, restore_scheduling
+from pytest_fa.processes import memory_bytes, read_scheduling, resident_bytes, restore_scheduling
 from pytest_fa.records.record import Stage
 from pytest_fa.records.text import printable, printable_struct
-from pytest_fa.worker.channel import Garbage
-from pytest_fa.worker.fork_server import START_SECONDS, ForkServer, Worker, WorkerError, live_servers
+from pytest_fa.worker.fork_server import START_SECONDS, ForkServer, Role, Worker, WorkerError, live_servers
 from pytest_fa.worker.job_output import JobOutput, Live, OutputTail
 from pytest_fa.worker.jobs import (
     CaseJob,
     CaseResult,
+    Connect,
     GateJob,
     GateResult,
     Job,
@@ -46,6 +47,7 @@ __all__ = ["WorkerError", "Workers"]
 MOST_JOB_SECONDS = 3600.0  # for a whole job, whatever progress it reports
 MOST_MESSAGE_CHARACTERS = 10_000
 MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is ended
+MOST_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
 SLICE_SECONDS = 1.0  # the size of the output is looked at this often
 LIVE_SLICE_SECONDS = 0.1  # new output is shown this often
 
@@ -62,9 +64,9 @@ class LostWorker(Exception):
 
 
 class Workers:
-    """One worker server and at most one worker at a time.  A worker that crashes or hangs is replaced.
+    """One server, a judge, and the candidates of the current job.  A process that crashes or hangs is replaced.
 
-    `show_live` gets what a worker prints soon after it was printed, if it is set.
+    `show_live` gets what a variant prints soon after it was printed, if it is set.
     """
 
     show_live: Live | None = None
@@ -72,7 +74,8 @@ class Workers:
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
         self._server: ForkServer | None = None
-        self._worker: Worker | None = None
+        self._judge: Worker | None = None  # or the process of a profiler's job
+        self._candidates: list[Worker] = []
         self._owner = ""
         self._printed = OutputTail()
 
@@ -90,73 +93,98 @@ class Workers:
             self._server = ForkServer(self._cache)
 
     def run(self, job: CaseJob) -> CaseResult:
-        """Run one job and return its result, also if the worker crashes or hangs.
+        """Run one job and return its result, also if a process crashes or hangs.
 
-        Raises `WorkerError` if no worker can be started.
+        Raises `WorkerError` if no process can be started.
         """
         if self._owner != (owner := _owner(job.variant)):
             self.end_worker()  # state that one variant's code left in the process must not affect another variant
             self._owner = owner
         try:
-            return self._run_in_worker(job, CaseResult)
+            return self._run_in_worker(job, CaseResult, ("candidate",))
         except LostWorker as lost:
             return result_without_worker(job, lost)
 
     def run_in_new_worker(self, job: GateJob) -> GateResult:
-        """Run one process of a gate in a worker that is started for it and ended after it."""
+        """Run one process of a gate, with new candidates that are ended after it."""
         self.end_worker()
         try:
-            return self._run_in_worker(job, GateResult)
+            return self._run_in_worker(job, GateResult, ("candidate", "candidate", "candidate"))
         except LostWorker as lost:
             return GateResult(lost.ending, lost.message, ())
         finally:
             self.end_worker()
 
     def run_profiler(self, job: ProfilerJob) -> ProfilerResult:
-        """Profile one call.  Do not time in the same worker: a profiler slows down later launches of its process."""
+        """Profile one call in a process without a judge.
+
+        Do not time in the same `Workers`: a profiler slows down later launches of its process.
+        """
         try:
-            return self._run_in_worker(job, ProfilerResult)
+            return self._run_in_worker(job, ProfilerResult, ())
         except LostWorker as lost:
             return ProfilerResult(None, lost.message)
 
     def take_output(self) -> str:
-        """Return what workers printed during the jobs since the last call: at most the last 64 KiB, printable."""
+        """Return what variants printed during the jobs since the last call: at most the last 64 KiB, printable."""
         return self._printed.take()
 
     def end_worker(self) -> None:
-        """End the current worker, if any, and release what it holds on the GPU.  The next job gets a new worker."""
-        if self._worker is not None and self._server is not None:
-            self._server.end(self._worker)
-        self._worker = None
+        """End the current candidates, and release what they hold on the GPU.  The next job gets new ones."""
+        while self._candidates:
+            candidate = self._candidates.pop()
+            if self._server is not None:
+                self._server.end(candidate)
 
     def close(self) -> None:
-        """End the worker, the server, and every process that they started."""
+        """End all processes, the server, and every process that they started."""
         self.end_worker()
+        self._end_judge()
         if self._server is not None:
             self._server.close()
             self._server = None
 
+    def _end_judge(self) -> None:
+        if self._judge is not None and self._server is not None:
+            self._server.end(self._judge)
+        self._judge = None
+
     # -- one job ------------------------------------------------------------------------------------------------------
 
-    def _run_in_worker(self, job: Job, kind: type[AnyResult]) -> AnyResult:
-        """Send the job to the worker and return its result.  Raises `LostWorker` and `WorkerError`."""
-        if self._worker is not None and self._worker.channel.wait(0):  # no job is running, so it can only have died
+    def _run_in_worker(self, job: Job, kind: type[AnyResult], roles: tuple[Role, ...]) -> AnyResult:
+        """Send the job to the judge and return its result.  Raises `LostWorker` and `WorkerError`."""
+        if self._judge is not None and self._judge.channel.wait(0):  # no job is running, so it can only have died
+            self._end_judge()
             self.end_worker()
-        server, worker = self._server_and_worker()
+        if any(candidate.has_ended for candidate in self._candidates):
+            self.end_worker()
+        server, worker = self._processes(roles)
         if server.log_bytes > MOST_LOG_BYTES // 2:
             server.forget_log()
         output = JobOutput(server.log, self.show_live)
         try:
-            with _unchanged_parents(os.getpid(), *live_servers()) as changes:
+            with _unchanged_parents(os.getpid(), worker.pid, *live_servers()) as changes:
                 result = self._exchange(job, kind, server, worker, output)
         finally:
             output.show_new(is_last=True)
             self._printed.add(output.text())
+        result = self._with_ending(result, job)
         if result.context_lost or changes:
             self.end_worker()
+            if not roles:
+                self._end_judge()
         if changes:
             raise LostWorker("failed", "; ".join(changes), Progress(job.wanted_stages[0], 0.0))
         return result
+
+    def _with_ending(self, result: AnyResult, job: Job) -> AnyResult:
+        """The result of a job whose candidate was lost, with the way in which its process ended."""
+        outcome = getattr(result, "outcome", "ok")
+        if outcome not in ("crashed", "hung") or not result.context_lost:
+            return result
+        stage = next((stage.name for stage in getattr(result, "stages", ()) if stage.state == "failed"), None)
+        progress = Progress(stage or job.wanted_stages[0], job.watchdog_seconds)
+        return msgspec.structs.replace(result, message=self._describe_ending(outcome, "", progress))
 
     def _exchange(
         self, job: Job, kind: type[AnyResult], server: ForkServer, worker: Worker, output: JobOutput
@@ -183,6 +211,7 @@ class Workers:
     def _wait(self, server: ForkServer, worker: Worker, output: JobOutput, deadline: float) -> bool:
         """Wait for a message.  Returns False at the deadline; raises `EOFError` if the process has ended."""
         others = () if worker.pidfd is None else (worker.pidfd,)
+        most_bytes = int(MOST_MEMORY_SHARE * memory_bytes())
         slice_seconds = LIVE_SLICE_SECONDS if self.show_live else SLICE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             is_readable = worker.channel.wait(min(left, slice_seconds), *others)
@@ -193,35 +222,60 @@ class Workers:
                 return True
             if server.log_bytes > MOST_LOG_BYTES:
                 raise Garbage(f"it wrote more than {MOST_LOG_BYTES >> 20} MiB of output")
+            if any(resident_bytes(candidate.pid) > most_bytes for candidate in self._candidates):
+                raise Garbage(f"it took more than {most_bytes >> 30} GiB of memory")
         return False
 
     def _lost(self, ending: Ending, reason: str, last_progress: Progress) -> LostWorker:
-        """End the worker and describe how it was lost."""
-        assert self._server is not None and self._worker is not None  # noqa: S101, PT018  # the caller used them
-        worker, self._worker = self._worker, None
+        """End all processes of the job and describe how it was lost."""
+        if self._candidates and self._judge is not None and self._server is not None:
+            self._server.end(self._judge, "reap" if ending == "crashed" else "kill")
+        elif self._judge is not None:
+            self._candidates.append(self._judge)  # a profiler's job: variant and judge are one process
+        self._judge = None
+        return LostWorker(ending, self._describe_ending(ending, reason, last_progress), last_progress)
+
+    def _describe_ending(self, ending: str, reason: str, last_progress: Progress) -> str:
+        """End the candidates, and say how the first one that was lost ended."""
+        assert self._server is not None  # noqa: S101  # the caller used it
+        statuses = [
+            self._server.end(candidate, "reap" if ending == "crashed" else "kill") for candidate in self._candidates
+        ]
+        self._candidates.clear()
         stage = last_progress.stage
-        status = self._server.end(worker, "reap" if ending == "crashed" else "kill")
         if ending == "hung":
             seconds = f"{last_progress.seconds:g} s"
             message = f"hung: no progress for {seconds} in stage {stage}; the worker process was killed"
         elif ending == "crashed":
+            status = next((each for each in statuses if each != signal.SIGKILL), statuses[0] if statuses else None)
             message = f"crashed: {_describe(status)} in stage {stage}; a new worker process replaces this one"
         else:
             message = f"{reason} in stage {stage}; the worker process was killed"
-        return LostWorker(ending, printable(message), last_progress)
+        return printable(message)
 
-    def _server_and_worker(self) -> tuple[ForkServer, Worker]:
-        """The server and a worker.  A server that does not answer is replaced once."""
+    def _processes(self, roles: tuple[Role, ...]) -> tuple[ForkServer, Worker]:
+        """The server, and the judge with its candidates.  A server that does not answer is replaced once."""
         self.start()
         assert self._server is not None  # noqa: S101  # set by start()
-        if self._worker is None:
-            try:
-                self._worker = self._server.fork()
-            except WorkerError:
-                self.close()
-                self.start()
-                self._worker = self._server.fork()
-        return self._server, self._worker
+        try:
+            self._fork_missing(self._server, roles)
+        except (WorkerError, ConnectionError):
+            self.close()
+            self.start()
+            self._fork_missing(self._server, roles)
+        assert self._judge is not None  # noqa: S101  # forked above
+        return self._server, self._judge
+
+    def _fork_missing(self, server: ForkServer, roles: tuple[Role, ...]) -> None:
+        """Fork the judge and the candidates that are not there yet, and connect them."""
+        if self._judge is None:
+            self.end_worker()
+            self._judge = server.fork("judge" if roles else "worker")
+        for place in range(len(self._candidates), len(roles)):
+            candidate = server.fork(roles[place])
+            self._candidates.append(candidate)
+            self._judge.channel.send(encode(Connect(candidate.pid, place)), candidate.channel.fileno())
+            candidate.channel.close()  # the judge has it now
 
 
 def _shortened(answer: Result) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -17,13 +18,14 @@ from pathlib import Path
 from typing import IO, Literal
 
 from pytest_fa.build.keys import PACKAGE
+from pytest_fa.candidate.channel import Channel, channel_pair
 from pytest_fa.errors import FaError
 from pytest_fa.processes import MARK, kill_all, marked_with
 from pytest_fa.records.text import printable
-from pytest_fa.worker.channel import Channel, channel_pair
 
 START_SECONDS = 120.0
 END_SECONDS = 15.0  # to end a worker, or the server itself, which waits up to 10 s for a worker that was killed
+Role = Literal["judge", "candidate", "worker"]
 _LIVE: set[int] = set()  # the servers of this process
 TAIL_BYTES = 4000
 
@@ -41,6 +43,14 @@ class Worker:
             self.pidfd: int | None = os.pidfd_open(pid)
         except OSError:
             self.pidfd = None  # it has already ended, or the kernel is older than 5.3
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended, as far as this can be seen."""
+        poll = select.poll()
+        if self.pidfd is not None:
+            poll.register(self.pidfd, select.POLLIN)
+        return self.pidfd is None or bool(poll.poll(0))
 
     def close(self) -> None:
         """Close the channel and the descriptor; the process itself is ended by the server."""
@@ -77,12 +87,12 @@ class ForkServer:
         """The process id of the server."""
         return self._process.pid
 
-    def fork(self) -> Worker:
-        """Start a worker.  Raises `WorkerError` if the server does not answer."""
+    def fork(self, role: Role = "worker") -> Worker:
+        """Start a process.  Raises `WorkerError` if the server does not answer."""
         channel, worker_end = channel_pair()
         self._has_forked = True
         try:
-            socket.send_fds(self._control, [b"fork"], [worker_end.fileno()])
+            socket.send_fds(self._control, [role.encode()], [worker_end.fileno()])
             answer, problem = self._control.recv(64), "the worker server ended before it started a worker:"
         except OSError as error:
             answer, problem = b"", f"the worker server does not answer: {error}"

@@ -1,4 +1,4 @@
-"""`run_case` runs one variant on one case, in up to four stages.
+"""`run_case` runs one variant on one case, in up to four stages.  It is the judge's: the variant runs elsewhere.
 
 launch   load the variant and call it
 sanity   inputs and guard bands are intact; the call is repeated; truth is computed; the output has no NaN or Inf
@@ -11,13 +11,15 @@ The first stage that fails ends the run.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from contextlib import ExitStack
 
 import torch
 
+from pytest_fa.build.unchanged import require_unchanged
+from pytest_fa.candidate.candidate import Candidate, CandidateLost
+from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
 from pytest_fa.errors import DeviceLost, WrongResult
-from pytest_fa.judge.check import judge, require_output
+from pytest_fa.judge.check import judge
+from pytest_fa.judge.checked import CheckedLaunch
 from pytest_fa.judge.cross_checks import cross_check_all
 from pytest_fa.judge.delegation import require_no_delegation
 from pytest_fa.judge.diagnosis import conclusion, diagnose
@@ -27,79 +29,94 @@ from pytest_fa.judge.properties import PROPERTIES
 from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.judge.truth import Truth
+from pytest_fa.measure.fresh_data import Written, stacked
 from pytest_fa.measure.measure import measure
 from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.record import Outcome
 from pytest_fa.records.timing import Speed
-from pytest_fa.run.checked import CheckedLaunch
 from pytest_fa.run.device import is_alive, open_device
-from pytest_fa.run.forward import Forward
-from pytest_fa.run.guards import Workspaces
-from pytest_fa.run.inputs import bits_of, make_inputs
-from pytest_fa.run.module import LoadVariant, open_forward
+from pytest_fa.run.inputs import Inputs, make_inputs
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.stages import ReportProgress, Stages, outcome_of
-from pytest_fa.worker.user_traceback import explanation_of, is_wrong_call, message_of
 
 # `caught_by` names the checks that detected a fault.  For these outcomes no check ran, so it has a fixed name.
 CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
     "failed": ("exception",),
     "launch_failed": ("launch",),
     "device_error": ("device error",),
+    "build_changed": ("hash of the build",),
 }
+CAUGHT_BY_ENDING = {"hung": ("watchdog",), "crashed": ("isolation",), "failed": ("isolation",)}
 ENTRY = ("entry",)  # the entry cannot be loaded, or its function not be called: no other case can run either
 
 
 def run_case(
-    job: CaseJob, report_progress: ReportProgress = lambda _: None, opening: LoadVariant = open_forward
+    job: CaseJob, report_progress: ReportProgress = lambda _: None, candidate: Candidate | None = None
 ) -> CaseResult:
     """Load, launch, judge and time one variant on one case.
 
-    `opening` loads the variant; a function that is already in this process needs another one than `open_forward`.
-    `report_progress` is called before each step with the stage and the time limit of that step.  The variant runs
-    before truth is computed, so that memory left over from truth cannot contain the right answer.  A variant that fails
-    a check is not timed.  An exception of the kernel is not raised: it becomes the outcome of the result.
+    `candidate` is where the variant runs; without it, the variant runs in this process.  `report_progress` is called
+    before each step with the stage and the time limit of that step.  The variant runs before truth is computed, so
+    that memory left over from truth cannot contain the right answer.  A variant that fails a check is not timed.  An
+    exception of the kernel is not raised: it becomes the outcome of the result.
 
     `stages.announce_launch` reports that a call of the variant follows, which the watchdog limits;
     `stages.announce_work` reports that any other step follows.
     """
     stages, findings = Stages(job, report_progress), Findings()
-    with ExitStack() as scope:
-        try:
-            with stages("launch"):
-                device = open_device(job.device)
-                workspaces = Workspaces()
-                forward = scope.enter_context(opening(job.variant, job.library, workspaces, job.case.computes))
-                findings.is_loaded = True
-                launch = CheckedLaunch(forward, make_inputs(job.case, device), workspaces, job.case.computes)
-                findings.out = _first_output(job, launch, stages)
-            if job.property_name:
-                with stages("correct"):
-                    _check_property(job, forward, device, stages)
-            elif job.judge:
-                with stages("sanity"):
-                    _check_sanity(job, launch, findings, stages)
-                with stages("correct"):
-                    _require_passed(findings.known_check)
-                    _check_repeats(job, findings)
-            if job.time:
-                with stages("speed"):
-                    _time_calls(job, forward, launch, findings, stages)
-            return findings.result("ok", "", stages)
-        except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an outcome
-            context_alive = job.device == "cpu" or (not isinstance(problem, DeviceLost) and is_alive(device))
-            outcome = outcome_of(problem) if context_alive else "device_error"
-            findings.caught_by = _caught_by(outcome, problem, findings)
-            if isinstance(problem, WrongResult) and context_alive:
-                findings.caught_by = problem.caught_by
-                if findings.check and findings.truth:
-                    # The diagnosis runs other kernels, which may crash this process.  If they do, the result that
-                    # is sent here is the result of the job.
-                    result = findings.result(outcome, explanation_of(problem), stages, context_lost=True)
-                    stages.announce_work(result_if_crashed=result)
-                    findings.diagnosis = _diagnose(job, findings, launch)
-                    context_alive = job.device == "cpu" or is_alive(device)
-            return findings.result(outcome, explanation_of(problem), stages, context_lost=not context_alive)
+    candidate = candidate or Candidate.in_this_process()
+    candidate.limit_seconds, candidate.before_launch = job.watchdog_seconds, stages.announce_launch
+    device = torch.device(job.device)
+    try:
+        with stages("launch"):
+            device = open_device(job.device)
+            require_unchanged(job.library, job.file_hashes)
+            candidate.open(job.variant, job.library, job.device, job.case.computes)
+            findings.is_loaded = True
+            launch = CheckedLaunch(candidate, make_inputs(job.case, device), job.case.computes)
+            findings.out = _first_output(job, launch)
+        if job.property_name:
+            with stages("correct"):
+                PROPERTIES[job.property_name](PropertySubject(job.variant, job.case, job.policy, candidate))
+                require_unchanged(job.library, job.file_hashes)  # a property may load the library once more
+        elif job.judge:
+            with stages("sanity"):
+                _check_sanity(job, launch, findings, stages)
+            with stages("correct"):
+                _require_passed(findings.known_check)
+                _check_repeats(job, findings)
+        if job.time:
+            with stages("speed"):
+                _time_calls(job, launch, findings, stages)
+        candidate.end_job()
+        return findings.result("ok", "", stages)
+    except CandidateLost as lost:
+        findings.caught_by = CAUGHT_BY_ENDING[lost.ending]
+        return findings.result(lost.ending, str(lost), stages, context_lost=True)
+    except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an outcome
+        return _failure(job, problem, candidate, findings, stages)
+
+
+def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: Findings, stages: Stages) -> CaseResult:
+    """The result of a job that an exception ended; for a wrong output, with its diagnosis."""
+    device = torch.device(job.device)
+    context_alive = not isinstance(problem, DeviceLost) and (job.device == "cpu" or is_alive(device))
+    outcome = outcome_of(problem) if context_alive else "device_error"
+    findings.caught_by = _caught_by(outcome, problem, findings)
+    if isinstance(problem, WrongResult) and context_alive:
+        findings.caught_by = problem.caught_by
+        if findings.check and findings.truth and findings.inputs:
+            # The diagnosis runs other kernels, which may crash this process.  If they do, the result that is sent here
+            # is the result of the job.
+            result = findings.result(outcome, explanation_of(problem), stages, context_lost=True)
+            stages.announce_work(result_if_crashed=result)
+            findings.diagnosis = _diagnose(job, findings, findings.inputs)
+            context_alive = job.device == "cpu" or is_alive(device)
+    try:
+        candidate.end_job()
+    except Exception:  # noqa: BLE001  # the outcome stands; the process is replaced
+        context_alive = False
+    return findings.result(outcome, explanation_of(problem), stages, context_lost=not context_alive)
 
 
 @dataclasses.dataclass
@@ -107,6 +124,7 @@ class Findings:
     """The results of the stages so far.  Each stage sets further fields; no stage reads those of a later stage."""
 
     out: torch.Tensor | None = None  # [batch, heads, seq_q, head_dim or seq_k], the output that `check` describes
+    inputs: Inputs | None = None  # of the call that wrote `out`
     truth: Truth | None = None
     check: Check | None = None
     repeats: Repeats | None = None
@@ -163,35 +181,26 @@ def _caught_by(outcome: Outcome, problem: Exception, findings: Findings) -> tupl
 # -- launch -----------------------------------------------------------------------------------------------------------
 
 
-def _first_output(job: CaseJob, launch: CheckedLaunch, stages: Stages) -> torch.Tensor:
-    """Make the job's warm-up calls, then return the output of the first call after them."""
+def _first_output(job: CaseJob, launch: CheckedLaunch) -> torch.Tensor:
+    """Make the job's warm-up calls, then return a copy of the output of the first call after them."""
     for _ in range(job.warm_ups):
-        stages.announce_launch()
-        launch.call_and_wait(range_name=f"warm_up-{job.slug}")
-    stages.announce_launch()
-    return launch.call_and_wait(range_name=job.slug)
+        launch.call_and_wait(f"warm_up-{job.slug}")
+    return launch.call_and_wait(job.slug).clone()
 
 
 # -- sanity and correct -----------------------------------------------------------------------------------------------
 
 
-def _check_property(job: CaseJob, forward: Forward, device: torch.device, stages: Stages) -> None:
-    """Check the property `job.property_name` of the variant.  Raises `WrongResult` if it does not hold."""
-    assert job.property_name is not None  # noqa: S101  # checked by run_case
-    subject = PropertySubject(job.variant, job.library, job.case, job.policy, forward, device, stages.announce_launch)
-    PROPERTIES[job.property_name](subject)
-
-
 def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
     """Check guard bands and delegation, record the repeats, judge the output and require it to be finite."""
-    findings.out = require_output(findings.out, like=launch.out_buffer).clone()  # the next call overwrites `out_buffer`
+    findings.inputs = launch.original_inputs
     launch.require_untouched()
     _repeat_call(job, launch, findings, stages)
     _check_delegation(job, launch)
     stages.announce_work()
     findings.truth = truth_of(job.case.computes, launch.original_inputs, job.variant.rounds, job.policy)
-    findings.check = judge(findings.out, findings.truth, job.policy)
-    findings.fingerprints = fingerprints(launch.original_inputs, findings.out)
+    findings.check = judge(findings.known_out, findings.truth, job.policy)
+    findings.fingerprints = fingerprints(launch.original_inputs, findings.known_out)
     _require_finite(findings.check)
 
 
@@ -199,10 +208,9 @@ def _repeat_call(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages
     """Repeat the call and record how many outputs differ; `_check_repeats` judges that."""
     if job.repeats != 0:
         findings.repeats, findings.farthest = repeat(
-            lambda: require_output(launch.call_perturbed(), like=launch.out_buffer),
+            launch,
             findings.known_out,
             job.repeats,
-            launch.why_no_smem_poison,
             stages.announce_launch,
             keep_farthest=not job.variant.deterministic,
         )
@@ -215,7 +223,7 @@ def _check_delegation(job: CaseJob, launch: CheckedLaunch) -> None:
     A `cuda` entry contains no torch code, and a baseline may be SDPA itself: both are exempt.
     """
     if job.variant.entry.kind != "cuda" and job.variant.role != "baseline":
-        require_no_delegation(launch)
+        require_no_delegation(launch.operators())
 
 
 def _check_repeats(job: CaseJob, findings: Findings) -> None:
@@ -230,22 +238,26 @@ def _check_repeats(job: CaseJob, findings: Findings) -> None:
 # -- speed ------------------------------------------------------------------------------------------------------------
 
 
-def _time_calls(job: CaseJob, forward: Forward, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
-    """Time the variant and judge the outputs of the timed calls.  Sets `findings.speed` only if all are correct."""
-    speed, outputs = measure(forward, job.case, launch.inputs, job.slug, stages.announce_launch)
-    launch.require_untouched()
+def _time_calls(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
+    """Time the variant and judge what timed calls wrote.  Sets `findings.speed` only if all of it is right."""
+    speed, written = measure(launch.candidate, job.case, launch.original_inputs)
+    stages.announce_work()
     if job.judge:
-        _judge_timed_outputs(outputs, findings, job.policy)
+        _judge_written(written, job, findings)
     findings.speed = speed
 
 
-def _judge_timed_outputs(outputs: Iterable[torch.Tensor], findings: Findings, policy: str) -> None:
-    """Judge every output that is not bitwise equal to the output judged in stage `sanity`."""
-    judged_bits = bits_of(findings.known_out)
-    for output in outputs:
-        out = require_output(output, like=findings.known_out)
-        if not torch.equal(bits_of(out), judged_bits):
-            _judge_again(out, findings, policy, " in an output of the timed calls", "timed outputs")
+def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> None:
+    """Judge what timed calls wrote, each head by the data that its call read.
+
+    If a head is wrong, `findings` describe these heads from then on, as the batches of one case.
+    """
+    inputs, out = stacked(written)
+    truth = truth_of(job.case.computes, inputs, job.variant.rounds, job.policy)
+    check = judge(out, truth, job.policy)
+    if not check.passed:
+        findings.inputs, findings.out, findings.truth, findings.check = inputs, out, truth, check
+    _require_passed(check, " in an output of the timed calls", "timed outputs")
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
@@ -277,13 +289,13 @@ def _require_passed(check: Check, where: str = "", check_name: str = "") -> None
         raise WrongResult(check_name or broken, f"{check.complaint}{where}")
 
 
-def _diagnose(job: CaseJob, findings: Findings, launch: CheckedLaunch) -> Diagnosis:
+def _diagnose(job: CaseJob, findings: Findings, inputs: Inputs) -> Diagnosis:
     """Diagnose a wrong output.  If that raises an exception, it is the cause; the verdict and cross-checks stay."""
     out, truth, check = findings.known_out, findings.known_truth, findings.known_check
     cross_checks: tuple[CrossCheck, ...] = ()
     try:
-        cross_checks = cross_check_all(job.cross_checks, launch.original_inputs, truth, job.policy)
-        inputs, repeats, rounds = launch.original_inputs, findings.repeats, job.variant.rounds
+        cross_checks = cross_check_all(job.cross_checks, inputs, truth, job.policy)
+        repeats, rounds = findings.repeats, job.variant.rounds
         return diagnose(out, truth, inputs, check, repeats, cross_checks, job.case.computes, rounds)
     except Exception as problem:  # noqa: BLE001  # whatever it is, the verdict must not be lost
         concluded = conclusion(cross_checks) if cross_checks else ""

@@ -1,4 +1,8 @@
-"""The code of the child processes: a server that forks workers, and a worker that runs jobs."""
+"""The code of the child processes: a server that forks others, a judge, a candidate, and a worker for the profiler.
+
+The judge runs jobs and never loads a variant, except SDPA's backends, with which a wrong output is compared.  A
+candidate carries out the judge's commands.  A worker runs a profiler's job and its variant in one process.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,36 @@ import time
 import traceback
 from collections.abc import Callable
 
+import torch
+
+from pytest_fa.candidate.candidate import Candidate, Remote
+from pytest_fa.candidate.channel import Channel
+from pytest_fa.candidate.process import serve_judge
+from pytest_fa.errors import FaError
 from pytest_fa.processes import (
     END_SECONDS,
     adopt_orphans,
     children_of,
     die_with_parent,
+    forbid_attaching,
     kill_all,
     outlive_parent,
     zombies_of,
 )
-from pytest_fa.worker.channel import Channel
-from pytest_fa.worker.gate_process import run_gate
-from pytest_fa.worker.jobs import GateJob, Job, ProfilerJob, Progress, Result, decode_job, encode
+from pytest_fa.run.device import is_alive
+from pytest_fa.worker.gate_process import ARMS, run_gate
+from pytest_fa.worker.jobs import (
+    CaseJob,
+    Connect,
+    GateJob,
+    Job,
+    ProfilerJob,
+    Progress,
+    Result,
+    decode_job,
+    decode_request,
+    encode,
+)
 from pytest_fa.worker.pipeline import run_case
 from pytest_fa.worker.profiler_process import run_profiler
 
@@ -44,9 +66,9 @@ def run(job: Job, report_progress: Callable[[Progress], object] = lambda _: None
 def serve(control: socket.socket) -> None:
     """Fork and end workers on request until the socket is closed; then end all of them.  Never opens a device.
 
-    Requests are `fork` with the worker's connection, answered with the process id, and `kill PID` or `reap PID`,
-    answered with the wait status.  With a worker, every process that it started is ended, also one that has detached
-    itself.
+    Requests are `judge`, `candidate` or `worker` with the process's connection, answered with the process id, and
+    `kill PID` or `reap PID`, answered with the wait status.  With a process, every process that it started is ended,
+    also one that has detached itself.
     """
     workers: set[int] = set()
     adopt_orphans()
@@ -57,8 +79,8 @@ def serve(control: socket.socket) -> None:
         message, descriptors, _, _ = socket.recv_fds(control, 64, 1)
         if not message:
             break
-        if message == b"fork":
-            workers.add(_fork_worker(control, descriptors[0]))
+        if message in ROLES:
+            workers.add(_fork_worker(control, descriptors[0], ROLES[message]))
         else:
             request, pid_text = message.split()
             workers.discard(int(pid_text))
@@ -68,8 +90,8 @@ def serve(control: socket.socket) -> None:
         _end(workers.pop(), 0.0, workers)
 
 
-def _fork_worker(control: socket.socket, descriptor: int) -> int:
-    """Fork a worker that runs the jobs of a connection, send its process id, and return it."""
+def _fork_worker(control: socket.socket, descriptor: int, role: Callable[[Channel], None]) -> int:
+    """Fork a process that plays a role on a connection, send its process id, and return it."""
     server = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -78,14 +100,52 @@ def _fork_worker(control: socket.socket, descriptor: int) -> int:
         if os.getppid() != server:  # it ended before the kernel was told to end this process with it
             os._exit(1)
         control.close()
-        os._exit(_worker_status(Channel(socket.socket(fileno=descriptor))))
+        os._exit(_exit_status(role, Channel(socket.socket(fileno=descriptor))))
     os.close(descriptor)
     control.send(str(pid).encode())
     return pid
 
 
+def judge_jobs(channel: Channel) -> None:
+    """Run jobs with candidates in other processes until the connection is closed, or the CUDA context is lost."""
+    forbid_attaching()
+    candidates: dict[int, Candidate] = {}
+    while True:
+        try:
+            request = decode_request(channel.receive())
+        except EOFError:
+            return
+        if isinstance(request, Connect):
+            _replace(candidates, request, channel.take_descriptor())
+            continue
+        result = _judged(request, lambda progress: channel.send(encode(progress)), candidates)
+        channel.send(encode(result))
+        if result.context_lost and not is_alive(torch.device(getattr(request, "device", "cpu"))):
+            return  # the next job gets a new judge
+
+
+def _judged(job: Job, report_progress: Callable[[Progress], object], candidates: dict[int, Candidate]) -> Result:
+    match job:
+        case GateJob():
+            return run_gate(job, report_progress, [candidates[place] for place in range(ARMS)])
+        case CaseJob():
+            return run_case(job, report_progress, candidates[0])
+        case ProfilerJob():
+            raise FaError("a profiler's job runs in a worker, not in the judge")
+
+
+def _replace(candidates: dict[int, Candidate], connect: Connect, descriptor: int | None) -> None:
+    """Put a new candidate in its place; the process of the one before it has ended."""
+    if connect.place in candidates:
+        candidates.pop(connect.place).abandon()
+    if descriptor is None:
+        raise FaError("a candidate came without its connection")
+    channel = Channel(socket.socket(fileno=descriptor))
+    candidates[connect.place] = Candidate(Remote(channel, connect.pid), connect.pid)
+
+
 def work(channel: Channel) -> None:
-    """Run jobs until the connection is closed."""
+    """Run jobs of the profiler until the connection is closed."""
     while True:
         try:
             job = decode_job(channel.receive())
@@ -94,6 +154,9 @@ def work(channel: Channel) -> None:
         result = run(job, lambda progress: channel.send(encode(progress)))
         flush_output()  # what this job printed must be in the log before the next job begins
         channel.send(encode(result))
+
+
+ROLES: dict[bytes, Callable[[Channel], None]] = {b"judge": judge_jobs, b"candidate": serve_judge, b"worker": work}
 
 
 def flush_output() -> None:
@@ -108,14 +171,14 @@ def flush_output() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
-def _worker_status(channel: Channel) -> int:
-    """Run jobs, and return the exit status of the worker, also if a kernel's code calls `sys.exit` or raises.
+def _exit_status(role: Callable[[Channel], None], channel: Channel) -> int:
+    """Play a role, and return the exit status of the process, also if a kernel's code calls `sys.exit` or raises.
 
     The connection stays open until the process ends.  Thus the client sees it close only when there is a wait status.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        work(channel)
+        role(channel)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     except BaseException:  # noqa: BLE001  # printed to the log, which is shown with the test

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pytest_fa.errors import DeviceLost, LaunchError, UnsupportedCase, WrongResult
+from pytest_fa.errors import ChangedBuild, DeviceLost, LaunchError, UnsupportedCase, WrongResult
 from pytest_fa.records.record import Outcome, Stage, StageName
 from pytest_fa.worker.jobs import CaseResult, Job, Progress
 
 ReportProgress = Callable[[Progress], object]
 
+JUDGE_SECONDS = 5.0  # more than the watchdog's time, within which the judge has told of a launch that hangs
 WORK_LIMIT_SECONDS = 300.0  # for a step that is not a launch: starting CUDA, loading, truth in float64
 
 
@@ -38,8 +39,11 @@ class Stages:
         self._stages[name] = Stage(name, "ok", time.perf_counter() - start)
 
     def announce_launch(self) -> None:
-        """Report that a launch follows.  A launch that takes longer than the watchdog allows counts as hung."""
-        self._report_progress(Progress(self._current, self._watchdog_seconds))
+        """Report that a launch follows.  A launch that takes longer than the watchdog allows counts as hung.
+
+        The judge notices that itself; this process's caller waits a little longer than it does.
+        """
+        self._report_progress(Progress(self._current, self._watchdog_seconds + JUDGE_SECONDS))
 
     def announce_work(self, *, result_if_crashed: CaseResult | None = None) -> None:
         """Report that a step without a launch follows, which may take longer than the watchdog allows a launch.
@@ -58,6 +62,7 @@ class Stages:
 def outcome_of(problem: Exception) -> Outcome:
     """The outcome that an exception becomes; `failed` for every type that is not in the table."""
     outcomes: dict[type[Exception], Outcome] = {
+        ChangedBuild: "build_changed",
         UnsupportedCase: "unsupported",
         LaunchError: "launch_failed",
         DeviceLost: "device_error",

@@ -1,10 +1,11 @@
-"""Messages between the client and a worker: a length and that many bytes of JSON, on a stream socket.
+"""Messages between two processes: a length and that many bytes of JSON, on a stream socket.
 
 The other side may be a process that runs a stranger's code, so each read has a deadline and a largest size.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -27,6 +28,7 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         end.settimeout(MESSAGE_SECONDS)
         self._end = end
+        self._descriptors: list[int] = []
 
     def fileno(self) -> int:
         """The file descriptor of this end."""
@@ -35,10 +37,21 @@ class Channel:
     def close(self) -> None:
         """Close this end."""
         self._end.close()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
-    def send(self, data: bytes) -> None:
-        """Send one message.  Raises `OSError` if the other side has closed its end or does not read."""
-        self._end.sendall(_LENGTH.pack(len(data)) + data)
+    def send(self, data: bytes, descriptor: int | None = None) -> None:
+        """Send one message, and a copy of a descriptor with it.
+
+        Raises `OSError` if the other side has closed its end or does not read.
+        """
+        message = _LENGTH.pack(len(data)) + data
+        sent = 0 if descriptor is None else socket.send_fds(self._end, [message], [descriptor])
+        self._end.sendall(memoryview(message)[sent:])
+
+    def take_descriptor(self) -> int | None:
+        """The descriptor that came with the last message, which the caller closes; None if none came."""
+        return self._descriptors.pop() if self._descriptors else None
 
     def receive(self) -> bytes:
         """Wait for a message and return it.  Raises `EOFError` if the other side closes its end, and `Garbage`."""
@@ -58,6 +71,13 @@ class Channel:
             poll.register(descriptor, select.POLLIN)
         return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
 
+    def _keep(self, descriptors: list[int]) -> None:
+        """Keep the newest descriptor, so that a side that sends many of them cannot use up this process's."""
+        for descriptor in descriptors:
+            while self._descriptors:
+                os.close(self._descriptors.pop())
+            self._descriptors.append(descriptor)
+
     def _read(self, size: int, deadline: float) -> bytes:
         """Read exactly `size` bytes, in parts, so that an announced size alone takes no memory."""
         parts: list[bytes] = []
@@ -65,7 +85,8 @@ class Channel:
         while missing:
             if time.monotonic() > deadline or not self.wait(deadline - time.monotonic()):
                 raise Garbage(f"a message stopped after {size - missing} of {size} bytes")
-            part = self._end.recv(min(missing, 2**20))
+            part, descriptors, _, _ = socket.recv_fds(self._end, min(missing, 2**20), 1)
+            self._keep(descriptors)
             if not part and (parts or size != _LENGTH.size):
                 raise Garbage(f"the connection was closed after {size - missing} of {size} bytes of a message")
             if not part:

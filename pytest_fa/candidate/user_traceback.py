@@ -45,6 +45,8 @@ def explanation_of(problem: Exception) -> str:
 
     A `FaError` that another exception caused has the traceback of that one.
     """
+    if explanation := getattr(problem, "explanation", ""):  # of another process
+        return str(explanation)
     cause = problem.__cause__ if isinstance(problem, FaError) else problem
     text = _user_traceback(cause) if cause is not None else ""
     return f"{message_of(problem)}\n{text}" if text else message_of(problem)
@@ -52,6 +54,8 @@ def explanation_of(problem: Exception) -> str:
 
 def is_wrong_call(problem: Exception) -> bool:
     """Whether the variant's function does not take the arguments with which every variant of its kind is called."""
+    if getattr(problem, "is_wrong_call", False):  # of another process
+        return True
     if not isinstance(problem, TypeError) or not re.search(_SIGNATURE, str(problem)[:MOST_CHARACTERS]):
         return False
     frames = traceback.extract_tb(problem.__traceback__)

@@ -8,12 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from pytest_fa.measure.device_time import CannotCapture, capture
-from pytest_fa.measure.rotation import Rotation
-from pytest_fa.records.timing import ON_CPU, LaunchedKernel, Order
-from pytest_fa.run.forward import Forward
+from pytest_fa.records.timing import LaunchedKernel, Order
 
-CALLS = 2
+CALLS = 2  # in a graph whose nodes are read: two calls must have the same nodes
 
 
 class Captured(NamedTuple):
@@ -28,18 +25,15 @@ class Captured(NamedTuple):
     missing: str | None = None
 
 
-def read_launches(forward: Forward, rotation: Rotation, device: torch.device) -> Captured:
-    """Read the nodes of one call.  Two calls are captured, which must have the same nodes."""
-    if device.type == "cpu":
-        return Captured(missing=ON_CPU)
+def read_nodes(graph: torch.cuda.CUDAGraph) -> Captured:
+    """Read the nodes of one call from a graph of `CALLS` calls, which was captured with `keep_graph`."""
     try:
         from cuda.bindings import driver  # noqa: PLC0415  # comes with torch's CUDA builds only
     except ImportError as problem:
         return Captured(missing=f"cuda.bindings is not installed: {problem}")
     try:
-        graph = capture(lambda: rotation.call(forward), CALLS, rotation.begin, keep_graph=True)
         return _read(driver, driver.CUgraph(graph.raw_cuda_graph()))
-    except (RuntimeError, CannotCapture) as problem:
+    except RuntimeError as problem:
         return Captured(missing=str(problem))
 
 

@@ -1,0 +1,380 @@
+"""`Candidate`: the judge's side of a variant that runs elsewhere, in a process of its own or in this one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+
+from pytest_fa.candidate.agent import Agent, Opening, load_variant
+from pytest_fa.candidate.channel import Channel, Garbage
+from pytest_fa.candidate.commands import (
+    MOST_ANSWER_CHARACTERS,
+    Allocated,
+    Answer,
+    Call,
+    CallViews,
+    Capture,
+    CaptureCall,
+    Cold,
+    Command,
+    Delegates,
+    Disturbance,
+    Done,
+    EndJob,
+    Forget,
+    Open,
+    Prepare,
+    Problem,
+    Repeat,
+    Replay,
+    ReplayCall,
+    Run,
+    Script,
+    Series,
+    WorkspaceBytes,
+    decode_candidate_answer,
+    encode_command,
+)
+from pytest_fa.candidate.lending import Lending, OtherProcess, SameProcess
+from pytest_fa.candidate.memory import map_on_gpu, mapped_bytes_on_gpu, unmap_on_gpu
+from pytest_fa.catalog.case import Computes
+from pytest_fa.catalog.variant import Device, Variant
+from pytest_fa.errors import DeviceLost, FaError, LaunchError, UnsupportedCase, WrongResult
+from pytest_fa.records.text import printable
+from pytest_fa.run.forward import Forward
+from pytest_fa.run.graphs import CannotCapture
+from pytest_fa.run.guards import Workspaces
+from pytest_fa.run.inputs import Inputs
+
+OPEN_SECONDS = 300.0  # to start CUDA and to load a variant, which may import large packages
+
+
+Ending = Literal["crashed", "hung", "failed"]
+
+
+class CandidateLost(FaError):
+    """The candidate's process ended, was silent for too long, or sent what is no answer."""
+
+    def __init__(self, ending: Ending, message: str) -> None:
+        super().__init__(message)
+        self.ending: Ending = ending
+
+
+class KernelRaised(FaError):
+    """The variant raised an exception of its own; `explanation` is its text for the author."""
+
+    def __init__(self, message: str, explanation: str, *, is_wrong_call: bool) -> None:
+        super().__init__(message)
+        self.explanation, self.is_wrong_call = explanation, is_wrong_call
+
+
+class Timed(NamedTuple):
+    """The times of one command in microseconds: by the judge's clock, and by the candidate's own."""
+
+    outside_us: float
+    inside_us: tuple[float, ...]
+    allocated: tuple[Allocated | None, ...]
+
+
+class Connection(Protocol):
+    """A way to have commands carried out."""
+
+    def ask(
+        self,
+        command: Command,
+        seconds: float,
+        descriptor: int | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Done:
+        """Carry out a command, and call `meanwhile` while that runs, or right after it.
+
+        Raises what the command raised, and `CandidateLost` after `seconds` without an answer.
+        """
+
+
+class ThisProcess:
+    """Commands are carried out by an agent in this process; exceptions come as they are."""
+
+    def __init__(self, opening: Opening = load_variant) -> None:
+        self.agent = Agent(opening)
+
+    def ask(
+        self,
+        command: Command,
+        seconds: float,  # noqa: ARG002  # nothing can end it
+        descriptor: int | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Done:
+        """Carry out a command, however long it takes."""
+        done = self.agent.execute(command, descriptor)
+        if meanwhile:
+            meanwhile()
+        return done
+
+
+class Remote:
+    """Commands go to another process over a channel."""
+
+    def __init__(self, channel: Channel, pid: int) -> None:
+        self._channel = channel
+        try:
+            self._pidfd: int | None = os.pidfd_open(pid)
+        except OSError:
+            self._pidfd = None  # it has already ended, or the kernel is older than 5.3
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def ask(
+        self,
+        command: Command,
+        seconds: float,
+        descriptor: int | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Done:
+        """Send a command and wait for its answer."""
+        try:
+            self._channel.send(encode_command(command), descriptor)
+            if meanwhile:
+                meanwhile()
+            answer = self._answer(seconds)
+        except (EOFError, ConnectionError):
+            raise CandidateLost("crashed", "its process ended") from None
+        except TimeoutError:
+            raise CandidateLost("hung", f"its process does not answer within {seconds:g} s") from None
+        except (Garbage, ValueError, RecursionError) as problem:
+            raise CandidateLost("failed", f"its process sent an answer that cannot be read ({problem})") from None
+        if isinstance(answer, Problem):
+            raise _exception(answer)
+        return answer
+
+    def _answer(self, seconds: float) -> Answer:
+        """Wait for an answer.  Raises `TimeoutError` and `EOFError`."""
+        if not self._channel.wait(seconds, *(() if self._pidfd is None else (self._pidfd,))):
+            raise TimeoutError
+        if not self._channel.wait(0):  # only the process has ended; another one may hold its socket
+            raise EOFError
+        return decode_candidate_answer(self._channel.receive())
+
+
+class Candidate:
+    """One variant at a time, on one device.  `limit_seconds` is how long one command may take.
+
+    `before_launch` is called before each command that calls the variant.
+    """
+
+    limit_seconds = OPEN_SECONDS
+
+    def __init__(self, connection: Connection, pid: int) -> None:
+        self._connection, self.pid = connection, pid
+        self._lending: Lending | None = None
+        self.device = torch.device("cpu")
+        self.why_no_tools: str | None = None
+        self.workspaces = Workspaces()
+        self.before_launch: Callable[[], object] = lambda: None
+        self._mapped: dict[str, torch.Tensor] = {}  # by CUDA's handle: memory that the candidate allocated
+
+    @classmethod
+    def in_this_process(cls, opening: Opening = load_variant) -> Candidate:
+        """A candidate whose code runs in this process, unprotected."""
+        return cls(ThisProcess(opening), os.getpid())
+
+    @classmethod
+    def of_function(cls, forward: Forward, device: Device, computes: Computes = "attention") -> Candidate:
+        """A candidate that is a function of this process, opened."""
+        candidate = cls.in_this_process(lambda *_: nullcontext(forward))
+        candidate.open(None, None, device, computes)
+        return candidate
+
+    def open(self, variant: Variant | None, library: str | None, device: Device, computes: Computes) -> None:
+        """Load a variant.  Raises what the loading raises."""
+        opened = self.ask(Open(variant, library, device, computes), OPEN_SECONDS)
+        if self._lending is None or torch.device(device) != self.device:
+            self.device = torch.device(device)
+            self._lending = self._new_lending()
+        self.why_no_tools, self.workspaces = opened.why_no_tools, Workspaces()
+
+    @property
+    def lending(self) -> Lending:
+        """How tensors become visible to the variant; there is none before `open`."""
+        if self._lending is None:
+            raise FaError("no variant is open")
+        return self._lending
+
+    def ask(self, command: Command, seconds: float | None = None) -> Done:
+        """Have a command carried out."""
+        return self._connection.ask(command, seconds or self.limit_seconds)
+
+    # -- series of calls ----------------------------------------------------------------------------------------------
+
+    def prepare(self, name: str, series: Series, cpu_threads: int | None = None) -> None:
+        """Have the arguments of a series made."""
+        self.ask(Prepare(name, series, cpu_threads))
+
+    def timed(self, command: Run | Replay | Cold, meanwhile: Callable[[], object] | None = None) -> Timed:
+        """Have a command carried out, and time it from outside, until its outputs can be read by this process."""
+        self.before_launch()
+        start = time.perf_counter_ns()
+        done = self._connection.ask(command, self.limit_seconds, meanwhile=meanwhile)
+        return Timed((time.perf_counter_ns() - start) / 1000, done.inside_us, done.allocated)
+
+    def capture(self, name: str, *, reads_nodes: bool = False) -> Done:
+        """Have a series captured as a graph.  Raises `CannotCapture`."""
+        self.before_launch()
+        return self.ask(Capture(name, reads_nodes))
+
+    def outputs_of(
+        self, name: str, outs: list[torch.Tensor], allocated: tuple[Allocated | None, ...]
+    ) -> list[torch.Tensor]:
+        """The outputs of a series: those that were given, or the candidate's own memory where it allocated them."""
+        if not any(allocated):
+            return outs
+        if isinstance(self._connection, ThisProcess):
+            return list(self._connection.agent.prepared.named(name).results)
+        return [self._map(place, out) if place else out for out, place in zip(outs, allocated, strict=True)]
+
+    def forget_series(self) -> None:
+        """Let the candidate forget all series."""
+        self._unmap()
+        self.ask(Forget())
+
+    def _map(self, place: Allocated, like: torch.Tensor) -> torch.Tensor:
+        """A tensor like `like` in the candidate's own memory.  Raises `WrongResult` if it is not all mapped."""
+        if place.handle not in self._mapped:
+            self._mapped[place.handle] = map_on_gpu(place.handle, place.size_bytes, self.device)
+        data = self._mapped[place.handle]
+        steps = zip(like.shape, place.strides, strict=True)
+        end = place.offset_bytes + (1 + sum((size - 1) * stride for size, stride in steps)) * like.element_size()
+        if place.offset_bytes < 0 or min(place.strides) < 0 or end > min(mapped_bytes_on_gpu(data), place.size_bytes):
+            raise WrongResult("output", "the output that the function allocated lies outside its memory")
+        empty = torch.empty(0, dtype=like.dtype, device=self.device)
+        offset = place.offset_bytes // like.element_size()
+        return empty.set_(data.untyped_storage(), offset, like.shape, place.strides)
+
+    def _unmap(self) -> None:
+        while self._mapped:
+            unmap_on_gpu(self._mapped.popitem()[1])
+
+    # -- calls on the judge's own tensors -----------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        causal: str = "none",
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Make one call and wait for it; `Forward` says the rest."""
+        if out is None:
+            raise FaError("a call of a candidate needs an output")
+        self.call(Inputs(q, k, v, scale, causal), out)
+        return out
+
+    def call(
+        self,
+        inputs: Inputs,
+        out: torch.Tensor,
+        before: tuple[Disturbance, ...] = (),
+        range_name: str | None = None,
+    ) -> None:
+        """Make one call and wait for it.  Afterwards `out`, and whatever else it wrote, is in the judge's tensors."""
+        self._with_call(inputs, out, lambda views: self.ask(Call(views, before, range_name)))
+
+    def repeat(self, inputs: Inputs, outs: Sequence[torch.Tensor], before: tuple[tuple[Disturbance, ...], ...]) -> None:
+        """Make one call for each output, which lies in memory from `lending.allocate`, and wait for them."""
+        views = tuple(self.lending.lend(outs))
+        self._with_call(inputs, outs[0], lambda call: self.ask(Repeat(call, views, before)))
+
+    def operators_of(self, inputs: Inputs, out: torch.Tensor) -> tuple[str, ...]:
+        """Make one call and return the names of torch's operators that ran in it."""
+        names: list[str] = []
+        self._with_call(inputs, out, lambda views: names.extend(self.ask(Delegates(views)).names))
+        return tuple(names)
+
+    def run_script(self, script: Script) -> None:
+        """Queue the steps of a script on streams and wait for them."""
+        self.before_launch()
+        self.ask(script)
+
+    def capture_call(self, call: CallViews, *, is_first_call: bool) -> None:
+        """Capture a call as a graph.  Raises `CannotCapture`."""
+        self.before_launch()
+        self.ask(CaptureCall(call, is_first_call))
+
+    def replay_call(self) -> None:
+        """Replay the graph of `capture_call` and wait for it."""
+        self.before_launch()
+        self.ask(ReplayCall())
+
+    def views_of(self, inputs: Inputs, out: torch.Tensor) -> CallViews:
+        """The views of a call's arguments, with a workspace if the variant needs one."""
+        q, k, v, output = self.lending.lend((inputs.q, inputs.k, inputs.v, out))
+        views = CallViews(q, k, v, output, inputs.scale, inputs.causal)
+        size = self.ask(WorkspaceBytes(views)).size_bytes
+        if not size:
+            return views
+        (workspace,) = self.lending.lend([self.workspaces(size, self.device)])
+        return CallViews(q, k, v, output, inputs.scale, inputs.causal, workspace)
+
+    def end_job(self) -> None:
+        """Let the candidate forget the job, and take its memory back."""
+        if self._lending is not None:
+            self._unmap()
+            self.ask(EndJob())
+            self._lending.end_job()
+
+    def abandon(self) -> None:
+        """Close the connection to a candidate whose process has ended, and free its memory."""
+        if isinstance(self._connection, Remote):
+            self._connection.close()
+        self._unmap()
+        if isinstance(self._lending, OtherProcess):
+            self._lending.close()
+        self._lending = None
+
+    def _with_call(self, inputs: Inputs, out: torch.Tensor, use: Callable[[CallViews], object]) -> None:
+        self.before_launch()
+        try:
+            use(self.views_of(inputs, out))
+        finally:
+            self.lending.take_back()
+
+    def _new_lending(self) -> Lending:
+        if isinstance(self._connection, ThisProcess):
+            return SameProcess(self._connection.agent.memories, self.device)
+        return OtherProcess(
+            lambda command, descriptor: self._connection.ask(command, self.limit_seconds, descriptor), self.device
+        )
+
+
+def _exception(problem: Problem) -> Exception:
+    """The exception that an answer tells of.  Its texts are a stranger's."""
+    message = printable(problem.message[:MOST_ANSWER_CHARACTERS])
+    explanation = printable(problem.explanation[:MOST_ANSWER_CHARACTERS])
+    match problem.kind:
+        case "unsupported":
+            raised: Exception = UnsupportedCase(message)
+        case "launch_failed":
+            raised = LaunchError(message)
+        case "device_error":
+            raised = DeviceLost(message)
+        case "wrong":
+            raised = WrongResult(problem.caught_by, message)
+        case "cannot_capture":
+            raised = CannotCapture(message)
+        case "failed":
+            raised = KernelRaised(message, explanation, is_wrong_call=problem.is_wrong_call)
+    raised.explanation = explanation  # type: ignore[attr-defined]  # read by `explanation_of`
+    return raised

@@ -1,0 +1,286 @@
+"""What the judge asks of a candidate, and what the candidate answers.  Both survive a JSON round trip.
+
+Tensors never travel: they lie in memory that both sides see, and a message names them by `View`.  An answer is what a
+stranger's process says: it may end a job, but it is never evidence that a result is right or a call is fast.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from pytest_fa.catalog.case import Computes
+from pytest_fa.catalog.variant import Device, Variant
+from pytest_fa.records.timing import LaunchedKernel, Order
+
+Dtype = Literal["float16", "bfloat16", "float32", "uint8"]
+Disturbance = Literal["poison_smem", "occupy", "clean_l2"]  # methods of `DeviceTools`, run before a call
+
+
+class View(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor in shared memory.  `offset` and `strides` are in elements."""
+
+    memory: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Dtype
+
+
+class CallViews(msgspec.Struct, frozen=True, array_like=True):
+    """The arguments of one call.  `workspace`, [bytes] uint8, is for a kernel that asked for one."""
+
+    q: View
+    k: View
+    v: View
+    out: View
+    scale: float
+    causal: str
+    workspace: View | None = None
+
+    def writing(self, out: View) -> CallViews:
+        """The same call with another output."""
+        return msgspec.structs.replace(self, out=out)
+
+
+class Series(msgspec.Struct, frozen=True):
+    """Calls of one shape that differ in where their tensors begin.
+
+    `first` has every tensor at its lowest offset.  Call i reads q, k and v `shifts[i]` elements further on, and writes
+    `outs[out_of[i]]`.
+    """
+
+    first: CallViews
+    outs: tuple[View, ...]
+    shifts: tuple[tuple[int, int, int], ...]
+    out_of: tuple[int, ...]
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+class Open(msgspec.Struct, frozen=True, tag="open"):
+    """Open the device and load the variant, whose built library is `library`.
+
+    There is no variant where a function of this process is used as it is.
+    """
+
+    variant: Variant | None
+    library: str | None
+    device: Device
+    computes: Computes
+
+
+class Attach(msgspec.Struct, frozen=True, tag="attach"):
+    """Map a piece of shared memory.  `handle` is CUDA's, in hexadecimal; on the CPU a descriptor comes beside it."""
+
+    memory: int
+    size_bytes: int
+    handle: str = ""
+    device_index: int = 0
+
+
+class Detach(msgspec.Struct, frozen=True, tag="detach"):
+    """Unmap pieces of shared memory."""
+
+    memories: tuple[int, ...]
+
+
+class WorkspaceBytes(msgspec.Struct, frozen=True, tag="workspace_bytes"):
+    """Say how large a workspace a call needs."""
+
+    call: CallViews
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """Make one call and wait for it.  `before` runs first, and the NVTX range holds the variant's launches alone."""
+
+    call: CallViews
+    before: tuple[Disturbance, ...] = ()
+    range_name: str | None = None
+
+
+class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
+    """Make one call for each output in `outs`; `before[i % len(before)]` runs before call i."""
+
+    call: CallViews
+    outs: tuple[View, ...]
+    before: tuple[tuple[Disturbance, ...], ...]
+
+
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """A step of a script: keep the stream busy for this many clock cycles."""
+
+    cycles: int
+
+
+class Copy(msgspec.Struct, frozen=True, tag="copy"):
+    """A step of a script: copy a tensor."""
+
+    target: View
+    source: View
+
+
+class Launch(msgspec.Struct, frozen=True, tag="launch"):
+    """A step of a script: make one call without waiting for it."""
+
+    call: CallViews
+
+
+Step = Sleep | Copy | Launch
+
+
+class Script(msgspec.Struct, frozen=True, tag="script"):
+    """Queue steps on streams: one thread and one side stream for each tuple of steps; then wait for all of them."""
+
+    threads: tuple[tuple[Step, ...], ...]
+
+
+class CaptureCall(msgspec.Struct, frozen=True, tag="capture_call"):
+    """Capture one call as a CUDA graph; with `fresh`, as the first call of a new copy of the library."""
+
+    call: CallViews
+    is_first_call: bool = False
+
+
+class ReplayCall(msgspec.Struct, frozen=True, tag="replay_call"):
+    """Replay the graph of `CaptureCall` and wait for it."""
+
+
+class Delegates(msgspec.Struct, frozen=True, tag="delegates"):
+    """Make one call and list the operators that run in it, in every thread."""
+
+    call: CallViews
+
+
+class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
+    """Make the arguments of a series of calls, under a name.  On the CPU, with torch's number of threads."""
+
+    name: str
+    series: Series
+    cpu_threads: int | None = None
+
+
+class Run(msgspec.Struct, frozen=True, tag="run"):
+    """Make the first `count` calls of a prepared series back to back and wait for them."""
+
+    name: str
+    count: int
+
+
+class Capture(msgspec.Struct, frozen=True, tag="capture"):
+    """Capture the calls of a prepared series as a CUDA graph, after one call outside it."""
+
+    name: str
+    reads_nodes: bool = False
+
+
+class Replay(msgspec.Struct, frozen=True, tag="replay"):
+    """Replay the graph of a prepared series once and wait for it."""
+
+    name: str
+
+
+class Cold(msgspec.Struct, frozen=True, tag="cold"):
+    """Time single calls of a prepared series, each after the L2 cache was read full of other data."""
+
+    name: str
+    rounds: int
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Forget all prepared series and their graphs."""
+
+
+class EndJob(msgspec.Struct, frozen=True, tag="end_job"):
+    """Forget what the job left behind, and write out what the variant printed."""
+
+
+Command = (
+    Open
+    | Attach
+    | Detach
+    | WorkspaceBytes
+    | Call
+    | Repeat
+    | Script
+    | CaptureCall
+    | ReplayCall
+    | Delegates
+    | Prepare
+    | Run
+    | Capture
+    | Replay
+    | Cold
+    | Forget
+    | EndJob
+)
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+class Allocated(msgspec.Struct, frozen=True):
+    """An output that a call allocated instead of writing `out`: CUDA's handle of its memory, and its place there."""
+
+    handle: str
+    size_bytes: int
+    offset_bytes: int
+    strides: tuple[int, ...]
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The command is carried out.  Which fields are set depends on the command.
+
+    `inside_us` is the candidate's own clock.  `allocated` has one entry for each output of a captured series: None
+    where the kernel wrote the output that it was given.
+    """
+
+    size_bytes: int = 0
+    names: tuple[str, ...] = ()
+    inside_us: tuple[float, ...] = ()
+    why_no_tools: str | None = None
+    launches: tuple[LaunchedKernel, ...] = ()
+    launches_missing: str | None = None
+    other_nodes: dict[str, int] = {}
+    order: Order | None = None
+    allocated: tuple[Allocated | None, ...] = ()
+
+
+Kind = Literal["unsupported", "launch_failed", "device_error", "wrong", "cannot_capture", "failed"]
+
+
+class Problem(msgspec.Struct, frozen=True, tag="problem"):
+    """An exception ended the command; `explanation` is for the author, `caught_by` names the check that noticed."""
+
+    kind: Kind
+    message: str
+    explanation: str
+    caught_by: tuple[str, ...] = ()
+    is_wrong_call: bool = False
+
+
+Answer = Done | Problem
+MOST_ANSWER_CHARACTERS = 20_000
+
+
+def encode_command(command: Command) -> bytes:
+    """A command as JSON."""
+    return msgspec.json.encode(command)
+
+
+def decode_command(data: bytes) -> Command:
+    """A command from JSON.  Raises `msgspec.ValidationError`."""
+    command: Command = msgspec.json.decode(data, type=Command)
+    return command
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """An answer as JSON."""
+    return msgspec.json.encode(answer)
+
+
+def decode_candidate_answer(data: bytes) -> Answer:
+    """An answer from JSON.  Raises `msgspec.ValidationError`."""
+    answer: Answer = msgspec.json.decode(data, type=Answer)
+    return answer

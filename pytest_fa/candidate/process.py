@@ -1,0 +1,56 @@
+"""The candidate's process: it carries out the commands of one connection until that is closed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from pytest_fa.candidate.agent import Agent
+from pytest_fa.candidate.channel import Channel
+from pytest_fa.candidate.commands import Answer, Kind, Problem, decode_command, encode_answer
+from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
+from pytest_fa.errors import DeviceLost, LaunchError, UnsupportedCase, WrongResult
+from pytest_fa.run.device import is_alive
+from pytest_fa.run.graphs import CannotCapture
+
+KINDS: dict[type[Exception], Kind] = {
+    UnsupportedCase: "unsupported",
+    LaunchError: "launch_failed",
+    DeviceLost: "device_error",
+    WrongResult: "wrong",
+    CannotCapture: "cannot_capture",
+}
+LARGEST_OOM_SCORE = 1000  # of all processes, the kernel ends this one first when memory is short
+
+
+def serve_judge(channel: Channel) -> None:
+    """Carry out commands until the judge closes the connection."""
+    Path(f"/proc/{os.getpid()}/oom_score_adj").write_text(str(LARGEST_OOM_SCORE), encoding="utf-8")
+    agent = Agent()
+    while True:
+        try:
+            data = channel.receive()
+        except EOFError:
+            return
+        channel.send(encode_answer(_answer(agent, data, channel.take_descriptor())))
+
+
+def _answer(agent: Agent, data: bytes, descriptor: int | None) -> Answer:
+    try:
+        return agent.execute(decode_command(data), descriptor)
+    except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an answer
+        return problem_of(problem, agent.device)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def problem_of(problem: Exception, device: torch.device) -> Problem:
+    """An exception as an answer.  Whatever it is, a lost CUDA context counts more."""
+    kind: Kind = next((name for error, name in KINDS.items() if isinstance(problem, error)), "failed")
+    if device.type == "cuda" and not is_alive(device):
+        kind = "device_error"
+    caught_by = problem.caught_by if isinstance(problem, WrongResult) else ()
+    return Problem(kind, message_of(problem), explanation_of(problem), caught_by, is_wrong_call(problem))

@@ -1,0 +1,198 @@
+"""Prepared series of calls: run back to back, captured as a graph, replayed, or timed with a cold L2.
+
+All arguments are made before anything is timed.  A copy of an output that the function allocates is made on the CPU
+only, where the judge cannot map the candidate's own memory; on a GPU the output stays where it is, and the judge maps
+it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pytest_fa.candidate.commands import (
+    Allocated,
+    CallViews,
+    Capture,
+    Cold,
+    Command,
+    Done,
+    Forget,
+    Prepare,
+    Replay,
+    Run,
+    Series,
+    View,
+)
+from pytest_fa.candidate.memory import handle_on_gpu
+from pytest_fa.errors import FaError
+from pytest_fa.run.device import synchronize
+from pytest_fa.run.device_tools import DeviceTools, NoDeviceTools
+from pytest_fa.run.forward import Forward
+from pytest_fa.run.graph_nodes import read_nodes
+from pytest_fa.run.graphs import capture, event_us
+from pytest_fa.run.output import require_output
+
+ForwardFor = Callable[[CallViews], Forward]  # the variant's function, with the workspace of a call at hand
+
+
+class PreparedCalls:
+    """The prepared series of a job, by name."""
+
+    def __init__(self, forward_for: ForwardFor, tensor: Callable[[View], torch.Tensor]) -> None:
+        self._forward_for, self._tensor = forward_for, tensor
+        self._series: dict[str, PreparedSeries] = {}
+        self._threads_before: int | None = None
+
+    def execute(self, command: Command, tools: DeviceTools | None) -> Done:
+        """Carry out a command about a series.  Raises what the variant raises."""
+        match command:
+            case Prepare():
+                self._fix_threads(command.cpu_threads)
+                forward = self._forward_for(command.series.first)
+                self._series[command.name] = PreparedSeries(command.series, forward, self._tensor)
+                return Done()
+            case Run():
+                return self.named(command.name).run(command.count)
+            case Capture():
+                return self.named(command.name).capture(reads_nodes=command.reads_nodes)
+            case Replay():
+                return self.named(command.name).replay()
+            case Cold():
+                return self.named(command.name).cold(command.rounds, tools)
+            case Forget():
+                self.forget()
+                return Done()
+            case _:
+                raise FaError(f"{type(command).__name__} is no command for a candidate")
+
+    def forget(self) -> None:
+        """Forget all series, and restore the number of threads."""
+        self._series.clear()
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = None
+
+    def named(self, name: str) -> PreparedSeries:
+        """The series of a name.  Raises `FaError` if there is none."""
+        if name not in self._series:
+            raise FaError(f"no series {name!r} is prepared")
+        return self._series[name]
+
+    def _fix_threads(self, count: int | None) -> None:
+        if count is not None and self._threads_before is None:
+            self._threads_before = torch.get_num_threads()
+            torch.set_num_threads(count)
+
+
+class PreparedSeries:
+    """The arguments of each call of a series, its outputs, and its graph."""
+
+    def __init__(self, series: Series, forward: Forward, tensor: Callable[[View], torch.Tensor]) -> None:
+        first = series.first
+        self._forward, self._scale, self._causal = forward, first.scale, first.causal
+        self._outs = [tensor(view) for view in series.outs]
+        self.results: list[Any] = list(self._outs)  # what the last call for each output returned
+        bases = [tensor(view) for view in (first.q, first.k, first.v)]
+        self._calls = [
+            ([_shifted(base, shift) for base, shift in zip(bases, shifts, strict=True)], slot)
+            for shifts, slot in zip(series.shifts, series.out_of, strict=True)
+        ]
+        self._next = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._is_cpu = self._outs[0].device.type == "cpu"
+
+    def run(self, count: int) -> Done:
+        """Make the first `count` calls and wait for them."""
+        self._next = 0
+        if self._is_cpu:
+            start = time.perf_counter_ns()
+            for _ in range(count):
+                self._call_next()
+            inside_us = (time.perf_counter_ns() - start) / 1000
+        else:
+            inside_us = event_us(self._call_next, count)
+        return Done(inside_us=(inside_us,), allocated=self._allocated())
+
+    def capture(self, *, reads_nodes: bool) -> Done:
+        """Capture all calls.  Raises `CannotCapture`."""
+        self._graph = capture(self._call_next, len(self._calls), self._begin, keep_graph=reads_nodes)
+        allocated = self._allocated()
+        if not reads_nodes:
+            return Done(allocated=allocated)
+        read = read_nodes(self._graph)
+        return Done(
+            launches=read.launches,
+            launches_missing=read.missing,
+            other_nodes=read.other_nodes,
+            order=read.order,
+            allocated=allocated,
+        )
+
+    def replay(self) -> Done:
+        """Replay the graph once and wait for it."""
+        if self._graph is None:
+            raise FaError("the series is not captured")
+        return Done(inside_us=(event_us(self._graph.replay),))
+
+    def cold(self, rounds: int, tools: DeviceTools | None) -> Done:
+        """Time each call after L2 was read full of other data.  Raises `CannotCapture` and `NoDeviceTools`."""
+        if tools is None:
+            raise NoDeviceTools("the device's tools are missing")
+        ends = [(_event(), _event()) for _ in self._calls]
+
+        def round_of_calls() -> None:
+            for start, end in ends:
+                tools.clean_l2()
+                start.record()
+                self._call_next()
+                end.record()
+
+        graph = capture(round_of_calls, 1, self._begin)
+        samples: list[float] = []
+        for index in range(rounds + 1):
+            tools.reset_persisting_l2()
+            graph.replay()
+            torch.cuda.synchronize()
+            if index:  # the first replay is a warm-up
+                samples += [start.elapsed_time(end) * 1000 for start, end in ends]
+        return Done(inside_us=tuple(samples))
+
+    def _begin(self) -> None:
+        self._next = 0
+
+    def _call_next(self) -> None:
+        (q, k, v), slot = self._calls[self._next % len(self._calls)]
+        self._next += 1
+        out = self._outs[slot]
+        result = self._forward(q, k, v, scale=self._scale, causal=self._causal, out=out)
+        if result is not out:
+            if self._is_cpu:
+                out.copy_(require_output(result, out).detach())
+            else:
+                self.results[slot] = result
+
+    def _allocated(self) -> tuple[Allocated | None, ...]:
+        """Where each output lies that the function allocated."""
+        synchronize(self._outs[0].device)
+        return tuple(
+            None if result is out else _place_of(require_output(result, out))
+            for result, out in zip(self.results, self._outs, strict=True)
+        )
+
+
+def _place_of(result: torch.Tensor) -> Allocated:
+    return Allocated(*handle_on_gpu(result), tuple(result.stride()))
+
+
+def _shifted(base: torch.Tensor, elements: int) -> torch.Tensor:
+    """The tensor of the same shape and strides that begins `elements` elements later."""
+    return base.as_strided(base.shape, base.stride(), base.storage_offset() + elements)
+
+
+def _event() -> torch.cuda.Event:
+    """An event that becomes a node of a graph and can be read after each replay."""
+    return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]

@@ -1,0 +1,71 @@
+"""A call whose output is judged: NaN-filled shared memory, output and workspace, and guard bands around each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pytest_fa.candidate.candidate import Candidate
+from pytest_fa.candidate.commands import Disturbance
+from pytest_fa.catalog.case import Computes
+from pytest_fa.errors import WrongResult
+from pytest_fa.run.guards import guard, guard_output
+from pytest_fa.run.inputs import Inputs, clone, poison, poisoned_output
+
+
+class CheckedLaunch:
+    """Calls a candidate on guarded copies of a case's inputs.
+
+    Before each call, the shared memory of the GPU, the output and the workspaces are filled with NaN.
+    """
+
+    def __init__(self, candidate: Candidate, inputs: Inputs, computes: Computes = "attention") -> None:
+        self.candidate = candidate
+        self.original_inputs = clone(inputs)  # no call sees these
+        self._guarded = {name: guard(getattr(inputs, name)) for name in ("q", "k", "v")}
+        self._guarded["out"] = guard_output(poisoned_output(inputs, computes))
+        q, k, v = (self._guarded[name].tensor for name in ("q", "k", "v"))
+        self.inputs = inputs._replace(q=q, k=k, v=v)
+
+    @property
+    def why_no_smem_poison(self) -> str | None:
+        """Why shared memory is not filled with NaN; None if it is."""
+        return self.candidate.why_no_tools
+
+    @property
+    def out_buffer(self) -> torch.Tensor:
+        """The tensor that every call of `call_and_wait` writes."""
+        return self._guarded["out"].tensor
+
+    def call_and_wait(self, range_name: str | None = None) -> torch.Tensor:
+        """Call the variant once, in an NVTX range if it is named, and return `out_buffer`.
+
+        Raises what the variant raises, and `DeviceLost` for an error on the device.
+        """
+        poison(self.out_buffer)
+        with self.candidate.workspaces.guarded():
+            self.candidate.call(self.inputs, self.out_buffer, ("poison_smem",), range_name)
+        return self.out_buffer
+
+    def operators(self) -> tuple[str, ...]:
+        """Call the variant once and return the names of torch's operators that ran in it."""
+        return self.candidate.operators_of(self.inputs, self.out_buffer)
+
+    def repeat(self, outs: Sequence[torch.Tensor], before: tuple[tuple[Disturbance, ...], ...]) -> None:
+        """Call the variant once for each output, which the candidate sees; `before` says what precedes each call."""
+        with self.candidate.workspaces.guarded():
+            self.candidate.repeat(self.inputs, outs, before)
+
+    def require_untouched(self) -> None:
+        """Raise `WrongResult` if a call changed an input or wrote into a guard band."""
+        for name in ("q", "k", "v"):
+            if not torch.equal(getattr(self.inputs, name), getattr(self.original_inputs, name)):
+                raise WrongResult("inputs", f"the kernel changed its input {name}")
+        workspaces = {
+            f"a workspace of {size} bytes": guarded
+            for size, guarded in self.candidate.workspaces.guarded_by_size.items()
+        }
+        for name, guarded in (*self._guarded.items(), *workspaces.items()):
+            if damage := guarded.damage:
+                raise WrongResult("guard bands", f"the kernel wrote out of bounds of {name}: {damage}")

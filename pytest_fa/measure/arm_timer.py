@@ -1,0 +1,119 @@
+"""One arm of paired timing: a candidate in a process of its own, its buffers, and the way to take a sample."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+
+from pytest_fa.candidate.candidate import Candidate
+from pytest_fa.candidate.commands import Replay, Run, Series
+from pytest_fa.catalog.case import Case
+from pytest_fa.errors import WrongResult
+from pytest_fa.measure.cpu_time import CPU_THREADS
+from pytest_fa.measure.fresh_data import FreshData, Written
+from pytest_fa.run.graphs import CannotCapture
+from pytest_fa.run.inputs import Inputs
+
+SAMPLE_US = 10_000.0  # the intended length of a sample on a GPU: one replay of a graph
+CPU_SAMPLE_US = 5000.0
+MOST_CALLS = 6000  # in a graph
+MOST_CPU_CALLS = 200
+LONG_CALL_US = 1000.0  # from this length on, calls may be timed without a graph
+PROBE_CALLS = 20
+HEADS_JUDGED = 16  # of an arm's timed calls
+MESSAGE_US = 400.0  # that the judge's clock may show more than the candidate's, for the message and the start of work
+CLOCK_SHARE = 0.05  # how much longer the judge's clock may be besides
+SETTLING_SAMPLES = 5
+
+
+class ArmTimer:
+    """Takes samples of one arm; each has data of its own."""
+
+    def __init__(self, name: str, candidate: Candidate, case: Case, inputs: Inputs, l2_bytes: int | None) -> None:
+        self.name, self._candidate = name, candidate
+        self.is_cpu = candidate.device.type == "cpu"
+        self._data = FreshData(candidate, case, inputs, l2_bytes)
+        self._outs = self._data.outs
+        self._calls, self._graph = 1, False
+        self._series: Series | None = None
+        self.samples_us: list[float] = []
+        self.outside_us: list[float] = []
+        self.written: list[Written] = []
+
+    def estimate_us(self) -> float:
+        """Estimate the microseconds per call, after one call that does the set-up."""
+        self._prepare(PROBE_CALLS, graph=False)
+        self._time(1)
+        estimate = self._time(1)
+        return self._time(10) if estimate < LONG_CALL_US else estimate
+
+    def capture(self, estimate_us: float) -> None:
+        """Take samples from a graph from now on.  Raises `CannotCapture`."""
+        if self.is_cpu:
+            raise CannotCapture("it runs on the CPU")
+        calls = PROBE_CALLS if estimate_us < LONG_CALL_US else 1
+        self._prepare(calls, graph=True)
+        self._time(calls)
+        device_us = self._time(calls)
+        self._prepare(max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(0.1, device_us)))), graph=True)
+
+    def plan_eager(self, estimate_us: float) -> None:
+        """Take samples from calls without a graph from now on."""
+        intended_us, most = (CPU_SAMPLE_US, MOST_CPU_CALLS) if self.is_cpu else (SAMPLE_US, MOST_CALLS)
+        self._prepare(max(1, min(most, math.ceil(intended_us / max(estimate_us, 0.1)))), graph=False)
+
+    @property
+    def method(self) -> str:
+        """A description of how a sample is taken, for records."""
+        if self._graph:
+            return f"one replay of a graph of {self._calls} calls, each on its own data"
+        return f"{'wall clock of' if self.is_cpu else 'event pair around'} {self._calls} calls, each on its own data"
+
+    def settle(self) -> None:
+        """Take samples that do not count: clocks ramp up, and caches fill."""
+        for _ in range(SETTLING_SAMPLES):
+            self.sample_us()
+        self.samples_us.clear()
+        self.outside_us.clear()
+        self.written.clear()
+
+    def sample_us(self) -> float:
+        """Take one sample, in microseconds per call, and keep it; of some samples, keep also what a call wrote."""
+        sample = self._time(self._calls, keep=True)
+        if len(self.written) < HEADS_JUDGED and self._series is not None:
+            self.written.append(self._data.written_head(self._series, self._calls, self._outs))
+        self._data.require_untouched()
+        self.samples_us.append(sample)
+        return sample
+
+    def require_one_time(self) -> None:
+        """Raise `WrongResult` if the candidate's clock shows clearly less than the judge's."""
+        inside_us, outside_us = (statistics.median(samples) for samples in (self.samples_us, self.outside_us))
+        allowed_us = inside_us * (1 + CLOCK_SHARE) + MESSAGE_US / self._calls
+        if outside_us > allowed_us:
+            raise WrongResult(
+                "clocks",
+                f"{self.name}: a call takes {inside_us:.2f} us by the clock of its own process and {outside_us:.2f} us "
+                f"by the judge's; at most {allowed_us:.2f} us are allowed",
+            )
+
+    def _prepare(self, calls: int, *, graph: bool) -> None:
+        self._calls, self._graph = calls, graph
+        self._series = self._data.series(calls)
+        self._candidate.prepare("arm", self._series, CPU_THREADS if self.is_cpu else None)
+        if graph:
+            allocated = self._candidate.capture("arm").allocated
+            self._outs = self._candidate.outputs_of("arm", self._data.outs, allocated)
+
+    def _time(self, calls: int, *, keep: bool = False) -> float:
+        self._data.redraw(self._outs)
+        timed = self._candidate.timed(Replay("arm") if self._graph else Run("arm", calls))
+        if any(timed.allocated):
+            self._outs = self._candidate.outputs_of("arm", self._data.outs, timed.allocated)
+        if keep:
+            self.outside_us.append(timed.outside_us / calls)
+        return (timed.outside_us if self.is_cpu else timed.inside_us[0]) / calls
+
+
+OpenArm = Callable[[], ArmTimer]

@@ -1,0 +1,150 @@
+"""`FreshData`: the buffers of timed calls, in which every call reads data of its own and may be checked afterwards.
+
+q, k and v of a call are views into random buffers, at secret offsets that are multiples of 128 bytes.  The buffers are
+filled anew before each sample.  A result that was kept from an earlier call is therefore wrong, whatever it was kept
+by.  The judge has a private copy of the buffers, by which it computes truth.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from typing import NamedTuple
+
+import torch
+
+from pytest_fa.candidate.candidate import Candidate
+from pytest_fa.candidate.commands import Series, View
+from pytest_fa.catalog.case import Case
+from pytest_fa.errors import WrongResult
+from pytest_fa.run.device import synchronize
+from pytest_fa.run.guards import NAN_PATTERN
+from pytest_fa.run.inputs import Inputs, bits_of, poison, poisoned_output
+
+OFFSET_BYTES = 128  # offsets are multiples of it, so that tensors stay aligned to 16 bytes
+RANGE_BYTES = 2**18  # within which offsets lie; on an H200, ranges of 8 to 512 KB make no difference to a time
+MOST_OUTPUTS = 8  # that calls write in turn
+
+
+class Written(NamedTuple):
+    """One head of one timed call: its inputs, [1, 1, seq, head_dim], and what the call wrote."""
+
+    inputs: Inputs
+    out: torch.Tensor  # [1, 1, seq_q, head_dim or seq_k]
+
+
+def stacked(written: list[Written]) -> tuple[Inputs, torch.Tensor]:
+    """Heads of several calls as the batches of one case: its inputs and its output, [calls, 1, seq, head_dim]."""
+    inputs = [head.inputs for head in written]
+    q, k, v = (torch.cat(tensors) for tensors in zip(*(each[:3] for each in inputs), strict=True))
+    return inputs[0]._replace(q=q, k=k, v=v), torch.cat([head.out for head in written])
+
+
+class FreshData:
+    """Input buffers and outputs of timed calls on one case; `inputs` gives shapes, strides, scale and mask."""
+
+    def __init__(self, candidate: Candidate, case: Case, inputs: Inputs, l2_bytes: int | None) -> None:
+        self.candidate = candidate
+        self._random = random.Random(secrets.randbits(128))  # noqa: S311  # seeded with what no candidate knows
+        self._generator = torch.Generator(device=candidate.device)
+        self._like = inputs
+        self._private = [_slack_buffer(tensor) for tensor in inputs[:3]]
+        self._shared = [self._visible(buffer) for buffer in self._private]
+        quarter = (l2_bytes or 0) // 4
+        self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > quarter
+        output = poisoned_output(inputs, case.computes)
+        count = max(1, min(MOST_OUTPUTS, quarter // max(1, output.nbytes)))
+        self._out_like = output
+        self.outs = self.new_outputs(count)
+        self.redraw()
+
+    def new_outputs(self, count: int) -> list[torch.Tensor]:
+        """Outputs in memory that the candidate sees, full of NaN."""
+        like = self._out_like
+        memory = self.candidate.lending.allocate(max(16, count * like.nbytes))
+        whole = memory[: count * like.nbytes].view(like.dtype)
+        start = whole.storage_offset()
+        outs = [whole.as_strided(like.shape, like.stride(), start + index * like.numel()) for index in range(count)]
+        for out in outs:
+            poison(out)
+        return outs
+
+    def series(self, count: int, outs: list[torch.Tensor] | None = None) -> Series:
+        """`count` calls at secret offsets, which write the outputs in a secret order."""
+        targets = outs or self.outs
+        starts = self._views(self._shared)
+        q, k, v = starts
+        first_views = self.candidate.views_of(Inputs(q, k, v, self._like.scale, self._like.causal), targets[0])
+        steps = RANGE_BYTES // OFFSET_BYTES
+        elements = OFFSET_BYTES // q.element_size()
+        shifts = tuple(
+            (self._step(steps, elements), self._step(steps, elements), self._step(steps, elements))
+            for _ in range(count)
+        )
+        order = list(range(len(targets)))
+        out_of: list[int] = []
+        while len(out_of) < count:
+            self._random.shuffle(order)
+            out_of += order
+        views: tuple[View, ...] = tuple(self.candidate.lending.lend(targets))
+        return Series(first_views, views, shifts, tuple(out_of[:count]))
+
+    def redraw(self, outs: list[torch.Tensor] | None = None) -> None:
+        """Fill the buffers with new data, and outputs and workspaces with NaN."""
+        self._generator.manual_seed(self._random.getrandbits(63))
+        for private, shared in zip(self._private, self._shared, strict=True):
+            if private.device.type == "cuda" or self._random.random() < 0.1 or not private.any():  # noqa: PLR2004
+                private.copy_(torch.randn(private.shape, generator=self._generator, device=private.device))
+            else:  # drawing takes longer on the CPU than a call: turn what is there by a secret distance
+                private.copy_(private.roll(self._random.randrange(1, len(private) // 64) * 64))
+            shared.copy_(private)
+        for out in outs or self.outs:
+            poison(out)
+        for size in self.candidate.workspaces.guarded_by_size.values():
+            size.tensor.view(torch.int16).fill_(NAN_PATTERN)
+        synchronize(self.candidate.device)
+
+    def require_untouched(self) -> None:
+        """Raise `WrongResult` if a timed call changed its inputs."""
+        for name, private, shared in zip("qkv", self._private, self._shared, strict=True):
+            if not torch.equal(bits_of(private), bits_of(shared)):
+                raise WrongResult("inputs", f"the kernel changed its input {name} while it was timed")
+
+    def written(self, series: Series, count: int, outs: list[torch.Tensor], slot: int) -> tuple[Inputs, torch.Tensor]:
+        """The inputs of the last of `count` calls that wrote an output, and a private copy of that output."""
+        last = max(index for index in range(count) if series.out_of[index] == slot)
+        q, k, v = (
+            start.as_strided(start.shape, start.stride(), start.storage_offset() + shift)
+            for start, shift in zip(self._views(self._private), series.shifts[last], strict=True)
+        )
+        return Inputs(q, k, v, self._like.scale, self._like.causal), outs[slot].clone()
+
+    def written_head(self, series: Series, count: int, outs: list[torch.Tensor]) -> Written:
+        """One head, chosen at random, of an output, chosen at random, with its inputs, as private copies."""
+        slot = self._random.choice(sorted(set(series.out_of[:count])))
+        inputs, out = self.written(series, count, outs, slot)
+        batch, head = self._random.randrange(out.shape[0]), self._random.randrange(out.shape[1])
+        kv_head = head * inputs.k.shape[1] // inputs.q.shape[1]
+        q = inputs.q[batch : batch + 1, head : head + 1].clone()
+        k, v = (x[batch : batch + 1, kv_head : kv_head + 1].clone() for x in (inputs.k, inputs.v))
+        return Written(inputs._replace(q=q, k=k, v=v), out[batch : batch + 1, head : head + 1].clone())
+
+    def _step(self, steps: int, elements: int) -> int:
+        return self._random.randrange(steps) * elements
+
+    def _views(self, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
+        """q, k and v at the beginning of their buffers."""
+        return [
+            buffer.as_strided(like.shape, like.stride(), buffer.storage_offset())
+            for buffer, like in zip(buffers, self._like[:3], strict=True)
+        ]
+
+    def _visible(self, buffer: torch.Tensor) -> torch.Tensor:
+        memory = self.candidate.lending.allocate(buffer.nbytes)
+        return memory[: buffer.nbytes].view(buffer.dtype)
+
+
+def _slack_buffer(tensor: torch.Tensor) -> torch.Tensor:
+    """A private buffer, one-dimensional, that is longer than a tensor by the range of the offsets."""
+    length = tensor.numel() + RANGE_BYTES // tensor.element_size()
+    return torch.zeros(length, dtype=tensor.dtype, device=tensor.device)
