@@ -163,7 +163,7 @@ class CudaForward:
         try:
             self._entry(q, k, v, out, None, workspace, scale, code)
         except (ValueError, RuntimeError) as problem:
-            raise _translate_error(problem, q, k, library) from None
+            raise _translate_error(problem, q, k, self._library) from None
         return out
 
     def workspace_bytes(

@@ -9,7 +9,7 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.measure.arm_orders import as_letters, block_orders, setup_order
-from pytest_fa.measure.paired_timing import ArmTimer
+from pytest_fa.measure.arm_timer import ArmTimer
 from pytest_fa.worker import gate_process
 from pytest_fa.worker.gate_process import run_gate
 from pytest_fa.worker.jobs import Arm, ArmPair, GateJob, GateResult, decode_answer, encode
@@ -42,7 +42,7 @@ def result(write_variant: WriteVariant, tmp_path: Path, monkeypatch: pytest.Monk
     folder = write_variant("mine", manifest=PYTHON_MANIFEST, **{"entry.py": PYTHON_SOURCE})
     (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
     monkeypatch.setattr(gate_process, "ArmTimer", RecordingTimer)
-    monkeypatch.setattr("pytest_fa.measure.paired_timing.SAMPLE_US", 200.0)
+    monkeypatch.setattr("pytest_fa.measure.arm_timer.CPU_SAMPLE_US", 200.0)
     arm = Arm(variant, None)
     return run_gate(GateJob((ArmPair(CASE, arm, arm),), "cpu", "same_precision", SEED))
 
