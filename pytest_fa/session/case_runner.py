@@ -183,11 +183,11 @@ class CaseRunner:
         )
 
     def _with_agreement(self, job: CaseJob, speed: Speed) -> Speed:
-        """The speed with its agreement: both times, the kernels' names, and the least time the device can need."""
+        """The speed with its agreement: all clocks, the kernels' names, and the least time the device can need."""
         has_limit = self._ceilings is not None and job.variant.role != "overhead"
-        least_us = self._ceilings.least_us(job.case) if self._ceilings and has_limit else 0.0
+        floor = self._ceilings.floor(job.case, speed.l2_bytes) if self._ceilings and has_limit else None
         return msgspec.structs.replace(
-            speed, agreement=check_agreement(job.variant.name, job.variant.role, speed, least_us)
+            speed, agreement=check_agreement(job.variant.name, job.variant.role, speed, floor)
         )
 
     @functools.cached_property
