@@ -98,8 +98,9 @@ def _against_outside(period_us: float, outside: OutsideTime) -> str:
     allowed_us = PROOF_SHARE * outside.whole_us + CLOCK_US + MESSAGE_US / calls
     if not outside.proof_us <= allowed_us:
         return (
-            f"where each of {calls} calls writes an output of its own, a call takes {outside.proof_us:.2f} us, otherwise "
-            f"{outside.whole_us:.2f} us: allowed {allowed_us:.2f} us; it seems to skip work whose result is overwritten"
+            f"where each of {calls} calls writes an output of its own, a call takes {outside.proof_us:.2f} us, "
+            f"otherwise {outside.whole_us:.2f} us: allowed {allowed_us:.2f} us; "
+            f"it seems to skip work whose result is overwritten"
         )
     return ""
 
