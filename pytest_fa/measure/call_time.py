@@ -37,7 +37,8 @@ def call_time(data: FreshData) -> tuple[Timing, list[Written]]:
     if on_cpu:
         data.redraw()
         samples = [run_us(calls) / calls for _ in range(batches)]
-        return timing(f"wall clock of batches of {calls} calls", samples, calls), [data.written_head(series, calls, data.outs)]
+        written = [data.written_head(series, calls, data.outs)]
+        return timing(f"wall clock of batches of {calls} calls", samples, calls), written
 
     def sample_us() -> float:
         short_us = run_us(calls)

@@ -14,6 +14,7 @@ import dataclasses
 
 import torch
 
+from pytest_fa.build.unchanged import require_unchanged
 from pytest_fa.candidate.candidate import Candidate, CandidateLost
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call
 from pytest_fa.errors import DeviceLost, WrongResult
@@ -34,7 +35,7 @@ from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.record import Outcome
 from pytest_fa.records.timing import Speed
 from pytest_fa.run.device import is_alive, open_device
-from pytest_fa.run.inputs import make_inputs
+from pytest_fa.run.inputs import Inputs, make_inputs
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.stages import ReportProgress, Stages, outcome_of
 
@@ -43,6 +44,7 @@ CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
     "failed": ("exception",),
     "launch_failed": ("launch",),
     "device_error": ("device error",),
+    "build_changed": ("hash of the build",),
 }
 CAUGHT_BY_ENDING = {"hung": ("watchdog",), "crashed": ("isolation",), "failed": ("isolation",)}
 ENTRY = ("entry",)  # the entry cannot be loaded, or its function not be called: no other case can run either
@@ -68,6 +70,7 @@ def run_case(
     try:
         with stages("launch"):
             device = open_device(job.device)
+            require_unchanged(job.library, job.file_hashes)
             candidate.open(job.variant, job.library, job.device, job.case.computes)
             findings.is_loaded = True
             launch = CheckedLaunch(candidate, make_inputs(job.case, device), job.case.computes)
@@ -75,6 +78,7 @@ def run_case(
         if job.property_name:
             with stages("correct"):
                 PROPERTIES[job.property_name](PropertySubject(job.variant, job.case, job.policy, candidate))
+                require_unchanged(job.library, job.file_hashes)  # a property may load the library once more
         elif job.judge:
             with stages("sanity"):
                 _check_sanity(job, launch, findings, stages)
@@ -93,9 +97,7 @@ def run_case(
         return _failure(job, problem, candidate, findings, stages)
 
 
-def _failure(
-    job: CaseJob, problem: Exception, candidate: Candidate, findings: Findings, stages: Stages
-) -> CaseResult:
+def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: Findings, stages: Stages) -> CaseResult:
     """The result of a job that an exception ended; for a wrong output, with its diagnosis."""
     device = torch.device(job.device)
     context_alive = not isinstance(problem, DeviceLost) and (job.device == "cpu" or is_alive(device))
@@ -103,12 +105,12 @@ def _failure(
     findings.caught_by = _caught_by(outcome, problem, findings)
     if isinstance(problem, WrongResult) and context_alive:
         findings.caught_by = problem.caught_by
-        if findings.check and findings.truth and findings.launch:
+        if findings.check and findings.truth and findings.inputs:
             # The diagnosis runs other kernels, which may crash this process.  If they do, the result that is sent here
             # is the result of the job.
             result = findings.result(outcome, explanation_of(problem), stages, context_lost=True)
             stages.announce_work(result_if_crashed=result)
-            findings.diagnosis = _diagnose(job, findings, findings.launch)
+            findings.diagnosis = _diagnose(job, findings, findings.inputs)
             context_alive = job.device == "cpu" or is_alive(device)
     try:
         candidate.end_job()
@@ -122,7 +124,7 @@ class Findings:
     """The results of the stages so far.  Each stage sets further fields; no stage reads those of a later stage."""
 
     out: torch.Tensor | None = None  # [batch, heads, seq_q, head_dim or seq_k], the output that `check` describes
-    launch: CheckedLaunch | None = None
+    inputs: Inputs | None = None  # of the call that wrote `out`
     truth: Truth | None = None
     check: Check | None = None
     repeats: Repeats | None = None
@@ -191,7 +193,7 @@ def _first_output(job: CaseJob, launch: CheckedLaunch) -> torch.Tensor:
 
 def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
     """Check guard bands and delegation, record the repeats, judge the output and require it to be finite."""
-    findings.launch = launch
+    findings.inputs = launch.original_inputs
     launch.require_untouched()
     _repeat_call(job, launch, findings, stages)
     _check_delegation(job, launch)
@@ -241,18 +243,20 @@ def _time_calls(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages:
     speed, written = measure(launch.candidate, job.case, launch.original_inputs)
     stages.announce_work()
     if job.judge:
-        judge_written(written, job)
+        _judge_written(written, job, findings)
     findings.speed = speed
 
 
-def judge_written(written: list[Written], job: CaseJob) -> None:
-    """Judge what timed calls wrote, each by the data that the call read.  Raises `WrongResult`."""
+def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> None:
+    """Judge what timed calls wrote, each head by the data that its call read.
+
+    If a head is wrong, `findings` describe these heads from then on, as the batches of one case.
+    """
     inputs, out = stacked(written)
     truth = truth_of(job.case.computes, inputs, job.variant.rounds, job.policy)
     check = judge(out, truth, job.policy)
-    if check.nonfinite_count:
-        message = f"{check.nonfinite_count} of {check.element_count} elements are NaN or Inf"
-        raise WrongResult("timed outputs", f"{message} in the outputs of the timed calls")
+    if not check.passed:
+        findings.inputs, findings.out, findings.truth, findings.check = inputs, out, truth, check
     _require_passed(check, " in an output of the timed calls", "timed outputs")
 
 
@@ -285,12 +289,12 @@ def _require_passed(check: Check, where: str = "", check_name: str = "") -> None
         raise WrongResult(check_name or broken, f"{check.complaint}{where}")
 
 
-def _diagnose(job: CaseJob, findings: Findings, launch: CheckedLaunch) -> Diagnosis:
+def _diagnose(job: CaseJob, findings: Findings, inputs: Inputs) -> Diagnosis:
     """Diagnose a wrong output.  If the diagnosis raises an exception, that is reported instead; the verdict stays."""
     out, truth, check = findings.known_out, findings.known_truth, findings.known_check
     try:
-        cross_checks = cross_check_all(job.cross_checks, launch.original_inputs, truth, job.policy)
-        inputs, repeats, rounds = launch.original_inputs, findings.repeats, job.variant.rounds
+        cross_checks = cross_check_all(job.cross_checks, inputs, truth, job.policy)
+        repeats, rounds = findings.repeats, job.variant.rounds
         return diagnose(out, truth, inputs, check, repeats, cross_checks, job.case.computes, rounds)
     except Exception as problem:  # noqa: BLE001  # whatever it is, the verdict must not be lost
         return Diagnosis((), f"not diagnosed: {problem}", (), "")

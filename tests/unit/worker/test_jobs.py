@@ -214,8 +214,7 @@ def test_death_between_jobs_costs_no_job(workers: Workers, job_of: JobOf) -> Non
 def test_lost_context_ends_the_worker(workers: Workers, job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a job that lost the device context, the next job gets a new worker."""
     workers.run(job_of())
-    assert workers._worker is not None
-    old_pid = workers._worker.pid
+    old_pid = workers._candidates[0].pid
     lost = CaseResult("failed", "an illegal memory access", (), context_lost=True)
 
     monkeypatch.setattr(client, "decode_answer", lambda _: lost)
@@ -225,7 +224,7 @@ def test_lost_context_ends_the_worker(workers: Workers, job_of: JobOf, monkeypat
 
     assert result == lost
     assert next_result.outcome == "ok"
-    assert workers._worker.pid != old_pid
+    assert workers._candidates[0].pid != old_pid
 
 
 def is_running(pid: int) -> bool:
@@ -252,14 +251,16 @@ def test_closing_ends_every_process(job_of: JobOf) -> None:
     pids = []
     for job in (job_of("import time; time.sleep(60)", watchdog_seconds=0.5), job_of()):
         workers.start()  # the second call keeps the running server
-        pids += [workers._server_and_worker()[1].pid]
+        workers._processes(("candidate",))
+        pids += [candidate.pid for candidate in workers._candidates]
         workers.run(job)
     assert workers._server is not None
-    pids += [workers._server.pid]
+    assert workers._judge is not None
+    pids += [workers._server.pid, workers._judge.pid]
 
     workers.close()
 
-    assert len(set(pids)) == 3
+    assert len(set(pids)) == 4
     assert [pid for pid in pids if not wait_until_gone(pid)] == []
 
 
@@ -290,14 +291,14 @@ def test_dead_server_does_not_break_the_end(job_of: JobOf, ending: signal.Signal
     workers = Workers()
     workers.run(job_of())
     assert workers._server is not None
-    assert workers._worker is not None
-    pid = workers._worker.pid
+    assert workers._judge is not None
+    pids = [workers._judge.pid, *(candidate.pid for candidate in workers._candidates)]
     os.kill(workers._server.pid, ending)
     time.sleep(0.3)
 
     workers.close()
 
-    assert wait_until_gone(pid)
+    assert [pid for pid in pids if not wait_until_gone(pid)] == []
 
 
 def test_server_dies_in_a_job(job_of: JobOf) -> None:
@@ -326,9 +327,9 @@ def test_a_dead_server_is_replaced(job_of: JobOf) -> None:
 
 def test_variants_of_two_folders_share_no_process(workers: Workers, job_of: JobOf) -> None:
     """Process state that one variant changes does not affect a variant of another folder."""
-    changes_state = job_of("torch.set_default_device('meta')")
-    jobs_in_order = (changes_state, changes_state, job_of())
-    assert [workers.run(job).outcome for job in jobs_in_order] == ["ok", "failed", "ok"]
+    changes_state = job_of("import builtins; builtins.KEPT = 1")
+    reads_state = job_of("import builtins; assert not hasattr(builtins, 'KEPT')", name="other")
+    assert [workers.run(job).outcome for job in (changes_state, reads_state)] == ["ok", "ok"]
 
 
 def test_a_crashing_cross_check_keeps_the_verdict(

@@ -13,14 +13,15 @@ import msgspec
 import pytest
 import torch
 
+from pytest_fa.candidate import agent
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import DeviceLost
-from pytest_fa.judge import checked
 from pytest_fa.worker import jobs, pipeline
 from pytest_fa.worker.jobs import CaseJob, CaseResult, Progress
 from pytest_fa.worker.pipeline import run_case
+from pytest_fa.worker.stages import JUDGE_SECONDS
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
 CASE = "b1h2s64d64-fp16-seed0"
@@ -130,7 +131,11 @@ def test_right_kernel_is_timed(job_of: JobOf) -> None:
     assert stages_of(result) == {"launch": "ok", "sanity": "ok", "correct": "ok", "speed": "ok"}
     assert result.check is not None
     assert result.speed is not None
-    assert (result.check.passed, result.speed.device.method) == (True, "wall clock of one call")
+    calls = result.speed.device.calls_per_sample
+    assert (result.check.passed, result.speed.device.method) == (
+        True,
+        f"wall clock of {calls} calls, each on its own data",
+    )
     assert min(result.speed.device.samples_us) > 0
 
 
@@ -449,7 +454,7 @@ def test_progress_messages_name_the_stage(job_of: JobOf) -> None:
     run_case(job_of(repeats=3, time=True, watchdog_seconds=2.5), messages.append)
 
     assert list(dict.fromkeys(message.stage for message in messages)) == ["launch", "sanity", "correct", "speed"]
-    assert {message.seconds for message in messages if message.stage == "launch"} == {300.0, 2.5}
+    assert {message.seconds for message in messages if message.stage == "launch"} == {300.0, 2.5 + JUDGE_SECONDS}
 
 
 def test_nan_may_repeat(job_of: JobOf) -> None:
@@ -543,7 +548,8 @@ def test_lost_device(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
         raise DeviceLost("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(pipeline, "open_device", lambda _: torch.device("cpu"))
-    monkeypatch.setattr(checked, "synchronize", lose)
+    monkeypatch.setattr(agent, "open_device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(agent, "synchronize", lose)
 
     result = run_case(job_of(device="cuda"))
 
@@ -555,6 +561,7 @@ def test_lost_device(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_context_is_tested_after_a_failure(job_of: JobOf, monkeypatch: pytest.MonkeyPatch, *, alive: bool) -> None:
     """After any failure on a GPU, `run_case` tests whether the CUDA context still works."""
     monkeypatch.setattr(pipeline, "open_device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(agent, "open_device", lambda _: torch.device("cpu"))
     monkeypatch.setattr(pipeline, "is_alive", lambda _: alive)
 
     result = run_case(job_of(right_but(before="raise ValueError('a hole')"), device="cuda"))
