@@ -112,9 +112,9 @@ class Speed(msgspec.Struct, frozen=True):
     period of empty kernels with the same grid, block, cluster and shared memory.  `other_nodes` counts memsets and
     copies of a captured call.  `order` describes the dependencies between its nodes; with `programmatic`, kernels
     overlap, and the period is not comparable with that of a chain.  `other_gpu_processes` are other processes on the
-    GPU.  Calls write `buffers` outputs in turn; `exceeds_l2` says that the tensors of a call are larger than a quarter of
-    L2, whose size is `l2_bytes`.  `outside` has the times by the judge's clock; on the CPU, `device` and `call` are by
-    that clock themselves.
+    GPU.  Calls write `buffers` outputs in turn; `exceeds_l2` says that the tensors of a call are larger than a quarter
+    of L2, whose size is `l2_bytes`.  `outside` has the times by the judge's clock; on the CPU, `device` and `call` are
+    by that clock themselves.
     """
 
     device: Timing

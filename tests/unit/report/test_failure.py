@@ -86,13 +86,17 @@ RACE = (
     [
         (
             Repeats(100, 0, 0, None, None),
-            "  repeats: 100 with NaN-filled shared memory, all bitwise equal; "
-            "a fault in more than 3 % of the calls is excluded (95 %)",
+            (
+                "  repeats: 100 with NaN-filled shared memory, all bitwise equal; "
+                "a fault in more than 3 % of the calls is excluded (95 %)"
+            ),
         ),
         (
             Repeats(10_000, 0, 0, None, None),
-            "  repeats: 10000 in part with NaN-filled shared memory, all bitwise equal; "
-            "a fault in more than 0.03 % of the calls is excluded (95 %)",
+            (
+                "  repeats: 10000 in part with NaN-filled shared memory, all bitwise equal; "
+                "a fault in more than 0.03 % of the calls is excluded (95 %)"
+            ),
         ),
         (
             Repeats(100, 37, 5, (0, 1, 64, 0), None),
@@ -100,8 +104,10 @@ RACE = (
         ),
         (
             Repeats(7, 0, 0, None, "no cuda.bindings"),
-            "  repeats: 7 without NaN-filled shared memory (no cuda.bindings), all bitwise equal; "
-            "a fault in more than 43 % of the calls is excluded (95 %)",
+            (
+                "  repeats: 7 without NaN-filled shared memory (no cuda.bindings), all bitwise equal; "
+                "a fault in more than 43 % of the calls is excluded (95 %)"
+            ),
         ),
     ],
     ids=["equal", "in part", "a race", "without NaN-filled memory"],
