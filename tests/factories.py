@@ -17,7 +17,7 @@ from pytest_fa.options.options import Options
 from pytest_fa.records.built import Advisory, Build, Kernel
 from pytest_fa.records.judged import Bound, Check, Repeats
 from pytest_fa.records.record import SCHEMA, Environment, Record, RecordKind, Source, Stage
-from pytest_fa.records.timing import Clocks, LaunchedKernel, Speed, Timing
+from pytest_fa.records.timing import Agreement, Clocks, LaunchedKernel, OutsideTime, Speed, Timing
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -283,6 +283,8 @@ def speed(device_us: float, call_us: float = 20.0, launched: tuple[str, ...] = (
         launches_missing=None if launched else "not read",
         clocks_before=None,
         clocks_after=None,
+        agreement=Agreement(valid=None, reason="not profiled"),
+        outside=OutsideTime(device_us, 0.001, device_us, 3000, device_us, 1000),
     )
 
 

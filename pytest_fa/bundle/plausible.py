@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pytest_fa.records.agreement import LEAST_CALL_SHARE
 from pytest_fa.records.gated import Gate
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Speed
 
-MARGIN = 0.9  # a call or a cold call takes at least this share of `device_us`
 PILOT_MARGIN = 1.25  # a gate's ratio and that of its pilot differ by less than this factor
 
 
@@ -28,9 +28,9 @@ def implausible(record: Record) -> list[str]:
 def _of_speed(record: Record, speed: Speed) -> Iterator[str]:
     device_us = speed.device.median_us
     on_gpu = speed.profiler_missing != ON_CPU  # on a loaded CPU, any two times of one call may differ a hundredfold
-    if on_gpu and speed.call.median_us < MARGIN * device_us:
+    if on_gpu and speed.call.median_us < LEAST_CALL_SHARE * device_us:
         yield f"call_us is {speed.call.median_us:.2f}, less than device_us, {device_us:.2f}: a caller waits for the GPU"
-    if speed.cold is not None and speed.cold.median_us < MARGIN * device_us:
+    if speed.cold is not None and speed.cold.median_us < LEAST_CALL_SHARE * device_us:
         yield f"cold_us is {speed.cold.median_us:.2f}, less than device_us, {device_us:.2f}"
     sampled = (speed.device, speed.call)
     needed = sum(sum(timing.samples_us) * timing.calls_per_sample for timing in sampled) / 1e6

@@ -17,6 +17,7 @@ from pytest_fa.gates.run import OUTCOMES
 from pytest_fa.measure.sampling import MOST_DROPPED, precision
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.ceilings import Ceilings
+from pytest_fa.records.earlier import OUTSIDE_SCHEMA
 from pytest_fa.records.gated import Gate, GatePair
 from pytest_fa.records.judged import Bound, Check
 from pytest_fa.records.record import Record
@@ -108,8 +109,9 @@ def _of_speed(record: Record, speed: Speed, ceilings: Ceilings | None) -> Iterat
         yield from _of_timing(name, timing)
     if speed.agreement is not None:
         is_limited = ceilings is not None and record.role != "overhead" and record.case is not None
-        least_us = ceilings.least_us(record.case) if is_limited and ceilings and record.case else 0.0
-        expected = check_agreement(record.variant, record.role, speed, least_us)
+        floor = ceilings.floor(record.case, speed.l2_bytes) if is_limited and ceilings and record.case else None
+        needs_outside = record.schema >= OUTSIDE_SCHEMA
+        expected = check_agreement(record.variant, record.role, speed, floor, needs_outside=needs_outside)
         stated, stated_us = speed.agreement.valid, speed.agreement.least_us  # older records have no `least_us`
         if stated != expected.valid or (stated_us is not None and not _is_close(stated_us, expected.least_us)):
             yield f"the agreement says valid = {stated}, the times give {expected.valid}: {expected.reason}"

@@ -97,8 +97,9 @@ def _confirmed_us(record: Record) -> float:
     speed, name = record.speed, record.id
     if speed is None:
         raise NoVerdict("a gate needs timings; drop --benchmark-disable")
-    if speed.agreement is not None and speed.agreement.valid is False:
-        raise NoVerdict(f"the time of {name} is not confirmed: {speed.agreement.reason}")
+    if speed.agreement is None or speed.agreement.valid is False:
+        reason = speed.agreement.reason if speed.agreement else "it was compared with no other clock"
+        raise NoVerdict(f"the time of {name} is not confirmed: {reason}")
     if speed.order == "programmatic":
         raise NoVerdict(
             f"{name}: programmatic dependent launch overlaps its kernels; such a period (`period_pdl`) is never gated"

@@ -17,7 +17,7 @@ from pytest_fa.candidate.commands import Disturbance
 from pytest_fa.errors import WrongResult
 from pytest_fa.judge.checked import CheckedLaunch
 from pytest_fa.judge.places import first_place
-from pytest_fa.records.judged import Repeats
+from pytest_fa.records.judged import WITH_POISON, Repeats
 from pytest_fa.run.inputs import bits_of, poison
 
 MOST_SECONDS = 0.5
@@ -26,15 +26,15 @@ MOST_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of the outputs of one batch
 COMPARED_BYTES = 2**26  # of outputs that are compared at once
 BATCH_SECONDS = 0.1  # a batch that takes less time is followed by one of twice as many calls
 
-# What precedes the calls of the first batches, in turn: shared memory full of NaN, most multiprocessors occupied, a
-# cold L2, and both.
+# What precedes the first `WITH_POISON` calls, in turn: shared memory full of NaN, most multiprocessors occupied, a cold
+# L2, and both.  Of the calls after them, which mostly follow one another without a gap, 10 % start from shared memory
+# full of NaN, 2.5 % on a GPU that is busy, and 2.5 % with a cold L2.
 EVERY_CALL: tuple[tuple[Disturbance, ...], ...] = (
     ("poison_smem",),
     ("poison_smem", "occupy"),
     ("poison_smem", "clean_l2"),
     ("poison_smem", "clean_l2", "occupy"),
 )
-EVERY_CALL_COUNT = 128  # calls; after them, most calls follow one another without a gap
 _PERIOD = 40  # calls
 SOME_CALLS: tuple[tuple[Disturbance, ...], ...] = tuple(
     ("occupy",) if index == 5 else ("clean_l2",) if index == 25 else ("poison_smem",) if index % 10 == 0 else ()  # noqa: PLR2004
@@ -66,7 +66,7 @@ def repeat(
             poison(out)
         before_launch()
         batch_start = time.monotonic()
-        launch.repeat(batch, EVERY_CALL if count < EVERY_CALL_COUNT else SOME_CALLS)
+        launch.repeat(batch, EVERY_CALL if count < WITH_POISON else SOME_CALLS)
         now = time.monotonic()
         comparison.add(batch)
         count += len(batch)

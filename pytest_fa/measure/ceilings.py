@@ -22,7 +22,10 @@ from pytest_fa.run.device_tools import device_tools
 from pytest_fa.run.graphs import capture, event_us
 
 COPY_BYTES = 2**31
+L2_COPIES = (16, 5)  # a copy within L2 has this part of L2 as its source, once with few bytes and once with many
 MATRIX = 8192
+MEMORY_COPIES = ("copy by the driver", "copy by a kernel")
+FEW_BYTES, MANY_BYTES = "copy of few bytes within L2", "copy of many bytes within L2"
 MATMULS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 EMPTY = LaunchedKernel("empty", (1, 1, 1), (32, 1, 1), 0)
 
@@ -32,7 +35,7 @@ class NoGpu(FaError):
 
 
 def measure_ceilings(root: Path) -> Ceilings:
-    """Time copies of 2 GiB, products of 8192 x 8192 matrices and launches of empty kernels.  It takes about 5 s.
+    """Time copies of 2 GiB, copies within L2, products of 8192 x 8192 matrices and empty kernels, in about 5 s.
 
     Matrices are random, because the GPU clocks higher on zeros.  Raises `NoGpu` if this machine has no GPU.
     """
@@ -44,6 +47,10 @@ def measure_ceilings(root: Path) -> Ceilings:
         target = torch.empty_like(source)
         timings["copy by the driver"] = _time(lambda: target.copy_(source), clocks)
         timings["copy by a kernel"] = _time(lambda: torch.neg(source, out=target), clocks)
+        l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        few, many = (l2_bytes // part // 4 for part in L2_COPIES)  # elements
+        for name, count in {FEW_BYTES: few, MANY_BYTES: many}.items():
+            timings[name] = _time(lambda n=count: torch.neg(source[:n], out=target[:n]), clocks)  # type: ignore[misc]
         for name, dtype in MATMULS.items():
             left, right = (torch.randn(MATRIX, MATRIX, device="cuda").to(dtype) for _ in range(2))
             timings[f"matmul {name}"] = _time(lambda a=left, b=right: a @ b, clocks)  # type: ignore[misc]
@@ -53,8 +60,9 @@ def measure_ceilings(root: Path) -> Ceilings:
         empty_us = [launch_overhead_us(device_tools(0), (EMPTY,), lambda: None) for _ in range(5)]
         timings["empty launch"] = timing("slope between graphs of 50 and 150 empty kernels", empty_us, 200)
     rates = {name: 2 * MATRIX**3 / timings[f"matmul {name}"].median_us / 1e6 for name in MATMULS}
+    extra_us = timings[MANY_BYTES].median_us - timings[FEW_BYTES].median_us
     return Ceilings(
-        copy_gb_per_s=2 * COPY_BYTES / min(timings[name].median_us for name in timings if "copy" in name) / 1e3,
+        copy_gb_per_s=2 * COPY_BYTES / min(timings[name].median_us for name in MEMORY_COPIES) / 1e3,
         matmul_tflops=rates,
         empty_launch_us=timings["empty launch"].median_us,
         timings=timings,
@@ -62,6 +70,7 @@ def measure_ceilings(root: Path) -> Ceilings:
         environment=read_environment(),
         source=read_source(root),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        l2_copy_gb_per_s=2 * 4 * (many - few) / extra_us / 1e3 if extra_us > 0 else None,
     )
 
 

@@ -138,29 +138,28 @@ def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
     result = sample_until_precise(method, sample_us, 4 * calls, is_slowed)
     if min(result.samples_us) <= 0:
         raise FaError("a graph of three times the calls does not take longer, so the call launches nothing")
-    proof_us = _proof_us(data, calls, written)
-    outside = OutsideTime(
-        statistics.median(outside_us), precision(outside_us), statistics.median(whole_us), 3 * calls, proof_us
-    )
+    proof_us, proof_calls = _proof_us(data, calls, written)
+    median_us, whole = statistics.median(outside_us), statistics.median(whole_us)
+    outside = OutsideTime(median_us, precision(outside_us), whole, 3 * calls, proof_us, proof_calls)
     return DeviceTime(result, outside, written)
 
 
-def _proof_us(data: FreshData, calls: int, written: list[Written]) -> float:
-    """The time per call of a graph in which every call has an output of its own, of which some are judged.
+def _proof_us(data: FreshData, calls: int, written: list[Written]) -> tuple[float, int]:
+    """The time per call of a graph in which every call has an output of its own, and the number of its calls.
 
-    An output that was not written has NaN left, and raises nothing here: the judge sees it.
+    Some of the outputs, chosen at random, are judged.  One that was not written has NaN left.
     """
     count = max(1, min(calls, PROOF_CALLS, PROOF_BYTES // max(1, data.outs[0].nbytes)))
     series = _TimedSeries(data, "proof", count, data.new_outputs(count))
     series.time()
     timed = series.time()
     written += [series.written_head() for _ in range(JUDGED_PROOFS)]
-    return timed.outside_us / count
+    return timed.outside_us / count, count
 
 
 def _event_pairs(data: FreshData, estimate_us: float, is_slowed: Callable[[], bool], why: str = "") -> DeviceTime:
     """Measure a few calls at a time with a pair of events; `why` is appended to the method's name."""
-    calls = max(1, min(len(data.outs), math.ceil(GRAPH_US / estimate_us)))
+    calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / estimate_us)))
     series = _TimedSeries(data, "events", calls, graph=False)
     outside_us: list[float] = []
     written: list[Written] = []

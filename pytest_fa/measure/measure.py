@@ -66,6 +66,7 @@ def measure(candidate: Candidate, case: Case, inputs: Inputs) -> tuple[Speed, li
         other_nodes=nodes.other_nodes,
         cpu_threads=CPU_THREADS if device.type == "cpu" else None,
         outside=on_device.outside,
+        l2_bytes=l2_bytes(device),
     )
     return speed, on_device.written + written
 

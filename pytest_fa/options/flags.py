@@ -65,7 +65,8 @@ OPTIONS = (
     ),
     OptionRow(
         "--fa-soak",
-        "repeat every checked call N times and compare bit by bit; default: 100, or as many as fit in 0.5 s",
+        "repeat every checked call N times and compare bit by bit; default: as many as fit in 0.5 s, at most 10,000 on "
+        "a GPU and 100 on the CPU",
         "N",
     ),
     OptionRow(

@@ -1,37 +1,118 @@
-"""Decide whether a measured time is valid: by the profiler's clock, the launched kernels, and the GPU's peak rate."""
+"""Decide whether a measured time is valid: by other clocks, the launched kernels, and the GPU's peak rates.
+
+Three clocks time the same kernel on a GPU.  The period, `device_us`, is by the candidate's own clock: CUDA events in
+the process that runs the kernel.  The judge's clock is outside that process.  The profiler has a process of its own.
+"""
 
 from __future__ import annotations
 
-from pytest_fa.records.ceilings import CEILING_MARGIN
-from pytest_fa.records.timing import Agreement, ProfilerTime, Speed
+from pytest_fa.records.ceilings import BYTES_MARGIN, CEILING_MARGIN, Floor
+from pytest_fa.records.timing import ON_CPU, Agreement, OutsideTime, ProfilerTime, Speed
 
 LONG_NODE_US = 30.0  # mean duration from which a kernel counts as long
-SHARE = 0.05  # allowed difference between the clocks, as a share of the period
+SHARE = 0.05  # allowed difference between period and profiler, as a share of the period
 SHORT_US = 0.4  # allowed difference per short kernel, in microseconds
+
+SLOPE_SHARE = 0.02  # allowed difference between the judge's slope and the period, as a share of the period
+CLOCK_US = 0.1  # allowed difference between times by the judge's clock and others, in microseconds
+MESSAGE_US = 400.0  # for the message that starts a run of calls, and its answer
+WHOLE_SHARE = 1.05  # how much longer a whole run may be than the period, besides its message
+PROOF_SHARE = 1.15  # how much longer calls may be that write an output of their own
+LEAST_CALL_SHARE = 0.9  # of `device_us`, that a call from Python takes: the two are measured one after the other
 
 # Substrings of kernel names: of the kernel of each SDPA backend, and of all attention kernels that torch ships.
 BACKEND_KERNELS = {"sdpa_flash": "flash", "sdpa_cudnn": "cudnn", "sdpa_efficient": "fmha"}
 TORCH_ATTENTION = ("pytorch_flash", "cudnn_generated", "fmha_cutlass")
 
 
-def check_agreement(variant: str, role: str, speed: Speed, least_us: float = 0.0) -> Agreement:
-    """Return whether a period agrees with the profiler, the launched kernels and the GPU's peak rate.
+def check_agreement(
+    variant: str, role: str, speed: Speed, floor: Floor | None = None, *, needs_outside: bool = True
+) -> Agreement:
+    """Return whether a period agrees with the other clocks, the launched kernels and the GPU's peak rates.
 
-    `least_us` is the time that the matrix products alone take at the measured peak rate; 0 if that rate is not known.
+    `floor` has the least times of a call on this GPU, if its rates are known.  Without `needs_outside`, a time on a GPU
+    may lack the judge's clock, as in records of earlier versions.
     """
-    if speed.device.median_us * CEILING_MARGIN < least_us:
-        times = f"the period is {speed.device.median_us:.2f} us, the matrix products alone take {least_us:.2f} us"
-        return Agreement(valid=False, reason=f"impossible on this GPU: {times}")
+    if problem := _below_floor(speed.device.median_us, floor or Floor()):
+        return Agreement(valid=False, reason=problem)
     if speed.device.is_throttled:
         return Agreement(valid=False, reason=f"throttled: {speed.device.dropped} samples were dropped")
     if speed.order == "branches":
         return Agreement(valid=False, reason="the kernels of the captured call are not one chain")
     names = [launch.mangled for launch in speed.launches]
-    if wrong := _wrong_kernels(variant, role, names):
-        return Agreement(valid=False, reason=wrong)
+    if problem := _wrong_kernels(variant, role, names) or _against_judge(speed, needs_outside=needs_outside):
+        return Agreement(valid=False, reason=problem)
     if speed.profiler is None:
         return Agreement(valid=None, reason=speed.profiler_missing or "not profiled")
     return _compare(speed.device.median_us, speed.profiler)
+
+
+def _below_floor(period_us: float, floor: Floor) -> str:
+    """Return why a period is impossible on this GPU."""
+    if period_us * CEILING_MARGIN < floor.matrices_us:
+        limit = f"the matrix products alone take {floor.matrices_us:.2f} us"
+    elif period_us * BYTES_MARGIN < floor.bytes_us:
+        limit = f"a copy of as many bytes takes {floor.bytes_us:.2f} us"
+    else:
+        return ""
+    return f"impossible on this GPU: the period is {period_us:.2f} us, {limit}"
+
+
+# -- the judge's clock ------------------------------------------------------------------------------------------------
+
+
+def _against_judge(speed: Speed, *, needs_outside: bool) -> str:
+    """Return what the judge's clock contradicts; nothing on the CPU, where it is the only clock."""
+    if ON_CPU in (speed.cold_missing, speed.profiler_missing):
+        return ""
+    if speed.outside is None:
+        return "the time has no figure by the judge's clock" if needs_outside else ""
+    period_us, call_us = speed.device.median_us, speed.call.median_us
+    if call_us < LEAST_CALL_SHARE * period_us:
+        return f"a call from Python takes {call_us:.2f} us, less than its period on the device, {period_us:.2f} us"
+    return _against_outside(period_us, speed.outside)
+
+
+def _against_outside(period_us: float, outside: OutsideTime) -> str:
+    """Return which of the judge's three figures contradicts a period.
+
+    The slope alone is not enough: a candidate could slow down the shorter graph.  Then a whole run takes longer.  The
+    proof sample takes longer if the candidate skips work in calls whose output another call overwrites.
+    """
+    allowed_us = max(SLOPE_SHARE * period_us, CLOCK_US)
+    if outside.proof_us is not None and not abs(outside.median_us - period_us) <= allowed_us:
+        return (
+            f"the judge's clock shows {outside.median_us:.2f} us and the candidate's own clock {period_us:.2f} us"
+            f"{_shorter_by(period_us, outside.median_us)}: allowed difference {allowed_us:.2f} us"
+        )
+    allowed_us = WHOLE_SHARE * period_us + CLOCK_US + MESSAGE_US / max(1, outside.calls)
+    if not outside.whole_us <= allowed_us:
+        return (
+            f"by the judge's clock, a run of {outside.calls} calls takes {outside.whole_us:.2f} us per call, by the "
+            f"candidate's own clock {period_us:.2f} us{_shorter_by(period_us, outside.whole_us)}: "
+            f"allowed {allowed_us:.2f} us"
+        )
+    if outside.proof_us is None:
+        return ""
+    calls = outside.proof_calls or 1
+    allowed_us = PROOF_SHARE * outside.whole_us + CLOCK_US + MESSAGE_US / calls
+    if not outside.proof_us <= allowed_us:
+        return (
+            f"where each of {calls} calls writes an output of its own, a call takes {outside.proof_us:.2f} us, "
+            f"otherwise {outside.whole_us:.2f} us: allowed {allowed_us:.2f} us; "
+            f"it seems to skip work whose result is overwritten"
+        )
+    return ""
+
+
+def _shorter_by(inside_us: float, outside_us: float) -> str:
+    """Say by how much the candidate's own clock is too short, if that is more than 5 %."""
+    if not 0 < inside_us < (1 - SHARE) * outside_us:
+        return ""
+    return f", which is {100 * (1 - inside_us / outside_us):.0f} % shorter"
+
+
+# -- the profiler's clock ---------------------------------------------------------------------------------------------
 
 
 def _compare(period_us: float, profiler: ProfilerTime) -> Agreement:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -16,13 +16,22 @@ from pytest_fa.records.timing import Clocks, Timing
 
 NAME = "ceilings.json"
 CEILING_MARGIN = 1.05  # rates above 1.05 times the ceiling exceed the spread of repeated measurements
+BYTES_MARGIN = 1.15  # the same for bytes: a call that mostly reads can be faster than a copy
+
+
+class Floor(NamedTuple):
+    """The times that no call on a case can undercut, in microseconds; 0 where a rate was not measured."""
+
+    matrices_us: float = 0.0  # the matrix products at the peak rate
+    bytes_us: float = 0.0  # q, k, v and the output, each read or written once, at the rate of a copy
 
 
 class Ceilings(msgspec.Struct, frozen=True):
     """Copy bandwidth, matrix multiplication rates on random data, and the time of an empty launch.
 
-    `copy_gb_per_s` counts bytes read and bytes written.  `matmul_tflops` has a rate for each dtype.  `empty_launch_us`
-    is the period of empty kernels of one block.  `timings` holds the raw samples of each figure.
+    `copy_gb_per_s` counts bytes read and bytes written, in memory; `l2_copy_gb_per_s` does so for a copy within L2.
+    `matmul_tflops` has a rate for each dtype.  `empty_launch_us` is the period of empty kernels of one block.
+    `timings` holds the raw samples of each figure.
     """
 
     copy_gb_per_s: Rate
@@ -33,11 +42,31 @@ class Ceilings(msgspec.Struct, frozen=True):
     environment: Environment
     source: Source
     measured_at: str
+    l2_copy_gb_per_s: Rate | None = None
+
+    def floor(self, case: Case, l2_bytes: int | None) -> Floor:
+        """Return the least times of a call on a case; `l2_bytes` is the size of the L2 cache.
+
+        Up to `l2_bytes` may be in L2 from the call before.  They take the time of a copy within L2, or 0 if its rate is
+        not known.  The other bytes come from memory.
+        """
+        size = _least_bytes(case)
+        in_l2 = min(size, l2_bytes if l2_bytes is not None else size)
+        l2_us = in_l2 / self.l2_copy_gb_per_s / 1e3 if self.l2_copy_gb_per_s else 0.0
+        return Floor(self.least_us(case), l2_us + (size - in_l2) / self.copy_gb_per_s / 1e3)
 
     def least_us(self, case: Case) -> float:
         """Return the microseconds that the matrix products of a case take at the peak rate; 0 if that is not known."""
         rate = self.matmul_tflops.get(case.dtype)
         return case.flops_per_call / rate / 1e6 if rate else 0.0
+
+
+def _least_bytes(case: Case) -> int:
+    """The bytes that a call must touch: under a causal mask, no queries and keys that see nothing of the other side."""
+    if case.causal == "none":
+        return case.bytes_per_call
+    length = min(case.seq_q, case.seq_k)
+    return msgspec.structs.replace(case, seq_q=length, seq_k=length).bytes_per_call
 
 
 def ceilings_path(records_folder: Path, gpu: str | None) -> Path:

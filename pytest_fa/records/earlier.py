@@ -1,7 +1,8 @@
 """Old names of record fields and values: lines of schema 3 are read with them, and old attributes still work.
 
-Schema 4 renamed fields and some values; nothing else changed since schema 3.  In the package `records`, old names are
-only in this module.
+Schema 4 renamed fields and some values.  Since schema 5, a time on a GPU is confirmed by the judge's clock as well; a
+record keeps the number 4 when it is read, because its time is judged without that clock.  In the package `records`, old
+names are only in this module.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pytest_fa.records.timing import ProfilerTime, Speed
 from pytest_fa.records.tool_results import CountedKernel, NsightReport, Sanitized, SourceLine
 
 EARLIEST_SCHEMA = 3
+CURRENT_NAMES_SCHEMA = 4  # the first one with the current names
+OUTSIDE_SCHEMA = 5  # the first one whose times on a GPU have the judge's clock
 
 FIELDS: dict[type[msgspec.Struct], dict[str, str]] = {
     Record: {"leaves": "builds", "repeat": "rerun_command", "profile": "nsight"},

@@ -8,6 +8,8 @@ import msgspec
 
 from pytest_fa.records.ranges import Natural, Real
 
+WITH_POISON = 128  # the first repeats, all of which start from NaN-filled shared memory; later ones do so in part
+EXCLUDED_FAULTS = 3.0  # minus the natural logarithm of 0.05: the chance that a sample shows no fault
 Index = tuple[Natural, Natural, Natural, Natural]
 
 
@@ -72,7 +74,8 @@ class Repeats(msgspec.Struct, frozen=True):
     """The outputs of `count` extra calls, compared bit by bit with the first one.
 
     `differing` outputs differ, in `element_count` elements; `first` is the index of the first one.
-    `why_no_smem_poison` says why shared memory was not filled with NaN before each call; it is None if it was.
+    `why_no_smem_poison` says why shared memory was not filled with NaN before calls; it is None if it was: before at
+    least the first 128, and every tenth one after them.
     """
 
     count: Natural
@@ -80,6 +83,15 @@ class Repeats(msgspec.Struct, frozen=True):
     element_count: Natural
     first: Index | None
     why_no_smem_poison: str | None
+
+    @property
+    def excluded_rate(self) -> float | None:
+        """The share of calls with a fault that these repeats exclude, with 95 % confidence; None if they differ.
+
+        With a fault in this share of all calls, `count` calls would all be equal in less than 5 % of runs: for a share
+        p of at most 3 / count, (1 - p) ** count is about exp(-3).
+        """
+        return None if self.differing or not self.count else min(1.0, EXCLUDED_FAULTS / self.count)
 
 
 class Fingerprints(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import msgspec
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UsageProblem
-from pytest_fa.records.earlier import EARLIEST_SCHEMA, upgrade_record
+from pytest_fa.records.earlier import CURRENT_NAMES_SCHEMA, EARLIEST_SCHEMA, upgrade_record
 from pytest_fa.records.record import SCHEMA, Record, RecordKind
 
 WITH_CASE: tuple[RecordKind, ...] = ("correct", "property", "speed", "profile", "sanitize")
@@ -18,6 +18,7 @@ _CURRENT_START = f'{{"schema":{SCHEMA},'.encode()  # the first bytes of a line t
 def read_record(data: bytes | str | dict[str, Any]) -> Record:
     """Return a record from its JSON line, or from the output of `to_builtins`.
 
+    A record of schema 3 gets the names of schema 4, and that number.
     Raises `msgspec.ValidationError` if it is not a record of a supported schema, if a figure is out of range, or if its
     case is missing or impossible.  Other malformed JSON raises another `ValueError`, or `RecursionError`.
     """
@@ -32,13 +33,12 @@ def _convert(data: bytes | dict[str, Any]) -> Record:
         return msgspec.json.decode(data, type=Record)
     content = msgspec.json.decode(data) if isinstance(data, bytes) else data
     schema = content.get("schema") if isinstance(content, dict) else None
-    if schema == SCHEMA:
-        return msgspec.convert(content, Record)
-    if not isinstance(schema, int) or not EARLIEST_SCHEMA <= schema < SCHEMA:
+    if not isinstance(schema, int) or not EARLIEST_SCHEMA <= schema <= SCHEMA:
         supported = f"this version reads schemas {EARLIEST_SCHEMA} to {SCHEMA}"
         raise msgspec.ValidationError(f"record schema is {schema}; {supported}")
-    record: Record = msgspec.convert({**upgrade_record(content), "schema": SCHEMA}, Record)
-    return record
+    if schema < CURRENT_NAMES_SCHEMA:
+        content = {**upgrade_record(content), "schema": CURRENT_NAMES_SCHEMA}
+    return msgspec.convert(content, Record)
 
 
 def _problem_of_case(record: Record) -> str:

@@ -17,7 +17,7 @@ from pytest_fa.records.ranges import Name, Seconds
 from pytest_fa.records.timing import Speed
 from pytest_fa.records.tool_results import NsightReport, Sanitized
 
-SCHEMA = 4
+SCHEMA = 5
 
 Outcome = Literal[
     "ok",

@@ -41,7 +41,8 @@ class Timing(msgspec.Struct, frozen=True):
     """The raw samples of one measurement method, in microseconds per call.
 
     `precision` is the half-width of the mean's 95 % confidence interval, as a fraction of the mean.  `dropped` counts
-    samples that were taken while heat or the hardware throttled the GPU.  With `is_throttled`, so many YY
+    samples that were taken while heat or the hardware throttled the GPU; with `is_throttled`, they are more than 20 %.
+    On the CPU, `on_core_us` is how long the process ran on a core, and `calibration_us` the time of a fixed product.
     """
 
     method: str
@@ -77,9 +78,9 @@ class ProfilerTime(msgspec.Struct, frozen=True):
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """Whether the profiler's clock and the kernels' names confirm a time; `valid` is None without a profiler time.
+    """Whether the other clocks and the kernels' names confirm a time; `valid` is None without a profiler time.
 
-    `least_us` is the shorter of the times by the two clocks.
+    `least_us` is the shorter of the period and the profiler time.
     """
 
     valid: bool | None
@@ -90,8 +91,9 @@ class Agreement(msgspec.Struct, frozen=True):
 class OutsideTime(msgspec.Struct, frozen=True):
     """The time per call by the judge's clock, which stands outside the candidate's process.
 
-    `median_us` is the slope between two numbers of calls, and `whole_us` the longer of the two runs divided by its
-    `calls`, with the message that started it.  In the proof sample, `proof_us`, every call has an output of its own.
+    `median_us` is the slope between graphs of two lengths, and `whole_us` the longer of the two runs divided by its
+    `calls`, with the message that started it.  In the proof sample, each of `proof_calls` calls has an output of its
+    own, and takes `proof_us`.  Without graphs there is no slope and no proof sample: `median_us` is then `whole_us`.
     """
 
     median_us: SignedUs
@@ -99,6 +101,7 @@ class OutsideTime(msgspec.Struct, frozen=True):
     whole_us: Us
     calls: Natural
     proof_us: Us | None
+    proof_calls: Natural | None = None
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -109,8 +112,9 @@ class Speed(msgspec.Struct, frozen=True):
     period of empty kernels with the same grid, block, cluster and shared memory.  `other_nodes` counts memsets and
     copies of a captured call.  `order` describes the dependencies between its nodes; with `programmatic`, kernels
     overlap, and the period is not comparable with that of a chain.  `other_gpu_processes` are other processes on the
-    GPU.  Calls use `buffers` sets of inputs and outputs in turn; `exceeds_l2` says that one set is larger than a
-    quarter of L2.
+    GPU.  Calls write `buffers` outputs in turn; `exceeds_l2` says that the tensors of a call are larger than a quarter
+    of L2, whose size is `l2_bytes`.  `outside` has the times by the judge's clock; on the CPU, `device` and `call` are
+    by that clock themselves.
     """
 
     device: Timing
@@ -133,6 +137,7 @@ class Speed(msgspec.Struct, frozen=True):
     other_gpu_processes: tuple[str, ...] = ()
     cpu_threads: Natural | None = None
     outside: OutsideTime | None = None
+    l2_bytes: Natural | None = None
 
     @property
     def is_on_cpu(self) -> bool:

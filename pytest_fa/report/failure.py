@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_fa.catalog.case import AXES, Computes
-from pytest_fa.records.judged import Bound, Check, CrossCheck, Diagnosis, Index, Repeats
+from pytest_fa.records.judged import WITH_POISON, Bound, Check, CrossCheck, Diagnosis, Index, Repeats
 from pytest_fa.records.record import Record
 from pytest_fa.report.gate_lines import gate_lines
 
@@ -61,7 +61,7 @@ def failure_text(record: Record) -> str:
     if record.check is not None:
         lines += check_lines(record.check, computes)
     if record.repeats is not None:
-        lines.append(_repeats_line(record.repeats, computes))
+        lines.append(repeats_line(record.repeats, computes))
     if record.diagnosis is not None:
         lines += _diagnosis_lines(record.diagnosis)
     lines.append(f"  rerun: {record.rerun_command}")
@@ -82,12 +82,20 @@ def check_lines(check: Check, computes: Computes = "attention") -> list[str]:
     return lines
 
 
-def _repeats_line(repeats: Repeats, computes: Computes) -> str:
-    """The number of repeats, how many of them differ, and where.  A difference means that the kernel has a race."""
+def repeats_line(repeats: Repeats, computes: Computes = "attention") -> str:
+    """The number of repeats, how many of them differ, and where.  A difference means that the kernel has a race.
+
+    Equal repeats exclude rare faults only down to a rate, which the line names.
+    """
     missing = repeats.why_no_smem_poison
-    memory = "with NaN-filled shared memory" if missing is None else f"without NaN-filled shared memory ({missing})"
+    with_poison = "with" if repeats.count <= WITH_POISON else "in part with"
+    memory = f"{with_poison} NaN-filled shared memory"
+    if missing is not None:
+        memory = f"without NaN-filled shared memory ({missing})"
     if not repeats.differing or repeats.first is None:
-        return f"  repeats: {repeats.count} {memory}, all bitwise equal"
+        rate = repeats.excluded_rate
+        excluded = f"; a fault in more than {100 * rate:.2g} % of the calls is excluded (95 %)" if rate else ""
+        return f"  repeats: {repeats.count} {memory}, all bitwise equal{excluded}"
     changed = f"{repeats.differing} differ from the first call in {repeats.element_count} elements"
     return f"  repeats: {repeats.count} {memory}, {changed}, first at {_place(repeats.first, computes)}: a race"
 

@@ -11,14 +11,14 @@ import msgspec
 from pytest_fa.gates.decision import CONFIDENCE
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable_struct
-from pytest_fa.report.failure import failure_text
+from pytest_fa.report.failure import failure_text, repeats_line
 from pytest_fa.report.gate_lines import gate_lines
 from pytest_fa.report.layout import BUILD_COLUMNS, SHAPE_COLUMNS, VARIANT, Column
 from pytest_fa.report.table import NOTHING, make_rows, notes
 
 
 class ShownRecord(Record, frozen=True):
-    """A record that is printed as a table of one row, with the diagnosis below it if it failed.
+    """A record that is printed as a table of one row; below it the repeats, or the diagnosis if it failed.
 
     All fields are those of `Record`.  A gate has one row for each pair of shape and baseline.
     """
@@ -90,8 +90,11 @@ def _small_table(record: Record) -> SmallTable:
         columns, rows = (VARIANT, *BUILD_COLUMNS), make_rows([record])
     filled = [column for column in columns if any(getattr(row, column.field) != NOTHING for row in rows)]
     cells = tuple(tuple(str(getattr(row, column.field)) for column in filled) for row in rows)
-    failure = failure_text(record).splitlines() if record.outcome != "ok" else []
-    return SmallTable(tuple(column.header for column in filled), cells, (*failure, *notes([record])))
+    if record.outcome != "ok":
+        lines = failure_text(record).splitlines()
+    else:
+        lines = [repeats_line(record.repeats).strip()] if record.repeats else []
+    return SmallTable(tuple(column.header for column in filled), cells, (*lines, *notes([record])))
 
 
 def _gate_table(record: Record) -> SmallTable:

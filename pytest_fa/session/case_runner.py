@@ -184,11 +184,11 @@ class CaseRunner:
         )
 
     def _with_agreement(self, job: CaseJob, speed: Speed) -> Speed:
-        """The speed with its agreement: both times, the kernels' names, and the least time the device can need."""
+        """The speed with its agreement: all clocks, the kernels' names, and the least time the device can need."""
         has_limit = self._ceilings is not None and job.variant.role != "overhead"
-        least_us = self._ceilings.least_us(job.case) if self._ceilings and has_limit else 0.0
+        floor = self._ceilings.floor(job.case, speed.l2_bytes) if self._ceilings and has_limit else None
         return msgspec.structs.replace(
-            speed, agreement=check_agreement(job.variant.name, job.variant.role, speed, least_us)
+            speed, agreement=check_agreement(job.variant.name, job.variant.role, speed, floor)
         )
 
     @functools.cached_property
@@ -197,7 +197,7 @@ class CaseRunner:
         return try_to_read(lambda: read_ceilings(self.options.records_folder, self.records.environment.gpu))[0]
 
     def _repeats(self, kind: RecordKind) -> int | None:
-        """The number of repeats of a judged call; None means up to 100 within 0.5 s."""
+        """The number of repeats of a judged call; None means the default, within 0.5 s."""
         if kind != "correct":
             return 0
         return self.options.soak or (SELFTEST_REPEATS if self.options.selftest else None)

@@ -8,17 +8,20 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from pytest_fa.measure.launches import read_launches
-from pytest_fa.measure.rotation import Rotation
 
+from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.judge.check import judge
+from pytest_fa.judge.truth import make_truth
+from pytest_fa.measure.fresh_data import FreshData, Written, stacked
 from pytest_fa.measure.launch_overhead import period_of_spin_us
-from pytest_fa.measure.measure import measure
+from pytest_fa.measure.measure import l2_bytes, measure
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.environment import clock_watch
-from pytest_fa.records.timing import LaunchedKernel
+from pytest_fa.records.timing import LaunchedKernel, Speed
 from pytest_fa.run.device_tools import device_tools
-from pytest_fa.run.inputs import make_inputs
+from pytest_fa.run.graph_nodes import CALLS as NODE_CALLS
+from pytest_fa.run.inputs import Inputs, make_inputs
 from pytest_fa.run.module import load_forward
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import ProfilerJob
@@ -39,11 +42,25 @@ FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
 """
 
 
+def candidate_of(built: Built) -> Candidate:
+    """A candidate that runs a build in this process."""
+    return Candidate.of_function(load_forward(*built), "cuda")
+
+
+def inputs_of_case() -> Inputs:
+    """The case's inputs on the GPU."""
+    return make_inputs(CASE, torch.device("cuda"))
+
+
+def measured(built: Built) -> tuple[Speed, list[Written]]:
+    """The times of a build on the case, and what some timed calls wrote."""
+    return measure(candidate_of(built), CASE, inputs_of_case())
+
+
 def test_device_time_follows_a_known_duration(build_source: BuildSource) -> None:
     """Kernels that spin for 20,000 and 40,000 cycles differ by those cycles at the SM clock, within 5 %."""
-    spin = load_forward(*build_source("spin", SPIN))
-    inputs = make_inputs(CASE, torch.device("cuda"))
-    speeds = [measure(spin, CASE, inputs._replace(scale=cycles), CASE.id)[0] for cycles in (20_000.0, 40_000.0)]
+    spin, inputs = candidate_of(build_source("spin", SPIN)), inputs_of_case()
+    speeds = [measure(spin, CASE, inputs._replace(scale=cycles))[0] for cycles in (20_000.0, 40_000.0)]
     clocks = [speed.clocks_after for speed in speeds]
     assert clocks[0] is not None and clocks[1] is not None  # noqa: PT018
     difference_us = speeds[1].device.median_us - speeds[0].device.median_us
@@ -53,9 +70,8 @@ def test_device_time_follows_a_known_duration(build_source: BuildSource) -> None
 
 def test_launches_are_read_from_the_graph(build_source: BuildSource) -> None:
     """The launches of a call have the kernel's name, grid, block and dynamic shared memory."""
-    spin = load_forward(*build_source("spin", SPIN))
-    inputs = make_inputs(CASE, torch.device("cuda"))._replace(scale=100.0)
-    speed, _ = measure(spin, CASE, inputs, CASE.id)
+    spin = candidate_of(build_source("spin", SPIN))
+    speed, _ = measure(spin, CASE, inputs_of_case()._replace(scale=100.0))
     (launch,) = speed.launches
     assert (launch.mangled, launch.grid, launch.block, launch.dynamic_smem_bytes, launch.count) == (
         "_Z11spin_kernelx",
@@ -67,10 +83,20 @@ def test_launches_are_read_from_the_graph(build_source: BuildSource) -> None:
 
 
 def test_timed_outputs_come_back(minimal: Built) -> None:
-    """`measure` returns outputs of timed calls, at most one per set of buffers, and none holds the NaN poison."""
-    inputs = make_inputs(CASE, torch.device("cuda"))
-    speed, outputs = measure(load_forward(*minimal), CASE, inputs, CASE.id)
-    assert (0 < len(outputs) <= speed.buffers, all(bool(out.isfinite().all()) for out in outputs)) == (True, True)
+    """`measure` returns heads that timed calls wrote, each with other inputs, and they are right for these inputs."""
+    _, written = measured(minimal)
+    inputs, out = stacked(written)
+    assert judge(out, make_truth(inputs), "same_precision").passed
+    assert len({head.inputs.q.flatten()[0].item() for head in written}) > len(written) // 2
+
+
+def test_the_clock_of_the_judge_agrees(minimal: Built) -> None:
+    """The judge's slope, whole run and proof sample confirm the period by CUDA events."""
+    speed, _ = measured(minimal)
+    assert speed.outside is not None
+    assert speed.outside.proof_calls is not None
+    agreement = check_agreement("minimal", "candidate", speed)
+    assert agreement.valid is None, agreement.reason  # no clock contradicts it, and there is no profiler time
 
 
 def test_periods_grow_as_the_gpu_clock_says(record_property: Callable[[str, object], None]) -> None:
@@ -92,8 +118,7 @@ def test_periods_grow_as_the_gpu_clock_says(record_property: Callable[[str, obje
 
 def test_cold_time_and_launch_overhead_are_plausible(minimal: Built) -> None:
     """The cold time is above the period, the launch overhead is below 1/20 of it, and the nodes form a chain."""
-    inputs = make_inputs(CASE, torch.device("cuda"))
-    speed, _ = measure(load_forward(*minimal), CASE, inputs, CASE.id)
+    speed, _ = measured(minimal)
     assert speed.cold is not None
     assert speed.launch_overhead_us is not None
     assert speed.cold.median_us > speed.device.median_us > 20 * speed.launch_overhead_us > 0
@@ -104,8 +129,7 @@ def test_cold_time_and_launch_overhead_are_plausible(minimal: Built) -> None:
 
 def test_the_profiler_agrees(minimal: Built) -> None:
     """The profiler's durations, read in another worker, agree with the period of a long kernel."""
-    inputs = make_inputs(CASE, torch.device("cuda"))
-    speed, _ = measure(load_forward(*minimal), CASE, inputs, CASE.id)
+    speed, _ = measured(minimal)
     with Workers() as workers:
         result = workers.run_profiler(ProfilerJob(minimal[0], CASE, minimal[1]))
     assert (result.missing, result.profiler is not None) == (None, True)
@@ -155,6 +179,8 @@ def test_branches_and_programmatic_launches_are_detected(
     build_source: BuildSource, name: str, source: str, order: str
 ) -> None:
     """Parallel kernels, and a kernel that may begin before its predecessor ends, are distinguished from a chain."""
-    inputs = make_inputs(CASE, torch.device("cuda"))
-    captured = read_launches(load_forward(*build_source(name, source)), Rotation(CASE, inputs, None), inputs.q.device)
-    assert (captured.missing, captured.order) == (None, order)
+    candidate = candidate_of(build_source(name, source))
+    data = FreshData(candidate, CASE, inputs_of_case(), l2_bytes(candidate.device))
+    candidate.prepare("nodes", data.series(NODE_CALLS))
+    captured = candidate.capture("nodes", reads_nodes=True)
+    assert (captured.launches_missing, captured.order) == (None, order)

@@ -18,6 +18,7 @@ import pytest
 
 from pytest_fa.processes import children_of
 from pytest_fa.records.read import read_record
+from pytest_fa.records.record import SCHEMA
 from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import ONE_CASE, NewProject, Project
 
@@ -172,7 +173,7 @@ def test_order_after_a_kill(project: Project, process: str, ending: signal.Signa
         assert _until(lambda: not _marked(mark), LEFT_SECONDS), _marked(mark)
     files = list((project.folder / "artifacts" / "records").glob("*.jsonl"))
     lines = [line for path in files for line in path.read_bytes().splitlines()]
-    assert [read_record(line).schema for line in lines] == [4] * len(lines)
+    assert [read_record(line).schema for line in lines] == [SCHEMA] * len(lines)
     (project.folder / "reached").unlink(missing_ok=True)
     good = project.suite("--fa-variant=good", ONE_CASE, "-k", "test_correct", f"--fa-cache={project.cache / mark}")
     assert good.ret == pytest.ExitCode.OK

@@ -29,6 +29,7 @@ LAYERS = (
     "records",
     "build",
     "run",
+    "candidate",
     "judge",
     "measure",
     "worker",
@@ -48,9 +49,12 @@ LAYERS = (
     "__main__",
 )
 # Layers whose modules may import torch, except TORCH_FREE_MODULES, which pytest's own process imports, too.
-WITH_TORCH = ("run", "judge", "measure", "worker")
+WITH_TORCH = ("run", "candidate", "judge", "measure", "worker")
 TORCH_FREE_MODULES = (
     "pytest_fa.run.nvtx_range",
+    "pytest_fa.candidate.channel",
+    "pytest_fa.candidate.commands",
+    "pytest_fa.candidate.user_traceback",
     "pytest_fa.measure.replay_clock",
     "pytest_fa.measure.sampling",
     "pytest_fa.measure.timing_lock",

@@ -1,12 +1,15 @@
-"""Which times are valid: by two clocks, kernel names and the GPU's peak rate."""
+"""Which times are valid: by three clocks, kernel names and the GPU's peak rates."""
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 import pytest
 
 from pytest_fa.records.agreement import check_agreement
-from pytest_fa.records.timing import LaunchedKernel, NodeTime, ProfilerTime, Speed, Timing
+from pytest_fa.records.ceilings import Floor
+from pytest_fa.records.timing import ON_CPU, LaunchedKernel, NodeTime, OutsideTime, ProfilerTime, Speed, Timing
 from pytest_fa.report.timing_notes import timing_notes
 from tests.factories import record, speed
 
@@ -14,7 +17,8 @@ from tests.factories import record, speed
 def timed(period_us: float, profiler_us: float, offset_us: float = 0.0, count: int = 1, missing: int = 0) -> Speed:
     """Return a speed with this period and this profiler time of `count` nodes."""
     nodes = (NodeTime("kernel", profiler_us / count, count),)
-    return msgspec.structs.replace(speed(period_us), profiler=ProfilerTime(profiler_us, offset_us, nodes, missing))
+    profiler = ProfilerTime(profiler_us, offset_us, nodes, missing)
+    return msgspec.structs.replace(speed(period_us, call_us=2 * period_us), profiler=profiler)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +74,111 @@ def test_kernel_names_must_fit_the_variant(variant: str, role: str, kernel: str,
 
 def test_a_time_below_the_least_possible_is_invalid() -> None:
     """A time that exceeds the GPU's peak matrix rate is invalid."""
-    agreement = check_agreement("ws_p2", "candidate", timed(8.0, 8.0), least_us=10.0)
+    agreement = check_agreement("ws_p2", "candidate", timed(8.0, 8.0), Floor(matrices_us=10.0))
     assert (agreement.valid, agreement.reason) == (
         False,
         "impossible on this GPU: the period is 8.00 us, the matrix products alone take 10.00 us",
     )
+
+
+def test_a_time_in_which_the_bytes_cannot_be_moved_is_invalid() -> None:
+    """A time more than 15 % below that of a copy of as many bytes is invalid."""
+    agreements = [
+        check_agreement("ws_p2", "candidate", timed(period_us, period_us), Floor(1.0, bytes_us=10.0))
+        for period_us in (8.8, 8.6)
+    ]
+    reason = "impossible on this GPU: the period is 8.60 us, a copy of as many bytes takes 10.00 us"
+    assert [agreement.valid for agreement in agreements] == [True, False]
+    assert agreements[1].reason == reason
+
+
+# -- the judge's clock ------------------------------------------------------------------------------------------------
+
+LONG = timed(100.0, 100.0)
+SHORT = timed(2.0, 2.0)
+
+
+def by_judge(measured: Speed, slope_us: float, whole_us: float, proof_us: float | None) -> Speed:
+    """Return a speed with these times by the judge's clock: 3000 calls in the longer run, 1000 in the proof sample."""
+    outside = OutsideTime(slope_us, 0.001, whole_us, 3000, proof_us, None if proof_us is None else 1000)
+    return msgspec.structs.replace(measured, outside=outside)
+
+
+@pytest.mark.parametrize(
+    ("measured", "valid"),
+    [
+        (by_judge(LONG, 102.0, 102.0, 102.0), True),
+        (by_judge(LONG, 102.1, 102.0, 102.0), False),
+        (by_judge(LONG, 97.9, 100.0, 100.0), False),
+        (by_judge(SHORT, 2.09, 2.1, 2.1), True),  # 0.1 us is more than 2 % of it
+        (by_judge(SHORT, 2.11, 2.1, 2.1), False),
+        (by_judge(LONG, 100.0, 105.2, 105.2), True),
+        (by_judge(LONG, 100.0, 105.3, 105.3), False),  # 5 %, 0.1 us, and 400 us over 3000 calls
+        (by_judge(LONG, 100.0, 100.0, 115.4), True),
+        (by_judge(LONG, 100.0, 100.0, 115.6), False),  # 15 %, 0.1 us, and 400 us over 1000 calls
+        (by_judge(LONG, 105.2, 105.2, None), True),  # without a graph there is no slope
+        (by_judge(LONG, 105.3, 105.3, None), False),
+        (by_judge(LONG, math.nan, 100.0, 100.0), False),
+        (by_judge(LONG, 100.0, math.nan, 100.0), False),
+        (by_judge(LONG, 100.0, 100.0, math.nan), False),
+    ],
+)
+def test_the_clock_of_the_judge_must_confirm_a_time(measured: Speed, *, valid: bool) -> None:
+    """The slope, the whole run and the proof sample by the judge's clock must each be close to the period."""
+    assert check_agreement("ws_p2", "candidate", measured).valid is valid
+
+
+@pytest.mark.parametrize(
+    ("measured", "reason"),
+    [
+        (
+            by_judge(LONG, 200.0, 200.0, 200.0),
+            (
+                "the judge's clock shows 200.00 us and the candidate's own clock 100.00 us, which is 50 % shorter: "
+                "allowed difference 2.00 us"
+            ),
+        ),
+        (
+            by_judge(LONG, 103.0, 103.0, 103.0),
+            "the judge's clock shows 103.00 us and the candidate's own clock 100.00 us: allowed difference 2.00 us",
+        ),
+        (
+            by_judge(LONG, 100.0, 125.0, 100.0),
+            (
+                "by the judge's clock, a run of 3000 calls takes 125.00 us per call, by the candidate's own clock "
+                "100.00 us, which is 20 % shorter: allowed 105.23 us"
+            ),
+        ),
+        (
+            by_judge(LONG, 100.0, 100.0, 150.0),
+            (
+                "where each of 1000 calls writes an output of its own, a call takes 150.00 us, otherwise 100.00 us: "
+                "allowed 115.50 us; it seems to skip work whose result is overwritten"
+            ),
+        ),
+        (
+            msgspec.structs.replace(LONG, call=Timing("wall clock", (80.0,), 80.0, 1)),
+            "a call from Python takes 80.00 us, less than its period on the device, 100.00 us",
+        ),
+    ],
+)
+def test_the_reason_has_the_figures_of_both_clocks(measured: Speed, reason: str) -> None:
+    """A time that the judge's clock contradicts is invalid, and the reason has both figures and the allowed one."""
+    agreement = check_agreement("ws_p2", "candidate", measured)
+    assert (agreement.valid, agreement.reason) == (False, reason)
+
+
+def test_a_time_without_the_clock_of_the_judge_is_invalid() -> None:
+    """On a GPU a time needs the judge's clock, except in records of earlier versions; on the CPU it is the only one."""
+    measured = msgspec.structs.replace(LONG, outside=None)
+    refused = check_agreement("ws_p2", "candidate", measured)
+    earlier = check_agreement("ws_p2", "candidate", measured, needs_outside=False)
+    on_cpu = msgspec.structs.replace(measured, profiler=None, profiler_missing=ON_CPU, cold_missing=ON_CPU)
+    assert (refused.valid, refused.reason) == (False, "the time has no figure by the judge's clock")
+    assert (earlier.valid, check_agreement("ws_p2", "candidate", on_cpu).valid) == (True, None)
+
+
+# -- other reasons ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

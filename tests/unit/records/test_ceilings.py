@@ -79,6 +79,28 @@ def test_the_least_time_is_that_of_the_matrix_products() -> None:
     assert CEILINGS.least_us(case.with_dtype("bf16")) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("case", "l2_bytes", "l2_rate", "bytes_us"),
+    [
+        ("b1h1s1000d64-fp16", 0, None, 4 * 128_000 / 4e6),  # all of it from memory
+        ("b1h1s1000d64-fp16", 2**20, None, 0.0),  # it fits into L2, whose rate is not known
+        ("b1h1s1000d64-fp16", 2**20, 8000.0, 4 * 128_000 / 8e6),
+        ("b1h1s1000d64-fp16", 256_000, 8000.0, 256_000 / 8e6 + 256_000 / 4e6),
+        ("b1h1s1000d64-fp16", None, None, 0.0),  # a record that does not have the size of L2
+        ("b1h1s1000d64-fp16-causal-sk4000", 0, None, 4 * 128_000 / 4e6),  # the other keys are hidden
+        ("b1h1s1000d64-fp16-sk4000", 0, None, 10 * 128_000 / 4e6),
+    ],
+)
+def test_the_least_time_is_also_that_of_the_bytes(
+    case: str, l2_bytes: int | None, l2_rate: float | None, bytes_us: float
+) -> None:
+    """Bytes that may be in L2 take the time of a copy within L2, or none if that is not known, others a copy's."""
+    ceilings = msgspec.structs.replace(CEILINGS, l2_copy_gb_per_s=l2_rate)
+    floor = ceilings.floor(parse_case(f"{case}-seed0"), l2_bytes)
+    assert floor.matrices_us == ceilings.least_us(parse_case(f"{case}-seed0"))
+    assert floor.bytes_us == pytest.approx(bytes_us)
+
+
 def test_ceilings_need_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,10 +40,10 @@ CASE = to_builtins(RECORD)["case"]
 
 BAD_LINES: dict[str, tuple[bytes, str]] = {
     "half a brace": (b"{", "Input data was truncated"),
-    "a list": (b"[]", "record schema is None; this version reads schemas 3 to 4"),
-    "a number": (b"1", "record schema is None; this version reads schemas 3 to 4"),
-    "older schema": (b'{"schema": 0}', "record schema is 0; this version reads schemas 3 to 4"),
-    "newer schema": (to_json(record(schema=SCHEMA + 1)), "record schema is 5; this version reads schemas 3 to 4"),
+    "a list": (b"[]", "record schema is None; this version reads schemas 3 to 5"),
+    "a number": (b"1", "record schema is None; this version reads schemas 3 to 5"),
+    "older schema": (b'{"schema": 0}', "record schema is 0; this version reads schemas 3 to 5"),
+    "newer schema": (to_json(record(schema=SCHEMA + 1)), "record schema is 6; this version reads schemas 3 to 5"),
     "cut off": (to_json(record())[:-1], "Input data was truncated"),
     "two records": (to_json(record()) * 2, "JSON is malformed: trailing characters (byte "),
     "NaN": (timed(device("NaN")), "JSON is malformed: invalid character (byte "),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pytest_fa.records.gated import Gate, GatePair, PairSamples
+from pytest_fa.records.judged import Repeats
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.report.shown_record import shown
 from tests.factories import OK, WRONG, record, speed
@@ -29,6 +30,15 @@ def test_a_time_is_a_small_table() -> None:
     header, _, row = str(shown(record(kind="speed", check=OK, speed=speed(7.39)))).splitlines()
     assert header.split()[-3:] == ["device_us", "call_us", "TFLOP/s"]
     assert row.split()[-3:] == ["7.39", "20.00", "72.65"]
+
+
+def test_a_check_says_what_its_repeats_exclude() -> None:
+    """Below the row of a correct record stands which rate of rare faults its repeats exclude."""
+    text = str(shown(record(check=OK, repeats=Repeats(30_000, 0, 0, None, None))))
+    assert text.splitlines()[-1] == (
+        "repeats: 30000 in part with NaN-filled shared memory, all bitwise equal; "
+        "a fault in more than 0.01 % of the calls is excluded (95 %)"
+    )
 
 
 def test_a_failure_has_its_diagnosis() -> None:
