@@ -60,6 +60,10 @@ class BuildError(FaError):
     """A variant does not compile, or its build is not in the cache."""
 
 
+class ChangedBuild(FaError):
+    """A file of a build is not the one that was built."""
+
+
 class UnsupportedCase(FaError):
     """A kernel refused a case; the message is the reason."""
 

@@ -42,13 +42,13 @@ class ThisProcess(Workers):
         Raises `DeviceLost` if an earlier call has lost the CUDA context of this process.
         """
         from pytest_fa.candidate.candidate import Candidate  # noqa: PLC0415  # torch: only for a function
+        from pytest_fa.candidate.user_traceback import CALL_HINT  # noqa: PLC0415
         from pytest_fa.run.device import (  # noqa: PLC0415  # torch: only for a function
             is_alive,
             open_device,
             without_gradients,
         )
         from pytest_fa.worker.pipeline import run_case  # noqa: PLC0415
-        from pytest_fa.candidate.user_traceback import CALL_HINT  # noqa: PLC0415
 
         if not is_alive(open_device(job.device)):
             raise DeviceLost("this process can no longer use the GPU, because its CUDA context was lost; restart it")

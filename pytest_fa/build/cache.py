@@ -26,6 +26,7 @@ from pytest_fa.build.command import links
 from pytest_fa.build.extension import LIBRARY, MODULE_NAME
 from pytest_fa.build.keys import Dependency, digest, file_hash
 from pytest_fa.build.recipe import request_key
+from pytest_fa.build.unchanged import change_of
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import UsageProblem
 from pytest_fa.locks import held_lock
@@ -77,6 +78,8 @@ def find_build(cache: Path, variant: Variant, arch: Target, toolchain: str | Non
         stored = _read_stored(cache, candidate)
         if isinstance(stored, str):
             damage = damage or stored
+        elif stored.build.variant != variant.name or stored.build.arch != arch or not _has_its_key(candidate, stored):
+            damage = damage or f"{candidate.relative_to(cache)}/build.json is that of another build"
         elif changed := _changed(stored.dependencies, variant, everything=toolchain is not None):
             reason = reason or f"changed since it was built: {', '.join(changed[:3])}"
         elif problem := _damage(cache, candidate, stored.build):
@@ -110,6 +113,16 @@ def _read_stored(cache: Path, folder: Path) -> StoredBuild | str:
         return f"{name} cannot be read"
 
 
+def _has_its_key(folder: Path, stored: StoredBuild) -> bool:
+    """Whether the key in `build.json` is that of its folder, whose name has the parts of the key.
+
+    If not, the folder has the content of another build, for example of the same sources with other flags.
+    """
+    request, (toolchain, _, content) = folder.parent.name.rpartition("-")[2], folder.name.partition("-")
+    deps = stored.dependencies
+    return (content, stored.build.key) == (digest(deps), digest([request, toolchain, deps]))
+
+
 def _in_folder(build: Build, cache: Path, folder: Path) -> Build:
     """Return a build with the library of the folder that was checked, whatever its `build.json` says."""
     return msgspec.structs.replace(build, library=str((folder / LIBRARY).relative_to(cache)))
@@ -136,7 +149,8 @@ def _file_damage(cache: Path, path: Path, sha256: str) -> str:
         return f"{shown} is a symlink to a place outside the cache"
     if not path.stat().st_size:
         return f"{shown} is empty"
-    return f"{shown} has changed since it was built" if file_hash(str(path)) != sha256 else ""
+    change = change_of(path, sha256)
+    return f"{shown} {change}" if change else ""
 
 
 def publish_binding(staged: Path, cache: Path, target: Path) -> None:
@@ -195,7 +209,10 @@ def find_by_key(cache: Path, key: str) -> list[Build]:
     for path in sorted((cache / "builds").glob("*/*/build.json")):
         stored = _read_stored(cache, path.parent)
         if isinstance(stored, StoredBuild) and stored.build.key.startswith(key):
-            if damage := _damage(cache, path.parent, stored.build):
+            damage = _damage(cache, path.parent, stored.build)
+            if not _has_its_key(path.parent, stored):
+                damage = f"{path.relative_to(cache)} is that of another build"
+            if damage:
                 raise UsageProblem(f"--fa-gate-baseline: key {key}: {damage}; build it again")
             builds.append(_in_folder(stored.build, cache, path.parent))
     return builds

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Iterator
 
-from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, analyse
+from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, EARLIER_SD_SHARES, LEAST_SD_SHARE, analyse
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval, detectable_effect
 from pytest_fa.gates.run import OUTCOMES
 from pytest_fa.measure.sampling import MOST_DROPPED, precision
@@ -143,7 +143,12 @@ def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
     if rows - {gate.processes}:
         yield f"it has {gate.processes} processes, its samples have {', '.join(map(str, sorted(rows)))}"
         return
-    analysis = analyse(samples, gate.ratio, is_last=gate.processes >= ANALYSES[-1], process_sd=known_sd)
+    shares = (LEAST_SD_SHARE, *EARLIER_SD_SHARES)
+    if gate.least_sd_share not in shares:
+        yield f"least_sd_share is {gate.least_sd_share}; a gate has {' or '.join(map(str, shares))}"
+        return
+    is_last = gate.processes >= ANALYSES[-1]
+    analysis = analyse(samples, gate.ratio, is_last=is_last, process_sd=known_sd, least_sd_share=gate.least_sd_share)
     if gate.verdict != (verdict := analysis.verdict or "INCONCLUSIVE"):
         yield f"the verdict is {gate.verdict}, its samples give {verdict}: {analysis.reason}"
     if record.outcome != OUTCOMES[gate.verdict]:

@@ -51,7 +51,6 @@ from pytest_fa.run.module import Allocate, CudaForward, open_forward
 from pytest_fa.run.nvtx_range import nvtx_range
 from pytest_fa.run.output import require_output
 
-
 Opening = Callable[[Open, Allocate], AbstractContextManager[Forward]]  # loads what a command names
 
 
@@ -72,7 +71,8 @@ class Agent:
         self._of_thread = threading.local()  # its `workspace` is that of the call that this thread makes
         self._mapped: dict[int, torch.Tensor] = {}
         self._graph: torch.cuda.CUDAGraph | None = None
-        self.device, self._tools = torch.device("cpu"), None
+        self.device = torch.device("cpu")
+        self._tools: DeviceTools | None = None
         self.memories = Memories()
         self.prepared = PreparedCalls(self._forward_for, self._tensor)
 

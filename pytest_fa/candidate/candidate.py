@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 
@@ -15,6 +15,7 @@ from pytest_fa.candidate.channel import Channel, Garbage
 from pytest_fa.candidate.commands import (
     MOST_ANSWER_CHARACTERS,
     Allocated,
+    Answer,
     Call,
     CallViews,
     Capture,
@@ -45,20 +46,23 @@ from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.errors import DeviceLost, FaError, LaunchError, UnsupportedCase, WrongResult
 from pytest_fa.records.text import printable
+from pytest_fa.run.forward import Forward
 from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import Inputs
-from pytest_fa.run.forward import Forward
 
 OPEN_SECONDS = 300.0  # to start CUDA and to load a variant, which may import large packages
+
+
+Ending = Literal["crashed", "hung", "failed"]
 
 
 class CandidateLost(FaError):
     """The candidate's process ended, was silent for too long, or sent what is no answer."""
 
-    def __init__(self, ending: str, message: str) -> None:
+    def __init__(self, ending: Ending, message: str) -> None:
         super().__init__(message)
-        self.ending = ending  # crashed | hung | failed
+        self.ending: Ending = ending
 
 
 class KernelRaised(FaError):
@@ -142,20 +146,24 @@ class Remote:
             self._channel.send(encode_command(command), descriptor)
             if meanwhile:
                 meanwhile()
-            if not self._channel.wait(seconds, *(() if self._pidfd is None else (self._pidfd,))):
-                raise CandidateLost("hung", f"no answer for {seconds:g} s")
-            if not self._channel.wait(0):  # only the process has ended; another one may hold its socket
-                raise EOFError
-            answer = decode_candidate_answer(self._channel.receive())
+            answer = self._answer(seconds)
         except (EOFError, ConnectionError):
             raise CandidateLost("crashed", "its process ended") from None
         except TimeoutError:
-            raise CandidateLost("hung", "it reads no command") from None
+            raise CandidateLost("hung", f"its process does not answer within {seconds:g} s") from None
         except (Garbage, ValueError, RecursionError) as problem:
             raise CandidateLost("failed", f"its process sent an answer that cannot be read ({problem})") from None
         if isinstance(answer, Problem):
             raise _exception(answer)
         return answer
+
+    def _answer(self, seconds: float) -> Answer:
+        """Wait for an answer.  Raises `TimeoutError` and `EOFError`."""
+        if not self._channel.wait(seconds, *(() if self._pidfd is None else (self._pidfd,))):
+            raise TimeoutError
+        if not self._channel.wait(0):  # only the process has ended; another one may hold its socket
+            raise EOFError
+        return decode_candidate_answer(self._channel.receive())
 
 
 class Candidate:
@@ -250,7 +258,7 @@ class Candidate:
             raise WrongResult("output", "the output that the function allocated lies outside its memory")
         empty = torch.empty(0, dtype=like.dtype, device=self.device)
         offset = place.offset_bytes // like.element_size()
-        return empty.set_(data.untyped_storage(), offset, like.shape, place.strides)  # type: ignore[call-overload,no-any-return]
+        return empty.set_(data.untyped_storage(), offset, like.shape, place.strides)
 
     def _unmap(self) -> None:
         while self._mapped:
@@ -284,9 +292,7 @@ class Candidate:
         """Make one call and wait for it.  Afterwards `out`, and whatever else it wrote, is in the judge's tensors."""
         self._with_call(inputs, out, lambda views: self.ask(Call(views, before, range_name)))
 
-    def repeat(
-        self, inputs: Inputs, outs: Sequence[torch.Tensor], before: tuple[tuple[Disturbance, ...], ...]
-    ) -> None:
+    def repeat(self, inputs: Inputs, outs: Sequence[torch.Tensor], before: tuple[tuple[Disturbance, ...], ...]) -> None:
         """Make one call for each output, which lies in memory from `lending.allocate`, and wait for them."""
         views = tuple(self.lending.lend(outs))
         self._with_call(inputs, outs[0], lambda call: self.ask(Repeat(call, views, before)))

@@ -88,7 +88,7 @@ class Detach(msgspec.Struct, frozen=True, tag="detach"):
 
 
 class WorkspaceBytes(msgspec.Struct, frozen=True, tag="workspace_bytes"):
-    """How large a workspace does this call need?"""
+    """Say how large a workspace a call needs."""
 
     call: CallViews
 
@@ -221,7 +221,7 @@ Command = (
 
 
 class Allocated(msgspec.Struct, frozen=True):
-    """An output that a call allocated instead of writing `out`: CUDA's handle of its memory, and where it lies in it."""
+    """An output that a call allocated instead of writing `out`: CUDA's handle of its memory, and its place there."""
 
     handle: str
     size_bytes: int

@@ -61,6 +61,6 @@ def operators_of(call: Callable[[], object]) -> tuple[str, ...]:
         finally:
             with _silent():
                 observer.stop()
-                observer.unregister_callback()  # type: ignore[no-untyped-call]
+                observer.unregister_callback()
         trace = msgspec.json.decode(path.read_bytes(), type=_Trace)
     return tuple(sorted({node.name for node in trace.nodes}))

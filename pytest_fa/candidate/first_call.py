@@ -17,4 +17,4 @@ from pytest_fa.run.module import load_forward
 def load_copy(variant: Variant, library: str) -> Iterator[Forward]:
     """Yield the callable of a copy of the library; the file is deleted afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        yield load_forward(variant, shutil.copy(library, Path(folder) / "fresh.so"))
+        yield load_forward(variant, shutil.copy(library, str(Path(folder) / "fresh.so")))

@@ -58,7 +58,7 @@ class Memories:
             raise FaError(f"memory {view.memory} is not mapped")
         storage = self._storages[view.memory]
         tensor = torch.empty(0, dtype=DTYPES[view.dtype], device=storage.device)
-        return tensor.set_(storage, view.offset, view.shape, view.strides)  # type: ignore[call-overload,no-any-return]
+        return tensor.set_(storage, view.offset, view.shape, view.strides)
 
 
 def view_of(tensor: torch.Tensor, memory: int) -> View:
@@ -70,7 +70,7 @@ def view_of(tensor: torch.Tensor, memory: int) -> View:
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     """All bytes of a storage, [size] uint8."""
     empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return empty.set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload,no-any-return]
+    return empty.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 # -- the CPU ----------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def unmap_on_gpu(data: torch.Tensor) -> None:
 
 
 def handle_on_gpu(tensor: torch.Tensor) -> tuple[str, int, int]:
-    """CUDA's handle of the allocation that a tensor lies in, the allocation's size, and the tensor's place, in bytes."""
+    """CUDA's handle of the allocation that a tensor lies in, its size, and the tensor's place in it, in bytes."""
     driver = _driver(tensor.device)
     base, size_bytes = _ok_pair(driver.cuMemGetAddressRange(tensor.data_ptr()))
     handle = _ok(driver.cuIpcGetMemHandle(base))
@@ -164,7 +164,7 @@ def _ok_pair(result: tuple[Any, ...]) -> tuple[Any, Any]:
     status, *values = result
     if int(status) != 0:
         raise NoSharedMemory(f"CUDA's sharing of memory between processes returned {status!r}")
-    return (*values, None, None)[:2]  # type: ignore[return-value]
+    return (*values, None, None)[:2]
 
 
 def _ok(result: tuple[Any, ...]) -> Any:  # noqa: ANN401

@@ -98,7 +98,7 @@ class PreparedSeries:
         self.results: list[Any] = list(self._outs)  # what the last call for each output returned
         bases = [tensor(view) for view in (first.q, first.k, first.v)]
         self._calls = [
-            (*(_shifted(base, shift) for base, shift in zip(bases, shifts, strict=True)), slot)
+            ([_shifted(base, shift) for base, shift in zip(bases, shifts, strict=True)], slot)
             for shifts, slot in zip(series.shifts, series.out_of, strict=True)
         ]
         self._next = 0
@@ -165,7 +165,7 @@ class PreparedSeries:
         self._next = 0
 
     def _call_next(self) -> None:
-        q, k, v, slot = self._calls[self._next % len(self._calls)]
+        (q, k, v), slot = self._calls[self._next % len(self._calls)]
         self._next += 1
         out = self._outs[slot]
         result = self._forward(q, k, v, scale=self._scale, causal=self._causal, out=out)

@@ -18,7 +18,11 @@ ANALYSES = (6, 12)
 CONFIDENCE = 0.995
 LEAST_NOISE_BAND = 0.005
 MOST_DROPPED = 0.2  # a process that lost a larger share of its blocks is not used
-LEAST_SD_SHARE = 0.5  # the smallest standard deviation that is trusted, as a share of the known one
+# The smallest standard deviation that is trusted, as a share of the known one.  With 0.5, up to 2.4 % of simulated
+# gates on two equal kernels end with PASS or FAIL; with 0.75, less than 1 % do, and the power is nearly the same.
+# docs/measuring.md has the table.
+LEAST_SD_SHARE = 0.75
+EARLIER_SD_SHARES = (0.5,)  # of gates in older records
 
 
 class Analysis(msgspec.Struct, frozen=True):
@@ -29,16 +33,23 @@ class Analysis(msgspec.Struct, frozen=True):
     intervals: tuple[Interval, ...]
 
 
-def analyse(pairs: Sequence[PairSamples], ratio: float, *, is_last: bool, process_sd: float = PROCESS_SD) -> Analysis:
+def analyse(
+    pairs: Sequence[PairSamples],
+    ratio: float,
+    *,
+    is_last: bool,
+    process_sd: float = PROCESS_SD,
+    least_sd_share: float = LEAST_SD_SHARE,
+) -> Analysis:
     """Decide whether every pair's true ratio is below `ratio`.
 
     PASS: the upper confidence limit of every pair is below `ratio`.  FAIL: at least one pair is above it, by Holm's
     procedure over the pairs.  If the A/A control deviates beyond the noise band, there is no FAIL, and PASS requires
     upper limits that stay below `ratio` with that deviation added.  `process_sd` is the standard deviation of
-    process means that is known for this machine.
+    process means that is known for this machine; no smaller one than `least_sd_share` of it is trusted.
     """
     limit = math.log(ratio)
-    least_sd = LEAST_SD_SHARE * process_sd
+    least_sd = least_sd_share * process_sd
     intervals = tuple(t_interval(pair.means, CONFIDENCE, least_sd) for pair in pairs)
     undecided: GateVerdict | None = "INCONCLUSIVE" if is_last else None
     if lost := max((sum(not row for row in pair.blocks) for pair in pairs), default=0):

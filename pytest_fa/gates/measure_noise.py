@@ -51,9 +51,10 @@ def measure_noise(root: Path, processes: int, say: Callable[[str], object]) -> N
         _arm_pair(parse_case(case), variants[candidate], variants[baseline]) for case, candidate, baseline in PAIRS
     )
     results, start = [], time.monotonic()
+    first_seed = random.SystemRandom().randrange(2**31)
     with timing_lock(), Workers() as workers:
         for number in range(processes):
-            seed = random.SystemRandom().randrange(2**31)
+            seed = first_seed + number  # consecutive seeds give each order of set-up equally often
             result = workers.run_in_new_worker(GateJob(arm_pairs, "cuda", "same_precision", seed))
             if result.outcome != "ok":
                 raise CannotMeasure(f"process {number}: {result.outcome}: {result.message}")
@@ -83,4 +84,5 @@ def _samples(index: int, arm_pair: ArmPair, results: list[GateResult]) -> PairSa
         arm_pair.baseline.variant.name,
         tuple(process.blocks for process in processes),
         tuple(process.control for process in processes),
+        tuple(process.order for process in processes if process.order),
     )

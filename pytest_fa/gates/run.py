@@ -19,7 +19,7 @@ import msgspec
 from pytest_fa.build.builder import Say
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, MOST_DROPPED, Analysis, analyse
+from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, LEAST_SD_SHARE, MOST_DROPPED, Analysis, analyse
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval, detectable_effect
 from pytest_fa.gates.pilot import NEAR, NoVerdict, Pilot, run_pilot
 from pytest_fa.measure.timing_lock import timing_lock
@@ -77,7 +77,8 @@ def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQues
     cases, left_out = tuple(first_seeds.values()), tuple(refused.values())
     if cached := run_plan.cached_build:
         older = msgspec.structs.replace(variant, name=f"{cached.variant}@key:{cached.key}")
-        return GateQuestion(ratio, cases, (), Arm(older, str(run_plan.options.cache / cached.library)), left_out)
+        arm = Arm(older, str(run_plan.options.cache / cached.library), cached.files)
+        return GateQuestion(ratio, cases, (), arm, left_out)
     has_gpu = find_gpu() is not None
     device = variant.device_for(gpu=has_gpu)
     sdpa = tuple(each for each in run_plan.sdpa_baselines if device in (None, each.device_for(gpu=has_gpu)))
@@ -166,6 +167,7 @@ def _samples(arm_pairs: tuple[ArmPair, ...], results: list[GateResult]) -> list[
                 arm_pair.baseline.variant.name,
                 tuple(process.blocks if process else () for process in used),
                 tuple(process.control if process else () for process in used),
+                tuple(process.order for process in processes if process.order),
             )
         )
     return samples
@@ -197,6 +199,7 @@ def _gate(
         pilot_us=pilot.times,
         pairs=_pairs(samples, results, analysis, seed),
         left_out=(*question.left_out, *pilot.left_out),
+        least_sd_share=LEAST_SD_SHARE,
     )
 
 

@@ -95,9 +95,7 @@ def _cold(data: FreshData, device_us: float) -> tuple[Timing | None, str | None]
     return timing(method, list(timed.inside_us), 1), None
 
 
-def _overhead_us(
-    device: torch.device, launches: tuple[LaunchedKernel, ...], candidate: Candidate
-) -> float | None:
+def _overhead_us(device: torch.device, launches: tuple[LaunchedKernel, ...], candidate: Candidate) -> float | None:
     """The period of empty kernels with the geometry of a call's launches, in this process; None if it is not known."""
     if device.type == "cpu" or not launches:
         return None
@@ -107,9 +105,7 @@ def _overhead_us(
         return None
 
 
-def time_with_profiler(
-    forward: Forward, case: Case, inputs: Inputs
-) -> tuple[ProfilerTime | None, str | None]:
+def time_with_profiler(forward: Forward, case: Case, inputs: Inputs) -> tuple[ProfilerTime | None, str | None]:
     """Measure one call with the profiler, in a process that measures no other time.
 
     Returns the times and None, or None and the reason why there are none.

@@ -1,20 +1,19 @@
-"""Paired timing: two variants alternate in one process, in blocks of ABBA and BAAB.
+"""Paired timing: the arms alternate in one process, in the blocks of `arm_orders`.
 
-The mean log-ratio of a block does not change under a linear drift of the clocks.  Each arm has its own buffers and its
-own captured graph.  A third arm is the baseline once more; its blocks against the baseline are the A/A control.
+A linear drift of the clocks does not change the mean log-ratio of a process.  Each arm has its own buffers and its own
+captured graph.  The third arm is the baseline once more; compared with the baseline, it is the A/A control.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pytest_fa.measure.arm_orders import as_letters, block_orders, mean_difference, setup_order
 from pytest_fa.measure.arm_timer import LONG_CALL_US, ArmTimer
+from pytest_fa.records.gated import ArmOrder
 from pytest_fa.run.graphs import CannotCapture
-
-BLOCKS = 8
 
 
 class Blocks(NamedTuple):
@@ -23,38 +22,32 @@ class Blocks(NamedTuple):
     blocks: list[float]  # candidate to baseline
     control: list[float]  # baseline to baseline, the A/A control
     dropped: int  # because the GPU was slowed down
+    order: ArmOrder
 
 
 def paired_timing(
-    arms: tuple[ArmTimer, ArmTimer, ArmTimer],
-    seed: int,
-    is_slowed: Callable[[], bool] = lambda: False,
-    blocks: int = BLOCKS,
+    arms: tuple[ArmTimer, ArmTimer, ArmTimer], seed: int, is_slowed: Callable[[], bool] = lambda: False
 ) -> Blocks:
-    """Time blocks of the candidate against the baseline, and of the baseline against itself, alternately.
+    """Time blocks of the candidate, the baseline and the baseline once more, which is the A/A control.
 
-    `arms` are the candidate, the baseline, and the baseline once more.  `seed` decides the order in which arms are
-    captured and which arm begins the first block.  Afterwards, the arms hold what some timed calls wrote.
-    Blocks during which the GPU was slowed down are dropped.
+    `arms` are these three.  `seed` decides in which order they are captured and sampled.  Afterwards, the arms hold
+    what some timed calls wrote.  Blocks during which the GPU was slowed down are dropped.
 
     Raises `CannotCapture` if calls shorter than 1 ms cannot be captured: without a graph, their time is the launch's.
     """
-    generator = random.Random(seed)  # noqa: S311  # not for cryptography
-    _prepare(generator.sample(arms, len(arms)))
-    candidate, baseline, baseline_again = arms
-    first = generator.randrange(2)
-    result = Blocks([], [], 0)
-    dropped = 0
-    for index in range(blocks):
-        baseline_first = (index + first) % 2 == 1
-        pair = _block(candidate, baseline, b_first=baseline_first)
-        control = _block(baseline_again, baseline, b_first=baseline_first)
+    setup, orders = setup_order(len(arms), seed), block_orders(len(arms), seed)
+    _prepare([arms[index] for index in setup])
+    result = Blocks([], [], 0, ArmOrder(as_letters(setup), tuple(as_letters(order) for order in orders)))
+    for order in orders:
+        logs = [math.log(arms[index].sample_us()) for index in order]
+        arms[order[0]].samples_us.pop(-order.count(order[0]))  # the first sample of a block is not used
         if is_slowed():
-            dropped += 1
+            result = result._replace(dropped=result.dropped + 1)
             continue
-        result.blocks.append(pair)
-        result.control.append(control)
-    return result._replace(dropped=dropped)
+        candidate, baseline, baseline_again = range(len(arms))
+        result.blocks.append(mean_difference(order, logs, candidate, baseline))
+        result.control.append(mean_difference(order, logs, baseline_again, baseline))
+    return result
 
 
 def _prepare(arms: list[ArmTimer]) -> None:
@@ -73,10 +66,3 @@ def _prepare(arms: list[ArmTimer]) -> None:
             arm.plan_eager(estimate_us)
     for arm in arms:
         arm.settle()
-
-
-def _block(a: ArmTimer, b: ArmTimer, *, b_first: bool) -> float:
-    """Time one block, ABBA or with `b_first` BAAB, and return the mean of log(a / b)."""
-    order = (b, a, a, b) if b_first else (a, b, b, a)
-    logs = [math.log(arm.sample_us()) * (1 if arm is a else -1) for arm in order]
-    return sum(logs) / 2

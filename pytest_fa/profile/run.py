@@ -104,10 +104,12 @@ class CaseProfiler:
         earlier = self._profiles.get((variant.name, case.id))
         if earlier is not None:
             return earlier
+        arm = self._runner.builds.arm(variant)
         job = CaseJob(
             variant=variant,
             case=case,
-            library=self._runner.builds.arm(variant).library,
+            library=arm.library,
+            file_hashes=arm.file_hashes,
             device="cuda",
             policy=self._runner.policy_of(variant),
             judge=False,

@@ -13,17 +13,30 @@ from pytest_fa.records.ranges import LogRatio, Natural, Real, Seconds, Us, Whole
 GateVerdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
 
+class ArmOrder(msgspec.Struct, frozen=True):
+    """The order of the arms in one process: A is the candidate, B the baseline, C the baseline of the A/A control.
+
+    `setup` is the order in which buffers were allocated and graphs captured, such as `CAB`.  `blocks` has the order of
+    the samples of every block, also of a dropped one, such as `BABBCCAACB`; the first sample of a block is not used.
+    """
+
+    setup: str
+    blocks: tuple[str, ...]
+
+
 class PairSamples(msgspec.Struct, frozen=True):
     """The samples of one shape and one baseline: log(candidate time / baseline time), one row per process.
 
     A row has one value per block of paired calls.  `control` holds the same values for the baseline against itself (the
-    A/A control), measured in the same processes, with separate buffers and captured graphs.
+    A/A control), measured in the same processes, with separate buffers and captured graphs.  `orders` has the order of
+    the arms in each process; older records have none.
     """
 
     shape_id: str
     baseline: str
     blocks: tuple[tuple[LogRatio, ...], ...]
     control: tuple[tuple[LogRatio, ...], ...]
+    orders: tuple[ArmOrder, ...] = ()
 
     @property
     def means(self) -> list[float]:
@@ -57,7 +70,8 @@ class Gate(msgspec.Struct, frozen=True):
     `ratio` is the required upper bound of candidate / baseline.  `seed` randomises the order of measurements.
     `dropped_blocks` counts blocks that were measured while the GPU was throttled.  `detectable` is the smallest effect
     (log-ratio) that the gate can detect.  `process_sd` is the largest standard deviation of process means among the
-    pairs.  `left_out` names the shapes that were not gated, and why.
+    pairs.  `left_out` names the shapes that were not gated, and why.  `least_sd_share` is the share of the known
+    standard deviation below which none is trusted; records without it used 0.5.
     """
 
     ratio: Real
@@ -72,6 +86,7 @@ class Gate(msgspec.Struct, frozen=True):
     pilot_us: dict[str, dict[str, Us]]
     pairs: tuple[GatePair, ...]
     left_out: tuple[str, ...] = ()
+    least_sd_share: Real = 0.5
 
 
 def _mean(row: Sequence[float]) -> float:

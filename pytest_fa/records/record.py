@@ -29,6 +29,7 @@ Outcome = Literal[
     "crashed",
     "hung",
     "not_built",
+    "build_changed",
     "over_limit",
     "gate_failed",
     "inconclusive",

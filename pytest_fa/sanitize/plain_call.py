@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 
 from pytest_fa.build.command import ffi_folder
+from pytest_fa.build.unchanged import require_unchanged
 from pytest_fa.catalog.case import ELEMENT_BYTES, Case
-from pytest_fa.errors import FaError, LaunchError, UnsupportedCase
+from pytest_fa.errors import ChangedBuild, FaError, LaunchError, UnsupportedCase
 from pytest_fa.profile.cuda_driver import CudaDriver
 from pytest_fa.records.record import Outcome
 from pytest_fa.worker.jobs import CaseJob, decode_job
@@ -68,7 +69,10 @@ def main(arguments: list[str]) -> int:
     job = decode_job(Path(arguments[0]).read_bytes())
     assert isinstance(job, CaseJob) and job.library is not None  # noqa: S101, PT018  # sanitize/run.py writes such jobs
     try:
+        require_unchanged(job.library, job.file_hashes)
         result = call(job.case, job.library)
+    except ChangedBuild as problem:
+        result = PlainResult("build_changed", str(problem))
     except UnsupportedCase as problem:
         result = PlainResult("unsupported", str(problem))
     except LaunchError as problem:

@@ -73,7 +73,16 @@ def _child(runner: CaseRunner, variant: Variant, case: Case, tool: str) -> Sanit
     The worker program runs with torch's caching allocator switched off.
     """
     arm = runner.builds.arm(variant)
-    job = CaseJob(variant, case, arm.library, "cuda", runner.policy_of(variant), judge=False, time=False)
+    job = CaseJob(
+        variant,
+        case,
+        arm.library,
+        "cuda",
+        runner.policy_of(variant),
+        judge=False,
+        time=False,
+        file_hashes=arm.file_hashes,
+    )
     folder = runner.options.artifacts / "sanitizer"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{job.slug}.job.json"

@@ -107,7 +107,7 @@ class Builds:
         build = self.build_for_this_machine(variant)
         if isinstance(build, BuildFailure):
             raise CannotRun(f"build of {variant.name} failed: {build.message}")
-        return Arm(variant, self.library_of(build))
+        return Arm(variant, self.library_of(build), build.files if build else {})
 
     def fails_to_compile(self, variant: Variant) -> bool:
         """Whether the compiler rejected the variant.  This is reported even if there is no GPU to run it on."""

@@ -68,6 +68,7 @@ class CaseRunner:
             variant=variant,
             case=case,
             library=self.builds.library_of(build),
+            file_hashes=build.files if build else {},
             device=device,
             policy=self.policy_of(variant),
             judge=variant.is_judged,
@@ -173,7 +174,7 @@ class CaseRunner:
 
     def _with_profiler_time(self, job: CaseJob, speed: Speed) -> Speed:
         result = self.profiler_workers.run_profiler(
-            ProfilerJob(job.variant, job.case, job.library, job.watchdog_seconds)
+            ProfilerJob(job.variant, job.case, job.library, job.watchdog_seconds, job.file_hashes)
         )
         return msgspec.structs.replace(
             speed,

@@ -18,12 +18,12 @@ from typing import Literal, Self, TypeVar
 
 import msgspec
 
+from pytest_fa.candidate.channel import Garbage
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.processes import memory_bytes, read_scheduling, resident_bytes, restore_scheduling
 from pytest_fa.records.record import Stage
 from pytest_fa.records.text import printable, printable_struct
-from pytest_fa.candidate.channel import Garbage
 from pytest_fa.worker.fork_server import START_SECONDS, ForkServer, Role, Worker, WorkerError, live_servers
 from pytest_fa.worker.job_output import JobOutput, Live, OutputTail
 from pytest_fa.worker.jobs import (
@@ -276,6 +276,7 @@ class Workers:
             self._candidates.append(candidate)
             self._judge.channel.send(encode(Connect(candidate.pid, place)), candidate.channel.fileno())
             candidate.channel.close()  # the judge has it now
+
 
 def _shortened(answer: Result) -> dict[str, str]:
     """Return the field `message` of a result, cut where it is too long to be shown or saved."""

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import IO, Literal
 
 from pytest_fa.build.keys import PACKAGE
+from pytest_fa.candidate.channel import Channel, channel_pair
 from pytest_fa.errors import FaError
 from pytest_fa.processes import MARK, kill_all, marked_with
 from pytest_fa.records.text import printable
-from pytest_fa.candidate.channel import Channel, channel_pair
 
 START_SECONDS = 120.0
 END_SECONDS = 15.0  # to end a worker, or the server itself, which waits up to 10 s for a worker that was killed

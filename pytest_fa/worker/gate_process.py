@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from pytest_fa.build.unchanged import require_unchanged
 from pytest_fa.candidate.candidate import Candidate, CandidateLost
 from pytest_fa.candidate.user_traceback import explanation_of
 from pytest_fa.catalog.case import Computes
@@ -17,6 +18,7 @@ from pytest_fa.catalog.variant import Tolerance
 from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.measure.arm_orders import setup_order
 from pytest_fa.measure.arm_timer import ArmTimer
 from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.fresh_data import stacked
@@ -65,7 +67,7 @@ def run_gate(
         return GateResult(outcome, explanation_of(problem), (), context_lost=not context_alive)
 
 
-def _time_pair(  # noqa: PLR0913  # what one pair of a job needs
+def _time_pair(  # what one pair of a job needs
     job: GateJob,
     pair: ArmPair,
     seed: int,
@@ -76,12 +78,14 @@ def _time_pair(  # noqa: PLR0913  # what one pair of a job needs
     inputs = make_inputs(pair.case, torch.device(job.device))
     arms = (pair.candidate, pair.baseline, pair.baseline)
     for candidate, arm in zip(candidates, arms, strict=True):
+        require_unchanged(arm.library, arm.file_hashes)
         candidate.open(arm.variant, arm.library, job.device, pair.case.computes)
     l2 = l2_bytes(inputs.q.device)
-    timers = [
-        ArmTimer(arm.variant.name, candidate, pair.case, inputs, l2)
-        for candidate, arm in zip(candidates, arms, strict=True)
-    ]
+    timer_of = {
+        place: ArmTimer(arms[place].variant.name, candidates[place], pair.case, inputs, l2)
+        for place in setup_order(len(arms), seed)  # the order in which buffers are allocated
+    }
+    timers = [timer_of[place] for place in range(len(arms))]
     blocks = paired_timing((timers[0], timers[1], timers[2]), seed, is_slowed)
     stages.announce_work()
     for timer, arm in zip(timers, arms, strict=True):
@@ -96,9 +100,9 @@ def _pair_blocks(blocks: Blocks, timers: list[ArmTimer]) -> PairBlocks:
     candidate_us, baseline_us, _ = (statistics.median(timer.samples_us) for timer in timers)
     outside_us = tuple(statistics.median(timer.outside_us) for timer in timers[:2])
     log_ratios = (tuple(blocks.blocks), tuple(blocks.control))
-    return PairBlocks(
-        *log_ratios, blocks.dropped, candidate_us, baseline_us, timers[0].method, (outside_us[0], outside_us[1])
-    )
+    times_us = (candidate_us, baseline_us)
+    clocks_us = (outside_us[0], outside_us[1])
+    return PairBlocks(*log_ratios, blocks.dropped, *times_us, timers[0].method, blocks.order, clocks_us)
 
 
 def _judge_written(timer: ArmTimer, arm: Arm, computes: Computes, policy: Tolerance) -> None:

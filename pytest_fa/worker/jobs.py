@@ -10,6 +10,7 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.earlier import upgrade_job
+from pytest_fa.records.gated import ArmOrder
 from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.record import Outcome, Stage, StageName
 from pytest_fa.records.timing import ProfilerTime, Speed
@@ -20,7 +21,8 @@ WATCHDOG_SECONDS = 10.0
 class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     """One variant on one case, to be judged, timed, or both.
 
-    `library` is the path of the variant's built library; None if the variant is not compiled.  A judged call is
+    `library` is the path of the variant's built library; None if the variant is not compiled.  `file_hashes` has the
+    sha256 of the library and of each file beside it; a process that loads the library requires them.  A judged call is
     repeated `repeats` times; None means up to 100 times within 0.5 s.  With `property_name`, that property is checked
     instead of the output on the case.  `cross_checks` are the SDPA backends that are judged on the same inputs if the
     output is wrong.  A launch that has not returned after `watchdog_seconds` counts as hung.  `warm_ups` calls precede
@@ -39,6 +41,7 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     cross_checks: tuple[Variant, ...] = ()
     watchdog_seconds: float = WATCHDOG_SECONDS
     warm_ups: int = 0
+    file_hashes: dict[str, str] = {}
 
     @property
     def id(self) -> str:
@@ -61,10 +64,11 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """One side of a paired timing: a variant, and the path of its built library if it is compiled."""
+    """One side of a paired timing: a variant, and if it is compiled its library, with the hashes of a `CaseJob`."""
 
     variant: Variant
     library: str | None
+    file_hashes: dict[str, str] = {}
 
 
 class ArmPair(msgspec.Struct, frozen=True):
@@ -76,9 +80,10 @@ class ArmPair(msgspec.Struct, frozen=True):
 
 
 class GateJob(msgspec.Struct, frozen=True, tag="gate"):
-    """One process of a gate: paired timing of every arm pair in ABBA and BAAB blocks, with the A/A control.
+    """One process of a gate: paired timing of every arm pair, with the A/A control.
 
-    `seed` determines the order in which the arms are captured, and which arm is timed first.
+    `seed` determines the order in which the arms are allocated, captured and sampled.  The processes of a gate have
+    consecutive seeds.
     """
 
     arm_pairs: tuple[ArmPair, ...]
@@ -100,6 +105,7 @@ class ProfilerJob(msgspec.Struct, frozen=True, tag="profiler"):
     case: Case
     library: str | None
     watchdog_seconds: float = WATCHDOG_SECONDS
+    file_hashes: dict[str, str] = {}
 
     @property
     def wanted_stages(self) -> tuple[StageName, ...]:
@@ -120,7 +126,8 @@ class PairBlocks(msgspec.Struct, frozen=True):
 
     `dropped` counts the blocks that were measured while heat or the hardware slowed the GPU down; they are not in
     `blocks`.  `candidate_us` and `baseline_us` are the medians of the samples, in microseconds, for information only.
-    `method` says how a sample was taken.  `outside_us` are the medians of both by the judge's clock.
+    `method` says how a sample was taken, `order` in which order.  `outside_us` are the medians of both by the judge's
+    clock.
     """
 
     blocks: tuple[float, ...]
@@ -129,6 +136,7 @@ class PairBlocks(msgspec.Struct, frozen=True):
     candidate_us: float
     baseline_us: float
     method: str
+    order: ArmOrder | None = None
     outside_us: tuple[float, float] | None = None
 
 

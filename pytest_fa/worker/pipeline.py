@@ -14,6 +14,7 @@ import dataclasses
 
 import torch
 
+from pytest_fa.build.unchanged import require_unchanged
 from pytest_fa.candidate.candidate import Candidate, CandidateLost
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call
 from pytest_fa.errors import DeviceLost, WrongResult
@@ -43,6 +44,7 @@ CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
     "failed": ("exception",),
     "launch_failed": ("launch",),
     "device_error": ("device error",),
+    "build_changed": ("hash of the build",),
 }
 CAUGHT_BY_ENDING = {"hung": ("watchdog",), "crashed": ("isolation",), "failed": ("isolation",)}
 ENTRY = ("entry",)  # the entry cannot be loaded, or its function not be called: no other case can run either
@@ -68,6 +70,7 @@ def run_case(
     try:
         with stages("launch"):
             device = open_device(job.device)
+            require_unchanged(job.library, job.file_hashes)
             candidate.open(job.variant, job.library, job.device, job.case.computes)
             findings.is_loaded = True
             launch = CheckedLaunch(candidate, make_inputs(job.case, device), job.case.computes)
@@ -75,6 +78,7 @@ def run_case(
         if job.property_name:
             with stages("correct"):
                 PROPERTIES[job.property_name](PropertySubject(job.variant, job.case, job.policy, candidate))
+                require_unchanged(job.library, job.file_hashes)  # a property may load the library once more
         elif job.judge:
             with stages("sanity"):
                 _check_sanity(job, launch, findings, stages)
@@ -93,9 +97,7 @@ def run_case(
         return _failure(job, problem, candidate, findings, stages)
 
 
-def _failure(
-    job: CaseJob, problem: Exception, candidate: Candidate, findings: Findings, stages: Stages
-) -> CaseResult:
+def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: Findings, stages: Stages) -> CaseResult:
     """The result of a job that an exception ended; for a wrong output, with its diagnosis."""
     device = torch.device(job.device)
     context_alive = not isinstance(problem, DeviceLost) and (job.device == "cpu" or is_alive(device))

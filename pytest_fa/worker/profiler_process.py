@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from pytest_fa.build.unchanged import require_unchanged
+from pytest_fa.candidate.user_traceback import message_of
 from pytest_fa.errors import DeviceLost
 from pytest_fa.measure.measure import time_with_profiler
 from pytest_fa.run.device import is_alive, open_device
@@ -11,7 +13,6 @@ from pytest_fa.run.inputs import make_inputs
 from pytest_fa.run.module import open_forward
 from pytest_fa.worker.jobs import ProfilerJob, ProfilerResult
 from pytest_fa.worker.stages import ReportProgress, Stages
-from pytest_fa.candidate.user_traceback import message_of
 
 
 def run_profiler(job: ProfilerJob, report_progress: ReportProgress = lambda _: None) -> ProfilerResult:
@@ -20,6 +21,7 @@ def run_profiler(job: ProfilerJob, report_progress: ReportProgress = lambda _: N
     try:
         stages.announce_work()
         open_device("cuda")
+        require_unchanged(job.library, job.file_hashes)
         with open_forward(job.variant, job.library, computes=job.case.computes) as forward:
             stages.announce_launch()
             profiler, missing = time_with_profiler(forward, job.case, make_inputs(job.case, device))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pytest_fa.errors import DeviceLost, LaunchError, UnsupportedCase, WrongResult
+from pytest_fa.errors import ChangedBuild, DeviceLost, LaunchError, UnsupportedCase, WrongResult
 from pytest_fa.records.record import Outcome, Stage, StageName
 from pytest_fa.worker.jobs import CaseResult, Job, Progress
 
@@ -62,6 +62,7 @@ class Stages:
 def outcome_of(problem: Exception) -> Outcome:
     """The outcome that an exception becomes; `failed` for every type that is not in the table."""
     outcomes: dict[type[Exception], Outcome] = {
+        ChangedBuild: "build_changed",
         UnsupportedCase: "unsupported",
         LaunchError: "launch_failed",
         DeviceLost: "device_error",

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from pytest_fa.measure.launches import read_launches
+from pytest_fa.measure.rotation import Rotation
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.measure.launch_overhead import period_of_spin_us
-from pytest_fa.measure.launches import read_launches
 from pytest_fa.measure.measure import measure
-from pytest_fa.measure.rotation import Rotation
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.environment import clock_watch
 from pytest_fa.records.timing import LaunchedKernel

@@ -12,7 +12,7 @@ from pytest_fa.build import extension
 from pytest_fa.build.extension import find_torch
 from pytest_fa.build.recipe import request_key
 from pytest_fa.catalog.manifest import read_manifest
-from tests.factories import WriteVariant
+from tests.factories import PYTHON_SOURCE, WriteVariant
 from tests.plugin.conftest import ONE_CASE, NewProject, Project, Run
 
 # Attention in plain loops.  It includes few headers and compiles in 10 s; with all of ATen it would take a minute.
@@ -162,6 +162,42 @@ def test_each_build_has_a_record(story: Story) -> None:
     assert {build.arch for build in builds} == {"host"}
     assert all(f"torch {find_torch().version}" in build.compiler for build in builds)
     assert len({build.key for build in builds}) == 3
+
+
+# A Python variant that puts the library of `mine_off` in the place of that of `mine` when it is imported.
+EXCHANGES = """
+import os
+import shutil
+from pathlib import Path
+
+(library,) = Path({cache!r}).glob("builds/mine-host-*/*/kernel.so")
+(other,) = Path({cache!r}).glob("builds/mine_off-host-*/*/kernel.so")
+shutil.copyfile(other, library.with_name("new"))
+os.replace(library.with_name("new"), library)
+"""
+
+
+def test_a_library_that_changes_after_the_build_is_not_loaded(new_project: NewProject) -> None:
+    """A library that is exchanged after the builds were checked is not judged; the next run compiles it again."""
+    project = new_project("exchanged")
+    write_extension(project)
+    cache = project.folder / "cache"
+    arguments = (
+        f"--fa-cache={cache}",
+        ONE_CASE,
+        "-k",
+        "test_build or test_correct",
+        "--fa-variant=first,mine,mine_off",
+    )
+    project.python_variant("first", PYTHON_SOURCE + EXCHANGES.format(cache=str(cache)))
+    run, again = project.suite(*arguments), project.suite(*arguments)
+    assert run.outcomes[CORRECT.replace("mine", "first")] == "passed"
+    assert run.outcomes[CORRECT] == again.outcomes[CORRECT] == "failed"
+    (library,) = cache.glob("builds/mine-host-*/*/kernel.so")
+    assert run.reasons[CORRECT].startswith(f"{library} has changed since it was built: its sha256 is ")
+    assert any("compiling mine/host again: " in line for line in again.all_lines)
+    record = next(each for each in project.records if each.kind == "correct" and each.variant == "mine")
+    assert (record.outcome, record.check) == ("build_changed", None)
 
 
 def test_a_new_header_beside_a_source_is_seen(tmp_path: Path, write_variant: WriteVariant) -> None:

@@ -92,7 +92,8 @@ def test_the_record_has_every_block(timed: Project, quick: Run) -> None:
     assert record.gate is not None
     (pair,) = record.gate.pairs
     assert (record.kind, record.outcome, record.gate.verdict) == ("gate", "ok", "PASS")
-    assert [len(row) for row in pair.samples.blocks] == [8] * record.gate.processes
+    assert [len(row) for row in pair.samples.blocks] == [6] * record.gate.processes
+    assert [len(order.blocks) for order in pair.samples.orders] == [6] * record.gate.processes
     assert (pair.low or 1) < (pair.ratio or 1) < (pair.high or 1) < 0.95
     assert pair.method.startswith("wall clock of ")
     assert set(record.gate.pilot_us[SHAPE]) == {"quick", "usual"}

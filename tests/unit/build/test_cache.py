@@ -413,7 +413,7 @@ def test_damaged_build_is_rebuilt_once(
     after = workplace.ensure()
 
     (line,) = [line for line in lines if line.startswith("compiling tile/sm_80 again: ")]
-    assert line.endswith(f"/{name} {said}")
+    assert f"/{name} {said}" in line
 
     build = rebuilt.outcomes["tile", "sm_80"]
     assert isinstance(build, Build)
@@ -503,9 +503,13 @@ def test_a_lookup_beside_a_clean_up(unbuilt: Workplace, monkeypatch: pytest.Monk
 
 @pytest.mark.needs_nvcc
 def test_no_build_names_the_damage(workplace: Workplace) -> None:
-    """With --fa-no-build, a damaged library is not used, and the failure says what is wrong with it."""
+    """With --fa-no-build, a damaged library is not used, and the failure names the file and both hashes."""
+    built = keys.file_hash(str(workplace.library())) or ""
     flip_a_bit(workplace.library())
-    assert "kernel.so has changed since it was built; drop --fa-no-build" in workplace.failure(no_build=True)
+    found = keys.file_hash(str(workplace.library())) or ""
+    hashes = f"its sha256 is {found[:16]}..., that of the build {built[:16]}..."
+    expected = f"kernel.so has changed since it was built: {hashes}; drop --fa-no-build"
+    assert expected in workplace.failure(no_build=True)
 
 
 @pytest.mark.needs_nvcc
@@ -515,6 +519,52 @@ def test_a_damaged_build_is_no_gate_baseline(workplace: Workplace) -> None:
     flip_a_bit(workplace.library())
     with pytest.raises(UsageProblem, match=r"kernel\.so has changed since it was built"):
         builds.find_by_key(workplace.cache, key)
+
+
+def move_in_another_build(place: Workplace) -> str:
+    """Put the files of a build of the same sources with another flag in the only build's place; return its key."""
+    flags, folder = "flags: [-O1]\n", place.library().parent
+    place.write_manifest(flags)
+    other = place.build()
+    place.write_manifest("")
+    shutil.rmtree(folder)
+    shutil.copytree((place.cache / other.library).parent, folder)
+    return other.key
+
+
+@pytest.mark.needs_nvcc
+def test_a_build_in_the_place_of_another_is_not_used(workplace: Workplace) -> None:
+    """A folder that has the files and hashes of another build, from the same sources, is compiled again."""
+    key = workplace.build().key
+    other_key = move_in_another_build(workplace)
+    lines: list[str] = []
+    report = workplace.ensure(say=lines.append)
+    build = report.outcomes["tile", "sm_80"]
+    assert isinstance(build, Build)
+    assert (report.compiled, build.key) == (1, key) != (1, other_key)
+    assert [line for line in lines if line.endswith("build.json is that of another build")] != []
+
+
+@pytest.mark.needs_nvcc
+def test_a_build_in_the_place_of_another_is_no_gate_baseline(workplace: Workplace) -> None:
+    """A build that is named by its key must be in the folder of that key."""
+    other_key = move_in_another_build(workplace)
+    with pytest.raises(UsageProblem, match=r"build\.json is that of another build; build it again"):
+        builds.find_by_key(workplace.cache, other_key)
+
+
+@pytest.mark.needs_nvcc
+def test_an_entry_without_hashes_is_compiled_again(workplace: Workplace) -> None:
+    """A build of an earlier version, whose record has no hashes, is compiled again; one line says why."""
+    path = workplace.library().with_name("build.json")
+    content = json.loads(path.read_bytes())
+    del content["build"]["files"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    lines: list[str] = []
+    assert workplace.ensure(say=lines.append).compiled == 1
+    (line,) = [line for line in lines if line.startswith("compiling tile/sm_80 again: ")]
+    assert line.endswith("build.json does not list the files of its folder")
+    assert workplace.build().files == {"kernel.so": keys.file_hash(str(workplace.library()))}
 
 
 @pytest.mark.needs_nvcc

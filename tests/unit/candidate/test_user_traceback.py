@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import pytest_fa
-from pytest_fa.errors import FaError, WrongResult
 from pytest_fa.candidate.user_traceback import MOST_TRACEBACK_CHARACTERS, explanation_of, is_wrong_call, message_of
+from pytest_fa.errors import FaError, WrongResult
 
 
 def raised_by(folder: Path, source: str) -> Exception:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from pytest_fa.measure.rotation import Rotation
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.measure.cpu_time import CPU_THREADS, fixed_cpu_threads, make_calibration
 from pytest_fa.measure.device_time import device_time
 from pytest_fa.measure.measure import measure
-from pytest_fa.measure.rotation import Rotation
 from pytest_fa.run.inputs import make_inputs
 
 CPU = torch.device("cpu")

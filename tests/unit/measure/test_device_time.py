@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest_fa.measure.rotation import Rotation
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.measure import call_time as call_time_module
@@ -16,7 +17,6 @@ from pytest_fa.measure import device_time as device_time_module
 from pytest_fa.measure.call_time import call_time
 from pytest_fa.measure.device_time import device_time
 from pytest_fa.measure.measure import measure
-from pytest_fa.measure.rotation import Rotation
 from pytest_fa.run.inputs import make_inputs
 
 CPU = torch.device("cpu")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from pytest_fa.measure.rotation import Rotation
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import WrongResult
-from pytest_fa.measure.rotation import Rotation
 from pytest_fa.run.inputs import is_poison, make_inputs
 
 CASE = parse_case("b1h2s32d64-fp16-seed0")

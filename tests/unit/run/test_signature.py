@@ -15,10 +15,10 @@ import torch
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Call, Constant, Entry
 from pytest_fa.errors import FaError, LaunchError, WrongResult
-from pytest_fa.run.output import require_output
 from pytest_fa.run import module
 from pytest_fa.run.adapter import adapted
 from pytest_fa.run.module import load_forward
+from pytest_fa.run.output import require_output
 from pytest_fa.run.signature import signature_problem
 from tests.factories import WriteVariant
 

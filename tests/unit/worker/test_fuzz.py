@@ -19,10 +19,10 @@ pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_fa.candidate.channel import Channel
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.records.text import printable
 from pytest_fa.worker import client
-from pytest_fa.candidate.channel import Channel
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.fork_server import ForkServer, Worker
 from pytest_fa.worker.jobs import CaseJob, CaseResult, Progress

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fa.candidate.channel import MOST_MESSAGE_BYTES, Channel, Garbage
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.processes import children_of, marked_with, read_scheduling
 from pytest_fa.worker import channel as channel_module
 from pytest_fa.worker import client, fork_server
-from pytest_fa.candidate.channel import MOST_MESSAGE_BYTES, Channel, Garbage
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import CaseJob, Progress, encode
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 import torch
 
+from pytest_fa.candidate import agent
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import DeviceLost
-from pytest_fa.candidate import agent
 from pytest_fa.worker import jobs, pipeline
 from pytest_fa.worker.jobs import CaseJob, CaseResult, Progress
 from pytest_fa.worker.pipeline import run_case
@@ -132,7 +132,10 @@ def test_right_kernel_is_timed(job_of: JobOf) -> None:
     assert result.check is not None
     assert result.speed is not None
     calls = result.speed.device.calls_per_sample
-    assert (result.check.passed, result.speed.device.method) == (True, f"wall clock of {calls} calls, each on its own data")
+    assert (result.check.passed, result.speed.device.method) == (
+        True,
+        f"wall clock of {calls} calls, each on its own data",
+    )
     assert min(result.speed.device.samples_us) > 0
 
 
