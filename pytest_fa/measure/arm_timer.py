@@ -100,7 +100,8 @@ class ArmTimer:
 
     def _prepare(self, calls: int, *, graph: bool) -> None:
         self._calls, self._graph = calls, graph
-        self._series = self._data.series(calls)
+        self._outs = self._data.own_outputs(calls) if self.is_cpu else self._data.outs
+        self._series = self._data.series(calls, self._outs)
         self._candidate.prepare("arm", self._series, CPU_THREADS if self.is_cpu else None)
         if graph:
             allocated = self._candidate.capture("arm").allocated

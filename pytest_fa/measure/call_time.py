@@ -2,10 +2,12 @@
 
 It is the slope between batches of n and 3n calls by the judge's clock, so it includes Python, the launch and the
 kernel, but not the message that starts a batch.  It is at least the period on the device, `device_us`.  On the CPU it
-is the time of a batch.
+is the time of a batch.  Each batch has data of its own, so that no result can be kept.
 """
 
 from __future__ import annotations
+
+import torch
 
 from pytest_fa.candidate.commands import Run
 from pytest_fa.measure.cpu_time import CPU_THREADS
@@ -17,40 +19,49 @@ BATCHES = 20
 BATCH_US = 2000.0  # the intended length of the shorter batch
 CPU_BATCH_US = 10_000.0  # on the CPU, where a batch's whole time counts
 MOST_CALLS = 200  # in the shorter batch
+HEADS_JUDGED = 16  # of the calls of the last batches, one each
 MOST_SECONDS = 1.0  # for all batches, of which there are at least three
 
 
 def call_time(data: FreshData) -> tuple[Timing, list[Written]]:
-    """Measure the wall-clock time per call; also return what one of the calls wrote."""
+    """Measure the wall-clock time per call; also return what one call of each of the last batches wrote."""
     on_cpu = data.candidate.device.type == "cpu"
-    series = data.series(3 * MOST_CALLS)
-    data.candidate.prepare("call", series, CPU_THREADS if on_cpu else None)
-
-    def run_us(calls: int) -> float:
-        return data.candidate.timed(Run("call", calls)).outside_us
-
-    run_us(1)
-    estimate_us = run_us(3) / 3
-    intended_us = CPU_BATCH_US if on_cpu else BATCH_US
-    calls = max(1, min(MOST_CALLS, int(intended_us / estimate_us)))
-    batches = max(3, min(BATCHES, int(MOST_SECONDS * 1e6 / (4 * calls * estimate_us))))
+    batches = _Batches(data, data.own_outputs(MOST_CALLS) if on_cpu else data.outs)
+    batches.run_us(1)
+    estimate_us = batches.run_us(3) / 3
+    intended_us, most = (CPU_BATCH_US, len(batches.outs)) if on_cpu else (BATCH_US, MOST_CALLS)
+    calls = max(1, min(most, int(intended_us / estimate_us)))
+    count = max(3, min(BATCHES, int(MOST_SECONDS * 1e6 / (4 * calls * estimate_us))))
     if on_cpu:
-        data.redraw()
-        samples = [run_us(calls) / calls for _ in range(batches)]
-        written = [data.written_head(series, calls, data.outs)]
-        return timing(f"wall clock of batches of {calls} calls", samples, calls), written
+        samples = [batches.run_us(calls) / calls for _ in range(count)]
+        return timing(f"wall clock of batches of {calls} calls", samples, calls), batches.written
 
     def sample_us() -> float:
-        short_us = run_us(calls)
-        return max(0.0, run_us(3 * calls) - short_us) / (2 * calls)
+        short_us = batches.run_us(calls)
+        return max(0.0, batches.run_us(3 * calls) - short_us) / (2 * calls)
 
     if calls > 1:
         settle(sample_us)
-    data.redraw()
-    samples = [sample_us() for _ in range(batches)]
-    timed = data.candidate.timed(Run("call", calls))
-    outs = data.candidate.outputs_of("call", data.outs, timed.allocated)
-    written = [data.written_head(series, calls, outs)]
-    data.require_untouched()
+    samples = [sample_us() for _ in range(count)]
     method = f"slope between batches of {calls} and {3 * calls} calls"
-    return timing(method, [max(sample, 1e-3) for sample in samples], 4 * calls), written
+    return timing(method, [max(sample, 1e-3) for sample in samples], 4 * calls), batches.written
+
+
+class _Batches:
+    """Batches of calls, each on its own data, and what one call of each batch wrote."""
+
+    def __init__(self, data: FreshData, outs: list[torch.Tensor]) -> None:
+        on_cpu = data.candidate.device.type == "cpu"
+        self._data, self.outs = data, outs
+        self._series = data.series(len(outs) if on_cpu else 3 * MOST_CALLS, outs)
+        data.candidate.prepare("call", self._series, CPU_THREADS if on_cpu else None)
+        self.written: list[Written] = []
+
+    def run_us(self, calls: int) -> float:
+        """The time of a batch by the judge's clock.  Raises `WrongResult` if a call changed an input."""
+        self._data.redraw(self.outs)
+        timed = self._data.candidate.timed(Run("call", calls))
+        outs = self._data.candidate.outputs_of("call", self.outs, timed.allocated)
+        self._data.require_untouched()
+        self.written = [*self.written[1 - HEADS_JUDGED :], self._data.written_head(self._series, calls, outs)]
+        return timed.outside_us

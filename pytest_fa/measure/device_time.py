@@ -184,9 +184,12 @@ def _event_pairs(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
 def _wall_clock(data: FreshData) -> DeviceTime:
     """Measure calls on the CPU by the judge's clock, a few at a time: at least 5 samples and 0.2 s, at most 50."""
     fewest, most = CPU_SAMPLES
-    series = _TimedSeries(data, "calls", CPU_CALLS, graph=False)
-    series.time(1)
-    calls = max(1, min(CPU_CALLS, int(CPU_SAMPLE_US / max(1.0, series.time(1).outside_us))))
+    estimate = _TimedSeries(data, "estimate", 1, graph=False)
+    estimate.time()
+    calls = max(1, min(CPU_CALLS, int(CPU_SAMPLE_US / max(1.0, estimate.time().outside_us))))
+    outs = data.own_outputs(calls)
+    calls = len(outs)
+    series = _TimedSeries(data, "calls", calls, outs, graph=False)
     clock_us = core_clock(data.candidate.pid)
     samples: list[float] = []
     core_samples: list[float] = []
@@ -197,9 +200,9 @@ def _wall_clock(data: FreshData) -> DeviceTime:
         if len(samples) >= fewest and sum(samples) * calls >= CPU_SECONDS * 1e6:
             break
         core_start = clock_us()
-        samples.append(series.time(calls).outside_us / calls)
+        samples.append(series.time().outside_us / calls)
         core_samples.append((clock_us() - core_start) / calls)
-        written.append(series.written_head(calls))
+        written.append(series.written_head())
         data.require_untouched()
         if len(samples) % CALIBRATION_EVERY == 1:
             calibration_samples.append(calibration())

@@ -24,6 +24,7 @@ from pytest_fa.run.inputs import Inputs, bits_of, poison, poisoned_output
 OFFSET_BYTES = 128  # offsets are multiples of it, so that tensors stay aligned to 16 bytes
 RANGE_BYTES = 2**18  # within which offsets lie; on an H200, ranges of 8 to 512 KB make no difference to a time
 MOST_OUTPUTS = 8  # that calls write in turn
+OWN_OUTPUT_BYTES = 2**26  # of outputs that one call each writes, on the CPU
 
 
 class Written(NamedTuple):
@@ -58,6 +59,13 @@ class FreshData:
         self.outs = self.new_outputs(count)
         self.redraw()
 
+    def own_outputs(self, calls: int) -> list[torch.Tensor]:
+        """One new output for each of `calls` calls, or as many as 64 MiB hold.
+
+        If later calls wrote the same output, a candidate could skip a call whose output is written again.
+        """
+        return self.new_outputs(max(1, min(calls, OWN_OUTPUT_BYTES // max(1, self._out_like.nbytes))))
+
     def new_outputs(self, count: int) -> list[torch.Tensor]:
         """Outputs in memory that the candidate sees, full of NaN."""
         like = self._out_like
@@ -90,18 +98,22 @@ class FreshData:
         return Series(first_views, views, shifts, tuple(out_of[:count]))
 
     def redraw(self, outs: list[torch.Tensor] | None = None) -> None:
-        """Fill the buffers with new data, and outputs and workspaces with NaN."""
-        self._generator.manual_seed(self._random.getrandbits(63))
-        for private, shared in zip(self._private, self._shared, strict=True):
-            if private.device.type == "cuda" or self._random.random() < 0.1 or not private.any():  # noqa: PLR2004
-                private.copy_(torch.randn(private.shape, generator=self._generator, device=private.device))
-            else:  # drawing takes longer on the CPU than a call: turn what is there by a secret distance
-                private.copy_(private.roll(self._random.randrange(1, len(private) // 64) * 64))
-            shared.copy_(private)
+        """Fill outputs and workspaces with NaN, and then the buffers with new data.
+
+        The data come last: a candidate that watches the buffers could start on them before the clock does.
+        """
         for out in outs or self.outs:
             poison(out)
         for size in self.candidate.workspaces.guarded_by_size.values():
             size.tensor.view(torch.int16).fill_(NAN_PATTERN)
+        self._generator.manual_seed(self._random.getrandbits(63))
+        for private in self._private:
+            if private.device.type == "cuda" or self._random.random() < 0.1 or not private.any():  # noqa: PLR2004
+                private.copy_(torch.randn(private.shape, generator=self._generator, device=private.device))
+            else:  # drawing takes longer on the CPU than a call: turn what is there by a secret distance
+                private.copy_(private.roll(self._random.randrange(1, len(private) // 64) * 64))
+        for private, shared in zip(self._private, self._shared, strict=True):
+            shared.copy_(private)
         synchronize(self.candidate.device)
 
     def require_untouched(self) -> None:
@@ -120,14 +132,29 @@ class FreshData:
         return Inputs(q, k, v, self._like.scale, self._like.causal), outs[slot].clone()
 
     def written_head(self, series: Series, count: int, outs: list[torch.Tensor]) -> Written:
-        """One head, chosen at random, of an output, chosen at random, with its inputs, as private copies."""
-        slot = self._random.choice(sorted(set(series.out_of[:count])))
+        """One head of one output, with its inputs, as private copies: one with NaN left, else one chosen at random.
+
+        NaN is looked for on the CPU only.
+        """
+        slots = sorted(set(series.out_of[:count]))
+        slot, batch, head = self._unwritten(slots, outs) or self._any_place(slots, outs)
         inputs, out = self.written(series, count, outs, slot)
-        batch, head = self._random.randrange(out.shape[0]), self._random.randrange(out.shape[1])
         kv_head = head * inputs.k.shape[1] // inputs.q.shape[1]
         q = inputs.q[batch : batch + 1, head : head + 1].clone()
         k, v = (x[batch : batch + 1, kv_head : kv_head + 1].clone() for x in (inputs.k, inputs.v))
         return Written(inputs._replace(q=q, k=k, v=v), out[batch : batch + 1, head : head + 1].clone())
+
+    def _any_place(self, slots: list[int], outs: list[torch.Tensor]) -> tuple[int, int, int]:
+        slot = self._random.choice(slots)
+        return slot, self._random.randrange(outs[slot].shape[0]), self._random.randrange(outs[slot].shape[1])
+
+    def _unwritten(self, slots: list[int], outs: list[torch.Tensor]) -> tuple[int, int, int] | None:
+        """The first slot, batch and head with a NaN, with which every output was filled."""
+        for slot in slots if self.candidate.device.type == "cpu" else ():
+            places = outs[slot].isnan().nonzero()  # [places, 4]
+            if len(places):
+                return slot, int(places[0, 0]), int(places[0, 1])
+        return None
 
     def _step(self, steps: int, elements: int) -> int:
         return self._random.randrange(steps) * elements

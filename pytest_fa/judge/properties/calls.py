@@ -1,4 +1,8 @@
-"""Properties about the way a variant is called: repeatedly, on streams, in a graph capture, on another device."""
+"""Properties about the way a variant is called: repeatedly, on streams, in a graph capture, on another device.
+
+A candidate can write into the memory that it sees at any time.  So outputs are copied before they are judged, and truth
+is computed from the judge's own inputs.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +27,31 @@ def new_data(subject: PropertySubject) -> None:
     inputs, out = subject.visible_call(subject.inputs())
     for _ in range(21):  # a cache may begin to store results only after a few calls
         subject.call(inputs, out)
-    _overwrite(inputs, subject.inputs(seed=1))
-    subject.require_right("new_data", subject.call(inputs, out), inputs)
+    others = subject.inputs(seed=1)
+    _overwrite(inputs, others)
+    subject.require_right("new_data", subject.call(inputs, out).clone(), others)
 
 
 def new_shape(subject: PropertySubject) -> None:
     """A call on the same memory, with its batches as heads of one batch, gives the result for the new shape."""
-    inputs, out = subject.visible_call(subject.inputs())
+    private = subject.inputs()
+    inputs, out = subject.visible_call(private)
     subject.call(inputs, out)
-    batch, heads = inputs.q.shape[:2]
-    if inputs.q.stride(0) != heads * inputs.q.stride(1):
+    if inputs.q.stride(0) != inputs.q.shape[1] * inputs.q.stride(1):
         raise UnsupportedCase("in this layout, batches and heads cannot be merged without a copy")
-    q, k, v = (tensor.view(1, batch * heads, *tensor.shape[2:]) for tensor in inputs[:3])
-    merged = inputs._replace(q=q, k=k, v=v)
-    merged_out = subject.call(merged, poison(out).view(1, batch * heads, *out.shape[2:]))
-    subject.require_right("new_shape", merged_out, merged)
+    merged_out = subject.call(_merged(inputs), _one_batch(poison(out)))
+    subject.require_right("new_shape", merged_out.clone(), _merged(private))
+
+
+def _merged(inputs: Inputs) -> Inputs:
+    """The same memory, with batches as heads of one batch."""
+    q, k, v = (_one_batch(tensor) for tensor in inputs[:3])
+    return inputs._replace(q=q, k=k, v=v)
+
+
+def _one_batch(tensor: torch.Tensor) -> torch.Tensor:
+    batch, heads = tensor.shape[:2]
+    return tensor.view(1, batch * heads, *tensor.shape[2:])
 
 
 def streams(subject: PropertySubject) -> None:
@@ -63,7 +77,7 @@ def _require_own_stream(subject: PropertySubject) -> None:
     arriving = (Copy(target, origin) for target, origin in copies)
     candidate.run_script(Script(((Sleep(SLOW_CYCLES), *arriving, Launch(call), Copy(kept, call.out)),)))
     candidate.lending.take_back()
-    subject.require_right("streams", snapshot, source)
+    subject.require_right("streams", snapshot.clone(), source)
 
 
 def _require_no_shared_state(subject: PropertySubject) -> None:
@@ -72,7 +86,8 @@ def _require_no_shared_state(subject: PropertySubject) -> None:
     Global state that both calls use, such as one workspace, would be overwritten.  The gaps between the calls are
     random, so that every phase of one thread's call meets a call of the other thread.
     """
-    sets = [subject.visible_call(subject.inputs(seed))[0] for seed in (0, 1)]
+    private = [subject.inputs(seed) for seed in (0, 1)]
+    sets = [subject.visible_call(inputs)[0] for inputs in private]
     expected = [subject.call(inputs).clone() for inputs in sets]
     outs = [[subject.visible(subject.output(inputs)) for _ in range(THREAD_CALLS)] for inputs in sets]
     generator = random.Random(0)  # noqa: S311  # not for cryptography
@@ -80,11 +95,12 @@ def _require_no_shared_state(subject: PropertySubject) -> None:
         Script(tuple(_steps(subject, inputs, own, generator) for inputs, own in zip(sets, outs, strict=True)))
     )
     subject.candidate.lending.take_back()
-    for index, (inputs, own) in enumerate(zip(sets, outs, strict=True)):
+    copies = [[out.clone() for out in own] for own in outs]
+    for index, (inputs, own) in enumerate(zip(private, copies, strict=True)):
         subject.require_right("streams", own[-1], inputs, f" (thread {index})")
     differing = [
         sum(not torch.equal(bits_of(out), bits_of(right)) for out in own)
-        for own, right in zip(outs, expected, strict=True)
+        for own, right in zip(copies, expected, strict=True)
     ]
     if any(differing) and subject.variant.deterministic:
         counts = " and ".join(f"{count} of {THREAD_CALLS}" for count in differing)
@@ -129,11 +145,12 @@ def _require_right_replay(
     except CannotCapture as problem:
         raise WrongResult(name, f"{name}: the call cannot be captured: {problem}") from problem
     for seed in (1, 2):
-        _overwrite(inputs, subject.inputs(seed))
+        others = subject.inputs(seed)
+        _overwrite(inputs, others)
         poison(out)
         synchronize(subject.device)
         subject.candidate.replay_call()
-        subject.require_right(name, out.clone(), inputs, f", replay on seed {seed}")
+        subject.require_right(name, out.clone(), others, f", replay on seed {seed}")
     subject.candidate.lending.take_back()
 
 
