@@ -168,6 +168,7 @@ def _samples(arm_pairs: tuple[ArmPair, ...], results: list[GateResult]) -> list[
                 tuple(process.blocks if process else () for process in used),
                 tuple(process.control if process else () for process in used),
                 tuple(process.order for process in processes if process.order),
+                tuple(math.log(each.outside_us[0] / each.outside_us[1]) for each in processes if each.outside_us),
             )
         )
     return samples

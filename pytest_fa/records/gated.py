@@ -29,7 +29,8 @@ class PairSamples(msgspec.Struct, frozen=True):
 
     A row has one value per block of paired calls.  `control` holds the same values for the baseline against itself (the
     A/A control), measured in the same processes, with separate buffers and captured graphs.  `orders` has the order of
-    the arms in each process; older records have none.
+    the arms in each process; older records have none.  `outside` is the log-ratio of each process by the judge's clock,
+    which stands outside the processes of the arms; records that have none were measured with one clock.
     """
 
     shape_id: str
@@ -37,6 +38,7 @@ class PairSamples(msgspec.Struct, frozen=True):
     blocks: tuple[tuple[LogRatio, ...], ...]
     control: tuple[tuple[LogRatio, ...], ...]
     orders: tuple[ArmOrder, ...] = ()
+    outside: tuple[LogRatio, ...] = ()
 
     @property
     def means(self) -> list[float]:

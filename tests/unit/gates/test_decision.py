@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -164,3 +165,16 @@ def test_dropped_processes_end_the_gate_at_once() -> None:
 def test_no_pairs_give_no_verdict() -> None:
     """A gate without pairs is INCONCLUSIVE."""
     assert analyse([], 0.95, is_last=True).verdict == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(("outside", "verdict"), [(0.81, "PASS"), (1.02, "INCONCLUSIVE"), (1.0, "INCONCLUSIVE")])
+def test_a_pass_needs_both_clocks(outside: float, verdict: str) -> None:
+    """A ratio that is clearly below the gate by the arms' own clocks passes only if the judge's clock agrees."""
+    samples = pair(math.log(0.8), np.random.default_rng(3))
+    samples = msgspec.structs.replace(samples, outside=(math.log(outside),) * ANALYSES[-1])
+    analysis = analyse([samples], 1.0, is_last=True)
+    assert analysis.verdict == verdict
+    if verdict != "PASS":
+        assert analysis.reason == (
+            f"by the judge's clock the ratio is {outside:.4f} at b1h8s512d64-fp16; a PASS needs both clocks"
+        )
