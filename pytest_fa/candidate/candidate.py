@@ -51,6 +51,7 @@ from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import Inputs
 
+MOST_WORKSPACE_BYTES = 2**36
 OPEN_SECONDS = 300.0  # to start CUDA and to load a variant, which may import large packages
 
 
@@ -325,6 +326,9 @@ class Candidate:
         size = self.ask(WorkspaceBytes(views)).size_bytes
         if not size:
             return views
+        most = MOST_WORKSPACE_BYTES if self.device.type == "cuda" else 0
+        if not 0 < size <= most:
+            raise FaError(f"it asks for a workspace of {size} bytes; on {self.device}, at most {most} are allowed")
         (workspace,) = self.lending.lend([self.workspaces(size, self.device)])
         return CallViews(q, k, v, output, inputs.scale, inputs.causal, workspace)
 

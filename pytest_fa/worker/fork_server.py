@@ -72,7 +72,7 @@ class ForkServer:
         self._control.settimeout(START_SECONDS)
         self._has_forked = False
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "pytest_fa.worker", "--serve", str(server_socket.fileno())],
+            [sys.executable, "-P", "-m", "pytest_fa.worker", "--serve", str(server_socket.fileno())],
             pass_fds=[server_socket.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -100,10 +100,25 @@ def _fork_worker(control: socket.socket, descriptor: int, role: Callable[[Channe
         if os.getppid() != server:  # it ended before the kernel was told to end this process with it
             os._exit(1)
         control.close()
+        if role is not judge_jobs:
+            _prepare_for_variant()
         os._exit(_exit_status(role, Channel(socket.socket(fileno=descriptor))))
     os.close(descriptor)
     control.send(str(pid).encode())
     return pid
+
+
+def _prepare_for_variant() -> None:
+    """Let a variant import from the current folder, and give it the log as an open file of its own.
+
+    The judge imports nothing from that folder.  Flags and position of an open file belong to all processes that share
+    it: a variant could make the output of a later one begin far behind the end of the log.
+    """
+    sys.path.insert(0, "")
+    log = os.open("/proc/self/fd/1", os.O_WRONLY | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
 
 
 def judge_jobs(channel: Channel) -> None:
