@@ -30,12 +30,13 @@ from pytest_fa.candidate.commands import (
 from pytest_fa.candidate.process import problem_of
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import FaError, LaunchError, UnsupportedCase, WrongResult
-from pytest_fa.run.forward import Forward
 from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.inputs import is_poison, make_inputs, poisoned_output
 
 CPU = torch.device("cpu")
 CASE = parse_case("b1h2s16d64-fp16-seed0")
+Function = Callable[..., torch.Tensor]
+Connect = Callable[[Function], Candidate]
 
 
 def copies_q(q: torch.Tensor, *_: torch.Tensor, out: torch.Tensor, **__: object) -> torch.Tensor:
@@ -43,7 +44,12 @@ def copies_q(q: torch.Tensor, *_: torch.Tensor, out: torch.Tensor, **__: object)
     return out.copy_(q)
 
 
-def serve(channel: Channel, forward: Forward) -> None:
+def in_this_process(forward: Function) -> Candidate:
+    """A candidate that is a function of this process."""
+    return Candidate.of_function(forward, "cpu")
+
+
+def serve(channel: Channel, forward: Function) -> None:
     """Answer commands like the candidate's process, for a function."""
     agent = Agent(lambda *_: nullcontext(forward))
     while True:
@@ -62,15 +68,12 @@ def serve(channel: Channel, forward: Forward) -> None:
         channel.send(encode_answer(answer))
 
 
-Connect = Callable[[Forward], Candidate]
-
-
 @pytest.fixture
 def connect() -> Iterator[Connect]:
     """`connect(function)`: a candidate behind a socket, opened; its thread has nothing but messages and memory."""
     candidates, threads = [], []
 
-    def connected(forward: Forward) -> Candidate:
+    def connected(forward: Function) -> Candidate:
         near, far = channel_pair()
         thread = threading.Thread(target=serve, args=(Channel(far), forward))
         thread.start()
@@ -108,7 +111,7 @@ def answering(*answers: bytes) -> Iterator[Candidate]:
 @pytest.mark.parametrize("where", ["here", "connected"])
 def test_a_call_writes_the_output_of_the_judge(connect: Connect, where: str) -> None:
     """A call on the judge's tensors writes its output, and the same bits in this process and behind a connection."""
-    candidate = Candidate.of_function(copies_q, "cpu") if where == "here" else connect(copies_q)
+    candidate = in_this_process(copies_q) if where == "here" else connect(copies_q)
     inputs = make_inputs(CASE, CPU)
     out = poisoned_output(inputs)
     candidate.call(inputs, out)
@@ -274,7 +277,7 @@ def test_the_end_of_a_job_closes_the_variant() -> None:
     events: list[str] = []
 
     class Opened:
-        def __enter__(self) -> Forward:
+        def __enter__(self) -> Function:
             events.append("opened")
             return copies_q
 
@@ -341,7 +344,7 @@ def test_a_memory_that_is_not_there_is_an_error() -> None:
 
 def test_a_call_on_unknown_memory_is_an_error() -> None:
     """A call whose views name no mapped memory is an error that names it."""
-    candidate = Candidate.of_function(copies_q, "cpu")
+    candidate = in_this_process(copies_q)
     inputs = make_inputs(CASE, CPU)
     views = candidate.views_of(inputs, poisoned_output(inputs))
     candidate.lending.end_job()

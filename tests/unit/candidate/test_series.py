@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -12,7 +12,6 @@ from pytest_fa.candidate.agent import Agent
 from pytest_fa.candidate.commands import CallViews, Forget, Open, Prepare, Run, Series
 from pytest_fa.candidate.memory import view_of
 from pytest_fa.errors import FaError, WrongResult
-from pytest_fa.run.forward import Forward
 
 SHAPE = (1, 1, 2, 4)
 
@@ -20,7 +19,7 @@ SHAPE = (1, 1, 2, 4)
 class Memory:
     """An agent with a series over one buffer of 0, 1, 2, ... for q, k and v, and three outputs."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Callable[..., torch.Tensor]) -> None:
         self.agent = Agent(lambda *_: nullcontext(forward))
         self.agent.execute(Open(None, None, "cpu", "attention"))
         self.buffer = torch.arange(64, dtype=torch.float32)

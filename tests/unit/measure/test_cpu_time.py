@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.measure.cpu_time import CPU_THREADS, core_clock, make_calibration
 from pytest_fa.measure.measure import measure
-from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import make_inputs
 
 CASE = parse_case("b1h1s16d64-fp16-seed0")
@@ -28,7 +27,7 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def candidate_of(forward: Forward) -> Candidate:
+def candidate_of(forward: Callable[..., torch.Tensor]) -> Candidate:
     """A candidate that is a function of this process."""
     return Candidate.of_function(forward, "cpu")
 

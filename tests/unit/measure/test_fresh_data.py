@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,12 +14,12 @@ from pytest_fa.candidate.commands import Run, Series
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import WrongResult
 from pytest_fa.measure.fresh_data import OFFSET_BYTES, RANGE_BYTES, FreshData, stacked
-from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import is_poison, make_inputs
 
 CPU = torch.device("cpu")
 CASE = "b1h2s32d64-fp16-seed0"
 OUT_BYTES = 2 * 32 * 64 * 2
+Function = Callable[..., torch.Tensor]
 
 
 def copies_q(q: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> torch.Tensor:
@@ -26,7 +27,7 @@ def copies_q(q: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> torch.Te
     return out.copy_(q)
 
 
-def fresh_data(forward: Forward = copies_q, case: str = CASE, l2_bytes: int | None = None) -> FreshData:
+def fresh_data(forward: Function = copies_q, case: str = CASE, l2_bytes: int | None = None) -> FreshData:
     """Fresh data for a function of this process."""
     parsed = parse_case(case)
     candidate = Candidate.of_function(forward, "cpu", parsed.computes)
