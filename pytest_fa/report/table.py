@@ -156,12 +156,12 @@ def _reasons_for_no_smem_poison(records: list[Record]) -> list[str]:
 
 
 def best_baseline(records: list[Record]) -> Record | None:
-    """The record with the least `device_us` of a baseline without a failure, among the records of one shape.
+    """The record with the least confirmed `device_us` of a baseline without a failure, among those of one shape.
 
     If other variants were timed on the GPU, a time on the CPU is no baseline.
     """
     failed = {record.variant for record in records if record.outcome != "ok"}
-    timed = [(each.speed, each) for each in records if each.speed]
+    timed = [(each.speed, each) for each in records if each.speed and not is_unconfirmed(each.speed)]
     on_gpu = any(not speed.is_on_cpu for speed, _ in timed)
     baselines = [
         (speed.device.median_us, record.variant, record)
@@ -210,9 +210,14 @@ def _case_row(
         call_us=_number(speed.call.median_us if speed else None, ".2f"),
         tflops=_number(first.case.flops_per_call / device_us / 1e6 if device_us and computes else None, ".2f"),
         percent_of_peak=_number(100 * least_us / device_us if device_us and least_us else None, ".1f"),
-        versus_baseline=ratio_text(speed, baseline_speed) if speed and baseline_speed else NOTHING,
+        versus_baseline=_ratio(speed, baseline_speed),
         role=first.role,
     )
+
+
+def _ratio(speed: Speed | None, baseline: Speed | None) -> str:
+    """The ratio to the baseline; none for a time that is not confirmed."""
+    return ratio_text(speed, baseline) if speed and baseline and not is_unconfirmed(speed) else NOTHING
 
 
 def _mark(speed: Speed, least_calibration_us: float | None) -> str:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from pytest_fa.measure.rotation import Rotation
 
+from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.measure.cpu_time import CPU_THREADS, fixed_cpu_threads, make_calibration
-from pytest_fa.measure.device_time import device_time
+from pytest_fa.measure.cpu_time import CPU_THREADS, core_clock, make_calibration
 from pytest_fa.measure.measure import measure
 from pytest_fa.run.inputs import make_inputs
 
-CPU = torch.device("cpu")
 CASE = parse_case("b1h1s16d64-fp16-seed0")
 
 
 @pytest.fixture
-def _two_threads() -> Any:
+def _two_threads() -> Iterator[None]:
     """Torch uses two threads in this test."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -28,55 +27,40 @@ def _two_threads() -> Any:
     torch.set_num_threads(before)
 
 
+def candidate_of(forward: Callable[..., torch.Tensor]) -> Candidate:
+    """A candidate that is a function of this process."""
+    return Candidate.of_function(forward, "cpu")
+
+
 @pytest.mark.usefixtures("_two_threads")
 def test_every_call_has_one_thread() -> None:
     """Every timed call runs with one torch thread, the record says so, and the number of threads is restored."""
     threads = set()
 
-    def kernel(*_: Any, **keywords: Any) -> torch.Tensor:
+    def kernel(*_: torch.Tensor, out: torch.Tensor, **__: object) -> torch.Tensor:
         threads.add(torch.get_num_threads())
-        out: torch.Tensor = keywords["out"]
         return out.fill_(0.0)
 
-    speed, _ = measure(kernel, CASE, make_inputs(CASE, CPU), "kernel")
+    speed, _ = measure(candidate_of(kernel), CASE, make_inputs(CASE, torch.device("cpu")))
     assert (threads, speed.cpu_threads, torch.get_num_threads()) == ({CPU_THREADS}, 1, 2)
     assert speed.is_on_cpu
 
 
-@pytest.mark.usefixtures("_two_threads")
-def test_a_kernel_that_takes_more_threads_is_recorded() -> None:
-    """The record has the number of threads in the end, so that a kernel that sets another number is seen."""
-
-    def kernel(*_: Any, **keywords: Any) -> torch.Tensor:
-        torch.set_num_threads(2)
-        out: torch.Tensor = keywords["out"]
-        return out.fill_(0.0)
-
-    assert measure(kernel, CASE, make_inputs(CASE, CPU), "kernel")[0].cpu_threads == 2
+def test_time_that_a_process_does_not_run_is_seen() -> None:
+    """While a process sleeps for 100 ms, its clock of the cores shows less than 50 ms."""
+    clock_us = core_clock(os.getpid())
+    start_us = clock_us()
+    time.sleep(0.1)
+    assert 0 <= clock_us() - start_us < 50_000
 
 
-@pytest.mark.usefixtures("_two_threads")
-def test_the_threads_are_restored_after_an_exception() -> None:
-    """An exception restores the number of threads, too; on a GPU it is not changed."""
-    with pytest.raises(ValueError, match="stop"), fixed_cpu_threads(CPU):
-        raise ValueError("stop")
-    with fixed_cpu_threads(torch.device("meta")):
-        assert torch.get_num_threads() == 2
-    assert torch.get_num_threads() == 2
-
-
-def test_time_that_the_process_does_not_run_is_seen() -> None:
-    """A call that sleeps for 20 ms, as if another program had the core, is on a core for less than 10 ms."""
-
-    def sleeps(*_: Any, **keywords: Any) -> torch.Tensor:
-        time.sleep(0.02)
-        out: torch.Tensor = keywords["out"]
-        return out.fill_(0.0)
-
-    timing = device_time(sleeps, Rotation(CASE, make_inputs(CASE, CPU), None), CPU)
-    assert timing.on_core_us is not None
-    assert timing.median_us >= 20_000
-    assert timing.on_core_us < 10_000
+def test_time_that_a_process_runs_is_seen() -> None:
+    """While a process uses 20 ms of a core by its own account, its clock of the cores shows that."""
+    clock_us = core_clock(os.getpid())
+    start_us, own_start = clock_us(), time.process_time()
+    while time.process_time() - own_start < 0.02:
+        pass
+    assert clock_us() - start_us >= 20_000
 
 
 def test_the_calibration_is_short() -> None:

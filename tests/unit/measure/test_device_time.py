@@ -1,144 +1,247 @@
-"""Timing on the CPU, with a clock that the kernel itself advances: number and content of samples, timed outputs."""
+"""Timing with a clock that the kernel itself advances: number and content of samples, both clocks, timed outputs."""
 
 from __future__ import annotations
 
-import gc
 import math
 import time
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
-from pytest_fa.measure.rotation import Rotation
 
+from pytest_fa.candidate import candidate as candidate_module
+from pytest_fa.candidate.agent import Agent
+from pytest_fa.candidate.candidate import Candidate
+from pytest_fa.candidate.commands import Capture, Command, Done, Open, Prepare, Replay, Run
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.measure import call_time as call_time_module
+from pytest_fa.errors import FaError, WrongResult
 from pytest_fa.measure import device_time as device_time_module
 from pytest_fa.measure.call_time import call_time
-from pytest_fa.measure.device_time import device_time
+from pytest_fa.measure.device_time import _event_pairs, _graph_slope, device_time
+from pytest_fa.measure.fresh_data import FreshData
 from pytest_fa.measure.measure import measure
-from pytest_fa.run.inputs import make_inputs
+from pytest_fa.run.inputs import is_poison, make_inputs
 
 CPU = torch.device("cpu")
 CASE = parse_case("b1h1s16d64-fp16-seed0")
 
 
 class Kernel:
-    """A kernel that writes the number of its call into the output.
+    """A kernel that copies q and advances a clock by `cost_us`; its first `slow_calls` calls take 1 s each."""
 
-    Its calls take `costs_us` microseconds in turn; all further calls take as long as the last.
-    """
-
-    def __init__(self, *costs_us: float) -> None:
+    def __init__(self, cost_us: float, slow_calls: int = 0) -> None:
         self.now_ns = 0
         self.calls = 0
-        self.collected: list[bool] = []
-        self._costs_us = costs_us
+        self._cost_us, self._slow_calls = cost_us, slow_calls
 
-    def __call__(self, *_: Any, **keywords: Any) -> torch.Tensor:
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, out: torch.Tensor | None = None, **_: object
+    ) -> torch.Tensor:
         """Advance the clock by the cost of this call and write the output."""
-        self.now_ns += round(1000 * self._costs_us[min(self.calls, len(self._costs_us) - 1)])
+        assert out is not None
+        assert k.shape == v.shape
         self.calls += 1
-        self.collected.append(gc.isenabled())
-        out: torch.Tensor = keywords["out"]
-        return out.fill_(self.calls)
+        self.now_ns += round(1000 * (1e6 if self.calls <= self._slow_calls else self._cost_us))
+        return out.copy_(q)
 
     def perf_counter_ns(self) -> int:
-        """The clock, which only calls of this kernel advance."""
+        """The judge's clock, which only calls of this kernel advance."""
         return self.now_ns
 
-    def process_time_ns(self) -> int:
-        """The time on a core: half of the clock, as if another program had the core for the other half."""
-        return self.now_ns // 2
+    def monotonic(self) -> float:
+        """The same clock, for limits."""
+        return self.now_ns / 1e9
 
 
-@pytest.fixture
-def rotation() -> Rotation:
-    """The rotation of a CPU, which has one set of buffers."""
-    return Rotation(CASE, make_inputs(CASE, CPU), None)
+def fresh_data(function: Callable[..., torch.Tensor]) -> FreshData:
+    """Fresh data for a function of this process."""
+    return FreshData(Candidate.of_function(function, "cpu"), CASE, make_inputs(CASE, CPU), None)
 
 
-def clocked(monkeypatch: pytest.MonkeyPatch, *costs_us: float) -> Kernel:
-    """A kernel whose clock replaces the real one in the timing modules."""
-    kernel = Kernel(*costs_us)
-    for module in (device_time_module, call_time_module):
-        monkeypatch.setattr(module, "time", kernel)
-    return kernel
+def clocked(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> FreshData:
+    """Fresh data for a kernel whose clock replaces the judge's."""
+    monkeypatch.setattr(candidate_module, "time", kernel)
+    monkeypatch.setattr(device_time_module, "time", kernel)
+    return fresh_data(kernel)
 
 
-# -- device time ------------------------------------------------------------------------------------------------------
+# -- the CPU ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("cost_us", "samples"),
-    [(1.0, 50), (1_000.0, 50), (4_000.0, 50), (10_000.0, 20), (50_000.0, 5), (500_000.0, 5), (1e6, 3), (4e6, 1)],
+    ("cost_us", "calls", "samples"),
+    [
+        (10.0, 100, 50),
+        (1_000.0, 10, 20),
+        (4_000.0, 2, 25),
+        (10_000.0, 1, 20),
+        (50_000.0, 1, 5),
+        (500_000.0, 1, 5),
+        (1e6, 1, 3),
+        (4e6, 1, 1),
+    ],
 )
-def test_number_of_samples(monkeypatch: pytest.MonkeyPatch, rotation: Rotation, cost_us: float, samples: int) -> None:
-    """At least 5 calls and 0.2 s, at most 50 calls, and none after 3 s; the first call is not a sample."""
-    kernel = clocked(monkeypatch, cost_us)
+def test_number_of_samples(monkeypatch: pytest.MonkeyPatch, cost_us: float, calls: int, samples: int) -> None:
+    """Samples of 10 ms or one call: at least 5 and 0.2 s, at most 50, and none after 3 s; two calls come before."""
+    kernel = Kernel(cost_us)
 
-    timing = device_time(kernel, rotation, CPU)
+    timing, outside, written = device_time(clocked(monkeypatch, kernel))
 
-    assert timing.samples_us == (cost_us,) * samples
-    assert (timing.median_us, timing.calls_per_sample, timing.method) == (cost_us, 1, "wall clock of one call")
-    assert kernel.calls == samples + 1
-
-
-def test_first_call_does_not_count(monkeypatch: pytest.MonkeyPatch, rotation: Rotation) -> None:
-    """The first call, which includes one-time set-up, is not a sample."""
-    kernel = clocked(monkeypatch, 1e6, 100.0)
-
-    assert max(device_time(kernel, rotation, CPU).samples_us) == 100.0
+    assert timing.samples_us == pytest.approx((cost_us,) * samples)
+    assert (timing.calls_per_sample, len(written), outside) == (calls, samples, None)
+    assert timing.median_us == pytest.approx(cost_us)
+    assert kernel.calls == samples * calls + 2
 
 
-def test_samples_are_raw(monkeypatch: pytest.MonkeyPatch, rotation: Rotation) -> None:
-    """All samples are reported in order, outliers included, with their median."""
-    kernel = clocked(monkeypatch, 1.0, 300_000.0, 100_000.0, 900_000.0, 200_000.0, 400_000.0)
+def test_first_call_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call, which includes one-time set-up, neither is a sample nor decides how long samples are."""
+    timing = device_time(clocked(monkeypatch, Kernel(100.0, slow_calls=1))).timing
 
-    timing = device_time(kernel, rotation, CPU)
-
-    assert timing.samples_us == (300_000.0, 100_000.0, 900_000.0, 200_000.0, 400_000.0)
-    assert timing.median_us == 300_000.0
+    assert (max(timing.samples_us), timing.calls_per_sample) == (100.0, 100)
 
 
-def test_outputs_are_those_of_timed_calls(monkeypatch: pytest.MonkeyPatch, rotation: Rotation) -> None:
-    """After timing, the rotation's output is that of the last timed call."""
-    kernel = clocked(monkeypatch, 50_000.0)
+def test_written_heads_are_those_of_timed_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sample gives one head with what its call read."""
+    written = device_time(clocked(monkeypatch, Kernel(50_000.0))).written
 
-    device_time(kernel, rotation, CPU)
-
-    # `outputs` negates back, because the timed data were negated.
-    assert [float(out.flatten()[0]) for out in rotation.outputs] == [-kernel.calls]
+    assert len(written) == 5
+    assert all(torch.equal(head.out, head.inputs.q) for head in written)
 
 
-def test_timed_call_that_writes_nothing_is_found(rotation: Rotation) -> None:
-    """If a kernel writes only in its first call, the timed outputs are NaN."""
-    written: list[torch.Tensor] = []
+def test_a_timed_call_that_writes_nothing_is_found() -> None:
+    """If a kernel writes only in its first calls, the heads of timed calls still hold the poison."""
+    calls = 0
 
-    def writes_once(*_: Any, **keywords: Any) -> torch.Tensor:
-        out: torch.Tensor = keywords["out"]
-        if not written:
-            written.append(out.fill_(1.0))
-        time.sleep(0.05)
-        return out
+    def writes_twice(q: torch.Tensor, *_: torch.Tensor, out: torch.Tensor, **__: object) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            time.sleep(0.05)
+            return out
+        return out.copy_(q)
 
-    device_time(writes_once, rotation, CPU)
+    data = fresh_data(writes_twice)
+    assert all(bool(is_poison(head.out).all()) for head in device_time(data).written)
 
-    assert [bool(out.isnan().all()) for out in rotation.outputs] == [True]
+
+def test_a_kernel_that_changes_its_inputs_while_timed_is_wrong() -> None:
+    """A change of an input during a timed call raises, whatever the output is."""
+
+    def changes_v(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, out: torch.Tensor, **_: object) -> torch.Tensor:
+        v.neg_()
+        return torch.add(q, k, out=out)
+
+    data = fresh_data(changes_v)
+    with pytest.raises(WrongResult, match="changed its input v while it was timed"):
+        device_time(data)
 
 
-def test_real_clock(rotation: Rotation) -> None:
+@pytest.mark.alone
+def test_real_clock() -> None:
     """On the real clock, a kernel that sleeps for 5 ms takes at least 5 ms and less than 15 ms."""
 
-    def sleeps(*_: Any, **keywords: Any) -> torch.Tensor:
+    def sleeps(q: torch.Tensor, *_: torch.Tensor, out: torch.Tensor, **__: object) -> torch.Tensor:
         time.sleep(0.005)
-        out: torch.Tensor = keywords["out"]
-        return out
+        return out.copy_(q)
 
-    timing = device_time(sleeps, rotation, CPU)
+    data = fresh_data(sleeps)
+    timing = device_time(data).timing
 
     assert 5_000 <= timing.median_us < 15_000
-    assert min(timing.samples_us) >= 5_000
+    assert timing.on_core_us is not None
+    assert timing.on_core_us < 5_000
+
+
+# -- the GPU's ways, with a candidate that only has clocks ------------------------------------------------------------
+
+
+class Clocked:
+    """A connection whose series take `call_us` per call by the judge's clock, and another time by the candidate's.
+
+    Each run has a message of `message_us`.  Calls of series `proof` take `proof_us`.
+    """
+
+    def __init__(
+        self, call_us: float, inside_us: float, message_us: float = 0.0, proof_us: float | None = None
+    ) -> None:
+        self.agent, self.now_us = Agent(lambda *_: pytest.fail("nothing is opened")), 0.0
+        self._call_us, self._inside_us, self._message_us = call_us, inside_us, message_us
+        self._proof_us = call_us if proof_us is None else proof_us
+        self._calls: dict[str, int] = {}
+        self.captured: list[str] = []
+
+    def ask(
+        self,
+        command: Command,
+        seconds: float,
+        descriptor: int | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Done:
+        """Advance the clocks."""
+        assert (seconds > 0, descriptor, meanwhile) == (True, None, None)
+        match command:
+            case Open():
+                return Done(why_no_tools="simulated")
+            case Prepare():
+                self._calls[command.name] = len(command.series.shifts)
+            case Capture():
+                self.captured.append(command.name)
+                return Done(allocated=(None,) * 8)
+            case Replay() | Run():
+                count = command.count if isinstance(command, Run) else self._calls[command.name]
+                self.now_us += self._message_us + count * (self._proof_us if command.name == "proof" else self._call_us)
+                return Done(inside_us=(self._inside_us * count,))
+        return Done()
+
+    def perf_counter_ns(self) -> int:
+        """The judge's clock."""
+        return round(1000 * self.now_us)
+
+
+def simulated(monkeypatch: pytest.MonkeyPatch, connection: Clocked) -> FreshData:
+    """Fresh data for a simulated candidate, whose times are those of the judge's clock."""
+    monkeypatch.setattr(candidate_module, "time", connection)
+    monkeypatch.setattr(candidate_module, "ThisProcess", Clocked)  # it lends tensors of this process
+    candidate = Candidate(connection, 1)
+    candidate.open(None, None, "cpu", "attention")
+    return FreshData(candidate, CASE, make_inputs(CASE, CPU), 50 * 2**20)
+
+
+def test_the_slope_has_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The period is by the candidate's clock; beside it stand the judge's slope, a whole run and the proof sample."""
+    connection = Clocked(call_us=100.0, inside_us=99.0, message_us=500.0, proof_us=103.0)
+
+    timing, outside, written = _graph_slope(simulated(monkeypatch, connection), 100.0, lambda: False)
+
+    assert timing.median_us == pytest.approx(99.0)
+    assert timing.method == "slope between graphs of 100 and 300 calls, each on its own data"
+    assert outside is not None
+    assert outside.median_us == pytest.approx(100.0)
+    assert outside.whole_us == pytest.approx(100 + 500 / 300)
+    assert outside.proof_us == pytest.approx(103 + 500 / 100)
+    assert (outside.calls, outside.proof_calls) == (300, 100)
+    assert connection.captured == ["short", "long", "proof"]
+    assert len(written) == 2 * len(timing.samples_us) + 16
+
+
+def test_calls_that_take_no_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the longer graph takes no longer, the call launches nothing."""
+    with pytest.raises(FaError, match="the call launches nothing"):
+        _graph_slope(simulated(monkeypatch, Clocked(100.0, inside_us=0.0)), 100.0, lambda: False)
+
+
+@pytest.mark.parametrize(("estimate_us", "calls"), [(20.0, 500), (2_000.0, 5), (50_000.0, 1)])
+def test_calls_without_a_graph_have_no_slope(monkeypatch: pytest.MonkeyPatch, estimate_us: float, calls: int) -> None:
+    """Without a graph, samples last 10 ms, and the judge's figure includes the message; there is no proof sample."""
+    connection = Clocked(call_us=estimate_us, inside_us=estimate_us, message_us=100.0)
+
+    timing, outside, _ = _event_pairs(simulated(monkeypatch, connection), estimate_us, lambda: False, " (it waits)")
+
+    assert timing.median_us == pytest.approx(estimate_us)
+    assert (timing.calls_per_sample, timing.method.endswith("each on its own data (it waits)")) == (calls, True)
+    assert outside is not None
+    assert outside.whole_us == outside.median_us == pytest.approx(estimate_us + 100.0 / calls)
+    assert (outside.calls, outside.proof_us, outside.proof_calls) == (calls, None, None)
 
 
 # -- call time --------------------------------------------------------------------------------------------------------
@@ -146,56 +249,39 @@ def test_real_clock(rotation: Rotation) -> None:
 
 @pytest.mark.parametrize(
     ("cost_us", "calls", "samples"),
-    [(1.0, 200, 20), (100.0, 20, 20), (2_000.0, 1, 20), (10_000.0, 1, 20), (100_000.0, 1, 10), (1e6, 1, 3)],
+    [(10.0, 200, 20), (100.0, 100, 20), (2_000.0, 5, 20), (10_000.0, 1, 20), (100_000.0, 1, 3), (1e6, 1, 3)],
 )
-def test_batches(monkeypatch: pytest.MonkeyPatch, rotation: Rotation, cost_us: float, calls: int, samples: int) -> None:
-    """Batches of 2 ms and at most 200 calls; 20 batches, or 3 to 20 that fit in 1 s; samples are per call."""
-    kernel = clocked(monkeypatch, cost_us)
-
-    timing = call_time(kernel, rotation, CPU)
+def test_batches(monkeypatch: pytest.MonkeyPatch, cost_us: float, calls: int, samples: int) -> None:
+    """Batches of 10 ms and at most 200 calls; 20 batches, or 3 to 20 that fit in 1 s; samples are per call."""
+    timing, written = call_time(clocked(monkeypatch, Kernel(cost_us)))
 
     assert timing.samples_us == pytest.approx((cost_us,) * samples)
     assert (timing.calls_per_sample, timing.method) == (calls, f"wall clock of batches of {calls} calls")
+    assert all(torch.equal(head.out, head.inputs.q) for head in written)
 
 
-def test_garbage_collector_is_off_during_samples(monkeypatch: pytest.MonkeyPatch, rotation: Rotation) -> None:
-    """Python's garbage collector is off during samples and on again afterwards."""
-    kernel = clocked(monkeypatch, 50_000.0)
+def test_the_first_call_is_not_part_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow first call neither is a sample nor makes batches shorter."""
+    timing, _ = call_time(clocked(monkeypatch, Kernel(10.0, slow_calls=1)))
 
-    timing = call_time(kernel, rotation, CPU)
-
-    assert set(kernel.collected[-len(timing.samples_us) :]) == {False}
-    assert gc.isenabled()
-
-
-def test_garbage_collector_is_on_after_a_failure(monkeypatch: pytest.MonkeyPatch, rotation: Rotation) -> None:
-    """If a kernel raises while it is timed, the garbage collector is on again afterwards."""
-    kernel = clocked(monkeypatch, 50_000.0)
-
-    def fails(*arguments: Any, **keywords: Any) -> torch.Tensor:
-        assert kernel.calls < 5, "worn out"
-        return kernel(*arguments, **keywords)
-
-    with pytest.raises(AssertionError, match="worn out"):
-        call_time(fails, rotation, CPU)
-
-    assert kernel.collected[-1] is False
-    assert gc.isenabled()
+    assert max(timing.samples_us) == pytest.approx(10.0)
+    assert timing.calls_per_sample == 200
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
 
 
 def test_measure_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU there is one set of buffers, no launches and no clocks; timed outputs are returned to be judged."""
-    kernel = clocked(monkeypatch, 50_000.0)
+    """On the CPU there are one output, no launches and no second clock; timed heads are there to be judged."""
+    kernel = Kernel(50_000.0)
+    monkeypatch.setattr(candidate_module, "time", kernel)
+    monkeypatch.setattr(device_time_module, "time", kernel)
 
-    speed, outputs = measure(kernel, CASE, make_inputs(CASE, CPU), CASE.id)
+    speed, written = measure(Candidate.of_function(kernel, "cpu"), CASE, make_inputs(CASE, CPU))
 
     assert (speed.device.median_us, speed.call.median_us) == (50_000.0, 50_000.0)
-    assert (speed.buffers, speed.exceeds_l2) == (1, False)
+    assert (speed.buffers, speed.exceeds_l2, speed.l2_bytes) == (1, False, None)
     assert (speed.launches, speed.launches_missing) == ((), "runs on the CPU")
-    assert (speed.clocks_before, speed.clocks_after) == (None, None)
-    after_device, after_calls = (-float(out.flatten()[0]) for out in outputs)  # the timed data were negated
-    assert (after_device, after_calls > after_device) == (1.0 + len(speed.device.samples_us), True)
-    assert not math.isnan(float(outputs[0].flatten()[-1]))
+    assert (speed.clocks_before, speed.clocks_after, speed.outside) == (None, None, None)
+    assert len(written) == len(speed.device.samples_us) + 1
+    assert not any(math.isnan(float(head.out.float().sum())) for head in written)

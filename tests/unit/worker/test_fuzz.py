@@ -19,7 +19,7 @@ pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_fa.candidate.channel import Channel
+from pytest_fa.candidate.channel import Channel, channel_pair
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.records.text import printable
 from pytest_fa.worker import client
@@ -107,11 +107,13 @@ def test_any_stream_gives_a_result(stream: bytes) -> None:
         far.send(stream)
         far.shutdown(socket.SHUT_WR)
         workers = Workers()
-        worker = Worker(2**22 - 1, Channel(near))
-        workers._server, workers._worker, workers._owner = SilentServer(), None, client._owner(JOB.variant)
-        patch.setattr(SilentServer, "fork", lambda _: worker, raising=False)
+        judge, candidate = Worker(2**22 - 1, Channel(near)), Worker(os.getpid(), channel_pair()[0])
+        workers._server, workers._owner = SilentServer(), client._owner(JOB.variant)
+        patch.setattr(
+            SilentServer, "fork", lambda _, role="worker": judge if role == "judge" else candidate, raising=False
+        )
         result = workers.run(JOB)
-        worker.close()
+        judge.close()
     assert isinstance(result, CaseResult)
     assert result.message == printable(result.message)
     if result.outcome in ("crashed", "hung", "failed") and result.caught_by == ("isolation",):
