@@ -80,6 +80,7 @@ def _measure(
         order=captured.order,
         other_nodes=captured.other_nodes,
         cpu_threads=torch.get_num_threads() if device.type == "cpu" else None,
+        l2_bytes=l2_bytes(device),
     )
     return speed, outputs
 

@@ -39,6 +39,15 @@ class Ceilings(msgspec.Struct, frozen=True):
         rate = self.matmul_tflops.get(case.dtype)
         return case.flops_per_call / rate / 1e6 if rate else 0.0
 
+    def copy_us(self, case: Case) -> float:
+        """Return the microseconds that the bytes of a case take at the rate of a copy."""
+        return case.bytes_per_call / self.copy_gb_per_s / 1e3
+
+    def is_bound_by_bytes(self, case: Case) -> bool:
+        """Return whether the bytes of a case take longer than its matrix products, and than an empty launch."""
+        rate_is_known = case.dtype in self.matmul_tflops
+        return rate_is_known and self.copy_us(case) > max(self.least_us(case), self.empty_launch_us)
+
 
 def ceilings_path(records_folder: Path, gpu: str | None) -> Path:
     """Return the file of a GPU's ceilings, such as `profiles/nvidia-h200/ceilings.json`."""

@@ -96,7 +96,7 @@ class Speed(msgspec.Struct, frozen=True):
     copies of a captured call.  `order` describes the dependencies between its nodes; with `programmatic`, kernels
     overlap, and the period is not comparable with that of a chain.  `other_gpu_processes` are other processes on the
     GPU.  Calls use `buffers` sets of inputs and outputs in turn; `exceeds_l2` says that one set is larger than a
-    quarter of L2.
+    quarter of L2, whose size is `l2_bytes`.
     """
 
     device: Timing
@@ -118,6 +118,7 @@ class Speed(msgspec.Struct, frozen=True):
     agreement: Agreement | None = None
     other_gpu_processes: tuple[str, ...] = ()
     cpu_threads: Natural | None = None
+    l2_bytes: Natural | None = None
 
     @property
     def is_on_cpu(self) -> bool:
