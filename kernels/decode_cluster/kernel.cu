@@ -15,6 +15,7 @@
 #include <math_constants.h>
 
 #include <algorithm>
+#include <atomic>
 #include <type_traits>
 #include <utility>
 
@@ -45,9 +46,8 @@ enum Omission {
   V_COPIED,             // the wait for the copy of V
   WARP_PARTIAL_STORED,  // the barrier after the warps have stored their partial results
   INCOMING_FULL,        // the wait for the partial results of the other blocks of the cluster
-  RECORDS_STORED,       // the barrier between the stores to the workspace and the flag that announces them
   EMPTY_SPLIT,          // the check that a block had keys: without it, the block passes on what its shared memory contains
-  LAST_FLAG,            // the flag of the last cluster, so that no block sees all flags
+  LAST_TAG,             // the tag of the last cluster, so that no cluster sees all tags
   OWN_COUNT,            // the number of clusters of this call: that of the call before is used
 };
 
@@ -57,57 +57,54 @@ constexpr int MMA_M = 16, MMA_N = 8;
 constexpr int STEP_KEYS = 16;  // keys of a warp per step, which one mma of P V takes
 constexpr int KEY_TILES = STEP_KEYS / MMA_N;
 constexpr int LANE_ROWS = 2;  // rows of an mma tile that a lane holds: r and r + 8
-constexpr int WARPS = 4, THREADS = WARPS * WARP;
+constexpr int NARROW = 4, WIDE = 8;  // warps per block: an SM holds two narrow blocks or one wide block
 constexpr int MAX_CLUSTER_LOG2 = 4;   // blocks per cluster; 16 needs cudaFuncAttributeNonPortableClusterSizeAllowed
-constexpr int MAX_CLUSTERS_LOG2 = 4;  // clusters per tile
+constexpr int MAX_CLUSTERS = 16;      // clusters per tile
 constexpr int LANE_SOURCES = 4;       // partial results that one lane of a quad merges
-static_assert(1 << MAX_CLUSTER_LOG2 <= QUAD * LANE_SOURCES && 1 << MAX_CLUSTERS_LOG2 <= QUAD * LANE_SOURCES);
+static_assert(1 << MAX_CLUSTER_LOG2 <= QUAD * LANE_SOURCES && MAX_CLUSTERS <= QUAD * LANE_SOURCES);
 
 // O is rescaled only where P would exceed 2^8.  fp16 holds values up to 2^15 with the same relative error.
 constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
 
-// Announces in the workspace that a block has stored its records.  The workspace may contain anything before a call.  Any
-// other value of a flag, such as NaN or the data of another call, therefore means 'not stored'.
-constexpr unsigned long long STORED = 0x9e6c63d0876a9a47ull;
+// Marks a packet in the workspace as stored.  The workspace may contain anything before a call.  Any other value, such as NaN or
+// the data of another call, means 'not stored'.
+constexpr uint64_t STORED = 0x9e6c63d0876a9a47ull;
 
-// Four columns of a row of O before the division by l, and m (in log2) and l of the row: what a cluster leaves in the
-// workspace for the one that finishes last.
-struct alignas(32) Record {
-  float4 o;
-  float2 m_and_l;
+// 8 bytes of a partial result and their tag, which one instruction stores and loads.
+struct alignas(16) Packet {
+  uint64_t payload, tag;
 };
+constexpr int PACKETS = 3;  // per vector of a partial O: columns 0 and 1, columns 2 and 3, and m (in log2) and l of the row
 
 // How the host has divided the work.
 struct Split {
-  Record* records;            // [tiles, cluster size, clusters, vectors per block]
-  unsigned long long* flags;  // [tiles, cluster size, clusters]
-  int group;                  // heads / kv_heads
-  int row_blocks;             // tiles of rows per key/value head
-  int cluster_log2, clusters_log2;
+  Packet* packets;  // [tiles, cluster size, clusters, vectors per block, PACKETS]
+  uint32_t tiles, tiles_per_batch;
+  int group;       // heads / kv_heads
+  int row_blocks;  // tiles of rows per key/value head
+  int cluster_log2, clusters;
   int clusters_to_merge;
 };
 
-template <typename T, int HEAD_DIM, int ROW_TILES>
+template <int WARPS, int HEAD_DIM, int ROW_TILES>
 struct Smem {
   static constexpr int ROWS = ROW_TILES * MMA_M;
   static constexpr int CHUNKS = HEAD_DIM / 8;       // 16-byte chunks per row of Q, K or V
   static constexpr int ROW_VECTORS = HEAD_DIM / 4;  // float4 per row of O
   static constexpr int DEPTH = std::max(ROW_TILES, (STAGES - ROW_TILES + 1) * 128 / HEAD_DIM);  // steps in the ring
-  static constexpr int TILE_CHUNKS = STEP_KEYS * CHUNKS;
-  uint4 ring[WARPS][DEPTH][2][TILE_CHUNKS];  // K and V of one step, with swizzled chunks
+  alignas(256) uint4 ring[WARPS][DEPTH][2][STEP_KEYS * CHUNKS];  // K and V of one step, with swizzled chunks
   // Q in the order of the mma fragments, if registers cannot hold it: [row tile, half, chunk / 4][lane]
   uint4 q[ROW_TILES > 1 ? ROW_TILES * LANE_ROWS * CHUNKS / QUAD : 1][WARP];
-  float4 incoming_o[ROWS * ROW_VECTORS];       // [source block, vectors that this block finishes]
+  float4 incoming_o[ROWS * ROW_VECTORS];        // [source block, vectors that this block finishes]
   float2 incoming_m_and_l[ROWS * ROW_VECTORS];  // the same
   float2 warp_m_and_l[WARPS][ROWS];
   uint64_t incoming_full;  // the mbarrier that counts the bytes of the two incoming arrays
-  int is_last;
   static_assert(sizeof(ring[0]) >= ROWS * HEAD_DIM * sizeof(float), "the ring of a warp must hold its partial O");
 };
 
 // The work of one thread block.
 struct Work {
-  uint64_t tile;  // number of the tile of rows, over all batches
+  uint32_t tile;  // number of the tile of rows, over all batches
   int batch, kv_head;
   int first_row, rows;  // the rows of the tile: row r is head r % group of query r / group
   int rank, cluster;    // which part of the keys
@@ -116,42 +113,54 @@ struct Work {
 };
 
 __device__ __forceinline__ Work make_work(const fa::Params& params, const Split& split, int tile_rows) {
-  const int splits_log2 = split.cluster_log2 + split.clusters_log2;
-  const uint32_t tile = blockIdx.x >> splits_log2, part = blockIdx.x & ((1u << splits_log2) - 1);
   Work work;
-  work.tile = uint64_t(blockIdx.y) * (gridDim.x >> splits_log2) + tile;
-  work.batch = blockIdx.y;
-  work.rank = part & ((1u << split.cluster_log2) - 1);
-  work.cluster = part >> split.cluster_log2;
-  work.kv_head = split.row_blocks == 1 ? tile : tile / split.row_blocks;
-  work.first_row = (tile - work.kv_head * split.row_blocks) * tile_rows;
+  work.tile = blockIdx.z * gridDim.y + blockIdx.y;
+  work.batch = split.tiles == split.tiles_per_batch ? 0 : work.tile / split.tiles_per_batch;
+  const uint32_t tile_in_batch = work.tile - work.batch * split.tiles_per_batch;
+  work.kv_head = split.row_blocks == 1 ? tile_in_batch : tile_in_batch / split.row_blocks;
+  work.first_row = (tile_in_batch - work.kv_head * split.row_blocks) * tile_rows;
   work.rows = min(tile_rows, params.seq_q * split.group - work.first_row);
+  work.rank = blockIdx.x & ((1u << split.cluster_log2) - 1);
+  work.cluster = blockIdx.x >> split.cluster_log2;
   work.visible = params.seq_k;
   if (params.first_diagonal < params.seq_k) {
     const int last_query = (work.first_row + work.rows - 1) / split.group;
     work.visible = max(0, min(params.seq_k, params.first_diagonal + last_query));
   }
-  const uint64_t all_steps = (work.visible + STEP_KEYS - 1) / STEP_KEYS;
-  work.first_step = static_cast<int>(all_steps * part >> splits_log2);
-  work.steps = static_cast<int>(all_steps * (part + 1) >> splits_log2) - work.first_step;
+  // The first blocks have one step more than the others, if the number of steps is no multiple of the number of blocks.
+  const uint32_t all_steps = (work.visible + STEP_KEYS - 1) / STEP_KEYS;
+  const uint32_t even_steps = all_steps / gridDim.x, remaining = all_steps - even_steps * gridDim.x;
+  work.first_step = blockIdx.x * even_steps + min(blockIdx.x, remaining);
+  work.steps = even_steps + (blockIdx.x < remaining ? 1 : 0);
   return work;
 }
 
-// Starts the copy of K or V of one step, by all lanes of a warp.  `lane_gmem` points to this lane's chunk of row 0.  Rows from
-// `visible` on become zero.  The swizzle of K serves 16-byte loads, that of V serves ldmatrix.
-template <int HEAD_DIM, bool IS_V>
-__device__ __forceinline__ void copy_step(uint4* to_smem, const uint4* lane_gmem, uint32_t row_stride, int step, int visible, int lane) {
-  constexpr int CHUNKS = HEAD_DIM / 8, COPY_ROWS = WARP / CHUNKS;
-  const int lane_row = lane / CHUNKS, chunk = lane % CHUNKS, first_key = step * STEP_KEYS + lane_row;
-  const uint4* from_gmem = lane_gmem + uint64_t(first_key) * row_stride;
-#pragma unroll
-  for (int i = 0; i < STEP_KEYS / COPY_ROWS; ++i) {
-    const int row = i * COPY_ROWS + lane_row;
-    const int swizzled_chunk = chunk ^ (IS_V ? row % 8 : row % 2 * 4);
-    fa::cp_async_16_or_zero(&to_smem[row * CHUNKS + swizzled_chunk], from_gmem + uint64_t(i * COPY_ROWS) * row_stride,
-                            first_key + i * COPY_ROWS < visible);
+// Copies K or V of every WARPS-th step to the ring of a warp, one step per call.  The swizzle of K serves 16-byte loads, that of V
+// serves ldmatrix.
+template <int WARPS, int HEAD_DIM, bool IS_V>
+struct StepCopier {
+  static constexpr int CHUNKS = HEAD_DIM / 8, COPY_ROWS = WARP / CHUNKS;  // rows per copy of the whole warp
+  const uint4* from_gmem;  // this lane's chunk of its first row of the next step
+  uint64_t copy_stride;    // from one copy to the next, in 16-byte vectors
+  int key;                 // of that row
+
+  __device__ __forceinline__ StepCopier(const uint4* head_gmem, uint32_t row_stride, int first_step, int lane)
+      : copy_stride(uint64_t(COPY_ROWS) * row_stride), key(first_step * STEP_KEYS + lane / CHUNKS) {
+    from_gmem = head_gmem + uint64_t(key) * row_stride + lane % CHUNKS;
   }
-}
+
+  // Starts the copy of the next step.  Rows from `visible` on become zero.
+  __device__ __forceinline__ void operator()(uint4* tile_smem, int visible, int lane) {
+#pragma unroll
+    for (int i = 0; i < STEP_KEYS / COPY_ROWS; ++i) {
+      const int row = i * COPY_ROWS + lane / CHUNKS;
+      const int swizzled_chunk = lane % CHUNKS ^ (IS_V ? row % 8 : row % 2 * 4);
+      fa::cp_async_16_or_zero(&tile_smem[row * CHUNKS + swizzled_chunk], from_gmem + i * copy_stride, key + i * COPY_ROWS < visible);
+    }
+    key += WARPS * STEP_KEYS;
+    from_gmem += WARPS * STEP_KEYS / COPY_ROWS * copy_stride;
+  }
+};
 
 // One 16-byte chunk of a row of Q, with the sign of the scale; zero past the last row.
 __device__ __forceinline__ uint4 load_q(const fa::Params& params, const Split& split, const Work& work, int row, int chunk) {
@@ -176,33 +185,44 @@ __device__ __forceinline__ void add_weighted(float4& sum, float weight, float4 o
 
 __device__ __forceinline__ float finite_or_zero(float m) { return m == -CUDART_INF_F ? 0.0f : m; }
 
-// Merges up to 16 partial results, which the lanes of a quad share, in an order that does not depend on time.  All lanes receive
-// the result.  `m_and_l(source)` and `o(source)` load a partial result.
-template <typename LOAD_M_AND_L, typename LOAD_O>
-__device__ __forceinline__ Merged merge_over_quad(int sources, int lane, LOAD_M_AND_L m_and_l, LOAD_O o) {
-  float2 lane_m_and_l[LANE_SOURCES];
+// Merges up to 16 partial results that the lanes of a quad hold: lane i has those of sources i, i + 4, i + 8 and i + 12.  The order
+// does not depend on time.  All lanes receive the result.
+__device__ __forceinline__ Merged merge_over_quad(const Merged (&sources)[LANE_SOURCES]) {
   Merged merged = {make_float4(0, 0, 0, 0), -CUDART_INF_F, 0.0f};
 #pragma unroll
-  for (int i = 0; i < LANE_SOURCES; ++i) {
-    const int source = lane % QUAD + i * QUAD;
-    lane_m_and_l[i] = source < sources ? m_and_l(source) : make_float2(-CUDART_INF_F, 0.0f);
-    merged.m = fmaxf(merged.m, lane_m_and_l[i].x);
-  }
+  for (int i = 0; i < LANE_SOURCES; ++i) merged.m = fmaxf(merged.m, sources[i].m);
   merged.m = fa::max_of_quad(merged.m);
-  const float m_finite = finite_or_zero(merged.m);
 #pragma unroll
   for (int i = 0; i < LANE_SOURCES; ++i) {
-    const int source = lane % QUAD + i * QUAD;
-    if (source >= sources) continue;
-    const float weight = fa::ex2_approx_ftz(lane_m_and_l[i].x - m_finite);
-    merged.l += weight * lane_m_and_l[i].y;
-    add_weighted(merged.o, weight, o(source));
+    const float weight = fa::ex2_approx_ftz(sources[i].m - finite_or_zero(merged.m));
+    merged.l += weight * sources[i].l;
+    add_weighted(merged.o, weight, sources[i].o);
   }
   merged.l = fa::sum_of_quad(merged.l);
   merged.o.x = fa::sum_of_quad(merged.o.x), merged.o.y = fa::sum_of_quad(merged.o.y);
   merged.o.z = fa::sum_of_quad(merged.o.z), merged.o.w = fa::sum_of_quad(merged.o.w);
   return merged;
 }
+
+// 9.7.9.8 ld.relaxed: loads 16 bytes that another block may be storing, all of them from the same store.
+__device__ __forceinline__ Packet load_packet(const Packet* packet_gmem) {
+  Packet packet;
+  asm volatile("{ .reg .b128 bits; ld.relaxed.gpu.global.b128 bits, [%2]; mov.b128 {%0, %1}, bits; }"
+               : "=l"(packet.payload), "=l"(packet.tag) : "l"(packet_gmem) : "memory");
+  return packet;
+}
+
+// 9.7.9.11 st.relaxed: stores 16 bytes that another block may be loading.
+__device__ __forceinline__ void store_packet(Packet* packet_gmem, Packet packet) {
+  asm volatile("{ .reg .b128 bits; mov.b128 bits, {%1, %2}; st.relaxed.gpu.global.b128 [%0], bits; }"
+               :: "l"(packet_gmem), "l"(packet.payload), "l"(packet.tag) : "memory");
+}
+
+__device__ __forceinline__ uint64_t pack(float low, float high) {
+  return uint64_t(__float_as_uint(high)) << 32 | __float_as_uint(low);
+}
+__device__ __forceinline__ float low_of(uint64_t payload) { return __uint_as_float(static_cast<uint32_t>(payload)); }
+__device__ __forceinline__ float high_of(uint64_t payload) { return __uint_as_float(static_cast<uint32_t>(payload >> 32)); }
 
 // Stores four columns of a row of the output, and the row's log-sum-exp with the first four.  A row that sees no key is stored
 // as zero and -inf.
@@ -222,39 +242,87 @@ __device__ __forceinline__ void store(const fa::Params& params, const Split& spl
   }
 }
 
+// Merges the clusters, for one vector of O per quad, of which every lane passes the partial result of this cluster.  Every cluster
+// first stores its packets and then loads those of all clusters.  The fence orders the two, so at least the last cluster finds all
+// tags.  Every cluster that does stores the output.  If several do, they store the same bits.  They also clear the tags, so that
+// the next call, which may be a replay with the same workspace, finds none.
+template <typename T, int HEAD_DIM>
+__device__ __forceinline__ void merge_clusters(const fa::Params& params, const Split& split, const Work& work, const Merged& own,
+                                               Packet* slot_gmem, uint64_t cluster_stride, int vector, bool is_valid, int lane) {
+  const int lane_in_quad = lane % QUAD;
+  if (is_valid && lane_in_quad < PACKETS && !(OMIT == LAST_TAG && work.cluster == split.clusters - 1)) {
+    const uint64_t payload = lane_in_quad == 0   ? pack(own.o.x, own.o.y)
+                             : lane_in_quad == 1 ? pack(own.o.z, own.o.w)
+                                                 : pack(own.m, own.l);
+    store_packet(slot_gmem + work.cluster * cluster_stride + lane_in_quad, {payload, STORED});
+  }
+  __syncwarp();
+  if (lane == 0) __threadfence();  // one fence per warp: all fences have one order, and the warp with the last one finds all tags
+  __syncwarp();
+  Packet packets[LANE_SOURCES][PACKETS];
+#pragma unroll
+  for (int i = 0; i < LANE_SOURCES; ++i) {
+#pragma unroll
+    for (int p = 0; p < PACKETS; ++p) {
+      const int source = lane_in_quad + i * QUAD;
+      packets[i][p] = {p < PACKETS - 1 ? pack(0.0f, 0.0f) : pack(-CUDART_INF_F, 0.0f), STORED};
+      if (source < split.clusters_to_merge) packets[i][p] = load_packet(slot_gmem + source * cluster_stride + p);
+    }
+  }
+  bool is_stored = true;
+  Merged sources[LANE_SOURCES];
+#pragma unroll
+  for (int i = 0; i < LANE_SOURCES; ++i) {
+#pragma unroll
+    for (int p = 0; p < PACKETS; ++p) is_stored &= packets[i][p].tag == STORED;
+    const uint64_t left = packets[i][0].payload, right = packets[i][1].payload, m_and_l = packets[i][2].payload;
+    sources[i] = {make_float4(low_of(left), high_of(left), low_of(right), high_of(right)), low_of(m_and_l), high_of(m_and_l)};
+  }
+  const Merged merged = merge_over_quad(sources);
+  const uint32_t quad_mask = 0xfu << lane / QUAD * QUAD;
+  const bool all_are_stored = (__ballot_sync(0xffffffffu, is_stored) & quad_mask) == quad_mask;
+  if (!is_valid || !all_are_stored) return;
+  if (lane_in_quad == 0) store<T, HEAD_DIM>(params, split, work, vector, merged);
+  for (int source = lane_in_quad; source < split.clusters; source += QUAD) {
+#pragma unroll
+    for (int p = 0; p < PACKETS; ++p) store_packet(slot_gmem + source * cluster_stride + p, {0, 0});
+  }
+}
+
 // The index of a vector of a partial O in shared memory.  The swizzle lets the lanes of an mma fragment store without conflicts.
 template <int ROW_VECTORS>
 __device__ __forceinline__ int partial_index(int row, int vector_in_row) {
   return row * ROW_VECTORS + (vector_in_row ^ row % 4 * 2);
 }
 
-template <typename T, int HEAD_DIM, int ROW_TILES>
-__global__ void __launch_bounds__(THREADS, 2) decode_cluster_kernel(const fa::Params params, const Split split) {
-  using BlockSmem = Smem<T, HEAD_DIM, ROW_TILES>;
-  extern __shared__ __align__(128) unsigned char smem_bytes[];
+template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES>
+__global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_kernel(const fa::Params params, const Split split) {
+  using BlockSmem = Smem<WARPS, HEAD_DIM, ROW_TILES>;
+  extern __shared__ __align__(1024) unsigned char smem_bytes[];
   auto& smem = *reinterpret_cast<BlockSmem*>(smem_bytes);
-  constexpr int CHUNKS = BlockSmem::CHUNKS, ROW_VECTORS = BlockSmem::ROW_VECTORS, DEPTH = BlockSmem::DEPTH;
+  constexpr int THREADS = WARPS * WARP, CHUNKS = BlockSmem::CHUNKS, ROW_VECTORS = BlockSmem::ROW_VECTORS, DEPTH = BlockSmem::DEPTH;
   constexpr int D_TILES = HEAD_DIM / MMA_N, QUAD_CHUNKS = CHUNKS / QUAD;
   constexpr bool Q_IN_SMEM = ROW_TILES > 1;
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const int fragment_row = lane / QUAD;  // this lane holds rows fragment_row and fragment_row + 8 of each row tile
   const Work work = make_work(params, split, BlockSmem::ROWS);
+  if (work.tile >= split.tiles) return;  // the last blocks of a grid with more than 2^15 tiles
   const int warp_steps = (work.steps - warp + WARPS - 1) / WARPS;  // at most 0 if this warp has no keys
 
   // Start the copies of K and V: each of the first DEPTH steps of the warp is one group of copies for K and one for V.
-  const uint4* k_gmem = params.k + uint64_t(work.batch) * params.k_strides.batch + uint64_t(work.kv_head) * params.k_strides.head + lane % CHUNKS;
-  const uint4* v_gmem = params.v + uint64_t(work.batch) * params.v_strides.batch + uint64_t(work.kv_head) * params.v_strides.head + lane % CHUNKS;
+  StepCopier<WARPS, HEAD_DIM, false> k_copier(
+      params.k + uint64_t(work.batch) * params.k_strides.batch + uint64_t(work.kv_head) * params.k_strides.head, params.k_strides.row,
+      work.first_step + warp, lane);
+  StepCopier<WARPS, HEAD_DIM, true> v_copier(
+      params.v + uint64_t(work.batch) * params.v_strides.batch + uint64_t(work.kv_head) * params.v_strides.head, params.v_strides.row,
+      work.first_step + warp, lane);
   auto& ring = smem.ring[warp];
   const auto copy_k = [&](int i, int stage) {
-    if (i < warp_steps) {
-      copy_step<HEAD_DIM, false>(ring[stage][0], k_gmem, params.k_strides.row, work.first_step + warp + i * WARPS, work.visible, lane);
-    }
+    if (i < warp_steps) k_copier(ring[stage][0], work.visible, lane);
     fa::cp_async_commit_group();
   };
   const auto copy_v = [&](int i, int stage) {
-    if (i < warp_steps) {
-      copy_step<HEAD_DIM, true>(ring[stage][1], v_gmem, params.v_strides.row, work.first_step + warp + i * WARPS, work.visible, lane);
-    }
+    if (i < warp_steps) v_copier(ring[stage][1], work.visible, lane);
     fa::cp_async_commit_group();
   };
   copy_k(0, 0);
@@ -310,15 +378,20 @@ __global__ void __launch_bounds__(THREADS, 2) decode_cluster_kernel(const fa::Pa
     }
   }
 
+  // This lane's first 16 bytes of K and row of V in the first stage.  The swizzles become XORs of constants, because the rings are
+  // aligned to 256 bytes.
+  const uint32_t k_lane = fragment_row * CHUNKS + (lane % QUAD ^ fragment_row % 2 * 4);
+  const int v_key = lane % 16;  // lane i passes the address of row i % 8 of matrix i / 8: two key tiles, then the next columns
+  const uint32_t v_lane_address = fa::smem_address(&ring[0][1][v_key * CHUNKS]) ^ (lane / 16 ^ v_key % 8) * sizeof(uint4);
+
   float o[ROW_TILES][D_TILES][4] = {};
   float m[ROW_TILES][LANE_ROWS];       // unscaled row max at the last rescale
   float l[ROW_TILES][LANE_ROWS] = {};  // this lane's part of the running row sum
 #pragma unroll
   for (int t = 0; t < ROW_TILES; ++t) m[t][0] = m[t][1] = -CUDART_INF_F;
 
-  for (int i = 0, stage = 0; i < warp_steps; ++i, stage = stage + 1 < DEPTH ? stage + 1 : 0) {
-    const int first_key = (work.first_step + warp + i * WARPS) * STEP_KEYS;
-
+  int step_last_key = (work.first_step + warp) * STEP_KEYS + STEP_KEYS - 1;
+  for (int i = 0, stage = 0; i < warp_steps; ++i, stage = stage + 1 < DEPTH ? stage + 1 : 0, step_last_key += WARPS * STEP_KEYS) {
     // S = Q K^T.  With one row tile, even and odd mma have their own accumulators, which halves the chain of dependent mma.
     constexpr int CHAINS = ROW_TILES == 1 ? 2 : 1;
     float s[ROW_TILES][KEY_TILES][4], s_chain[CHAINS][ROW_TILES][KEY_TILES][4] = {};
@@ -328,8 +401,7 @@ __global__ void __launch_bounds__(THREADS, 2) decode_cluster_kernel(const fa::Pa
     for (int j = 0; j < QUAD_CHUNKS; ++j) {
 #pragma unroll
       for (int n = 0; n < KEY_TILES; ++n) {
-        const int swizzled_chunk = (j * QUAD + lane % QUAD) ^ fragment_row % 2 * 4;
-        const uint4 k = ring[stage][0][(n * MMA_N + fragment_row) * CHUNKS + swizzled_chunk];
+        const uint4 k = ring[stage][0][(k_lane ^ j * QUAD) + n * MMA_N * CHUNKS];
 #pragma unroll
         for (int t = 0; t < ROW_TILES; ++t) {
           uint4 q[LANE_ROWS];
@@ -360,12 +432,13 @@ __global__ void __launch_bounds__(THREADS, 2) decode_cluster_kernel(const fa::Pa
         for (int e = 0; e < 4; ++e) s[t][n][e] = CHAINS == 1 ? s_chain[0][t][n][e] : s_chain[0][t][n][e] + s_chain[CHAINS - 1][t][n][e];
       }
       // mask, unless every row sees all keys of the step
-      if (first_key + STEP_KEYS > least_limit) {
+      if (step_last_key >= least_limit) {
+        const int lane_first_key = step_last_key - (STEP_KEYS - 1) + lane % QUAD * 2;
 #pragma unroll
         for (int n = 0; n < KEY_TILES; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            if (first_key + n * MMA_N + lane % QUAD * 2 + e % 2 >= limits[t][e / 2]) s[t][n][e] = -CUDART_INF_F;
+            if (lane_first_key + n * MMA_N + e % 2 >= limits[t][e / 2]) s[t][n][e] = -CUDART_INF_F;
           }
         }
       }
@@ -416,12 +489,11 @@ __global__ void __launch_bounds__(THREADS, 2) decode_cluster_kernel(const fa::Pa
     // O += P V
     if (OMIT != V_COPIED) fa::cp_async_wait_group<2 * DEPTH - 1>();
     __syncwarp();  // the copies of all lanes are visible to all lanes
-    const int v_key = lane % 16;  // lane i passes the address of row i % 8 of matrix i / 8: two key tiles, then the next columns
-    const uint32_t v_address = fa::smem_address(&ring[stage][1][v_key * CHUNKS]);
+    const uint32_t v_address = v_lane_address + stage * static_cast<uint32_t>(sizeof(ring[0]));
 #pragma unroll
     for (int d = 0; d < D_TILES; d += 2) {
       uint32_t v[4];
-      fa::ldmatrix_x4_trans(v, v_address + ((d + lane / 16) ^ v_key % 8) * sizeof(uint4));
+      fa::ldmatrix_x4_trans(v, v_address ^ d * sizeof(uint4));
 #pragma unroll
       for (int t = 0; t < ROW_TILES; ++t) {
         fa::mma_m16n8k16<T>(o[t][d], p[t], v[0], v[1]);
@@ -492,158 +564,197 @@ __global__ void __launch_bounds__(THREADS, 2) decode_cluster_kernel(const fa::Pa
     while (!fa::mbarrier_try_wait(&smem.incoming_full, 0)) {
     }
   }
-  const int own_vectors = vectors >> split.cluster_log2, clusters = 1 << split.clusters_log2;
-  const uint64_t own_group = (work.tile << split.cluster_log2 | work.rank) << split.clusters_log2;  // its records and flags
-  const int record_stride = min(BlockSmem::ROWS, params.seq_q * split.group) * ROW_VECTORS >> split.cluster_log2;
+  const int own_vectors = vectors >> split.cluster_log2;
+  const uint64_t cluster_stride = (min(BlockSmem::ROWS, params.seq_q * split.group) * ROW_VECTORS >> split.cluster_log2) * PACKETS;
   for (int first = 0; first < own_vectors; first += THREADS / QUAD) {
-    const int slot = min(first + static_cast<int>(threadIdx.x) / QUAD, own_vectors - 1);  // all lanes take part in the shuffles
-    const Merged merged = merge_over_quad(
-        cluster_size, lane, [&](int source) { return smem.incoming_m_and_l[source * own_vectors + slot]; },
-        [&](int source) { return smem.incoming_o[source * own_vectors + slot]; });
-    if (lane % QUAD != 0 || first + static_cast<int>(threadIdx.x) / QUAD >= own_vectors) continue;
-    if (LEVELS == 1 || clusters == 1) {
-      store<T, HEAD_DIM>(params, split, work, slot << split.cluster_log2 | work.rank, merged);
-    } else {
-      Record* record = &split.records[(own_group + work.cluster) * record_stride + slot];
-      record->o = merged.o;
-      record->m_and_l = make_float2(merged.m, merged.l);
+    const int quad_slot = first + static_cast<int>(threadIdx.x) / QUAD;
+    const bool is_valid = quad_slot < own_vectors;
+    const int slot = is_valid ? quad_slot : own_vectors - 1;  // all lanes take part in the shuffles
+    Merged sources[LANE_SOURCES];
+#pragma unroll
+    for (int i = 0; i < LANE_SOURCES; ++i) {
+      const int source = lane % QUAD + i * QUAD;
+      sources[i] = {make_float4(0, 0, 0, 0), -CUDART_INF_F, 0.0f};
+      if (source >= cluster_size) continue;
+      const float2 m_and_l = smem.incoming_m_and_l[source * own_vectors + slot];
+      sources[i] = {smem.incoming_o[source * own_vectors + slot], m_and_l.x, m_and_l.y};
+    }
+    const Merged merged = merge_over_quad(sources);
+    const int vector = slot << split.cluster_log2 | work.rank;
+    if (LEVELS == 2 && split.clusters > 1) {
+      const uint64_t group = ((uint64_t(work.tile) << split.cluster_log2) + work.rank) * split.clusters;  // of packets
+      Packet* slot_gmem = split.packets + group * cluster_stride + slot * PACKETS;
+      merge_clusters<T, HEAD_DIM>(params, split, work, merged, slot_gmem, cluster_stride, vector, is_valid, lane);
+    } else if (is_valid && lane % QUAD == 0) {
+      store<T, HEAD_DIM>(params, split, work, vector, merged);
     }
   }
-  if (LEVELS == 1 || clusters == 1) return;
-
-  // Merge the clusters.  Every block sets its flag and then reads the flags of all clusters.  The fence orders the two, so the
-  // block that comes last sees all flags.  If several do, they store the same bits.  A block that has seen all flags clears
-  // them: the next call, which may be a replay with the same workspace, finds none.
-  if (OMIT != RECORDS_STORED) __syncthreads();
-  if (warp == 0) {
-    unsigned long long* flags = split.flags + own_group;
-    volatile unsigned long long* volatile_flags = flags;
-    __threadfence();
-    if (lane == 0 && !(OMIT == LAST_FLAG && work.cluster == clusters - 1)) volatile_flags[work.cluster] = STORED;
-    __syncwarp();
-    __threadfence();
-    const bool is_stored = lane >= clusters || volatile_flags[lane] == STORED;
-    const bool is_last = __all_sync(0xffffffffu, is_stored);
-    if (lane == 0) smem.is_last = is_last;
-    __threadfence();
-  }
-  __syncthreads();
-  if (!smem.is_last) return;
-  for (int first = 0; first < own_vectors; first += THREADS / QUAD) {
-    const int slot = min(first + static_cast<int>(threadIdx.x) / QUAD, own_vectors - 1);
-    const Record* records = &split.records[own_group * record_stride + slot];
-    const Merged merged = merge_over_quad(
-        split.clusters_to_merge, lane, [&](int source) { return __ldcg(&records[uint64_t(source) * record_stride].m_and_l); },
-        [&](int source) { return __ldcg(&records[uint64_t(source) * record_stride].o); });
-    if (lane % QUAD != 0 || first + static_cast<int>(threadIdx.x) / QUAD >= own_vectors) continue;
-    store<T, HEAD_DIM>(params, split, work, slot << split.cluster_log2 | work.rank, merged);
-  }
-  if (threadIdx.x < clusters) split.flags[own_group + threadIdx.x] = 0;
 }
 
 // How a call is divided: rows into tiles, and the keys of a tile over blocks.
 struct Plan {
-  int64_t group, row_tiles, row_blocks, tiles;  // `tiles` is the number of tiles of all batches
-  int cluster_log2, clusters_log2;
+  int64_t group, row_tiles, row_blocks, tiles_per_batch, tiles;
+  bool is_wide;
+  int cluster_log2, clusters;
   int64_t vectors_per_block;  // float4 of O that each block of a cluster finishes
 };
 
-// The share of the GPU that this number of blocks uses.  One block per SM is enough, because its ring has 64 to 96 KB in flight.
-double used_share(int64_t blocks, int64_t sms) {
-  const int64_t slots = 2 * sms;
-  if (blocks <= slots) return std::min(1.0, static_cast<double>(blocks) / (0.9 * static_cast<double>(sms)));
-  const int64_t waves = (blocks + slots - 1) / slots;
-  return static_cast<double>(blocks) / static_cast<double>(waves * slots);
-}
+template <typename T, int WARPS, int HEAD_DIM, int ROW_TILES>
+struct Launcher {
+  static constexpr auto KERNEL = &decode_cluster_kernel<T, WARPS, HEAD_DIM, ROW_TILES>;
+  static constexpr int SMEM_BYTES = sizeof(Smem<WARPS, HEAD_DIM, ROW_TILES>);
 
-Plan make_plan(const FaForwardArgs* args) {
+  static int set_up(const FaForwardArgs* args) {
+    static fa::OncePerDevice once;
+    return once([&] {
+      const auto* function = reinterpret_cast<const void*>(KERNEL);
+      if (int error = fa_allow_dynamic_smem(args, function, SMEM_BYTES)) return error;
+      return static_cast<int>(cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+    });
+  }
+
+  static cudaLaunchConfig_t config(dim3 grid, int cluster_log2, cudaLaunchAttribute* cluster) {
+    cluster->id = cudaLaunchAttributeClusterDimension;
+    cluster->val.clusterDim.x = 1u << cluster_log2, cluster->val.clusterDim.y = 1, cluster->val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(WARPS * WARP);
+    config.dynamicSmemBytes = SMEM_BYTES;
+    config.attrs = cluster;
+    config.numAttrs = cluster_log2 > 0 ? 1 : 0;
+    return config;
+  }
+
+  // The number of clusters that run at once, queried once per GPU; 0 after an error.  A GPU has fewer SMs in some of its clusters'
+  // places than in others, so this is less than the number of SMs divided by the size.
+  static int clusters_at_once(int cluster_log2) {
+    static std::atomic<int> cached[64][MAX_CLUSTER_LOG2 + 1];
+    int device = 0, clusters = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || device >= 64) return 0;
+    std::atomic<int>& known = cached[device][cluster_log2];
+    if ((clusters = known.load(std::memory_order_relaxed)) > 0) return clusters;
+    cudaLaunchAttribute cluster;
+    const cudaLaunchConfig_t launch_config = config(dim3(1u << cluster_log2), cluster_log2, &cluster);
+    if (cudaOccupancyMaxActiveClusters(&clusters, KERNEL, &launch_config) != cudaSuccess) return 0;
+    known.store(clusters, std::memory_order_relaxed);
+    return clusters;
+  }
+
+  static int launch(const FaForwardArgs* args, const Plan& plan, const Split& split, const fa::Params& params, cudaStream_t stream) {
+    const unsigned columns = static_cast<unsigned>(plan.clusters) << plan.cluster_log2;
+    const unsigned in_y = std::min<int64_t>(plan.tiles, 1 << 15), in_z = (plan.tiles + in_y - 1) / in_y;
+    cudaLaunchAttribute cluster;
+    cudaLaunchConfig_t launch_config = config(dim3(columns, in_y, in_z), plan.cluster_log2, &cluster);
+    launch_config.stream = stream;
+    return static_cast<int>(cudaLaunchKernelEx(&launch_config, KERNEL, params, split));
+  }
+};
+
+// The tiles of a call.
+Plan make_tiles(const FaForwardArgs* args) {
   Plan plan = {};
   plan.group = args->heads / args->kv_heads;
   const int64_t rows = args->seq_q * plan.group;
   plan.row_tiles = rows > MMA_M ? 2 : 1;
-  const int64_t tile_rows = plan.row_tiles * MMA_M;
-  plan.row_blocks = (rows + tile_rows - 1) / tile_rows;
-  plan.tiles = args->batch * args->kv_heads * plan.row_blocks;
-  const int64_t keys = args->causal == FA_CAUSAL_TOP_LEFT ? std::min(args->seq_q, args->seq_k) : args->seq_k;
-  const int64_t steps = (keys + STEP_KEYS - 1) / STEP_KEYS;
-  const int64_t sms = std::max(1, fa::sm_count());
-  // Split further only where that uses more of the GPU.  A block should have a step for each warp, and many steps to be worth
-  // a merge of clusters.
-  constexpr int MAX_LOG2 = LEVELS == 1 ? MAX_CLUSTER_LOG2 : MAX_CLUSTER_LOG2 + MAX_CLUSTERS_LOG2;
-  int splits_log2 = 0;
-  for (int log2 = 1; log2 <= MAX_LOG2; ++log2) {
-    const int least_steps = log2 <= MAX_CLUSTER_LOG2 ? WARPS : 4 * WARPS;
-    if ((steps + (1 << log2) - 1) >> log2 < least_steps || (log2 > MAX_CLUSTER_LOG2 && plan.tiles << log2 > 2 * sms)) break;
-    if (used_share(plan.tiles << log2, sms) > 1.05 * used_share(plan.tiles << splits_log2, sms)) splits_log2 = log2;
-  }
-  plan.cluster_log2 = std::min(splits_log2, MAX_CLUSTER_LOG2);
-  plan.clusters_log2 = splits_log2 - plan.cluster_log2;
-  plan.vectors_per_block = std::min(rows, tile_rows) * args->head_dim / 4 >> plan.cluster_log2;
+  plan.row_blocks = (rows + plan.row_tiles * MMA_M - 1) / (plan.row_tiles * MMA_M);
+  plan.tiles_per_batch = args->kv_heads * plan.row_blocks;
+  plan.tiles = args->batch * plan.tiles_per_batch;
   return plan;
 }
 
-// The number of clusters whose records are merged.  The deliberately wrong kernel takes that of the call before.
-int clusters_to_merge(const Plan& plan) {
-  static int previous = 1;
-  const int own = 1 << plan.clusters_log2;
-  return OMIT == OWN_COUNT ? std::exchange(previous, own) : own;
+// Chooses the number of blocks per tile with the least expected time.  All blocks must run at once, each on an SM of its own.  If
+// there are more tiles than SMs, narrow blocks take one tile each: of the two on an SM, one computes while the other one starts.
+template <typename T, int HEAD_DIM, int ROW_TILES>
+Plan make_plan(const FaForwardArgs* args) {
+  using Wide = Launcher<T, WIDE, HEAD_DIM, ROW_TILES>;
+  Plan plan = make_tiles(args);
+  plan.clusters = 1;
+  plan.is_wide = plan.tiles <= fa::sm_count();
+  const int64_t keys = args->causal == FA_CAUSAL_TOP_LEFT ? std::min(args->seq_q, args->seq_k) : args->seq_k;
+  const int64_t steps = (keys + STEP_KEYS - 1) / STEP_KEYS;
+  const double tile_kb = static_cast<double>(keys * HEAD_DIM * 4) / 1e3;
+  // Measured on an H200: what an SM reads, what all of them read, and what the two merges of blocks take.
+  constexpr double SM_KB_PER_US = 80, GPU_KB_PER_US = 4500, CLUSTER_US = 0.7, CLUSTERS_US = 1.2;
+  double best_us = 0;
+  for (int log2 = 0; log2 <= MAX_CLUSTER_LOG2 && plan.is_wide; ++log2) {
+    const int64_t at_once = log2 == 0 ? fa::sm_count() : Wide::clusters_at_once(log2);
+    const int64_t most = LEVELS == 1 || log2 == 0 ? 1 : std::min<int64_t>(at_once / plan.tiles, MAX_CLUSTERS);
+    for (int64_t clusters = 1; clusters <= most && clusters * plan.tiles <= at_once; ++clusters) {
+      const int64_t blocks = clusters << log2;
+      if (blocks > 1 && steps < blocks * WIDE / 2) break;  // at least half of the warps have keys
+      const double us = std::max(tile_kb / static_cast<double>(blocks) / SM_KB_PER_US, tile_kb * static_cast<double>(plan.tiles) / GPU_KB_PER_US) +
+                        (log2 > 0 ? CLUSTER_US : 0) + (clusters > 1 ? CLUSTERS_US : 0);
+      if (best_us > 0 && us >= best_us) continue;
+      best_us = us, plan.cluster_log2 = log2, plan.clusters = static_cast<int>(clusters);
+    }
+  }
+  const int64_t rows = std::min(args->seq_q * plan.group, plan.row_tiles * MMA_M);
+  plan.vectors_per_block = rows * HEAD_DIM / 4 >> plan.cluster_log2;
+  return plan;
 }
 
-int64_t record_groups(const Plan& plan) { return plan.tiles << (plan.cluster_log2 + plan.clusters_log2); }
+size_t workspace_bytes(const Plan& plan) {
+  if (plan.clusters == 1) return 0;
+  return (plan.tiles << plan.cluster_log2) * plan.clusters * plan.vectors_per_block * PACKETS * sizeof(Packet);
+}
 
-FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) {
-  const Plan plan = make_plan(args);
-  if (plan.clusters_log2 == 0) return 0;
-  return record_groups(plan) * (plan.vectors_per_block * sizeof(Record) + sizeof(unsigned long long));
+// The number of clusters that are merged.  The deliberately wrong kernel takes that of the call before.
+int clusters_to_merge(const Plan& plan) {
+  static int previous = 1;
+  return OMIT == OWN_COUNT ? std::exchange(previous, plan.clusters) : plan.clusters;
 }
 
 template <typename T, int HEAD_DIM, int ROW_TILES>
-int launch(const FaForwardArgs* args, const Plan& plan, cudaStream_t stream) {
+int forward(const FaForwardArgs* args, cudaStream_t stream) {
+  using Wide = Launcher<T, WIDE, HEAD_DIM, ROW_TILES>;
+  using Narrow = Launcher<T, NARROW, HEAD_DIM, ROW_TILES>;
   fa::Params params;
   if (int status = fa::make_params(args, MMA_M, 1, &params)) return status;
-  const int splits_log2 = plan.cluster_log2 + plan.clusters_log2;
-  const int64_t blocks = args->kv_heads * plan.row_blocks << splits_log2;
-  if (blocks > INT32_MAX || args->seq_q * plan.group > INT32_MAX / 2) {
-    return fa_refuse(args, "the shape is too large: seq_q %lld, heads %lld", static_cast<long long>(args->seq_q),
-                     static_cast<long long>(args->heads));
+  const Plan tiles = make_tiles(args);
+  if (tiles.tiles > INT32_MAX / 2 || args->seq_q * tiles.group > INT32_MAX / 2) {
+    return fa_refuse(args, "the shape is too large: batch %lld, seq_q %lld, heads %lld", static_cast<long long>(args->batch),
+                     static_cast<long long>(args->seq_q), static_cast<long long>(args->heads));
   }
-  if (args->workspace_bytes < fa_workspace_bytes(args) || reinterpret_cast<uintptr_t>(args->workspace) % alignof(Record) != 0) {
+  if (int status = Wide::set_up(args)) return status;
+  if (int status = Narrow::set_up(args)) return status;
+  const Plan plan = make_plan<T, HEAD_DIM, ROW_TILES>(args);
+  if (args->workspace_bytes < workspace_bytes(plan) || reinterpret_cast<uintptr_t>(args->workspace) % alignof(Packet) != 0) {
     return fa_refuse(args, "the workspace has %llu bytes at %p; it needs %zu bytes, aligned to %zu",
-                     static_cast<unsigned long long>(args->workspace_bytes), args->workspace, fa_workspace_bytes(args), alignof(Record));
+                     static_cast<unsigned long long>(args->workspace_bytes), args->workspace, workspace_bytes(plan), alignof(Packet));
   }
-  auto* records = static_cast<Record*>(args->workspace);
-  const int64_t all_records = plan.clusters_log2 == 0 ? 0 : record_groups(plan) * plan.vectors_per_block;
-  auto* flags = reinterpret_cast<unsigned long long*>(records + all_records);
-  const Split split = {records, flags, static_cast<int>(plan.group), static_cast<int>(plan.row_blocks), plan.cluster_log2,
-                       plan.clusters_log2, clusters_to_merge(plan)};
-  const auto kernel = &decode_cluster_kernel<T, HEAD_DIM, ROW_TILES>;
-  constexpr int smem_bytes = sizeof(Smem<T, HEAD_DIM, ROW_TILES>);
-  static fa::OncePerDevice set_up;
-  const int status = set_up([&] {
-    const auto* function = reinterpret_cast<const void*>(kernel);
-    if (int error = fa_allow_dynamic_smem(args, function, smem_bytes)) return error;
-    return static_cast<int>(cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  });
-  if (status != 0) return status;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = 1u << plan.cluster_log2, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(args->batch));
-  config.blockDim = dim3(THREADS);
-  config.dynamicSmemBytes = smem_bytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = plan.cluster_log2 > 0 ? 1 : 0;
-  return static_cast<int>(cudaLaunchKernelEx(&config, kernel, params, split));
+  const Split split = {static_cast<Packet*>(args->workspace),
+                       static_cast<uint32_t>(plan.tiles),
+                       static_cast<uint32_t>(plan.tiles_per_batch),
+                       static_cast<int>(plan.group),
+                       static_cast<int>(plan.row_blocks),
+                       plan.cluster_log2,
+                       plan.clusters,
+                       clusters_to_merge(plan)};
+  return plan.is_wide ? Wide::launch(args, plan, split, params, stream) : Narrow::launch(args, plan, split, params, stream);
+}
+
+template <typename T, int HEAD_DIM, int ROW_TILES>
+size_t workspace_of(const FaForwardArgs* args) {
+  return Launcher<T, WIDE, HEAD_DIM, ROW_TILES>::set_up(args) == 0 ? workspace_bytes(make_plan<T, HEAD_DIM, ROW_TILES>(args)) : 0;
+}
+
+FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) {
+  const bool is_one_tile = make_tiles(args).row_tiles == 1;
+#define WORKSPACE_IF(DTYPE, HEAD_DIM_)                                                                   \
+  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) {                                  \
+    return is_one_tile ? workspace_of<DTYPE, HEAD_DIM_, 1>(args) : workspace_of<DTYPE, HEAD_DIM_, 2>(args); \
+  }
+  FA_FOR_EACH_INSTANTIATION(WORKSPACE_IF)
+#undef WORKSPACE_IF
+  return 0;  // fa_forward refuses the call
 }
 
 FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
   if (int status = fa_check_abi(args)) return status;
-  const Plan plan = make_plan(args);
-#define LAUNCH_IF(DTYPE, HEAD_DIM_)                                                                                              \
-  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) {                                                          \
-    return plan.row_tiles == 1 ? launch<DTYPE, HEAD_DIM_, 1>(args, plan, stream) : launch<DTYPE, HEAD_DIM_, 2>(args, plan, stream); \
+  const bool is_one_tile = make_tiles(args).row_tiles == 1;
+#define LAUNCH_IF(DTYPE, HEAD_DIM_)                                                                                    \
+  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) {                                                \
+    return is_one_tile ? forward<DTYPE, HEAD_DIM_, 1>(args, stream) : forward<DTYPE, HEAD_DIM_, 2>(args, stream); \
   }
   FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
 #undef LAUNCH_IF

@@ -1,4 +1,4 @@
-"""The code paths of decode_cluster (one block, one cluster, several clusters), and each of its barriers and flags."""
+"""The code paths of decode_cluster (one block, one cluster, several clusters), and each of its barriers and checks."""
 
 from __future__ import annotations
 
@@ -56,9 +56,8 @@ FAULTS = (
     "race_decode_v",
     "race_decode_warp_partial",
     "race_decode_incoming",
-    "race_decode_records",
     "decode_empty_split",
-    "decode_lost_flag",
+    "decode_lost_tag",
     "decode_other_count",
 )
 
@@ -78,7 +77,7 @@ def faults(shared_cache: Path) -> dict[str, Built]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_barrier_and_flag_is_needed(faults: dict[str, Built], fault: str) -> None:
+def test_each_barrier_and_check_is_needed(faults: dict[str, Built], fault: str) -> None:
     """With the mistake, a result is wrong or the device fails, on at least one of four shapes."""
     variant, library = faults[fault]
     cases = [parse_case(f"{shape}-seed0") for shape in FAULT_SHAPES]
