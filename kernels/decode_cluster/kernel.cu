@@ -1,13 +1,14 @@
 // decode_cluster: few queries and many keys, in one kernel.  All SMs share the keys of a head, and merge in shared memory.
-// step:    each warp has 24 KB of K and V on the way instead of 8 KB; where a cluster of 16 blocks cannot keep the GPU busy,
-//          several clusters share the keys and the last one to finish merges them, in the same kernel
-// because: an SM needs about 36 KB on the way to reach the bandwidth of the memory, and decode_one_cluster has 32 KB, part of
-//          which has already arrived; a call with one key/value head uses 16 of 132 SMs
+// step:    each warp has the keys of two steps on the way instead of one; where one cluster cannot keep the GPU busy, several
+//          clusters share the keys, and the one that finishes last merges them, in the same kernel
+// because: a warp of decode_one_cluster requests its next keys only when it has read the last ones, and a call with one
+//          key/value head uses 16 of 132 SMs; a second kernel for the merge would take longer than the rest of a short call
 // expect:  3.6 us at 1024 keys, 5.5 us at 4096 keys and 34 us at 32768 keys, for 1 batch, 32 heads, 8 key/value heads and D =
 //          128; 490 us for 64 batches and 8192 keys
-// diff:    all of the file, because the parent computes 64 queries of one head per block
-// tile:    16 or 32 rows (queries x heads of one group) x 16 keys per warp and step, 4 warps per block, up to 16 blocks per
-//          cluster and 16 clusters per head; 109 KB of shared memory per block, so that an SM holds two
+// diff:    the defines STAGES and LEVELS; decode_one_cluster shares no code with cluster_latency but the order of its merges
+// tile:    16 or 32 rows (queries x heads of a group) x 16 keys per warp and step; 8 warps per block and one block per SM, or 4
+//          warps and two blocks if there are more tiles than SMs; up to 16 blocks per cluster and 16 clusters per tile; at most
+//          162 KB of shared memory per block
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads;
 //          rows contiguous and 16-byte aligned
 #include <cuda_bf16.h>
@@ -32,21 +33,20 @@ using bf16 = __nv_bfloat16;
 // How the work is divided:
 // - The queries of all heads that share a key/value head are packed into one tile of rows: row = query * group + head.
 // - The keys of the tile are split over the blocks of a cluster, and over several clusters if one cannot keep the GPU busy.
-// - The warps of a block take its keys in turn, 16 at a time.  Each warp has a ring of its own for K and V and waits for
-//   nothing but its own copies, so the main loop has no barrier.
-// - Three merges follow, each of (O, m, l): of the warps in shared memory; of the blocks of the cluster, each of which
-//   finishes an equal part of O and receives that part of all others through distributed shared memory; and of the clusters,
-//   if there are several, through the workspace.
+// - The warps of a block take its keys in turn, 16 at a time.  Each warp has a ring of its own for K and V and waits for nothing
+//   but its own copies, so the main loop has no barrier of the block.
+// - Three merges follow, each of (O, m, l): of the warps, in shared memory; of the blocks of the cluster, each of which finishes
+//   an equal part of O and receives that part of all others through distributed shared memory; and of the clusters, if there
+//   are several, through the workspace.
 
 // What a deliberately wrong kernel omits with OMIT, to check that the error is detected.
 enum Omission {
   NONE,
-  Q_STORED,             // the barrier after Q has been written to shared memory
   K_COPIED,             // the wait for the copy of K
   V_COPIED,             // the wait for the copy of V
   WARP_PARTIAL_STORED,  // the barrier after the warps have stored their partial results
   INCOMING_FULL,        // the wait for the partial results of the other blocks of the cluster
-  EMPTY_SPLIT,          // the check that a block had keys: without it, the block passes on what its shared memory contains
+  EMPTY_SPLIT,          // the partial result of a warp without keys
   LAST_TAG,             // the tag of the last cluster, so that no cluster sees all tags
   OWN_COUNT,            // the number of clusters of this call: that of the call before is used
 };
@@ -60,8 +60,7 @@ constexpr int LANE_ROWS = 2;  // rows of an mma tile that a lane holds: r and r 
 constexpr int NARROW = 4, WIDE = 8;  // warps per block: an SM holds two narrow blocks or one wide block
 constexpr int MAX_CLUSTER_LOG2 = 4;   // blocks per cluster; 16 needs cudaFuncAttributeNonPortableClusterSizeAllowed
 constexpr int MAX_CLUSTERS = 16;      // clusters per tile
-constexpr int LANE_SOURCES = 4;       // partial results that one lane of a quad merges
-static_assert(1 << MAX_CLUSTER_LOG2 <= QUAD * LANE_SOURCES && MAX_CLUSTERS <= QUAD * LANE_SOURCES);
+constexpr int MERGED_AT_ONCE = 4;     // partial results whose loads are in flight together
 
 // O is rescaled only where P would exceed 2^8.  fp16 holds values up to 2^15 with the same relative error.
 constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
@@ -80,6 +79,7 @@ constexpr int PACKETS = 3;  // per vector of a partial O: columns 0 and 1, colum
 struct Split {
   Packet* packets;  // [tiles, cluster size, clusters, vectors per block, PACKETS]
   uint32_t tiles, tiles_per_batch;
+  uint32_t even_steps, remaining_steps;  // steps per block, and how many blocks have one more, if no key is hidden from all rows
   int group;       // heads / kv_heads
   int row_blocks;  // tiles of rows per key/value head
   int cluster_log2, clusters;
@@ -95,7 +95,7 @@ struct Smem {
   alignas(256) uint4 ring[WARPS][DEPTH][2][STEP_KEYS * CHUNKS];  // K and V of one step, with swizzled chunks
   // Q in the order of the mma fragments, if registers cannot hold it: [row tile, half, chunk / 4][lane]
   uint4 q[ROW_TILES > 1 ? ROW_TILES * LANE_ROWS * CHUNKS / QUAD : 1][WARP];
-  float4 incoming_o[ROWS * ROW_VECTORS];        // [source block, vectors that this block finishes]
+  float4 incoming_o[ROWS * ROW_VECTORS];        // [source block, vectors that this block finishes], without those of this block
   float2 incoming_m_and_l[ROWS * ROW_VECTORS];  // the same
   float2 warp_m_and_l[WARPS][ROWS];
   uint64_t incoming_full;  // the mbarrier that counts the bytes of the two incoming arrays
@@ -112,6 +112,11 @@ struct Work {
   int first_step, steps;
 };
 
+// The query of a row of all row tiles: row / group, as in fa::kv_head_of.
+__device__ __forceinline__ uint32_t query_of(const fa::Params& params, uint32_t row) {
+  return __umulhi(2 * row + 1, params.kv_head_factor);
+}
+
 __device__ __forceinline__ Work make_work(const fa::Params& params, const Split& split, int tile_rows) {
   Work work;
   work.tile = blockIdx.z * gridDim.y + blockIdx.y;
@@ -123,15 +128,15 @@ __device__ __forceinline__ Work make_work(const fa::Params& params, const Split&
   work.rank = blockIdx.x & ((1u << split.cluster_log2) - 1);
   work.cluster = blockIdx.x >> split.cluster_log2;
   work.visible = params.seq_k;
+  uint32_t even_steps = split.even_steps, remaining_steps = split.remaining_steps;
   if (params.first_diagonal < params.seq_k) {
-    const int last_query = (work.first_row + work.rows - 1) / split.group;
+    const int last_query = query_of(params, work.first_row + work.rows - 1);
     work.visible = max(0, min(params.seq_k, params.first_diagonal + last_query));
+    const uint32_t all_steps = (work.visible + STEP_KEYS - 1) / STEP_KEYS;
+    even_steps = all_steps / gridDim.x, remaining_steps = all_steps - even_steps * gridDim.x;
   }
-  // The first blocks have one step more than the others, if the number of steps is no multiple of the number of blocks.
-  const uint32_t all_steps = (work.visible + STEP_KEYS - 1) / STEP_KEYS;
-  const uint32_t even_steps = all_steps / gridDim.x, remaining = all_steps - even_steps * gridDim.x;
-  work.first_step = blockIdx.x * even_steps + min(blockIdx.x, remaining);
-  work.steps = even_steps + (blockIdx.x < remaining ? 1 : 0);
+  work.first_step = blockIdx.x * even_steps + min(blockIdx.x, remaining_steps);
+  work.steps = even_steps + (blockIdx.x < remaining_steps ? 1 : 0);
   return work;
 }
 
@@ -151,57 +156,64 @@ struct StepCopier {
 
   // Starts the copy of the next step.  Rows from `visible` on become zero.
   __device__ __forceinline__ void operator()(uint4* tile_smem, int visible, int lane) {
-#pragma unroll
-    for (int i = 0; i < STEP_KEYS / COPY_ROWS; ++i) {
-      const int row = i * COPY_ROWS + lane / CHUNKS;
-      const int swizzled_chunk = lane % CHUNKS ^ (IS_V ? row % 8 : row % 2 * 4);
-      fa::cp_async_16_or_zero(&tile_smem[row * CHUNKS + swizzled_chunk], from_gmem + i * copy_stride, key + i * COPY_ROWS < visible);
+    if (copy_stride == WARP && key + STEP_KEYS - lane / CHUNKS <= visible) {  // contiguous rows: the offsets are constants
+      copy<true>(tile_smem, visible, lane);
+    } else {
+      copy<false>(tile_smem, visible, lane);
     }
     key += WARPS * STEP_KEYS;
     from_gmem += WARPS * STEP_KEYS / COPY_ROWS * copy_stride;
   }
+
+  template <bool IS_SIMPLE>
+  __device__ __forceinline__ void copy(uint4* tile_smem, int visible, int lane) {
+#pragma unroll
+    for (int i = 0; i < STEP_KEYS / COPY_ROWS; ++i) {
+      const int row = i * COPY_ROWS + lane / CHUNKS;
+      const int swizzled_chunk = lane % CHUNKS ^ (IS_V ? row % 8 : row % 2 * 4);
+      const uint64_t offset = IS_SIMPLE ? i * WARP : i * copy_stride;
+      fa::cp_async_16_or_zero(&tile_smem[row * CHUNKS + swizzled_chunk], from_gmem + offset, IS_SIMPLE || key + i * COPY_ROWS < visible);
+    }
+  }
 };
 
-// One 16-byte chunk of a row of Q, with the sign of the scale; zero past the last row.
+// One 16-byte chunk of a row of Q; zero past the last row.
 __device__ __forceinline__ uint4 load_q(const fa::Params& params, const Split& split, const Work& work, int row, int chunk) {
   if (row >= work.rows) return make_uint4(0, 0, 0, 0);
-  const uint32_t tile_row = work.first_row + row, query = tile_row / split.group, head = tile_row - query * split.group;
-  uint4 q = params.q[uint64_t(work.batch) * params.q_strides.batch +
-                     uint64_t(work.kv_head * split.group + head) * params.q_strides.head +
-                     uint64_t(query) * params.q_strides.row + chunk];
-  const uint32_t sign = fa::q_sign_bits(params);
-  q.x ^= sign, q.y ^= sign, q.z ^= sign, q.w ^= sign;
-  return q;
+  const uint32_t query = query_of(params, work.first_row + row), head = work.first_row + row - query * split.group;
+  return params.q[uint64_t(work.batch) * params.q_strides.batch + uint64_t(work.kv_head * split.group + head) * params.q_strides.head +
+                  uint64_t(query) * params.q_strides.row + chunk];
 }
 
-struct Merged {
-  float4 o;
-  float m, l;
+// Four columns of a partial result of a row.
+struct Partial {
+  float4 o;    // before the division by l
+  float m, l;  // m in log2
 };
-
-__device__ __forceinline__ void add_weighted(float4& sum, float weight, float4 o) {
-  sum.x += weight * o.x, sum.y += weight * o.y, sum.z += weight * o.z, sum.w += weight * o.w;
-}
 
 __device__ __forceinline__ float finite_or_zero(float m) { return m == -CUDART_INF_F ? 0.0f : m; }
 
-// Merges up to 16 partial results that the lanes of a quad hold: lane i has those of sources i, i + 4, i + 8 and i + 12.  The order
-// does not depend on time.  All lanes receive the result.
-__device__ __forceinline__ Merged merge_over_quad(const Merged (&sources)[LANE_SOURCES]) {
-  Merged merged = {make_float4(0, 0, 0, 0), -CUDART_INF_F, 0.0f};
+// Merges COUNT partial results into another one.  The loads of all of them are in flight together.
+template <int COUNT>
+__device__ __forceinline__ void merge(Partial& merged, const Partial (&sources)[COUNT]) {
+  float m = merged.m;
 #pragma unroll
-  for (int i = 0; i < LANE_SOURCES; ++i) merged.m = fmaxf(merged.m, sources[i].m);
-  merged.m = fa::max_of_quad(merged.m);
+  for (int i = 0; i < COUNT; ++i) m = fmaxf(m, sources[i].m);
+  const float m_finite = finite_or_zero(m), own_weight = fa::ex2_approx_ftz(merged.m - m_finite);
+  merged.m = m;
+  merged.l *= own_weight;
+  merged.o.x *= own_weight, merged.o.y *= own_weight, merged.o.z *= own_weight, merged.o.w *= own_weight;
 #pragma unroll
-  for (int i = 0; i < LANE_SOURCES; ++i) {
-    const float weight = fa::ex2_approx_ftz(sources[i].m - finite_or_zero(merged.m));
+  for (int i = 0; i < COUNT; ++i) {
+    const float weight = fa::ex2_approx_ftz(sources[i].m - m_finite);
+    const float4 o = sources[i].o;
     merged.l += weight * sources[i].l;
-    add_weighted(merged.o, weight, sources[i].o);
+    merged.o.x += weight * o.x, merged.o.y += weight * o.y, merged.o.z += weight * o.z, merged.o.w += weight * o.w;
   }
-  merged.l = fa::sum_of_quad(merged.l);
-  merged.o.x = fa::sum_of_quad(merged.o.x), merged.o.y = fa::sum_of_quad(merged.o.y);
-  merged.o.z = fa::sum_of_quad(merged.o.z), merged.o.w = fa::sum_of_quad(merged.o.w);
-  return merged;
+}
+
+__device__ __forceinline__ Partial no_partial() {
+  return {make_float4(0, 0, 0, 0), -CUDART_INF_F, 0.0f};
 }
 
 // 9.7.9.8 ld.relaxed: loads 16 bytes that another block may be storing, all of them from the same store.
@@ -227,9 +239,9 @@ __device__ __forceinline__ float high_of(uint64_t payload) { return __uint_as_fl
 // Stores four columns of a row of the output, and the row's log-sum-exp with the first four.  A row that sees no key is stored
 // as zero and -inf.
 template <typename T, int HEAD_DIM>
-__device__ __forceinline__ void store(const fa::Params& params, const Split& split, const Work& work, int vector, const Merged& merged) {
+__device__ __forceinline__ void store(const fa::Params& params, const Split& split, const Work& work, int vector, const Partial& merged) {
   constexpr int ROW_VECTORS = HEAD_DIM / 4;
-  const uint32_t row = work.first_row + vector / ROW_VECTORS, query = row / split.group;
+  const uint32_t row = work.first_row + vector / ROW_VECTORS, query = query_of(params, row);
   const uint32_t head = work.kv_head * split.group + (row - query * split.group);
   const float inverse_l = merged.l == 0.0f ? 0.0f : __fdividef(1.0f, merged.l);
   uint4* row_gmem = params.out + uint64_t(work.batch) * params.out_strides.batch + uint64_t(head) * params.out_strides.head +
@@ -242,51 +254,49 @@ __device__ __forceinline__ void store(const fa::Params& params, const Split& spl
   }
 }
 
-// Merges the clusters, for one vector of O per quad, of which every lane passes the partial result of this cluster.  Every cluster
-// first stores its packets and then loads those of all clusters.  The fence orders the two, so at least the last cluster finds all
-// tags.  Every cluster that does stores the output.  If several do, they store the same bits.  They also clear the tags, so that
-// the next call, which may be a replay with the same workspace, finds none.
+// Merges the clusters, for one vector of O per lane with `is_valid`, of which the lane passes the partial result of this cluster.
+// Every cluster first stores its packets and then loads those of all clusters.  The fence orders the two, so at least the last
+// cluster finds all tags.  Every cluster that does stores the output.  If several do, they store the same bits.  They also clear
+// the tags, so that the next call, which may be a replay with the same workspace, finds none.
 template <typename T, int HEAD_DIM>
-__device__ __forceinline__ void merge_clusters(const fa::Params& params, const Split& split, const Work& work, const Merged& own,
+__device__ __forceinline__ void merge_clusters(const fa::Params& params, const Split& split, const Work& work, const Partial& own,
                                                Packet* slot_gmem, uint64_t cluster_stride, int vector, bool is_valid, int lane) {
-  const int lane_in_quad = lane % QUAD;
-  if (is_valid && lane_in_quad < PACKETS && !(OMIT == LAST_TAG && work.cluster == split.clusters - 1)) {
-    const uint64_t payload = lane_in_quad == 0   ? pack(own.o.x, own.o.y)
-                             : lane_in_quad == 1 ? pack(own.o.z, own.o.w)
-                                                 : pack(own.m, own.l);
-    store_packet(slot_gmem + work.cluster * cluster_stride + lane_in_quad, {payload, STORED});
+  if (is_valid && !(OMIT == LAST_TAG && work.cluster == split.clusters - 1)) {
+    Packet* own_gmem = slot_gmem + work.cluster * cluster_stride;
+    store_packet(own_gmem, {pack(own.o.x, own.o.y), STORED});
+    store_packet(own_gmem + 1, {pack(own.o.z, own.o.w), STORED});
+    store_packet(own_gmem + 2, {pack(own.m, own.l), STORED});
   }
   __syncwarp();
   if (lane == 0) __threadfence();  // one fence per warp: all fences have one order, and the warp with the last one finds all tags
   __syncwarp();
-  Packet packets[LANE_SOURCES][PACKETS];
+  if (!is_valid) return;
+  Partial merged = no_partial();
+  bool all_are_stored = true;
+  for (int first = 0; first < split.clusters_to_merge; first += MERGED_AT_ONCE) {
+    Packet packets[MERGED_AT_ONCE][PACKETS];
 #pragma unroll
-  for (int i = 0; i < LANE_SOURCES; ++i) {
+    for (int i = 0; i < MERGED_AT_ONCE; ++i) {
 #pragma unroll
-    for (int p = 0; p < PACKETS; ++p) {
-      const int source = lane_in_quad + i * QUAD;
-      packets[i][p] = {p < PACKETS - 1 ? pack(0.0f, 0.0f) : pack(-CUDART_INF_F, 0.0f), STORED};
-      if (source < split.clusters_to_merge) packets[i][p] = load_packet(slot_gmem + source * cluster_stride + p);
+      for (int p = 0; p < PACKETS; ++p) {
+        packets[i][p] = load_packet(slot_gmem + min(first + i, split.clusters_to_merge - 1) * cluster_stride + p);
+      }
     }
-  }
-  bool is_stored = true;
-  Merged sources[LANE_SOURCES];
+    Partial sources[MERGED_AT_ONCE];
 #pragma unroll
-  for (int i = 0; i < LANE_SOURCES; ++i) {
-#pragma unroll
-    for (int p = 0; p < PACKETS; ++p) is_stored &= packets[i][p].tag == STORED;
-    const uint64_t left = packets[i][0].payload, right = packets[i][1].payload, m_and_l = packets[i][2].payload;
-    sources[i] = {make_float4(low_of(left), high_of(left), low_of(right), high_of(right)), low_of(m_and_l), high_of(m_and_l)};
+    for (int i = 0; i < MERGED_AT_ONCE; ++i) {
+      const Packet(&source)[PACKETS] = packets[i];
+      all_are_stored &= source[0].tag == STORED && source[1].tag == STORED && source[2].tag == STORED;
+      sources[i] = no_partial();
+      if (first + i >= split.clusters_to_merge) continue;
+      sources[i].o = make_float4(low_of(source[0].payload), high_of(source[0].payload), low_of(source[1].payload), high_of(source[1].payload));
+      sources[i].m = low_of(source[2].payload), sources[i].l = high_of(source[2].payload);
+    }
+    merge(merged, sources);
   }
-  const Merged merged = merge_over_quad(sources);
-  const uint32_t quad_mask = 0xfu << lane / QUAD * QUAD;
-  const bool all_are_stored = (__ballot_sync(0xffffffffu, is_stored) & quad_mask) == quad_mask;
-  if (!is_valid || !all_are_stored) return;
-  if (lane_in_quad == 0) store<T, HEAD_DIM>(params, split, work, vector, merged);
-  for (int source = lane_in_quad; source < split.clusters; source += QUAD) {
-#pragma unroll
-    for (int p = 0; p < PACKETS; ++p) store_packet(slot_gmem + source * cluster_stride + p, {0, 0});
-  }
+  if (!all_are_stored) return;
+  store<T, HEAD_DIM>(params, split, work, vector, merged);
+  for (int i = 0; i < split.clusters * PACKETS; ++i) store_packet(slot_gmem + i / PACKETS * cluster_stride + i % PACKETS, {0, 0});
 }
 
 // The index of a vector of a partial O in shared memory.  The swizzle lets the lanes of an mma fragment store without conflicts.
@@ -341,7 +351,7 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
       for (int j = 0; j < QUAD_CHUNKS; ++j) q_rmem[r][j] = load_q(params, split, work, r * 8 + fragment_row, j * QUAD + lane % QUAD);
     }
   }
-#pragma unroll
+#pragma unroll 1
   for (int stage = 1; stage < DEPTH; ++stage) {
     copy_k(stage, stage);
     copy_v(stage, stage);
@@ -354,25 +364,27 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
     if (threadIdx.x == 0) {
       fa::mbarrier_init(&smem.incoming_full, 1);
       fa::fence_mbarrier_init();
-      fa::mbarrier_arrive_expect_tx(&smem.incoming_full, vectors * (sizeof(float4) + sizeof(float2)));
+      const int incoming_vectors = (vectors >> split.cluster_log2) * (cluster_size - 1);
+      fa::mbarrier_arrive_expect_tx(&smem.incoming_full, incoming_vectors * (sizeof(float4) + sizeof(float2)));
     }
     __syncwarp();
     fa::barrier_cluster_arrive_relaxed();
   }
-  if (Q_IN_SMEM && OMIT != Q_STORED) __syncthreads();
+  if (Q_IN_SMEM) __syncthreads();
 
   const float scale_log2 = fa::scale_log2_of(params);
+  const bool is_negated = fa::negate_q(params);
   int limits[ROW_TILES][LANE_ROWS];  // the row sees the keys below its limit
   int least_limit = params.seq_k;
 #pragma unroll
   for (int t = 0; t < ROW_TILES; ++t) limits[t][0] = limits[t][1] = params.seq_k;
   if (params.first_diagonal < params.seq_k) {
-    least_limit = params.first_diagonal + work.first_row / split.group;
+    least_limit = params.first_diagonal + static_cast<int>(query_of(params, work.first_row));
 #pragma unroll
     for (int t = 0; t < ROW_TILES; ++t) {
 #pragma unroll
       for (int r = 0; r < LANE_ROWS; ++r) {
-        const int query = (work.first_row + t * MMA_M + r * 8 + fragment_row) / split.group;
+        const int query = query_of(params, work.first_row + t * MMA_M + r * 8 + fragment_row);
         limits[t][r] = min(params.seq_k, params.first_diagonal + query);
       }
     }
@@ -429,7 +441,10 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
 #pragma unroll
       for (int n = 0; n < KEY_TILES; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[t][n][e] = CHAINS == 1 ? s_chain[0][t][n][e] : s_chain[0][t][n][e] + s_chain[CHAINS - 1][t][n][e];
+        for (int e = 0; e < 4; ++e) {
+          s[t][n][e] = CHAINS == 1 ? s_chain[0][t][n][e] : s_chain[0][t][n][e] + s_chain[CHAINS - 1][t][n][e];
+          if (is_negated) s[t][n][e] = -s[t][n][e];  // because P is computed with the absolute value of the scale
+        }
       }
       // mask, unless every row sees all keys of the step
       if (step_last_key >= least_limit) {
@@ -462,6 +477,7 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
           if (!((row_max - m[t][r]) * scale_log2 > RESCALE_THRESHOLD_LOG2)) continue;
           const float rescale = fa::ex2_approx_ftz(m[t][r] * scale_log2 - row_max * scale_log2);
           m[t][r] = row_max;
+          if (i == 0) continue;  // O is still zero
           l[t][r] *= rescale;
 #pragma unroll
           for (int d = 0; d < D_TILES; ++d) o[t][d][2 * r] *= rescale, o[t][d][2 * r + 1] *= rescale;
@@ -506,7 +522,7 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
 
   // Store the partial result of the warp.  Its ring is free: every copy has been waited for.
   const auto partial_o = [&](int of_warp) { return reinterpret_cast<float4*>(&smem.ring[of_warp]); };
-  if (warp_steps > 0) {
+  if (warp_steps > 0 || OMIT != EMPTY_SPLIT) {
 #pragma unroll
     for (int t = 0; t < ROW_TILES; ++t) {
 #pragma unroll
@@ -529,63 +545,68 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
   if (cluster_size > 1) fa::barrier_cluster_wait();  // all blocks run and have initialised their mbarriers
   if (OMIT != WARP_PARTIAL_STORED) __syncthreads();
 
-  // Merge the warps that had keys, and send each vector to the block of the cluster that finishes it.
-  const int warps_with_keys = OMIT == EMPTY_SPLIT ? max(1, min(WARPS, work.steps)) : min(WARPS, work.steps);
-  for (int vector = threadIdx.x; vector < vectors; vector += THREADS) {
-    const int row = vector / ROW_VECTORS;
-    Merged merged = {make_float4(0, 0, 0, 0), -CUDART_INF_F, 0.0f};
+  // Merge the warps, and send each vector to the block of the cluster that finishes it.  Each block finishes an equal, contiguous
+  // part of the vectors.
+  const auto merge_warps = [&](int vector) {
+    const int row = vector / ROW_VECTORS, index = partial_index<ROW_VECTORS>(row, vector % ROW_VECTORS);
+    Partial merged = no_partial(), sources[WARPS];
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) {
-      if (w < warps_with_keys) merged.m = fmaxf(merged.m, smem.warp_m_and_l[w][row].x);
-    }
-    const float m_finite = finite_or_zero(merged.m);
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) {
-      if (w >= warps_with_keys) continue;
       const float2 m_and_l = smem.warp_m_and_l[w][row];
-      const float weight = fa::ex2_approx_ftz(m_and_l.x - m_finite);
-      merged.l += weight * m_and_l.y;
-      add_weighted(merged.o, weight, partial_o(w)[partial_index<ROW_VECTORS>(row, vector % ROW_VECTORS)]);
+      sources[w].o = partial_o(w)[index], sources[w].m = m_and_l.x, sources[w].l = m_and_l.y;
     }
-    if (cluster_size == 1) {
-      store<T, HEAD_DIM>(params, split, work, vector, merged);
-      continue;
+    merge(merged, sources);
+    return merged;
+  };
+  if (cluster_size == 1) {
+    for (int vector = threadIdx.x; vector < vectors; vector += THREADS) {
+      store<T, HEAD_DIM>(params, split, work, vector, merge_warps(vector));
     }
-    const int owner = vector & (cluster_size - 1);
-    const int slot = (vectors >> split.cluster_log2) * work.rank + (vector >> split.cluster_log2);
+    return;
+  }
+  const int own_vectors = vectors >> split.cluster_log2, sent_vectors = vectors - own_vectors;
+  for (int i = threadIdx.x; i < sent_vectors; i += THREADS) {
+    const int vector = i + (i >= work.rank * own_vectors ? own_vectors : 0);  // skips the vectors of this block
+    const Partial merged = merge_warps(vector);
+    int owner = 0, slot = vector;
+    for (int half = cluster_size / 2; half > 0; half /= 2) {  // owner = vector / own_vectors, and slot is the remainder
+      if (slot >= half * own_vectors) owner += half, slot -= half * own_vectors;
+    }
+    slot += own_vectors * (work.rank - (work.rank > owner ? 1 : 0));  // a block has no slots for itself
     const uint32_t barrier_address = fa::mapa(fa::smem_address(&smem.incoming_full), owner);
     fa::st_async(fa::mapa(fa::smem_address(&smem.incoming_o[slot]), owner), merged.o, barrier_address);
     fa::st_async(fa::mapa(fa::smem_address(&smem.incoming_m_and_l[slot]), owner), make_float2(merged.m, merged.l), barrier_address);
   }
-  if (cluster_size == 1) return;
 
   // Merge the blocks of the cluster.  No block exits before it has received everything, so none sends to one that has exited.
-  if (OMIT != INCOMING_FULL) {
-    while (!fa::mbarrier_try_wait(&smem.incoming_full, 0)) {
-    }
-  }
-  const int own_vectors = vectors >> split.cluster_log2;
   const uint64_t cluster_stride = (min(BlockSmem::ROWS, params.seq_q * split.group) * ROW_VECTORS >> split.cluster_log2) * PACKETS;
-  for (int first = 0; first < own_vectors; first += THREADS / QUAD) {
-    const int quad_slot = first + static_cast<int>(threadIdx.x) / QUAD;
-    const bool is_valid = quad_slot < own_vectors;
-    const int slot = is_valid ? quad_slot : own_vectors - 1;  // all lanes take part in the shuffles
-    Merged sources[LANE_SOURCES];
-#pragma unroll
-    for (int i = 0; i < LANE_SOURCES; ++i) {
-      const int source = lane % QUAD + i * QUAD;
-      sources[i] = {make_float4(0, 0, 0, 0), -CUDART_INF_F, 0.0f};
-      if (source >= cluster_size) continue;
-      const float2 m_and_l = smem.incoming_m_and_l[source * own_vectors + slot];
-      sources[i] = {smem.incoming_o[source * own_vectors + slot], m_and_l.x, m_and_l.y};
+  for (int first = 0; first < own_vectors; first += THREADS) {
+    const int slot = first + threadIdx.x;
+    const bool is_valid = slot < own_vectors;
+    const int vector = work.rank * own_vectors + slot;
+    Partial merged = no_partial();
+    if (is_valid) merged = merge_warps(vector);
+    if (OMIT != INCOMING_FULL) {
+      while (!fa::mbarrier_try_wait(&smem.incoming_full, 0)) {
+      }
     }
-    const Merged merged = merge_over_quad(sources);
-    const int vector = slot << split.cluster_log2 | work.rank;
+    for (int first_source = 0; first_source < cluster_size - 1 && is_valid; first_source += MERGED_AT_ONCE) {
+      Partial sources[MERGED_AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < MERGED_AT_ONCE; ++i) {
+        const int index = min(first_source + i, cluster_size - 2) * own_vectors + slot;
+        const float4 incoming_o = smem.incoming_o[index];
+        const float2 m_and_l = smem.incoming_m_and_l[index];
+        const bool is_source = first_source + i < cluster_size - 1;  // the last one is loaded again in place of those that do not exist
+        sources[i].o = incoming_o, sources[i].m = is_source ? m_and_l.x : -CUDART_INF_F, sources[i].l = m_and_l.y;
+      }
+      merge(merged, sources);
+    }
     if (LEVELS == 2 && split.clusters > 1) {
       const uint64_t group = ((uint64_t(work.tile) << split.cluster_log2) + work.rank) * split.clusters;  // of packets
       Packet* slot_gmem = split.packets + group * cluster_stride + slot * PACKETS;
       merge_clusters<T, HEAD_DIM>(params, split, work, merged, slot_gmem, cluster_stride, vector, is_valid, lane);
-    } else if (is_valid && lane % QUAD == 0) {
+    } else if (is_valid) {
       store<T, HEAD_DIM>(params, split, work, vector, merged);
     }
   }
@@ -673,8 +694,9 @@ Plan make_plan(const FaForwardArgs* args) {
   const int64_t keys = args->causal == FA_CAUSAL_TOP_LEFT ? std::min(args->seq_q, args->seq_k) : args->seq_k;
   const int64_t steps = (keys + STEP_KEYS - 1) / STEP_KEYS;
   const double tile_kb = static_cast<double>(keys * HEAD_DIM * 4) / 1e3;
-  // Measured on an H200: what an SM reads, what all of them read, and what the two merges of blocks take.
-  constexpr double SM_KB_PER_US = 80, GPU_KB_PER_US = 4500, CLUSTER_US = 0.7, CLUSTERS_US = 1.2;
+  // Measured on an H200: what an SM, a GPC and the GPU read, and what the merges of blocks and of clusters take.
+  constexpr double SM_KB_PER_US = 65, GPC_KB_PER_US = 690, GPU_KB_PER_US = 4500;
+  constexpr double CLUSTER_US = 0.7, CLUSTERS_US = 2.5, EACH_CLUSTER_US = 0.1;
   double best_us = 0;
   for (int log2 = 0; log2 <= MAX_CLUSTER_LOG2 && plan.is_wide; ++log2) {
     const int64_t at_once = log2 == 0 ? fa::sm_count() : Wide::clusters_at_once(log2);
@@ -682,8 +704,11 @@ Plan make_plan(const FaForwardArgs* args) {
     for (int64_t clusters = 1; clusters <= most && clusters * plan.tiles <= at_once; ++clusters) {
       const int64_t blocks = clusters << log2;
       if (blocks > 1 && steps < blocks * WIDE / 2) break;  // at least half of the warps have keys
-      const double us = std::max(tile_kb / static_cast<double>(blocks) / SM_KB_PER_US, tile_kb * static_cast<double>(plan.tiles) / GPU_KB_PER_US) +
-                        (log2 > 0 ? CLUSTER_US : 0) + (clusters > 1 ? CLUSTERS_US : 0);
+      const double call_kb = tile_kb * static_cast<double>(plan.tiles);
+      double us = std::max(tile_kb / static_cast<double>(blocks) / SM_KB_PER_US, call_kb / GPU_KB_PER_US);
+      // A cluster lies in one GPC.
+      if (log2 > 0) us = std::max(us, call_kb / static_cast<double>(plan.tiles * clusters) / GPC_KB_PER_US) + CLUSTER_US;
+      if (clusters > 1) us += CLUSTERS_US + EACH_CLUSTER_US * static_cast<double>(clusters);
       if (best_us > 0 && us >= best_us) continue;
       best_us = us, plan.cluster_log2 = log2, plan.clusters = static_cast<int>(clusters);
     }
@@ -711,7 +736,7 @@ int forward(const FaForwardArgs* args, cudaStream_t stream) {
   fa::Params params;
   if (int status = fa::make_params(args, MMA_M, 1, &params)) return status;
   const Plan tiles = make_tiles(args);
-  if (tiles.tiles > INT32_MAX / 2 || args->seq_q * tiles.group > INT32_MAX / 2) {
+  if (tiles.tiles > INT32_MAX / 2 || args->seq_q * tiles.group > INT32_MAX / 2 / tiles.group) {
     return fa_refuse(args, "the shape is too large: batch %lld, seq_q %lld, heads %lld", static_cast<long long>(args->batch),
                      static_cast<long long>(args->seq_q), static_cast<long long>(args->heads));
   }
@@ -722,9 +747,12 @@ int forward(const FaForwardArgs* args, cudaStream_t stream) {
     return fa_refuse(args, "the workspace has %llu bytes at %p; it needs %zu bytes, aligned to %zu",
                      static_cast<unsigned long long>(args->workspace_bytes), args->workspace, workspace_bytes(plan), alignof(Packet));
   }
+  const int64_t all_steps = (args->seq_k + STEP_KEYS - 1) / STEP_KEYS, blocks = int64_t(plan.clusters) << plan.cluster_log2;
   const Split split = {static_cast<Packet*>(args->workspace),
                        static_cast<uint32_t>(plan.tiles),
                        static_cast<uint32_t>(plan.tiles_per_batch),
+                       static_cast<uint32_t>(all_steps / blocks),
+                       static_cast<uint32_t>(all_steps % blocks),
                        static_cast<int>(plan.group),
                        static_cast<int>(plan.row_blocks),
                        plan.cluster_log2,

@@ -51,7 +51,6 @@ FAULT_SHAPES = (
     "b1h4s1d128-fp16-kv1-sk65536",
 )
 FAULTS = (
-    "race_decode_q",
     "race_decode_k",
     "race_decode_v",
     "race_decode_warp_partial",
