@@ -1,7 +1,7 @@
 """Write `choices.json` from saved records: `python kernels/auto/choices.py profiles/nvidia-h200 ...`.
 
-The table has the measured cases of each GPU, dtype, head_dim and mask.  Each case lists its fastest candidates, fastest
-first, without the candidates that failed in any record.
+The table has the measured cases of each GPU, dtype, head_dim and mask; those with few queries are listed separately.
+Each case lists its fastest candidates, fastest first, without the candidates that failed in any record.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(folders: list[str]) -> int:
 
 
 def choices(records: list[Record]) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Return the rows of all cases, by GPU and then by `<dtype>-d<head_dim>-<causal>`."""
+    """Return the rows of all cases, by GPU and then by `<dtype>-d<head_dim>-<causal>`, with `-few` for few queries."""
     failed = {record.variant for record in records if record.kind in ("correct", "speed") and record.outcome != "ok"}
     timed: dict[str, dict[str, dict[str, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for record in records:
@@ -45,9 +45,9 @@ def choices(records: list[Record]) -> dict[str, dict[str, list[dict[str, Any]]]]
             continue
         if record.role != "candidate" or record.variant in failed or record.variant == "auto" or "@" in record.variant:
             continue
-        if case.layout != "bhsd" or case.heads != case.kv_heads:
+        if case.layout != "bhsd" or (case.heads != case.kv_heads and not case.has_few_queries):
             continue
-        rows = timed[gpu][f"{case.dtype}-d{case.head_dim}-{case.causal}"]
+        rows = timed[gpu][f"{case.dtype}-d{case.head_dim}-{case.causal}{'-few' * case.has_few_queries}"]
         row = rows.setdefault(
             case.shape_id,
             {"case": case.shape_id, "rows": case.batch * case.heads * case.seq_q, "seq_k": case.seq_k, "device_us": {}},

@@ -104,11 +104,13 @@ def _try_other_choices(
 def _nearest_measured(case: Case, gpu: str) -> list[Choice]:
     """Return the variants of the measured case that is nearest in rows and keys, fastest first.
 
-    If this dtype or mask was not measured, the times of fp16 or without a mask are used.
+    If this dtype or mask was not measured, the times of fp16 or without a mask are used.  Calls with few queries have
+    tables of their own; if there is none, they are treated like others.
     """
     tables = _choices().get(gpu, {})
     kinds = [(dtype, causal) for causal in (case.causal, "none") for dtype in (case.dtype, "fp16")]
-    table_names = [f"{dtype}-d{case.head_dim}-{causal}" for dtype, causal in kinds]
+    sizes = ("-few", "") if case.has_few_queries else ("",)
+    table_names = [f"{dtype}-d{case.head_dim}-{causal}{size}" for size in sizes for dtype, causal in kinds]
     table = next((tables[name] for name in table_names if name in tables), [])
 
     def distance(row: dict[str, float]) -> float:

@@ -18,6 +18,7 @@ Computes = Literal["attention", "scores"]
 DTYPES: tuple[str, ...] = ("fp16", "bf16", "fp32")
 ELEMENT_BYTES: dict[str, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
 LARGEST = 2**31 - 1
+FEW_QUERIES = 16  # the least number of rows of a matrix instruction
 Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 GRAMMAR = "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd][-scores]-seed<N>"
 # The names of the four axes of an output.
@@ -85,6 +86,11 @@ class Case(msgspec.Struct, frozen=True, order=True):
     def scale(self) -> float:
         """The softmax scale 1/sqrt(head_dim), which is SDPA's default."""
         return 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def has_few_queries(self) -> bool:
+        """Whether there are so few queries that a kernel for long sequences would mostly compute padding."""
+        return self.seq_q <= FEW_QUERIES
 
     @property
     def visible_pairs(self) -> int:

@@ -55,11 +55,37 @@ LONG_SHAPES = (
     "b1h16s16384d128-fp16",
 )
 
+# Few queries and many keys.  The first nine shapes are those of the comparison in kernels/README.md; up to 4096 keys of
+# one batch fit into L2.  The others have odd lengths, both masks of several queries, and groups of 1, 4 and 8 heads.
+DECODE_SHAPES = (
+    "b1h32s1d128-fp16-kv8-sk1024",
+    "b1h32s1d128-fp16-kv8-sk4096",
+    "b1h32s1d128-fp16-kv8-sk32768",
+    "b16h32s1d128-fp16-kv8-sk4096",
+    "b32h32s1d128-fp16-kv8-sk4096",
+    "b64h32s1d128-fp16-kv8-sk8192",
+    "b1h32s4d128-fp16-kv8-sk4096",
+    "b8h32s8d128-fp16-kv8-sk4096",
+    "b1h8s1d64-fp16-sk4096",
+    "b1h32s4d128-fp16-causal_br-kv8-sk4096",
+    "b8h32s8d128-fp16-causal_br-kv8-sk4096",
+    "b1h32s1d128-bf16-kv8-sk1000",
+    "b1h32s1d128-fp16-kv4-sk2049",
+    "b2h8s2d64-fp16-causal_br-sk1537",
+    "b3h24s3d128-bf16-causal_br-kv3-sk5003",
+    "b1h8s5d128-fp16-causal_br-kv1-sk16381",
+    "b2h16s7d64-bf16-causal_br-kv4-sk8191-bshd",
+    "b1h64s8d64-fp16-causal_br-kv8-sk10007",
+    "b1h8s1d128-fp16-kv1-sk131072",
+    "b1h4s1d64-bf16-kv1-sk131071",
+)
+
 SUITES: dict[str, tuple[Case, ...]] = {
     "smoke": _seeded(SMOKE_SHAPES, 1),
     "history": _seeded(HISTORY_SHAPES, 3),
     "mission": _seeded((TARGET_SHAPE,), 100),
     "edge": _seeded(EDGE_SHAPES, 1),
     "long": _seeded(LONG_SHAPES, 1),
+    "decode": _seeded(DECODE_SHAPES, 1),
 }
 DEFAULT_SUITE = "history"

@@ -33,7 +33,9 @@ OPTIONS = (
     ),
     OptionRow("--fa-list", "list the variants and stop"),
     OptionRow("--fa-kernels", "folders that contain <variant>/variant.yaml", "DIR[,DIR...]", "kernels"),
-    OptionRow("--fa-suite", "suites of cases to run: smoke, history, mission, edge, long", "NAME[,NAME...]", "history"),
+    OptionRow(
+        "--fa-suite", "suites of cases to run: smoke, history, mission, edge, long, decode", "NAME[,NAME...]", "history"
+    ),
     OptionRow(
         "--fa-case",
         "run only these cases: exact ids, of a suite or not, or globs over the suite; no property tests",

@@ -60,6 +60,15 @@ class Ceilings(msgspec.Struct, frozen=True):
         rate = self.matmul_tflops.get(case.dtype)
         return case.flops_per_call / rate / 1e6 if rate else 0.0
 
+    def copy_us(self, case: Case) -> float:
+        """Return the microseconds that the bytes of a case take at the rate of a copy."""
+        return case.bytes_per_call / self.copy_gb_per_s / 1e3
+
+    def is_bound_by_bytes(self, case: Case) -> bool:
+        """Return whether the bytes of a case take longer than its matrix products, and than an empty launch."""
+        rate_is_known = case.dtype in self.matmul_tflops
+        return rate_is_known and self.copy_us(case) > max(self.least_us(case), self.empty_launch_us)
+
 
 def _least_bytes(case: Case) -> int:
     """The bytes that a call must touch: under a causal mask, no queries and keys that see nothing of the other side."""

@@ -19,6 +19,7 @@ from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.records.tool_results import CountedKernel
 from pytest_fa.report.answer import RunFacts, answer_lines
+from pytest_fa.report.bandwidth_table import bandwidth_rows
 from pytest_fa.report.ladder import expectation_rows, ladder_rows, phase_rows
 from pytest_fa.report.layout import table_lines
 from pytest_fa.report.margins import worst_margins
@@ -86,6 +87,15 @@ class PhaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernels: str
     of: str
     cases: str
+
+
+class BandwidthSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Cold and hot times, and the share of the copy rate, of a variant and of others: one row for each shape."""
+
+    profiles: str
+    cases: str
+    variant: str
+    against: str
 
 
 class ScreenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -219,6 +229,17 @@ def _phases(spec: PhaseSpec, root: Path) -> str:
     return _lines([header, total, *phases])
 
 
+def _bandwidth(spec: BandwidthSpec, root: Path) -> str:
+    path = root / spec.profiles
+    ceilings = read_ceilings(path.parent, path.name)
+    if ceilings is None:
+        raise TableProblem(f"there is no ceilings.json in {spec.profiles}; `python -m pytest_fa ceilings` makes one")
+    rows = bandwidth_rows(path, ceilings, spec.cases.split(","), spec.variant, spec.against.split(","))
+    if len(rows) == 1:
+        raise TableProblem(f"no record of {spec.variant} at {spec.cases} in {spec.profiles}")
+    return _lines(rows)
+
+
 def _screen(spec: ScreenSpec, root: Path) -> str:
     if not re.fullmatch(r"[1-9][0-9]{1,3}", spec.width):
         raise TableProblem(f"fa-screen: width is {spec.width!r} (allowed: 10 to 9999)")
@@ -316,6 +337,7 @@ MAKERS: dict[str, Callable[[str, Path], str]] = {
     "ladder": lambda words, root: _ladder(_spec("ladder", words, LadderSpec), root),
     "expectations": lambda words, root: _expectations(_spec("expectations", words, ExpectationSpec), root),
     "phases": lambda words, root: _phases(_spec("phases", words, PhaseSpec), root),
+    "bandwidth": lambda words, root: _bandwidth(_spec("bandwidth", words, BandwidthSpec), root),
     "screen": lambda words, root: _screen(_spec("screen", words, ScreenSpec), root),
     "options": lambda _words, _root: _options(),
 }

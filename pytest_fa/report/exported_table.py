@@ -19,6 +19,8 @@ COLUMNS = {
     "call_us": "call_us",
     "tflops": "TFLOP/s",
     "percent_of_peak": "% peak",
+    "gb_per_s": "GB/s",
+    "percent_of_copy": "% copy",
     "versus_baseline": "x baseline",
 }
 LEFT_COLUMNS = ("variant", "case", "checks", "error / allowed")  # words; the other columns are numbers

@@ -44,6 +44,8 @@ SHAPE_COLUMNS = (
     Column("call_us", "call_us"),
     Column("TFLOP/s", "tflops"),
     Column("% peak", "percent_of_peak"),
+    Column("GB/s", "gb_per_s"),
+    Column("% copy", "percent_of_copy"),
     Column("x baseline", "versus_baseline"),
 )
 BUILD_COLUMNS = (
@@ -61,6 +63,8 @@ OPTIONAL = (
     "spills",
     "call_us",
     "percent_of_peak",
+    "percent_of_copy",
+    "gb_per_s",
     "error",
     "cold_us",
     "tflops",
@@ -76,8 +80,14 @@ LEGEND = (
     "  !: time not confirmed.  ~: noisy, the calls on the CPU differ by more than 25 %.",
     "cold_us: time of one call after L2 was evicted.  call_us: time that a Python caller waits per call.",
     "% peak: TFLOP/s in percent of the measured matrix rate of this GPU (python -m pytest_fa ceilings).",
+    "GB/s: bytes of Q, K, V and the output per device_us, where they take longer than the matrix products do.",
+    "% copy: GB/s in percent of the measured rate of a copy; above 100 where L2 provides the bytes.",
     "x baseline: device_us divided by that of the fastest correct baseline; below 1 is faster.",
     "  noisy: the two times on the CPU cannot be told apart.  ~2.0: the ratio is known only roughly.",
+)
+COLD_FIRST = (
+    "cold_us is first: device_us reads K and V from L2, where the call before has",
+    "left them.  A call that follows other work does not find them there.",
 )
 LEGEND_HINT = "pytest -v explains the columns and shows every row"
 
@@ -95,10 +105,20 @@ def table_lines(groups: list[RowGroup], width: int, *, every_row: bool = True) -
     return lines
 
 
+def _cold_first(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The columns with `cold_us` before `device_us`, for shapes whose bytes decide and fit into L2."""
+    cold = next(column for column in columns if column.field == "cold_us")
+    others = [column for column in columns if column is not cold]
+    at = next(index for index, column in enumerate(others) if column.field == "device_us")
+    return (*others[:at], cold, *others[at:])
+
+
 def _lines_of(groups: list[RowGroup], columns: tuple[Column, ...], width: int, *, every_row: bool) -> list[TextLine]:
     most = max(LEAST_ROWS, MOST_ROWS // len(groups))
     shown = {group.heading: group.rows if every_row else _most_important(group.rows, most) for group in groups}
     rows = [row for group_rows in shown.values() for row in group_rows]
+    is_cold_first = any(row.fits_l2 for row in rows)
+    columns = _cold_first(columns) if is_cold_first else columns
     indent = "  " if groups[0].heading else ""
     fitting, widths = _fit(rows, columns, width - len(indent))
     header = GAP.join(_aligned(column.header, widths[column.field], column) for column in fitting)
@@ -109,7 +129,7 @@ def _lines_of(groups: list[RowGroup], columns: tuple[Column, ...], width: int, *
             style: Style = "red" if row.is_wrong else ""
             lines += [TextLine(indent + text, style) for text in _row_texts(row, fitting, widths)]
         lines += [TextLine(indent + text) for text in _left_out(group.rows, shown[group.heading])]
-    return lines
+    return [*lines, *(TextLine(text) for text in COLD_FIRST if is_cold_first)]
 
 
 def _fit(rows: list[Row], columns: tuple[Column, ...], width: int) -> tuple[list[Column], dict[str, int]]:
@@ -121,7 +141,8 @@ def _fit(rows: list[Row], columns: tuple[Column, ...], width: int) -> tuple[list
         column.field: max(len(column.header), *(len(getattr(row, column.field)) for row in rows)) for column in columns
     }
     filled = [column for column in columns if any(getattr(row, column.field) != NOTHING for row in rows)]
-    always = [column.field for column in filled if column.field in ALWAYS]
+    is_cold_first = any(row.fits_l2 for row in rows)
+    always = [column.field for column in filled if column.field in (*ALWAYS, *(("cold_us",) if is_cold_first else ()))]
     left = width - sum(widths[field] + len(GAP) for field in always)
     longest_name = max(len(VARIANT.header), *(len(row.variant) for row in rows))
     widths[VARIANT.field] = name_width = min(longest_name, max(left, SHORTEST_NAME))

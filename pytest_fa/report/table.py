@@ -34,9 +34,12 @@ class Row(msgspec.Struct, frozen=True):
     tflops: str = NOTHING
     percent_of_peak: str = NOTHING
     versus_baseline: str = NOTHING
+    gb_per_s: str = NOTHING
+    percent_of_copy: str = NOTHING
     smem: str = NOTHING
     build_seconds: str = NOTHING
     role: str = "candidate"
+    fits_l2: bool = False  # the case is bound by bytes, and all of them fit into L2
 
     @property
     def is_wrong(self) -> bool:
@@ -198,6 +201,8 @@ def _case_row(
     computes = first.role != "overhead"
     least_us = ceilings.least_us(first.case) if ceilings and computes else None
     baseline_speed = comparable(baseline, speed) if speed and computes else None
+    copy_us = ceilings.copy_us(first.case) if ceilings and computes and ceilings.is_bound_by_bytes(first.case) else None
+    l2_bytes = speed.l2_bytes if speed else None
     return Row(
         variant=first.variant,
         case=first.case.shape_id,
@@ -209,9 +214,12 @@ def _case_row(
         cold_us=_number(speed.cold.median_us if speed and speed.cold else None, ".2f"),
         call_us=_number(speed.call.median_us if speed else None, ".2f"),
         tflops=_number(first.case.flops_per_call / device_us / 1e6 if device_us and computes else None, ".2f"),
-        percent_of_peak=_number(100 * least_us / device_us if device_us and least_us else None, ".1f"),
+        percent_of_peak=_number(100 * least_us / device_us if device_us and least_us and not copy_us else None, ".1f"),
+        gb_per_s=_number(first.case.bytes_per_call / device_us / 1e3 if device_us and copy_us else None, ".0f"),
+        percent_of_copy=_number(100 * copy_us / device_us if device_us and copy_us else None, ".1f"),
         versus_baseline=_ratio(speed, baseline_speed),
         role=first.role,
+        fits_l2=bool(copy_us and l2_bytes and first.case.bytes_per_call <= l2_bytes),
     )
 
 

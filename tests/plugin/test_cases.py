@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fa.catalog.case import GRAMMAR
+from pytest_fa.catalog.suites import SUITES
 from tests.factories import MANIFEST
 from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject, Project, cases_of
 
@@ -48,7 +49,7 @@ def test_one_seed_is_timed(pair: Project) -> None:
 
 @pytest.mark.parametrize(
     ("suites", "count"),
-    [("smoke", 3), ("history", 12), ("mission", 100), ("edge", 23), ("long", 9), ("smoke,history", 14)],
+    [("smoke", 3), ("history", 12), ("mission", 100), ("edge", 23), ("long", 9), ("decode", 20), ("smoke,history", 14)],
 )
 def test_suite(pair: Project, suites: str, count: int) -> None:
     """--fa-suite selects the cases of the named suites, each case once."""
@@ -113,7 +114,7 @@ def test_a_named_case_of_another_dtype(pair: Project, words: tuple[str, ...]) ->
     [
         (
             "--fa-suite=histry",
-            "--fa-suite: no suite 'histry'; did you mean 'history'? (allowed: smoke, history, mission, edge, long)",
+            f"--fa-suite: no suite 'histry'; did you mean 'history'? (allowed: {', '.join(SUITES)})",
         ),
         ("--fa-dtype=fp8", "--fa-dtype: no dtype 'fp8'; did you mean 'fp32'? (allowed: fp16, bf16, fp32)"),
         ("--fa-case=q*", "--fa-case: 'q*' matches no case of suite history (see --collect-only -q)"),

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 
+from pytest_fa.catalog.case import parse_case
 from pytest_fa.records.log import read_records
 
 REPOSITORY = Path(__file__).parents[2]
@@ -55,6 +56,19 @@ def test_the_nearest_case_decides(entry: ModuleType, keys: int, first: str) -> N
     assert entry.choose(q, k, "none")[0].variant == first
 
 
+@pytest.mark.parametrize(("queries", "first"), [(1, "minimal"), (16, "minimal"), (17, "cublas_hybrid")])
+@pytest.mark.parametrize("causal", ["none", "top_left"])
+def test_few_queries_have_their_own_table(
+    monkeypatch: pytest.MonkeyPatch, entry: ModuleType, queries: int, first: str, causal: str
+) -> None:
+    """Up to 16 queries, only cases with few queries decide, also for a mask that was not measured."""
+    few = [{"case": "b1h2s1d64-fp16-sk60", "rows": 2, "seq_k": 60, "device_us": {"minimal": 1.0}}]
+    monkeypatch.setattr(entry, "_choices", lambda: {"cpu": {**TABLE["cpu"], "fp16-d64-none-few": few}})
+    monkeypatch.setattr(entry, "_supports", lambda *_: True)
+    q, k, _ = tensors(60)
+    assert entry.choose(q[:, :, :queries], k, causal)[0].variant == first
+
+
 def test_another_dtype_is_judged_by_fp16(entry: ModuleType) -> None:
     """If bf16 was not measured, the times in fp16 decide."""
     q, k, _ = tensors(60, torch.bfloat16)
@@ -92,6 +106,19 @@ def test_the_table_ranks_correct_variants() -> None:
     assert [list(row["device_us"]) for row in table["fp16-d64-none"]] == [["minimal"]] * len(table["fp16-d64-none"])
     with_failure = [*records, msgspec.structs.replace(records[0], outcome="wrong")]
     assert choices.choices(with_failure) == {}
+
+
+def test_cases_with_few_queries_are_listed_separately() -> None:
+    """Cases with up to 16 queries have tables of their own, which include grouped heads."""
+    choices = module_of("choices")
+    records = read_records(REPOSITORY / "profiles" / "nvidia-h200" / "minimal.jsonl")
+    timed = next(record for record in records if record.kind == "speed" and record.case)
+    few = msgspec.structs.replace(timed, case=parse_case("b1h32s16d64-fp16-kv8-sk4096-seed0"))
+    grouped = msgspec.structs.replace(timed, case=parse_case("b1h32s17d64-fp16-kv8-sk4096-seed0"))
+    (table,) = choices.choices([few, grouped]).values()
+    assert {"fp16-d64-none-few": ["b1h32s16d64-fp16-kv8-sk4096"]} == {
+        name: [row["case"] for row in rows] for name, rows in table.items()
+    }
 
 
 def test_records_that_cannot_be_read_make_no_table(

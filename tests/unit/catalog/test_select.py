@@ -278,7 +278,7 @@ def test_cases_are_filtered_suites(
             ("histry",),
             (),
             (),
-            "--fa-suite: no suite 'histry'; did you mean 'history'? (allowed: smoke, history, mission, edge, long)",
+            f"--fa-suite: no suite 'histry'; did you mean 'history'? (allowed: {', '.join(SUITES)})",
         ),
         (("smoke",), (), ("fp64",), "--fa-dtype: no dtype 'fp64'; did you mean 'fp16'? (allowed: fp16, bf16, fp32)"),
         (("smoke",), (), ("int8",), "--fa-dtype: no dtype 'int8' (allowed: fp16, bf16, fp32)"),

@@ -13,7 +13,8 @@ CASES = [case for cases in SUITES.values() for case in cases]
 
 
 @pytest.mark.parametrize(
-    ("suite", "shapes", "seeds"), [("smoke", 4, 1), ("history", 4, 3), ("mission", 1, 100), ("edge", 23, 1)]
+    ("suite", "shapes", "seeds"),
+    [("smoke", 4, 1), ("history", 4, 3), ("mission", 1, 100), ("edge", 23, 1), ("decode", 20, 1)],
 )
 def test_every_shape_has_all_its_seeds(suite: str, shapes: int, seeds: int) -> None:
     """A suite has each of its shapes with each of its seeds, from 0, and no duplicates."""
@@ -39,9 +40,12 @@ def test_every_case_can_be_selected_by_its_id(case: Case) -> None:
     assert case == parse_case(case.id)
 
 
-@pytest.mark.parametrize(("suite", "dtypes"), [("smoke", {"fp16", "bf16", "fp32"}), ("edge", {"fp16", "bf16"})])
+@pytest.mark.parametrize(
+    ("suite", "dtypes"),
+    [("smoke", {"fp16", "bf16", "fp32"}), ("edge", {"fp16", "bf16"}), ("decode", {"fp16", "bf16"})],
+)
 def test_several_dtypes_are_tested(suite: str, dtypes: set[str]) -> None:
-    """The suites `smoke` and `edge` have cases of fp16 and of bf16, `smoke` also of fp32."""
+    """The suites `smoke`, `edge` and `decode` have cases of fp16 and of bf16, `smoke` also of fp32."""
     assert dtypes == {case.dtype for case in SUITES[suite]}
 
 
@@ -79,3 +83,13 @@ def test_long_cases_are_long() -> None:
     """The suite `long` has cases over 100 GFLOP per call, for head_dim 64 and 128."""
     assert {64, 128} == {case.head_dim for case in SUITES["long"] if case.flops_per_call > 1e11}
     assert min(case.seq_q for case in SUITES["long"]) >= 2048
+
+
+def test_decode_cases_have_few_queries_and_many_keys() -> None:
+    """The suite `decode` has 1 to 8 queries, 1000 to 131,072 keys with odd lengths, and groups of 1, 4 and 8 heads."""
+    cases = SUITES["decode"]
+    assert {*range(1, 9)} - {6} <= {case.seq_q for case in cases} <= {*range(1, 9)}
+    assert (1000, 131072) == (min(case.seq_k for case in cases), max(case.seq_k for case in cases))
+    assert {1, 4, 8} == {case.heads // case.kv_heads for case in cases}
+    assert sum(case.seq_k % 2 for case in cases) >= 6
+    assert all(case.causal == "bottom_right" for case in cases if case.causal != "none")

@@ -13,7 +13,7 @@ from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU
-from pytest_fa.report.layout import LEGEND, SHAPE_COLUMNS, TextLine, table_lines
+from pytest_fa.report.layout import COLD_FIRST, LEGEND, SHAPE_COLUMNS, TextLine, table_lines
 from pytest_fa.report.table import NOTHING, Row, RowGroup, make_groups, notes
 from tests.factories import OK, SHAPE, WRONG, build, record, speed
 
@@ -65,10 +65,55 @@ def test_no_figure_is_cut(width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_most_important_columns_stay(width: int) -> None:
-    """Variant, checks, device time and ratio are shown at every width; the widest table has every column."""
+    """Variant, checks, device time and ratio are shown at every width; the widest table has every filled column."""
     header = table_lines(saved_groups(), width)[0].text
     assert [name for name in ("variant", "checks", "device_us", "x baseline") if name not in header] == []
-    assert all(column.header in table_lines(saved_groups(), 200)[0].text for column in SHAPE_COLUMNS)
+    filled = [column for column in SHAPE_COLUMNS if column.header not in ("GB/s", "% copy")]
+    assert all(column.header in table_lines(saved_groups(), 200)[0].text for column in filled)
+
+
+SMALL_DECODE, LARGE_DECODE = "b1h32s1d128-fp16-kv8-sk4096", "b8h32s1d128-fp16-kv8-sk4096"  # 17 and 134 MB
+H200_L2_BYTES = 50 * 1024 * 1024
+
+
+def decode_group(shape: str, device_us: float) -> RowGroup:
+    """The group of a shape with one query, timed on a GPU with the L2 and the rates of an H200."""
+    timed = msgspec.structs.replace(speed(device_us), l2_bytes=H200_L2_BYTES, cold=speed(2 * device_us).device)
+    case = f"{shape}-seed0"
+    records = [record(case=case, check=OK), record(kind="speed", case=case, speed=timed)]
+    return make_groups(records, read_ceilings(SAVED.parent, "NVIDIA H200"))[0]
+
+
+def cells(group: RowGroup, width: int = 200) -> dict[str, str]:
+    """The cells of the group's only row by their headers."""
+    lines = texts(table_lines([group], width))
+    names, figures = (re.split(r" {2,}", line.strip()) for line in (lines[0], lines[2]))
+    return dict(zip(names, figures, strict=True))
+
+
+def test_a_shape_bound_by_bytes_has_its_bandwidth() -> None:
+    """Where the bytes take longer than the products, GB/s and the percentage of a copy stand instead of % peak."""
+    shown = cells(decode_group(LARGE_DECODE, 40.0))
+    assert {"GB/s": "3359", "% copy": "78.9"} == {name: shown[name] for name in ("GB/s", "% copy")}
+    assert "% peak" not in shown
+
+
+def test_a_shape_bound_by_products_has_no_bandwidth() -> None:
+    """Where the products or an empty launch take longer than the bytes, no GB/s is shown and no cold time is first."""
+    assert {NOTHING} == {
+        cell for group in saved_groups() for line in group.rows for cell in (line.gb_per_s, line.percent_of_copy)
+    }
+    assert not any(line.fits_l2 for group in saved_groups() for line in group.rows)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_cold_time_is_first_where_the_keys_fit_l2(width: int) -> None:
+    """If the bytes decide and fit into L2, cold_us stands before device_us, with a sentence that says why."""
+    small, large = decode_group(SMALL_DECODE, 6.0), decode_group(LARGE_DECODE, 40.0)
+    assert list(cells(small, width)).index("cold_us") == list(cells(small, width)).index("device_us") - 1
+    assert COLD_FIRST == tuple(texts(table_lines([small], width))[-2:])
+    assert list(cells(large)).index("cold_us") == list(cells(large)).index("device_us") + 1
+    assert not set(COLD_FIRST) & set(texts(table_lines([large], width)))
 
 
 def test_a_column_without_figures_is_left_out() -> None:

@@ -16,6 +16,7 @@ from pytest_fa.report.blocks import TableProblem
 from pytest_fa.report.markdown import main, rewrite
 from tests.factories import OK, RECORD, SHAPE, SMALL_SHAPE, check, record, speed
 
+SAVED = Path(__file__).parents[3] / "profiles" / "nvidia-h200"
 HEAD = f"<!-- fa-table profiles=profiles/cpu case={SHAPE} variants=slow,fast,empty against=fast -->"
 TEXT = f"Before.\n\n{HEAD}\nold\n<!-- /fa-table -->\n\nAfter.\n"
 TABLE = """\
@@ -156,3 +157,37 @@ def test_noise_that_cannot_be_read_is_refused(root: Path, capsys: pytest.Capture
     assert main(["page.md"]) == 2
     (sentence,) = capsys.readouterr().err.splitlines()
     assert sentence.startswith(f"page.md: {root}/profiles/cpu/noise.json cannot be read: ")
+
+
+DECODE_SHAPE = "b8h32s1d128-fp16-kv8-sk4096"  # 134 MB, 40 us at 3359 GB/s
+BANDWIDTH = (
+    "<!-- fa-bandwidth profiles=profiles/cpu cases={} variant=mine against=other,none -->\n<!-- /fa-bandwidth -->\n"
+)
+
+
+@pytest.fixture
+def timed_decode(tmp_path: Path) -> Path:
+    """A folder with the times of two variants at a decode shape, and with the ceilings of an H200."""
+    case = f"{DECODE_SHAPE}-seed0"
+    times = {"mine": speed(40.0), "other": msgspec.structs.replace(speed(50.0), cold=speed(55.0).device)}
+    save_records(
+        [record(name, case=case, kind="speed", speed=each) for name, each in times.items()], tmp_path / "profiles"
+    )
+    (tmp_path / "profiles" / "cpu" / "ceilings.json").write_bytes((SAVED / "ceilings.json").read_bytes())
+    return tmp_path
+
+
+def test_bandwidth_is_compared_with_a_copy(timed_decode: Path) -> None:
+    """Each shape has the time of its bytes, cold and hot times, GB/s, the share of a copy, and the best ratio."""
+    last = rewrite(BANDWIDTH.format(f"{DECODE_SHAPE},{SHAPE}"), timed_decode).splitlines()[-3]
+    expected = ["31.6", "-", "40.00", "55.00", "50.00", "-", "-", "3359", "79", "0.800"]
+    assert [f"`{DECODE_SHAPE}`", *expected] == [cell.strip() for cell in last.strip("|").split("|")]
+
+
+def test_bandwidth_needs_ceilings_and_records(timed_decode: Path) -> None:
+    """Without ceilings, or without a record of the variant, the table is refused."""
+    with pytest.raises(TableProblem, match=f"no record of mine at {SHAPE} in profiles/cpu"):
+        rewrite(BANDWIDTH.format(SHAPE), timed_decode)
+    (timed_decode / "profiles" / "cpu" / "ceilings.json").unlink()
+    with pytest.raises(TableProblem, match=r"there is no ceilings\.json in profiles/cpu"):
+        rewrite(BANDWIDTH.format(DECODE_SHAPE), timed_decode)

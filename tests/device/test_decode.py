@@ -1,0 +1,86 @@
+"""The code paths of decode_cluster (one block, one cluster, several clusters), and each of its barriers and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.build.builder import ensure
+from pytest_fa.build.target import native_arch
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.properties import MAY_REFUSE
+from pytest_fa.records.built import Build
+from pytest_fa.worker.client import Workers
+from pytest_fa.worker.jobs import CaseJob
+from pytest_fa.worker.pipeline import run_case
+from tests.device.conftest import Built
+
+SHAPES = (
+    "b1h2s1d64-fp16-sk50",  # one block, of which one warp has no keys
+    "b1h4s1d128-fp16-kv1-sk130",  # two blocks
+    "b1h32s1d128-fp16-kv8-sk1023",  # one cluster of 16 blocks
+    "b1h32s4d128-bf16-causal_br-kv8-sk1500",  # 16 rows, of which some see fewer keys
+    "b2h8s8d64-fp16-causal_br-kv1-sk777",  # two tiles of 32 rows
+    "b1h2s1d128-fp16-kv1-sk20001",  # several clusters
+    "b1h8s5d64-bf16-causal_br-kv1-sk30011",  # several clusters and 40 rows
+)
+PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "padded_rows", "graph_capture", "streams", "new_data")
+
+
+@pytest.mark.parametrize("property_name", PROPERTIES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_properties_hold_on_every_path(build_rung: Callable[[str], Built], shape: str, property_name: str) -> None:
+    """Properties hold at the shapes that select each way to split the keys."""
+    variant, library = build_rung("decode_cluster")
+    case = parse_case(f"{shape}-seed0")
+    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=property_name)
+    result = run_case(job)
+    allowed = {"ok", "unsupported"} if property_name in MAY_REFUSE else {"ok"}
+    assert result.outcome in allowed, result.message
+
+
+# 16 rows and one cluster; 32 rows; blocks without keys, because the mask hides most keys of the first rows; several
+# clusters.
+FAULT_SHAPES = (
+    "b1h32s1d128-fp16-kv8-sk4096",
+    "b8h32s8d128-fp16-kv8-sk2048",
+    "b1h1s256d64-fp16-causal",
+    "b1h4s1d128-fp16-kv1-sk65536",
+)
+FAULTS = (
+    "race_decode_k",
+    "race_decode_v",
+    "race_decode_warp_partial",
+    "race_decode_incoming",
+    "decode_empty_split",
+    "decode_lost_tag",
+    "decode_other_count",
+)
+
+
+@pytest.fixture(scope="module")
+def faults(shared_cache: Path) -> dict[str, Built]:
+    """The builds of decode_cluster that each have one mistake, built in one batch."""
+    catalog = discover((Path(__file__).parents[2] / "kernels",)).variants
+    requests = [(catalog[fault], native_arch(catalog[fault])) for fault in FAULTS]
+    outcomes = ensure(requests, shared_cache).outcomes
+    builds: dict[str, Built] = {}
+    for variant, arch in requests:
+        outcome = outcomes[(variant.name, arch)]
+        assert isinstance(outcome, Build), outcome
+        builds[variant.name] = (variant, str(shared_cache / outcome.library))
+    return builds
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_barrier_and_check_is_needed(faults: dict[str, Built], fault: str) -> None:
+    """With the mistake, a result is wrong or the device fails, on at least one of four shapes."""
+    variant, library = faults[fault]
+    cases = [parse_case(f"{shape}-seed0") for shape in FAULT_SHAPES]
+    jobs = [CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False) for case in cases]
+    with Workers() as workers:
+        outcomes = [workers.run(job).outcome for job in jobs]
+    assert {"wrong", "device_error"} & {*outcomes}, outcomes
