@@ -57,12 +57,18 @@ def shape_tables(records: list[Record], ceilings: Ceilings | None, process_sd: f
     timed = {record.case.shape_id for record in records if record.speed and record.case}
     intervals = _intervals(records, process_sd)
     groups = [each for each in make_groups(records, ceilings) if each.kind == "builds" or each.rows[0].case in timed]
-    work = {record.case.shape_id: record.case.flops_per_call for record in records if record.case}
-    groups.sort(key=lambda group: (group.kind == "builds", *_place_of(group.rows[0].case, work)))
+    places = {shape: place for place, shape in enumerate(shapes_in_order(records))}
+    groups.sort(key=lambda group: places.get(group.rows[0].case, len(places)))
     return tuple(
         _table_of(group, intervals, is_open=index == 0 or len(groups) <= MOST_OPEN)
         for index, group in enumerate(groups)
     )
+
+
+def shapes_in_order(records: Iterable[Record]) -> list[str]:
+    """The target shape, then the others by the operations of a call."""
+    work = {record.case.shape_id: record.case.flops_per_call for record in records if record.case}
+    return sorted(work, key=lambda shape: (shape != TARGET_SHAPE, work[shape]))
 
 
 def gate_table(records: list[Record]) -> PageTable | None:
@@ -119,11 +125,6 @@ def _check_row(name: str, group: list[Record]) -> PageRow:
         PageCell(worst.shape_id if worst else NOTHING, is_text=True),
     )
     return PageRow(cells, "wrong" if state in FAILED_STATES else "")
-
-
-def _place_of(shape: str, work: dict[str, int]) -> tuple[bool, int]:
-    """The place of a shape: the target shape, then the others by the operations of a call."""
-    return shape != TARGET_SHAPE, work.get(shape, 0)
 
 
 def _table_of(group: RowGroup, intervals: dict[tuple[str, str], str], *, is_open: bool) -> PageTable:

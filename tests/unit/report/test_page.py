@@ -179,6 +179,22 @@ def test_a_selftest_has_its_table() -> None:
     assert "zeros" in text
 
 
+def test_many_commands_are_counted() -> None:
+    """Of many commands the page shows 40 and counts the others; it cuts nothing silently."""
+    records = [
+        on_h200(f"v{number}", 1.0 + number, rerun_command=f"pytest --fa-variant=v{number}") for number in range(50)
+    ]
+    text = page_of(records).text
+    assert ("--fa-variant=v39\n" in text, "--fa-variant=v40\n" in text, "# and 10 more" in text) == (True, False, True)
+
+
+def test_the_target_shape_is_first() -> None:
+    """The tables and the strips begin with the target shape; then the shapes follow by their work."""
+    shapes = ("b1h8s2048d64-fp16", SMALL_SHAPE, SHAPE)
+    page = page_of([on_h200("fast", 1.0, shape=shape) for shape in shapes])
+    assert re.findall(r"(b1h\ds\d+d64-fp16)\s+(?:fastest|1 time)", page.text) == 2 * [SHAPE, SMALL_SHAPE, shapes[0]]
+
+
 def test_builds_alone_are_a_page() -> None:
     """A run without a GPU, which only builds, has a table of builds."""
     text = page_of([record("mine", kind="build", builds=(BUILD,))]).text
