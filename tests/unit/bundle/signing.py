@@ -88,14 +88,14 @@ class Sigstore:
     def attestation(self, statement: bytes, repository: str, identity: str, issuer: str) -> dict[str, Any]:
         """A Sigstore bundle with the signed statement, as `gh attestation download` writes one."""
         key = _key()
-        leaf = self._leaf(key, repository, identity, issuer)
+        certificate = self._signer_certificate(key, repository, identity, issuer)
         kind = b"application/vnd.in-toto+json"
         signature = _sign(key, b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(statement), statement))
         return {
             "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
             "verificationMaterial": {
-                "certificate": {"rawBytes": _b64(leaf.public_bytes(Encoding.DER))},
-                "tlogEntries": [self._log_entry(leaf, statement, signature)],
+                "certificate": {"rawBytes": _b64(certificate.public_bytes(Encoding.DER))},
+                "tlogEntries": [self._log_entry(certificate, statement, signature)],
             },
             "dsseEnvelope": {
                 "payload": _b64(statement),
@@ -116,7 +116,9 @@ class Sigstore:
             .not_valid_after(SIGNED_AT + dt.timedelta(days=days))
         )
 
-    def _leaf(self, key: ec.EllipticCurvePrivateKey, repository: str, identity: str, issuer: str) -> x509.Certificate:
+    def _signer_certificate(
+        self, key: ec.EllipticCurvePrivateKey, repository: str, identity: str, issuer: str
+    ) -> x509.Certificate:
         """A certificate for ten minutes, which the certificate log has signed."""
         usage = {field: field == "digital_signature" for field in _USAGES}
         plain = (
@@ -150,9 +152,9 @@ class Sigstore:
         ).sign(self._ca, hashes.SHA256())
         return signed
 
-    def _log_entry(self, leaf: x509.Certificate, statement: bytes, signature: bytes) -> dict[str, Any]:
+    def _log_entry(self, certificate: x509.Certificate, statement: bytes, signature: bytes) -> dict[str, Any]:
         """The only entry of the transparency log: its promise, and the proof that it is in the log."""
-        verifier = _b64(leaf.public_bytes(Encoding.PEM))
+        verifier = _b64(certificate.public_bytes(Encoding.PEM))
         payload_hash = {"algorithm": "sha256", "value": hashlib.sha256(statement).hexdigest()}
         body = _canonical(
             {
