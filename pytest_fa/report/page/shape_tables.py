@@ -160,9 +160,14 @@ def _finding(group: RowGroup) -> str:
     fastest = next((row for row in right if row.device_us != NOTHING), None)
     if fastest is None:
         return "; ".join([*parts, "no candidate has a time"])
-    baseline = next((row.variant for row in group.rows if row.versus_baseline == "1.000"), "")
-    ratio = f", {fastest.versus_baseline} x {baseline}" if baseline and fastest.versus_baseline != NOTHING else ""
+    compared = (row for row in group.rows if row.role == "baseline" and row.versus_baseline == "1.000")
+    baseline = next((row.variant for row in compared), "")
+    ratio = f", {_ratio_words(fastest.versus_baseline)} {baseline}" if baseline else ""
     return "; ".join([f"fastest: {fastest.variant}, {fastest.device_us} us{ratio}", *parts])
+
+
+def _ratio_words(ratio: str) -> str:
+    return "too noisy to compare with" if ratio == "noisy" else f"{ratio} x"
 
 
 def _intervals(records: Iterable[Record], process_sd: float) -> dict[tuple[str, str], str]:

@@ -373,7 +373,9 @@ def test_a_time_on_the_cpu_has_no_limit() -> None:
     """The limit of a GPU is not that of a time on the CPU, and a noisy ratio is no figure."""
     on_cpu = msgspec.structs.replace(SPEED, cold_missing="runs on the CPU", clocks_before=None)
     noisy = msgspec.structs.replace(on_cpu, device=msgspec.structs.replace(SPEED.device, samples_us=(5.0, 10.0, 30.0)))
-    records = [record("a", speed=noisy), record("sdpa_math", role="baseline", speed=noisy)]
+    records = [record("a", speed=noisy), record("sdpa_math", role="baseline", speed=msgspec.structs.replace(noisy))]
     result = hierarchy.hierarchy_of(records, None)
     assert result is not None
     assert {step.variant: step.versus_baseline for step in result.steps} == {"a": "noisy", "sdpa_math": "1"}
+    assert result.finding == "a takes 10.25 us, too noisy to compare with sdpa_math"
+    assert "fastest: a, 10.25~ us, too noisy to compare with sdpa_math" in page_of(records).text
