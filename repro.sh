@@ -85,7 +85,7 @@ run() {
   local status=0
   "$PYTHON" -m pytest --fa-static --fa-variant='*' || status=$?
   "$PYTHON" -m pytest --fa-suite=history,edge -rf \
-    --junit-xml=artifacts/junit.xml --benchmark-json=artifacts/benchmark.json || status=$?
+    --junit-xml=artifacts/junit.xml --benchmark-json=artifacts/benchmark.json --fa-html=artifacts/report.html || status=$?
   step "bundle"
   "$PYTHON" -m pip freeze >artifacts/packages.txt 2>/dev/null || true
   local records

@@ -7,13 +7,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from pytest_fa.bundle.attest import attest_bundle
 from pytest_fa.bundle.constraints import differences, read_constraints
 from pytest_fa.bundle.replay import REPLAY_LEVELS, replay_bundle, replay_text
 from pytest_fa.bundle.run import make_bundle
+from pytest_fa.bundle.sigstore_signature import BadSignature, SignatureClaim, check_signature
 from pytest_fa.bundle.stamp import write_stamp
-from pytest_fa.bundle.verify import verification_text, verify_bundle
-from pytest_fa.errors import FaError
+from pytest_fa.bundle.verify import Problem, Verification, verification_text, verify_bundle
+from pytest_fa.errors import FaError, UsageProblem
 from pytest_fa.options.options import default_cache
 from pytest_fa.records.record import to_json
 
@@ -54,6 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="check a bundle: complete, unchanged, and every verdict follows")
     verify.add_argument("file", type=Path, help="repro_bundle_*.tar.gz; nothing in it is unpacked or executed")
     verify.add_argument("--json", action="store_true", help="print one JSON object")
+    verify.add_argument("--signature", type=Path, help="also check what `gh attestation download` or cosign wrote")
+    verify.add_argument("--signer", help="who must have signed: OWNER/NAME on GitHub, or the certificate's identity")
+    verify.add_argument("--issuer", help="who vouches for the signer; needed unless it is OWNER/NAME")
+    verify.add_argument("--trusted-root", type=Path, help="Sigstore's keys; default: those of the public instance")
     verify.set_defaults(run=_verify)
 
     attest = commands.add_parser("attest", help="print what a verified bundle says, as an in-toto statement to sign")
@@ -87,11 +94,32 @@ def _say(line: str) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     verification = verify_bundle(options.file)
+    if claim := _claim(options):
+        verification = _with_signature(verification, options.file, claim)
     if options.json:
         _print(to_json(verification).decode())
     else:
         _print(verification_text(verification))
     return 0 if verification.is_verified else 1
+
+
+def _claim(options: argparse.Namespace) -> SignatureClaim | None:
+    if options.signature is None:
+        if options.signer or options.issuer or options.trusted_root:
+            raise UsageProblem("--signer, --issuer and --trusted-root need --signature FILE")
+        return None
+    if not options.signer:
+        raise UsageProblem("--signature needs --signer: who must have signed, such as OWNER/NAME on GitHub")
+    return SignatureClaim(options.signature, options.signer, options.issuer, options.trusted_root)
+
+
+def _with_signature(verification: Verification, path: Path, claim: SignatureClaim) -> Verification:
+    """The verification with the signer, or with one more problem."""
+    try:
+        return msgspec.structs.replace(verification, signature=f"signed by {check_signature(path, claim)}")
+    except BadSignature as problem:
+        problems = (*verification.problems, Problem("signature", str(problem)))
+        return msgspec.structs.replace(verification, signature="not valid", problems=problems)
 
 
 def _make(options: argparse.Namespace) -> None:

@@ -92,7 +92,7 @@ def gpu_of(records: Sequence[Record]) -> str:
 
 
 def apart(places: Sequence[float], gap: float) -> list[float]:
-    """The places, moved so that neighbours are at least `gap` apart; their mean and their order stay the same."""
+    """The places, moved so that adjacent ones are at least `gap` apart; their mean and their order stay the same."""
     moved: dict[int, float] = {}
     last: float | None = None
     for index in sorted(range(len(places)), key=lambda index: places[index]):

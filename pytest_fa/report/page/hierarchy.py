@@ -18,6 +18,7 @@ from pytest_fa.report.timing_notes import is_unconfirmed
 
 FIRST_RUNG = "minimal"  # speed-ups are relative to it, or to the slowest candidate if it was not timed
 BAR_WIDTH = 200  # pixels
+NOISY = "noisy"  # in place of a ratio that means nothing
 
 
 class LadderStep(NamedTuple):
@@ -134,10 +135,11 @@ def _finding(steps: list[Record], right: set[str], references: References) -> st
         return "no candidate is right and has a confirmed time"
     first, baseline, limit = references
     parts = [f"{fastest.variant} takes {_device_us(fastest):.2f} us"]
-    if first is not fastest:
-        parts.append(f"{_speed_up(first, fastest)} x as fast as {first.variant}")
-    if baseline:
-        parts.append(f"{_speed_up(baseline, fastest)} x as fast as {baseline.variant}")
+    for other in (first, baseline):
+        if other and other is not fastest:
+            ratio = _speed_up(other, fastest)
+            words = f"{ratio} x as fast as" if ratio != NOISY else "too noisy to compare with"
+            parts.append(f"{words} {other.variant}")
     if limit:
         parts.append(f"{_device_us(fastest) / limit.least_us:.1f} x the limit")
     return ", ".join(parts)
@@ -171,7 +173,7 @@ def _step(record: Record, group: list[Record], scale: Scale, references: Referen
 def _speed_up(slow: Record, fast: Record) -> str:
     ratio = _device_us(slow) / _device_us(fast)
     is_clear = slow is fast or is_clear_ratio(_speed(slow), _speed(fast))
-    return f"{ratio:.3g}" if is_clear else "noisy"
+    return f"{ratio:.3g}" if is_clear else NOISY
 
 
 def _speed(record: Record) -> Speed:

@@ -57,12 +57,18 @@ def shape_tables(records: list[Record], ceilings: Ceilings | None, process_sd: f
     timed = {record.case.shape_id for record in records if record.speed and record.case}
     intervals = _intervals(records, process_sd)
     groups = [each for each in make_groups(records, ceilings) if each.kind == "builds" or each.rows[0].case in timed]
-    work = {record.case.shape_id: record.case.flops_per_call for record in records if record.case}
-    groups.sort(key=lambda group: (group.kind == "builds", *_place_of(group.rows[0].case, work)))
+    places = {shape: place for place, shape in enumerate(shapes_in_order(records))}
+    groups.sort(key=lambda group: places.get(group.rows[0].case, len(places)))
     return tuple(
         _table_of(group, intervals, is_open=index == 0 or len(groups) <= MOST_OPEN)
         for index, group in enumerate(groups)
     )
+
+
+def shapes_in_order(records: Iterable[Record]) -> list[str]:
+    """The target shape, then the others by the operations of a call."""
+    work = {record.case.shape_id: record.case.flops_per_call for record in records if record.case}
+    return sorted(work, key=lambda shape: (shape != TARGET_SHAPE, work[shape]))
 
 
 def gate_table(records: list[Record]) -> PageTable | None:
@@ -121,11 +127,6 @@ def _check_row(name: str, group: list[Record]) -> PageRow:
     return PageRow(cells, "wrong" if state in FAILED_STATES else "")
 
 
-def _place_of(shape: str, work: dict[str, int]) -> tuple[bool, int]:
-    """The place of a shape: the target shape, then the others by the operations of a call."""
-    return shape != TARGET_SHAPE, work.get(shape, 0)
-
-
 def _table_of(group: RowGroup, intervals: dict[tuple[str, str], str], *, is_open: bool) -> PageTable:
     columns = COLUMNS_OF_SHAPE if group.kind == "shape" else (VARIANT, *BUILD_COLUMNS)
     texts = [[_text(row, column, intervals) for column in columns] for row in group.rows]
@@ -159,9 +160,14 @@ def _finding(group: RowGroup) -> str:
     fastest = next((row for row in right if row.device_us != NOTHING), None)
     if fastest is None:
         return "; ".join([*parts, "no candidate has a time"])
-    baseline = next((row.variant for row in group.rows if row.versus_baseline == "1.000"), "")
-    ratio = f", {fastest.versus_baseline} x {baseline}" if baseline and fastest.versus_baseline != NOTHING else ""
+    compared = (row for row in group.rows if row.role == "baseline" and row.versus_baseline == "1.000")
+    baseline = next((row.variant for row in compared), "")
+    ratio = f", {_ratio_words(fastest.versus_baseline)} {baseline}" if baseline else ""
     return "; ".join([f"fastest: {fastest.variant}, {fastest.device_us} us{ratio}", *parts])
+
+
+def _ratio_words(ratio: str) -> str:
+    return "too noisy to compare with" if ratio == "noisy" else f"{ratio} x"
 
 
 def _intervals(records: Iterable[Record], process_sd: float) -> dict[tuple[str, str], str]:

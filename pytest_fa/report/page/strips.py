@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Clocks, Speed, Timing
+from pytest_fa.report.page.shape_tables import shapes_in_order
 from pytest_fa.report.table import NOTHING
 
 STRIP_WIDTH, STRIP_HEIGHT = 160, 20  # pixels
@@ -65,11 +66,12 @@ class ClockLine(NamedTuple):
 
 def strip_groups(records: Iterable[Record]) -> tuple[StripGroup, ...]:
     """The strips of every timed record, by shape."""
-    groups: dict[str, list[TimedRow]] = {}
+    records = list(records)
+    groups: dict[str, list[TimedRow]] = {shape: [] for shape in shapes_in_order(records)}
     for record in records:
         if record.case and record.speed:
             groups.setdefault(record.case.shape_id, []).append(_timed_row(record.variant, record.speed))
-    return tuple(StripGroup(shape, tuple(rows)) for shape, rows in groups.items())
+    return tuple(StripGroup(shape, tuple(rows)) for shape, rows in groups.items() if rows)
 
 
 def clock_lines(records: Iterable[Record]) -> tuple[ClockLine, ...]:

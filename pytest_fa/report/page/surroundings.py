@@ -10,6 +10,7 @@ from pytest_fa.records.record import Environment, Record
 from pytest_fa.report.answer import NO_FAILURE
 from pytest_fa.report.table import NOTHING
 
+LABELS = {"gpu": "GPU", "cpu": "CPU", "cuda": "CUDA", "pytest_fa": "pytest-fa"}
 MOST_VALUES = 6  # of one property
 MOST_COMMANDS = 40
 
@@ -38,12 +39,13 @@ def commands_of(records: list[Record], main_shape: str | None) -> tuple[str, ...
     first.sort(key=lambda record: record.outcome in NO_FAILURE)
     timed = [record for record in records if record.speed and record.case and record.case.shape_id == main_shape]
     commands = dict.fromkeys(record.rerun_command for record in (*first, *timed))
-    return tuple(commands)[:MOST_COMMANDS]
+    hidden = [f"# and {len(commands) - MOST_COMMANDS} more, in the records"] if len(commands) > MOST_COMMANDS else []
+    return (*list(commands)[:MOST_COMMANDS], *hidden)
 
 
 def _properties(record: Record) -> Iterable[tuple[str, str]]:
     for name in Environment.__struct_fields__:
-        yield name.replace("_", " "), str(getattr(record.environment, name) or NOTHING)
+        yield LABELS.get(name, name.replace("_", " ")), str(getattr(record.environment, name) or NOTHING)
     commit = record.source.commit[:12] if record.source.commit else NOTHING
     yield "commit", f"{commit} with changes" if record.source.dirty else commit
     for build in record.builds:

@@ -179,6 +179,22 @@ def test_a_selftest_has_its_table() -> None:
     assert "zeros" in text
 
 
+def test_many_commands_are_counted() -> None:
+    """Of many commands the page shows 40 and counts the others; it cuts nothing silently."""
+    records = [
+        on_h200(f"v{number}", 1.0 + number, rerun_command=f"pytest --fa-variant=v{number}") for number in range(50)
+    ]
+    text = page_of(records).text
+    assert ("--fa-variant=v39\n" in text, "--fa-variant=v40\n" in text, "# and 10 more" in text) == (True, False, True)
+
+
+def test_the_target_shape_is_first() -> None:
+    """The tables and the strips begin with the target shape; then the shapes follow by their work."""
+    shapes = ("b1h8s2048d64-fp16", SMALL_SHAPE, SHAPE)
+    page = page_of([on_h200("fast", 1.0, shape=shape) for shape in shapes])
+    assert re.findall(r"(b1h\ds\d+d64-fp16)\s+(?:fastest|1 time)", page.text) == 2 * [SHAPE, SMALL_SHAPE, shapes[0]]
+
+
 def test_builds_alone_are_a_page() -> None:
     """A run without a GPU, which only builds, has a table of builds."""
     text = page_of([record("mine", kind="build", builds=(BUILD,))]).text
@@ -190,9 +206,9 @@ def test_the_hierarchy_takes_the_shape_with_most_candidates() -> None:
     """The hierarchy is at the target shape or the one with most candidates; without candidates, there is none."""
     shapes = ("b1h2s64d64-fp16", "b1h8s2048d64-fp16")
     records = [on_h200(name, 5.0, shape=shapes[1]) for name in ("a", "b")] + [on_h200("a", 1.0, shape=shapes[0])]
-    found = hierarchy.hierarchy_of(records, None)
-    assert found is not None
-    assert (found.shape_id, found.first, [step.variant for step in found.steps]) == (shapes[1], "b", ["a", "b"])
+    result = hierarchy.hierarchy_of(records, None)
+    assert result is not None
+    assert (result.shape_id, result.first, [step.variant for step in result.steps]) == (shapes[1], "b", ["a", "b"])
     assert hierarchy.hierarchy_of([on_h200("noop", 0.7, "overhead")], None) is None
 
 
@@ -200,12 +216,12 @@ def test_a_wrong_or_unconfirmed_time_is_not_the_finding() -> None:
     """The sentence of the hierarchy names neither a wrong candidate nor one whose time is not confirmed."""
     denied = msgspec.structs.replace(speed(1.0), agreement=Agreement(False, "the clocks differ"))
     records = [on_h200("wrong", 0.5, outcome="wrong"), on_h200("denied", 1.0, speed=denied), on_h200("right", 5.0)]
-    found, bad = hierarchy.hierarchy_of(records, None), hierarchy.hierarchy_of(records[:2], None)
-    assert found is not None
+    result, bad = hierarchy.hierarchy_of(records, None), hierarchy.hierarchy_of(records[:2], None)
+    assert result is not None
     assert bad is not None
-    assert found.finding == "right takes 5.00 us"
+    assert result.finding == "right takes 5.00 us"
     assert bad.finding == "no candidate is right and has a confirmed time"
-    assert [(step.variant, step.device_us, step.is_wrong) for step in found.steps] == [
+    assert [(step.variant, step.device_us, step.is_wrong) for step in result.steps] == [
         ("wrong", "0.50", True),
         ("denied", "1.00!", False),
         ("right", "5.00", False),
@@ -357,7 +373,9 @@ def test_a_time_on_the_cpu_has_no_limit() -> None:
     """The limit of a GPU is not that of a time on the CPU, and a noisy ratio is no figure."""
     on_cpu = msgspec.structs.replace(SPEED, cold_missing="runs on the CPU", clocks_before=None)
     noisy = msgspec.structs.replace(on_cpu, device=msgspec.structs.replace(SPEED.device, samples_us=(5.0, 10.0, 30.0)))
-    records = [record("a", speed=noisy), record("sdpa_math", role="baseline", speed=noisy)]
-    found = hierarchy.hierarchy_of(records, None)
-    assert found is not None
-    assert {step.variant: step.versus_baseline for step in found.steps} == {"a": "noisy", "sdpa_math": "1"}
+    records = [record("a", speed=noisy), record("sdpa_math", role="baseline", speed=msgspec.structs.replace(noisy))]
+    result = hierarchy.hierarchy_of(records, None)
+    assert result is not None
+    assert {step.variant: step.versus_baseline for step in result.steps} == {"a": "noisy", "sdpa_math": "1"}
+    assert result.finding == "a takes 10.25 us, too noisy to compare with sdpa_math"
+    assert "fastest: a, 10.25~ us, too noisy to compare with sdpa_math" in page_of(records).text
