@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, EARLIER_SD_SHARES, LEAST_SD_SHARE, analyse
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval, detectable_effect
 from pytest_fa.gates.run import OUTCOMES
+from pytest_fa.measure.arm_orders import recorded_order
 from pytest_fa.measure.sampling import MOST_DROPPED, precision
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.ceilings import Ceilings
@@ -23,6 +24,7 @@ from pytest_fa.records.judged import Bound, Check
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed, Timing
 
+ARMS = 3  # of a gate: the candidate, the baseline, and the baseline once more
 CLOSE = 1e-6  # relative difference that another version of a library may cause
 # Bounds whose measured value is also a field of the check, for the policy that names them so.
 SAME_FIGURE = {"max": "max_abs_error", "rms": "rms_error"}
@@ -155,8 +157,9 @@ def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
         yield f"the verdict is {gate.verdict}, its samples give {verdict}: {analysis.reason}"
     if record.outcome != OUTCOMES[gate.verdict]:
         yield f"the outcome is {record.outcome}, the verdict {gate.verdict}"
-    for pair, interval in zip(gate.pairs, analysis.intervals, strict=True):
+    for index, (pair, interval) in enumerate(zip(gate.pairs, analysis.intervals, strict=True)):
         yield from _of_pair(pair, interval, gate.seed)
+        yield from _of_orders(pair, gate.seed + index)
     if gate.processes not in ANALYSES:
         yield f"it has {gate.processes} processes; a gate has {' or '.join(map(str, ANALYSES))}"
     spreads = [statistics.stdev(means) for pair in samples if len(means := _finite(pair.means)) > 1]
@@ -182,6 +185,14 @@ def _of_pair(pair: GatePair, interval: Interval, seed: int) -> Iterator[str]:
         stated = getattr(pair, field)
         if not _is_close(stated, value):
             yield f"{field} of {name} is {stated}, its samples give {value}"
+
+
+def _of_orders(pair: GatePair, seed: int) -> Iterator[str]:
+    """Yield the processes whose arms were not in the order of the seed.  Older records have no orders."""
+    for process, order in enumerate(pair.samples.orders):
+        if order != recorded_order(ARMS, seed + process):
+            name = f"{pair.samples.baseline} at {pair.samples.shape_id}"
+            yield f"the order of the arms in process {process} of {name} is not that of the seed"
 
 
 def _finite(values: list[float]) -> list[float]:

@@ -11,6 +11,8 @@ import itertools
 import random
 from collections.abc import Sequence
 
+from pytest_fa.records.gated import ArmOrder
+
 # One block for each number of arms: read in a circle, every ordered pair of letters, also of equal ones, occurs once
 # (a circuit of Euler in the complete graph with loops).  With 2, 4 and 5 arms, the mean position of all letters is the
 # same as well, which three arms do not permit; there, the six blocks of a process cancel a linear drift together.
@@ -53,6 +55,9 @@ def mean_difference(order: Sequence[int], values: Sequence[float], arm: int, oth
     return sum(first) / len(first) - sum(second) / len(second)
 
 
-def as_letters(order: Sequence[int]) -> str:
-    """Return an order as records show it, such as `BABBCCAACB`: A is the candidate, B the baseline, C its A/A twin."""
-    return "".join(LETTERS[index] for index in order)
+def recorded_order(arms: int, seed: int) -> ArmOrder:
+    """Return both orders as records show them: A is the candidate, B the baseline, C the baseline once more."""
+    setup, *blocks = (
+        "".join(LETTERS[index] for index in order) for order in (setup_order(arms, seed), *block_orders(arms, seed))
+    )
+    return ArmOrder(setup, tuple(blocks))

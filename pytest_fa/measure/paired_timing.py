@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pytest_fa.measure.arm_orders import as_letters, block_orders, mean_difference, setup_order
+from pytest_fa.measure.arm_orders import block_orders, mean_difference, recorded_order, setup_order
 from pytest_fa.measure.arm_timer import LONG_CALL_US, ArmTimer
 from pytest_fa.records.gated import ArmOrder
 from pytest_fa.run.graphs import CannotCapture
@@ -35,10 +35,9 @@ def paired_timing(
 
     Raises `CannotCapture` if calls shorter than 1 ms cannot be captured: without a graph, their time is the launch's.
     """
-    setup, orders = setup_order(len(arms), seed), block_orders(len(arms), seed)
-    _prepare([arms[index] for index in setup])
-    result = Blocks([], [], 0, ArmOrder(as_letters(setup), tuple(as_letters(order) for order in orders)))
-    for order in orders:
+    _prepare([arms[index] for index in setup_order(len(arms), seed)])
+    result = Blocks([], [], 0, recorded_order(len(arms), seed))
+    for order in block_orders(len(arms), seed):
         logs = [math.log(arms[index].sample_us()) for index in order]
         arms[order[0]].samples_us.pop(-order.count(order[0]))  # the first sample of a block is not used
         if is_slowed():

@@ -22,8 +22,11 @@ from pytest_fa.bundle.recompute import contradictions
 from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.seal import SEAL, make_seal
 from pytest_fa.bundle.verify import Verification, _of_seal, verify_bundle
+from pytest_fa.measure.arm_orders import recorded_order
 from pytest_fa.records.files import read_record_file
 from pytest_fa.records.judged import Bound
+from pytest_fa.records.noise import read_noise
+from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.source import read_source
 from tests import factories
@@ -254,6 +257,8 @@ def _edits() -> dict[str, tuple[str, Callable[[dict[str, Any]], None]]]:
         "upper limit": ("gate", edit("gate.pairs.0.high", lambda value: value * 2)),
         "bootstrap": ("gate", edit("gate.pairs.0.bootstrap_low", halve)),
         "required ratio": ("gate", _require_another_ratio),
+        "trusted spread": ("gate", lambda line: line["gate"].update(least_sd_share=0.1)),
+        "order of the arms": ("gate", lambda line: line["gate"]["pairs"][0]["samples"].update(orders=_orders(line, 1))),
         "processes": ("gate", edit("gate.processes", lambda count: count + 1)),
         "spread": ("gate", edit("gate.process_sd", halve)),
         "detectable": ("gate", edit("gate.detectable", lambda value: value / 4)),
@@ -284,6 +289,13 @@ def _require_another_ratio(line: dict[str, Any]) -> None:
     line["gate"]["ratio"] *= 0.01 if line["gate"]["verdict"] == "PASS" else 100
 
 
+def _orders(line: dict[str, Any], offset: int) -> list[dict[str, Any]]:
+    """Return the orders of the arms in the first pair of a gate, for its seed plus `offset`."""
+    processes = range(line["gate"]["processes"])
+    orders = (recorded_order(3, line["gate"]["seed"] + process + offset) for process in processes)
+    return [msgspec.to_builtins(order) for order in orders]
+
+
 def _scaled(timing: dict[str, Any], factor: float) -> dict[str, Any]:
     """Return a timing whose samples and median are scaled consistently."""
     samples = [factor * sample for sample in timing["samples_us"]]
@@ -291,6 +303,15 @@ def _scaled(timing: dict[str, Any], factor: float) -> dict[str, Any]:
 
 
 EDITS = _edits()
+
+
+def test_the_right_order_of_the_arms_is_accepted(content: Content) -> None:
+    """A gate whose arms were in the order of its seed has no contradiction."""
+    (line, *_) = [line for line in _lines(content) if line["kind"] == "gate" and line["gate"]]
+    line["gate"]["pairs"][0]["samples"]["orders"] = _orders(line, 0)
+    noise = read_noise(PROFILES.parent, "NVIDIA H200")
+    assert noise is not None
+    assert contradictions(read_record(json.dumps(line)), None, noise.process_sd) == []
 
 
 @pytest.mark.parametrize("name", EDITS)

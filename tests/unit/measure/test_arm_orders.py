@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pytest_fa.measure.arm_orders import CIRCUITS, as_letters, block_orders, mean_difference, setup_order
+from pytest_fa.measure.arm_orders import CIRCUITS, block_orders, mean_difference, recorded_order, setup_order
 
 SEEDS = range(40)
 CANDIDATE, BASELINE, TWIN = range(3)
@@ -67,7 +67,9 @@ def test_the_seed_decides() -> None:
 
 def test_letters() -> None:
     """Records show the candidate as A, the baseline as B and its A/A twin as C."""
-    assert as_letters((1, 0, 1, 2)) == "BABC"
+    order, letters = recorded_order(3, 7), dict(enumerate("ABC"))
+    assert order.setup == "".join(letters[arm] for arm in setup_order(3, 7))
+    assert order.blocks == tuple("".join(letters[arm] for arm in block) for block in block_orders(3, 7))
 
 
 def test_the_first_sample_is_not_used() -> None:
