@@ -1,8 +1,8 @@
 """`call_us`: the wall-clock time per call that a Python caller sees, for back-to-back calls with `out` given.
 
 It is the slope between batches of n and 3n calls by the judge's clock, so it includes Python, the launch and the
-kernel, but not the message that starts a batch.  It is at least the period on the device, `device_us`.  On the CPU it
-is the time of a batch.
+kernel, but not the message that starts a batch.  Each batch reads new data.  The time is at least the period on the
+device, `device_us`.  On the CPU it is the time of a batch.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def call_time(data: FreshData) -> tuple[Timing, list[Written]]:
     data.candidate.prepare("call", series, CPU_THREADS if on_cpu else None)
 
     def run_us(calls: int) -> float:
+        data.redraw()
         return data.candidate.timed(Run("call", calls)).outside_us
 
     run_us(1)
@@ -35,7 +36,6 @@ def call_time(data: FreshData) -> tuple[Timing, list[Written]]:
     calls = max(1, min(MOST_CALLS, int(intended_us / estimate_us)))
     batches = max(3, min(BATCHES, int(MOST_SECONDS * 1e6 / (4 * calls * estimate_us))))
     if on_cpu:
-        data.redraw()
         samples = [run_us(calls) / calls for _ in range(batches)]
         written = [data.written_head(series, calls, data.outs)]
         return timing(f"wall clock of batches of {calls} calls", samples, calls), written
@@ -46,8 +46,8 @@ def call_time(data: FreshData) -> tuple[Timing, list[Written]]:
 
     if calls > 1:
         settle(sample_us)
-    data.redraw()
     samples = [sample_us() for _ in range(batches)]
+    data.redraw()
     timed = data.candidate.timed(Run("call", calls))
     outs = data.candidate.outputs_of("call", data.outs, timed.allocated)
     written = [data.written_head(series, calls, outs)]

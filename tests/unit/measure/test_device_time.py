@@ -260,6 +260,18 @@ def test_batches(monkeypatch: pytest.MonkeyPatch, cost_us: float, calls: int, sa
     assert all(torch.equal(head.out, head.inputs.q) for head in written)
 
 
+def test_every_batch_reads_new_data() -> None:
+    """A kernel that keeps results from one batch to the next never sees the same data again."""
+    sums: list[tuple[int, ...]] = []
+
+    def notes(q: torch.Tensor, *others: torch.Tensor, out: torch.Tensor, **_: object) -> torch.Tensor:
+        sums.append(tuple(int(tensor.view(torch.int16).sum()) for tensor in (q, *others)))
+        return out.copy_(q)
+
+    call_time(fresh_data(notes))
+    assert len(set(sums)) > 0.95 * len(sums) > 1000
+
+
 def test_the_first_call_is_not_part_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow first call neither is a sample nor makes batches shorter."""
     timing, _ = call_time(clocked(monkeypatch, Kernel(10.0, slow_calls=1)))
