@@ -17,7 +17,6 @@ import torch
 
 from pytest_fa.candidate.commands import (
     Attach,
-    Call,
     CallViews,
     CaptureCall,
     Command,
@@ -28,19 +27,20 @@ from pytest_fa.candidate.commands import (
     Done,
     EndJob,
     Launch,
+    MakeCall,
     Open,
     Repeat,
     ReplayCall,
     Script,
+    ScriptStep,
     Sleep,
-    Step,
     View,
     WorkspaceBytes,
 )
 from pytest_fa.candidate.delegated import operators_of
 from pytest_fa.candidate.first_call import load_copy
-from pytest_fa.candidate.memory import Memories, map_on_cpu, map_on_gpu, unmap_on_gpu
 from pytest_fa.candidate.series import PreparedCalls
+from pytest_fa.candidate.shared_memory import Memories, map_on_cpu, map_on_gpu, unmap_on_gpu
 from pytest_fa.errors import FaError
 from pytest_fa.records.timing import ON_CPU
 from pytest_fa.run.device import open_device, synchronize
@@ -87,7 +87,7 @@ class Agent:
                 return self._detach(command)
             case WorkspaceBytes():
                 return Done(size_bytes=self._workspace_bytes(command.call))
-            case Call():
+            case MakeCall():
                 return self._call(command)
             case Repeat():
                 return self._repeat(command)
@@ -161,7 +161,7 @@ class Agent:
         q, k, v, out = (self._tensor(view) for view in (call.q, call.k, call.v, call.out))
         return written(called(q, k, v, scale=call.scale, causal=call.causal, out=out), out)
 
-    def _call(self, command: Call) -> Done:
+    def _call(self, command: MakeCall) -> Done:
         self._disturb(command.before)
         with nvtx_range(command.range_name) if command.range_name else nullcontext():
             self._launch(command.call)
@@ -191,7 +191,7 @@ class Agent:
         problems: list[Exception] = []
         synchronize(self.device)
 
-        def run(steps: tuple[Step, ...]) -> None:
+        def run(steps: tuple[ScriptStep, ...]) -> None:
             try:
                 stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
                 with torch.cuda.stream(stream):
@@ -212,7 +212,7 @@ class Agent:
         synchronize(self.device)
         return Done()
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: ScriptStep) -> None:
         match step:
             case Sleep():
                 torch.cuda._sleep(step.cycles)  # type: ignore[no-untyped-call]  # noqa: SLF001

@@ -6,17 +6,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
-from pytest_fa.candidate.agent import Agent, Opening, load_variant
-from pytest_fa.candidate.channel import Channel, Garbage
+from pytest_fa.candidate.agent import Opening, load_variant
 from pytest_fa.candidate.commands import (
-    MOST_ANSWER_CHARACTERS,
     Allocated,
-    Answer,
-    Call,
     CallViews,
     Capture,
     CaptureCall,
@@ -27,51 +23,29 @@ from pytest_fa.candidate.commands import (
     Done,
     EndJob,
     Forget,
+    MakeCall,
     Open,
     Prepare,
-    Problem,
     Repeat,
-    Replay,
     ReplayCall,
+    ReplaySeries,
     Run,
     Script,
     Series,
     WorkspaceBytes,
-    decode_candidate_answer,
-    encode_command,
 )
+from pytest_fa.candidate.connection import Connection, LocalConnection, Remote
 from pytest_fa.candidate.lending import Lending, OtherProcess, SameProcess
-from pytest_fa.candidate.memory import map_on_gpu, mapped_bytes_on_gpu, unmap_on_gpu
+from pytest_fa.candidate.shared_memory import map_on_gpu, mapped_bytes_on_gpu, unmap_on_gpu
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
-from pytest_fa.errors import DeviceLost, FaError, LaunchError, UnsupportedCase, WrongResult
-from pytest_fa.records.text import printable
+from pytest_fa.errors import FaError, WrongResult
 from pytest_fa.run.forward import Forward
-from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import Inputs
 
 MOST_WORKSPACE_BYTES = 2**36
 OPEN_SECONDS = 300.0  # to start CUDA and to load a variant, which may import large packages
-
-
-Ending = Literal["crashed", "hung", "failed"]
-
-
-class CandidateLost(FaError):
-    """The candidate's process ended, was silent for too long, or sent what is no answer."""
-
-    def __init__(self, ending: Ending, message: str) -> None:
-        super().__init__(message)
-        self.ending: Ending = ending
-
-
-class KernelRaised(FaError):
-    """The variant raised an exception of its own; `explanation` is its text for the author."""
-
-    def __init__(self, message: str, explanation: str, *, is_wrong_call: bool) -> None:
-        super().__init__(message)
-        self.explanation, self.is_wrong_call = explanation, is_wrong_call
 
 
 class Timed(NamedTuple):
@@ -80,91 +54,6 @@ class Timed(NamedTuple):
     outside_us: float
     inside_us: tuple[float, ...]
     allocated: tuple[Allocated | None, ...]
-
-
-class Connection(Protocol):
-    """A way to have commands carried out."""
-
-    def ask(
-        self,
-        command: Command,
-        seconds: float,
-        descriptor: int | None = None,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> Done:
-        """Carry out a command, and call `meanwhile` while that runs, or right after it.
-
-        Raises what the command raised, and `CandidateLost` after `seconds` without an answer.
-        """
-
-
-class ThisProcess:
-    """Commands are carried out by an agent in this process; exceptions come as they are."""
-
-    def __init__(self, opening: Opening = load_variant) -> None:
-        self.agent = Agent(opening)
-
-    def ask(
-        self,
-        command: Command,
-        seconds: float,  # noqa: ARG002  # nothing can end it
-        descriptor: int | None = None,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> Done:
-        """Carry out a command, however long it takes."""
-        done = self.agent.execute(command, descriptor)
-        if meanwhile:
-            meanwhile()
-        return done
-
-
-class Remote:
-    """Commands go to another process over a channel."""
-
-    def __init__(self, channel: Channel, pid: int) -> None:
-        self._channel = channel
-        try:
-            self._pidfd: int | None = os.pidfd_open(pid)
-        except OSError:
-            self._pidfd = None  # it has already ended, or the kernel is older than 5.3
-
-    def close(self) -> None:
-        """Close the channel."""
-        self._channel.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
-
-    def ask(
-        self,
-        command: Command,
-        seconds: float,
-        descriptor: int | None = None,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> Done:
-        """Send a command and wait for its answer."""
-        try:
-            self._channel.send(encode_command(command), descriptor)
-            if meanwhile:
-                meanwhile()
-            answer = self._answer(seconds)
-        except (EOFError, ConnectionError):
-            raise CandidateLost("crashed", "its process ended") from None
-        except TimeoutError:
-            raise CandidateLost("hung", f"its process does not answer within {seconds:g} s") from None
-        except (Garbage, ValueError, RecursionError) as problem:
-            raise CandidateLost("failed", f"its process sent an answer that cannot be read ({problem})") from None
-        if isinstance(answer, Problem):
-            raise _exception(answer)
-        return answer
-
-    def _answer(self, seconds: float) -> Answer:
-        """Wait for an answer.  Raises `TimeoutError` and `EOFError`."""
-        if not self._channel.wait(seconds, *(() if self._pidfd is None else (self._pidfd,))):
-            raise TimeoutError
-        if not self._channel.wait(0):  # only the process has ended; another one may hold its socket
-            raise EOFError
-        return decode_candidate_answer(self._channel.receive())
 
 
 class Candidate:
@@ -187,7 +76,7 @@ class Candidate:
     @classmethod
     def in_this_process(cls, opening: Opening = load_variant) -> Candidate:
         """A candidate whose code runs in this process, unprotected."""
-        return cls(ThisProcess(opening), os.getpid())
+        return cls(LocalConnection(opening), os.getpid())
 
     @classmethod
     def of_function(cls, forward: Forward, device: Device, computes: Computes = "attention") -> Candidate:
@@ -221,7 +110,7 @@ class Candidate:
         """Have the arguments of a series made."""
         self.ask(Prepare(name, series, cpu_threads))
 
-    def timed(self, command: Run | Replay | Cold, meanwhile: Callable[[], object] | None = None) -> Timed:
+    def timed(self, command: Run | ReplaySeries | Cold, meanwhile: Callable[[], object] | None = None) -> Timed:
         """Have a command carried out, and time it from outside, until its outputs can be read by this process."""
         self.before_launch()
         start = time.perf_counter_ns()
@@ -239,7 +128,7 @@ class Candidate:
         """The outputs of a series: those that were given, or the candidate's own memory where it allocated them."""
         if not any(allocated):
             return outs
-        if isinstance(self._connection, ThisProcess):
+        if isinstance(self._connection, LocalConnection):
             return list(self._connection.agent.prepared.named(name).results)
         return [self._map(place, out) if place else out for out, place in zip(outs, allocated, strict=True)]
 
@@ -291,7 +180,7 @@ class Candidate:
         range_name: str | None = None,
     ) -> None:
         """Make one call and wait for it.  Afterwards `out`, and whatever else it wrote, is in the judge's tensors."""
-        self._with_call(inputs, out, lambda views: self.ask(Call(views, before, range_name)))
+        self._with_call(inputs, out, lambda views: self.ask(MakeCall(views, before, range_name)))
 
     def repeat(self, inputs: Inputs, outs: Sequence[torch.Tensor], before: tuple[tuple[Disturbance, ...], ...]) -> None:
         """Make one call for each output, which lies in memory from `lending.allocate`, and wait for them."""
@@ -356,29 +245,8 @@ class Candidate:
             self.lending.take_back()
 
     def _new_lending(self) -> Lending:
-        if isinstance(self._connection, ThisProcess):
+        if isinstance(self._connection, LocalConnection):
             return SameProcess(self._connection.agent.memories, self.device)
         return OtherProcess(
             lambda command, descriptor: self._connection.ask(command, self.limit_seconds, descriptor), self.device
         )
-
-
-def _exception(problem: Problem) -> Exception:
-    """The exception that an answer tells of.  Its texts are a stranger's."""
-    message = printable(problem.message[:MOST_ANSWER_CHARACTERS])
-    explanation = printable(problem.explanation[:MOST_ANSWER_CHARACTERS])
-    match problem.kind:
-        case "unsupported":
-            raised: Exception = UnsupportedCase(message)
-        case "launch_failed":
-            raised = LaunchError(message)
-        case "device_error":
-            raised = DeviceLost(message)
-        case "wrong":
-            raised = WrongResult(problem.caught_by, message)
-        case "cannot_capture":
-            raised = CannotCapture(message)
-        case "failed":
-            raised = KernelRaised(message, explanation, is_wrong_call=problem.is_wrong_call)
-    raised.explanation = explanation  # type: ignore[attr-defined]  # read by `explanation_of`
-    return raised

@@ -14,7 +14,7 @@ from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.records.timing import LaunchedKernel, Order
 
-Dtype = Literal["float16", "bfloat16", "float32", "uint8"]
+ViewDtype = Literal["float16", "bfloat16", "float32", "uint8"]
 Disturbance = Literal["poison_smem", "occupy", "clean_l2"]  # methods of `DeviceTools`, run before a call
 
 
@@ -25,7 +25,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: Dtype
+    dtype: ViewDtype
 
 
 class CallViews(msgspec.Struct, frozen=True, array_like=True):
@@ -93,7 +93,7 @@ class WorkspaceBytes(msgspec.Struct, frozen=True, tag="workspace_bytes"):
     call: CallViews
 
 
-class Call(msgspec.Struct, frozen=True, tag="call"):
+class MakeCall(msgspec.Struct, frozen=True, tag="call"):
     """Make one call and wait for it.  `before` runs first, and the NVTX range holds the variant's launches alone."""
 
     call: CallViews
@@ -128,13 +128,13 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     call: CallViews
 
 
-Step = Sleep | Copy | Launch
+ScriptStep = Sleep | Copy | Launch
 
 
 class Script(msgspec.Struct, frozen=True, tag="script"):
     """Queue steps on streams: one thread and one side stream for each tuple of steps; then wait for all of them."""
 
-    threads: tuple[tuple[Step, ...], ...]
+    threads: tuple[tuple[ScriptStep, ...], ...]
 
 
 class CaptureCall(msgspec.Struct, frozen=True, tag="capture_call"):
@@ -176,7 +176,7 @@ class Capture(msgspec.Struct, frozen=True, tag="capture"):
     reads_nodes: bool = False
 
 
-class Replay(msgspec.Struct, frozen=True, tag="replay"):
+class ReplaySeries(msgspec.Struct, frozen=True, tag="replay"):
     """Replay the graph of a prepared series once and wait for it."""
 
     name: str
@@ -202,7 +202,7 @@ Command = (
     | Attach
     | Detach
     | WorkspaceBytes
-    | Call
+    | MakeCall
     | Repeat
     | Script
     | CaptureCall
@@ -211,7 +211,7 @@ Command = (
     | Prepare
     | Run
     | Capture
-    | Replay
+    | ReplaySeries
     | Cold
     | Forget
     | EndJob
@@ -247,20 +247,21 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     allocated: tuple[Allocated | None, ...] = ()
 
 
-Kind = Literal["unsupported", "launch_failed", "device_error", "wrong", "cannot_capture", "failed"]
+Ending = Literal["crashed", "hung", "failed"]  # how a process was lost
+ProblemKind = Literal["unsupported", "launch_failed", "device_error", "wrong", "cannot_capture", "failed"]
 
 
-class Problem(msgspec.Struct, frozen=True, tag="problem"):
+class CallProblem(msgspec.Struct, frozen=True, tag="problem"):
     """An exception ended the command; `explanation` is for the author, `caught_by` names the check that noticed."""
 
-    kind: Kind
+    kind: ProblemKind
     message: str
     explanation: str
     caught_by: tuple[str, ...] = ()
     is_wrong_call: bool = False
 
 
-Answer = Done | Problem
+CandidateAnswer = Done | CallProblem
 MOST_ANSWER_CHARACTERS = 20_000
 
 
@@ -275,12 +276,12 @@ def decode_command(data: bytes) -> Command:
     return command
 
 
-def encode_answer(answer: Answer) -> bytes:
+def encode_answer(answer: CandidateAnswer) -> bytes:
     """An answer as JSON."""
     return msgspec.json.encode(answer)
 
 
-def decode_candidate_answer(data: bytes) -> Answer:
+def decode_candidate_answer(data: bytes) -> CandidateAnswer:
     """An answer from JSON.  Raises `msgspec.ValidationError`."""
-    answer: Answer = msgspec.json.decode(data, type=Answer)
+    answer: CandidateAnswer = msgspec.json.decode(data, type=CandidateAnswer)
     return answer

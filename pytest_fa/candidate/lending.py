@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from pytest_fa.candidate.commands import Attach, Detach, View
-from pytest_fa.candidate.memory import (
+from pytest_fa.candidate.shared_memory import (
     GRAIN_BYTES,
     Memories,
     Piece,

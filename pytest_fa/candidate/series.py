@@ -22,12 +22,12 @@ from pytest_fa.candidate.commands import (
     Done,
     Forget,
     Prepare,
-    Replay,
+    ReplaySeries,
     Run,
     Series,
     View,
 )
-from pytest_fa.candidate.memory import handle_on_gpu
+from pytest_fa.candidate.shared_memory import handle_on_gpu
 from pytest_fa.errors import FaError
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.device_tools import DeviceTools, NoDeviceTools
@@ -59,7 +59,7 @@ class PreparedCalls:
                 return self.named(command.name).run(command.count)
             case Capture():
                 return self.named(command.name).capture(reads_nodes=command.reads_nodes)
-            case Replay():
+            case ReplaySeries():
                 return self.named(command.name).replay()
             case Cold():
                 return self.named(command.name).cold(command.rounds, tools)

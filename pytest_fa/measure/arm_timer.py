@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable
 
 from pytest_fa.candidate.candidate import Candidate
-from pytest_fa.candidate.commands import Replay, Run, Series
+from pytest_fa.candidate.commands import ReplaySeries, Run, Series
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import WrongResult
 from pytest_fa.measure.cpu_time import CPU_THREADS
@@ -109,7 +109,7 @@ class ArmTimer:
 
     def _time(self, calls: int, *, keep: bool = False) -> float:
         self._data.redraw(self._outs)
-        timed = self._candidate.timed(Replay("arm") if self._graph else Run("arm", calls))
+        timed = self._candidate.timed(ReplaySeries("arm") if self._graph else Run("arm", calls))
         if any(timed.allocated):
             self._outs = self._candidate.outputs_of("arm", self._data.outs, timed.allocated)
         if keep:

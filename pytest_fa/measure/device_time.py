@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from pytest_fa.candidate.candidate import Timed
-from pytest_fa.candidate.commands import Replay, Run, Series
+from pytest_fa.candidate.commands import ReplaySeries, Run, Series
 from pytest_fa.errors import FaError
 from pytest_fa.measure.cpu_time import CPU_THREADS, core_clock, make_calibration
 from pytest_fa.measure.fresh_data import FreshData, Written
@@ -85,7 +85,7 @@ class _TimedSeries:
     def time(self, calls: int | None = None) -> Timed:
         """The time of all calls, or of the first `calls` without a graph, on new data."""
         self.data.redraw(self.outs)
-        command = Replay(self.name) if self._graph else Run(self.name, calls or self.calls)
+        command = ReplaySeries(self.name) if self._graph else Run(self.name, calls or self.calls)
         timed = self.data.candidate.timed(command)
         if not self._graph and any(timed.allocated):
             self.outs = self.data.candidate.outputs_of(self.name, self.outs, timed.allocated)

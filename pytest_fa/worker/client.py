@@ -14,17 +14,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
 from pytest_fa.candidate.channel import Garbage
+from pytest_fa.candidate.commands import Ending
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.processes import memory_bytes, read_scheduling, resident_bytes, restore_scheduling
 from pytest_fa.records.record import Stage
 from pytest_fa.records.text import printable, printable_struct
-from pytest_fa.worker.fork_server import START_SECONDS, ForkServer, Role, Worker, WorkerError, live_servers
+from pytest_fa.worker.fork_server import START_SECONDS, ForkServer, ProcessRole, Worker, WorkerError, live_servers
 from pytest_fa.worker.job_output import JobOutput, Live, OutputTail
 from pytest_fa.worker.jobs import (
     CaseJob,
@@ -51,7 +52,6 @@ MOST_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
 SLICE_SECONDS = 1.0  # the size of the output is looked at this often
 LIVE_SLICE_SECONDS = 0.1  # new output is shown this often
 
-Ending = Literal["crashed", "hung", "failed"]
 AnyResult = TypeVar("AnyResult", CaseResult, GateResult, ProfilerResult)
 
 
@@ -151,7 +151,7 @@ class Workers:
 
     # -- one job ------------------------------------------------------------------------------------------------------
 
-    def _run_in_worker(self, job: Job, kind: type[AnyResult], roles: tuple[Role, ...]) -> AnyResult:
+    def _run_in_worker(self, job: Job, kind: type[AnyResult], roles: tuple[ProcessRole, ...]) -> AnyResult:
         """Send the job to the judge and return its result.  Raises `LostWorker` and `WorkerError`."""
         if self._judge is not None and self._judge.channel.wait(0):  # no job is running, so it can only have died
             self._end_judge()
@@ -253,7 +253,7 @@ class Workers:
             message = f"{reason} in stage {stage}; the worker process was killed"
         return printable(message)
 
-    def _processes(self, roles: tuple[Role, ...]) -> tuple[ForkServer, Worker]:
+    def _processes(self, roles: tuple[ProcessRole, ...]) -> tuple[ForkServer, Worker]:
         """The server, and the judge with its candidates.  A server that does not answer is replaced once."""
         self.start()
         assert self._server is not None  # noqa: S101  # set by start()
@@ -266,7 +266,7 @@ class Workers:
         assert self._judge is not None  # noqa: S101  # forked above
         return self._server, self._judge
 
-    def _fork_missing(self, server: ForkServer, roles: tuple[Role, ...]) -> None:
+    def _fork_missing(self, server: ForkServer, roles: tuple[ProcessRole, ...]) -> None:
         """Fork the judge and the candidates that are not there yet, and connect them."""
         if self._judge is None:
             self.end_worker()

@@ -25,7 +25,7 @@ from pytest_fa.records.text import printable
 
 START_SECONDS = 120.0
 END_SECONDS = 15.0  # to end a worker, or the server itself, which waits up to 10 s for a worker that was killed
-Role = Literal["judge", "candidate", "worker"]
+ProcessRole = Literal["judge", "candidate", "worker"]
 _LIVE: set[int] = set()  # the servers of this process
 TAIL_BYTES = 4000
 
@@ -87,7 +87,7 @@ class ForkServer:
         """The process id of the server."""
         return self._process.pid
 
-    def fork(self, role: Role = "worker") -> Worker:
+    def fork(self, role: ProcessRole = "worker") -> Worker:
         """Start a process.  Raises `WorkerError` if the server does not answer."""
         channel, worker_end = channel_pair()
         self._has_forked = True

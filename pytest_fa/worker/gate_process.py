@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 
 from pytest_fa.build.unchanged import require_unchanged
-from pytest_fa.candidate.candidate import Candidate, CandidateLost
+from pytest_fa.candidate.candidate import Candidate
+from pytest_fa.candidate.connection import CandidateLost
 from pytest_fa.candidate.user_traceback import explanation_of
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Tolerance

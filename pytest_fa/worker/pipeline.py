@@ -15,7 +15,8 @@ import dataclasses
 import torch
 
 from pytest_fa.build.unchanged import require_unchanged
-from pytest_fa.candidate.candidate import Candidate, CandidateLost
+from pytest_fa.candidate.candidate import Candidate
+from pytest_fa.candidate.connection import CandidateLost
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
 from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.judge.check import judge

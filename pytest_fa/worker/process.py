@@ -18,9 +18,10 @@ from collections.abc import Callable
 
 import torch
 
-from pytest_fa.candidate.candidate import Candidate, Remote
+from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.channel import Channel
-from pytest_fa.candidate.process import serve_judge
+from pytest_fa.candidate.connection import Remote
+from pytest_fa.candidate.serving import serve_judge
 from pytest_fa.errors import FaError
 from pytest_fa.processes import (
     END_SECONDS,

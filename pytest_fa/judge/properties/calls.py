@@ -10,7 +10,7 @@ import random
 
 import torch
 
-from pytest_fa.candidate.commands import Copy, Launch, Script, Sleep, Step
+from pytest_fa.candidate.commands import Copy, Launch, Script, ScriptStep, Sleep
 from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.run.device import synchronize
@@ -109,10 +109,10 @@ def _require_no_shared_state(subject: PropertySubject) -> None:
 
 def _steps(
     subject: PropertySubject, inputs: Inputs, outs: list[torch.Tensor], generator: random.Random
-) -> tuple[Step, ...]:
+) -> tuple[ScriptStep, ...]:
     """One thread's calls, with random gaps; a long wait comes first, until both threads have queued their calls."""
     call = subject.candidate.views_of(inputs, outs[0])
-    steps: list[Step] = [Sleep(10 * SLOW_CYCLES)]
+    steps: list[ScriptStep] = [Sleep(10 * SLOW_CYCLES)]
     for view in subject.candidate.lending.lend(outs):
         steps += [Sleep(generator.randrange(MOST_GAP_CYCLES)), Launch(call.writing(view))]
     return tuple(steps)

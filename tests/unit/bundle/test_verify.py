@@ -29,6 +29,7 @@ from pytest_fa.records.noise import read_noise
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.source import read_source
+from pytest_fa.records.timing import OutsideTime
 from tests import factories
 from tests.factories import check
 
@@ -282,6 +283,32 @@ def _edits() -> dict[str, tuple[str, Callable[[dict[str, Any]], None]]]:
         "code identity": ("correct", edit("builds.0.code_identity", lambda _: "0" * 64)),
         "compiler": ("correct", edit("builds.0.compiler", lambda _: "another")),
     }
+
+
+def _of_agreement(record: Record) -> list[str]:
+    """What the times of a record contradict in its agreement."""
+    return [problem for problem in contradictions(record, None, 0.01) if problem.startswith("the agreement says")]
+
+
+def test_the_clock_of_the_judge_is_compared_again() -> None:
+    """A time that the judge's clock contradicts, or that lacks it, cannot say that it is confirmed; older ones can."""
+    timed = next(record for record in _samples() if record.speed and record.speed.agreement and record.speed.profiler)
+    assert timed.speed is not None
+    device_us = timed.speed.device.median_us
+
+    def with_outside(outside: OutsideTime | None, schema: int) -> Record:
+        assert timed.speed is not None
+        return msgspec.structs.replace(
+            timed, schema=schema, speed=msgspec.structs.replace(timed.speed, outside=outside)
+        )
+
+    agrees = OutsideTime(device_us, 0.001, device_us, 3000, device_us, 1000)
+    longer = msgspec.structs.replace(agrees, median_us=2 * device_us)
+    lies = [
+        bool(_of_agreement(with_outside(outside, schema)))
+        for outside, schema in ((agrees, 5), (longer, 5), (None, 5), (None, 4))
+    ]
+    assert lies == [False, True, True, False]
 
 
 def _require_another_ratio(line: dict[str, Any]) -> None:

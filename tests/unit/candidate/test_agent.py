@@ -11,23 +11,24 @@ import pytest
 import torch
 
 from pytest_fa.candidate.agent import Agent, written
-from pytest_fa.candidate.candidate import Candidate, CandidateLost, KernelRaised, Remote
+from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.channel import Channel, channel_pair
 from pytest_fa.candidate.commands import (
     Attach,
-    Call,
+    CallProblem,
     Done,
     EndJob,
     Forget,
+    MakeCall,
     Open,
-    Problem,
-    Replay,
     ReplayCall,
+    ReplaySeries,
     Run,
     decode_command,
     encode_answer,
 )
-from pytest_fa.candidate.process import problem_of
+from pytest_fa.candidate.connection import CandidateLost, KernelRaised, Remote
+from pytest_fa.candidate.serving import problem_of
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import FaError, LaunchError, UnsupportedCase, WrongResult
 from pytest_fa.run.graphs import CannotCapture
@@ -60,7 +61,7 @@ def serve(channel: Channel, forward: Function) -> None:
             return
         descriptor = channel.take_descriptor()
         try:
-            answer: Done | Problem = agent.execute(decode_command(data), descriptor)
+            answer: Done | CallProblem = agent.execute(decode_command(data), descriptor)
         except Exception as problem:  # noqa: BLE001  # every exception becomes an answer
             answer = problem_of(problem, CPU)
         if descriptor is not None:
@@ -253,10 +254,10 @@ def test_a_candidate_serves_on_after_an_exception(connect: Connect) -> None:
     [
         (ReplayCall(), "no call is captured"),
         (Run("calls", 1), "no series 'calls' is prepared"),
-        (Replay("calls"), "no series 'calls' is prepared"),
+        (ReplaySeries("calls"), "no series 'calls' is prepared"),
     ],
 )
-def test_a_command_without_what_it_needs_is_an_error(command: Run | Replay | ReplayCall, message: str) -> None:
+def test_a_command_without_what_it_needs_is_an_error(command: Run | ReplaySeries | ReplayCall, message: str) -> None:
     """A command about something that was not made before is an error that names it."""
     agent = Agent(lambda *_: nullcontext(copies_q))
     agent.execute(Open(None, None, "cpu", "attention"))
@@ -327,7 +328,7 @@ def test_silence_is_a_hang() -> None:
 
 def test_texts_of_a_candidate_are_bounded_and_printable() -> None:
     """A message of a candidate has control characters escaped, and at most 20,000 of its characters count."""
-    answer = encode_answer(Problem("failed", "\x1b[2J" + "a" * 100_000, ""))
+    answer = encode_answer(CallProblem("failed", "\x1b[2J" + "a" * 100_000, ""))
     with answering(answer) as candidate, pytest.raises(KernelRaised) as raised:
         candidate.ask(Forget(), 5.0)
     assert str(raised.value).startswith("\\x1b[2Jaaa")
@@ -349,4 +350,4 @@ def test_a_call_on_unknown_memory_is_an_error() -> None:
     views = candidate.views_of(inputs, poisoned_output(inputs))
     candidate.lending.end_job()
     with pytest.raises(FaError, match="is not mapped"):
-        candidate.ask(Call(views))
+        candidate.ask(MakeCall(views))

@@ -10,7 +10,7 @@ import torch
 from pytest_fa.candidate import lending as lending_module
 from pytest_fa.candidate.commands import Attach, Detach
 from pytest_fa.candidate.lending import OtherProcess, SameProcess
-from pytest_fa.candidate.memory import GRAIN_BYTES, Memories, map_on_cpu
+from pytest_fa.candidate.shared_memory import GRAIN_BYTES, Memories, map_on_cpu
 
 CPU = torch.device("cpu")
 

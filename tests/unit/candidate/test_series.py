@@ -10,7 +10,7 @@ import torch
 
 from pytest_fa.candidate.agent import Agent
 from pytest_fa.candidate.commands import CallViews, Forget, Open, Prepare, Run, Series
-from pytest_fa.candidate.memory import view_of
+from pytest_fa.candidate.shared_memory import view_of
 from pytest_fa.errors import FaError, WrongResult
 
 SHAPE = (1, 1, 2, 4)

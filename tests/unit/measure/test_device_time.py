@@ -12,7 +12,7 @@ import torch
 from pytest_fa.candidate import candidate as candidate_module
 from pytest_fa.candidate.agent import Agent
 from pytest_fa.candidate.candidate import Candidate
-from pytest_fa.candidate.commands import Capture, Command, Done, Open, Prepare, Replay, Run
+from pytest_fa.candidate.commands import Capture, Command, Done, Open, Prepare, ReplaySeries, Run
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import FaError, WrongResult
 from pytest_fa.measure import device_time as device_time_module
@@ -187,7 +187,7 @@ class Clocked:
             case Capture():
                 self.captured.append(command.name)
                 return Done(allocated=(None,) * 8)
-            case Replay() | Run():
+            case ReplaySeries() | Run():
                 count = command.count if isinstance(command, Run) else self._calls[command.name]
                 self.now_us += self._message_us + count * (self._proof_us if command.name == "proof" else self._call_us)
                 return Done(inside_us=(self._inside_us * count,))
@@ -201,7 +201,7 @@ class Clocked:
 def simulated(monkeypatch: pytest.MonkeyPatch, connection: Clocked) -> FreshData:
     """Fresh data for a simulated candidate, whose times are those of the judge's clock."""
     monkeypatch.setattr(candidate_module, "time", connection)
-    monkeypatch.setattr(candidate_module, "ThisProcess", Clocked)  # it lends tensors of this process
+    monkeypatch.setattr(candidate_module, "LocalConnection", Clocked)  # it lends tensors of this process
     candidate = Candidate(connection, 1)
     candidate.open(None, None, "cpu", "attention")
     return FreshData(candidate, CASE, make_inputs(CASE, CPU), 50 * 2**20)
@@ -258,6 +258,18 @@ def test_batches(monkeypatch: pytest.MonkeyPatch, cost_us: float, calls: int, sa
     assert timing.samples_us == pytest.approx((cost_us,) * samples)
     assert (timing.calls_per_sample, timing.method) == (calls, f"wall clock of batches of {calls} calls")
     assert all(torch.equal(head.out, head.inputs.q) for head in written)
+
+
+def test_every_batch_reads_new_data() -> None:
+    """A kernel that keeps results from one batch to the next never sees the same data again."""
+    sums: list[tuple[int, ...]] = []
+
+    def notes(q: torch.Tensor, *others: torch.Tensor, out: torch.Tensor, **_: object) -> torch.Tensor:
+        sums.append(tuple(int(tensor.view(torch.int16).sum()) for tensor in (q, *others)))
+        return out.copy_(q)
+
+    call_time(fresh_data(notes))
+    assert len(set(sums)) > 0.95 * len(sums) > 1000
 
 
 def test_the_first_call_is_not_part_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_fa.candidate.commands import Dtype, View
+from pytest_fa.candidate.commands import View, ViewDtype
 from pytest_fa.errors import FaError
 
-DTYPES: dict[Dtype, torch.dtype] = {
+DTYPES: dict[ViewDtype, torch.dtype] = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,

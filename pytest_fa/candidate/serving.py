@@ -9,13 +9,13 @@ import torch
 
 from pytest_fa.candidate.agent import Agent
 from pytest_fa.candidate.channel import Channel
-from pytest_fa.candidate.commands import Answer, Kind, Problem, decode_command, encode_answer
+from pytest_fa.candidate.commands import CallProblem, CandidateAnswer, ProblemKind, decode_command, encode_answer
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
 from pytest_fa.errors import DeviceLost, LaunchError, UnsupportedCase, WrongResult
 from pytest_fa.run.device import is_alive
 from pytest_fa.run.graphs import CannotCapture
 
-KINDS: dict[type[Exception], Kind] = {
+KINDS: dict[type[Exception], ProblemKind] = {
     UnsupportedCase: "unsupported",
     LaunchError: "launch_failed",
     DeviceLost: "device_error",
@@ -37,7 +37,7 @@ def serve_judge(channel: Channel) -> None:
         channel.send(encode_answer(_answer(agent, data, channel.take_descriptor())))
 
 
-def _answer(agent: Agent, data: bytes, descriptor: int | None) -> Answer:
+def _answer(agent: Agent, data: bytes, descriptor: int | None) -> CandidateAnswer:
     try:
         return agent.execute(decode_command(data), descriptor)
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an answer
@@ -47,10 +47,10 @@ def _answer(agent: Agent, data: bytes, descriptor: int | None) -> Answer:
             os.close(descriptor)
 
 
-def problem_of(problem: Exception, device: torch.device) -> Problem:
+def problem_of(problem: Exception, device: torch.device) -> CallProblem:
     """An exception as an answer.  Whatever it is, a lost CUDA context counts more."""
-    kind: Kind = next((name for error, name in KINDS.items() if isinstance(problem, error)), "failed")
+    kind: ProblemKind = next((name for error, name in KINDS.items() if isinstance(problem, error)), "failed")
     if device.type == "cuda" and not is_alive(device):
         kind = "device_error"
     caught_by = problem.caught_by if isinstance(problem, WrongResult) else ()
-    return Problem(kind, message_of(problem), explanation_of(problem), caught_by, is_wrong_call(problem))
+    return CallProblem(kind, message_of(problem), explanation_of(problem), caught_by, is_wrong_call(problem))

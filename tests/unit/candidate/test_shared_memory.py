@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_fa.candidate.commands import View
-from pytest_fa.candidate.memory import (
+from pytest_fa.candidate.shared_memory import (
     DTYPES,
     Memories,
     allocate_on_cpu,
