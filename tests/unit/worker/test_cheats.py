@@ -286,6 +286,23 @@ def test_a_gate_judges_timed_calls(workers: Workers, job_of_source: JobOfSource)
     assert "in an output of the gate's timed calls" in result.message
 
 
+STOPS_LATE = """\
+runs = 0
+def forward(q, k, v, *, scale, causal="none", out=None):
+    global runs
+    runs += any(frame.f_code.co_name == "run" and frame.f_locals["self"]._next == 1
+        for frame in frames() if "series" in frame.f_code.co_filename)
+    return out if runs > 24 else out.copy_(right(q, k, v, scale))
+"""
+
+
+def test_a_gate_judges_late_calls(workers: Workers, job_of_source: JobOfSource) -> None:
+    """A candidate that computes in the first 16 samples of a gate's process and then stops is refused."""
+    result = workers.run_in_new_worker(gate_of(job_of_source, RIGHT + STOPS_LATE))
+    assert result.outcome == "wrong"
+    assert "in an output of the gate's timed calls" in result.message
+
+
 def test_a_gate_times_outside(workers: Workers, job_of_source: JobOfSource) -> None:
     """A candidate that takes 2 ms and stops the clocks of its process has at least 2 ms in a gate on the CPU."""
     source = RIGHT + "sleep = time.sleep\n" + CLOCKS + HONEST.replace("    return", "    sleep(0.002)\n    return")
