@@ -57,6 +57,11 @@ def forbid_attaching() -> None:
     _prctl()(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
+def allow_attaching() -> None:
+    """Undo `forbid_attaching`, so that a variant can be debugged."""
+    _prctl()(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
 def outlive_parent() -> None:
     """Undo `die_with_parent`."""
     _prctl()(_PR_SET_PDEATHSIG, 0, 0, 0, 0)

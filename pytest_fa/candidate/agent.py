@@ -39,7 +39,7 @@ from pytest_fa.candidate.commands import (
 )
 from pytest_fa.candidate.delegated import operators_of
 from pytest_fa.candidate.first_call import load_copy
-from pytest_fa.candidate.series import PreparedCalls
+from pytest_fa.candidate.series import PreparedCalls, shifted
 from pytest_fa.candidate.shared_memory import Memories, map_on_cpu, map_on_gpu, unmap_on_gpu
 from pytest_fa.errors import FaError
 from pytest_fa.records.timing import ON_CPU
@@ -171,7 +171,8 @@ class Agent:
     def _repeat(self, command: Repeat) -> Done:
         call, forward = command.call, self._forward_for(command.call)
         q, k, v = (self._tensor(view) for view in (call.q, call.k, call.v))
-        outs = [self._tensor(view) for view in command.outs]
+        first = self._tensor(call.out)
+        outs = [shifted(first, index * command.step) for index in range(command.count)]
         for out, before in zip(outs, itertools.cycle(command.before), strict=False):
             if before:
                 self._disturb(before)

@@ -182,10 +182,15 @@ class Candidate:
         """Make one call and wait for it.  Afterwards `out`, and whatever else it wrote, is in the judge's tensors."""
         self._with_call(inputs, out, lambda views: self.ask(MakeCall(views, before, range_name)))
 
-    def repeat(self, inputs: Inputs, outs: Sequence[torch.Tensor], before: tuple[tuple[Disturbance, ...], ...]) -> None:
-        """Make one call for each output, which lies in memory from `lending.allocate`, and wait for them."""
-        views = tuple(self.lending.lend(outs))
-        self._with_call(inputs, outs[0], lambda call: self.ask(Repeat(call, views, before)))
+    def repeat(
+        self,
+        inputs: Inputs,
+        outs: torch.Tensor,  # [calls, batch, heads, seq_q, head_dim or seq_k], in memory from `lending.allocate`
+        before: tuple[tuple[Disturbance, ...], ...],
+    ) -> None:
+        """Make one call for each output, and wait for them."""
+        count, step = len(outs), outs.stride(0)
+        self._with_call(inputs, outs[0], lambda call: self.ask(Repeat(call, count, step, before)))
 
     def operators_of(self, inputs: Inputs, out: torch.Tensor) -> tuple[str, ...]:
         """Make one call and return the names of torch's operators that ran in it."""

@@ -102,10 +102,14 @@ class MakeCall(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
-    """Make one call for each output in `outs`; `before[i % len(before)]` runs before call i."""
+    """Make `count` calls.  Call i writes the output that begins `i * step` elements after that of `call`.
+
+    `before[i % len(before)]` runs before call i.
+    """
 
     call: CallViews
-    outs: tuple[View, ...]
+    count: int
+    step: int
     before: tuple[tuple[Disturbance, ...], ...]
 
 

@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -98,7 +99,7 @@ class PreparedSeries:
         self.results: list[Any] = list(self._outs)  # what the last call for each output returned
         bases = [tensor(view) for view in (first.q, first.k, first.v)]
         self._calls = [
-            ([_shifted(base, shift) for base, shift in zip(bases, shifts, strict=True)], slot)
+            ([shifted(base, shift) for base, shift in zip(bases, shifts, strict=True)], slot)
             for shifts, slot in zip(series.shifts, series.out_of, strict=True)
         ]
         self._next = 0
@@ -108,14 +109,20 @@ class PreparedSeries:
     def run(self, count: int) -> Done:
         """Make the first `count` calls and wait for them."""
         self._next = 0
-        if self._is_cpu:
-            start = time.perf_counter_ns()
-            for _ in range(count):
-                self._call_next()
-            inside_us = (time.perf_counter_ns() - start) / 1000
-        else:
-            inside_us = event_us(self._call_next, count)
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            inside_us = self._wall_us(count) if self._is_cpu else event_us(self._call_next, count)
+        finally:
+            if was_enabled:
+                gc.enable()
         return Done(inside_us=(inside_us,), allocated=self._allocated())
+
+    def _wall_us(self, count: int) -> float:
+        start = time.perf_counter_ns()
+        for _ in range(count):
+            self._call_next()
+        return (time.perf_counter_ns() - start) / 1000
 
     def capture(self, *, reads_nodes: bool) -> Done:
         """Capture all calls.  Raises `CannotCapture`."""
@@ -188,7 +195,7 @@ def _place_of(result: torch.Tensor) -> Allocated:
     return Allocated(*handle_on_gpu(result), tuple(result.stride()))
 
 
-def _shifted(base: torch.Tensor, elements: int) -> torch.Tensor:
+def shifted(base: torch.Tensor, elements: int) -> torch.Tensor:
     """The tensor of the same shape and strides that begins `elements` elements later."""
     return base.as_strided(base.shape, base.stride(), base.storage_offset() + elements)
 

@@ -52,7 +52,11 @@ class CheckedLaunch:
         """Call the variant once and return the names of torch's operators that ran in it."""
         return self.candidate.operators_of(self.inputs, self.out_buffer)
 
-    def repeat(self, outs: Sequence[torch.Tensor], before: tuple[tuple[Disturbance, ...], ...]) -> None:
+    def repeat(
+        self,
+        outs: torch.Tensor,  # [calls, batch, heads, seq_q, head_dim or seq_k]
+        before: tuple[tuple[Disturbance, ...], ...],
+    ) -> None:
         """Call the variant once for each output, which the candidate sees; `before` says what precedes each call."""
         with self.candidate.workspaces.guarded():
             self.candidate.repeat(self.inputs, outs, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import statistics
 from collections.abc import Callable
 
@@ -81,11 +82,16 @@ class ArmTimer:
     def sample_us(self) -> float:
         """Take one sample, in microseconds per call, and keep it; of some samples, keep also what a call wrote."""
         sample = self._time(self._calls, keep=True)
-        if len(self.written) < HEADS_JUDGED and self._series is not None:
-            self.written.append(self._data.written_head(self._series, self._calls, self._outs))
+        if self._series is not None:
+            self._keep(self._data.written_head(self._series, self._calls, self._outs))
         self._data.require_untouched()
         self.samples_us.append(sample)
         return sample
+
+    def _keep(self, written: Written) -> None:
+        """Keep what a call of each sample wrote, and of many samples a choice that no candidate knows."""
+        place = len(self.written) if len(self.written) < HEADS_JUDGED else secrets.randbelow(len(self.samples_us) + 1)
+        self.written[place : place + 1] = [written] if place < HEADS_JUDGED else []
 
     def require_one_time(self) -> None:
         """Raise `WrongResult` if the candidate's clock shows clearly less than the judge's."""

@@ -12,13 +12,16 @@ import torch
 from pytest_fa.candidate.commands import Run
 from pytest_fa.measure.cpu_time import CPU_THREADS
 from pytest_fa.measure.fresh_data import FreshData, Written
-from pytest_fa.measure.sampling import settle, timing
+from pytest_fa.measure.sampling import timing
 from pytest_fa.records.timing import Timing
 
-BATCHES = 20
-BATCH_US = 2000.0  # the intended length of the shorter batch
+BATCHES = 9
+BATCH_US = 5000.0  # the intended length of the shorter batch; the length of a message varies by about 0.1 ms
 CPU_BATCH_US = 10_000.0  # on the CPU, where a batch's whole time counts
-MOST_CALLS = 200  # in the shorter batch
+ESTIMATE_CALLS = 30
+LEAST_CALL_US = 1.0  # no call from Python takes less
+MOST_CALLS = 1000  # in the shorter batch
+MOST_CPU_CALLS = 200
 HEADS_JUDGED = 16  # of the calls of the last batches, one each
 MOST_SECONDS = 1.0  # for all batches, of which there are at least three
 
@@ -26,12 +29,12 @@ MOST_SECONDS = 1.0  # for all batches, of which there are at least three
 def call_time(data: FreshData) -> tuple[Timing, list[Written]]:
     """Measure the wall-clock time per call; also return what one call of each of the last batches wrote."""
     on_cpu = data.candidate.device.type == "cpu"
-    batches = _Batches(data, data.own_outputs(MOST_CALLS) if on_cpu else data.outs)
-    batches.run_us(1)
-    estimate_us = batches.run_us(3) / 3
+    batches = _Batches(data, data.own_outputs(MOST_CPU_CALLS) if on_cpu else data.outs)
+    estimate_us = max(LEAST_CALL_US, batches.estimate_us())
     intended_us, most = (CPU_BATCH_US, len(batches.outs)) if on_cpu else (BATCH_US, MOST_CALLS)
     calls = max(1, min(most, int(intended_us / estimate_us)))
     count = max(3, min(BATCHES, int(MOST_SECONDS * 1e6 / (4 * calls * estimate_us))))
+    batches.run_us(calls)
     if on_cpu:
         samples = [batches.run_us(calls) / calls for _ in range(count)]
         return timing(f"wall clock of batches of {calls} calls", samples, calls), batches.written
@@ -40,8 +43,6 @@ def call_time(data: FreshData) -> tuple[Timing, list[Written]]:
         short_us = batches.run_us(calls)
         return max(0.0, batches.run_us(3 * calls) - short_us) / (2 * calls)
 
-    if calls > 1:
-        settle(sample_us)
     samples = [sample_us() for _ in range(count)]
     method = f"slope between batches of {calls} and {3 * calls} calls"
     return timing(method, [max(sample, 1e-3) for sample in samples], 4 * calls), batches.written
@@ -53,9 +54,19 @@ class _Batches:
     def __init__(self, data: FreshData, outs: list[torch.Tensor]) -> None:
         on_cpu = data.candidate.device.type == "cpu"
         self._data, self.outs = data, outs
-        self._series = data.series(len(outs) if on_cpu else 3 * MOST_CALLS, outs)
+        self._longest = len(outs) if on_cpu else 3 * MOST_CALLS
+        self._series = data.series(self._longest, outs)
         data.candidate.prepare("call", self._series, CPU_THREADS if on_cpu else None)
         self.written: list[Written] = []
+
+    def estimate_us(self) -> float:
+        """Estimate the time of a call from two batches, after a call that does the set-up."""
+        self.run_us(1)
+        one_us = self.run_us(1)
+        if one_us > BATCH_US:
+            return one_us
+        calls = min(ESTIMATE_CALLS, self._longest)
+        return (self.run_us(calls) - one_us) / max(1, calls - 1)
 
     def run_us(self, calls: int) -> float:
         """The time of a batch by the judge's clock.  Raises `WrongResult` if a call changed an input."""

@@ -15,6 +15,8 @@ from pytest_fa.measure.arm_timer import LONG_CALL_US, ArmTimer
 from pytest_fa.records.gated import ArmOrder
 from pytest_fa.run.graphs import CannotCapture
 
+LONGEST_SAMPLE = 10  # times the intended length, for the slowest arm on the CPU
+
 
 class Blocks(NamedTuple):
     """The mean log-ratios of all blocks, and the number of blocks that were dropped."""
@@ -61,7 +63,18 @@ def _prepare(arms: list[ArmTimer]) -> None:
     except CannotCapture:
         if not arms[0].is_cpu and min(estimates) < LONG_CALL_US:
             raise  # without a graph, the time of a short kernel is that of its launch
-        for arm, estimate_us in zip(arms, estimates, strict=True):
+        for arm, estimate_us in zip(arms, _planned_us(arms, estimates), strict=True):
             arm.plan_eager(estimate_us)
     for arm in arms:
         arm.settle()
+
+
+def _planned_us(arms: list[ArmTimer], estimates_us: list[float]) -> list[float]:
+    """The times per call by which samples without a graph are planned.
+
+    On the CPU, a sample includes the message that starts it.  All arms then make the same number of calls, so that each
+    call has the same share of that message.
+    """
+    if not arms[0].is_cpu:
+        return estimates_us
+    return [max(min(estimates_us), max(estimates_us) / LONGEST_SAMPLE)] * len(arms)

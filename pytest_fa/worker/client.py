@@ -163,7 +163,7 @@ class Workers:
             server.forget_log()
         output = JobOutput(server.log, self.show_live)
         try:
-            with _unchanged_parents(os.getpid(), worker.pid, *live_servers()) as changes:
+            with _unchanged_processes(os.getpid(), *live_servers(), *((worker.pid,) if roles else ())) as changes:
                 result = self._exchange(job, kind, server, worker, output)
         finally:
             output.show_new(is_last=True)
@@ -223,7 +223,7 @@ class Workers:
             if server.log_bytes > MOST_LOG_BYTES:
                 raise Garbage(f"it wrote more than {MOST_LOG_BYTES >> 20} MiB of output")
             if any(resident_bytes(candidate.pid) > most_bytes for candidate in self._candidates):
-                raise Garbage(f"it took more than {most_bytes >> 30} GiB of memory")
+                raise Garbage(f"it took more than {most_bytes / 2**30:.3g} GiB of memory")
         return False
 
     def _lost(self, ending: Ending, reason: str, last_progress: Progress) -> LostWorker:
@@ -311,7 +311,7 @@ def result_without_worker(job: CaseJob, lost: LostWorker) -> CaseResult:
 
 
 @contextmanager
-def _unchanged_parents(*pids: int) -> Iterator[list[str]]:
+def _unchanged_processes(*pids: int) -> Iterator[list[str]]:
     """Restore the CPUs, priority and limits of these processes if a job has changed them, and list the changes."""
     before = {pid: read_scheduling(pid) for pid in pids}
     changes: list[str] = []
@@ -322,8 +322,14 @@ def _unchanged_parents(*pids: int) -> Iterator[list[str]]:
             now = read_scheduling(pid)
             if scheduling is not None and now is not None and scheduling != now:
                 restore_scheduling(pid, scheduling)
-                who = "pytest's process" if pid == os.getpid() else "the worker server"
-                changes += [f"while the variant ran, {who} changed: {text}" for text in scheduling.differences(now)]
+                changes += [
+                    f"while the variant ran, {_name_of(pid)} changed: {text}" for text in scheduling.differences(now)
+                ]
+
+
+def _name_of(pid: int) -> str:
+    child = "the worker server" if pid in live_servers() else "the judge"
+    return "pytest's process" if pid == os.getpid() else child
 
 
 def _owner(variant: Variant) -> str:

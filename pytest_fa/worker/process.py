@@ -26,6 +26,7 @@ from pytest_fa.errors import FaError
 from pytest_fa.processes import (
     END_SECONDS,
     adopt_orphans,
+    allow_attaching,
     children_of,
     die_with_parent,
     forbid_attaching,
@@ -73,6 +74,7 @@ def serve(control: socket.socket) -> None:
     """
     workers: set[int] = set()
     adopt_orphans()
+    forbid_attaching()  # so that no variant changes the judge before it is forked; the judge inherits it
     outlive_parent()  # from here on, the closed socket tells that the client has ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest handles Ctrl-C and closes the socket when it ends
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -110,11 +112,12 @@ def _fork_worker(control: socket.socket, descriptor: int, role: Callable[[Channe
 
 
 def _prepare_for_variant() -> None:
-    """Let a variant import from the current folder, and give it the log as an open file of its own.
+    """Let a variant be debugged and import from the current folder, and give it the log as an open file of its own.
 
     The judge imports nothing from that folder.  Flags and position of an open file belong to all processes that share
     it: a variant could make the output of a later one begin far behind the end of the log.
     """
+    allow_attaching()
     sys.path.insert(0, "")
     log = os.open("/proc/self/fd/1", os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1)
@@ -124,7 +127,6 @@ def _prepare_for_variant() -> None:
 
 def judge_jobs(channel: Channel) -> None:
     """Run jobs with candidates in other processes until the connection is closed, or the CUDA context is lost."""
-    forbid_attaching()
     candidates: dict[int, Candidate] = {}
     while True:
         try:

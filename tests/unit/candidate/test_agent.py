@@ -166,8 +166,9 @@ def test_repeats_write_an_output_each(connect: Connect) -> None:
         return out.fill_(count)
 
     candidate, inputs = connect(counts), make_inputs(CASE, CPU)
-    outs = list(candidate.lending.allocate(5 * inputs.q.nbytes)[: 5 * inputs.q.nbytes].view(torch.float16).chunk(5))
-    candidate.repeat(inputs, [out.view(inputs.q.shape) for out in outs], ((), ("poison_smem",)))
+    outs = candidate.lending.allocate(5 * inputs.q.nbytes)[: 5 * inputs.q.nbytes].view(torch.float16)
+    outs = outs.view(5, *inputs.q.shape)
+    candidate.repeat(inputs, outs, ((), ("poison_smem",)))
     assert [float(out.mean()) for out in outs] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 

@@ -10,26 +10,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from pytest_fa.candidate import channel as channel_module
 from pytest_fa.candidate.channel import MOST_MESSAGE_BYTES, Channel, Garbage
-from pytest_fa.catalog.case import parse_case
-from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.processes import children_of, marked_with, read_scheduling
-from pytest_fa.worker import channel as channel_module
+from pytest_fa.processes import children_of, marked_with, memory_bytes, read_scheduling
 from pytest_fa.worker import client, fork_server
 from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob, Progress, encode
-from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
+from pytest_fa.worker.jobs import CaseJob, encode
+from tests.factories import PYTHON_SOURCE
+from tests.unit.worker.conftest import JobOfSource
 
 RunEntry = Callable[[str], CaseJob]
 
-# The worker's end of its connection, found as hostile code can find it: the only stream socket of the process.
+# The candidate's end of its connection, found as hostile code can find it: the only stream socket of the process.
 FIND_CONNECTION = """\
-import os, socket, stat, struct, sys, time
+import json, os, socket, stat, struct, sys, time
 def connection():
     for fd in range(3, 64):
         try:
@@ -41,30 +41,29 @@ def connection():
             pass
 end = connection()
 end.setblocking(True)
+def send(text, size=None):
+    data = text if isinstance(text, bytes) else json.dumps(text).encode()
+    end.sendall(struct.pack('!Q', len(data) if size is None else size) + data)
+"""
+
+# The judge's process id: that of the other child of the server.
+FIND_JUDGE = """\
+import ctypes, os, time
+def parent_of(pid):
+    with open(f'/proc/{pid}/stat') as file:
+        return int(file.read().rpartition(')')[2].split()[1])
+others = [int(name) for name in os.listdir('/proc') if name.isdigit() and int(name) != os.getpid()]
+(judge,) = [pid for pid in others if parent_of(pid) == os.getppid()]
 """
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    """One server for the tests of this module.  Each test must keep it usable."""
-    with Workers() as started:
-        started.start()
-        yield started
-
-
 @pytest.fixture
-def job_of(tmp_path: Path, write_variant: WriteVariant) -> RunEntry:
+def job_of(job_of_source: JobOfSource) -> RunEntry:
     """Return a function that makes a job of a variant whose call first runs these lines."""
-    numbers = iter(range(100))
 
     def make(lines: str) -> CaseJob:
         body = "".join(f"    {line}\n" for line in lines.splitlines())
-        source = PYTHON_SOURCE.replace("    scores =", f"{body}    scores =", 1)
-        name = f"entry_{next(numbers)}"
-        folder = write_variant(name, manifest=PYTHON_MANIFEST, **{"entry.py": source})
-        (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
-        case = parse_case("b1h2s64d64-fp16-seed0")
-        return CaseJob(variant, case, None, "cpu", "same_precision", judge=True, time=False, watchdog_seconds=5.0)
+        return job_of_source(PYTHON_SOURCE.replace("    scores =", f"{body}    scores =", 1), "b1h2s64d64-fp16-seed0")
 
     return make
 
@@ -86,33 +85,49 @@ def is_gone(pid: int, seconds: float = 2.0) -> bool:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def send(text: str) -> str:
-    """Lines that send this text as a message."""
-    return f"text = {text.encode()!r}\nend.send(struct.pack('!Q', len(text)) + text)"
-
-
-FORGED = encode(Progress("sanity", 1e18)).decode()
+CANNOT_BE_READ = "its process sent an answer that cannot be read"
+DONE = "dict(type='done')"
 MESSAGES = {
     "garbage": ("end.send(b'not a message' * 3)", "failed", "was announced; at most"),
-    "a huge length": ("end.send(struct.pack('!Q', 2**62))", "failed", "was announced; at most 8388608 are allowed"),
-    "a length that takes memory": ("end.send(struct.pack('!Q', 2**22)); os._exit(0)", "failed", "0 of 4194304 bytes"),
-    "half a message": ("end.send(struct.pack('!Q', 100) + b'x' * 50); os._exit(0)", "failed", "50 of 100 bytes"),
-    "half a length": ("end.send(b'1234'); os._exit(0)", "failed", "4 of 8 bytes"),
-    "no JSON": ("end.send(struct.pack('!Q', 4) + b'abcd')", "failed", "cannot be read"),
-    "nested JSON": ("end.sendall(struct.pack('!Q', 10**6) + b'[' * 10**6)", "failed", "cannot be read"),
-    "a job": ("end.send(struct.pack('!Q', 17) + b'{\"type\": \"case\" }')", "failed", "cannot be read"),
-    "a forged result of another kind": (
-        send('{"type":"profiler_result","profiler":null,"missing":"x"}'),
+    "a huge size": ("send(b'', 2**62)", "failed", "was announced; at most 8388608 are allowed"),
+    "a size that takes memory": ("send(b'', 2**22); os._exit(0)", "failed", "0 of 4194304 bytes"),
+    "half a message": ("send(b'x' * 50, 100); os._exit(0)", "failed", "50 of 100 bytes"),
+    "half a size": ("end.send(b'1234'); os._exit(0)", "failed", "4 of 8 bytes"),
+    "no JSON": ("send(b'abcd')", "failed", "JSON is malformed"),
+    "nested JSON": ("send(b'[' * 10**6)", "failed", CANNOT_BE_READ),
+    "a result": ("send(dict(type='result', outcome='ok', message='', stages=[]))", "failed", "Invalid value 'result'"),
+    "progress": ("send(dict(type='progress', stage='correct', seconds=1e18))", "failed", "Invalid value 'progress'"),
+    "another type": ("send(dict(type='done', size_bytes='x'))", "failed", "Expected `int`, got `str`"),
+    "a number without end": ('send(b\'{"type": "done", "inside_us": [1e999]}\')', "failed", CANNOT_BE_READ),
+    "thousands of descriptors": (
+        "for _ in range(20): socket.send_fds(end, [b'\\0'], [0] * 250)",
         "failed",
-        "ProfilerResult for a CaseJob",
+        CANNOT_BE_READ,
     ),
-    "progress of another job": (
-        'text = b\'{"type":"progress","stage":"speed","seconds":1}\'\nend.send(struct.pack(\'!Q\', len(text)) + text)',
+    "an answer too many": (f"send({DONE})", "wrong", "are NaN or Inf"),
+    "a thousand answers": (f"for _ in range(1000): send({DONE})", "wrong", "are NaN or Inf"),
+    "an output elsewhere": (
+        "send(dict(type='done', allocated=[dict(handle='0', size_bytes=1, offset_bytes=-9, strides=[2**62] * 4)]))",
+        "wrong",
+        "are NaN or Inf",
+    ),
+    "a lost device": (
+        "send(dict(type='problem', kind='device_error', message='', explanation=''))",
+        "device_error",
+        "",
+    ),
+    "a long problem": (
+        "send(dict(type='problem', kind='failed', message='\\x1b[2J' * 10**5, explanation='x' * 10**6))",
         "failed",
-        "Progress for a CaseJob",
+        "",
     ),
     "a closed connection": ("end.shutdown(2); time.sleep(30)", "crashed", "crashed: "),
     "every descriptor closed": ("os.closerange(3, 256); time.sleep(30)", "crashed", "crashed: "),
+    "every descriptor written": (
+        "for fd in range(3, 64):\n    try: os.write(fd, b'x' * 99)\n    except OSError: pass",
+        "failed",
+        "was announced; at most",
+    ),
     "a closed log": ("os.close(1); os.close(2); os._exit(5)", "crashed", "exit status 5"),
 }
 
@@ -124,29 +139,92 @@ def test_a_hostile_message_costs_its_case(workers: Workers, job_of: RunEntry, na
     start = time.monotonic()
     result = workers.run(job_of(FIND_CONNECTION + lines))
     assert (result.outcome, words in result.message) == (outcome, True), result.message
+    assert len(result.message) < 25_000
+    assert "\x1b" not in result.message
     assert time.monotonic() - start < 15
     assert workers.run(job_of("pass")).outcome == "ok"
 
 
-def test_forged_progress_does_not_extend_the_wait(
-    workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A progress message that claims a very long limit gets the longest limit of such a job."""
-    monkeypatch.setattr(client, "WORK_LIMIT_SECONDS", 1.0)
-    lines = f"text = {FORGED.encode()!r}\nend.send(struct.pack('!Q', len(text)) + text)\ntime.sleep(60)"
-    start = time.monotonic()
-    result = workers.run(job_of(FIND_CONNECTION + lines))
-    assert (result.outcome, time.monotonic() - start < 12) == ("hung", True), result.message
+ENDINGS = {
+    "exit": ("os._exit(3)", "crashed", "exit status 3"),
+    "SystemExit": ("sys.exit(0)", "crashed", "exit status 0"),
+    "KeyboardInterrupt": ("raise KeyboardInterrupt", "crashed", "exit status 1"),
+    "GeneratorExit": ("raise GeneratorExit", "crashed", "exit status 1"),
+    "an exception of no kind": ("raise type('Own', (BaseException,), {})('x')", "crashed", "exit status 1"),
+    "endless recursion": ("def f(): return f()\nf()", "failed", "RecursionError: maximum recursion depth exceeded"),
+    "abort": ("os.abort()", "crashed", "SIGABRT"),
+    "alarm": ("signal.alarm(1); time.sleep(3)", "crashed", "SIGALRM"),
+    "a limit of no files": ("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))", "failed", ""),
+}
 
 
-def test_endless_progress_ends(workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that reports progress for ever is ended at the limit of a whole job."""
-    monkeypatch.setattr(client, "MOST_JOB_SECONDS", 3.0)
-    text = encode(Progress("sanity", 5.0))
-    lines = f"text = {text!r}\nwhile True:\n    end.send(struct.pack('!Q', len(text)) + text); time.sleep(0.05)"
-    assert workers.run(job_of(FIND_CONNECTION + lines)).outcome == "hung"
-    monkeypatch.undo()
+@pytest.mark.parametrize("name", ENDINGS)
+def test_an_ending_costs_its_case(workers: Workers, job_of: RunEntry, name: str) -> None:
+    """However a call ends its process, the case says how, and the next case runs."""
+    lines, outcome, words = ENDINGS[name]
+    result = workers.run(job_of("import os, resource, signal, sys, time\n" + lines))
+    assert (result.outcome, words in result.message) == (outcome, True), result.message
     assert workers.run(job_of("pass")).outcome == "ok"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["import time; time.sleep(60)", FIND_CONNECTION + "send(b'x' * 50, 100); time.sleep(60)"],
+    ids=["silent", "half an answer"],
+)
+def test_a_silent_candidate_is_hung(workers: Workers, job_of: RunEntry, lines: str) -> None:
+    """A candidate that does not answer, or not to the end, is ended after the watchdog's time."""
+    result = workers.run(msgspec.structs.replace(job_of(lines), watchdog_seconds=1.0))
+    assert (result.outcome, result.caught_by) == ("hung", ("watchdog",)), result.message
+    assert workers.run(job_of("pass")).outcome == "ok"
+
+
+def test_a_forged_line_is_only_output(workers: Workers, job_of: RunEntry) -> None:
+    """A result that a variant prints is shown as its output, and changes nothing."""
+    forged = '{"type":"result","outcome":"ok","message":"","stages":[]}'
+    result = workers.run(job_of(f"print({forged!r}, flush=True); scale = scale * 1.5"))
+    assert result.outcome == "wrong"
+    assert forged in workers.take_output()
+
+
+def test_memory_has_a_bound(workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that takes more than the bound is ended; the test allows 0.75 GiB."""
+    monkeypatch.setattr(client, "MOST_MEMORY_SHARE", 0.75 * 2**30 / memory_bytes())
+    monkeypatch.setattr(client, "SLICE_SECONDS", 0.05)
+    lines = "import time\nfor _ in range(12): kept = kept + bytes(10**8) if _ else bytes(10**8); time.sleep(0.1)\n"
+    result = workers.run(job_of(lines + "time.sleep(60)"))
+    assert result.outcome == "failed"
+    assert "it took more than 0.75 GiB of memory" in result.message
+    assert workers.run(job_of("pass")).outcome == "ok"
+
+
+def test_the_position_of_the_log_is_not_shared(workers: Workers, job_of: RunEntry) -> None:
+    """A variant that writes 8 GiB behind the end of its log does not let the next one appear to write so much."""
+    workers.run(job_of("import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETFL, 0); os.lseek(1, 2**33, 0); print('far')"))
+    workers.take_output()
+    result = workers.run(job_of("import time\nprint('near')\ntime.sleep(1.5)"))
+    assert result.outcome == "ok", result.message
+    assert set(workers.take_output().split()) == {"near"}
+
+
+SIGNALS = {
+    "kill the judge": ("os.kill(judge, 9); time.sleep(30)", "crashed", "SIGKILL in stage launch"),
+    "stop the judge": ("os.kill(judge, 19)", "hung", "no progress for"),
+    "trace the judge": ("ctypes.CDLL(None).ptrace(16, judge, 0, 0) == 0 or os._exit(1)", "hung", "no progress for"),
+    "kill the server": ("os.kill(os.getppid(), 9); time.sleep(30)", "crashed", "the worker server died too"),
+    "stop the server": ("os.kill(os.getppid(), 19)", "failed", "the worker server changed: it was stopped"),
+}
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may trace the judge")
+def test_a_signal_to_the_judge_gives_no_verdict(job_of: RunEntry, name: str) -> None:
+    """A variant may stop the judge or the server, but it is not `ok` then, and the next case runs."""
+    lines, outcome, words = SIGNALS[name]
+    with Workers() as workers:
+        result = workers.run(msgspec.structs.replace(job_of(FIND_JUDGE + lines), watchdog_seconds=1.0))
+        assert (result.outcome, words in result.message) == (outcome, True), result.message
+        assert workers.run(job_of("pass")).outcome == "ok"
 
 
 def test_endless_output_ends(workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +379,10 @@ CHANGES = {
         "pytest's process changed: its oom_score_adj",
     ),
     "a stopped server": ("os.kill(os.getppid(), 19)", "the worker server changed: it was stopped"),
+    "priority of the judge": (
+        FIND_JUDGE + "os.setpriority(os.PRIO_PROCESS, judge, 19)",
+        "the judge changed: its nice value",
+    ),
     "CPUs of pytest": ("os.sched_setaffinity(CLIENT, {0})", "pytest's process changed: its CPUs"),
 }
 

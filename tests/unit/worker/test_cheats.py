@@ -1,0 +1,568 @@
+"""Variants that cheat: what they replace, keep, watch or steal gives them neither a verdict nor a time.
+
+The judge runs in a process of its own.  Each cheat is one file, and has an honest twin that does something similar and
+passes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_fa.candidate.candidate import Candidate
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.errors import WrongResult
+from pytest_fa.judge.properties.calls import new_data, new_shape
+from pytest_fa.judge.subject import PropertySubject
+from pytest_fa.run.inputs import Inputs
+from pytest_fa.worker.client import Workers
+from pytest_fa.worker.jobs import Arm, ArmPair, CaseResult, GateJob, encode
+from tests.factories import PYTHON_SOURCE, variant
+from tests.unit.worker.conftest import TINY, JobOfSource
+
+# Attention for the sources below, and the beginning of the function that the judge calls.
+RIGHT = """\
+import gc, os, sys, threading, time
+import torch
+import torch.nn.functional as F
+
+def right(q, k, v, scale):
+    return (torch.softmax(q.float() @ k.float().transpose(2, 3) * scale, -1) @ v.float()).to(q.dtype)
+
+def frames():
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+def is_timed():
+    return any(frame.f_code.co_name == "run" and "series" in frame.f_code.co_filename for frame in frames())
+
+"""
+FORWARD = "def forward(q, k, v, *, scale, causal='none', out=None):\n"
+ZEROS = FORWARD + "    return out.zero_()\n"
+HONEST = FORWARD + "    return out.copy_(right(q, k, v, scale))\n"
+
+
+def outcome_of(result: CaseResult) -> tuple[str, tuple[str, ...]]:
+    """The outcome of a result, and the first check that it names."""
+    return result.outcome, result.caught_by[:1]
+
+
+# -- cheats that a judged call shows ----------------------------------------------------------------------------------
+
+REPLACE_JUDGE = """\
+from types import SimpleNamespace
+class Passed(SimpleNamespace):
+    def __call__(self, *_, **__): return self
+    def __getattr__(self, _): return self
+    def __bool__(self): return True
+import importlib, pkgutil, pytest_fa.judge, pytest_fa.measure, pytest_fa.worker
+for package in (pytest_fa.judge, pytest_fa.measure, pytest_fa.worker):
+    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not info.name.endswith("__main__"):
+            module = importlib.import_module(info.name)
+            for name, value in list(vars(module).items()):
+                if callable(value) and getattr(value, "__module__", "").startswith("pytest_fa"):
+                    setattr(module, name, Passed())
+torch.equal = torch.allclose = lambda *_, **__: True
+"""
+LAZY = """\
+class Lazy(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        computed = [right(*arg.arguments) if isinstance(arg, Lazy) else arg for arg in args]
+        return function(*computed, **(kwargs or {}))
+
+def forward(q, k, v, *, scale, causal="none", out=None):
+    lazy = torch.Tensor._make_wrapper_subclass(Lazy, q.shape, dtype=q.dtype)
+    lazy.arguments = q, k, v, scale
+    return lazy
+"""
+DISGUISED = """\
+class Disguised(torch.Tensor):
+    @property
+    def __class__(self): return torch.Tensor
+
+def forward(q, k, v, *, scale, causal="none", out=None):
+    return right(q, k, v, scale).as_subclass(Disguised)
+"""
+LATE = (
+    FORWARD
+    + """\
+    def work():
+        time.sleep(WAIT)
+        out.copy_(right(q, k, v, scale))
+    thread = threading.Thread(target=work)
+    thread.start()
+    return out
+"""
+)
+STOLEN_BY_GC = (
+    FORWARD
+    + """\
+    for tensor in [each for each in gc.get_objects() if type(each) is torch.Tensor]:
+        if tensor.shape == out.shape and tensor.dtype != q.dtype:
+            return out.copy_(tensor)
+    return out.zero_()
+"""
+)
+STOLEN_FROM_DESCRIPTORS = (
+    FORWARD
+    + """\
+    size = out.numel() * 8
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with open(f"/proc/self/fd/{name}", "rb") as file:
+                data = file.read(size) if "memfd" in os.readlink(f"/proc/self/fd/{name}") else b""
+        except OSError:
+            continue
+        if len(data) == size:
+            return out.copy_(torch.frombuffer(bytearray(data), dtype=torch.float64).view(out.shape))
+    return out.zero_()
+"""
+)
+JUDGED = {
+    "functions of the judge are replaced": (REPLACE_JUDGE + ZEROS, "max"),
+    "the agent answers without a call": (
+        "from pytest_fa.candidate import agent, commands\nagent.Agent.execute = lambda *_: commands.Done()\n" + ZEROS,
+        "finite",
+    ),
+    "problems are answered as done": (
+        "import msgspec\nfrom pytest_fa.candidate import commands, process\n"
+        "done = msgspec.json.encode(commands.Done())\nprocess.encode_answer = lambda _: done\n" + ZEROS,
+        "max",
+    ),
+    "json is replaced": (
+        'import json, msgspec\ndone = b\'{"type": "done"}\'\njson.dumps = lambda *_, **__: done.decode()\n'
+        "msgspec.json.encode = lambda *_, **__: done\n" + ZEROS,
+        "max",
+    ),
+    "a subclass computes lazily": (LAZY, "output"),
+    "a subclass in disguise": (DISGUISED, "output"),
+    "a thread works after the answer": (LATE.replace("WAIT", "0.2"), "finite"),
+    "inputs and output are zero": (FORWARD + "    v.zero_()\n    return out.zero_()\n", "inputs"),
+    "truth is searched with gc": (STOLEN_BY_GC, "max"),
+    "truth is searched in descriptors": (STOLEN_FROM_DESCRIPTORS, "finite"),  # it finds the output's own memory
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_a_judged_call_shows_a_cheat(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
+    """The output in the judge's memory is what counts."""
+    source, check = JUDGED[name]
+    result = workers.run(job_of_source(RIGHT + source))
+    assert outcome_of(result) == ("wrong", (check,)), result.message
+
+
+TWINS = {
+    "reads modules": "names = [name for name in sys.modules if name.startswith('pytest_fa')]\n" + HONEST,
+    "returns a new tensor": FORWARD + "    return right(q, k, v, scale)\n",
+    "waits for its thread": LATE.replace("WAIT", "0").replace(
+        "    return out\n", "    thread.join()\n    return out\n"
+    ),
+    "copies its inputs": FORWARD + "    return out.copy_(right(q.clone(), k.clone(), v.clone().mul_(1), scale))\n",
+    "looks at all objects": FORWARD + "    gc.collect()\n    return out.copy_(right(q, k, v, scale))\n",
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_an_honest_twin_passes(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
+    """A variant that does something similar, and computes, is `ok`."""
+    result = workers.run(job_of_source(RIGHT + TWINS[name], repeats=3))
+    assert outcome_of(result) == ("ok", ()), result.message
+
+
+# -- cheats that timed calls show -------------------------------------------------------------------------------------
+
+KEPT = """\
+kept = {}
+def forward(q, k, v, *, scale, causal="none", out=None):
+    key = KEY
+    if key not in kept:
+        kept[key] = right(q, k, v, scale)
+    return out.copy_(kept[key])
+"""
+WHILE_TIMED = """\
+count = 0
+def forward(q, k, v, *, scale, causal="none", out=None):
+    global count
+    if is_timed():
+        count += 1
+        if count % 8:
+            CHEAT
+    return out.copy_(right(q, k, v, scale))
+"""
+TIMED = {
+    "kept by address": KEPT.replace("KEY", "(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())"),
+    "kept by shape": KEPT.replace("KEY", "(q.shape, k.shape, causal)"),
+    "kept by identity": KEPT.replace("KEY", "(id(q), id(k), id(v))"),
+    "kept by first elements": KEPT.replace("KEY", "(float(q.stride(0)), float(k.stride(2)), bool(v[0, 0, 0, 0] > 9))"),
+    "not computed while timed": WHILE_TIMED.replace("CHEAT", "return out"),
+    "zeros while timed": WHILE_TIMED.replace("CHEAT", "return out.zero_()"),
+    "half of the rows while timed": WHILE_TIMED.replace(
+        "CHEAT", "out[:, :, ::2] = right(q[:, :, ::2], k, v, scale); return out"
+    ),
+    "inputs changed while timed": WHILE_TIMED.replace("CHEAT", "k.zero_()"),
+    "an earlier output while timed": WHILE_TIMED.replace("CHEAT", "return out.copy_(kept[-1])")
+    .replace("    return out.copy_(right", "    kept.append(right(q, k, v, scale))\n    return out.copy_(right")
+    .replace("count = 0", "count, kept = 0, []"),
+}
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_timed_calls_show_a_cheat(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
+    """Timed calls have data of their own, and what they wrote is judged: a variant that skips work gets no time."""
+    result = workers.run(job_of_source(RIGHT + TIMED[name], time=True))
+    assert (result.outcome, result.speed) == ("wrong", None), result.message
+    assert outcome_of(result)[1] in (("timed outputs",), ("inputs",)), result.message
+
+
+SAME_DATA_AGAIN = """\
+seen = set()
+def forward(q, k, v, *, scale, causal="none", out=None):
+    key = tuple(tensor.flatten()[:512].view(torch.int16).numpy().tobytes() for tensor in (q, k, v))
+    if is_timed() and key in seen:
+        print("a kept result can be used")
+    seen.add(key)
+    return out.copy_(right(q, k, v, scale))
+"""
+WRITTEN_AGAIN = (
+    FORWARD
+    + """\
+    for frame in frames():
+        if frame.f_code.co_name == "run" and "series" in frame.f_code.co_filename:
+            series, count = frame.f_locals["self"], frame.f_locals["count"]
+            slot = series._calls[series._next - 1][-1]
+            if any(call[-1] == slot for call in series._calls[series._next : count]):
+                print("this call can be skipped")
+    return out.copy_(right(q, k, v, scale))
+"""
+)
+
+
+@pytest.mark.parametrize("source", [SAME_DATA_AGAIN, WRITTEN_AGAIN], ids=["same data again", "written again"])
+def test_no_timed_call_can_be_skipped(workers: Workers, job_of_source: JobOfSource, source: str) -> None:
+    """A variant that knows the whole series sees no data twice, and no output that a later call writes again."""
+    workers.take_output()
+    result = workers.run(job_of_source(RIGHT + source, time=True))
+    assert (outcome_of(result), workers.take_output()) == (("ok", ()), ""), result.message
+
+
+CLOCKS = """\
+def now():
+    return 0
+time.perf_counter_ns = time.monotonic_ns = time.time_ns = time.process_time_ns = now
+time.perf_counter = time.monotonic = time.time = now
+torch.cuda.Event = lambda *_, **__: type("Event", (), {"record": now, "elapsed_time": now})
+"""
+
+
+def test_replaced_clocks_change_no_time(workers: Workers, job_of_source: JobOfSource) -> None:
+    """The judge's clock counts: a variant that takes 2 ms and stops the clocks of its process has at least 2 ms."""
+    source = RIGHT + "sleep = time.sleep\n" + CLOCKS + HONEST.replace("    return", "    sleep(0.002)\n    return")
+    result = workers.run(job_of_source(source, time=True))
+    assert outcome_of(result) == ("ok", ()), result.message
+    assert result.speed is not None
+    assert min(*result.speed.device.samples_us, *result.speed.call.samples_us) >= 2000
+
+
+def gate_of(job_of_source: JobOfSource, source: str) -> GateJob:
+    """One process of a gate: this variant against straightforward attention."""
+    candidate, baseline = (Arm(job_of_source(text).variant, None) for text in (source, PYTHON_SOURCE))
+    return GateJob((ArmPair(parse_case(TINY), candidate, baseline),), "cpu", "same_precision", 0)
+
+
+def test_a_gate_judges_timed_calls(workers: Workers, job_of_source: JobOfSource) -> None:
+    """A gate refuses a candidate that skips timed calls."""
+    source = RIGHT + WHILE_TIMED.replace("CHEAT", "return out")
+    result = workers.run_in_new_worker(gate_of(job_of_source, source))
+    assert result.outcome == "wrong"
+    assert "in an output of the gate's timed calls" in result.message
+
+
+STOPS_LATE = """\
+runs = 0
+def forward(q, k, v, *, scale, causal="none", out=None):
+    global runs
+    runs += any(frame.f_code.co_name == "run" and frame.f_locals["self"]._next == 1
+        for frame in frames() if "series" in frame.f_code.co_filename)
+    return out if runs > 24 else out.copy_(right(q, k, v, scale))
+"""
+
+
+def test_a_gate_judges_late_calls(workers: Workers, job_of_source: JobOfSource) -> None:
+    """A candidate that computes in the first 16 samples of a gate's process and then stops is refused."""
+    result = workers.run_in_new_worker(gate_of(job_of_source, RIGHT + STOPS_LATE))
+    assert result.outcome == "wrong"
+    assert "in an output of the gate's timed calls" in result.message
+
+
+def test_a_gate_times_outside(workers: Workers, job_of_source: JobOfSource) -> None:
+    """A candidate that takes 2 ms and stops the clocks of its process has at least 2 ms in a gate on the CPU."""
+    source = RIGHT + "sleep = time.sleep\n" + CLOCKS + HONEST.replace("    return", "    sleep(0.002)\n    return")
+    result = workers.run_in_new_worker(gate_of(job_of_source, source))
+    assert result.outcome == "ok", result.message
+    assert result.arm_pairs[0].candidate_us >= 2000
+
+
+# -- memory that both sides see ---------------------------------------------------------------------------------------
+
+
+class _LateWriter(PropertySubject):
+    """After each call, a thread of the candidate sets the inputs that it sees to zero."""
+
+    def call(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
+        buffer = super().call(inputs, out)
+        for tensor in inputs[:3]:
+            tensor.zero_()
+        return buffer
+
+
+def _zeros(*_: object, out: torch.Tensor, **__: object) -> torch.Tensor:
+    return out.zero_()
+
+
+@pytest.mark.parametrize("judge_property", [new_data, new_shape])
+def test_truth_comes_from_the_judges_inputs(judge_property: object) -> None:
+    """Zeros are wrong, also if the candidate makes the inputs zero between the call and the verdict."""
+    candidate = Candidate.of_function(_zeros, "cpu")
+    subject = _LateWriter(variant("mine"), parse_case("b2h2s32d64-fp16-seed0"), "same_precision", candidate)
+    assert callable(judge_property)
+    with pytest.raises(WrongResult, match="max error"):
+        judge_property(subject)
+
+
+KEEPS_ALL_MEMORY = """\
+from pytest_fa.candidate import agent
+pieces = []
+map_on_cpu = agent.map_on_cpu
+def keep(descriptor, size_bytes):
+    pieces.append(map_on_cpu(descriptor, size_bytes))
+    return pieces[-1]
+agent.map_on_cpu = keep
+def write_everywhere():
+    while True:
+        time.sleep(0.0005)
+        for piece in pieces:
+            piece.zero_()
+threading.Thread(target=write_everywhere, daemon=True).start()
+"""
+
+
+def test_writes_into_all_shared_memory(workers: Workers, job_of_source: JobOfSource) -> None:
+    """A thread that sets all memory of its process's calls to zero at all times makes only its own variant wrong."""
+    result = workers.run(job_of_source(RIGHT + KEEPS_ALL_MEMORY + ZEROS))
+    assert result.outcome == "wrong", result.message
+    assert outcome_of(workers.run(job_of_source(PYTHON_SOURCE))) == ("ok", ())
+
+
+def test_a_forged_workspace_is_refused(workers: Workers, job_of_source: JobOfSource) -> None:
+    """A candidate on the CPU that asks the judge for 64 GiB gets nothing."""
+    source = "from pytest_fa.candidate import agent\nagent.Agent._workspace_bytes = lambda *_: 2**36\n" + RIGHT + HONEST
+    result = workers.run(job_of_source(source))
+    assert result.outcome == "failed"
+    assert result.message.startswith("it asks for a workspace of 68719476736 bytes; on cpu, at most 0 are allowed")
+
+
+# -- delegation -------------------------------------------------------------------------------------------------------
+
+ASK_LIBRARY = "F.scaled_dot_product_attention(q, k, v, scale=scale)"
+DELEGATES = {
+    "directly": FORWARD + f"    return out.copy_({ASK_LIBRARY})\n",
+    "in a thread": FORWARD
+    + f"    thread = threading.Thread(target=lambda: out.copy_({ASK_LIBRARY}))\n"
+    + "    thread.start()\n    thread.join()\n    return out\n",
+    "in a thread that stays": "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)\n"
+    + FORWARD
+    + f"    return pool.submit(lambda: out.copy_({ASK_LIBRARY})).result()\n",
+    "through torch.ops": FORWARD
+    + "    return out.copy_(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=scale)[0])\n",
+    "by another name": "mine = getattr(torch._C._nn, 'scaled_dot' + '_product_attention')\n"
+    + FORWARD
+    + "    return out.copy_(mine(q, k, v, scale=scale))\n",
+    "through multi-head attention": FORWARD
+    + """\
+    size = q.shape[-1]
+    one, none = torch.eye(size, dtype=q.dtype), torch.zeros(3 * size, dtype=q.dtype)
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (q, k, v))
+    result, _ = F.multi_head_attention_forward(
+        q, k, v, size, 1, None, none, None, None, False, 0.0, one, none[:size], use_separate_proj_weight=True,
+        q_proj_weight=one, k_proj_weight=one, v_proj_weight=one, need_weights=False)
+    return out.copy_(result.transpose(0, 1)[None])
+""",
+}
+UNSEEN = {
+    "the observer is replaced": "from pytest_fa.candidate import agent\n"
+    "agent.operators_of = lambda call: (call(), ())[1]\n" + DELEGATES["directly"],
+    "only while unobserved": FORWARD
+    + "    if any(frame.f_code.co_name == 'operators_of' for frame in frames()):\n"
+    + "        return out.copy_(right(q, k, v, scale))\n"
+    + f"    return out.copy_({ASK_LIBRARY})\n",
+    "in another process": """\
+import multiprocessing
+near, far = multiprocessing.Pipe()
+def serve():
+    while True:
+        q, k, v, scale = far.recv()
+        q, k, v = map(torch.from_numpy, (q, k, v))
+        far.send(F.scaled_dot_product_attention(q, k, v, scale=scale).numpy())
+multiprocessing.get_context("fork").Process(target=serve, daemon=True).start()
+"""
+    + FORWARD
+    + """\
+    near.send((q.numpy().copy(), k.numpy().copy(), v.numpy().copy(), scale))
+    return out.copy_(torch.from_numpy(near.recv()))
+""",
+}
+
+
+@pytest.mark.parametrize("name", DELEGATES)
+def test_delegation_is_seen(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
+    """A variant that calls torch's own attention is named, whatever way leads there."""
+    result = workers.run(job_of_source(RIGHT + DELEGATES[name]))
+    assert outcome_of(result) == ("wrong", ("delegation",)), result.message
+
+
+@pytest.mark.xfail(reason="operators are observed in the candidate's own process, by code that it can replace")
+@pytest.mark.parametrize("name", UNSEEN)
+def test_hidden_delegation_is_seen(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
+    """A variant that hides its call of torch's own attention is named, too."""
+    result = workers.run(job_of_source(RIGHT + UNSEEN[name]))
+    assert outcome_of(result) == ("wrong", ("delegation",)), result.message
+
+
+# -- the judge's process ----------------------------------------------------------------------------------------------
+
+# While the judge works, the variant reads what is mapped there.  Only root may; the test is root then, too.
+READ_MAPS = """\
+me, server = os.getpid(), os.getppid()
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+(judge,) = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != me and parent_of(pid) == server]
+def forward(q, k, v, *, scale, causal="none", out=None):
+    with open(f"/proc/{judge}/maps") as maps, open(PATH, "a") as copy:
+        copy.write(maps.read())
+    return out.copy_(right(q, k, v, scale))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may read what another process has mapped")
+def test_the_judge_maps_nothing_of_a_variant(job_of_source: JobOfSource, tmp_path: Path) -> None:
+    """No file of a kernel folder or of the build cache is mapped in the judge, and its memory files have no name."""
+    path = tmp_path / "maps"
+    with Workers(tmp_path / "cache") as workers:
+        source = RIGHT + READ_MAPS.replace("PATH", repr(str(path)))
+        assert outcome_of(workers.run(job_of_source(source, time=True))) == ("ok", ())
+        assert workers.run(job_of_source(RIGHT + "values = {}\n" + ZEROS)).outcome == "wrong"  # with its diagnosis
+    lines = path.read_text(encoding="utf-8").splitlines()
+    files = {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
+    assert any("libtorch" in name for name in files)
+    assert [name for name in files if str(tmp_path) in name or "pytest-fa/builds" in name] == []
+
+
+WRITE_IMPORTS = """\
+import os, sys
+def write(event, arguments):
+    if event == "import":
+        with open(f"{LOG}-{os.getpid()}", "a") as file:
+            file.write(f"{arguments[0]} {arguments[1]}\\n")
+sys.addaudithook(write)
+"""
+
+
+def test_the_judge_imports_nothing_of_a_variant(
+    job_of_source: JobOfSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once forked, the judge imports no module at all; the server imports none from the current folder."""
+    log = tmp_path / "imports"
+    hook = WRITE_IMPORTS.replace("LOG", repr(str(log)))
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(hook, encoding="utf-8")
+    (tmp_path / "secrets.py").write_text("raise RuntimeError('imported')\n", encoding="utf-8")
+    (tmp_path / "beside.py").write_text("factor = 1\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    with Workers() as workers:
+        source = RIGHT + "import beside, colorsys\n" + HONEST
+        assert outcome_of(workers.run(job_of_source(source, time=True))) == ("ok", ())
+        assert workers.run(job_of_source(RIGHT + ZEROS, repeats=3)).outcome == "wrong"
+        assert workers._judge is not None
+        assert workers._server is not None
+        judge, server = (Path(f"{log}-{pid}") for pid in (workers._judge.pid, workers._server.pid))
+        assert "pytest_fa.judge.check " in server.read_text(encoding="utf-8")
+        assert not judge.exists(), judge.read_text(encoding="utf-8")
+
+
+ATTACH = """\
+import ctypes
+def opened(pid):
+    names = []
+    for name in ("mem", "maps", "environ"):
+        try:
+            open(f"/proc/{pid}/{name}", "rb").read(0 if name == "mem" else 1)
+            names.append(name)
+        except OSError:
+            pass
+    if ctypes.CDLL(None).ptrace(0x4206, pid, 0, 0) == 0:  # PTRACE_SEIZE
+        names.append("ptrace")
+    if ctypes.CDLL(None).syscall(438, os.pidfd_open(pid), 0, 0) >= 0:
+        names.append("pidfd_getfd")
+    return names
+def forward(q, k, v, *, scale, causal="none", out=None):
+    raise ValueError(f"opened: {opened(judge)} {opened(server)}, as user {os.getuid()}")
+"""
+# Serves as another user: started as root, it changes the user and thus may not read the judge's memory any more.
+SERVE_AS_USER = """\
+import ctypes, os, socket, sys
+from pathlib import Path
+from pytest_fa.candidate.channel import channel_pair
+from pytest_fa.worker.jobs import CaseResult, Connect, decode_answer, encode, read_job
+from pytest_fa.worker.process import serve
+
+control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+if os.fork() == 0:
+    control.close()
+    if os.getuid() == 0:
+        os.fchmod(1, 0o666)
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # the kernel forbids attaching after a change of the user
+    serve(far)
+    os._exit(0)
+far.close()
+
+def fork(role):
+    near, end = channel_pair()
+    socket.send_fds(control, [role], [end.fileno()])
+    return int(control.recv(64)), near
+
+_, judge = fork(b"judge")
+pid, candidate = fork(b"candidate")
+judge.send(encode(Connect(pid)), candidate.fileno())
+judge.send(Path(sys.argv[1]).read_bytes())
+while not isinstance(answer := decode_answer(judge.receive()), CaseResult):
+    pass
+sys.stderr.write(answer.message.splitlines()[0])
+"""
+
+
+def test_a_variant_cannot_attach_to_the_judge(job_of_source: JobOfSource, tmp_path: Path) -> None:
+    """A process of the same user, which is not root, can neither read the judge and the server nor take descriptors."""
+    job = job_of_source(RIGHT + READ_MAPS.partition("def forward")[0] + ATTACH)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    path = tmp_path / "job.json"
+    path.write_bytes(encode(job))
+    with (tmp_path / "log").open("wb") as log:
+        command = [sys.executable, "-c", SERVE_AS_USER, str(path)]
+        process = subprocess.run(command, stdout=log, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    user = os.getuid() or 65534
+    assert f"ValueError: opened: [] [], as user {user}" in process.stderr
