@@ -53,7 +53,8 @@ def repeat(
 
     Also returns the output that is farthest from `first` if `keep_farthest` is set, else `first`.  The number of calls
     is `requested_count`; if that is None, it is 10,000 on a GPU, or as many as fit in 0.2 s, and 100 on the CPU, or as
-    many as fit in 0.5 s; at least one.  NaN equals NaN of the same bits.  `before_launch` is called before each batch of calls.
+    many as fit in 0.5 s; at least one.  NaN equals NaN of the same bits.  `before_launch` is called before each batch
+    of calls.
     """
     kind = first.device.type
     outs = _outputs(launch, max(1, MOST_OUTPUT_BYTES[kind] // max(1, _dense_bytes(first))))
@@ -94,7 +95,7 @@ class _Comparison:
 
     def add(self, outs: torch.Tensor) -> None:
         """Compare outputs, [calls, batch, heads, seq_q, head_dim], as private copies: a candidate may still write."""
-        for part in outs.split(max(1, COMPARED_BYTES // max(1, _dense_bytes(self._first)))):
+        for part in torch.split(outs, max(1, COMPARED_BYTES // max(1, _dense_bytes(self._first)))):
             copies = part.clone()
             differs = bits_of(copies) != self._want
             self._ever_differed.logical_or_(differs.any(0))

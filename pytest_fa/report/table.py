@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from pytest_fa.records.agreement import is_call_too_short
 from pytest_fa.records.built import Build, Kernel
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
@@ -39,7 +40,7 @@ class Row(msgspec.Struct, frozen=True):
     smem: str = NOTHING
     build_seconds: str = NOTHING
     role: str = "candidate"
-    fits_l2: bool = False  # the case is bound by bytes, and all of them fit into L2
+    fits_l2: str = ""  # "yes" if the case is bound by bytes, and all of them fit into L2
 
     @property
     def is_wrong(self) -> bool:
@@ -212,20 +213,25 @@ def _case_row(
         spills=_number(sum(kernel.spill_bytes for kernel in kernels) if kernels else None, "d"),
         device_us=_number(device_us, ".2f") + (_mark(speed, least_calibration_us) if speed else ""),
         cold_us=_number(speed.cold.median_us if speed and speed.cold else None, ".2f"),
-        call_us=_number(speed.call.median_us if speed else None, ".2f"),
+        call_us=_number(speed.call.median_us if speed else None, ".2f") + _call_mark(speed),
         tflops=_number(first.case.flops_per_call / device_us / 1e6 if device_us and computes else None, ".2f"),
         percent_of_peak=_number(100 * least_us / device_us if device_us and least_us and not copy_us else None, ".1f"),
         gb_per_s=_number(first.case.bytes_per_call / device_us / 1e3 if device_us and copy_us else None, ".0f"),
         percent_of_copy=_number(100 * copy_us / device_us if device_us and copy_us else None, ".1f"),
         versus_baseline=_ratio(speed, baseline_speed),
         role=first.role,
-        fits_l2=bool(copy_us and l2_bytes and first.case.bytes_per_call <= l2_bytes),
+        fits_l2="yes" if copy_us and l2_bytes and first.case.bytes_per_call <= l2_bytes else "",
     )
 
 
 def _ratio(speed: Speed | None, baseline: Speed | None) -> str:
     """The ratio to the baseline; none for a time that is not confirmed."""
     return ratio_text(speed, baseline) if speed and baseline and not is_unconfirmed(speed) else NOTHING
+
+
+def _call_mark(speed: Speed | None) -> str:
+    """`!` behind the time of a call from Python that is less than its period on the GPU, and so cannot be right."""
+    return "!" if speed and not speed.is_on_cpu and is_call_too_short(speed) else ""
 
 
 def _mark(speed: Speed, least_calibration_us: float | None) -> str:

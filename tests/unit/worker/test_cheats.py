@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import WrongResult
 from pytest_fa.judge.properties.calls import new_data, new_shape
 from pytest_fa.judge.subject import PropertySubject
+from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import Arm, ArmPair, CaseResult, GateJob, encode
@@ -331,7 +333,7 @@ def _zeros(*_: object, out: torch.Tensor, **__: object) -> torch.Tensor:
 @pytest.mark.parametrize("judge_property", [new_data, new_shape])
 def test_truth_comes_from_the_judges_inputs(judge_property: object) -> None:
     """Zeros are wrong, also if the candidate makes the inputs zero between the call and the verdict."""
-    candidate = Candidate.of_function(_zeros, "cpu")
+    candidate = Candidate.of_function(cast("Forward", _zeros), "cpu")
     subject = _LateWriter(variant("mine"), parse_case("b2h2s32d64-fp16-seed0"), "same_precision", candidate)
     assert callable(judge_property)
     with pytest.raises(WrongResult, match="max error"):
