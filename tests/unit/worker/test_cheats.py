@@ -326,7 +326,8 @@ class _LateWriter(PropertySubject):
         return buffer
 
 
-def _zeros(*_: object, out: torch.Tensor, **__: object) -> torch.Tensor:
+def _zeros(*_: object, out: torch.Tensor | None = None, **__: object) -> torch.Tensor:
+    assert out is not None
     return out.zero_()
 
 
