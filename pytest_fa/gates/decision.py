@@ -44,10 +44,11 @@ def analyse(
 ) -> Analysis:
     """Decide whether every pair's true ratio is below `ratio`.
 
-    PASS: the upper confidence limit of every pair is below `ratio`, and so is its ratio by the judge's clock.  FAIL: at
-    least one pair is above it, by Holm's procedure over the pairs.  If the A/A control deviates beyond the noise band,
-    there is no FAIL, and PASS requires upper limits that stay below `ratio` with that deviation added.  `process_sd` is the standard deviation of
-    process means that is known for this machine; no smaller one than `least_sd_share` of it is trusted.
+    PASS: the upper confidence limit of every pair is below `ratio`, and so is its ratio by the judge's clock. FAIL:
+    at least one pair is above it, by Holm's procedure over the pairs. If the A/A control deviates beyond the noise
+    band, there is no FAIL, and PASS requires upper limits that stay below `ratio` with that deviation added.
+    `process_sd` is the standard deviation of process means that is known for this machine; no smaller one than
+    `least_sd_share` of it is trusted.
     """
     limit = math.log(ratio)
     least_sd = least_sd_share * process_sd
