@@ -56,7 +56,7 @@ def check(
     `function` is the name of a variant, which runs in a worker process as in a pytest run, or a function
     `f(q, k, v, *, scale, causal, out)` or an instance of a torch module, which runs in this process without protection.
     `case` is an id such as `b1h8s512d64-fp16-causal`; the seed is 0 unless the id has one.  The call is repeated
-    `repeats` times; by default 100, or as often as fits in 0.5 s.  `tolerance` is a policy: same_precision, absolute or
+    `repeats` times; by default as often as `--fa-soak` says.  `tolerance` is a policy: same_precision, absolute or
     fp8.  `kernels` and `cache` are those of `load`.
 
     A wrong result is not an exception: the record has `ok` False, and an outcome such as `wrong`, `crashed` or

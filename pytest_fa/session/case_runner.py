@@ -197,7 +197,7 @@ class CaseRunner:
         return try_to_read(lambda: read_ceilings(self.options.records_folder, self.records.environment.gpu))[0]
 
     def _repeats(self, kind: RecordKind) -> int | None:
-        """The number of repeats of a judged call; None means the default, within 0.5 s."""
+        """The number of repeats of a judged call; None means the default."""
         if kind != "correct":
             return 0
         return self.options.soak or (SELFTEST_REPEATS if self.options.selftest else None)
