@@ -336,20 +336,21 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
     fa::cp_async_commit_group();
   };
   copy_k(0, 0);
-  copy_v(0, 0);
 
   // Load Q as A fragments.  The columns are permuted, for Q and K alike: a lane's 16 bytes are its elements of two mma.
   uint4 q_rmem[Q_IN_SMEM ? 1 : LANE_ROWS][QUAD_CHUNKS];
   if constexpr (Q_IN_SMEM) {
+    copy_v(0, 0);
     for (int i = warp; i < ROW_TILES * LANE_ROWS * QUAD_CHUNKS; i += WARPS) {
       smem.q[i][lane] = load_q(params, split, work, i / QUAD_CHUNKS * 8 + fragment_row, i % QUAD_CHUNKS * QUAD + lane % QUAD);
     }
-  } else {
+  } else {  // nothing waits for these loads before the first S
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) {
 #pragma unroll
       for (int j = 0; j < QUAD_CHUNKS; ++j) q_rmem[r][j] = load_q(params, split, work, r * 8 + fragment_row, j * QUAD + lane % QUAD);
     }
+    copy_v(0, 0);
   }
 #pragma unroll 1
   for (int stage = 1; stage < DEPTH; ++stage) {
@@ -713,6 +714,8 @@ Plan make_plan(const FaForwardArgs* args) {
       best_us = us, plan.cluster_log2 = log2, plan.clusters = static_cast<int>(clusters);
     }
   }
+  // With at most one step per warp of a wide block, the merge of eight warps would take longer than a second step of four.
+  if (steps <= int64_t(plan.clusters << plan.cluster_log2) * WIDE) plan.is_wide = false;
   const int64_t rows = std::min(args->seq_q * plan.group, plan.row_tiles * MMA_M);
   plan.vectors_per_block = rows * HEAD_DIM / 4 >> plan.cluster_log2;
   return plan;
