@@ -177,12 +177,12 @@ struct StepCopier {
   }
 };
 
-// One 16-byte chunk of a row of Q; zero past the last row.
-__device__ __forceinline__ uint4 load_q(const fa::Params& params, const Split& split, const Work& work, int row, int chunk) {
-  if (row >= work.rows) return make_uint4(0, 0, 0, 0);
+// This lane's first 16-byte chunk of a row of Q; nullptr past the last row.
+__device__ __forceinline__ const uint4* q_row_of(const fa::Params& params, const Split& split, const Work& work, int row, int lane) {
+  if (row >= work.rows) return nullptr;
   const uint32_t query = query_of(params, work.first_row + row), head = work.first_row + row - query * split.group;
-  return params.q[uint64_t(work.batch) * params.q_strides.batch + uint64_t(work.kv_head * split.group + head) * params.q_strides.head +
-                  uint64_t(query) * params.q_strides.row + chunk];
+  return params.q + uint64_t(work.batch) * params.q_strides.batch + uint64_t(work.kv_head * split.group + head) * params.q_strides.head +
+         uint64_t(query) * params.q_strides.row + lane % QUAD;
 }
 
 // Four columns of a partial result of a row.
@@ -342,13 +342,15 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
   if constexpr (Q_IN_SMEM) {
     copy_v(0, 0);
     for (int i = warp; i < ROW_TILES * LANE_ROWS * QUAD_CHUNKS; i += WARPS) {
-      smem.q[i][lane] = load_q(params, split, work, i / QUAD_CHUNKS * 8 + fragment_row, i % QUAD_CHUNKS * QUAD + lane % QUAD);
+      const uint4* q_row = q_row_of(params, split, work, i / QUAD_CHUNKS * 8 + fragment_row, lane);
+      smem.q[i][lane] = q_row ? q_row[i % QUAD_CHUNKS * QUAD] : make_uint4(0, 0, 0, 0);
     }
   } else {  // nothing waits for these loads before the first S
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) {
+      const uint4* q_row = q_row_of(params, split, work, r * 8 + fragment_row, lane);
 #pragma unroll
-      for (int j = 0; j < QUAD_CHUNKS; ++j) q_rmem[r][j] = load_q(params, split, work, r * 8 + fragment_row, j * QUAD + lane % QUAD);
+      for (int j = 0; j < QUAD_CHUNKS; ++j) q_rmem[r][j] = q_row ? q_row[j * QUAD] : make_uint4(0, 0, 0, 0);
     }
     copy_v(0, 0);
   }
