@@ -9,8 +9,8 @@
 // tile:    16 or 32 rows (queries x heads of a group) x 16 keys per warp and step; 8 warps per block and one block per SM, or 4
 //          warps and two blocks if there are more tiles than SMs; up to 16 blocks per cluster and 16 clusters per tile; at most
 //          162 KB of shared memory per block
-// takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads;
-//          rows contiguous and 16-byte aligned
+// takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, the bottom-right causal mask, grouped heads; rows
+//          contiguous and 16-byte aligned
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <math_constants.h>
@@ -177,12 +177,12 @@ struct StepCopier {
   }
 };
 
-// This lane's first 16-byte chunk of a row of Q; nullptr past the last row.
-__device__ __forceinline__ const uint4* q_row_of(const fa::Params& params, const Split& split, const Work& work, int row, int lane) {
-  if (row >= work.rows) return nullptr;
+// One 16-byte chunk of a row of Q; zero past the last row.
+__device__ __forceinline__ uint4 load_q(const fa::Params& params, const Split& split, const Work& work, int row, int chunk) {
+  if (row >= work.rows) return make_uint4(0, 0, 0, 0);
   const uint32_t query = query_of(params, work.first_row + row), head = work.first_row + row - query * split.group;
-  return params.q + uint64_t(work.batch) * params.q_strides.batch + uint64_t(work.kv_head * split.group + head) * params.q_strides.head +
-         uint64_t(query) * params.q_strides.row + lane % QUAD;
+  return params.q[uint64_t(work.batch) * params.q_strides.batch + uint64_t(work.kv_head * split.group + head) * params.q_strides.head +
+                  uint64_t(query) * params.q_strides.row + chunk];
 }
 
 // Four columns of a partial result of a row.
@@ -336,23 +336,20 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
     fa::cp_async_commit_group();
   };
   copy_k(0, 0);
+  copy_v(0, 0);
 
   // Load Q as A fragments.  The columns are permuted, for Q and K alike: a lane's 16 bytes are its elements of two mma.
   uint4 q_rmem[Q_IN_SMEM ? 1 : LANE_ROWS][QUAD_CHUNKS];
   if constexpr (Q_IN_SMEM) {
-    copy_v(0, 0);
     for (int i = warp; i < ROW_TILES * LANE_ROWS * QUAD_CHUNKS; i += WARPS) {
-      const uint4* q_row = q_row_of(params, split, work, i / QUAD_CHUNKS * 8 + fragment_row, lane);
-      smem.q[i][lane] = q_row ? q_row[i % QUAD_CHUNKS * QUAD] : make_uint4(0, 0, 0, 0);
+      smem.q[i][lane] = load_q(params, split, work, i / QUAD_CHUNKS * 8 + fragment_row, i % QUAD_CHUNKS * QUAD + lane % QUAD);
     }
-  } else {  // nothing waits for these loads before the first S
+  } else {
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) {
-      const uint4* q_row = q_row_of(params, split, work, r * 8 + fragment_row, lane);
 #pragma unroll
-      for (int j = 0; j < QUAD_CHUNKS; ++j) q_rmem[r][j] = q_row ? q_row[j * QUAD] : make_uint4(0, 0, 0, 0);
+      for (int j = 0; j < QUAD_CHUNKS; ++j) q_rmem[r][j] = load_q(params, split, work, r * 8 + fragment_row, j * QUAD + lane % QUAD);
     }
-    copy_v(0, 0);
   }
 #pragma unroll 1
   for (int stage = 1; stage < DEPTH; ++stage) {
@@ -694,9 +691,8 @@ Plan make_plan(const FaForwardArgs* args) {
   Plan plan = make_tiles(args);
   plan.clusters = 1;
   plan.is_wide = plan.tiles <= fa::sm_count();
-  const int64_t keys = args->causal == FA_CAUSAL_TOP_LEFT ? std::min(args->seq_q, args->seq_k) : args->seq_k;
-  const int64_t steps = (keys + STEP_KEYS - 1) / STEP_KEYS;
-  const double tile_kb = static_cast<double>(keys * HEAD_DIM * 4) / 1e3;
+  const int64_t steps = (args->seq_k + STEP_KEYS - 1) / STEP_KEYS;
+  const double tile_kb = static_cast<double>(args->seq_k * HEAD_DIM * 4) / 1e3;
   // Measured on an H200: what an SM, a GPC and the GPU read, and what the merges of blocks and of clusters take.
   constexpr double SM_KB_PER_US = 65, GPC_KB_PER_US = 690, GPU_KB_PER_US = 4500;
   constexpr double CLUSTER_US = 0.7, CLUSTERS_US = 2.5, EACH_CLUSTER_US = 0.1;
@@ -716,8 +712,6 @@ Plan make_plan(const FaForwardArgs* args) {
       best_us = us, plan.cluster_log2 = log2, plan.clusters = static_cast<int>(clusters);
     }
   }
-  // With at most one step per warp of a wide block, the merge of eight warps would take longer than a second step of four.
-  if (steps <= int64_t(plan.clusters << plan.cluster_log2) * WIDE) plan.is_wide = false;
   const int64_t rows = std::min(args->seq_q * plan.group, plan.row_tiles * MMA_M);
   plan.vectors_per_block = rows * HEAD_DIM / 4 >> plan.cluster_log2;
   return plan;
@@ -738,6 +732,8 @@ template <typename T, int HEAD_DIM, int ROW_TILES>
 int forward(const FaForwardArgs* args, cudaStream_t stream) {
   using Wide = Launcher<T, WIDE, HEAD_DIM, ROW_TILES>;
   using Narrow = Launcher<T, NARROW, HEAD_DIM, ROW_TILES>;
+  // The first query of a tile must not see more keys than there are.  Under a top-left mask, it can.
+  if (args->causal == FA_CAUSAL_TOP_LEFT) return fa_refuse(args, "the top-left mask is not supported; the last query must see all keys");
   fa::Params params;
   if (int status = fa::make_params(args, MMA_M, 1, &params)) return status;
   const Plan tiles = make_tiles(args);
