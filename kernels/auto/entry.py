@@ -108,9 +108,13 @@ def _nearest_measured(case: Case, gpu: str) -> list[Choice]:
     tables of their own; if there is none, they are treated like others.
     """
     tables = _choices().get(gpu, {})
-    kinds = [(dtype, causal) for causal in (case.causal, "none") for dtype in (case.dtype, "fp16")]
     sizes = ("-few", "") if case.has_few_queries else ("",)
-    table_names = [f"{dtype}-d{case.head_dim}-{causal}{size}" for size in sizes for dtype, causal in kinds]
+    table_names = [
+        f"{dtype}-d{case.head_dim}-{causal}{size}"
+        for causal in (case.causal, "none")
+        for size in sizes
+        for dtype in (case.dtype, "fp16")
+    ]
     table = next((tables[name] for name in table_names if name in tables), [])
 
     def distance(row: dict[str, float]) -> float:

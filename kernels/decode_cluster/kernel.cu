@@ -9,8 +9,8 @@
 // tile:    16 or 32 rows (queries x heads of a group) x 16 keys per warp and step; 8 warps per block and one block per SM, or 4
 //          warps and two blocks if there are more tiles than SMs; up to 16 blocks per cluster and 16 clusters per tile; at most
 //          162 KB of shared memory per block
-// takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads;
-//          rows contiguous and 16-byte aligned
+// takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, the bottom-right causal mask, grouped heads; rows
+//          contiguous and 16-byte aligned
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <math_constants.h>
@@ -691,9 +691,8 @@ Plan make_plan(const FaForwardArgs* args) {
   Plan plan = make_tiles(args);
   plan.clusters = 1;
   plan.is_wide = plan.tiles <= fa::sm_count();
-  const int64_t keys = args->causal == FA_CAUSAL_TOP_LEFT ? std::min(args->seq_q, args->seq_k) : args->seq_k;
-  const int64_t steps = (keys + STEP_KEYS - 1) / STEP_KEYS;
-  const double tile_kb = static_cast<double>(keys * HEAD_DIM * 4) / 1e3;
+  const int64_t steps = (args->seq_k + STEP_KEYS - 1) / STEP_KEYS;
+  const double tile_kb = static_cast<double>(args->seq_k * HEAD_DIM * 4) / 1e3;
   // Measured on an H200: what an SM, a GPC and the GPU read, and what the merges of blocks and of clusters take.
   constexpr double SM_KB_PER_US = 65, GPC_KB_PER_US = 690, GPU_KB_PER_US = 4500;
   constexpr double CLUSTER_US = 0.7, CLUSTERS_US = 2.5, EACH_CLUSTER_US = 0.1;
@@ -733,6 +732,8 @@ template <typename T, int HEAD_DIM, int ROW_TILES>
 int forward(const FaForwardArgs* args, cudaStream_t stream) {
   using Wide = Launcher<T, WIDE, HEAD_DIM, ROW_TILES>;
   using Narrow = Launcher<T, NARROW, HEAD_DIM, ROW_TILES>;
+  // The first query of a tile must not see more keys than there are.  Under a top-left mask, it can.
+  if (args->causal == FA_CAUSAL_TOP_LEFT) return fa_refuse(args, "the top-left mask is not supported; the last query must see all keys");
   fa::Params params;
   if (int status = fa::make_params(args, MMA_M, 1, &params)) return status;
   const Plan tiles = make_tiles(args);
