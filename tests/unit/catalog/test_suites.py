@@ -80,3 +80,10 @@ def test_long_cases_are_long() -> None:
     """The suite `long` has cases over 100 GFLOP per call, for head_dim 64 and 128."""
     assert {64, 128} == {case.head_dim for case in SUITES["long"] if case.flops_per_call > 1e11}
     assert min(case.seq_q for case in SUITES["long"]) >= 2048
+
+
+def test_long_cases_cover_both_masks_at_every_length() -> None:
+    """The suite `long` has, for each length and head_dim, a case without a mask and a causal one."""
+    cells = {(case.seq_q, case.head_dim, case.causal) for case in SUITES["long"]}
+    lengths, head_dims, masks = (2048, 4096, 8192, 16384), (64, 128), ("none", "top_left")
+    assert cells == {(length, head_dim, mask) for length in lengths for head_dim in head_dims for mask in masks}
