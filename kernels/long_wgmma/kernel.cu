@@ -1,4 +1,4 @@
-// long_wgmma: one source for the rungs long_ring, long_turns and long_overlap, which are for long sequences.
+// long_wgmma: one source for the rungs for long sequences, from long_ring to long_shapes.
 // step:    a persistent block with a producer: one thread keeps two tiles of K and V in flight by TMA, two warpgroups compute 64
 //          queries each, with all keys; O is stored by TMA
 // because: cluster_latency is made for few keys: at 4096 keys it takes 1.16 times as long as cuDNN at D = 64 and 1.5 times at
@@ -6,8 +6,8 @@
 // expect:  at b2h16s4096d64, 370 us without a mask; at D = 128, 486 us: no warp waits for copies, but the tensor cores
 //          wait for the softmax
 // diff:    the whole file: the loop over the keys, the roles of the warpgroups and the store of O are new
-// tile:    64 queries per warpgroup, 1 to 4 warpgroups per block, 64 to 192 keys; 97 KB of shared memory per block at D = 64 and
-//          128 x 128, 193 KB at D = 128
+// tile:    128 queries x 128 keys with two computing warpgroups; long_shapes also has one, three and four, with 64 to 128 keys;
+//          97 KB of shared memory per block at D = 64, 193 KB at D = 128
 // takes:   fp16 and bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal masks, grouped heads;
 //          rows contiguous and 16-byte aligned, with strides that TMA accepts
 #include <cuda_bf16.h>
@@ -16,6 +16,8 @@
 #include <math_constants.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <type_traits>
 
 #include "fa/hopper.cuh"
@@ -34,7 +36,7 @@ using bf16 = __nv_bfloat16;
 // - A block computes 64 queries per computing warpgroup, and all keys that they see, from the last key tile to the first.  Masked
 //   tiles therefore come first, and the main loop has no mask.
 // - One thread of the first warpgroup, the producer, loads Q, K and V by TMA.  K and V go through a ring of STAGES key tiles.
-// - A block is persistent: the work tiles are dealt to one block per SM, the longest first.
+// - A block is persistent: the work tiles are dealt to the blocks, the longest first.
 // - With FLOW == OVERLAP, S of the next key tile is computed by the tensor cores during the softmax of the current one.
 
 // The order of the phases within a warpgroup.
@@ -130,36 +132,52 @@ struct KernelParams {
 
 // BLOCK_M queries of one head, and the key tiles that they see.
 struct WorkTile {
-  int first_query, head, kv_head, batch;
-  int key_tiles;   // tiles with a key that any query of the block sees
+  int first_query, batch_head;
+  int key_tiles;  // tiles with a key that any query of the block sees
 };
 
-// Work tiles are numbered by section, then from the last queries to the first, which see fewer keys under a causal mask, then by
-// head.
+// Work tiles are numbered by section, then by their queries, then by head.  Under a causal mask, the last queries see the most
+// keys.  The last section begins with them, so that the shortest work tiles come at the end.  The sections before it alternate,
+// so that the lengths change gradually from one section to the next, as dealt_number needs.
 template <typename SHAPE>
-__device__ __forceinline__ WorkTile make_work_tile(const KernelParams& params, uint32_t number) {
-  const uint32_t section = number / (params.section_heads * params.m_blocks);
-  const uint32_t in_section = number - section * params.section_heads * params.m_blocks;
-  const uint32_t section_heads = min(params.section_heads, params.batch_heads - section * params.section_heads);
-  const uint32_t m_block = params.m_blocks - 1 - in_section / section_heads;
-  const uint32_t batch_head = section * params.section_heads + in_section % section_heads;
+__host__ __device__ __forceinline__ WorkTile make_work_tile(const KernelParams& params, uint32_t number) {
+  const uint32_t section_tiles = params.section_heads * params.m_blocks, section = number / section_tiles;
+  const uint32_t in_section = number - section * section_tiles, first_head = section * params.section_heads;
+  const uint32_t left_heads = params.batch_heads - first_head, full_heads = params.section_heads;
+  const uint32_t section_heads = left_heads < full_heads ? left_heads : full_heads;
+  const uint32_t row = in_section / section_heads, sections_left = (left_heads - 1) / full_heads;
+  const int first_query = (sections_left % 2 ? row : params.m_blocks - 1 - row) * SHAPE::BLOCK_M;
+  const int end_query = params.seq_q < first_query + SHAPE::BLOCK_M ? params.seq_q : first_query + SHAPE::BLOCK_M;
+  const int last_diagonal = params.first_diagonal + end_query - 1;  // the last query sees this many keys, if there are as many
+  const int visible_keys = last_diagonal < params.seq_k ? last_diagonal : params.seq_k;
+  const int key_tiles = visible_keys > 0 ? (visible_keys + SHAPE::BLOCK_N - 1) / SHAPE::BLOCK_N : 0;
+  return {first_query, static_cast<int>(first_head + in_section % section_heads), key_tiles};
+}
+
+struct Head {
+  int query_head, kv_head, batch;
+};
+
+__device__ __forceinline__ Head make_head(const KernelParams& params, uint32_t batch_head) {
   const uint32_t batch = batch_head / params.heads, head = batch_head % params.heads;
-  const int first_query = m_block * SHAPE::BLOCK_M;
-  const int end_query = min(params.seq_q, first_query + SHAPE::BLOCK_M);
-  const int visible_keys = max(0, min(params.seq_k, params.first_diagonal + end_query - 1));
-  return {first_query, static_cast<int>(head), static_cast<int>(__umulhi(2 * head + 1, params.kv_head_factor)),
-          static_cast<int>(batch), (visible_keys + SHAPE::BLOCK_N - 1) / SHAPE::BLOCK_N};
+  return {static_cast<int>(head), static_cast<int>(__umulhi(2 * head + 1, params.kv_head_factor)), static_cast<int>(batch)};
 }
 
 // The work tiles are dealt like cards, in alternating directions, so that all blocks get nearly the same amount of work.  Returns
-// the number of the work tile that this block gets in a round.
-__device__ __forceinline__ int dealt_number(int round) {
-  return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+// the number of the work tile that a block gets in a round.
+__host__ __device__ __forceinline__ int dealt_number(int round, int block, int blocks) {
+  return round * blocks + (round % 2 ? blocks - 1 - block : block);
 }
 
 __device__ __forceinline__ void wait_empty(uint64_t* barrier_smem, uint32_t parity) {
   while (!fa::mbarrier_try_wait(barrier_smem, parity)) {
   }
+}
+
+// In a kernel that omits this barrier, delays the thread for which the barrier waits.  Otherwise the error would show rarely.
+template <Barrier BARRIER>
+__device__ __forceinline__ void delay_if_omitted() {
+  if (BARRIER == OMIT_BARRIER) __nanosleep(5000);
 }
 
 template <Barrier BARRIER>
@@ -197,13 +215,14 @@ __device__ __forceinline__ void produce(const KernelParams& params, const CUtens
   Ring<SHAPE::STAGES> k_ring, v_ring;
   uint32_t q_phase = 0;
 #pragma unroll 1
-  for (int round = 0, number; (number = dealt_number(round)) < params.work_tiles; ++round) {
+  for (int round = 0, number; (number = dealt_number(round, blockIdx.x, gridDim.x)) < params.work_tiles; ++round) {
     const WorkTile work = make_work_tile<SHAPE>(params, number);
     if (work.key_tiles == 0) continue;
+    const Head head = make_head(params, work.batch_head);
     auto load_k = [&](int j) {
       wait_empty(&smem.k_empty[k_ring.stage], k_ring.phase ^ 1);
       fa::mbarrier_arrive_expect_tx(&smem.k_full[k_ring.stage], SHAPE::TILE_BYTES * LOADED);
-      load_rows<HEAD_DIM, BLOCK_N>(smem.k[k_ring.stage], k_map, j * BLOCK_N, work.kv_head, work.batch, &smem.k_full[k_ring.stage]);
+      load_rows<HEAD_DIM, BLOCK_N>(smem.k[k_ring.stage], k_map, j * BLOCK_N, head.kv_head, head.batch, &smem.k_full[k_ring.stage]);
       k_ring.advance();
     };
     wait_empty(&smem.q_empty, q_phase ^ 1);
@@ -211,15 +230,16 @@ __device__ __forceinline__ void produce(const KernelParams& params, const CUtens
     fa::mbarrier_arrive_expect_tx(&smem.q_full, SHAPE::Q_BYTES * LOADED);
 #pragma unroll
     for (int g = 0; g < SHAPE::GROUPS; ++g) {
-      load_rows<HEAD_DIM, GROUP_M>(smem.q[g], q_map, work.first_query + g * GROUP_M, work.head, work.batch, &smem.q_full);
+      load_rows<HEAD_DIM, GROUP_M>(smem.q[g], q_map, work.first_query + g * GROUP_M, head.query_head, head.batch, &smem.q_full);
     }
     load_k(work.key_tiles - 1);
 #pragma unroll 1
     for (int j = work.key_tiles - 1; j >= 0; --j) {
       if (j > 0) load_k(j - 1);
       wait_empty(&smem.v_empty[v_ring.stage], v_ring.phase ^ 1);
+      delay_if_omitted<V_FULL>();
       fa::mbarrier_arrive_expect_tx(&smem.v_full[v_ring.stage], SHAPE::TILE_BYTES * LOADED);
-      load_rows<HEAD_DIM, BLOCK_N>(smem.v[v_ring.stage], v_map, j * BLOCK_N, work.kv_head, work.batch, &smem.v_full[v_ring.stage]);
+      load_rows<HEAD_DIM, BLOCK_N>(smem.v[v_ring.stage], v_map, j * BLOCK_N, head.kv_head, head.batch, &smem.v_full[v_ring.stage]);
       v_ring.advance();
     }
   }
@@ -331,7 +351,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
   if (HAS_TURNS && group == 0) fa::barrier_arrive<2 * GROUP_THREADS>(own_turn);
 
 #pragma unroll 1
-  for (int round = 0, number; (number = dealt_number(round)) < params.work_tiles; ++round) {
+  for (int round = 0, number; (number = dealt_number(round, blockIdx.x, gridDim.x)) < params.work_tiles; ++round) {
     const WorkTile work = make_work_tile<SHAPE>(params, number);
     const int query = work.first_query + group * GROUP_M + group_row;
     float o[SHAPE::PV_TILES][4];
@@ -441,6 +461,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
           float s[S_TILES][4];
           arrive_empty(K_READ, &smem.k_empty[ring.stage], true);
           take_turn();
+          if (j == 0) delay_if_omitted<Q_EMPTY>();
           start_s(s, ring.stage);
           wait_full<V_FULL>(&smem.v_full[previous.stage], previous.phase);
           arrive_empty(V_READ, &smem.v_empty[previous.stage], true);
@@ -507,6 +528,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
       }
     }
 
+    const Head head = make_head(params, work.batch_head);
     // Normalise.  A row that sees no key is zero, and its log-sum-exp is -inf.
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) {
@@ -515,7 +537,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
 #pragma unroll
       for (int d = 0; d < SHAPE::O_TILES; ++d) o[d][2 * r] *= inverse_l, o[d][2 * r + 1] *= inverse_l;
       if (params.lse != nullptr && lane % QUAD == 0 && query + r * 8 < params.seq_q) {
-        float* lse_gmem = params.lse + (uint64_t(work.batch) * params.heads + work.head) * params.seq_q;
+        float* lse_gmem = params.lse + (uint64_t(head.batch) * params.heads + head.query_head) * params.seq_q;
         lse_gmem[query + r * 8] = l > 0.0f ? (softmax.m_log2[r] + log2f(l)) * CUDART_LN2_F : -CUDART_INF_F;
       }
     }
@@ -525,6 +547,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
     const int group_barrier = FIRST_GROUP_BARRIER + group;
     if (thread_in_group == 0) fa::cp_async_bulk_wait_group_read();
     fa::barrier_sync<GROUP_THREADS>(group_barrier);
+    if (thread_in_group >= WARP) delay_if_omitted<O_WRITTEN>();
 #pragma unroll
     for (int d = 0; d < SHAPE::O_TILES; d += 2) {
       const int row = thread_in_group / WARP * MMA_M + lane % 16, column = d * MMA_N + lane / 16 * MMA_N;
@@ -538,7 +561,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
     if (thread_in_group == 0 && group_query < params.seq_q) {
 #pragma unroll
       for (int d = 0; d < HEAD_DIM; d += BOX_COLUMNS) {
-        fa::cp_async_bulk_tensor_4d_store(o_map, d, group_query, work.head, work.batch, o_smem + d * GROUP_M);
+        fa::cp_async_bulk_tensor_4d_store(o_map, d, group_query, head.query_head, head.batch, o_smem + d * GROUP_M);
       }
       fa::cp_async_bulk_commit_group();
     }
@@ -616,8 +639,9 @@ inline int section_heads_of(const FaForwardArgs* args) {
   return static_cast<int>(heads);
 }
 
-template <typename T, typename SHAPE>
-int launch(const FaForwardArgs* args, cudaStream_t stream) {
+// Fills `params` and returns FA_OK, or refuses the call.
+template <typename SHAPE>
+int make_kernel_params(const FaForwardArgs* args, KernelParams* params) {
   fa::Params all_params;
   if (int status = fa::make_params(args, SHAPE::BLOCK_M, 1, &all_params)) return status;
   const int64_t m_blocks = (args->seq_q + SHAPE::BLOCK_M - 1) / SHAPE::BLOCK_M, batch_heads = args->batch * args->heads;
@@ -628,19 +652,31 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
                      static_cast<long long>(args->seq_q), SHAPE::BLOCK_M);
   }
   const float scale_log2 = fabsf(all_params.signed_scale_log2);
-  const KernelParams params = {all_params.lse,
-                               scale_log2,
-                               1.0f / scale_log2,
-                               all_params.signed_scale_log2 < 0.0f,
-                               all_params.seq_q,
-                               all_params.seq_k,
-                               all_params.first_diagonal,
-                               static_cast<int>(args->heads),
-                               static_cast<int>(batch_heads),
-                               static_cast<int>(m_blocks),
-                               section_heads_of(args),
-                               static_cast<int>(m_blocks * batch_heads),
-                               all_params.kv_head_factor};
+  *params = {all_params.lse,
+             scale_log2,
+             1.0f / scale_log2,
+             all_params.signed_scale_log2 < 0.0f,
+             all_params.seq_q,
+             all_params.seq_k,
+             all_params.first_diagonal,
+             static_cast<int>(args->heads),
+             static_cast<int>(batch_heads),
+             static_cast<int>(m_blocks),
+             section_heads_of(args),
+             static_cast<int>(m_blocks * batch_heads),
+             all_params.kv_head_factor};
+  return FA_OK;
+}
+
+template <typename SHAPE>
+int block_count(const KernelParams& params) {
+  return std::min(params.work_tiles, std::max(1, fa::sm_count() * SHAPE::BLOCKS_PER_SM));
+}
+
+template <typename T, typename SHAPE>
+int launch(const FaForwardArgs* args, cudaStream_t stream) {
+  KernelParams params;
+  if (int status = make_kernel_params<SHAPE>(args, &params)) return status;
   CUtensorMap q_map = {}, k_map = {}, v_map = {}, o_map = {};
   if (int status = make_tensor_map(&o_map, args, args->out, args->heads, args->seq_q, args->out_stride, GROUP_M)) return status;
   if (args->seq_k > 0) {
@@ -650,19 +686,81 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   }
   const auto kernel = &long_wgmma_kernel<T, SHAPE>;
   constexpr int smem_bytes = sizeof(Smem<T, SHAPE>);
-  static_assert(smem_bytes <= 227 * 1024, "a block has at most 227 KB of shared memory");
+  static_assert(smem_bytes * SHAPE::BLOCKS_PER_SM <= 227 * 1024, "an SM has 227 KB of shared memory for its blocks");
   static fa::OncePerDevice allow_smem;
   if (int status = allow_smem([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
     return status;
   }
-  const int blocks = std::min(params.work_tiles, std::max(1, fa::sm_count() * SHAPE::BLOCKS_PER_SM));
-  kernel<<<blocks, SHAPE::THREADS, smem_bytes, stream>>>(params, q_map, k_map, v_map, o_map);
+  kernel<<<block_count<SHAPE>(params), SHAPE::THREADS, smem_bytes, stream>>>(params, q_map, k_map, v_map, o_map);
   return static_cast<int>(cudaPeekAtLastError());
+}
+
+// The TFLOP/s of a shape on an H200 while all SMs work, measured at 4096 to 16384 keys.  Taller tiles read K and V from shared
+// memory less often.
+template <typename SHAPE>
+constexpr double steady_tflops() {
+  if (SHAPE::HEAD_DIM == 64) return SHAPE::GROUPS == 1 ? 450 : SHAPE::GROUPS == 2 ? 508 : SHAPE::GROUPS == 3 ? 575 : 540;
+  return SHAPE::GROUPS == 1 ? 560 : SHAPE::GROUPS == 2 ? 661 : 765;
+}
+
+// Estimates the time of a call on a GPU with the SMs of an H200, up to a factor that is the same for all shapes: the work of the
+// SM with the most work.  Returns infinity if the shape refuses the call.
+template <typename SHAPE>
+double estimated_us(const FaForwardArgs* args) {
+  constexpr int H200_SMS = 132, EXACT_ROUNDS = 16;
+  constexpr double WORK_TILE_US = 1.5;  // to start and to finish a work tile
+  constexpr double KEY_TILE_US = 4.0 * SHAPE::BLOCK_M * SHAPE::BLOCK_N * SHAPE::HEAD_DIM * H200_SMS / steady_tflops<SHAPE>() * 1e-6;
+  KernelParams params;
+  if (make_kernel_params<SHAPE>(args, &params) != FA_OK) return INFINITY;
+  const int blocks = block_count<SHAPE>(params), sms = std::max(1, fa::sm_count());
+  auto us_of = [&](int number) { return make_work_tile<SHAPE>(params, number).key_tiles * KEY_TILE_US + WORK_TILE_US; };
+  if (params.work_tiles > EXACT_ROUNDS * blocks) {  // all SMs have nearly the same amount of work
+    double us = 0.0;
+    for (int m_block = 0; m_block < params.m_blocks; ++m_block) us += us_of(m_block * std::min(params.section_heads, params.batch_heads));
+    return us * params.batch_heads / sms;
+  }
+  double most_us = 0.0;
+  for (int sm = 0; sm < sms; ++sm) {
+    double us = 0.0;
+    for (int block = sm; block < blocks; block += sms) {
+      for (int round = 0, number; (number = dealt_number(round, block, blocks)) < params.work_tiles; ++round) us += us_of(number);
+    }
+    most_us = std::max(most_us, us);
+  }
+  return most_us;
+}
+
+// Launches the kernel with the shape that is expected to be the fastest.  The choice for the latest problem is kept, because it
+// takes up to 100 us.
+template <typename T, typename... SHAPES>
+int launch_fastest(const FaForwardArgs* args, cudaStream_t stream) {
+  static constexpr int (*LAUNCHES[])(const FaForwardArgs*, cudaStream_t) = {&launch<T, SHAPES>...};
+  static constexpr double (*ESTIMATES[])(const FaForwardArgs*) = {&estimated_us<SHAPES>...};
+  using Problem = std::array<int64_t, 6>;
+  thread_local Problem latest = {};
+  thread_local int fastest = 0;
+  const Problem problem = {args->batch, args->heads, args->kv_heads, args->seq_q, args->seq_k, args->causal};
+  if (problem != latest) {
+    double least_us = INFINITY;
+    fastest = 0;
+    for (int i = 0; i < static_cast<int>(sizeof...(SHAPES)); ++i) {
+      const double us = ESTIMATES[i](args);
+      if (us < least_us) least_us = us, fastest = i;
+    }
+    latest = problem;
+  }
+  return LAUNCHES[fastest](args, stream);
 }
 
 template <typename T, int HEAD_DIM>
 int launch_shape(const FaForwardArgs* args, cudaStream_t stream) {
-  return launch<T, Shape<HEAD_DIM, (HEAD_DIM == 64 ? GROUPS_64 : GROUPS_128), (HEAD_DIM == 64 ? KEYS_64 : KEYS_128)>>(args, stream);
+  if constexpr (!CHOOSE_SHAPE) {
+    return launch<T, Shape<HEAD_DIM, (HEAD_DIM == 64 ? GROUPS_64 : GROUPS_128), (HEAD_DIM == 64 ? KEYS_64 : KEYS_128)>>(args, stream);
+  } else if constexpr (HEAD_DIM == 64) {
+    return launch_fastest<T, Shape<64, 2, 128>, Shape<64, 3, 128>, Shape<64, 4, 64>, Shape<64, 1, 128>>(args, stream);
+  } else {
+    return launch_fastest<T, Shape<128, 2, 128>, Shape<128, 3, 80>, Shape<128, 1, 64>>(args, stream);
+  }
 }
 
 FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
