@@ -6,16 +6,19 @@ first, without the candidates that failed in any record.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from pytest_fa.catalog.discover import discover
 from pytest_fa.records.files import UnreadableRecords
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
 
+KERNELS = Path(__file__).resolve().parents[1]
 CANDIDATES = 3  # listed per case
 
 
@@ -60,9 +63,23 @@ def choices(records: list[Record]) -> dict[str, dict[str, list[dict[str, Any]]]]
 
 
 def _well_measured(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the cases on which more than half as many variants were timed as on the case with most variants."""
-    most = max(len(row["device_us"]) for row in rows.values())
-    return [row for row in rows.values() if 2 * len(row["device_us"]) > most]
+    """Return the cases on which more than half as many sources were timed as on the case with most sources.
+
+    Variants of one source count once: the steps of one rung, timed alone, say nothing about the other kernels.
+    """
+    most = max(_sources(row) for row in rows.values())
+    return [row for row in rows.values() if 2 * _sources(row) > most]
+
+
+def _sources(row: dict[str, Any]) -> int:
+    """Return from how many folders the variants are that were timed on the case."""
+    return len({_folders().get(name, name) for name in row["device_us"]})
+
+
+@functools.cache
+def _folders() -> dict[str, str]:
+    """Return the folder of each variant."""
+    return {name: variant.folder for name, variant in discover((KERNELS,)).variants.items()}
 
 
 def _fastest_first(row: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -104,20 +105,23 @@ def _try_other_choices(
 def _nearest_measured(case: Case, gpu: str) -> list[Choice]:
     """Return the variants of the measured case that is nearest in rows and keys, fastest first.
 
-    If this dtype or mask was not measured, the times of fp16 or without a mask are used.
+    A case of fp16 counts as farther away by a factor of two than one of the call's dtype.  If this mask was not
+    measured, the times without a mask are used.
     """
     tables = _choices().get(gpu, {})
-    kinds = [(dtype, causal) for causal in (case.causal, "none") for dtype in (case.dtype, "fp16")]
-    table_names = [f"{dtype}-d{case.head_dim}-{causal}" for dtype, causal in kinds]
-    table = next((tables[name] for name in table_names if name in tables), [])
 
     def distance(row: dict[str, float]) -> float:
         rows = case.batch * case.heads * case.seq_q
         return abs(math.log2(row["rows"] / rows)) + abs(math.log2(row["seq_k"] / max(1, case.seq_k)))
 
-    if not table:
+    for causal in (case.causal, "none"):
+        own, other = (tables.get(f"{dtype}-d{case.head_dim}-{causal}", []) for dtype in (case.dtype, "fp16"))
+        candidates = [*((distance(row), row) for row in own), *((distance(row) + 1, row) for row in other)]
+        if candidates:
+            break
+    else:
         return []
-    row = min(table, key=distance)
+    row = min(candidates, key=operator.itemgetter(0))[1]
     return [
         Choice(name, f"{us:.2f} us on {row['case']}, the nearest case measured on {gpu}")
         for name, us in row["device_us"].items()

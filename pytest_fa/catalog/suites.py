@@ -43,7 +43,8 @@ EDGE_SHAPES = (
     "b1h2s1023d64-bf16-causal",
 )
 
-# With 16 heads, there are enough tiles for every SM of a large GPU.  The last two shapes have so few tiles that their number matters.
+# With 16 heads, there are enough tiles for every SM of a large GPU.  The last two shapes have so few tiles that their
+# number matters.
 LONG_SHAPES = (
     *(
         f"{size}d{head_dim}-fp16{mask}"

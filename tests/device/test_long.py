@@ -1,4 +1,4 @@
-"""The code paths of the kernels for long sequences (tails, masks, one tile, more work tiles than SMs), and their barriers."""
+"""The kernels for long sequences: their code paths (tails, masks, one tile, more work tiles than SMs) and barriers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from pytest_fa.worker.jobs import CaseJob
 from pytest_fa.worker.pipeline import run_case
 from tests.device.conftest import Built
 
-RUNGS = ("long_ring", "long_turns", "long_overlap")
+RUNGS = ("long_ring", "long_overlap", "long_shapes")
+# The number of warpgroups is the one that long_shapes chooses on a GPU with 132 SMs.
 SHAPES = (
-    "b1h2s1d64-fp16-sk127",  # one query; one key tile
-    "b1h2s65d64-fp16-sk129",  # the second warpgroup of a block has one query; two key tiles
+    "b1h2s1d64-fp16-sk127",  # one warpgroup; one query, one key tile
+    "b1h2s65d64-fp16-sk129",  # one warpgroup; two key tiles
     "b1h2s300d64-bf16-causal-sk1100",
-    "b1h2s600d64-fp16-causal_br-sk1100",
     "b1h2s1100d64-fp16-causal_br-sk600",  # the first queries see no key
-    "b3h17s640d64-fp16-causal_br-sk900",  # more work tiles than SMs, of different lengths
-    "b2h16s1023d64-fp16-kv4-sk1537",
+    "b3h17s640d64-fp16-causal_br-sk900",  # two warpgroups; more work tiles than SMs, of different lengths
+    "b1h16s2100d64-fp16-sk700",  # three warpgroups
+    "b2h16s1023d64-fp16-kv4-sk1537",  # four warpgroups
     "b2h3s129d128-fp16-bshd",
     "b1h2s513d128-bf16-causal",
+    "b3h17s640d128-fp16-causal_br-sk900",
+    "b4h16s1100d128-fp16-causal",  # three warpgroups
 )
 PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "contained_nan")
 

@@ -61,6 +61,14 @@ def test_another_dtype_is_judged_by_fp16(entry: ModuleType) -> None:
     assert entry.choose(q, k, "none")[0].variant == "cublas_hybrid"
 
 
+def test_a_near_case_of_fp16_comes_before_a_far_one_of_bf16(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If bf16 was measured only on a much smaller case, the times in fp16 decide."""
+    far = {"case": "b1h2s16d64-bf16", "rows": 32, "seq_k": 16, "device_us": {"cublas_hybrid": 2.0}}
+    monkeypatch.setattr(entry, "_choices", lambda: {"cpu": {**TABLE["cpu"], "bf16-d64-none": [far]}})
+    q, k, _ = tensors(400, torch.bfloat16)
+    assert entry.choose(q, k, "none")[0].variant == "reference"
+
+
 def test_a_variant_that_does_not_support_the_call_is_no_choice(entry: ModuleType) -> None:
     """`cublas_hybrid` does not support the bottom-right mask, and CUDA kernels do not run on a CPU."""
     q, k, _ = tensors(60)
@@ -92,6 +100,15 @@ def test_the_table_ranks_correct_variants() -> None:
     assert [list(row["device_us"]) for row in table["fp16-d64-none"]] == [["minimal"]] * len(table["fp16-d64-none"])
     with_failure = [*records, msgspec.structs.replace(records[0], outcome="wrong")]
     assert choices.choices(with_failure) == {}
+
+
+def test_the_steps_of_one_source_alone_are_no_comparison() -> None:
+    """A case on which only variants of one source were timed is not in the table, however many they are."""
+    choices = module_of("choices")
+    rungs = ("long_ring", "long_turns", "long_overlap", "long_max")
+    compared = {"case": "a", "device_us": {"minimal": 9.0, "wmma": 3.0, "mma_regs": 2.0, "long_ring": 4.0}}
+    alone = {"case": "b", "device_us": dict.fromkeys(rungs, 1.0)}
+    assert choices._well_measured({"a": compared, "b": alone}) == [compared]
 
 
 def test_records_that_cannot_be_read_make_no_table(

@@ -1,4 +1,4 @@
-"""The machine code of `long_overlap` keeps the order that the overlap depends on: exponentials, then the wait for P V."""
+"""The machine code of `long_overlap` has the order that the overlap needs: exponentials before the wait for P V."""
 
 from __future__ import annotations
 

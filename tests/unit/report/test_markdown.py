@@ -156,3 +156,10 @@ def test_noise_that_cannot_be_read_is_refused(root: Path, capsys: pytest.Capture
     assert main(["page.md"]) == 2
     (sentence,) = capsys.readouterr().err.splitlines()
     assert sentence.startswith(f"page.md: {root}/profiles/cpu/noise.json cannot be read: ")
+
+
+def test_shapes_are_compared_with_one_of_their_variants(tmp_path: Path) -> None:
+    """If `against` of fa-shapes is not one of its variants, the message names the variants."""
+    words = "profiles=cpu cases=b1h8s512d64-fp16 variants=one,two against=three"
+    with pytest.raises(TableProblem, match=r"fa-shapes: against is 'three' \(allowed: one of variants, one, two\)"):
+        rewrite(f"<!-- fa-shapes {words} -->\n<!-- /fa-shapes -->\n", tmp_path)
