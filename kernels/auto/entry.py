@@ -105,8 +105,7 @@ def _try_other_choices(
 def _nearest_measured(case: Case, gpu: str) -> list[Choice]:
     """Return the variants of the measured case that is nearest in rows and keys, fastest first.
 
-    A case of fp16 counts as farther away by a factor of two than one of the call's dtype.  If this mask was not
-    measured, the times without a mask are used.
+    A case with another dtype or mask than the call counts as farther away, each by a factor of two.
     """
     tables = _choices().get(gpu, {})
 
@@ -114,12 +113,14 @@ def _nearest_measured(case: Case, gpu: str) -> list[Choice]:
         rows = case.batch * case.heads * case.seq_q
         return abs(math.log2(row["rows"] / rows)) + abs(math.log2(row["seq_k"] / max(1, case.seq_k)))
 
-    for causal in (case.causal, "none"):
-        own, other = (tables.get(f"{dtype}-d{case.head_dim}-{causal}", []) for dtype in (case.dtype, "fp16"))
-        candidates = [*((distance(row), row) for row in own), *((distance(row) + 1, row) for row in other)]
-        if candidates:
-            break
-    else:
+    masks = dict.fromkeys((case.causal, *(("top_left",) if case.causal == "bottom_right" else ()), "none"))
+    candidates = [
+        (distance(row) + (dtype != case.dtype) + (causal != case.causal), row)
+        for causal in masks
+        for dtype in dict.fromkeys((case.dtype, "fp16"))
+        for row in tables.get(f"{dtype}-d{case.head_dim}-{causal}", [])
+    ]
+    if not candidates:
         return []
     row = min(candidates, key=operator.itemgetter(0))[1]
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
 import pytest
@@ -102,13 +103,19 @@ def test_the_table_ranks_correct_variants() -> None:
     assert choices.choices(with_failure) == {}
 
 
-def test_the_steps_of_one_source_alone_are_no_comparison() -> None:
-    """A case on which only variants of one source were timed is not in the table, however many they are."""
+def row_of(keys: int, us: dict[str, float], sdpa_us: float) -> dict[str, Any]:
+    """A row of `choices.py` before the candidates are ranked: one case with as many rows as keys."""
+    return {"case": str(keys), "rows": keys, "seq_k": keys, "device_us": us, "sdpa_us": {"sdpa_cudnn": sdpa_us}}
+
+
+@pytest.mark.parametrize(("us", "is_listed"), [(1.0, True), (1.8, False)])
+def test_the_steps_of_one_source_count_if_they_gain_on_sdpa(us: float, is_listed: bool) -> None:  # noqa: FBT001
+    """A case with variants of one source is listed if its ratio to SDPA is below that of the nearest compared case."""
     choices = module_of("choices")
-    rungs = ("long_ring", "long_turns", "long_overlap", "long_max")
-    compared = {"case": "a", "device_us": {"minimal": 9.0, "wmma": 3.0, "mma_regs": 2.0, "long_ring": 4.0}}
-    alone = {"case": "b", "device_us": dict.fromkeys(rungs, 1.0)}
-    assert choices._well_measured({"a": compared, "b": alone}) == [compared]
+    compared = row_of(512, {"minimal": 9.0, "wmma": 3.0, "mma_regs": 2.0, "long_ring": 4.0}, 3.0)
+    alone = row_of(4096, dict.fromkeys(("long_ring", "long_turns", "long_overlap", "long_max"), us), 2.0)
+    listed = choices._listed({"a": compared, "b": alone})
+    assert listed == ([compared, alone] if is_listed else [compared])
 
 
 def test_records_that_cannot_be_read_make_no_table(
