@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -104,26 +105,27 @@ def _try_other_choices(
 def _nearest_measured(case: Case, gpu: str) -> list[Choice]:
     """Return the variants of the measured case that is nearest in rows and keys, fastest first.
 
-    If this dtype or mask was not measured, the times of fp16 or without a mask are used.  Calls with few queries have
-    tables of their own; if there is none, they are treated like others.
+    A case with another dtype or mask than the call counts as farther away, each by a factor of two.  Calls with few
+    queries have tables of their own; if there is none, they are treated like others.
     """
     tables = _choices().get(gpu, {})
-    sizes = ("-few", "") if case.has_few_queries else ("",)
-    table_names = [
-        f"{dtype}-d{case.head_dim}-{causal}{size}"
-        for causal in (case.causal, "none")
-        for size in sizes
-        for dtype in (case.dtype, "fp16")
-    ]
-    table = next((tables[name] for name in table_names if name in tables), [])
 
     def distance(row: dict[str, float]) -> float:
         rows = case.batch * case.heads * case.seq_q
         return abs(math.log2(row["rows"] / rows)) + abs(math.log2(row["seq_k"] / max(1, case.seq_k)))
 
-    if not table:
+    masks = dict.fromkeys((case.causal, *(("top_left",) if case.causal == "bottom_right" else ()), "none"))
+    candidates: list[tuple[float, dict]] = []
+    for size in ("-few", "") if case.has_few_queries else ("",):
+        candidates = candidates or [
+            (distance(row) + (dtype != case.dtype) + (causal != case.causal), row)
+            for causal in masks
+            for dtype in dict.fromkeys((case.dtype, "fp16"))
+            for row in tables.get(f"{dtype}-d{case.head_dim}-{causal}{size}", [])
+        ]
+    if not candidates:
         return []
-    row = min(table, key=distance)
+    row = min(candidates, key=operator.itemgetter(0))[1]
     return [
         Choice(name, f"{us:.2f} us on {row['case']}, the nearest case measured on {gpu}")
         for name, us in row["device_us"].items()

@@ -20,7 +20,7 @@ from pytest_fa.records.timing import Speed
 from pytest_fa.records.tool_results import CountedKernel
 from pytest_fa.report.answer import RunFacts, answer_lines
 from pytest_fa.report.bandwidth_table import bandwidth_rows
-from pytest_fa.report.ladder import expectation_rows, ladder_rows, phase_rows
+from pytest_fa.report.ladder import expectation_rows, ladder_rows, phase_rows, shape_rows
 from pytest_fa.report.layout import table_lines
 from pytest_fa.report.margins import worst_margins
 from pytest_fa.report.noise_table import noise_rows
@@ -73,11 +73,21 @@ class LadderSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExpectationSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The manifest's `expect` of every candidate of a kernels folder, and its times at the given shapes."""
+    """The manifest's `expect` of the candidates of a kernels folder, and their times at the given shapes."""
 
     profiles: str
     kernels: str
     cases: str
+    variants: str = ""
+
+
+class ShapeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rates and times of the variants: one row for each shape, with ratios to the time of `against`."""
+
+    profiles: str
+    cases: str
+    variants: str
+    against: str
 
 
 class PhaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -218,8 +228,15 @@ def _ladder(spec: LadderSpec, root: Path) -> str:
 
 
 def _expectations(spec: ExpectationSpec, root: Path) -> str:
-    rows = expectation_rows(root / spec.kernels, root / spec.profiles, spec.cases.split(","))
-    return _lines(rows)
+    names = [name for name in spec.variants.split(",") if name]
+    return _lines(expectation_rows(root / spec.kernels, root / spec.profiles, spec.cases.split(","), names))
+
+
+def _shapes(spec: ShapeSpec, root: Path) -> str:
+    names = spec.variants.split(",")
+    if spec.against not in names:
+        raise TableProblem(f"fa-shapes: against is {spec.against!r} (allowed: one of variants, {', '.join(names)})")
+    return _lines(shape_rows(root / spec.profiles, spec.cases.split(","), names, spec.against))
 
 
 def _phases(spec: PhaseSpec, root: Path) -> str:
@@ -336,6 +353,7 @@ MAKERS: dict[str, Callable[[str, Path], str]] = {
     "bottlenecks": lambda words, root: _bottlenecks(_spec("bottlenecks", words, BottleneckSpec), root),
     "ladder": lambda words, root: _ladder(_spec("ladder", words, LadderSpec), root),
     "expectations": lambda words, root: _expectations(_spec("expectations", words, ExpectationSpec), root),
+    "shapes": lambda words, root: _shapes(_spec("shapes", words, ShapeSpec), root),
     "phases": lambda words, root: _phases(_spec("phases", words, PhaseSpec), root),
     "bandwidth": lambda words, root: _bandwidth(_spec("bandwidth", words, BandwidthSpec), root),
     "screen": lambda words, root: _screen(_spec("screen", words, ScreenSpec), root),

@@ -54,15 +54,46 @@ def _variants(kernels: Path) -> dict[str, Variant]:
     return catalog.variants
 
 
-def expectation_rows(kernels: Path, profiles: Path, shapes: list[str]) -> list[list[str]]:
-    """The header and the rows: the manifest's `expect` of each rung, and its `device_us` at each shape."""
+def expectation_rows(kernels: Path, profiles: Path, shapes: list[str], names: list[str]) -> list[list[str]]:
+    """The header and the rows: the manifest's `expect` of each rung, and its `device_us` at each shape.
+
+    If `names` is not empty, only these rungs have a row.
+    """
     variants = _variants(kernels)
-    rungs = in_order(each for each in variants.values() if each.role == "candidate" and _is_in(each, kernels))
+    candidates = (each for each in variants.values() if each.role == "candidate" and _is_in(each, kernels))
+    rungs = [rung for rung in in_order(candidates) if not names or rung.name in names]
     rows = [["rung", "expected, before it was measured", *(f"device_us `{shape}`" for shape in shapes)]]
     for rung in rungs:
         times = [_figure(_device_us(records)) for records in _records(profiles, rung.name, shapes)]
         rows.append([f"`{rung.name}`", rung.expect, *times])
     return rows
+
+
+def shape_rows(profiles: Path, shapes: list[str], names: list[str], against: str) -> list[list[str]]:
+    """The header and a row for each shape: TFLOP/s and `device_us` of each variant, and ratios of the times.
+
+    A ratio is the time of a variant divided by that of `against`.
+    """
+    others = [name for name in names if name != against]
+    heads = [text for name in names for text in (f"`{name}` TFLOP/s", f"`{name}` us")]
+    rows = [["shape", *heads, *(f"`{name}` / `{against}`" for name in others)]]
+    columns = {name: _records(profiles, name, shapes) for name in names}
+    for number, shape in enumerate(shapes):
+        records = {name: column[number] for name, column in columns.items()}
+        us = {name: _device_us(of_shape) for name, of_shape in records.items()}
+        cells = [text for name in names for text in (_tflops(records[name], us[name]), _figure(us[name]))]
+        ratios = [_ratio(us[name], us[against]) for name in others]
+        rows.append([f"`{shape}`", *cells, *ratios])
+    return rows
+
+
+def _tflops(records: tuple[Record, ...], us: float | None) -> str:
+    case = next((each.case for each in records if each.case), None)
+    return f"{case.flops_per_call / us / 1e6:.0f}" if case and us else NOTHING
+
+
+def _ratio(us: float | None, other_us: float | None) -> str:
+    return f"{us / other_us:.3f}" if us and other_us else NOTHING
 
 
 def phase_rows(kernels: Path, profiles: Path, name: str, shapes: list[str]) -> list[list[str]]:

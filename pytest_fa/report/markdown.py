@@ -26,6 +26,9 @@ A table is between two comments.  The first comment says what the table shows:
     <!-- fa-expectations profiles=profiles/nvidia-h200 kernels=kernels cases=b1h8s512d64-fp16 -->
     <!-- /fa-expectations -->
 
+    <!-- fa-shapes profiles=profiles/nvidia-h200 cases=b1h8s4096d64-fp16 variants=ws_p2,sdpa_cudnn against=ws_p2 -->
+    <!-- /fa-shapes -->
+
     <!-- fa-phases profiles=profiles/nvidia-h200 kernels=kernels of=cluster_latency cases=b1h8s512d64-fp16 -->
     <!-- /fa-phases -->
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
 import pytest
@@ -75,6 +76,14 @@ def test_another_dtype_is_judged_by_fp16(entry: ModuleType) -> None:
     assert entry.choose(q, k, "none")[0].variant == "cublas_hybrid"
 
 
+def test_a_near_case_of_fp16_comes_before_a_far_one_of_bf16(entry: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If bf16 was measured only on a much smaller case, the times in fp16 decide."""
+    far = {"case": "b1h2s16d64-bf16", "rows": 32, "seq_k": 16, "device_us": {"cublas_hybrid": 2.0}}
+    monkeypatch.setattr(entry, "_choices", lambda: {"cpu": {**TABLE["cpu"], "bf16-d64-none": [far]}})
+    q, k, _ = tensors(400, torch.bfloat16)
+    assert entry.choose(q, k, "none")[0].variant == "reference"
+
+
 def test_a_variant_that_does_not_support_the_call_is_no_choice(entry: ModuleType) -> None:
     """`cublas_hybrid` does not support the bottom-right mask, and CUDA kernels do not run on a CPU."""
     q, k, _ = tensors(60)
@@ -119,6 +128,21 @@ def test_cases_with_few_queries_are_listed_separately() -> None:
     assert {"fp16-d64-none-few": ["b1h32s16d64-fp16-kv8-sk4096"]} == {
         name: [row["case"] for row in rows] for name, rows in table.items()
     }
+
+
+def row_of(keys: int, us: dict[str, float], sdpa_us: float) -> dict[str, Any]:
+    """A row of `choices.py` before the candidates are ranked: one case with as many rows as keys."""
+    return {"case": str(keys), "rows": keys, "seq_k": keys, "device_us": us, "sdpa_us": {"sdpa_cudnn": sdpa_us}}
+
+
+@pytest.mark.parametrize(("us", "is_listed"), [(1.0, True), (1.8, False)])
+def test_the_steps_of_one_source_count_if_they_gain_on_sdpa(us: float, is_listed: bool) -> None:  # noqa: FBT001
+    """A case with variants of one source is listed if its ratio to SDPA is below that of the nearest compared case."""
+    choices = module_of("choices")
+    compared = row_of(512, {"minimal": 9.0, "wmma": 3.0, "mma_regs": 2.0, "long_ring": 4.0}, 3.0)
+    alone = row_of(4096, dict.fromkeys(("long_ring", "long_turns", "long_overlap", "long_max"), us), 2.0)
+    listed = choices._listed({"a": compared, "b": alone})
+    assert listed == ([compared, alone] if is_listed else [compared])
 
 
 def test_records_that_cannot_be_read_make_no_table(

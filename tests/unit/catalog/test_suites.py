@@ -93,3 +93,10 @@ def test_decode_cases_have_few_queries_and_many_keys() -> None:
     assert {1, 4, 8} == {case.heads // case.kv_heads for case in cases}
     assert sum(case.seq_k % 2 for case in cases) >= 6
     assert all(case.causal == "bottom_right" for case in cases if case.causal != "none")
+
+
+def test_long_cases_cover_both_masks_at_every_length() -> None:
+    """The suite `long` has, for each length and head_dim, a case without a mask and a causal one."""
+    cells = {(case.seq_q, case.head_dim, case.causal) for case in SUITES["long"]}
+    lengths, head_dims, masks = (2048, 4096, 8192, 16384), (64, 128), ("none", "top_left")
+    assert cells == {(length, head_dim, mask) for length in lengths for head_dim in head_dims for mask in masks}

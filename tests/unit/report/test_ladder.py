@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pytest_fa.records.log import save_records
-from pytest_fa.report.ladder import expectation_rows, in_order, ladder_rows, phase_rows
+from pytest_fa.report.ladder import expectation_rows, in_order, ladder_rows, phase_rows, shape_rows
 from tests.factories import MANIFEST, WriteVariant, record, speed, variant
 
 SHAPE = "b1h8s512d64-fp16"
@@ -50,7 +50,7 @@ def test_expectations_have_their_measured_times(write_variant: WriteVariant, tmp
     """Each row has the manifest's `expect`, and a time at the shapes that were measured."""
     write_variant("one", manifest=MANIFEST, **{"kernel.cu": ""})
     save_records([record("one", kind="speed", speed=speed(9.0))], tmp_path)
-    heads, *rows = expectation_rows(tmp_path / "kernels", tmp_path / "cpu", [SHAPE, "b1h2s64d64-fp16"])
+    heads, *rows = expectation_rows(tmp_path / "kernels", tmp_path / "cpu", [SHAPE, "b1h2s64d64-fp16"], [])
     assert heads[2:] == ["device_us `b1h8s512d64-fp16`", "device_us `b1h2s64d64-fp16`"]
     assert rows == [["`one`", "what the test asserts", "9.00", "-"]]
 
@@ -68,4 +68,24 @@ def test_a_phase_is_the_difference_without_it(write_variant: WriteVariant, tmp_p
         ["nothing", "`one`", "9.00 us"],
         ["phase of timed", "`timed`", "-2.50 us"],
         ["phase of untimed", "`untimed`", "-"],
+    ]
+
+
+def test_expectations_of_named_rungs(write_variant: WriteVariant, tmp_path: Path) -> None:
+    """With names, only those rungs have a row, in the order of the ladder."""
+    for name, keys in (("one", ""), ("two", "parent: one\n"), ("three", "parent: two\n")):
+        write_variant(name, manifest=MANIFEST + keys, **{"kernel.cu": ""})
+    rows = expectation_rows(tmp_path / "kernels", tmp_path / "cpu", [SHAPE], ["three", "one"])
+    assert [row[0] for row in rows[1:]] == ["`one`", "`three`"]
+
+
+def test_a_shape_has_rates_times_and_ratios(tmp_path: Path) -> None:
+    """Each shape is a row with TFLOP/s, times and ratios; a time that is missing is a dash."""
+    times = {"one": 4.0, "base": 8.0}
+    save_records([record(name, kind="speed", speed=speed(us)) for name, us in times.items()], tmp_path)
+    rows = shape_rows(tmp_path / "cpu", [SHAPE, "b1h2s64d64-fp16"], ["one", "base"], "base")
+    flops = 4 * 8 * 512 * 512 * 64
+    assert rows[1:] == [
+        [f"`{SHAPE}`", f"{flops / 4e6:.0f}", "4.00", f"{flops / 8e6:.0f}", "8.00", "0.500"],
+        ["`b1h2s64d64-fp16`", "-", "-", "-", "-", "-"],
     ]

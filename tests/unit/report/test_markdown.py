@@ -191,3 +191,10 @@ def test_bandwidth_needs_ceilings_and_records(timed_decode: Path) -> None:
     (timed_decode / "profiles" / "cpu" / "ceilings.json").unlink()
     with pytest.raises(TableProblem, match=r"there is no ceilings\.json in profiles/cpu"):
         rewrite(BANDWIDTH.format(DECODE_SHAPE), timed_decode)
+
+
+def test_shapes_are_compared_with_one_of_their_variants(tmp_path: Path) -> None:
+    """If `against` of fa-shapes is not one of its variants, the message names the variants."""
+    words = "profiles=cpu cases=b1h8s512d64-fp16 variants=one,two against=three"
+    with pytest.raises(TableProblem, match=r"fa-shapes: against is 'three' \(allowed: one of variants, one, two\)"):
+        rewrite(f"<!-- fa-shapes {words} -->\n<!-- /fa-shapes -->\n", tmp_path)

@@ -1,0 +1,81 @@
+"""The kernels for long sequences: their code paths (tails, masks, one tile, more work tiles than SMs) and barriers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.build.builder import ensure
+from pytest_fa.build.target import native_arch
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.records.built import Build
+from pytest_fa.worker.client import Workers
+from pytest_fa.worker.jobs import CaseJob
+from pytest_fa.worker.pipeline import run_case
+from tests.device.conftest import Built
+
+RUNGS = ("long_ring", "long_overlap", "long_shapes")
+# The number of warpgroups is the one that long_shapes chooses on a GPU with 132 SMs.
+SHAPES = (
+    "b1h2s1d64-fp16-sk127",  # one warpgroup; one query, one key tile
+    "b1h2s65d64-fp16-sk129",  # one warpgroup; two key tiles
+    "b1h2s300d64-bf16-causal-sk1100",
+    "b1h2s1100d64-fp16-causal_br-sk600",  # the first queries see no key
+    "b3h17s640d64-fp16-causal_br-sk900",  # two warpgroups; more work tiles than SMs, of different lengths
+    "b1h16s2100d64-fp16-sk700",  # three warpgroups
+    "b2h16s1023d64-fp16-kv4-sk1537",  # four warpgroups
+    "b2h3s129d128-fp16-bshd",
+    "b1h2s513d128-bf16-causal",
+    "b3h17s640d128-fp16-causal_br-sk900",
+    "b4h16s1100d128-fp16-causal",  # three warpgroups
+)
+PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "contained_nan")
+
+
+@pytest.mark.parametrize("property_name", PROPERTIES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_properties_hold_on_every_path(
+    build_rung: Callable[[str], Built], rung: str, shape: str, property_name: str
+) -> None:
+    """Numerical properties hold at the shapes that select each of the kernel's code paths."""
+    variant, library = build_rung(rung)
+    case = parse_case(f"{shape}-seed0")
+    job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=property_name)
+    result = run_case(job)
+    assert (result.outcome, result.message) == ("ok", "")
+
+
+# The barrier of V is not listed: without a delay of V no result was wrong, and with it, a launch did not end.
+FAULTS = ("q_full", "k_full", "q_empty", "k_empty", "v_empty", "o_written")
+# Many key tiles, and more work tiles than SMs, so that buffers are used again.
+FAULT_SHAPES = ("b4h16s512d64-fp16", "b1h8s4096d64-fp16", "b2h16s4096d64-fp16-causal")
+
+
+@pytest.fixture(scope="module")
+def faults(shared_cache: Path) -> dict[str, Built]:
+    """The builds of long_overlap that each lack one barrier, built in one batch."""
+    catalog = discover((Path(__file__).parents[2] / "kernels",)).variants
+    requests = [(catalog[f"race_long_{fault}"], native_arch(catalog[f"race_long_{fault}"])) for fault in FAULTS]
+    outcomes = ensure(requests, shared_cache).outcomes
+    builds: dict[str, tuple[Variant, str]] = {}
+    for variant, arch in requests:
+        outcome = outcomes[(variant.name, arch)]
+        assert isinstance(outcome, Build), outcome
+        builds[variant.name] = (variant, str(shared_cache / outcome.library))
+    return builds
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_barrier_is_needed(faults: dict[str, Built], fault: str) -> None:
+    """Without the barrier, a result is wrong or the device fails, on at least one of three shapes."""
+    variant, library = faults[f"race_long_{fault}"]
+    cases = [parse_case(f"{shape}-seed0") for shape in FAULT_SHAPES]
+    jobs = [CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False) for case in cases]
+    with Workers() as workers:
+        outcomes = [workers.run(job).outcome for job in jobs]
+    assert {"wrong", "device_error"} & {*outcomes}, outcomes

@@ -1,0 +1,56 @@
+"""The machine code of `long_overlap` has the order that the overlap needs: exponentials before the wait for P V."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.build.builder import ensure
+from pytest_fa.build.toolchain import find_tool
+from pytest_fa.catalog.discover import discover
+from pytest_fa.records.built import Build
+
+KERNELS = Path(__file__).parents[3] / "kernels"
+LEAST_SHARE = 0.8  # of the exponentials of a key tile that stand before the wait for P V
+
+# After `wgmma.wait_group 1`, S is complete; after `wgmma.wait_group 0`, P V is, too.
+STEP = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1 ;(?P<softmax>.*?)WARPGROUP\.DEPBAR\.LE gsb0, 0x0 ;", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def listings(shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The machine code of each kernel of `long_overlap`, by its mangled name."""
+    variant = discover((KERNELS,)).variants["long_overlap"]
+    build = ensure([(variant, "sm_90a")], shared_cache).outcomes[("long_overlap", "sm_90a")]
+    assert isinstance(build, Build), build
+    folder = tmp_path_factory.mktemp("cubins")
+    tools = {name: find_tool(name) for name in ("cuobjdump", "nvdisasm")}
+    if None in tools.values():
+        pytest.skip("cuobjdump or nvdisasm is not installed")
+    environment = {**os.environ, "PATH": f"{tools['nvdisasm'].parent}:{os.environ['PATH']}"}  # type: ignore[union-attr]
+    library = str((shared_cache / build.library).resolve())
+    subprocess.run([str(tools["cuobjdump"]), "-xelf", "all", library], cwd=folder, env=environment, check=True)
+    texts: dict[str, str] = {}
+    for cubin in folder.glob("*.cubin"):
+        command = [str(tools["nvdisasm"]), "-c", str(cubin)]
+        listing = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        sections = re.split(r"^\s*\.section\s+\.text\.(\S+?),.*$", listing, flags=re.MULTILINE)[1:]
+        texts.update(zip(sections[::2], sections[1::2], strict=True))
+    return texts
+
+
+@pytest.mark.needs_nvcc
+def test_exponentials_stand_before_the_wait_for_pv(listings: dict[str, str]) -> None:
+    """In each step, 80 % of the exponentials or more stand between the waits for S and for P V.
+
+    ptxas may move arithmetic below a wait.  Then P V of the previous tile no longer runs during the exponentials.
+    """
+    assert len(listings) == 4  # fp16 and bf16, D = 64 and 128
+    for name, listing in listings.items():
+        exponentials = [softmax.count("MUFU.EX2") for softmax in STEP.findall(listing)]
+        assert len(exponentials) == 2, name  # the step with a mask and the one without
+        assert min(exponentials) >= LEAST_SHARE * 64, (name, exponentials)  # 64 rows x 128 keys / 128 threads
