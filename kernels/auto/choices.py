@@ -83,7 +83,7 @@ def _listed(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _of_sdpa(row: dict[str, Any]) -> float:
-    """Return the time of the fastest variant, divided by that of the fastest SDPA backend; infinity if none was timed."""
+    """Return the ratio of the fastest variant's time to the fastest SDPA backend's; infinity if none was timed."""
     if not row["sdpa_us"]:
         return math.inf
     return float(min(row["device_us"].values()) / min(row["sdpa_us"].values()))
