@@ -58,14 +58,6 @@ def test_one_seed_is_timed(pair: Project) -> None:
         ("decode", 20),
         ("smoke,history", 14),
     ],
-        ("smoke", 3),
-        ("history", 12),
-        ("mission", 100),
-        ("edge", 23),
-        ("long", 18),
-        ("decode", 20),
-        ("smoke,history", 14),
-    ],
 )
 def test_suite(pair: Project, suites: str, count: int) -> None:
     """--fa-suite selects the cases of the named suites, each case once."""
