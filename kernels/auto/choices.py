@@ -81,7 +81,7 @@ def _listed(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _of_sdpa(row: dict[str, Any]) -> float:
-    """Return the time of the fastest variant, divided by that of the fastest SDPA backend; infinity if none was timed."""
+    """Return the time of the fastest variant divided by that of the fastest SDPA backend, or infinity without SDPA."""
     if not row["sdpa_us"]:
         return math.inf
     return float(min(row["device_us"].values()) / min(row["sdpa_us"].values()))
