@@ -117,10 +117,11 @@ def _lines_of(groups: list[RowGroup], columns: tuple[Column, ...], width: int, *
     most = max(LEAST_ROWS, MOST_ROWS // len(groups))
     shown = {group.heading: group.rows if every_row else _most_important(group.rows, most) for group in groups}
     rows = [row for group_rows in shown.values() for row in group_rows]
-    is_cold_first = any(row.fits_l2 for row in rows)
+    is_cold_first = any(group.fits_l2 for group in groups)
     columns = _cold_first(columns) if is_cold_first else columns
     indent = "  " if groups[0].heading else ""
-    fitting, widths = _fit(rows, columns, width - len(indent))
+    always = (*ALWAYS, "cold_us") if is_cold_first else ALWAYS
+    fitting, widths = _fit(rows, columns, always, width - len(indent))
     header = GAP.join(_aligned(column.header, widths[column.field], column) for column in fitting)
     lines = [TextLine((indent + header).rstrip(), "bold")]
     for group in groups:
@@ -132,7 +133,9 @@ def _lines_of(groups: list[RowGroup], columns: tuple[Column, ...], width: int, *
     return [*lines, *(TextLine(text) for text in COLD_FIRST if is_cold_first)]
 
 
-def _fit(rows: list[Row], columns: tuple[Column, ...], width: int) -> tuple[list[Column], dict[str, int]]:
+def _fit(
+    rows: list[Row], columns: tuple[Column, ...], always_shown: tuple[str, ...], width: int
+) -> tuple[list[Column], dict[str, int]]:
     """The columns that fit, in the order of the table, and the width of each by its field.
 
     A column without a figure in any row is left out, except the first ones.
@@ -141,8 +144,7 @@ def _fit(rows: list[Row], columns: tuple[Column, ...], width: int) -> tuple[list
         column.field: max(len(column.header), *(len(getattr(row, column.field)) for row in rows)) for column in columns
     }
     filled = [column for column in columns if any(getattr(row, column.field) != NOTHING for row in rows)]
-    is_cold_first = any(row.fits_l2 for row in rows)
-    always = [column.field for column in filled if column.field in (*ALWAYS, *(("cold_us",) if is_cold_first else ()))]
+    always = [column.field for column in filled if column.field in always_shown]
     left = width - sum(widths[field] + len(GAP) for field in always)
     longest_name = max(len(VARIANT.header), *(len(row.variant) for row in rows))
     widths[VARIANT.field] = name_width = min(longest_name, max(left, SHORTEST_NAME))

@@ -32,7 +32,7 @@ A table is between two comments.  The first comment says what the table shows:
     <!-- fa-phases profiles=profiles/nvidia-h200 kernels=kernels of=cluster_latency cases=b1h8s512d64-fp16 -->
     <!-- /fa-phases -->
 
-    <!-- fa-bandwidth profiles=profiles/nvidia-h200 cases=b1h32s1d128-fp16-kv8-sk4096 variant=my against=sdpa_cudnn -->
+    <!-- fa-bandwidth profiles=profiles/nvidia-h200 cases=b1h8s1d64-fp16-sk4096 variant=mine against=sdpa_cudnn -->
     <!-- /fa-bandwidth -->
 
     <!-- fa-screen profiles=profiles/nvidia-h200 cases=b1h8s512d64-fp16 variants=ws_p2,sdpa_cudnn width=120 -->

@@ -40,7 +40,6 @@ class Row(msgspec.Struct, frozen=True):
     smem: str = NOTHING
     build_seconds: str = NOTHING
     role: str = "candidate"
-    fits_l2: str = ""  # "yes" if the case is bound by bytes, and all of them fit into L2
 
     @property
     def is_wrong(self) -> bool:
@@ -49,11 +48,15 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class RowGroup(msgspec.Struct, frozen=True):
-    """The rows of one shape, or of the builds if `kind` is `builds`; the heading says what they have in common."""
+    """The rows of one shape, or of the builds if `kind` is `builds`; the heading says what they have in common.
+
+    `fits_l2` says that the shape is bound by bytes, and that all of them fit into L2.
+    """
 
     kind: Literal["builds", "shape"]
     heading: str
     rows: tuple[Row, ...]
+    fits_l2: bool = False
 
 
 Groups = dict[tuple[str, str], list[Record]]  # by shape id and variant
@@ -98,7 +101,16 @@ def _shape_group(shape: str, groups: list[list[Record]], ceilings: Ceilings | No
         count = " or ".join(map(str, threads))
         details.append(f"CPU, {count} thread{'s' * (threads != [1])}" if threads else "CPU")
     details += [f"baseline: {baseline.variant}"] if baseline else []
-    return RowGroup("shape", f"{shape} ({'; '.join(details)})" if details else shape, rows)
+    heading = f"{shape} ({'; '.join(details)})" if details else shape
+    return RowGroup("shape", heading, rows, _fits_l2(groups, ceilings))
+
+
+def _fits_l2(groups: list[list[Record]], ceilings: Ceilings | None) -> bool:
+    case = groups[0][0].case
+    if ceilings is None or case is None or not ceilings.is_bound_by_bytes(case):
+        return False
+    sizes = [record.speed.l2_bytes for group in groups for record in group if record.speed and record.speed.l2_bytes]
+    return bool(sizes) and case.bytes_per_call <= min(sizes)
 
 
 def _place(group: list[Record]) -> tuple[int, float]:
@@ -203,7 +215,6 @@ def _case_row(
     least_us = ceilings.least_us(first.case) if ceilings and computes else None
     baseline_speed = comparable(baseline, speed) if speed and computes else None
     copy_us = ceilings.copy_us(first.case) if ceilings and computes and ceilings.is_bound_by_bytes(first.case) else None
-    l2_bytes = speed.l2_bytes if speed else None
     return Row(
         variant=first.variant,
         case=first.case.shape_id,
@@ -220,7 +231,6 @@ def _case_row(
         percent_of_copy=_number(100 * copy_us / device_us if device_us and copy_us else None, ".1f"),
         versus_baseline=_ratio(speed, baseline_speed),
         role=first.role,
-        fits_l2="yes" if copy_us and l2_bytes and first.case.bytes_per_call <= l2_bytes else "",
     )
 
 
