@@ -262,6 +262,7 @@ class Problem(msgspec.Struct, frozen=True, tag="problem"):
 
 Answer = Done | Problem
 MOST_ANSWER_CHARACTERS = 20_000
+NUMBER_BYTES = 8  # of the secret number that precedes a command and its answer
 
 
 def encode_command(command: Command) -> bytes:
