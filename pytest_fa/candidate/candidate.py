@@ -48,7 +48,7 @@ MOST_WORKSPACE_BYTES = 2**36
 OPEN_SECONDS = 300.0  # to start CUDA and to load a variant, which may import large packages
 
 
-class Timed(NamedTuple):
+class CommandTimes(NamedTuple):
     """The times of one command in microseconds: by the judge's clock, and by the candidate's own."""
 
     outside_us: float
@@ -110,12 +110,12 @@ class Candidate:
         """Have the arguments of a series made."""
         self.ask(Prepare(name, series, cpu_threads))
 
-    def timed(self, command: Run | ReplaySeries | Cold, meanwhile: Callable[[], object] | None = None) -> Timed:
+    def timed(self, command: Run | ReplaySeries | Cold, meanwhile: Callable[[], object] | None = None) -> CommandTimes:
         """Have a command carried out, and time it from outside, until its outputs can be read by this process."""
         self.before_launch()
         start = time.perf_counter_ns()
         done = self._connection.ask(command, self.limit_seconds, meanwhile=meanwhile)
-        return Timed((time.perf_counter_ns() - start) / 1000, done.inside_us, done.allocated)
+        return CommandTimes((time.perf_counter_ns() - start) / 1000, done.inside_us, done.allocated)
 
     def capture(self, name: str, *, reads_nodes: bool = False) -> Done:
         """Have a series captured as a graph.  Raises `CannotCapture`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from pytest_fa.candidate.agent import Agent, Opening, load_variant
 from pytest_fa.candidate.channel import Channel, Garbage
 from pytest_fa.candidate.commands import (
     MOST_ANSWER_CHARACTERS,
+    NUMBER_BYTES,
     CallProblem,
     CandidateAnswer,
     Command,
@@ -99,12 +101,16 @@ class Remote:
         descriptor: int | None = None,
         meanwhile: Callable[[], object] | None = None,
     ) -> Done:
-        """Send a command and wait for its answer."""
+        """Send a command with a secret number and wait for the answer with that number.
+
+        So a candidate cannot answer a command before it has read it.
+        """
+        number = secrets.token_bytes(NUMBER_BYTES)
         try:
-            self._channel.send(encode_command(command), descriptor)
+            self._channel.send(number + encode_command(command), descriptor)
             if meanwhile:
                 meanwhile()
-            answer = self._answer(seconds)
+            answer = self._answer(number, seconds)
         except (EOFError, ConnectionError):
             raise CandidateLost("crashed", "its process ended") from None
         except TimeoutError:
@@ -115,13 +121,16 @@ class Remote:
             raise _exception(answer)
         return answer
 
-    def _answer(self, seconds: float) -> CandidateAnswer:
+    def _answer(self, number: bytes, seconds: float) -> CandidateAnswer:
         """Wait for an answer.  Raises `TimeoutError` and `EOFError`."""
         if not self._channel.wait(seconds, *(() if self._pidfd is None else (self._pidfd,))):
             raise TimeoutError
         if not self._channel.wait(0):  # only the process has ended; another one may hold its socket
             raise EOFError
-        return decode_candidate_answer(self._channel.receive())
+        data = self._channel.receive()
+        if data[:NUMBER_BYTES] != number:
+            raise Garbage("it answers no command")
+        return decode_candidate_answer(data[NUMBER_BYTES:])
 
 
 def _exception(problem: CallProblem) -> Exception:

@@ -9,7 +9,14 @@ import torch
 
 from pytest_fa.candidate.agent import Agent
 from pytest_fa.candidate.channel import Channel
-from pytest_fa.candidate.commands import CallProblem, CandidateAnswer, ProblemKind, decode_command, encode_answer
+from pytest_fa.candidate.commands import (
+    NUMBER_BYTES,
+    CallProblem,
+    CandidateAnswer,
+    ProblemKind,
+    decode_command,
+    encode_answer,
+)
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
 from pytest_fa.errors import DeviceLost, LaunchError, UnsupportedCase, WrongResult
 from pytest_fa.run.device import is_alive
@@ -34,7 +41,8 @@ def serve_judge(channel: Channel) -> None:
             data = channel.receive()
         except EOFError:
             return
-        channel.send(encode_answer(_answer(agent, data, channel.take_descriptor())))
+        number, command = data[:NUMBER_BYTES], data[NUMBER_BYTES:]
+        channel.send(number + encode_answer(_answer(agent, command, channel.take_descriptor())))
 
 
 def _answer(agent: Agent, data: bytes, descriptor: int | None) -> CandidateAnswer:

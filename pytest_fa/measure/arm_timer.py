@@ -12,7 +12,9 @@ from pytest_fa.candidate.commands import ReplaySeries, Run, Series
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import WrongResult
 from pytest_fa.measure.cpu_time import CPU_THREADS
+from pytest_fa.measure.device_time import PROOF_BYTES, PROOF_CALLS
 from pytest_fa.measure.fresh_data import FreshData, Written
+from pytest_fa.records.agreement import CLOCK_US, MESSAGE_US, PROOF_SHARE
 from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.inputs import Inputs
 
@@ -23,7 +25,6 @@ MOST_CPU_CALLS = 200
 LONG_CALL_US = 1000.0  # from this length on, calls may be timed without a graph
 PROBE_CALLS = 20
 HEADS_JUDGED = 16  # of an arm's timed calls
-MESSAGE_US = 400.0  # that the judge's clock may show more than the candidate's, for the message and the start of work
 CLOCK_SHARE = 0.05  # how much longer the judge's clock may be besides
 SETTLING_SAMPLES = 5
 
@@ -103,6 +104,34 @@ class ArmTimer:
                 f"{self.name}: a call takes {inside_us:.2f} us by the clock of its own process and {outside_us:.2f} us "
                 f"by the judge's; at most {allowed_us:.2f} us are allowed",
             )
+
+    def prove(self) -> None:
+        """Time calls that write an output of their own each, and keep what some of them wrote.
+
+        Raises `WrongResult` if they take clearly longer: then work was skipped whose result another call overwrites.
+        On the CPU every call has an output of its own anyway.
+        """
+        if not self._graph:
+            return
+        count = max(1, min(self._calls, PROOF_CALLS, PROOF_BYTES // max(1, self._data.outs[0].nbytes)))
+        self._calls = count
+        self._outs = self._data.new_outputs(count)
+        self._series = self._data.series(count, self._outs)
+        self._candidate.prepare("proof", self._series)
+        self._outs = self._candidate.outputs_of("proof", self._outs, self._candidate.capture("proof").allocated)
+        proof_us = min(self._replay_us("proof") for _ in range(2)) / count
+        self.written += [self._data.written_head(self._series, count, self._outs) for _ in range(HEADS_JUDGED)]
+        allowed_us = PROOF_SHARE * statistics.median(self.outside_us) + CLOCK_US + MESSAGE_US / count
+        if proof_us > allowed_us:
+            raise WrongResult(
+                "clocks",
+                f"{self.name}: a call takes {statistics.median(self.outside_us):.2f} us, and {proof_us:.2f} us where "
+                f"each of {count} calls writes an output of its own; at most {allowed_us:.2f} us are allowed",
+            )
+
+    def _replay_us(self, name: str) -> float:
+        self._data.redraw(self._outs)
+        return self._candidate.timed(ReplaySeries(name)).outside_us
 
     def _prepare(self, calls: int, *, graph: bool) -> None:
         self._calls, self._graph = calls, graph

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from pytest_fa.candidate.candidate import Timed
+from pytest_fa.candidate.candidate import CommandTimes
 from pytest_fa.candidate.commands import ReplaySeries, Run, Series
 from pytest_fa.errors import FaError
 from pytest_fa.measure.cpu_time import CPU_THREADS, core_clock, make_calibration
@@ -82,7 +82,7 @@ class _TimedSeries:
             allocated = data.candidate.capture(name).allocated
             self.outs = data.candidate.outputs_of(name, self.outs, allocated)
 
-    def time(self, calls: int | None = None) -> Timed:
+    def time(self, calls: int | None = None) -> CommandTimes:
         """The time of all calls, or of the first `calls` without a graph, on new data."""
         self.data.redraw(self.outs)
         command = ReplaySeries(self.name) if self._graph else Run(self.name, calls or self.calls)

@@ -108,10 +108,7 @@ class FreshData:
             size.tensor.view(torch.int16).fill_(NAN_PATTERN)
         self._generator.manual_seed(self._random.getrandbits(63))
         for private in self._private:
-            if private.device.type == "cuda" or self._random.random() < 0.1 or not private.any():  # noqa: PLR2004
-                private.copy_(torch.randn(private.shape, generator=self._generator, device=private.device))
-            else:  # drawing takes longer on the CPU than a call: turn what is there by a secret distance
-                private.copy_(private.roll(self._random.randrange(1, len(private) // 64) * 64))
+            private.copy_(torch.randn(private.shape, generator=self._generator, device=private.device))
         for private, shared in zip(self._private, self._shared, strict=True):
             shared.copy_(private)
         synchronize(self.candidate.device)

@@ -91,6 +91,7 @@ def _time_pair(  # what one pair of a job needs
     stages.announce_work()
     for timer, arm in zip(timers, arms, strict=True):
         timer.require_one_time()
+        timer.prove()
         _judge_written(timer, arm, pair.case.computes, job.policy if arm is pair.candidate else arm.variant.tolerance)
     for candidate in candidates:
         candidate.end_job()

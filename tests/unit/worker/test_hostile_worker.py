@@ -41,9 +41,16 @@ def connection():
             pass
 end = connection()
 end.setblocking(True)
+def number():
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == 'serve_judge':
+            return frame.f_locals['number']
+        frame = frame.f_back
 def send(text, size=None):
     data = text if isinstance(text, bytes) else json.dumps(text).encode()
-    end.sendall(struct.pack('!Q', len(data) if size is None else size) + data)
+    data = data if size else number() + data
+    end.sendall(struct.pack('!Q', size or len(data)) + data)
 """
 
 # The judge's process id: that of the other child of the server.
@@ -104,12 +111,12 @@ MESSAGES = {
         "failed",
         CANNOT_BE_READ,
     ),
-    "an answer too many": (f"send({DONE})", "wrong", "are NaN or Inf"),
-    "a thousand answers": (f"for _ in range(1000): send({DONE})", "wrong", "are NaN or Inf"),
-    "an output elsewhere": (
-        "send(dict(type='done', allocated=[dict(handle='0', size_bytes=1, offset_bytes=-9, strides=[2**62] * 4)]))",
-        "wrong",
-        "are NaN or Inf",
+    "an answer in advance": (f"send({DONE}); send({DONE})", "failed", "it answers no command"),
+    "a thousand answers": (f"for _ in range(1000): send({DONE})", "failed", "it answers no command"),
+    "a guessed number": (
+        f"def number(): return b'12345678'\nsend({DONE})",
+        "failed",
+        "it answers no command",
     ),
     "a lost device": (
         "send(dict(type='problem', kind='device_error', message='', explanation=''))",
@@ -143,6 +150,17 @@ def test_a_hostile_message_costs_its_case(workers: Workers, job_of: RunEntry, na
     assert "\x1b" not in result.message
     assert time.monotonic() - start < 15
     assert workers.run(job_of("pass")).outcome == "ok"
+
+
+def test_an_output_elsewhere(workers: Workers, job_of_source: JobOfSource) -> None:
+    """A candidate that claims to have allocated its output where no memory is fails."""
+    source = (
+        "from pytest_fa.candidate import commands, series\n"
+        "place = commands.Allocated('0', 1, -9, (2**62,) * 4)\n"
+        "series.PreparedSeries._allocated = lambda self: (place,) * len(self._outs)\n"
+    )
+    result = workers.run(job_of_source(source + PYTHON_SOURCE, time=True))
+    assert (result.outcome, result.speed) == ("failed", None), result.message
 
 
 ENDINGS = {
