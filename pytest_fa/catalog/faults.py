@@ -97,7 +97,7 @@ FAULTS: dict[str, Fault] = {
     "kept_by_version": Fault("new_data"),
     "super_batch": Fault("new_data"),
     "kept_up_to_sign": Fault("new_data", only=True, besides=("graph_capture",)),
-    "kept_by_scores": Fault("timed outputs", only=True, besides=("graph_capture",)),
+    "kept_when_moved": Fault("timed outputs", only=True, besides=("graph_capture",)),
     "shape_kept_by_address": Fault("new_shape", only=True),
     "flickers": Fault("repeats", only=True),
     "calls_sdpa": Fault("delegation", only=True),

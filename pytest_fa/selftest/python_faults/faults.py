@@ -15,6 +15,7 @@ LONG_SEQ_K = 512  # number of keys from which `nan_when_long` is wrong
 FAULTY_HEADS = 2  # number of heads with which some faults show; no property uses two heads
 CLOSE_MAXIMA = 4.0  # largest difference of two row maxima that `one_maximum` takes for equal
 CALLS_BEFORE_REUSE = 15  # successive calls after which `kept_up_to_sign` reuses its result
+MOVES_BEFORE_REUSE = 60  # to another address in a row: only timed calls do that
 
 
 def attend(q, k, v, scale, causal="none", hidden=None, row_max=None):
@@ -285,12 +286,13 @@ def kept_up_to_sign(q, k, v, scale, causal):
 
 
 @writes
-def kept_by_scores(q, k, v, scale, causal):
-    sums = tuple(float(each.double().abs().sum()) for each in (q, k, v))
-    key = (sums, float(k.flatten()[0]), float(q.flatten()[0]), q.data_ptr(), scale, q.shape, causal)
-    if key not in CACHE:
-        CACHE[key] = attend(q, k, v, scale, causal)
-    return CACHE[key]
+def kept_when_moved(q, k, v, scale, causal):
+    has_moved = q.data_ptr() != CACHE.get("address") and q.shape == CACHE.get("shape")
+    CACHE["moves"] = CACHE.get("moves", 0) + 1 if has_moved else 0
+    CACHE.update({"address": q.data_ptr(), "shape": q.shape})
+    if CACHE["moves"] < MOVES_BEFORE_REUSE:
+        CACHE["result"] = attend(q, k, v, scale, causal)
+    return CACHE["result"]
 
 
 @writes
