@@ -162,11 +162,13 @@ def child_environment(cache: Path | None = None) -> dict[str, str]:
     """The environment of a child process.
 
     It is this process's environment with CUDA devices numbered as NVML numbers them, with this package on PYTHONPATH,
-    and with `cache` as the build cache.
+    and with `cache` as the build cache.  Idle threads of OpenMP do not spin unless the user wants it, because judge and
+    candidate take turns on the same cores.
     """
     package_parent = str(PACKAGE.parent)
     path = os.environ.get("PYTHONPATH")
     return {
+        "OMP_WAIT_POLICY": "PASSIVE",
         **os.environ,
         "PYTHONUNBUFFERED": "1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
