@@ -219,7 +219,8 @@ def test_the_self_test_is_rerun(shell: Shell) -> None:
 def test_the_self_test_without_timing(shell: Shell) -> None:
     """With --benchmark-disable the kernel that is wrong only in timed calls is skipped with that reason."""
     printed = shell.type("pytest --fa-selftest --benchmark-disable --fa-variant=kept_when_moved -rs")
-    assert (
+    reason = "only timed calls show the mistake of kept_when_moved, and --benchmark-disable switches timing off"
+    assert reason in printed
         "only timed calls show the mistake of kept_when_moved, and --benchmark-disable switches timing off" in printed
     )
     assert "1 skipped" in printed

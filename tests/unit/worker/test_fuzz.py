@@ -107,13 +107,16 @@ def test_any_stream_gives_a_result(stream: bytes) -> None:
         far.send(stream)
         far.shutdown(socket.SHUT_WR)
         workers = Workers()
-        judge, candidate = Worker(2**22 - 1, Channel(near)), Worker(os.getpid(), channel_pair()[0])
+        channel, candidate_end = channel_pair()
+        judge, candidate = Worker(2**22 - 1, Channel(near)), Worker(os.getpid(), channel)
         workers._server, workers._owner = SilentServer(), client._owner(JOB.variant)
         patch.setattr(
             SilentServer, "fork", lambda _, role="worker": judge if role == "judge" else candidate, raising=False
         )
         result = workers.run(JOB)
         judge.close()
+        candidate.close()
+        candidate_end.close()
     assert isinstance(result, CaseResult)
     assert result.message == printable(result.message)
     if result.outcome in ("crashed", "hung", "failed") and result.caught_by == ("isolation",):
