@@ -138,7 +138,7 @@ JUDGED = {
     ),
     "problems are answered as done": (
         "import msgspec\nfrom pytest_fa.candidate import commands, serving\n"
-        "done = msgspec.json.encode(commands.Done())\nprocess.encode_answer = lambda _: done\n" + ZEROS,
+        "done = msgspec.json.encode(commands.Done())\nserving.encode_answer = lambda _: done\n" + ZEROS,
         "max",
     ),
     "json is replaced": (
