@@ -221,8 +221,6 @@ def test_the_self_test_without_timing(shell: Shell) -> None:
     printed = shell.type("pytest --fa-selftest --benchmark-disable --fa-variant=kept_when_moved -rs")
     reason = "only timed calls show the mistake of kept_when_moved, and --benchmark-disable switches timing off"
     assert reason in printed
-        "only timed calls show the mistake of kept_when_moved, and --benchmark-disable switches timing off" in printed
-    )
     assert "1 skipped" in printed
 
 
