@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ from pytest_fa.candidate.commands import (
 )
 from pytest_fa.candidate.connection import Connection, LocalConnection, Remote
 from pytest_fa.candidate.lending import Lending, OtherProcess, SameProcess
-from pytest_fa.candidate.shared_memory import map_on_gpu, mapped_bytes_on_gpu, unmap_on_gpu
+from pytest_fa.candidate.shared_memory import NoSharedMemory, map_on_gpu, mapped_bytes_on_gpu, unmap_on_gpu
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.errors import FaError, WrongResult
@@ -89,6 +89,8 @@ class Candidate:
         """Load a variant.  Raises what the loading raises."""
         opened = self.ask(Open(variant, library, device, computes), OPEN_SECONDS)
         if self._lending is None or torch.device(device) != self.device:
+            if isinstance(self._lending, OtherProcess):
+                self._lending.give_up()
             self.device = torch.device(device)
             self._lending = self._new_lending()
         self.why_no_tools, self.workspaces = opened.why_no_tools, Workspaces()
@@ -213,8 +215,13 @@ class Candidate:
         self.before_launch()
         self.ask(ReplayCall())
 
-    def views_of(self, inputs: Inputs, out: torch.Tensor) -> CallViews:
-        """The views of a call's arguments, with a workspace if the variant needs one."""
+    def views_of(
+        self, inputs: Inputs, out: torch.Tensor, allocate: Callable[[int], torch.Tensor] | None = None
+    ) -> CallViews:
+        """The views of a call's arguments, with a workspace if the variant needs one.
+
+        `allocate` makes a workspace of a size in bytes; without it, each call has a new one, or a guarded one.
+        """
         q, k, v, output = self.lending.lend((inputs.q, inputs.k, inputs.v, out))
         views = CallViews(q, k, v, output, inputs.scale, inputs.causal)
         size = self.ask(WorkspaceBytes(views)).size_bytes
@@ -223,7 +230,7 @@ class Candidate:
         most = MOST_WORKSPACE_BYTES if self.device.type == "cuda" else 0
         if not 0 < size <= most:
             raise FaError(f"it asks for a workspace of {size} bytes; on {self.device}, at most {most} are allowed")
-        (workspace,) = self.lending.lend([self.workspaces(size, self.device)])
+        (workspace,) = self.lending.lend([allocate(size) if allocate else self.workspaces(size, self.device)])
         return CallViews(q, k, v, output, inputs.scale, inputs.causal, workspace)
 
     def end_job(self) -> None:
@@ -237,7 +244,8 @@ class Candidate:
         """Close the connection to a candidate whose process has ended, and free its memory."""
         if isinstance(self._connection, Remote):
             self._connection.close()
-        self._unmap()
+        with suppress(NoSharedMemory):  # what the candidate had allocated may have gone with it
+            self._unmap()
         if isinstance(self._lending, OtherProcess):
             self._lending.close()
         self._lending = None

@@ -81,7 +81,8 @@ class OtherProcess:
     """Lending to another process.  `send` tells it which pieces to map and to unmap."""
 
     def __init__(self, send: Send, device: torch.device) -> None:
-        self._send, self._device = send, device
+        self._send = send
+        self._device = torch.device("cuda", device.index or 0) if device.type == "cuda" else device
         self._numbers = itertools.count()
         self._pieces: dict[int, Piece] = {}
         self._own: dict[int, int] = {}  # address of memory from `allocate` -> its number
@@ -117,8 +118,12 @@ class OtherProcess:
         self._own.clear()
         self._lent.clear()
         if sum(len(piece.data) for piece in self._pieces.values()) > MOST_KEPT_BYTES:
-            self._send(Detach(tuple(self._pieces)), None)
-            self.close()
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Let the other process unmap all pieces, and free them."""
+        self._send(Detach(tuple(self._pieces)), None)
+        self.close()
 
     def close(self) -> None:
         """Free all pieces.  The other process must have ended, or have unmapped them."""

@@ -176,7 +176,7 @@ class PreparedSeries:
         self._next += 1
         out = self._outs[slot]
         result = self._forward(q, k, v, scale=self._scale, causal=self._causal, out=out)
-        if result is not out:
+        if result is not out and not is_same_memory(result, out):
             if self._is_cpu:
                 out.copy_(require_output(result, out).detach())
             else:
@@ -189,6 +189,15 @@ class PreparedSeries:
             None if result is out else _place_of(require_output(result, out))
             for result, out in zip(self.results, self._outs, strict=True)
         )
+
+
+def is_same_memory(result: object, out: torch.Tensor) -> bool:
+    """Whether a result is a view of all of `out`, such as `out[:]`."""
+    return (
+        type(result) is torch.Tensor
+        and (result.data_ptr(), result.shape, result.stride()) == (out.data_ptr(), out.shape, out.stride())
+        and result.dtype == out.dtype
+    )
 
 
 def _place_of(result: torch.Tensor) -> Allocated:

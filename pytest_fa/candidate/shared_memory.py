@@ -108,7 +108,12 @@ class _DeviceBytes:
 def allocate_on_gpu(size_bytes: int, device: torch.device) -> Piece:
     """A new piece on a GPU.  Raises `NoSharedMemory` where CUDA cannot share memory between processes."""
     driver = _driver(device)
-    address = _ok(driver.cuMemAlloc(size_bytes))
+    status, address = driver.cuMemAlloc(size_bytes)
+    if int(status) == int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):  # torch may keep memory that nobody uses
+        torch.cuda.empty_cache()
+        status, address = driver.cuMemAlloc(size_bytes)
+    if int(status) != 0:
+        raise NoSharedMemory(f"{size_bytes} bytes of GPU memory cannot be allocated: {status!r}")
     handle = _ok(driver.cuIpcGetMemHandle(address))
     return Piece(_device_tensor(int(address), size_bytes, device), bytes(handle.reserved).hex())
 

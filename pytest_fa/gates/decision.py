@@ -7,7 +7,6 @@ rate of 0.5 %, so the error rate of the verdict is at most the sum of both.  A t
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 
 import msgspec
@@ -78,9 +77,9 @@ def analyse(
 
 
 def _not_below_outside(pairs: Sequence[PairSamples], limit: float) -> str:
-    """What the judge's clock says against a PASS: the pairs whose mean log-ratio by it is not below `limit`."""
-    means = {pair.shape_id: statistics.fmean(pair.outside) for pair in pairs if pair.outside}
-    slow = [f"{math.exp(mean):.4f} at {shape}" for shape, mean in means.items() if not mean < limit]
+    """What the judge's clock says against a PASS: the pairs whose upper confidence limit by it is not below `limit`."""
+    intervals = [(pair.shape_id, t_interval(list(pair.outside), CONFIDENCE, 0.0)) for pair in pairs if pair.outside]
+    slow = [f"{math.exp(each.mean):.4f} at {shape}" for shape, each in intervals if not each.high < limit]
     return f"by the judge's clock the ratio is {', '.join(slow)}; a PASS needs both clocks" if slow else ""
 
 

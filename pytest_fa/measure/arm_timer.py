@@ -7,12 +7,14 @@ import secrets
 import statistics
 from collections.abc import Callable
 
+import torch
+
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.commands import ReplaySeries, Run, Series
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import WrongResult
 from pytest_fa.measure.cpu_time import CPU_THREADS
-from pytest_fa.measure.device_time import PROOF_BYTES, PROOF_CALLS
+from pytest_fa.measure.device_time import PROOF_BYTES, PROOF_CALLS, PROOF_REPLAYS, shorter_us
 from pytest_fa.measure.fresh_data import FreshData, Written
 from pytest_fa.records.agreement import CLOCK_US, MESSAGE_US, PROOF_SHARE
 from pytest_fa.run.graphs import CannotCapture
@@ -114,13 +116,12 @@ class ArmTimer:
         if not self._graph:
             return
         count = max(1, min(self._calls, PROOF_CALLS, PROOF_BYTES // max(1, self._data.outs[0].nbytes)))
-        self._calls = count
-        self._outs = self._data.new_outputs(count)
-        self._series = self._data.series(count, self._outs)
-        self._candidate.prepare("proof", self._series)
-        self._outs = self._candidate.outputs_of("proof", self._outs, self._candidate.capture("proof").allocated)
-        proof_us = min(self._replay_us("proof") for _ in range(2)) / count
-        self.written += [self._data.written_head(self._series, count, self._outs) for _ in range(HEADS_JUDGED)]
+        outs = self._data.new_outputs(count)
+        series = self._data.series(count, outs)
+        self._candidate.prepare("proof", series)
+        outs = self._candidate.outputs_of("proof", outs, self._candidate.capture("proof").allocated)
+        proof_us = min(self._replay_us("proof", outs) for _ in range(PROOF_REPLAYS)) / count
+        self.written += [self._data.written_head(series, count, outs) for _ in range(HEADS_JUDGED)]
         allowed_us = PROOF_SHARE * statistics.median(self.outside_us) + CLOCK_US + MESSAGE_US / count
         if proof_us > allowed_us:
             raise WrongResult(
@@ -129,13 +130,14 @@ class ArmTimer:
                 f"each of {count} calls writes an output of its own; at most {allowed_us:.2f} us are allowed",
             )
 
-    def _replay_us(self, name: str) -> float:
-        self._data.redraw(self._outs)
+    def _replay_us(self, name: str, outs: list[torch.Tensor]) -> float:
+        self._data.redraw(outs)
         return self._candidate.timed(ReplaySeries(name)).outside_us
 
     def _prepare(self, calls: int, *, graph: bool) -> None:
         self._calls, self._graph = calls, graph
-        self._outs = self._data.own_outputs(calls) if self.is_cpu else self._data.outs
+        self._outs = self._data.outs if graph else self._data.own_outputs(calls)
+        self._calls = calls = calls if graph else len(self._outs)
         self._series = self._data.series(calls, self._outs)
         self._candidate.prepare("arm", self._series, CPU_THREADS if self.is_cpu else None)
         if graph:
@@ -149,7 +151,7 @@ class ArmTimer:
             self._outs = self._candidate.outputs_of("arm", self._data.outs, timed.allocated)
         if keep:
             self.outside_us.append(timed.outside_us / calls)
-        return (timed.outside_us if self.is_cpu else timed.inside_us[0]) / calls
+        return (timed.outside_us if self.is_cpu else timed.inside_us[0] if keep else shorter_us(timed)) / calls
 
 
 OpenArm = Callable[[], ArmTimer]

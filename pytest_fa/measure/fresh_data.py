@@ -24,7 +24,7 @@ from pytest_fa.run.inputs import Inputs, bits_of, poison, poisoned_output
 OFFSET_BYTES = 128  # offsets are multiples of it, so that tensors stay aligned to 16 bytes
 RANGE_BYTES = 2**18  # within which offsets lie; on an H200, ranges of 8 to 512 KB make no difference to a time
 MOST_OUTPUTS = 8  # that calls write in turn
-OWN_OUTPUT_BYTES = 2**26  # of outputs that one call each writes, on the CPU
+OWN_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of outputs that one call each writes
 
 
 class Written(NamedTuple):
@@ -56,15 +56,17 @@ class FreshData:
         output = poisoned_output(inputs, case.computes)
         count = max(1, min(MOST_OUTPUTS, quarter // max(1, output.nbytes)))
         self._out_like = output
+        self._workspaces: dict[int, torch.Tensor] = {}  # by size in bytes; all calls of one size share a workspace
         self.outs = self.new_outputs(count)
         self.redraw()
 
     def own_outputs(self, calls: int) -> list[torch.Tensor]:
-        """One new output for each of `calls` calls, or as many as 64 MiB hold.
+        """One new output for each of `calls` calls, or as many as 64 MiB hold, on a GPU 1 GiB.
 
         If later calls wrote the same output, a candidate could skip a call whose output is written again.
         """
-        return self.new_outputs(max(1, min(calls, OWN_OUTPUT_BYTES // max(1, self._out_like.nbytes))))
+        most_bytes = OWN_OUTPUT_BYTES[self.candidate.device.type]
+        return self.new_outputs(max(1, min(calls, most_bytes // max(1, self._out_like.nbytes))))
 
     def new_outputs(self, count: int) -> list[torch.Tensor]:
         """Outputs in memory that the candidate sees, full of NaN."""
@@ -82,7 +84,8 @@ class FreshData:
         targets = outs or self.outs
         starts = self._views(self._shared)
         q, k, v = starts
-        first_views = self.candidate.views_of(Inputs(q, k, v, self._like.scale, self._like.causal), targets[0])
+        inputs = Inputs(q, k, v, self._like.scale, self._like.causal)
+        first_views = self.candidate.views_of(inputs, targets[0], self._workspace_of)
         steps = RANGE_BYTES // OFFSET_BYTES
         elements = OFFSET_BYTES // q.element_size()
         shifts = tuple(
@@ -97,6 +100,12 @@ class FreshData:
         views: tuple[View, ...] = tuple(self.candidate.lending.lend(targets))
         return Series(first_views, views, shifts, tuple(out_of[:count]))
 
+    def _workspace_of(self, size_bytes: int) -> torch.Tensor:
+        """A workspace, [size_bytes] uint8, that the candidate sees; `redraw` fills it with NaN."""
+        if size_bytes not in self._workspaces:
+            self._workspaces[size_bytes] = self.candidate.lending.allocate(size_bytes)
+        return self._workspaces[size_bytes]
+
     def redraw(self, outs: list[torch.Tensor] | None = None) -> None:
         """Fill outputs and workspaces with NaN, and then the buffers with new data.
 
@@ -104,8 +113,8 @@ class FreshData:
         """
         for out in outs or self.outs:
             poison(out)
-        for size in self.candidate.workspaces.guarded_by_size.values():
-            size.tensor.view(torch.int16).fill_(NAN_PATTERN)
+        for workspace in self._workspaces.values():
+            workspace[: len(workspace) // 2 * 2].view(torch.int16).fill_(NAN_PATTERN)
         self._generator.manual_seed(self._random.getrandbits(63))
         for private in self._private:
             private.copy_(torch.randn(private.shape, generator=self._generator, device=private.device))
