@@ -14,6 +14,7 @@ from pytest_fa.candidate.agent import Agent, written
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.channel import Channel, channel_pair
 from pytest_fa.candidate.commands import (
+    NUMBER_BYTES,
     Attach,
     CallProblem,
     Done,
@@ -61,12 +62,12 @@ def serve(channel: Channel, forward: Function) -> None:
             return
         descriptor = channel.take_descriptor()
         try:
-            answer: Done | CallProblem = agent.execute(decode_command(data), descriptor)
+            answer: Done | CallProblem = agent.execute(decode_command(data[NUMBER_BYTES:]), descriptor)
         except Exception as problem:  # noqa: BLE001  # every exception becomes an answer
             answer = problem_of(problem, CPU)
         if descriptor is not None:
             os.close(descriptor)
-        channel.send(encode_answer(answer))
+        channel.send(data[:NUMBER_BYTES] + encode_answer(answer))
 
 
 @pytest.fixture
@@ -97,11 +98,13 @@ def answering(*answers: bytes) -> Iterator[Candidate]:
     near, far = channel_pair()
     end = Channel(far)
     for answer in answers:
-        end.send(answer)
+        end.send(bytes(NUMBER_BYTES) + answer)
     if not answers:
         end.close()
     candidate = Candidate(Remote(near, os.getpid()), os.getpid())
-    yield candidate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pytest_fa.candidate.connection.secrets.token_bytes", bytes)  # the secret number is 0
+        yield candidate
     candidate.abandon()
     end.close()
 
