@@ -46,7 +46,7 @@ def damaged(new_project: NewProject) -> Damaged:
     path = project.folder / "profiles" / "cpu" / "good.jsonl"
     line = path.read_bytes().rstrip(b"\n")
     timeless = {**json.loads(line), "speed": {**json.loads(line)["speed"], "device": None}}
-    bad_lines = [line.replace(b'{"schema":4', b'{"schema":9'), json.dumps(timeless).encode(), line[:100]]
+    bad_lines = [line.replace(b'{"schema":5', b'{"schema":9'), json.dumps(timeless).encode(), line[:100]]
     path.write_bytes(b"\n".join((line, *bad_lines)))
     (project.folder / "profiles" / "another-gpu").mkdir()
     os.mkfifo(project.folder / "profiles" / "another-gpu" / "good.jsonl")
@@ -62,7 +62,7 @@ def complaints(run: Run, path: str) -> list[str]:
 
 def test_a_run_names_the_lines_that_it_cannot_read(damaged: Damaged) -> None:
     """One line has the file, the number of bad lines, the first one, its reason and what to do; the run is green."""
-    reason = "record schema is 9; this version reads schemas 3 to 4"
+    reason = "record schema is 9; this version reads schemas 3 to 5"
     assert complaints(damaged.beside, "profiles/cpu/good.jsonl") == [
         f"fa: profiles/cpu/good.jsonl: 3 of 4 lines cannot be read; line 2: {reason}; {REMEDY}"
     ]
