@@ -21,7 +21,7 @@ from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.inputs import Inputs
 
 SAMPLE_US = 10_000.0  # the intended length of a sample on a GPU: one replay of a graph
-CPU_SAMPLE_US = 5000.0
+CPU_SAMPLE_US = 20_000.0
 MOST_CALLS = 6000  # in a graph
 MOST_CPU_CALLS = 200
 LONG_CALL_US = 1000.0  # from this length on, calls may be timed without a graph
