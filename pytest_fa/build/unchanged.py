@@ -27,8 +27,8 @@ def change_of(path: Path, sha256: str) -> str:
 def require_unchanged(library: str | None, file_hashes: Mapping[str, str]) -> None:
     """Raise `ChangedBuild` unless every file of a build has its recorded sha256.
 
-    It is called in the process that loads the library, immediately before that.  `file_hashes` has the names of the
-    library and of the files beside it; it is empty for a variant that is not built.
+    The judge, or the process of a profiler, calls it immediately before the library is loaded.  `file_hashes` has the
+    names of the library and of the files beside it; it is empty for a variant that is not built.
     """
     for name, sha256 in file_hashes.items():
         path = Path(library or "").with_name(name)

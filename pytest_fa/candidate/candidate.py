@@ -113,7 +113,7 @@ class Candidate:
         self.ask(Prepare(name, series, cpu_threads))
 
     def timed(self, command: Run | ReplaySeries | Cold, meanwhile: Callable[[], object] | None = None) -> CommandTimes:
-        """Have a command carried out, and time it from outside, until its outputs can be read by this process."""
+        """Have a command carried out, and time it from outside, until its answer has arrived."""
         self.before_launch()
         start = time.perf_counter_ns()
         done = self._connection.ask(command, self.limit_seconds, meanwhile=meanwhile)

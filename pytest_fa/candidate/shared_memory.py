@@ -109,7 +109,7 @@ def allocate_on_gpu(size_bytes: int, device: torch.device) -> Piece:
     """A new piece on a GPU.  Raises `NoSharedMemory` where CUDA cannot share memory between processes."""
     driver = _driver(device)
     status, address = driver.cuMemAlloc(size_bytes)
-    if int(status) == int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):  # torch may keep memory that nobody uses
+    if int(status) == int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):  # torch may keep memory that no tensor uses
         torch.cuda.empty_cache()
         status, address = driver.cuMemAlloc(size_bytes)
     if int(status) != 0:

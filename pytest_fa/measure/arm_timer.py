@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import secrets
 import statistics
-from collections.abc import Callable
 
 import torch
 
@@ -152,6 +151,3 @@ class ArmTimer:
         if keep:
             self.outside_us.append(timed.outside_us / calls)
         return (timed.outside_us if self.is_cpu else timed.inside_us[0] if keep else shorter_us(timed)) / calls
-
-
-OpenArm = Callable[[], ArmTimer]

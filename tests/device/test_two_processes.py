@@ -78,14 +78,14 @@ __global__ void look_up(const FaForwardArgs args) {
   const int tensor = threadIdx.x / SAMPLES;
   const int64_t step = args.batch * args.heads * rows[tensor] * HEAD_DIM / SAMPLES;
   const auto* elements = static_cast<const unsigned short*>(tensors[tensor]);
-  const unsigned short mine = elements[threadIdx.x % SAMPLES * step];
+  const unsigned short sample = elements[threadIdx.x % SAMPLES * step];
   int match = -1;
   for (int entry = 0; entry < min(entry_count, ENTRIES); ++entry) {
-    if (__syncthreads_and(mine == sampled[entry][threadIdx.x])) match = entry;
+    if (__syncthreads_and(sample == sampled[entry][threadIdx.x])) match = entry;
   }
   const int target = entry_count % ENTRIES;
   __syncthreads();
-  if (match < 0) sampled[target][threadIdx.x] = mine;
+  if (match < 0) sampled[target][threadIdx.x] = sample;
   if (threadIdx.x == 0) {
     hit = match, slot = target;
     if (match < 0) ++entry_count;

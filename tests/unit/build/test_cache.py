@@ -506,8 +506,8 @@ def test_no_build_names_the_damage(workplace: Workplace) -> None:
     """With --fa-no-build, a damaged library is not used, and the failure names the file and both hashes."""
     built = keys.file_hash(str(workplace.library())) or ""
     flip_a_bit(workplace.library())
-    found = keys.file_hash(str(workplace.library())) or ""
-    hashes = f"its sha256 is {found[:16]}..., that of the build {built[:16]}..."
+    changed = keys.file_hash(str(workplace.library())) or ""
+    hashes = f"its sha256 is {changed[:16]}..., that of the build {built[:16]}..."
     expected = f"kernel.so has changed since it was built: {hashes}; drop --fa-no-build"
     assert expected in workplace.failure(no_build=True)
 

@@ -387,9 +387,9 @@ DELEGATES = {
     + f"    return pool.submit(lambda: out.copy_({ASK_LIBRARY})).result()\n",
     "through torch.ops": FORWARD
     + "    return out.copy_(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=scale)[0])\n",
-    "by another name": "mine = getattr(torch._C._nn, 'scaled_dot' + '_product_attention')\n"
+    "by another name": "renamed = getattr(torch._C._nn, 'scaled_dot' + '_product_attention')\n"
     + FORWARD
-    + "    return out.copy_(mine(q, k, v, scale=scale))\n",
+    + "    return out.copy_(renamed(q, k, v, scale=scale))\n",
     "through multi-head attention": FORWARD
     + """\
     size = q.shape[-1]
