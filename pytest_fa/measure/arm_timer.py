@@ -11,11 +11,11 @@ import torch
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.commands import ReplaySeries, Run, Series
 from pytest_fa.catalog.case import Case
-from pytest_fa.errors import WrongResult
+from pytest_fa.errors import Tampering, WrongResult
 from pytest_fa.measure.cpu_time import CPU_THREADS
 from pytest_fa.measure.device_time import PROOF_BYTES, PROOF_CALLS, PROOF_REPLAYS, shorter_us
 from pytest_fa.measure.fresh_data import FreshData, Written
-from pytest_fa.records.agreement import CLOCK_US, MESSAGE_US, PROOF_SHARE
+from pytest_fa.records.agreement import CLOCK_US, MESSAGE_US, PROOF_SHARE, PROVEN_SHARE
 from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.inputs import Inputs
 
@@ -96,11 +96,15 @@ class ArmTimer:
         self.written[place : place + 1] = [written] if place < HEADS_JUDGED else []
 
     def require_one_time(self) -> None:
-        """Raise `WrongResult` if the candidate's clock shows clearly less than the judge's."""
+        """Raise `WrongResult` if the candidate's clock shows clearly less than the judge's.
+
+        From 25 % on, it is proof of tampering.
+        """
         inside_us, outside_us = (statistics.median(samples) for samples in (self.samples_us, self.outside_us))
         allowed_us = inside_us * (1 + CLOCK_SHARE) + MESSAGE_US / self._calls
         if outside_us > allowed_us:
-            raise WrongResult(
+            is_proof = inside_us < (1 - PROVEN_SHARE) * (outside_us - MESSAGE_US / self._calls)
+            raise (Tampering if is_proof else WrongResult)(
                 "clocks",
                 f"{self.name}: a call takes {inside_us:.2f} us by the clock of its own process and {outside_us:.2f} us "
                 f"by the judge's; at most {allowed_us:.2f} us are allowed",

@@ -146,8 +146,6 @@ JUDGED = {
         "msgspec.json.encode = lambda *_, **__: done\n" + ZEROS,
         "max",
     ),
-    "a subclass computes lazily": (LAZY, "output"),
-    "a subclass in disguise": (DISGUISED, "output"),
     "a thread works after the answer": (LATE.replace("WAIT", "0.2"), "finite"),
     "inputs and output are zero": (FORWARD + "    v.zero_()\n    return out.zero_()\n", "inputs"),
     "truth is searched with gc": (STOLEN_BY_GC, "max"),
@@ -163,8 +161,16 @@ def test_a_judged_call_shows_a_cheat(workers: Workers, job_of_source: JobOfSourc
     assert outcome_of(result) == ("wrong", (check,)), result.message
 
 
+@pytest.mark.parametrize("source", [LAZY, DISGUISED], ids=["computes lazily", "in disguise"])
+def test_a_subclass_is_tampering(workers: Workers, job_of_source: JobOfSource, source: str) -> None:
+    """An output of a class of the variant's own is proof of tampering, and has no diagnosis."""
+    result = workers.run(job_of_source(RIGHT + source))
+    assert (outcome_of(result), result.diagnosis) == (("cheat", ("output",)), None), result.message
+
+
 TWINS = {
     "reads modules": "names = [name for name in sys.modules if name.startswith('pytest_fa')]\n" + HONEST,
+    "returns a parameter": FORWARD + "    return torch.nn.Parameter(right(q, k, v, scale))\n",
     "returns a new tensor": FORWARD + "    return right(q, k, v, scale)\n",
     "waits for its thread": LATE.replace("WAIT", "0").replace(
         "    return out\n", "    thread.join()\n    return out\n"
