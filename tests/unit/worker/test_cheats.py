@@ -169,6 +169,22 @@ def test_a_subclass_is_tampering(workers: Workers, job_of_source: JobOfSource, s
 
 
 TWINS = {
+    "returns one buffer": "kept = []\n"
+    + FORWARD
+    + "    kept.append(torch.empty_like(out)) if not kept else None\n"
+    + "    return kept[0].copy_(right(q, k, v, scale))\n",
+    "keeps a workspace": "kept = {}\n"
+    + FORWARD
+    + "    work = kept.setdefault(q.shape, torch.empty(*q.shape[:3], k.shape[2]))\n"
+    + "    torch.softmax(torch.matmul(q.float(), k.float().transpose(2, 3), out=work) * scale, -1, out=work)\n"
+    + "    return out.copy_(work @ v.float())\n",
+    "chooses in its first call": "chosen = []\n"
+    + FORWARD
+    + "    for way in (right, right) if not chosen else ():\n"
+    + "        start = time.perf_counter()\n"
+    + "        way(q, k, v, scale)\n"
+    + "        chosen.append((time.perf_counter() - start, way))\n"
+    + "    return out.copy_(min(chosen, key=lambda each: each[0])[1](q, k, v, scale))\n",
     "reads modules": "names = [name for name in sys.modules if name.startswith('pytest_fa')]\n" + HONEST,
     "returns a parameter": FORWARD + "    return torch.nn.Parameter(right(q, k, v, scale))\n",
     "returns a new tensor": FORWARD + "    return right(q, k, v, scale)\n",
@@ -183,7 +199,7 @@ TWINS = {
 @pytest.mark.parametrize("name", TWINS)
 def test_an_honest_twin_passes(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
     """A variant that does something similar, and computes, is `ok`."""
-    result = workers.run(job_of_source(RIGHT + TWINS[name], repeats=3))
+    result = workers.run(job_of_source(RIGHT + TWINS[name], repeats=3, time=True))
     assert outcome_of(result) == ("ok", ()), result.message
 
 
@@ -218,6 +234,15 @@ TIMED = {
         "CHEAT", "out[:, :, ::2] = right(q[:, :, ::2], k, v, scale); return out"
     ),
     "inputs changed while timed": WHILE_TIMED.replace("CHEAT", "k.zero_()"),
+    "the answer comes before the work": """\
+from pytest_fa.candidate import commands, series
+run = series.PreparedSeries.run
+def answer_first(self, count):
+    threading.Thread(target=lambda: (time.sleep(0.1), run(self, count))).start()
+    return commands.Done(inside_us=(1.0,), allocated=(None,) * len(self._outs))
+series.PreparedSeries.run = answer_first
+"""
+    + HONEST,
     "an earlier output while timed": WHILE_TIMED.replace("CHEAT", "return out.copy_(kept[-1])")
     .replace("    return out.copy_(right", "    kept.append(right(q, k, v, scale))\n    return out.copy_(right")
     .replace("count = 0", "count, kept = 0, []"),
