@@ -221,6 +221,7 @@ class Results:
 
     def _write_table(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table of the run: one row for each variant and shape, or for each kernel of the self-test."""
+        from pytest_fa.report.exploit_lines import exploit_lines  # noqa: PLC0415
         from pytest_fa.report.table import render_matrix  # noqa: PLC0415
 
         width = terminal._tw.fullwidth  # noqa: SLF001
@@ -228,6 +229,8 @@ class Results:
         terminal.section("self-test: kernels and the checks that rejected them" if faults else "attention kernels")
         if faults:
             terminal.write_line(render_matrix(faults, max(width, MATRIX_WIDTH)))
+            for line in exploit_lines(faults):
+                terminal.write_line(line)
         elif self._options.static:
             self._write_static(terminal, width)
         else:
