@@ -194,6 +194,7 @@ SPEED = Speed(
     launches_missing=None,
     clocks_before=Clocks(1980, 2619, 700.5, 40, 0),
     clocks_after=None,
+    agreement=Agreement(valid=None, reason="not profiled"),
 )
 RECORD = Record(
     schema=SCHEMA,
