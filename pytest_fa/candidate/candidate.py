@@ -40,6 +40,7 @@ from pytest_fa.candidate.shared_memory import NoSharedMemory, map_on_gpu, mapped
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.errors import FaError, Tampering
+from pytest_fa.run.device import synchronize
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import Inputs
@@ -112,11 +113,23 @@ class Candidate:
         """Have the arguments of a series made."""
         self.ask(Prepare(name, series, cpu_threads))
 
-    def timed(self, command: Run | ReplaySeries | Cold, meanwhile: Callable[[], object] | None = None) -> CommandTimes:
-        """Have a command carried out, and time it from outside, until its answer has arrived."""
+    def timed(
+        self,
+        command: Run | ReplaySeries | Cold,
+        meanwhile: Callable[[], object] | None = None,
+        copy_outputs: Callable[[tuple[Allocated | None, ...]], object] | None = None,
+    ) -> CommandTimes:
+        """Have a command carried out, and time it from outside.
+
+        The answer alone does not stop the clock: `copy_outputs` then copies outputs to memory of this process, and the
+        clock stops when these copies are complete.  It gets the places of outputs that the function allocated.
+        """
         self.before_launch()
         start = time.perf_counter_ns()
         done = self._connection.ask(command, self.limit_seconds, meanwhile=meanwhile)
+        if copy_outputs:
+            copy_outputs(done.allocated)
+            synchronize(self.device)
         return CommandTimes((time.perf_counter_ns() - start) / 1000, done.inside_us, done.allocated)
 
     def capture(self, name: str, *, reads_nodes: bool = False) -> Done:

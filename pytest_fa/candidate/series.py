@@ -1,8 +1,8 @@
 """Prepared series of calls: run back to back, captured as a graph, replayed, or timed with a cold L2.
 
-All arguments are made before anything is timed.  A copy of an output that the function allocates is made on the CPU,
-where the judge cannot map the candidate's own memory.  On a GPU the output stays where it is, and the judge maps it,
-unless the function returns the same memory for several outputs: a later call would overwrite what is to be judged.
+All arguments are made before anything is timed.  A copy of an output that the function allocates is made on the CPU
+only, where the judge cannot map the candidate's own memory; on a GPU the output stays where it is, and the judge maps
+it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from pytest_fa.run.graph_nodes import read_nodes
 from pytest_fa.run.graphs import capture, event_us
 from pytest_fa.run.output import require_output
 
-WATCHED_CALLS = 64  # of a series, whose outputs are compared; later calls are timed
 ForwardFor = Callable[[CallViews], Forward]  # the variant's function, with the workspace of a call at hand
 
 
@@ -47,7 +46,6 @@ class PreparedCalls:
     def __init__(self, forward_for: ForwardFor, tensor: Callable[[View], torch.Tensor]) -> None:
         self._forward_for, self._tensor = forward_for, tensor
         self._series: dict[str, PreparedSeries] = {}
-        self._static = StaticOutputs()
         self._threads_before: int | None = None
 
     def execute(self, command: Command, tools: DeviceTools | None) -> Done:
@@ -56,7 +54,7 @@ class PreparedCalls:
             case Prepare():
                 self._fix_threads(command.cpu_threads)
                 forward = self._forward_for(command.series.first)
-                self._series[command.name] = PreparedSeries(command.series, forward, self._tensor, self._static)
+                self._series[command.name] = PreparedSeries(command.series, forward, self._tensor)
                 return Done()
             case Run():
                 return self.named(command.name).run(command.count)
@@ -75,7 +73,6 @@ class PreparedCalls:
     def forget(self) -> None:
         """Forget all series, and restore the number of threads."""
         self._series.clear()
-        self._static = StaticOutputs()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
@@ -92,30 +89,11 @@ class PreparedCalls:
             torch.set_num_threads(count)
 
 
-class StaticOutputs:
-    """Notices a function that returns the same memory for several outputs; `are_copied` is then true."""
-
-    are_copied = False
-
-    def notice(self, results: list[Any], slot: int, result: object) -> None:
-        """Compare the memory of the result for the output `slot` with that of the results for other outputs."""
-        if type(result) is torch.Tensor and not self.are_copied:
-            others = (other for index, other in enumerate(results) if index != slot and type(other) is torch.Tensor)
-            self.are_copied = any(other.data_ptr() == result.data_ptr() for other in others)
-
-
 class PreparedSeries:
     """The arguments of each call of a series, its outputs, and its graph."""
 
-    def __init__(
-        self,
-        series: Series,
-        forward: Forward,
-        tensor: Callable[[View], torch.Tensor],
-        static: StaticOutputs | None = None,
-    ) -> None:
+    def __init__(self, series: Series, forward: Forward, tensor: Callable[[View], torch.Tensor]) -> None:
         first = series.first
-        self._static = static or StaticOutputs()
         self._forward, self._scale, self._causal = forward, first.scale, first.causal
         self._outs = [tensor(view) for view in series.outs]
         self.results: list[Any] = list(self._outs)  # what the last call for each output returned
@@ -127,11 +105,10 @@ class PreparedSeries:
         self._next = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._is_cpu = self._outs[0].device.type == "cpu"
-        self._watched_calls = WATCHED_CALLS
 
     def run(self, count: int) -> Done:
         """Make the first `count` calls and wait for them."""
-        self._next, were_copied = 0, self._static.are_copied
+        self._next = 0
         was_enabled = gc.isenabled()
         gc.disable()
         try:
@@ -139,8 +116,6 @@ class PreparedSeries:
         finally:
             if was_enabled:
                 gc.enable()
-        if self._static.are_copied and not were_copied:
-            return self.run(count)
         return Done(inside_us=(inside_us,), allocated=self._allocated())
 
     def _wall_us(self, count: int) -> float:
@@ -151,10 +126,7 @@ class PreparedSeries:
 
     def capture(self, *, reads_nodes: bool) -> Done:
         """Capture all calls.  Raises `CannotCapture`."""
-        were_copied = self._static.are_copied
         self._graph = capture(self._call_next, len(self._calls), self._begin, keep_graph=reads_nodes)
-        if self._static.are_copied and not were_copied:
-            return self.capture(reads_nodes=reads_nodes)
         allocated = self._allocated()
         if not reads_nodes:
             return Done(allocated=allocated)
@@ -205,11 +177,8 @@ class PreparedSeries:
         out = self._outs[slot]
         result = self._forward(q, k, v, scale=self._scale, causal=self._causal, out=out)
         if result is not out and not is_same_memory(result, out):
-            if not self._is_cpu and self._watched_calls:
-                self._watched_calls -= 1
-                self._static.notice(self.results, slot, result)
-            if self._is_cpu or self._static.are_copied:
-                self.results[slot] = out.copy_(require_output(result, out).detach())
+            if self._is_cpu:
+                out.copy_(require_output(result, out).detach())
             else:
                 self.results[slot] = result
 

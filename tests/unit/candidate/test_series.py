@@ -89,30 +89,6 @@ def test_an_allocated_output_is_copied_on_the_cpu() -> None:
     assert [float(out.flatten()[0]) for out in memory.outs] == [2.0, 3.0, 1.0]
 
 
-def test_a_static_output_is_copied() -> None:
-    """Elsewhere an allocated output stays where it is, unless the function returns the same memory for others, too."""
-    buffer = torch.zeros(SHAPE)
-
-    def returns_one_buffer(q: torch.Tensor, *_: torch.Tensor, **__: object) -> torch.Tensor:
-        return buffer.copy_(q + 1)
-
-    def allocates(q: torch.Tensor, *_: torch.Tensor, **__: object) -> torch.Tensor:
-        return q + 1
-
-    for forward, are_copied in ((returns_one_buffer, True), (allocates, False)):
-        memory = Memory(forward)
-        memory.prepare()
-        series = memory.agent.prepared.named("calls")
-        series._is_cpu = False  # as on a GPU, where the judge maps what the function allocated
-        for _ in range(2):
-            series._begin()
-            for _ in range(4):
-                series._call_next()
-        addresses = [out.data_ptr() for out in memory.outs]
-        assert [result.data_ptr() in addresses for result in series.results] == [are_copied] * 3
-        assert [float(result.flatten()[0]) for result in series.results] == [4.0, 3.0, 1.0]
-
-
 def test_an_allocated_output_of_another_shape_is_wrong() -> None:
     """A result of another shape is refused in a timed call, too."""
 

@@ -129,6 +129,27 @@ def test_the_clock_of_the_judge_must_confirm_a_time(measured: Speed, *, valid: b
 
 
 @pytest.mark.parametrize(
+    ("fill_us", "proof_us", "valid"), [(7.0, 115.6, False), (20.0, 140.4, True), (20.0, 140.6, False)]
+)
+def test_large_outputs_may_take_as_long_as_they_take_to_write(fill_us: float, proof_us: float, *, valid: bool) -> None:
+    """If writing an output to memory takes more than 7.5 % of a call, the proof sample may take twice that longer."""
+    measured = by_judge(LONG, 100.0, 100.0, proof_us)
+    assert measured.outside is not None
+    outside = msgspec.structs.replace(measured.outside, fill_us=fill_us)
+    assert check_agreement("scores", "probe", msgspec.structs.replace(measured, outside=outside)).valid is valid
+
+
+def test_one_buffer_for_all_calls_is_not_confirmed() -> None:
+    """If all calls return one buffer, the time is not confirmed, and the reason says what to write."""
+    measured = by_judge(LONG, 100.0, 100.0, 100.0)
+    assert measured.outside is not None
+    outside = msgspec.structs.replace(measured.outside, shares_outputs=True)
+    agreement = check_agreement("mine", "candidate", msgspec.structs.replace(measured, outside=outside))
+    assert agreement.valid is False
+    assert agreement.reason.endswith("write the result into `out`, or return a new tensor")
+
+
+@pytest.mark.parametrize(
     ("measured", "reason"),
     [
         (
