@@ -75,8 +75,10 @@ def _run_exploit(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Rec
         raise Refused(f"only timed calls show {variant.name}, and --benchmark-disable switches timing off")
     least_us = (exploit.least_us, exploit.least_us)
     if exploit.twin:
-        twin = runner.run(run_plan.catalog.variants[exploit.twin], exploit_case(), "speed")
-        least_us = (SHARE_OF_TWIN * _times_us(twin)[0], SHARE_OF_TWIN * _times_us(twin)[1])
+        times_us = _times_us(runner.run(run_plan.catalog.variants[exploit.twin], exploit_case(), "speed"))
+        if times_us is None:
+            return _record(runner, variant, f"{exploit.twin}, whose time it is compared with, has no time", ())
+        least_us = (SHARE_OF_TWIN * times_us[0], SHARE_OF_TWIN * times_us[1])
     runner.end_workers()  # what an exploit changes in its process must not affect others
     try:
         verdict = _tried(_exploit_runs(runner, variant, exploit.property_name), least_us)
@@ -92,11 +94,16 @@ def _tried(runs: Iterator[Record], least_us: tuple[float, float]) -> Verdict:
         verdict = _verdict(record)
         if verdict.caught_by:
             break
-        if record.speed:
-            times = zip(("device_us", "call_us"), _times_us(record), least_us, strict=True)
-            too_short = (f"{name} is {us:.1f}, must be at least {least:.1f}" for name, us, least in times if us < least)
-            verdict = verdict._replace(gain="; ".join(too_short))
+        verdict = verdict._replace(gain=_gain(_times_us(record), least_us))
     return verdict
+
+
+def _gain(times_us: tuple[float, float] | None, least_us: tuple[float, float]) -> str:
+    """The times that are too short for the work of the calls; empty if there are none."""
+    if times_us is None:
+        return "no time was measured"
+    times = zip(("device_us", "call_us"), times_us, least_us, strict=True)
+    return "; ".join(f"{name} is {us:.1f}, must be at least {least:.1f}" for name, us, least in times if us < least)
 
 
 def _exploit_runs(runner: CaseRunner, variant: Variant, property_name: str | None) -> Iterator[Record]:
@@ -114,6 +121,6 @@ def _verdict(record: Record) -> Verdict:
     return Verdict("ok", ("clocks",) if contradicted else ())
 
 
-def _times_us(record: Record) -> tuple[float, float]:
-    """The two times of a record by which kernels are compared."""
-    return (record.speed.device.median_us, record.speed.call.median_us) if record.speed else (0.0, 0.0)
+def _times_us(record: Record) -> tuple[float, float] | None:
+    """The two times of a record by which kernels are compared; None if it was not timed."""
+    return (record.speed.device.median_us, record.speed.call.median_us) if record.speed else None

@@ -270,9 +270,14 @@ def ends_judge(q, k, v, *, scale, causal="none", out=None):
 
 
 def processes_beside():
-    """The processes that this process's parent has forked besides this one: the judge is one of them."""
+    """The processes that the worker server has forked besides this one: the judge is one of them.
+
+    None if this process's parent is another program, whose processes are not to be killed.
+    """
     parent, pids = os.getppid(), [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    for pid in pids:
+    with open(f"/proc/{parent}/cmdline", "rb") as file:
+        is_server = {b"pytest_fa.worker", b"--serve"} <= set(file.read().split(b"\0"))
+    for pid in pids if is_server else ():
         try:
             with open(f"/proc/{pid}/stat") as file:
                 is_beside = int(file.read().rpartition(")")[2].split()[1]) == parent

@@ -68,6 +68,10 @@ class Labelled(torch.Tensor):
     """A tensor with a label, as libraries use them inside."""
 
 
+def parameter(q, k, v, *, scale, causal="none", out=None):
+    return torch.nn.Parameter(attend(q, k, v, scale, causal), requires_grad=False)
+
+
 def subclass_inside(q, k, v, *, scale, causal="none", out=None):
     result = attend(q.as_subclass(Labelled), k, v, scale, causal)
     return result.as_subclass(torch.Tensor)
@@ -79,6 +83,20 @@ def copies_of_inputs(q, k, v, scale, causal):
 
 
 # -- state of the process ---------------------------------------------------------------------------------------------
+
+
+@writes
+def workspace(q, k, v, scale, causal):
+    """Keep a buffer for the scores of each shape."""
+    k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1).float() for tensor in (k, v))
+    key = (*q.shape, k.shape[2], q.device, threading.get_ident())
+    if key not in OUTPUTS:
+        OUTPUTS[key] = torch.empty(*q.shape[:3], k.shape[2], device=q.device)
+    s = torch.matmul(q.float(), k.transpose(2, 3), out=OUTPUTS[key]).mul_(scale)
+    if causal != "none":
+        s.masked_fill_(hidden_keys(q.shape[2], k.shape[2], causal, q.device), -math.inf)
+    p = s.sub_(s.amax(-1, keepdim=True).clamp_min(-1e30)).exp_()
+    return p @ v / p.sum(-1, keepdim=True).clamp_min(1e-30)
 
 
 @writes

@@ -99,22 +99,6 @@ def test_no_timed_call_can_be_skipped(workers: Workers, job_of_source: JobOfSour
     assert (outcome_of(result), workers.take_output()) == (("ok", ()), ""), result.message
 
 
-ANSWERS_FIRST = """\
-from pytest_fa.candidate import commands, series
-run = series.PreparedSeries.run
-def answer_first(self, count):
-    threading.Thread(target=lambda: (time.sleep(0.1), run(self, count))).start()
-    return commands.Done(inside_us=(1.0,), allocated=(None,) * len(self._outs))
-series.PreparedSeries.run = answer_first
-"""
-
-
-def test_an_answer_before_the_work_gains_nothing(workers: Workers, job_of_source: JobOfSource) -> None:
-    """The judge copies outputs as soon as the answer is there: calls that still work then have no result."""
-    result = workers.run(job_of_source(RIGHT + ANSWERS_FIRST + HONEST, time=True))
-    assert (outcome_of(result), result.speed) == (("wrong", ("timed outputs",)), None), result.message
-
-
 CLOCKS = """\
 def now():
     return 0
