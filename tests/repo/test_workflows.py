@@ -1,4 +1,7 @@
-"""The workflows for GitHub: our own, and those that `docs/ci.md` offers.  They are valid, and their commands work."""
+"""The workflows for GitHub: our own, and those that `docs/ci.md` and `docs/bundle.md` offer.
+
+They are valid, and their commands work.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,22 @@ import os
 import re
 import shlex
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from pytest_fa.bundle.attest import PREDICATE
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import NewProject, Project
 from tests.plugin.conftest import new_project as _new_project
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "ci.md").read_text(encoding="utf-8")
+BUNDLE_PAGE = (REPOSITORY / "docs" / "bundle.md").read_text(encoding="utf-8")
 WORKFLOWS = {path.name: path.read_text(encoding="utf-8") for path in (REPOSITORY / ".github/workflows").glob("*.yml")}
 WORKFLOWS |= {text.split()[1]: text for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)}
 TRIGGERS = {"push", "pull_request", "workflow_dispatch"}
@@ -92,8 +99,17 @@ def test_the_scripts_of_ci_are_accepted_by_bash() -> None:
         assert subprocess.run(["bash", "-n", str(REPOSITORY / name)], check=False).returncode == 0
         assert os.access(REPOSITORY / name, os.X_OK)
     text = (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
-    started = re.findall(r"^(\.\S+)", text, re.MULTILINE)
-    assert started == ["./repro.sh", "./repro.sh", ".ci/package"]
+    started = re.findall(r"^(?:PYTHON=\S+ )?(\.\S+)", text, re.MULTILINE)
+    assert started == ["./repro.sh", ".ci/docs", "./repro.sh", ".ci/package"]
+
+
+def test_ci_builds_the_documentation() -> None:
+    """The environment in which CI builds the site has what `.ci/docs` needs, and CI keeps the site."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert set(extras["docs"]) <= set(extras["test"])
+    kept = [step["with"]["path"] for step in steps_of("ci.yml") if "upload-artifact" in step.get("uses", "")]
+    assert kept == ["artifacts/repro_bundle_*.tar.gz", "site/"]
 
 
 def test_a_release_needs_the_version_as_its_tag() -> None:
@@ -108,6 +124,27 @@ def test_a_release_needs_the_version_as_its_tag() -> None:
         for tag in (f"v{version[1]}", version[1], "v0.0.0")
     ]
     assert statuses == [0, 1, 1]
+
+
+def test_the_page_about_bundles_signs_the_test_results() -> None:
+    """The job of the page may sign and nothing more, and signs the predicate that `bundle attest` prints."""
+    (job,) = re.findall(r"^```yaml\n(.*?)^```", BUNDLE_PAGE, re.MULTILINE | re.DOTALL)
+    content = yaml.safe_load(job)
+    assert content["permissions"] == {"id-token": "write", "attestations": "write", "contents": "read"}
+    *commands, attest = content["steps"]
+    assert attest["with"]["predicate-type"] == PREDICATE
+    written = "".join(step["run"] for step in commands)
+    assert f"> {attest['with']['predicate-path']}" in written or f'"{attest["with"]["predicate-path"]}"' in written
+    for step in commands:
+        assert subprocess.run(["bash", "-n", "-c", step["run"]], check=False).returncode == 0
+
+
+def test_the_predicate_of_the_page_is_cut_out_of_the_statement(tmp_path: Path) -> None:
+    """The second command of that job writes the predicate of statement.json to predicate.json."""
+    (command,) = re.findall(r"- run: (python -c .*)", BUNDLE_PAGE)
+    (tmp_path / "statement.json").write_text('{"predicate": {"result": "PASSED"}}', encoding="utf-8")
+    subprocess.run(["bash", "-c", command.replace("python", sys.executable, 1)], cwd=tmp_path, check=True)
+    assert (tmp_path / "predicate.json").read_text(encoding="utf-8") == '{"result": "PASSED"}'
 
 
 @pytest.fixture
