@@ -262,6 +262,11 @@ class Results:
                 for line in gate_lines(record.variant, record.gate):
                     terminal.write_line(line, red=record.gate.verdict == "FAIL", green=record.gate.verdict == "PASS")
 
+    @property
+    def log_path(self) -> Path:
+        """The record file of this run."""
+        return self._log.path
+
     @functools.cached_property
     def _log(self) -> RecordLog:
         from pytest_fa.records.log import RecordLog  # noqa: PLC0415
