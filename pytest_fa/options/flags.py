@@ -67,8 +67,8 @@ OPTIONS = (
     ),
     OptionRow(
         "--fa-soak",
-        "repeat every checked call N times and compare bit by bit; default: as many as fit in 0.2 s on a GPU, at most "
-        "10,000, and in 0.5 s on the CPU, at most 100",
+        "repeat every checked call N times and compare bit by bit; default: as many as fit in 0.5 s: on a GPU at most "
+        "10,000, on the CPU at most 100",
         "N",
     ),
     OptionRow(

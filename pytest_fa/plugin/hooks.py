@@ -231,7 +231,7 @@ class _Reports:
         if config.stash[OPTIONS_KEY].shard:
             from pytest_fa.plugin.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard
 
-            self._shard = ShardLog(config, results.log_path)
+            self._shard = ShardLog(config, results.log.path)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401  # a worker of pytest-xdist
