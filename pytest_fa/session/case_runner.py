@@ -29,6 +29,7 @@ from pytest_fa.worker.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, Profile
 
 LONG_WATCHDOG_SECONDS = 300.0  # a Python entry may compile at its first call, and a CPU is slow
 SELFTEST_WATCHDOG_SECONDS = 30.0  # the Python kernels of the self-test compile nothing
+GPU_BASELINE_REPEATS = 20  # a baseline is what variants are compared with; its races are not looked for
 
 
 class CaseRunner:
@@ -73,7 +74,7 @@ class CaseRunner:
             policy=self.policy_of(variant),
             judge=variant.is_judged,
             time=kind == "speed" and self.options.timing,
-            repeats=self._repeats(kind),
+            repeats=self._repeats(kind, is_gpu_baseline=variant.role == "baseline" and device == "cuda"),
             property_name=property_name,
             cross_checks=self._cross_checks(variant, case, device),
             watchdog_seconds=self.watchdog_seconds(variant, device),
@@ -196,11 +197,12 @@ class CaseRunner:
         """The GPU's saved ceilings; None also for a file that cannot be read, which the end of the run names."""
         return try_to_read(lambda: read_ceilings(self.options.records_folder, self.records.environment.gpu))[0]
 
-    def _repeats(self, kind: RecordKind) -> int | None:
+    def _repeats(self, kind: RecordKind, *, is_gpu_baseline: bool) -> int | None:
         """The number of repeats of a judged call; None means the default."""
         if kind != "correct":
             return 0
-        return self.options.soak or (SELFTEST_REPEATS if self.options.selftest else None)
+        fewer = SELFTEST_REPEATS if self.options.selftest else GPU_BASELINE_REPEATS if is_gpu_baseline else None
+        return self.options.soak or fewer
 
     def _cross_checks(self, variant: Variant, case: Case, device: Device) -> tuple[Variant, ...]:
         """The SDPA backends that support the case on this device; none for a baseline."""
