@@ -144,6 +144,7 @@ def options(folder: Path, **changes: Any) -> Options:
         require_gpu=False,
         save=False,
         html=None,
+        shard=None,
         timing=True,
         rerun=("pytest",),
         is_given=True,

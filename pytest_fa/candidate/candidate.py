@@ -39,7 +39,7 @@ from pytest_fa.candidate.lending import Lending, OtherProcess, SameProcess
 from pytest_fa.candidate.shared_memory import NoSharedMemory, map_on_gpu, mapped_bytes_on_gpu, unmap_on_gpu
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
-from pytest_fa.errors import FaError, WrongResult
+from pytest_fa.errors import FaError, Tampering
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces
@@ -153,14 +153,14 @@ class Candidate:
         self.ask(Forget())
 
     def _map(self, place: Allocated, like: torch.Tensor) -> torch.Tensor:
-        """A tensor like `like` in the candidate's own memory.  Raises `WrongResult` if it is not all mapped."""
+        """A tensor like `like` in the candidate's own memory.  Raises `Tampering` if it is not all mapped."""
         if place.handle not in self._mapped:
             self._mapped[place.handle] = map_on_gpu(place.handle, place.size_bytes, self.device)
         data = self._mapped[place.handle]
         steps = zip(like.shape, place.strides, strict=True)
         end = place.offset_bytes + (1 + sum((size - 1) * stride for size, stride in steps)) * like.element_size()
         if place.offset_bytes < 0 or min(place.strides) < 0 or end > min(mapped_bytes_on_gpu(data), place.size_bytes):
-            raise WrongResult("output", "the output that the function allocated lies outside its memory")
+            raise Tampering("output", "the output that the function allocated lies outside its memory")
         empty = torch.empty(0, dtype=like.dtype, device=self.device)
         offset = place.offset_bytes // like.element_size()
         return empty.set_(data.untyped_storage(), offset, like.shape, place.strides)

@@ -21,7 +21,7 @@ from pytest_fa.candidate.commands import (
     decode_candidate_answer,
     encode_command,
 )
-from pytest_fa.errors import DeviceLost, FaError, LaunchError, UnsupportedCase, WrongResult
+from pytest_fa.errors import DeviceLost, FaError, LaunchError, Tampering, UnsupportedCase, WrongResult
 from pytest_fa.records.text import printable
 from pytest_fa.run.graphs import CannotCapture
 
@@ -149,6 +149,8 @@ def _exception(problem: CallProblem) -> Exception:
             raised = DeviceLost(message)
         case "wrong":
             raised = WrongResult(problem.caught_by, message)
+        case "cheat":
+            raised = Tampering(problem.caught_by, message)
         case "cannot_capture":
             raised = CannotCapture(message)
         case "failed":

@@ -23,9 +23,8 @@ from pytest_fa.records.timing import Speed
 # Sorted by how much they matter to a reader.
 RowVerdict = Literal["wrong", "still wrong", "right", "slower", "faster", "not comparable", "gone", "new", "same"]
 VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
-BAD: frozenset[Outcome] = frozenset(
-    ("failed", "wrong", "launch_failed", "device_error", "crashed", "hung", "not_built", "over_limit", "hazard")
-)
+_BAD: tuple[Outcome, ...] = ("cheat", "wrong", "failed", "crashed", "hung", "launch_failed", "device_error")
+BAD: frozenset[Outcome] = frozenset((*_BAD, "not_built", "over_limit", "hazard"))
 CLOCK_SHARE = 0.03  # SM clocks that differ by more than this share make times not comparable
 NORMAL_995 = 2.807  # of a two-sided interval of 99.5 %, as in a gate: a comparison has hundreds of rows
 

@@ -8,11 +8,11 @@ import statistics
 
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.catalog.case import Case
-from pytest_fa.errors import WrongResult
+from pytest_fa.errors import Tampering, WrongResult
 from pytest_fa.measure.device_time import PROOF_BYTES, PROOF_CALLS, shorter_us
 from pytest_fa.measure.fresh_data import FreshData, Written
 from pytest_fa.measure.timed_series import TimedSeries
-from pytest_fa.records.agreement import MESSAGE_US, SHARED_OUTPUT, proof_limit_us
+from pytest_fa.records.agreement import MESSAGE_US, PROVEN_SHARE, SHARED_OUTPUT, proof_limit_us
 from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.inputs import Inputs
 
@@ -93,7 +93,7 @@ class ArmTimer:
     def require_one_time(self) -> None:
         """Raise `WrongResult` if the candidate's clock shows clearly less than the judge's.
 
-        On the CPU, samples are by the judge's clock.
+        From 25 % on, it is proof of tampering.  On the CPU, samples are by the judge's clock.
         """
         _require_own_outputs(self.name, self._known_series)
         if self.is_cpu:
@@ -101,7 +101,8 @@ class ArmTimer:
         inside_us, outside_us = (statistics.median(samples) for samples in (self.samples_us, self.outside_us))
         allowed_us = inside_us * (1 + CLOCK_SHARE) + MESSAGE_US / self._calls
         if outside_us > allowed_us:
-            raise WrongResult(
+            is_proof = inside_us < (1 - PROVEN_SHARE) * (outside_us - MESSAGE_US / self._calls)
+            raise (Tampering if is_proof else WrongResult)(
                 "clocks",
                 f"{self.name}: a call takes {inside_us:.2f} us by the clock of its own process and {outside_us:.2f} us "
                 f"by the judge's; at most {allowed_us:.2f} us are allowed",

@@ -17,6 +17,7 @@ SLOPE_SHARE = 0.02  # allowed difference between the judge's slope and the perio
 CLOCK_US = 0.1  # allowed difference between times by the judge's clock and others, in microseconds
 MESSAGE_US = 400.0  # for the message that starts a run of calls, and its answer
 WHOLE_SHARE = 1.05  # how much longer a whole run may be than the period, besides its message
+PROVEN_SHARE = 0.25  # how much shorter the candidate's clock must be than a whole run to prove tampering
 PROOF_SHARE = 1.15  # how much longer calls may be that write an output of their own
 FILLS_ALLOWED = 2  # how many times as long, instead, as it takes to write one output to memory
 LEAST_CALL_SHARE = 0.9  # of `device_us`, that a call from Python takes: the two are measured one after the other
@@ -125,6 +126,24 @@ def _against_outside(period_us: float, outside: OutsideTime, role: str) -> str:
             f"it seems to skip work whose result is overwritten"
         )
     return ""
+
+
+def tampering_of(period_us: float, outside: OutsideTime) -> str:
+    """Return how the two clocks prove that the candidate's own clock was tampered with; empty if they do not.
+
+    The slope cancels what is constant, so 5 % beyond its own uncertainty are proof.  A whole run contains its message,
+    which a busy machine delays, so that only 25 % are.
+    """
+    least_us = outside.median_us * (1 - 2 * (1 if outside.precision is None else outside.precision))
+    by_slope = outside.proof_us is not None and period_us < (1 - SHARE) * (least_us - CLOCK_US)
+    by_run = period_us < (1 - PROVEN_SHARE) * (outside.whole_us - CLOCK_US - MESSAGE_US / max(1, outside.calls))
+    if not (by_slope or by_run):
+        return ""
+    judged_us = outside.median_us if by_slope else outside.whole_us
+    return (
+        f"a call takes {period_us:.2f} us by the clock of its own process and {judged_us:.2f} us by the judge's clock"
+        f"{_shorter_by(period_us, judged_us)}"
+    )
 
 
 def proof_limit_us(whole_us: float, fill_us: float, calls: int) -> float:

@@ -11,6 +11,7 @@ from pytest_fa.report.gate_lines import gate_lines
 # terminal, so it begins with the cause; the test's id is in front of it already.
 HEADLINES = {
     "wrong": "wrong: ",
+    "cheat": "cheat: ",
     "failed": "",
     "unsupported": "refused: ",
     "launch_failed": "",
@@ -28,6 +29,7 @@ HEADLINES = {
 # The same outcomes as the title of a failure on a page, where no message follows.
 TITLES = {
     "wrong": "wrong result",
+    "cheat": "tampered with the judge",
     "failed": "failed",
     "unsupported": "refused a case that its manifest supports",
     "launch_failed": "did not launch",

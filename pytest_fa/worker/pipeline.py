@@ -18,7 +18,7 @@ from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
-from pytest_fa.errors import DeviceLost, WrongResult
+from pytest_fa.errors import DeviceLost, Tampering, WrongResult
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.checked import CheckedLaunch
 from pytest_fa.judge.cross_checks import cross_check_all
@@ -33,6 +33,7 @@ from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.judge.truth import Truth
 from pytest_fa.measure.fresh_data import Written, stacked
 from pytest_fa.measure.measure import measure
+from pytest_fa.records.agreement import tampering_of
 from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.record import Outcome
 from pytest_fa.records.timing import Speed
@@ -110,7 +111,7 @@ def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: F
     findings.caught_by = _caught_by(outcome, problem, findings)
     if isinstance(problem, WrongResult) and context_alive:
         findings.caught_by = problem.caught_by
-        if findings.check and findings.truth and findings.inputs:
+        if findings.check and findings.truth and findings.inputs and not isinstance(problem, Tampering):
             # The diagnosis runs other kernels, which may crash this process.  If they do, the result that is sent here
             # is the result of the job.
             result = findings.result(outcome, explanation_of(problem), stages, context_lost=True)
@@ -265,7 +266,14 @@ def _time_calls(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages:
     stages.announce_work()
     if job.judge:
         _judge_written(written, job, findings)
+    _require_honest_clock(speed)
     findings.speed = speed
+
+
+def _require_honest_clock(speed: Speed) -> None:
+    """Raise `Tampering` if the clock of the candidate's process proves to be too short."""
+    if speed.outside and (proof := tampering_of(speed.device.median_us, speed.outside)):
+        raise Tampering("clocks", proof)
 
 
 def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> None:

@@ -7,7 +7,13 @@ import math
 import msgspec
 import pytest
 
-from pytest_fa.records.agreement import check_agreement, is_call_too_short, is_unconfirmed, why_unconfirmed
+from pytest_fa.records.agreement import (
+    check_agreement,
+    is_call_too_short,
+    is_unconfirmed,
+    tampering_of,
+    why_unconfirmed,
+)
 from pytest_fa.records.ceilings import Floor
 from pytest_fa.records.timing import (
     ON_CPU,
@@ -216,6 +222,38 @@ def test_the_reason_has_the_figures_of_both_clocks(measured: Speed, reason: str)
     """A time that the judge's clock contradicts is invalid, and the reason has both figures and the allowed one."""
     agreement = check_agreement("ws_p2", "candidate", measured)
     assert (agreement.valid, agreement.reason) == (False, reason)
+
+
+@pytest.mark.parametrize(
+    ("slope_us", "whole_us", "proof_us", "is_proof"),
+    [
+        (100.0, 100.0, 100.0, False),
+        (105.0, 105.0, 105.0, False),
+        (106.0, 106.0, 106.0, True),
+        (90.0, 90.0, 90.0, False),  # the own clock shows more
+        (100.0, 130.0, 100.0, False),  # a message that a busy machine delays
+        (100.0, 140.0, 100.0, True),  # the shorter graph was slowed down
+        (130.0, 130.0, None, False),  # without a graph, both figures contain a message
+        (140.0, 140.0, None, True),
+        (math.nan, math.nan, 100.0, False),
+    ],
+)
+def test_a_clock_that_is_too_short_is_proof_of_tampering(
+    slope_us: float,
+    whole_us: float,
+    proof_us: float | None,
+    is_proof: bool,  # noqa: FBT001  # a parameter
+) -> None:
+    """The slope proves from 5 % on, beyond its own uncertainty; a whole run, which contains a message, from 25 % on."""
+    outside = by_judge(LONG, slope_us, whole_us, proof_us).outside
+    assert outside is not None
+    assert bool(tampering_of(100.0, outside)) is is_proof
+
+
+@pytest.mark.parametrize("precision", [0.05, None])
+def test_an_unsure_slope_proves_nothing(precision: float | None) -> None:
+    """A slope of 106 us that is known to 5 %, or not at all, is no proof against a clock of 100 us."""
+    assert tampering_of(100.0, OutsideTime(106.0, precision, 106.0, 3000, 106.0)) == ""
 
 
 def test_a_time_without_the_clock_of_the_judge_is_invalid() -> None:
