@@ -49,6 +49,7 @@ def check_agreement(
     if speed.order == "branches":
         return Agreement(valid=False, reason="the kernels of the captured call are not one chain")
     names = [launch.mangled for launch in speed.launches]
+    names += [node.name for node in speed.profiler.nodes] if speed.profiler else []
     if problem := _wrong_kernels(variant, role, names) or _against_judge(speed, role, needs_outside=needs_outside):
         return Agreement(valid=False, reason=problem)
     if speed.profiler is None:

@@ -51,6 +51,7 @@ class CaseRunner:
         self.workers, self.profiler_workers = workers, profiler_workers
         self.other_gpu_processes: tuple[str, ...] = ()
         self.passed: set[tuple[str, str]] = set()
+        self._own_work_seen: set[str] = set()
         self.device_us: dict[tuple[str, str], float] = {}
 
     def run(self, variant: Variant, case: Case, kind: RecordKind, property_name: str | None = None) -> Record:
@@ -78,6 +79,7 @@ class CaseRunner:
             property_name=property_name,
             cross_checks=self._cross_checks(variant, case, device),
             watchdog_seconds=self.watchdog_seconds(variant, device),
+            without_attention=self._needs_own_work(variant, kind),
         )
         result = self._result_of(job)
         self._raise_refusal(job, result)
@@ -196,6 +198,17 @@ class CaseRunner:
     def _ceilings(self) -> Ceilings | None:
         """The GPU's saved ceilings; None also for a file that cannot be read, which the end of the run names."""
         return try_to_read(lambda: read_ceilings(self.options.records_folder, self.records.environment.gpu))[0]
+
+    def _needs_own_work(self, variant: Variant, kind: RecordKind) -> bool:
+        """Whether a call is judged without torch's attention: once for each variant that can reach it.
+
+        A `cuda` entry contains no torch code, and a baseline may be SDPA itself.
+        """
+        can_reach = variant.entry.kind != "cuda" and variant.role != "baseline" and variant.is_judged
+        if kind != "correct" or not can_reach or variant.name in self._own_work_seen:
+            return False
+        self._own_work_seen.add(variant.name)
+        return True
 
     def _repeats(self, kind: RecordKind, *, is_gpu_baseline: bool) -> int | None:
         """The number of repeats of a judged call; None means the default."""

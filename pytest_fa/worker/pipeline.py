@@ -26,6 +26,7 @@ from pytest_fa.judge.delegation import require_no_delegation
 from pytest_fa.judge.diagnosis import conclusion, diagnose
 from pytest_fa.judge.fingerprints import fingerprints
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.own_work import require_own_work
 from pytest_fa.judge.properties import PROPERTIES
 from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import PropertySubject
@@ -53,14 +54,17 @@ ENTRY = ("entry",)  # the entry cannot be loaded, or its function not be called:
 
 
 def run_case(
-    job: CaseJob, report_progress: ReportProgress = lambda _: None, candidate: Candidate | None = None
+    job: CaseJob,
+    report_progress: ReportProgress = lambda _: None,
+    candidate: Candidate | None = None,
+    bare: Candidate | None = None,
 ) -> CaseResult:
     """Load, launch, judge and time one variant on one case.
 
-    `candidate` is where the variant runs; without it, the variant runs in this process.  `report_progress` is called
-    before each step with the stage and the time limit of that step.  The variant runs before truth is computed, so
-    that memory left over from truth cannot contain the right answer.  A variant that fails a check is not timed.  An
-    exception of the kernel is not raised: it becomes the outcome of the result.
+    `candidate` is where the variant runs; without it, the variant runs in this process.  `bare` is where it runs
+    without torch's attention.  `report_progress` is called before each step with the stage and the time limit of that
+    step.  The variant runs before truth is computed, so that memory left over from truth cannot contain the right
+    answer.  A variant that fails a check is not timed.  An exception of the kernel becomes the outcome of the result.
 
     `stages.announce_launch` reports that a call of the variant follows, which the watchdog limits;
     `stages.announce_work` reports that any other step follows.
@@ -85,8 +89,7 @@ def run_case(
             with stages("sanity"):
                 _check_sanity(job, launch, findings, stages)
             with stages("correct"):
-                _require_passed(findings.known_check)
-                _check_repeats(job, findings)
+                _check_correct(job, bare, findings, stages)
         if job.time:
             with stages("speed"):
                 _time_calls(job, launch, findings, stages)
@@ -227,6 +230,22 @@ def _check_delegation(job: CaseJob, launch: CheckedLaunch) -> None:
     """
     if job.variant.entry.kind != "cuda" and job.variant.role != "baseline":
         require_no_delegation(launch.operators())
+
+
+def _check_correct(job: CaseJob, bare: Candidate | None, findings: Findings, stages: Stages) -> None:
+    """Require that the output is within its bounds, that repeats agree, and that the variant computes it itself."""
+    _require_passed(findings.known_check)
+    _check_repeats(job, findings)
+    _check_own_work(job, bare, findings, stages)
+
+
+def _check_own_work(job: CaseJob, bare: Candidate | None, findings: Findings, stages: Stages) -> None:
+    """Require that the variant is right in a process without torch's attention, if there is one."""
+    if bare is not None and findings.inputs is not None:
+        bare.limit_seconds, bare.before_launch = job.watchdog_seconds, stages.announce_launch
+        arguments = (job.variant, job.library, job.device, job.case.computes, findings.inputs)
+        require_own_work(bare, *arguments, findings.known_truth, job.policy)
+        stages.announce_work()
 
 
 def _check_repeats(job: CaseJob, findings: Findings) -> None:

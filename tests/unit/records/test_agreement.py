@@ -87,6 +87,17 @@ def test_kernel_names_must_fit_the_variant(variant: str, role: str, kernel: str,
     assert check_agreement(variant, role, launching(kernel)).valid is valid
 
 
+def test_kernels_that_the_profiler_saw_count_too() -> None:
+    """A candidate that launches torch's attention kernel only in the profiler's process is named, too."""
+    measured = timed(8.0, 8.0)
+    assert measured.profiler is not None
+    nodes = (*measured.profiler.nodes, NodeTime("pytorch_flash::flash_fwd_kernel", 1.0, 1))
+    profiler = msgspec.structs.replace(measured.profiler, nodes=nodes)
+    agreement = check_agreement("ws_p2", "candidate", msgspec.structs.replace(measured, profiler=profiler))
+    assert agreement.valid is False
+    assert agreement.reason == "it launches torch's attention kernel pytorch_flash::flash_fwd_kernel"
+
+
 def test_a_time_that_was_compared_with_no_clock_does_not_count() -> None:
     """Without an agreement a time is not confirmed; with one, only a contradiction counts."""
     agreements = (
