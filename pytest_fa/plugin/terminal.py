@@ -148,12 +148,16 @@ class Results:
     def write(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table and the lines below it."""
         if self._records:
+            from pytest_fa.plugin.state import session_of  # noqa: PLC0415  # only runs with records need these
             from pytest_fa.report.table import notes  # noqa: PLC0415
             from pytest_fa.report.tool_lines import ablation_lines, profile_lines  # noqa: PLC0415
+            from pytest_fa.report.unjudged_lines import unjudged_lines  # noqa: PLC0415
 
             self._write_table(terminal)
             self._write_gates(terminal)
-            for line in (*ablation_lines(self._records), *profile_lines(self._records), *notes(self._records)):
+            unjudged = unjudged_lines(self._records, session_of(terminal.config).run_plan.plan, self._options)
+            tools = (*ablation_lines(self._records), *profile_lines(self._records))
+            for line in (*tools, *notes(self._records), *unjudged):
                 terminal.write_line(line)
             if terminal.config.getoption("numprocesses", None):
                 terminal.write_line(
@@ -236,12 +240,13 @@ class Results:
     def _write_rows(self, terminal: pytest.TerminalReporter, width: int) -> None:
         """Write the rows of variants and shapes; with -v all of them, and what the columns mean."""
         from pytest_fa.report.layout import LEGEND, LEGEND_HINT, table_lines  # noqa: PLC0415
-        from pytest_fa.report.table import make_groups, property_lines  # noqa: PLC0415
+        from pytest_fa.report.table import claim_lines, make_groups, property_lines  # noqa: PLC0415
 
         is_verbose = terminal.config.get_verbosity() > 0
         groups = make_groups(self._records, self._ceilings[0])
         _write_lines(terminal, table_lines(groups, width, every_row=is_verbose))
-        for line in (*property_lines(self._records), *(LEGEND if is_verbose else [LEGEND_HINT])) if groups else ():
+        counts = (*claim_lines(self._records), *property_lines(self._records))
+        for line in (*counts, *(LEGEND if is_verbose else [LEGEND_HINT])) if groups else ():
             terminal.write_line(line)
 
     def _write_static(self, terminal: pytest.TerminalReporter, width: int) -> None:
