@@ -57,7 +57,7 @@ def test_one_seed_is_timed(pair: Project) -> None:
         ("history", 12 + len(CLAIMS)),
         ("mission", 100),
         ("edge", 23),
-        ("long", 18),
+        ("long", 24),
         ("decode", 20),
         ("smoke,history", 14 + len(CLAIMS) - 1),
     ],
