@@ -10,7 +10,7 @@ import msgspec
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
-from pytest_fa.catalog.properties import MAY_REFUSE, applies, property_case
+from pytest_fa.catalog.properties import MAY_REFUSE, applies, case_of_property
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.options.options import Options
@@ -97,12 +97,17 @@ class CaseRunner:
         device = variant.device_for(gpu=find_gpu() is not None)
         if device and not applies(name, variant, device):
             raise Refused(f"property {name} does not apply to {variant.name} on {device}")
-        case = property_case(variant)
+        case = self.case_of_property(variant, name)
         if self.policy_of(variant) == "absolute" and case.dtype != "fp16":
             raise Refused(
                 f"{variant.name}: policy 'absolute' judges fp16 only, and property {name} would run in {case.dtype}"
             )
         return self.run(variant, case, "property", name)
+
+    def case_of_property(self, variant: Variant, name: str) -> Case:
+        """The case of a property, in a dtype of `--fa-dtype`; in fp16 if the policy judges no other dtype."""
+        dtypes = ("fp16",) if self.policy_of(variant) == "absolute" else self.options.dtypes
+        return case_of_property(variant, name, dtypes)
 
     def policy_of(self, variant: Variant) -> Tolerance:
         """The tolerance policy: that of `--fa-tolerance`, else the manifest's."""

@@ -21,7 +21,7 @@ from pytest_fa.errors import WrongResult
 from pytest_fa.judge.properties.calls import new_data, new_shape
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.run.forward import Forward
-from pytest_fa.run.inputs import Inputs
+from pytest_fa.run.inputs import Inputs, Output
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import Arm, ArmPair, CaseResult, GateJob, encode
 from tests.factories import PYTHON_SOURCE, variant
@@ -153,8 +153,8 @@ def test_a_gate_times_outside(workers: Workers, job_of_source: JobOfSource) -> N
 class _LateWriter(PropertySubject):
     """After each call, a thread of the candidate sets the inputs that it sees to zero."""
 
-    def call(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
-        buffer = super().call(inputs, out)
+    def call(self, inputs: Inputs, output: Output | None = None) -> Output:
+        buffer = super().call(inputs, output)
         for tensor in inputs[:3]:
             tensor.zero_()
         return buffer
