@@ -17,6 +17,7 @@ from pytest_fa.plugin.state import (
     OPTIONS_KEY,
     OUTPUT_KEY,
     PROBLEM_KEY,
+    RECEIVER,
     RECORD_KEY,
     SESSION_KEY,
     STATUS_LINE_KEY,
@@ -62,7 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", "benchmark(...): an argument of pytest-benchmark, which is switched off")
         config.pluginmanager.register(WithoutBenchmark(), "fa-without-benchmark")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY])), "fa-reports")
+        receiver = config.pluginmanager.getplugin(RECEIVER)
+        config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY]), receiver), "fa-reports")
 
 
 def _check_names(config: pytest.Config) -> None:
@@ -219,8 +221,8 @@ def _usage_error(problem: FaError, hint: str = "") -> pytest.UsageError:
 class _Reports:
     """The hooks of the process that writes to the terminal; with pytest-xdist, the controller, which runs no tests."""
 
-    def __init__(self, results: Results) -> None:
-        self._results = results
+    def __init__(self, results: Results, receiver: Any = None) -> None:  # noqa: ANN401  # has a method `take`
+        self._results, self._receiver = results, receiver
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Add the status line.  The terminal reporter may be registered after this plugin, but not after this hook."""
@@ -232,6 +234,8 @@ class _Reports:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of a report."""
         self._results.take(report)
+        if self._receiver is not None:
+            self._receiver.take(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count a collection error as a failure."""
