@@ -95,6 +95,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     tolerance: Tolerance = "same_precision"
     deterministic: bool = True
+    optional: bool = False
     omits: str = ""
     suppressions: dict[Sanitizer, Suppression] = {}
     variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1, max_length=256)] | None = None
@@ -185,12 +186,16 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         computes=manifest.computes,
         cases=read_cases(manifest.cases if member.cases is None else member.cases, manifest.computes),
         any_arch=manifest.arch is None,
+        optional=manifest.optional,
     )
     if "tf32" in variant.rounds and "fp32" not in supports.dtype:
         raise ManifestError(
             f"{folder / MANIFEST_NAME}: {name}: rounds has 'tf32', which applies to fp32; supports.dtype is "
             f"{', '.join(supports.dtype)}; add fp32 or drop 'tf32'"
         )
+    if variant.optional and variant.role != "baseline":
+        values = f"optional is true, role is {variant.role!r}"
+        raise ManifestError(f"{folder / MANIFEST_NAME}: {name}: {values}; optional needs role 'baseline'")
     if problem := probe_problem(variant):
         raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
     # The output of a variant that omits a phase is not checked, so it must be an ablation and name its parent.

@@ -9,10 +9,11 @@ import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import Catalog
+from pytest_fa.catalog.exploits import EXPLOITS, HONEST_TWINS
 from pytest_fa.catalog.faults import FAULTS, TWINS
 from pytest_fa.catalog.fit import Fits, cases_for
 from pytest_fa.catalog.properties import properties_of, sanitizer_case
-from pytest_fa.catalog.variant import COMPANION_ROLES, BrokenVariant, Device, Variant
+from pytest_fa.catalog.variant import BrokenVariant, Device, Variant
 
 AnyVariant = Variant | BrokenVariant
 
@@ -21,9 +22,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
     """The variants and cases of one run.
 
     `chosen` are the selected variants.  `companions` are the baselines and launch-overhead variants, which are timed on
-    every timed shape.  With `cases_are_named`, the option `--fa-case` selected the cases, and no other case is run.
-    `fits` lists the parameters of a case that may be changed to what a variant supports.  `gpu` tells whether this
-    machine has a GPU.
+    every timed shape; an optional baseline is none.  With `cases_are_named`, the option `--fa-case` selected the cases,
+    and no other case is run.  `fits` lists the parameters of a case that may be changed to what a variant supports.
+    `gpu` tells whether this machine has a GPU.
 
     Every test function reads the plan during collection, so each list of pairs is computed once.
     """
@@ -140,8 +141,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
 
     @cached_property
     def faults(self) -> list[Variant]:
-        """The variants of the self-test: wrong kernels and their correct twins."""
-        return [variant for variant in self.runnable if variant.name in FAULTS or variant.name in TWINS]
+        """The variants of the self-test: wrong kernels, exploits, and correct twins of both."""
+        names = {*FAULTS, *TWINS, *EXPLOITS, *HONEST_TWINS}
+        return [variant for variant in self.runnable if variant.name in names]
 
     @cached_property
     def runnable(self) -> list[Variant]:
@@ -185,5 +187,5 @@ def make_plan(
     gpu: bool = False,
 ) -> Plan:
     """Return the plan for the chosen variants and cases."""
-    companions = [variant for variant in catalog.variants.values() if variant.role in COMPANION_ROLES]
+    companions = [variant for variant in catalog.variants.values() if variant.runs_beside_others]
     return Plan(chosen, tuple(companions), cases, cases_are_named, sanitizers, fits, gpu)

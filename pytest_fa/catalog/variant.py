@@ -127,7 +127,8 @@ class Variant(msgspec.Struct, frozen=True):
     compile-time parameters, in the manifest's order.  `instantiations` are the (dtype, head_dim) pairs that are built.
     `omits` names the phase that an ablation omits.  `computes` is attention or scores.  `cases` are a probe's own
     shapes, with seed 0, which replace those of a suite.  `any_arch` is True if the manifest names no architectures:
-    then `--fa-arch` may select others than `arch`.
+    then `--fa-arch` may select others than `arch`.  `optional` is True for a baseline that runs only if it is named,
+    because it needs a package that most machines lack.
     """
 
     name: str
@@ -153,6 +154,7 @@ class Variant(msgspec.Struct, frozen=True):
     computes: Computes = "attention"
     cases: tuple[Case, ...] = ()
     any_arch: bool = False
+    optional: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -161,6 +163,11 @@ class Variant(msgspec.Struct, frozen=True):
     def is_built(self) -> bool:
         """Whether the variant must be compiled."""
         return self.entry.kind != "python"
+
+    @property
+    def runs_beside_others(self) -> bool:
+        """Whether it is timed beside every selected variant: a baseline, unless optional, or the role `overhead`."""
+        return self.role in COMPANION_ROLES and not self.optional
 
     @property
     def is_judged(self) -> bool:

@@ -54,7 +54,7 @@ def test_one_seed_is_timed(pair: Project) -> None:
         ("history", 12),
         ("mission", 100),
         ("edge", 23),
-        ("long", 18),
+        ("long", 24),
         ("decode", 20),
         ("smoke,history", 14),
     ],
