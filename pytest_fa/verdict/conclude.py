@@ -9,6 +9,7 @@ from collections import Counter
 
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.gates.decision import CONFIDENCE
+from pytest_fa.gates.intervals import t_interval
 from pytest_fa.records.gated import Gate
 from pytest_fa.records.record import Outcome, Record
 from pytest_fa.report.failure import HEADLINES
@@ -77,12 +78,31 @@ def conclude(variant: Variant, run: RunResult) -> tuple[Status, str]:
     if run.problem:
         return "machine", run.problem
     if gate is not None and any(record.kind == "correct" and record.outcome == "ok" for record in run.records):
-        return STATUS_OF_GATE[gate.verdict], f"{name} < {gate.ratio:g} x baseline: {gate.reason}"
+        doubtless = far_slower(gate)
+        status: Status = "slower" if doubtless else STATUS_OF_GATE[gate.verdict]
+        return status, f"{name} < {gate.ratio:g} x baseline: {doubtless}{gate.reason}"
     undecided = next((record for record in run.records if record.outcome == "inconclusive"), None)
     if undecided is not None:
         return "undecided", f"{undecided.id}: no verdict: {undecided.message}"
     ((reason, _),) = run.not_run.most_common(1) or (("no test of it ran", 0),)
     return "machine", f"{name} was not judged: {reason}"
+
+
+def far_slower(gate: Gate) -> str:
+    """Why a gate that the noise of the machine kept from a verdict leaves no doubt: one shape is far slower.
+
+    The lower end of its ratio is above the required one, even with the largest deviation of the A/A controls taken
+    away.  Empty for a gate with a verdict, or if that does not hold.
+    """
+    controls = [t_interval(pair.samples.control_means, CONFIDENCE) for pair in gate.pairs]
+    deviation = max((max(-control.low, control.high) for control in controls), default=math.inf)
+    if gate.verdict != "INCONCLUSIVE" or not math.isfinite(deviation):
+        return ""
+    for pair in gate.pairs:
+        least = 0.0 if pair.low is None else pair.low * math.exp(-max(0.0, deviation))
+        if least > gate.ratio:
+            return f"the ratio at {pair.samples.shape_id} is above {least:.4f}, whatever the noise; "
+    return ""
 
 
 # -- the parts of the document ----------------------------------------------------------------------------------------

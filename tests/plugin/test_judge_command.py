@@ -221,7 +221,7 @@ def test_a_wrong_variant_has_its_place(runs: dict[str, Judged], hostile: tuple[P
     assert document.rerun_command == f"python -m pytest_fa judge wrong --case={CASE}"
     assert document.records is not None
     records = read_records(hostile[0].folder / document.records)
-    assert [(record.variant, record.outcome) for record in records] == [("wrong", "wrong")]
+    assert [(record.variant, record.outcome, record.other_plugins) for record in records] == [("wrong", "wrong", ())]
 
 
 def test_the_rest_is_not_run_after_a_failure(runs: dict[str, Judged]) -> None:

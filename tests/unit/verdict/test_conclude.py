@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import get_args
 
@@ -46,6 +47,30 @@ def gate_record(verdict: GateVerdict) -> Record:
 def test_a_gate_decides(verdict: GateVerdict, status: str) -> None:
     """Beside a case that was judged to be right, the gate's verdict is the status."""
     assert conclude(MINE, RunResult((RIGHT, gate_record(verdict)))) == (status, "mine < 1 x baseline: by a lot")
+
+
+def noisy_gate(low: float, control: float, verdict: GateVerdict = "INCONCLUSIVE") -> Record:
+    """A gate whose lowest possible ratio is `low`, and whose A/A control deviates by up to `control` (log-ratio)."""
+    controls = tuple((control * sign,) for sign in (1.0, 1.01, 0.99, 1.0, 1.01, 0.99))
+    pair = GatePair(PairSamples(SHAPE, "sdpa", (), controls), low + 0.1, low, low + 0.2, None, None)
+    gate = Gate(1.0, verdict, "noisy machine", 6, 1, 0, 0.01, None, 12.0, {}, (pair,))
+    return record(kind="gate", outcome="inconclusive", gate=gate)
+
+
+@pytest.mark.parametrize(
+    ("gate", "status"),
+    [
+        (noisy_gate(2.0, 0.3), "slower"),
+        (noisy_gate(1.3, 0.3), "undecided"),
+        (noisy_gate(0.9, 0.01), "undecided"),
+        (noisy_gate(2.0, math.nan), "undecided"),
+        (noisy_gate(2.0, 0.3, "PASS"), "faster"),
+    ],
+    ids=["far slower", "within the noise", "not slower", "an unknown noise", "a verdict stays"],
+)
+def test_noise_hides_no_variant_that_is_far_slower(gate: Record, status: str) -> None:
+    """Without a verdict because of noise, a variant is slower if even all of that noise would not make it faster."""
+    assert conclude(MINE, RunResult((RIGHT, gate)))[0] == status
 
 
 FAILURES = set(get_args(Outcome)) - {"ok", "not_measured", "inconclusive", "gate_failed"}
