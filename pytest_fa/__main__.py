@@ -1,4 +1,4 @@
-"""The commands of `python -m pytest_fa`: new, doctor, report, compare, export, records, ceilings, noise, pictures."""
+"""`python -m pytest_fa`: new, doctor, judge, report, compare, export, records, ceilings, noise, pictures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ from pytest_fa.errors import FaError
 def main(arguments: list[str]) -> int:
     """Run one command; return its exit status, or 2 after one line on stderr if it fails."""
     try:
+        if arguments[:1] == ["judge"]:
+            _forget_current_folder()
+            from pytest_fa.verdict.judge_command import main as judge_main  # noqa: PLC0415  # it imports pytest
+
+            return judge_main(arguments[1:])
         options = (_doctor_parser() if arguments[:1] == ["doctor"] else _parser()).parse_args(arguments)
         return int(options.run(options) or 0)
     except (FaError, OSError, ImportError) as problem:
         sys.stderr.write(f"pytest_fa: {problem}\n")
         return 2
+
+
+def _forget_current_folder() -> None:
+    """Import no module from the current folder, where Python's option -m looks first: it may be a stranger's."""
+    if not sys.flags.safe_path and sys.path[0] == str(Path.cwd()):
+        del sys.path[0]
 
 
 def _doctor_parser() -> argparse.ArgumentParser:
@@ -47,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("--kernels", type=Path, default=Path("kernels"))
     new.set_defaults(run=_new)
     _add_doctor(commands)
+
+    judge_help = "judge and gate one variant; the exit status says the verdict (`judge --help` lists the options)"
+    commands.add_parser("judge", help=judge_help)
 
     _add_report(commands.add_parser("report", help="write one HTML file about records, which opens offline"))
 

@@ -17,6 +17,7 @@ from pytest_fa.plugin.state import (
     OPTIONS_KEY,
     OUTPUT_KEY,
     PROBLEM_KEY,
+    RECEIVER,
     RECORD_KEY,
     SESSION_KEY,
     STATUS_LINE_KEY,
@@ -227,6 +228,7 @@ class _Reports:
 
     def __init__(self, results: Results, config: pytest.Config) -> None:
         self._results = results
+        self._receiver: Any = config.pluginmanager.getplugin(RECEIVER)  # of `python -m pytest_fa judge`
         self._shard: ShardLog | None = None
         if config.stash[OPTIONS_KEY].shard:
             from pytest_fa.plugin.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard
@@ -249,8 +251,9 @@ class _Reports:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of a report."""
         self._results.take(report)
-        if self._shard:
-            self._shard.take(report)
+        for receiver in (self._receiver, self._shard):
+            if receiver is not None:
+                receiver.take(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count a collection error as a failure."""

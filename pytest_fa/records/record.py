@@ -114,6 +114,7 @@ class Record(msgspec.Struct, frozen=True):
     nsight: NsightReport | None = None
     sanitized: Sanitized | None = None
     ablation: Ablation | None = None
+    other_plugins: tuple[str, ...] = ()  # which could have changed this run, besides pytest's and this package
     fingerprints: Fingerprints | None = None
     output: str = ""
     is_claim: bool = False

@@ -44,6 +44,7 @@ LAYERS = (
     "api",
     "plugin",
     "suite",
+    "verdict",
     "doctor",
     "new",
     "__main__",
