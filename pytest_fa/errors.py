@@ -62,7 +62,7 @@ class BuildError(FaError):
 
 
 class ChangedBuild(FaError):
-    """A file of a build is not the one that was built."""
+    """A file of a build is not the one that was built, or a file that a job depends on changed while it ran."""
 
 
 class UnsupportedCase(FaError):

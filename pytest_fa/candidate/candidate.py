@@ -243,7 +243,7 @@ class Candidate:
         most = MOST_WORKSPACE_BYTES if self.device.type == "cuda" else 0
         if not 0 < size <= most:
             raise FaError(f"it asks for a workspace of {size} bytes; on {self.device}, at most {most} are allowed")
-        (workspace,) = self.lending.lend([allocate(size) if allocate else self.workspaces(size, self.device)])
+        (workspace,) = self.lending.lend([allocate(size) if allocate else self.workspaces(size, inputs.q.device)])
         return CallViews(q, k, v, output, inputs.scale, inputs.causal, workspace)
 
     def end_job(self) -> None:

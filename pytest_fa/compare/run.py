@@ -14,6 +14,7 @@ import msgspec
 from pytest_fa.compare.sides import Side
 from pytest_fa.errors import UsageProblem
 from pytest_fa.gates.intervals import PROCESS_SD
+from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.files import try_to_read
 from pytest_fa.records.noise import read_noise
 from pytest_fa.records.record import Environment, Outcome, Record
@@ -209,7 +210,7 @@ def _why_not_comparable(a: Record, b: Record) -> str:
     if before != after:
         return f"{processor.upper()}: {before or 'none'} and {after or 'none'}"
     speeds = [record.speed for record in (a, b) if record.speed]
-    if any(speed.agreement and speed.agreement.valid is False for speed in speeds):
+    if any(is_unconfirmed(speed) for speed in speeds):
         return "a time is not confirmed"
     if len({speed.order for speed in speeds}) > 1 and any(speed.order == "programmatic" for speed in speeds):
         return "programmatic dependent launch on one side only"

@@ -60,6 +60,27 @@ def stacked(written: list[Written]) -> tuple[Inputs, torch.Tensor]:
     return inputs[0]._replace(q=q, k=k, v=v), torch.cat([head.out for head in written])
 
 
+def output_count(output: torch.Tensor, l2_bytes: int | None) -> int:
+    """How many outputs timed calls write in turn: at most eight, and as many as a quarter of the L2 holds."""
+    return max(1, min(MOST_OUTPUTS, (l2_bytes or 0) // 4 // max(1, output.nbytes)))
+
+
+def random_views(inputs: Inputs, count: int) -> list[Inputs]:
+    """`count` inputs that lie in memory as those of timed calls do: views into one random buffer for each of q, k, v.
+
+    The L2 and the address translation then hold as much of them as of the inputs of timed calls.
+    """
+    steps = RANGE_BYTES // OFFSET_BYTES
+    buffers = [_slack_buffer(tensor).normal_() for tensor in inputs[:3]]
+
+    def view(like: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+        start = random.randrange(steps) * OFFSET_BYTES // like.element_size()  # noqa: S311  # not a secret here
+        return buffer.as_strided(like.shape, like.stride(), start)
+
+    shifted = (map(view, inputs[:3], buffers) for _ in range(count))
+    return [Inputs(q, k, v, inputs.scale, inputs.causal) for q, k, v in shifted]
+
+
 class FreshData:
     """Input buffers and outputs of timed calls on one case; `inputs` gives shapes, strides, scale and mask."""
 
@@ -70,13 +91,10 @@ class FreshData:
         self._like = inputs
         self._private = [_slack_buffer(tensor) for tensor in inputs[:3]]
         self._shared = [self._visible(buffer) for buffer in self._private]
-        quarter = (l2_bytes or 0) // 4
-        self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > quarter
-        output = poisoned_output(inputs, case.computes)
-        count = max(1, min(MOST_OUTPUTS, quarter // max(1, output.nbytes)))
-        self._out_like = output
+        self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > l2_bytes // 4
+        self._out_like = output = poisoned_output(inputs, case.computes)
         self._workspaces: dict[int, torch.Tensor] = {}  # by size in bytes; all calls of one size share a workspace
-        self.outs = self.new_outputs(count)
+        self.outs = self.new_outputs(output_count(output, l2_bytes))
         self.redraw()
 
     def own_outputs(self, calls: int) -> list[torch.Tensor]:

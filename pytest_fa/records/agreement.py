@@ -54,6 +54,16 @@ def check_agreement(
     return _compare(speed.device.median_us, speed.profiler)
 
 
+def is_unconfirmed(speed: Speed) -> bool:
+    """Whether a time does not count: another clock contradicts it, or it was compared with none."""
+    return speed.agreement is None or speed.agreement.valid is False
+
+
+def why_unconfirmed(speed: Speed) -> str:
+    """The reason of `is_unconfirmed`."""
+    return speed.agreement.reason if speed.agreement else "it was compared with no other clock"
+
+
 def is_call_too_short(speed: Speed) -> bool:
     """Whether a call from Python seems to take less time than its period on the device, so that `call_us` is wrong."""
     return speed.call.median_us < LEAST_CALL_SHARE * speed.device.median_us - CLOCK_US

@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pytest_fa.catalog.variant import COMPANION_ROLES
+from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio
 from pytest_fa.records.timing import Speed
 from pytest_fa.report.failure import failure_text
 from pytest_fa.report.layout import Style, TextLine
 from pytest_fa.report.table import NOT_ATTENTION, best_baseline, comparable, ratio_text
-from pytest_fa.report.timing_notes import is_unconfirmed
 
 NO_FAILURE = ("ok", "not_measured", "inconclusive")
 JUDGED_KINDS = ("correct", "speed", "property")

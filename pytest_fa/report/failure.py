@@ -37,7 +37,7 @@ TITLES = {
     "crashed": "crashed its process",
     "hung": "hung",
     "not_built": "was not built",
-    "build_changed": "has a build that changed after it was checked",
+    "build_changed": "has a file that changed after it was checked",
     "over_limit": "exceeds the limits of its manifest",
     "gate_failed": "failed the gate",
     "inconclusive": "has no verdict",

@@ -14,7 +14,7 @@ import dataclasses
 
 import torch
 
-from pytest_fa.build.unchanged import require_unchanged
+from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
@@ -73,6 +73,7 @@ def run_case(
         with stages("launch"):
             device = open_device(job.device)
             require_unchanged(job.library, job.file_hashes)
+            files = FilesOfJob({job.library: job.file_hashes}, (job.variant,))
             candidate.open(job.variant, job.library, job.device, job.case.computes)
             findings.is_loaded = True
             launch = CheckedLaunch(candidate, make_inputs(job.case, device), job.case.computes)
@@ -80,7 +81,6 @@ def run_case(
         if job.property_name:
             with stages("correct"):
                 PROPERTIES[job.property_name](PropertySubject(job.variant, job.case, job.policy, candidate))
-                require_unchanged(job.library, job.file_hashes)  # a property may load the library once more
         elif job.judge:
             with stages("sanity"):
                 _check_sanity(job, launch, findings, stages)
@@ -91,6 +91,7 @@ def run_case(
             with stages("speed"):
                 _time_calls(job, launch, findings, stages)
         candidate.end_job()
+        files.require_unchanged()
         return findings.result("ok", "", stages)
     except CandidateLost as lost:
         findings.caught_by = CAUGHT_BY_ENDING[lost.ending]

@@ -7,9 +7,24 @@ import math
 import msgspec
 import pytest
 
-from pytest_fa.records.agreement import check_agreement, is_call_too_short, tampering_of
+from pytest_fa.records.agreement import (
+    check_agreement,
+    is_call_too_short,
+    is_unconfirmed,
+    tampering_of,
+    why_unconfirmed,
+)
 from pytest_fa.records.ceilings import Floor
-from pytest_fa.records.timing import ON_CPU, LaunchedKernel, NodeTime, OutsideTime, ProfilerTime, Speed, Timing
+from pytest_fa.records.timing import (
+    ON_CPU,
+    Agreement,
+    LaunchedKernel,
+    NodeTime,
+    OutsideTime,
+    ProfilerTime,
+    Speed,
+    Timing,
+)
 from pytest_fa.report.timing_notes import timing_notes
 from tests.factories import record, speed
 
@@ -70,6 +85,19 @@ def launching(*names: str) -> Speed:
 def test_kernel_names_must_fit_the_variant(variant: str, role: str, kernel: str, *, valid: bool) -> None:
     """An SDPA backend must launch its own kernel, and a candidate none of torch's attention kernels."""
     assert check_agreement(variant, role, launching(kernel)).valid is valid
+
+
+def test_a_time_that_was_compared_with_no_clock_does_not_count() -> None:
+    """Without an agreement a time is not confirmed; with one, only a contradiction counts."""
+    agreements = (
+        None,
+        Agreement(valid=False, reason="too short"),
+        Agreement(valid=None, reason=""),
+        Agreement(True, ""),
+    )
+    speeds = [msgspec.structs.replace(timed(8.0, 8.0), agreement=agreement) for agreement in agreements]
+    assert [is_unconfirmed(speed) for speed in speeds] == [True, True, False, False]
+    assert [why_unconfirmed(speed) for speed in speeds[:2]] == ["it was compared with no other clock", "too short"]
 
 
 def test_a_time_below_the_least_possible_is_invalid() -> None:

@@ -219,6 +219,14 @@ def test_hidden_delegation_is_seen(workers: Workers, job_of_source: JobOfSource,
     assert outcome_of(result) == ("wrong", ("delegation",)), result.message
 
 
+def test_a_variant_that_changes_its_own_file_is_named(workers: Workers, job_of_source: JobOfSource) -> None:
+    """A variant that writes other code into its file while it runs gets no verdict: the next process would load it."""
+    source = RIGHT + "from pathlib import Path\nPath(__file__).write_text('forward = None')\n" + HONEST
+    result = workers.run(job_of_source(source))
+    assert outcome_of(result) == ("build_changed", ("hash of the build",)), result.message
+    assert "entry.py changed while the variant ran; run it again" in result.message
+
+
 # -- the judge's process ----------------------------------------------------------------------------------------------
 
 # While the judge works, the variant reads what is mapped there.  Only root may; the test is root then, too.
