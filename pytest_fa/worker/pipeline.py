@@ -122,7 +122,7 @@ def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: F
         context_alive = False
         if problem.args != proof.args:
             outcome, explanation = "cheat", f"{message_of(proof)}; {explanation}"
-            findings.caught_by += proof.caught_by
+            findings.caught_by = (*proof.caught_by, *findings.caught_by)
     except Exception:  # noqa: BLE001  # the outcome stands
         context_alive = False
     return findings.result(outcome, explanation, stages, context_lost=not context_alive)
