@@ -148,12 +148,15 @@ class Results:
     def write(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table and the lines below it."""
         if self._records:
+            from pytest_fa.plugin.left_out import left_out_of_table  # noqa: PLC0415
             from pytest_fa.report.table import notes  # noqa: PLC0415
             from pytest_fa.report.tool_lines import ablation_lines, profile_lines  # noqa: PLC0415
 
             self._write_table(terminal)
             self._write_gates(terminal)
-            for line in (*ablation_lines(self._records), *profile_lines(self._records), *notes(self._records)):
+            left_out = left_out_of_table(terminal.config, self._records)
+            below = (*ablation_lines(self._records), *profile_lines(self._records), *notes(self._records), *left_out)
+            for line in below:
                 terminal.write_line(line)
             if terminal.config.getoption("numprocesses", None):
                 terminal.write_line(

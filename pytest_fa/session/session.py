@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from pytest_fa.build.builder import Say
 from pytest_fa.build.outcomes import BuildFailure, explain
 from pytest_fa.build.resources import broken_limits
@@ -10,6 +12,7 @@ from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu, find_other_gpu_processes
 from pytest_fa.records.record import Outcome, Record, Stage
+from pytest_fa.session.baseline_choice import LeftOut, left_out_baselines
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner, failed_build
 from pytest_fa.session.record_factory import RecordFactory
@@ -83,6 +86,11 @@ class Session:
         return self.records.make(
             "build", variant, None, CaseResult(outcome, "\n".join([*problems, *exceeded]), (stage,)), builds
         )
+
+    @functools.cached_property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The baselines that this run does not time, because earlier records say that they are slow."""
+        return left_out_baselines(self.options, self.run_plan.plan, self.records.environment)
 
     @property
     def machine_info(self) -> dict[str, str | None]:
