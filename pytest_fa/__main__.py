@@ -1,4 +1,4 @@
-"""`python -m pytest_fa`: new, doctor, judge, report, compare, export, records, ceilings, noise, pictures."""
+"""The commands of `python -m pytest_fa`: new, doctor, judge, serve, report, compare, export, records and others."""
 
 from __future__ import annotations
 
@@ -79,10 +79,30 @@ def _parser() -> argparse.ArgumentParser:
     noise.add_argument("--processes", type=int, default=24, help="12 or more, about 3 s each")
     noise.set_defaults(run=_noise)
 
+    _add_serve(commands.add_parser("serve", help="keep torch imported for the next runs, until idle or --stop"))
+
     pictures = commands.add_parser("pictures", help="draw the ladder, TFLOP/s over the length, phases and errors")
     pictures.add_argument("folder", type=Path, help="such as profiles/nvidia-h200")
     pictures.set_defaults(run=_pictures)
     return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--idle-minutes", type=float, default=30.0, help="end after so long without a run; default: 30")
+    parser.add_argument("--stop", action="store_true", help="end the server that runs now")
+    parser.set_defaults(run=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from pytest_fa.worker.fork_server import child_environment  # noqa: PLC0415
+    from pytest_fa.worker.resident import end_resident, resident_path, serve_command  # noqa: PLC0415
+
+    if not options.stop:
+        serve_command(child_environment(), options.idle_minutes)
+    path = resident_path()
+    has_ended = path is not None and end_resident(path)
+    sys.stdout.write("the server has ended\n" if has_ended else "no server runs\n")
+    return int(not has_ended)
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:

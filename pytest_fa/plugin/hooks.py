@@ -10,6 +10,7 @@ import pytest
 from pytest_fa.errors import FaError, UnusableRun
 from pytest_fa.options import command_line, flags, options
 from pytest_fa.plugin import markers
+from pytest_fa.plugin.early_start import start_servers_early, will_run_tests
 from pytest_fa.plugin.state import (
     ALREADY_REPORTED_KEY,
     IMPLIED_KEY,
@@ -59,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
             _check_names(config)
         if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
             session_of(config).builds.clean()
+        if config.stash[OPTIONS_KEY].is_given and will_run_tests(config):
+            start_servers_early(session_of(config))
     except FaError as problem:
         raise _usage_error(problem, command_line.LAST_FAILED_HINT if repeats_failures else "") from None
     if not config.pluginmanager.hasplugin("benchmark"):
@@ -160,6 +163,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         session_of(session.config).builds.needed = needed_variants(session.items)
         first_reports_of(session.config).build_tests = variants_with_build_test(session.items)
+        session_of(session.config).require_servers()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest's own wrapper, which lets xfail tests pass

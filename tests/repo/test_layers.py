@@ -62,10 +62,16 @@ TORCH_FREE_MODULES = (
     "pytest_fa.worker.client",
     "pytest_fa.worker.job_output",
     "pytest_fa.worker.jobs",
+    "pytest_fa.worker.resident",
     "pytest_fa.worker.stages",
 )
 # Programs of child processes.  They are started by name, so that pytest's process does not import what they import.
-CHILDREN = ("pytest_fa.worker.__main__", "pytest_fa.worker.process", "pytest_fa.build.compile_extension")
+CHILDREN = (
+    "pytest_fa.worker.__main__",
+    "pytest_fa.worker.process",
+    "pytest_fa.worker.resident_process",
+    "pytest_fa.build.compile_extension",
+)
 # Folders that belong to no layer: they contain variants, whose sources are loaded by path like those of a user.
 VARIANTS = (
     "builtin",
