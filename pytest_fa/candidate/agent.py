@@ -164,8 +164,9 @@ class Agent:
     def _call(self, command: MakeCall) -> Done:
         self._disturb(command.before)
         with nvtx_range(command.range_name) if command.range_name else nullcontext():
-            self._launch(command.call)
+            out = self._launch(command.call)
         synchronize(self.device)
+        synchronize(out.device)  # a call may be on another device than the current one
         return Done()
 
     def _repeat(self, command: Repeat) -> Done:

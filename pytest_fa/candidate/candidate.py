@@ -39,7 +39,8 @@ from pytest_fa.candidate.lending import Lending, OtherProcess, SameProcess
 from pytest_fa.candidate.shared_memory import NoSharedMemory, map_on_gpu, mapped_bytes_on_gpu, unmap_on_gpu
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
-from pytest_fa.errors import FaError, WrongResult
+from pytest_fa.errors import FaError, Tampering
+from pytest_fa.run.device import synchronize
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import Inputs
@@ -112,11 +113,23 @@ class Candidate:
         """Have the arguments of a series made."""
         self.ask(Prepare(name, series, cpu_threads))
 
-    def timed(self, command: Run | ReplaySeries | Cold, meanwhile: Callable[[], object] | None = None) -> CommandTimes:
-        """Have a command carried out, and time it from outside, until its answer has arrived."""
+    def timed(
+        self,
+        command: Run | ReplaySeries | Cold,
+        meanwhile: Callable[[], object] | None = None,
+        copy_outputs: Callable[[tuple[Allocated | None, ...]], object] | None = None,
+    ) -> CommandTimes:
+        """Have a command carried out, and time it from outside.
+
+        The answer alone does not stop the clock: `copy_outputs` then copies outputs to memory of this process, and the
+        clock stops when these copies are complete.  It gets the places of outputs that the function allocated.
+        """
         self.before_launch()
         start = time.perf_counter_ns()
         done = self._connection.ask(command, self.limit_seconds, meanwhile=meanwhile)
+        if copy_outputs:
+            copy_outputs(done.allocated)
+            synchronize(self.device)
         return CommandTimes((time.perf_counter_ns() - start) / 1000, done.inside_us, done.allocated)
 
     def capture(self, name: str, *, reads_nodes: bool = False) -> Done:
@@ -140,14 +153,14 @@ class Candidate:
         self.ask(Forget())
 
     def _map(self, place: Allocated, like: torch.Tensor) -> torch.Tensor:
-        """A tensor like `like` in the candidate's own memory.  Raises `WrongResult` if it is not all mapped."""
+        """A tensor like `like` in the candidate's own memory.  Raises `Tampering` if it is not all mapped."""
         if place.handle not in self._mapped:
             self._mapped[place.handle] = map_on_gpu(place.handle, place.size_bytes, self.device)
         data = self._mapped[place.handle]
         steps = zip(like.shape, place.strides, strict=True)
         end = place.offset_bytes + (1 + sum((size - 1) * stride for size, stride in steps)) * like.element_size()
         if place.offset_bytes < 0 or min(place.strides) < 0 or end > min(mapped_bytes_on_gpu(data), place.size_bytes):
-            raise WrongResult("output", "the output that the function allocated lies outside its memory")
+            raise Tampering("output", "the output that the function allocated lies outside its memory")
         empty = torch.empty(0, dtype=like.dtype, device=self.device)
         offset = place.offset_bytes // like.element_size()
         return empty.set_(data.untyped_storage(), offset, like.shape, place.strides)
@@ -230,7 +243,7 @@ class Candidate:
         most = MOST_WORKSPACE_BYTES if self.device.type == "cuda" else 0
         if not 0 < size <= most:
             raise FaError(f"it asks for a workspace of {size} bytes; on {self.device}, at most {most} are allowed")
-        (workspace,) = self.lending.lend([allocate(size) if allocate else self.workspaces(size, self.device)])
+        (workspace,) = self.lending.lend([allocate(size) if allocate else self.workspaces(size, inputs.q.device)])
         return CallViews(q, k, v, output, inputs.scale, inputs.causal, workspace)
 
     def end_job(self) -> None:

@@ -252,7 +252,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 Ending = Literal["crashed", "hung", "failed"]  # how a process was lost
-ProblemKind = Literal["unsupported", "launch_failed", "device_error", "wrong", "cannot_capture", "failed"]
+ProblemKind = Literal["unsupported", "launch_failed", "device_error", "wrong", "cheat", "cannot_capture", "failed"]
 
 
 class CallProblem(msgspec.Struct, frozen=True, tag="problem"):

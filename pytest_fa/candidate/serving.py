@@ -18,7 +18,7 @@ from pytest_fa.candidate.commands import (
     encode_answer,
 )
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
-from pytest_fa.errors import DeviceLost, LaunchError, UnsupportedCase, WrongResult
+from pytest_fa.errors import DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
 from pytest_fa.run.device import is_alive
 from pytest_fa.run.graphs import CannotCapture
 
@@ -26,6 +26,7 @@ KINDS: dict[type[Exception], ProblemKind] = {
     UnsupportedCase: "unsupported",
     LaunchError: "launch_failed",
     DeviceLost: "device_error",
+    Tampering: "cheat",  # before WrongResult, which it is as well
     WrongResult: "wrong",
     CannotCapture: "cannot_capture",
 }

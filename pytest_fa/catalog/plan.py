@@ -9,6 +9,7 @@ import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import Catalog
+from pytest_fa.catalog.exploits import EXPLOITS, HONEST_TWINS
 from pytest_fa.catalog.faults import FAULTS, TWINS
 from pytest_fa.catalog.fit import Fits, cases_for
 from pytest_fa.catalog.properties import properties_of, sanitizer_case
@@ -140,8 +141,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
 
     @cached_property
     def faults(self) -> list[Variant]:
-        """The variants of the self-test: wrong kernels and their correct twins."""
-        return [variant for variant in self.runnable if variant.name in FAULTS or variant.name in TWINS]
+        """The variants of the self-test: wrong kernels, exploits, and correct twins of both."""
+        names = {*FAULTS, *TWINS, *EXPLOITS, *HONEST_TWINS}
+        return [variant for variant in self.runnable if variant.name in names]
 
     @cached_property
     def runnable(self) -> list[Variant]:

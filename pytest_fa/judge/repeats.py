@@ -19,7 +19,7 @@ from pytest_fa.judge.places import first_place
 from pytest_fa.records.judged import WITH_POISON, Repeats
 from pytest_fa.run.inputs import bits_of, poison
 
-MOST_SECONDS = {"cpu": 0.5, "cuda": 0.2}
+MOST_SECONDS = 0.5
 DEFAULT_REPEATS = {"cpu": 100, "cuda": 10_000}  # 10,000 calls miss a fault of one call in 2,000 with a chance of 0.7 %
 MOST_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**29}  # of the outputs of one batch
 COMPARED_BYTES = 2**26  # of outputs that are compared at once
@@ -52,8 +52,8 @@ def repeat(
     """Repeat a checked call and compare each output bitwise with `first`.
 
     Also returns the output that is farthest from `first` if `keep_farthest` is set, else `first`.  The number of calls
-    is `requested_count`; if that is None, it is 10,000 on a GPU, or as many as fit in 0.2 s, and 100 on the CPU, or as
-    many as fit in 0.5 s; at least one.  NaN equals NaN of the same bits.  `before_launch` is called before each batch
+    is `requested_count`; if that is None, it is 10,000 on a GPU and 100 on the CPU, or as many as fit in 0.5 s; at
+    least one.  NaN equals NaN of the same bits.  `before_launch` is called before each batch
     of calls.
     """
     kind = first.device.type
@@ -69,7 +69,7 @@ def repeat(
         now = time.monotonic()
         comparison.add(batch)
         count += len(batch)
-        if requested_count is None and time.monotonic() - start > MOST_SECONDS[kind]:
+        if requested_count is None and time.monotonic() - start > MOST_SECONDS:
             break
         size = min(2 * size, len(outs)) if now - batch_start < BATCH_SECONDS else max(1, size // 2)
     return comparison.result(count, launch.why_no_smem_poison), comparison.farthest

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
+    from pytest_fa.plugin.shard import ShardLog
+
 IMPLIED_LINE = (
     "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
 )
@@ -62,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", "benchmark(...): an argument of pytest-benchmark, which is switched off")
         config.pluginmanager.register(WithoutBenchmark(), "fa-without-benchmark")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY])), "fa-reports")
+        config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY]), config), "fa-reports")
 
 
 def _check_names(config: pytest.Config) -> None:
@@ -144,6 +146,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from pytest_fa.plugin.items import deselect  # noqa: PLC0415
 
         deselect(config, items, session_of(config).run_plan.plan)
+    if config.stash[OPTIONS_KEY].shard:
+        from pytest_fa.plugin.shard import keep_shard  # noqa: PLC0415
+
+        keep_shard(config, items, config.stash[OPTIONS_KEY])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -219,8 +225,19 @@ def _usage_error(problem: FaError, hint: str = "") -> pytest.UsageError:
 class _Reports:
     """The hooks of the process that writes to the terminal; with pytest-xdist, the controller, which runs no tests."""
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: Results, config: pytest.Config) -> None:
         self._results = results
+        self._shard: ShardLog | None = None
+        if config.stash[OPTIONS_KEY].shard:
+            from pytest_fa.plugin.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard
+
+            self._shard = ShardLog(config, results.log.path)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401  # a worker of pytest-xdist
+        """Tell a worker where the plan of the shards is written."""
+        if self._shard:
+            self._shard.tell(node.workerinput)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Add the status line.  The terminal reporter may be registered after this plugin, but not after this hook."""
@@ -232,6 +249,8 @@ class _Reports:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of a report."""
         self._results.take(report)
+        if self._shard:
+            self._shard.take(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count a collection error as a failure."""
@@ -254,6 +273,8 @@ class _Reports:
         )
         if is_bad and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._shard:
+            session.exitstatus = self._shard.finish(session.exitstatus)
         result = yield
         terminal = session.config.pluginmanager.getplugin("terminalreporter")
         if terminal and not terminal.no_summary:

@@ -134,7 +134,7 @@ def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) ->
         report.extras = [*getattr(report, "extras", []), *_html_extras(item.config, record)]
     elif report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        report.fa_not_run = ["build" if _param(item, "fa_case") is None else "case", reason.removeprefix("Skipped: ")]
+        report.fa_not_run = ["build" if param_of(item, "fa_case") is None else "case", reason.removeprefix("Skipped: ")]
 
 
 def _html_extras(config: pytest.Config, record: Record) -> list[Any]:
@@ -160,21 +160,21 @@ def _html_extras(config: pytest.Config, record: Record) -> list[Any]:
 def _shapes_of_selected(items: list[pytest.Item], plan: Plan) -> set[str]:
     """The shape ids at which a selected variant has a test."""
     selected = (item for item in items if (variant := _variant(item)) and not plan.is_companion(variant))
-    cases = {_param(item, "fa_case") for item in selected}
+    cases = {param_of(item, "fa_case") for item in selected}
     return {case.shape_id for case in cases if case}
 
 
 def _is_kept(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:
-    if _param(item, "fa_variant") is None:
+    if param_of(item, "fa_variant") is None:
         return True  # its test uses no variant
-    variant, case = _variant(item), _param(item, "fa_case")
+    variant, case = _variant(item), param_of(item, "fa_case")
     if variant is None:
         return False  # pytest's placeholder for a test without parameters
     return not plan.is_companion(variant) or (case is not None and case.shape_id in shapes)
 
 
 def _variant(item: pytest.Item) -> AnyVariant | None:
-    variant = _param(item, "fa_variant")
+    variant = param_of(item, "fa_variant")
     return variant if isinstance(variant, Variant | BrokenVariant) else None
 
 
@@ -182,6 +182,7 @@ def _is_shipped(item: pytest.Item) -> bool:
     return str(getattr(getattr(item, "module", None), "__name__", "")).startswith("pytest_fa.suite.")
 
 
-def _param(item: pytest.Item, name: str) -> Any:  # noqa: ANN401  # the type depends on the parameter
+def param_of(item: pytest.Item, name: str) -> Any:  # noqa: ANN401  # the type depends on the parameter
+    """Return the value of a parameter of a test; None if it has no such parameter."""
     callspec = getattr(item, "callspec", None)
     return callspec.params.get(name) if callspec else None

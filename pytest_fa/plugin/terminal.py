@@ -91,7 +91,7 @@ class Results:
         if record.outcome == "not_measured":
             self._not_run["case"][record.message] += 1
         try:
-            self._log.append(record)
+            self.log.append(record)
         except OSError as problem:
             self._lost = str(problem)
 
@@ -203,7 +203,7 @@ class Results:
     def _write_files(self, terminal: pytest.TerminalReporter) -> None:
         """Write where the records are, which saved records are stale, and what cannot be read."""
         if not self._lost:
-            terminal.write_line(f"records: {self._relative(self._log.path)}")
+            terminal.write_line(f"records: {self._relative(self.log.path)}")
         if self._options.html and not self.report_problem:
             terminal.write_line(f"report: {self._relative(self._options.html)}")
         for path in self._saved:
@@ -221,6 +221,7 @@ class Results:
 
     def _write_table(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table of the run: one row for each variant and shape, or for each kernel of the self-test."""
+        from pytest_fa.report.exploit_lines import exploit_lines  # noqa: PLC0415
         from pytest_fa.report.table import render_matrix  # noqa: PLC0415
 
         width = terminal._tw.fullwidth  # noqa: SLF001
@@ -228,6 +229,8 @@ class Results:
         terminal.section("self-test: kernels and the checks that rejected them" if faults else "attention kernels")
         if faults:
             terminal.write_line(render_matrix(faults, max(width, MATRIX_WIDTH)))
+            for line in exploit_lines(faults):
+                terminal.write_line(line)
         elif self._options.static:
             self._write_static(terminal, width)
         else:
@@ -263,7 +266,8 @@ class Results:
                     terminal.write_line(line, red=record.gate.verdict == "FAIL", green=record.gate.verdict == "PASS")
 
     @functools.cached_property
-    def _log(self) -> RecordLog:
+    def log(self) -> RecordLog:
+        """The record file of this run."""
         from pytest_fa.records.log import RecordLog  # noqa: PLC0415
 
         return RecordLog(self._options.artifacts)

@@ -23,6 +23,7 @@ Outcome = Literal[
     "ok",
     "failed",
     "wrong",
+    "cheat",
     "unsupported",
     "launch_failed",
     "device_error",

@@ -11,6 +11,7 @@ from pytest_fa.report.gate_lines import gate_lines
 # terminal, so it begins with the cause; the test's id is in front of it already.
 HEADLINES = {
     "wrong": "wrong: ",
+    "cheat": "cheat: ",
     "failed": "",
     "unsupported": "refused: ",
     "launch_failed": "",
@@ -28,6 +29,7 @@ HEADLINES = {
 # The same outcomes as the title of a failure on a page, where no message follows.
 TITLES = {
     "wrong": "wrong result",
+    "cheat": "tampered with the judge",
     "failed": "failed",
     "unsupported": "refused a case that its manifest supports",
     "launch_failed": "did not launch",
@@ -35,7 +37,7 @@ TITLES = {
     "crashed": "crashed its process",
     "hung": "hung",
     "not_built": "was not built",
-    "build_changed": "has a build that changed after it was checked",
+    "build_changed": "has a file that changed after it was checked",
     "over_limit": "exceeds the limits of its manifest",
     "gate_failed": "failed the gate",
     "inconclusive": "has no verdict",

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.record import Record
 from pytest_fa.report.answer import NO_FAILURE
-from pytest_fa.report.timing_notes import is_unconfirmed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,13 +7,13 @@ from typing import Literal
 
 import msgspec
 
-from pytest_fa.records.agreement import is_call_too_short
+from pytest_fa.records.agreement import is_call_too_short, is_unconfirmed
 from pytest_fa.records.built import Build, Kernel
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio, is_noisy, is_wide_ratio
 from pytest_fa.records.timing import ON_CPU, Speed
-from pytest_fa.report.timing_notes import is_unconfirmed, timing_notes
+from pytest_fa.report.timing_notes import timing_notes
 
 NOTHING = "-"
 TOOL_KINDS = ("profile", "sanitize")  # shown as lines below the table instead

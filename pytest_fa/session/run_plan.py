@@ -126,7 +126,8 @@ class RunPlan:
         machine = "{} (sm_{}{}, driver {})".format(gpu.name, *gpu.compute_capability, gpu.driver) if gpu else "no GPU"
         known = len(self.catalog.variants) + len(self.catalog.broken)
         chosen, cases = len(self.plan.chosen), len(self.plan.selected_cases)
-        title = f"fa: {machine}; {chosen} of {known} variants; {cases} case{'s' * (cases != 1)}"
+        part = "; shard {} of {}".format(*self.options.shard) if self.options.shard else ""
+        title = f"fa: {machine}; {chosen} of {known} variants; {cases} case{'s' * (cases != 1)}{part}"
         return [title, *self.notices]
 
     @property

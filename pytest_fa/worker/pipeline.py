@@ -14,11 +14,11 @@ import dataclasses
 
 import torch
 
-from pytest_fa.build.unchanged import require_unchanged
+from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
-from pytest_fa.errors import DeviceLost, WrongResult
+from pytest_fa.errors import DeviceLost, Tampering, WrongResult
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.checked import CheckedLaunch
 from pytest_fa.judge.cross_checks import cross_check_all
@@ -32,6 +32,7 @@ from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.judge.truth import Truth
 from pytest_fa.measure.fresh_data import Written, stacked
 from pytest_fa.measure.measure import measure
+from pytest_fa.records.agreement import tampering_of
 from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.record import Outcome
 from pytest_fa.records.timing import Speed
@@ -72,6 +73,7 @@ def run_case(
         with stages("launch"):
             device = open_device(job.device)
             require_unchanged(job.library, job.file_hashes)
+            files = FilesOfJob({job.library: job.file_hashes}, (job.variant,))
             candidate.open(job.variant, job.library, job.device, job.case.computes)
             findings.is_loaded = True
             launch = CheckedLaunch(candidate, make_inputs(job.case, device), job.case.computes)
@@ -79,7 +81,6 @@ def run_case(
         if job.property_name:
             with stages("correct"):
                 PROPERTIES[job.property_name](PropertySubject(job.variant, job.case, job.policy, candidate))
-                require_unchanged(job.library, job.file_hashes)  # a property may load the library once more
         elif job.judge:
             with stages("sanity"):
                 _check_sanity(job, launch, findings, stages)
@@ -90,6 +91,7 @@ def run_case(
             with stages("speed"):
                 _time_calls(job, launch, findings, stages)
         candidate.end_job()
+        files.require_unchanged()
         return findings.result("ok", "", stages)
     except CandidateLost as lost:
         findings.caught_by = CAUGHT_BY_ENDING[lost.ending]
@@ -106,7 +108,7 @@ def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: F
     findings.caught_by = _caught_by(outcome, problem, findings)
     if isinstance(problem, WrongResult) and context_alive:
         findings.caught_by = problem.caught_by
-        if findings.check and findings.truth and findings.inputs:
+        if findings.check and findings.truth and findings.inputs and not isinstance(problem, Tampering):
             # The diagnosis runs other kernels, which may crash this process.  If they do, the result that is sent here
             # is the result of the job.
             result = findings.result(outcome, explanation_of(problem), stages, context_lost=True)
@@ -245,7 +247,14 @@ def _time_calls(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages:
     stages.announce_work()
     if job.judge:
         _judge_written(written, job, findings)
+    _require_honest_clock(speed)
     findings.speed = speed
+
+
+def _require_honest_clock(speed: Speed) -> None:
+    """Raise `Tampering` if the clock of the candidate's process proves to be too short."""
+    if speed.outside and (proof := tampering_of(speed.device.median_us, speed.outside)):
+        raise Tampering("clocks", proof)
 
 
 def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> None:

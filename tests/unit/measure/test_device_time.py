@@ -16,6 +16,7 @@ from pytest_fa.candidate.commands import Capture, Command, Done, Open, Prepare, 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import FaError, WrongResult
 from pytest_fa.measure import device_time as device_time_module
+from pytest_fa.measure import fresh_data as fresh_data_module
 from pytest_fa.measure.call_time import call_time
 from pytest_fa.measure.device_time import _event_pairs, _graph_slope, device_time
 from pytest_fa.measure.fresh_data import FreshData
@@ -201,6 +202,7 @@ class Clocked:
 def simulated(monkeypatch: pytest.MonkeyPatch, connection: Clocked) -> FreshData:
     """Fresh data for a simulated candidate, whose times are those of the judge's clock."""
     monkeypatch.setattr(candidate_module, "time", connection)
+    monkeypatch.setattr(fresh_data_module, "time", connection)
     monkeypatch.setattr(candidate_module, "LocalConnection", Clocked)  # it lends tensors of this process
     candidate = Candidate(connection, 1)
     candidate.open(None, None, "cpu", "attention")
@@ -221,7 +223,8 @@ def test_the_slope_has_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outside.proof_us == pytest.approx(103 + 500 / 100)
     assert (outside.calls, outside.proof_calls) == (300, 100)
     assert connection.captured == ["short", "long", "proof"]
-    assert len(written) == 2 * len(timing.samples_us) + 16
+    assert len(written) == 2 * len(timing.samples_us) + 18
+    assert (outside.shares_outputs, outside.fill_us) == (False, 0.0)
 
 
 def test_calls_that_take_no_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
