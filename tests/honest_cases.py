@@ -195,6 +195,7 @@ def jobs_of(variants: list[Variant], device: Device, cache: Path, seed: int) -> 
             repeats=REPEATS[device],
             watchdog_seconds=WATCHDOG_SECONDS,
             file_hashes=build.files if build else {},
+            without_attention=number < len(variants) and variant.entry.kind != "cuda" and variant.role != "baseline",
         )
 
 

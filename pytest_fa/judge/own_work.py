@@ -7,6 +7,7 @@ stopped, so that none of them can compute in its place.
 from __future__ import annotations
 
 import os
+import time
 
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
@@ -21,7 +22,7 @@ from pytest_fa.processes import descendants_of, stopped
 from pytest_fa.run.inputs import Inputs
 
 WARM_UPS = 3  # calls in which a variant may compile, also in other processes
-MOST_SECONDS = 20.0  # for the judged call
+LEAST_SECONDS, SLOWER = 5.0, 20  # the judged call may take 5 s and 20 times as long as the call before it
 PLACE = "in a process in which torch's attention computes something else"
 
 
@@ -43,8 +44,9 @@ def require_own_work(
         bare.open(variant, library, device, computes)
         launch = CheckedLaunch(bare, inputs, computes)
         for _ in range(WARM_UPS):
+            start = time.monotonic()
             launch.call_and_wait()
-        bare.limit_seconds = min(bare.limit_seconds, MOST_SECONDS)
+        bare.limit_seconds = min(bare.limit_seconds, LEAST_SECONDS + SLOWER * (time.monotonic() - start))
         with stopped(lambda: _others(bare.pid)):
             out = launch.call_and_wait().clone()
     except CandidateLost as lost:

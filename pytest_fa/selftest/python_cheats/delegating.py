@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import multiprocessing
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch.nn import functional
 
-POOL = ThreadPoolExecutor(1)
+POOL, PIPES = ThreadPoolExecutor(1), []
 HIDDEN = base64.b64encode(b"functional.scaled_dot_product_attention(q, k, v, scale=scale)")
 
 
@@ -39,6 +41,42 @@ def in_thread(q, k, v, *, scale, causal="none", out=None):
     thread.start()
     thread.join()
     return out
+
+
+@writes
+def unobserved(q, k, v, scale):
+    """Call SDPA, but not while a function of the caller's is named as the one that lists operators."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "operators_of":
+            return (torch.softmax(q.float() @ k.float().transpose(2, 3) * scale, -1) @ v.float()).to(q.dtype)
+        frame = frame.f_back
+    return ask_library(q, k, v, scale)
+
+
+@writes
+def replaced_observer(q, k, v, scale):
+    """Replace the function that lists operators by one that lists none."""
+    sys.modules["pytest_fa.candidate.agent"].operators_of = lambda call: (call(), ())[1]
+    return ask_library(q, k, v, scale)
+
+
+def serve(end):
+    """Answer each question on a pipe with what SDPA returns."""
+    while True:
+        *tensors, scale = end.recv()
+        end.send(ask_library(*map(torch.from_numpy, tensors), scale).numpy())
+
+
+@writes
+def in_process(q, k, v, scale):
+    """Have SDPA called in another process."""
+    if not PIPES:
+        near, far = multiprocessing.Pipe()
+        multiprocessing.get_context("fork").Process(target=serve, args=(far,), daemon=True).start()
+        PIPES.append(near)
+    PIPES[0].send((*(tensor.numpy().copy() for tensor in (q, k, v)), scale))
+    return torch.from_numpy(PIPES[0].recv())
 
 
 @writes
