@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -279,6 +280,27 @@ def test_a_person_reads_a_few_lines(kernels: Project) -> None:
     assert lines[1].startswith(f"  wrong-{CASE}: wrong: max error ")
     assert f"  rerun: python -m pytest_fa judge wrong --case={CASE}" in lines
     assert len(lines) < 20
+
+
+def test_the_loop_of_the_page_ends_at_a_cheat(kernels: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimiser's loop of `docs/judge.md` runs as it stands: it judges what is proposed, and ends at a cheat."""
+    page = (Path(__file__).parents[2] / "docs" / "judge.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(source, names)  # noqa: S102  # the page's own code
+    kernels.python_variant("proposed")
+    monkeypatch.chdir(kernels.folder)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONPATH", str(Path(pytest_fa.__file__).parents[1]))
+    documents: list[Any] = []
+
+    def propose(document: Any) -> str:
+        documents.append(document)
+        return WRONG_SOURCE if document is None else CHEATING_SOURCE
+
+    with pytest.raises(SystemExit, match="cheat: the output is a"):
+        names["optimise"]("kernels/proposed", propose, 3)
+    assert [document and document["status"] for document in documents] == [None, "wrong"]
 
 
 def test_the_schema_can_be_printed(kernels: Project) -> None:
