@@ -31,6 +31,7 @@ from pytest_fa.records.files import read_record_file
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable, printable_struct
+from pytest_fa.report.unjudged_lines import unjudged_lines
 from pytest_fa.verdict import conclude
 from pytest_fa.verdict.conclude import RunResult
 from pytest_fa.verdict.document import EXIT_STATUSES, VERSION, JudgedChecks, JudgeDocument, Status
@@ -46,7 +47,7 @@ def judge(question: Question) -> JudgeDocument:
     """Judge and gate the variant; return the document."""
     start, rootdir = time.monotonic(), Path.cwd()
     try:
-        variant = selected_variant(question, rootdir)
+        variant, run_plan = selected_variant(question, rootdir)
     except FaError as problem:
         return document_of_usage(question, str(problem), time.monotonic() - start)
     _isolate()
@@ -56,7 +57,11 @@ def judge(question: Question) -> JudgeDocument:
     path = _record_path(question, rootdir)
     run = receiver.result(path)
     status, reason = conclude.conclude(variant, run)
-    return printable_struct(_document(question, variant, run, status, reason, path, time.monotonic() - start))
+    document = _document(question, variant, run, status, reason, path, time.monotonic() - start)
+    if run.failure is None:
+        lines = unjudged_lines(run.records, run_plan.plan, run_plan.options)
+        document = msgspec.structs.replace(document, not_judged=tuple(lines))
+    return printable_struct(document)
 
 
 def document_of_usage(question: Question, problem: str, seconds: float = 0.0) -> JudgeDocument:
@@ -194,6 +199,7 @@ def _document_without_run(question: Question, status: Status, reason: str, secon
         ratio=None,
         ratios=(),
         checks=JudgedChecks(0, 0, {}),
+        not_judged=(),
         failure=None,
         times=(),
         bottlenecks=(),

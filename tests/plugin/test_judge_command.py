@@ -202,6 +202,8 @@ def test_a_faster_variant_has_its_ratio(runs: dict[str, Judged]) -> None:
     assert 0 < (document.ratio.low or 0) <= (document.ratio.value or 0) <= (document.ratio.high or 2) < 1
     assert (document.failure, document.checks.passed, document.checks.failed) == (None, 1, 0)
     assert [each.shape for each in document.times] == [SHAPE]
+    assert [line for line in document.not_judged if "--fa-case left it out" in line] == list(document.not_judged)
+    assert document.not_judged
 
 
 def test_a_slower_variant_has_its_ratio(runs: dict[str, Judged]) -> None:
