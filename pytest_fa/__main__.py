@@ -1,4 +1,4 @@
-"""`python -m pytest_fa`: new, doctor, judge, report, compare, export, records, ceilings, noise, pictures."""
+"""The commands of `python -m pytest_fa`: new, doctor, judge, serve, report, compare, export, records and others."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_fa.errors import FaError
+
+if TYPE_CHECKING:
+    from pytest_fa.records.merge import MergedRun
 
 
 def main(arguments: list[str]) -> int:
@@ -79,10 +83,30 @@ def _parser() -> argparse.ArgumentParser:
     noise.add_argument("--processes", type=int, default=24, help="12 or more, about 3 s each")
     noise.set_defaults(run=_noise)
 
+    _add_serve(commands.add_parser("serve", help="keep torch imported for the next runs, until idle or --stop"))
+
     pictures = commands.add_parser("pictures", help="draw the ladder, TFLOP/s over the length, phases and errors")
     pictures.add_argument("folder", type=Path, help="such as profiles/nvidia-h200")
     pictures.set_defaults(run=_pictures)
     return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--idle-minutes", type=float, default=30.0, help="end after so long without a run; default: 30")
+    parser.add_argument("--stop", action="store_true", help="end the server that runs now")
+    parser.set_defaults(run=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from pytest_fa.worker.fork_server import child_environment  # noqa: PLC0415
+    from pytest_fa.worker.resident import end_resident, resident_path, serve_command  # noqa: PLC0415
+
+    if not options.stop:
+        serve_command(child_environment(), options.idle_minutes)
+    path = resident_path()
+    has_ended = path is not None and end_resident(path)
+    sys.stdout.write("the server has ended\n" if has_ended else "no server runs\n")
+    return int(not has_ended)
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
@@ -182,8 +206,17 @@ def _merge(options: argparse.Namespace) -> int:
         return 1
     write_merged(options.output, merged)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(merged.outcomes.items()))
-    sys.stdout.write(f"{options.output}: {len(merged.records)} records of {merged.shards} shards; tests: {outcomes}\n")
+    sys.stdout.write(
+        f"{options.output}: {len(merged.records)} records of {merged.shards} shards{_on(merged)}; tests: {outcomes}\n"
+    )
     return merged.exit_status
+
+
+def _on(merged: MergedRun) -> str:
+    """The numbers of GPUs and machines, if the records have them."""
+    machines = [record.machine for record in merged.records if record.machine]
+    gpus, hosts = ({getattr(each, name) for each in machines} - {None} for name in ("gpu_hash", "host_hash"))
+    return f" from {len(gpus)} GPUs of {len(hosts)} machines" if gpus else ""
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -111,21 +111,27 @@ def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: F
     device = torch.device(job.device)
     context_alive = not isinstance(problem, DeviceLost) and (job.device == "cpu" or is_alive(device))
     outcome = outcome_of(problem) if context_alive else "device_error"
+    explanation = explanation_of(problem)
     findings.caught_by = _caught_by(outcome, problem, findings)
     if isinstance(problem, WrongResult) and context_alive:
         findings.caught_by = problem.caught_by
         if findings.check and findings.truth and findings.inputs and not isinstance(problem, Tampering):
             # The diagnosis runs other kernels, which may crash this process.  If they do, the result that is sent here
             # is the result of the job.
-            result = findings.result(outcome, explanation_of(problem), stages, context_lost=True)
+            result = findings.result(outcome, explanation, stages, context_lost=True)
             stages.announce_work(result_if_crashed=result)
             findings.diagnosis = _diagnose(job, findings, findings.inputs)
             context_alive = job.device == "cpu" or is_alive(device)
     try:
         candidate.end_job()
-    except Exception:  # noqa: BLE001  # the outcome stands; the process is replaced
+    except Tampering as proof:  # the process is replaced, also after other exceptions
         context_alive = False
-    return findings.result(outcome, explanation_of(problem), stages, context_lost=not context_alive)
+        if problem.args != proof.args:
+            outcome, explanation = "cheat", f"{message_of(proof)}; {explanation}"
+            findings.caught_by = (*proof.caught_by, *findings.caught_by)
+    except Exception:  # noqa: BLE001  # the outcome stands
+        context_alive = False
+    return findings.result(outcome, explanation, stages, context_lost=not context_alive)
 
 
 @dataclasses.dataclass
