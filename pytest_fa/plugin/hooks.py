@@ -245,8 +245,7 @@ class _Reports:
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Add the status line.  The terminal reporter may be registered after this plugin, but not after this hook."""
-        config = session.config
-        if may_show(config):
+        if may_show(config := session.config):
             config.stash[STATUS_LINE_KEY] = StatusLine(config.pluginmanager.getplugin("terminalreporter"))
             config.pluginmanager.register(_Progress(config.stash[STATUS_LINE_KEY]), "fa-progress")
 
