@@ -36,6 +36,7 @@ from pytest_fa.verdict import conclude
 from pytest_fa.verdict.conclude import RunResult
 from pytest_fa.verdict.document import EXIT_STATUSES, VERSION, JudgedChecks, JudgeDocument, Status
 from pytest_fa.verdict.question import Question, selected_variant
+from pytest_fa.worker.resident import PLACE as RESIDENT_PLACE
 
 TESTS = ("test_build", "test_correct", "test_property", "test_profile", "test_gate")
 OWN_VARIABLES = "PYTEST_FA_"  # the environment variables of pytest that stay
@@ -118,12 +119,15 @@ def _last_line(report: Any) -> str:  # noqa: ANN401  # as above
 
 
 def _isolate() -> None:
-    """Drop the environment variables that would configure pytest or Python besides."""
+    """Drop the environment variables that would configure pytest or Python besides, and use no resident server.
+
+    Another process of this user, such as a kernel of an earlier run, may have taken the place of that server.
+    """
     for name in [each for each in os.environ if each.startswith("PYTEST_") and not each.startswith(OWN_VARIABLES)]:
         del os.environ[name]
     for name in DROPPED_VARIABLES:
         os.environ.pop(name, None)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", RESIDENT_PLACE: "off"}
 
 
 def _pytest_arguments(question: Question, variant: Variant, rootdir: Path) -> list[str]:

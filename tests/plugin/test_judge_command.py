@@ -10,8 +10,11 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,7 +118,17 @@ def kernels(new_project: NewProject) -> Project:
 
 
 @pytest.fixture(scope="module")
-def hostile(kernels: Project) -> tuple[Project, dict[str, str]]:
+def resident() -> Iterator[socket.socket]:
+    """A socket in the place of the resident server's, to which nothing may connect."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(f"{folder}/socket")
+        listening.listen()
+        listening.setblocking(False)
+        yield listening
+
+
+@pytest.fixture(scope="module")
+def hostile(kernels: Project, resident: socket.socket) -> tuple[Project, dict[str, str]]:
     """The same variants beside files that try to change the verdict, and the environment that does."""
     folder = kernels.folder.with_name(f"{kernels.folder.name}-hostile")
     shutil.copytree(kernels.folder, folder)
@@ -131,6 +144,7 @@ def hostile(kernels: Project) -> tuple[Project, dict[str, str]]:
         "PYTEST_PLUGINS": "hostile",
         "PYTHONSTARTUP": str(folder / "startup.py"),
         "PYTHONINSPECT": "1",
+        "PYTEST_FA_SERVER": resident.getsockname(),
     }
     return project, variables
 
@@ -225,6 +239,13 @@ def test_a_wrong_variant_has_its_place(runs: dict[str, Judged], hostile: tuple[P
     assert document.records is not None
     records = read_records(hostile[0].folder / document.records)
     assert [(record.variant, record.outcome, record.other_plugins) for record in records] == [("wrong", "wrong", ())]
+
+
+def test_no_resident_server_is_used(runs: dict[str, Judged], resident: socket.socket) -> None:
+    """A stranger's socket in the place of the resident server's gets no connection."""
+    assert runs["wrong"].summary == ("wrong", 1)
+    with pytest.raises(BlockingIOError):
+        resident.accept()
 
 
 def test_the_rest_is_not_run_after_a_failure(runs: dict[str, Judged]) -> None:
