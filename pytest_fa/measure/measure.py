@@ -7,6 +7,7 @@ import torch
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.commands import Cold, Done
 from pytest_fa.catalog.case import Case
+from pytest_fa.errors import Tampering
 from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.call_time import call_time
 from pytest_fa.measure.cpu_time import CPU_THREADS
@@ -15,6 +16,7 @@ from pytest_fa.measure.fresh_data import FreshData, Written, output_count, rando
 from pytest_fa.measure.launch_overhead import launch_overhead_us
 from pytest_fa.measure.profiler_time import read_profiler_time
 from pytest_fa.measure.sampling import timing
+from pytest_fa.records.agreement import tampering_of
 from pytest_fa.records.environment import clock_watch
 from pytest_fa.records.timing import ON_CPU, Clocks, LaunchedKernel, ProfilerTime, Speed, Timing
 from pytest_fa.run.device_tools import NoDeviceTools, device_tools
@@ -69,6 +71,12 @@ def measure(candidate: Candidate, case: Case, inputs: Inputs) -> tuple[Speed, li
         l2_bytes=l2_bytes(device),
     )
     return speed, on_device.written + written
+
+
+def require_honest_clock(speed: Speed) -> None:
+    """Raise `Tampering` if the clock of the candidate's process proves to be too short."""
+    if speed.outside and (proof := tampering_of(speed.device.median_us, speed.outside)):
+        raise Tampering("clocks", proof)
 
 
 def _launched(data: FreshData) -> Done:

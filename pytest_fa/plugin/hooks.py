@@ -236,8 +236,7 @@ class _Reports:
     """The hooks of the process that writes to the terminal; with pytest-xdist, the controller, which runs no tests."""
 
     def __init__(self, results: Results, config: pytest.Config) -> None:
-        self._results = results
-        self._receiver: Any = config.pluginmanager.getplugin(RECEIVER)  # of `python -m pytest_fa judge`
+        self._results, self._receiver = results, config.pluginmanager.getplugin(RECEIVER)
         self.shard: ShardLog | None = None
         if config.stash[OPTIONS_KEY].shard:
             from pytest_fa.plugin.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard

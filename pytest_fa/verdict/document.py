@@ -130,8 +130,10 @@ class JudgeDocument(msgspec.Struct, frozen=True):
     """The verdict on one variant.
 
     `reason` is the verdict in one sentence.  `ratio` is the largest one of `ratios`; the status is `faster` if all of
-    them are certainly below `required_ratio`.  `failure` is null unless something failed.  `bottlenecks` is empty
-    without `--ncu`.  `records` is the path of the file with everything that was measured; null if nothing was.
+    them are certainly below `required_ratio`.  `not_judged` has a line for what the manifest claims to support and no
+    case has judged; it is empty after a failure, which ends the run.  `failure` is null unless something failed.
+    `bottlenecks` is empty without `--ncu`.  `records` is the path of the file with everything that was measured; null
+    if nothing was.
     """
 
     schema_version: Annotated[str, msgspec.Meta(pattern=r"^1\.[0-9]+$")]
@@ -144,6 +146,7 @@ class JudgeDocument(msgspec.Struct, frozen=True):
     ratio: JudgedRatio | None
     ratios: tuple[JudgedRatio, ...]
     checks: JudgedChecks
+    not_judged: tuple[str, ...]
     failure: JudgedFailure | None
     times: tuple[ShapeTime, ...]
     bottlenecks: tuple[JudgedBottleneck, ...]

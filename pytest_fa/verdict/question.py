@@ -91,8 +91,8 @@ class Question:
         )
 
 
-def selected_variant(question: Question, rootdir: Path) -> Variant:
-    """The variant that is asked about.
+def selected_variant(question: Question, rootdir: Path) -> tuple[Variant, RunPlan]:
+    """The variant that is asked about, and the plan of its run.
 
     Raises `UsageProblem` if it cannot be judged: an unknown name, several variants, an unreadable manifest, or a role
     that is never gated.
@@ -113,7 +113,7 @@ def selected_variant(question: Question, rootdir: Path) -> Variant:
         gate_question(run_plan, chosen[0], question.ratio)
     except Refused as reason:
         raise UsageProblem(f"judge: {reason}; name a variant and cases that it supports") from None
-    return chosen[0]
+    return chosen[0], run_plan
 
 
 def _names_in(question: Question, options: Options) -> tuple[str, ...]:

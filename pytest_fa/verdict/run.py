@@ -31,10 +31,12 @@ from pytest_fa.records.files import read_record_file
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable, printable_struct
+from pytest_fa.report.unjudged_lines import unjudged_lines
 from pytest_fa.verdict import conclude
 from pytest_fa.verdict.conclude import RunResult
 from pytest_fa.verdict.document import EXIT_STATUSES, VERSION, JudgedChecks, JudgeDocument, Status
 from pytest_fa.verdict.question import Question, selected_variant
+from pytest_fa.worker.resident import PLACE as RESIDENT_PLACE
 
 TESTS = ("test_build", "test_correct", "test_property", "test_profile", "test_gate")
 OWN_VARIABLES = "PYTEST_FA_"  # the environment variables of pytest that stay
@@ -46,7 +48,7 @@ def judge(question: Question) -> JudgeDocument:
     """Judge and gate the variant; return the document."""
     start, rootdir = time.monotonic(), Path.cwd()
     try:
-        variant = selected_variant(question, rootdir)
+        variant, run_plan = selected_variant(question, rootdir)
     except FaError as problem:
         return document_of_usage(question, str(problem), time.monotonic() - start)
     _isolate()
@@ -56,7 +58,11 @@ def judge(question: Question) -> JudgeDocument:
     path = _record_path(question, rootdir)
     run = receiver.result(path)
     status, reason = conclude.conclude(variant, run)
-    return printable_struct(_document(question, variant, run, status, reason, path, time.monotonic() - start))
+    document = _document(question, variant, run, status, reason, path, time.monotonic() - start)
+    if run.failure is None:
+        lines = unjudged_lines(run.records, run_plan.plan, run_plan.options)
+        document = msgspec.structs.replace(document, not_judged=tuple(lines))
+    return printable_struct(document)
 
 
 def document_of_usage(question: Question, problem: str, seconds: float = 0.0) -> JudgeDocument:
@@ -113,12 +119,15 @@ def _last_line(report: Any) -> str:  # noqa: ANN401  # as above
 
 
 def _isolate() -> None:
-    """Drop the environment variables that would configure pytest or Python besides."""
+    """Drop the environment variables that would configure pytest or Python besides, and use no resident server.
+
+    Another process of this user, such as a kernel of an earlier run, may have taken the place of that server.
+    """
     for name in [each for each in os.environ if each.startswith("PYTEST_") and not each.startswith(OWN_VARIABLES)]:
         del os.environ[name]
     for name in DROPPED_VARIABLES:
         os.environ.pop(name, None)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", RESIDENT_PLACE: "off"}
 
 
 def _pytest_arguments(question: Question, variant: Variant, rootdir: Path) -> list[str]:
@@ -194,6 +203,7 @@ def _document_without_run(question: Question, status: Status, reason: str, secon
         ratio=None,
         ratios=(),
         checks=JudgedChecks(0, 0, {}),
+        not_judged=(),
         failure=None,
         times=(),
         bottlenecks=(),

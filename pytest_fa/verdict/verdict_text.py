@@ -12,6 +12,7 @@ def verdict_text(document: JudgeDocument) -> str:
     lines += [f"  {line}" for line in document.reason.splitlines()[:1]]
     lines += [f"  {_ratio_line(ratio)}" for ratio in document.ratios]
     lines += _check_lines(document)
+    lines += [f"  {line}" for line in document.not_judged]
     lines += _failure_lines(document.failure) if document.failure else []
     lines += [f"  {each.shape}: {each.sentence}" for each in document.bottlenecks]
     lines += [f"  next: {step}" for step in document.next_steps]

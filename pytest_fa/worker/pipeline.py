@@ -34,8 +34,7 @@ from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.judge.truth import Truth
 from pytest_fa.measure.fresh_data import Written, stacked
-from pytest_fa.measure.measure import measure
-from pytest_fa.records.agreement import tampering_of
+from pytest_fa.measure.measure import measure, require_honest_clock
 from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.record import Outcome
 from pytest_fa.records.timing import Speed
@@ -279,14 +278,8 @@ def _time_calls(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages:
     stages.announce_work()
     if job.judge:
         _judge_written(written, job, findings)
-    _require_honest_clock(speed)
+    require_honest_clock(speed)
     findings.speed = speed
-
-
-def _require_honest_clock(speed: Speed) -> None:
-    """Raise `Tampering` if the clock of the candidate's process proves to be too short."""
-    if speed.outside and (proof := tampering_of(speed.device.median_us, speed.outside)):
-        raise Tampering("clocks", proof)
 
 
 def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> None:

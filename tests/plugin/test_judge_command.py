@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,7 +118,17 @@ def kernels(new_project: NewProject) -> Project:
 
 
 @pytest.fixture(scope="module")
-def hostile(kernels: Project) -> tuple[Project, dict[str, str]]:
+def resident() -> Iterator[socket.socket]:
+    """A socket in the place of the resident server's, to which nothing may connect."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(f"{folder}/socket")
+        listening.listen()
+        listening.setblocking(False)
+        yield listening
+
+
+@pytest.fixture(scope="module")
+def hostile(kernels: Project, resident: socket.socket) -> tuple[Project, dict[str, str]]:
     """The same variants beside files that try to change the verdict, and the environment that does."""
     folder = kernels.folder.with_name(f"{kernels.folder.name}-hostile")
     shutil.copytree(kernels.folder, folder)
@@ -130,6 +144,7 @@ def hostile(kernels: Project) -> tuple[Project, dict[str, str]]:
         "PYTEST_PLUGINS": "hostile",
         "PYTHONSTARTUP": str(folder / "startup.py"),
         "PYTHONINSPECT": "1",
+        "PYTEST_FA_SERVER": resident.getsockname(),
     }
     return project, variables
 
@@ -201,6 +216,8 @@ def test_a_faster_variant_has_its_ratio(runs: dict[str, Judged]) -> None:
     assert 0 < (document.ratio.low or 0) <= (document.ratio.value or 0) <= (document.ratio.high or 2) < 1
     assert (document.failure, document.checks.passed, document.checks.failed) == (None, 1, 0)
     assert [each.shape for each in document.times] == [SHAPE]
+    assert [line for line in document.not_judged if "--fa-case left it out" in line] == list(document.not_judged)
+    assert document.not_judged
 
 
 def test_a_slower_variant_has_its_ratio(runs: dict[str, Judged]) -> None:
@@ -222,6 +239,13 @@ def test_a_wrong_variant_has_its_place(runs: dict[str, Judged], hostile: tuple[P
     assert document.records is not None
     records = read_records(hostile[0].folder / document.records)
     assert [(record.variant, record.outcome, record.other_plugins) for record in records] == [("wrong", "wrong", ())]
+
+
+def test_no_resident_server_is_used(runs: dict[str, Judged], resident: socket.socket) -> None:
+    """A stranger's socket in the place of the resident server's gets no connection."""
+    assert runs["wrong"].summary == ("wrong", 1)
+    with pytest.raises(BlockingIOError):
+        resident.accept()
 
 
 def test_the_rest_is_not_run_after_a_failure(runs: dict[str, Judged]) -> None:
@@ -279,6 +303,27 @@ def test_a_person_reads_a_few_lines(kernels: Project) -> None:
     assert lines[1].startswith(f"  wrong-{CASE}: wrong: max error ")
     assert f"  rerun: python -m pytest_fa judge wrong --case={CASE}" in lines
     assert len(lines) < 20
+
+
+def test_the_loop_of_the_page_ends_at_a_cheat(kernels: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimiser's loop of `docs/judge.md` runs as it stands: it judges what is proposed, and ends at a cheat."""
+    page = (Path(__file__).parents[2] / "docs" / "judge.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(source, names)  # noqa: S102  # the page's own code
+    kernels.python_variant("proposed")
+    monkeypatch.chdir(kernels.folder)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONPATH", str(Path(pytest_fa.__file__).parents[1]))
+    documents: list[Any] = []
+
+    def propose(document: Any) -> str:
+        documents.append(document)
+        return WRONG_SOURCE if document is None else CHEATING_SOURCE
+
+    with pytest.raises(SystemExit, match="cheat: the output is a"):
+        names["optimise"]("kernels/proposed", propose, 3)
+    assert [document and document["status"] for document in documents] == [None, "wrong"]
 
 
 def test_the_schema_can_be_printed(kernels: Project) -> None:

@@ -29,7 +29,8 @@ PAGE = (REPOSITORY / "docs" / "ci.md").read_text(encoding="utf-8")
 BUNDLE_PAGE = (REPOSITORY / "docs" / "bundle.md").read_text(encoding="utf-8")
 WORKFLOWS = {path.name: path.read_text(encoding="utf-8") for path in (REPOSITORY / ".github/workflows").glob("*.yml")}
 SHARD_PAGE = (REPOSITORY / "docs" / "many-machines.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", f"{PAGE}\n{SHARD_PAGE}", re.MULTILINE | re.DOTALL)
+JUDGE_PAGE = (REPOSITORY / "docs" / "judge.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", f"{PAGE}\n{SHARD_PAGE}\n{JUDGE_PAGE}", re.MULTILINE | re.DOTALL)
 WORKFLOWS |= {text.split()[1]: text for text in EXAMPLES if text.startswith("name:")}
 TRIGGERS = {"push", "pull_request", "workflow_dispatch"}
 SIMPLE_COMMANDS = (
@@ -71,9 +72,9 @@ def commands_of(name: str) -> list[str]:
     return [step["run"] for step in steps_of(name) if "run" in step]
 
 
-def test_there_are_two_of_ours_and_three_for_users() -> None:
-    """CI and release are ours; the pages have one workflow without a GPU, one with a GPU, and one with shards."""
-    assert sorted(WORKFLOWS) == ["ci.yml", "kernels", "kernels-gpu", "kernels-shards", "release.yml"]
+def test_there_are_two_of_ours_and_four_for_users() -> None:
+    """CI and release are ours; the pages have one without a GPU, one with a GPU, one with shards, one that judges."""
+    assert sorted(WORKFLOWS) == ["ci.yml", "judge", "kernels", "kernels-gpu", "kernels-shards", "release.yml"]
 
 
 @pytest.mark.parametrize("name", sorted(WORKFLOWS))

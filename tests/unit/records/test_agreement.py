@@ -206,14 +206,14 @@ def test_one_buffer_for_all_calls_is_not_confirmed() -> None:
             by_judge(LONG, 100.0, 125.0, 100.0),
             (
                 "by the judge's clock, a run of 3000 calls takes 125.00 us per call, by the candidate's own clock "
-                "100.00 us, which is 20 % shorter: allowed 105.23 us"
+                "100.00 us, which is 20 % shorter: allowed 105.50 us"
             ),
         ),
         (
             by_judge(LONG, 100.0, 100.0, 150.0),
             (
                 "where each of 1000 calls writes an output of its own, a call takes 150.00 us, otherwise 100.00 us: "
-                "allowed 115.50 us; it seems to skip work whose result is overwritten"
+                "allowed 116.30 us; it seems to skip work whose result is overwritten"
             ),
         ),
     ],
