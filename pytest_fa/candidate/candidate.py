@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from pytest_fa.candidate.agent import Opening, load_variant
@@ -180,11 +181,12 @@ class Candidate:
         scale: float,
         causal: str = "none",
         out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Make one call and wait for it; `Forward` says the rest."""
         if out is None:
             raise FaError("a call of a candidate needs an output")
-        self.call(Inputs(q, k, v, scale, causal), out)
+        self.call(Inputs(q, k, v, scale, causal), out, lse=lse)
         return out
 
     def call(
@@ -193,19 +195,22 @@ class Candidate:
         out: torch.Tensor,
         before: tuple[Disturbance, ...] = (),
         range_name: str | None = None,
+        lse: torch.Tensor | None = None,  # [batch, heads, seq_q] float32
     ) -> None:
         """Make one call and wait for it.  Afterwards `out`, and whatever else it wrote, is in the judge's tensors."""
-        self._with_call(inputs, out, lambda views: self.ask(MakeCall(views, before, range_name)))
+        self._with_call(inputs, out, lambda views: self.ask(MakeCall(views, before, range_name)), lse)
 
     def repeat(
         self,
         inputs: Inputs,
         outs: torch.Tensor,  # [calls, batch, heads, seq_q, head_dim or seq_k], in memory from `lending.allocate`
         before: tuple[tuple[Disturbance, ...], ...],
+        lses: torch.Tensor | None = None,  # [calls, batch, heads, seq_q] float32, in such memory, too
     ) -> None:
         """Make one call for each output, and wait for them."""
         count, step = len(outs), outs.stride(0)
-        self._with_call(inputs, outs[0], lambda call: self.ask(Repeat(call, count, step, before)))
+        first, lse_step = (None, 0) if lses is None else (lses[0], lses.stride(0))
+        self._with_call(inputs, outs[0], lambda call: self.ask(Repeat(call, count, step, before, lse_step)), first)
 
     def operators_of(self, inputs: Inputs, out: torch.Tensor) -> tuple[str, ...]:
         """Make one call and return the names of torch's operators that ran in it."""
@@ -229,14 +234,19 @@ class Candidate:
         self.ask(ReplayCall())
 
     def views_of(
-        self, inputs: Inputs, out: torch.Tensor, allocate: Callable[[int], torch.Tensor] | None = None
+        self,
+        inputs: Inputs,
+        out: torch.Tensor,
+        allocate: Callable[[int], torch.Tensor] | None = None,
+        lse: torch.Tensor | None = None,  # [batch, heads, seq_q] float32
     ) -> CallViews:
         """The views of a call's arguments, with a workspace if the variant needs one.
 
         `allocate` makes a workspace of a size in bytes; without it, each call has a new one, or a guarded one.
         """
-        q, k, v, output = self.lending.lend((inputs.q, inputs.k, inputs.v, out))
-        views = CallViews(q, k, v, output, inputs.scale, inputs.causal)
+        wanted = [] if lse is None else [lse]
+        q, k, v, output, *more = self.lending.lend((inputs.q, inputs.k, inputs.v, out, *wanted))
+        views = CallViews(q, k, v, output, inputs.scale, inputs.causal, lse=more[0] if more else None)
         size = self.ask(WorkspaceBytes(views)).size_bytes
         if not size:
             return views
@@ -244,7 +254,7 @@ class Candidate:
         if not 0 < size <= most:
             raise FaError(f"it asks for a workspace of {size} bytes; on {self.device}, at most {most} are allowed")
         (workspace,) = self.lending.lend([allocate(size) if allocate else self.workspaces(size, inputs.q.device)])
-        return CallViews(q, k, v, output, inputs.scale, inputs.causal, workspace)
+        return msgspec.structs.replace(views, workspace=workspace)
 
     def end_job(self) -> None:
         """Let the candidate forget the job, and take its memory back."""
@@ -263,10 +273,16 @@ class Candidate:
             self._lending.close()
         self._lending = None
 
-    def _with_call(self, inputs: Inputs, out: torch.Tensor, use: Callable[[CallViews], object]) -> None:
+    def _with_call(
+        self,
+        inputs: Inputs,
+        out: torch.Tensor,
+        use: Callable[[CallViews], object],
+        lse: torch.Tensor | None = None,
+    ) -> None:
         self.before_launch()
         try:
-            use(self.views_of(inputs, out))
+            use(self.views_of(inputs, out, lse=lse))
         finally:
             self.lending.take_back()
 

@@ -20,6 +20,7 @@ from pytest_fa.candidate.commands import (
 )
 from pytest_fa.candidate.replaced import Originals
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
+from pytest_fa.candidate.without_attention import replace_attention
 from pytest_fa.errors import DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
 from pytest_fa.run.device import is_alive
 from pytest_fa.run.graphs import CannotCapture
@@ -46,6 +47,12 @@ def serve_judge(channel: Channel) -> None:
             return
         number, command = data[:NUMBER_BYTES], data[NUMBER_BYTES:]
         channel.send(number + encode_answer(_answer(agent, originals, command, channel.take_descriptor())))
+
+
+def serve_without_attention(channel: Channel) -> None:
+    """`serve_judge` in a process in which torch's own attention computes something else."""
+    replace_attention()
+    serve_judge(channel)
 
 
 def _answer(agent: Agent, originals: Originals, data: bytes, descriptor: int | None) -> CandidateAnswer:

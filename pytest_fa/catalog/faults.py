@@ -22,6 +22,7 @@ CHECKS = (
     "rms",
     "row rms",
     "gain",
+    "lse",
     "repeats",
     "delegation",
     "timed outputs",
@@ -102,6 +103,12 @@ FAULTS: dict[str, Fault] = {
     "shape_kept_by_address": Fault("new_shape", only=True),
     "flickers": Fault("repeats", only=True),
     "calls_sdpa": Fault("delegation", only=True),
+    # the log-sum-exp of each row, beside a right output
+    "lse_log2": Fault("lse"),
+    "lse_unscaled": Fault("lse"),
+    "lse_without_max": Fault("lse"),
+    "lse_one_late": Fault("new_data"),
+    "lse_last_tile": Fault("lse"),
     # endings
     "raises": Fault("exception", only=True),
     "exits": Fault("isolation", only=True),
@@ -133,6 +140,8 @@ TWINS = (
     "twin_right_allocates",
     "twin_right_may_differ",
     "twin_right_float32",
+    "twin_right_lse",
+    "twin_right_lse_returned",
     "cuda_twin",
     "cuda_twin_workspace",
 )

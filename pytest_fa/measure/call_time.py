@@ -14,8 +14,8 @@ from pytest_fa.measure.sampling import timing
 from pytest_fa.measure.timed_series import TimedSeries
 from pytest_fa.records.timing import Timing
 
-BATCHES = 9
-BATCH_US = 5000.0  # the intended length of the shorter batch; the length of a message varies by about 0.1 ms
+BATCHES = 7
+BATCH_US = 3000.0  # the intended length of the shorter batch; the length of a message varies by about 0.1 ms
 CPU_BATCH_US = 10_000.0  # on the CPU, where a batch's whole time counts
 ESTIMATE_CALLS = 30
 LEAST_CALL_US = 1.0  # no call from Python takes less

@@ -30,7 +30,8 @@ from pytest_fa.records.environment import ClockWatch
 from pytest_fa.records.timing import OutsideTime, Timing
 from pytest_fa.run.graphs import CannotCapture
 
-GRAPH_US = 10_000.0  # the intended length of the shorter graph: the judge's clock is then precise enough
+GRAPH_US = 5_000.0  # the intended length of the shorter graph: the judge's clock is then precise to 0.5 %
+EVENTS_US = 20_000.0  # the intended length of a sample by an event pair: there is no slope that cancels the message
 PROBE_CALLS = 20  # in the graph that gives the estimate
 MOST_CALLS = 6000  # in the shorter graph
 LONG_CALL_US = 1000.0  # from this length on, calls are timed without a graph
@@ -43,6 +44,7 @@ CPU_SECONDS = 0.2  # the least total of all samples, unless the most samples are
 CALIBRATION_EVERY = 10  # samples: the sample behind a calibration is disturbed by it
 PROOF_BYTES = 2**30  # of the outputs of the proof sample
 PROOF_CALLS = 2000
+PROOF_US = 10_000.0  # the intended length of the proof sample
 
 
 class DeviceTime(NamedTuple):
@@ -115,15 +117,16 @@ def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
         raise FaError("a graph of three times the calls does not take longer, so the call launches nothing")
     median_us, whole = statistics.median(outside_us), statistics.median(whole_us)
     outside = OutsideTime(median_us, precision(outside_us), whole, 3 * calls, None, None, short.shares_outputs)
-    return DeviceTime(result, _with_proof(outside, data, calls, written), written)
+    return DeviceTime(result, _with_proof(outside, data, written), written)
 
 
-def _with_proof(outside: OutsideTime, data: FreshData, calls: int, written: list[Written]) -> OutsideTime:
+def _with_proof(outside: OutsideTime, data: FreshData, written: list[Written]) -> OutsideTime:
     """Add the time per call of a graph in which every call has an output of its own, and the number of its calls.
 
     Some of the outputs, chosen at random, are judged.  One that was not written has NaN left.
     """
-    count = max(1, min(calls, PROOF_CALLS, PROOF_BYTES // max(1, data.outs[0].nbytes)))
+    intended = math.ceil(PROOF_US / max(0.1, outside.median_us))
+    count = max(1, min(intended, PROOF_CALLS, PROOF_BYTES // max(1, data.outs[0].nbytes)))
     outs = data.new_outputs(count)
     fill_us = data.fill_us(outs) / count
     series = TimedSeries(data, "proof", count, outs)
@@ -136,7 +139,7 @@ def _with_proof(outside: OutsideTime, data: FreshData, calls: int, written: list
 
 def _event_pairs(data: FreshData, estimate_us: float, is_slowed: Callable[[], bool], why: str = "") -> DeviceTime:
     """Measure a few calls at a time with a pair of events; `why` is appended to the method's name."""
-    calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / estimate_us)))
+    calls = max(1, min(MOST_CALLS, math.ceil(EVENTS_US / estimate_us)))
     outs = data.own_outputs(calls)
     calls = len(outs)
     series = TimedSeries(data, "events", calls, outs, graph=False)

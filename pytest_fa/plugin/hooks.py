@@ -80,7 +80,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """With `--fa-list`, print the list of variants and end the run."""
     if not options.wants_list(config):
         return None
-    from pytest_fa.plugin.terminal import list_variants  # noqa: PLC0415  # only --fa-list needs it
+    from pytest_fa.plugin.variant_list import list_variants  # noqa: PLC0415  # only --fa-list needs it
 
     config._do_configure()  # noqa: SLF001  # pytest's own --markers and --fixtures do the same
     run_plan = session_of(config).run_plan

@@ -83,10 +83,13 @@ def is_profiled(metafunc: pytest.Metafunc) -> bool:
 
 
 def _pairs(metafunc: pytest.Metafunc, plan: Plan) -> list[tuple[Variant, Case]]:
-    """The pairs of variant and case that a test runs over."""
+    """The pairs of variant and case that a test runs over; only `test_correct` of the shipped suite has claims."""
     if is_profiled(metafunc):
         return plan.profiles
-    return plan.timings if "fa_benchmark" in metafunc.fixturenames else plan.checks
+    if "fa_benchmark" in metafunc.fixturenames:
+        return plan.timings
+    has_claims = metafunc.function.__name__ == "test_correct" and "fa_run" in metafunc.fixturenames
+    return plan.checks + plan.claims if has_claims else plan.checks
 
 
 def deselect(config: pytest.Config, items: list[pytest.Item], plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Keeps the records of a run, and writes the table, the lines below it and the list of variants to the terminal."""
+"""Keeps the records of a run, and writes the table and the lines below it to the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_fa.catalog.discover import Catalog
     from pytest_fa.options.options import Options
     from pytest_fa.records.ceilings import Ceilings
     from pytest_fa.records.log import RecordLog
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 
 MATRIX_WIDTH = 200
-LIST_WIDTH = 160  # without a terminal
 QUIETEST = -2  # -qq
 UNREPORTED = "tests were skipped because of a fault, but no test failed with it"
 
@@ -148,12 +146,16 @@ class Results:
     def write(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table and the lines below it."""
         if self._records:
+            from pytest_fa.plugin.state import session_of  # noqa: PLC0415  # only runs with records need these
             from pytest_fa.report.table import notes  # noqa: PLC0415
             from pytest_fa.report.tool_lines import ablation_lines, profile_lines  # noqa: PLC0415
+            from pytest_fa.report.unjudged_lines import unjudged_lines  # noqa: PLC0415
 
             self._write_table(terminal)
             self._write_gates(terminal)
-            for line in (*ablation_lines(self._records), *profile_lines(self._records), *notes(self._records)):
+            unjudged = unjudged_lines(self._records, session_of(terminal.config).run_plan.plan, self._options)
+            tools = (*ablation_lines(self._records), *profile_lines(self._records))
+            for line in (*tools, *notes(self._records), *unjudged):
                 terminal.write_line(line)
             if terminal.config.getoption("numprocesses", None):
                 terminal.write_line(
@@ -239,12 +241,13 @@ class Results:
     def _write_rows(self, terminal: pytest.TerminalReporter, width: int) -> None:
         """Write the rows of variants and shapes; with -v all of them, and what the columns mean."""
         from pytest_fa.report.layout import LEGEND, LEGEND_HINT, table_lines  # noqa: PLC0415
-        from pytest_fa.report.table import make_groups, property_lines  # noqa: PLC0415
+        from pytest_fa.report.table import claim_lines, make_groups, property_lines  # noqa: PLC0415
 
         is_verbose = terminal.config.get_verbosity() > 0
         groups = make_groups(self._records, self._ceilings[0])
         _write_lines(terminal, table_lines(groups, width, every_row=is_verbose))
-        for line in (*property_lines(self._records), *(LEGEND if is_verbose else [LEGEND_HINT])) if groups else ():
+        counts = (*claim_lines(self._records), *property_lines(self._records))
+        for line in (*counts, *(LEGEND if is_verbose else [LEGEND_HINT])) if groups else ():
             terminal.write_line(line)
 
     def _write_static(self, terminal: pytest.TerminalReporter, width: int) -> None:
@@ -309,40 +312,3 @@ class Results:
 def _write_lines(terminal: pytest.TerminalReporter, lines: list[TextLine]) -> None:
     for line in lines:
         terminal.write_line(line.text, **({line.style: True} if line.style else {}))
-
-
-def list_variants(catalog: Catalog, absence: str) -> None:
-    """`--fa-list`: print every variant with its role, what it supports, and its step; problems of manifests last.
-
-    `absence` says why no variant but the built-in ones is listed; it is empty if there are others.
-    """
-    from rich import box  # noqa: PLC0415  # only --fa-list needs these
-    from rich.console import Console  # noqa: PLC0415
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    from pytest_fa.records.text import printable  # noqa: PLC0415
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("variant", no_wrap=True)
-    for header in ("role", "entry", "architectures", "dtypes", "head_dim"):
-        table.add_column(header)
-    table.add_column("step", overflow="fold")
-    for variant in catalog.variants.values():
-        dims = ", ".join(map(str, variant.supports.head_dim))
-        arches = ", ".join(variant.arch) or ", ".join(variant.supports.device)
-        dtypes = ", ".join(variant.supports.dtype)
-        role = variant.role if variant.computes == "attention" else f"{variant.role} of {variant.computes}"
-        table.add_row(variant.name, role, variant.entry.kind, arches, dtypes, dims, escape(printable(variant.step)))
-    console = Console()
-    if not (console.is_terminal or os.environ.get("COLUMNS")):
-        console = Console(width=LIST_WIDTH)
-    console.print(table)
-    for broken in catalog.broken.values():
-        console.print(printable(f"broken: {broken.problem}"), style="red", markup=False, soft_wrap=True)
-    for clash in catalog.clashes.values():
-        console.print(printable(f"broken: {clash}"), style="red", markup=False, soft_wrap=True)
-    if absence:
-        console.print(printable(f"no variants of your own: {absence}"), style="red", markup=False, soft_wrap=True)
-    for notice in catalog.notices:
-        console.print(printable(f"fa: {notice}"), markup=False, soft_wrap=True)

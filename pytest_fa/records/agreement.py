@@ -15,7 +15,9 @@ SHORT_US = 0.4  # allowed difference per short kernel, in microseconds
 
 SLOPE_SHARE = 0.02  # allowed difference between the judge's slope and the period, as a share of the period
 CLOCK_US = 0.1  # allowed difference between times by the judge's clock and others, in microseconds
-MESSAGE_US = 400.0  # for the message that starts a run of calls, and its answer
+MESSAGE_US = (
+    1200.0  # for the message that starts a run of calls, its answer, and the judge's copies; 0.8 to 1.0 ms on an H200
+)
 WHOLE_SHARE = 1.05  # how much longer a whole run may be than the period, besides its message
 PROVEN_SHARE = 0.25  # how much shorter the candidate's clock must be than a whole run to prove tampering
 PROOF_SHARE = 1.15  # how much longer calls may be that write an output of their own
@@ -47,6 +49,7 @@ def check_agreement(
     if speed.order == "branches":
         return Agreement(valid=False, reason="the kernels of the captured call are not one chain")
     names = [launch.mangled for launch in speed.launches]
+    names += [node.name for node in speed.profiler.nodes] if speed.profiler else []
     if problem := _wrong_kernels(variant, role, names) or _against_judge(speed, role, needs_outside=needs_outside):
         return Agreement(valid=False, reason=problem)
     if speed.profiler is None:

@@ -15,6 +15,7 @@ from pytest_fa.catalog.fit import EVERYTHING, Fits
 from pytest_fa.catalog.kernels_folder import absence, missing_manifest
 from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
+from pytest_fa.catalog.suites import DEFAULT_SUITE
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UnknownVariant, UnusableRun, UsageProblem
 from pytest_fa.options.options import Options
@@ -58,6 +59,8 @@ class RunPlan:
             sanitizers=options.sanitizers,
             gpu=find_gpu() is not None,
         )
+        judges_claims = DEFAULT_SUITE in options.suites and not options.cases
+        plan = msgspec.structs.replace(plan, judges_claims=judges_claims, dtypes=options.dtypes)
         _require_consistent(options, plan)
         return plan
 
@@ -80,7 +83,9 @@ class RunPlan:
             return self.plan
         if suites not in self._plans_of_suites:
             cases = select_cases(suites, (), self.options.dtypes, self.options.seeds)
-            self._plans_of_suites[suites] = msgspec.structs.replace(self.plan, cases=cases, fits=self._fits)
+            self._plans_of_suites[suites] = msgspec.structs.replace(
+                self.plan, cases=cases, fits=self._fits, judges_claims=DEFAULT_SUITE in suites
+            )
         return self._plans_of_suites[suites]
 
     @functools.cached_property

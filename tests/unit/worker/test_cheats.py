@@ -21,7 +21,7 @@ from pytest_fa.errors import WrongResult
 from pytest_fa.judge.properties.calls import new_data, new_shape
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.run.forward import Forward
-from pytest_fa.run.inputs import Inputs
+from pytest_fa.run.inputs import Inputs, Output
 from pytest_fa.session.run_plan import SELFTEST_KERNELS
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import Arm, ArmPair, CaseResult, GateJob, encode
@@ -152,8 +152,8 @@ def test_a_gate_names_a_replaced_clock(workers: Workers, job_of_source: JobOfSou
 class _LateWriter(PropertySubject):
     """After each call, a thread of the candidate sets the inputs that it sees to zero."""
 
-    def call(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
-        buffer = super().call(inputs, out)
+    def call(self, inputs: Inputs, output: Output | None = None) -> Output:
+        buffer = super().call(inputs, output)
         for tensor in inputs[:3]:
             tensor.zero_()
         return buffer
@@ -185,6 +185,29 @@ def test_a_forged_workspace_is_refused(workers: Workers, job_of_source: JobOfSou
 # -- delegation -------------------------------------------------------------------------------------------------------
 
 ASK_LIBRARY = "F.scaled_dot_product_attention(q, k, v, scale=scale)"
+STARTS_HELPER = """\
+import multiprocessing
+near, far = multiprocessing.Pipe()
+def serve():
+    while True:
+        far.send(far.recv() + 1)
+multiprocessing.get_context("fork").Process(target=serve, daemon=True).start()
+near.send(1)
+near.recv()
+"""
+OWN_WORK_TWINS = {
+    "in place": HONEST,
+    "returns a new tensor": FORWARD + "    return right(q, k, v, scale)\n",
+    "asks whether it is observed": FORWARD
+    + "    names = [frame.f_code.co_name for frame in frames()]\n"
+    + "    return out.copy_(right(q, k, v, scale))\n",
+    "has started a process that it does not need": STARTS_HELPER + HONEST,
+    "needs a process only in its first call": STARTS_HELPER
+    + "seen = []\n"
+    + FORWARD
+    + "    seen.append((near.send(1), near.recv())) if not seen else None\n"
+    + "    return out.copy_(right(q, k, v, scale))\n",
+}
 UNSEEN = {
     "the observer is replaced": "from pytest_fa.candidate import agent\n"
     "agent.operators_of = lambda call: (call(), ())[1]\n" + FORWARD + f"    return out.copy_({ASK_LIBRARY})\n",
@@ -210,11 +233,18 @@ multiprocessing.get_context("fork").Process(target=serve, daemon=True).start()
 }
 
 
-@pytest.mark.xfail(reason="operators are observed in the candidate's own process, by code that it can replace")
+@pytest.mark.parametrize("name", OWN_WORK_TWINS)
+def test_own_work_is_right_without_torchs_attention(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
+    """A variant that computes itself is `ok` where torch's attention is another and its helpers are stopped."""
+    for _ in range(2):
+        result = workers.run(job_of_source(RIGHT + OWN_WORK_TWINS[name], without_attention=True))
+        assert outcome_of(result) == ("ok", ()), result.message
+
+
 @pytest.mark.parametrize("name", UNSEEN)
 def test_hidden_delegation_is_seen(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
-    """A variant that hides its call of torch's own attention is named, too."""
-    result = workers.run(job_of_source(RIGHT + UNSEEN[name]))
+    """A variant that hides its call of torch's own attention is named, too: without it, its output is wrong."""
+    result = workers.run(job_of_source(RIGHT + UNSEEN[name], without_attention=True, watchdog_seconds=2.0))
     assert outcome_of(result) == ("wrong", ("delegation",)), result.message
 
 
