@@ -1,4 +1,4 @@
-"""The commands of `python -m pytest_fa`: new, doctor, report, compare, export, records, ceilings, noise, pictures."""
+"""The commands of `python -m pytest_fa`: new, doctor, judge, serve, report, compare, export, records and others."""
 
 from __future__ import annotations
 
@@ -6,18 +6,33 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_fa.errors import FaError
+
+if TYPE_CHECKING:
+    from pytest_fa.records.merge import MergedRun
 
 
 def main(arguments: list[str]) -> int:
     """Run one command; return its exit status, or 2 after one line on stderr if it fails."""
     try:
+        if arguments[:1] == ["judge"]:
+            _forget_current_folder()
+            from pytest_fa.verdict.judge_command import main as judge_main  # noqa: PLC0415  # it imports pytest
+
+            return judge_main(arguments[1:])
         options = (_doctor_parser() if arguments[:1] == ["doctor"] else _parser()).parse_args(arguments)
         return int(options.run(options) or 0)
     except (FaError, OSError, ImportError) as problem:
         sys.stderr.write(f"pytest_fa: {problem}\n")
         return 2
+
+
+def _forget_current_folder() -> None:
+    """Import no module from the current folder, where Python's option -m looks first: it may be a stranger's."""
+    if not sys.flags.safe_path and sys.path[0] == str(Path.cwd()):
+        del sys.path[0]
 
 
 def _doctor_parser() -> argparse.ArgumentParser:
@@ -48,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     new.set_defaults(run=_new)
     _add_doctor(commands)
 
+    judge_help = "judge and gate one variant; the exit status says the verdict (`judge --help` lists the options)"
+    commands.add_parser("judge", help=judge_help)
+
     _add_report(commands.add_parser("report", help="write one HTML file about records, which opens offline"))
 
     _add_compare(commands.add_parser("compare", help="say what changed between two sets of records"))
@@ -65,10 +83,30 @@ def _parser() -> argparse.ArgumentParser:
     noise.add_argument("--processes", type=int, default=24, help="12 or more, about 3 s each")
     noise.set_defaults(run=_noise)
 
+    _add_serve(commands.add_parser("serve", help="keep torch imported for the next runs, until idle or --stop"))
+
     pictures = commands.add_parser("pictures", help="draw the ladder, TFLOP/s over the length, phases and errors")
     pictures.add_argument("folder", type=Path, help="such as profiles/nvidia-h200")
     pictures.set_defaults(run=_pictures)
     return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--idle-minutes", type=float, default=30.0, help="end after so long without a run; default: 30")
+    parser.add_argument("--stop", action="store_true", help="end the server that runs now")
+    parser.set_defaults(run=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from pytest_fa.worker.fork_server import child_environment  # noqa: PLC0415
+    from pytest_fa.worker.resident import end_resident, resident_path, serve_command  # noqa: PLC0415
+
+    if not options.stop:
+        serve_command(child_environment(), options.idle_minutes)
+    path = resident_path()
+    has_ended = path is not None and end_resident(path)
+    sys.stdout.write("the server has ended\n" if has_ended else "no server runs\n")
+    return int(not has_ended)
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
@@ -168,8 +206,17 @@ def _merge(options: argparse.Namespace) -> int:
         return 1
     write_merged(options.output, merged)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(merged.outcomes.items()))
-    sys.stdout.write(f"{options.output}: {len(merged.records)} records of {merged.shards} shards; tests: {outcomes}\n")
+    sys.stdout.write(
+        f"{options.output}: {len(merged.records)} records of {merged.shards} shards{_on(merged)}; tests: {outcomes}\n"
+    )
     return merged.exit_status
+
+
+def _on(merged: MergedRun) -> str:
+    """The numbers of GPUs and machines, if the records have them."""
+    machines = [record.machine for record in merged.records if record.machine]
+    gpus, hosts = ({getattr(each, name) for each in machines} - {None} for name in ("gpu_hash", "host_hash"))
+    return f" from {len(gpus)} GPUs of {len(hosts)} machines" if gpus else ""
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -81,6 +81,15 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def describe_status(status: int | None) -> str:
+    """Say how a worker ended, from its wait status; None if its server could not tell."""
+    if status is None:
+        return "the worker server died too"
+    if os.WIFSIGNALED(status):
+        return signal.Signals(os.WTERMSIG(status)).name
+    return f"exit status {os.waitstatus_to_exitcode(status)}"
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends, so that none of them can get away."""
     _prctl()(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

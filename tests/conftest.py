@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +14,16 @@ import pytest
 from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.errors import ToolchainError
 from pytest_fa.records.environment import find_gpu
+from pytest_fa.worker.resident import end_resident
 from tests.factories import MANIFEST, WriteVariant
 
 # Environment variables that change the output of an inner pytest: under CI, its short summary has whole messages.
 CHANGES_OUTPUT = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR")
 for _name in CHANGES_OUTPUT:
     os.environ.pop(_name, None)
+
+# Only inner runs of pytest use a resident server, and never that of the user.
+os.environ["PYTEST_FA_SERVER"] = "off"
 
 # Under pytest-xdist, each process and its children use one core.  Otherwise torch would use all cores in every process,
 # and the judge's tests would take three times as long.
@@ -30,6 +36,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite-golden", action="store_true", help="write the files in tests/golden instead of comparing"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the socket of the resident server that inner runs use; the processes of pytest-xdist inherit it."""
+    if not hasattr(config, "workerinput"):
+        os.environ["FA_TEST_SERVER"] = str(Path(tempfile.mkdtemp(prefix="fa-")) / "server.sock")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the resident server if a test has started it."""
+    if not hasattr(config, "workerinput"):
+        place = Path(os.environ["FA_TEST_SERVER"])
+        end_resident(place)
+        shutil.rmtree(place.parent)
 
 
 @pytest.fixture

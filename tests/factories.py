@@ -129,6 +129,7 @@ def options(folder: Path, **changes: Any) -> Options:
         selftest=False,
         gate=None,
         gate_baseline=None,
+        baselines="needed",
         ncu=False,
         ncu_set="verdict",
         ncu_strict=False,

@@ -87,6 +87,12 @@ OPTIONS = (
         "gate against this variant, or against a cached build, instead of SDPA",
         "NAME|key:KEY",
     ),
+    OptionRow(
+        "--fa-baselines",
+        "SDPA backends to time: needed (within 10 % of the fastest, by earlier records of this GPU), or all",
+        "WHICH",
+        "needed",
+    ),
     OptionRow("--ncu", "after the checks, profile each variant and shape with Nsight Compute in a separate process"),
     OptionRow(
         "--ncu-set",

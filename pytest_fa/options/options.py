@@ -60,6 +60,7 @@ class Options:
     selftest: bool
     gate: float | None
     gate_baseline: str | None
+    baselines: str
     ncu: bool
     ncu_set: str
     ncu_strict: bool
@@ -129,6 +130,7 @@ def _read(
         selftest=_is_on(config, "fa_selftest"),
         gate=_gate(config),
         gate_baseline=_text(config, "fa_gate_baseline") or None,
+        baselines=values.one_of("--fa-baselines", _text(config, "fa_baselines"), values.BASELINES),
         ncu=_ncu(config),
         ncu_set=values.one_of("--ncu-set", _text(config, "ncu_set") or values.NCU_SETS[0], values.NCU_SETS),
         ncu_strict=_is_on(config, "ncu_strict"),

@@ -10,6 +10,7 @@ import pytest
 from pytest_fa.errors import FaError, UnusableRun
 from pytest_fa.options import command_line, flags, options
 from pytest_fa.plugin import markers
+from pytest_fa.plugin.early_start import start_servers_early, will_run_tests
 from pytest_fa.plugin.state import (
     ALREADY_REPORTED_KEY,
     IMPLIED_KEY,
@@ -17,6 +18,7 @@ from pytest_fa.plugin.state import (
     OPTIONS_KEY,
     OUTPUT_KEY,
     PROBLEM_KEY,
+    RECEIVER,
     RECORD_KEY,
     SESSION_KEY,
     STATUS_LINE_KEY,
@@ -58,13 +60,20 @@ def pytest_configure(config: pytest.Config) -> None:
             _check_names(config)
         if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
             session_of(config).builds.clean()
+        if config.stash[OPTIONS_KEY].is_given and will_run_tests(config):
+            start_servers_early(session_of(config))
     except FaError as problem:
         raise _usage_error(problem, command_line.LAST_FAILED_HINT if repeats_failures else "") from None
     if not config.pluginmanager.hasplugin("benchmark"):
         config.addinivalue_line("markers", "benchmark(...): an argument of pytest-benchmark, which is switched off")
         config.pluginmanager.register(WithoutBenchmark(), "fa-without-benchmark")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY]), config), "fa-reports")
+        reports = _Reports(Results(config.stash[OPTIONS_KEY]), config)
+        config.pluginmanager.register(reports, "fa-reports")
+        if config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses", None):
+            from pytest_fa.plugin.xdist_hooks import XdistHooks  # noqa: PLC0415  # only with -n
+
+            config.pluginmanager.register(XdistHooks(config, reports.shard), "fa-xdist")
 
 
 def _check_names(config: pytest.Config) -> None:
@@ -159,6 +168,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         session_of(session.config).builds.needed = needed_variants(session.items)
         first_reports_of(session.config).build_tests = variants_with_build_test(session.items)
+        session_of(session.config).require_servers()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest's own wrapper, which lets xfail tests pass
@@ -227,17 +237,12 @@ class _Reports:
 
     def __init__(self, results: Results, config: pytest.Config) -> None:
         self._results = results
-        self._shard: ShardLog | None = None
+        self._receiver: Any = config.pluginmanager.getplugin(RECEIVER)  # of `python -m pytest_fa judge`
+        self.shard: ShardLog | None = None
         if config.stash[OPTIONS_KEY].shard:
             from pytest_fa.plugin.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard
 
-            self._shard = ShardLog(config, results.log.path)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401  # a worker of pytest-xdist
-        """Tell a worker where the plan of the shards is written."""
-        if self._shard:
-            self._shard.tell(node.workerinput)
+            self.shard = ShardLog(config, results.log.path)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Add the status line.  The terminal reporter may be registered after this plugin, but not after this hook."""
@@ -249,8 +254,9 @@ class _Reports:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of a report."""
         self._results.take(report)
-        if self._shard:
-            self._shard.take(report)
+        for receiver in (self._receiver, self.shard):
+            if receiver is not None:
+                receiver.take(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count a collection error as a failure."""
@@ -273,8 +279,8 @@ class _Reports:
         )
         if is_bad and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if self._shard:
-            session.exitstatus = self._shard.finish(session.exitstatus)
+        if self.shard:
+            session.exitstatus = self.shard.finish(session.exitstatus)
         result = yield
         terminal = session.config.pluginmanager.getplugin("terminalreporter")
         if terminal and not terminal.no_summary:

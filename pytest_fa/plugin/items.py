@@ -12,6 +12,7 @@ import pytest
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.plan import AnyVariant, Plan
 from pytest_fa.catalog.variant import BrokenVariant, Variant
+from pytest_fa.plugin.left_out import left_out_of
 from pytest_fa.records.record import Record, to_builtins
 from pytest_fa.report.table import headline
 from pytest_fa.report.tool_lines import profile_lines, tool_properties
@@ -95,10 +96,11 @@ def _pairs(metafunc: pytest.Metafunc, plan: Plan) -> list[tuple[Variant, Case]]:
 def deselect(config: pytest.Config, items: list[pytest.Item], plan: Plan) -> None:
     """Deselect companions at shapes without a test of a selected variant, and placeholders of tests without parameters.
 
-    Only selected variants and companions have tests, so an ordinary selection deselects nothing.
+    Baselines that earlier records show to be slow are deselected, too, unless pytest-benchmark's table is wanted.
     """
+    left_out = {(each.variant, each.shape_id) for each in left_out_of(config)}
     shapes = _shapes_of_selected(items, plan)
-    kept = [item for item in items if _is_kept(item, plan, shapes)]
+    kept = [item for item in items if _is_kept(item, plan, shapes, left_out)]
     if len(kept) < len(items):
         kept_items = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept_items])
@@ -167,13 +169,15 @@ def _shapes_of_selected(items: list[pytest.Item], plan: Plan) -> set[str]:
     return {case.shape_id for case in cases if case}
 
 
-def _is_kept(item: pytest.Item, plan: Plan, shapes: set[str]) -> bool:
+def _is_kept(item: pytest.Item, plan: Plan, shapes: set[str], left_out: set[tuple[str, str]]) -> bool:
     if param_of(item, "fa_variant") is None:
         return True  # its test uses no variant
     variant, case = _variant(item), param_of(item, "fa_case")
     if variant is None:
         return False  # pytest's placeholder for a test without parameters
-    return not plan.is_companion(variant) or (case is not None and case.shape_id in shapes)
+    if not plan.is_companion(variant):
+        return True
+    return case is not None and case.shape_id in shapes and (variant.name, case.shape_id) not in left_out
 
 
 def _variant(item: pytest.Item) -> AnyVariant | None:

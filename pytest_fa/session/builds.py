@@ -55,7 +55,7 @@ class Builds:
         gate_baselines = [self.run_plan.gate_baseline] if self.run_plan.gate_baseline else []
         requests = []
         for variant in {each.name: each for each in (*self.needed.values(), *gate_baselines)}.values():
-            if not variant.is_built or (self.run_plan.plan.is_companion(variant) and not _runs_here(variant)):
+            if not variant.is_built or (self.run_plan.plan.is_companion(variant) and not runs_here(variant)):
                 continue
             try:
                 requests += [(variant, arch) for arch in self._arches_of(variant)]
@@ -120,7 +120,7 @@ class Builds:
 
     def anything_runs(self) -> bool:
         """Whether this machine can run any needed variant, not only build it."""
-        return any(_runs_here(variant) for variant in self.needed.values())
+        return any(runs_here(variant) for variant in self.needed.values())
 
     def clean(self) -> None:
         """`--fa-clean`: remove the cached builds of the selected variants, the baselines and the overhead variants."""
@@ -149,5 +149,6 @@ class Builds:
         return target_arches(variant, self.options.arches, every=self.options.static)
 
 
-def _runs_here(variant: Variant) -> bool:
+def runs_here(variant: Variant) -> bool:
+    """Whether this machine has a device that the variant runs on."""
     return variant.device_for(gpu=find_gpu() is not None) is not None

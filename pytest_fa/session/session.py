@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from pytest_fa.build.builder import Say
 from pytest_fa.build.outcomes import BuildFailure, explain
 from pytest_fa.build.resources import broken_limits
@@ -10,6 +12,7 @@ from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu, find_other_gpu_processes
 from pytest_fa.records.record import Outcome, Record, Stage
+from pytest_fa.session.baseline_choice import LeftOut, left_out_baselines
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner, failed_build
 from pytest_fa.session.record_factory import RecordFactory
@@ -28,6 +31,7 @@ class Session:
         self, options: Options, workers: Workers | None = None, profiler_workers: Workers | None = None
     ) -> None:
         self.options = options
+        self._is_started = False
         self.run_plan = RunPlan(options)
         self.builds = Builds(options, self.run_plan)
         self.records = RecordFactory(options)
@@ -42,16 +46,29 @@ class Session:
     def start(self, say: Say) -> None:
         """Start the worker servers, then build everything that the selected tests need, in one batch."""
         self.builds.say = say
-        if self.builds.anything_runs() and not self.options.static:
-            self.runner.other_gpu_processes = find_other_gpu_processes()  # before this run starts its own processes
-            self.runner.workers.start()
-            if find_gpu() and self.options.timing and not self.options.selftest:
-                self.runner.profiler_workers.start()
+        if self.builds.anything_runs():
+            self.start_servers()
         if title := self.builds.report.title:
             say(title)
 
+    def start_servers(self) -> None:
+        """Start the worker servers that do not run yet.  They import torch while this process goes on."""
+        if self._is_started or self.options.static:
+            return
+        self._is_started = True
+        self.runner.other_gpu_processes = find_other_gpu_processes()  # before this run starts its own processes
+        self.runner.workers.start()
+        if find_gpu() and self.options.timing and not self.options.selftest:
+            self.runner.profiler_workers.start()
+
+    def require_servers(self) -> None:
+        """End the servers that were started early if the selected tests turn out not to need them."""
+        if self._is_started and not self.builds.anything_runs():
+            self.close()
+
     def close(self) -> None:
         """End the worker processes."""
+        self._is_started = False
         self.runner.workers.close()
         self.runner.profiler_workers.close()
 
@@ -69,6 +86,11 @@ class Session:
         return self.records.make(
             "build", variant, None, CaseResult(outcome, "\n".join([*problems, *exceeded]), (stage,)), builds
         )
+
+    @functools.cached_property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The baselines that this run does not time, because earlier records say that they are slow."""
+        return left_out_baselines(self.options, self.run_plan.plan, self.records.environment)
 
     @property
     def machine_info(self) -> dict[str, str | None]:

@@ -2,11 +2,13 @@
 
 python -m pytest_fa.worker JOB.json         run one job in this process and print its result as JSON
 python -m pytest_fa.worker --serve FD       import torch, then fork a worker for each request on the socket FD
+python -m pytest_fa.worker --resident LOCK SOCKET MINUTES IDENTITY   the resident server of `python -m pytest_fa serve`
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import sys
@@ -24,6 +26,9 @@ def main(arguments: list[str]) -> int:
         case ["--serve", descriptor]:
             _serve(socket.socket(fileno=int(descriptor)))
             return 0
+        case ["--resident", lock, path, minutes, identity]:
+            _reside(int(lock), Path(path), 60.0 * float(minutes), identity)
+            return 0
         case [path] if not path.startswith("-"):
             return _run_file(Path(path))
         case _:
@@ -37,9 +42,18 @@ def _serve(control: socket.socket) -> None:
     poll.register(control, select.POLLHUP)
     if poll.poll(0):
         return  # the client ended before the kernel was told to end this process with it
-    from pytest_fa.worker.process import serve  # noqa: PLC0415  # imports torch
+    from pytest_fa.worker.process import flush_output, serve  # noqa: PLC0415  # imports torch
 
     serve(control)
+    flush_output()
+    os._exit(0)  # taking torch down would take as long as half a second, and the client waits for the end
+
+
+def _reside(lock: int, path: Path, idle_seconds: float, identity: str) -> None:
+    from pytest_fa.worker.resident_process import serve_runs  # noqa: PLC0415  # imports torch
+
+    os.set_inheritable(lock, False)  # the parameter has no other name
+    serve_runs(identity, lock, path, idle_seconds)
 
 
 def _run_file(path: Path) -> int:

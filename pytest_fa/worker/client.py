@@ -20,7 +20,7 @@ from pytest_fa.candidate.channel import Garbage
 from pytest_fa.candidate.commands import Ending
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.processes import memory_bytes, resident_bytes
+from pytest_fa.processes import describe_status, memory_bytes, resident_bytes
 from pytest_fa.records.record import Stage
 from pytest_fa.records.text import printable, printable_struct
 from pytest_fa.worker.fork_server import (
@@ -150,9 +150,10 @@ class Workers:
                 self._server.end(candidate)
 
     def close(self) -> None:
-        """End all processes, the server, and every process that they started."""
-        self.end_worker()
-        self._end_judge()
+        """End the server, which ends its workers at once, with every process that they started."""
+        for worker in filter(None, (*self._candidates, self._judge)):
+            worker.close()
+        self._candidates, self._judge = [], None
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -261,7 +262,7 @@ class Workers:
             message = f"hung: no progress for {seconds} in stage {stage}; the worker process was killed"
         elif ending == "crashed":
             status = next((each for each in statuses if each != signal.SIGKILL), statuses[0] if statuses else None)
-            message = f"crashed: {_describe(status)} in stage {stage}; a new worker process replaces this one"
+            message = f"crashed: {describe_status(status)} in stage {stage}; a new worker process replaces this one"
         else:
             message = f"{reason} in stage {stage}; the worker process was killed"
         return printable(message)
@@ -331,11 +332,3 @@ def _owner(variant: Variant) -> str:
     if variant.entry.kind == "torch":
         return f"{variant.folder}:{variant.name}"
     return variant.root if Path(variant.root) == BUILTIN_ROOT else variant.folder
-
-
-def _describe(status: int | None) -> str:
-    if status is None:
-        return "the worker server died too"
-    if os.WIFSIGNALED(status):
-        return signal.Signals(os.WTERMSIG(status)).name
-    return f"exit status {os.waitstatus_to_exitcode(status)}"

@@ -23,6 +23,7 @@ from pytest_fa.candidate.channel import Channel, channel_pair
 from pytest_fa.errors import FaError
 from pytest_fa.processes import MARK, kill_all, marked_with, read_scheduling, restore_scheduling
 from pytest_fa.records.text import printable
+from pytest_fa.worker.resident import ForkedServer, fork_from_resident, replace_resident
 
 START_SECONDS = 120.0
 END_SECONDS = 15.0  # to end a worker, or the server itself, which waits up to 10 s for a worker that was killed
@@ -72,13 +73,20 @@ class ForkServer:
         self._control, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START_SECONDS)
         self._has_forked = False
-        self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-P", "-m", "pytest_fa.worker", "--serve", str(server_socket.fileno())],
-            pass_fds=[server_socket.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env={**child_environment(cache), MARK: mark},
+        environment = {**child_environment(cache), MARK: mark}
+        forked = fork_from_resident(self._log.fileno(), server_socket.fileno(), environment)
+        self._outdated = environment if forked == "other" else None  # the resident server is replaced after this run
+        self._process = (
+            forked
+            if isinstance(forked, ForkedServer)
+            else subprocess.Popen(  # noqa: S603
+                [sys.executable, "-P", "-m", "pytest_fa.worker", "--serve", str(server_socket.fileno())],
+                pass_fds=[server_socket.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
         )
         server_socket.close()
         _LIVE.add(self._process.pid)
@@ -133,6 +141,8 @@ class ForkServer:
             self._process.wait(timeout=END_SECONDS)  # a killed process loses its environment before it has ended
         _LIVE.discard(self._process.pid)
         self._log.close()
+        if self._outdated:
+            replace_resident(self._outdated)
 
     @property
     def log(self) -> int:

@@ -89,8 +89,19 @@ def serve(control: socket.socket) -> None:
             workers.discard(int(pid_text))
             status = _end(int(pid_text), DYING_SECONDS if request == b"reap" else 0.0, workers)
             control.send(str(status).encode())
-    while workers:
-        _end(workers.pop(), 0.0, workers)
+    _end_all(workers)
+
+
+def _end_all(workers: set[int]) -> None:
+    """Kill all workers at once, then wait for each, and end everything that they started."""
+    for pid in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    for pid in workers:
+        _wait_for(pid, END_SECONDS)
+    kill_all(lambda: children_of(os.getpid()), DYING_SECONDS)
 
 
 def _fork_worker(control: socket.socket, descriptor: int, role: Callable[[Channel], None]) -> int:

@@ -115,10 +115,14 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """A folder with an ini file and its own kernels, on a machine that shows no GPU to the inner pytest."""
+    """A folder with an ini file and its own kernels, on a machine that shows no GPU to the inner pytest.
+
+    `server` is the socket of the resident server that its runs use, so that they need not import torch; or `off`.
+    """
 
     folder: Path
     cache: Path
+    server: str = "off"
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the project."""
@@ -127,8 +131,12 @@ class Project:
         path.write_text(text, encoding="utf-8")
 
     def ini(self, *lines: str) -> None:
-        """Write the ini file, by which every run writes its outcomes to junit.xml."""
-        self.write("pytest.ini", "\n".join(("[pytest]", "addopts = --junitxml=junit.xml", *lines, "")))
+        """Write the ini file, by which every run writes its outcomes to junit.xml.
+
+        The plugin of Hypothesis stays out: it imports Hypothesis in every run, which takes a second.
+        """
+        addopts = "addopts = --junitxml=junit.xml -p no:hypothesispytest"
+        self.write("pytest.ini", "\n".join(("[pytest]", addopts, *lines, "")))
 
     def python_variant(
         self, name: str, source: str = PYTHON_SOURCE, manifest: str = PYTHON_MANIFEST, root: str = "kernels"
@@ -146,15 +154,14 @@ class Project:
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
         """Run pytest in this folder, in a separate process; `env` adds to its environment."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        fixed = {"XDG_CACHE_HOME": str(self.cache), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120", "PY_COLORS": "0"}
+        fixed = {"XDG_CACHE_HOME": str(self.cache), "COLUMNS": "120", "PY_COLORS": "0", "PYTEST_FA_SERVER": self.server}
         junit = self.folder / "junit.xml"
         junit.unlink(missing_ok=True)
         start = time.perf_counter()
         process = subprocess.run(
             [sys.executable, "-m", "pytest", *arguments],
             cwd=self.folder,
-            env={**inherited, **fixed, **(env or {})},
+            env={**inner_environment(), **fixed, **(env or {})},
             capture_output=True,
             text=True,
             timeout=240,
@@ -193,15 +200,36 @@ class Project:
         return [set(path.read_text(encoding="utf-8").splitlines()) for path in self.folder.glob("modules-*.txt")]
 
 
+def inner_environment() -> dict[str, str]:
+    """The environment of an inner pytest: without the variables of the outer one, and without a GPU."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return {**kept, "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture(scope="session")
+def resident_server() -> str:
+    """The socket of the resident server of this test session, which all processes of pytest-xdist share."""
+    place = os.environ["FA_TEST_SERVER"]
+    program = [sys.executable, "-m", "pytest_fa", "serve", "--idle-minutes", "5"]
+    silent = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
+    environment = {**inner_environment(), "PYTEST_FA_SERVER": place}
+    # It ends at once if another process of pytest-xdist has started one.
+    os.posix_spawn(sys.executable, program, environment, file_actions=silent, setsid=True)
+    deadline = time.monotonic() + 60
+    while not Path(place).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return place
+
+
 NewProject = Callable[[str], Project]
 
 
 @pytest.fixture(scope="session")
-def new_project(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> NewProject:
+def new_project(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path, resident_server: str) -> NewProject:
     """`new_project("name")`: an empty project, for fixtures that several tests share."""
 
     def new(name: str) -> Project:
-        project = Project(tmp_path_factory.mktemp(name), shared_cache)
+        project = Project(tmp_path_factory.mktemp(name), shared_cache, resident_server)
         project.ini()
         return project
 

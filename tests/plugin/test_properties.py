@@ -21,9 +21,9 @@ DEFAULT_SCALE = PYTHON_SOURCE.replace("    scores =", "    scale = scale or q.sh
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Run]:
+def run(tmp_path_factory: pytest.TempPathFactory, resident_server: str) -> tuple[Project, Run]:
     """A run of some properties on a correct kernel and on one that refuses every call."""
-    project = Project(tmp_path_factory.mktemp("properties"), tmp_path_factory.mktemp("cache"))
+    project = Project(tmp_path_factory.mktemp("properties"), tmp_path_factory.mktemp("cache"), resident_server)
     project.ini()
     project.python_variant("good")
     project.python_variant("refuses", REFUSES)

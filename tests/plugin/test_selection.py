@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_fa.catalog.properties import PROPERTIES
-from tests.factories import PYTHON_MANIFEST
+from pytest_fa.records.log import save_records
+from pytest_fa.records.record import Environment
+from tests.factories import PYTHON_MANIFEST, record, speed
 from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, PRETEND_GPU, SHAPE, NewProject, Project, variants_of
 
 FILE = "pytest_fa.suite.test_attention"
@@ -149,3 +151,37 @@ def test_a_gpu_leaves_out_the_baselines_of_the_cpu(new_project: NewProject) -> N
     project.python_variant("alpha")
     expected = [name for name in ("alpha", *COMPANIONS) if name != "sdpa_flash_cpu"]
     assert variants_of(project.ids(ONE_CASE), "test_speed") == expected
+
+
+# For an inner conftest.py: the environment of the pretended GPU, as records have it.
+PRETEND_ENVIRONMENT = """\
+import msgspec
+import pytest_fa.session.record_factory
+from pytest_fa.records.environment import read_environment
+
+HERE = msgspec.structs.replace(read_environment(), gpu=GPU.name, driver=GPU.driver, torch="2.11.0")
+pytest_fa.session.record_factory.read_environment = lambda: HERE
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "slow"),
+    [
+        ((), []),
+        (("--fa-baselines=needed",), []),
+        (("--fa-baselines=all",), ["sdpa_math"]),
+        (("--benchmark-sort=name",), ["sdpa_math"]),
+    ],
+)
+def test_slow_baselines_are_left_out(project: Project, words: tuple[str, ...], slow: list[str]) -> None:
+    """On a GPU, baselines that its records show to be slow are deselected, unless an option asks for all."""
+    project.write("conftest.py", PRETEND_GPU + PRETEND_ENVIRONMENT)
+    project.python_variant("alpha")
+    here = Environment("Pretended GPU", "9.0", "1.0", "13.0", "2.11.0", "3.12.1", "Linux 6", "a CPU", "0.1.0")
+    times = {"sdpa_cudnn": 9.0, "sdpa_math": 90.0}
+    save_records(
+        [record(name, CASE, "speed", role="baseline", speed=speed(us), environment=here) for name, us in times.items()],
+        project.folder / "profiles",
+    )
+    timed = variants_of(project.ids(ONE_CASE, *words), "test_speed")
+    assert timed == ["alpha", "noop", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", *slow]

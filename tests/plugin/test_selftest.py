@@ -15,9 +15,9 @@ from tests.plugin.conftest import Project, Run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Run]:
+def run(tmp_path_factory: pytest.TempPathFactory, resident_server: str) -> tuple[Project, Run]:
     """A run of the self-test in an empty folder, on the CPU."""
-    project = Project(tmp_path_factory.mktemp("selftest"), tmp_path_factory.mktemp("cache"))
+    project = Project(tmp_path_factory.mktemp("selftest"), tmp_path_factory.mktemp("cache"), resident_server)
     project.ini()
     variants = f"--fa-variant={','.join(names())}"
     return project, project.run("--fa-selftest", "--fa-no-build", "--fa-watchdog=3", variants)

@@ -44,6 +44,7 @@ LAYERS = (
     "api",
     "plugin",
     "suite",
+    "verdict",
     "doctor",
     "new",
     "__main__",
@@ -61,10 +62,16 @@ TORCH_FREE_MODULES = (
     "pytest_fa.worker.client",
     "pytest_fa.worker.job_output",
     "pytest_fa.worker.jobs",
+    "pytest_fa.worker.resident",
     "pytest_fa.worker.stages",
 )
 # Programs of child processes.  They are started by name, so that pytest's process does not import what they import.
-CHILDREN = ("pytest_fa.worker.__main__", "pytest_fa.worker.process", "pytest_fa.build.compile_extension")
+CHILDREN = (
+    "pytest_fa.worker.__main__",
+    "pytest_fa.worker.process",
+    "pytest_fa.worker.resident_process",
+    "pytest_fa.build.compile_extension",
+)
 # Folders that belong to no layer: they contain variants, whose sources are loaded by path like those of a user.
 VARIANTS = (
     "builtin",
@@ -198,14 +205,14 @@ def test_only_a_child_imports_a_child(child: str) -> None:
 
 
 def test_only_the_plugin_has_hooks() -> None:
-    """Only `plugin/hooks.py` defines functions whose names begin with `pytest_`."""
+    """Only two files of `plugin` define functions whose names begin with `pytest_`: one has pytest-xdist's hooks."""
     files = {
         str(path.relative_to(PACKAGE))
         for path in SOURCES
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("pytest_")
     }
-    assert files == {"plugin/hooks.py"}
+    assert files == {"plugin/hooks.py", "plugin/xdist_hooks.py"}
 
 
 def test_every_hook_and_fixture_is_offered() -> None:

@@ -279,6 +279,7 @@ def test_close_kills_an_unused_server() -> None:
     workers.start()
     assert workers._server is not None
     process = workers._server._process
+    assert isinstance(process, subprocess.Popen)
 
     workers.close()
 

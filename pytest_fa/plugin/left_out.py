@@ -1,0 +1,29 @@
+"""The baselines that a run does not time: which they are, and the lines below the table that say so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_fa.options.options import wants_benchmark_table
+from pytest_fa.plugin.state import session_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pytest
+
+    from pytest_fa.records.record import Record
+    from pytest_fa.session.baseline_choice import LeftOut
+
+
+def left_out_of(config: pytest.Config) -> tuple[LeftOut, ...]:
+    """The baselines that this run does not time; none if an option of pytest-benchmark was given."""
+    return () if wants_benchmark_table(config) else session_of(config).left_out
+
+
+def left_out_of_table(config: pytest.Config, records: Iterable[Record]) -> list[str]:
+    """A line for each shape with a time at which a baseline was not timed."""
+    from pytest_fa.session.baseline_choice import left_out_lines  # noqa: PLC0415  # only runs with records need it
+
+    shapes = {record.case.shape_id for record in records if record.case and record.speed}
+    return left_out_lines(left_out_of(config), shapes) if shapes else []

@@ -1,0 +1,135 @@
+"""The resident server: it has imported torch, opens no device, and forks a worker server for each run that asks.
+
+It runs no code of a variant, and no process of its user may attach to it.  Only its own user may ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from pytest_fa.processes import MARK, children_of, forbid_attaching, read_scheduling, restore_scheduling
+from pytest_fa.worker.process import flush_output, serve
+from pytest_fa.worker.resident import ServerRequest, peer_of
+
+SLICE_SECONDS = 1.0  # how often it looks whether it has been idle for long enough
+REQUEST_SECONDS = 5.0
+MOST_REQUEST_BYTES = 2**24
+
+
+def serve_runs(own_identity: str, lock: int, path: Path, idle_seconds: float) -> None:
+    """Fork a worker server for each request, until none came for `idle_seconds` and none runs, or until told to end."""
+    forbid_attaching()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the worker servers
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, contextlib.suppress(KeyboardInterrupt):
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen()
+        sys.stdout.write(f"serving runs of {sys.executable} at {path}; ends after {idle_seconds / 60:g} idle minutes\n")
+        sys.stdout.flush()
+        _accept_until_idle(listener, own_identity, lock, path, idle_seconds)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+def _accept_until_idle(listener: socket.socket, own_identity: str, lock: int, path: Path, idle_seconds: float) -> None:
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    last_use = time.monotonic()
+    while time.monotonic() - last_use < idle_seconds and path.exists():
+        if poll.poll(SLICE_SECONDS * 1000):
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(REQUEST_SECONDS)
+                if not _answer(connection, own_identity, (lock, listener.fileno())):
+                    connection.send(f"{idle_seconds / 60:g}".encode())
+                    return
+        elif not children_of(os.getpid()):
+            continue
+        last_use = time.monotonic()
+
+
+def _answer(connection: socket.socket, own_identity: str, own_descriptors: tuple[int, ...]) -> bool:
+    """Answer one request with the process id of a worker server, or with a reason.  False if it was to end."""
+    pid, uid = peer_of(connection)
+    try:
+        message, descriptors, _, _ = socket.recv_fds(connection, 64, 3)
+        if uid != os.getuid():
+            return True
+        request, _, word = message.decode().partition(" ")
+        if request == "end" and word != own_identity:
+            return False
+        if request == "fork" and len(descriptors) == 3:  # noqa: PLR2004  # request, output, control socket
+            _fork_server(connection, pid, own_identity, descriptors, own_descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+    except (OSError, ValueError, msgspec.MsgspecError) as problem:
+        sys.stderr.write(f"a request was not answered: {problem}\n")
+    return True
+
+
+def _fork_server(
+    connection: socket.socket, client: int, own_identity: str, descriptors: list[int], own_descriptors: tuple[int, ...]
+) -> None:
+    file, log, control = descriptors
+    request = msgspec.json.decode(os.pread(file, MOST_REQUEST_BYTES, 0), type=ServerRequest)
+    if request.identity != own_identity:
+        connection.send(b"other")
+    elif os.fork() == 0:
+        status = 1
+        try:
+            for descriptor in (*own_descriptors, file):
+                os.close(descriptor)
+            _become_worker_server(connection, client, request, log, control)
+            status = 0
+        finally:
+            flush_output()
+            os._exit(status)  # whatever happens, this process must not go on as a second resident server
+
+
+def _become_worker_server(
+    connection: socket.socket, client: int, request: ServerRequest, log: int, control: int
+) -> None:
+    """Take over what a child of the client would have, say so, and serve until the client closes its socket."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(nothing)
+    os.close(log)
+    _set_environment(request)
+    os.chdir(request.folder)
+    os.umask(request.umask)
+    wanted = read_scheduling(client)
+    if wanted is not None:
+        restore_scheduling(os.getpid(), wanted)
+    if wanted != read_scheduling(os.getpid()):
+        connection.send(b"other")  # a priority or a limit that this process may not set
+        return
+    connection.send(str(os.getpid()).encode())
+    connection.close()
+    serve(socket.socket(fileno=control))
+
+
+def _set_environment(request: ServerRequest) -> None:
+    """Set the run's environment, and its mark where the kernel shows the environment that a process started with."""
+    find = ctypes.CDLL(None).getenv
+    find.restype = ctypes.c_void_p
+    address, mark = find(MARK.encode()), request.mark.encode()
+    if address and len(os.environb[MARK.encode()]) == len(mark):
+        ctypes.memmove(address, mark, len(mark))
+    os.environ.clear()
+    os.environb.update(dict(request.environment))

@@ -1,0 +1,107 @@
+"""The baselines that a run leaves out, by the records of this GPU, driver and torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.plan import Plan
+from pytest_fa.options.options import Options
+from pytest_fa.records.log import save_records
+from pytest_fa.records.record import Environment, Record, to_json
+from pytest_fa.session.baseline_choice import MOST_LOGS, left_out_baselines, left_out_lines
+from tests.factories import SHAPE, options, record, speed
+
+MACHINE = Environment("A GPU", "9.0", "580.1", "13.0", "2.11.0", "3.12.1", "Linux 6", "a CPU", "0.1.0")
+TIMES = {"sdpa_cudnn": 10.0, "sdpa_flash": 10.9, "sdpa_efficient": 11.1, "sdpa_math": 80.0}
+SLOW = [("sdpa_efficient", SHAPE, 1.11), ("sdpa_math", SHAPE, 8.0)]
+
+
+def timed(variant: str, device_us: float, environment: Environment = MACHINE, **changes: Any) -> Record:
+    """A record of `test_speed`."""
+    fields = {"role": "baseline", "speed": speed(device_us), "environment": environment, **changes}
+    return record(variant, kind="speed", **fields)
+
+
+def left_out(run: Options, **changes: Any) -> list[tuple[str, str, float]]:
+    """What a run on the machine leaves out: variant, shape and ratio."""
+    companions = tuple(each for each in discover(()).variants.values() if each.role == "baseline")
+    plan = Plan(chosen=(), companions=companions, cases=(parse_case(f"{SHAPE}-seed0"),), gpu=True)
+    entries = left_out_baselines(run, plan, msgspec.structs.replace(MACHINE, **changes))
+    return [(each.variant, each.shape_id, round(each.ratio, 3)) for each in entries]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Options:
+    """The options of a run in a folder with saved records."""
+    plain = options(tmp_path)
+    save_records([timed(name, us) for name, us in TIMES.items()], plain.records_folder)
+    return plain
+
+
+def write_log(run: Options, name: str, *records: Record) -> None:
+    """Write a record file of an earlier run."""
+    path = run.artifacts / "records" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"no record\n" + b"".join(to_json(each) + b"\n" for each in records))
+
+
+def test_slow_ones_are_left_out(run: Options) -> None:
+    """Those more than 10 % slower than the fastest are left out."""
+    assert left_out(run) == SLOW
+
+
+@pytest.mark.parametrize("change", [{"gpu": "Another GPU"}, {"gpu": None}, {"driver": "580.2"}, {"torch": "2.12.0"}])
+def test_other_machines_do_not_count(run: Options, change: dict[str, str | None]) -> None:
+    """Records of another GPU, driver or torch leave nothing out; neither does a machine without a GPU."""
+    assert left_out(run, **change) == []
+
+
+@pytest.mark.parametrize("change", [{"baselines": "all"}, {"gate": 0.95}, {"save": True}])
+def test_runs_that_need_all(tmp_path: Path, run: Options, change: dict[str, Any]) -> None:
+    """`--fa-baselines=all`, a gate and `--fa-save` leave nothing out."""
+    assert run.rootdir == tmp_path
+    changed = options(tmp_path, **change)
+    assert left_out(changed) == []
+
+
+def test_the_newest_record_counts(run: Options) -> None:
+    """A later record of a run counts instead of a saved one; a failed one does not; bad lines are skipped."""
+    later = "2026-02-01T00:00:00+00:00"
+    write_log(
+        run,
+        "20260201T000000Z-1.jsonl",
+        timed("sdpa_efficient", 9.0, measured_at=later),
+        timed("sdpa_math", 5.0, measured_at=later, outcome="wrong"),
+    )
+    assert left_out(run) == [
+        ("sdpa_cudnn", SHAPE, 1.111),
+        ("sdpa_flash", SHAPE, 1.211),
+        ("sdpa_math", SHAPE, 8.889),
+    ]
+
+
+def test_old_files_are_not_read(run: Options) -> None:
+    """Only the newest record files are read."""
+    write_log(run, "20250101T000000Z-1.jsonl", timed("sdpa_math", 5.0, measured_at="2027-01-01T00:00:00+00:00"))
+    assert [variant for variant, _, _ in left_out(run)] == ["sdpa_cudnn", "sdpa_efficient", "sdpa_flash"]
+    for day in range(MOST_LOGS):
+        write_log(run, f"202601{day + 1:02}T000000Z-1.jsonl")
+    assert left_out(run) == SLOW
+
+
+def test_the_lines_below_the_table(run: Options) -> None:
+    """A line names the shape, the baselines with ratio and day, the rule and the option."""
+    plan = Plan(chosen=(), companions=tuple(discover(()).variants.values()), cases=(), gpu=True)
+    entries = left_out_baselines(run, plan, MACHINE)
+    expected = (
+        f"not timed at {SHAPE}: sdpa_efficient (1.11 x, 2026-01-01), sdpa_math (8.00 x, 2026-01-01): more than 10 % "
+        "slower than the fastest baseline by the records of this GPU, driver and torch; --fa-baselines=all times them"
+    )
+    assert left_out_lines(entries, {SHAPE}) == [expected]
+    assert left_out_lines(entries, {"b1h1s64d64-fp16"}) == []
