@@ -107,9 +107,14 @@ def _gain(times_us: tuple[float, float] | None, least_us: tuple[float, float]) -
 
 
 def _exploit_runs(runner: CaseRunner, variant: Variant, property_name: str | None) -> Iterator[Record]:
-    """The record of the property that must catch it, and of one case that is judged and timed."""
+    """The record of the property that must catch it, and of one case that is judged and timed.
+
+    Delegation is judged with the repeats of a case that is not timed.
+    """
     if property_name:
         yield runner.check_property(variant, property_name)
+    if "delegation" in EXPLOITS[variant.name].caught_by:
+        yield runner.run(variant, exploit_case(), "correct")
     yield runner.run(variant, exploit_case(), "speed")
 
 

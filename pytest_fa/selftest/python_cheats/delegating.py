@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import importlib
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -39,6 +41,24 @@ def in_thread(q, k, v, *, scale, causal="none", out=None):
     thread.start()
     thread.join()
     return out
+
+
+@writes
+def with_other_observer(q, k, v, scale):
+    """Replace the function that observes which operators a call uses."""
+    importlib.import_module("pytest_fa.candidate.agent").operators_of = lambda call: (call(), ())[1]
+    return ask_library(q, k, v, scale)
+
+
+@writes
+def unless_observed(q, k, v, scale):
+    """Compute while operators are observed, and call SDPA otherwise."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "operators_of":
+            return torch.softmax(q.float() @ k.float().transpose(2, 3) * scale, -1) @ v.float()
+        frame = frame.f_back
+    return ask_library(q, k, v, scale)
 
 
 @writes

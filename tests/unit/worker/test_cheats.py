@@ -209,12 +209,6 @@ OWN_WORK_TWINS = {
     + "    return out.copy_(right(q, k, v, scale))\n",
 }
 UNSEEN = {
-    "the observer is replaced": "from pytest_fa.candidate import agent\n"
-    "agent.operators_of = lambda call: (call(), ())[1]\n" + FORWARD + f"    return out.copy_({ASK_LIBRARY})\n",
-    "only while unobserved": FORWARD
-    + "    if any(frame.f_code.co_name == 'operators_of' for frame in frames()):\n"
-    + "        return out.copy_(right(q, k, v, scale))\n"
-    + f"    return out.copy_({ASK_LIBRARY})\n",
     "in another process": """\
 import multiprocessing
 near, far = multiprocessing.Pipe()
