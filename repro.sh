@@ -1,29 +1,35 @@
 #!/usr/bin/env bash
 # One command from a clean tree to a verdict and a bundle.
 #
-#   ./repro.sh                    build every variant, check and time what this machine can run, write artifacts/
+#   ./repro.sh                    build every variant, check and time what this machine can run, write artifacts/,
+#                                 then replay one case of each variant from the bundle
+#   ./repro.sh replay FILE ...    verify a bundle and replay it at every level it has; options as `bundle replay --help`
 #   ./repro.sh test               set up and pass the project's own tests
 #   ./repro.sh test-without-torch the tests that need no torch, in an environment without it: for other Pythons
 #   ./repro.sh --env=current ...  use this interpreter's packages, name what differs from constraints.txt, install nothing
 #
 # PYTHON chooses the interpreter (3.11 or newer).  Without a CUDA toolkit the compiler comes from wheels.
 set -euo pipefail
+caller=$PWD
 cd "$(dirname "$0")"
 
 main() {
   local environment=fresh task=run
-  for word in "$@"; do
-    case "$word" in
-      --env=fresh | --env=current) environment=${word#--env=} ;;
+  while [ $# -gt 0 ] && [ "$task" != replay ]; do
+    case "$1" in
+      --env=fresh | --env=current) environment=${1#--env=} ;;
       test) task=test ;;
       test-without-torch) task=test_without_torch environment=without_torch ;;
-      -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; return 0 ;;
-      *) fail "unknown argument '$word'; allowed: test, test-without-torch, --env=fresh, --env=current" ;;
+      replay) task=replay ;;
+      -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; return 0 ;;
+      *) fail "unknown argument '$1'; allowed: replay FILE, test, test-without-torch, --env=fresh, --env=current" ;;
     esac
+    shift
   done
+  [ "$task" != replay ] || [ $# -gt 0 ] || fail "replay needs the file of a bundle: ./repro.sh replay FILE"
   check_machine
   "prepare_$environment"
-  "$task"
+  "$task" "$@"
 }
 
 check_machine() {
@@ -93,8 +99,26 @@ run() {
   rm artifacts/.started
   [ -n "$records" ] || fail "pytest wrote no record (exit status $status)"
   "$PYTHON" -m pytest_fa.bundle make --records "$records" --exit-status "$status"
+  local bundle replayed=0
+  bundle=$PWD/$(ls -t artifacts/repro_bundle_*.tar.gz | head -n 1)
+  replay "$bundle" --level=right --case=b1h2s64d64-fp16-seed0 || replayed=$?
+  [ "$replayed" = 0 ] || [ "$replayed" = 3 ] || [ "$status" != 0 ] || status=$replayed  # 3: nothing to compare with here
+  return "$status"
+}
+
+# replay FILE OPTION...: what a reviewer runs.  FILE is relative to the folder in which repro.sh was called.
+replay() {
+  local bundle=$1 statement status=0
+  shift
+  [ "${bundle#/}" != "$bundle" ] || bundle=$caller/$bundle
+  statement=artifacts/replay_$(basename "$bundle" .tar.gz).json
+  mkdir -p artifacts
+  rm -f "$statement"
   step "verify"
-  "$PYTHON" -m pytest_fa.bundle verify "$(ls -t artifacts/repro_bundle_*.tar.gz | head -n 1)"
+  "$PYTHON" -m pytest_fa.bundle verify "$bundle" || return
+  step "replay"
+  "$PYTHON" -m pytest_fa.bundle replay "$bundle" --level=all --statement="$statement" "$@" || status=$?
+  [ ! -f "$statement" ] || echo "statement: $statement"
   return "$status"
 }
 

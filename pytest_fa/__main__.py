@@ -1,4 +1,4 @@
-"""The commands of `python -m pytest_fa`: new, doctor, serve, report, compare, export, ceilings, noise, pictures."""
+"""`python -m pytest_fa`: new, doctor, serve, judge, report, compare, export, records, ceilings, noise, pictures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ from pytest_fa.errors import FaError
 def main(arguments: list[str]) -> int:
     """Run one command; return its exit status, or 2 after one line on stderr if it fails."""
     try:
+        if arguments[:1] == ["judge"]:
+            _forget_current_folder()
+            from pytest_fa.verdict.judge_command import main as judge_main  # noqa: PLC0415  # it imports pytest
+
+            return judge_main(arguments[1:])
         options = (_doctor_parser() if arguments[:1] == ["doctor"] else _parser()).parse_args(arguments)
         return int(options.run(options) or 0)
     except (FaError, OSError, ImportError) as problem:
         sys.stderr.write(f"pytest_fa: {problem}\n")
         return 2
+
+
+def _forget_current_folder() -> None:
+    """Import no module from the current folder, where Python's option -m looks first: it may be a stranger's."""
+    if not sys.flags.safe_path and sys.path[0] == str(Path.cwd()):
+        del sys.path[0]
 
 
 def _doctor_parser() -> argparse.ArgumentParser:
@@ -48,11 +59,16 @@ def _parser() -> argparse.ArgumentParser:
     new.set_defaults(run=_new)
     _add_doctor(commands)
 
+    judge_help = "judge and gate one variant; the exit status says the verdict (`judge --help` lists the options)"
+    commands.add_parser("judge", help=judge_help)
+
     _add_report(commands.add_parser("report", help="write one HTML file about records, which opens offline"))
 
     _add_compare(commands.add_parser("compare", help="say what changed between two sets of records"))
 
     _add_export(commands.add_parser("export", help="write records in the format of another tool"))
+
+    _add_records(commands.add_parser("records", help="join the records of a run that was split with --fa-shard"))
 
     ceilings = commands.add_parser("ceilings", help="measure this GPU's peak rates, and save them in profiles/<gpu>/")
     ceilings.add_argument("--profiles", type=Path, default=Path("profiles"))
@@ -165,6 +181,29 @@ def _export(options: argparse.Namespace) -> None:
         sys.stdout.buffer.write(content)
     else:
         options.output.write_bytes(content)
+
+
+def _add_records(parser: argparse.ArgumentParser) -> None:
+    merge = parser.add_subparsers(required=True).add_parser("merge", help="join the shards of one run into one file")
+    merge.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="the artifacts of the shards")
+    merge.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the record file to write")
+    merge.set_defaults(run=_merge)
+
+
+def _merge(options: argparse.Namespace) -> int:
+    """Exit with the status of the whole run, or with 1 and no file if anything is missing, doubled or mixed."""
+    from pytest_fa.records.merge import merge_shards, read_shards, write_merged  # noqa: PLC0415
+
+    merged = merge_shards(read_shards(options.folders))
+    for problem in merged.problems:
+        sys.stderr.write(f"{problem}\n")
+    if not merged.is_complete:
+        sys.stderr.write(f"not merged: {len(merged.problems)} problems\n")
+        return 1
+    write_merged(options.output, merged)
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(merged.outcomes.items()))
+    sys.stdout.write(f"{options.output}: {len(merged.records)} records of {merged.shards} shards; tests: {outcomes}\n")
+    return merged.exit_status
 
 
 def _doctor(options: argparse.Namespace) -> int:

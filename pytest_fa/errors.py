@@ -13,6 +13,7 @@
     |-- DeviceLost         the CUDA context is unusable; the process must be replaced
     |-- ToolAttached       a profiler, sanitizer or debugger is attached to a process that is to be timed
     `-- WrongResult        a kernel gave a wrong result; `caught_by` names the checks that detected it
+        `-- Tampering      a variant did what only tampering with the judge does
 
 Each message names the thing, the value found and what is allowed.  Only the package `plugin` converts `UsageProblem`
 to `pytest.UsageError`.
@@ -61,7 +62,7 @@ class BuildError(FaError):
 
 
 class ChangedBuild(FaError):
-    """A file of a build is not the one that was built."""
+    """A file of a build is not the one that was built, or a file that a job depends on changed while it ran."""
 
 
 class UnsupportedCase(FaError):
@@ -86,6 +87,13 @@ class WrongResult(FaError):
     def __init__(self, caught_by: str | tuple[str, ...], message: str) -> None:
         super().__init__(message)
         self.caught_by = (caught_by,) if isinstance(caught_by, str) else caught_by
+
+
+class Tampering(WrongResult):
+    """A variant did what only tampering with the judge does; `caught_by` names the check that proves it.
+
+    A mistake that an honest author can make is a `WrongResult`, also if it would be a way to cheat.
+    """
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -100,6 +100,36 @@ def children_of(parent: int) -> list[int]:
     return [pid for pid, state in _states_of_children(parent) if state not in "ZX"]
 
 
+def descendants_of(ancestor: int) -> list[int]:
+    """Return the process ids of all processes that a process has started, directly or not, and that have not ended."""
+    found, pids = [], [ancestor]
+    while pids:
+        children = children_of(pids.pop())
+        found += children
+        pids += children
+    return found
+
+
+@contextlib.contextmanager
+def stopped(find: Callable[[], Iterable[int]]) -> Iterator[None]:
+    """Stop the processes that `find` returns, also those that it returns only when it is asked again."""
+    pids: set[int] = set()
+    try:
+        while new := set(find()) - pids:
+            pids |= new
+            for pid in new:
+                _send(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            _send(pid, signal.SIGCONT)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
 def zombies_of(parent: int) -> list[int]:
     """Return the process ids of the children of a process that have ended and were not waited for."""
     return [pid for pid, state in _states_of_children(parent) if state == "Z"]

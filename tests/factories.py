@@ -145,6 +145,7 @@ def options(folder: Path, **changes: Any) -> Options:
         require_gpu=False,
         save=False,
         html=None,
+        shard=None,
         timing=True,
         rerun=("pytest",),
         is_given=True,
@@ -195,6 +196,7 @@ SPEED = Speed(
     launches_missing=None,
     clocks_before=Clocks(1980, 2619, 700.5, 40, 0),
     clocks_after=None,
+    agreement=Agreement(valid=None, reason="not profiled"),
 )
 RECORD = Record(
     schema=SCHEMA,

@@ -22,6 +22,7 @@ from pytest_fa.records.record import Record
 
 KERNELS = Path(__file__).resolve().parents[1]
 CANDIDATES = 3  # listed per case
+OPTIONAL = ("flash_attention_3",)  # a baseline that is no SDPA backend
 TIMES_OF = {"candidate": "device_us", "baseline": "sdpa_us"}  # the key of a row
 
 
@@ -49,7 +50,7 @@ def choices(records: list[Record]) -> dict[str, dict[str, list[dict[str, Any]]]]
         case, gpu = record.case, record.environment.gpu
         if record.kind != "speed" or record.speed is None or case is None or gpu is None:
             continue
-        if record.role not in ("candidate", "baseline") or record.variant in failed:
+        if record.role not in TIMES_OF or record.variant in failed or record.variant in OPTIONAL:
             continue
         if record.variant == "auto" or "@" in record.variant or case.layout != "bhsd":
             continue

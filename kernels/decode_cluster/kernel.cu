@@ -5,7 +5,8 @@
 //          key/value head uses 16 of 132 SMs; a second kernel for the merge would take longer than the rest of a short call
 // expect:  3.6 us at 1024 keys, 5.5 us at 4096 keys and 34 us at 32768 keys, for 1 batch, 32 heads, 8 key/value heads and D =
 //          128; 490 us for 64 batches and 8192 keys
-// diff:    the defines STAGES and LEVELS; decode_one_cluster shares no code with cluster_latency but the order of its merges
+// diff:    the defines STAGES and LEVELS, and SHORT_CALLS for decode_short; decode_one_cluster shares no code with
+//          cluster_latency but the order of its merges
 // tile:    16 or 32 rows (queries x heads of a group) x 16 keys per warp and step; 8 warps per block and one block per SM, or 4
 //          warps and two blocks if there are more tiles than SMs; up to 16 blocks per cluster and 16 clusters per tile; at most
 //          162 KB of shared memory per block
@@ -336,7 +337,7 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
     fa::cp_async_commit_group();
   };
   copy_k(0, 0);
-  copy_v(0, 0);
+  if (!SHORT_CALLS || Q_IN_SMEM) copy_v(0, 0);
 
   // Load Q as A fragments.  The columns are permuted, for Q and K alike: a lane's 16 bytes are its elements of two mma.
   uint4 q_rmem[Q_IN_SMEM ? 1 : LANE_ROWS][QUAD_CHUNKS];
@@ -350,6 +351,7 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
 #pragma unroll
       for (int j = 0; j < QUAD_CHUNKS; ++j) q_rmem[r][j] = load_q(params, split, work, r * 8 + fragment_row, j * QUAD + lane % QUAD);
     }
+    if (SHORT_CALLS) copy_v(0, 0);  // S needs Q, and not V
   }
 #pragma unroll 1
   for (int stage = 1; stage < DEPTH; ++stage) {
@@ -565,9 +567,7 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
     return;
   }
   const int own_vectors = vectors >> split.cluster_log2, sent_vectors = vectors - own_vectors;
-  for (int i = threadIdx.x; i < sent_vectors; i += THREADS) {
-    const int vector = i + (i >= work.rank * own_vectors ? own_vectors : 0);  // skips the vectors of this block
-    const Partial merged = merge_warps(vector);
+  const auto send = [&](int vector, const Partial& merged) {
     int owner = 0, slot = vector;
     for (int half = cluster_size / 2; half > 0; half /= 2) {  // owner = vector / own_vectors, and slot is the remainder
       if (slot >= half * own_vectors) owner += half, slot -= half * own_vectors;
@@ -576,16 +576,12 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
     const uint32_t barrier_address = fa::mapa(fa::smem_address(&smem.incoming_full), owner);
     fa::st_async(fa::mapa(fa::smem_address(&smem.incoming_o[slot]), owner), merged.o, barrier_address);
     fa::st_async(fa::mapa(fa::smem_address(&smem.incoming_m_and_l[slot]), owner), make_float2(merged.m, merged.l), barrier_address);
-  }
-
-  // Merge the blocks of the cluster.  No block exits before it has received everything, so none sends to one that has exited.
+  };
+  // Merges the blocks of the cluster, for one vector per lane with `is_valid`, of which the lane passes the merge of its own warps.
+  // No block exits before it has received everything, so none sends to one that has exited.
   const uint64_t cluster_stride = (min(BlockSmem::ROWS, params.seq_q * split.group) * ROW_VECTORS >> split.cluster_log2) * PACKETS;
-  for (int first = 0; first < own_vectors; first += THREADS) {
-    const int slot = first + threadIdx.x;
-    const bool is_valid = slot < own_vectors;
+  const auto finish = [&](int slot, bool is_valid, Partial merged) {
     const int vector = work.rank * own_vectors + slot;
-    Partial merged = no_partial();
-    if (is_valid) merged = merge_warps(vector);
     if (OMIT != INCOMING_FULL) {
       while (!fa::mbarrier_try_wait(&smem.incoming_full, 0)) {
       }
@@ -608,6 +604,31 @@ __global__ void __launch_bounds__(WARPS * WARP, WIDE / WARPS) decode_cluster_ker
       merge_clusters<T, HEAD_DIM>(params, split, work, merged, slot_gmem, cluster_stride, vector, is_valid, lane);
     } else if (is_valid) {
       store<T, HEAD_DIM>(params, split, work, vector, merged);
+    }
+  };
+  if constexpr (SHORT_CALLS) {
+    // One pass: the vectors of this block come last, and other threads merge them while the first ones send.
+    for (int first = 0; first < vectors; first += THREADS) {
+      const int i = first + threadIdx.x, slot = i - sent_vectors;
+      const bool is_own = slot >= 0 && i < vectors;
+      Partial merged = no_partial();
+      if (i < vectors) {
+        const int vector = is_own ? work.rank * own_vectors + slot : i + (i >= work.rank * own_vectors ? own_vectors : 0);
+        merged = merge_warps(vector);
+        if (!is_own) send(vector, merged);
+      }
+      __syncwarp();  // no lane waits for other blocks before all lanes have sent
+      if (first + THREADS > sent_vectors) finish(slot, is_own, merged);
+    }
+  } else {
+    for (int i = threadIdx.x; i < sent_vectors; i += THREADS) {
+      const int vector = i + (i >= work.rank * own_vectors ? own_vectors : 0);  // skips the vectors of this block
+      send(vector, merge_warps(vector));
+    }
+    for (int first = 0; first < own_vectors; first += THREADS) {
+      const int slot = first + threadIdx.x;
+      const bool is_valid = slot < own_vectors;
+      finish(slot, is_valid, is_valid ? merge_warps(work.rank * own_vectors + slot) : no_partial());
     }
   }
 }
@@ -712,6 +733,8 @@ Plan make_plan(const FaForwardArgs* args) {
       best_us = us, plan.cluster_log2 = log2, plan.clusters = static_cast<int>(clusters);
     }
   }
+  // With at most one step per warp of a wide block, the merge of eight warps takes longer than a second step of four.
+  if (SHORT_CALLS && steps <= (int64_t(plan.clusters) << plan.cluster_log2) * WIDE) plan.is_wide = false;
   const int64_t rows = std::min(args->seq_q * plan.group, plan.row_tiles * MMA_M);
   plan.vectors_per_block = rows * HEAD_DIM / 4 >> plan.cluster_log2;
   return plan;

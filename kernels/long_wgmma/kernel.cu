@@ -187,6 +187,16 @@ __device__ __forceinline__ void wait_full(uint64_t* barrier_smem, uint32_t parit
   }
 }
 
+// In a kernel that omits this barrier, waits for it when the data has been used.  Without any wait, a warpgroup would release
+// the next buffer before the producer has written this one, and the producer would wait for ever.
+template <Barrier BARRIER>
+__device__ __forceinline__ void wait_late_if_omitted(uint64_t* barrier_smem, uint32_t parity) {
+  if constexpr (BARRIER == OMIT_BARRIER) {
+    while (!fa::mbarrier_try_wait(barrier_smem, parity)) {
+    }
+  }
+}
+
 // The position in a ring of STAGES key tiles.  It goes on from one work tile to the next.
 template <int STAGES>
 struct Ring {
@@ -477,6 +487,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
           next.advance();
           if (j > 0) wait_full<K_FULL>(&smem.k_full[next.stage], next.phase);
           fa::wgmma_wait_group<0>(o);
+          wait_late_if_omitted<V_FULL>(&smem.v_full[previous.stage], previous.phase);
           arrive_empty(V_READ, &smem.v_empty[previous.stage], false);
           round_p(s);
           rescale_o();
@@ -490,6 +501,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
         arrive_empty(V_READ, &smem.v_empty[ring.stage], true);
         start_pv(ring.stage);
         fa::wgmma_wait_group<0>(o);
+        wait_late_if_omitted<V_FULL>(&smem.v_full[ring.stage], ring.phase);
         arrive_empty(V_READ, &smem.v_empty[ring.stage], false);
         ring.advance();
       } else {

@@ -21,9 +21,11 @@ def forward(
     scale: float,
     causal: str = "none",
     out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,  # [batch, heads, seq_q] fp32
 ) -> torch.Tensor:
     """Return the attention output, [batch, heads, seq_q, head_dim]; write it into `out` if that is given.
 
+    If `lse` is given, write log(sum(exp(score))) of each row into it.
     All heads are computed at once, one tile of queries after the other.
     """
     out = torch.empty_like(q) if out is None else out
@@ -62,4 +64,6 @@ def forward(
             o = o * rescale + p @ v_tile
         # Normalise and store. A row that sees no key is zero.
         out[:, :, start_m : start_m + BLOCK_M] = torch.where(l > 0, o / l, torch.zeros_like(o)).to(q.dtype)
+        if lse is not None:  # -inf + log(0) = -inf in a row that sees no key
+            lse[:, :, start_m : start_m + BLOCK_M] = (m + torch.log(l))[..., 0]
     return out

@@ -1,12 +1,17 @@
-"""Whether the files of a build are still those that were built.  No torch."""
+"""Whether the files of a build, of a variant and of this package are still those that they were.  No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pytest_fa.build.keys import file_hash
+from pytest_fa.build.keys import PACKAGE, file_hash
+from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ChangedBuild
+
+MOST_FILES = 1000  # of a variant's folder
+SOURCE_SUFFIXES = (".py", ".so", ".yaml")
 
 SHOWN_DIGITS = 16
 
@@ -34,3 +39,39 @@ def require_unchanged(library: str | None, file_hashes: Mapping[str, str]) -> No
         path = Path(library or "").with_name(name)
         if change := change_of(path, sha256):
             raise ChangedBuild(f"{path} {change}; it was not loaded. The next run compiles it again")
+
+
+class FilesOfJob:
+    """The files that a job depends on, as they were before it: of its builds, its Python variants and this package.
+
+    A variant runs as the user who owns these files.  It could change what the next process loads.
+    """
+
+    def __init__(self, builds: Mapping[str | None, Mapping[str, str]], variants: tuple[Variant, ...]) -> None:
+        self._builds = builds  # by library, as `require_unchanged` needs them
+        sources = [path for variant in variants if variant.entry.kind == "python" for path in _sources_of(variant)]
+        self._before = {path: file_hash(path) for path in (*_package_files(), *sources)}
+
+    def require_unchanged(self) -> None:
+        """Raise `ChangedBuild` if one of the files has changed since."""
+        for path, sha256 in self._before.items():
+            if file_hash(path) != sha256:
+                raise ChangedBuild(f"{path} changed while the variant ran; run it again")
+        for library, file_hashes in self._builds.items():
+            for name, sha256 in file_hashes.items():
+                path = str(Path(library or "").with_name(name))
+                if file_hash(path) != sha256:
+                    raise ChangedBuild(f"{path} changed while the variant ran. The next run compiles it again")
+
+
+def _sources_of(variant: Variant) -> Iterator[str]:
+    """The modules, libraries and manifests in a variant's folder, at most `MOST_FILES`."""
+    paths = (path for path in Path(variant.folder).rglob("*") if path.suffix in SOURCE_SUFFIXES)
+    yield from sorted(str(path) for path, _ in zip(paths, range(MOST_FILES), strict=False))
+
+
+@functools.cache
+def _package_files() -> tuple[str, ...]:
+    """The files of this package that are not made while it runs."""
+    paths = (path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return tuple(sorted(str(path) for path in paths))

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.bundle.attest import attest_bundle
+from pytest_fa.bundle.attest import attest_bundle, replay_statement
 from pytest_fa.bundle.constraints import differences, read_constraints
-from pytest_fa.bundle.replay import REPLAY_LEVELS, replay_bundle, replay_text
+from pytest_fa.bundle.questions import REQUESTED_LEVELS, ReplaySelection
+from pytest_fa.bundle.replay import replay_bundle, replay_text
 from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.sigstore_signature import BadSignature, SignatureClaim, check_signature
 from pytest_fa.bundle.stamp import write_stamp
@@ -70,8 +71,14 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="run a bundle again; this compiles and runs the code in it")
     replay.add_argument("file", type=Path, help="repro_bundle_*.tar.gz")
     replay.add_argument(
-        "--level", choices=REPLAY_LEVELS, default=REPLAY_LEVELS[1], help="same code, same outcomes, or same gates"
+        "--level",
+        choices=REQUESTED_LEVELS,
+        default="right",
+        help="same code, same outcomes, same gates, or all that the bundle has; default: right",
     )
+    replay.add_argument("--variant", type=_globs, default=(), metavar="GLOB[,...]", help="only these variants")
+    replay.add_argument("--case", type=_globs, default=(), metavar="GLOB[,...]", help="only these judged cases")
+    replay.add_argument("--statement", type=Path, help="also write the result as an in-toto statement to this file")
     replay.add_argument("--use-libraries", action="store_true", help="compile nothing: run the libraries in the bundle")
     replay.add_argument("--folder", type=Path, help="a folder to work in, which must not exist; it is kept")
     replay.add_argument("--json", action="store_true", help="print one JSON object")
@@ -83,9 +90,22 @@ def _replay(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="fa-replay-") as scratch:
         folder = options.folder or Path(scratch) / "replay"
         folder.mkdir(parents=True)
-        replay = replay_bundle(options.file, options.level, folder.resolve(), _say, use_libraries=options.use_libraries)
+        replay = replay_bundle(
+            options.file,
+            options.level,
+            folder.resolve(),
+            _say,
+            use_libraries=options.use_libraries,
+            selection=ReplaySelection(options.variant, options.case),
+        )
+    if options.statement:
+        options.statement.write_bytes(replay_statement(options.file, replay))
     _print(to_json(replay).decode() if options.json else replay_text(replay))
     return REPLAY_STATUS[replay.answer]
+
+
+def _globs(word: str) -> tuple[str, ...]:
+    return tuple(glob for glob in word.split(",") if glob)
 
 
 def _say(line: str) -> None:

@@ -5,6 +5,7 @@ Unlike `verify`, this compiles and runs the kernels of the bundle, which may be 
 build  compile every variant again: is the machine code the same?
 right  run every judged case again: are the inputs and the outcomes the same?
 fast   ask every gate again: is the verdict the same?  Stored microseconds are never compared.
+all    every level for which the bundle has something
 """
 
 from __future__ import annotations
@@ -20,8 +21,16 @@ from typing import Literal, get_args
 import msgspec
 
 from pytest_fa.bundle.archive import read_archive
-from pytest_fa.bundle.bundle_manifest import MANIFEST, BundleManifest, builds_of, compilers_of, read_manifest
+from pytest_fa.bundle.bundle_manifest import (
+    MANIFEST,
+    BuildFacts,
+    BundleManifest,
+    builds_of,
+    compilers_of,
+    read_manifest,
+)
 from pytest_fa.bundle.libraries import LIBRARIES
+from pytest_fa.bundle.questions import ReplayLevel, ReplaySelection, RequestedLevel, commands_of, levels_of
 from pytest_fa.bundle.verify import verify_bundle
 from pytest_fa.errors import FaError
 from pytest_fa.records.files import read_record_file
@@ -29,13 +38,12 @@ from pytest_fa.records.gated import Gate
 from pytest_fa.records.record import Environment, Record
 from pytest_fa.records.text import printable
 
-ReplayLevel = Literal["build", "right", "fast"]
-REPLAY_LEVELS: tuple[ReplayLevel, ...] = get_args(ReplayLevel)
 # The answer of a replay is the first of these that any of its items has.
 Answer = Literal["NOT REPRODUCED", "NOT COMPARABLE", "INCONCLUSIVE", "REPRODUCED"]
 ANSWERS: tuple[Answer, ...] = get_args(Answer)
 MOST_SECONDS = 4 * 3600.0
 MANIFEST_NAME = "variant.yaml"
+EVERYTHING = ReplaySelection()
 ResultKey = tuple[str, str]  # the kind and the id of a record
 
 
@@ -52,18 +60,30 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """The result of a replay.  `digest` is that of the replayed bundle, `environment` that of this machine."""
+    """The result of a replay.
+
+    `digest` is that of the replayed bundle, `source_tree` the id of its source files, `environment` that of this
+    machine.  `selection` says which part of the bundle was replayed.
+    """
 
     file: str
     digest: str
-    level: ReplayLevel
+    level: RequestedLevel
     answer: Answer
     items: tuple[Replayed, ...]
     environment: Environment | None
+    source_tree: str = ""
+    selection: ReplaySelection = EVERYTHING
 
 
 def replay_bundle(
-    path: Path, level: ReplayLevel, folder: Path, say: Callable[[str], None], *, use_libraries: bool = False
+    path: Path,
+    level: RequestedLevel,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    use_libraries: bool = False,
+    selection: ReplaySelection = EVERYTHING,
 ) -> Replay:
     """Verify a bundle, unpack its source into `folder`, run it there, and compare the new records with its own.
 
@@ -76,27 +96,52 @@ def replay_bundle(
         raise CannotReplay(f"{path.name} is broken ({first.step}: {first.text}); see `verify`")
     source = folder / "source"
     manifest = _unpack(path, source)
-    claimed = read_record_file(source / manifest.records).records
-    commands = list(_commands(level, claimed))
+    claimed = [each for each in read_record_file(source / manifest.records).records if selection.has_record(each)]
+    levels = levels_of(level, claimed, use_libraries=use_libraries)
+    commands = [command for each in levels for command in commands_of(each, claimed)]
     if not commands:
-        raise CannotReplay(f"{path.name} has nothing to replay at level {level}")
+        raise CannotReplay(f"{path.name} has nothing to replay at level {level}{_of_selection(selection)}")
     cache_words = _cache_words(path, level, folder, use_libraries=use_libraries)
     new: list[Record] = []
     for number, command in enumerate(commands, start=1):
         say(f"run {number} of {len(commands)}: pytest {' '.join(command)}")
         new += _run([*cache_words, *command], source, folder, number)
-    items = tuple(_compare(level, manifest, claimed, new))
+    manifest = msgspec.structs.replace(manifest, builds=_selected_builds(manifest, selection))
+    items = tuple(item for each in levels for item in _compare(each, manifest, claimed, new))
+    return Replay(
+        file=path.name,
+        digest=verification.digest,
+        level=level,
+        answer=_answer_of(items),
+        items=items,
+        environment=new[0].environment if new else None,
+        source_tree=verification.source_tree,
+        selection=selection,
+    )
+
+
+def _answer_of(items: Iterable[Replayed]) -> Answer:
     answers = {item.answer for item in items}
-    answer: Answer = next((each for each in ANSWERS if each in answers), "NOT COMPARABLE")
-    environment = new[0].environment if new else None
-    return Replay(path.name, verification.digest, level, answer, items, environment)
+    return next((each for each in ANSWERS if each in answers), "NOT COMPARABLE")
+
+
+def _selected_builds(manifest: BundleManifest, selection: ReplaySelection) -> dict[str, BuildFacts]:
+    """The builds of the selected variants; a build is named VARIANT/ARCHITECTURE."""
+    return {name: facts for name, facts in manifest.builds.items() if selection.has_variant(name.rpartition("/")[0])}
+
+
+def _of_selection(selection: ReplaySelection) -> str:
+    words = {"--variant": selection.variants, "--case": selection.cases}
+    text = " ".join(f"{option}={','.join(globs)}" for option, globs in words.items() if globs)
+    return f" with {text}" if text else ""
 
 
 def replay_text(replay: Replay) -> str:
     """Return one line for each item that was not reproduced, and the answer last."""
     lines = [f"{item.answer} {item.name}: {item.reason}" for item in replay.items if item.answer != "REPRODUCED"]
     counts = [f"{count} {name}" for name in ANSWERS if (count := sum(item.answer == name for item in replay.items))]
-    return "\n".join([*lines, f"{replay.answer} {replay.file} at level {replay.level}: {', '.join(counts)}"])
+    where = f"at level {replay.level}{_of_selection(replay.selection)}"
+    return "\n".join([*lines, f"{replay.answer} {replay.file} {where}: {', '.join(counts)}"])
 
 
 def _unpack(path: Path, source: Path) -> BundleManifest:
@@ -116,7 +161,7 @@ def _unpack(path: Path, source: Path) -> BundleManifest:
     return read_manifest(manifests[0])
 
 
-def _cache_words(path: Path, level: ReplayLevel, folder: Path, *, use_libraries: bool) -> list[str]:
+def _cache_words(path: Path, level: RequestedLevel, folder: Path, *, use_libraries: bool) -> list[str]:
     """The options that say where builds come from: an empty cache, or the libraries of the bundle."""
     if not use_libraries:
         return [f"--fa-cache={folder / 'cache'}"]
@@ -129,37 +174,6 @@ def _cache_words(path: Path, level: ReplayLevel, folder: Path, *, use_libraries:
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
-
-
-def _commands(level: ReplayLevel, claimed: Iterable[Record]) -> Iterator[list[str]]:
-    """The options of each pytest run, without those that are the same for all of them."""
-    if level == "build":
-        builds = {build.variant: build for record in claimed for build in record.builds}
-        arches = {build.arch for record in claimed for build in record.builds}
-        if builds:
-            yield [f"--fa-variant={','.join(sorted(builds))}", f"--fa-arch={','.join(sorted(arches))}", "--fa-static"]
-    elif level == "right":
-        cases: dict[str, list[str]] = {}
-        for record in claimed:
-            if record.kind == "correct" and record.case:
-                cases.setdefault(record.variant, []).append(record.case.id)
-        by_cases: dict[tuple[str, ...], list[str]] = {}
-        for variant, ids in cases.items():
-            by_cases.setdefault(tuple(sorted(ids)), []).append(variant)
-        for case_ids, variants in by_cases.items():
-            yield [f"--fa-variant={','.join(variants)}", f"--fa-case={','.join(case_ids)}", "-k", "test_correct"]
-    else:
-        for record in claimed:
-            if record.gate is not None:
-                yield [f"--fa-variant={record.variant}", *_question(record.gate), "-k", "test_gate"]
-
-
-def _question(gate: Gate) -> list[str]:
-    shapes = dict.fromkeys(pair.samples.shape_id for pair in gate.pairs)
-    baselines = dict.fromkeys(pair.samples.baseline for pair in gate.pairs)
-    words = [f"--fa-gate={gate.ratio:g}", f"--fa-case={','.join(f'{shape}-seed0' for shape in shapes)}"]
-    is_sdpa = all(name.startswith("sdpa_") for name in baselines)
-    return words if is_sdpa else [*words, f"--fa-gate-baseline={next(iter(baselines))}"]
 
 
 def _run(command: list[str], source: Path, folder: Path, number: int) -> list[Record]:

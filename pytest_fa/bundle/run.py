@@ -33,7 +33,7 @@ from pytest_fa.records.environment import read_environment
 from pytest_fa.records.log import read_records
 from pytest_fa.records.source import read_source
 
-NOT_SOURCE = frozenset({".git", "artifacts", "build", "dist", "__pycache__"})
+NOT_SOURCE = frozenset({"artifacts", "build", "dist", "site"})  # in the top folder
 KEPT_DOT_NAMES = frozenset({".ci", ".github", ".gitignore"})
 LARGEST_SOURCE_BYTES = 2**20  # of a file that git does not track
 
@@ -109,8 +109,8 @@ def make_bundle(
 
 
 def _results(folder: Path, artifacts: Path, records: Path) -> dict[str, PackedFile]:
-    """Return the files directly in `artifacts`, without earlier bundles, and this run's record file."""
-    bundle_names = ("manifest.yaml", "repro_bundle_")
+    """Return the files directly in `artifacts`, without bundles and their replays, and this run's record file."""
+    bundle_names = ("manifest.yaml", "repro_bundle_", "replay_")
     paths = [path for path in artifacts.iterdir() if path.is_file() and not path.name.startswith(bundle_names)]
     return {str(path.relative_to(folder)): PackedFile(path.read_bytes()) for path in (*paths, records)}
 
@@ -157,7 +157,8 @@ def _git_files(folder: Path, *options: str) -> list[str]:
 def _walk(folder: Path, prefix: str = "") -> Iterator[str]:
     for path in folder.iterdir():
         hidden = path.name.startswith(".") and path.name not in KEPT_DOT_NAMES
-        if hidden or path.name in NOT_SOURCE or path.name.endswith(".egg-info"):
+        is_output = path.name == "__pycache__" or path.name.endswith(".egg-info")
+        if hidden or is_output or (not prefix and path.name in NOT_SOURCE):
             continue
         if path.is_dir() and not path.is_symlink():
             yield from _walk(path, f"{prefix}{path.name}/")

@@ -159,13 +159,18 @@ class Agent:
         """Make one call without waiting; return its output, copied to `call.out` if the function allocated it."""
         called = forward or self._forward_for(call)
         q, k, v, out = (self._tensor(view) for view in (call.q, call.k, call.v, call.out))
-        return written(called(q, k, v, scale=call.scale, causal=call.causal, out=out), out)
+        return written(called(q, k, v, scale=call.scale, causal=call.causal, out=out, **self._lse_of(call)), out)
+
+    def _lse_of(self, call: CallViews, shift: int = 0) -> dict[str, torch.Tensor]:
+        """The keyword for the log-sum-exp, if it is requested: a variant that returns none has no such parameter."""
+        return {"lse": shifted(self._tensor(call.lse), shift)} if call.lse else {}
 
     def _call(self, command: MakeCall) -> Done:
         self._disturb(command.before)
         with nvtx_range(command.range_name) if command.range_name else nullcontext():
-            self._launch(command.call)
+            out = self._launch(command.call)
         synchronize(self.device)
+        synchronize(out.device)  # a call may be on another device than the current one
         return Done()
 
     def _repeat(self, command: Repeat) -> Done:
@@ -173,10 +178,11 @@ class Agent:
         q, k, v = (self._tensor(view) for view in (call.q, call.k, call.v))
         first = self._tensor(call.out)
         outs = [shifted(first, index * command.step) for index in range(command.count)]
-        for out, before in zip(outs, itertools.cycle(command.before), strict=False):
+        lses = [self._lse_of(call, index * command.lse_step) for index in range(command.count)]
+        for out, lse, before in zip(outs, lses, itertools.cycle(command.before), strict=False):
             if before:
                 self._disturb(before)
-            result = forward(q, k, v, scale=call.scale, causal=call.causal, out=out)
+            result = forward(q, k, v, scale=call.scale, causal=call.causal, out=out, **lse)
             if result is not out:
                 written(result, out)
         synchronize(self.device)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from pytest_fa.candidate.agent import Opening, load_variant
@@ -39,7 +40,8 @@ from pytest_fa.candidate.lending import Lending, OtherProcess, SameProcess
 from pytest_fa.candidate.shared_memory import NoSharedMemory, map_on_gpu, mapped_bytes_on_gpu, unmap_on_gpu
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
-from pytest_fa.errors import FaError, WrongResult
+from pytest_fa.errors import FaError, Tampering
+from pytest_fa.run.device import synchronize
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import Inputs
@@ -112,11 +114,23 @@ class Candidate:
         """Have the arguments of a series made."""
         self.ask(Prepare(name, series, cpu_threads))
 
-    def timed(self, command: Run | ReplaySeries | Cold, meanwhile: Callable[[], object] | None = None) -> CommandTimes:
-        """Have a command carried out, and time it from outside, until its answer has arrived."""
+    def timed(
+        self,
+        command: Run | ReplaySeries | Cold,
+        meanwhile: Callable[[], object] | None = None,
+        copy_outputs: Callable[[tuple[Allocated | None, ...]], object] | None = None,
+    ) -> CommandTimes:
+        """Have a command carried out, and time it from outside.
+
+        The answer alone does not stop the clock: `copy_outputs` then copies outputs to memory of this process, and the
+        clock stops when these copies are complete.  It gets the places of outputs that the function allocated.
+        """
         self.before_launch()
         start = time.perf_counter_ns()
         done = self._connection.ask(command, self.limit_seconds, meanwhile=meanwhile)
+        if copy_outputs:
+            copy_outputs(done.allocated)
+            synchronize(self.device)
         return CommandTimes((time.perf_counter_ns() - start) / 1000, done.inside_us, done.allocated)
 
     def capture(self, name: str, *, reads_nodes: bool = False) -> Done:
@@ -140,14 +154,14 @@ class Candidate:
         self.ask(Forget())
 
     def _map(self, place: Allocated, like: torch.Tensor) -> torch.Tensor:
-        """A tensor like `like` in the candidate's own memory.  Raises `WrongResult` if it is not all mapped."""
+        """A tensor like `like` in the candidate's own memory.  Raises `Tampering` if it is not all mapped."""
         if place.handle not in self._mapped:
             self._mapped[place.handle] = map_on_gpu(place.handle, place.size_bytes, self.device)
         data = self._mapped[place.handle]
         steps = zip(like.shape, place.strides, strict=True)
         end = place.offset_bytes + (1 + sum((size - 1) * stride for size, stride in steps)) * like.element_size()
         if place.offset_bytes < 0 or min(place.strides) < 0 or end > min(mapped_bytes_on_gpu(data), place.size_bytes):
-            raise WrongResult("output", "the output that the function allocated lies outside its memory")
+            raise Tampering("output", "the output that the function allocated lies outside its memory")
         empty = torch.empty(0, dtype=like.dtype, device=self.device)
         offset = place.offset_bytes // like.element_size()
         return empty.set_(data.untyped_storage(), offset, like.shape, place.strides)
@@ -167,11 +181,12 @@ class Candidate:
         scale: float,
         causal: str = "none",
         out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Make one call and wait for it; `Forward` says the rest."""
         if out is None:
             raise FaError("a call of a candidate needs an output")
-        self.call(Inputs(q, k, v, scale, causal), out)
+        self.call(Inputs(q, k, v, scale, causal), out, lse=lse)
         return out
 
     def call(
@@ -180,19 +195,22 @@ class Candidate:
         out: torch.Tensor,
         before: tuple[Disturbance, ...] = (),
         range_name: str | None = None,
+        lse: torch.Tensor | None = None,  # [batch, heads, seq_q] float32
     ) -> None:
         """Make one call and wait for it.  Afterwards `out`, and whatever else it wrote, is in the judge's tensors."""
-        self._with_call(inputs, out, lambda views: self.ask(MakeCall(views, before, range_name)))
+        self._with_call(inputs, out, lambda views: self.ask(MakeCall(views, before, range_name)), lse)
 
     def repeat(
         self,
         inputs: Inputs,
         outs: torch.Tensor,  # [calls, batch, heads, seq_q, head_dim or seq_k], in memory from `lending.allocate`
         before: tuple[tuple[Disturbance, ...], ...],
+        lses: torch.Tensor | None = None,  # [calls, batch, heads, seq_q] float32, in such memory, too
     ) -> None:
         """Make one call for each output, and wait for them."""
         count, step = len(outs), outs.stride(0)
-        self._with_call(inputs, outs[0], lambda call: self.ask(Repeat(call, count, step, before)))
+        first, lse_step = (None, 0) if lses is None else (lses[0], lses.stride(0))
+        self._with_call(inputs, outs[0], lambda call: self.ask(Repeat(call, count, step, before, lse_step)), first)
 
     def operators_of(self, inputs: Inputs, out: torch.Tensor) -> tuple[str, ...]:
         """Make one call and return the names of torch's operators that ran in it."""
@@ -216,22 +234,27 @@ class Candidate:
         self.ask(ReplayCall())
 
     def views_of(
-        self, inputs: Inputs, out: torch.Tensor, allocate: Callable[[int], torch.Tensor] | None = None
+        self,
+        inputs: Inputs,
+        out: torch.Tensor,
+        allocate: Callable[[int], torch.Tensor] | None = None,
+        lse: torch.Tensor | None = None,  # [batch, heads, seq_q] float32
     ) -> CallViews:
         """The views of a call's arguments, with a workspace if the variant needs one.
 
         `allocate` makes a workspace of a size in bytes; without it, each call has a new one, or a guarded one.
         """
-        q, k, v, output = self.lending.lend((inputs.q, inputs.k, inputs.v, out))
-        views = CallViews(q, k, v, output, inputs.scale, inputs.causal)
+        wanted = [] if lse is None else [lse]
+        q, k, v, output, *more = self.lending.lend((inputs.q, inputs.k, inputs.v, out, *wanted))
+        views = CallViews(q, k, v, output, inputs.scale, inputs.causal, lse=more[0] if more else None)
         size = self.ask(WorkspaceBytes(views)).size_bytes
         if not size:
             return views
         most = MOST_WORKSPACE_BYTES if self.device.type == "cuda" else 0
         if not 0 < size <= most:
             raise FaError(f"it asks for a workspace of {size} bytes; on {self.device}, at most {most} are allowed")
-        (workspace,) = self.lending.lend([allocate(size) if allocate else self.workspaces(size, self.device)])
-        return CallViews(q, k, v, output, inputs.scale, inputs.causal, workspace)
+        (workspace,) = self.lending.lend([allocate(size) if allocate else self.workspaces(size, inputs.q.device)])
+        return msgspec.structs.replace(views, workspace=workspace)
 
     def end_job(self) -> None:
         """Let the candidate forget the job, and take its memory back."""
@@ -250,10 +273,16 @@ class Candidate:
             self._lending.close()
         self._lending = None
 
-    def _with_call(self, inputs: Inputs, out: torch.Tensor, use: Callable[[CallViews], object]) -> None:
+    def _with_call(
+        self,
+        inputs: Inputs,
+        out: torch.Tensor,
+        use: Callable[[CallViews], object],
+        lse: torch.Tensor | None = None,
+    ) -> None:
         self.before_launch()
         try:
-            use(self.views_of(inputs, out))
+            use(self.views_of(inputs, out, lse=lse))
         finally:
             self.lending.take_back()
 

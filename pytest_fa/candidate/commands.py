@@ -29,7 +29,10 @@ class View(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallViews(msgspec.Struct, frozen=True, array_like=True):
-    """The arguments of one call.  `workspace`, [bytes] uint8, is for a kernel that asked for one."""
+    """The arguments of one call.  `workspace`, [bytes] uint8, is for a kernel that asked for one.
+
+    `lse`, [batch, heads, seq_q] float32, is None unless the log-sum-exp is requested.
+    """
 
     q: View
     k: View
@@ -38,10 +41,11 @@ class CallViews(msgspec.Struct, frozen=True, array_like=True):
     scale: float
     causal: str
     workspace: View | None = None
+    lse: View | None = None
 
-    def writing(self, out: View) -> CallViews:
-        """The same call with another output."""
-        return msgspec.structs.replace(self, out=out)
+    def writing(self, out: View, lse: View | None = None) -> CallViews:
+        """The same call with another output and log-sum-exp."""
+        return msgspec.structs.replace(self, out=out, lse=lse)
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -104,6 +108,8 @@ class MakeCall(msgspec.Struct, frozen=True, tag="call"):
 class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
     """Make `count` calls.  Call i writes the output that begins `i * step` elements after that of `call`.
 
+    Its log-sum-exp, if there is one, begins `i * lse_step` elements after that of `call`.
+
     `before[i % len(before)]` runs before call i.
     """
 
@@ -111,6 +117,7 @@ class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
     count: int
     step: int
     before: tuple[tuple[Disturbance, ...], ...]
+    lse_step: int = 0
 
 
 class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
@@ -252,7 +259,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 Ending = Literal["crashed", "hung", "failed"]  # how a process was lost
-ProblemKind = Literal["unsupported", "launch_failed", "device_error", "wrong", "cannot_capture", "failed"]
+ProblemKind = Literal["unsupported", "launch_failed", "device_error", "wrong", "cheat", "cannot_capture", "failed"]
 
 
 class CallProblem(msgspec.Struct, frozen=True, tag="problem"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 from collections.abc import Callable
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from pytest_fa.candidate.commands import (
     decode_candidate_answer,
     encode_command,
 )
-from pytest_fa.errors import DeviceLost, FaError, LaunchError, UnsupportedCase, WrongResult
+from pytest_fa.errors import DeviceLost, FaError, LaunchError, Tampering, UnsupportedCase, WrongResult
 from pytest_fa.records.text import printable
 from pytest_fa.run.graphs import CannotCapture
 
@@ -128,6 +129,8 @@ class Remote:
         if not self._channel.wait(0):  # only the process has ended; another one may hold its socket
             raise EOFError
         data = self._channel.receive()
+        if self._pidfd is not None and select.select([self._pidfd], [], [], 0)[0]:
+            raise EOFError  # a child of it answers in its place
         if data[:NUMBER_BYTES] != number:
             raise Garbage("it answers no command")
         return decode_candidate_answer(data[NUMBER_BYTES:])
@@ -146,6 +149,8 @@ def _exception(problem: CallProblem) -> Exception:
             raised = DeviceLost(message)
         case "wrong":
             raised = WrongResult(problem.caught_by, message)
+        case "cheat":
+            raised = Tampering(problem.caught_by, message)
         case "cannot_capture":
             raised = CannotCapture(message)
         case "failed":

@@ -24,6 +24,7 @@ from pytest_fa.candidate.shared_memory import (
     free_on_gpu,
     view_of,
 )
+from pytest_fa.run.device import synchronize
 
 Send = Callable[[Attach | Detach, int | None], object]  # a command, and a descriptor that goes beside it
 MOST_KEPT_BYTES = 2**30  # of shared memory that stays for the next job
@@ -105,11 +106,11 @@ class OtherProcess:
 
     def take_back(self) -> None:
         """Copy what was lent back into the judge's tensors."""
-        for private, shared, number in self._lent:
+        for private, shared, _ in self._lent:
             private.copy_(shared[: len(private)])
-            self._release(number)
-        self._lent.clear()
         self._wait()
+        while self._lent:
+            self._release(self._lent.pop()[2])
 
     def end_job(self) -> None:
         """Give up what was allocated and lent.  Up to 1 GiB stays mapped for the next job."""
@@ -165,5 +166,5 @@ class OtherProcess:
 
     def _wait(self) -> None:
         """Wait for copies: the other process's work does not wait for this one's."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        for device in {self._device, *(private.device for private, _, _ in self._lent)}:
+            synchronize(device)

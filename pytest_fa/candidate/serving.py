@@ -18,7 +18,8 @@ from pytest_fa.candidate.commands import (
     encode_answer,
 )
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
-from pytest_fa.errors import DeviceLost, LaunchError, UnsupportedCase, WrongResult
+from pytest_fa.candidate.without_attention import replace_attention
+from pytest_fa.errors import DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
 from pytest_fa.run.device import is_alive
 from pytest_fa.run.graphs import CannotCapture
 
@@ -26,6 +27,7 @@ KINDS: dict[type[Exception], ProblemKind] = {
     UnsupportedCase: "unsupported",
     LaunchError: "launch_failed",
     DeviceLost: "device_error",
+    Tampering: "cheat",  # before WrongResult, which it is as well
     WrongResult: "wrong",
     CannotCapture: "cannot_capture",
 }
@@ -43,6 +45,12 @@ def serve_judge(channel: Channel) -> None:
             return
         number, command = data[:NUMBER_BYTES], data[NUMBER_BYTES:]
         channel.send(number + encode_answer(_answer(agent, command, channel.take_descriptor())))
+
+
+def serve_without_attention(channel: Channel) -> None:
+    """`serve_judge` in a process in which torch's own attention computes something else."""
+    replace_attention()
+    serve_judge(channel)
 
 
 def _answer(agent: Agent, data: bytes, descriptor: int | None) -> CandidateAnswer:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -107,48 +109,51 @@ class _DeviceBytes:
 
 def allocate_on_gpu(size_bytes: int, device: torch.device) -> Piece:
     """A new piece on a GPU.  Raises `NoSharedMemory` where CUDA cannot share memory between processes."""
-    driver = _driver(device)
-    status, address = driver.cuMemAlloc(size_bytes)
-    if int(status) == int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):  # torch may keep memory that no tensor uses
-        torch.cuda.empty_cache()
+    with _driver(device) as driver:
         status, address = driver.cuMemAlloc(size_bytes)
-    if int(status) != 0:
-        raise NoSharedMemory(f"{size_bytes} bytes of GPU memory cannot be allocated: {status!r}")
-    handle = _ok(driver.cuIpcGetMemHandle(address))
+        if int(status) == int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):  # torch may keep memory that no tensor uses
+            torch.cuda.empty_cache()
+            status, address = driver.cuMemAlloc(size_bytes)
+        if int(status) != 0:
+            raise NoSharedMemory(f"{size_bytes} bytes of GPU memory cannot be allocated: {status!r}")
+        handle = _ok(driver.cuIpcGetMemHandle(address))
     return Piece(_device_tensor(int(address), size_bytes, device), bytes(handle.reserved).hex())
 
 
 def free_on_gpu(piece: Piece) -> None:
     """Give the memory of a piece back.  No tensor may use it any more."""
-    driver = _driver(piece.data.device)
-    _ok(driver.cuMemFree(piece.data.data_ptr()))
+    with _driver(piece.data.device) as driver:
+        _ok(driver.cuMemFree(piece.data.data_ptr()))
 
 
 def map_on_gpu(handle: str, size_bytes: int, device: torch.device) -> torch.Tensor:
     """The bytes of another process's memory, [size_bytes] uint8.  Raises `NoSharedMemory`."""
-    driver = _driver(device)
-    ipc_handle = driver.CUipcMemHandle()
-    ipc_handle.reserved = bytes.fromhex(handle)
-    lazy = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-    return _device_tensor(int(_ok(driver.cuIpcOpenMemHandle(ipc_handle, lazy.value))), size_bytes, device)
+    with _driver(device) as driver:
+        ipc_handle = driver.CUipcMemHandle()
+        ipc_handle.reserved = bytes.fromhex(handle)
+        lazy = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        address = int(_ok(driver.cuIpcOpenMemHandle(ipc_handle, lazy.value)))
+    return _device_tensor(address, size_bytes, device)
 
 
 def mapped_bytes_on_gpu(data: torch.Tensor) -> int:
     """How many bytes are really mapped where `data` begins: another process may have claimed more."""
-    _, size_bytes = _ok_pair(_driver(data.device).cuMemGetAddressRange(data.data_ptr()))
+    with _driver(data.device) as driver:
+        _, size_bytes = _ok_pair(driver.cuMemGetAddressRange(data.data_ptr()))
     return int(size_bytes)
 
 
 def unmap_on_gpu(data: torch.Tensor) -> None:
     """Undo `map_on_gpu`."""
-    _ok(_driver(data.device).cuIpcCloseMemHandle(data.data_ptr()))
+    with _driver(data.device) as driver:
+        _ok(driver.cuIpcCloseMemHandle(data.data_ptr()))
 
 
 def handle_on_gpu(tensor: torch.Tensor) -> tuple[str, int, int]:
     """CUDA's handle of the allocation that a tensor lies in, its size, and the tensor's place in it, in bytes."""
-    driver = _driver(tensor.device)
-    base, size_bytes = _ok_pair(driver.cuMemGetAddressRange(tensor.data_ptr()))
-    handle = _ok(driver.cuIpcGetMemHandle(base))
+    with _driver(tensor.device) as driver:
+        base, size_bytes = _ok_pair(driver.cuMemGetAddressRange(tensor.data_ptr()))
+        handle = _ok(driver.cuIpcGetMemHandle(base))
     return bytes(handle.reserved).hex(), int(size_bytes), tensor.data_ptr() - int(base)
 
 
@@ -156,13 +161,16 @@ def _device_tensor(address: int, size_bytes: int, device: torch.device) -> torch
     return torch.as_tensor(_DeviceBytes(address, size_bytes), device=device)
 
 
-def _driver(device: torch.device) -> Any:  # noqa: ANN401  # cuda.bindings has no types
+@contextmanager
+def _driver(device: torch.device) -> Iterator[Any]:  # cuda.bindings has no types
+    """The driver's functions, while this device's context, which torch made, is the current one."""
     try:
         from cuda.bindings import driver  # noqa: PLC0415  # comes with torch's CUDA builds only
     except (ImportError, RuntimeError) as problem:
         raise NoSharedMemory(f"cuda.bindings cannot be used: {problem}") from problem
-    torch.cuda.current_stream(device).synchronize()  # makes torch's context the current one
-    return driver
+    with torch.cuda.device(device):
+        torch.cuda.current_stream(device).synchronize()  # makes the context, if this is its first use
+        yield driver
 
 
 def _ok_pair(result: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -99,7 +99,7 @@ def _call_problems(entry: Entry, supports: Supports, computes: Computes) -> Iter
     for word in ("q", "k") if computes == "scores" else ("q", "k", "v"):
         if not call.passes(word):
             yield f"entry.call does not pass {word!r}; add it to arguments or keywords"
-    if call.returns is not None and call.passes("out"):
+    if call.place_of("out") is not None and call.passes("out"):
         yield "entry.call passes 'out' and sets returns; use only one of the two"
     if call.contiguous and call.layout not in supports.layout:
         layouts = ", ".join(supports.layout)

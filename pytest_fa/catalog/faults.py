@@ -22,6 +22,7 @@ CHECKS = (
     "rms",
     "row rms",
     "gain",
+    "lse",
     "repeats",
     "delegation",
     "timed outputs",
@@ -50,8 +51,9 @@ REPEATS = 30
 class Fault(NamedTuple):
     """The check that must detect a wrong kernel, and whether no other check may.
 
-    `besides` names checks that may also detect it, on a GPU: Python code that reads its data on the host cannot be
-    captured in a CUDA graph.  `twin` is the correct kernel that a slower one is gated against.
+    `besides` names checks that may also detect it.  On a GPU, Python code that reads its data on the host cannot be
+    captured in a CUDA graph.  On a slow machine a sample is a single call, at the addresses of the sample before it.
+    `twin` is the correct kernel that a slower one is gated against.
     """
 
     caught_by: str
@@ -96,11 +98,17 @@ FAULTS: dict[str, Fault] = {
     "kept_by_address": Fault("new_data"),
     "kept_by_version": Fault("new_data"),
     "super_batch": Fault("new_data"),
-    "kept_up_to_sign": Fault("new_data", only=True, besides=("graph_capture",)),
+    "kept_up_to_sign": Fault("new_data", only=True, besides=("graph_capture", "timed outputs")),
     "kept_when_moved": Fault("timed outputs", only=True, besides=("graph_capture",)),
     "shape_kept_by_address": Fault("new_shape", only=True),
     "flickers": Fault("repeats", only=True),
     "calls_sdpa": Fault("delegation", only=True),
+    # the log-sum-exp of each row, beside a right output
+    "lse_log2": Fault("lse"),
+    "lse_unscaled": Fault("lse"),
+    "lse_without_max": Fault("lse"),
+    "lse_one_late": Fault("new_data"),
+    "lse_last_tile": Fault("lse"),
     # endings
     "raises": Fault("exception", only=True),
     "exits": Fault("isolation", only=True),
@@ -132,6 +140,8 @@ TWINS = (
     "twin_right_allocates",
     "twin_right_may_differ",
     "twin_right_float32",
+    "twin_right_lse",
+    "twin_right_lse_returned",
     "cuda_twin",
     "cuda_twin_workspace",
 )

@@ -22,6 +22,7 @@ from pytest_fa.catalog.grammar import (
     name_problem,
 )
 from pytest_fa.catalog.probe import probe_problem, read_cases
+from pytest_fa.catalog.returns import returns_problem
 from pytest_fa.catalog.variant import (
     ARCHES,
     FEW,
@@ -32,6 +33,7 @@ from pytest_fa.catalog.variant import (
     Entry,
     InstructionLimit,
     Limits,
+    Returns,
     Role,
     Rounding,
     Sanitizer,
@@ -73,6 +75,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deterministic: bool | None = None
     omits: str | None = None
     suppressions: dict[Sanitizer, Suppression] | None = None
+    returns: Annotated[tuple[Returns, ...], SOME] | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,8 +98,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     tolerance: Tolerance = "same_precision"
     deterministic: bool = True
+    optional: bool = False
     omits: str = ""
     suppressions: dict[Sanitizer, Suppression] = {}
+    returns: Annotated[tuple[Returns, ...], SOME] = ("out",)
     variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1, max_length=256)] | None = None
 
 
@@ -185,13 +190,18 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         computes=manifest.computes,
         cases=read_cases(manifest.cases if member.cases is None else member.cases, manifest.computes),
         any_arch=manifest.arch is None,
+        optional=manifest.optional,
+        returns=manifest.returns if member.returns is None else member.returns,
     )
     if "tf32" in variant.rounds and "fp32" not in supports.dtype:
         raise ManifestError(
             f"{folder / MANIFEST_NAME}: {name}: rounds has 'tf32', which applies to fp32; supports.dtype is "
             f"{', '.join(supports.dtype)}; add fp32 or drop 'tf32'"
         )
-    if problem := probe_problem(variant):
+    if variant.optional and variant.role != "baseline":
+        values = f"optional is true, role is {variant.role!r}"
+        raise ManifestError(f"{folder / MANIFEST_NAME}: {name}: {values}; optional needs role 'baseline'")
+    if problem := probe_problem(variant) or returns_problem(variant):
         raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
     # The output of a variant that omits a phase is not checked, so it must be an ablation and name its parent.
     if variant.omits and (variant.role != "ablation" or variant.parent is None):

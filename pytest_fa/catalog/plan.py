@@ -8,11 +8,13 @@ from functools import cached_property
 import msgspec
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.claims import claim_cases
 from pytest_fa.catalog.discover import Catalog
+from pytest_fa.catalog.exploits import EXPLOITS, HONEST_TWINS
 from pytest_fa.catalog.faults import FAULTS, TWINS
 from pytest_fa.catalog.fit import Fits, cases_for
 from pytest_fa.catalog.properties import properties_of, sanitizer_case
-from pytest_fa.catalog.variant import COMPANION_ROLES, BrokenVariant, Device, Variant
+from pytest_fa.catalog.variant import BrokenVariant, Device, Variant
 
 AnyVariant = Variant | BrokenVariant
 
@@ -21,9 +23,10 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
     """The variants and cases of one run.
 
     `chosen` are the selected variants.  `companions` are the baselines and launch-overhead variants, which are timed on
-    every timed shape.  With `cases_are_named`, the option `--fa-case` selected the cases, and no other case is run.
-    `fits` lists the parameters of a case that may be changed to what a variant supports.  `gpu` tells whether this
-    machine has a GPU.
+    every timed shape; an optional baseline is none.  With `cases_are_named`, the option `--fa-case` selected the cases,
+    and no other case is run.  `fits` lists the parameters of a case that may be changed to what a variant supports.
+    `gpu` tells whether this machine has a GPU.  With `judges_claims`, cases are added for all that a manifest claims to
+    support; with `dtypes`, only those of these dtypes.
 
     Every test function reads the plan during collection, so each list of pairs is computed once.
     """
@@ -35,6 +38,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
     sanitizers: tuple[str, ...] = ()
     fits: Fits = ()
     gpu: bool = False
+    judges_claims: bool = False
+    dtypes: tuple[str, ...] = ()
 
     def cases_of(self, variant: Variant) -> tuple[Case, ...]:
         """Return the run's cases, adapted to `variant`.  Variants that support the same share one tuple."""
@@ -74,11 +79,31 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
         """The pairs of `test_correct`: each judged variant with each case."""
         return [(variant, case) for variant in self._judged for case in self.cases_of(variant)]
 
+    @cached_property
+    def claims(self) -> list[tuple[Variant, Case]]:
+        """The pairs that `test_correct` judges besides `checks`, for what manifests claim to support."""
+        if not self.judges_claims:
+            return []
+        pairs: list[tuple[Variant, Case]] = []
+        for variant in self._judged:
+            cases = self.cases_of(variant)
+            seed = cases[0].seed if cases else 0
+            pairs += [(variant, case) for case in claim_cases(variant, cases, seed, self.dtypes)]
+        return pairs
+
+    def is_claim(self, variant: Variant, case: Case) -> bool:
+        """Return whether a case was added for what the variant's manifest claims."""
+        return (variant.name, case) in self._claim_keys
+
+    @cached_property
+    def _claim_keys(self) -> frozenset[tuple[str, Case]]:
+        return frozenset((variant.name, case) for variant, case in self.claims)
+
     @property
     def ids_with_seeds(self) -> dict[str, list[str]]:
-        """The parameters of a test id of `checks` without the seed -> those with each seed."""
+        """The parameters of a test id of `test_correct` without the seed -> those with each seed."""
         ids: dict[str, list[str]] = {}
-        for variant, case in self.checks:
+        for variant, case in (*self.checks, *self.claims):
             ids.setdefault(f"{variant.name}-{case.shape_id}", []).append(f"{variant.name}-{case.id}")
         return ids
 
@@ -140,8 +165,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
 
     @cached_property
     def faults(self) -> list[Variant]:
-        """The variants of the self-test: wrong kernels and their correct twins."""
-        return [variant for variant in self.runnable if variant.name in FAULTS or variant.name in TWINS]
+        """The variants of the self-test: wrong kernels, exploits, and correct twins of both."""
+        names = {*FAULTS, *TWINS, *EXPLOITS, *HONEST_TWINS}
+        return [variant for variant in self.runnable if variant.name in names]
 
     @cached_property
     def runnable(self) -> list[Variant]:
@@ -185,5 +211,5 @@ def make_plan(
     gpu: bool = False,
 ) -> Plan:
     """Return the plan for the chosen variants and cases."""
-    companions = [variant for variant in catalog.variants.values() if variant.role in COMPANION_ROLES]
+    companions = [variant for variant in catalog.variants.values() if variant.runs_beside_others]
     return Plan(chosen, tuple(companions), cases, cases_are_named, sanitizers, fits, gpu)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.claims import FEWER, HEADS, KV_HEADS, claims_of, covering, least_lengths
 from pytest_fa.catalog.variant import Device, Variant
 
 # Name to promise.  `judge.properties` has the code; docs/correctness.md repeats the texts.
@@ -49,6 +48,9 @@ MAY_REFUSE = frozenset(
     )
 )
 
+# Properties that merge batches with heads, which the layout bshd does not allow.
+NEEDS_BHSD = frozenset(("new_shape",))
+
 SEQUENCE = 150  # more than two tiles of 64, and not a multiple of a tile
 TILE = 64  # for sanitizer cases, if the manifest defines no tile size
 LEAST_TILES = 3  # along queries and along keys, for sanitizer cases
@@ -79,18 +81,37 @@ def property_case(variant: Variant, sequence: int = SEQUENCE) -> Case:
     )
 
 
+def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) -> Case:
+    """Return the case on which a property of a variant is tested; with `dtypes`, of one of these dtypes.
+
+    The properties of a candidate take turns at what its manifest supports: the first has the case of `property_case`,
+    and any dtype, head_dim, mask, layout and grouping is that of at least one property.
+    """
+    case, supports = property_case(variant), variant.supports
+    claims = covering(claims_of(variant, dtypes)) if variant.role == "candidate" and not variant.cases else []
+    if not claims:
+        return case
+    claim = claims[tuple(PROPERTIES).index(name) % len(claims)]
+    is_shifted = claim.causal == "bottom_right"
+    seq_q, seq_k = least_lengths(variant, FEWER if is_shifted else SEQUENCE, SEQUENCE)
+    return msgspec.structs.replace(
+        case,
+        dtype=claim.dtype,
+        head_dim=claim.head_dim,
+        causal=claim.causal,
+        heads=HEADS if claim.is_grouped else case.heads,
+        kv_heads=KV_HEADS if claim.is_grouped else case.heads,
+        seq_q=seq_q,
+        seq_k=seq_k,
+        layout="bhsd" if name in NEEDS_BHSD and "bhsd" in supports.layout else claim.layout,
+    )
+
+
 def sanitizer_case(variant: Variant) -> Case:
     """Return the smallest supported case with three full tiles of queries and keys, and a partial one if supported."""
     tiles = [variant.defines.get(name) for name in ("BLOCK_M", "BLOCK_N")]
     tile = max((size for size in tiles if isinstance(size, int)), default=TILE)
     return msgspec.structs.replace(property_case(variant, LEAST_TILES * tile + 1), batch=1, heads=2, kv_heads=2)
-
-
-def least_lengths(variant: Variant, sequence: int) -> tuple[int, int]:
-    """Return the smallest supported numbers of queries and of keys that are at least `sequence`."""
-    supports = variant.supports
-    keys = max(sequence, supports.seq_k_min)
-    return _round_up(sequence, supports.seq_q_multiple_of), _round_up(keys, supports.seq_k_multiple_of)
 
 
 def applies(name: str, variant: Variant, device: Device) -> bool:
@@ -100,7 +121,3 @@ def applies(name: str, variant: Variant, device: Device) -> bool:
     if name == "first_call_in_capture" and variant.entry.kind != "cuda":
         return False
     return device == "cuda" or name not in ON_GPU
-
-
-def _round_up(count: int, multiple: int) -> int:
-    return math.ceil(count / multiple) * multiple

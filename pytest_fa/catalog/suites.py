@@ -43,7 +43,7 @@ EDGE_SHAPES = (
     "b1h2s1023d64-bf16-causal",
 )
 
-# With 16 heads, there are enough tiles for every SM of a large GPU.  The last two shapes have so few tiles that their
+# With 16 heads, there are enough tiles for every SM of a large GPU.  The last four shapes have so few tiles that their
 # number matters.
 LONG_SHAPES = (
     *(
@@ -52,8 +52,8 @@ LONG_SHAPES = (
         for head_dim in (64, 128)
         for mask in ("", "-causal")
     ),
-    "b1h8s2048d64-fp16",
-    "b1h8s4096d64-fp16",
+    *(f"b2h16s4096d{head_dim}-bf16{mask}" for head_dim in (64, 128) for mask in ("", "-causal")),
+    *(f"b1h8s{length}d64-fp16{mask}" for length in (2048, 4096) for mask in ("", "-causal")),
 )
 
 # Few queries and many keys.  The first nine shapes are those of the comparison in kernels/README.md; up to 4096 keys of

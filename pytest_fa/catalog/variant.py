@@ -40,32 +40,42 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seq_k_min: Count = 1
 
 
+Returns = Literal["out", "lse"]  # lse: the log-sum-exp of each row
+
+
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A constant text argument; plain words such as `q` or `scale` name what is passed."""
 
     constant: str
 
 
-Argument = Literal["q", "k", "v", "out", "scale", "causal"] | int | float | bool | Constant | None
+Argument = Literal["q", "k", "v", "out", "lse", "scale", "causal"] | int | float | bool | Constant | None
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to call a function whose signature is not that of `fa_forward`.
 
-    `arguments` and `keywords` hold constants and the words q, k, v, out, scale and causal (passed as true or false).
-    `layout` is the order of the tensors' axes; with `contiguous`, the function takes only contiguous tensors.  If `out`
-    is not passed, the function returns its output: one tensor, or a tuple whose item number `returns` is the output.
+    `arguments` and `keywords` hold constants and the words q, k, v, out, lse, scale and causal (passed as true or
+    false).  `layout` is the order of the tensors' axes; with `contiguous`, the function takes only contiguous tensors.
+    If `out` is not passed, the function returns its output: one tensor, or a tuple whose item number `returns` is the
+    output.  As a list, `returns` names the items of the tuple: out, lse, or null for others.
     """
 
     arguments: tuple[Argument, ...] = ("q", "k", "v")
     keywords: dict[str, Argument] = {}
     layout: Layout = "bhsd"
     contiguous: bool = False
-    returns: Count | None = None
+    returns: Count | tuple[Returns | None, ...] | None = None
 
     def passes(self, word: str) -> bool:
-        """Return whether `word` (q, k, v, out, scale or causal) is passed to the function."""
+        """Return whether `word` (q, k, v, out, lse, scale or causal) is passed to the function."""
         return word in (*self.arguments, *self.keywords.values())
+
+    def place_of(self, word: Returns) -> int | None:
+        """Return the index of the output or the log-sum-exp in what the function returns; None if it is not there."""
+        if isinstance(self.returns, tuple):
+            return self.returns.index(word) if word in self.returns else None
+        return self.returns if word == "out" else None
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,7 +137,9 @@ class Variant(msgspec.Struct, frozen=True):
     compile-time parameters, in the manifest's order.  `instantiations` are the (dtype, head_dim) pairs that are built.
     `omits` names the phase that an ablation omits.  `computes` is attention or scores.  `cases` are a probe's own
     shapes, with seed 0, which replace those of a suite.  `any_arch` is True if the manifest names no architectures:
-    then `--fa-arch` may select others than `arch`.
+    then `--fa-arch` may select others than `arch`.  `optional` is True for a baseline that runs only if it is named,
+    because it needs a package that most machines lack.  `returns` has `lse` if the kernel also writes or returns the
+    log-sum-exp of each row.
     """
 
     name: str
@@ -153,6 +165,8 @@ class Variant(msgspec.Struct, frozen=True):
     computes: Computes = "attention"
     cases: tuple[Case, ...] = ()
     any_arch: bool = False
+    optional: bool = False
+    returns: tuple[Returns, ...] = ("out",)
 
     def __str__(self) -> str:
         return self.name
@@ -161,6 +175,11 @@ class Variant(msgspec.Struct, frozen=True):
     def is_built(self) -> bool:
         """Whether the variant must be compiled."""
         return self.entry.kind != "python"
+
+    @property
+    def runs_beside_others(self) -> bool:
+        """Whether it is timed beside every selected variant: a baseline, unless optional, or the role `overhead`."""
+        return self.role in COMPANION_ROLES and not self.optional
 
     @property
     def is_judged(self) -> bool:

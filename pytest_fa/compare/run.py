@@ -14,6 +14,7 @@ import msgspec
 from pytest_fa.compare.sides import Side
 from pytest_fa.errors import UsageProblem
 from pytest_fa.gates.intervals import PROCESS_SD
+from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.files import try_to_read
 from pytest_fa.records.noise import read_noise
 from pytest_fa.records.record import Environment, Outcome, Record
@@ -22,9 +23,8 @@ from pytest_fa.records.timing import Speed
 # Sorted by how much they matter to a reader.
 RowVerdict = Literal["wrong", "still wrong", "right", "slower", "faster", "not comparable", "gone", "new", "same"]
 VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
-BAD: frozenset[Outcome] = frozenset(
-    ("failed", "wrong", "launch_failed", "device_error", "crashed", "hung", "not_built", "over_limit", "hazard")
-)
+_BAD: tuple[Outcome, ...] = ("cheat", "wrong", "failed", "crashed", "hung", "launch_failed", "device_error")
+BAD: frozenset[Outcome] = frozenset((*_BAD, "not_built", "over_limit", "hazard"))
 CLOCK_SHARE = 0.03  # SM clocks that differ by more than this share make times not comparable
 NORMAL_995 = 2.807  # of a two-sided interval of 99.5 %, as in a gate: a comparison has hundreds of rows
 
@@ -210,7 +210,7 @@ def _why_not_comparable(a: Record, b: Record) -> str:
     if before != after:
         return f"{processor.upper()}: {before or 'none'} and {after or 'none'}"
     speeds = [record.speed for record in (a, b) if record.speed]
-    if any(speed.agreement and speed.agreement.valid is False for speed in speeds):
+    if any(is_unconfirmed(speed) for speed in speeds):
         return "a time is not confirmed"
     if len({speed.order for speed in speeds}) > 1 and any(speed.order == "programmatic" for speed in speeds):
         return "programmatic dependent launch on one side only"

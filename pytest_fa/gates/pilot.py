@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -10,12 +12,16 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError
+from pytest_fa.records.agreement import is_unconfirmed, why_unconfirmed
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import CannotRun, Refused
+from pytest_fa.worker.jobs import ArmPair, GateResult
 
 NEAR = 1.03  # the gate compares with the fastest baseline of the pilot and with those up to 3 % slower
+
+PILOT_SHARE = 0.03  # how much longer a baseline may take in the gate than in the pilot, besides twice the known spread
 
 
 class NoVerdict(FaError):
@@ -73,6 +79,25 @@ def run_pilot(
     return Pilot(times, tuple(left_out))
 
 
+def slower_than_pilot(
+    pilot: Pilot, arm_pairs: Sequence[ArmPair], results: Sequence[GateResult], process_sd: float
+) -> str:
+    """Which baselines were clearly slower in the processes of the gate than in the pilot, as a sentence; else empty.
+
+    A candidate could disturb its baseline.  The A/A control does not show it if both arms of it are disturbed.
+    """
+    allowed, slower = 1 + PILOT_SHARE + 2 * process_sd, []
+    for index, pair in enumerate(arm_pairs):
+        name = pair.baseline.variant.name
+        pilot_us = pilot.times.get(pair.case.shape_id, {}).get(name)
+        gate_us = statistics.median(result.arm_pairs[index].baseline_us for result in results)
+        if pilot_us is not None and not gate_us <= allowed * pilot_us:
+            slower.append(f"{name} at {pair.case.shape_id} took {gate_us:.2f} us and in the pilot {pilot_us:.2f} us")
+    if not slower:
+        return ""
+    return f"the baseline was slower than in the pilot: {'; '.join(slower)}; allowed: {100 * (allowed - 1):.1f} % more"
+
+
 def _unconfirmed_but_too_slow(baselines: list[Record]) -> list[Record]:
     """The baselines whose two clocks disagree, but which by either clock are not near the fastest confirmed one."""
     confirmed = [each.speed for each in baselines if each.speed and each.speed.agreement and each.speed.agreement.valid]
@@ -89,7 +114,7 @@ def _shorter_us(speed: Speed) -> float:
 
 
 def _reason(record: Record) -> str:
-    return record.speed.agreement.reason if record.speed and record.speed.agreement else ""
+    return why_unconfirmed(record.speed) if record.speed else ""
 
 
 def _confirmed_us(record: Record) -> float:
@@ -97,9 +122,8 @@ def _confirmed_us(record: Record) -> float:
     speed, name = record.speed, record.id
     if speed is None:
         raise NoVerdict("a gate needs timings; drop --benchmark-disable")
-    if speed.agreement is None or speed.agreement.valid is False:
-        reason = speed.agreement.reason if speed.agreement else "it was compared with no other clock"
-        raise NoVerdict(f"the time of {name} is not confirmed: {reason}")
+    if is_unconfirmed(speed):
+        raise NoVerdict(f"the time of {name} is not confirmed: {why_unconfirmed(speed)}")
     if speed.order == "programmatic":
         raise NoVerdict(
             f"{name}: programmatic dependent launch overlaps its kernels; such a period (`period_pdl`) is never gated"

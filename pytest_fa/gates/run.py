@@ -21,7 +21,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, LEAST_SD_SHARE, MOST_DROPPED, Analysis, analyse
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval, detectable_effect
-from pytest_fa.gates.pilot import NEAR, NoVerdict, Pilot, run_pilot
+from pytest_fa.gates.pilot import NEAR, NoVerdict, Pilot, run_pilot, slower_than_pilot
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
@@ -114,12 +114,22 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
                 results.append(result)
             samples = _samples(arm_pairs, results)
             analysis = analyse(samples, question.ratio, is_last=count == ANALYSES[-1], process_sd=process_sd)
+            analysis = _held_to_pilot(analysis, pilot, arm_pairs, results, process_sd if source else math.inf)
             if analysis.verdict:
                 break
     gate = _gate(question, seed, arm_pairs, results, analysis, pilot, effect, time.monotonic() - start)
     outcome = OUTCOMES[gate.verdict]
     record = _ended(runner, variant, question, outcome, "" if outcome == "ok" else f"{gate.verdict}: {gate.reason}")
     return msgspec.structs.replace(record, gate=gate)
+
+
+def _held_to_pilot(
+    analysis: Analysis, pilot: Pilot, arm_pairs: tuple[ArmPair, ...], results: list[GateResult], process_sd: float
+) -> Analysis:
+    """No PASS if a baseline was slower than in the pilot, by more than the known spread of the machine explains."""
+    if analysis.verdict != "PASS" or not (slower := slower_than_pilot(pilot, arm_pairs, results, process_sd)):
+        return analysis
+    return msgspec.structs.replace(analysis, verdict="INCONCLUSIVE", reason=slower)
 
 
 def _job(runner: CaseRunner, variant: Variant, arm_pairs: tuple[ArmPair, ...], seed: int) -> GateJob:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import torch
 
+from pytest_fa.judge.log_sum_exp import LseTruth, judge_lse
 from pytest_fa.judge.places import first_place, place
 from pytest_fa.judge.policies import POLICIES, Errors, rms
 from pytest_fa.judge.truth import Truth
@@ -39,6 +41,13 @@ def judge(out: torch.Tensor, truth: Truth, policy: str) -> Check:
         worst_got=_finite(float(errors.out.flatten()[worst])),
         worst_want=float(truth.out.flatten()[worst]),
     )
+
+
+def with_lse(check: Check, lse: torch.Tensor, truth: LseTruth) -> Check:
+    """The verdict with the bound of the log-sum-exp, [batch, heads, seq_q] float32."""
+    bound, lse_check = judge_lse(lse, truth)
+    passed = check.passed and bound.holds
+    return msgspec.structs.replace(check, passed=passed, bounds=(*check.bounds, bound), lse=lse_check)
 
 
 def limits(out: torch.Tensor, truth: Truth, policy: str) -> float | torch.Tensor:

@@ -9,20 +9,27 @@ from pytest_fa.candidate.commands import Disturbance
 from pytest_fa.catalog.case import Computes
 from pytest_fa.errors import WrongResult
 from pytest_fa.run.guards import guard, guard_output
-from pytest_fa.run.inputs import Inputs, clone, poison, poisoned_output
+from pytest_fa.run.inputs import Inputs, clone, poison, poisoned_lse, poisoned_output
 
 
 class CheckedLaunch:
     """Calls a candidate on guarded copies of a case's inputs.
 
-    Before each call, the shared memory of the GPU, the output and the workspaces are filled with NaN.
+    Before each call, the shared memory of the GPU, the output and the workspaces are filled with NaN.  With
+    `wants_lse`, the log-sum-exp is requested in each call, and filled with NaN as well.
     """
 
-    def __init__(self, candidate: Candidate, inputs: Inputs, computes: Computes = "attention") -> None:
+    def __init__(
+        self, candidate: Candidate, inputs: Inputs, computes: Computes = "attention", *, wants_lse: bool = False
+    ) -> None:
         self.candidate = candidate
         self.original_inputs = clone(inputs)  # no call sees these
         self._guarded = {name: guard(getattr(inputs, name)) for name in ("q", "k", "v")}
         self._guarded["out"] = guard_output(poisoned_output(inputs, computes))
+        self.lse_buffer: torch.Tensor | None = None  # [batch, heads, seq_q] float32, which every call writes
+        if wants_lse:
+            self._guarded["lse"] = guard_output(poisoned_lse(inputs).flatten())
+            self.lse_buffer = self._guarded["lse"].tensor.view(inputs.q.shape[:3])
         q, k, v = (self._guarded[name].tensor for name in ("q", "k", "v"))
         self.inputs = inputs._replace(q=q, k=k, v=v)
 
@@ -41,9 +48,10 @@ class CheckedLaunch:
 
         Raises what the variant raises, and `DeviceLost` for an error on the device.
         """
-        poison(self.out_buffer)
+        for buffer in (self.out_buffer, *([] if self.lse_buffer is None else [self.lse_buffer])):
+            poison(buffer)
         with self.candidate.workspaces.guarded():
-            self.candidate.call(self.inputs, self.out_buffer, ("poison_smem",), range_name)
+            self.candidate.call(self.inputs, self.out_buffer, ("poison_smem",), range_name, self.lse_buffer)
         return self.out_buffer
 
     def operators(self) -> tuple[str, ...]:
@@ -54,10 +62,11 @@ class CheckedLaunch:
         self,
         outs: torch.Tensor,  # [calls, batch, heads, seq_q, head_dim or seq_k]
         before: tuple[tuple[Disturbance, ...], ...],
+        lses: torch.Tensor | None = None,  # [calls, batch, heads, seq_q]
     ) -> None:
         """Call the variant once for each output, which the candidate sees; `before` says what precedes each call."""
         with self.candidate.workspaces.guarded():
-            self.candidate.repeat(self.inputs, outs, before)
+            self.candidate.repeat(self.inputs, outs, before, lses)
 
     def require_untouched(self) -> None:
         """Raise `WrongResult` if a call changed an input or wrote into a guard band."""

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
+from pytest_fa.candidate.without_attention import ATTENTION
 from pytest_fa.errors import WrongResult
-
-# Substrings of the names of torch's attention operators.
-ATTENTION = (
-    "scaled_dot_product",
-    "_flash_attention",
-    "_efficient_attention",
-    "_cudnn_attention",
-    "multi_head_attention",
-)
 
 
 def require_no_delegation(operators: tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 
+import msgspec
 import torch
 
 from pytest_fa.candidate.commands import Disturbance
@@ -17,9 +18,9 @@ from pytest_fa.errors import WrongResult
 from pytest_fa.judge.checked import CheckedLaunch
 from pytest_fa.judge.places import first_place
 from pytest_fa.records.judged import WITH_POISON, Repeats
-from pytest_fa.run.inputs import bits_of, poison
+from pytest_fa.run.inputs import Output, bits_of
 
-MOST_SECONDS = {"cpu": 0.5, "cuda": 0.2}
+MOST_SECONDS = 0.5
 DEFAULT_REPEATS = {"cpu": 100, "cuda": 10_000}  # 10,000 calls miss a fault of one call in 2,000 with a chance of 0.7 %
 MOST_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**29}  # of the outputs of one batch
 COMPARED_BYTES = 2**26  # of outputs that are compared at once
@@ -43,36 +44,42 @@ SOME_CALLS: tuple[tuple[Disturbance, ...], ...] = tuple(
 
 def repeat(
     launch: CheckedLaunch,
-    first: torch.Tensor,  # [batch, heads, seq_q, head_dim]
+    first: Output,
     requested_count: int | None,
     before_launch: Callable[[], object] = lambda: None,
     *,
     keep_farthest: bool = False,
-) -> tuple[Repeats, torch.Tensor]:
-    """Repeat a checked call and compare each output bitwise with `first`.
+) -> tuple[Repeats, Output]:
+    """Repeat a checked call and compare each output bitwise with `first`, and its log-sum-exp if there is one.
 
-    Also returns the output that is farthest from `first` if `keep_farthest` is set, else `first`.  The number of calls
-    is `requested_count`; if that is None, it is 10,000 on a GPU, or as many as fit in 0.2 s, and 100 on the CPU, or as
-    many as fit in 0.5 s; at least one.  NaN equals NaN of the same bits.  `before_launch` is called before each batch
+    Also returns what is farthest from `first` if `keep_farthest` is set, else `first`.  The number of calls is
+    `requested_count`; if that is None, it is 10,000 on a GPU and 100 on the CPU, or as many as fit in 0.5 s; at least
+    one.  NaN equals NaN of the same bits.  `before_launch` is called before each batch
     of calls.
     """
-    kind = first.device.type
-    outs = _outputs(launch, max(1, MOST_OUTPUT_BYTES[kind] // max(1, _dense_bytes(first))))
-    comparison = _Comparison(first, keep_farthest=keep_farthest)
+    kind = first.out.device.type
+    most = max(1, MOST_OUTPUT_BYTES[kind] // max(1, _dense_bytes(first.out)))
+    outs = _outputs(launch, launch.out_buffer, most)
+    lses = None if launch.lse_buffer is None else _outputs(launch, launch.lse_buffer, most)
+    comparisons = [_Comparison(tensor, keep_farthest=keep_farthest) for tensor in first.tensors]
     count, size, start = 0, 1, time.monotonic()
     while count < (requested_count or DEFAULT_REPEATS[kind]):
         batch = outs[: min(size, (requested_count or DEFAULT_REPEATS[kind]) - count)]
-        poison(batch)
+        batch_lses = None if lses is None else lses[: len(batch)]
+        batches = Output(batch, batch_lses).poison().tensors
         before_launch()
         batch_start = time.monotonic()
-        launch.repeat(batch, EVERY_CALL if count < WITH_POISON else SOME_CALLS)
+        launch.repeat(batch, EVERY_CALL if count < WITH_POISON else SOME_CALLS, batch_lses)
         now = time.monotonic()
-        comparison.add(batch)
+        for comparison, written in zip(comparisons, batches, strict=True):
+            comparison.add(written)
         count += len(batch)
-        if requested_count is None and time.monotonic() - start > MOST_SECONDS[kind]:
+        if requested_count is None and time.monotonic() - start > MOST_SECONDS:
             break
         size = min(2 * size, len(outs)) if now - batch_start < BATCH_SECONDS else max(1, size // 2)
-    return comparison.result(count, launch.why_no_smem_poison), comparison.farthest
+    repeats = comparisons[0].result(count, launch.why_no_smem_poison)
+    repeats = msgspec.structs.replace(repeats, lse_differing=sum(each.differing for each in comparisons[1:]))
+    return repeats, Output(*(comparison.farthest for comparison in comparisons))
 
 
 def require_identical(repeats: Repeats) -> None:
@@ -81,17 +88,20 @@ def require_identical(repeats: Repeats) -> None:
         raise WrongResult(
             "repeats", f"{repeats.differing} of {repeats.count} repeats differ from the first call bit by bit"
         )
+    if repeats.lse_differing:
+        differing = f"{repeats.lse_differing} of {repeats.count} repeats"
+        raise WrongResult("repeats", f"the log-sum-exp of {differing} differs from the first call bit by bit")
 
 
 class _Comparison:
-    """The first output, and how later outputs differ from it."""
+    """The first output or log-sum-exp, and how later ones differ from it."""
 
     def __init__(self, first: torch.Tensor, *, keep_farthest: bool) -> None:
         self._first, self._keep_farthest = first, keep_farthest
         self.farthest = first.clone()
         self._want = bits_of(first).clone()
         self._ever_differed = torch.zeros_like(self._want, dtype=torch.bool)
-        self._differing, self._distance = 0, 0.0
+        self.differing, self._distance = 0, 0.0
 
     def add(self, outs: torch.Tensor) -> None:
         """Compare outputs, [calls, batch, heads, seq_q, head_dim], as private copies: a candidate may still write."""
@@ -100,14 +110,14 @@ class _Comparison:
             differs = bits_of(copies) != self._want
             self._ever_differed.logical_or_(differs.any(0))
             differing = differs.flatten(1).any(1)
-            self._differing += int(differing.sum())
+            self.differing += int(differing.sum())
             if self._keep_farthest and bool(differing.any()):
                 self._keep(copies[differing])
 
     def result(self, count: int, why_no_smem_poison: str | None) -> Repeats:
         """The counts as they are recorded."""
         ever_differed = self._ever_differed
-        return Repeats(count, self._differing, int(ever_differed.sum()), first_place(ever_differed), why_no_smem_poison)
+        return Repeats(count, self.differing, int(ever_differed.sum()), first_place(ever_differed), why_no_smem_poison)
 
     def _keep(self, copies: torch.Tensor) -> None:
         distances = (copies.float() - self._first.float()).abs().nan_to_num(nan=math.inf).flatten(1).amax(1)
@@ -115,9 +125,8 @@ class _Comparison:
             self._distance, self.farthest = float(distances.max()), copies[int(distances.argmax())].clone()
 
 
-def _outputs(launch: CheckedLaunch, count: int) -> torch.Tensor:
-    """`count` outputs in memory that the candidate sees, each laid out like the output of the checked call."""
-    like = launch.out_buffer
+def _outputs(launch: CheckedLaunch, like: torch.Tensor, count: int) -> torch.Tensor:
+    """`count` outputs in memory that the candidate sees, each laid out like `like`, that of the checked call."""
     size_bytes = count * _dense_bytes(like)
     whole = launch.candidate.lending.allocate(max(1, size_bytes))[:size_bytes].view(like.dtype)
     return whole.as_strided((count, *like.shape), (like.numel(), *like.stride()), whole.storage_offset())

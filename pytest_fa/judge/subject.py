@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from pytest_fa.candidate.candidate import Candidate
+from pytest_fa.candidate.commands import CallViews
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Tolerance, Variant
 from pytest_fa.errors import WrongResult
-from pytest_fa.judge.check import judge
+from pytest_fa.judge.check import judge, with_lse
+from pytest_fa.judge.log_sum_exp import make_lse_truth
 from pytest_fa.judge.oracle import truth_of
-from pytest_fa.run.inputs import Inputs, bits_of, clone, make_inputs, poisoned_output
+from pytest_fa.run.inputs import Inputs, Output, bits_of, clone, make_inputs, poisoned_lse, poisoned_output
 
 
 class PropertySubject:
@@ -33,9 +35,10 @@ class PropertySubject:
         """The case's inputs, with data from `seed`."""
         return make_inputs(self._case.with_seed(seed), self.device)
 
-    def output(self, inputs: Inputs) -> torch.Tensor:
-        """A new output for a call on `inputs`, filled with NaN."""
-        return poisoned_output(inputs, self.computes)
+    def output(self, inputs: Inputs) -> Output:
+        """A new output for a call on `inputs`, and a log-sum-exp if the variant returns it, filled with NaN."""
+        lse = poisoned_lse(inputs) if "lse" in self.variant.returns else None
+        return Output(poisoned_output(inputs, self.computes), lse)
 
     def visible(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy with the same strides in memory that the candidate sees directly, at the same address in each call."""
@@ -44,27 +47,42 @@ class PropertySubject:
         copy = whole.as_strided(tensor.shape, tensor.stride(), whole.storage_offset() + tensor.storage_offset())
         return copy.copy_(tensor)
 
-    def visible_call(self, inputs: Inputs) -> tuple[Inputs, torch.Tensor]:
+    def visible_output(self, inputs: Inputs) -> Output:
+        """An output filled with NaN in memory that the candidate sees directly."""
+        return Output(*(self.visible(tensor) for tensor in self.output(inputs).tensors))
+
+    def visible_call(self, inputs: Inputs) -> tuple[Inputs, Output]:
         """Copies of inputs, and an output filled with NaN, in memory that the candidate sees directly."""
         q, k, v = (self.visible(tensor) for tensor in inputs[:3])
-        return inputs._replace(q=q, k=k, v=v), self.visible(self.output(inputs))
+        return inputs._replace(q=q, k=k, v=v), self.visible_output(inputs)
 
-    def call(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Call the variant with `out` or with a new output filled with NaN, and wait for it.
+    def views_of(self, inputs: Inputs, output: Output) -> CallViews:
+        """The views of a call's arguments."""
+        return self.candidate.views_of(inputs, output.out, lse=output.lse)
+
+    def call(self, inputs: Inputs, output: Output | None = None) -> Output:
+        """Call the variant with `output` or with a new one filled with NaN, and wait for it.
 
         Raises `WrongResult` if it changed an input.
         """
         before = clone(inputs)
-        buffer = self.output(inputs) if out is None else out
-        self.candidate.call(inputs, buffer)
+        buffer = output or self.output(inputs)
+        self.candidate.call(inputs, buffer.out, lse=buffer.lse)
         for name, after, original in zip("qkv", inputs[:3], before[:3], strict=True):
             if not torch.equal(bits_of(after), bits_of(original)):
                 raise WrongResult("inputs", f"the kernel changed its input {name}")
         return buffer
 
-    def require_right(self, name: str, out: torch.Tensor, inputs: Inputs, where: str = "") -> None:
-        """Raise `WrongResult` in the property's name unless `out` is right for `inputs`; `where` is added to it."""
+    def require_right(
+        self, name: str, output: Output, inputs: Inputs, where: str = "", called: Inputs | None = None
+    ) -> None:
+        """Raise `WrongResult` in the property's name unless `output` is right for `inputs`; `where` is added to it.
+
+        The log-sum-exp must be right for `called`, the inputs of the call, if these are others.
+        """
         truth = truth_of(self.computes, inputs, self.variant.rounds, self._policy)
-        check = judge(out, truth, self._policy)
+        check = judge(output.out, truth, self._policy)
+        if output.lse is not None:
+            check = with_lse(check, output.lse, make_lse_truth(called or inputs, self.variant.rounds, self._policy))
         if not check.passed:
             raise WrongResult(name, f"{name}{where}: {check.complaint}")

@@ -83,12 +83,12 @@ def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread
     Rows that see no key are zero.  `with_spread` also computes `Truth.spread`, which takes a third matrix product and
     is read by the policy `fp8` only.
     """
-    k, v = _per_head(inputs.k, inputs.q), _per_head(inputs.v, inputs.q)
+    k, v = repeated_heads(inputs.k, inputs.q), repeated_heads(inputs.v, inputs.q)
     operands, precision = Operands.of(k, v, inputs.scale, with_spread=with_spread), Precision(inputs.q.dtype, rounds)
-    whole, rows = _empty_truth(inputs.q, operands), _rows_per_block(inputs)
+    whole, rows = _empty_truth(inputs.q, operands), rows_per_block(inputs)
     for start in range(0, inputs.q.shape[2], rows):
         block = slice(start, min(start + rows, inputs.q.shape[2]))
-        softmax = partial(_softmax_parts, hidden=_hidden(inputs, block))
+        softmax = partial(_softmax_parts, hidden=hidden_keys(inputs, block))
         part = truth_of_rows(inputs.q[:, :, block], operands, softmax, precision)
         for target, source in zip(_rows_of(whole), _rows_of(part), strict=True):
             target[:, :, block] = source
@@ -166,7 +166,7 @@ def _rows_of(truth: Truth) -> list[torch.Tensor]:
     return [truth.out, truth.same_precision, truth.row_size, *of_sum, *(truth.float32_error or ())]
 
 
-def _per_head(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+def repeated_heads(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """K or V in float64, each of its heads repeated for the query heads that share it."""
     return tensor.double().repeat_interleave(q.shape[1] // tensor.shape[1], dim=1)
 
@@ -181,14 +181,14 @@ def _largest(v: torch.Tensor) -> torch.Tensor:
     return v.abs().amax((-1, -2), keepdim=True) if v.shape[2] else v.new_zeros((*v.shape[:2], 1, 1))
 
 
-def _rows_per_block(inputs: Inputs) -> int:
+def rows_per_block(inputs: Inputs) -> int:
     """The number of queries per block, so that the float64 scores of a block fit into `BLOCK_BYTES`."""
     batch, heads, seq_q, _ = inputs.q.shape
     bytes_per_row = 8 * batch * heads * max(1, inputs.k.shape[2])
     return max(1, min(seq_q, BLOCK_BYTES[inputs.q.device.type] // bytes_per_row))
 
 
-def _hidden(inputs: Inputs, block: slice) -> torch.Tensor | None:
+def hidden_keys(inputs: Inputs, block: slice) -> torch.Tensor | None:
     """The mask of a block of queries, [rows, seq_k]: True where a key is hidden; None without a mask."""
     if inputs.causal == "none":
         return None

@@ -6,16 +6,13 @@ import math
 import secrets
 import statistics
 
-import torch
-
 from pytest_fa.candidate.candidate import Candidate
-from pytest_fa.candidate.commands import ReplaySeries, Run, Series
 from pytest_fa.catalog.case import Case
-from pytest_fa.errors import WrongResult
-from pytest_fa.measure.cpu_time import CPU_THREADS
-from pytest_fa.measure.device_time import PROOF_BYTES, PROOF_CALLS, PROOF_REPLAYS, shorter_us
+from pytest_fa.errors import Tampering, WrongResult
+from pytest_fa.measure.device_time import PROOF_BYTES, PROOF_CALLS, shorter_us
 from pytest_fa.measure.fresh_data import FreshData, Written
-from pytest_fa.records.agreement import CLOCK_US, MESSAGE_US, PROOF_SHARE
+from pytest_fa.measure.timed_series import TimedSeries
+from pytest_fa.records.agreement import MESSAGE_US, PROVEN_SHARE, SHARED_OUTPUT, proof_limit_us
 from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.inputs import Inputs
 
@@ -37,9 +34,8 @@ class ArmTimer:
         self.name, self._candidate = name, candidate
         self.is_cpu = candidate.device.type == "cpu"
         self._data = FreshData(candidate, case, inputs, l2_bytes)
-        self._outs = self._data.outs
         self._calls, self._graph = 1, False
-        self._series: Series | None = None
+        self._series: TimedSeries | None = None
         self.samples_us: list[float] = []
         self.outside_us: list[float] = []
         self.written: list[Written] = []
@@ -84,8 +80,7 @@ class ArmTimer:
     def sample_us(self) -> float:
         """Take one sample, in microseconds per call, and keep it; of some samples, keep also what a call wrote."""
         sample = self._time(self._calls, keep=True)
-        if self._series is not None:
-            self._keep(self._data.written_head(self._series, self._calls, self._outs))
+        self._keep(self._known_series.written_head())
         self._data.require_untouched()
         self.samples_us.append(sample)
         return sample
@@ -96,11 +91,18 @@ class ArmTimer:
         self.written[place : place + 1] = [written] if place < HEADS_JUDGED else []
 
     def require_one_time(self) -> None:
-        """Raise `WrongResult` if the candidate's clock shows clearly less than the judge's."""
+        """Raise `WrongResult` if the candidate's clock shows clearly less than the judge's.
+
+        From 25 % on, it is proof of tampering.  On the CPU, samples are by the judge's clock.
+        """
+        _require_own_outputs(self.name, self._known_series)
+        if self.is_cpu:
+            return
         inside_us, outside_us = (statistics.median(samples) for samples in (self.samples_us, self.outside_us))
         allowed_us = inside_us * (1 + CLOCK_SHARE) + MESSAGE_US / self._calls
         if outside_us > allowed_us:
-            raise WrongResult(
+            is_proof = inside_us < (1 - PROVEN_SHARE) * (outside_us - MESSAGE_US / self._calls)
+            raise (Tampering if is_proof else WrongResult)(
                 "clocks",
                 f"{self.name}: a call takes {inside_us:.2f} us by the clock of its own process and {outside_us:.2f} us "
                 f"by the judge's; at most {allowed_us:.2f} us are allowed",
@@ -116,12 +118,13 @@ class ArmTimer:
             return
         count = max(1, min(self._calls, PROOF_CALLS, PROOF_BYTES // max(1, self._data.outs[0].nbytes)))
         outs = self._data.new_outputs(count)
-        series = self._data.series(count, outs)
-        self._candidate.prepare("proof", series)
-        outs = self._candidate.outputs_of("proof", outs, self._candidate.capture("proof").allocated)
-        proof_us = min(self._replay_us("proof", outs) for _ in range(PROOF_REPLAYS)) / count
-        self.written += [self._data.written_head(series, count, outs) for _ in range(HEADS_JUDGED)]
-        allowed_us = PROOF_SHARE * statistics.median(self.outside_us) + CLOCK_US + MESSAGE_US / count
+        fill_us = self._data.fill_us(outs) / count
+        series = TimedSeries(self._data, "proof", count, outs)
+        _require_own_outputs(self.name, series)
+        whole_us, heads = series.proof()
+        proof_us = whole_us / count
+        self.written += heads
+        allowed_us = proof_limit_us(statistics.median(self.outside_us), fill_us, count)
         if proof_us > allowed_us:
             raise WrongResult(
                 "clocks",
@@ -129,25 +132,25 @@ class ArmTimer:
                 f"each of {count} calls writes an output of its own; at most {allowed_us:.2f} us are allowed",
             )
 
-    def _replay_us(self, name: str, outs: list[torch.Tensor]) -> float:
-        self._data.redraw(outs)
-        return self._candidate.timed(ReplaySeries(name)).outside_us
+    @property
+    def _known_series(self) -> TimedSeries:
+        assert self._series is not None  # noqa: S101  # samples are taken after they are planned
+        return self._series
 
     def _prepare(self, calls: int, *, graph: bool) -> None:
-        self._calls, self._graph = calls, graph
-        self._outs = self._data.outs if graph else self._data.own_outputs(calls)
-        self._calls = calls = calls if graph else len(self._outs)
-        self._series = self._data.series(calls, self._outs)
-        self._candidate.prepare("arm", self._series, CPU_THREADS if self.is_cpu else None)
-        if graph:
-            allocated = self._candidate.capture("arm").allocated
-            self._outs = self._candidate.outputs_of("arm", self._data.outs, allocated)
+        self._graph = graph
+        outs = None if graph else self._data.own_outputs(calls)
+        self._calls = calls if outs is None else len(outs)
+        self._series = TimedSeries(self._data, "arm", self._calls, outs, graph=graph)
 
     def _time(self, calls: int, *, keep: bool = False) -> float:
-        self._data.redraw(self._outs)
-        timed = self._candidate.timed(ReplaySeries("arm") if self._graph else Run("arm", calls))
-        if any(timed.allocated):
-            self._outs = self._candidate.outputs_of("arm", self._data.outs, timed.allocated)
+        timed = self._known_series.time(calls)
         if keep:
             self.outside_us.append(timed.outside_us / calls)
         return (timed.outside_us if self.is_cpu else timed.inside_us[0] if keep else shorter_us(timed)) / calls
+
+
+def _require_own_outputs(name: str, series: TimedSeries) -> None:
+    """Raise `CannotCapture` if all calls write one buffer: it cannot be seen then that each of them computes."""
+    if series.shares_outputs:
+        raise CannotCapture(f"{name}: {SHARED_OUTPUT}")

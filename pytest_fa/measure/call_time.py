@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import torch
 
-from pytest_fa.candidate.commands import Run
-from pytest_fa.measure.cpu_time import CPU_THREADS
 from pytest_fa.measure.fresh_data import FreshData, Written
 from pytest_fa.measure.sampling import timing
+from pytest_fa.measure.timed_series import TimedSeries
 from pytest_fa.records.timing import Timing
 
-BATCHES = 9
-BATCH_US = 5000.0  # the intended length of the shorter batch; the length of a message varies by about 0.1 ms
+BATCHES = 7
+BATCH_US = 3000.0  # the intended length of the shorter batch; the length of a message varies by about 0.1 ms
 CPU_BATCH_US = 10_000.0  # on the CPU, where a batch's whole time counts
 ESTIMATE_CALLS = 30
 LEAST_CALL_US = 1.0  # no call from Python takes less
@@ -52,11 +51,9 @@ class _Batches:
     """Batches of calls, each on its own data, and what one call of each batch wrote."""
 
     def __init__(self, data: FreshData, outs: list[torch.Tensor]) -> None:
-        on_cpu = data.candidate.device.type == "cpu"
         self._data, self.outs = data, outs
-        self._longest = len(outs) if on_cpu else 3 * MOST_CALLS
-        self._series = data.series(self._longest, outs)
-        data.candidate.prepare("call", self._series, CPU_THREADS if on_cpu else None)
+        self._longest = len(outs) if data.candidate.device.type == "cpu" else 3 * MOST_CALLS
+        self._series = TimedSeries(data, "call", self._longest, outs, graph=False)
         self.written: list[Written] = []
 
     def estimate_us(self) -> float:
@@ -70,9 +67,7 @@ class _Batches:
 
     def run_us(self, calls: int) -> float:
         """The time of a batch by the judge's clock.  Raises `WrongResult` if a call changed an input."""
-        self._data.redraw(self.outs)
-        timed = self._data.candidate.timed(Run("call", calls))
-        outs = self._data.candidate.outputs_of("call", self.outs, timed.allocated)
+        timed = self._series.time(calls)
         self._data.require_untouched()
-        self.written = [*self.written[1 - HEADS_JUDGED :], self._data.written_head(self._series, calls, outs)]
+        self.written = [*self.written[1 - HEADS_JUDGED :], self._series.written_head()]
         return timed.outside_us

@@ -6,7 +6,7 @@
 - On the CPU: the wall-clock time of a few calls.
 
 The candidate's process reads the events.  The judge's process has its own clock: the wall-clock time of the same
-replays.  On the CPU only the judge's clock counts.
+replays, until its copies of outputs are complete.  On the CPU only the judge's clock counts.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
-import torch
 
 from pytest_fa.candidate.candidate import CommandTimes
-from pytest_fa.candidate.commands import ReplaySeries, Run, Series
+from pytest_fa.candidate.commands import Run
 from pytest_fa.errors import FaError
-from pytest_fa.measure.cpu_time import CPU_THREADS, core_clock, make_calibration
+from pytest_fa.measure.cpu_time import core_clock, make_calibration
 from pytest_fa.measure.fresh_data import FreshData, Written
 from pytest_fa.measure.sampling import precision, sample_until_precise, settle, timing
+from pytest_fa.measure.timed_series import TimedSeries
 from pytest_fa.records.environment import ClockWatch
 from pytest_fa.records.timing import OutsideTime, Timing
 from pytest_fa.run.graphs import CannotCapture
 
-GRAPH_US = 10_000.0  # the intended length of the shorter graph: the judge's clock is then precise enough
+GRAPH_US = 5_000.0  # the intended length of the shorter graph: the judge's clock is then precise to 0.5 %
+EVENTS_US = 20_000.0  # the intended length of a sample by an event pair: there is no slope that cancels the message
 PROBE_CALLS = 20  # in the graph that gives the estimate
 MOST_CALLS = 6000  # in the shorter graph
 LONG_CALL_US = 1000.0  # from this length on, calls are timed without a graph
@@ -43,8 +44,7 @@ CPU_SECONDS = 0.2  # the least total of all samples, unless the most samples are
 CALIBRATION_EVERY = 10  # samples: the sample behind a calibration is disturbed by it
 PROOF_BYTES = 2**30  # of the outputs of the proof sample
 PROOF_CALLS = 2000
-PROOF_REPLAYS = 3  # of which the shortest counts
-JUDGED_PROOFS = 16  # calls of the proof sample, one head each
+PROOF_US = 10_000.0  # the intended length of the proof sample
 
 
 class DeviceTime(NamedTuple):
@@ -68,45 +68,16 @@ def device_time(data: FreshData, is_slowed: Callable[[], bool] = lambda: False) 
         return _event_pairs(data, estimate_us, is_slowed, f" ({problem})")
 
 
-class _TimedSeries:
-    """A prepared series, the outputs that it writes, and the way to take its time on new data."""
-
-    def __init__(
-        self, data: FreshData, name: str, calls: int, outs: list[torch.Tensor] | None = None, *, graph: bool = True
-    ) -> None:
-        self.data, self.name, self.calls, self._graph = data, name, calls, graph
-        self.series: Series = data.series(calls, outs)
-        self.outs = outs or data.outs
-        threads = CPU_THREADS if data.candidate.device.type == "cpu" else None
-        data.candidate.prepare(name, self.series, threads)
-        if graph:
-            allocated = data.candidate.capture(name).allocated
-            self.outs = data.candidate.outputs_of(name, self.outs, allocated)
-
-    def time(self, calls: int | None = None) -> CommandTimes:
-        """The time of all calls, or of the first `calls` without a graph, on new data."""
-        self.data.redraw(self.outs)
-        command = ReplaySeries(self.name) if self._graph else Run(self.name, calls or self.calls)
-        timed = self.data.candidate.timed(command)
-        if not self._graph and any(timed.allocated):
-            self.outs = self.data.candidate.outputs_of(self.name, self.outs, timed.allocated)
-        return timed
-
-    def written_head(self, calls: int | None = None) -> Written:
-        """One head of one output, chosen at random, after `time`."""
-        return self.data.written_head(self.series, calls or self.calls, self.outs)
-
-
 def _estimate_us(data: FreshData) -> float:
     """Estimate the microseconds per call, after one call that does the set-up."""
-    series = _TimedSeries(data, "estimate", 5, graph=False)
+    series = TimedSeries(data, "estimate", 5, graph=False)
     estimate_us = shorter_us(series.time(1))
     if estimate_us < SLOW_CALL_US:
         estimate_us = shorter_us(series.time(5)) / 5
     if estimate_us >= LONG_CALL_US:
         return estimate_us
     try:
-        probe = _TimedSeries(data, "probe", PROBE_CALLS)
+        probe = TimedSeries(data, "probe", PROBE_CALLS)
     except CannotCapture:
         return estimate_us
     probe.time()
@@ -121,7 +92,7 @@ def shorter_us(timed: CommandTimes) -> float:
 def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bool]) -> DeviceTime:
     """Measure the period as the slope between graphs of N and 3N calls."""
     calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / max(estimate_us, 0.1))))
-    short, long = _TimedSeries(data, "short", calls), _TimedSeries(data, "long", 3 * calls)
+    short, long = TimedSeries(data, "short", calls), TimedSeries(data, "long", 3 * calls)
     outside_us: list[float] = []
     whole_us: list[float] = []
     written: list[Written] = []
@@ -144,30 +115,34 @@ def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
     result = sample_until_precise(method, sample_us, 4 * calls, is_slowed)
     if min(result.samples_us) <= 0:
         raise FaError("a graph of three times the calls does not take longer, so the call launches nothing")
-    proof_us, proof_calls = _proof_us(data, calls, written)
     median_us, whole = statistics.median(outside_us), statistics.median(whole_us)
-    outside = OutsideTime(median_us, precision(outside_us), whole, 3 * calls, proof_us, proof_calls)
-    return DeviceTime(result, outside, written)
+    outside = OutsideTime(median_us, precision(outside_us), whole, 3 * calls, None, None, short.shares_outputs)
+    return DeviceTime(result, _with_proof(outside, data, written), written)
 
 
-def _proof_us(data: FreshData, calls: int, written: list[Written]) -> tuple[float, int]:
-    """The time per call of a graph in which every call has an output of its own, and the number of its calls.
+def _with_proof(outside: OutsideTime, data: FreshData, written: list[Written]) -> OutsideTime:
+    """Add the time per call of a graph in which every call has an output of its own, and the number of its calls.
 
     Some of the outputs, chosen at random, are judged.  One that was not written has NaN left.
     """
-    count = max(1, min(calls, PROOF_CALLS, PROOF_BYTES // max(1, data.outs[0].nbytes)))
-    series = _TimedSeries(data, "proof", count, data.new_outputs(count))
-    outside_us = min(series.time().outside_us for _ in range(PROOF_REPLAYS))
-    written += [series.written_head() for _ in range(JUDGED_PROOFS)]
-    return outside_us / count, count
+    intended = math.ceil(PROOF_US / max(0.1, outside.median_us))
+    count = max(1, min(intended, PROOF_CALLS, PROOF_BYTES // max(1, data.outs[0].nbytes)))
+    outs = data.new_outputs(count)
+    fill_us = data.fill_us(outs) / count
+    series = TimedSeries(data, "proof", count, outs)
+    proof_us, heads = series.proof()
+    written += heads
+    shares = outside.shares_outputs or series.shares_outputs
+    figures = {"proof_us": proof_us / count, "proof_calls": count, "fill_us": fill_us, "shares_outputs": shares}
+    return msgspec.structs.replace(outside, **figures)
 
 
 def _event_pairs(data: FreshData, estimate_us: float, is_slowed: Callable[[], bool], why: str = "") -> DeviceTime:
     """Measure a few calls at a time with a pair of events; `why` is appended to the method's name."""
-    calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / estimate_us)))
+    calls = max(1, min(MOST_CALLS, math.ceil(EVENTS_US / estimate_us)))
     outs = data.own_outputs(calls)
     calls = len(outs)
-    series = _TimedSeries(data, "events", calls, outs, graph=False)
+    series = TimedSeries(data, "events", calls, outs, graph=False)
     outside_us: list[float] = []
     written: list[Written] = []
 
@@ -185,18 +160,20 @@ def _event_pairs(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
     else:
         result = sample_until_precise(method, sample_us, calls, is_slowed)
     median_us = statistics.median(outside_us)
-    return DeviceTime(result, OutsideTime(median_us, precision(outside_us), median_us, calls, None), written)
+    shares = series.shares_outputs
+    outside = OutsideTime(median_us, precision(outside_us), median_us, calls, None, None, shares)
+    return DeviceTime(result, outside, written)
 
 
 def _wall_clock(data: FreshData) -> DeviceTime:
     """Measure calls on the CPU by the judge's clock, a few at a time: at least 5 samples and 0.2 s, at most 50."""
     fewest, most = CPU_SAMPLES
-    estimate = _TimedSeries(data, "estimate", 1, graph=False)
+    estimate = TimedSeries(data, "estimate", 1, graph=False)
     estimate.time()
     calls = max(1, min(CPU_CALLS, int(CPU_SAMPLE_US / max(1.0, estimate.time().outside_us))))
     outs = data.own_outputs(calls)
     calls = len(outs)
-    series = _TimedSeries(data, "calls", calls, outs, graph=False)
+    series = TimedSeries(data, "calls", calls, outs, graph=False)
     clock_us = core_clock(data.candidate.pid)
     samples: list[float] = []
     core_samples: list[float] = []
@@ -224,7 +201,7 @@ def _wall_clock(data: FreshData) -> DeviceTime:
 def clocks_while_busy(data: FreshData, device_us: float, clocks: ClockWatch) -> object:
     """Read NVML's clocks while calls run."""
     calls = max(1, min(500, int(5000.0 / device_us)))
-    series = _TimedSeries(data, "clocks", calls, graph=False)
+    series = TimedSeries(data, "clocks", calls, graph=False)
     data.redraw()
     readings: list[object] = []
     data.candidate.timed(Run(series.name, calls), lambda: readings.append(clocks.now()))

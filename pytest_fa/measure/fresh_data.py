@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import time
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ RANGE_BYTES = 2**18  # within which offsets lie; on an H200, ranges of 8 to 512 
 MOST_OUTPUTS = 8  # that calls write in turn
 OWN_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of outputs that one call each writes
 
+FILLS = 3  # of which the shortest counts
+
 
 class Written(NamedTuple):
     """One head of one timed call: its inputs, [1, 1, seq, head_dim], and what the call wrote."""
@@ -34,11 +37,48 @@ class Written(NamedTuple):
     out: torch.Tensor  # [1, 1, seq_q, head_dim or seq_k]
 
 
+class Place(NamedTuple):
+    """One head of one output of a series."""
+
+    slot: int
+    batch: int
+    head: int
+
+    def head_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This head of a tensor, [1, 1, seq, head_dim], as a view."""
+        return tensor[self.batch : self.batch + 1, self.head : self.head + 1]
+
+    def head_of(self, outs: list[torch.Tensor]) -> torch.Tensor:
+        """This head of its output, as a view."""
+        return self.head_in(outs[self.slot])
+
+
 def stacked(written: list[Written]) -> tuple[Inputs, torch.Tensor]:
     """Heads of several calls as the batches of one case: its inputs and its output, [calls, 1, seq, head_dim]."""
     inputs = [head.inputs for head in written]
     q, k, v = (torch.cat(tensors) for tensors in zip(*(each[:3] for each in inputs), strict=True))
     return inputs[0]._replace(q=q, k=k, v=v), torch.cat([head.out for head in written])
+
+
+def output_count(output: torch.Tensor, l2_bytes: int | None) -> int:
+    """How many outputs timed calls write in turn: at most eight, and as many as a quarter of the L2 holds."""
+    return max(1, min(MOST_OUTPUTS, (l2_bytes or 0) // 4 // max(1, output.nbytes)))
+
+
+def random_views(inputs: Inputs, count: int) -> list[Inputs]:
+    """`count` inputs that lie in memory as those of timed calls do: views into one random buffer for each of q, k, v.
+
+    The L2 and the address translation then hold as much of them as of the inputs of timed calls.
+    """
+    steps = RANGE_BYTES // OFFSET_BYTES
+    buffers = [_slack_buffer(tensor).normal_() for tensor in inputs[:3]]
+
+    def view(like: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+        start = random.randrange(steps) * OFFSET_BYTES // like.element_size()  # noqa: S311  # not a secret here
+        return buffer.as_strided(like.shape, like.stride(), start)
+
+    shifted = (map(view, inputs[:3], buffers) for _ in range(count))
+    return [Inputs(q, k, v, inputs.scale, inputs.causal) for q, k, v in shifted]
 
 
 class FreshData:
@@ -51,13 +91,10 @@ class FreshData:
         self._like = inputs
         self._private = [_slack_buffer(tensor) for tensor in inputs[:3]]
         self._shared = [self._visible(buffer) for buffer in self._private]
-        quarter = (l2_bytes or 0) // 4
-        self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > quarter
-        output = poisoned_output(inputs, case.computes)
-        count = max(1, min(MOST_OUTPUTS, quarter // max(1, output.nbytes)))
-        self._out_like = output
+        self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > l2_bytes // 4
+        self._out_like = output = poisoned_output(inputs, case.computes)
         self._workspaces: dict[int, torch.Tensor] = {}  # by size in bytes; all calls of one size share a workspace
-        self.outs = self.new_outputs(count)
+        self.outs = self.new_outputs(output_count(output, l2_bytes))
         self.redraw()
 
     def own_outputs(self, calls: int) -> list[torch.Tensor]:
@@ -75,9 +112,18 @@ class FreshData:
         whole = memory[: count * like.nbytes].view(like.dtype)
         start = whole.storage_offset()
         outs = [whole.as_strided(like.shape, like.stride(), start + index * like.numel()) for index in range(count)]
-        for out in outs:
-            poison(out)
+        _poison_all(outs)
         return outs
+
+    def fill_us(self, outs: list[torch.Tensor]) -> float:
+        """The time in which this process writes all of these outputs once."""
+        times_us = []
+        for _ in range(FILLS):
+            start = time.perf_counter_ns()
+            _poison_all(outs)
+            synchronize(self.candidate.device)
+            times_us.append((time.perf_counter_ns() - start) / 1000)
+        return min(times_us)
 
     def series(self, count: int, outs: list[torch.Tensor] | None = None) -> Series:
         """`count` calls at secret offsets, which write the outputs in a secret order."""
@@ -111,8 +157,7 @@ class FreshData:
 
         The data come last: a candidate that watches the buffers could start on them before the clock does.
         """
-        for out in outs or self.outs:
-            poison(out)
+        _poison_all(outs or self.outs)
         for workspace in self._workspaces.values():
             workspace[: len(workspace) // 2 * 2].view(torch.int16).fill_(NAN_PATTERN)
         self._generator.manual_seed(self._random.getrandbits(63))
@@ -128,38 +173,32 @@ class FreshData:
             if not torch.equal(bits_of(private), bits_of(shared)):
                 raise WrongResult("inputs", f"the kernel changed its input {name} while it was timed")
 
-    def written(self, series: Series, count: int, outs: list[torch.Tensor], slot: int) -> tuple[Inputs, torch.Tensor]:
-        """The inputs of the last of `count` calls that wrote an output, and a private copy of that output."""
-        last = max(index for index in range(count) if series.out_of[index] == slot)
+    def inputs_of(self, series: Series, count: int, outs: list[torch.Tensor], place: Place) -> Inputs:
+        """What the last of `count` calls that wrote an output read for one head, as private copies.
+
+        Outputs of several slots may be the same memory, if the function returns a buffer of its own.
+        """
+        address = outs[place.slot].data_ptr()
+        last = max(index for index in range(count) if outs[series.out_of[index]].data_ptr() == address)
         q, k, v = (
             start.as_strided(start.shape, start.stride(), start.storage_offset() + shift)
             for start, shift in zip(self._views(self._private), series.shifts[last], strict=True)
         )
-        return Inputs(q, k, v, self._like.scale, self._like.causal), outs[slot].clone()
+        kv_head = place.head * k.shape[1] // q.shape[1]
+        k, v = (Place(place.slot, place.batch, kv_head).head_in(tensor).clone() for tensor in (k, v))
+        return Inputs(place.head_in(q).clone(), k, v, self._like.scale, self._like.causal)
 
-    def written_head(self, series: Series, count: int, outs: list[torch.Tensor]) -> Written:
-        """One head of one output, with its inputs, as private copies: one with NaN left, else one chosen at random.
+    def any_place(self, series: Series, count: int, outs: list[torch.Tensor]) -> Place:
+        """A head, chosen at random, of one of the outputs that `count` calls write."""
+        slot = self._random.choice(sorted(set(series.out_of[:count])))
+        return Place(slot, self._random.randrange(outs[slot].shape[0]), self._random.randrange(outs[slot].shape[1]))
 
-        NaN is looked for on the CPU only.
-        """
-        slots = sorted(set(series.out_of[:count]))
-        slot, batch, head = self._unwritten(slots, outs) or self._any_place(slots, outs)
-        inputs, out = self.written(series, count, outs, slot)
-        kv_head = head * inputs.k.shape[1] // inputs.q.shape[1]
-        q = inputs.q[batch : batch + 1, head : head + 1].clone()
-        k, v = (x[batch : batch + 1, kv_head : kv_head + 1].clone() for x in (inputs.k, inputs.v))
-        return Written(inputs._replace(q=q, k=k, v=v), out[batch : batch + 1, head : head + 1].clone())
-
-    def _any_place(self, slots: list[int], outs: list[torch.Tensor]) -> tuple[int, int, int]:
-        slot = self._random.choice(slots)
-        return slot, self._random.randrange(outs[slot].shape[0]), self._random.randrange(outs[slot].shape[1])
-
-    def _unwritten(self, slots: list[int], outs: list[torch.Tensor]) -> tuple[int, int, int] | None:
-        """The first slot, batch and head with a NaN, with which every output was filled."""
-        for slot in slots if self.candidate.device.type == "cpu" else ():
+    def unwritten(self, series: Series, count: int, outs: list[torch.Tensor]) -> Place | None:
+        """The first head with a NaN, with which every output was filled."""
+        for slot in sorted(set(series.out_of[:count])):
             places = outs[slot].isnan().nonzero()  # [places, 4]
             if len(places):
-                return slot, int(places[0, 0]), int(places[0, 1])
+                return Place(slot, int(places[0, 0]), int(places[0, 1]))
         return None
 
     def _step(self, steps: int, elements: int) -> int:
@@ -175,6 +214,19 @@ class FreshData:
     def _visible(self, buffer: torch.Tensor) -> torch.Tensor:
         memory = self.candidate.lending.allocate(buffer.nbytes)
         return memory[: buffer.nbytes].view(buffer.dtype)
+
+
+def _poison_all(outs: list[torch.Tensor]) -> None:
+    """Fill outputs with NaN: with one kernel if they follow one another in memory without gaps."""
+    like = outs[0]
+    starts = [out.data_ptr() for out in outs]
+    is_one = len({out.untyped_storage().data_ptr() for out in outs}) == 1
+    is_dense = like.numel() == 1 + sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
+    if is_one and is_dense and starts == list(range(starts[0], starts[0] + len(outs) * like.nbytes, like.nbytes)):
+        poison(like.as_strided((len(outs) * like.numel(),), (1,), like.storage_offset()))
+        return
+    for out in outs:
+        poison(out)
 
 
 def _slack_buffer(tensor: torch.Tensor) -> torch.Tensor:

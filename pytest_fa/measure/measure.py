@@ -11,7 +11,7 @@ from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.call_time import call_time
 from pytest_fa.measure.cpu_time import CPU_THREADS
 from pytest_fa.measure.device_time import clocks_while_busy, device_time
-from pytest_fa.measure.fresh_data import FreshData, Written
+from pytest_fa.measure.fresh_data import FreshData, Written, output_count, random_views
 from pytest_fa.measure.launch_overhead import launch_overhead_us
 from pytest_fa.measure.profiler_time import read_profiler_time
 from pytest_fa.measure.sampling import timing
@@ -22,12 +22,12 @@ from pytest_fa.run.forward import Forward
 from pytest_fa.run.graph_nodes import CALLS as NODE_CALLS
 from pytest_fa.run.graph_nodes import read_nodes
 from pytest_fa.run.graphs import CannotCapture, capture
-from pytest_fa.run.inputs import Inputs, clone, poisoned_output
+from pytest_fa.run.inputs import Inputs, poisoned_output
 
 COLD_CALLS = 10  # in a graph
 COLD_ROUNDS = 5
 LONG_COLD_US = 5000.0  # from this length of a call on, a graph has one call
-PROFILED_SETS = 8  # of inputs and outputs that the profiled calls use in turn
+PROFILED_VIEWS = 64  # of inputs that the profiled calls read in turn
 
 
 def measure(candidate: Candidate, case: Case, inputs: Inputs) -> tuple[Speed, list[Written]]:
@@ -111,12 +111,14 @@ def time_with_profiler(forward: Forward, case: Case, inputs: Inputs) -> tuple[Pr
 
     Returns the times and None, or None and the reason why there are none.
     """
-    sets = [(clone(inputs), poisoned_output(inputs, case.computes)) for _ in range(PROFILED_SETS)]
+    views = random_views(inputs, PROFILED_VIEWS)
+    outs = [poisoned_output(inputs, case.computes)]
+    outs += [torch.empty_like(outs[0]) for _ in range(output_count(outs[0], l2_bytes(inputs.q.device)) - 1)]
     turn = 0
 
     def call() -> object:
         nonlocal turn
-        (q, k, v, scale, causal), out = sets[turn % PROFILED_SETS]
+        (q, k, v, scale, causal), out = views[turn % len(views)], outs[turn % len(outs)]
         turn += 1
         return forward(q, k, v, scale=scale, causal=causal, out=out)
 

@@ -67,8 +67,8 @@ OPTIONS = (
     ),
     OptionRow(
         "--fa-soak",
-        "repeat every checked call N times and compare bit by bit; default: as many as fit in 0.2 s on a GPU, at most "
-        "10,000, and in 0.5 s on the CPU, at most 100",
+        "repeat every checked call N times and compare bit by bit; default: as many as fit in 0.5 s: on a GPU at most "
+        "10,000, on the CPU at most 100",
         "N",
     ),
     OptionRow(
@@ -116,6 +116,9 @@ OPTIONS = (
     OptionRow("--fa-cache", "cache folder of builds; default: pytest-fa in the user's cache folder", "DIR"),
     OptionRow("--fa-no-build", "never compile: use cached builds only, including those made on another machine"),
     OptionRow("--fa-save", "also save the records of this run in the records folder, profiles/<gpu>/"),
+    OptionRow(
+        "--fa-shard", "run part I of N, split by shape; `python -m pytest_fa records merge` joins the parts", "I/N"
+    ),
     OptionRow("--fa-html", "write the report of this run, one HTML file that opens offline", "FILE"),
     OptionRow("--fa-artifacts", "folder for the records of the latest run", "DIR", "artifacts"),
     OptionRow("--fa-profiles", "records folder of --fa-save, with one subfolder per GPU", "DIR", "profiles"),

@@ -76,6 +76,7 @@ class Options:
     require_gpu: bool
     save: bool
     html: Path | None
+    shard: tuple[int, int] | None
     timing: bool
     rerun: tuple[str, ...]
     is_given: bool
@@ -146,6 +147,7 @@ def _read(
         require_gpu=_is_on(config, "fa_require_gpu"),
         save=_is_on(config, "fa_save"),
         html=values.html_file(rootdir, _text(config, "fa_html")),
+        shard=values.shard(_text(config, "fa_shard")),
         timing=not config.getoption("benchmark_disable", default=False),
         rerun=(*rerun, *_repeated_options(config)),
         is_given=bool(named_variants) or any(_is_given(config, option) for option in OPTIONS),

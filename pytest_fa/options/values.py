@@ -21,6 +21,7 @@ SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 MAX_SEEDS = 100_000
 MAX_REPEATS = 1_000_000
 MAX_WATCHDOG_SECONDS = 86_400.0
+MAX_SHARDS = 10_000
 MIN_GATE, MAX_GATE = 0.01, 100.0
 
 
@@ -116,6 +117,18 @@ def html_file(rootdir: Path, text: str) -> Path | None:
     if path is not None and path.is_dir():
         raise UsageProblem(f"--fa-html: {text!r} is a folder; give a file, such as {text.rstrip('/')}/report.html")
     return path
+
+
+def shard(text: str) -> tuple[int, int] | None:
+    """The part and the number of parts of --fa-shard; None without a text."""
+    if not text:
+        return None
+    number, _, count = text.partition("/")
+    if not (_is_whole_number(number) and _is_whole_number(count) and 1 <= int(number) <= int(count) <= MAX_SHARDS):
+        raise UsageProblem(
+            f"--fa-shard: {text!r} is not a part; give I/N with 1 <= I <= N <= {MAX_SHARDS}, such as 2/7"
+        )
+    return int(number), int(count)
 
 
 def _is_whole_number(text: str) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_fa.options.command_line import SUITE_FOLDER
 from pytest_fa.plugin.markers import gate_of, read_marker
+from pytest_fa.plugin.other_plugins import other_plugins
 from pytest_fa.plugin.state import (
     ALREADY_REPORTED_KEY,
     OUTPUT_KEY,
@@ -106,6 +107,12 @@ class FaRun:
         command = own_rerun_command(self._session.options, record, test_id)
         return msgspec.structs.replace(record, rerun_command=command)
 
+    def _with_plugins(self, record: Record) -> Record:
+        """The record with the names of the plugins that could have changed this run."""
+        import msgspec  # noqa: PLC0415  # only a run with items needs it
+
+        return msgspec.structs.replace(record, other_plugins=other_plugins(self._node.config))
+
     def _finish(self, work: Callable[[], Record]) -> Record:
         from pytest_fa.report.failure import failure_text  # noqa: PLC0415  # only a run with items needs it
 
@@ -128,7 +135,9 @@ class FaRun:
 
         record = obstacle = None  # pytest.fail inside `except` would show both exceptions
         try:
-            record = printable_struct(self._with_own_command(work()))  # a kernel's words may be in it
+            record = printable_struct(
+                self._with_plugins(self._with_own_command(work()))
+            )  # a kernel's words may be in it
         except (AlreadyReported, CannotRun, LockProblem) as problem:
             obstacle = problem
         finally:

@@ -10,7 +10,7 @@ import pytest
 from pytest_fa.errors import FaError, UnusableRun
 from pytest_fa.options import command_line, flags, options
 from pytest_fa.plugin import markers
-from pytest_fa.plugin.early_start import start_servers_early, will_run_tests
+from pytest_fa.plugin.early_start import start_servers_early
 from pytest_fa.plugin.state import (
     ALREADY_REPORTED_KEY,
     IMPLIED_KEY,
@@ -18,6 +18,7 @@ from pytest_fa.plugin.state import (
     OPTIONS_KEY,
     OUTPUT_KEY,
     PROBLEM_KEY,
+    RECEIVER,
     RECORD_KEY,
     SESSION_KEY,
     STATUS_LINE_KEY,
@@ -31,6 +32,8 @@ from pytest_fa.plugin.without_benchmark import WithoutBenchmark
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
+
+    from pytest_fa.plugin.shard import ShardLog
 
 IMPLIED_LINE = (
     "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
@@ -57,15 +60,14 @@ def pytest_configure(config: pytest.Config) -> None:
             _check_names(config)
         if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
             session_of(config).builds.clean()
-        if config.stash[OPTIONS_KEY].is_given and will_run_tests(config):
-            start_servers_early(session_of(config))
+        start_servers_early(config)
     except FaError as problem:
         raise _usage_error(problem, command_line.LAST_FAILED_HINT if repeats_failures else "") from None
     if not config.pluginmanager.hasplugin("benchmark"):
         config.addinivalue_line("markers", "benchmark(...): an argument of pytest-benchmark, which is switched off")
         config.pluginmanager.register(WithoutBenchmark(), "fa-without-benchmark")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY])), "fa-reports")
+        config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY]), config), "fa-reports")
 
 
 def _check_names(config: pytest.Config) -> None:
@@ -81,7 +83,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """With `--fa-list`, print the list of variants and end the run."""
     if not options.wants_list(config):
         return None
-    from pytest_fa.plugin.terminal import list_variants  # noqa: PLC0415  # only --fa-list needs it
+    from pytest_fa.plugin.variant_list import list_variants  # noqa: PLC0415  # only --fa-list needs it
 
     config._do_configure()  # noqa: SLF001  # pytest's own --markers and --fixtures do the same
     run_plan = session_of(config).run_plan
@@ -147,6 +149,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from pytest_fa.plugin.items import deselect  # noqa: PLC0415
 
         deselect(config, items, session_of(config).run_plan.plan)
+    if config.stash[OPTIONS_KEY].shard:
+        from pytest_fa.plugin.shard import keep_shard  # noqa: PLC0415
+
+        keep_shard(config, items, config.stash[OPTIONS_KEY])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -223,8 +229,20 @@ def _usage_error(problem: FaError, hint: str = "") -> pytest.UsageError:
 class _Reports:
     """The hooks of the process that writes to the terminal; with pytest-xdist, the controller, which runs no tests."""
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: Results, config: pytest.Config) -> None:
         self._results = results
+        self._receiver: Any = config.pluginmanager.getplugin(RECEIVER)  # of `python -m pytest_fa judge`
+        self._shard: ShardLog | None = None
+        if config.stash[OPTIONS_KEY].shard:
+            from pytest_fa.plugin.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard
+
+            self._shard = ShardLog(config, results.log.path)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401  # a worker of pytest-xdist
+        """Tell a worker where the plan of the shards is written."""
+        if self._shard:
+            self._shard.tell(node.workerinput)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Add the status line.  The terminal reporter may be registered after this plugin, but not after this hook."""
@@ -236,6 +254,9 @@ class _Reports:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of a report."""
         self._results.take(report)
+        for receiver in (self._receiver, self._shard):
+            if receiver is not None:
+                receiver.take(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count a collection error as a failure."""
@@ -250,14 +271,12 @@ class _Reports:
         self._results.finish(session.config)
         if self._results.is_inconclusive and exitstatus == pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = INCONCLUSIVE_STATUS
-        is_bad = (
-            self._results.nothing_ran
-            or self._results.is_lost
-            or self._results.is_fault_unreported
-            or self._results.report_problem
-        )
+        results = self._results
+        is_bad = results.nothing_ran or results.is_lost or results.is_fault_unreported or results.report_problem
         if is_bad and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._shard:
+            session.exitstatus = self._shard.finish(session.exitstatus)
         result = yield
         terminal = session.config.pluginmanager.getplugin("terminalreporter")
         if terminal and not terminal.no_summary:

@@ -84,10 +84,13 @@ def is_profiled(metafunc: pytest.Metafunc) -> bool:
 
 
 def _pairs(metafunc: pytest.Metafunc, plan: Plan) -> list[tuple[Variant, Case]]:
-    """The pairs of variant and case that a test runs over."""
+    """The pairs of variant and case that a test runs over; only `test_correct` of the shipped suite has claims."""
     if is_profiled(metafunc):
         return plan.profiles
-    return plan.timings if "fa_benchmark" in metafunc.fixturenames else plan.checks
+    if "fa_benchmark" in metafunc.fixturenames:
+        return plan.timings
+    has_claims = metafunc.function.__name__ == "test_correct" and "fa_run" in metafunc.fixturenames
+    return plan.checks + plan.claims if has_claims else plan.checks
 
 
 def deselect(config: pytest.Config, items: list[pytest.Item], plan: Plan) -> None:
@@ -136,7 +139,7 @@ def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) ->
         report.extras = [*getattr(report, "extras", []), *_html_extras(item.config, record)]
     elif report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        report.fa_not_run = ["build" if _param(item, "fa_case") is None else "case", reason.removeprefix("Skipped: ")]
+        report.fa_not_run = ["build" if param_of(item, "fa_case") is None else "case", reason.removeprefix("Skipped: ")]
 
 
 def _html_extras(config: pytest.Config, record: Record) -> list[Any]:
@@ -162,14 +165,14 @@ def _html_extras(config: pytest.Config, record: Record) -> list[Any]:
 def _shapes_of_selected(items: list[pytest.Item], plan: Plan) -> set[str]:
     """The shape ids at which a selected variant has a test."""
     selected = (item for item in items if (variant := _variant(item)) and not plan.is_companion(variant))
-    cases = {_param(item, "fa_case") for item in selected}
+    cases = {param_of(item, "fa_case") for item in selected}
     return {case.shape_id for case in cases if case}
 
 
 def _is_kept(item: pytest.Item, plan: Plan, shapes: set[str], left_out: set[tuple[str, str]]) -> bool:
-    if _param(item, "fa_variant") is None:
+    if param_of(item, "fa_variant") is None:
         return True  # its test uses no variant
-    variant, case = _variant(item), _param(item, "fa_case")
+    variant, case = _variant(item), param_of(item, "fa_case")
     if variant is None:
         return False  # pytest's placeholder for a test without parameters
     if not plan.is_companion(variant):
@@ -178,7 +181,7 @@ def _is_kept(item: pytest.Item, plan: Plan, shapes: set[str], left_out: set[tupl
 
 
 def _variant(item: pytest.Item) -> AnyVariant | None:
-    variant = _param(item, "fa_variant")
+    variant = param_of(item, "fa_variant")
     return variant if isinstance(variant, Variant | BrokenVariant) else None
 
 
@@ -186,6 +189,7 @@ def _is_shipped(item: pytest.Item) -> bool:
     return str(getattr(getattr(item, "module", None), "__name__", "")).startswith("pytest_fa.suite.")
 
 
-def _param(item: pytest.Item, name: str) -> Any:  # noqa: ANN401  # the type depends on the parameter
+def param_of(item: pytest.Item, name: str) -> Any:  # noqa: ANN401  # the type depends on the parameter
+    """Return the value of a parameter of a test; None if it has no such parameter."""
     callspec = getattr(item, "callspec", None)
     return callspec.params.get(name) if callspec else None

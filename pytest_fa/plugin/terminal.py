@@ -1,4 +1,4 @@
-"""Keeps the records of a run, and writes the table, the lines below it and the list of variants to the terminal."""
+"""Keeps the records of a run, and writes the table and the lines below it to the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_fa.catalog.discover import Catalog
     from pytest_fa.options.options import Options
     from pytest_fa.records.ceilings import Ceilings
     from pytest_fa.records.log import RecordLog
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 
 MATRIX_WIDTH = 200
-LIST_WIDTH = 160  # without a terminal
 QUIETEST = -2  # -qq
 UNREPORTED = "tests were skipped because of a fault, but no test failed with it"
 
@@ -91,7 +89,7 @@ class Results:
         if record.outcome == "not_measured":
             self._not_run["case"][record.message] += 1
         try:
-            self._log.append(record)
+            self.log.append(record)
         except OSError as problem:
             self._lost = str(problem)
 
@@ -148,15 +146,18 @@ class Results:
     def write(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table and the lines below it."""
         if self._records:
-            from pytest_fa.plugin.left_out import left_out_of_table  # noqa: PLC0415
+            from pytest_fa.plugin.left_out import left_out_of_table  # noqa: PLC0415  # only runs with records need these
+            from pytest_fa.plugin.state import session_of  # noqa: PLC0415
             from pytest_fa.report.table import notes  # noqa: PLC0415
             from pytest_fa.report.tool_lines import ablation_lines, profile_lines  # noqa: PLC0415
+            from pytest_fa.report.unjudged_lines import unjudged_lines  # noqa: PLC0415
 
             self._write_table(terminal)
             self._write_gates(terminal)
+            unjudged = unjudged_lines(self._records, session_of(terminal.config).run_plan.plan, self._options)
+            tools = (*ablation_lines(self._records), *profile_lines(self._records))
             left_out = left_out_of_table(terminal.config, self._records)
-            below = (*ablation_lines(self._records), *profile_lines(self._records), *notes(self._records), *left_out)
-            for line in below:
+            for line in (*tools, *notes(self._records), *left_out, *unjudged):
                 terminal.write_line(line)
             if terminal.config.getoption("numprocesses", None):
                 terminal.write_line(
@@ -206,7 +207,7 @@ class Results:
     def _write_files(self, terminal: pytest.TerminalReporter) -> None:
         """Write where the records are, which saved records are stale, and what cannot be read."""
         if not self._lost:
-            terminal.write_line(f"records: {self._relative(self._log.path)}")
+            terminal.write_line(f"records: {self._relative(self.log.path)}")
         if self._options.html and not self.report_problem:
             terminal.write_line(f"report: {self._relative(self._options.html)}")
         for path in self._saved:
@@ -224,6 +225,7 @@ class Results:
 
     def _write_table(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table of the run: one row for each variant and shape, or for each kernel of the self-test."""
+        from pytest_fa.report.exploit_lines import exploit_lines  # noqa: PLC0415
         from pytest_fa.report.table import render_matrix  # noqa: PLC0415
 
         width = terminal._tw.fullwidth  # noqa: SLF001
@@ -231,6 +233,8 @@ class Results:
         terminal.section("self-test: kernels and the checks that rejected them" if faults else "attention kernels")
         if faults:
             terminal.write_line(render_matrix(faults, max(width, MATRIX_WIDTH)))
+            for line in exploit_lines(faults):
+                terminal.write_line(line)
         elif self._options.static:
             self._write_static(terminal, width)
         else:
@@ -239,12 +243,13 @@ class Results:
     def _write_rows(self, terminal: pytest.TerminalReporter, width: int) -> None:
         """Write the rows of variants and shapes; with -v all of them, and what the columns mean."""
         from pytest_fa.report.layout import LEGEND, LEGEND_HINT, table_lines  # noqa: PLC0415
-        from pytest_fa.report.table import make_groups, property_lines  # noqa: PLC0415
+        from pytest_fa.report.table import claim_lines, make_groups, property_lines  # noqa: PLC0415
 
         is_verbose = terminal.config.get_verbosity() > 0
         groups = make_groups(self._records, self._ceilings[0])
         _write_lines(terminal, table_lines(groups, width, every_row=is_verbose))
-        for line in (*property_lines(self._records), *(LEGEND if is_verbose else [LEGEND_HINT])) if groups else ():
+        counts = (*claim_lines(self._records), *property_lines(self._records))
+        for line in (*counts, *(LEGEND if is_verbose else [LEGEND_HINT])) if groups else ():
             terminal.write_line(line)
 
     def _write_static(self, terminal: pytest.TerminalReporter, width: int) -> None:
@@ -266,7 +271,8 @@ class Results:
                     terminal.write_line(line, red=record.gate.verdict == "FAIL", green=record.gate.verdict == "PASS")
 
     @functools.cached_property
-    def _log(self) -> RecordLog:
+    def log(self) -> RecordLog:
+        """The record file of this run."""
         from pytest_fa.records.log import RecordLog  # noqa: PLC0415
 
         return RecordLog(self._options.artifacts)
@@ -308,40 +314,3 @@ class Results:
 def _write_lines(terminal: pytest.TerminalReporter, lines: list[TextLine]) -> None:
     for line in lines:
         terminal.write_line(line.text, **({line.style: True} if line.style else {}))
-
-
-def list_variants(catalog: Catalog, absence: str) -> None:
-    """`--fa-list`: print every variant with its role, what it supports, and its step; problems of manifests last.
-
-    `absence` says why no variant but the built-in ones is listed; it is empty if there are others.
-    """
-    from rich import box  # noqa: PLC0415  # only --fa-list needs these
-    from rich.console import Console  # noqa: PLC0415
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    from pytest_fa.records.text import printable  # noqa: PLC0415
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("variant", no_wrap=True)
-    for header in ("role", "entry", "architectures", "dtypes", "head_dim"):
-        table.add_column(header)
-    table.add_column("step", overflow="fold")
-    for variant in catalog.variants.values():
-        dims = ", ".join(map(str, variant.supports.head_dim))
-        arches = ", ".join(variant.arch) or ", ".join(variant.supports.device)
-        dtypes = ", ".join(variant.supports.dtype)
-        role = variant.role if variant.computes == "attention" else f"{variant.role} of {variant.computes}"
-        table.add_row(variant.name, role, variant.entry.kind, arches, dtypes, dims, escape(printable(variant.step)))
-    console = Console()
-    if not (console.is_terminal or os.environ.get("COLUMNS")):
-        console = Console(width=LIST_WIDTH)
-    console.print(table)
-    for broken in catalog.broken.values():
-        console.print(printable(f"broken: {broken.problem}"), style="red", markup=False, soft_wrap=True)
-    for clash in catalog.clashes.values():
-        console.print(printable(f"broken: {clash}"), style="red", markup=False, soft_wrap=True)
-    if absence:
-        console.print(printable(f"no variants of your own: {absence}"), style="red", markup=False, soft_wrap=True)
-    for notice in catalog.notices:
-        console.print(printable(f"fa: {notice}"), markup=False, soft_wrap=True)

@@ -15,10 +15,19 @@ SHORT_US = 0.4  # allowed difference per short kernel, in microseconds
 
 SLOPE_SHARE = 0.02  # allowed difference between the judge's slope and the period, as a share of the period
 CLOCK_US = 0.1  # allowed difference between times by the judge's clock and others, in microseconds
-MESSAGE_US = 400.0  # for the message that starts a run of calls, and its answer
+MESSAGE_US = (
+    1200.0  # for the message that starts a run of calls, its answer, and the judge's copies; 0.8 to 1.0 ms on an H200
+)
 WHOLE_SHARE = 1.05  # how much longer a whole run may be than the period, besides its message
+PROVEN_SHARE = 0.25  # how much shorter the candidate's clock must be than a whole run to prove tampering
 PROOF_SHARE = 1.15  # how much longer calls may be that write an output of their own
+FILLS_ALLOWED = 2  # how many times as long, instead, as it takes to write one output to memory
 LEAST_CALL_SHARE = 0.9  # of `device_us`, that a call from Python takes: the two are measured one after the other
+
+SHARED_OUTPUT = (
+    "all calls return the same buffer, so it cannot be seen that each timed call computes; "
+    "write the result into `out`, or return a new tensor"
+)
 
 # Substrings of kernel names: of the kernel of each SDPA backend, and of all attention kernels that torch ships.
 BACKEND_KERNELS = {"sdpa_flash": "flash", "sdpa_cudnn": "cudnn", "sdpa_efficient": "fmha"}
@@ -40,11 +49,22 @@ def check_agreement(
     if speed.order == "branches":
         return Agreement(valid=False, reason="the kernels of the captured call are not one chain")
     names = [launch.mangled for launch in speed.launches]
+    names += [node.name for node in speed.profiler.nodes] if speed.profiler else []
     if problem := _wrong_kernels(variant, role, names) or _against_judge(speed, role, needs_outside=needs_outside):
         return Agreement(valid=False, reason=problem)
     if speed.profiler is None:
         return Agreement(valid=None, reason=speed.profiler_missing or "not profiled")
     return _compare(speed.device.median_us, speed.profiler)
+
+
+def is_unconfirmed(speed: Speed) -> bool:
+    """Whether a time does not count: another clock contradicts it, or it was compared with none."""
+    return speed.agreement is None or speed.agreement.valid is False
+
+
+def why_unconfirmed(speed: Speed) -> str:
+    """The reason of `is_unconfirmed`."""
+    return speed.agreement.reason if speed.agreement else "it was compared with no other clock"
 
 
 def is_call_too_short(speed: Speed) -> bool:
@@ -82,6 +102,8 @@ def _against_outside(period_us: float, outside: OutsideTime, role: str) -> str:
     proof sample takes longer if the candidate skips work in calls whose output another call overwrites; an empty kernel
     has no work to skip.
     """
+    if outside.shares_outputs:
+        return SHARED_OUTPUT
     allowed_us = max(SLOPE_SHARE * period_us, CLOCK_US)
     if outside.proof_us is not None and not abs(outside.median_us - period_us) <= allowed_us:
         return (
@@ -98,7 +120,7 @@ def _against_outside(period_us: float, outside: OutsideTime, role: str) -> str:
     if outside.proof_us is None or role == "overhead":
         return ""
     calls = outside.proof_calls or 1
-    allowed_us = PROOF_SHARE * outside.whole_us + CLOCK_US + MESSAGE_US / calls
+    allowed_us = proof_limit_us(outside.whole_us, outside.fill_us or 0.0, calls)
     if not outside.proof_us <= allowed_us:
         return (
             f"where each of {calls} calls writes an output of its own, a call takes {outside.proof_us:.2f} us, "
@@ -106,6 +128,33 @@ def _against_outside(period_us: float, outside: OutsideTime, role: str) -> str:
             f"it seems to skip work whose result is overwritten"
         )
     return ""
+
+
+def tampering_of(period_us: float, outside: OutsideTime) -> str:
+    """Return how the two clocks prove that the candidate's own clock was tampered with; empty if they do not.
+
+    The slope cancels what is constant, so 5 % beyond its own uncertainty are proof.  A whole run contains its message,
+    which a busy machine delays, so that only 25 % are.
+    """
+    least_us = outside.median_us * (1 - 2 * (1 if outside.precision is None else outside.precision))
+    by_slope = outside.proof_us is not None and period_us < (1 - SHARE) * (least_us - CLOCK_US)
+    by_run = period_us < (1 - PROVEN_SHARE) * (outside.whole_us - CLOCK_US - MESSAGE_US / max(1, outside.calls))
+    if not (by_slope or by_run):
+        return ""
+    judged_us = outside.median_us if by_slope else outside.whole_us
+    return (
+        f"a call takes {period_us:.2f} us by the clock of its own process and {judged_us:.2f} us by the judge's clock"
+        f"{_shorter_by(period_us, judged_us)}"
+    )
+
+
+def proof_limit_us(whole_us: float, fill_us: float, calls: int) -> float:
+    """The longest time per call that is allowed where each of `calls` calls writes an output of its own.
+
+    These outputs do not stay in L2.  For large outputs, such as scores, that alone may take more than 15 % of the time;
+    `fill_us` is the time in which the judge writes one of them.
+    """
+    return max(PROOF_SHARE * whole_us, whole_us + FILLS_ALLOWED * fill_us) + CLOCK_US + MESSAGE_US / calls
 
 
 def _shorter_by(inside_us: float, outside_us: float) -> str:

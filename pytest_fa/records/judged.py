@@ -11,6 +11,7 @@ from pytest_fa.records.ranges import Natural, Real
 WITH_POISON = 128  # the first repeats, all of which start from NaN-filled shared memory; later ones do so in part
 EXCLUDED_FAULTS = 3.0  # minus the natural logarithm of 0.05: the chance that a sample shows no fault
 Index = tuple[Natural, Natural, Natural, Natural]
+RowIndex = tuple[Natural, Natural, Natural]  # batch, head, query
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -32,8 +33,24 @@ class Bound(msgspec.Struct, frozen=True):
         return 0.0 if self.holds else float("inf")
 
 
+class LseCheck(msgspec.Struct, frozen=True):
+    """How many rows have a wrong log-sum-exp, and the row that uses most of its bound.
+
+    `worst_got` and `worst_want` are texts, because a right value may be -inf or NaN.
+    """
+
+    bad_count: Natural
+    row_count: Natural
+    worst: RowIndex
+    worst_got: str
+    worst_want: str
+
+
 class Check(msgspec.Struct, frozen=True):
-    """The verdict on one output.  Indices are (batch, head, query, dim); for scores, (batch, head, query, key)."""
+    """The verdict on one output.  Indices are (batch, head, query, dim); for scores, (batch, head, query, key).
+
+    `lse` is None unless the variant returns the log-sum-exp, whose bound is then one of `bounds`.
+    """
 
     policy: str
     passed: bool
@@ -49,6 +66,12 @@ class Check(msgspec.Struct, frozen=True):
     worst: Index | None
     worst_got: Real | None
     worst_want: Real | None
+    lse: LseCheck | None = None
+
+    @property
+    def is_wrong_only_in_lse(self) -> bool:
+        """Whether the output is right and the log-sum-exp is wrong."""
+        return {bound.name for bound in self.bounds if bound.enforced and not bound.holds} == {"lse"}
 
     @property
     def tightest(self) -> Bound:
@@ -73,7 +96,8 @@ class Check(msgspec.Struct, frozen=True):
 class Repeats(msgspec.Struct, frozen=True):
     """The outputs of `count` extra calls, compared bit by bit with the first one.
 
-    `differing` outputs differ, in `element_count` elements; `first` is the index of the first one.
+    `differing` outputs differ, in `element_count` elements; `first` is the index of the first one.  In `lse_differing`
+    calls, the log-sum-exp differs.
     `why_no_smem_poison` says why shared memory was not filled with NaN before calls; it is None if it was: before at
     least the first 128, and every tenth one after them.
     """
@@ -83,6 +107,12 @@ class Repeats(msgspec.Struct, frozen=True):
     element_count: Natural
     first: Index | None
     why_no_smem_poison: str | None
+    lse_differing: Natural = 0
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether no call differs from the first one."""
+        return not self.differing and not self.lse_differing
 
     @property
     def excluded_rate(self) -> float | None:
@@ -91,7 +121,7 @@ class Repeats(msgspec.Struct, frozen=True):
         With a fault in this share of all calls, `count` calls would all be equal in less than 5 % of runs: for a share
         p of at most 3 / count, (1 - p) ** count is about exp(-3).
         """
-        return None if self.differing or not self.count else min(1.0, EXCLUDED_FAULTS / self.count)
+        return min(1.0, EXCLUDED_FAULTS / self.count) if self.is_equal and self.count else None
 
 
 class Fingerprints(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ Outcome = Literal[
     "ok",
     "failed",
     "wrong",
+    "cheat",
     "unsupported",
     "launch_failed",
     "device_error",
@@ -86,7 +87,8 @@ class Record(msgspec.Struct, frozen=True):
     """The record of one variant on one case, or of its builds if `kind` is `build`.
 
     `builds` holds the build that ran; for kind `build`, those of all architectures.  `output` is the end
-    of what the worker printed, if the test failed.
+    of what the worker printed, if the test failed.  `is_claim` marks a case that was added for what the manifest claims
+    to support.
     """
 
     schema: int
@@ -112,8 +114,10 @@ class Record(msgspec.Struct, frozen=True):
     nsight: NsightReport | None = None
     sanitized: Sanitized | None = None
     ablation: Ablation | None = None
+    other_plugins: tuple[str, ...] = ()  # which could have changed this run, besides pytest's and this package
     fingerprints: Fingerprints | None = None
     output: str = ""
+    is_claim: bool = False
 
 
 def to_json(value: msgspec.Struct) -> bytes:

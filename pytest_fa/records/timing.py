@@ -92,8 +92,10 @@ class OutsideTime(msgspec.Struct, frozen=True):
     """The time per call by the judge's clock, which stands outside the candidate's process.
 
     `median_us` is the slope between graphs of two lengths, and `whole_us` the longer of the two runs divided by its
-    `calls`, with the message that started it.  In the proof sample, each of `proof_calls` calls has an output of its
-    own, and takes `proof_us`.  Without graphs there is no slope and no proof sample: `median_us` is then `whole_us`.
+    `calls`, with the message that started it and the copies that ended it.  In the proof sample, each of `proof_calls`
+    calls has an output of its own, and takes `proof_us`; to write one such output alone takes `fill_us`.  Without
+    graphs there is no slope and no proof sample: `median_us` is then `whole_us`.  With `shares_outputs`, the function
+    returned one buffer for calls that should write different ones.
     """
 
     median_us: SignedUs
@@ -102,6 +104,8 @@ class OutsideTime(msgspec.Struct, frozen=True):
     calls: Natural
     proof_us: Us | None
     proof_calls: Natural | None = None
+    shares_outputs: bool = False
+    fill_us: Us | None = None
 
 
 class Speed(msgspec.Struct, frozen=True):

@@ -15,19 +15,20 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pytest_fa.catalog.variant import COMPANION_ROLES
+from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio
 from pytest_fa.records.timing import Speed
 from pytest_fa.report.failure import failure_text
 from pytest_fa.report.layout import Style, TextLine
 from pytest_fa.report.table import NOT_ATTENTION, best_baseline, comparable, ratio_text
-from pytest_fa.report.timing_notes import is_unconfirmed
 
 NO_FAILURE = ("ok", "not_measured", "inconclusive")
 JUDGED_KINDS = ("correct", "speed", "property")
 TOOL_KINDS = ("gate", "profile", "sanitize")  # a run of these need not time anything
-STATES = ("right", "wrong", "failed", "not built", "only built", "not judged")
-FAILED_STATES = ("wrong", "failed", "not built")
+STATES = ("right", "cheat", "wrong", "failed", "not built", "only built", "not judged")
+FAILED_STATES = ("cheat", "wrong", "failed", "not built")
+WORST_FIRST = (("cheat", "cheat"), ("wrong", "wrong"), ("not_built", "not built"))  # outcome and state; else: failed
 
 Times = dict[str, dict[str, Speed]]  # by variant, then by shape id
 
@@ -150,11 +151,11 @@ def _about_many(by_variant: dict[str, list[Record]], records: list[Record], time
 def state_of(group: list[Record]) -> str:
     """The state of the variant of these records, one of `STATES`.
 
-    A variant is wrong only if an output or a property was judged to be wrong.
+    A variant is wrong only if an output or a property was judged to be wrong, and a cheat only if that was proven.
     """
     failures = {record.outcome for record in group if _is_failure(record)}
     if failures:
-        return "wrong" if "wrong" in failures else "not built" if "not_built" in failures else "failed"
+        return next((state for outcome, state in WORST_FIRST if outcome in failures), "failed")
     if any(_is_judged(record) for record in group):
         return "right"
     return "only built" if all(record.kind == "build" for record in group) else "not judged"

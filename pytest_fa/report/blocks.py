@@ -33,6 +33,7 @@ from pytest_fa.report.block_specs import (
     ShapeSpec,
     TableSpec,
 )
+from pytest_fa.report.exploit_lines import exploit_rows, twin_rows
 from pytest_fa.report.ladder import expectation_rows, ladder_rows, phase_rows, shape_rows
 from pytest_fa.report.layout import table_lines
 from pytest_fa.report.margins import worst_margins
@@ -201,8 +202,8 @@ def _options() -> str:
     return "\n".join(rows)
 
 
-def _lines(rows: list[list[str]]) -> str:
-    rule = ["---", *["---:"] * (len(rows[0]) - 1)]
+def _lines(rows: list[list[str]], align: str = "---:") -> str:
+    rule = ["---", *[align] * (len(rows[0]) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (rows[0], rule, *rows[1:]))
 
 
@@ -279,4 +280,6 @@ MAKERS: dict[str, Callable[[str, Path], str]] = {
     "bandwidth": lambda words, root: _bandwidth(_spec("bandwidth", words, BandwidthSpec), root),
     "screen": lambda words, root: _screen(_spec("screen", words, ScreenSpec), root),
     "options": lambda _words, _root: _options(),
+    "exploits": lambda _words, _root: _lines(exploit_rows(), "---"),
+    "twins": lambda _words, _root: _lines(twin_rows(), "---"),
 }

@@ -11,6 +11,7 @@ from pytest_fa.report.gate_lines import gate_lines
 # terminal, so it begins with the cause; the test's id is in front of it already.
 HEADLINES = {
     "wrong": "wrong: ",
+    "cheat": "cheat: ",
     "failed": "",
     "unsupported": "refused: ",
     "launch_failed": "",
@@ -28,6 +29,7 @@ HEADLINES = {
 # The same outcomes as the title of a failure on a page, where no message follows.
 TITLES = {
     "wrong": "wrong result",
+    "cheat": "tampered with the judge",
     "failed": "failed",
     "unsupported": "refused a case that its manifest supports",
     "launch_failed": "did not launch",
@@ -35,7 +37,7 @@ TITLES = {
     "crashed": "crashed its process",
     "hung": "hung",
     "not_built": "was not built",
-    "build_changed": "has a build that changed after it was checked",
+    "build_changed": "has a file that changed after it was checked",
     "over_limit": "exceeds the limits of its manifest",
     "gate_failed": "failed the gate",
     "inconclusive": "has no verdict",
@@ -79,6 +81,11 @@ def check_lines(check: Check, computes: Computes = "attention") -> list[str]:
     if check.worst is not None and check.worst_want is not None:
         got = "not finite" if check.worst_got is None else f"{check.worst_got:.6g}"
         lines.append(f"  worst: {_place(check.worst, computes)}: got {got}, want {check.worst_want:.6g}")
+    if check.lse is not None:
+        batch, head, query = check.lse.worst
+        lines.append(f"  log-sum-exp: {check.lse.bad_count} of {check.lse.row_count} rows bad")
+        place, values = f"batch {batch}, head {head}, query {query}", (check.lse.worst_got, check.lse.worst_want)
+        lines.append(f"  worst log-sum-exp: {place}: got {values[0]}, want {values[1]}")
     return lines
 
 
@@ -92,6 +99,9 @@ def repeats_line(repeats: Repeats, computes: Computes = "attention") -> str:
     memory = f"{with_poison} NaN-filled shared memory"
     if missing is not None:
         memory = f"without NaN-filled shared memory ({missing})"
+    if repeats.lse_differing and not repeats.differing:
+        changed = f"the log-sum-exp of {repeats.lse_differing} differs from the first call"
+        return f"  repeats: {repeats.count} {memory}, {changed}: a race"
     if not repeats.differing or repeats.first is None:
         rate = repeats.excluded_rate
         excluded = f"; a fault in more than {100 * rate:.2g} % of the calls is excluded (95 %)" if rate else ""

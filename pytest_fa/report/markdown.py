@@ -40,6 +40,12 @@ A table is between two comments.  The first comment says what the table shows:
 
     <!-- fa-options all -->
     <!-- /fa-options -->
+
+    <!-- fa-exploits all -->
+    <!-- /fa-exploits -->
+
+    <!-- fa-twins all -->
+    <!-- /fa-twins -->
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.record import Record
 from pytest_fa.report.answer import NO_FAILURE
-from pytest_fa.report.timing_notes import is_unconfirmed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +30,7 @@ LINE_COLORS = ("#2563eb", "#0f766e", "#be185d", "#a16207", "#475569", "#15803d")
 REFERENCES = {
     "sdpa_cudnn": ("SDPA cuDNN", "#c2410c"),
     "sdpa_flash": ("SDPA flash", "#7c3aed"),
+    "flash_attention_3": ("FlashAttention-3", "#0e7490"),
     "noop": ("empty launch", "#4b5563"),
 }
 _MASKS = {"none": "", "top_left": ", causal", "bottom_right": ", causal (bottom right)"}
@@ -58,13 +59,18 @@ def new_figure(height: float, finding: str, details: str) -> tuple[Figure, Axes]
     from matplotlib.figure import Figure  # noqa: PLC0415  # from the extra `report`: pip install pytest-fa[report]
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=PAGE_COLOR)
-    title = textwrap.fill(without_math(finding), TITLE_CHARACTERS)
-    figure.suptitle(title, fontsize=10, color=TEXT_COLOR, fontweight="bold", x=0.01, ha="left")
+    new_title(figure, finding)
     axis = figure.subplots()
     axis.set_title(without_math(details), fontsize=8, color=QUIET_COLOR, loc="left")
     axis.tick_params(labelsize=8, colors=TEXT_COLOR)
     axis.spines[["top", "right"]].set_visible(False)
     return figure, axis
+
+
+def new_title(figure: Figure, finding: str) -> None:
+    """Write the finding as the title of a figure."""
+    title = textwrap.fill(without_math(finding), TITLE_CHARACTERS)
+    figure.suptitle(title, fontsize=10, color=TEXT_COLOR, fontweight="bold", x=0.01, ha="left")
 
 
 def device_us_of(record: Record) -> float:

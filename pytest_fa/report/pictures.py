@@ -10,6 +10,7 @@ from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
 from pytest_fa.report.error_picture import error_picture
 from pytest_fa.report.ladder_picture import ladder_picture
+from pytest_fa.report.long_picture import long_picture
 from pytest_fa.report.phase_picture import phase_picture
 from pytest_fa.report.scaling_picture import scaling_picture
 
@@ -32,9 +33,9 @@ def read_timed(folder: Path) -> list[Record]:
 def draw(folder: Path, ceilings: Ceilings | None) -> list[Path]:
     """Draw pictures of the records into `folder`, and return their paths.
 
-    `ladder.svg` shows the candidates at one shape, `scaling.svg` TFLOP/s over the sequence length, `phases.svg` the
-    time of each phase, and `errors.svg` the error of every variant against its bound.  A picture without data is not
-    drawn.  The title of each is what the records say.
+    `ladder.svg` shows the candidates at one shape, `scaling.svg` TFLOP/s over the sequence length, `long.svg` the same
+    for the suite `long`, `phases.svg` the time of each phase, and `errors.svg` the error of every variant against its
+    bound.  A picture without data is not drawn.  The title of each is what the records say.
 
     Raises `NothingToShow` without timed records, `UnreadableRecords` if a line of a file is no record, `ImportError`
     without matplotlib.
@@ -46,6 +47,7 @@ def draw(folder: Path, ceilings: Ceilings | None) -> list[Path]:
     pictures = {
         "ladder.svg": ladder_picture(records),
         "scaling.svg": scaling_picture(records, ceilings),
+        "long.svg": long_picture(records),
         "phases.svg": phase_picture(records),
         "errors.svg": error_picture(records),
     }

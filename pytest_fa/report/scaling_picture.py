@@ -61,7 +61,7 @@ def scaling_picture(records: Iterable[Record], ceilings: Ceilings | None) -> Fig
 
 
 def scaling_finding(family: Family) -> str:
-    """At which lengths the fastest candidate is faster than the fastest baseline, and by how much."""
+    """At which lengths the fastest candidate is faster than the fastest SDPA backend, and by how much."""
     ratios = {length: ratio for length, group in family.items() if (ratio := _ratio(group)) is not None}
     if not ratios:
         best = max((each for group in family.values() for each in group.values()), key=_tflops)
@@ -79,9 +79,9 @@ def scaling_finding(family: Family) -> str:
 
 
 def _ratio(group: dict[str, Record]) -> float | None:
-    """The time of the fastest candidate divided by that of the fastest baseline; None if one of them is missing."""
+    """The time of the fastest candidate divided by that of the fastest SDPA backend; None if one of them is missing."""
     candidates = [device_us_of(each) for each in group.values() if each.role == "candidate"]
-    baselines = [device_us_of(each) for each in group.values() if each.role == "baseline"]
+    baselines = [device_us_of(each) for each in group.values() if each.variant.startswith("sdpa_")]
     return min(candidates) / min(baselines) if candidates and baselines else None
 
 

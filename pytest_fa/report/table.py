@@ -7,13 +7,13 @@ from typing import Literal
 
 import msgspec
 
-from pytest_fa.records.agreement import is_call_too_short
+from pytest_fa.records.agreement import is_call_too_short, is_unconfirmed
 from pytest_fa.records.built import Build, Kernel
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio, is_noisy, is_wide_ratio
 from pytest_fa.records.timing import ON_CPU, Speed
-from pytest_fa.report.timing_notes import is_unconfirmed, timing_notes
+from pytest_fa.report.timing_notes import timing_notes
 
 NOTHING = "-"
 TOOL_KINDS = ("profile", "sanitize")  # shown as lines below the table instead
@@ -66,7 +66,7 @@ def make_groups(records: list[Record], ceilings: Ceilings | None = None) -> list
     """The variants that were only built, then one group for each shape, in the order of their first records.
 
     In a group the fastest is first, candidates and baselines together; then what was not timed or is wrong; then what
-    does not compute attention.  Properties that hold have no row.
+    does not compute attention.  Properties that hold, and right outputs at cases of claims, have no row.
     """
     by_key: Groups = {}
     for record in records:
@@ -77,12 +77,17 @@ def make_groups(records: list[Record], ceilings: Ceilings | None = None) -> list
     build_rows = tuple(row for record in builds for row in _build_rows(record))
     shapes: dict[str, list[list[Record]]] = {}
     for (shape, _), group in by_key.items():
-        if any(record.kind != "property" or record.outcome != "ok" for record in group):
+        if any(record.outcome != "ok" or not _has_no_row(record) for record in group):
             shapes.setdefault(shape, []).append(group)
     return [
         *([RowGroup("builds", "", build_rows)] if build_rows else []),
         *(_shape_group(shape, groups, ceilings) for shape, groups in shapes.items()),
     ]
+
+
+def _has_no_row(record: Record) -> bool:
+    """Whether a record that is ok is only counted in a line below the table."""
+    return record.kind == "property" or record.is_claim
 
 
 def make_rows(records: list[Record], ceilings: Ceilings | None = None) -> list[Row]:
@@ -126,6 +131,13 @@ def property_lines(records: list[Record]) -> list[str]:
     """How many properties hold, of those that were tested; no line if there are none."""
     outcomes = [record.outcome for record in records if record.kind == "property" and record.outcome != "not_built"]
     return [f"properties: {outcomes.count('ok')} of {len(outcomes)} hold"] if outcomes else []
+
+
+def claim_lines(records: list[Record]) -> list[str]:
+    """How many outputs are right at cases that were added for what manifests claim; no line if there are none."""
+    outcomes = [record.outcome for record in records if record.is_claim and record.outcome != "not_built"]
+    counts = f"{outcomes.count('ok')} of {len(outcomes)}"
+    return [f"claims: {counts} other dtypes, head_dims, masks, layouts and groupings are right"] if outcomes else []
 
 
 def render_matrix(records: list[Record], width: int) -> str:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from pytest_fa.records.agreement import is_unconfirmed, why_unconfirmed
 from pytest_fa.records.record import Record
-from pytest_fa.records.timing import Speed
 
 MOST_NODES = 3  # the kernels of a backend that ran more than this are not listed
-
-
-def is_unconfirmed(speed: Speed) -> bool:
-    """Whether the second clock, the kernels' names or the device's limits contradict a time."""
-    return speed.agreement is not None and speed.agreement.valid is False
 
 
 def timing_notes(records: list[Record]) -> list[str]:
     """The notes below the table, one line each."""
     timed = [(f"{each.variant} at {each.case.shape_id}", each.speed) for each in records if each.speed and each.case]
-    lines = [f"time not confirmed: {name}: {_reason(speed)}" for name, speed in timed if is_unconfirmed(speed)]
+    lines = [f"time not confirmed: {name}: {why_unconfirmed(speed)}" for name, speed in timed if is_unconfirmed(speed)]
     lines += [
         f"period_pdl: {name}: programmatic dependent launch overlaps its kernels; device_us is the period of "
         f"overlapping calls and is never gated"
@@ -26,10 +21,6 @@ def timing_notes(records: list[Record]) -> list[str]:
     other_processes = dict.fromkeys(process for _, speed in timed for process in speed.other_gpu_processes)
     lines += [f"another process was using the GPU: {process}" for process in other_processes]
     return [*lines, *_backend_kernels(records)]
-
-
-def _reason(speed: Speed) -> str:
-    return speed.agreement.reason if speed.agreement else ""
 
 
 def _backend_kernels(records: list[Record]) -> list[str]:

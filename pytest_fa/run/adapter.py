@@ -13,6 +13,7 @@ from pytest_fa.catalog.variant import Argument, Call, Constant
 from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import empty_output
+from pytest_fa.run.lse_output import empty_lse, keep_lse
 
 DIMENSIONS = 4
 
@@ -34,6 +35,7 @@ def adapted(function: Callable[..., Any], call: Call, computes: Computes = "atte
         scale: float,
         causal: str = "none",
         out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if not passes_scale:
             _require_default_scale(scale, q.shape[-1])
@@ -42,14 +44,17 @@ def adapted(function: Callable[..., Any], call: Call, computes: Computes = "atte
         values: dict[str, Any] = {name: _in_layout(name, x, call) for name, x in (("q", q), ("k", k), ("v", v))}
         values |= {"out": _in_layout("out", out, call) if passes_out else None}
         values |= {"scale": scale, "causal": causal != "none"}
+        values |= {"lse": empty_lse(q) if lse is None else lse} if call.passes("lse") else {}
         returned = function(
             *(_value(argument, values) for argument in call.arguments),
             **{name: _value(argument, values) for name, argument in call.keywords.items()},
         )
+        if (place := call.place_of("lse")) is not None:
+            keep_lse(_item(returned, place, call), lse)
         if passes_out:
             assert out is not None  # noqa: S101  # made above
             return out
-        return _swap_layout(_select_output(returned, call.returns), call)
+        return _swap_layout(_select_output(returned, call), call)
 
     return forward
 
@@ -83,21 +88,27 @@ def _value(argument: Argument, values: dict[str, Any]) -> Any:  # noqa: ANN401  
     return values[argument] if isinstance(argument, str) else argument
 
 
-def _select_output(returned: Any, index: int | None) -> torch.Tensor:  # noqa: ANN401  # a result of any type
-    """The output tensor in what the function returned; `index` selects it from a tuple or a list.
+def _select_output(returned: Any, call: Call) -> torch.Tensor:  # noqa: ANN401  # a result of any type
+    """The output tensor in what the function returned; `call.returns` selects it from a tuple or a list.
 
     Raises `WrongResult`, caught by `entry`, if the output is not a tensor of four dimensions.
     """
-    out = returned
-    if index is not None:
-        if not isinstance(returned, (tuple, list)) or index >= len(returned):
-            raise _wrong_return(f"entry.call.returns is {index}, but the function returned {_describe(returned)}")
-        out = returned[index]
+    index = call.place_of("out")
+    out = returned if index is None else _item(returned, index, call)
     if not isinstance(out, torch.Tensor):
         raise _wrong_return(f"the function returned {_describe(out)}, expected its output tensor; {_advice(out)}")
     if out.dim() != DIMENSIONS:
         raise _wrong_return(f"the function returned a tensor of shape {list(out.shape)}, expected four dimensions")
     return out
+
+
+def _item(returned: Any, index: int, call: Call) -> Any:  # noqa: ANN401  # a result of any type
+    """Item `index` of a tuple or list that the function returned.  Raises `WrongResult`, caught by `entry`."""
+    if not isinstance(returned, (tuple, list)) or index >= len(returned):
+        words = call.returns if isinstance(call.returns, tuple) else ()
+        shown = f"[{', '.join(word or 'null' for word in words)}]" if words else index
+        raise _wrong_return(f"entry.call.returns is {shown}, but the function returned {_describe(returned)}")
+    return returned[index]
 
 
 def _wrong_return(message: str) -> WrongResult:

@@ -12,7 +12,8 @@ class Forward(Protocol):
 
     q and out are [batch, heads, seq_q, head_dim]; k and v are [batch, kv_heads, seq_k, head_dim].  Any strides are
     allowed.  `causal` is `none`, `top_left` or `bottom_right`.  For a variant that computes scores, out is
-    [batch, heads, seq_q, seq_k].
+    [batch, heads, seq_q, seq_k].  `lse`, [batch, heads, seq_q] float32, receives log(sum(exp(score))) of each row; it
+    is passed only to variants whose manifest has `returns: [out, lse]`.
 
     Returns `out` if the variant writes into it, else a tensor that the variant allocated.
     Raises `UnsupportedCase` with the kernel's reason, `LaunchError` with the driver's reason, and `ValueError` or
@@ -28,5 +29,6 @@ class Forward(Protocol):
         scale: float,
         causal: str = "none",
         out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute one attention forward pass, or the scores of one."""

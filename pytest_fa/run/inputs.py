@@ -28,6 +28,35 @@ class Inputs(NamedTuple):
     causal: str  # none | top_left | bottom_right
 
 
+class Output(NamedTuple):
+    """What one call writes.  `lse` is None for a variant that returns no log-sum-exp."""
+
+    out: torch.Tensor  # [batch, heads, seq_q, head_dim or seq_k]
+    lse: torch.Tensor | None = None  # [batch, heads, seq_q] float32
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that there are."""
+        return (self.out,) if self.lse is None else (self.out, self.lse)
+
+    def clone(self) -> Output:
+        """A private copy."""
+        return Output(*(tensor.clone() for tensor in self.tensors))
+
+    def of_heads(self, heads: list[int]) -> Output:
+        """The part of some heads."""
+        return Output(*(tensor[:, heads] for tensor in self.tensors))
+
+    def poison(self) -> Output:
+        """The same tensors, full of NaN."""
+        return Output(*(poison(tensor) for tensor in self.tensors))
+
+    def differs(self, other: Output) -> int:
+        """The number of elements whose bits differ from those of another output."""
+        pairs = zip(self.tensors, other.tensors, strict=True)
+        return sum(int((bits_of(own) != bits_of(theirs)).sum()) for own, theirs in pairs)
+
+
 def make_inputs(case: Case, device: torch.device) -> Inputs:
     """N(0, 1) data from the case's seed.  It is drawn on the CPU, so that every device gets the same numbers."""
     generator = torch.Generator().manual_seed(case.seed)
@@ -55,6 +84,11 @@ def empty_output(
 def poisoned_output(inputs: Inputs, computes: Computes = "attention") -> torch.Tensor:
     """An output filled with NaN, so that an element that a kernel does not write is found."""
     return poison(empty_output(inputs.q, inputs.k, computes))
+
+
+def poisoned_lse(inputs: Inputs) -> torch.Tensor:
+    """A log-sum-exp, [batch, heads, seq_q] float32, filled with NaN."""
+    return poison(inputs.q.new_empty(inputs.q.shape[:3], dtype=torch.float32))
 
 
 def poison(out: torch.Tensor) -> torch.Tensor:

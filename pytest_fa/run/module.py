@@ -37,6 +37,7 @@ from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import empty_output
 from pytest_fa.run.launch_hint import launch_hint
+from pytest_fa.run.lse_output import taking_lse
 from pytest_fa.run.signature import signature_problem
 
 CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how the errors of PyTorch's CUDA checks begin
@@ -92,7 +93,7 @@ def load_forward(
     """
     if variant.entry.kind == "python":
         function = _import_attribute(variant, "target")
-        if problem := signature_problem(function, variant.entry):
+        if problem := signature_problem(function, variant.entry, variant.returns):
             raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
         return _adapt_if_declared(function, variant)
     if library is None:
@@ -151,6 +152,7 @@ class CudaForward:
         scale: float,
         causal: str = "none",
         out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Make one call.  Raises as `Forward` says."""
         if out is None:
@@ -161,7 +163,7 @@ class CudaForward:
             size = self._workspace_bytes(q, k, v, out, scale, code)
             workspace = self._allocate(size, q.device)
         try:
-            self._entry(q, k, v, out, None, workspace, scale, code)
+            self._entry(q, k, v, out, lse, workspace, scale, code)
         except (ValueError, RuntimeError) as problem:
             raise _translate_error(problem, q, k, self._library) from None
         return out
@@ -176,8 +178,10 @@ class CudaForward:
 
 
 def _adapt_if_declared(function: Callable[..., Any], variant: Variant) -> Forward:
-    """Adapt the function if the manifest has `entry.call`; otherwise return it unchanged."""
-    return adapted(function, variant.entry.call, variant.computes) if variant.entry.call else function
+    """Adapt the function if the manifest has `entry.call` or a log-sum-exp; otherwise return it unchanged."""
+    if variant.entry.call:
+        return adapted(function, variant.entry.call, variant.computes)
+    return taking_lse(function) if "lse" in variant.returns else function
 
 
 def _translate_refusals(forward: Forward) -> Forward:

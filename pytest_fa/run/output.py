@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pytest_fa.errors import WrongResult
+from pytest_fa.errors import Tampering, WrongResult
 from pytest_fa.run.adapter import output_index
 
 
@@ -12,11 +12,11 @@ def require_output(out: object, like: torch.Tensor) -> torch.Tensor:
     """Return `out` if it is a plain tensor of the dtype and shape of `like`; raise `WrongResult` otherwise.
 
     What is no tensor, such as a tuple, is caught by `entry`: no other case can be right either.  A subclass of
-    torch.Tensor may compute when it is looked at, outside the timed call.
+    torch.Tensor raises `Tampering`: it can compute when it is looked at, outside the timed call.
     """
     if isinstance(out, torch.Tensor) and type(out) not in (torch.Tensor, torch.nn.Parameter):
         kind = f"{type(out).__module__}.{type(out).__qualname__}"
-        raise WrongResult("output", f"the output is a {kind}, it must be a torch.Tensor and not a subclass of it")
+        raise Tampering("output", f"the output is a {kind}, it must be a torch.Tensor and not a subclass of it")
     if not isinstance(out, torch.Tensor) or (out.shape, out.dtype) != (like.shape, like.dtype):
         message = f"the output is {_described(out)}, it must be {like.dtype} {list(like.shape)}"
         if isinstance(out, torch.Tensor) and out.shape == like.shape:

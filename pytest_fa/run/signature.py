@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pytest_fa.catalog.variant import Call, Entry
+from pytest_fa.catalog.variant import Call, Entry, Returns
 
 # Names that functions of attention libraries have for what is passed.
 NAMES = {
@@ -16,13 +16,16 @@ NAMES = {
     "scale": ("scale", "softmax_scale", "sm_scale"),
     "causal": ("causal", "is_causal"),
     "out": ("out", "output", "o"),
+    "lse": ("lse", "softmax_lse", "logsumexp"),
 }
 _WORD_OF = {name: word for word, names in NAMES.items() for name in names}
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def signature_problem(function: Callable[..., Any], entry: Entry) -> str | None:
+def signature_problem(
+    function: Callable[..., Any], entry: Entry, returns: tuple[Returns, ...] = ("out",)
+) -> str | None:
     """Return why a function does not accept the arguments that it gets, and the line to write, or None.
 
     A function without a readable signature, such as one of a C extension, is not compared.
@@ -32,11 +35,12 @@ def signature_problem(function: Callable[..., Any], entry: Entry) -> str | None:
     except (TypeError, ValueError):
         return None
     call = entry.call
-    count, keywords = (3, ("scale", "causal", "out")) if call is None else (len(call.arguments), tuple(call.keywords))
+    own = ("scale", "causal", *returns)
+    count, keywords = (3, own) if call is None else (len(call.arguments), tuple(call.keywords))
     try:
         signature.bind(*[None] * count, **dict.fromkeys(keywords))
     except TypeError as problem:
-        called = f"f({', '.join((*_arguments(call), *_keywords(call)))})"
+        called = f"f({', '.join((*_arguments(call), *_keywords(call, own)))})"
         line = f"`{entry_line(entry, signature.parameters.values())}`"
         return f"it is called as {called}, but its parameters are {signature}: {problem}; write in variant.yaml {line}"
     return None
@@ -64,8 +68,8 @@ def _arguments(call: Call | None) -> list[str]:
     return ["q", "k", "v"] if call is None else [_shown(argument) for argument in call.arguments]
 
 
-def _keywords(call: Call | None) -> list[str]:
-    passed = {"scale": "scale", "causal": "causal", "out": "out"} if call is None else call.keywords
+def _keywords(call: Call | None, own: tuple[str, ...]) -> list[str]:
+    passed = {word: word for word in own} if call is None else call.keywords
     return [f"{name}={_shown(value)}" for name, value in passed.items()]
 
 

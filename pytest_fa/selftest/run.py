@@ -1,13 +1,15 @@
-"""`--fa-selftest`: runs every check on kernels with exactly one mistake each, and on correct kernels."""
+"""`--fa-selftest`: runs every check on kernels with one mistake each, and on correct kernels, and runs the exploits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pytest_fa.catalog.exploits import EXPLOITS, SHARE_OF_TWIN, Verdict, exploit_case, exploit_problem
 from pytest_fa.catalog.faults import FAULTS, cases, detection_problem
 from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.gates.run import GateQuestion, decide_gate
+from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.record import Record, Stage
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import Refused
@@ -19,6 +21,8 @@ FINAL_OUTCOMES = ("crashed", "hung", "device_error")  # further runs of the same
 
 def run_selftest_kernel(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Record:
     """Run every check on one kernel and return the record: which checks caught it, and whether that is as expected."""
+    if variant.name in EXPLOITS:
+        return _run_exploit(run_plan, runner, variant)
     caught: dict[str, None] = {}
     tried = 0
     for record in _runs(run_plan, runner, variant):
@@ -28,9 +32,7 @@ def run_selftest_kernel(run_plan: RunPlan, runner: CaseRunner, variant: Variant)
         if record.outcome in FINAL_OUTCOMES:
             break
     problem = detection_problem(variant.name, list(caught)) or ("" if tried else "no check ran on this kernel")
-    stage = Stage("correct", "failed" if problem else "ok")
-    result = CaseResult("wrong" if problem else "ok", problem, (stage,), tuple(caught))
-    return runner.records.make("selftest", variant, None, result)
+    return _record(runner, variant, problem, tuple(caught))
 
 
 def _runs(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Iterator[Record]:
@@ -54,3 +56,71 @@ def _runs(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Iterator[R
     if needed_check == "gate":
         twin = run_plan.catalog.variants[FAULTS[variant.name].twin]
         yield decide_gate(runner, variant, GateQuestion(1.0, (supported[0],), (twin,)), lambda _: None)
+
+
+def _record(runner: CaseRunner, variant: Variant, problem: str, caught_by: tuple[str, ...]) -> Record:
+    stage = Stage("correct", "failed" if problem else "ok")
+    return runner.records.make(
+        "selftest", variant, None, CaseResult("wrong" if problem else "ok", problem, (stage,), caught_by)
+    )
+
+
+# -- exploits ---------------------------------------------------------------------------------------------------------
+
+
+def _run_exploit(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Record:
+    """Run an exploit in processes of its own until a check catches it, and return the record."""
+    exploit = EXPLOITS[variant.name]
+    if exploit.needs_timing and not runner.options.timing:
+        raise Refused(f"only timed calls show {variant.name}, and --benchmark-disable switches timing off")
+    least_us = (exploit.least_us, exploit.least_us)
+    if exploit.twin:
+        times_us = _times_us(runner.run(run_plan.catalog.variants[exploit.twin], exploit_case(), "speed"))
+        if times_us is None:
+            return _record(runner, variant, f"{exploit.twin}, whose time it is compared with, has no time", ())
+        least_us = (SHARE_OF_TWIN * times_us[0], SHARE_OF_TWIN * times_us[1])
+    runner.end_workers()  # what an exploit changes in its process must not affect others
+    try:
+        verdict = _tried(_exploit_runs(runner, variant, exploit.property_name), least_us)
+    finally:
+        runner.end_workers()
+    return _record(runner, variant, exploit_problem(variant.name, verdict), verdict.caught_by)
+
+
+def _tried(runs: Iterator[Record], least_us: tuple[float, float]) -> Verdict:
+    """The verdict on an exploit: that of the first run that caught it, else whether its times are too short."""
+    verdict = Verdict("ok", ())
+    for record in runs:
+        verdict = _verdict(record)
+        if verdict.caught_by:
+            break
+        verdict = verdict._replace(gain=_gain(_times_us(record), least_us))
+    return verdict
+
+
+def _gain(times_us: tuple[float, float] | None, least_us: tuple[float, float]) -> str:
+    """The times that are too short for the work of the calls; empty if there are none."""
+    if times_us is None:
+        return "no time was measured"
+    times = zip(("device_us", "call_us"), times_us, least_us, strict=True)
+    return "; ".join(f"{name} is {us:.1f}, must be at least {least:.1f}" for name, us, least in times if us < least)
+
+
+def _exploit_runs(runner: CaseRunner, variant: Variant, property_name: str | None) -> Iterator[Record]:
+    """The record of the property that must catch it, and of one case that is judged and timed."""
+    if property_name:
+        yield runner.check_property(variant, property_name)
+    yield runner.run(variant, exploit_case(), "speed")
+
+
+def _verdict(record: Record) -> Verdict:
+    """The outcome of a run, and what caught the exploit: `clocks` if another clock contradicts its time."""
+    if record.outcome != "ok":
+        return Verdict(record.outcome, record.caught_by or (record.outcome,))
+    contradicted = record.speed and check_agreement(record.variant, record.role, record.speed).valid is False
+    return Verdict("ok", ("clocks",) if contradicted else ())
+
+
+def _times_us(record: Record) -> tuple[float, float] | None:
+    """The two times of a record by which kernels are compared; None if it was not timed."""
+    return (record.speed.device.median_us, record.speed.call.median_us) if record.speed else None

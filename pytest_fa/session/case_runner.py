@@ -10,7 +10,7 @@ import msgspec
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
-from pytest_fa.catalog.properties import MAY_REFUSE, applies, property_case
+from pytest_fa.catalog.properties import MAY_REFUSE, applies, case_of_property
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.options.options import Options
@@ -29,6 +29,7 @@ from pytest_fa.worker.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, Profile
 
 LONG_WATCHDOG_SECONDS = 300.0  # a Python entry may compile at its first call, and a CPU is slow
 SELFTEST_WATCHDOG_SECONDS = 30.0  # the Python kernels of the self-test compile nothing
+GPU_BASELINE_REPEATS = 20  # a baseline is what variants are compared with; its races are not looked for
 
 
 class CaseRunner:
@@ -50,6 +51,7 @@ class CaseRunner:
         self.workers, self.profiler_workers = workers, profiler_workers
         self.other_gpu_processes: tuple[str, ...] = ()
         self.passed: set[tuple[str, str]] = set()
+        self._own_work_seen: set[str] = set()
         self.device_us: dict[tuple[str, str], float] = {}
 
     def run(self, variant: Variant, case: Case, kind: RecordKind, property_name: str | None = None) -> Record:
@@ -73,10 +75,11 @@ class CaseRunner:
             policy=self.policy_of(variant),
             judge=variant.is_judged,
             time=kind == "speed" and self.options.timing,
-            repeats=self._repeats(kind),
+            repeats=self._repeats(kind, is_gpu_baseline=variant.role == "baseline" and device == "cuda"),
             property_name=property_name,
             cross_checks=self._cross_checks(variant, case, device),
             watchdog_seconds=self.watchdog_seconds(variant, device),
+            without_attention=self._needs_own_work(variant, kind),
         )
         result = self._result_of(job)
         self._raise_refusal(job, result)
@@ -94,12 +97,17 @@ class CaseRunner:
         device = variant.device_for(gpu=find_gpu() is not None)
         if device and not applies(name, variant, device):
             raise Refused(f"property {name} does not apply to {variant.name} on {device}")
-        case = property_case(variant)
+        case = self.case_of_property(variant, name)
         if self.policy_of(variant) == "absolute" and case.dtype != "fp16":
             raise Refused(
                 f"{variant.name}: policy 'absolute' judges fp16 only, and property {name} would run in {case.dtype}"
             )
         return self.run(variant, case, "property", name)
+
+    def case_of_property(self, variant: Variant, name: str) -> Case:
+        """The case of a property, in a dtype of `--fa-dtype`; in fp16 if the policy judges no other dtype."""
+        dtypes = ("fp16",) if self.policy_of(variant) == "absolute" else self.options.dtypes
+        return case_of_property(variant, name, dtypes)
 
     def policy_of(self, variant: Variant) -> Tolerance:
         """The tolerance policy: that of `--fa-tolerance`, else the manifest's."""
@@ -196,11 +204,23 @@ class CaseRunner:
         """The GPU's saved ceilings; None also for a file that cannot be read, which the end of the run names."""
         return try_to_read(lambda: read_ceilings(self.options.records_folder, self.records.environment.gpu))[0]
 
-    def _repeats(self, kind: RecordKind) -> int | None:
+    def _needs_own_work(self, variant: Variant, kind: RecordKind) -> bool:
+        """Whether a call is judged without torch's attention: once for each variant that can reach it.
+
+        A `cuda` entry contains no torch code, and a baseline may be SDPA itself.
+        """
+        can_reach = variant.entry.kind != "cuda" and variant.role != "baseline" and variant.is_judged
+        if kind != "correct" or not can_reach or variant.name in self._own_work_seen:
+            return False
+        self._own_work_seen.add(variant.name)
+        return True
+
+    def _repeats(self, kind: RecordKind, *, is_gpu_baseline: bool) -> int | None:
         """The number of repeats of a judged call; None means the default."""
         if kind != "correct":
             return 0
-        return self.options.soak or (SELFTEST_REPEATS if self.options.selftest else None)
+        fewer = SELFTEST_REPEATS if self.options.selftest else GPU_BASELINE_REPEATS if is_gpu_baseline else None
+        return self.options.soak or fewer
 
     def _cross_checks(self, variant: Variant, case: Case, device: Device) -> tuple[Variant, ...]:
         """The SDPA backends that support the case on this device; none for a baseline."""

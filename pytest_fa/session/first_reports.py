@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import msgspec
 
 from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.properties import property_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.record import Record, RecordKind
@@ -46,6 +45,8 @@ class FirstReports:
             raise Refused(f"{variant.name} is not timed: no selected variant runs on this machine")
         self._require_usable(test, variant, case, kind)
         record = self._checked(test, variant, self._runner.run(variant, case, kind))
+        if kind == "correct" and self._session.run_plan.plan.is_claim(variant, case):
+            record = msgspec.structs.replace(record, is_claim=True)
         if kind == "correct" and record.outcome != "ok":
             self._met[test] = (self._met.get(test, ("", None))[0], key)
         elif kind == "correct":
@@ -54,7 +55,7 @@ class FirstReports:
 
     def check_property(self, test: str, variant: Variant, name: str) -> Record:
         """Check one property.  Raises as `run` does."""
-        self._require_usable(test, variant, property_case(variant), "property", name)
+        self._require_usable(test, variant, self._runner.case_of_property(variant, name), "property", name)
         return self._checked(test, variant, self._runner.check_property(variant, name))
 
     def require_right(self, test: str, variant: Variant, cases: Iterable[Case]) -> None:

@@ -32,6 +32,7 @@ def rerun_command(
     test = f"test_{kind}"
     if property_name:
         test += f"[{variant}-{property_name}]"
+        words += [f"--fa-dtype={','.join(options.dtypes)}"] if options.dtypes else []
     elif "test_" not in variant:
         return shlex.join([*options.rerun, *words, "-k", test])
     # -k selects by parts of names, so it would select too much: the other properties, or every test of the variant.

@@ -15,7 +15,8 @@ from pytest_fa.catalog.fit import EVERYTHING, Fits
 from pytest_fa.catalog.kernels_folder import absence, missing_manifest
 from pytest_fa.catalog.plan import AnyVariant, Plan, make_plan
 from pytest_fa.catalog.select import expand_defines, select_cases, select_variants
-from pytest_fa.catalog.variant import COMPANION_ROLES, BrokenVariant, Variant
+from pytest_fa.catalog.suites import DEFAULT_SUITE
+from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UnknownVariant, UnusableRun, UsageProblem
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
@@ -58,6 +59,8 @@ class RunPlan:
             sanitizers=options.sanitizers,
             gpu=find_gpu() is not None,
         )
+        judges_claims = DEFAULT_SUITE in options.suites and not options.cases
+        plan = msgspec.structs.replace(plan, judges_claims=judges_claims, dtypes=options.dtypes)
         _require_consistent(options, plan)
         return plan
 
@@ -80,7 +83,9 @@ class RunPlan:
             return self.plan
         if suites not in self._plans_of_suites:
             cases = select_cases(suites, (), self.options.dtypes, self.options.seeds)
-            self._plans_of_suites[suites] = msgspec.structs.replace(self.plan, cases=cases, fits=self._fits)
+            self._plans_of_suites[suites] = msgspec.structs.replace(
+                self.plan, cases=cases, fits=self._fits, judges_claims=DEFAULT_SUITE in suites
+            )
         return self._plans_of_suites[suites]
 
     @functools.cached_property
@@ -115,8 +120,9 @@ class RunPlan:
 
     @property
     def sdpa_baselines(self) -> tuple[Variant, ...]:
-        """The variants of role `baseline`, in the catalog's order."""
-        return tuple(variant for variant in self.catalog.variants.values() if variant.role == "baseline")
+        """The variants of role `baseline` that are not optional, in the catalog's order."""
+        baselines = (variant for variant in self.catalog.variants.values() if variant.role == "baseline")
+        return tuple(variant for variant in baselines if not variant.optional)
 
     @property
     def header(self) -> list[str]:
@@ -125,7 +131,8 @@ class RunPlan:
         machine = "{} (sm_{}{}, driver {})".format(gpu.name, *gpu.compute_capability, gpu.driver) if gpu else "no GPU"
         known = len(self.catalog.variants) + len(self.catalog.broken)
         chosen, cases = len(self.plan.chosen), len(self.plan.selected_cases)
-        title = f"fa: {machine}; {chosen} of {known} variants; {cases} case{'s' * (cases != 1)}"
+        part = "; shard {} of {}".format(*self.options.shard) if self.options.shard else ""
+        title = f"fa: {machine}; {chosen} of {known} variants; {cases} case{'s' * (cases != 1)}{part}"
         return [title, *self.notices]
 
     @property
@@ -147,7 +154,7 @@ class RunPlan:
 
     @property
     def _companion_names(self) -> set[str]:
-        return {variant.name for variant in self.catalog.variants.values() if variant.role in COMPANION_ROLES}
+        return {variant.name for variant in self.catalog.variants.values() if variant.runs_beside_others}
 
     def _select(self, names: tuple[str, ...]) -> tuple[AnyVariant, ...]:
         """The variants of these names.  The `UsageProblem` for an unknown name also says where it was looked for."""

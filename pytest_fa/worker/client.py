@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -22,10 +20,18 @@ from pytest_fa.candidate.channel import Garbage
 from pytest_fa.candidate.commands import Ending
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.processes import describe_status, memory_bytes, read_scheduling, resident_bytes, restore_scheduling
+from pytest_fa.processes import describe_status, memory_bytes, resident_bytes
 from pytest_fa.records.record import Stage
 from pytest_fa.records.text import printable, printable_struct
-from pytest_fa.worker.fork_server import START_SECONDS, ForkServer, ProcessRole, Worker, WorkerError, live_servers
+from pytest_fa.worker.fork_server import (
+    START_SECONDS,
+    ForkServer,
+    ProcessRole,
+    Worker,
+    WorkerError,
+    live_servers,
+    unchanged_processes,
+)
 from pytest_fa.worker.job_output import JobOutput, Live, OutputTail
 from pytest_fa.worker.jobs import (
     CaseJob,
@@ -100,10 +106,13 @@ class Workers:
         if self._owner != (owner := _owner(job.variant)):
             self.end_worker()  # state that one variant's code left in the process must not affect another variant
             self._owner = owner
+        roles: tuple[ProcessRole, ...] = ("candidate", "bare") if job.without_attention else ("candidate",)
         try:
-            return self._run_in_worker(job, CaseResult, ("candidate",))
+            return self._run_in_worker(job, CaseResult, roles)
         except LostWorker as lost:
             return result_without_worker(job, lost)
+        finally:
+            self._end_candidates(1)  # one without torch's attention is for one job
 
     def run_in_new_worker(self, job: GateJob) -> GateResult:
         """Run one process of a gate, with new candidates that are ended after it."""
@@ -131,7 +140,11 @@ class Workers:
 
     def end_worker(self) -> None:
         """End the current candidates, and release what they hold on the GPU.  The next job gets new ones."""
-        while self._candidates:
+        self._end_candidates(0)
+
+    def _end_candidates(self, kept: int) -> None:
+        """End the candidates, except the first `kept`."""
+        while len(self._candidates) > kept:
             candidate = self._candidates.pop()
             if self._server is not None:
                 self._server.end(candidate)
@@ -164,7 +177,7 @@ class Workers:
             server.forget_log()
         output = JobOutput(server.log, self.show_live)
         try:
-            with _unchanged_processes(os.getpid(), *live_servers(), *((worker.pid,) if roles else ())) as changes:
+            with unchanged_processes(os.getpid(), *live_servers(), *((worker.pid,) if roles else ())) as changes:
                 result = self._exchange(job, kind, server, worker, output)
         finally:
             output.show_new(is_last=True)
@@ -309,28 +322,6 @@ def result_without_worker(job: CaseJob, lost: LostWorker) -> CaseResult:
         for index, name in enumerate(job.wanted_stages)
     )
     return CaseResult(lost.ending, lost.message, stages, ("watchdog" if lost.ending == "hung" else "isolation",))
-
-
-@contextmanager
-def _unchanged_processes(*pids: int) -> Iterator[list[str]]:
-    """Restore the CPUs, priority and limits of these processes if a job has changed them, and list the changes."""
-    before = {pid: read_scheduling(pid) for pid in pids}
-    changes: list[str] = []
-    try:
-        yield changes
-    finally:
-        for pid, scheduling in before.items():
-            now = read_scheduling(pid)
-            if scheduling is not None and now is not None and scheduling != now:
-                restore_scheduling(pid, scheduling)
-                changes += [
-                    f"while the variant ran, {_name_of(pid)} changed: {text}" for text in scheduling.differences(now)
-                ]
-
-
-def _name_of(pid: int) -> str:
-    child = "the worker server" if pid in live_servers() else "the judge"
-    return "pytest's process" if pid == os.getpid() else child
 
 
 def _owner(variant: Variant) -> str:

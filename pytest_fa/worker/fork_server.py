@@ -14,19 +14,20 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal
 
 from pytest_fa.build.keys import PACKAGE
 from pytest_fa.candidate.channel import Channel, channel_pair
 from pytest_fa.errors import FaError
-from pytest_fa.processes import MARK, kill_all, marked_with
+from pytest_fa.processes import MARK, kill_all, marked_with, read_scheduling, restore_scheduling
 from pytest_fa.records.text import printable
 from pytest_fa.worker.resident import ForkedServer, fork_from_resident, replace_resident
 
 START_SECONDS = 120.0
 END_SECONDS = 15.0  # to end a worker, or the server itself, which waits up to 10 s for a worker that was killed
-ProcessRole = Literal["judge", "candidate", "worker"]
+ProcessRole = Literal["judge", "candidate", "bare", "worker"]
 _LIVE: set[int] = set()  # the servers of this process
 TAIL_BYTES = 4000
 
@@ -185,3 +186,25 @@ def child_environment(cache: Path | None = None) -> dict[str, str]:
         "PYTHONPATH": f"{package_parent}{os.pathsep}{path}" if path else package_parent,
         **({"PYTEST_FA_CACHE": str(cache)} if cache else {}),
     }
+
+
+@contextlib.contextmanager
+def unchanged_processes(*pids: int) -> Iterator[list[str]]:
+    """Restore the CPUs, priority and limits of these processes if a job has changed them, and list the changes."""
+    before = {pid: read_scheduling(pid) for pid in pids}
+    changes: list[str] = []
+    try:
+        yield changes
+    finally:
+        for pid, scheduling in before.items():
+            now = read_scheduling(pid)
+            if scheduling is not None and now is not None and scheduling != now:
+                restore_scheduling(pid, scheduling)
+                changes += [
+                    f"while the variant ran, {_name_of(pid)} changed: {text}" for text in scheduling.differences(now)
+                ]
+
+
+def _name_of(pid: int) -> str:
+    child = "the worker server" if pid in live_servers() else "the judge"
+    return "pytest's process" if pid == os.getpid() else child

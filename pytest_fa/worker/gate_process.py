@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from pytest_fa.build.unchanged import require_unchanged
+from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
 from pytest_fa.candidate.user_traceback import explanation_of
@@ -50,6 +50,7 @@ def run_gate(
         stages.announce_work()
         require_no_tool()
         open_device(job.device)
+        files = _files_of(job)
         for candidate in candidates:
             candidate.limit_seconds, candidate.before_launch = job.watchdog_seconds, stages.announce_launch
         with clock_watch(job.device) as clocks:
@@ -57,6 +58,7 @@ def run_gate(
                 _time_pair(job, pair, job.seed + index, candidates, clocks.is_slowed, stages)
                 for index, pair in enumerate(job.arm_pairs)
             ]
+        files.require_unchanged()
         return GateResult("ok", "", tuple(measured))
     except CandidateLost as lost:
         return GateResult(lost.ending, str(lost), (), context_lost=True)
@@ -66,6 +68,11 @@ def run_gate(
         if not context_alive:
             outcome = "device_error"
         return GateResult(outcome, explanation_of(problem), (), context_lost=not context_alive)
+
+
+def _files_of(job: GateJob) -> FilesOfJob:
+    arms = [arm for pair in job.arm_pairs for arm in (pair.candidate, pair.baseline)]
+    return FilesOfJob({arm.library: arm.file_hashes for arm in arms}, tuple(arm.variant for arm in arms))
 
 
 def _time_pair(  # what one pair of a job needs

@@ -26,7 +26,8 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     repeated `repeats` times; None means the default.  With `property_name`, that property is checked
     instead of the output.  `cross_checks` are the SDPA backends that are judged on the same inputs if the output is
     wrong.  A launch that has not returned after `watchdog_seconds` counts as hung.  `warm_ups` calls precede the judged
-    call, outside its NVTX range.
+    call, outside its NVTX range.  With `without_attention`, one call is also judged in a process in which torch's own
+    attention computes something else.
     """
 
     variant: Variant
@@ -42,6 +43,7 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     watchdog_seconds: float = WATCHDOG_SECONDS
     warm_ups: int = 0
     file_hashes: dict[str, str] = {}
+    without_attention: bool = False
 
     @property
     def id(self) -> str:
@@ -185,7 +187,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
     """A new candidate process for the next jobs; its connection comes beside this message.
 
-    `place` is 0 for the candidate.  In a gate, 1 is the baseline, and 2 is the baseline once more.
+    `place` is 0 for the candidate, and 1 for one without torch's attention.  In a gate, 1 is the baseline, and 2 is the
+    baseline once more.
     """
 
     pid: int

@@ -14,29 +14,33 @@ import dataclasses
 
 import torch
 
-from pytest_fa.build.unchanged import require_unchanged
+from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
-from pytest_fa.errors import DeviceLost, WrongResult
-from pytest_fa.judge.check import judge
+from pytest_fa.errors import DeviceLost, Tampering, WrongResult
+from pytest_fa.judge.check import judge, with_lse
 from pytest_fa.judge.checked import CheckedLaunch
 from pytest_fa.judge.cross_checks import cross_check_all
 from pytest_fa.judge.delegation import require_no_delegation
 from pytest_fa.judge.diagnosis import conclusion, diagnose
 from pytest_fa.judge.fingerprints import fingerprints
+from pytest_fa.judge.log_sum_exp import LseTruth, make_lse_truth
+from pytest_fa.judge.lse_mistakes import explain_lse
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.own_work import require_own_work
 from pytest_fa.judge.properties import PROPERTIES
 from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.judge.truth import Truth
 from pytest_fa.measure.fresh_data import Written, stacked
 from pytest_fa.measure.measure import measure
+from pytest_fa.records.agreement import tampering_of
 from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.record import Outcome
 from pytest_fa.records.timing import Speed
 from pytest_fa.run.device import is_alive, open_device
-from pytest_fa.run.inputs import Inputs, make_inputs
+from pytest_fa.run.inputs import Inputs, Output, make_inputs
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.stages import ReportProgress, Stages, outcome_of
 
@@ -52,14 +56,17 @@ ENTRY = ("entry",)  # the entry cannot be loaded, or its function not be called:
 
 
 def run_case(
-    job: CaseJob, report_progress: ReportProgress = lambda _: None, candidate: Candidate | None = None
+    job: CaseJob,
+    report_progress: ReportProgress = lambda _: None,
+    candidate: Candidate | None = None,
+    bare: Candidate | None = None,
 ) -> CaseResult:
     """Load, launch, judge and time one variant on one case.
 
-    `candidate` is where the variant runs; without it, the variant runs in this process.  `report_progress` is called
-    before each step with the stage and the time limit of that step.  The variant runs before truth is computed, so
-    that memory left over from truth cannot contain the right answer.  A variant that fails a check is not timed.  An
-    exception of the kernel is not raised: it becomes the outcome of the result.
+    `candidate` is where the variant runs; without it, the variant runs in this process.  `bare` is where it runs
+    without torch's attention.  `report_progress` is called before each step with the stage and the time limit of that
+    step.  The variant runs before truth is computed, so that memory left over from truth cannot contain the right
+    answer.  A variant that fails a check is not timed.  An exception of the kernel becomes the outcome of the result.
 
     `stages.announce_launch` reports that a call of the variant follows, which the watchdog limits;
     `stages.announce_work` reports that any other step follows.
@@ -72,24 +79,25 @@ def run_case(
         with stages("launch"):
             device = open_device(job.device)
             require_unchanged(job.library, job.file_hashes)
+            files = FilesOfJob({job.library: job.file_hashes}, (job.variant,))
             candidate.open(job.variant, job.library, job.device, job.case.computes)
             findings.is_loaded = True
-            launch = CheckedLaunch(candidate, make_inputs(job.case, device), job.case.computes)
-            findings.out = _first_output(job, launch)
+            wants_lse = "lse" in job.variant.returns
+            launch = CheckedLaunch(candidate, make_inputs(job.case, device), job.case.computes, wants_lse=wants_lse)
+            findings.out, findings.lse = _first_output(job, launch)
         if job.property_name:
             with stages("correct"):
                 PROPERTIES[job.property_name](PropertySubject(job.variant, job.case, job.policy, candidate))
-                require_unchanged(job.library, job.file_hashes)  # a property may load the library once more
         elif job.judge:
             with stages("sanity"):
                 _check_sanity(job, launch, findings, stages)
             with stages("correct"):
-                _require_passed(findings.known_check)
-                _check_repeats(job, findings)
+                _check_correct(job, bare, findings, stages)
         if job.time:
             with stages("speed"):
                 _time_calls(job, launch, findings, stages)
         candidate.end_job()
+        files.require_unchanged()
         return findings.result("ok", "", stages)
     except CandidateLost as lost:
         findings.caught_by = CAUGHT_BY_ENDING[lost.ending]
@@ -106,7 +114,7 @@ def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: F
     findings.caught_by = _caught_by(outcome, problem, findings)
     if isinstance(problem, WrongResult) and context_alive:
         findings.caught_by = problem.caught_by
-        if findings.check and findings.truth and findings.inputs:
+        if findings.check and findings.truth and findings.inputs and not isinstance(problem, Tampering):
             # The diagnosis runs other kernels, which may crash this process.  If they do, the result that is sent here
             # is the result of the job.
             result = findings.result(outcome, explanation_of(problem), stages, context_lost=True)
@@ -125,11 +133,13 @@ class Findings:
     """The results of the stages so far.  Each stage sets further fields; no stage reads those of a later stage."""
 
     out: torch.Tensor | None = None  # [batch, heads, seq_q, head_dim or seq_k], the output that `check` describes
+    lse: torch.Tensor | None = None  # [batch, heads, seq_q], if the variant returns it
     inputs: Inputs | None = None  # of the call that wrote `out`
     truth: Truth | None = None
+    lse_truth: LseTruth | None = None
     check: Check | None = None
     repeats: Repeats | None = None
-    farthest: torch.Tensor | None = None  # the repeated output that differs most from the first output
+    farthest: Output | None = None  # the repeated output that differs most from the first output
     diagnosis: Diagnosis | None = None
     fingerprints: Fingerprints | None = None
     speed: Speed | None = None
@@ -182,11 +192,11 @@ def _caught_by(outcome: Outcome, problem: Exception, findings: Findings) -> tupl
 # -- launch -----------------------------------------------------------------------------------------------------------
 
 
-def _first_output(job: CaseJob, launch: CheckedLaunch) -> torch.Tensor:
-    """Make the job's warm-up calls, then return a copy of the output of the first call after them."""
+def _first_output(job: CaseJob, launch: CheckedLaunch) -> Output:
+    """Make the job's warm-up calls, then return a copy of what the first call after them wrote."""
     for _ in range(job.warm_ups):
         launch.call_and_wait(f"warm_up-{job.slug}")
-    return launch.call_and_wait(job.slug).clone()
+    return Output(launch.call_and_wait(job.slug), launch.lse_buffer).clone()
 
 
 # -- sanity and correct -----------------------------------------------------------------------------------------------
@@ -200,7 +210,9 @@ def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stage
     _check_delegation(job, launch)
     stages.announce_work()
     findings.truth = truth_of(job.case.computes, launch.original_inputs, job.variant.rounds, job.policy)
-    findings.check = judge(findings.known_out, findings.truth, job.policy)
+    if findings.lse is not None:
+        findings.lse_truth = make_lse_truth(launch.original_inputs, job.variant.rounds, job.policy)
+    findings.check = _judged(findings, job.policy)
     findings.fingerprints = fingerprints(launch.original_inputs, findings.known_out)
     _require_finite(findings.check)
 
@@ -210,7 +222,7 @@ def _repeat_call(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages
     if job.repeats != 0:
         findings.repeats, findings.farthest = repeat(
             launch,
-            findings.known_out,
+            Output(findings.known_out, findings.lse),
             job.repeats,
             stages.announce_launch,
             keep_farthest=not job.variant.deterministic,
@@ -227,9 +239,25 @@ def _check_delegation(job: CaseJob, launch: CheckedLaunch) -> None:
         require_no_delegation(launch.operators())
 
 
+def _check_correct(job: CaseJob, bare: Candidate | None, findings: Findings, stages: Stages) -> None:
+    """Require that the output is within its bounds, that repeats agree, and that the variant computes it itself."""
+    _require_passed(findings.known_check)
+    _check_repeats(job, findings)
+    _check_own_work(job, bare, findings, stages)
+
+
+def _check_own_work(job: CaseJob, bare: Candidate | None, findings: Findings, stages: Stages) -> None:
+    """Require that the variant is right in a process without torch's attention, if there is one."""
+    if bare is not None and findings.inputs is not None:
+        bare.limit_seconds, bare.before_launch = job.watchdog_seconds, stages.announce_launch
+        arguments = (job.variant, job.library, job.device, job.case.computes, findings.inputs)
+        require_own_work(bare, *arguments, findings.known_truth, job.policy)
+        stages.announce_work()
+
+
 def _check_repeats(job: CaseJob, findings: Findings) -> None:
     """Require equal repeats; if the variant is not deterministic, judge the repeat that differs most instead."""
-    if findings.repeats and findings.repeats.differing:
+    if findings.repeats and not findings.repeats.is_equal:
         if job.variant.deterministic:
             require_identical(findings.repeats)
         if findings.farthest is not None:
@@ -245,7 +273,14 @@ def _time_calls(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages:
     stages.announce_work()
     if job.judge:
         _judge_written(written, job, findings)
+    _require_honest_clock(speed)
     findings.speed = speed
+
+
+def _require_honest_clock(speed: Speed) -> None:
+    """Raise `Tampering` if the clock of the candidate's process proves to be too short."""
+    if speed.outside and (proof := tampering_of(speed.device.median_us, speed.outside)):
+        raise Tampering("clocks", proof)
 
 
 def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> None:
@@ -258,18 +293,28 @@ def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> 
     check = judge(out, truth, job.policy)
     if not check.passed:
         findings.inputs, findings.out, findings.truth, findings.check = inputs, out, truth, check
+        findings.lse = findings.lse_truth = None  # timed calls do not ask for it
     _require_passed(check, " in an output of the timed calls", "timed outputs")
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def _judge_again(out: torch.Tensor, findings: Findings, policy: str, where: str, check_name: str) -> None:
-    """Judge `out` and require it to be correct.  `findings` then describe `out` and no longer the first output.
+def _judged(findings: Findings, policy: str) -> Check:
+    """The verdict on the output and the log-sum-exp that `findings` hold."""
+    check = judge(findings.known_out, findings.known_truth, policy)
+    if findings.lse is None or findings.lse_truth is None:
+        return check
+    return with_lse(check, findings.lse, findings.lse_truth)
+
+
+def _judge_again(output: Output, findings: Findings, policy: str, where: str, check_name: str) -> None:
+    """Judge `output` and require it to be correct.  `findings` then describe it and no longer the first output.
 
     `where` is appended to the message of a failure, and `check_name` names the check that then detected it.
     """
-    findings.out, findings.check = out, judge(out, findings.known_truth, policy)
+    findings.out, findings.lse = output
+    findings.check = _judged(findings, policy)
     _require_passed(findings.check, where, check_name)
 
 
@@ -294,6 +339,8 @@ def _diagnose(job: CaseJob, findings: Findings, inputs: Inputs) -> Diagnosis:
     """Diagnose a wrong output.  If that raises an exception, it is the cause; the verdict and cross-checks stay."""
     out, truth, check = findings.known_out, findings.known_truth, findings.known_check
     cross_checks: tuple[CrossCheck, ...] = ()
+    if check.is_wrong_only_in_lse and findings.lse is not None and findings.lse_truth is not None:
+        return Diagnosis((), explain_lse(findings.lse, findings.lse_truth, inputs), (), "")
     try:
         cross_checks = cross_check_all(job.cross_checks, inputs, truth, job.policy)
         repeats, rounds = findings.repeats, job.variant.rounds

@@ -21,7 +21,7 @@ import torch
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.channel import Channel
 from pytest_fa.candidate.connection import Remote
-from pytest_fa.candidate.serving import serve_judge
+from pytest_fa.candidate.serving import serve_judge, serve_without_attention
 from pytest_fa.errors import FaError
 from pytest_fa.processes import (
     END_SECONDS,
@@ -68,9 +68,9 @@ def run(job: Job, report_progress: Callable[[Progress], object] = lambda _: None
 def serve(control: socket.socket) -> None:
     """Fork and end workers on request until the socket is closed; then end all of them.  Never opens a device.
 
-    Requests are `judge`, `candidate` or `worker` with the process's connection, answered with the process id, and
-    `kill PID` or `reap PID`, answered with the wait status.  With a process, every process that it started is ended,
-    also one that has detached itself.
+    Requests are `judge`, `candidate`, `bare` or `worker` with the process's connection, answered with the process id,
+    and `kill PID` or `reap PID`, answered with the wait status.  With a process, every process that it started is
+    ended, also one that has detached itself.
     """
     workers: set[int] = set()
     adopt_orphans()
@@ -158,7 +158,7 @@ def _judged(job: Job, report_progress: Callable[[Progress], object], candidates:
         case GateJob():
             return run_gate(job, report_progress, [candidates[place] for place in range(ARMS)])
         case CaseJob():
-            return run_case(job, report_progress, candidates[0])
+            return run_case(job, report_progress, candidates[0], candidates[1] if job.without_attention else None)
         case ProfilerJob():
             raise FaError("a profiler's job runs in a worker, not in the judge")
 
@@ -185,7 +185,12 @@ def work(channel: Channel) -> None:
         channel.send(encode(result))
 
 
-ROLES: dict[bytes, Callable[[Channel], None]] = {b"judge": judge_jobs, b"candidate": serve_judge, b"worker": work}
+ROLES: dict[bytes, Callable[[Channel], None]] = {
+    b"judge": judge_jobs,
+    b"candidate": serve_judge,
+    b"bare": serve_without_attention,
+    b"worker": work,
+}
 
 
 def flush_output() -> None:

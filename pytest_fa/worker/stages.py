@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pytest_fa.errors import ChangedBuild, DeviceLost, LaunchError, UnsupportedCase, WrongResult
+from pytest_fa.errors import ChangedBuild, DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
 from pytest_fa.records.record import Outcome, Stage, StageName
 from pytest_fa.worker.jobs import CaseResult, Job, Progress
 
@@ -66,6 +66,7 @@ def outcome_of(problem: Exception) -> Outcome:
         UnsupportedCase: "unsupported",
         LaunchError: "launch_failed",
         DeviceLost: "device_error",
+        Tampering: "cheat",  # before WrongResult, which it is as well
         WrongResult: "wrong",
     }
     return next((name for kind, name in outcomes.items() if isinstance(problem, kind)), "failed")

@@ -1,4 +1,4 @@
-"""The code paths of decode_cluster (one block, one cluster, several clusters), and each of its barriers and checks."""
+"""The code paths of decode_cluster and decode_short, and each barrier and check of decode_cluster."""
 
 from __future__ import annotations
 
@@ -28,13 +28,21 @@ SHAPES = (
     "b1h8s5d64-bf16-causal_br-kv1-sk30011",  # several clusters and 40 rows
 )
 PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "padded_rows", "graph_capture", "streams", "new_data")
+# decode_short differs from decode_cluster in its merges only.
+CHECKED = (
+    *(("decode_cluster", name) for name in PROPERTIES),
+    ("decode_short", "hard_data"),
+    ("decode_short", "new_data"),
+)
 
 
-@pytest.mark.parametrize("property_name", PROPERTIES)
+@pytest.mark.parametrize(("rung", "property_name"), CHECKED)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_properties_hold_on_every_path(build_rung: Callable[[str], Built], shape: str, property_name: str) -> None:
+def test_properties_hold_on_every_path(
+    build_rung: Callable[[str], Built], shape: str, rung: str, property_name: str
+) -> None:
     """Properties hold at the shapes that select each way to split the keys."""
-    variant, library = build_rung("decode_cluster")
+    variant, library = build_rung(rung)
     case = parse_case(f"{shape}-seed0")
     job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=property_name)
     result = run_case(job)

@@ -9,6 +9,9 @@ from pytest_fa.catalog.suites import SUITES
 from tests.factories import MANIFEST
 from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject, Project, cases_of
 
+# The cases of what `good` claims and the suite `history` does not have.
+CLAIMS = [f"b2h4s150{rest}-seed0" for rest in ("d128-bf16-bshd", "d64-fp16-bshd", "d128-fp16", "d64-bf16")]
+
 
 @pytest.fixture(scope="module")
 def pair(new_project: NewProject) -> Project:
@@ -36,9 +39,9 @@ def test_ids_name_variant_and_case(pair: Project) -> None:
 
 
 def test_default_is_the_history_suite(pair: Project) -> None:
-    """Without options, the four shapes of suite `history` run with three seeds each."""
+    """Without options, the four shapes of suite `history` run with three seeds each, and then the variant's claims."""
     shapes = ["b1h2s64d64-fp16", "b1h4s128d64-fp16", "b1h8s512d64-fp16", "b2h2s64d64-fp16"]
-    assert checked(pair) == [f"{shape}-seed{seed}" for shape in shapes for seed in range(3)]
+    assert checked(pair) == [*(f"{shape}-seed{seed}" for shape in shapes for seed in range(3)), *CLAIMS]
 
 
 def test_one_seed_is_timed(pair: Project) -> None:
@@ -51,12 +54,12 @@ def test_one_seed_is_timed(pair: Project) -> None:
     ("suites", "count"),
     [
         ("smoke", 3),
-        ("history", 12),
+        ("history", 12 + len(CLAIMS)),
         ("mission", 100),
         ("edge", 23),
-        ("long", 18),
+        ("long", 24),
         ("decode", 20),
-        ("smoke,history", 14),
+        ("smoke,history", 14 + len(CLAIMS) - 1),
     ],
 )
 def test_suite(pair: Project, suites: str, count: int) -> None:

@@ -41,12 +41,21 @@ def kept(new_project: NewProject) -> Kept:
     project = new_project("records")
     project.python_variant("good")
     project.python_variant("wrong", WRONG_SOURCE)
+    project.write("conftest.py", "")
     first = project.suite(ONE_CASE, "-k", "good or wrong", "--fa-save")
     (log,) = project.logs
     profile = read_records(project.folder / "profiles" / "cpu" / "good.jsonl")
     content = log.read_bytes()
     second = project.suite(f"--fa-case={CASE},{SECOND}", "-k", "good and test_correct", "--fa-save")
     return Kept(project, first, second, content, profile)
+
+
+def test_a_record_names_what_could_have_changed_it(kept: Kept) -> None:
+    """Every record names the conftest.py of its run, and no plugin of pytest, pytest-benchmark and this package."""
+    for line in kept.log.splitlines():
+        plugins = read_record(line).other_plugins
+        assert "conftest.py" in plugins
+        assert {name for name in plugins if name.startswith(("pytest_fa", "_pytest", "pytest_benchmark"))} == set()
 
 
 def test_one_line_for_each_case(kept: Kept) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.plugin.conftest import ONE_CASE, WRONG_SOURCE, NewProject, Project
+
+REPOSITORY = Path(__file__).parents[2]
 
 # What a stranger could add to a bundle so that it is always reproduced.
 EVIL_CONFTEST = "import os\nos._exit(0)\n"
@@ -70,6 +75,25 @@ def test_it_is_reproduced(bundled: Bundled, tmp_path: Path) -> None:
     answer = f"REPRODUCED {bundled.archive.name} at level right: 2 REPRODUCED"
     assert (result.returncode, result.stdout.splitlines()) == (0, [answer]), result.stderr
     assert "1 failed, 1 passed" in (folder / "pytest-1.txt").read_text(encoding="utf-8")
+
+
+def test_the_command_of_a_reviewer(bundled: Bundled, tmp_path: Path) -> None:
+    """`./repro.sh replay FILE` verifies, replays every level of the bundle, and leaves a statement."""
+    for name in ("repro.sh", "constraints.txt"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    words = [str(tmp_path / "repro.sh"), "--env=current", "replay", bundled.archive.name, "--variant=good"]
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run(
+        words, cwd=bundled.archive.parent, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    assert f"VERIFIED {bundled.archive.name}: 2 records, 0 problems" in lines
+    assert f"REPRODUCED {bundled.archive.name} at level all with --variant=good: 1 REPRODUCED" in lines
+    (statement,) = (tmp_path / "artifacts").glob("replay_*.json")
+    assert json.loads(statement.read_text())["predicate"]["passedTests"] == [
+        f"good-{ONE_CASE.removeprefix('--fa-case=')}"
+    ]
 
 
 def test_another_kernel_is_not_reproduced(bundled: Bundled, new_project: NewProject) -> None:

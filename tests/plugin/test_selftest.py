@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.exploits import EXPLOITS, HONEST_TWINS
 from pytest_fa.catalog.faults import CHECKS, FAULTS, ON_GPU_ONLY, TWINS, detection_problem
 from pytest_fa.catalog.properties import ON_GPU
 from pytest_fa.session.run_plan import SELFTEST_KERNELS
@@ -18,17 +19,20 @@ def run(tmp_path_factory: pytest.TempPathFactory, resident_server: str) -> tuple
     """A run of the self-test in an empty folder, on the CPU."""
     project = Project(tmp_path_factory.mktemp("selftest"), tmp_path_factory.mktemp("cache"), resident_server)
     project.ini()
-    return project, project.run("--fa-selftest", "--fa-no-build", "--fa-watchdog=3")
+    variants = f"--fa-variant={','.join(names())}"
+    return project, project.run("--fa-selftest", "--fa-no-build", "--fa-watchdog=3", variants)
 
 
 def names() -> list[str]:
-    """Every kernel of the self-test."""
-    return [each.name for each in discover((SELFTEST_KERNELS,)).variants.values() if each.root == str(SELFTEST_KERNELS)]
+    """Every kernel with one mistake, and its correct twins; `test_exploits.py` has the other kernels."""
+    return [*FAULTS, *TWINS]
 
 
 def test_every_kernel_is_listed() -> None:
-    """The kernels of the self-test are exactly those listed in `FAULTS` and `TWINS`."""
-    assert sorted(names()) == sorted((*FAULTS, *TWINS))
+    """The kernels of the self-test are exactly those listed as faults, exploits and correct kernels."""
+    known = discover((SELFTEST_KERNELS,)).variants.values()
+    listed = (*names(), *EXPLOITS, *HONEST_TWINS)
+    assert sorted(listed) == sorted(each.name for each in known if each.root == str(SELFTEST_KERNELS))
 
 
 def test_every_check_is_needed() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.suites import SUITES
 from pytest_fa.records.log import read_records
 
 REPOSITORY = Path(__file__).parents[2]
@@ -155,3 +156,15 @@ def test_records_that_cannot_be_read_make_no_table(
     assert choices.main([str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"{tmp_path}/x.jsonl: 1 of 1 lines cannot be read; line 1: ")
     assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
+
+
+@pytest.mark.parametrize(("suite", "folder"), [("long", "long_wgmma"), ("decode", "decode_cluster")])
+def test_the_committed_table_knows_long_keys(suite: str, folder: str) -> None:
+    """On an H200, `auto` calls a kernel for long sequences or one for few queries at every case of their suites."""
+    entry = module_of("entry")
+    first = {}
+    for case in SUITES[suite]:
+        choices = [each.variant for each in entry._nearest_measured(case, "NVIDIA H200")]
+        supporting = [name for name in choices if entry._variants()[name].refuses(case) is None]
+        first[case.id] = entry._variants()[supporting[0]].folder if supporting else None
+    assert set(first.values()) == {str(REPOSITORY / "kernels" / folder)}

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fa.bundle.__main__ import _parser
 from pytest_fa.options.flags import OPTIONS
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = {"report.md": 5}  # page -> least number of commands
+PAGES = {"report.md": 5, "compare.md": 3, "bundle.md": 5}  # page -> least number of commands
 SAVED = ("minimal", "cluster_latency", "sdpa_cudnn")  # the variants whose records are in the test's repository
 
 
@@ -35,6 +36,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / target).mkdir(parents=True)
         for name in SAVED:
             shutil.copy(REPOSITORY / "profiles" / "nvidia-h200" / f"{name}.jsonl", folder / target)
+    for name in ("a.jsonl", "b.jsonl"):
+        shutil.copy(folder / "profiles/nvidia-h200/minimal.jsonl", folder / name)
     identity = ("-c", "user.name=A", "-c", "user.email=a@example.com")
     for words in (("init", "-q"), ("add", "profiles"), *(("commit", "-q", "--allow-empty", "-m", "x"),) * 51):
         subprocess.run(["git", *identity, *words], cwd=folder, check=True)
@@ -43,13 +46,17 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_about_records_works(saved: Path, page: str) -> None:
-    """Each `python -m pytest_fa` of a page exits with 0; each option of a `pytest` command exists."""
+    """Each `python -m pytest_fa` of a page exits with 0; a command about bundles is accepted; each option exists."""
     commands = commands_of_page(page)
     assert len(commands) >= PAGES[page]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     for command in commands:
         program, *words = shlex.split(command)
-        if program == "python":
+        if words[:2] == ["-m", "pytest_fa.bundle"]:
+            assert _parser().parse_args(words[2:]).file
+        elif program in ("pip", "./repro.sh"):
+            assert words[0] in ("install", "replay")
+        elif program == "python":
             process = subprocess.run(
                 [sys.executable, *words], cwd=saved, env=environment, capture_output=True, text=True, check=False
             )

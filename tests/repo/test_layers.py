@@ -44,6 +44,7 @@ LAYERS = (
     "api",
     "plugin",
     "suite",
+    "verdict",
     "doctor",
     "new",
     "__main__",
@@ -72,7 +73,15 @@ CHILDREN = (
     "pytest_fa.build.compile_extension",
 )
 # Folders that belong to no layer: they contain variants, whose sources are loaded by path like those of a user.
-VARIANTS = ("builtin", "selftest.cuda_faults", "selftest.python_faults", "template")
+VARIANTS = (
+    "builtin",
+    "selftest.cuda_cheats",
+    "selftest.cuda_faults",
+    "selftest.python_cheats",
+    "selftest.python_faults",
+    "selftest.python_twins",
+    "template",
+)
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MODULES = [path for path in SOURCES if path != PACKAGE / "__init__.py"]
@@ -165,7 +174,10 @@ def test_imports_point_up(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for path in MODULES if is_variant(path)], ids=name_of)
 def test_shipped_variants_are_like_a_users(path: Path) -> None:
-    """A variant that is shipped with the package imports only `pytest_fa.errors`, which a user's variant may import."""
+    """A variant that is shipped with the package imports only `pytest_fa.errors`, which a user's variant may import.
+
+    Exploits import what they attack by its name at run time.
+    """
     package_imports = {name for name in imports_of_file(path) if name.split(".")[0] == "pytest_fa"}
     assert package_imports <= {"pytest_fa.errors"}
 

@@ -1,4 +1,7 @@
-"""The workflows for GitHub: our own, and those that `docs/ci.md` offers.  They are valid, and their commands work."""
+"""The workflows for GitHub: our own, and those that `docs/ci.md` and `docs/bundle.md` offer.
+
+They are valid, and their commands work.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,27 @@ import os
 import re
 import shlex
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from pytest_fa.bundle.attest import PREDICATE
+from pytest_fa.options.flags import OPTIONS
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import NewProject, Project
 from tests.plugin.conftest import new_project as _new_project
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "ci.md").read_text(encoding="utf-8")
+BUNDLE_PAGE = (REPOSITORY / "docs" / "bundle.md").read_text(encoding="utf-8")
 WORKFLOWS = {path.name: path.read_text(encoding="utf-8") for path in (REPOSITORY / ".github/workflows").glob("*.yml")}
-WORKFLOWS |= {text.split()[1]: text for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)}
+SHARD_PAGE = (REPOSITORY / "docs" / "many-machines.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", f"{PAGE}\n{SHARD_PAGE}", re.MULTILINE | re.DOTALL)
+WORKFLOWS |= {text.split()[1]: text for text in EXAMPLES if text.startswith("name:")}
 TRIGGERS = {"push", "pull_request", "workflow_dispatch"}
 SIMPLE_COMMANDS = (
     "pip",
@@ -31,6 +41,7 @@ SIMPLE_COMMANDS = (
     ".venv/bin/python",
     ".venv/bin/pytest",
 )
+FLAGS = {option.flag for option in OPTIONS}
 ACTIONS = {
     "actions/cache@v4",
     "actions/checkout@v4",
@@ -59,9 +70,9 @@ def commands_of(name: str) -> list[str]:
     return [step["run"] for step in steps_of(name) if "run" in step]
 
 
-def test_there_are_two_of_ours_and_two_for_users() -> None:
-    """CI and release are ours; the page has one workflow without and one with a GPU."""
-    assert sorted(WORKFLOWS) == ["ci.yml", "kernels", "kernels-gpu", "release.yml"]
+def test_there_are_two_of_ours_and_three_for_users() -> None:
+    """CI and release are ours; the pages have one workflow without a GPU, one with a GPU, and one with shards."""
+    assert sorted(WORKFLOWS) == ["ci.yml", "kernels", "kernels-gpu", "kernels-shards", "release.yml"]
 
 
 @pytest.mark.parametrize("name", sorted(WORKFLOWS))
@@ -92,8 +103,17 @@ def test_the_scripts_of_ci_are_accepted_by_bash() -> None:
         assert subprocess.run(["bash", "-n", str(REPOSITORY / name)], check=False).returncode == 0
         assert os.access(REPOSITORY / name, os.X_OK)
     text = (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
-    started = re.findall(r"^(\.\S+)", text, re.MULTILINE)
-    assert started == ["./repro.sh", "./repro.sh", ".ci/package"]
+    started = re.findall(r"^(?:PYTHON=\S+ )?(\.\S+)", text, re.MULTILINE)
+    assert started == ["./repro.sh", ".ci/docs", "./repro.sh", ".ci/package"]
+
+
+def test_ci_builds_the_documentation() -> None:
+    """The environment in which CI builds the site has what `.ci/docs` needs, and CI keeps the site."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert set(extras["docs"]) <= set(extras["test"])
+    kept = [step["with"]["path"] for step in steps_of("ci.yml") if "upload-artifact" in step.get("uses", "")]
+    assert kept == ["artifacts/repro_bundle_*.tar.gz", "site/"]
 
 
 def test_a_release_needs_the_version_as_its_tag() -> None:
@@ -110,6 +130,49 @@ def test_a_release_needs_the_version_as_its_tag() -> None:
     assert statuses == [0, 1, 1]
 
 
+def test_slurm_and_buildkite_split_into_the_parts_of_their_arrays() -> None:
+    """The scripts of the page are accepted by bash, and number the shards from 1 to the number of jobs."""
+    (script,) = re.findall(r"^```bash\n(.*?)^```", SHARD_PAGE, re.MULTILINE | re.DOTALL)
+    (buildkite,) = [yaml.safe_load(text) for text in EXAMPLES if text.startswith("steps:")]
+    command = buildkite["steps"][0]["command"]
+    assert buildkite["steps"][1] == {"wait": None, "continue_on_failure": True}
+    slurm = {"SLURM_ARRAY_TASK_ID": "8", "SLURM_ARRAY_TASK_COUNT": "8", "SLURM_ARRAY_JOB_ID": "77"}
+    agent = {"BUILDKITE_PARALLEL_JOB": "3", "BUILDKITE_PARALLEL_JOB_COUNT": "4"}
+    shards = []
+    for text, variables in ((script, slurm), (command, agent)):
+        words = subprocess.run(
+            ["bash", "-c", f'pytest() {{ printf "%s\\n" "$@"; }}\n{text}'],
+            env={"PATH": os.environ["PATH"], **variables},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        shards += [word for word in words if word.startswith("--fa-shard=")]
+        assert {word.partition("=")[0] for word in words if word.startswith("--fa-")} <= FLAGS
+    assert shards == ["--fa-shard=8/8", "--fa-shard=4/4"]
+
+
+def test_the_page_about_bundles_signs_the_test_results() -> None:
+    """The job of the page may sign and nothing more, and signs the predicate that `bundle attest` prints."""
+    (job,) = re.findall(r"^```yaml\n(.*?)^```", BUNDLE_PAGE, re.MULTILINE | re.DOTALL)
+    content = yaml.safe_load(job)
+    assert content["permissions"] == {"id-token": "write", "attestations": "write", "contents": "read"}
+    *commands, attest = content["steps"]
+    assert attest["with"]["predicate-type"] == PREDICATE
+    written = "".join(step["run"] for step in commands)
+    assert f"> {attest['with']['predicate-path']}" in written or f'"{attest["with"]["predicate-path"]}"' in written
+    for step in commands:
+        assert subprocess.run(["bash", "-n", "-c", step["run"]], check=False).returncode == 0
+
+
+def test_the_predicate_of_the_page_is_cut_out_of_the_statement(tmp_path: Path) -> None:
+    """The second command of that job writes the predicate of statement.json to predicate.json."""
+    (command,) = re.findall(r"- run: (python -c .*)", BUNDLE_PAGE)
+    (tmp_path / "statement.json").write_text('{"predicate": {"result": "PASSED"}}', encoding="utf-8")
+    subprocess.run(["bash", "-c", command.replace("python", sys.executable, 1)], cwd=tmp_path, check=True)
+    assert (tmp_path / "predicate.json").read_text(encoding="utf-8") == '{"result": "PASSED"}'
+
+
 @pytest.fixture
 def project(new_project: NewProject) -> Project:
     """A user's repository with one variant that runs on a CPU."""
@@ -119,10 +182,11 @@ def project(new_project: NewProject) -> Project:
     return project
 
 
-@pytest.mark.parametrize("name", ["kernels", "kernels-gpu"])
+@pytest.mark.parametrize("name", ["kernels", "kernels-gpu", "kernels-shards"])
 def test_pytest_accepts_every_command_of_the_page(project: Project, name: str) -> None:
     """The options of each command of the page are accepted by pytest, and it selects the tests that it is for."""
     commands = [command.partition(" || ")[0] for command in commands_of(name) if "pytest --pyargs" in command]
+    commands = [command.replace("${{ matrix.shard }}/4", "1/1") for command in commands]
     tests = []
     for command in commands:
         run = project.run(*shlex.split(command)[1:], "--collect-only", "-q")
@@ -130,6 +194,7 @@ def test_pytest_accepts_every_command_of_the_page(project: Project, name: str) -
     checks = {"test_correct", "test_property", "test_speed"}
     expected = {
         "kernels": [(5, set()), (0, checks)],  # nothing is compiled for a variant of kind python
+        "kernels-shards": [(0, checks)],
         "kernels-gpu": [(0, checks), (0, {"test_gate"}), (0, {"test_profile"})],
     }
     assert tests == expected[name]

@@ -47,6 +47,7 @@ GIVEN: dict[str, tuple[str, str, Any]] = {
     "--fa-no-build": ("true", "no_build", True),
     "--fa-save": ("true", "save", True),
     "--fa-html": ("report.html", "html", Path("report.html")),
+    "--fa-shard": ("2/7", "shard", (2, 7)),
     "--fa-artifacts": ("out", "artifacts", Path("out")),
     "--fa-profiles": ("kept", "records_folder", Path("kept")),
 }
@@ -124,6 +125,7 @@ def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: p
         require_gpu=False,
         save=False,
         html=None,
+        shard=None,
         timing=True,
         rerun=("pytest",),
         is_given=False,

@@ -15,7 +15,7 @@ from pytest_fa.errors import UnsupportedCase, WrongResult
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.graphs import CannotCapture
-from pytest_fa.run.inputs import Inputs, bits_of, clone, poison
+from pytest_fa.run.inputs import Inputs, Output, clone
 
 SLOW_CYCLES = 2_000_000  # about 1 ms: a kernel that does not wait for its stream is finished long before
 THREAD_CALLS = 120  # these calls fit into a stream's launch queue
@@ -39,8 +39,8 @@ def new_shape(subject: PropertySubject) -> None:
     subject.call(inputs, out)
     if inputs.q.stride(0) != inputs.q.shape[1] * inputs.q.stride(1):
         raise UnsupportedCase("in this layout, batches and heads cannot be merged without a copy")
-    merged_out = subject.call(_merged(inputs), _one_batch(poison(out)))
-    subject.require_right("new_shape", merged_out.clone(), _merged(private))
+    merged = Output(*(_one_batch(tensor) for tensor in out.poison().tensors))
+    subject.require_right("new_shape", subject.call(_merged(inputs), merged).clone(), _merged(private))
 
 
 def _merged(inputs: Inputs) -> Inputs:
@@ -71,11 +71,12 @@ def _require_own_stream(subject: PropertySubject) -> None:
     subject.call(late, out)  # the set-up of a first call is not part of this test
     data, snapshot = subject.visible_call(source)
     candidate = subject.candidate
-    call = candidate.views_of(late, out)
+    call = subject.views_of(late, out)
     copies = zip(candidate.lending.lend(late[:3]), candidate.lending.lend(data[:3]), strict=True)
-    (kept,) = candidate.lending.lend([snapshot])  # copied in stream order, so that a kernel that writes later is found
-    arriving = (Copy(target, origin) for target, origin in copies)
-    candidate.run_script(Script(((Sleep(SLOW_CYCLES), *arriving, Launch(call), Copy(kept, call.out)),)))
+    # The output is copied in stream order, so that a kernel that writes later is found.
+    kept = zip(candidate.lending.lend(snapshot.tensors), filter(None, (call.out, call.lse)), strict=True)
+    arriving, leaving = ([Copy(target, origin) for target, origin in pairs] for pairs in (copies, kept))
+    candidate.run_script(Script(((Sleep(SLOW_CYCLES), *arriving, Launch(call), *leaving),)))
     candidate.lending.take_back()
     subject.require_right("streams", snapshot.clone(), source)
 
@@ -89,7 +90,7 @@ def _require_no_shared_state(subject: PropertySubject) -> None:
     private = [subject.inputs(seed) for seed in (0, 1)]
     sets = [subject.visible_call(inputs)[0] for inputs in private]
     expected = [subject.call(inputs).clone() for inputs in sets]
-    outs = [[subject.visible(subject.output(inputs)) for _ in range(THREAD_CALLS)] for inputs in sets]
+    outs = [[subject.visible_output(inputs) for _ in range(THREAD_CALLS)] for inputs in sets]
     generator = random.Random(0)  # noqa: S311  # not for cryptography
     subject.candidate.run_script(
         Script(tuple(_steps(subject, inputs, own, generator) for inputs, own in zip(sets, outs, strict=True)))
@@ -98,23 +99,21 @@ def _require_no_shared_state(subject: PropertySubject) -> None:
     copies = [[out.clone() for out in own] for own in outs]
     for index, (inputs, own) in enumerate(zip(private, copies, strict=True)):
         subject.require_right("streams", own[-1], inputs, f" (thread {index})")
-    differing = [
-        sum(not torch.equal(bits_of(out), bits_of(right)) for out in own)
-        for own, right in zip(copies, expected, strict=True)
-    ]
+    differing = [sum(out.differs(right) > 0 for out in own) for own, right in zip(copies, expected, strict=True)]
     if any(differing) and subject.variant.deterministic:
         counts = " and ".join(f"{count} of {THREAD_CALLS}" for count in differing)
         raise WrongResult("streams", f"streams: {counts} outputs of two concurrent threads differ from those of one")
 
 
 def _steps(
-    subject: PropertySubject, inputs: Inputs, outs: list[torch.Tensor], generator: random.Random
+    subject: PropertySubject, inputs: Inputs, outs: list[Output], generator: random.Random
 ) -> tuple[ScriptStep, ...]:
     """One thread's calls, with random gaps; a long wait comes first, until both threads have queued their calls."""
-    call = subject.candidate.views_of(inputs, outs[0])
+    call = subject.views_of(inputs, outs[0])
     steps: list[ScriptStep] = [Sleep(10 * SLOW_CYCLES)]
-    for view in subject.candidate.lending.lend(outs):
-        steps += [Sleep(generator.randrange(MOST_GAP_CYCLES)), Launch(call.writing(view))]
+    for out in outs:
+        views = subject.candidate.lending.lend(out.tensors)
+        steps += [Sleep(generator.randrange(MOST_GAP_CYCLES)), Launch(call.writing(*views))]
     return tuple(steps)
 
 
@@ -138,16 +137,16 @@ def first_call_in_capture(subject: PropertySubject) -> None:
 
 
 def _require_right_replay(
-    name: str, subject: PropertySubject, inputs: Inputs, out: torch.Tensor, *, is_first_call: bool
+    name: str, subject: PropertySubject, inputs: Inputs, out: Output, *, is_first_call: bool
 ) -> None:
     try:
-        subject.candidate.capture_call(subject.candidate.views_of(inputs, out), is_first_call=is_first_call)
+        subject.candidate.capture_call(subject.views_of(inputs, out), is_first_call=is_first_call)
     except CannotCapture as problem:
         raise WrongResult(name, f"{name}: the call cannot be captured: {problem}") from problem
     for seed in (1, 2):
         others = subject.inputs(seed)
         _overwrite(inputs, others)
-        poison(out)
+        out.poison()
         synchronize(subject.device)
         subject.candidate.replay_call()
         subject.require_right(name, out.clone(), others, f", replay on seed {seed}")

@@ -9,13 +9,14 @@ import torch
 from pytest_fa.errors import WrongResult
 from pytest_fa.judge.policies import ulp
 from pytest_fa.judge.subject import PropertySubject
-from pytest_fa.run.inputs import LINEAR_IN, Inputs, bits_of
+from pytest_fa.run.inputs import LINEAR_IN, Inputs, Output
 
 
 def hard_data(subject: PropertySubject) -> None:
     """Outputs are right on data that reveal numerical shortcuts: large scores, one-hot rows, shifted keys and others.
 
-    An output is judged by the truth of its own inputs, or of other inputs with which the exact result must agree.
+    An output is judged by the truth of its own inputs, or of other inputs with which the exact result must agree; a
+    log-sum-exp always by that of its own.
     """
     inputs = subject.inputs()
     for name, changed, equivalent in (
@@ -25,12 +26,14 @@ def hard_data(subject: PropertySubject) -> None:
         *_shifted(inputs),
         *_reversed(inputs),
     ):
-        subject.require_right("hard_data", subject.call(changed), equivalent or changed, f" ({name})")
+        output = subject.call(changed)
+        subject.require_right("hard_data", output, equivalent or changed, f" ({name})", called=changed)
     inputs_of_ones = inputs._replace(v=torch.ones_like(inputs.v))
-    out = subject.call(inputs_of_ones)
-    subject.require_right("hard_data", out, inputs_of_ones, " (V full of ones)")
+    output = subject.call(inputs_of_ones)
+    subject.require_right("hard_data", output, inputs_of_ones, " (V full of ones)")
     if not subject.is_exact:
         return
+    out = output.out
     worst = float((out.double() - 1).abs().max())
     if not worst <= ulp(1.0, out.dtype):
         raise WrongResult("hard_data", f"hard_data (V full of ones): the output is {worst:.3g} off, allowed is 1 ulp")
@@ -104,19 +107,18 @@ def contained_nan(subject: PropertySubject) -> None:
 
 
 def _require_same_in_other_heads(
-    name: str, subject: PropertySubject, inputs: Inputs, before: torch.Tensor, after: torch.Tensor
+    name: str, subject: PropertySubject, inputs: Inputs, before: Output, after: Output
 ) -> None:
-    """Raise `WrongResult` if the output of any head other than head 1 changed.
+    """Raise `WrongResult` if the output changed of a head that uses neither head 1 of Q nor head 1 of K and V.
 
     Outputs of a deterministic variant are compared bit by bit; other variants' outputs are judged.
     """
-    heads = [head for head in range(before.shape[1]) if head != 1]
+    group = inputs.q.shape[1] // inputs.k.shape[1]  # the query heads that share a head of K and V
+    heads = [head for head in range(before.out.shape[1]) if head != 1 and head // group != 1]
     if not subject.variant.deterministic:
-        of_heads = inputs._replace(q=inputs.q[:, heads], k=inputs.k[:, heads], v=inputs.v[:, heads])
-        subject.require_right(name, after[:, heads], of_heads)
+        kv_heads = [head // group for head in heads]
+        of_heads = inputs._replace(q=inputs.q[:, heads], k=inputs.k[:, kv_heads], v=inputs.v[:, kv_heads])
+        subject.require_right(name, after.of_heads(heads), of_heads)
         return
-    differs = bits_of(before[:, heads]) != bits_of(after[:, heads])
-    if bool(differs.any()):
-        raise WrongResult(
-            name, f"{name}: {int(differs.sum())} elements of the other heads changed with head 1's inputs"
-        )
+    if count := before.of_heads(heads).differs(after.of_heads(heads)):
+        raise WrongResult(name, f"{name}: {count} elements of the other heads changed with head 1's inputs")

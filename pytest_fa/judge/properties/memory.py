@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from pytest_fa.catalog.properties import least_lengths
+from pytest_fa.catalog.claims import least_lengths
 from pytest_fa.errors import UnsupportedCase
 from pytest_fa.judge.subject import PropertySubject
 
@@ -34,7 +34,7 @@ def offset_pointers(subject: PropertySubject) -> None:
     A kernel may refuse one of the two offsets.  If it refuses both, the property is refused.
     """
     refusals = []
-    for elements in (1, 8 // subject.output(subject.inputs()).element_size()):
+    for elements in (1, 8 // subject.inputs().q.element_size()):
         try:
             _require_right_in("offset_pointers", subject, partial(_at_offset, elements))
         except UnsupportedCase as reason:
@@ -75,8 +75,9 @@ def _require_right_in(name: str, subject: PropertySubject, place: Callable[[torc
     """Judge a call whose inputs and output were moved by `place`, which returns the same shape at other strides."""
     inputs = subject.inputs()
     q, k, v = (place(tensor) for tensor in inputs[:3])
-    out = subject.call(inputs._replace(q=q, k=k, v=v), place(subject.output(inputs)))
-    subject.require_right(name, out, inputs)
+    output = subject.output(inputs)
+    moved = output._replace(out=place(output.out))
+    subject.require_right(name, subject.call(inputs._replace(q=q, k=k, v=v), moved), inputs)
 
 
 def _with_row_pitch(tensor: torch.Tensor, rows: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio
@@ -14,7 +15,6 @@ from pytest_fa.report.answer import FAILED_STATES, judged_counts, state_of
 from pytest_fa.report.main_shape import main_shape
 from pytest_fa.report.static_code import GROUPS
 from pytest_fa.report.table import NOT_ATTENTION, NOTHING, best_baseline, launched_kernels
-from pytest_fa.report.timing_notes import is_unconfirmed
 
 FIRST_RUNG = "minimal"  # speed-ups are relative to it, or to the slowest candidate if it was not timed
 BAR_WIDTH = 200  # pixels

@@ -6,10 +6,14 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from pytest_fa.build.unchanged import require_unchanged
+from pytest_fa.build import unchanged
+from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
+from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ChangedBuild
+from tests.factories import variant
 
 LIBRARY, NAME = b"\x7fELF a library" * 1000, b"fa_mine_0123"
 HASHES = {name: hashlib.sha256(data).hexdigest() for name, data in (("kernel.so", LIBRARY), ("module.txt", NAME))}
@@ -58,3 +62,52 @@ def test_both_hashes_are_named(library: Path) -> None:
     actual = hashlib.sha256(b"another library").hexdigest()
     with pytest.raises(ChangedBuild, match=rf"its sha256 is {actual[:16]}\.\.\., .*build {HASHES['kernel.so'][:16]}"):
         require_unchanged(str(library), HASHES)
+
+
+# -- while a variant runs ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def python_variant(tmp_path: Path) -> Variant:
+    """A variant of kind `python` in a folder with a manifest, two modules and a file that is not code."""
+    folder = tmp_path / "mine"
+    (folder / "parts").mkdir(parents=True)
+    for name in ("variant.yaml", "entry.py", "parts/tile.py", "choices.json"):
+        (folder / name).write_text("before", encoding="utf-8")
+    return msgspec.structs.replace(variant("mine", kind="python"), folder=str(folder))
+
+
+@pytest.mark.parametrize(
+    "name", ["kernel.so", "module.txt", "mine/entry.py", "mine/parts/tile.py", "mine/variant.yaml"]
+)
+@pytest.mark.parametrize("change", [lambda path: path.write_text("after", encoding="utf-8"), Path.unlink])
+def test_a_file_that_changes_while_a_variant_runs_is_named(
+    library: Path, python_variant: Variant, name: str, change: Callable[[Path], object]
+) -> None:
+    """The build's files and the code of a Python variant are compared once more; the error names the file."""
+    files = FilesOfJob({str(library): HASHES}, (python_variant,))
+    files.require_unchanged()
+    path = library.parent / name
+    change(path)
+    with pytest.raises(ChangedBuild, match="changed while the variant ran") as raised:
+        files.require_unchanged()
+    assert str(raised.value).startswith(str(path))
+
+
+def test_other_files_of_a_folder_may_change(library: Path, python_variant: Variant) -> None:
+    """A variant may write files that are not code, such as what it chose in its first call."""
+    files = FilesOfJob({str(library): HASHES, None: {}}, (python_variant,))
+    (Path(python_variant.folder) / "choices.json").write_text("after", encoding="utf-8")
+    (Path(python_variant.folder) / "new.py").write_text("after", encoding="utf-8")
+    files.require_unchanged()
+
+
+def test_files_of_the_package_are_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A variant that changes pytest-fa itself is named, too."""
+    assert str(Path(unchanged.__file__)) in unchanged._package_files()
+    (tmp_path / "judge.py").write_text("before", encoding="utf-8")
+    monkeypatch.setattr(unchanged, "_package_files", lambda: (str(tmp_path / "judge.py"),))
+    files = FilesOfJob({}, ())
+    (tmp_path / "judge.py").write_text("after!", encoding="utf-8")
+    with pytest.raises(ChangedBuild, match=r"judge\.py changed while the variant ran; run it again"):
+        files.require_unchanged()

@@ -140,6 +140,23 @@ def test_the_source_tree_is_that_of_git(tree: Path) -> None:
     assert _manifest(tree)["source_tree"] == expected
 
 
+def test_the_source_tree_without_git(tree: Path) -> None:
+    """In a stamped copy without its `.git` folder, `source_tree` is that of the commit; only outputs are left out."""
+    (tree / "package/build").mkdir(parents=True)
+    (tree / "package/build/ninja.py").write_text("x = 1\n", encoding="utf-8")
+    _git(tree, "add", "-A")
+    _git(tree, "commit", "-qm", "second")
+    command = ["git", "rev-parse", "HEAD^{tree}"]
+    expected = subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
+    write_stamp(tree)
+    (tree / ".git").rename(tree.parent / f"{tree.name}-git")
+    for folder in ("build", "site", "package/__pycache__"):
+        (tree / folder).mkdir()
+        (tree / folder / "output").write_text("x", encoding="utf-8")
+    _make(tree)
+    assert _manifest(tree)["source_tree"] == expected
+
+
 def test_an_untracked_variant_is_packed(tree: Path) -> None:
     """A variant that was judged and is not committed yet is packed, too; ignored files are not."""
     (tree / "kernels/mine").mkdir(parents=True)

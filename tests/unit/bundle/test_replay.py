@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,10 @@ import msgspec
 import pytest
 
 from pytest_fa.bundle.__main__ import main
+from pytest_fa.bundle.attest import PREDICATE, STATEMENT, replay_statement
 from pytest_fa.bundle.bundle_manifest import BuildFacts, BundleManifest
-from pytest_fa.bundle.replay import REPLAY_LEVELS, Replay, Replayed, ReplayLevel, _commands, _compare, replay_text
+from pytest_fa.bundle.questions import REPLAY_LEVELS, ReplayLevel, ReplaySelection, commands_of, levels_of
+from pytest_fa.bundle.replay import Answer, Replay, Replayed, _compare, replay_text
 from pytest_fa.bundle.run import make_bundle
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.files import read_record_file
@@ -51,10 +56,10 @@ def _answers(level: ReplayLevel, claimed: list[Record], new: list[Record]) -> li
 
 def test_commands_of_builds() -> None:
     """All variants are compiled in one run, for the architectures of the bundle."""
-    assert list(_commands("build", [record(builds=(BUILT,))])) == [
+    assert list(commands_of("build", [record(builds=(BUILT,))])) == [
         ["--fa-variant=ws_p2@BLOCK_M=64", "--fa-arch=sm_90a", "--fa-static"]
     ]
-    assert list(_commands("build", [record()])) == []
+    assert list(commands_of("build", [record()])) == []
 
 
 def test_commands_of_cases() -> None:
@@ -64,7 +69,7 @@ def test_commands_of_cases() -> None:
         for variant, sizes in {"a": (1, 2), "b": (2, 1), "c": (1,)}.items()
         for size in sizes
     ]
-    assert [command[:2] for command in _commands("right", records)] == [
+    assert [command[:2] for command in commands_of("right", records)] == [
         ["--fa-variant=a,b", "--fa-case=b1h1s1d64-fp16-seed0,b1h1s2d64-fp16-seed0"],
         ["--fa-variant=c", "--fa-case=b1h1s1d64-fp16-seed0"],
     ]
@@ -73,9 +78,38 @@ def test_commands_of_cases() -> None:
 def test_commands_of_gates() -> None:
     """A gate is asked again with its ratio and shapes; the words of its rerun command are not executed."""
     gate = msgspec.structs.replace(GATES[0], rerun_command="rm -rf /")
-    (command,) = _commands("fast", [gate])
+    (command,) = commands_of("fast", [gate])
     assert command[:2] == ["--fa-variant=cluster_latency", f"--fa-gate={gate.gate.ratio:g}" if gate.gate else ""]
     assert command[-2:] == ["-k", "test_gate"]
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        (ReplaySelection(), ["a 1", "a 2", "b 1", "gate"]),
+        (ReplaySelection(variants=("a",)), ["a 1", "a 2"]),
+        (ReplaySelection(cases=("*s1d64*",)), ["a 1", "b 1", "gate"]),
+        (ReplaySelection(variants=("b", "cluster_*"), cases=("b1h1s2*",)), ["gate"]),
+    ],
+)
+def test_a_selection(selection: ReplaySelection, expected: list[str]) -> None:
+    """Globs select variants at every level; those of cases select judged cases only."""
+    records = {
+        "a 1": record("a", "b1h1s1d64-fp16-seed0"),
+        "a 2": record("a", "b1h1s2d64-fp16-seed0"),
+        "b 1": record("b", "b1h1s1d64-fp16-seed0"),
+        "gate": GATES[0],
+    }
+    assert [name for name, each in records.items() if selection.has_record(each)] == expected
+
+
+def test_all_levels() -> None:
+    """`all` is every level for which the records have something; without a compiler that is not `build`."""
+    everything = [record(builds=(BUILT,)), GATES[0]]
+    assert levels_of("all", everything, use_libraries=False) == ["build", "right", "fast"]
+    assert levels_of("all", everything, use_libraries=True) == ["right", "fast"]
+    assert levels_of("all", [record()], use_libraries=False) == ["right"]
+    assert levels_of("fast", [record()], use_libraries=False) == ["fast"]
 
 
 # -- when something is reproduced -------------------------------------------------------------------------------------
@@ -151,6 +185,38 @@ def test_text() -> None:
     assert text == ("NOT COMPARABLE b: no GPU\nNOT COMPARABLE x.tar.gz at level right: 1 NOT COMPARABLE, 1 REPRODUCED")
 
 
+@pytest.mark.parametrize(
+    ("answer", "result"),
+    [
+        ("REPRODUCED", "PASSED"),
+        ("NOT REPRODUCED", "FAILED"),
+        ("NOT COMPARABLE", "WARNED"),
+        ("INCONCLUSIVE", "WARNED"),
+    ],
+)
+def test_a_statement_of_a_replay(tmp_path: Path, answer: Answer, result: str) -> None:
+    """The statement is about the archive, names the digest of what was replayed, and each item as a test."""
+    archive = tmp_path / "x.tar.gz"
+    archive.write_bytes(b"content")
+    items = (Replayed("good", "REPRODUCED", ""), Replayed("item", answer, ""))
+    replay = Replay(
+        archive.name, "d" * 64, "right", answer, items, record().environment, "tree", ReplaySelection(("g*",))
+    )
+    statement = json.loads(replay_statement(archive, replay))
+    sha256 = hashlib.sha256(b"content").hexdigest()
+    assert (statement["_type"], statement["predicateType"]) == (STATEMENT, PREDICATE)
+    assert statement["subject"] == [{"name": "x.tar.gz", "digest": {"sha256": sha256}}]
+    predicate = statement["predicate"]
+    assert predicate["result"] == result
+    tests = {name: set(predicate[f"{name}Tests"]) for name in ("passed", "warned", "failed")}
+    assert tests[result.lower()] - {"good"} == {"item"}
+    assert "good" in tests["passed"]
+    tree, seal, asked, environment = predicate["configuration"]
+    assert (tree["digest"], seal["digest"]) == ({"gitTree": "tree"}, {"sha256": "d" * 64})
+    assert json.loads(base64.b64decode(asked["content"])) == {"level": "right", "variants": ["g*"], "cases": []}
+    assert json.loads(base64.b64decode(environment["content"]))["python"] == record().environment.python
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +236,12 @@ def test_nothing_to_replay(archive: Path, level: str, capsys: pytest.CaptureFixt
     """A level for which the bundle has nothing is an error, not a success."""
     assert main(["replay", str(archive), f"--level={level}"]) == 2
     assert f"has nothing to replay at level {level}" in capsys.readouterr().err
+
+
+def test_a_selection_without_anything(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A selection that nothing fits is an error that names it."""
+    assert main(["replay", str(archive), "--variant=nothing,none*"]) == 2
+    assert "has nothing to replay at level right with --variant=nothing,none*" in capsys.readouterr().err
 
 
 def test_a_bundle_without_kernels(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -264,13 +264,13 @@ def test_members_may_share_a_target_and_differ_in_context(write_variant: WriteVa
 
 TOP = (
     "step, because, expect, parent, role, computes, cases, entry, arch, supports, instantiations, defines, flags, "
-    "rounds, limits, tolerance, deterministic, omits, suppressions, variants"
+    "rounds, limits, tolerance, deterministic, optional, omits, suppressions, returns, variants"
 )
 SUPPORTS = "dtype, head_dim, causal, layout, device, grouped_heads, seq_q_multiple_of, seq_k_multiple_of, seq_k_min"
 LIMITS = "registers_per_thread, spill_bytes, stack_bytes, smem_bytes_per_block, advisories, instructions"
 MEMBER = (
     "defines, role, cases, target, context, step, parent, because, expect, supports, limits, rounds, deterministic, "
-    "omits, suppressions"
+    "omits, suppressions, returns"
 )
 
 ENTRY = "kind, source, target, context, sources, include, cflags, ldflags, call"
@@ -337,7 +337,7 @@ def test_an_unknown_key_is_refused_with_the_allowed_ones(write_variant: WriteVar
         (
             TORCH + ", call: {arguments: [q, k, v, skale]}}",
             (
-                "entry.call.arguments[3] is 'skale'; allowed: q, k, v, out, scale, causal, "
+                "entry.call.arguments[3] is 'skale'; allowed: q, k, v, out, lse, scale, causal, "
                 "numbers, true, false, null, {constant: text}"
             ),
         ),
@@ -668,6 +668,14 @@ def test_a_variant_that_omits_a_phase_is_an_ablation_with_a_parent(tmp_path: Pat
         path.write_text(manifest + line, encoding="utf-8")
         with pytest.raises(ManifestError, match=f"part: {values}; omits needs role 'ablation' and a parent"):
             read_manifest(path, folder.parent)
+
+
+def test_only_a_baseline_is_optional(write_variant: WriteVariant) -> None:
+    """A baseline may be optional; for other roles, the key is an error."""
+    baseline = read(write_variant("thing", manifest="role: baseline\noptional: true\n", **{"kernel.cu": ""}))
+    assert [(each.optional, each.runs_beside_others) for each in baseline] == [(True, False)]
+    problem = problem_of(write_variant("other", manifest="optional: true\n", **{"kernel.cu": ""}))
+    assert problem == "other: optional is true, role is 'candidate'; optional needs role 'baseline'"
 
 
 # -- names of earlier versions ----------------------------------------------------------------------------------------

@@ -151,6 +151,15 @@ def test_selected_variants_are_distinguished_from_companions(selected: tuple[str
     assert companions == {each.name for each in variants if plan.is_companion(each)}
 
 
+@pytest.mark.parametrize(("selected", "times"), [((), 0), (("one", "rare"), 2)])
+def test_an_optional_baseline_runs_only_if_it_is_named(selected: tuple[str, ...], times: int) -> None:
+    """An optional baseline is timed on no shape unless it is selected, and is never a companion."""
+    rare = msgspec.structs.replace(variant("rare", role="baseline", kind="python"), optional=True)
+    catalog = Catalog({**CATALOG.variants, "rare": rare}, {})
+    plan = make_plan(catalog, select_variants(catalog, selected), CASES)
+    assert (times, False) == (sum(each is rare for each, _ in plan.timings), plan.is_companion(rare))
+
+
 def test_a_broken_manifest_with_the_name_of_a_baseline_keeps_the_baseline_a_companion() -> None:
     """A second manifest named `sdpa` is broken and fails on its own; the first `sdpa` is still timed as a companion."""
     duplicate = BrokenVariant("sdpa", "variant 'sdpa' is already defined in builtin/sdpa")

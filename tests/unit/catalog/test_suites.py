@@ -100,3 +100,12 @@ def test_long_cases_cover_both_masks_at_every_length() -> None:
     cells = {(case.seq_q, case.head_dim, case.causal) for case in SUITES["long"]}
     lengths, head_dims, masks = (2048, 4096, 8192, 16384), (64, 128), ("none", "top_left")
     assert cells == {(length, head_dim, mask) for length in lengths for head_dim in head_dims for mask in masks}
+
+
+def test_long_cases_have_both_dtypes_at_one_length() -> None:
+    """At 2x16x4096, the suite `long` has each head_dim and mask in fp16 and in bf16."""
+    cases = [case for case in SUITES["long"] if (case.batch, case.heads, case.seq_q) == (2, 16, 4096)]
+    in_dtype = {
+        dtype: {(case.head_dim, case.causal) for case in cases if case.dtype == dtype} for dtype in ("fp16", "bf16")
+    }
+    assert in_dtype["fp16"] == in_dtype["bf16"] == {(dim, mask) for dim in (64, 128) for mask in ("none", "top_left")}

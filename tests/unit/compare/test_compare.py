@@ -24,7 +24,8 @@ def _speed(*samples_us: float, sm_mhz: int = 1980, **changes: Any) -> Speed:
     median_us = sorted(samples_us)[len(samples_us) // 2]
     clocks = Clocks(sm_mhz, 2619, 300.0, 40, 0)
     timing = Timing("graph replay", samples_us, median_us, 20)
-    plain = Speed(timing, timing, 1, False, (), "not read", clocks, clocks, clocks)
+    agreement = Agreement(valid=None, reason="not profiled")
+    plain = Speed(timing, timing, 1, False, (), "not read", clocks, clocks, clocks, agreement=agreement)
     return msgspec.structs.replace(plain, **changes)
 
 

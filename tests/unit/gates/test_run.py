@@ -168,6 +168,43 @@ def test_the_detectable_difference_is_announced_on_a_gpu(
     assert f"detects differences of 1.0 % (standard deviation of process means: {source})" in announcements[0]
 
 
+@pytest.mark.parametrize(("baseline_us", "outcome"), [(10.0, "ok"), (10.45, "ok"), (10.47, "inconclusive")])
+def test_a_baseline_is_held_to_its_pilot(
+    variants: tuple[Variant, Variant],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    baseline_us: float,
+    outcome: str,
+) -> None:
+    """On a GPU, a baseline more than 3 % plus twice the spread (0.8 %) slower than in the pilot permits no PASS."""
+    candidate, baseline = variants
+    times_us = {"candidate": 9.0, "fast": 10.0}
+    records = {name: record(name, kind="speed", speed=speed(time_us)) for name, time_us in times_us.items()}
+    pair = msgspec.structs.replace(blocks(*[-0.105] * 6).arm_pairs[0], baseline_us=baseline_us)
+    runner = SimulatedRunner(tmp_path, records, GateResult("ok", "", (pair,)))
+    environment = msgspec.structs.replace(runner.records.environment, gpu="NVIDIA A GPU")
+    monkeypatch.setitem(vars(runner.records), "environment", environment)
+    gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
+    assert (gated.outcome, len(runner.jobs)) == (outcome, 6)
+    if outcome != "ok":
+        said = "fast at b1h8s512d64-fp16 took 10.47 us and in the pilot 10.00 us; allowed: 4.6 % more"
+        assert gated.message == f"INCONCLUSIVE: the baseline was slower than in the pilot: {said}"
+
+
+def test_a_slow_candidate_fails_whatever_its_baseline_took(
+    variants: tuple[Variant, Variant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A candidate that is far slower ends with FAIL after six processes, also if the baseline was slower, too."""
+    candidate, baseline = variants
+    records = {each.name: record(each.name, kind="speed", speed=speed(10.0)) for each in variants}
+    pair = msgspec.structs.replace(blocks(*[0.7] * 6).arm_pairs[0], baseline_us=20.0)
+    runner = SimulatedRunner(tmp_path, records, GateResult("ok", "", (pair,)))
+    environment = msgspec.structs.replace(runner.records.environment, gpu="NVIDIA A GPU")
+    monkeypatch.setitem(vars(runner.records), "environment", environment)
+    gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
+    assert (gated.outcome, len(runner.jobs)) == ("gate_failed", 6)
+
+
 def test_dropped_blocks_give_a_readable_record(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
     """Processes that lost too many blocks end the gate without a verdict, and its record can be read back."""
     gated, count = gate(variants, tmp_path, blocks(*[-0.105] * 5, dropped=3))

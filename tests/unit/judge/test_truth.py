@@ -103,7 +103,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, case: str, rows:
     inputs = inputs_of(case)
     whole = make_truth(inputs)
 
-    monkeypatch.setattr(truth, "_rows_per_block", lambda _: rows)
+    monkeypatch.setattr(truth, "rows_per_block", lambda _: rows)
     blocks = make_truth(inputs)
 
     torch.testing.assert_close(blocks.out, whole.out, rtol=0, atol=1e-14)
@@ -119,11 +119,11 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, case: str, rows:
         ("b2h2s64d64-fp16-sk32-seed0", 8 * 4 * 32 * 3, 3),
     ],
 )
-def test_rows_per_block(monkeypatch: pytest.MonkeyPatch, case: str, budget: int, rows: int) -> None:
+def testrows_per_block(monkeypatch: pytest.MonkeyPatch, case: str, budget: int, rows: int) -> None:
     """The float64 scores of a block stay within the budget; a block has at least one row and at most seq_q rows."""
     monkeypatch.setitem(truth.BLOCK_BYTES, "cpu", budget)
 
-    assert truth._rows_per_block(inputs_of(case)) == rows
+    assert truth.rows_per_block(inputs_of(case)) == rows
 
 
 def one_row(inputs: Inputs, row: int, rounds: tuple[str, ...]) -> torch.Tensor:
@@ -169,7 +169,7 @@ def test_declared_roundings_do_not_change_truth(rounds: Any) -> None:
 def test_spread_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """The spread is sqrt(sum p^2 v^2) and each head's max|v|, also in several blocks, and does not change truth."""
     inputs = inputs_of(case)
-    monkeypatch.setattr(truth, "_rows_per_block", lambda _: 7)
+    monkeypatch.setattr(truth, "rows_per_block", lambda _: 7)
     q, k, v = (tensor.double() for tensor in inputs[:3])
     k, v = (tensor.repeat_interleave(q.shape[1] // tensor.shape[1], dim=1) for tensor in (k, v))
     scores = q @ k.transpose(2, 3) * inputs.scale
@@ -188,7 +188,7 @@ def test_spread_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) ->
 def test_row_size_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """The row size is sqrt(sum p^2) times the RMS of the head's V, also in several blocks."""
     inputs = inputs_of(case)
-    monkeypatch.setattr(truth, "_rows_per_block", lambda _: 7)
+    monkeypatch.setattr(truth, "rows_per_block", lambda _: 7)
     q, k, v = (tensor.double() for tensor in inputs[:3])
     k, v = (tensor.repeat_interleave(q.shape[1] // tensor.shape[1], dim=1) for tensor in (k, v))
     mask = visible(inputs)

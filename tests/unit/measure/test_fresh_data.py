@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from pytest_fa.candidate.candidate import Candidate
-from pytest_fa.candidate.commands import Run, Series
+from pytest_fa.candidate.commands import Run
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import WrongResult
 from pytest_fa.measure.fresh_data import OFFSET_BYTES, RANGE_BYTES, FreshData, stacked
+from pytest_fa.measure.timed_series import TimedSeries
 from pytest_fa.run.inputs import is_poison, make_inputs
 
 CPU = torch.device("cpu")
@@ -34,11 +35,10 @@ def fresh_data(forward: Function = copies_q, case: str = CASE, l2_bytes: int | N
     return FreshData(candidate, parsed, make_inputs(parsed, CPU), l2_bytes)
 
 
-def run(data: FreshData, calls: int) -> Series:
+def run(data: FreshData, calls: int) -> TimedSeries:
     """Make calls on a new series, and return it."""
-    series = data.series(calls)
-    data.candidate.prepare("calls", series)
-    data.candidate.timed(Run("calls", calls))
+    series = TimedSeries(data, "calls", calls, graph=False)
+    series.time()
     return series
 
 
@@ -92,7 +92,7 @@ def test_data_and_offsets_are_secret() -> None:
         torch.manual_seed(0)
         kernel = Recorder()
         series = run(fresh_data(kernel, l2_bytes=4 * 8 * OUT_BYTES), 100)
-        instances.append((series.shifts, series.out_of, kernel.read[0][0].flatten()[:8].tolist()))
+        instances.append((series.series.shifts, series.series.out_of, kernel.read[0][0].flatten()[:8].tolist()))
     for first, second in zip(*instances, strict=True):
         assert first != second
 
@@ -152,7 +152,7 @@ def test_outputs_are_written_in_a_secret_order() -> None:
     assert len(set(rounds)) > 5
     other = fresh_data(kernel, l2_bytes=50 * 2**20)
     series = run(other, 20)
-    assert kernel.outs == [other.outs[slot].data_ptr() for slot in series.out_of]
+    assert kernel.outs == [other.outs[slot].data_ptr() for slot in series.series.out_of]
 
 
 def adds_k(q: torch.Tensor, k: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> torch.Tensor:
@@ -165,7 +165,8 @@ def test_a_written_head_comes_with_what_its_call_read(case: str) -> None:
     """A head of a timed output comes with the q of this head, and the k and v of its group, that the last call read."""
     data = fresh_data(adds_k, case, l2_bytes=50 * 2**20)
     series = run(data, 50)
-    heads = [data.written_head(series, 50, data.outs) for _ in range(40)]
+    series.time(heads=39)
+    heads = [*series.written_heads(), series.written_head()]
     for head in heads:
         assert [tuple(tensor.shape) for tensor in head.inputs[:3]] == [(1, 1, 32, 64)] * 3
         assert torch.equal(head.out, head.inputs.q + head.inputs.k)
@@ -179,7 +180,7 @@ def test_a_written_head_is_a_private_copy() -> None:
     """What calls write later does not change a head that was taken before."""
     data = fresh_data()
     series = run(data, 3)
-    head = data.written_head(series, 3, data.outs)
+    head = series.written_head()
     before = head.out.clone()
     data.redraw()
     assert torch.equal(head.out, before)
@@ -195,8 +196,7 @@ def test_a_result_of_an_earlier_call_is_wrong() -> None:
         return out.copy_(kept[0])
 
     data = fresh_data(keeps)
-    series = run(data, 20)
-    head = data.written_head(series, 20, data.outs)
+    head = run(data, 20).written_head()
     assert float((head.out == head.inputs.q).float().mean()) < 0.05
 
 
@@ -208,8 +208,7 @@ def test_an_output_that_was_never_written_keeps_the_poison() -> None:
         return out
 
     data = fresh_data(writes_half)
-    series = run(data, 4)
-    head = data.written_head(series, 4, data.outs)
+    head = run(data, 4).written_head()
     assert bool(is_poison(head.out[..., 0]).all())
     assert bool(head.out[..., 1:].isfinite().all())
 
@@ -221,7 +220,7 @@ def test_scores_have_an_output_of_their_own_shape() -> None:
         return out.copy_(q.float() @ k.float().transpose(2, 3))
 
     data = fresh_data(scores, "b1h2s32d64-fp16-sk48-scores-seed0")
-    head = data.written_head(run(data, 3), 3, data.outs)
+    head = run(data, 3).written_head()
     expected = (head.inputs.q.float() @ head.inputs.k.float().transpose(2, 3)).half()
     assert head.out.shape == (1, 1, 32, 48)
     torch.testing.assert_close(head.out, expected)

@@ -7,9 +7,24 @@ import math
 import msgspec
 import pytest
 
-from pytest_fa.records.agreement import check_agreement, is_call_too_short
+from pytest_fa.records.agreement import (
+    check_agreement,
+    is_call_too_short,
+    is_unconfirmed,
+    tampering_of,
+    why_unconfirmed,
+)
 from pytest_fa.records.ceilings import Floor
-from pytest_fa.records.timing import ON_CPU, LaunchedKernel, NodeTime, OutsideTime, ProfilerTime, Speed, Timing
+from pytest_fa.records.timing import (
+    ON_CPU,
+    Agreement,
+    LaunchedKernel,
+    NodeTime,
+    OutsideTime,
+    ProfilerTime,
+    Speed,
+    Timing,
+)
 from pytest_fa.report.timing_notes import timing_notes
 from tests.factories import record, speed
 
@@ -72,6 +87,30 @@ def test_kernel_names_must_fit_the_variant(variant: str, role: str, kernel: str,
     assert check_agreement(variant, role, launching(kernel)).valid is valid
 
 
+def test_kernels_that_the_profiler_saw_count_too() -> None:
+    """A candidate that launches torch's attention kernel only in the profiler's process is named, too."""
+    measured = timed(8.0, 8.0)
+    assert measured.profiler is not None
+    nodes = (*measured.profiler.nodes, NodeTime("pytorch_flash::flash_fwd_kernel", 1.0, 1))
+    profiler = msgspec.structs.replace(measured.profiler, nodes=nodes)
+    agreement = check_agreement("ws_p2", "candidate", msgspec.structs.replace(measured, profiler=profiler))
+    assert agreement.valid is False
+    assert agreement.reason == "it launches torch's attention kernel pytorch_flash::flash_fwd_kernel"
+
+
+def test_a_time_that_was_compared_with_no_clock_does_not_count() -> None:
+    """Without an agreement a time is not confirmed; with one, only a contradiction counts."""
+    agreements = (
+        None,
+        Agreement(valid=False, reason="too short"),
+        Agreement(valid=None, reason=""),
+        Agreement(True, ""),
+    )
+    speeds = [msgspec.structs.replace(timed(8.0, 8.0), agreement=agreement) for agreement in agreements]
+    assert [is_unconfirmed(speed) for speed in speeds] == [True, True, False, False]
+    assert [why_unconfirmed(speed) for speed in speeds[:2]] == ["it was compared with no other clock", "too short"]
+
+
 def test_a_time_below_the_least_possible_is_invalid() -> None:
     """A time that exceeds the GPU's peak matrix rate is invalid."""
     agreement = check_agreement("ws_p2", "candidate", timed(8.0, 8.0), Floor(matrices_us=10.0))
@@ -112,12 +151,12 @@ def by_judge(measured: Speed, slope_us: float, whole_us: float, proof_us: float 
         (by_judge(LONG, 97.9, 100.0, 100.0), False),
         (by_judge(SHORT, 2.09, 2.1, 2.1), True),  # 0.1 us is more than 2 % of it
         (by_judge(SHORT, 2.11, 2.1, 2.1), False),
-        (by_judge(LONG, 100.0, 105.2, 105.2), True),
-        (by_judge(LONG, 100.0, 105.3, 105.3), False),  # 5 %, 0.1 us, and 400 us over 3000 calls
-        (by_judge(LONG, 100.0, 100.0, 115.4), True),
-        (by_judge(LONG, 100.0, 100.0, 115.6), False),  # 15 %, 0.1 us, and 400 us over 1000 calls
-        (by_judge(LONG, 105.2, 105.2, None), True),  # without a graph there is no slope
-        (by_judge(LONG, 105.3, 105.3, None), False),
+        (by_judge(LONG, 100.0, 105.4, 105.4), True),
+        (by_judge(LONG, 100.0, 105.6, 105.6), False),  # 5 %, 0.1 us, and 1,200 us over 3000 calls
+        (by_judge(LONG, 100.0, 100.0, 116.2), True),
+        (by_judge(LONG, 100.0, 100.0, 116.4), False),  # 15 %, 0.1 us, and 1,200 us over 1000 calls
+        (by_judge(LONG, 105.4, 105.4, None), True),  # without a graph there is no slope
+        (by_judge(LONG, 105.6, 105.6, None), False),
         (by_judge(LONG, math.nan, 100.0, 100.0), False),
         (by_judge(LONG, 100.0, math.nan, 100.0), False),
         (by_judge(LONG, 100.0, 100.0, math.nan), False),
@@ -126,6 +165,27 @@ def by_judge(measured: Speed, slope_us: float, whole_us: float, proof_us: float 
 def test_the_clock_of_the_judge_must_confirm_a_time(measured: Speed, *, valid: bool) -> None:
     """The slope, the whole run and the proof sample by the judge's clock must each be close to the period."""
     assert check_agreement("ws_p2", "candidate", measured).valid is valid
+
+
+@pytest.mark.parametrize(
+    ("fill_us", "proof_us", "valid"), [(7.0, 116.4, False), (20.0, 141.2, True), (20.0, 141.4, False)]
+)
+def test_large_outputs_may_take_as_long_as_they_take_to_write(fill_us: float, proof_us: float, *, valid: bool) -> None:
+    """If writing an output to memory takes more than 7.5 % of a call, the proof sample may take twice that longer."""
+    measured = by_judge(LONG, 100.0, 100.0, proof_us)
+    assert measured.outside is not None
+    outside = msgspec.structs.replace(measured.outside, fill_us=fill_us)
+    assert check_agreement("scores", "probe", msgspec.structs.replace(measured, outside=outside)).valid is valid
+
+
+def test_one_buffer_for_all_calls_is_not_confirmed() -> None:
+    """If all calls return one buffer, the time is not confirmed, and the reason says what to write."""
+    measured = by_judge(LONG, 100.0, 100.0, 100.0)
+    assert measured.outside is not None
+    outside = msgspec.structs.replace(measured.outside, shares_outputs=True)
+    agreement = check_agreement("mine", "candidate", msgspec.structs.replace(measured, outside=outside))
+    assert agreement.valid is False
+    assert agreement.reason.endswith("write the result into `out`, or return a new tensor")
 
 
 @pytest.mark.parametrize(
@@ -162,6 +222,38 @@ def test_the_reason_has_the_figures_of_both_clocks(measured: Speed, reason: str)
     """A time that the judge's clock contradicts is invalid, and the reason has both figures and the allowed one."""
     agreement = check_agreement("ws_p2", "candidate", measured)
     assert (agreement.valid, agreement.reason) == (False, reason)
+
+
+@pytest.mark.parametrize(
+    ("slope_us", "whole_us", "proof_us", "is_proof"),
+    [
+        (100.0, 100.0, 100.0, False),
+        (105.0, 105.0, 105.0, False),
+        (106.0, 106.0, 106.0, True),
+        (90.0, 90.0, 90.0, False),  # the own clock shows more
+        (100.0, 130.0, 100.0, False),  # a message that a busy machine delays
+        (100.0, 140.0, 100.0, True),  # the shorter graph was slowed down
+        (130.0, 130.0, None, False),  # without a graph, both figures contain a message
+        (140.0, 140.0, None, True),
+        (math.nan, math.nan, 100.0, False),
+    ],
+)
+def test_a_clock_that_is_too_short_is_proof_of_tampering(
+    slope_us: float,
+    whole_us: float,
+    proof_us: float | None,
+    is_proof: bool,  # noqa: FBT001  # a parameter
+) -> None:
+    """The slope proves from 5 % on, beyond its own uncertainty; a whole run, which contains a message, from 25 % on."""
+    outside = by_judge(LONG, slope_us, whole_us, proof_us).outside
+    assert outside is not None
+    assert bool(tampering_of(100.0, outside)) is is_proof
+
+
+@pytest.mark.parametrize("precision", [0.05, None])
+def test_an_unsure_slope_proves_nothing(precision: float | None) -> None:
+    """A slope of 106 us that is known to 5 %, or not at all, is no proof against a clock of 100 us."""
+    assert tampering_of(100.0, OutsideTime(106.0, precision, 106.0, 3000, 106.0)) == ""
 
 
 def test_a_time_without_the_clock_of_the_judge_is_invalid() -> None:

@@ -52,7 +52,13 @@ def test_a_wrong_value_is_refused(field: str, value: object) -> None:
 
 
 # Fields that were added after the first saved records, which lack them, and what is read in their place.
-LATER = {"nsight": None, "sanitized": None, "ablation": None, "fingerprints": None, "output": ""}
+LATER: dict[str, object] = {"other_plugins": (), "is_claim": False} | {
+    "nsight": None,
+    "sanitized": None,
+    "ablation": None,
+    "fingerprints": None,
+    "output": "",
+}
 
 
 def test_a_record_without_the_later_fields_is_read() -> None:

@@ -240,11 +240,12 @@ def test_the_states_of_many_variants() -> None:
         record("d", outcome="not_built"),
         record("d", kind="build", outcome="not_built"),
         record("e", kind="build"),
+        record("h", outcome="cheat"),
         record("f", kind="gate", outcome="gate_failed", gate=GATE),
         record("g", kind="gate", outcome="inconclusive"),
     ]
-    counts = "1 right, 1 wrong, 1 failed, 1 not built, 1 only built, 2 not judged"
-    assert answer(records)[0] == f"7 variants: {counts}; gates: 1 FAIL, 1 no verdict"
+    counts = "1 right, 1 cheat, 1 wrong, 1 failed, 1 not built, 1 only built, 2 not judged"
+    assert answer(records)[0] == f"8 variants: {counts}; gates: 1 FAIL, 1 no verdict"
     assert all(f"1 {state}" in counts or f"2 {state}" in counts for state in STATES)
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.records.judged import Bound, Check, Diagnosis, Repeats
+from pytest_fa.records.judged import Bound, Check, Diagnosis, LseCheck, Repeats
 from pytest_fa.records.record import SCHEMA, Environment, Outcome, Record, Source, Stage
 from pytest_fa.report.failure import HEADLINES, check_lines, failure_text
 
@@ -73,6 +73,20 @@ wrong: max error 2.0e-02, allowed 1.0e-02
   worst: batch 0, head 7, query 511, dim 63: got 0.25, want 0.27
   rerun: pytest --fa-variant=ws_p2 --fa-case=b1h8s512d64-fp16-seed3 -k test_correct"""
     assert expected == failure_text(RECORD)
+
+
+def test_a_wrong_lse_has_its_rows() -> None:
+    """A wrong log-sum-exp is shown with the number of rows, and the worst row; so are repeats in which it differs."""
+    lse = LseCheck(bad_count=7, row_count=4096, worst=(0, 7, 511), worst_got="0", worst_want="-inf")
+    wrong = check_lines(msgspec.structs.replace(CHECK, lse=lse))
+    assert wrong[-2:] == [
+        "  log-sum-exp: 7 of 4096 rows bad",
+        "  worst log-sum-exp: batch 0, head 7, query 511: got 0, want -inf",
+    ]
+    repeats = Repeats(100, 0, 0, None, None, lse_differing=3)
+    text = failure_text(msgspec.structs.replace(RECORD, repeats=repeats))
+    line = "  repeats: 100 with NaN-filled shared memory, the log-sum-exp of 3 differs from the first call: a race"
+    assert line in text.splitlines()
 
 
 RACE = (

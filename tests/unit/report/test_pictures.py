@@ -19,6 +19,7 @@ from pytest_fa.records.record import Ablation, Environment, Record, Source
 from pytest_fa.records.timing import Agreement, Timing
 from pytest_fa.report.error_picture import error_picture
 from pytest_fa.report.ladder_picture import ladder_picture
+from pytest_fa.report.long_picture import long_picture
 from pytest_fa.report.phase_picture import phase_picture
 from pytest_fa.report.picture_style import apart
 from pytest_fa.report.pictures import NothingToShow, draw
@@ -169,6 +170,43 @@ def test_the_lines_say_where_sdpa_is_slower() -> None:
     assert [label.get_text() for label in axis.get_xticklabels()] == ["256", "512", "1024", "2048"]
     rates = [float(rate) for rate in np.asarray(axis.get_lines()[0].get_ydata())]
     assert rates[1] == pytest.approx(4 * 8 * 512 * 512 * 64 / (0.4 * 512) / 1e6)
+
+
+def long_records() -> list[Record]:
+    """The times of a candidate, of cuDNN and, with a mask, of FlashAttention-3, at two lengths of the suite `long`."""
+    shapes = [(size, mask) for size in ("b4h16s2048", "b2h16s4096") for mask in ("", "-causal")]
+    times = {"long": ("candidate", 90.0), "sdpa_cudnn": ("baseline", 100.0), "flash_attention_3": ("baseline", 80.0)}
+    return [
+        timed_at(f"{size}d64-fp16{mask}", name, us, role)
+        for size, mask in shapes
+        for name, (role, us) in times.items()
+        if mask or name != "flash_attention_3"
+    ]
+
+
+def test_long_sequences_have_a_panel_for_each_mask() -> None:
+    """Each mask has a panel with a line for each variant; the title compares with cuDNN and with FlashAttention-3."""
+    pytest.importorskip("matplotlib")
+    figure = long_picture(long_records())
+    assert figure is not None
+    assert " ".join(figure.get_suptitle().split()) == (
+        "long is faster than SDPA cuDNN in 4 of 4 cells (0.90 to 0.90 x its time) and than FlashAttention-3 in 0 of 2 "
+        "cells (1.12 to 1.12 x its time)"
+    )
+    assert {axis.get_title(loc="left"): len(axis.get_lines()) for axis in figure.axes} == {
+        "D = 64": 2,
+        "D = 64, causal": 3,
+    }
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["long", "SDPA cuDNN", "FlashAttention-3"]
+    rates = [float(rate) for rate in np.asarray(figure.axes[0].get_lines()[0].get_ydata())]
+    assert rates == pytest.approx([4 * 64 * 2048**2 * 64 / 90e6, 4 * 32 * 4096**2 * 64 / 90e6])
+
+
+def test_one_long_length_is_no_picture() -> None:
+    """Without two lengths of a candidate at one head_dim and mask, long sequences have no picture."""
+    assert long_picture(long_records()[:5]) is None
+    assert long_picture(scaling_records()) is None
 
 
 def test_two_lengths_are_no_line() -> None:

@@ -12,7 +12,17 @@ from pytest_fa.records.built import Advisory
 from pytest_fa.records.judged import Bound, Check, Repeats
 from pytest_fa.records.record import Outcome, Record
 from pytest_fa.records.timing import ON_CPU, Speed, Timing
-from pytest_fa.report.table import NOTHING, Row, best_baseline, headline, make_groups, make_rows, notes, property_lines
+from pytest_fa.report.table import (
+    NOTHING,
+    Row,
+    best_baseline,
+    claim_lines,
+    headline,
+    make_groups,
+    make_rows,
+    notes,
+    property_lines,
+)
 from tests.factories import FLOPS, OK, SHAPE, SMALL_SHAPE, WRONG, build, check, record, speed
 
 
@@ -167,6 +177,16 @@ def test_properties_that_hold_have_one_line() -> None:
     assert (make_rows(records), property_lines(records)) == ([], ["properties: 2 of 2 hold"])
     assert property_lines([record(), record(kind="property", outcome="wrong")]) == ["properties: 0 of 1 hold"]
     assert property_lines([record()]) == []
+
+
+def test_claims_that_hold_are_one_line() -> None:
+    """A right output at a case of a claim has no row, a wrong one has; a line below the table counts both."""
+    right, wrong = record(is_claim=True), record("mine", "b2h4s150d64-bf16-seed0", is_claim=True, outcome="wrong")
+    assert (make_rows([right]), [row.case for row in make_rows([right, wrong])]) == ([], ["b2h4s150d64-bf16"])
+    assert claim_lines([right, wrong]) == [
+        "claims: 1 of 2 other dtypes, head_dims, masks, layouts and groupings are right"
+    ]
+    assert claim_lines([record()]) == []
 
 
 def test_a_property_that_was_not_tested_is_not_counted() -> None:

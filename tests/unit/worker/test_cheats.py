@@ -1,7 +1,6 @@
-"""Variants that cheat: what they replace, keep, watch or steal gives them neither a verdict nor a time.
+"""What the self-test cannot plant as an exploit: knowledge of a series, gates, and the judge's own process.
 
-The judge runs in a process of its own.  Each cheat is one file, and has an honest twin that does something similar and
-passes.
+`pytest --fa-selftest` has the other exploits, and honest twins of them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pytest_fa.errors import WrongResult
 from pytest_fa.judge.properties.calls import new_data, new_shape
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.run.forward import Forward
-from pytest_fa.run.inputs import Inputs
+from pytest_fa.run.inputs import Inputs, Output
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import Arm, ArmPair, CaseResult, GateJob, encode
 from tests.factories import PYTHON_SOURCE, variant
@@ -57,140 +56,8 @@ def outcome_of(result: CaseResult) -> tuple[str, tuple[str, ...]]:
     return result.outcome, result.caught_by[:1]
 
 
-# -- cheats that a judged call shows ----------------------------------------------------------------------------------
+# -- timed calls ------------------------------------------------------------------------------------------------------
 
-REPLACE_JUDGE = """\
-from types import SimpleNamespace
-class Passed(SimpleNamespace):
-    def __call__(self, *_, **__): return self
-    def __getattr__(self, _): return self
-    def __bool__(self): return True
-import importlib, pkgutil, pytest_fa.judge, pytest_fa.measure, pytest_fa.worker
-for package in (pytest_fa.judge, pytest_fa.measure, pytest_fa.worker):
-    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not info.name.endswith("__main__"):
-            module = importlib.import_module(info.name)
-            for name, value in list(vars(module).items()):
-                if callable(value) and getattr(value, "__module__", "").startswith("pytest_fa"):
-                    setattr(module, name, Passed())
-torch.equal = torch.allclose = lambda *_, **__: True
-"""
-LAZY = """\
-class Lazy(torch.Tensor):
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        computed = [right(*arg.arguments) if isinstance(arg, Lazy) else arg for arg in args]
-        return function(*computed, **(kwargs or {}))
-
-def forward(q, k, v, *, scale, causal="none", out=None):
-    lazy = torch.Tensor._make_wrapper_subclass(Lazy, q.shape, dtype=q.dtype)
-    lazy.arguments = q, k, v, scale
-    return lazy
-"""
-DISGUISED = """\
-class Disguised(torch.Tensor):
-    @property
-    def __class__(self): return torch.Tensor
-
-def forward(q, k, v, *, scale, causal="none", out=None):
-    return right(q, k, v, scale).as_subclass(Disguised)
-"""
-LATE = (
-    FORWARD
-    + """\
-    def work():
-        time.sleep(WAIT)
-        out.copy_(right(q, k, v, scale))
-    thread = threading.Thread(target=work)
-    thread.start()
-    return out
-"""
-)
-STOLEN_BY_GC = (
-    FORWARD
-    + """\
-    for tensor in [each for each in gc.get_objects() if type(each) is torch.Tensor]:
-        if tensor.shape == out.shape and tensor.dtype != q.dtype:
-            return out.copy_(tensor)
-    return out.zero_()
-"""
-)
-STOLEN_FROM_DESCRIPTORS = (
-    FORWARD
-    + """\
-    size = out.numel() * 8
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            with open(f"/proc/self/fd/{name}", "rb") as file:
-                data = file.read(size) if "memfd" in os.readlink(f"/proc/self/fd/{name}") else b""
-        except OSError:
-            continue
-        if len(data) == size:
-            return out.copy_(torch.frombuffer(bytearray(data), dtype=torch.float64).view(out.shape))
-    return out.zero_()
-"""
-)
-JUDGED = {
-    "functions of the judge are replaced": (REPLACE_JUDGE + ZEROS, "max"),
-    "the agent answers without a call": (
-        "from pytest_fa.candidate import agent, commands\nagent.Agent.execute = lambda *_: commands.Done()\n" + ZEROS,
-        "finite",
-    ),
-    "problems are answered as done": (
-        "import msgspec\nfrom pytest_fa.candidate import commands, serving\n"
-        "done = msgspec.json.encode(commands.Done())\nserving.encode_answer = lambda _: done\n" + ZEROS,
-        "max",
-    ),
-    "json is replaced": (
-        'import json, msgspec\ndone = b\'{"type": "done"}\'\njson.dumps = lambda *_, **__: done.decode()\n'
-        "msgspec.json.encode = lambda *_, **__: done\n" + ZEROS,
-        "max",
-    ),
-    "a subclass computes lazily": (LAZY, "output"),
-    "a subclass in disguise": (DISGUISED, "output"),
-    "a thread works after the answer": (LATE.replace("WAIT", "0.2"), "finite"),
-    "inputs and output are zero": (FORWARD + "    v.zero_()\n    return out.zero_()\n", "inputs"),
-    "truth is searched with gc": (STOLEN_BY_GC, "max"),
-    "truth is searched in descriptors": (STOLEN_FROM_DESCRIPTORS, "finite"),  # it finds the output's own memory
-}
-
-
-@pytest.mark.parametrize("name", JUDGED)
-def test_a_judged_call_shows_a_cheat(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
-    """The output in the judge's memory is what counts."""
-    source, check = JUDGED[name]
-    result = workers.run(job_of_source(RIGHT + source))
-    assert outcome_of(result) == ("wrong", (check,)), result.message
-
-
-TWINS = {
-    "reads modules": "names = [name for name in sys.modules if name.startswith('pytest_fa')]\n" + HONEST,
-    "returns a new tensor": FORWARD + "    return right(q, k, v, scale)\n",
-    "waits for its thread": LATE.replace("WAIT", "0").replace(
-        "    return out\n", "    thread.join()\n    return out\n"
-    ),
-    "copies its inputs": FORWARD + "    return out.copy_(right(q.clone(), k.clone(), v.clone().mul_(1), scale))\n",
-    "looks at all objects": FORWARD + "    gc.collect()\n    return out.copy_(right(q, k, v, scale))\n",
-}
-
-
-@pytest.mark.parametrize("name", TWINS)
-def test_an_honest_twin_passes(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
-    """A variant that does something similar, and computes, is `ok`."""
-    result = workers.run(job_of_source(RIGHT + TWINS[name], repeats=3))
-    assert outcome_of(result) == ("ok", ()), result.message
-
-
-# -- cheats that timed calls show -------------------------------------------------------------------------------------
-
-KEPT = """\
-kept = {}
-def forward(q, k, v, *, scale, causal="none", out=None):
-    key = KEY
-    if key not in kept:
-        kept[key] = right(q, k, v, scale)
-    return out.copy_(kept[key])
-"""
 WHILE_TIMED = """\
 count = 0
 def forward(q, k, v, *, scale, causal="none", out=None):
@@ -198,34 +65,9 @@ def forward(q, k, v, *, scale, causal="none", out=None):
     if is_timed():
         count += 1
         if count % 8:
-            CHEAT
+            return out
     return out.copy_(right(q, k, v, scale))
 """
-TIMED = {
-    "kept by address": KEPT.replace("KEY", "(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())"),
-    "kept by shape": KEPT.replace("KEY", "(q.shape, k.shape, causal)"),
-    "kept by identity": KEPT.replace("KEY", "(id(q), id(k), id(v))"),
-    "kept by first elements": KEPT.replace("KEY", "(float(q.stride(0)), float(k.stride(2)), bool(v[0, 0, 0, 0] > 9))"),
-    "not computed while timed": WHILE_TIMED.replace("CHEAT", "return out"),
-    "zeros while timed": WHILE_TIMED.replace("CHEAT", "return out.zero_()"),
-    "half of the rows while timed": WHILE_TIMED.replace(
-        "CHEAT", "out[:, :, ::2] = right(q[:, :, ::2], k, v, scale); return out"
-    ),
-    "inputs changed while timed": WHILE_TIMED.replace("CHEAT", "k.zero_()"),
-    "an earlier output while timed": WHILE_TIMED.replace("CHEAT", "return out.copy_(kept[-1])")
-    .replace("    return out.copy_(right", "    kept.append(right(q, k, v, scale))\n    return out.copy_(right")
-    .replace("count = 0", "count, kept = 0, []"),
-}
-
-
-@pytest.mark.parametrize("name", TIMED)
-def test_timed_calls_show_a_cheat(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
-    """Timed calls have data of their own, and what they wrote is judged: a variant that skips work gets no time."""
-    result = workers.run(job_of_source(RIGHT + TIMED[name], time=True))
-    assert (result.outcome, result.speed) == ("wrong", None), result.message
-    assert outcome_of(result)[1] in (("timed outputs",), ("inputs",)), result.message
-
-
 SAME_DATA_AGAIN = """\
 seen = set()
 def forward(q, k, v, *, scale, causal="none", out=None):
@@ -266,15 +108,6 @@ torch.cuda.Event = lambda *_, **__: type("Event", (), {"record": now, "elapsed_t
 """
 
 
-def test_replaced_clocks_change_no_time(workers: Workers, job_of_source: JobOfSource) -> None:
-    """The judge's clock counts: a variant that takes 2 ms and stops the clocks of its process has at least 2 ms."""
-    source = RIGHT + "sleep = time.sleep\n" + CLOCKS + HONEST.replace("    return", "    sleep(0.002)\n    return")
-    result = workers.run(job_of_source(source, time=True))
-    assert outcome_of(result) == ("ok", ()), result.message
-    assert result.speed is not None
-    assert min(*result.speed.device.samples_us, *result.speed.call.samples_us) >= 2000
-
-
 def gate_of(job_of_source: JobOfSource, source: str) -> GateJob:
     """One process of a gate: this variant against straightforward attention."""
     candidate, baseline = (Arm(job_of_source(text).variant, None) for text in (source, PYTHON_SOURCE))
@@ -283,7 +116,7 @@ def gate_of(job_of_source: JobOfSource, source: str) -> GateJob:
 
 def test_a_gate_judges_timed_calls(workers: Workers, job_of_source: JobOfSource) -> None:
     """A gate refuses a candidate that skips timed calls."""
-    source = RIGHT + WHILE_TIMED.replace("CHEAT", "return out")
+    source = RIGHT + WHILE_TIMED
     result = workers.run_in_new_worker(gate_of(job_of_source, source))
     assert result.outcome == "wrong"
     assert "in an output of the gate's timed calls" in result.message
@@ -320,8 +153,8 @@ def test_a_gate_times_outside(workers: Workers, job_of_source: JobOfSource) -> N
 class _LateWriter(PropertySubject):
     """After each call, a thread of the candidate sets the inputs that it sees to zero."""
 
-    def call(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
-        buffer = super().call(inputs, out)
+    def call(self, inputs: Inputs, output: Output | None = None) -> Output:
+        buffer = super().call(inputs, output)
         for tensor in inputs[:3]:
             tensor.zero_()
         return buffer
@@ -342,30 +175,6 @@ def test_truth_comes_from_the_judges_inputs(judge_property: object) -> None:
         judge_property(subject)
 
 
-KEEPS_ALL_MEMORY = """\
-from pytest_fa.candidate import agent
-pieces = []
-map_on_cpu = agent.map_on_cpu
-def keep(descriptor, size_bytes):
-    pieces.append(map_on_cpu(descriptor, size_bytes))
-    return pieces[-1]
-agent.map_on_cpu = keep
-def write_everywhere():
-    while True:
-        time.sleep(0.0005)
-        for piece in pieces:
-            piece.zero_()
-threading.Thread(target=write_everywhere, daemon=True).start()
-"""
-
-
-def test_writes_into_all_shared_memory(workers: Workers, job_of_source: JobOfSource) -> None:
-    """A thread that sets all memory of its process's calls to zero at all times makes only its own variant wrong."""
-    result = workers.run(job_of_source(RIGHT + KEEPS_ALL_MEMORY + ZEROS))
-    assert result.outcome == "wrong", result.message
-    assert outcome_of(workers.run(job_of_source(PYTHON_SOURCE))) == ("ok", ())
-
-
 def test_a_forged_workspace_is_refused(workers: Workers, job_of_source: JobOfSource) -> None:
     """A candidate on the CPU that asks the judge for 64 GiB gets nothing."""
     source = "from pytest_fa.candidate import agent\nagent.Agent._workspace_bytes = lambda *_: 2**36\n" + RIGHT + HONEST
@@ -377,33 +186,32 @@ def test_a_forged_workspace_is_refused(workers: Workers, job_of_source: JobOfSou
 # -- delegation -------------------------------------------------------------------------------------------------------
 
 ASK_LIBRARY = "F.scaled_dot_product_attention(q, k, v, scale=scale)"
-DELEGATES = {
-    "directly": FORWARD + f"    return out.copy_({ASK_LIBRARY})\n",
-    "in a thread": FORWARD
-    + f"    thread = threading.Thread(target=lambda: out.copy_({ASK_LIBRARY}))\n"
-    + "    thread.start()\n    thread.join()\n    return out\n",
-    "in a thread that stays": "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)\n"
+STARTS_HELPER = """\
+import multiprocessing
+near, far = multiprocessing.Pipe()
+def serve():
+    while True:
+        far.send(far.recv() + 1)
+multiprocessing.get_context("fork").Process(target=serve, daemon=True).start()
+near.send(1)
+near.recv()
+"""
+OWN_WORK_TWINS = {
+    "in place": HONEST,
+    "returns a new tensor": FORWARD + "    return right(q, k, v, scale)\n",
+    "asks whether it is observed": FORWARD
+    + "    names = [frame.f_code.co_name for frame in frames()]\n"
+    + "    return out.copy_(right(q, k, v, scale))\n",
+    "has started a process that it does not need": STARTS_HELPER + HONEST,
+    "needs a process only in its first call": STARTS_HELPER
+    + "seen = []\n"
     + FORWARD
-    + f"    return pool.submit(lambda: out.copy_({ASK_LIBRARY})).result()\n",
-    "through torch.ops": FORWARD
-    + "    return out.copy_(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=scale)[0])\n",
-    "by another name": "renamed = getattr(torch._C._nn, 'scaled_dot' + '_product_attention')\n"
-    + FORWARD
-    + "    return out.copy_(renamed(q, k, v, scale=scale))\n",
-    "through multi-head attention": FORWARD
-    + """\
-    size = q.shape[-1]
-    one, none = torch.eye(size, dtype=q.dtype), torch.zeros(3 * size, dtype=q.dtype)
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (q, k, v))
-    result, _ = F.multi_head_attention_forward(
-        q, k, v, size, 1, None, none, None, None, False, 0.0, one, none[:size], use_separate_proj_weight=True,
-        q_proj_weight=one, k_proj_weight=one, v_proj_weight=one, need_weights=False)
-    return out.copy_(result.transpose(0, 1)[None])
-""",
+    + "    seen.append((near.send(1), near.recv())) if not seen else None\n"
+    + "    return out.copy_(right(q, k, v, scale))\n",
 }
 UNSEEN = {
     "the observer is replaced": "from pytest_fa.candidate import agent\n"
-    "agent.operators_of = lambda call: (call(), ())[1]\n" + DELEGATES["directly"],
+    "agent.operators_of = lambda call: (call(), ())[1]\n" + FORWARD + f"    return out.copy_({ASK_LIBRARY})\n",
     "only while unobserved": FORWARD
     + "    if any(frame.f_code.co_name == 'operators_of' for frame in frames()):\n"
     + "        return out.copy_(right(q, k, v, scale))\n"
@@ -426,19 +234,27 @@ multiprocessing.get_context("fork").Process(target=serve, daemon=True).start()
 }
 
 
-@pytest.mark.parametrize("name", DELEGATES)
-def test_delegation_is_seen(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
-    """A variant that calls torch's own attention is named, whatever way leads there."""
-    result = workers.run(job_of_source(RIGHT + DELEGATES[name]))
-    assert outcome_of(result) == ("wrong", ("delegation",)), result.message
+@pytest.mark.parametrize("name", OWN_WORK_TWINS)
+def test_own_work_is_right_without_torchs_attention(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
+    """A variant that computes itself is `ok` where torch's attention is another and its helpers are stopped."""
+    for _ in range(2):
+        result = workers.run(job_of_source(RIGHT + OWN_WORK_TWINS[name], without_attention=True))
+        assert outcome_of(result) == ("ok", ()), result.message
 
 
-@pytest.mark.xfail(reason="operators are observed in the candidate's own process, by code that it can replace")
 @pytest.mark.parametrize("name", UNSEEN)
 def test_hidden_delegation_is_seen(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
-    """A variant that hides its call of torch's own attention is named, too."""
-    result = workers.run(job_of_source(RIGHT + UNSEEN[name]))
+    """A variant that hides its call of torch's own attention is named, too: without it, its output is wrong."""
+    result = workers.run(job_of_source(RIGHT + UNSEEN[name], without_attention=True, watchdog_seconds=2.0))
     assert outcome_of(result) == ("wrong", ("delegation",)), result.message
+
+
+def test_a_variant_that_changes_its_own_file_is_named(workers: Workers, job_of_source: JobOfSource) -> None:
+    """A variant that writes other code into its file while it runs gets no verdict: the next process would load it."""
+    source = RIGHT + "from pathlib import Path\nPath(__file__).write_text('forward = None')\n" + HONEST
+    result = workers.run(job_of_source(source))
+    assert outcome_of(result) == ("build_changed", ("hash of the build",)), result.message
+    assert "entry.py changed while the variant ran; run it again" in result.message
 
 
 # -- the judge's process ----------------------------------------------------------------------------------------------

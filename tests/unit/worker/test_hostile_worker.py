@@ -279,6 +279,14 @@ def test_a_child_that_holds_the_connection(workers: Workers, job_of: RunEntry) -
     assert time.monotonic() - start < 8
 
 
+def test_a_child_may_not_answer(workers: Workers, job_of: RunEntry) -> None:
+    """If a worker ends and a child of it goes on to answer in its place, its case fails."""
+    lines = "import os, time\nif os.getpid() == os.getpgid(0) and os.fork(): os._exit(0)\ntime.sleep(0.3)"
+    result = workers.run(job_of(lines))
+    assert (result.outcome, "exit status 0" in result.message) == ("crashed", True), result.message
+    assert workers.run(job_of("pass")).outcome == "ok"
+
+
 @pytest.mark.parametrize("ending", ["", "os._exit(1)", "os.kill(os.getpid(), 9)", "time.sleep(60)"])
 def test_a_daemon_ends_with_its_worker(workers: Workers, job_of: RunEntry, tmp_path: Path, ending: str) -> None:
     """A process that detached itself from the worker is ended with it, however the worker ends."""

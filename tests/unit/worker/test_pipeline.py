@@ -65,6 +65,106 @@ def stages_of(result: CaseResult) -> dict[str, str]:
     return {stage.name: stage.state for stage in result.stages}
 
 
+# -- the log-sum-exp --------------------------------------------------------------------------------------------------
+
+# A right kernel that writes the log-sum-exp, and one that returns it.
+WRITES_LSE = PYTHON_SOURCE.replace("out=None)", "out=None, lse=None)").replace(
+    "    return result", "    if lse is not None:\n        lse.copy_(torch.logsumexp(scores, -1))\n    return result"
+)
+RETURNS_LSE = PYTHON_SOURCE.replace("out=None)", "out=None, lse=None)").replace(
+    "return result if out is None else out.copy_(result)", "return result, torch.logsumexp(scores, -1)"
+)
+LSE = "returns: [out, lse]\n"
+LOG2 = "lse.copy_(torch.logsumexp(scores, -1) * 1.4426950408889634)"
+
+
+@pytest.mark.parametrize("source", [WRITES_LSE, RETURNS_LSE], ids=["written", "returned"])
+@pytest.mark.parametrize("case", [CASE, "b2h2s48d64-fp16-causal-seed2"])
+def test_right_lse(job_of: JobOf, source: str, case: str) -> None:
+    """A right log-sum-exp is judged, in the repeats, too; timed calls do not ask for it."""
+    result = run_case(job_of(source, more=LSE, case=case, repeats=5, time=True))
+
+    assert (result.outcome, result.message) == ("ok", "")
+    assert result.check is not None
+    assert result.check.lse is not None
+    assert (result.check.bounds[-1].name, result.check.lse.bad_count) == ("lse", 0)
+    assert result.speed is not None
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message", "cause"),
+    [
+        (LOG2, "lse error 2.0e+00, allowed ", "the log-sum-exp is log2, it must be the natural logarithm"),
+        ("pass", "lse error not finite, allowed ", "the log-sum-exp of 128 of 128 rows is not written"),
+        (
+            "lse[:, :, 3:].copy_(scores.logsumexp(-1)[:, :, 3:])",
+            "lse error not finite",
+            "of 6 of 128 rows is not written",
+        ),
+        ("lse.copy_(scores.logsumexp(-1)).neg_()", "lse error 9.2e+00, allowed ", "no known mistake"),
+    ],
+    ids=["log2", "nothing", "some rows", "sign"],
+)
+def test_wrong_lse(job_of: JobOf, mistake: str, message: str, cause: str) -> None:
+    """A wrong log-sum-exp beside a right output is wrong, is caught by `lse` alone, and has a likely cause."""
+    source = WRITES_LSE.replace("lse.copy_(torch.logsumexp(scores, -1))", mistake)
+    result = run_case(job_of(source, more=LSE))
+
+    assert (result.outcome, result.caught_by) == ("wrong", ("lse",))
+    assert result.message.startswith(message)
+    assert result.diagnosis is not None
+    assert cause in result.diagnosis.cause
+    assert result.check is not None
+    assert result.check.bad_count == 0
+
+
+def test_lse_of_another_kind(job_of: JobOf) -> None:
+    """A returned log-sum-exp of another shape or dtype is wrong, with both in the message."""
+    result = run_case(job_of(RETURNS_LSE.replace("logsumexp(scores, -1)", "logsumexp(scores, -1).half()"), more=LSE))
+
+    assert (result.outcome, result.caught_by) == ("wrong", ("lse",))
+    message = "the log-sum-exp is torch.float16 [1, 2, 64], it must be torch.float32 [1, 2, 64]"
+    assert result.message.splitlines()[0] == message
+
+
+def test_lse_that_changes(job_of: JobOf) -> None:
+    """A log-sum-exp that differs in a repeat is wrong, even if it is within its bound."""
+    flickers = "lse.copy_(torch.logsumexp(scores, -1)); lse[0, 0, 0] += CALLS.append(0) or 1e-6 * (len(CALLS) % 3 == 0)"
+    source = WRITES_LSE.replace("lse.copy_(torch.logsumexp(scores, -1))", flickers) + "\n\nCALLS = []\n"
+    result = run_case(job_of(source, more=LSE, repeats=8))
+
+    assert (result.outcome, result.caught_by) == ("wrong", ("repeats",))
+    assert result.message == "the log-sum-exp of 3 of 8 repeats differs from the first call bit by bit"
+
+
+def test_lse_past_its_end(job_of: JobOf) -> None:
+    """A write past the end of the log-sum-exp is found by its guard band."""
+    past = (
+        "lse.copy_(torch.logsumexp(scores, -1)); lse.as_strided((1,), (1,), lse.storage_offset() + lse.numel()).zero_()"
+    )
+    result = run_case(job_of(WRITES_LSE.replace("lse.copy_(torch.logsumexp(scores, -1))", past), more=LSE))
+
+    assert (result.outcome, result.caught_by) == ("wrong", ("guard bands",))
+    assert result.message.startswith("the kernel wrote out of bounds of lse: 4 bytes past its end")
+
+
+@pytest.mark.parametrize("name", ["hard_data", "new_data", "new_shape", "contained_nan", "padded_rows"])
+def test_properties_judge_the_lse(job_of: JobOf, name: str) -> None:
+    """A right log-sum-exp passes the properties."""
+    result = run_case(job_of(WRITES_LSE, more=LSE, case="b2h3s70d64-fp16-seed0", property_name=name))
+    assert (result.outcome, result.message) == ("ok", "")
+
+
+@pytest.mark.parametrize("name", ["hard_data", "new_data"])
+def test_an_lse_that_is_one_call_late(job_of: JobOf, name: str) -> None:
+    """The log-sum-exp of the previous call is found by the properties that change the data."""
+    late = "lse.copy_(KEPT[-1] if KEPT else torch.logsumexp(scores, -1)); KEPT.append(torch.logsumexp(scores, -1))"
+    source = WRITES_LSE.replace("lse.copy_(torch.logsumexp(scores, -1))", late) + "\n\nKEPT = []\n"
+    result = run_case(job_of(source, more=LSE, case="b2h3s70d64-fp16-seed0", property_name=name))
+    assert (result.outcome, result.caught_by) == ("wrong", (name,))
+    assert "lse error" in result.message
+
+
 # -- correct ----------------------------------------------------------------------------------------------------------
 
 
@@ -327,7 +427,7 @@ def test_repeats_are_equal(job_of: JobOf) -> None:
 
     assert result.outcome == "ok"
     assert result.repeats is not None
-    assert msgspec.structs.astuple(result.repeats) == (12, 0, 0, None, "runs on the CPU")
+    assert msgspec.structs.astuple(result.repeats) == (12, 0, 0, None, "runs on the CPU", 0)
 
 
 def test_repeats_fill_their_time(job_of: JobOf) -> None:

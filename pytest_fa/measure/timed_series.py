@@ -1,0 +1,116 @@
+"""`TimedSeries`: calls that are timed on new data, and the judge's copies of what they wrote.
+
+The judge's clock stops when these copies are complete.  They are made right after the candidate's answer: of the last
+call's output, and of heads that were chosen before the calls began.  Only the copies are judged.  A candidate that
+answers before its work is finished therefore gains no time: what is missing from the copies is wrong.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple
+
+import torch
+
+from pytest_fa.candidate.candidate import CommandTimes
+from pytest_fa.candidate.commands import Allocated, ReplaySeries, Run, Series
+from pytest_fa.measure.cpu_time import CPU_THREADS
+from pytest_fa.measure.fresh_data import FreshData, Place, Written
+from pytest_fa.run.inputs import is_poison
+
+PROOF_REPLAYS = 3
+PROOF_HEADS = 5  # that are judged of each replay, besides one of the last output or chosen like it
+
+
+class Copies(NamedTuple):
+    """The judge's copies after a run of `calls` calls: the whole last output, and single heads of any output."""
+
+    calls: int
+    last: torch.Tensor  # [batch, heads, seq_q, head_dim or seq_k]
+    heads: tuple[tuple[Place, torch.Tensor], ...]  # [1, 1, seq_q, head_dim or seq_k] each
+
+
+class TimedSeries:
+    """A prepared series of calls, the outputs that it writes, and the way to take its time."""
+
+    def __init__(
+        self, data: FreshData, name: str, calls: int, outs: list[torch.Tensor] | None = None, *, graph: bool = True
+    ) -> None:
+        self.data, self.name, self.calls, self._graph = data, name, calls, graph
+        self._given = outs or data.outs
+        self.series: Series = data.series(calls, self._given)
+        self.outs = self._given
+        self._copies: Copies | None = None
+        data.candidate.prepare(name, self.series, CPU_THREADS if data.candidate.device.type == "cpu" else None)
+        if graph:
+            allocated = data.candidate.capture(name).allocated
+            self.outs = data.candidate.outputs_of(name, self._given, allocated)
+
+    def time(self, calls: int | None = None, heads: int = 1) -> CommandTimes:
+        """The time of all calls, or of the first `calls` without a graph, on new data.
+
+        `heads` heads, chosen at random beforehand, are copied beside the last output.
+        """
+        self.data.redraw(self.outs)
+        count = calls or self.calls
+        places = tuple(self.data.any_place(self.series, count, self.outs) for _ in range(heads))
+
+        def copy_outputs(allocated: tuple[Allocated | None, ...]) -> None:
+            if any(allocated):
+                self.outs = self.data.candidate.outputs_of(self.name, self._given, allocated)
+            last = self.outs[self.series.out_of[count - 1]].clone()
+            self._copies = Copies(count, last, tuple((place, place.head_of(self.outs).clone()) for place in places))
+
+        command = ReplaySeries(self.name) if self._graph else Run(self.name, count)
+        return self.data.candidate.timed(command, copy_outputs=copy_outputs)
+
+    @property
+    def shares_outputs(self) -> bool:
+        """Whether calls that should write different outputs wrote the same memory, such as a buffer of their own."""
+        return len({out.data_ptr() for out in self.outs}) < len(self.outs)
+
+    def written_head(self) -> Written:
+        """One of the heads that were copied by `time`: one with NaN left if there is one."""
+        copies = self._known_copies
+        place = self._unwritten(copies)
+        if place is None and secrets.randbelow(2):
+            return self.written_heads()[0]
+        slot = self.series.out_of[copies.calls - 1]
+        place = place or Place(slot, *(secrets.randbelow(size) for size in copies.last.shape[:2]))
+        if place.slot == slot:
+            return self._written(place, place.head_in(copies.last))
+        return self._written(place, place.head_of(self.outs).clone())
+
+    def written_heads(self) -> list[Written]:
+        """The heads that were chosen before the last run."""
+        return [self._written(place, head) for place, head in self._known_copies.heads]
+
+    def proof(self) -> tuple[float, list[Written]]:
+        """The shortest time of a few runs, and heads that were written in each of them.
+
+        For a series in which each call has an output of its own.
+        """
+        times_us, written = [], []
+        for _ in range(PROOF_REPLAYS):
+            times_us.append(self.time(heads=PROOF_HEADS).outside_us)
+            written += [self.written_head(), *self.written_heads()]
+        return min(times_us), written
+
+    @property
+    def _known_copies(self) -> Copies:
+        assert self._copies is not None  # noqa: S101  # `time` sets it
+        return self._copies
+
+    def _written(self, place: Place, out: torch.Tensor) -> Written:
+        inputs = self.data.inputs_of(self.series, self._known_copies.calls, self.outs, place)
+        return Written(inputs, out.clone())
+
+    def _unwritten(self, copies: Copies) -> Place | None:
+        """A head that still has NaN with which outputs were filled.  On the CPU, all outputs are searched."""
+        slot = self.series.out_of[copies.calls - 1]
+        places = is_poison(copies.last).nonzero()  # [places, 4]
+        if len(places):
+            return Place(slot, int(places[0, 0]), int(places[0, 1]))
+        if self.data.candidate.device.type == "cpu":
+            return self.data.unwritten(self.series, copies.calls, self.outs)
+        return None

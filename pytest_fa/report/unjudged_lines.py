@@ -1,0 +1,47 @@
+"""The lines below the table that say which of their manifests' claims the variants of a run were not judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.claims import Unjudged, unjudged
+from pytest_fa.catalog.plan import Plan
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.options.options import Options
+from pytest_fa.records.record import Record
+
+JUDGED_KINDS = ("correct", "speed")
+NOT_JUDGED = ("not_built", "build_changed", "not_measured", "unsupported")  # outcomes
+
+
+def unjudged_lines(records: Iterable[Record], plan: Plan, options: Options) -> list[str]:
+    """One line for what was not judged for one reason; variants with the same claims and reasons share it.
+
+    A variant of which no case was judged has no line: other lines give the reason.
+    """
+    judged: dict[str, list[Case]] = {}
+    for record in records:
+        if record.case is not None and record.kind in JUDGED_KINDS and record.outcome not in NOT_JUDGED:
+            judged.setdefault(record.variant, []).append(record.case)
+    names: dict[tuple[str, str], list[str]] = {}
+    for variant in (each for each in plan.runnable if each.name in judged):
+        for reason, texts in _by_reason(variant, judged[variant.name], plan, options).items():
+            names.setdefault((", ".join(texts), reason), []).append(variant.name)
+    return [f"{', '.join(those)}: {text}: not judged, {reason}" for (text, reason), those in names.items()]
+
+
+def _by_reason(variant: Variant, judged: list[Case], plan: Plan, options: Options) -> dict[str, list[str]]:
+    reasons: dict[str, list[str]] = {}
+    for missing in unjudged(variant, judged):
+        reasons.setdefault(_reason(missing, plan, options), []).append(missing.text)
+    return reasons
+
+
+def _reason(missing: Unjudged, plan: Plan, options: Options) -> str:
+    causes: tuple[tuple[Callable[[], object], str], ...] = (
+        (lambda: missing.dtype and options.dtypes and missing.dtype not in options.dtypes, "--fa-dtype left it out"),
+        (lambda: plan.cases_are_named, "--fa-case left it out"),
+        (lambda: not plan.judges_claims, f"--fa-suite={','.join(options.suites)} has no such case"),
+    )
+    return next((text for applies, text in causes if applies()), "its test did not run")

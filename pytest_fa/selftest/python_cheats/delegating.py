@@ -1,0 +1,64 @@
+"""Exploits that have torch's own attention do the work.  Each function is the target of one variant."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch.nn import functional
+
+POOL = ThreadPoolExecutor(1)
+HIDDEN = base64.b64encode(b"functional.scaled_dot_product_attention(q, k, v, scale=scale)")
+
+
+def writes(attention):
+    """Make a target that writes the result of `attention(q, k, v, scale)` into `out`."""
+
+    def forward(q, k, v, *, scale, causal="none", out=None):
+        return out.copy_(attention(q, k, v, scale))
+
+    return forward
+
+
+def ask_library(q, k, v, scale):
+    """Return what SDPA returns."""
+    return functional.scaled_dot_product_attention(q, k, v, scale=scale)
+
+
+sdpa = writes(ask_library)
+in_pool = writes(lambda *arguments: POOL.submit(ask_library, *arguments).result())
+by_hidden_text = writes(
+    lambda q, k, v, scale: eval(base64.b64decode(HIDDEN), globals(), {"q": q, "k": k, "v": v, "scale": scale})
+)
+
+
+def in_thread(q, k, v, *, scale, causal="none", out=None):
+    thread = threading.Thread(target=lambda: out.copy_(ask_library(q, k, v, scale)))
+    thread.start()
+    thread.join()
+    return out
+
+
+@writes
+def by_operator(q, k, v, scale):
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=scale)[0]
+
+
+@writes
+def by_other_name(q, k, v, scale):
+    return getattr(torch._C._nn, "scaled_dot" + "_product_attention")(q, k, v, scale=scale)
+
+
+@writes
+def multi_head_attention(q, k, v, scale):
+    """Call multi-head attention with weights of one, whose scale is the default."""
+    batch, heads, rows, size = q.shape
+    one, none = torch.eye(size, dtype=q.dtype), torch.zeros(3 * size, dtype=q.dtype)
+    q, k, v = (tensor.reshape(batch * heads, -1, size).transpose(0, 1) for tensor in (q, k, v))
+    result, _ = functional.multi_head_attention_forward(
+        *(q, k, v, size, 1, None, none, None, None, False, 0.0, one, none[:size]),
+        use_separate_proj_weight=True, q_proj_weight=one, k_proj_weight=one, v_proj_weight=one, need_weights=False,
+    )  # fmt: skip
+    return result.transpose(0, 1).view(batch, heads, rows, size)

@@ -1,0 +1,167 @@
+"""The document that `python -m pytest_fa judge --json` prints, and its JSON Schema.
+
+Within one major version, fields are only added; the words of `status` and their exit statuses do not change.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from pytest_fa.catalog.variant import Device
+from pytest_fa.records.judged import Bound, Index
+from pytest_fa.records.ranges import Natural, Real, Seconds, Us
+from pytest_fa.records.record import Environment, Outcome, RecordKind, Source
+from pytest_fa.records.tool_results import BoundBy
+
+VERSION = "1.0"
+
+Status = Literal[
+    "faster",
+    "wrong",
+    "not_built",
+    "refused",
+    "crashed",
+    "hung",
+    "slower",
+    "usage",
+    "machine",
+    "undecided",
+    "cheat",
+]
+EXIT_STATUSES: dict[Status, int] = {
+    "faster": 0,
+    "wrong": 1,
+    "not_built": 1,
+    "refused": 1,
+    "crashed": 1,
+    "hung": 1,
+    "slower": 3,
+    "usage": 4,
+    "machine": 5,
+    "undecided": 10,
+    "cheat": 20,
+}
+
+
+class JudgedRatio(msgspec.Struct, frozen=True):
+    """The time of the variant divided by that of a baseline at one shape, with the two ends of the interval.
+
+    A number that is not finite is null.
+    """
+
+    shape: str
+    baseline: str
+    value: Real | None
+    low: Real | None
+    high: Real | None
+    confidence: float
+
+
+class JudgedChecks(msgspec.Struct, frozen=True):
+    """How many cases and properties were judged, and why tests did not run: the reason, and the number of tests."""
+
+    passed: Natural
+    failed: Natural
+    not_run: dict[str, Natural]
+
+
+class FailurePlace(msgspec.Struct, frozen=True):
+    """Where the output is wrong.  Indices are batch, head, query and dim; `error_map` is a picture of it in letters."""
+
+    bad_count: Natural
+    element_count: Natural
+    first_bad: Index | None
+    worst: Index | None
+    worst_got: Real | None
+    worst_want: Real | None
+    error_map: tuple[str, ...]
+
+
+class JudgedFailure(msgspec.Struct, frozen=True):
+    """The first failure: the test, the checks that caught it, the place, the likely cause, and pytest's command.
+
+    `bounds` are those of the tolerance policy, which `policy` names.
+    """
+
+    kind: RecordKind
+    id: str
+    outcome: Outcome
+    checks: tuple[str, ...]
+    message: str
+    case: str | None
+    policy: str | None
+    bounds: tuple[Bound, ...]
+    place: FailurePlace | None
+    cause: str
+    pytest_command: str
+
+
+class ShapeTime(msgspec.Struct, frozen=True):
+    """The times of the variant and of the baselines at one shape, in microseconds per call, before the gate."""
+
+    shape: str
+    candidate_us: Us | None
+    baselines_us: dict[str, Us]
+
+
+class ComparedCounter(msgspec.Struct, frozen=True):
+    """One hardware counter of the variant's longest kernel, and of the baseline's."""
+
+    label: str
+    candidate: Real
+    baseline: Real
+
+
+class JudgedBottleneck(msgspec.Struct, frozen=True):
+    """What decides the time at one shape: counters of the longest kernel, beside those of the baseline's."""
+
+    shape: str
+    kernel: str
+    bound_by: BoundBy
+    sentence: str
+    counters: dict[str, Real]
+    baseline: str | None
+    beside: tuple[ComparedCounter, ...]
+
+
+class JudgeDocument(msgspec.Struct, frozen=True):
+    """The verdict on one variant.
+
+    `reason` is the verdict in one sentence.  `ratio` is the largest one of `ratios`; the status is `faster` if all of
+    them are certainly below `required_ratio`.  `failure` is null unless something failed.  `bottlenecks` is empty
+    without `--ncu`.  `records` is the path of the file with everything that was measured; null if nothing was.
+    """
+
+    schema_version: Annotated[str, msgspec.Meta(pattern=r"^1\.[0-9]+$")]
+    status: Status
+    exit_status: Natural
+    reason: str
+    variant: str | None
+    device: Device | None
+    required_ratio: Real
+    ratio: JudgedRatio | None
+    ratios: tuple[JudgedRatio, ...]
+    checks: JudgedChecks
+    failure: JudgedFailure | None
+    times: tuple[ShapeTime, ...]
+    bottlenecks: tuple[JudgedBottleneck, ...]
+    next_steps: tuple[str, ...]
+    rerun_command: str
+    seconds: Seconds
+    records: str | None
+    environment: Environment | None
+    source: Source | None
+    pytest_fa: str
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the document."""
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return {**dialect, "title": f"pytest_fa judge {VERSION}", **msgspec.json.schema(JudgeDocument)}
+
+
+def schema_text() -> str:
+    """The JSON Schema as it is published."""
+    return msgspec.json.format(msgspec.json.encode(schema()), indent=2).decode() + "\n"

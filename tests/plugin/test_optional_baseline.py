@@ -1,0 +1,86 @@
+"""An optional baseline runs only if it is named; FlashAttention-3 is skipped with the reason where it is missing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import ONE_CASE, SHAPE, NewProject, Project, variants_of
+
+FOLDER = Path(__file__).parents[2] / "kernels" / "flash_attention_3"
+NAMED = ("--fa-variant=usual,flash_attention_3", "--benchmark-disable")
+CASES = "--fa-case=b2h4s40d64-fp16-kv2-seed0,b1h2s40d64-bf16-causal-seed0,b1h2s9d64-fp16-causal_br-sk40-seed0"
+
+# A package in place of FlashAttention-3: its operator takes the same arguments and computes on the CPU.
+PACKAGE = """\
+import torch
+
+library = torch.library.Library("flash_attn_3", "DEF")
+library.define(
+    "fwd(Tensor q, Tensor k, Tensor v, *, Tensor(a!)? out=None, float? softmax_scale=None, bool is_causal=False, "
+    "int num_splits=0) -> Tensor[]"
+)
+
+
+def fwd(q, k, v, *, out=None, softmax_scale=None, is_causal=False, num_splits=0):
+    seq_q, seq_k, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
+    keys, values = (tensor.float().repeat_interleave(group, 2).transpose(1, 2) for tensor in (k, v))
+    scores = q.float().transpose(1, 2) @ keys.transpose(2, 3) * softmax_scale
+    if is_causal:
+        scores += torch.full((seq_q, seq_k), float("-inf")).triu(1 + seq_k - seq_q)
+    return [out.copy_((torch.softmax(scores, -1) @ values).transpose(1, 2))]
+
+
+library.impl("fwd", fwd, "CPU")
+"""
+
+
+@pytest.fixture(scope="module")
+def on_cpu(new_project: NewProject) -> Project:
+    """A project with the baseline `flash_attention_3`, whose manifest says here that it also runs on a CPU."""
+    project = new_project("optional")
+    project.python_variant("usual")
+    manifest = (FOLDER / "variant.yaml").read_text(encoding="utf-8")
+    project.write("kernels/flash_attention_3/variant.yaml", manifest + "  device: [cuda, cpu]\n")
+    source = (FOLDER / "flash_attention_3.py").read_text(encoding="utf-8")
+    project.write("kernels/flash_attention_3/flash_attention_3.py", source)
+    return project
+
+
+@pytest.mark.parametrize(
+    ("selection", "timed"),
+    [((), False), (("--fa-variant=usual",), False), (("--fa-variant=usual,flash_attention_3",), True)],
+)
+def test_it_runs_only_if_it_is_named(on_cpu: Project, selection: tuple[str, ...], *, timed: bool) -> None:
+    """An optional baseline is not timed beside the candidates of a run that does not name it."""
+    names = variants_of(on_cpu.ids(ONE_CASE, *selection), "test_speed")
+    assert ("sdpa_math" in names, "flash_attention_3" in names) == (True, timed)
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        ({}, "No module named 'flash_attn_3'"),
+        ({"FLASH_ATTN_3_LIBRARY": "/no/such/_C.so"}, "/no/such/_C.so"),
+    ],
+    ids=["no package", "no library"],
+)
+def test_it_is_skipped_where_it_is_missing(on_cpu: Project, env: dict[str, str], reason: str) -> None:
+    """Without FlashAttention-3, its tests are skipped with the reason and the remedy, and the others run."""
+    run = on_cpu.run(ONE_CASE, *NAMED, "-k", "test_speed and (usual or flash_attention_3)", env=env)
+    skipped = f"test_speed[flash_attention_3-{SHAPE}]"
+    assert run.outcomes == {f"test_speed[usual-{SHAPE}]": "passed", skipped: "skipped"}
+    assert "FlashAttention-3 cannot be loaded: " in run.reasons[skipped]
+    assert reason in run.reasons[skipped]
+    assert run.reasons[skipped].endswith("set FLASH_ATTN_3_LIBRARY to the path of its extension")
+
+
+def test_its_operator_gets_the_tensors_and_the_mask(on_cpu: Project) -> None:
+    """With a package whose operator computes attention, the outputs are correct for grouped heads and both masks."""
+    on_cpu.write("flash_attn_3/__init__.py", "")
+    on_cpu.write("flash_attn_3/_C.py", PACKAGE)
+    path = os.pathsep.join((str(on_cpu.folder), os.environ.get("PYTHONPATH", "")))
+    run = on_cpu.run(CASES, *NAMED, "-k", "test_correct and flash_attention_3", env={"PYTHONPATH": path})
+    assert [*run.outcomes.values()] == ["passed"] * 3, run.reasons

@@ -1,0 +1,150 @@
+"""The bound of the log-sum-exp: right kernels stay within it, and each known mistake breaks it and is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.variant import Rounding
+from pytest_fa.judge.log_sum_exp import judge_lse, make_lse_truth
+from pytest_fa.judge.lse_mistakes import explain_lse
+from pytest_fa.judge.truth import hidden_keys, repeated_heads
+from pytest_fa.run.inputs import Inputs, make_inputs, poisoned_lse
+
+CASES = (
+    "b1h2s150d64-fp16-seed0",
+    "b1h4s77d128-bf16-causal_br-kv2-sk150-seed1",
+    "b1h2s150d64-bf16-causal_br-sk77-seed2",
+    "b2h2s129d64-fp32-causal-seed3",
+    "b1h1s64d64-fp16-sk1023-seed4",
+    "b1h1s5d64-fp16-sk0-seed5",
+)
+CPU = torch.device("cpu")
+
+
+def inputs_of(case: str, factor: float = 1.0) -> Inputs:
+    """Return the inputs of a case, with Q multiplied by `factor`."""
+    inputs = make_inputs(parse_case(case), CPU)
+    return inputs._replace(q=inputs.q * factor)
+
+
+def scores_of(inputs: Inputs) -> torch.Tensor:
+    """Return the masked scores in float32, [batch, heads, seq_q, seq_k]."""
+    scores = inputs.q.float() @ repeated_heads(inputs.k, inputs.q).float().transpose(2, 3) * inputs.scale
+    hidden = hidden_keys(inputs, slice(0, inputs.q.shape[2]))
+    return scores if hidden is None else scores.masked_fill(hidden, -math.inf)
+
+
+def tiled(inputs: Inputs, tile: int, *, rounded: bool) -> torch.Tensor:
+    """Return the log-sum-exp of an online softmax in base 2 and float32; `rounded` sums P as it is stored."""
+    scores = scores_of(inputs) * (1 / math.log(2))
+    m = torch.full(scores.shape[:3], -math.inf)
+    total = torch.zeros_like(m)
+    for start in range(0, scores.shape[-1], tile):
+        part = scores[..., start : start + tile]
+        new = torch.maximum(m, part.amax(-1))
+        finite = new.masked_fill(new == -math.inf, 0.0)
+        p = torch.exp2(part - finite[..., None])
+        total = total * torch.exp2(m - finite) + (p.to(inputs.q.dtype).float() if rounded else p).sum(-1)
+        m = new
+    return (m + torch.log2(total)) * math.log(2)
+
+
+@pytest.mark.parametrize("factor", [1.0, 30.0], ids=["", "large scores"])
+@pytest.mark.parametrize("rounded", [False, True], ids=["P exact", "P rounded"])
+@pytest.mark.parametrize("tile", [16, 64, 100])
+@pytest.mark.parametrize("case", CASES)
+def test_a_right_kernel(case: str, tile: int, rounded: bool, factor: float) -> None:  # noqa: FBT001  # a parameter
+    """Any tiles, with P summed as float32 or as it is stored, stay within the bound; rows without keys are -inf."""
+    inputs = inputs_of(case, factor)
+    bound, check = judge_lse(tiled(inputs, tile, rounded=rounded), make_lse_truth(inputs))
+    assert (bound.holds, check.bad_count) == (True, 0), bound
+    assert bound.used is not None
+    assert bound.used < 0.9
+
+
+MISTAKES: dict[str, Callable[[torch.Tensor, Inputs], torch.Tensor]] = {
+    "the log-sum-exp is log2, it must be the natural": lambda scores, _: torch.logsumexp(scores, -1) / math.log(2),
+    "the scale is missing": lambda scores, inputs: torch.logsumexp(scores / inputs.scale, -1),
+    "the row max is left out": lambda scores, _: torch.logsumexp(scores, -1) - scores.amax(-1),
+    "the last tile of 64 keys": lambda scores, _: torch.logsumexp(scores[..., :64], -1),
+    "only the row max": lambda scores, _: scores.amax(-1),
+    "no known mistake": lambda scores, _: torch.logsumexp(scores.flip(2), -1),
+}
+
+
+@pytest.mark.parametrize("case", ["b1h2s120d64-fp16-seed0", "b1h4s120d128-bf16-kv2-seed1", "b1h2s120d64-fp32-seed2"])
+@pytest.mark.parametrize("cause", MISTAKES)
+def test_a_mistake_is_caught_and_named(cause: str, case: str) -> None:
+    """log2 in place of ln, no scale, no row max, no last tile, and another row's value break the bound many times."""
+    inputs = inputs_of(case)
+    lse, truth = MISTAKES[cause](scores_of(inputs), inputs).float(), make_lse_truth(inputs)
+    bound, check = judge_lse(lse, truth)
+    assert (bound.holds, bound.name) == (False, "lse")
+    assert bound.used is not None
+    assert bound.used > 5
+    assert check.bad_count > 0.9 * check.row_count
+    assert cause in explain_lse(lse, truth, inputs)
+
+
+@pytest.mark.parametrize(("case", "least_used"), [("b1h2s64d64-fp16-sk1023-seed0", 3), ("b1h2s64d64-bf16-seed0", 3)])
+def test_one_lost_key(case: str, least_used: float) -> None:
+    """One lost key of 1023 in fp16, or of 64 in bf16, breaks the bound."""
+    inputs = inputs_of(case)
+    bound, _ = judge_lse(torch.logsumexp(scores_of(inputs)[..., :-1], -1), make_lse_truth(inputs))
+    assert bound.used is not None
+    assert bound.used > least_used
+
+
+def test_rows_without_keys() -> None:
+    """Where no key is seen, only -inf is right; where one is, -inf is wrong."""
+    inputs = inputs_of("b1h2s150d64-fp16-causal_br-sk77-seed0")
+    truth, right = make_lse_truth(inputs), tiled(inputs, 64, rounded=False)
+    zeros = right.masked_fill(right == -math.inf, 0.0)
+    assert judge_lse(right, truth)[0].holds
+    assert not judge_lse(zeros, truth)[0].holds
+    assert explain_lse(zeros, truth, inputs) == "the log-sum-exp of rows without keys must be -inf"
+    right[0, 1, 149] = -math.inf
+    bound, check = judge_lse(right, truth)
+    assert (bound.holds, bound.value, check.bad_count, check.worst, check.worst_got) == (
+        False,
+        None,
+        1,
+        (0, 1, 149),
+        "-inf",
+    )
+
+
+def test_nan() -> None:
+    """A row whose truth is NaN must be NaN, and no other row may be; an unwritten row is named."""
+    inputs = inputs_of("b1h2s64d64-fp16-seed0")
+    inputs.q[0, 1, 7] = float("nan")
+    truth, right = make_lse_truth(inputs), torch.logsumexp(scores_of(inputs), -1)
+    assert judge_lse(right, truth)[0].holds
+    assert not judge_lse(right.nan_to_num(0.0), truth)[0].holds
+    unwritten = poisoned_lse(inputs)
+    bound, check = judge_lse(unwritten, truth)
+    assert (bound.holds, bound.value, check.bad_count) == (False, None, 127)
+    assert explain_lse(unwritten, truth, inputs) == "the log-sum-exp of 128 of 128 rows is not written"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "policy", "case"),
+    [(("s",), "same_precision", "b1h2s64d64-fp16-seed0"), ((), "fp8", "b1h2s64d64-fp16-seed0")],
+    ids=["rounded scores", "P in e4m3"],
+)
+def test_declared_roundings(rounds: tuple[Rounding, ...], policy: str, case: str) -> None:
+    """Scores that are rounded to fp16, or P in e4m3, are within the bound only where this is declared."""
+    inputs = inputs_of(case, 4.0)
+    scores = scores_of(inputs)
+    if rounds:
+        lse = torch.logsumexp(scores.half().float(), -1)
+    else:
+        row_max = scores.amax(-1, keepdim=True)
+        lse = row_max[..., 0] + torch.exp(scores - row_max).to(torch.float8_e4m3fn).float().sum(-1).log()
+    assert judge_lse(lse, make_lse_truth(inputs, rounds, policy))[0].holds
+    assert not judge_lse(lse, make_lse_truth(inputs))[0].holds

@@ -1,0 +1,124 @@
+"""Timed series: the judge's clock stops when its copies are complete, and only these copies are judged."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fa.candidate import candidate as candidate_module
+from pytest_fa.candidate.candidate import Candidate
+from pytest_fa.candidate.commands import Allocated, Run
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.measure.fresh_data import FreshData, Place
+from pytest_fa.measure.timed_series import TimedSeries
+from pytest_fa.run.inputs import is_poison, make_inputs
+from tests.unit.measure.test_fresh_data import CASE, CPU, Function, copies_q
+
+L2_BYTES = 50 * 2**20
+
+
+def fresh_data(forward: Function = copies_q) -> FreshData:
+    """Fresh data with eight outputs for a function of this process."""
+    case = parse_case(CASE)
+    return FreshData(Candidate.of_function(forward, "cpu"), case, make_inputs(case, CPU), L2_BYTES)
+
+
+def test_the_clock_stops_after_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time includes the copies that are made after the answer: work that is finished only then is not free."""
+    data = fresh_data()
+    series = TimedSeries(data, "calls", 3, graph=False)
+    clock_ns = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr(candidate_module, "time", type("Clock", (), {"perf_counter_ns": lambda: next(clock_ns)}))
+    readings: list[int] = []
+
+    def copy_outputs(_: tuple[Allocated | None, ...]) -> None:
+        readings.append(next(clock_ns))
+
+    timed = data.candidate.timed(Run(series.name, 3), copy_outputs=copy_outputs)
+    assert (readings, timed.outside_us) == ([1000], 2.0)
+
+
+def test_what_is_written_after_the_copies_does_not_count() -> None:
+    """A function that returns before its output is there is judged by what was there when the clock stopped."""
+    threads: list[threading.Thread] = []
+
+    def late(q: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> torch.Tensor:
+        def work() -> None:
+            time.sleep(0.2)
+            out.copy_(q)
+
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+        return out
+
+    series = TimedSeries(fresh_data(late), "calls", 1, graph=False)
+    series.time()
+    for thread in threads:
+        thread.join()
+    head = series.written_head()
+    assert bool(is_poison(head.out).all())
+    assert bool(is_poison(series.written_heads()[0].out).all())
+
+
+def test_the_last_output_and_chosen_heads_are_copied() -> None:
+    """Of all samples, about half of the heads are from the last call's output, and the others from any output."""
+    series = TimedSeries(fresh_data(), "calls", 40, graph=False)
+    slots = []
+    for _ in range(60):
+        series.time()
+        head = series.written_head()
+        assert torch.equal(head.out, head.inputs.q)
+        (place, _), *others = series._known_copies.heads
+        slots.append(place.slot)
+        assert others == []
+        assert torch.equal(series._known_copies.last, series.outs[series.series.out_of[-1]])
+    assert len(set(slots)) > 5
+
+
+def test_a_hole_in_the_last_output_is_chosen() -> None:
+    """If one element of the last output was not written, its head is the one that is judged."""
+
+    def leaves_a_hole(q: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> torch.Tensor:
+        kept = out[0, 1, 7, 3].clone()
+        out.copy_(q)
+        out[0, 1, 7, 3] = kept
+        return out
+
+    series = TimedSeries(fresh_data(leaves_a_hole), "calls", 5, graph=False)
+    for _ in range(5):
+        series.time()
+        assert int(is_poison(series.written_head().out).sum()) == 1
+
+
+def test_one_buffer_for_all_calls_is_noticed_and_not_wrong() -> None:
+    """If all outputs are one buffer, only the last call's result can be there, and it is compared with its inputs."""
+    data = fresh_data()
+    series = TimedSeries(data, "calls", 30, [data.outs[0]] * 8, graph=False)
+    assert (series.shares_outputs, TimedSeries(data, "own", 30, graph=False).shares_outputs) == (True, False)
+    for _ in range(10):
+        series.time(heads=5)
+        for head in (series.written_head(), *series.written_heads()):
+            assert torch.equal(head.out, head.inputs.q)
+
+
+def test_outputs_are_filled_in_one_piece() -> None:
+    """Outputs that follow one another are filled at once; others one by one; nothing beside them is changed."""
+    data = fresh_data()
+    for outs in (data.outs, data.outs[::2], [data.outs[3]]):
+        for out in data.outs:
+            out.zero_()
+        data.redraw(outs)
+        for out in data.outs:
+            assert bool(is_poison(out).all()) == any(out is each for each in outs)
+    assert data.fill_us(data.outs) > 0
+
+
+def test_a_place_is_a_view() -> None:
+    """A head of an output has four dimensions and shares its memory."""
+    out = torch.zeros(2, 3, 4, 5)
+    Place(1, 1, 2).head_of([torch.zeros(0), out]).fill_(1)
+    assert (int(out.sum()), int(out[1, 2].sum())) == (20, 20)
