@@ -1,4 +1,4 @@
-"""`python -m pytest_fa`: new, doctor, serve, judge, report, compare, export, records, ceilings, noise, pictures."""
+"""The commands of `python -m pytest_fa`: new, doctor, judge, serve, report, compare, export, records and others."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_fa.errors import FaError
+
+if TYPE_CHECKING:
+    from pytest_fa.records.merge import MergedRun
 
 
 def main(arguments: list[str]) -> int:
@@ -202,8 +206,17 @@ def _merge(options: argparse.Namespace) -> int:
         return 1
     write_merged(options.output, merged)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(merged.outcomes.items()))
-    sys.stdout.write(f"{options.output}: {len(merged.records)} records of {merged.shards} shards; tests: {outcomes}\n")
+    sys.stdout.write(
+        f"{options.output}: {len(merged.records)} records of {merged.shards} shards{_on(merged)}; tests: {outcomes}\n"
+    )
     return merged.exit_status
+
+
+def _on(merged: MergedRun) -> str:
+    """The numbers of GPUs and machines, if the records have them."""
+    machines = [record.machine for record in merged.records if record.machine]
+    gpus, hosts = ({getattr(each, name) for each in machines} - {None} for name in ("gpu_hash", "host_hash"))
+    return f" from {len(gpus)} GPUs of {len(hosts)} machines" if gpus else ""
 
 
 def _doctor(options: argparse.Namespace) -> int:

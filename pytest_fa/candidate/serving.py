@@ -13,10 +13,12 @@ from pytest_fa.candidate.commands import (
     NUMBER_BYTES,
     CallProblem,
     CandidateAnswer,
+    EndJob,
     ProblemKind,
     decode_command,
     encode_answer,
 )
+from pytest_fa.candidate.replaced import Originals
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
 from pytest_fa.candidate.without_attention import replace_attention
 from pytest_fa.errors import DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
@@ -37,14 +39,14 @@ LARGEST_OOM_SCORE = 1000  # of all processes, the kernel ends this one first whe
 def serve_judge(channel: Channel) -> None:
     """Carry out commands until the judge closes the connection."""
     Path(f"/proc/{os.getpid()}/oom_score_adj").write_text(str(LARGEST_OOM_SCORE), encoding="utf-8")
-    agent = Agent()
+    agent, originals = Agent(), Originals()
     while True:
         try:
             data = channel.receive()
         except EOFError:
             return
         number, command = data[:NUMBER_BYTES], data[NUMBER_BYTES:]
-        channel.send(number + encode_answer(_answer(agent, command, channel.take_descriptor())))
+        channel.send(number + encode_answer(_answer(agent, originals, command, channel.take_descriptor())))
 
 
 def serve_without_attention(channel: Channel) -> None:
@@ -53,11 +55,16 @@ def serve_without_attention(channel: Channel) -> None:
     serve_judge(channel)
 
 
-def _answer(agent: Agent, data: bytes, descriptor: int | None) -> CandidateAnswer:
+def _answer(agent: Agent, originals: Originals, data: bytes, descriptor: int | None) -> CandidateAnswer:
     try:
-        return agent.execute(decode_command(data), descriptor)
+        command = decode_command(data)
+        done = agent.execute(command, descriptor)
+        if isinstance(command, EndJob):
+            originals.require_all()
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an answer
         return problem_of(problem, agent.device)
+    else:
+        return done
     finally:
         if descriptor is not None:
             os.close(descriptor)

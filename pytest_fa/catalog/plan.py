@@ -64,6 +64,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
         suite_cases = () if chosen and len(probes) == len(self.chosen) else self.cases
         return tuple(dict.fromkeys((*suite_cases, *(case for probe in probes for case in self.cases_of(probe)))))
 
+    @property
+    def first_cases(self) -> list[Case]:
+        """The first seed of each shape that a chosen variant runs: those cases are timed."""
+        return _first_seeds(case for variant in self.runnable for case in self.cases_of(variant))
+
     def fitted_to(self, dtype: str) -> Variant | None:
         """Return a chosen variant that has a case of this dtype, after its cases were adapted to it."""
         fitted = (variant for variant in self._judged if any(case.dtype == dtype for case in self.cases_of(variant)))

@@ -113,6 +113,7 @@ def _gpus(records: Iterable[Record]) -> set[str | None]:
     return {record.environment.gpu for record in records}
 
 
+GPU_SETTINGS = ("mig", "ecc", "power_limit_watts")
 RowKey = tuple[str, str, str]  # the GPU, or "" if rows are not matched by GPU; the variant; the shape
 
 
@@ -257,6 +258,7 @@ def _differences(a: Iterable[Record], b: Iterable[Record]) -> list[Difference]:
         Difference(name, values_a, values_b)
         for name in names
         if (values_a := tuple(sorted(before.get(name, ())))) != (values_b := tuple(sorted(after.get(name, ()))))
+        and (name not in GPU_SETTINGS or (values_a and values_b))  # older records have no settings
     ]
 
 
@@ -266,6 +268,8 @@ def _properties(records: Iterable[Record]) -> dict[str, set[str]]:
     for record in records:
         for field in msgspec.structs.fields(Environment):
             properties.setdefault(field.name, set()).add(str(getattr(record.environment, field.name) or "none"))
+        for name in GPU_SETTINGS if record.machine else ():
+            properties.setdefault(name, set()).add(str(getattr(record.machine, name)))
         for build in record.builds:
             properties.setdefault("compiler", set()).add(build.compiler)
             for name, value in build.environment.items():

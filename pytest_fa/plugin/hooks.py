@@ -67,7 +67,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", "benchmark(...): an argument of pytest-benchmark, which is switched off")
         config.pluginmanager.register(WithoutBenchmark(), "fa-without-benchmark")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Reports(Results(config.stash[OPTIONS_KEY]), config), "fa-reports")
+        reports = _Reports(Results(config.stash[OPTIONS_KEY]), config)
+        config.pluginmanager.register(reports, "fa-reports")
+        if config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses", None):
+            from pytest_fa.plugin.xdist_hooks import XdistHooks  # noqa: PLC0415  # only with -n
+
+            config.pluginmanager.register(XdistHooks(config, reports.shard), "fa-xdist")
 
 
 def _check_names(config: pytest.Config) -> None:
@@ -232,31 +237,23 @@ class _Reports:
     def __init__(self, results: Results, config: pytest.Config) -> None:
         self._results = results
         self._receiver: Any = config.pluginmanager.getplugin(RECEIVER)  # of `python -m pytest_fa judge`
-        self._shard: ShardLog | None = None
+        self.shard: ShardLog | None = None
         if config.stash[OPTIONS_KEY].shard:
             from pytest_fa.plugin.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard
 
-            self._shard = ShardLog(config, results.log.path)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401  # a worker of pytest-xdist
-        """Tell a worker where the plan of the shards is written."""
-        if self._shard:
-            self._shard.tell(node.workerinput)
+            self.shard = ShardLog(config, results.log.path)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Add the status line.  The terminal reporter may be registered after this plugin, but not after this hook."""
-        config = session.config
-        if may_show(config):
+        if may_show(config := session.config):
             config.stash[STATUS_LINE_KEY] = StatusLine(config.pluginmanager.getplugin("terminalreporter"))
             config.pluginmanager.register(_Progress(config.stash[STATUS_LINE_KEY]), "fa-progress")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of a report."""
         self._results.take(report)
-        for receiver in (self._receiver, self._shard):
-            if receiver is not None:
-                receiver.take(report)
+        for receiver in filter(None, (self._receiver, self.shard)):
+            receiver.take(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count a collection error as a failure."""
@@ -275,8 +272,8 @@ class _Reports:
         is_bad = results.nothing_ran or results.is_lost or results.is_fault_unreported or results.report_problem
         if is_bad and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if self._shard:
-            session.exitstatus = self._shard.finish(session.exitstatus)
+        if self.shard:
+            session.exitstatus = self.shard.finish(session.exitstatus)
         result = yield
         terminal = session.config.pluginmanager.getplugin("terminalreporter")
         if terminal and not terminal.no_summary:

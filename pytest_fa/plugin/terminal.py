@@ -146,8 +146,8 @@ class Results:
     def write(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table and the lines below it."""
         if self._records:
-            from pytest_fa.plugin.left_out import left_out_of_table  # noqa: PLC0415  # only runs with records need these
-            from pytest_fa.plugin.state import session_of  # noqa: PLC0415
+            from pytest_fa.plugin.left_out import left_out_of_table  # noqa: PLC0415
+            from pytest_fa.plugin.state import session_of  # noqa: PLC0415  # only runs with records need these
             from pytest_fa.report.table import notes  # noqa: PLC0415
             from pytest_fa.report.tool_lines import ablation_lines, profile_lines  # noqa: PLC0415
             from pytest_fa.report.unjudged_lines import unjudged_lines  # noqa: PLC0415
@@ -155,8 +155,8 @@ class Results:
             self._write_table(terminal)
             self._write_gates(terminal)
             unjudged = unjudged_lines(self._records, session_of(terminal.config).run_plan.plan, self._options)
-            tools = (*ablation_lines(self._records), *profile_lines(self._records))
             left_out = left_out_of_table(terminal.config, self._records)
+            tools = (*ablation_lines(self._records), *profile_lines(self._records))
             for line in (*tools, *notes(self._records), *left_out, *unjudged):
                 terminal.write_line(line)
             if terminal.config.getoption("numprocesses", None):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -59,6 +59,34 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:  # noqa: ANN401  # NVML's module and ha
         driver=nvml.nvmlSystemGetDriverVersion(),
         cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
     )
+
+
+class GpuSettings(NamedTuple):
+    """Settings of a GPU that change its times; a setting that NVML cannot read is None."""
+
+    mig: bool | None
+    ecc: bool | None
+    power_limit_watts: float | None
+
+
+def read_gpu_settings(uuid: str) -> GpuSettings:
+    """Return the settings of one GPU, or of the GPU that a MIG device is a slice of."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return GpuSettings(None, None, None)
+
+        def read(name: str) -> Any:  # noqa: ANN401  # a number, or a pair of the current and the pending mode
+            try:
+                return getattr(nvml, name)(nvml.nvmlDeviceGetHandleByUUID(uuid))
+            except nvml.NVMLError:
+                return None
+
+        mig, ecc, limit = map(read, ("nvmlDeviceGetMigMode", "nvmlDeviceGetEccMode", "nvmlDeviceGetEnforcedPowerLimit"))
+        return GpuSettings(
+            mig=True if uuid.startswith("MIG-") else bool(mig[0]) if mig else None,
+            ecc=bool(ecc[0]) if ecc else None,
+            power_limit_watts=limit / 1000.0 if limit else None,
+        )
 
 
 def make_gpu_first(number: int) -> None:

@@ -13,7 +13,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.records.built import Build
 from pytest_fa.records.gated import Gate
 from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
-from pytest_fa.records.ranges import Name, Seconds
+from pytest_fa.records.ranges import Name, Rate, Seconds
 from pytest_fa.records.timing import Speed
 from pytest_fa.records.tool_results import NsightReport, Sanitized
 
@@ -63,6 +63,20 @@ class Environment(msgspec.Struct, frozen=True):
     host: str
     cpu: str
     pytest_fa: str
+
+
+class MachineIdentity(msgspec.Struct, frozen=True):
+    """Which machine and which GPU made a record, and the settings of that GPU; what NVML cannot read is None.
+
+    `host_hash` and `gpu_hash` are salted hashes of the host's name and of the GPU's UUID: they tell machines and GPUs
+    apart and do not name them.  `mig` is True for a slice of a GPU.
+    """
+
+    host_hash: str
+    gpu_hash: str | None = None
+    mig: bool | None = None
+    ecc: bool | None = None
+    power_limit_watts: Rate | None = None
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -116,6 +130,7 @@ class Record(msgspec.Struct, frozen=True):
     ablation: Ablation | None = None
     other_plugins: tuple[str, ...] = ()  # which could have changed this run, besides pytest's and this package
     fingerprints: Fingerprints | None = None
+    machine: MachineIdentity | None = None
     output: str = ""
     is_claim: bool = False
 

@@ -10,7 +10,8 @@ from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import read_environment
-from pytest_fa.records.record import SCHEMA, STAGES, Environment, Record, RecordKind, Stage
+from pytest_fa.records.machine_identity import read_machine
+from pytest_fa.records.record import SCHEMA, STAGES, Environment, MachineIdentity, Record, RecordKind, Stage
 from pytest_fa.records.source import read_source
 from pytest_fa.session.rerun import rerun_command
 from pytest_fa.worker.jobs import CaseResult
@@ -26,6 +27,11 @@ class RecordFactory:
     def environment(self) -> Environment:
         """The environment of this machine, read once per run."""
         return read_environment()
+
+    @functools.cached_property
+    def machine(self) -> MachineIdentity | None:
+        """This machine and its first GPU, without their names."""
+        return read_machine(self.options.cache)
 
     def make(
         self,
@@ -59,6 +65,7 @@ class RecordFactory:
             diagnosis=result.diagnosis,
             fingerprints=result.fingerprints,
             environment=self.environment,
+            machine=self.machine,
             source=read_source(self.options.rootdir),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             rerun_command=rerun_command(self.options, kind, variant.name, case, property_name),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from pytest_fa.build.builder import ensure
 from pytest_fa.build.target import native_arch
@@ -47,6 +48,18 @@ def test_properties_hold_on_every_path(
     case = parse_case(f"{shape}-seed0")
     job = CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, property_name=property_name)
     result = run_case(job)
+    assert (result.outcome, result.message) == ("ok", "")
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+@pytest.mark.parametrize("rung", RUNGS)
+def test_as_many_work_tiles_as_multiprocessors(build_rung: Callable[[str], Built], rung: str, more: int) -> None:
+    """Results are right if there is one work tile less than multiprocessors, as many, or one more."""
+    variant, library = build_rung(rung)
+    # With two warpgroups per block, the 100 queries of a head are one work tile.
+    heads = torch.cuda.get_device_properties(0).multi_processor_count + more
+    case = parse_case(f"b1h{heads}s100d64-fp16-causal_br-sk400-seed0")
+    result = run_case(CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False))
     assert (result.outcome, result.message) == ("ok", "")
 
 

@@ -109,7 +109,11 @@ def test_a_cheat_in_its_own_process_gets_no_time(timed_python: TimedPython, name
     """What a candidate replaces in its own process makes it wrong, or its time is not confirmed."""
     source = IN_PLACE.replace("import torch\n", "import torch\n" + CHEATS[name], 1)
     outcome, confirmed, reason = verdict_of(timed_python(source))
-    assert outcome in ("wrong", "failed") or (outcome, confirmed) == ("ok", False), (outcome, confirmed, reason)
+    assert outcome in ("cheat", "wrong", "failed") or (outcome, confirmed) == ("ok", False), (
+        outcome,
+        confirmed,
+        reason,
+    )
 
 
 def test_honest_attention_in_torch_is_confirmed(timed_python: TimedPython) -> None:

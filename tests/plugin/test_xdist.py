@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.plugin.conftest import CASE, SHAPE, WRITE_MODULES, NewProject, Project, Run
@@ -84,3 +86,42 @@ def test_usage_error_is_one_line(project: Project) -> None:
     result = project.suite("-n2", "--fa-variant=fisrt")
     expected = ["ERROR: --fa-variant: no variant 'fisrt'; did you mean 'first'? (see --fa-list)"]
     assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, expected)
+
+
+def workers_of(result: Run) -> dict[str, str]:
+    """The worker of each test."""
+    lines = [re.match(r"\[(gw[0-9]+)\] .*(?:PASSED|FAILED|SKIPPED) (\S+)", line) for line in result.all_lines]
+    return {match[2].partition("::")[2]: match[1] for match in lines if match}
+
+
+def test_a_candidate_meets_its_baselines(project: Project) -> None:
+    """All timed tests of a shape, and the check of its first seed, run in one worker."""
+    project.python_variant("first")
+    shapes = ("b1h1s16d64-fp16", "b1h1s32d64-fp16")
+    cases = ",".join(f"{shape}-seed{seed}" for shape in shapes for seed in (0, 1))
+    result = project.suite("-n2", "-v", f"--fa-case={cases}")
+    assert result.ret == pytest.ExitCode.OK, result.text
+    workers = workers_of(result)
+    for shape in shapes:
+        timed = {worker for test, worker in workers.items() if f"{shape}]" in test or f"{shape}-seed0]" in test}
+        assert len(timed) == 1
+    assert len(set(workers.values())) == 2
+
+
+def test_the_user_may_choose_a_distribution(project: Project) -> None:
+    """With --dist, xdist's own scheduler distributes the tests, with its own ids."""
+    project.python_variant("first")
+    cases = ",".join(f"b1h1s16d64-fp16-seed{seed}" for seed in range(4))
+    result = project.suite("-n2", "-v", f"--fa-case={cases}", "--dist=loadfile", "-k", "test_correct")
+    assert result.ret == pytest.ExitCode.OK, result.text
+    assert len(set(workers_of(result).values())) == 1
+
+
+@pytest.mark.needs_nvcc
+def test_builds_are_made_before_the_workers_start(project: Project) -> None:
+    """The controller compiles each variant once and says so; with -k, the workers do it under a lock."""
+    project.cuda_variant("zero")
+    result = project.suite("-n2", "--fa-static", "--fa-arch=sm_90a", "--fa-variant=zero")
+    lines = [line for line in result.all_lines if line.startswith(("fa: building", "fa: built", "created: "))]
+    assert result.ret == pytest.ExitCode.OK, result.text
+    assert lines, result.text

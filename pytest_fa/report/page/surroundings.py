@@ -11,6 +11,13 @@ from pytest_fa.report.answer import NO_FAILURE
 from pytest_fa.report.table import NOTHING
 
 LABELS = {"gpu": "GPU", "cpu": "CPU", "cuda": "CUDA", "pytest_fa": "pytest-fa"}
+MACHINE_LABELS = {
+    "host_hash": "machine (hash)",
+    "gpu_hash": "GPU (hash)",
+    "mig": "MIG",
+    "ecc": "ECC",
+    "power_limit_watts": "power limit (W)",
+}
 MOST_VALUES = 6  # of one property
 MOST_COMMANDS = 40
 
@@ -46,6 +53,9 @@ def commands_of(records: list[Record], main_shape: str | None) -> tuple[str, ...
 def _properties(record: Record) -> Iterable[tuple[str, str]]:
     for name in Environment.__struct_fields__:
         yield LABELS.get(name, name.replace("_", " ")), str(getattr(record.environment, name) or NOTHING)
+    for name, text in MACHINE_LABELS.items():
+        if (value := getattr(record.machine, name, None)) is not None:
+            yield text, str(value)
     commit = record.source.commit[:12] if record.source.commit else NOTHING
     yield "commit", f"{commit} with changes" if record.source.dirty else commit
     for build in record.builds:

@@ -22,6 +22,7 @@ from pytest_fa.judge.properties.calls import new_data, new_shape
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.inputs import Inputs, Output
+from pytest_fa.session.run_plan import SELFTEST_KERNELS
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import Arm, ArmPair, CaseResult, GateJob, encode
 from tests.factories import PYTHON_SOURCE, variant
@@ -99,15 +100,6 @@ def test_no_timed_call_can_be_skipped(workers: Workers, job_of_source: JobOfSour
     assert (outcome_of(result), workers.take_output()) == (("ok", ()), ""), result.message
 
 
-CLOCKS = """\
-def now():
-    return 0
-time.perf_counter_ns = time.monotonic_ns = time.time_ns = time.process_time_ns = now
-time.perf_counter = time.monotonic = time.time = now
-torch.cuda.Event = lambda *_, **__: type("Event", (), {"record": now, "elapsed_time": now})
-"""
-
-
 def gate_of(job_of_source: JobOfSource, source: str) -> GateJob:
     """One process of a gate: this variant against straightforward attention."""
     candidate, baseline = (Arm(job_of_source(text).variant, None) for text in (source, PYTHON_SOURCE))
@@ -141,10 +133,17 @@ def test_a_gate_judges_late_calls(workers: Workers, job_of_source: JobOfSource) 
 
 def test_a_gate_times_outside(workers: Workers, job_of_source: JobOfSource) -> None:
     """A candidate that takes 2 ms and stops the clocks of its process has at least 2 ms in a gate on the CPU."""
-    source = RIGHT + "sleep = time.sleep\n" + CLOCKS + HONEST.replace("    return", "    sleep(0.002)\n    return")
-    result = workers.run_in_new_worker(gate_of(job_of_source, source))
+    source = (SELFTEST_KERNELS / "python_cheats" / "timed_calls.py").read_text(encoding="utf-8")
+    result = workers.run_in_new_worker(gate_of(job_of_source, source + "\nforward = detoured_clock\n"))
     assert result.outcome == "ok", result.message
     assert result.arm_pairs[0].candidate_us >= 2000
+
+
+def test_a_gate_names_a_replaced_clock(workers: Workers, job_of_source: JobOfSource) -> None:
+    """A candidate of a gate that replaces a clock is a cheat, whatever its time is."""
+    result = workers.run_in_new_worker(gate_of(job_of_source, RIGHT + "time.time_ns = lambda: 0\n" + HONEST))
+    assert (result.outcome, result.arm_pairs) == ("cheat", ())
+    assert "it replaced functions of its process: time.time_ns" in result.message
 
 
 # -- memory that both sides see ---------------------------------------------------------------------------------------
@@ -179,8 +178,8 @@ def test_a_forged_workspace_is_refused(workers: Workers, job_of_source: JobOfSou
     """A candidate on the CPU that asks the judge for 64 GiB gets nothing."""
     source = "from pytest_fa.candidate import agent\nagent.Agent._workspace_bytes = lambda *_: 2**36\n" + RIGHT + HONEST
     result = workers.run(job_of_source(source))
-    assert result.outcome == "failed"
-    assert result.message.startswith("it asks for a workspace of 68719476736 bytes; on cpu, at most 0 are allowed")
+    assert outcome_of(result) == ("cheat", ("functions",))
+    assert "; it asks for a workspace of 68719476736 bytes; on cpu, at most 0 are allowed" in result.message
 
 
 # -- delegation -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""The hooks of pytest-xdist, in its controller: builds before the workers start, and which tests share a worker.
+
+Each worker has a GPU of its own, as long as there are enough.  So tests that are timed at one shape stay together: a
+candidate and its baselines meet on one GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_fa.plugin.state import IMPLIED_KEY, OPTIONS_KEY, progress_line, session_of
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from pytest_fa.plugin.shard import ShardLog
+
+DEFAULT_DISTRIBUTION = "load"  # what -n means without --dist
+# The end of a test's id: the shape, and the seed unless the test runs only one.
+_CASE = re.compile(r"-(?P<shape>b[0-9]+h[0-9]+s[0-9]+d[0-9]+-[^\]]*?)(?P<seed>-seed[0-9]+)?\]$")
+
+
+class XdistHooks:
+    """Prepares the workers of one run, and distributes its tests."""
+
+    def __init__(self, config: pytest.Config, shard: ShardLog | None) -> None:
+        self._config, self._shard = config, shard
+        self._uses_kernels = config.stash[OPTIONS_KEY].is_given or config.stash[IMPLIED_KEY]
+
+    @pytest.hookimpl(tryfirst=True)  # before the workers start
+    def pytest_sessionstart(self) -> None:
+        """Build every selected variant, so that no worker waits for another.  With -k or -m, the workers build."""
+        names = ("collectonly", "keyword", "markexpr")
+        if self._uses_kernels and not any(self._config.getoption(name) for name in names):
+            session = session_of(self._config)
+            plan = session.run_plan.plan
+            session.builds.needed = {variant.name: variant for variant in (*plan.runnable, *plan.companions)}
+            session.builds.say = progress_line(self._config)
+            if title := session.builds.report.title:
+                session.builds.say(title)
+
+    def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401  # a worker of pytest-xdist
+        """Tell a worker where the plan of the shards is written."""
+        if self._shard:
+            self._shard.tell(node.workerinput)
+
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:  # noqa: ANN401  # types of xdist
+        """Keep timed tests of one shape together, unless the user chose a distribution."""
+        if not self._uses_kernels or config.getoption("dist") != DEFAULT_DISTRIBUTION or _is_typed(config):
+            return None
+        from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415  # only with -n
+
+        first_cases = {case.id for case in session_of(config).run_plan.plan.first_cases}
+
+        class LoadShapeScheduling(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
+            """Sends the tests of one scope to one worker."""
+
+            def _split_scope(self, nodeid: str) -> str:
+                return scope_of(nodeid, first_cases)
+
+        return LoadShapeScheduling(config, log)
+
+
+def scope_of(test_id: str, first_cases: Container[str]) -> str:
+    """Return what the test shares a worker with: its shape if it is timed or runs the shape's first seed.
+
+    Other tests have the worker that is free.
+    """
+    match = _CASE.search(test_id)
+    if match is None or (match["seed"] and f"{match['shape']}{match['seed']}" not in first_cases):
+        return test_id
+    return match["shape"]
+
+
+def _is_typed(config: pytest.Config) -> bool:
+    words = (*config.invocation_params.args, *config.getini("addopts"))
+    return any(str(word).startswith("--dist") for word in words)
