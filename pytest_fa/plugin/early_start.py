@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_fa.options import options
+from pytest_fa.plugin.state import OPTIONS_KEY, session_of
 
 if TYPE_CHECKING:
     import pytest
-
-    from pytest_fa.session.session import Session
 
 
 def will_run_tests(config: pytest.Config) -> bool:
@@ -20,9 +19,12 @@ def will_run_tests(config: pytest.Config) -> bool:
     return not (options.wants_list(config) or only_lists or shows_only or is_controller)
 
 
-def start_servers_early(session: Session) -> None:
+def start_servers_early(config: pytest.Config) -> None:
     """Start the servers if this machine can run a selected variant; collection decides whether a test needs them."""
+    if not config.stash[OPTIONS_KEY].is_given or not will_run_tests(config):
+        return
     from pytest_fa.session.builds import runs_here  # noqa: PLC0415  # only runs with kernels import the catalog
 
+    session = session_of(config)
     if any(runs_here(variant) for variant in session.run_plan.plan.runnable):
         session.start_servers()

@@ -10,7 +10,7 @@ import pytest
 from pytest_fa.errors import FaError, UnusableRun
 from pytest_fa.options import command_line, flags, options
 from pytest_fa.plugin import markers
-from pytest_fa.plugin.early_start import start_servers_early, will_run_tests
+from pytest_fa.plugin.early_start import start_servers_early
 from pytest_fa.plugin.state import (
     ALREADY_REPORTED_KEY,
     IMPLIED_KEY,
@@ -60,8 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
             _check_names(config)
         if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
             session_of(config).builds.clean()
-        if config.stash[OPTIONS_KEY].is_given and will_run_tests(config):
-            start_servers_early(session_of(config))
+        start_servers_early(config)
     except FaError as problem:
         raise _usage_error(problem, command_line.LAST_FAILED_HINT if repeats_failures else "") from None
     if not config.pluginmanager.hasplugin("benchmark"):
@@ -268,12 +267,8 @@ class _Reports:
         self._results.finish(session.config)
         if self._results.is_inconclusive and exitstatus == pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = INCONCLUSIVE_STATUS
-        is_bad = (
-            self._results.nothing_ran
-            or self._results.is_lost
-            or self._results.is_fault_unreported
-            or self._results.report_problem
-        )
+        results = self._results
+        is_bad = results.nothing_ran or results.is_lost or results.is_fault_unreported or results.report_problem
         if is_bad and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self.shard:

@@ -37,9 +37,11 @@ class LeftOut(msgspec.Struct, frozen=True):
 def left_out_baselines(options: Options, plan: Plan, environment: Environment) -> tuple[LeftOut, ...]:
     """The baselines that this run does not time.
 
-    None without a GPU, with `--fa-baselines=all`, with `--fa-save`, and with a gate, which chooses its own.
+    None without a GPU, with `--fa-baselines=all`, with `--fa-save`, with a gate, which chooses its own, and with
+    `--fa-shard`, since the machines of the other parts may have other records.
     """
-    if environment.gpu is None or options.baselines == "all" or options.save or options.gate is not None:
+    needs_all = options.baselines == "all" or options.save or options.gate is not None or options.shard is not None
+    if environment.gpu is None or needs_all:
         return ()
     names = [each.name for each in plan.companions if each.role == "baseline" and plan.is_companion(each)]
     newest: dict[tuple[str, str], Record] = {}

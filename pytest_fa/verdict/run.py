@@ -134,7 +134,7 @@ def _pytest_arguments(question: Question, variant: Variant, rootdir: Path) -> li
     tests = [f"{SUITE_FILES['test_attention.py']}::{test}" for test in TESTS if test != "test_profile" or question.ncu]
     return [
         *("-c", str(JUDGE_INI), f"--rootdir={rootdir}", "--noconftest", "-p", "no:cacheprovider", "--maxfail=1"),
-        *("--color=no", *question.words_for_pytest(variant.name), "--pyargs", *tests),
+        *("--color=no", "--fa-baselines=all", *question.words_for_pytest(variant.name), "--pyargs", *tests),
     ]
 
 

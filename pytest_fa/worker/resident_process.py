@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -23,6 +24,7 @@ from pytest_fa.worker.resident import ServerRequest, peer_of
 
 SLICE_SECONDS = 1.0  # how often it looks whether it has been idle for long enough
 REQUEST_SECONDS = 5.0
+QUIET_SECONDS = 60.0  # a server that was used later than this is not replaced for runs with another environment
 MOST_REQUEST_BYTES = 2**24
 
 
@@ -47,47 +49,56 @@ def serve_runs(own_identity: str, lock: int, path: Path, idle_seconds: float) ->
 def _accept_until_idle(listener: socket.socket, own_identity: str, lock: int, path: Path, idle_seconds: float) -> None:
     poll = select.poll()
     poll.register(listener, select.POLLIN)
-    last_use = time.monotonic()
+    last_use, last_fork = time.monotonic(), -QUIET_SECONDS
     while time.monotonic() - last_use < idle_seconds and path.exists():
         if poll.poll(SLICE_SECONDS * 1000):
             connection, _ = listener.accept()
             with connection:
                 connection.settimeout(REQUEST_SECONDS)
-                if not _answer(connection, own_identity, (lock, listener.fileno())):
+                may_be_replaced = time.monotonic() - last_fork > QUIET_SECONDS
+                answer = _answer(connection, own_identity, (lock, listener.fileno()), may_be_replaced=may_be_replaced)
+                if answer == "ending":
                     connection.send(f"{idle_seconds / 60:g}".encode())
                     return
+            last_fork = time.monotonic() if answer == "forked" else last_fork
         elif not children_of(os.getpid()):
             continue
         last_use = time.monotonic()
 
 
-def _answer(connection: socket.socket, own_identity: str, own_descriptors: tuple[int, ...]) -> bool:
-    """Answer one request with the process id of a worker server, or with a reason.  False if it was to end."""
+def _answer(
+    connection: socket.socket, own_identity: str, own_descriptors: tuple[int, ...], *, may_be_replaced: bool
+) -> Literal["forked", "refused", "ending"]:
+    """Answer one request: to fork a worker server, to end, or to end for one of another identity."""
     pid, uid = peer_of(connection)
     try:
         message, descriptors, _, _ = socket.recv_fds(connection, 64, 3)
         if uid != os.getuid():
-            return True
+            return "refused"
         request, _, word = message.decode().partition(" ")
-        if request == "end" and word != own_identity:
-            return False
+        if request == "end" and (not word or (may_be_replaced and word != own_identity)):
+            return "ending"
+        is_forked = False
         if request == "fork" and len(descriptors) == 3:  # noqa: PLR2004  # request, output, control socket
-            _fork_server(connection, pid, own_identity, descriptors, own_descriptors)
+            is_forked = _fork_server(connection, pid, own_identity, descriptors, own_descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
     except (OSError, ValueError, msgspec.MsgspecError) as problem:
         sys.stderr.write(f"a request was not answered: {problem}\n")
-    return True
+        return "refused"
+    return "forked" if is_forked else "refused"
 
 
 def _fork_server(
     connection: socket.socket, client: int, own_identity: str, descriptors: list[int], own_descriptors: tuple[int, ...]
-) -> None:
+) -> bool:
+    """Fork a worker server that answers with its process id.  False if the run does not fit this server."""
     file, log, control = descriptors
     request = msgspec.json.decode(os.pread(file, MOST_REQUEST_BYTES, 0), type=ServerRequest)
     if request.identity != own_identity:
         connection.send(b"other")
-    elif os.fork() == 0:
+        return False
+    if os.fork() == 0:
         status = 1
         try:
             for descriptor in (*own_descriptors, file):
@@ -97,6 +108,7 @@ def _fork_server(
         finally:
             flush_output()
             os._exit(status)  # whatever happens, this process must not go on as a second resident server
+    return True
 
 
 def _become_worker_server(

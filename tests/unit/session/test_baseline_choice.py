@@ -62,9 +62,9 @@ def test_other_machines_do_not_count(run: Options, change: dict[str, str | None]
     assert left_out(run, **change) == []
 
 
-@pytest.mark.parametrize("change", [{"baselines": "all"}, {"gate": 0.95}, {"save": True}])
+@pytest.mark.parametrize("change", [{"baselines": "all"}, {"gate": 0.95}, {"save": True}, {"shard": (1, 2)}])
 def test_runs_that_need_all(tmp_path: Path, run: Options, change: dict[str, Any]) -> None:
-    """`--fa-baselines=all`, a gate and `--fa-save` leave nothing out."""
+    """`--fa-baselines=all`, a gate, `--fa-save` and `--fa-shard` leave nothing out."""
     assert run.rootdir == tmp_path
     changed = options(tmp_path, **change)
     assert left_out(changed) == []

@@ -98,6 +98,14 @@ def test_a_run_outlives_it(server: subprocess.Popen[str], job_of_source: JobOfSo
         assert workers.run(job_of_source(PRINTS)).outcome == "ok"
 
 
+def test_one_in_use_is_not_replaced(server: subprocess.Popen[str], place: Path) -> None:
+    """Runs of two environments in turn do not end each other's server; a request without an identity ends it."""
+    ForkServer().close()
+    assert resident.end_resident(place, unless="another") == ""
+    assert server.poll() is None
+    assert resident.end_resident(place) == "30"
+
+
 @pytest.mark.parametrize("change", ["OMP_NUM_THREADS", "PYTHONHASHSEED"])
 def test_another_environment_does_not_fit(
     server: subprocess.Popen[str], change: str, monkeypatch: pytest.MonkeyPatch
