@@ -7,6 +7,7 @@ import math
 import msgspec
 import torch
 
+from pytest_fa.errors import WrongResult
 from pytest_fa.judge.log_sum_exp import LseTruth, judge_lse
 from pytest_fa.judge.places import first_place, place
 from pytest_fa.judge.policies import POLICIES, Errors, rms
@@ -53,6 +54,24 @@ def with_lse(check: Check, lse: torch.Tensor, truth: LseTruth) -> Check:
 def limits(out: torch.Tensor, truth: Truth, policy: str) -> float | torch.Tensor:
     """The largest error that a policy allows in each element of an output; one number if it is the same for all."""
     return POLICIES[policy](Errors(out.double(), out.double() - truth.out, truth, out.dtype)).limit
+
+
+def require_finite(check: Check) -> None:
+    """Raise `WrongResult` if the output has NaN or Inf."""
+    if check.nonfinite_count:
+        nonfinite, total = check.nonfinite_count, check.element_count
+        message = f"{nonfinite} of {total} elements are NaN or Inf (the output was full of NaN before the call)"
+        raise WrongResult("finite", message)
+
+
+def require_passed(check: Check, where: str = "", check_name: str = "") -> None:
+    """Raise `WrongResult` unless the check passed.
+
+    The exception names the check that detected the fault: `check_name` if given, otherwise the broken bounds.
+    """
+    if not check.passed:
+        broken = tuple(bound.name for bound in check.bounds if bound.enforced and not bound.holds)
+        raise WrongResult(check_name or broken, f"{check.complaint}{where}")
 
 
 def _finite(value: float) -> float | None:

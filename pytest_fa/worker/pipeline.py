@@ -19,7 +19,7 @@ from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
 from pytest_fa.errors import DeviceLost, Tampering, WrongResult
-from pytest_fa.judge.check import judge, with_lse
+from pytest_fa.judge.check import judge, require_finite, require_passed, with_lse
 from pytest_fa.judge.checked import CheckedLaunch
 from pytest_fa.judge.cross_checks import cross_check_all
 from pytest_fa.judge.delegation import require_no_delegation
@@ -220,7 +220,7 @@ def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stage
         findings.lse_truth = make_lse_truth(launch.original_inputs, job.variant.rounds, job.policy)
     findings.check = _judged(findings, job.policy)
     findings.fingerprints = fingerprints(launch.original_inputs, findings.known_out)
-    _require_finite(findings.check)
+    require_finite(findings.check)
 
 
 def _repeat_call(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
@@ -247,7 +247,7 @@ def _check_delegation(job: CaseJob, launch: CheckedLaunch) -> None:
 
 def _check_correct(job: CaseJob, bare: Candidate | None, findings: Findings, stages: Stages) -> None:
     """Require that the output is within its bounds, that repeats agree, and that the variant computes it itself."""
-    _require_passed(findings.known_check)
+    require_passed(findings.known_check)
     _check_repeats(job, findings)
     _check_own_work(job, bare, findings, stages)
 
@@ -300,7 +300,7 @@ def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> 
     if not check.passed:
         findings.inputs, findings.out, findings.truth, findings.check = inputs, out, truth, check
         findings.lse = findings.lse_truth = None  # timed calls do not ask for it
-    _require_passed(check, " in an output of the timed calls", "timed outputs")
+    require_passed(check, " in an output of the timed calls", "timed outputs")
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
@@ -321,24 +321,7 @@ def _judge_again(output: Output, findings: Findings, policy: str, where: str, ch
     """
     findings.out, findings.lse = output
     findings.check = _judged(findings, policy)
-    _require_passed(findings.check, where, check_name)
-
-
-def _require_finite(check: Check) -> None:
-    if check.nonfinite_count:
-        nonfinite, total = check.nonfinite_count, check.element_count
-        message = f"{nonfinite} of {total} elements are NaN or Inf (the output was full of NaN before the call)"
-        raise WrongResult("finite", message)
-
-
-def _require_passed(check: Check, where: str = "", check_name: str = "") -> None:
-    """Raise `WrongResult` unless the check passed.
-
-    The exception names the check that detected the fault: `check_name` if given, otherwise the broken bounds.
-    """
-    if not check.passed:
-        broken = tuple(bound.name for bound in check.bounds if bound.enforced and not bound.holds)
-        raise WrongResult(check_name or broken, f"{check.complaint}{where}")
+    require_passed(findings.check, where, check_name)
 
 
 def _diagnose(job: CaseJob, findings: Findings, inputs: Inputs) -> Diagnosis:

@@ -17,9 +17,9 @@ from pytest_fa.records.environment import find_gpu
 from pytest_fa.run.module import build_library
 from pytest_fa.worker.jobs import CaseJob
 from tests.factories import WriteVariant
-from tests.plugin.conftest import new_project, project
+from tests.plugin.conftest import new_project, project, resident_server
 
-__all__ = ["new_project", "project"]
+__all__ = ["new_project", "project", "resident_server"]
 
 Built = tuple[Variant, str]
 BuildSource = Callable[..., Built]

@@ -14,6 +14,7 @@ from pytest_fa.records.record import Record, to_json
 from tests.factories import RECORD, SHAPE, build, record
 from tests.plugin.conftest import NewProject
 from tests.plugin.conftest import new_project as _new_project
+from tests.plugin.conftest import resident_server as _resident_server
 from tests.repo.test_doc_commands import REPOSITORY, commands_of_page
 
 PAGE = "torch-versions.md"
@@ -21,7 +22,7 @@ TEXT = (REPOSITORY / "docs" / PAGE).read_text(encoding="utf-8")
 VARIANT, TRIALS = "race_s_by_one_warp", 100
 COMMANDS = commands_of_page(PAGE)
 
-new_project = _new_project  # pytest looks for fixtures in this module
+new_project, resident_server = _new_project, _resident_server  # pytest looks for fixtures in this module
 
 
 def trials(torch: str, right: int) -> list[Record]:

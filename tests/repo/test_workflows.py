@@ -22,6 +22,7 @@ from pytest_fa.options.flags import OPTIONS
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import NewProject, Project
 from tests.plugin.conftest import new_project as _new_project
+from tests.plugin.conftest import resident_server as _resident_server
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "ci.md").read_text(encoding="utf-8")
@@ -51,7 +52,7 @@ ACTIONS = {
     "pypa/gh-action-pypi-publish@release/v1",
 }
 
-new_project = _new_project  # pytest looks for fixtures in this module
+new_project, resident_server = _new_project, _resident_server  # pytest looks for fixtures in this module
 
 
 def workflow(name: str) -> dict[Any, Any]:

@@ -34,7 +34,8 @@ def hard_data(subject: PropertySubject) -> None:
     if not subject.is_exact:
         return
     out = output.out
-    worst = float((out.double() - 1).abs().max())
+    rows = out[out.ne(0).any(-1)].double()  # the others see no key, which the check above has judged
+    worst = float((rows - 1).abs().max()) if len(rows) else 0.0
     if not worst <= ulp(1.0, out.dtype):
         raise WrongResult("hard_data", f"hard_data (V full of ones): the output is {worst:.3g} off, allowed is 1 ulp")
 
