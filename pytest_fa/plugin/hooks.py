@@ -28,6 +28,7 @@ from pytest_fa.plugin.state import (
 from pytest_fa.plugin.status_line import StatusLine, may_show
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.plugin.without_benchmark import WithoutBenchmark
+from pytest_fa.plugin.xdist_hooks import register_for_xdist
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -69,10 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         reports = _Reports(Results(config.stash[OPTIONS_KEY]), config)
         config.pluginmanager.register(reports, "fa-reports")
-        if config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses", None):
-            from pytest_fa.plugin.xdist_hooks import XdistHooks  # noqa: PLC0415  # only with -n
-
-            config.pluginmanager.register(XdistHooks(config, reports.shard), "fa-xdist")
+        register_for_xdist(config, reports.shard)
 
 
 def _check_names(config: pytest.Config) -> None:

@@ -23,6 +23,12 @@ DEFAULT_DISTRIBUTION = "load"  # what -n means without --dist
 _CASE = re.compile(r"-(?P<shape>b[0-9]+h[0-9]+s[0-9]+d[0-9]+-[^\]]*?)(?P<seed>-seed[0-9]+)?\]$")
 
 
+def register_for_xdist(config: pytest.Config, shard: ShardLog | None) -> None:
+    """Add the hooks to a run with `-n`."""
+    if config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses", None):
+        config.pluginmanager.register(XdistHooks(config, shard), "fa-xdist")
+
+
 class XdistHooks:
     """Prepares the workers of one run, and distributes its tests."""
 

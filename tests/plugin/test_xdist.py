@@ -54,7 +54,7 @@ def test_table_is_printed_once(run: Run) -> None:
 
 def test_table_has_every_case(run: Run) -> None:
     """The rows of the table count the cases of all workers."""
-    rows = sorted(line.split()[:3] for line in run.all_lines if line.lstrip().startswith(("first", "second")))
+    rows = sorted(line.split()[:3] for line in run.all_lines if line.lstrip().startswith(("first ", "second ")))
     assert rows == [["first", "ok", "2/2"], ["second", "ok", "2/2"]]
 
 

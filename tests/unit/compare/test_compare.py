@@ -12,7 +12,7 @@ import pytest
 from pytest_fa.compare.run import Comparison, compare, process_sd_of, require_verdicts
 from pytest_fa.compare.sides import Side
 from pytest_fa.errors import UsageProblem
-from pytest_fa.records.record import Environment, Record
+from pytest_fa.records.record import Environment, MachineIdentity, Record
 from pytest_fa.records.timing import Agreement, Clocks, Speed, Timing
 from tests.factories import BUILD, OK, SHAPE, record
 
@@ -126,6 +126,17 @@ def test_times_of_one_side() -> None:
     """If only one side has a time, the reason says so, and nothing else changed."""
     (row,) = _compare([_timed(_speed(10.0))], [record("mine", environment=H200)]).rows
     assert (row.verdict, row.reason) == ("same", "not timed in B")
+
+
+def test_differences_of_the_settings() -> None:
+    """ECC and the power limit are compared if both sides have them; which GPU it was is no difference."""
+    before, after = MachineIdentity("a", "b", ecc=True, power_limit_watts=700.0), MachineIdentity("c", "d", ecc=False)
+    sides = [record(machine=before)], [record(machine=after)]
+    assert [(each.name, each.a, each.b) for each in _compare(*sides).differences] == [
+        ("ecc", ("True",), ("False",)),
+        ("power_limit_watts", ("700.0",), ("None",)),
+    ]
+    assert _compare([record()], [record(machine=after)]).differences == ()
 
 
 def test_differences_of_the_environment() -> None:
