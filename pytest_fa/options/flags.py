@@ -89,7 +89,7 @@ OPTIONS = (
     ),
     OptionRow(
         "--fa-baselines",
-        "SDPA backends to time: needed (within 10 % of the fastest, by earlier records of this GPU), or all",
+        "SDPA backends to time: needed (at most 1.1 x the fastest one's time, by earlier records of this GPU), or all",
         "WHICH",
         "needed",
     ),

@@ -45,6 +45,7 @@ UPGRADED = msgspec.structs.replace(
     diagnosis=Diagnosis(("#..",), "a tail", (CrossCheck("sdpa_math", True, 0.001, None),), "the kernel is wrong"),
     speed=msgspec.structs.replace(
         SPEED,
+        agreement=None,
         launch_overhead_us=0.75,
         profiler=ProfilerTime(10.5, -1.25, (NodeTime("kernel", 10.5, 1),), 0),
         profiler_missing="not run",
