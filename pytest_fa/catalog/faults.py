@@ -109,6 +109,7 @@ FAULTS: dict[str, Fault] = {
     "lse_without_max": Fault("lse"),
     "lse_one_late": Fault("new_data"),
     "lse_last_tile": Fault("lse"),
+    "lse_log2_when_long": Fault("lse", only=True),
     # endings
     "raises": Fault("exception", only=True),
     "exits": Fault("isolation", only=True),

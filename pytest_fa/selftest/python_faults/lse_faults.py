@@ -7,6 +7,7 @@ import math
 import torch
 
 TILE = 64  # keys
+LONG_SEQ_K = 512  # number of keys from which `lse_log2_when_long` is wrong
 
 
 def attend(q, k, v, scale, causal):
@@ -18,8 +19,10 @@ def attend(q, k, v, scale, causal):
         shift = k.shape[2] - q.shape[2] if causal == "bottom_right" else 0
         hidden = torch.ones(products.shape[-2:], dtype=torch.bool, device=q.device).triu(1 + shift)
         products = products.masked_fill(hidden, -math.inf)
-    p = torch.softmax(scored(products, scale), -1).nan_to_num(0.0)
-    return (p.to(q.dtype).float() @ v.float()).to(q.dtype), products
+    scores = scored(products, scale)
+    p = torch.exp(scores - scores.amax(-1, keepdim=True)).nan_to_num(0.0)  # 0 in rows that see no key
+    row_sum = p.sum(-1, keepdim=True).clamp(min=1.0)
+    return (p.to(q.dtype).float() @ v.float() / row_sum).to(q.dtype), products
 
 
 def scored(products, scale):
@@ -52,6 +55,9 @@ def right_returns_lse(q, k, v, *, scale, causal="none", out=None, lse=None):
 
 
 lse_log2 = writes_lse(lambda products, scale: right_lse(products, scale) / math.log(2))
+lse_log2_when_long = writes_lse(
+    lambda products, scale: right_lse(products, scale) / (math.log(2) if products.shape[3] >= LONG_SEQ_K else 1.0)
+)
 lse_unscaled = writes_lse(lambda products, _: right_lse(products, 1.0))
 lse_without_max = writes_lse(
     lambda products, scale: right_lse(products, scale) - scored(products, scale).amax(-1).nan_to_num(neginf=0.0)
