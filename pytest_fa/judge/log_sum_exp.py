@@ -71,9 +71,9 @@ def judge_lse(lse: torch.Tensor, truth: LseTruth) -> tuple[Bound, LseCheck]:
 
     A row without keys must be -inf and a row whose truth is NaN must be NaN; every other row must be finite.
     """
-    found = lse.double()
-    same = (found == truth.exact) | (found.isnan() & truth.exact.isnan())  # -inf is equal to -inf
-    error = (found - truth.exact).abs().masked_fill(same, 0.0).nan_to_num(nan=math.inf, posinf=math.inf)
+    got = lse.double()
+    same = (got == truth.exact) | (got.isnan() & truth.exact.isnan())  # -inf is equal to -inf
+    error = (got - truth.exact).abs().masked_fill(same, 0.0).nan_to_num(nan=math.inf, posinf=math.inf)
     used = (error / truth.allowed).masked_fill(error == 0, 0.0)
     bad, worst = ~(error <= truth.allowed), int(used.argmax())
     value, allowed = float(error.flatten()[worst]), float(truth.allowed.flatten()[worst])
@@ -83,7 +83,7 @@ def judge_lse(lse: torch.Tensor, truth: LseTruth) -> tuple[Bound, LseCheck]:
         bad_count=int(bad.sum()),
         row_count=lse.numel(),
         worst=place,
-        worst_got=_text(float(found.flatten()[worst])),
+        worst_got=_text(float(got.flatten()[worst])),
         worst_want=_text(float(truth.exact.flatten()[worst])),
     )
     return Bound("lse", value if math.isfinite(value) else None, allowed, value <= allowed), check

@@ -85,6 +85,10 @@ class ArmTimer:
         self.samples_us.append(sample)
         return sample
 
+    def drop_sample(self, index: int) -> None:
+        """Drop a sample, which both clocks timed."""
+        del self.samples_us[index], self.outside_us[index]
+
     def _keep(self, written: Written) -> None:
         """Keep what a call of each sample wrote, and of many samples a choice that no candidate knows."""
         place = len(self.written) if len(self.written) < HEADS_JUDGED else secrets.randbelow(len(self.samples_us) + 1)

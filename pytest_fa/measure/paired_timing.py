@@ -41,7 +41,7 @@ def paired_timing(
     result = Blocks([], [], 0, recorded_order(len(arms), seed))
     for order in block_orders(len(arms), seed):
         logs = [math.log(arms[index].sample_us()) for index in order]
-        arms[order[0]].samples_us.pop(-order.count(order[0]))  # the first sample of a block is not used
+        arms[order[0]].drop_sample(-order.count(order[0]))  # the first sample of a block is not used
         if is_slowed():
             result = result._replace(dropped=result.dropped + 1)
             continue
