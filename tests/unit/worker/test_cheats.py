@@ -264,8 +264,11 @@ def test_a_variant_that_changes_its_own_file_is_named(workers: Workers, job_of_s
 READ_MAPS = """\
 me, server = os.getpid(), os.getppid()
 def parent_of(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[1])
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return None  # it has ended since the folder was listed
 (judge,) = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != me and parent_of(pid) == server]
 def forward(q, k, v, *, scale, causal="none", out=None):
     with open(f"/proc/{judge}/maps") as maps, open(PATH, "a") as copy:
