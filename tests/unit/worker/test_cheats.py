@@ -26,7 +26,7 @@ from pytest_fa.session.run_plan import SELFTEST_KERNELS
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import Arm, ArmPair, CaseResult, GateJob, encode
 from tests.factories import PYTHON_SOURCE, variant
-from tests.unit.worker.conftest import TINY, JobOfSource
+from tests.unit.worker.conftest import FIND_JUDGE, TINY, JobOfSource
 
 # Attention for the sources below, and the beginning of the function that the judge calls.
 RIGHT = """\
@@ -261,20 +261,15 @@ def test_a_variant_that_changes_its_own_file_is_named(workers: Workers, job_of_s
 # -- the judge's process ----------------------------------------------------------------------------------------------
 
 # While the judge works, the variant reads what is mapped there.  Only root may; the test is root then, too.
-READ_MAPS = """\
-me, server = os.getpid(), os.getppid()
-def parent_of(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except OSError:
-        return None  # it has ended since the folder was listed
-(judge,) = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != me and parent_of(pid) == server]
+READ_MAPS = (
+    FIND_JUDGE
+    + """\
 def forward(q, k, v, *, scale, causal="none", out=None):
     with open(f"/proc/{judge}/maps") as maps, open(PATH, "a") as copy:
         copy.write(maps.read())
     return out.copy_(right(q, k, v, scale))
 """
+)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may read what another process has mapped")
@@ -380,7 +375,7 @@ sys.stderr.write(answer.message.splitlines()[0])
 
 def test_a_variant_cannot_attach_to_the_judge(job_of_source: JobOfSource, tmp_path: Path) -> None:
     """A process of the same user, which is not root, can neither read the judge and the server nor take descriptors."""
-    job = job_of_source(RIGHT + READ_MAPS.partition("def forward")[0] + ATTACH)
+    job = job_of_source(RIGHT + FIND_JUDGE + ATTACH)
     for folder in (tmp_path, *tmp_path.parents):
         if Path(tempfile.gettempdir()) in folder.parents:
             folder.chmod(0o755)

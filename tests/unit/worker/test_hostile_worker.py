@@ -23,7 +23,7 @@ from pytest_fa.worker import client, fork_server
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import CaseJob, encode
 from tests.factories import PYTHON_SOURCE
-from tests.unit.worker.conftest import JobOfSource
+from tests.unit.worker.conftest import FIND_JUDGE, JobOfSource
 
 RunEntry = Callable[[str], CaseJob]
 
@@ -51,16 +51,6 @@ def send(text, size=None):
     data = text if isinstance(text, bytes) else json.dumps(text).encode()
     data = data if size else number() + data
     end.sendall(struct.pack('!Q', size or len(data)) + data)
-"""
-
-# The judge's process id: that of the other child of the server.
-FIND_JUDGE = """\
-import ctypes, os, time
-def parent_of(pid):
-    with open(f'/proc/{pid}/stat') as file:
-        return int(file.read().rpartition(')')[2].split()[1])
-others = [int(name) for name in os.listdir('/proc') if name.isdigit() and int(name) != os.getpid()]
-(judge,) = [pid for pid in others if parent_of(pid) == os.getppid()]
 """
 
 
