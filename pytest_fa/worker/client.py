@@ -72,13 +72,14 @@ class LostWorker(Exception):
 class Workers:
     """One server, a judge, and the candidates of the current job.  A process that crashes or hangs is replaced.
 
-    `show_live` gets what a variant prints soon after it was printed, if it is set.
+    `show_live` gets what a variant prints soon after it was printed, if it is set.  With `gpu_uuid`, the processes see
+    only this GPU.
     """
 
     show_live: Live | None = None
 
-    def __init__(self, cache: Path | None = None) -> None:
-        self._cache = cache
+    def __init__(self, cache: Path | None = None, gpu_uuid: str | None = None) -> None:
+        self._cache, self._gpu_uuid = cache, gpu_uuid
         self._server: ForkServer | None = None
         self._judge: Worker | None = None  # or the process of a profiler's job
         self._candidates: list[Worker] = []
@@ -96,7 +97,7 @@ class Workers:
     def start(self) -> None:
         """Start the server without waiting for it: it imports torch while the caller builds."""
         if self._server is None:
-            self._server = ForkServer(self._cache)
+            self._server = ForkServer(self._cache, self._gpu_uuid)
 
     def run(self, job: CaseJob) -> CaseResult:
         """Run one job and return its result, also if a process crashes or hangs.
