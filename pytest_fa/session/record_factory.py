@@ -64,6 +64,7 @@ class RecordFactory:
             repeats=result.repeats,
             diagnosis=result.diagnosis,
             fingerprints=result.fingerprints,
+            compile_seconds=result.compile_seconds,
             environment=self.environment,
             machine=self.machine,
             source=read_source(self.options.rootdir),

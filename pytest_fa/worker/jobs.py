@@ -158,7 +158,7 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     """The result of a `CaseJob`: its outcome, the state of its stages, and its figures.
 
     `caught_by` names the checks that failed.  `context_lost` means that the worker's CUDA context can no longer be
-    used.
+    used.  `compile_seconds` is how long calls took that may have compiled; they are in no stage's seconds.
     """
 
     outcome: Outcome
@@ -171,6 +171,7 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     speed: Speed | None = None
     context_lost: bool = False
     fingerprints: Fingerprints | None = None
+    compile_seconds: float = 0.0
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -72,7 +72,7 @@ def run_case(
     """
     stages, findings = Stages(job, report_progress), Findings(truths or TruthStore(0))
     candidate = candidate or Candidate.in_this_process()
-    candidate.limit_seconds, candidate.before_launch = job.watchdog_seconds, stages.announce_launch
+    stages.limit(candidate)
     device = torch.device(job.device)
     try:
         with stages("launch"):
@@ -188,6 +188,7 @@ class Findings:
             speed=self.speed,
             context_lost=context_lost,
             fingerprints=self.fingerprints,
+            compile_seconds=stages.compile_seconds,
         )
 
 
@@ -259,7 +260,7 @@ def _check_correct(job: CaseJob, bare: Candidate | None, findings: Findings, sta
 def _check_own_work(job: CaseJob, bare: Candidate | None, findings: Findings, stages: Stages) -> None:
     """Require that the variant is right in a process without torch's attention, if there is one."""
     if bare is not None and findings.inputs is not None:
-        bare.limit_seconds, bare.before_launch = job.watchdog_seconds, stages.announce_launch
+        stages.limit(bare)
         arguments = (job.variant, job.library, job.device, job.case.computes, findings.inputs)
         require_own_work(bare, *arguments, findings.known_truth, job.policy)
         stages.announce_work()
