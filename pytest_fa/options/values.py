@@ -17,11 +17,13 @@ ARCH = r"sm_[1-9][0-9]{1,2}[af]?"
 TOLERANCES = ("same_precision", "absolute", "fp8")
 NCU_SETS = ("verdict", "occupancy", "tensor", "memory", "stalls", "full")
 BASELINES = ("needed", "all")
+SAMPLERS = ("tpe", "nsga2")
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 MAX_SEEDS = 100_000
 MAX_REPEATS = 1_000_000
 MAX_WATCHDOG_SECONDS = 86_400.0
 MAX_SHARDS = 10_000
+MAX_TRIALS = 100_000
 MIN_GATE, MAX_GATE = 0.01, 100.0
 
 
@@ -84,6 +86,13 @@ def gate_ratio(text: str) -> float:
     if not MIN_GATE <= ratio <= MAX_GATE:  # also false for NaN
         raise UsageProblem(f"--fa-gate: {text!r} is not a ratio; give {MIN_GATE:g} to {MAX_GATE:g}, such as 0.95")
     return ratio
+
+
+def trials(text: str) -> int:
+    """The number of --fa-trials."""
+    if not (_is_whole_number(text) and 1 <= int(text) <= MAX_TRIALS):
+        raise UsageProblem(f"--fa-trials: {text!r} trials; give 1 to {MAX_TRIALS}, such as 100")
+    return int(text)
 
 
 def watchdog_seconds(text: str) -> float | None:
