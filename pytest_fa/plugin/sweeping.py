@@ -12,6 +12,7 @@ from pytest_fa.plugin.state import OPTIONS_KEY, progress_line, session_of
 from pytest_fa.records.text import printable
 from pytest_fa.report.sweep_lines import end_lines, history_lines, study_lines, takeover_lines
 from pytest_fa.sweep.run import SweepRun, feasible_space, open_study, split_cases, study_place, sweep_of
+from pytest_fa.sweep.shared_study import without_password
 
 if TYPE_CHECKING:
     from pytest_fa.session.run_plan import RunPlan
@@ -53,7 +54,7 @@ def write_sweep(terminal: pytest.TerminalReporter) -> None:
         return
     options, run_plan = config.stash[OPTIONS_KEY], session_of(config).run_plan
     variant = _swept(run_plan)
-    study, place = open_study(run_plan, variant), study_place(options, variant)
+    study, place = open_study(run_plan, variant), without_password(study_place(options, variant))
     trials, end = study.trials(), study.end
     terminal.section(f"sweep of {variant.name}")
     for line in (*study_lines(study.facts, trials), *history_lines(trials)):

@@ -54,10 +54,12 @@ def history_lines(trials: Sequence[SweepTrial]) -> list[str]:
     for trial, ratio in timed:
         if ratio < best:
             best = ratio
-            lines.append(f"  t{trial.number:03d}   {math.exp(ratio):8.4f}  {point_text(trial.point)}")
+            lines.append(f"  {_number(trial.number):>5}  {math.exp(ratio):8.4f}  {point_text(trial.point)}")
     lines.append(f"  the {min(MOST_SHOWN, len(timed))} best of {len(timed)} that were timed")
     for trial, ratio in sorted(timed, key=lambda pair: pair[1])[:MOST_SHOWN]:
-        lines.append(f"  t{trial.number:03d}   {math.exp(ratio):8.4f}  {point_text(trial.point)}{_counters(trial)}")
+        lines.append(
+            f"  {_number(trial.number):>5}  {math.exp(ratio):8.4f}  {point_text(trial.point)}{_counters(trial)}"
+        )
     effects = define_effects(trials)
     lines.append("  define: median ratio of each value (share of the variance between the values)")
     for effect in effects:
@@ -97,7 +99,7 @@ def end_lines(end: SweepEnd | None) -> list[str]:
         again = f"{math.exp(statistics.fmean(finalist.again)):.4f}" if finalist.again else "-"
         problem = f"; {finalist.problem}" if finalist.problem else ""
         lines.append(
-            f"  t{finalist.number:03d}  search {math.exp(finalist.searched):.4f}, again {again}  "
+            f"  {_number(finalist.number):>5}  search {math.exp(finalist.searched):.4f}, again {again}  "
             f"{point_text(finalist.point)}{problem}"
         )
     lines += [
@@ -120,6 +122,10 @@ def takeover_lines(end: SweepEnd | None) -> list[str]:
     else:
         lines.append(f"it was right at {end.checked} checks that were not searched")
     return lines
+
+
+def _number(number: int) -> str:
+    return f"#{number}"
 
 
 def _counters(trial: SweepTrial) -> str:

@@ -31,7 +31,14 @@ from pytest_fa.session.shard_split import folder_hash
 from pytest_fa.sweep.finals import end_sweep
 from pytest_fa.sweep.kernel_bench import KernelBench
 from pytest_fa.sweep.search import run_trial
-from pytest_fa.sweep.shared_study import SharedStudy, open_storage, require_optuna, running_elsewhere
+from pytest_fa.sweep.shared_study import (
+    SharedStudy,
+    is_url,
+    open_storage,
+    require_optuna,
+    running_elsewhere,
+    without_password,
+)
 from pytest_fa.sweep.suggest import Space, Suggester
 from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial
 from pytest_fa.worker.jobs import CaseResult
@@ -84,9 +91,9 @@ class SweepRun:
         while self.next_trial():
             pass
         for trial in self._others():
-            self._say(f"sweep: waiting for t{trial.number:03d}, which another process runs")
+            self._say(f"sweep: waiting for trial #{trial.number}, which another process runs")
         while not (end := self.study.end):
-            if not self.study.is_elected(ELECTION_SECONDS["://" in study_place(self.options, self.parent)]):
+            if not self.study.is_elected(ELECTION_SECONDS[is_url(study_place(self.options, self.parent))]):
                 time.sleep(POLL_SECONDS)
                 continue
             seed = random.SystemRandom().randrange(2**31)
@@ -121,7 +128,7 @@ class SweepRun:
         """The command that continues this sweep."""
         options = self.options
         words = [*options.rerun, f"--fa-sweep={self.parent.name}", f"--fa-trials={options.trials}", *options.selection]
-        return shlex.join([*words, *([f"--fa-study={options.study}"] if options.study else [])])
+        return shlex.join([*words, *([f"--fa-study={without_password(options.study)}"] if options.study else [])])
 
 
 def sweep_of(parent: Variant) -> Sweep:
@@ -165,7 +172,7 @@ def study_place(options: Options, parent: Variant) -> str:
     """The file or the URL of a study: that of `--fa-study`, else a journal in the artifacts."""
     if options.study is None:
         return str(options.artifacts / "sweeps" / f"{parent.name}.journal")
-    return options.study if "://" in options.study else str(options.rootdir / Path(options.study).expanduser())
+    return options.study if is_url(options.study) else str(options.rootdir / Path(options.study).expanduser())
 
 
 def open_study(run_plan: RunPlan, parent: Variant) -> SharedStudy:

@@ -83,7 +83,7 @@ def _evaluate(study: SharedStudy, bench: Bench, trial: SweepTrial) -> TrialResul
     if built.code and built.code == bench.parent_code:
         return msgspec.structs.replace(known, reason="the parent has the same machine code")
     if twin := study.note_code(trial, built.code):
-        reason = f"t{twin.number:03d} has the same machine code"
+        reason = f"trial #{twin.number} has the same machine code"
         return msgspec.structs.replace(known, reason=reason, same_as=twin.number)
     measured = bench.judge(trial.point) or bench.measure(trial.point)
     return msgspec.structs.replace(measured, counters=built.counters, code=built.code, build_seconds=built.seconds)

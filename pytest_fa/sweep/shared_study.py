@@ -8,6 +8,7 @@ configuration runs twice.  Only this module knows how a trial is stored.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,16 @@ def require_optuna() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
+def is_url(place: str) -> bool:
+    """Whether a study is a database and not a file."""
+    return "://" in place
+
+
+def without_password(place: str) -> str:
+    """The place as it is shown and recorded: the URL of a database without its password."""
+    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", place)
+
+
 def open_storage(place: str) -> optuna.storages.BaseStorage:
     """The storage of a database URL, or of a journal file, which is created.
 
@@ -47,7 +58,7 @@ def open_storage(place: str) -> optuna.storages.BaseStorage:
     from optuna.storages import JournalStorage  # noqa: PLC0415
     from optuna.storages.journal import JournalFileBackend  # noqa: PLC0415
 
-    if "://" in place:
+    if is_url(place):
         return _open_database(place)
     Path(place).parent.mkdir(parents=True, exist_ok=True)
     lock = cast("Any", _ReleasedWithProcess(f"{place}.lock"))
@@ -66,12 +77,14 @@ def _open_database(url: str) -> optuna.storages.BaseStorage:
         except (ImportError, ValueError, optuna.exceptions.StorageInternalError, SQLAlchemyError) as failure:
             problem = failure
             time.sleep(REOPEN_SECONDS)
-    raise UsageProblem(f"the study {url!r} cannot be opened: {str(problem).partition(chr(10))[0]}") from None
+    raise UsageProblem(
+        f"the study {without_password(url)!r} cannot be opened: {str(problem).partition(chr(10))[0]}"
+    ) from None
 
 
 def study_names(place: str) -> list[str]:
     """The names of the studies of an existing file or database.  Raises `UsageProblem` if there is none."""
-    if "://" not in place and not Path(place).is_file():
+    if not is_url(place) and not Path(place).is_file():
         raise UsageProblem(f"there is no study {place!r}; `pytest --fa-sweep=NAME` makes one in artifacts/sweeps/")
     storage = open_storage(place)
     import optuna  # noqa: PLC0415
@@ -121,7 +134,7 @@ class SharedStudy:
                 continue
             if (first := self._first_with_point(claimed)) is None:
                 return claimed
-            reason = f"t{first.number:03d} has the same configuration"
+            reason = f"trial #{first.number} has the same configuration"
             self.finish(claimed, TrialResult("repeated", reason, same_as=first.number))
 
     def note_code(self, trial: SweepTrial, code: str) -> SweepTrial | None:

@@ -16,7 +16,7 @@ from pytest_fa.catalog.sweep_space import Point, Sweep, point_text
 from pytest_fa.errors import UsageProblem
 from pytest_fa.sweep.owners import STALE_SECONDS, is_stale, this_process
 from pytest_fa.sweep.search import run_trial
-from pytest_fa.sweep.shared_study import SharedStudy, open_storage, study_names
+from pytest_fa.sweep.shared_study import SharedStudy, open_storage, study_names, without_password
 from pytest_fa.sweep.suggest import Space, Suggester
 from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial, TrialResult
 from tests.unit.sweep.simulated import DEFINES, SIXTY, RecordedBench, facts_of, in_memory
@@ -182,6 +182,12 @@ def test_a_database_is_a_study(tmp_path: Path) -> None:
         pass
     expected = Counter(f"N={value}" for value in (1, 2, 3, 4))
     assert expected == right_points(SharedStudy(open_storage(url), "tuned"))
+
+
+def test_a_password_is_not_shown() -> None:
+    """The URL of a database is shown and recorded without its password; other places are shown as they are."""
+    urls = ["postgresql://me:secret@host:5432/sweeps", "postgresql://me@host/sweeps", "sqlite:///a.db", "a.journal"]
+    assert ["postgresql://me:***@host:5432/sweeps", *urls[1:]] == [without_password(url) for url in urls]
 
 
 def test_a_missing_study_is_named(tmp_path: Path) -> None:
