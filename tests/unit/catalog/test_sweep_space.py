@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.catalog.condition import Condition
+from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.sweep_space import Sweep, feasible_points, point_text, sweep_problem
+from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ManifestError, UsageProblem
 
 DEFINES: dict[str, int | str] = {"M": 64, "STAGES": 2, "MODE": "SERIAL"}
@@ -125,3 +127,21 @@ def test_an_unknown_key_lists_the_allowed_ones(tmp_path: Path) -> None:
     manifest.write_text("defines: {M: 64}\nsweep: {value: {M: [1]}}\n")
     with pytest.raises(ManifestError, match=r"unknown key 'value' in sweep; did you mean 'values'\? \(allowed: values"):
         read_manifest(manifest, tmp_path)
+
+
+SWEPT = [each for each in discover((Path(__file__).parents[3] / "kernels",)).variants.values() if each.sweep]
+
+
+@pytest.mark.parametrize("variant", SWEPT, ids=str)
+def test_a_sweep_of_the_ladder_contains_the_variant(variant: Variant) -> None:
+    """The space of each sweep is small enough to try all of it, and the variant as it is belongs to it."""
+    assert variant.sweep is not None
+    points = feasible_points(variant.sweep, variant.defines)
+    assert {name: variant.defines[name] for name in variant.sweep.values} in points
+    assert len(points) <= 100
+    assert [None] * len(variant.sweep.cases) == [variant.refuses(case) for case in variant.sweep.searched_cases]
+
+
+def test_the_ladder_has_sweeps() -> None:
+    """A middle rung and the last one for long sequences can be swept."""
+    assert {"long_shapes", "swizzle_async"} == {variant.name for variant in SWEPT}
