@@ -17,6 +17,7 @@ ARCH = r"sm_[1-9][0-9]{1,2}[af]?"
 TOLERANCES = ("same_precision", "absolute", "fp8")
 NCU_SETS = ("verdict", "occupancy", "tensor", "memory", "stalls", "full")
 BASELINES = ("needed", "all")
+SAMPLERS = ("tpe", "nsga2")
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 MAX_SEEDS = 100_000
 MAX_REPEATS = 1_000_000
@@ -24,6 +25,7 @@ MAX_GPUS = 1024
 ALL_GPUS = None  # the value of --fa-gate-gpus=all
 MAX_WATCHDOG_SECONDS = 86_400.0
 MAX_SHARDS = 10_000
+MAX_TRIALS = 100_000
 MIN_GATE, MAX_GATE = 0.01, 100.0
 
 
@@ -94,6 +96,13 @@ def gate_gpus(text: str) -> int | None:
         return ALL_GPUS if text else 1
     if not (_is_whole_number(text) and 1 <= int(text) <= MAX_GPUS):
         raise UsageProblem(f"--fa-gate-gpus: {text!r} GPUs; give 1 to {MAX_GPUS}, or all")
+    return int(text)
+
+
+def trials(text: str) -> int:
+    """The number of --fa-trials."""
+    if not (_is_whole_number(text) and 1 <= int(text) <= MAX_TRIALS):
+        raise UsageProblem(f"--fa-trials: {text!r} trials; give 1 to {MAX_TRIALS}, such as 100")
     return int(text)
 
 

@@ -80,6 +80,10 @@ def _check_names(config: pytest.Config) -> None:
     session_of(config).builds.require_known_arches()
     if command_line.is_typed(config) and not config.stash[OPTIONS_KEY].list_only:
         run_plan.catalog.require_unique_names()
+    if config.stash[OPTIONS_KEY].sweep:
+        from pytest_fa.plugin.sweeping import check_sweep  # noqa: PLC0415  # only a sweep needs it
+
+        check_sweep(run_plan)
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -292,6 +296,10 @@ class _Reports:
         """Write the table, the notes and the paths of the records; with -q, also the header's lines; annotations."""
         self._results.write(terminalreporter)
         config = terminalreporter.config
+        if config.stash[OPTIONS_KEY].sweep and SESSION_KEY in config.stash:
+            from pytest_fa.plugin.sweeping import write_sweep  # noqa: PLC0415  # only a sweep needs it
+
+            write_sweep(terminalreporter)
         if config.get_verbosity() < 0 and SESSION_KEY in config.stash:
             for notice in session_of(config).run_plan.notices:
                 terminalreporter.write_line(notice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -39,7 +40,7 @@ from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import empty_output
 from pytest_fa.run.launch_hint import launch_hint
 from pytest_fa.run.lse_output import taking_lse
-from pytest_fa.run.signature import signature_problem
+from pytest_fa.run.signature import defines_problem, signature_problem
 
 CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how the errors of PyTorch's CUDA checks begin
 MODULE_LINE = 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {{ module.def("{0}", &{0}); }}'
@@ -93,7 +94,7 @@ def load_forward(
     tensors of attention or of scores.
     """
     if variant.entry.kind == "python":
-        function = _import_attribute(variant, "target")
+        function = _with_defines(_import_attribute(variant, "target"), variant)
         if problem := signature_problem(function, variant.entry, variant.returns):
             raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
         return _adapt_if_declared(function, variant)
@@ -176,6 +177,13 @@ class CudaForward:
         if not self._needs_workspace:
             return 0
         return int(self._workspace_bytes(q, k, v, out, scale, CAUSAL_CODES.get(causal, -1)))
+
+
+def _with_defines(function: Callable[..., Any], variant: Variant) -> Callable[..., Any]:
+    """The function, which gets each define of the manifest as a keyword.  Raises `FaError` if it does not take one."""
+    if problem := defines_problem(function, variant.defines):
+        raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
+    return functools.partial(function, **variant.defines) if variant.defines else function
 
 
 def _adapt_if_declared(function: Callable[..., Any], variant: Variant) -> Forward:

@@ -71,6 +71,16 @@ class Builds:
             say=self.say,
         )
 
+    def add(self, variant: Variant) -> None:
+        """Build one more variant, which was not needed when the batch was built."""
+        if not variant.is_built or any(name == variant.name for name, _ in self.report.outcomes):
+            return
+        options = self.options
+        requests = [(variant, arch) for arch in self._arches_of(variant)]
+        more = ensure(requests, options.cache, no_build=options.no_build, allowed_flags=options.allowed_flags)
+        self.report.outcomes.update(more.outcomes)
+        self.report.lacking.update(more.lacking)
+
     def of(self, variant: Variant) -> list[Build | BuildFailure]:
         """The builds and build failures of a variant, one for each architecture.
 

@@ -38,6 +38,7 @@ LAYERS = (
     "profile",
     "sanitize",
     "selftest",
+    "sweep",
     "bundle",
     "compare",
     "report",
