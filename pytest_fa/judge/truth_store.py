@@ -25,6 +25,7 @@ from pytest_fa.records.judged import CrossCheck
 from pytest_fa.run.inputs import Inputs, clone
 
 MOST_BYTES = 2**29  # of tensors that are kept; at 1x8x512x64, a truth has 4.2 MB
+MOST_INPUT_BYTES = 2**26  # more take longer to hash than their truth takes on a fast GPU
 LEAST_BYTES = 2**10  # what a result without tensors counts for
 
 Computed = TypeVar("Computed")
@@ -71,7 +72,7 @@ class TruthStore:
         It is computed from a private copy, and so is the key: a variant may write into the memory of its inputs, and
         must not make the judge store a result under the key of other data.
         """
-        if 2 * 8 * inputs.q.numel() > self._most_bytes:  # truth and the same-precision reference, in float64
+        if not self._most_bytes or sum(tensor.numel() * tensor.itemsize for tensor in inputs[:3]) > MOST_INPUT_BYTES:
             return compute(inputs)
         own = clone(inputs)
         key = (*what, _key_of(own))
@@ -83,11 +84,12 @@ class TruthStore:
         return kept.result  # type: ignore[no-any-return]  # stored under its own key
 
     def _keep(self, key: tuple[object, ...], result: object) -> _Kept:
-        """Store a result, and forget those that were not used for longest."""
+        """Store a result unless it is larger than the store, and forget those that were not used for longest."""
         tensors = tuple(_tensors_of(result))
         size_bytes = LEAST_BYTES + sum(tensor.untyped_storage().nbytes() for tensor in tensors)
         kept = _Kept(result, tensors, _versions(tensors), size_bytes)
-        self._kept[key] = kept
+        if size_bytes <= self._most_bytes:
+            self._kept[key] = kept
         while sum(each.size_bytes for each in self._kept.values()) > self._most_bytes:
             self._kept.popitem(last=False)
         return kept

@@ -91,6 +91,17 @@ def test_memory_is_limited_and_the_oldest_result_goes_first(computed: list[Input
     for _ in range(2):
         store.truth_of("attention", large, (), POLICY)
     assert len(computed) == 6
+    store.truth_of("attention", seeds[1], (), POLICY)
+    assert len(computed) == 6  # what is too large has not displaced anything
+
+
+def test_large_inputs_are_not_hashed(computed: list[Inputs], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs above the limit, which take longer to hash than truth takes on a fast GPU, are computed each time."""
+    store, inputs = TruthStore(), inputs_of()
+    monkeypatch.setattr(truth_store, "MOST_INPUT_BYTES", sum(tensor.nbytes for tensor in inputs[:3]) - 1)
+    for _ in range(2):
+        store.truth_of("attention", inputs, (), POLICY)
+    assert [each is inputs for each in computed] == [True, True]
 
 
 def test_a_store_without_memory_keeps_nothing(computed: list[Inputs]) -> None:
