@@ -88,6 +88,11 @@ OPTIONS = (
         "NAME|key:KEY",
     ),
     OptionRow(
+        "--fa-gate-gpus",
+        "gate on the first N visible GPUs, or on all of them, at the same time: one verdict, and the ratio of each GPU",
+        "N|all",
+    ),
+    OptionRow(
         "--fa-sweep",
         "search the values in the manifest's `sweep` for the fastest configuration, and gate it against the variant",
         "NAME",

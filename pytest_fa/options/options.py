@@ -25,6 +25,7 @@ RERUN = (
     "fa_watchdog",
     "fa_gate",
     "fa_gate_baseline",
+    "fa_gate_gpus",
     "fa_cache",
     "fa_allow_flag",
 )
@@ -64,6 +65,7 @@ class Options:
     selftest: bool
     gate: float | None
     gate_baseline: str | None
+    gate_gpus: int | None
     sweep: str | None
     trials: int
     study: str | None
@@ -140,6 +142,7 @@ def _read(config: pytest.Config, named_variants: Words, named_cases: Words, reru
         selftest=_is_on(config, "fa_selftest"),
         gate=_gate(config),
         gate_baseline=_text(config, "fa_gate_baseline") or None,
+        gate_gpus=values.gate_gpus(_text(config, "fa_gate_gpus")),
         sweep=_sweep(config),
         trials=values.trials(_text(config, "fa_trials")),
         study=_text(config, "fa_study") or None,
@@ -269,7 +272,7 @@ def _sweep(config: pytest.Config) -> str | None:
     name = _text(config, "fa_sweep")
     if not name:
         return None
-    for dest in ("fa_variant", "fa_gate", "fa_define", "fa_shard"):
+    for dest in ("fa_variant", "fa_gate", "fa_gate_gpus", "fa_define", "fa_shard"):
         if config.getoption(dest) is not None:
             flag = f"--{dest.replace('_', '-')}"
             raise UsageProblem(f"--fa-sweep: a sweep names its variant, searches and gates by itself; drop {flag}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -47,7 +48,7 @@ def test_a_build_decides_before_any_run(tmp_path: Path) -> None:
     assert isinstance(broken, TrialResult)
     assert "not_built" == broken.outcome
     strict = msgspec.structs.replace(parent, limits=msgspec.structs.replace(parent.limits, registers_per_thread=1))
-    refused = KernelBench(session, strict, (CASE,), (), lambda _: None).build({"BLOCK": 16, "UNUSED": 0})
+    refused = KernelBench(session, strict, (CASE,), (), lambda _: None).build({"BLOCK": 32, "UNUSED": 0})
     assert isinstance(refused, TrialResult)
     assert ("over_limit", True) == (refused.outcome, "registers_per_thread is" in refused.reason)
 
@@ -74,6 +75,7 @@ def blocks(**changes: Any) -> PairBlocks:
 def measured(monkeypatch: pytest.MonkeyPatch, result: GateResult) -> tuple[TrialResult, GateJob]:
     """What the bench makes of one process on a GPU, and its job."""
     monkeypatch.setattr(kernel_bench, "device_of", lambda _: "cuda")
+    monkeypatch.setattr(kernel_bench, "timing_lock", lambda _: nullcontext())  # which another run may hold
     parent = msgspec.structs.replace(variant("tuned"), defines={"M": 1}, sweep=Sweep({"M": (1, 2)}))
     workers = Workers(result)
 
