@@ -272,7 +272,7 @@ def _sweep(config: pytest.Config) -> str | None:
     name = _text(config, "fa_sweep")
     if not name:
         return None
-    for dest in ("fa_variant", "fa_gate", "fa_define", "fa_shard"):
+    for dest in ("fa_variant", "fa_gate", "fa_gate_gpus", "fa_define", "fa_shard"):
         if config.getoption(dest) is not None:
             flag = f"--{dest.replace('_', '-')}"
             raise UsageProblem(f"--fa-sweep: a sweep names its variant, searches and gates by itself; drop {flag}")

@@ -91,7 +91,8 @@ def _draw_values(axis: Axes, facts: Mapping[str, Any], trials: Sequence[SweepTri
     for column, (_, listed) in enumerate(values.items()):
         for row, value in enumerate(listed):
             height = row / max(1, len(listed) - 1)
-            axis.annotate(without_math(str(value)), (column, height), fontsize=7, color=TEXT_COLOR, zorder=3)
+            label, corner = without_math(str(value)), (column, height)
+            axis.annotate(label, corner, (4, 3), textcoords="offset points", fontsize=7, color=TEXT_COLOR, zorder=3)
     axis.set_xticks(range(len(values)), [without_math(name) for name in values])
     axis.set_yticks([])
     title = f"values of the {len(timed)} timed configurations; the fastest {best} in blue"

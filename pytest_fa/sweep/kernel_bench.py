@@ -173,6 +173,8 @@ class KernelBench:
                 record = self._runner.run(variant, case, "correct")
                 if record.outcome == "build_changed":
                     raise CannotRun(record.message)
+                if record.unprotected:
+                    raise CannotRun(f"a sweep needs protected runs, which can be gated: {record.unprotected}")
                 if record.outcome != "ok":
                     return _problem(record)
         return None

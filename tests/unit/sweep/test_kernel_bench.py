@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +22,7 @@ from pytest_fa.sweep.kernel_bench import KernelBench
 from pytest_fa.sweep.search import BuiltPoint
 from pytest_fa.sweep.trial_result import TrialResult
 from pytest_fa.worker.jobs import Arm, GateJob, GateResult, PairBlocks
-from tests.factories import CUDA_SOURCE, SHAPE, options, variant
+from tests.factories import CUDA_SOURCE, SHAPE, options, record, variant
 
 CASE = parse_case(f"{SHAPE}-seed0")
 
@@ -47,7 +48,7 @@ def test_a_build_decides_before_any_run(tmp_path: Path) -> None:
     assert isinstance(broken, TrialResult)
     assert "not_built" == broken.outcome
     strict = msgspec.structs.replace(parent, limits=msgspec.structs.replace(parent.limits, registers_per_thread=1))
-    refused = KernelBench(session, strict, (CASE,), (), lambda _: None).build({"BLOCK": 16, "UNUSED": 0})
+    refused = KernelBench(session, strict, (CASE,), (), lambda _: None).build({"BLOCK": 32, "UNUSED": 0})
     assert isinstance(refused, TrialResult)
     assert ("over_limit", True) == (refused.outcome, "registers_per_thread is" in refused.reason)
 
@@ -74,6 +75,7 @@ def blocks(**changes: Any) -> PairBlocks:
 def measured(monkeypatch: pytest.MonkeyPatch, result: GateResult) -> tuple[TrialResult, GateJob]:
     """What the bench makes of one process on a GPU, and its job."""
     monkeypatch.setattr(kernel_bench, "device_of", lambda _: "cuda")
+    monkeypatch.setattr(kernel_bench, "timing_lock", lambda _: nullcontext())  # which another run may hold
     parent = msgspec.structs.replace(variant("tuned"), defines={"M": 1}, sweep=Sweep({"M": (1, 2)}))
     workers = Workers(result)
 
@@ -115,6 +117,22 @@ def test_what_is_not_clean_has_no_time(
     """A process that failed, was slowed down, or whose clocks disagree gives an outcome and a reason, and no ratio."""
     found, _ = measured(monkeypatch, result)
     assert (outcome, None, True) == (found.outcome, found.log_ratio, reason in found.reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"unprotected": "CUDA IPC is missing"}, "CUDA IPC"),
+        ({"outcome": "build_changed", "message": "changed"}, "changed"),
+    ],
+)
+def test_a_judged_case_that_says_nothing_ends_the_trial(changes: dict[str, Any], complaint: str) -> None:
+    """A run that is not protected, or whose files changed, is neither right nor wrong."""
+    parent = msgspec.structs.replace(variant("tuned"), defines={"M": 1})
+    judged = msgspec.structs.replace(record("tuned"), **changes)
+    session = cast("Session", SimpleNamespace(runner=SimpleNamespace(run=lambda *_: judged), builds=None))
+    with pytest.raises(CannotRun, match=complaint):
+        KernelBench(session, parent, (CASE,), (), lambda _: None).judge({"M": 2})
 
 
 def test_a_changed_file_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
