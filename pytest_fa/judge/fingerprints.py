@@ -14,8 +14,8 @@ def fingerprints(
     inputs: Inputs,
     out: torch.Tensor,  # [batch, heads, seq_q, head_dim or seq_k]
 ) -> Fingerprints:
-    """Return the hashes of q, k and v together, and of the output.  The layout in memory does not matter."""
-    return Fingerprints(_sha256(inputs.q, inputs.k, inputs.v), _sha256(out))
+    """Return the hashes of q, k and v with their descales, and of the output.  The layout in memory does not matter."""
+    return Fingerprints(_sha256(*inputs.parts.values()), _sha256(out))
 
 
 def _sha256(*tensors: torch.Tensor) -> str:
