@@ -174,7 +174,8 @@ def _empty_truth(q: torch.Tensor, operands: Operands) -> Truth:
 
     spread = None if operands.largest_v is None else Spread(empty(), operands.largest_v)
     error = Float32Error(empty(), empty()) if q.dtype == torch.float32 else None
-    return Truth(empty(), empty(), operands.k.shape[2], empty()[..., 0], spread, error)
+    row_size = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device)
+    return Truth(empty(), empty(), operands.k.shape[2], row_size, spread, error)
 
 
 def _rows_of(truth: Truth) -> list[torch.Tensor]:
@@ -185,7 +186,8 @@ def _rows_of(truth: Truth) -> list[torch.Tensor]:
 
 def repeated_heads(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """K or V in float64, each of its heads repeated for the query heads that share it."""
-    return tensor.double().repeat_interleave(q.shape[1] // tensor.shape[1], dim=1)
+    shared_by = q.shape[1] // tensor.shape[1]
+    return tensor.double() if shared_by == 1 else tensor.double().repeat_interleave(shared_by, dim=1)
 
 
 def _rms(v: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ class FaRun:
 
     def build(self, variant: Variant | BrokenVariant) -> Record:
         """Check the variant's build.  Fails with the compiler's messages, or with the limits that are exceeded."""
-        return self._finish(lambda: self._session.judge_build(variant))
+        return self._finish(lambda: self._first_reports.build(self._node.nodeid, variant))
 
     def correct(self, variant: Variant, case: Case) -> Record:
         """Run the variant on the case and judge its output.  Fails with every bound."""

@@ -133,6 +133,7 @@ def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) ->
     variant = _variant(item)
     report.fa_companion = variant is not None and plan.is_companion(variant)
     if record is not None:
+        report.duration = max(0.0, report.duration - record.compile_seconds)  # that is no part of the check
         report.fa_record = to_builtins(record)
         item.user_properties.append(("fa", headline(record)))
         item.user_properties += tool_properties(record)

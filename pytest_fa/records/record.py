@@ -102,7 +102,9 @@ class Record(msgspec.Struct, frozen=True):
 
     `builds` holds the build that ran; for kind `build`, those of all architectures.  `output` is the end
     of what the worker printed, if the test failed.  `is_claim` marks a case that was added for what the manifest claims
-    to support.
+    to support.  `unprotected` says why judge and variant shared a process; it is empty if they did not.
+    `compile_seconds` is how long the first calls took of a variant that compiles when it is called; no
+    stage's seconds contain them.
     """
 
     schema: int
@@ -133,6 +135,8 @@ class Record(msgspec.Struct, frozen=True):
     machine: MachineIdentity | None = None
     output: str = ""
     is_claim: bool = False
+    unprotected: str = ""
+    compile_seconds: Seconds = 0.0
 
 
 def to_json(value: msgspec.Struct) -> bytes:

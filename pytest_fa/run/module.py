@@ -15,6 +15,7 @@ import torch
 
 from pytest_fa.build.builder import ensure
 from pytest_fa.build.extension import MODULE_NAME
+from pytest_fa.build.keys import file_hash
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.build.target import native_arch
 from pytest_fa.catalog.case import Computes
@@ -215,8 +216,7 @@ def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
     where = f"{variant.name}: entry.target {target!r}"
     try:
         if "::" in target:
-            _require_unregistered(target, library, where)
-            torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+            _load_operators(target, library, where)
             namespace, _, operator = target.partition("::")
             return getattr(getattr(torch.ops, namespace), operator)  # type: ignore[no-any-return]
         spec = importlib.util.spec_from_file_location(name, library)
@@ -245,15 +245,22 @@ def _operators(target: str) -> str:
     return f" (in namespace {namespace}: {registered}); write `{line}`, or another entry.target"
 
 
-_registered: dict[str, Path] = {}  # the library that registered each operator; PyTorch keeps it for the whole process
+# What registered operators, by its hash and by operator; PyTorch keeps both for the whole process.
+_loaded: dict[str, Path] = {}
+_registered: dict[str, Path] = {}
 
 
-def _require_unregistered(target: str, library: Path, where: str) -> None:
-    """Raise `FaError` if another build has registered the operator: PyTorch would terminate the process."""
-    if (registered_by := _registered.setdefault(target, library)) != library:
+def _load_operators(target: str, library: Path, where: str) -> None:
+    """Load a library that registers operators, unless a copy of it is loaded: variants may share a build.
+
+    Raises `FaError` if another build has registered the operator: PyTorch would terminate the process.
+    """
+    first_copy = _loaded.setdefault(file_hash(str(library)) or str(library), library)
+    if (registered_by := _registered.setdefault(target, first_copy)) != first_copy:
         raise FaError(
             f"{where}: {registered_by} has already registered this operator in this process; PyTorch allows it once"
         )
+    torch.ops.load_library(str(first_copy))  # type: ignore[no-untyped-call]
 
 
 def _translate_error(problem: Exception, q: torch.Tensor, k: torch.Tensor, library: str) -> Exception:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from pytest_fa.build.builder import Say, ensure
+from pytest_fa.build.builder import ensure
 from pytest_fa.build.cache import delete_builds, locked
+from pytest_fa.build.compile_batch import Say
 from pytest_fa.build.outcomes import BuildFailure, BuildReport
 from pytest_fa.build.target import rank, runs_on, target_arches
 from pytest_fa.build.toolchain import find_toolchain
@@ -117,6 +118,10 @@ class Builds:
             return any(isinstance(each, BuildFailure) and each.command for each in self.of(variant))
         except CannotRun:
             return False
+
+    def failures_of(self, variant: Variant) -> list[BuildFailure]:
+        """The build failures of a variant.  Raises `CannotRun` as `of` does."""
+        return [outcome for outcome in self.of(variant) if isinstance(outcome, BuildFailure)]
 
     def anything_runs(self) -> bool:
         """Whether this machine can run any needed variant, not only build it."""

@@ -64,6 +64,8 @@ class RecordFactory:
             repeats=result.repeats,
             diagnosis=result.diagnosis,
             fingerprints=result.fingerprints,
+            unprotected=result.unprotected,
+            compile_seconds=result.compile_seconds,
             environment=self.environment,
             machine=self.machine,
             source=read_source(self.options.rootdir),

@@ -55,6 +55,7 @@ TORCH_FREE_MODULES = (
     "pytest_fa.run.nvtx_range",
     "pytest_fa.candidate.channel",
     "pytest_fa.candidate.commands",
+    "pytest_fa.candidate.compiling",
     "pytest_fa.candidate.user_traceback",
     "pytest_fa.measure.replay_clock",
     "pytest_fa.measure.sampling",
