@@ -63,14 +63,15 @@ void CheckShape(const TensorView& tensor, const char* name, std::initializer_lis
   }
 }
 
-const char* const DTYPE_NAMES[] = {"fp16", "bf16", "fp32"};  // by FaDtype
+const char* const DTYPE_NAMES[] = {"fp16", "bf16", "fp32", "e4m3"};  // by FaDtype
 
 int32_t Dtype(const TensorView& tensor, const char* name) {
   const DLDataType dtype = tensor.dtype();
   if (dtype.bits == 16 && dtype.code == kDLFloat) return FA_DTYPE_fp16;
   if (dtype.bits == 16 && dtype.code == kDLBfloat) return FA_DTYPE_bf16;
   if (dtype.bits == 32 && dtype.code == kDLFloat) return FA_DTYPE_fp32;
-  TVM_FFI_THROW(TypeError) << Format("%s must be fp16, bf16 or fp32, got DLPack type code %d with %d bits", name, dtype.code,
+  if (dtype.bits == 8 && dtype.code == kDLFloat8_e4m3fn) return FA_DTYPE_e4m3;
+  TVM_FFI_THROW(TypeError) << Format("%s must be fp16, bf16, fp32 or e4m3, got DLPack type code %d with %d bits", name, dtype.code,
                                      dtype.bits);
 }
 
@@ -78,6 +79,30 @@ void CheckDtype(const TensorView& tensor, const char* name, int32_t dtype_of_q) 
   const int32_t dtype = Dtype(tensor, name);
   FA_REQUIRE(dtype == dtype_of_q, TypeError, "q is %s and %s is %s; q, k, v and out must have the same dtype",
              DTYPE_NAMES[dtype_of_q], name, DTYPE_NAMES[dtype]);
+}
+
+// Returns the FaDtype of out: that of q, or fp16 or bf16 if q is e4m3.
+int32_t OutDtype(const TensorView& out, int32_t dtype_of_q) {
+  if (dtype_of_q != FA_DTYPE_e4m3) {
+    CheckDtype(out, "out", dtype_of_q);
+    return dtype_of_q;
+  }
+  const int32_t dtype = Dtype(out, "out");
+  FA_REQUIRE(dtype == FA_DTYPE_fp16 || dtype == FA_DTYPE_bf16, TypeError,
+             "q is e4m3 and out is %s; it must be fp16 or bf16", DTYPE_NAMES[dtype]);
+  return dtype;
+}
+
+// Returns the address of a descale, [batch, heads] float32.
+const float* Descale(const Optional<TensorView>& descale, const char* name, int64_t batch, int64_t heads,
+                     const TensorView& q) {
+  FA_REQUIRE(descale.has_value(), ValueError, "q is e4m3, so %s is needed", name);
+  CheckTensor(*descale, name, 2, q);
+  CheckShape(*descale, name, {batch, heads});
+  const DLDataType dtype = (*descale).dtype();
+  FA_REQUIRE(dtype.code == kDLFloat && dtype.bits == 32, TypeError, "%s must be float32, got %d bits", name, dtype.bits);
+  FA_REQUIRE((*descale).IsContiguous(), ValueError, "%s must be contiguous", name);
+  return static_cast<const float*>((*descale).data_ptr());
 }
 
 FaStrides Strides(const TensorView& tensor) {
@@ -109,7 +134,7 @@ FaForwardArgs MakeArgs(Computes computes, const TensorView& q, const TensorView&
   const int32_t dtype = Dtype(q, "q");
   CheckDtype(k, "k", dtype);
   CheckDtype(v, "v", dtype);
-  CheckDtype(out, "out", dtype);
+  const int32_t out_dtype = OutDtype(out, dtype);
 
   FaForwardArgs args = {};
   args.abi_version = FA_ABI_VERSION;
@@ -131,6 +156,7 @@ FaForwardArgs MakeArgs(Computes computes, const TensorView& q, const TensorView&
   args.dtype = dtype;
   args.causal = static_cast<int32_t>(causal);
   args.scale = static_cast<float>(scale);
+  args.out_dtype = out_dtype;
   return args;
 }
 
@@ -156,7 +182,8 @@ class DeviceGuard {
 
 template <Computes COMPUTES>
 void Forward(TensorView q, TensorView k, TensorView v, TensorView out, Optional<TensorView> lse,
-             Optional<TensorView> workspace, double scale, int64_t causal) {
+             Optional<TensorView> workspace, double scale, int64_t causal, Optional<TensorView> q_descale,
+             Optional<TensorView> k_descale, Optional<TensorView> v_descale) {
   FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, causal);
   char message[512] = "";
   args.message = message;
@@ -168,6 +195,11 @@ void Forward(TensorView q, TensorView k, TensorView v, TensorView out, Optional<
     FA_REQUIRE(dtype.code == kDLFloat && dtype.bits == 32, TypeError, "lse must be float32, got %d bits", dtype.bits);
     FA_REQUIRE((*lse).IsContiguous(), ValueError, "lse must be contiguous");
     args.lse = static_cast<float*>((*lse).data_ptr());
+  }
+  if (args.dtype == FA_DTYPE_e4m3) {
+    args.q_descale = Descale(q_descale, "q_descale", args.batch, args.heads, q);
+    args.k_descale = Descale(k_descale, "k_descale", args.batch, args.kv_heads, q);
+    args.v_descale = Descale(v_descale, "v_descale", args.batch, args.kv_heads, q);
   }
   if (workspace.has_value()) {
     args.workspace = (*workspace).data_ptr();

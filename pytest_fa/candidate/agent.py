@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ from pytest_fa.candidate.commands import (
 from pytest_fa.candidate.compiling import loaded_compilers
 from pytest_fa.candidate.delegated import operators_of
 from pytest_fa.candidate.first_call import load_copy
-from pytest_fa.candidate.series import PreparedCalls, shifted
+from pytest_fa.candidate.series import PreparedCalls, keywords_of, shifted
 from pytest_fa.candidate.shared_memory import Memories, map_on_cpu, map_on_gpu, unmap_on_gpu
 from pytest_fa.errors import FaError
 from pytest_fa.records.timing import ON_CPU
@@ -161,9 +162,9 @@ class Agent:
         """Make one call without waiting; return its output, copied to `call.out` if the function allocated it."""
         called = forward or self._forward_for(call)
         q, k, v, out = (self._tensor(view) for view in (call.q, call.k, call.v, call.out))
-        return written(called(q, k, v, scale=call.scale, causal=call.causal, out=out, **self._lse_of(call)), out)
+        return written(called(q, k, v, out=out, **keywords_of(call, self._tensor), **self._lse_of(call)), out)
 
-    def _lse_of(self, call: CallViews, shift: int = 0) -> dict[str, torch.Tensor]:
+    def _lse_of(self, call: CallViews, shift: int = 0) -> dict[str, Any]:
         """The keyword for the log-sum-exp, if it is requested: a variant that returns none has no such parameter."""
         return {"lse": shifted(self._tensor(call.lse), shift)} if call.lse else {}
 
@@ -178,13 +179,13 @@ class Agent:
     def _repeat(self, command: Repeat) -> Done:
         call, forward = command.call, self._forward_for(command.call)
         q, k, v = (self._tensor(view) for view in (call.q, call.k, call.v))
-        first = self._tensor(call.out)
+        first, keywords = self._tensor(call.out), keywords_of(call, self._tensor)
         outs = [shifted(first, index * command.step) for index in range(command.count)]
         lses = [self._lse_of(call, index * command.lse_step) for index in range(command.count)]
         for out, lse, before in zip(outs, lses, itertools.cycle(command.before), strict=False):
             if before:
                 self._disturb(before)
-            result = forward(q, k, v, scale=call.scale, causal=call.causal, out=out, **lse)
+            result = forward(q, k, v, out=out, **keywords, **lse)
             if result is not out:
                 written(result, out)
         synchronize(self.device)

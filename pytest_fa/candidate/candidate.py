@@ -52,6 +52,7 @@ from pytest_fa.run.device import synchronize
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import Inputs
+from pytest_fa.run.quantised import descales_of
 
 MOST_WORKSPACE_BYTES = 2**36
 OPEN_SECONDS = 300.0  # to start CUDA and to load a variant, which may import large packages
@@ -199,7 +200,7 @@ class Candidate:
 
     # -- calls on the judge's own tensors -----------------------------------------------------------------------------
 
-    def __call__(
+    def __call__(  # noqa: PLR0913  # one argument for each tensor
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -209,11 +210,15 @@ class Candidate:
         causal: str = "none",
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
+        q_descale: torch.Tensor | None = None,
+        k_descale: torch.Tensor | None = None,
+        v_descale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Make one call and wait for it; `Forward` says the rest."""
         if out is None:
             raise FaError("a call of a candidate needs an output")
-        self.call(Inputs(q, k, v, scale, causal), out, lse=lse)
+        descales = descales_of(q_descale, k_descale, v_descale)
+        self.call(Inputs(q, k, v, scale, causal, descales, out.dtype), out, lse=lse)
         return out
 
     def call(
@@ -271,9 +276,11 @@ class Candidate:
 
         `allocate` makes a workspace of a size in bytes; without it, each call has a new one, or a guarded one.
         """
-        wanted = [] if lse is None else [lse]
-        q, k, v, output, *more = self.lending.lend((inputs.q, inputs.k, inputs.v, out, *wanted))
-        views = CallViews(q, k, v, output, inputs.scale, inputs.causal, lse=more[0] if more else None)
+        wanted, descales = [] if lse is None else [lse], inputs.descales or ()
+        q, k, v, output, *more = self.lending.lend((inputs.q, inputs.k, inputs.v, out, *descales, *wanted))
+        lent_descales = (more[0], more[1], more[2]) if descales else None
+        lent_lse = more[-1] if wanted else None
+        views = CallViews(q, k, v, output, inputs.scale, inputs.causal, None, lent_lse, lent_descales)
         size = self.ask(WorkspaceBytes(views)).size_bytes
         if not size:
             return views

@@ -14,7 +14,7 @@ from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.records.timing import LaunchedKernel, Order
 
-ViewDtype = Literal["float16", "bfloat16", "float32", "uint8"]
+ViewDtype = Literal["float16", "bfloat16", "float32", "uint8", "float8_e4m3fn"]
 Disturbance = Literal["poison_smem", "occupy", "clean_l2"]  # methods of `DeviceTools`, run before a call
 
 
@@ -31,7 +31,8 @@ class View(msgspec.Struct, frozen=True, array_like=True):
 class CallViews(msgspec.Struct, frozen=True, array_like=True):
     """The arguments of one call.  `workspace`, [bytes] uint8, is for a kernel that asked for one.
 
-    `lse`, [batch, heads, seq_q] float32, is None unless the log-sum-exp is requested.
+    `lse`, [batch, heads, seq_q] float32, is None unless the log-sum-exp is requested.  `descales` are those of q, k and
+    v, [batch, heads] float32 each, for e4m3 only.
     """
 
     q: View
@@ -42,6 +43,7 @@ class CallViews(msgspec.Struct, frozen=True, array_like=True):
     causal: str
     workspace: View | None = None
     lse: View | None = None
+    descales: tuple[View, View, View] | None = None
 
     def writing(self, out: View, lse: View | None = None) -> CallViews:
         """The same call with another output and log-sum-exp."""

@@ -35,7 +35,9 @@ from pytest_fa.run.device_tools import DeviceTools, NoDeviceTools
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.graph_nodes import read_nodes
 from pytest_fa.run.graphs import capture, event_us
+from pytest_fa.run.inputs import descale_keywords
 from pytest_fa.run.output import require_output
+from pytest_fa.run.quantised import Descales
 
 ForwardFor = Callable[[CallViews], Forward]  # the variant's function, with the workspace of a call at hand
 
@@ -94,7 +96,7 @@ class PreparedSeries:
 
     def __init__(self, series: Series, forward: Forward, tensor: Callable[[View], torch.Tensor]) -> None:
         first = series.first
-        self._forward, self._scale, self._causal = forward, first.scale, first.causal
+        self._forward, self._keywords = forward, keywords_of(first, tensor)
         self._outs = [tensor(view) for view in series.outs]
         self.results: list[Any] = list(self._outs)  # what the last call for each output returned
         bases = [tensor(view) for view in (first.q, first.k, first.v)]
@@ -175,7 +177,7 @@ class PreparedSeries:
         (q, k, v), slot = self._calls[self._next % len(self._calls)]
         self._next += 1
         out = self._outs[slot]
-        result = self._forward(q, k, v, scale=self._scale, causal=self._causal, out=out)
+        result = self._forward(q, k, v, out=out, **self._keywords)
         if result is not out and not is_same_memory(result, out):
             if self._is_cpu:
                 out.copy_(require_output(result, out).detach())
@@ -189,6 +191,12 @@ class PreparedSeries:
             None if result is out else _place_of(require_output(result, out))
             for result, out in zip(self.results, self._outs, strict=True)
         )
+
+
+def keywords_of(call: CallViews, tensor: Callable[[View], torch.Tensor]) -> dict[str, Any]:
+    """The keyword arguments of a call: scale and mask, and for e4m3 the descales."""
+    descales = call.descales and Descales(*(tensor(view) for view in call.descales))
+    return {"scale": call.scale, "causal": call.causal, **descale_keywords(descales)}
 
 
 def is_same_memory(result: object, out: torch.Tensor) -> bool:

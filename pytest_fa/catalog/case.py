@@ -10,17 +10,22 @@ import msgspec
 
 from pytest_fa.errors import UsageProblem
 
-Dtype = Literal["fp16", "bf16", "fp32"]
+Dtype = Literal["fp16", "bf16", "fp32", "e4m3"]
+OutDtype = Literal["fp16", "bf16"]
+Data = Literal["normal", "zero_head", "outlier", "tiny"]
 Causal = Literal["none", "top_left", "bottom_right"]
 Layout = Literal["bhsd", "bshd"]
 Computes = Literal["attention", "scores"]
 
-DTYPES: tuple[str, ...] = ("fp16", "bf16", "fp32")
-ELEMENT_BYTES: dict[str, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
+DTYPES: tuple[str, ...] = ("fp16", "bf16", "fp32", "e4m3")
+ELEMENT_BYTES: dict[str, int] = {"fp16": 2, "bf16": 2, "fp32": 4, "e4m3": 1}
 LARGEST = 2**31 - 1
 FEW_QUERIES = 16  # the least number of rows of a matrix instruction
 Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
-GRAMMAR = "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd][-scores]-seed<N>"
+GRAMMAR = (
+    "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd][-scores]"
+    "[-out_bf16][-zero_head|-outlier|-tiny]-seed<N>"
+)
 # The names of the four axes of an output.
 AXES: dict[Computes, tuple[str, str, str, str]] = {
     "attention": ("batch", "head", "query", "dim"),
@@ -35,6 +40,8 @@ _ID = re.compile(
     r"(?:-sk(?P<seq_k>\d+))?"
     r"(?P<layout>-bshd)?"
     r"(?P<scores>-scores)?"
+    r"(?P<out>-out_bf16)?"
+    r"(?:-(?P<data>zero_head|outlier|tiny))?"
     r"-seed(?P<seed>\d+)"
 )
 _CAUSAL_PART = {"none": "", "top_left": "-causal", "bottom_right": "-causal_br"}
@@ -48,6 +55,9 @@ class Case(msgspec.Struct, frozen=True, order=True):
     the order of the axes in memory: `bhsd`, or `bshd` with the heads after the sequence.  The causal mask is aligned to
     the top-left corner of the score matrix, as in SDPA, or to the bottom-right corner.  With `computes` = `scores`, out
     is scale * q k^T, dense, of shape [batch, heads, seq_q, seq_k]; v is passed but not read.
+
+    With the dtype `e4m3`, q, k and v are quantised, with a factor for each head, and the output has the dtype
+    `fp8_out`.  `data` says what is special in some of the heads (`run.quantised`).
     """
 
     batch: Size
@@ -61,6 +71,8 @@ class Case(msgspec.Struct, frozen=True, order=True):
     layout: Layout
     seed: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
     computes: Computes = "attention"
+    fp8_out: OutDtype = "fp16"
+    data: Data = "normal"
 
     def __str__(self) -> str:
         return self.id
@@ -75,12 +87,19 @@ class Case(msgspec.Struct, frozen=True, order=True):
             + (f"-sk{self.seq_k}" if self.seq_k != self.seq_q else "")
             + ("-bshd" if self.layout == "bshd" else "")
             + ("-scores" if self.computes == "scores" else "")
+            + ("-out_bf16" if self.fp8_out == "bf16" else "")
+            + (f"-{self.data}" if self.data != "normal" else "")
         )
 
     @property
     def id(self) -> str:
         """The id, as used in test ids, record keys and file names."""
         return f"{self.shape_id}-seed{self.seed}"
+
+    @property
+    def out_dtype(self) -> Dtype:
+        """The dtype of the output: that of the inputs, or of `fp8_out` for e4m3."""
+        return self.fp8_out if self.dtype == "e4m3" else self.dtype
 
     @property
     def scale(self) -> float:
@@ -120,7 +139,8 @@ class Case(msgspec.Struct, frozen=True, order=True):
         q_size = self.batch * self.heads * self.seq_q * self.head_dim
         k_size = self.batch * self.kv_heads * self.seq_k * self.head_dim
         v_size = 0 if self.computes == "scores" else k_size
-        return ELEMENT_BYTES[self.dtype] * (q_size + k_size + v_size + math.prod(self.out_shape))
+        inputs = ELEMENT_BYTES[self.dtype] * (q_size + k_size + v_size)
+        return inputs + ELEMENT_BYTES[self.out_dtype] * math.prod(self.out_shape)
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
@@ -133,8 +153,10 @@ class Case(msgspec.Struct, frozen=True, order=True):
         return msgspec.structs.replace(self, seed=seed)
 
     def with_dtype(self, dtype: Dtype) -> Case:
-        """Return this case with another dtype."""
-        return msgspec.structs.replace(self, dtype=dtype)
+        """Return this case with another dtype; only e4m3 keeps what applies to e4m3 alone."""
+        if dtype == "e4m3":
+            return msgspec.structs.replace(self, dtype=dtype)
+        return msgspec.structs.replace(self, dtype=dtype, fp8_out="fp16", data="normal")
 
     def computing(self, computes: Computes) -> Case:
         """Return this case with `computes` set to attention or scores."""
@@ -168,14 +190,27 @@ def parse_case(text: str) -> Case:
         layout="bshd" if parts["layout"] else "bhsd",
         seed=int(parts["seed"]),
         computes="scores" if parts["scores"] else "attention",
+        fp8_out="bf16" if parts["out"] else "fp16",
+        data=parts["data"] or "normal",  # type: ignore[arg-type]  # the pattern allows only these
     )
-    for name in ("batch", "heads", "seq_q", "head_dim", "kv_heads"):
-        if getattr(case, name) < 1:
-            raise UsageProblem(f"case {text!r}: {name} is {getattr(case, name)}; it must be at least 1")
-    if heads % kv_heads:
-        raise UsageProblem(f"case {text!r}: {heads} heads cannot share {kv_heads} key/value heads evenly")
-    if case.computes == "scores" and case.causal != "none":
-        raise UsageProblem(f"case {text!r}: scores have no mask; drop {_CAUSAL_PART[case.causal]}")
+    if impossible := _impossible(case):
+        raise UsageProblem(f"case {text!r}: {impossible}")
     if case.id != text:
         raise UsageProblem(f"case {text!r} is not in its shortest form; write {case.id!r}")
     return case
+
+
+def _impossible(case: Case) -> str | None:
+    """Return why a case whose id has the right form is not possible, or None."""
+    for name in ("batch", "heads", "seq_q", "head_dim", "kv_heads"):
+        if getattr(case, name) < 1:
+            return f"{name} is {getattr(case, name)}; it must be at least 1"
+    if case.heads % case.kv_heads:
+        return f"{case.heads} heads cannot share {case.kv_heads} key/value heads evenly"
+    if case.computes == "scores" and case.causal != "none":
+        return f"scores have no mask; drop {_CAUSAL_PART[case.causal]}"
+    if case.dtype == "e4m3" and case.computes == "scores":
+        return "scores are not computed in e4m3; write fp16, bf16 or fp32"
+    if case != case.with_dtype(case.dtype):
+        return "-out_bf16, -zero_head, -outlier and -tiny need the dtype e4m3"
+    return None

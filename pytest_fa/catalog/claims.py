@@ -11,13 +11,16 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from pytest_fa.catalog.case import Case, Causal, Dtype, Layout
+import msgspec
+
+from pytest_fa.catalog.case import Case, Causal, Data, Dtype, Layout
 from pytest_fa.catalog.variant import Variant
 
 QUERIES = 150  # more than two tiles of 64, and not a multiple of a tile
 FEWER = 77  # the other length under a bottom-right mask
 HEADS, KV_HEADS = 4, 2
 BATCH = 2
+SPECIAL: tuple[Data, ...] = ("zero_head", "outlier", "tiny")
 MASKS: dict[Causal, str] = {
     "none": "no mask",
     "top_left": "the top-left mask",
@@ -77,8 +80,9 @@ def claim_cases(variant: Variant, judged: Iterable[Case], seed: int = 0, dtypes:
     """The cases that judge, beside the cases `judged`, all that a candidate's manifest supports.
 
     The lengths are such that tiles are cut off.  Under a bottom-right mask there are in turn more keys than queries and
-    fewer, so that some queries see no key.  A variant that supports `seq_k_min: 0` has a case without keys.  Variants
-    of other roles, and those with cases of their own, have none.
+    fewer, so that some queries see no key.  A variant that supports `seq_k_min: 0` has a case without keys, and one
+    that supports e4m3 has cases with heads of zeros, outliers and tiny descales.  Variants of other roles, and those
+    with cases of their own, have none.
     """
     if variant.role != "candidate" or variant.cases:
         return []
@@ -91,7 +95,8 @@ def claim_cases(variant: Variant, judged: Iterable[Case], seed: int = 0, dtypes:
     ]
     has_keys = variant.supports.seq_k_min > 0 or any(case.seq_k == 0 for case in accepted)
     first = [] if has_keys else claims_of(variant, dtypes)[:1]
-    return cases + [case_of(variant, claim, seed, keys=0) for claim in first]
+    special = _special_cases(variant, accepted, seed, dtypes)
+    return [*cases, *(case_of(variant, claim, seed, keys=0) for claim in first), *special]
 
 
 def case_of(
@@ -114,7 +119,19 @@ def case_of(
         layout=claim.layout,
         seed=seed,
         computes=variant.computes,
+        fp8_out=variant.supports.fp8_out_of(claim.dtype),
     )
+
+
+def _special_cases(variant: Variant, judged: list[Case], seed: int, dtypes: tuple[str, ...]) -> list[Case]:
+    """For e4m3, a case with each kind of special heads that no case of `judged` has, in turn with each output dtype."""
+    if "e4m3" not in variant.supports.dtype or (dtypes and "e4m3" not in dtypes):
+        return []
+    claims = [claim for claim in claims_of(variant) if claim.dtype == "e4m3"]
+    missing = [kind for kind in SPECIAL if kind not in {case.data for case in judged}]
+    kinds = zip(missing, itertools.cycle(reversed(variant.supports.fp8_out)), strict=False)
+    plain = [case_of(variant, claims[0], seed)] if claims else []
+    return [msgspec.structs.replace(case, data=kind, fp8_out=out) for kind, out in kinds for case in plain]
 
 
 def least_lengths(variant: Variant, queries: int, keys: int | None = None) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.grammar import path_problem, real_path_problem
-from pytest_fa.catalog.variant import Entry, EntryKind, Supports
+from pytest_fa.catalog.variant import DESCALES, Entry, EntryKind, Supports
 
 FORMS: dict[EntryKind, str] = {"python": r"[\w.]+:\w+", "torch": r"\w+(::\w+)?"}
 EXAMPLES: dict[EntryKind, str] = {"python": "'package.module:function'", "torch": "'function' or 'namespace::operator'"}
@@ -99,6 +99,9 @@ def _call_problems(entry: Entry, supports: Supports, computes: Computes) -> Iter
     for word in ("q", "k") if computes == "scores" else ("q", "k", "v"):
         if not call.passes(word):
             yield f"entry.call does not pass {word!r}; add it to arguments or keywords"
+    for word in DESCALES if "e4m3" in supports.dtype else ():
+        if not call.passes(word):
+            yield f"entry.call does not pass {word!r}, but supports.dtype has e4m3; add it to arguments or keywords"
     if call.place_of("out") is not None and call.passes("out"):
         yield "entry.call passes 'out' and sets returns; use only one of the two"
     if call.contiguous and call.layout not in supports.layout:

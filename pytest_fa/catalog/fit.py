@@ -41,7 +41,8 @@ def _own_shapes(variant: Variant, cases: tuple[Case, ...], fits: Fits) -> Iterab
 def fitted(variant: Variant, case: Case, fits: Fits) -> Case:
     """Return `case` with its dtype, head_dim and layout replaced where the variant does not support them.
 
-    The replacement is the first supported value.  Only the parameters in `fits` change.  A case that still does not fit
+    The replacement is the first supported value, for e4m3 also of the output's dtype.  Only the parameters in `fits`
+    change.  A case that still does not fit
     is refused later, by `Variant.refuses`.
     """
     if "layout" in fits and case.layout not in variant.supports.layout:
@@ -55,4 +56,7 @@ def fitted(variant: Variant, case: Case, fits: Fits) -> Case:
     if not pairs:
         return case
     dtype, head_dim = min(pairs, key=lambda pair: (pair[0] != case.dtype, pair[1] != case.head_dim))
-    return msgspec.structs.replace(case, dtype=dtype, head_dim=head_dim)
+    case = msgspec.structs.replace(case, head_dim=head_dim).with_dtype(dtype)
+    if dtype == "e4m3" and "dtype" in fits and case.fp8_out not in variant.supports.fp8_out:
+        case = msgspec.structs.replace(case, fp8_out=variant.supports.fp8_out[0])
+    return case

@@ -51,7 +51,7 @@ from pytest_fa.errors import ManifestError, UsageProblem, suggestion
 
 MANIFEST_NAME = "variant.yaml"
 
-Instantiation = Annotated[str, msgspec.Meta(pattern=r"^(fp16|bf16|fp32)-d[0-9]+$")]
+Instantiation = Annotated[str, msgspec.Meta(pattern=r"^(fp16|bf16|fp32|e4m3)-d[0-9]+$")]
 Defines = dict[str, int | str]
 
 

@@ -124,11 +124,17 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
         """The pairs of `test_speed`: the pairs of `profiles`, then each companion with each of their shapes.
 
         A case of scores has no baseline as a companion, because baselines compute attention.  On a machine with a GPU,
-        a companion is timed only at the shapes of variants that run on the same device, the GPU or the CPU.
+        a companion is timed only at the shapes of variants that run on the same device, the GPU or the CPU.  A
+        companion without e4m3 is timed in the dtype of the output.
         """
         shapes = _first_seeds(case for _, case in self.profiles)
         companions = [variant for variant in self.companions if self.is_companion(variant)]
-        pairs = [(variant, case) for variant in companions for case in shapes if self._is_comparable(variant, case)]
+        pairs = [
+            (variant, case)
+            for variant in companions
+            for case in dict.fromkeys(_comparison(variant, case) for case in shapes)
+            if self._is_comparable(variant, case)
+        ]
         return self.profiles + pairs
 
     def _is_comparable(self, companion: Variant, case: Case) -> bool:
@@ -141,10 +147,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
 
     @cached_property
     def _devices(self) -> dict[str, set[Device | None]]:
-        """The devices on which the chosen variants run on this machine, by shape id."""
+        """The devices on which the chosen variants run on this machine, by shape id; for e4m3 also by that in fp16."""
         devices: dict[str, set[Device | None]] = {}
         for variant, case in self.profiles:
-            devices.setdefault(case.shape_id, set()).add(variant.device_for(gpu=self.gpu))
+            for each in (case, case.with_dtype(case.out_dtype)):
+                devices.setdefault(each.shape_id, set()).add(variant.device_for(gpu=self.gpu))
         return devices
 
     @cached_property
@@ -195,6 +202,12 @@ class Plan(msgspec.Struct, frozen=True, dict=True):  # dict: for cached_property
     def _all(self) -> list[AnyVariant]:
         """The chosen variants; of those with the same name, one that can be read and one that is broken."""
         return list({(type(each), each.name): each for each in self.chosen}.values())
+
+
+def _comparison(companion: Variant, case: Case) -> Case:
+    """The case on which a companion is timed: without e4m3, that of the same shape in the dtype of the output."""
+    has_dtype = case.dtype != "e4m3" or case.dtype in companion.supports.dtype
+    return case if has_dtype else case.with_dtype(case.out_dtype)
 
 
 def _first_seeds(cases: Iterable[Case]) -> list[Case]:

@@ -78,6 +78,7 @@ def property_case(variant: Variant, sequence: int = SEQUENCE) -> Case:
         layout="bhsd" if "bhsd" in supports.layout else supports.layout[0],
         seed=0,
         computes=variant.computes,
+        fp8_out=supports.fp8_out_of(dtype),
     )
 
 
@@ -97,6 +98,7 @@ def case_of_property(variant: Variant, name: str, dtypes: tuple[str, ...] = ()) 
     return msgspec.structs.replace(
         case,
         dtype=claim.dtype,
+        fp8_out=supports.fp8_out_of(claim.dtype),
         head_dim=claim.head_dim,
         causal=claim.causal,
         heads=HEADS if claim.is_grouped else case.heads,

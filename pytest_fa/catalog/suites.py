@@ -81,6 +81,19 @@ DECODE_SHAPES = (
     "b1h4s1d64-bf16-kv1-sk131071",
 )
 
+# Inputs in e4m3: the shapes of the history, heads with special data, an output in bf16, and so many keys that an
+# accumulator of 13 bits shows.
+E4M3_SHAPES = (
+    *(shape.replace("fp16", "e4m3") for shape in HISTORY_SHAPES),
+    *(f"b1h8s512d64-e4m3-{special}" for special in ("out_bf16", "zero_head", "outlier", "tiny")),
+    "b2h4s77d64-e4m3-causal-kv2-outlier",
+    "b2h4s113d64-e4m3-causal-bshd-zero_head",
+    "b1h4s1023d64-e4m3-causal-out_bf16-tiny",
+    "b1h2s1023d128-e4m3",
+    "b1h1s2048d64-e4m3-sk4096",
+    "b1h1s256d64-e4m3-sk16384",
+)
+
 SUITES: dict[str, tuple[Case, ...]] = {
     "smoke": _seeded(SMOKE_SHAPES, 1),
     "history": _seeded(HISTORY_SHAPES, 3),
@@ -88,5 +101,6 @@ SUITES: dict[str, tuple[Case, ...]] = {
     "edge": _seeded(EDGE_SHAPES, 1),
     "long": _seeded(LONG_SHAPES, 1),
     "decode": _seeded(DECODE_SHAPES, 1),
+    "fp8": _seeded(E4M3_SHAPES, 1),
 }
 DEFAULT_SUITE = "history"

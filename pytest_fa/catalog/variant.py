@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pytest_fa.catalog.case import Case, Causal, Computes, Dtype, Layout
+from pytest_fa.catalog.case import Case, Causal, Computes, Dtype, Layout, OutDtype
 from pytest_fa.catalog.grammar import ARCH
 from pytest_fa.catalog.sweep_space import Sweep
 from pytest_fa.earlier import MANIFEST_KEYS, with_old_attributes
@@ -28,7 +28,10 @@ COMPANION_ROLES: tuple[Role, ...] = ("baseline", "overhead")
 
 
 class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The cases that a variant supports; all others are refused with a reason."""
+    """The cases that a variant supports; all others are refused with a reason.
+
+    `fp8_out` lists the dtypes of the output for inputs in e4m3; for other inputs it has no meaning.
+    """
 
     dtype: Annotated[tuple[Dtype, ...], SOME] = ("fp16",)
     head_dim: Annotated[tuple[int, ...], SOME] = (64,)
@@ -39,6 +42,11 @@ class Supports(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seq_q_multiple_of: Annotated[int, msgspec.Meta(ge=1)] = 1
     seq_k_multiple_of: Annotated[int, msgspec.Meta(ge=1)] = 1
     seq_k_min: Count = 1
+    fp8_out: Annotated[tuple[OutDtype, ...], SOME] = ("fp16",)
+
+    def fp8_out_of(self, dtype: str) -> OutDtype:
+        """Return `Case.fp8_out` of a supported case of this dtype."""
+        return self.fp8_out[0] if dtype == "e4m3" else "fp16"
 
 
 Returns = Literal["out", "lse"]  # lse: the log-sum-exp of each row
@@ -50,16 +58,19 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     constant: str
 
 
-Argument = Literal["q", "k", "v", "out", "lse", "scale", "causal"] | int | float | bool | Constant | None
+DESCALES = ("q_descale", "k_descale", "v_descale")
+Word = Literal["q", "k", "v", "out", "lse", "scale", "causal", "q_descale", "k_descale", "v_descale"]
+Argument = Word | int | float | bool | Constant | None
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to call a function whose signature is not that of `fa_forward`.
 
-    `arguments` and `keywords` hold constants and the words q, k, v, out, lse, scale and causal (passed as true or
-    false).  `layout` is the order of the tensors' axes; with `contiguous`, the function takes only contiguous tensors.
-    If `out` is not passed, the function returns its output: one tensor, or a tuple whose item number `returns` is the
-    output.  As a list, `returns` names the items of the tuple: out, lse, or null for others.
+    `arguments` and `keywords` hold constants and the words q, k, v, out, lse, scale, causal (passed as true or false),
+    and for e4m3 q_descale, k_descale and v_descale.  `layout` is the order of the tensors' axes; with `contiguous`, the
+    function takes only contiguous tensors.  If `out` is not passed, the function returns its output: one tensor, or a
+    tuple whose item number `returns` is the output.  As a list, `returns` names the items of the tuple: out, lse, or
+    null for others.
     """
 
     arguments: tuple[Argument, ...] = ("q", "k", "v")
@@ -69,7 +80,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     returns: Count | tuple[Returns | None, ...] | None = None
 
     def passes(self, word: str) -> bool:
-        """Return whether `word` (q, k, v, out, lse, scale or causal) is passed to the function."""
+        """Return whether `word`, such as q, scale or v_descale, is passed to the function."""
         return word in (*self.arguments, *self.keywords.values())
 
     def place_of(self, word: Returns) -> int | None:
@@ -174,6 +185,11 @@ class Variant(msgspec.Struct, frozen=True):
         return self.name
 
     @property
+    def passed(self) -> tuple[str, ...]:
+        """The keywords besides scale and causal that a function without `entry.call` gets."""
+        return (*self.returns, *(DESCALES if "e4m3" in self.supports.dtype else ()))
+
+    @property
     def is_built(self) -> bool:
         """Whether the variant must be compiled."""
         return self.entry.kind != "python"
@@ -220,6 +236,8 @@ class Variant(msgspec.Struct, frozen=True):
                 listed = ", ".join(map(str, allowed))
                 remedy = "" if self.role in COMPANION_ROLES else f" (extend supports.{field} if the kernel can)"
                 yield f"{field} is {value}, supports {listed}{remedy}"
+        if case.dtype == "e4m3" and not is_overhead and case.fp8_out not in supports.fp8_out:
+            yield f"the output is {case.fp8_out}, supports.fp8_out is {', '.join(supports.fp8_out)}"
         if not is_overhead and (case.dtype, case.head_dim) not in self.instantiations:
             built = ", ".join(f"{dtype}-d{dim}" for dtype, dim in self.instantiations)
             yield f"no instantiation {case.dtype}-d{case.head_dim}, compiled are {built}"

@@ -21,7 +21,7 @@
 #define FA_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum FaStatus { FA_OK = 0, FA_REFUSED = -1 };
-enum FaDtype { FA_DTYPE_fp16 = 0, FA_DTYPE_bf16 = 1, FA_DTYPE_fp32 = 2 };
+enum FaDtype { FA_DTYPE_fp16 = 0, FA_DTYPE_bf16 = 1, FA_DTYPE_fp32 = 2, FA_DTYPE_e4m3 = 3 };
 enum FaCausal { FA_CAUSAL_NONE = 0, FA_CAUSAL_TOP_LEFT = 1, FA_CAUSAL_BOTTOM_RIGHT = 2 };
 
 /* The strides of a tensor [batch, heads, seq, head_dim], in elements. */
@@ -44,13 +44,15 @@ struct FaForwardArgs {
 
   int64_t batch, heads, kv_heads, seq_q, seq_k, head_dim;
   struct FaStrides q_stride, k_stride, v_stride, out_stride;
-  int32_t dtype;  /* FaDtype of q, k, v and out */
-  int32_t causal; /* FaCausal */
-  float scale;    /* factor of the scores q k^T, before the softmax */
+  int32_t dtype;     /* FaDtype of q, k and v */
+  int32_t causal;    /* FaCausal */
+  float scale;       /* factor of the scores q k^T, before the softmax */
+  int32_t out_dtype; /* FaDtype of out: that of q, but fp16 or bf16 if q is e4m3 */
 
-  const float* q_descale; /* fp8 only: [batch, heads]; NULL otherwise */
-  const float* k_descale; /* fp8 only: [batch, kv_heads] */
-  const float* v_descale; /* fp8 only: [batch, kv_heads] */
+  /* e4m3 only, NULL otherwise: the value of an element is its e4m3 number times the descale of its head. */
+  const float* q_descale; /* [batch, heads], contiguous */
+  const float* k_descale; /* [batch, kv_heads], contiguous */
+  const float* v_descale; /* [batch, kv_heads], contiguous */
 
   char* message; /* receives the reason for a refusal; may be NULL */
   uint64_t message_bytes;

@@ -9,7 +9,8 @@ from pytest_fa.candidate.commands import Disturbance
 from pytest_fa.catalog.case import Computes
 from pytest_fa.errors import WrongResult
 from pytest_fa.run.guards import guard, guard_output
-from pytest_fa.run.inputs import Inputs, clone, poison, poisoned_lse, poisoned_output
+from pytest_fa.run.inputs import Inputs, bits_of, clone, poison, poisoned_lse, poisoned_output
+from pytest_fa.run.quantised import Descales
 
 
 class CheckedLaunch:
@@ -24,14 +25,14 @@ class CheckedLaunch:
     ) -> None:
         self.candidate = candidate
         self.original_inputs = clone(inputs)  # no call sees these
-        self._guarded = {name: guard(getattr(inputs, name)) for name in ("q", "k", "v")}
+        self._guarded = {name: guard(tensor) for name, tensor in inputs.parts.items()}
         self._guarded["out"] = guard_output(poisoned_output(inputs, computes))
         self.lse_buffer: torch.Tensor | None = None  # [batch, heads, seq_q] float32, which every call writes
         if wants_lse:
             self._guarded["lse"] = guard_output(poisoned_lse(inputs).flatten())
             self.lse_buffer = self._guarded["lse"].tensor.view(inputs.q.shape[:3])
-        q, k, v = (self._guarded[name].tensor for name in ("q", "k", "v"))
-        self.inputs = inputs._replace(q=q, k=k, v=v)
+        q, k, v, *descales = (self._guarded[name].tensor for name in inputs.parts)
+        self.inputs = inputs._replace(q=q, k=k, v=v, descales=Descales(*descales) if descales else None)
 
     @property
     def why_no_smem_poison(self) -> str | None:
@@ -70,8 +71,8 @@ class CheckedLaunch:
 
     def require_untouched(self) -> None:
         """Raise `WrongResult` if a call changed an input or wrote into a guard band."""
-        for name in ("q", "k", "v"):
-            if not torch.equal(getattr(self.inputs, name), getattr(self.original_inputs, name)):
+        for name, before in self.original_inputs.parts.items():
+            if not torch.equal(bits_of(self.inputs.parts[name]), bits_of(before)):
                 raise WrongResult("inputs", f"the kernel changed its input {name}")
         workspaces = {
             f"a workspace of {size} bytes": guarded

@@ -17,11 +17,10 @@ def cross_check_all(variants: tuple[Variant, ...], inputs: Inputs, truth: Truth,
 
 
 def _cross_check(variant: Variant, inputs: Inputs, truth: Truth, policy: str) -> CrossCheck:
-    q, k, v, scale, causal = inputs
     try:
         with open_forward(variant, None) as forward:
-            out = forward(q, k, v, scale=scale, causal=causal)
-            synchronize(q.device)
+            out = forward(inputs.q, inputs.k, inputs.v, **inputs.keywords)
+            synchronize(inputs.q.device)
         check = judge(out, truth, policy)
     except Exception as problem:  # noqa: BLE001  # an error in a backend does not change the candidate's verdict
         reason = next(iter(str(problem).splitlines()), type(problem).__name__)

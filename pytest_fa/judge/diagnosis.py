@@ -39,6 +39,7 @@ def diagnose(
     `rounds` are the roundings that the variant's manifest declares.
     """
     limit = limits(out, truth, check.policy)
+    inputs = inputs.exact()
     bad = ~((out.double() - truth.out).abs() <= limit)  # [b, h, sq, d]
     return Diagnosis(
         error_map=tuple(_error_map(out, truth, limit)),

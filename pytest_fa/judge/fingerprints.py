@@ -14,8 +14,8 @@ def fingerprints(
     inputs: Inputs,
     out: torch.Tensor,  # [batch, heads, seq_q, head_dim or seq_k]
 ) -> Fingerprints:
-    """Return the hashes of q, k and v together, and of the output.  The layout in memory does not matter."""
-    return Fingerprints(sha256_of(inputs.q, inputs.k, inputs.v), sha256_of(out))
+    """Return the hashes of q, k and v with their descales, and of the output.  The layout in memory does not matter."""
+    return Fingerprints(sha256_of(*inputs.parts.values()), sha256_of(out))
 
 
 def sha256_of(*tensors: torch.Tensor) -> str:

@@ -52,6 +52,7 @@ class _Rows(NamedTuple):
 
 def make_lse_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), policy: str = "same_precision") -> LseTruth:
     """Compute the log-sum-exp of each row and its bounds, in blocks of queries."""
+    inputs = inputs.exact()
     k, block_rows, seq_q = repeated_heads(inputs.k, inputs.q), rows_per_block(inputs), inputs.q.shape[2]
     starts = range(0, seq_q, block_rows)
     parts = [_rows(inputs, k, slice(start, min(start + block_rows, seq_q)), rounds) for start in starts]
@@ -91,7 +92,7 @@ def judge_lse(lse: torch.Tensor, truth: LseTruth) -> tuple[Bound, LseCheck]:
 
 def _rows(inputs: Inputs, k: torch.Tensor, block: slice, rounds: tuple[Rounding, ...]) -> _Rows:
     """The figures of a block of queries; `k` is in float64, [batch, heads, seq_k, head_dim]."""
-    q, dtype, hidden = inputs.q[:, :, block], inputs.q.dtype, hidden_keys(inputs, block)
+    q, dtype, hidden = inputs.q[:, :, block], inputs.output_dtype, hidden_keys(inputs, block)
     scaled = q.double() * inputs.scale
     scores = _masked(scaled @ k.transpose(2, 3), hidden)  # [b, h, rows, seq_k]
     exact = exact_lse(scores)

@@ -117,7 +117,7 @@ class Mistake(NamedTuple):
 
 
 class Predictor(NamedTuple):
-    """Computes the output that a mistake gives on the inputs of a wrong output."""
+    """Computes the output that a mistake gives on the inputs of a wrong output, which hold exact values."""
 
     inputs: Inputs
     truth: Truth
@@ -126,11 +126,11 @@ class Predictor(NamedTuple):
     def predict(self, mistake: Mistake, selection: Selection) -> Truth:
         """The selected part of a mistake's output, in the form of a truth: exact, and as an ideal kernel rounds it."""
         if mistake.arrange is not None and mistake.is_arranged_truth:
-            return selection.of_truth(arranged(mistake.arrange, self.truth, self.truth, self.inputs.q.dtype))
+            return selection.of_truth(arranged(mistake.arrange, self.truth, self.truth, self.inputs.output_dtype))
         changed = mistake.change(self.inputs) if mistake.change else self.inputs
         if mistake.arrange is not None:
             whole = self._attend(changed, mistake, Selection.all(changed.q))
-            return selection.of_truth(arranged(mistake.arrange, whole, self.truth, self.inputs.q.dtype))
+            return selection.of_truth(arranged(mistake.arrange, whole, self.truth, self.inputs.output_dtype))
         if not mistake.needs_all_queries:
             return self._attend(changed, mistake, selection)
         whole_heads = selection._replace(queries=torch.arange(changed.q.shape[2], device=changed.q.device))
@@ -144,10 +144,14 @@ class Predictor(NamedTuple):
         scores = (selection.of(inputs.q).double() * inputs.scale) @ k.transpose(2, 3)
         return exponentials(scores, self._hidden(inputs, Mistake(""), selection))
 
+    @property
+    def _precision(self) -> Precision:
+        return Precision.of(self.inputs, self.rounds, p_in_e4m3=self.truth.spread is not None)
+
     def _attend(self, inputs: Inputs, mistake: Mistake, selection: Selection) -> Truth:
         k, v = (_of_heads(tensor, inputs.q, selection).double() for tensor in (inputs.k, inputs.v))
         operands = Operands.of(k, v, inputs.scale, with_spread=self.truth.spread is not None)
-        hidden, precision = self._hidden(inputs, mistake, selection), Precision(self.inputs.q.dtype, self.rounds)
+        hidden, precision = self._hidden(inputs, mistake, selection), self._precision
         return truth_of_rows(selection.of(inputs.q), operands, lambda s: mistake.weigh(s, hidden), precision)
 
     def _hidden(self, inputs: Inputs, mistake: Mistake, selection: Selection) -> torch.Tensor:

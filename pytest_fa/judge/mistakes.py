@@ -253,7 +253,7 @@ def _head_mistakes(inputs: Inputs) -> Iterator[Mistake]:
 
 
 def _replaced(names: tuple[str, ...], of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Inputs], Inputs]:
-    return lambda inputs: inputs._replace(**{name: of(getattr(inputs, name)) for name in names})  # type: ignore[arg-type]
+    return lambda inputs: inputs._replace(**{name: of(getattr(inputs, name)) for name in names})
 
 
 # -- operands ---------------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def _replaced(names: tuple[str, ...], of: Callable[[torch.Tensor], torch.Tensor]
 
 def _operand_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     """Operands that are exchanged, cut off or shifted."""
-    q, k, v, _, _ = inputs
+    q, k, v = inputs[:3]
     yield Mistake("K and V are exchanged: look at the order of the arguments", lambda i: i._replace(k=i.v, v=i.k))
     yield Mistake("K is read in place of V: look at the pointer of V", lambda i: i._replace(v=i.k))
     yield Mistake("V is read in place of K: look at the pointer of K", lambda i: i._replace(k=i.v))

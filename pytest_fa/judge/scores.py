@@ -42,7 +42,7 @@ def _float32_error(inputs: Inputs, out: torch.Tensor, *, tf32: bool) -> Float32E
 
 def score_mistakes(inputs: Inputs) -> Iterator[Mistake]:
     """Common mistakes of scores; each changes the inputs or moves the elements of the output."""
-    q, k, _, scale, _ = inputs
+    q, k, scale = inputs.q, inputs.k, inputs.scale
     scales = {scale * factor: f"the scale is {words}" for factor, words in SCALE_FACTORS}
     scales[1.0] = "the scale is not applied"
     if math.isclose(scale, q.shape[3] ** -0.5):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from pytest_fa.candidate.candidate import Candidate
@@ -28,14 +30,19 @@ class PropertySubject:
     def is_exact(self) -> bool:
         """Whether the weights must sum to one within one ulp of the output dtype.
 
-        They need not under the other policies, where P may be rounded to fewer bits than the output.  Nor must they in
-        fp32, where O and the row sum are rounded as often as they grow, and may be added in different orders.
+        They need not under the other policies, where P may be rounded to fewer bits than the output.  Nor must they for
+        e4m3, whose descales are rounded, and in fp32, where O and the row sum are rounded as often as they grow, and
+        may be added in different orders.
         """
-        return self._policy == "same_precision" and self._case.dtype != "fp32"
+        return self._policy == "same_precision" and self._case.dtype not in ("fp32", "e4m3")
 
     def inputs(self, seed: int = 0) -> Inputs:
         """The case's inputs, with data from `seed`."""
         return make_inputs(self._case.with_seed(seed), self.device)
+
+    def changed(self, inputs: Inputs, change: Callable[[Inputs], Inputs]) -> Inputs:
+        """The inputs after `change` of their values, which then are quantised again in e4m3."""
+        return change(inputs) if inputs.descales is None else change(inputs.exact()).quantised()
 
     def output(self, inputs: Inputs) -> Output:
         """A new output for a call on `inputs`, and a log-sum-exp if the variant returns it, filled with NaN."""
@@ -55,8 +62,8 @@ class PropertySubject:
 
     def visible_call(self, inputs: Inputs) -> tuple[Inputs, Output]:
         """Copies of inputs, and an output filled with NaN, in memory that the candidate sees directly."""
-        q, k, v = (self.visible(tensor) for tensor in inputs[:3])
-        return inputs._replace(q=q, k=k, v=v), self.visible_output(inputs)
+        descales = inputs.descales and inputs.descales.map(self.visible)
+        return inputs.map(self.visible)._replace(descales=descales), self.visible_output(inputs)
 
     def views_of(self, inputs: Inputs, output: Output) -> CallViews:
         """The views of a call's arguments."""
@@ -70,8 +77,8 @@ class PropertySubject:
         before = clone(inputs)
         buffer = output or self.output(inputs)
         self.candidate.call(inputs, buffer.out, lse=buffer.lse)
-        for name, after, original in zip("qkv", inputs[:3], before[:3], strict=True):
-            if not torch.equal(bits_of(after), bits_of(original)):
+        for name, original in before.parts.items():
+            if not torch.equal(bits_of(inputs.parts[name]), bits_of(original)):
                 raise WrongResult("inputs", f"the kernel changed its input {name}")
         return buffer
 

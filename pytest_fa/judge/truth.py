@@ -26,8 +26,10 @@ from pytest_fa.catalog.variant import Rounding
 from pytest_fa.earlier import TRUTH_ATTRIBUTES, with_old_attributes
 from pytest_fa.judge.float32_error import Float32Error, output_error, score_variance, to_tf32
 from pytest_fa.run.inputs import Inputs
+from pytest_fa.run.quantised import E4M3
 
 STEP = 1e-7  # relative change of the scores for which the slope of the output is computed
+E4M3_P_SCALE = 2.0**8  # the largest power of two that keeps P <= 1 below 448, the largest e4m3 number
 BLOCK_BYTES = {"cuda": 2**30, "cpu": 2**27}  # of float64 scores per block of queries
 
 
@@ -67,10 +69,22 @@ class Operands(NamedTuple):
 
 
 class Precision(NamedTuple):
-    """Where an ideal kernel rounds: to `dtype` at the end, and to a narrower dtype where the manifest declares it."""
+    """Where an ideal kernel rounds: the output to `dtype`, P to `p_dtype`, and more where the manifest declares it."""
 
     dtype: torch.dtype
     rounds: tuple[Rounding, ...] = ()
+    p_dtype: torch.dtype | None = None  # None: as the output
+
+    @classmethod
+    def of(cls, inputs: Inputs, rounds: tuple[Rounding, ...], *, p_in_e4m3: bool) -> Precision:
+        """The precision of a kernel on these inputs."""
+        return cls(inputs.output_dtype, rounds, E4M3 if p_in_e4m3 else None)
+
+    def round_p(self, p: torch.Tensor) -> torch.Tensor:
+        """P <= 1 as the second matrix product reads it; for e4m3, times 2^8, so that small P stay normal numbers."""
+        if self.p_dtype != E4M3:
+            return _round(p, self.p_dtype or self.dtype)
+        return _round(p * E4M3_P_SCALE, E4M3) / E4M3_P_SCALE
 
 
 # scores [b, h, rows, seq_k] -> P before the division [b, h, rows, seq_k], divisor [b, h, rows, 1]
@@ -81,10 +95,12 @@ def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread
     """Compute truth and the same-precision reference of attention; see `truth_of_rows`.
 
     Rows that see no key are zero.  `with_spread` also computes `Truth.spread`, which takes a third matrix product and
-    is read by the policy `fp8` only.
+    is read by the policy `fp8` only; the same-precision reference then rounds P to e4m3.
     """
+    precision = Precision.of(inputs, rounds, p_in_e4m3=with_spread)
+    inputs = inputs.exact()
     k, v = repeated_heads(inputs.k, inputs.q), repeated_heads(inputs.v, inputs.q)
-    operands, precision = Operands.of(k, v, inputs.scale, with_spread=with_spread), Precision(inputs.q.dtype, rounds)
+    operands = Operands.of(k, v, inputs.scale, with_spread=with_spread)
     whole, rows = _empty_truth(inputs.q, operands), rows_per_block(inputs)
     for start in range(0, inputs.q.shape[2], rows):
         block = slice(start, min(start + rows, inputs.q.shape[2]))
@@ -96,7 +112,7 @@ def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread
 
 
 def truth_of_rows(
-    q: torch.Tensor,  # [batch, heads, rows, head_dim] in the dtype to which P is rounded
+    q: torch.Tensor,  # [batch, heads, rows, head_dim]
     operands: Operands,
     softmax: Softmax,
     precision: Precision,
@@ -132,12 +148,13 @@ def _attend(softmax: Softmax, scores: torch.Tensor, v: torch.Tensor) -> torch.Te
 
 
 def _same_precision(q: torch.Tensor, operands: Operands, softmax: Softmax, precision: Precision) -> torch.Tensor:
-    """The output of an ideal fp16 or bf16 kernel."""
+    """The output of an ideal kernel of another dtype than fp32."""
     k, v, scale, _, _ = operands
     rounds, q_scaled = precision.rounds, q.double() * scale
-    scores = (_round(q_scaled, q.dtype) if "q" in rounds else q_scaled) @ k.transpose(2, 3)
-    p, row_sum = softmax(_round(scores, q.dtype) if "s" in rounds else scores)
-    ideal = _round(_divide(p, row_sum), q.dtype) @ v if "p" in rounds else _divide(_round(p, q.dtype) @ v, row_sum)
+    scores = (_round(q_scaled, precision.dtype) if "q" in rounds else q_scaled) @ k.transpose(2, 3)
+    p, row_sum = softmax(_round(scores, precision.dtype) if "s" in rounds else scores)
+    is_divided = "p" in rounds
+    ideal = precision.round_p(_divide(p, row_sum)) @ v if is_divided else _divide(precision.round_p(p) @ v, row_sum)
     return _round(ideal, precision.dtype)
 
 

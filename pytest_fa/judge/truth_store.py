@@ -96,10 +96,11 @@ class TruthStore:
 
 
 def _key_of(inputs: Inputs) -> tuple[object, ...]:
-    """What determines a result: the bits of q, k and v, their shapes, dtype and device, the scale and the mask."""
-    q, k, v, scale, causal = inputs
-    shapes = tuple(tuple(tensor.shape) for tensor in (q, k, v))
-    return sha256_of(q, k, v), shapes, q.dtype, str(q.device), scale, causal
+    """What determines a result: the bits of all tensors, their shapes, both dtypes, the device, scale and mask."""
+    tensors, q = inputs.parts.values(), inputs.q
+    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    dtypes = q.dtype, inputs.output_dtype
+    return sha256_of(*tensors), shapes, *dtypes, str(q.device), inputs.scale, inputs.causal
 
 
 def _versions(tensors: tuple[torch.Tensor, ...]) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from pytest_fa.errors import WrongResult
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.guards import NAN_PATTERN
 from pytest_fa.run.inputs import Inputs, bits_of, poison, poisoned_output
+from pytest_fa.run.quantised import Descales, fill_random
 
 OFFSET_BYTES = 128  # offsets are multiples of it, so that tensors stay aligned to 16 bytes
 RANGE_BYTES = 2**18  # within which offsets lie; on an H200, ranges of 8 to 512 KB make no difference to a time
@@ -57,7 +58,9 @@ def stacked(written: list[Written]) -> tuple[Inputs, torch.Tensor]:
     """Heads of several calls as the batches of one case: its inputs and its output, [calls, 1, seq, head_dim]."""
     inputs = [head.inputs for head in written]
     q, k, v = (torch.cat(tensors) for tensors in zip(*(each[:3] for each in inputs), strict=True))
-    return inputs[0]._replace(q=q, k=k, v=v), torch.cat([head.out for head in written])
+    listed = [each.descales for each in inputs if each.descales is not None]
+    descales = Descales(*(torch.cat(tensors) for tensors in zip(*listed, strict=True))) if listed else None
+    return inputs[0]._replace(q=q, k=k, v=v, descales=descales), torch.cat([head.out for head in written])
 
 
 def output_count(output: torch.Tensor, l2_bytes: int | None) -> int:
@@ -71,14 +74,14 @@ def random_views(inputs: Inputs, count: int) -> list[Inputs]:
     The L2 and the address translation then hold as much of them as of the inputs of timed calls.
     """
     steps = RANGE_BYTES // OFFSET_BYTES
-    buffers = [_slack_buffer(tensor).normal_() for tensor in inputs[:3]]
+    buffers = [fill_random(_slack_buffer(tensor)) for tensor in inputs[:3]]
 
     def view(like: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
         start = random.randrange(steps) * OFFSET_BYTES // like.element_size()  # noqa: S311  # not a secret here
         return buffer.as_strided(like.shape, like.stride(), start)
 
     shifted = (map(view, inputs[:3], buffers) for _ in range(count))
-    return [Inputs(q, k, v, inputs.scale, inputs.causal) for q, k, v in shifted]
+    return [inputs._replace(q=q, k=k, v=v) for q, k, v in shifted]
 
 
 class FreshData:
@@ -91,6 +94,7 @@ class FreshData:
         self._like = inputs
         self._private = [_slack_buffer(tensor) for tensor in inputs[:3]]
         self._shared = [self._visible(buffer) for buffer in self._private]
+        self._descales = inputs.descales and inputs.descales.map(lambda x: self._visible(x.flatten()).view(x.shape))
         self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > l2_bytes // 4
         self._out_like = output = poisoned_output(inputs, case.computes)
         self._workspaces: dict[int, torch.Tensor] = {}  # by size in bytes; all calls of one size share a workspace
@@ -130,7 +134,7 @@ class FreshData:
         targets = outs or self.outs
         starts = self._views(self._shared)
         q, k, v = starts
-        inputs = Inputs(q, k, v, self._like.scale, self._like.causal)
+        inputs = self._like._replace(q=q, k=k, v=v, descales=self._descales)
         first_views = self.candidate.views_of(inputs, targets[0], self._workspace_of)
         steps = RANGE_BYTES // OFFSET_BYTES
         elements = OFFSET_BYTES // q.element_size()
@@ -162,8 +166,10 @@ class FreshData:
             workspace[: len(workspace) // 2 * 2].view(torch.int16).fill_(NAN_PATTERN)
         self._generator.manual_seed(self._random.getrandbits(63))
         for private in self._private:
-            private.copy_(torch.randn(private.shape, generator=self._generator, device=private.device))
+            fill_random(private, self._generator)
         for private, shared in zip(self._private, self._shared, strict=True):
+            shared.copy_(private)
+        for private, shared in zip(self._like.descales or (), self._descales or (), strict=True):
             shared.copy_(private)
         synchronize(self.candidate.device)
 
@@ -172,6 +178,9 @@ class FreshData:
         for name, private, shared in zip("qkv", self._private, self._shared, strict=True):
             if not torch.equal(bits_of(private), bits_of(shared)):
                 raise WrongResult("inputs", f"the kernel changed its input {name} while it was timed")
+        for name, private, shared in zip("qkv", self._like.descales or (), self._descales or (), strict=False):
+            if not torch.equal(bits_of(private), bits_of(shared)):
+                raise WrongResult("inputs", f"the kernel changed the descales of {name} while it was timed")
 
     def inputs_of(self, series: Series, count: int, outs: list[torch.Tensor], place: Place) -> Inputs:
         """What the last of `count` calls that wrote an output read for one head, as private copies.
@@ -184,9 +193,13 @@ class FreshData:
             start.as_strided(start.shape, start.stride(), start.storage_offset() + shift)
             for start, shift in zip(self._views(self._private), series.shifts[last], strict=True)
         )
-        kv_head = place.head * k.shape[1] // q.shape[1]
-        k, v = (Place(place.slot, place.batch, kv_head).head_in(tensor).clone() for tensor in (k, v))
-        return Inputs(place.head_in(q).clone(), k, v, self._like.scale, self._like.causal)
+        of_keys = place._replace(head=place.head * k.shape[1] // q.shape[1])
+        places = (place, of_keys, of_keys)
+        q, k, v = (where.head_in(tensor).clone() for where, tensor in zip(places, (q, k, v), strict=True))
+        descales = self._like.descales and Descales(
+            *(where.head_in(tensor).clone() for where, tensor in zip(places, self._like.descales, strict=True))
+        )
+        return self._like._replace(q=q, k=k, v=v, descales=descales)
 
     def any_place(self, series: Series, count: int, outs: list[torch.Tensor]) -> Place:
         """A head, chosen at random, of one of the outputs that `count` calls write."""

@@ -126,9 +126,9 @@ def time_with_profiler(forward: Forward, case: Case, inputs: Inputs) -> tuple[Pr
 
     def call() -> object:
         nonlocal turn
-        (q, k, v, scale, causal), out = views[turn % len(views)], outs[turn % len(outs)]
+        view, out = views[turn % len(views)], outs[turn % len(outs)]
         turn += 1
-        return forward(q, k, v, scale=scale, causal=causal, out=out)
+        return forward(view.q, view.k, view.v, out=out, **view.keywords)
 
     try:
         captured = read_nodes(capture(call, NODE_CALLS, keep_graph=True))

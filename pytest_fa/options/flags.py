@@ -34,7 +34,10 @@ OPTIONS = (
     OptionRow("--fa-list", "list the variants and stop"),
     OptionRow("--fa-kernels", "folders that contain <variant>/variant.yaml", "DIR[,DIR...]", "kernels"),
     OptionRow(
-        "--fa-suite", "suites of cases to run: smoke, history, mission, edge, long, decode", "NAME[,NAME...]", "history"
+        "--fa-suite",
+        "suites of cases to run: smoke, history, mission, edge, long, decode, fp8",
+        "NAME[,NAME...]",
+        "history",
     ),
     OptionRow(
         "--fa-case",

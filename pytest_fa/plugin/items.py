@@ -178,10 +178,10 @@ def _html_extras(config: pytest.Config, record: Record) -> list[Any]:
 
 
 def _shapes_of_selected(items: list[pytest.Item], plan: Plan) -> set[str]:
-    """The shape ids at which a selected variant has a test."""
+    """The shape ids at which a selected variant has a test; for e4m3 also that in the dtype of the output."""
     selected = (item for item in items if (variant := _variant(item)) and not plan.is_companion(variant))
     cases = {param_of(item, "fa_case") for item in selected}
-    return {case.shape_id for case in cases if case}
+    return {each.shape_id for case in cases if case for each in (case, case.with_dtype(case.out_dtype))}
 
 
 def _is_kept(item: pytest.Item, plan: Plan, shapes: set[str], left_out: set[tuple[str, str]]) -> bool:

@@ -81,7 +81,7 @@ def make_groups(records: list[Record], ceilings: Ceilings | None = None) -> list
             shapes.setdefault(shape, []).append(group)
     return [
         *([RowGroup("builds", "", build_rows)] if build_rows else []),
-        *(_shape_group(shape, groups, ceilings) for shape, groups in shapes.items()),
+        *(_shape_group(shape, groups, ceilings, _in_output_dtype(groups, shapes)) for shape, groups in shapes.items()),
     ]
 
 
@@ -95,8 +95,19 @@ def make_rows(records: list[Record], ceilings: Ceilings | None = None) -> list[R
     return [row for group in make_groups(records, ceilings) for row in group.rows]
 
 
-def _shape_group(shape: str, groups: list[list[Record]], ceilings: Ceilings | None) -> RowGroup:
-    baseline = best_baseline([record for group in groups for record in group])
+def _in_output_dtype(groups: list[list[Record]], shapes: dict[str, list[list[Record]]]) -> list[Record]:
+    """For a shape in e4m3, which SDPA lacks: the records of the same shape in the dtype of the output."""
+    case = groups[0][0].case
+    if case is None or case.dtype != "e4m3":
+        return []
+    return [record for group in shapes.get(case.with_dtype(case.out_dtype).shape_id, []) for record in group]
+
+
+def _shape_group(
+    shape: str, groups: list[list[Record]], ceilings: Ceilings | None, in_output_dtype: list[Record]
+) -> RowGroup:
+    own_baseline = best_baseline([record for group in groups for record in group])
+    baseline = own_baseline or best_baseline(in_output_dtype)
     speeds = [record.speed for group in groups for record in group if record.speed]
     calibration_us = min((speed.device.calibration_us for speed in speeds if speed.device.calibration_us), default=None)
     rows = tuple(_case_row(group, baseline, ceilings, calibration_us) for group in sorted(groups, key=_place))
@@ -105,7 +116,10 @@ def _shape_group(shape: str, groups: list[list[Record]], ceilings: Ceilings | No
     if speeds and all(speed.is_on_cpu for speed in speeds):
         count = " or ".join(map(str, threads))
         details.append(f"CPU, {count} thread{'s' * (threads != [1])}" if threads else "CPU")
-    details += [f"baseline: {baseline.variant}"] if baseline else []
+    if own_baseline:
+        details.append(f"baseline: {own_baseline.variant}")
+    elif baseline and baseline.case:
+        details.append(f"baseline: {baseline.variant} in {baseline.case.dtype}, because SDPA has no e4m3")
     heading = f"{shape} ({'; '.join(details)})" if details else shape
     return RowGroup("shape", heading, rows, _fits_l2(groups, ceilings))
 

@@ -27,7 +27,7 @@ def adapted(function: Callable[..., Any], call: Call, computes: Computes = "atte
     """
     passes_out, passes_scale = call.passes("out"), call.passes("scale")
 
-    def forward(
+    def forward(  # noqa: PLR0913  # one argument for each tensor
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -36,6 +36,9 @@ def adapted(function: Callable[..., Any], call: Call, computes: Computes = "atte
         causal: str = "none",
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
+        q_descale: torch.Tensor | None = None,
+        k_descale: torch.Tensor | None = None,
+        v_descale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if not passes_scale:
             _require_default_scale(scale, q.shape[-1])
@@ -44,6 +47,7 @@ def adapted(function: Callable[..., Any], call: Call, computes: Computes = "atte
         values: dict[str, Any] = {name: _in_layout(name, x, call) for name, x in (("q", q), ("k", k), ("v", v))}
         values |= {"out": _in_layout("out", out, call) if passes_out else None}
         values |= {"scale": scale, "causal": causal != "none"}
+        values |= {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
         values |= {"lse": empty_lse(q) if lse is None else lse} if call.passes("lse") else {}
         returned = function(
             *(_value(argument, values) for argument in call.arguments),

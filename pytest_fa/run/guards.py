@@ -18,30 +18,31 @@ BAND_ROWS = 256  # a band's length in rows of the tensor: more than any tile rea
 LEAST_BAND_BYTES = 4096
 ALIGNMENT_BYTES = 512  # the alignment of torch's allocations, so that guarded tensors have the usual alignment
 
-NAN_PATTERN = 0x7FFF  # NaN in fp16 and bf16; two in a row are NaN in fp32, and both bytes are NaN in e4m3
+NAN_PATTERN = 0x7FFF  # NaN in fp16 and bf16; two in a row are NaN in fp32, and each byte is NaN in e4m3
 CANARY_PATTERN = 0x5A5A
 
 
 class Guarded:
-    """A tensor with a guard band of one 16-bit pattern on each side, all in one allocation.
+    """A tensor with a guard band of one pattern on each side, all in one allocation.
 
-    `storage` is counted in units of 16 bits; an element of the tensor may have 16 or 32 bits.
+    `storage` is counted in units of 16 bits for elements of 16 or 32 bits, and in bytes for e4m3.
     """
 
     def __init__(self, storage: torch.Tensor, like: torch.Tensor, band: int, pattern: int) -> None:
         self._storage, self._band, self._pattern = storage, band, pattern
-        units = _units_per_element(like)
+        units = like.element_size() // storage.element_size()
         self.tensor = storage.view(like.dtype).as_strided(like.shape, like.stride(), band // units)
         self._bands = {"before": storage[:band], "past": storage[band + units * like.numel() :]}
 
     @classmethod
     def like(cls, tensor: torch.Tensor, pattern: int) -> Self:
         """A guarded tensor with the shape and strides of `tensor`, which must be dense; its content is undefined."""
-        units = _units_per_element(tensor)
+        unit = torch.uint8 if tensor.element_size() == 1 else torch.int16
+        units = tensor.element_size() // unit.itemsize
         rows = units * tensor.stride()[-2] * BAND_ROWS if tensor.dim() > 1 else 0
-        band = _round_up(max(rows, LEAST_BAND_BYTES // 2), ALIGNMENT_BYTES // 2)
-        count = units * tensor.numel()
-        storage = torch.full((count + 2 * band,), pattern, dtype=torch.int16, device=tensor.device)
+        band = _round_up(max(rows, LEAST_BAND_BYTES // unit.itemsize), ALIGNMENT_BYTES // unit.itemsize)
+        pattern = pattern >> 8 if unit == torch.uint8 else pattern  # the upper byte, which is NaN in e4m3, too
+        storage = torch.full((units * tensor.numel() + 2 * band,), pattern, dtype=unit, device=tensor.device)
         return cls(storage, tensor, band, pattern)
 
     def to(self, device: torch.device) -> Guarded:
@@ -54,10 +55,10 @@ class Guarded:
         for side, band in self._bands.items():
             hit = (band != self._pattern).nonzero().flatten()
             if len(hit):
-                first, last = int(hit[0]), int(hit[-1])
+                first, last, unit = int(hit[0]), int(hit[-1]), band.element_size()
                 nearest = first if side == "past" else len(band) - 1 - last
                 edge = "end" if side == "past" else "start"
-                return f"{len(hit) * 2} bytes {side} its {edge}, the nearest {nearest * 2} bytes from it"
+                return f"{len(hit) * unit} bytes {side} its {edge}, the nearest {nearest * unit} bytes from it"
         return ""
 
 
@@ -112,11 +113,6 @@ def _poisoned_workspace(size_bytes: int, device: torch.device) -> Guarded:
     guarded = Guarded.like(like, CANARY_PATTERN)
     guarded.tensor.view(torch.int16).fill_(NAN_PATTERN)  # also NaN if it is read as fp32
     return guarded.to(device)
-
-
-def _units_per_element(tensor: torch.Tensor) -> int:
-    """The number of 16-bit units of an element: 1, or 2 for fp32."""
-    return tensor.element_size() // 2
 
 
 def _round_up(count: int, multiple: int) -> int:

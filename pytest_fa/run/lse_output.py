@@ -9,6 +9,8 @@ import torch
 
 from pytest_fa.errors import WrongResult
 from pytest_fa.run.forward import Forward
+from pytest_fa.run.inputs import descale_keywords
+from pytest_fa.run.quantised import descales_of
 
 PAIR = 2  # what a function returns with its log-sum-exp: (out, lse)
 
@@ -24,7 +26,7 @@ def taking_lse(function: Callable[..., Any]) -> Forward:
     Without a request, `lse` is None.
     """
 
-    def forward(
+    def forward(  # noqa: PLR0913  # one argument for each tensor
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -33,8 +35,12 @@ def taking_lse(function: Callable[..., Any]) -> Forward:
         causal: str = "none",
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
+        q_descale: torch.Tensor | None = None,
+        k_descale: torch.Tensor | None = None,
+        v_descale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        returned = function(q, k, v, scale=scale, causal=causal, out=out, lse=lse)
+        descales = descale_keywords(descales_of(q_descale, k_descale, v_descale))
+        returned = function(q, k, v, scale=scale, causal=causal, out=out, lse=lse, **descales)
         if not isinstance(returned, tuple) or len(returned) != PAIR:
             return returned  # type: ignore[no-any-return]  # what it is, is checked with the output
         keep_lse(returned[1], lse)

@@ -95,7 +95,7 @@ def load_forward(
     """
     if variant.entry.kind == "python":
         function = _with_defines(_import_attribute(variant, "target"), variant)
-        if problem := signature_problem(function, variant.entry, variant.returns):
+        if problem := signature_problem(function, variant.entry, variant.passed):
             raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
         return _adapt_if_declared(function, variant)
     if library is None:
@@ -145,7 +145,7 @@ class CudaForward:
         self._needs_workspace = bool(module.needs_workspace())
         self._allocate, self._computes, self._library = allocate, computes, library
 
-    def __call__(
+    def __call__(  # noqa: PLR0913  # one argument for each tensor
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -155,6 +155,9 @@ class CudaForward:
         causal: str = "none",
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
+        q_descale: torch.Tensor | None = None,
+        k_descale: torch.Tensor | None = None,
+        v_descale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Make one call.  Raises as `Forward` says."""
         if out is None:
@@ -165,7 +168,7 @@ class CudaForward:
             size = self._workspace_bytes(q, k, v, out, scale, code)
             workspace = self._allocate(size, q.device)
         try:
-            self._entry(q, k, v, out, lse, workspace, scale, code)
+            self._entry(q, k, v, out, lse, workspace, scale, code, q_descale, k_descale, v_descale)
         except (ValueError, RuntimeError) as problem:
             raise _translate_error(problem, q, k, self._library) from None
         return out

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pytest_fa.catalog.variant import Call, Entry, Returns
+from pytest_fa.catalog.variant import Call, Entry
 
 # Names that functions of attention libraries have for what is passed.
 NAMES = {
@@ -17,17 +17,19 @@ NAMES = {
     "causal": ("causal", "is_causal"),
     "out": ("out", "output", "o"),
     "lse": ("lse", "softmax_lse", "logsumexp"),
+    "q_descale": ("q_descale", "descale_q"),
+    "k_descale": ("k_descale", "descale_k"),
+    "v_descale": ("v_descale", "descale_v"),
 }
 _WORD_OF = {name: word for word, names in NAMES.items() for name in names}
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def signature_problem(
-    function: Callable[..., Any], entry: Entry, returns: tuple[Returns, ...] = ("out",)
-) -> str | None:
+def signature_problem(function: Callable[..., Any], entry: Entry, passed: tuple[str, ...] = ("out",)) -> str | None:
     """Return why a function does not accept the arguments that it gets, and the line to write, or None.
 
+    Without `entry.call`, it gets q, k, v and the keywords scale, causal and `passed`.
     A function without a readable signature, such as one of a C extension, is not compared.
     """
     try:
@@ -35,7 +37,7 @@ def signature_problem(
     except (TypeError, ValueError):
         return None
     call = entry.call
-    own = ("scale", "causal", *returns)
+    own = ("scale", "causal", *passed)
     count, keywords = (3, own) if call is None else (len(call.arguments), tuple(call.keywords))
     try:
         signature.bind(*[None] * count, **dict.fromkeys(keywords))

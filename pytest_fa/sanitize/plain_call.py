@@ -25,7 +25,9 @@ from pytest_fa.records.record import Outcome
 from pytest_fa.worker.jobs import CaseJob, decode_job
 
 ABI_VERSION = 1
-DTYPES = {"fp16": 0, "bf16": 1, "fp32": 2}
+DTYPES = {"fp16": 0, "bf16": 1, "fp32": 2, "e4m3": 3}
+DESCALE = 0.01  # of every head in e4m3, whose random numbers are below 448
+E4M3_SIGN, E4M3_NAN = 0x80, 0x7F
 EXPONENT_BITS = {"fp16": 0x7C00, "bf16": 0x7F80, "fp32": 0x7F800000}
 CAUSALS = {"none": 0, "top_left": 1, "bottom_right": 2}
 MESSAGE_BYTES = 512
@@ -50,6 +52,7 @@ class ForwardArgs(ctypes.Structure):
         ("dtype", ctypes.c_int32),
         ("causal", ctypes.c_int32),
         ("scale", ctypes.c_float),
+        ("out_dtype", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in ("q_descale", "k_descale", "v_descale")),
         ("message", ctypes.c_void_p),
         ("message_bytes", ctypes.c_uint64),
@@ -95,10 +98,13 @@ def call(case: Case, library: str) -> PlainResult:
     key_count = case.batch * case.kv_heads * case.seq_k * case.head_dim
     generator = np.random.default_rng(case.seed)
     q, k, v = (cuda.upload(_draw(generator, count, case.dtype)) for count in (query_count, key_count, key_count))
-    out_bytes = ELEMENT_BYTES[case.dtype] * math.prod(case.out_shape)
+    out_bytes = ELEMENT_BYTES[case.out_dtype] * math.prod(case.out_shape)
     out = cuda.allocate(out_bytes)
     message = ctypes.create_string_buffer(MESSAGE_BYTES)
     args = forward_args(case, q, k, v, out)
+    if case.dtype == "e4m3":
+        args.q_descale = cuda.upload(_descales(case.batch * case.heads))
+        args.k_descale, args.v_descale = (cuda.upload(_descales(case.batch * case.kv_heads)) for _ in range(2))
     args.message, args.message_bytes = ctypes.addressof(message), MESSAGE_BYTES
     if hasattr(build, "fa_workspace_bytes"):
         build.fa_workspace_bytes.restype = ctypes.c_size_t
@@ -110,7 +116,7 @@ def call(case: Case, library: str) -> PlainResult:
     if status > 0:
         raise LaunchError(f"fa_forward returned CUDA error {status}")
     cuda.synchronize()
-    return PlainResult("ok", "", _count_not_finite(cuda.download(out, out_bytes), case.dtype))
+    return PlainResult("ok", "", _count_not_finite(cuda.download(out, out_bytes), case.out_dtype))
 
 
 def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
@@ -125,6 +131,7 @@ def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
         args.out_stride = Strides(heads * queries * keys, queries * keys, keys, 1)
     args.k_stride = args.v_stride = _strides(case, case.kv_heads, case.seq_k)
     args.dtype, args.causal, args.scale = DTYPES[case.dtype], CAUSALS[case.causal], case.scale
+    args.out_dtype = DTYPES[case.out_dtype]
     return args
 
 
@@ -136,13 +143,23 @@ def _strides(case: Case, heads: int, sequence: int) -> Strides:
 
 
 def _draw(generator: np.random.Generator, count: int, dtype: str) -> bytes:
-    """`count` numbers from N(0, 1) as bytes of this dtype.  bf16 is the upper half of fp32."""
+    """`count` numbers from N(0, 1) as bytes of this dtype.  bf16 is the upper half of fp32.
+
+    e4m3 gets random bytes that are not NaN: numbers of all magnitudes up to 448.
+    """
+    if dtype == "e4m3":
+        signs = generator.integers(0, 2, count, dtype=np.uint8) * E4M3_SIGN
+        return (generator.integers(0, E4M3_NAN, count, dtype=np.uint8) | signs).astype(np.uint8).tobytes()
     numbers = generator.standard_normal(count, dtype=np.float32)
     if dtype == "fp32":
         return numbers.tobytes()
     if dtype == "fp16":
         return numbers.astype(np.float16).tobytes()
     return (numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+def _descales(count: int) -> bytes:
+    return np.full(count, DESCALE, dtype=np.float32).tobytes()
 
 
 def _count_not_finite(content: bytes, dtype: str) -> int:

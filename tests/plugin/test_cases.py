@@ -127,11 +127,14 @@ def test_a_named_case_of_another_dtype(pair: Project, words: tuple[str, ...]) ->
             "--fa-suite=histry",
             f"--fa-suite: no suite 'histry'; did you mean 'history'? (allowed: {', '.join(SUITES)})",
         ),
-        ("--fa-dtype=fp8", "--fa-dtype: no dtype 'fp8'; did you mean 'fp32'? (allowed: fp16, bf16, fp32)"),
+        ("--fa-dtype=fp8", "--fa-dtype: no dtype 'fp8'; did you mean 'fp32'? (allowed: fp16, bf16, fp32, e4m3)"),
         ("--fa-case=q*", "--fa-case: 'q*' matches no case of suite history (see --collect-only -q)"),
         ("--fa-seeds=x", "--fa-seeds: 'x' is not a seed; give a count such as 5, or a list such as 3,7"),
         ("--fa-seeds=-1", "--fa-seeds: '-1' is not a seed; give a count such as 5, or a list such as 3,7"),
-        ("--fa-case=b1h2s64d64-fp8-seed0", "case 'b1h2s64d64-fp8-seed0': no dtype 'fp8'; allowed: fp16, bf16, fp32"),
+        (
+            "--fa-case=b1h2s64d64-fp8-seed0",
+            "case 'b1h2s64d64-fp8-seed0': no dtype 'fp8'; allowed: fp16, bf16, fp32, e4m3",
+        ),
         ("--fa-case=b0h2s64d64-fp16-seed0", "case 'b0h2s64d64-fp16-seed0': batch is 0; it must be at least 1"),
         (
             "--fa-case=b1h2s64d64",

@@ -45,8 +45,7 @@ def new_shape(subject: PropertySubject) -> None:
 
 def _merged(inputs: Inputs) -> Inputs:
     """The same memory, with batches as heads of one batch."""
-    q, k, v = (_one_batch(tensor) for tensor in inputs[:3])
-    return inputs._replace(q=q, k=k, v=v)
+    return inputs.map(_one_batch)._replace(descales=inputs.descales and inputs.descales.map(_one_batch))
 
 
 def _one_batch(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,7 +65,7 @@ def _require_own_stream(subject: PropertySubject) -> None:
     The inputs are zero, and a side stream writes the data late.  A kernel on another stream reads the zeros.
     """
     source = subject.inputs()
-    zeros = source._replace(q=torch.zeros_like(source.q), k=torch.zeros_like(source.k), v=torch.zeros_like(source.v))
+    zeros = source.map(torch.zeros_like)
     late, out = subject.visible_call(zeros)
     subject.call(late, out)  # the set-up of a first call is not part of this test
     data, snapshot = subject.visible_call(source)
@@ -158,7 +157,8 @@ def other_device(subject: PropertySubject) -> None:
     if torch.cuda.device_count() < 2:  # noqa: PLR2004
         raise UnsupportedCase("needs two GPUs")
     inputs = subject.inputs()
-    on_gpu_1 = inputs._replace(q=inputs.q.to("cuda:1"), k=inputs.k.to("cuda:1"), v=inputs.v.to("cuda:1"))
+    descales = inputs.descales and inputs.descales.map(lambda tensor: tensor.to("cuda:1"))
+    on_gpu_1 = inputs.map(lambda tensor: tensor.to("cuda:1"))._replace(descales=descales)
     subject.call(inputs)
     with torch.cuda.device(0):
         out = subject.call(on_gpu_1)
@@ -167,5 +167,6 @@ def other_device(subject: PropertySubject) -> None:
 
 
 def _overwrite(inputs: Inputs, others: Inputs) -> None:
-    for tensor, data in zip(inputs[:3], clone(others)[:3], strict=True):
-        tensor.copy_(data)
+    data = clone(others).parts
+    for name, tensor in inputs.parts.items():
+        tensor.copy_(data[name])

@@ -9,7 +9,7 @@ import torch
 from pytest_fa.errors import WrongResult
 from pytest_fa.judge.policies import ulp
 from pytest_fa.judge.subject import PropertySubject
-from pytest_fa.run.inputs import LINEAR_IN, Inputs, Output
+from pytest_fa.run.inputs import LINEAR_IN, Inputs, Output, clone
 
 
 def hard_data(subject: PropertySubject) -> None:
@@ -20,15 +20,15 @@ def hard_data(subject: PropertySubject) -> None:
     """
     inputs = subject.inputs()
     for name, changed, equivalent in (
-        ("scores 30 times as large", inputs._replace(q=inputs.q * 30), None),
-        ("scores -30 times as large", inputs._replace(q=inputs.q * -30), None),
-        ("one-hot rows", _one_hot(inputs), None),
-        *_shifted(inputs),
+        ("scores 30 times as large", subject.changed(inputs, lambda x: x._replace(q=x.q * 30)), None),
+        ("scores -30 times as large", subject.changed(inputs, lambda x: x._replace(q=x.q * -30)), None),
+        ("one-hot rows", subject.changed(inputs, _one_hot), None),
+        *_shifted(subject, inputs),
         *_reversed(inputs),
     ):
         output = subject.call(changed)
         subject.require_right("hard_data", output, equivalent or changed, f" ({name})", called=changed)
-    inputs_of_ones = inputs._replace(v=torch.ones_like(inputs.v))
+    inputs_of_ones = subject.changed(inputs, lambda x: x._replace(v=torch.ones_like(x.v)))
     output = subject.call(inputs_of_ones)
     subject.require_right("hard_data", output, inputs_of_ones, " (V full of ones)")
     if not subject.is_exact:
@@ -55,13 +55,18 @@ def _one_hot(inputs: Inputs) -> Inputs:
     return inputs._replace(q=q, k=k)
 
 
-def _shifted(inputs: Inputs) -> Iterator[HardData]:
+def _shifted(subject: PropertySubject, inputs: Inputs) -> Iterator[HardData]:
     """A constant added to all keys shifts all scores of a row equally and does not change the result.
 
-    K is rounded to multiples of 1/32 first, so that the addition is exact.
+    K is rounded to multiples of 1/32 first, so that the addition is exact.  In e4m3 it is not, and the shifted keys are
+    judged by their own truth.
     """
+    name = "keys shifted by 4"
+    if inputs.descales is not None:
+        yield name, subject.changed(inputs, lambda x: x._replace(k=x.k + 4)), None
+        return
     gridded = inputs._replace(k=(inputs.k * 32).round() / 32)
-    yield "keys shifted by 4", gridded._replace(k=gridded.k + 4), gridded
+    yield name, gridded._replace(k=gridded.k + 4), gridded
 
 
 def _reversed(inputs: Inputs) -> Iterator[HardData]:
@@ -82,17 +87,22 @@ def negative_scale(subject: PropertySubject) -> None:
     This reveals a row maximum that is taken before the scale is applied.
     """
     inputs = subject.inputs()
-    negated = inputs._replace(q=inputs.q * 8, scale=-inputs.scale)
+    negated = subject.changed(inputs, lambda x: x._replace(q=x.q * 8, scale=-x.scale))
     subject.require_right("negative_scale", subject.call(negated), negated)
 
 
 def head_independence(subject: PropertySubject) -> None:
     """Other, far larger data in head 1 do not change a bit of the other heads' output."""
-    inputs = subject.inputs()
+    inputs = subject.changed(subject.inputs(), clone)
     before = subject.call(inputs).clone()
-    changed = inputs._replace(q=inputs.q.clone(), k=inputs.k.clone(), v=inputs.v.clone())
-    for tensor in changed[:3]:
-        tensor[:, 1] = tensor[:, 1].flip(1) * 16
+
+    def with_larger_head(inputs: Inputs) -> Inputs:
+        changed = clone(inputs)
+        for tensor in changed[:3]:
+            tensor[:, 1] = tensor[:, 1].flip(1) * 16
+        return changed
+
+    changed = subject.changed(inputs, with_larger_head)
     _require_same_in_other_heads("head_independence", subject, inputs, before, subject.call(changed))
 
 
@@ -103,7 +113,7 @@ def contained_nan(subject: PropertySubject) -> None:
     name = LINEAR_IN[subject.computes]
     with_nan: torch.Tensor = getattr(inputs, name).clone()
     with_nan[:, 1] = float("nan")
-    after = subject.call(inputs._replace(**{name: with_nan}))  # type: ignore[arg-type]  # `name` is q, k or v
+    after = subject.call(inputs._replace(**{name: with_nan}))
     _require_same_in_other_heads("contained_nan", subject, inputs, before, after)
 
 
@@ -118,7 +128,8 @@ def _require_same_in_other_heads(
     heads = [head for head in range(before.out.shape[1]) if head != 1 and head // group != 1]
     if not subject.variant.deterministic:
         kv_heads = [head // group for head in heads]
-        of_heads = inputs._replace(q=inputs.q[:, heads], k=inputs.k[:, kv_heads], v=inputs.v[:, kv_heads])
+        exact = inputs.exact()
+        of_heads = exact._replace(q=exact.q[:, heads], k=exact.k[:, kv_heads], v=exact.v[:, kv_heads])
         subject.require_right(name, after.of_heads(heads), of_heads)
         return
     if count := before.of_heads(heads).differs(after.of_heads(heads)):

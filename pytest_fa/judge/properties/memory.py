@@ -24,7 +24,11 @@ def padded_rows(subject: PropertySubject) -> None:
 def expanded_heads(subject: PropertySubject) -> None:
     """Outputs are right if all heads share one head of K and V through a head stride of zero."""
     inputs = subject.inputs()
-    expanded = inputs._replace(k=inputs.k[:, :1].expand_as(inputs.k), v=inputs.v[:, :1].expand_as(inputs.v))
+    first = inputs.map(lambda tensor: tensor[:, :1].expand_as(tensor))
+    expanded = inputs._replace(k=first.k, v=first.v)
+    if inputs.descales is not None:
+        of_first = inputs.descales.map(lambda descale: descale[:, :1].expand_as(descale))
+        expanded = expanded._replace(descales=of_first._replace(q=inputs.descales.q))
     subject.require_right("expanded_heads", subject.call(expanded), expanded)
 
 
@@ -34,9 +38,9 @@ def offset_pointers(subject: PropertySubject) -> None:
     A kernel may refuse one of the two offsets.  If it refuses both, the property is refused.
     """
     refusals = []
-    for elements in (1, 8 // subject.inputs().q.element_size()):
+    for size_bytes in (None, 8):
         try:
-            _require_right_in("offset_pointers", subject, partial(_at_offset, elements))
+            _require_right_in("offset_pointers", subject, partial(_at_offset, size_bytes))
         except UnsupportedCase as reason:
             refusals.append(reason)
     if len(refusals) == 2:  # noqa: PLR2004  # both offsets
@@ -56,7 +60,8 @@ def many_heads(subject: PropertySubject) -> None:
     )
     for tensor in (q, k, v):
         tensor[:, -1] = tensor[:, -1].flip(1)
-    many = inputs._replace(q=q, k=k, v=v)
+    descales = inputs.descales and inputs.descales.map(lambda descale: descale[:1, :1].expand(1, MANY_HEADS))
+    many = inputs._replace(q=q, k=k, v=v, descales=descales)
     subject.require_right("many_heads", subject.call(many), many)
 
 
@@ -74,10 +79,10 @@ def far_offsets(subject: PropertySubject) -> None:
 def _require_right_in(name: str, subject: PropertySubject, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Judge a call whose inputs and output were moved by `place`, which returns the same shape at other strides."""
     inputs = subject.inputs()
-    q, k, v = (place(tensor) for tensor in inputs[:3])
+    placed = inputs.map(place)
     output = subject.output(inputs)
     moved = output._replace(out=place(output.out))
-    subject.require_right(name, subject.call(inputs._replace(q=q, k=k, v=v), moved), inputs)
+    subject.require_right(name, subject.call(placed, moved), inputs)
 
 
 def _with_row_pitch(tensor: torch.Tensor, rows: int) -> torch.Tensor:
@@ -87,8 +92,9 @@ def _with_row_pitch(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     return storage[:, :, ::rows].copy_(tensor)
 
 
-def _at_offset(elements: int, tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that begins `elements` elements into its allocation."""
+def _at_offset(size_bytes: int | None, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that begins this many bytes into its allocation; None: one element."""
+    elements = size_bytes // tensor.element_size() if size_bytes else 1
     storage = torch.empty(tensor.numel() + elements, dtype=tensor.dtype, device=tensor.device)
     return storage[elements:].view(tensor.shape).copy_(tensor)
 

@@ -17,7 +17,10 @@ from pytest_fa.session.refusals import Refused
 from tests.factories import WriteVariant
 
 CASE = "b1h2s64d64-fp16"
-FORM = "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd][-scores][-seed<N>]"
+FORM = (
+    "b<B>h<H>s<S>d<D>-<dtype>[-causal|-causal_br][-kv<heads>][-sk<keys>][-bshd][-scores]"
+    "[-out_bf16][-zero_head|-outlier|-tiny][-seed<N>]"
+)
 
 
 def forward(q: Any, k: Any, v: Any) -> Any:  # noqa: ARG001  # never called

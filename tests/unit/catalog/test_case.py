@@ -67,7 +67,7 @@ def test_a_malformed_id_is_refused_with_the_grammar(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("b1h8s512d64-fp8-seed0", ": no dtype 'fp8'; allowed: fp16, bf16, fp32"),
+        ("b1h8s512d64-fp8-seed0", ": no dtype 'fp8'; allowed: fp16, bf16, fp32, e4m3"),
         ("b0h8s512d64-fp16-seed0", ": batch is 0; it must be at least 1"),
         ("b1h0s512d64-fp16-seed0", ": heads is 0; it must be at least 1"),
         ("b1h8s0d64-fp16-seed0", ": seq_q is 0; it must be at least 1"),

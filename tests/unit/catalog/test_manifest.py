@@ -266,7 +266,9 @@ TOP = (
     "step, because, expect, parent, role, computes, cases, entry, arch, supports, instantiations, defines, flags, "
     "rounds, limits, tolerance, deterministic, optional, omits, suppressions, returns, sweep, variants"
 )
-SUPPORTS = "dtype, head_dim, causal, layout, device, grouped_heads, seq_q_multiple_of, seq_k_multiple_of, seq_k_min"
+SUPPORTS = (
+    "dtype, head_dim, causal, layout, device, grouped_heads, seq_q_multiple_of, seq_k_multiple_of, seq_k_min, fp8_out"
+)
 LIMITS = "registers_per_thread, spill_bytes, stack_bytes, smem_bytes_per_block, advisories, instructions"
 MEMBER = (
     "defines, role, cases, target, context, step, parent, because, expect, supports, limits, rounds, deterministic, "
@@ -338,6 +340,7 @@ def test_an_unknown_key_is_refused_with_the_allowed_ones(write_variant: WriteVar
             TORCH + ", call: {arguments: [q, k, v, skale]}}",
             (
                 "entry.call.arguments[3] is 'skale'; allowed: q, k, v, out, lse, scale, causal, "
+                "q_descale, k_descale, v_descale, "
                 "numbers, true, false, null, {constant: text}"
             ),
         ),
@@ -350,7 +353,7 @@ def test_an_unknown_key_is_refused_with_the_allowed_ones(write_variant: WriteVar
             "arch has 'sm_90b'; an architecture is sm_ and a number, then perhaps a or f: sm_80, sm_90a, sm_120f",
         ),
         ("rounds: [q, x]", "rounds[1] is 'x'; allowed: q, s, p, tf32"),
-        ("supports: {dtype: [fp16, fp8]}", "supports.dtype[1] is 'fp8'; allowed: fp16, bf16, fp32"),
+        ("supports: {dtype: [fp16, fp8]}", "supports.dtype[1] is 'fp8'; allowed: fp16, bf16, fp32, e4m3"),
         ("supports: {causal: [causal]}", "supports.causal[0] is 'causal'; allowed: none, top_left, bottom_right"),
         ("variants: {a: {rounds: [x]}}", "variants[...].rounds[0] is 'x'; allowed: q, s, p, tf32"),
     ],

@@ -280,8 +280,13 @@ def test_cases_are_filtered_suites(
             (),
             f"--fa-suite: no suite 'histry'; did you mean 'history'? (allowed: {', '.join(SUITES)})",
         ),
-        (("smoke",), (), ("fp64",), "--fa-dtype: no dtype 'fp64'; did you mean 'fp16'? (allowed: fp16, bf16, fp32)"),
-        (("smoke",), (), ("int8",), "--fa-dtype: no dtype 'int8' (allowed: fp16, bf16, fp32)"),
+        (
+            ("smoke",),
+            (),
+            ("fp64",),
+            "--fa-dtype: no dtype 'fp64'; did you mean 'fp16'? (allowed: fp16, bf16, fp32, e4m3)",
+        ),
+        (("smoke",), (), ("int8",), "--fa-dtype: no dtype 'int8' (allowed: fp16, bf16, fp32, e4m3)"),
         (
             ("smoke", "edge"),
             ("*d256*",),

@@ -30,7 +30,7 @@ def diagnosis(wrong: Wrong, case: str = "b2h4s100d64-fp16-seed0", repeats: Repea
 
 def exact(inputs: Inputs, **changes: object) -> torch.Tensor:
     """Exact attention on inputs in which some fields are replaced."""
-    return make_truth(inputs._replace(**changes)).out  # type: ignore[arg-type]  # a test names its fields
+    return make_truth(inputs._replace(**changes)).out
 
 
 def one_key_wider(inputs: Inputs) -> torch.Tensor:

@@ -153,3 +153,18 @@ def test_the_log_sum_exp_and_cross_checks_are_shared(monkeypatch: pytest.MonkeyP
         store.lse_truth_of(inputs, (), POLICY)
         store.cross_checks((), inputs, truth, (), POLICY)
     assert len(results) == 1
+
+
+def test_e4m3_numbers_alone_are_no_key() -> None:
+    """Equal e4m3 numbers with other descales, or with another dtype of the output, have truths of their own."""
+    store = TruthStore()
+    inputs = make_inputs(parse_case("b1h2s16d64-e4m3-seed0"), torch.device("cpu"))
+    assert inputs.descales is not None
+    louder = inputs._replace(descales=inputs.descales._replace(v=inputs.descales.v * 2))
+    in_bf16 = inputs._replace(out_dtype=torch.bfloat16)
+
+    plain, twice, rounded = (store.truth_of("attention", each, (), "fp8") for each in (inputs, louder, in_bf16))
+
+    assert torch.equal(twice.out, 2 * plain.out)
+    assert torch.equal(rounded.out, plain.out)
+    assert not torch.equal(rounded.same_precision, plain.same_precision)

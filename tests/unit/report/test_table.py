@@ -45,6 +45,24 @@ def row_of(variant: str, records: list[Record]) -> Row:
     return next(row for row in make_rows(records) if row.variant == variant)
 
 
+def test_a_shape_in_e4m3_is_compared_with_the_baseline_in_fp16() -> None:
+    """SDPA has no e4m3: its time in fp16 stands under its own shape, and the heading of the e4m3 shape says so."""
+    shape = "b1h2s64d64-{}-seed0"
+    records = [
+        record("mine", shape.format("e4m3"), "speed", check=OK, speed=speed(5.0)),
+        record("sdpa", shape.format("fp16"), "speed", role="baseline", check=OK, speed=speed(10.0)),
+    ]
+    groups = make_groups(records)
+    assert [group.heading for group in groups] == [
+        "b1h2s64d64-e4m3 (baseline: sdpa in fp16, because SDPA has no e4m3)",
+        "b1h2s64d64-fp16 (baseline: sdpa)",
+    ]
+    assert [(row.variant, row.versus_baseline) for group in groups for row in group.rows] == [
+        ("mine", "0.500"),
+        ("sdpa", "1.000"),
+    ]
+
+
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,17 @@ def test_words_and_constants_are_passed_in_order() -> None:
     assert result is out
 
 
+def test_descales_are_passed_by_their_words() -> None:
+    """A function gets the descales where the manifest names them."""
+    q, k, v, out = tensors()
+    descales: dict[str, Any] = {f"{name}_descale": torch.ones(1, 2) for name in "qkv"}
+    function = Recorder()
+    call = Call(("q", "k", "v", "out", "v_descale"), {"descale_q": "q_descale", "descale_k": "k_descale"})
+    adapted(function, call)(q, k, v, scale=SCALE, out=out, **descales)
+    assert function.arguments[4] is descales["v_descale"]
+    assert [function.keywords[f"descale_{name}"] is descales[f"{name}_descale"] for name in "qk"] == [True, True]
+
+
 def test_the_other_layout_needs_no_copy() -> None:
     """Inputs become views [batch, seq, heads, head_dim]; a result of that layout becomes a view of the usual one."""
     q, k, v, _ = tensors()

@@ -1,0 +1,411 @@
+// warp_specialized_fp8: stage2_fp8, ws_p1_fp8 and ws_p2_fp8: the kernel of warp_specialized on e4m3 inputs.
+// step:    Q, K and V are e4m3 in global memory and in the stages, and become fp16 on their way to the tensor cores
+// because: half the bytes of K and V are copied, and a stage is free again as soon as it is converted
+// expect:  at 512 keys within 10 % of the fp16 twin: the conversion and its barrier cost what the copies gain
+// tile:    BLOCK_M queries x BLOCK_N keys; CONSUMER_WARPS warps share S and P; 60 KB of shared memory per block
+// takes:   e4m3 with an output in fp16 or bf16, D = 64, any S_q and S_kv >= 1, top-left causal mask; rows contiguous and
+//          16-byte aligned
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <math_constants.h>
+#include <mma.h>
+#include <stddef.h>
+
+#include "fa/ptx.cuh"
+#include "fa_forward.h"
+#include "fa_instantiations.h"  // FA_FOR_EACH_INSTANTIATION: the manifest's dtypes and head_dims
+
+namespace wmma = nvcuda::wmma;
+using fp16 = __half;
+using bf16 = __nv_bfloat16;
+using e4m3 = __nv_fp8_storage_t;  // one byte
+
+// The barriers of this kernel.  A test omits one with OMIT_BARRIER, to check that the error is detected.
+enum Barrier { NONE, ROWS_FOUND, K_FULL, V_FULL, KV_EMPTY, K_CONVERTED, S_STORED, P_STORED, L_STORED, O_STORED };
+
+constexpr int HEAD_DIM = 64;
+constexpr int STAGES = 2;
+constexpr int WARP = 32;
+constexpr int WMMA_TILE = 16;  // wmma's M, N and K
+constexpr int VECTOR = 8;      // 16-bit elements in 16 bytes
+constexpr int PAD = 8;         // 16 bytes after each row shift the next row by four banks
+constexpr int E4M3_VECTOR = 16;  // e4m3 elements in a 16-byte copy
+constexpr int E4M3_PAD = 16;     // the same 16 bytes
+
+constexpr int CONSUMER_THREADS = CONSUMER_WARPS * WARP;
+constexpr int THREADS = CONSUMER_THREADS + PRODUCER_WARPS * WARP;
+constexpr int MIN_BLOCKS = 3;  // per SM; without it ptxas aims for higher occupancy and spills
+constexpr int COPY_THREADS = PRODUCER_WARPS > 0 ? PRODUCER_WARPS * WARP : CONSUMER_THREADS;
+
+constexpr int ROW_TILES = BLOCK_M / WMMA_TILE;  // tiles of 16 query rows
+constexpr int S_TILES = ROW_TILES * BLOCK_N / WMMA_TILE;
+constexpr int O_TILES_PER_WARP = ROW_TILES * HEAD_DIM / WMMA_TILE / CONSUMER_WARPS;
+constexpr int LANES_PER_ROW = 8;  // lanes per row of S: they access 128 contiguous bytes, without bank conflicts
+constexpr int ROWS_PER_PASS = WARP / LANES_PER_ROW;
+constexpr int ROWS_PER_LANE = BLOCK_M / CONSUMER_WARPS / ROWS_PER_PASS;
+constexpr int VECTORS_PER_LANE = BLOCK_N / (LANES_PER_ROW * 4);
+
+static_assert(BLOCK_M % WMMA_TILE == 0 && BLOCK_N % (LANES_PER_ROW * 4) == 0, "tiles must be whole WMMA tiles and row passes");
+static_assert(BLOCK_N >= HEAD_DIM, "a row of O must fit into a row of S, through which it is stored");
+static_assert(CONSUMER_WARPS % ROW_TILES == 0, "the warps of a row tile must share its head dimensions evenly");
+static_assert(O_TILES_PER_WARP * CONSUMER_WARPS * WMMA_TILE == ROW_TILES * HEAD_DIM, "every warp must own the same number of tiles of O");
+static_assert(ROWS_PER_LANE * ROWS_PER_PASS * CONSUMER_WARPS == BLOCK_M, "every warp must own the same number of rows of S");
+static_assert(S_WARPS >= 1 && S_WARPS <= CONSUMER_WARPS, "S is computed by 1 to CONSUMER_WARPS warps");
+
+struct Smem {
+  e4m3 q_e4m3[BLOCK_M][HEAD_DIM + E4M3_PAD];
+  e4m3 k_e4m3[STAGES][BLOCK_N][HEAD_DIM + E4M3_PAD];
+  e4m3 v_e4m3[STAGES][BLOCK_N][HEAD_DIM + E4M3_PAD];
+  fp16 q[BLOCK_M][HEAD_DIM + PAD];
+  fp16 k[BLOCK_N][HEAD_DIM + PAD];  // of the current tile, as v
+  fp16 v[BLOCK_N][HEAD_DIM + PAD];
+  float s[BLOCK_M][BLOCK_N + PAD];
+  fp16 p[BLOCK_M][BLOCK_N + PAD];
+  float scale_log2;          // scale * log2(e), for exp2, times the descales of Q and K
+  float v_descale;
+  float rescale[BLOCK_M];    // 2^(old max - new max)
+  float inverse_l[BLOCK_M];  // v_descale / row sum
+  uint64_t k_full[STAGES], v_full[STAGES], kv_empty[STAGES];  // mbarriers
+};
+
+static_assert(offsetof(Smem, q) % 32 == 0 && offsetof(Smem, k) % 32 == 0 && offsetof(Smem, v) % 32 == 0 && offsetof(Smem, s) % 32 == 0 &&
+                  offsetof(Smem, p) % 32 == 0,
+              "WMMA needs pointers to multiples of 32 bytes");
+static_assert(offsetof(Smem, k_e4m3) % 16 == 0 && offsetof(Smem, v_e4m3) % 16 == 0 && (HEAD_DIM + E4M3_PAD) % 16 == 0,
+              "rows in e4m3 are copied and converted 16 bytes at a time");
+
+// The work of one thread block: BLOCK_M queries of one head, and all keys that they see.
+template <typename Out>
+struct WorkTile {
+  const e4m3* q_gmem;  // [BLOCK_M, HEAD_DIM], row stride q_stride.seq
+  const e4m3* k_gmem;  // [seq_k, HEAD_DIM]
+  const e4m3* v_gmem;  // [seq_k, HEAD_DIM]
+  Out* out_gmem;       // [BLOCK_M, HEAD_DIM]
+  float* lse_gmem;  // [BLOCK_M], or null
+  int first_query;
+  int queries;    // BLOCK_M, or less in the last block
+  int key_tiles;  // number of key tiles that any query of the block sees
+};
+
+template <typename Out>
+__device__ WorkTile<Out> make_work_tile(const FaForwardArgs& args) {
+  const unsigned blocks_per_head = (args.seq_q + BLOCK_M - 1) / BLOCK_M;
+  const int first_query = blockIdx.x % blocks_per_head * BLOCK_M;
+  const int64_t batch_head = blockIdx.x / blocks_per_head;
+  const int64_t head = batch_head % args.heads, batch = batch_head / args.heads;
+  const int64_t kv_head = head / (args.heads / args.kv_heads);
+  const int queries = min(int64_t(BLOCK_M), args.seq_q - first_query);
+  const int64_t visible_keys = args.causal == FA_CAUSAL_TOP_LEFT ? min(args.seq_k, int64_t(first_query) + queries) : args.seq_k;
+  return {
+      static_cast<const e4m3*>(args.q) + batch * args.q_stride.batch + head * args.q_stride.head + first_query * args.q_stride.seq,
+      static_cast<const e4m3*>(args.k) + batch * args.k_stride.batch + kv_head * args.k_stride.head,
+      static_cast<const e4m3*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head,
+      static_cast<Out*>(args.out) + batch * args.out_stride.batch + head * args.out_stride.head + first_query * args.out_stride.seq,
+      args.lse == nullptr ? nullptr : args.lse + batch_head * args.seq_q + first_query,
+      first_query,
+      queries,
+      static_cast<int>((visible_keys + BLOCK_N - 1) / BLOCK_N),
+  };
+}
+
+// Loads the descales of the block's head.  They are kept in shared memory, because every register is in use.
+__device__ void load_descales(Smem& smem, const FaForwardArgs& args) {
+  const int64_t batch_head = blockIdx.x / ((args.seq_q + BLOCK_M - 1) / BLOCK_M);
+  const int64_t head = batch_head % args.heads, batch = batch_head / args.heads;
+  const int64_t kv_batch_head = batch * args.kv_heads + head / (args.heads / args.kv_heads);
+  smem.scale_log2 = args.scale * CUDART_L2E_F * args.q_descale[batch_head] * args.k_descale[kv_batch_head];
+  smem.v_descale = args.v_descale[kv_batch_head];
+}
+
+// Copies ROWS rows with COPY_THREADS threads, of which this is `copy_thread`; rows from valid_rows on are filled with zeros.
+template <int ROWS>
+__device__ void copy_rows(e4m3 (*to_smem)[HEAD_DIM + E4M3_PAD], const e4m3* from_gmem, int64_t row_stride, int64_t valid_rows, int copy_thread) {
+#pragma unroll 1  // as in convert_rows
+  for (int i = copy_thread; i < ROWS * HEAD_DIM / E4M3_VECTOR; i += COPY_THREADS) {
+    const int row = i / (HEAD_DIM / E4M3_VECTOR), column = i % (HEAD_DIM / E4M3_VECTOR) * E4M3_VECTOR;
+    const bool valid = row < valid_rows;
+    fa::cp_async_16_or_zero(&to_smem[row][column], from_gmem + (valid ? row : 0) * row_stride + column, valid);
+  }
+}
+
+// Converts ROWS rows with all consumers, 16 elements at a time: every e4m3 number is an fp16 number.
+template <int ROWS>
+__device__ void convert_rows(fp16 (*to_smem)[HEAD_DIM + PAD], const e4m3 (*from_smem)[HEAD_DIM + E4M3_PAD]) {
+#pragma unroll 1  // more copies of the loop need registers that the accumulators have
+  for (int i = threadIdx.x; i < ROWS * HEAD_DIM / E4M3_VECTOR; i += CONSUMER_THREADS) {
+    const int row = i / (HEAD_DIM / E4M3_VECTOR), column = i % (HEAD_DIM / E4M3_VECTOR) * E4M3_VECTOR;
+    alignas(16) __nv_fp8x2_storage_t numbers[E4M3_VECTOR / 2];
+    alignas(16) __half2_raw converted[E4M3_VECTOR / 2];
+    *reinterpret_cast<uint4*>(numbers) = *reinterpret_cast<const uint4*>(&from_smem[row][column]);
+#pragma unroll
+    for (int j = 0; j < E4M3_VECTOR / 2; ++j) converted[j] = __nv_cvt_fp8x2_to_halfraw2(numbers[j], __NV_E4M3);
+#pragma unroll
+    for (int j = 0; j < E4M3_VECTOR / VECTOR; ++j) {
+      *reinterpret_cast<uint4*>(&to_smem[row][column + j * VECTOR]) = reinterpret_cast<const uint4*>(converted)[j];
+    }
+  }
+}
+
+// Waits until the mbarrier phase of this parity has completed.
+__device__ __forceinline__ void wait(Barrier barrier, uint64_t* barrier_smem, uint32_t parity) {
+  if (barrier == OMIT_BARRIER) return;
+  while (!fa::mbarrier_test_wait(barrier_smem, parity)) {
+  }
+}
+
+__device__ __forceinline__ void sync_consumers(Barrier barrier) {
+  if (barrier != OMIT_BARRIER) fa::barrier_sync<1, CONSUMER_THREADS>();
+}
+
+// Load K and V of one tile.  The stage is free when all consumers have converted the previous tile in it.
+template <typename Out>
+__device__ void load_kv(Smem& smem, const WorkTile<Out>& work, const FaForwardArgs& args, int key_tile, int copy_thread) {
+  const int stage = key_tile % STAGES;
+  const int64_t first_key = int64_t(key_tile) * BLOCK_N;
+  if (key_tile >= STAGES) wait(KV_EMPTY, &smem.kv_empty[stage], (key_tile / STAGES - 1) % 2);
+  copy_rows<BLOCK_N>(smem.k_e4m3[stage], work.k_gmem + first_key * args.k_stride.seq, args.k_stride.seq, args.seq_k - first_key, copy_thread);
+  fa::cp_async_mbarrier_arrive(&smem.k_full[stage]);
+  copy_rows<BLOCK_N>(smem.v_e4m3[stage], work.v_gmem + first_key * args.v_stride.seq, args.v_stride.seq, args.seq_k - first_key, copy_thread);
+  fa::cp_async_mbarrier_arrive(&smem.v_full[stage]);
+}
+
+template <typename Out>
+__device__ void produce(Smem& smem, const WorkTile<Out>& work, const FaForwardArgs& args, int copy_thread) {
+  for (int key_tile = 0; key_tile < work.key_tiles; ++key_tile) load_kv(smem, work, args, key_tile, copy_thread);
+  fa::cp_async_wait_all();  // all copies complete before the thread exits
+}
+
+using Accumulator = wmma::fragment<wmma::accumulator, WMMA_TILE, WMMA_TILE, WMMA_TILE, float>;
+using A = wmma::fragment<wmma::matrix_a, WMMA_TILE, WMMA_TILE, WMMA_TILE, fp16, wmma::row_major>;
+template <typename Layout>
+using B = wmma::fragment<wmma::matrix_b, WMMA_TILE, WMMA_TILE, WMMA_TILE, fp16, Layout>;
+
+// Finds the row (0 to 15) of each accumulator element that this lane holds.  WMMA does not specify it, so the warp
+// loads a tile whose elements are their row numbers.
+__device__ void find_rows(Smem& smem, int warp, int lane, int (&row_of)[Accumulator::num_elements]) {
+  float* tile_smem = &smem.s[warp % ROW_TILES * WMMA_TILE][warp / ROW_TILES * WMMA_TILE];  // used by this warp only
+  for (int i = lane; i < WMMA_TILE * WMMA_TILE; i += WARP) tile_smem[i / WMMA_TILE * (BLOCK_N + PAD) + i % WMMA_TILE] = i / WMMA_TILE;
+  __syncwarp();
+  Accumulator rows;
+  wmma::load_matrix_sync(rows, tile_smem, BLOCK_N + PAD, wmma::mem_row_major);
+#pragma unroll
+  for (int i = 0; i < Accumulator::num_elements; ++i) row_of[i] = static_cast<int>(rows.x[i]);
+}
+
+// S = Q K^T, unscaled, into shared memory.  Warp w computes tiles w, w + S_WARPS, ...
+__device__ void compute_s(Smem& smem, int warp) {
+  if (warp >= S_WARPS) return;
+  for (int tile = warp; tile < S_TILES; tile += S_WARPS) {
+    const int query = tile % ROW_TILES * WMMA_TILE, key = tile / ROW_TILES * WMMA_TILE;
+    Accumulator s;
+    wmma::fill_fragment(s, 0.0f);
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM; d += WMMA_TILE) {
+      A q;
+      B<wmma::col_major> k;  // column-major K^T [HEAD_DIM, BLOCK_N] is row-major K
+      wmma::load_matrix_sync(q, &smem.q[query][d], HEAD_DIM + PAD);
+      wmma::load_matrix_sync(k, &smem.k[key][d], HEAD_DIM + PAD);
+      wmma::mma_sync(s, q, k, s);
+    }
+    wmma::store_matrix_sync(&smem.s[query][key], s, BLOCK_N + PAD, wmma::mem_row_major);
+  }
+}
+
+__device__ __forceinline__ float max_of_row(float x) {
+  for (int step = LANES_PER_ROW / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+  return x;
+}
+
+__device__ __forceinline__ float sum_of_row(float x) {
+  for (int step = LANES_PER_ROW / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+template <typename Out>
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const FaForwardArgs args) {
+  extern __shared__ __align__(128) unsigned char smem_bytes[];
+  Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
+  const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  const WorkTile<Out> work = make_work_tile<Out>(args);
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < STAGES; ++stage) {
+      fa::mbarrier_init(&smem.k_full[stage], COPY_THREADS);
+      fa::mbarrier_init(&smem.v_full[stage], COPY_THREADS);
+      fa::mbarrier_init(&smem.kv_empty[stage], CONSUMER_THREADS);
+    }
+  }
+  if (threadIdx.x == WARP) load_descales(smem, args);
+  __syncthreads();  // all threads see the initialised mbarriers and the descales
+
+  // Load Q.  The wait for the first tile of K covers these copies too.
+  const bool is_producer = warp >= CONSUMER_WARPS;
+  const int copy_thread = PRODUCER_WARPS > 0 ? threadIdx.x - CONSUMER_THREADS : threadIdx.x;
+  if (is_producer || PRODUCER_WARPS == 0) copy_rows<BLOCK_M>(smem.q_e4m3, work.q_gmem, args.q_stride.seq, work.queries, copy_thread);
+  if (is_producer) {
+    produce(smem, work, args, copy_thread);
+    return;  // only the consumers take part in the following barriers
+  }
+  if (PRODUCER_WARPS == 0) load_kv(smem, work, args, 0, copy_thread);
+
+  int row_of[Accumulator::num_elements];
+  find_rows(smem, warp, lane, row_of);
+  sync_consumers(ROWS_FOUND);  // all warps have read their row numbers, which S overwrites
+  const int warp_row = warp % ROW_TILES * WMMA_TILE;  // first of this warp's 16 rows of O
+  const int lane_row = warp * ROWS_PER_LANE * ROWS_PER_PASS + lane / LANES_PER_ROW;  // first of this lane's rows of S
+  Accumulator o[O_TILES_PER_WARP];
+  for (auto& tile : o) wmma::fill_fragment(tile, 0.0f);
+  float m[ROWS_PER_LANE];       // running row max, in log2
+  float l[ROWS_PER_LANE] = {};  // this lane's part of the running row sum
+  for (float& row_max : m) row_max = -CUDART_INF_F;
+
+  for (int key_tile = 0; key_tile < work.key_tiles; ++key_tile) {
+    const int stage = key_tile % STAGES;
+    const uint32_t parity = key_tile / STAGES % 2;
+    if (PRODUCER_WARPS == 0 && key_tile + 1 < work.key_tiles) load_kv(smem, work, args, key_tile + 1, copy_thread);
+
+    // S = Q K^T
+    wait(K_FULL, &smem.k_full[stage], parity);
+    if (key_tile == 0) convert_rows<BLOCK_M>(smem.q, smem.q_e4m3);
+    convert_rows<BLOCK_N>(smem.k, smem.k_e4m3[stage]);
+    sync_consumers(K_CONVERTED);  // all warps converted a part of K
+    compute_s(smem, warp);
+    sync_consumers(S_STORED);  // several warps wrote each row of S; all warps are done with K and with V of the last tile
+
+    // Convert V, which P_STORED publishes.  The stage may then be overwritten.
+    wait(V_FULL, &smem.v_full[stage], parity);
+    convert_rows<BLOCK_N>(smem.v, smem.v_e4m3[stage]);
+    fa::mbarrier_arrive(&smem.kv_empty[stage]);
+
+#pragma unroll
+    for (int r = 0; r < ROWS_PER_LANE; ++r) {
+      const int row = lane_row + r * ROWS_PER_PASS;
+      const int64_t query = work.first_query + row;
+      const int64_t visible = args.causal == FA_CAUSAL_TOP_LEFT ? min(args.seq_k, query + 1) : args.seq_k;
+      const int64_t limit = visible - int64_t(key_tile) * BLOCK_N;
+
+      // mask, row max
+      float4 s[VECTORS_PER_LANE];
+      float m_new = m[r];
+#pragma unroll
+      for (int i = 0; i < VECTORS_PER_LANE; ++i) {
+        const int column = (i * LANES_PER_ROW + lane % LANES_PER_ROW) * 4;
+        s[i] = *reinterpret_cast<const float4*>(&smem.s[row][column]);
+        s[i].x = column + 0 < limit ? s[i].x * smem.scale_log2 : -CUDART_INF_F;
+        s[i].y = column + 1 < limit ? s[i].y * smem.scale_log2 : -CUDART_INF_F;
+        s[i].z = column + 2 < limit ? s[i].z * smem.scale_log2 : -CUDART_INF_F;
+        s[i].w = column + 3 < limit ? s[i].w * smem.scale_log2 : -CUDART_INF_F;
+        m_new = fmaxf(m_new, fmaxf(fmaxf(s[i].x, s[i].y), fmaxf(s[i].z, s[i].w)));
+      }
+      m_new = max_of_row(m_new);  // finite from the first tile on: every query sees key 0
+
+      // rescale; at the first tile m is -inf, and exp2(-inf) = 0
+      const float rescale = exp2f(m[r] - m_new);
+      if (lane % LANES_PER_ROW == 0) smem.rescale[row] = rescale;
+      m[r] = m_new;
+      l[r] *= rescale;
+
+      // P = exp2(S - m), row sum
+#pragma unroll
+      for (int i = 0; i < VECTORS_PER_LANE; ++i) {
+        const int column = (i * LANES_PER_ROW + lane % LANES_PER_ROW) * 4;
+        const float p[4] = {exp2f(s[i].x - m_new), exp2f(s[i].y - m_new), exp2f(s[i].z - m_new), exp2f(s[i].w - m_new)};
+        l[r] += (p[0] + p[1]) + (p[2] + p[3]);
+        alignas(8) fp16 rounded[4] = {fp16(p[0]), fp16(p[1]), fp16(p[2]), fp16(p[3])};
+        *reinterpret_cast<uint2*>(&smem.p[row][column]) = *reinterpret_cast<const uint2*>(rounded);
+      }
+    }
+    sync_consumers(P_STORED);  // several warps wrote the rows of P; S may be overwritten
+
+    // O += P V
+#pragma unroll
+    for (int i = 0; i < Accumulator::num_elements; ++i) {
+      const float rescale = smem.rescale[warp_row + row_of[i]];
+      for (auto& tile : o) tile.x[i] *= rescale;
+    }
+#pragma unroll
+    for (int key = 0; key < BLOCK_N; key += WMMA_TILE) {
+      A p;
+      wmma::load_matrix_sync(p, &smem.p[warp_row][key], BLOCK_N + PAD);
+#pragma unroll
+      for (int j = 0; j < O_TILES_PER_WARP; ++j) {
+        B<wmma::row_major> v;
+        wmma::load_matrix_sync(v, &smem.v[key][(warp / ROW_TILES * O_TILES_PER_WARP + j) * WMMA_TILE], HEAD_DIM + PAD);
+        wmma::mma_sync(o[j], p, v, o[j]);
+      }
+    }
+  }
+
+  // Normalise, with v_descale / l from shared memory, because a lane owns other rows of S than of O.
+#pragma unroll
+  for (int r = 0; r < ROWS_PER_LANE; ++r) {
+    const int row = lane_row + r * ROWS_PER_PASS;
+    const float sum = sum_of_row(l[r]);
+    if (lane % LANES_PER_ROW != 0) continue;
+    smem.inverse_l[row] = smem.v_descale / sum;
+    if (work.lse_gmem != nullptr && row < work.queries) work.lse_gmem[row] = (m[r] + log2f(sum)) * CUDART_LN2_F;
+  }
+  sync_consumers(L_STORED);
+#pragma unroll
+  for (int i = 0; i < Accumulator::num_elements; ++i) {
+    const float inverse_l = smem.inverse_l[warp_row + row_of[i]];
+    for (auto& tile : o) tile.x[i] *= inverse_l;
+  }
+
+  // Store, through the shared memory of S, 16 bytes at a time.
+#pragma unroll
+  for (int j = 0; j < O_TILES_PER_WARP; ++j) {
+    const int dim = (warp / ROW_TILES * O_TILES_PER_WARP + j) * WMMA_TILE;
+    wmma::store_matrix_sync(&smem.s[warp_row][dim], o[j], BLOCK_N + PAD, wmma::mem_row_major);
+  }
+  sync_consumers(O_STORED);
+  for (int i = threadIdx.x; i < work.queries * HEAD_DIM / VECTOR; i += CONSUMER_THREADS) {
+    const int row = i / (HEAD_DIM / VECTOR), dim = i % (HEAD_DIM / VECTOR) * VECTOR;
+    alignas(16) Out rounded[VECTOR];
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) rounded[j] = Out(smem.s[row][dim + j]);
+    *reinterpret_cast<uint4*>(&work.out_gmem[row * args.out_stride.seq + dim]) = *reinterpret_cast<const uint4*>(rounded);
+  }
+}
+
+// Whether every row of a tensor can be accessed with aligned 16-byte copies, of `elements` elements each.
+bool is_vector_aligned(const void* data, const FaStrides& stride, int elements) {
+  // The bitwise OR of the strides is divisible by a power of two if and only if every stride is.
+  const int64_t strides_or = stride.batch | stride.head | stride.seq;
+  return stride.dim == 1 && strides_or % elements == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+
+template <typename Out>
+int launch(const FaForwardArgs* args, cudaStream_t stream) {
+  const bool aligned = is_vector_aligned(args->q, args->q_stride, E4M3_VECTOR) && is_vector_aligned(args->k, args->k_stride, E4M3_VECTOR) &&
+                       is_vector_aligned(args->v, args->v_stride, E4M3_VECTOR) && is_vector_aligned(args->out, args->out_stride, VECTOR);
+  if (!aligned) return fa_refuse(args, "rows of q, k, v and out must be contiguous and start at multiples of 16 bytes");
+  if (args->causal == FA_CAUSAL_BOTTOM_RIGHT) return fa_refuse(args, "causal is bottom_right, supported are none and top_left");
+  if (args->seq_k < 1) return fa_refuse(args, "seq_k is 0, it must be at least 1");
+  const int64_t blocks = args->batch * args->heads * ((args->seq_q + BLOCK_M - 1) / BLOCK_M);
+  if (blocks > INT32_MAX || args->seq_k > INT32_MAX - BLOCK_N || args->seq_q > INT32_MAX - BLOCK_M) {
+    return fa_refuse(args, "the shape is too large: %lld blocks (at most %d), seq_q %lld (at most %d), seq_k %lld (at most %d)",
+                     static_cast<long long>(blocks), INT32_MAX, static_cast<long long>(args->seq_q), INT32_MAX - BLOCK_M,
+                     static_cast<long long>(args->seq_k), INT32_MAX - BLOCK_N);
+  }
+  auto* kernel = &attention_kernel<Out>;
+  if (int status = fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), sizeof(Smem))) return status;
+  kernel<<<static_cast<unsigned>(blocks), THREADS, sizeof(Smem), stream>>>(*args);
+  return static_cast<int>(cudaPeekAtLastError());
+}
+
+int launch_e4m3(const FaForwardArgs* args, cudaStream_t stream) {
+  if (args->out_dtype == FA_DTYPE_fp16) return launch<fp16>(args, stream);
+  if (args->out_dtype == FA_DTYPE_bf16) return launch<bf16>(args, stream);
+  return fa_refuse(args, "no instantiation for an output of dtype %d", args->out_dtype);
+}
+
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  if (int status = fa_check_abi(args)) return status;
+#define LAUNCH_IF(DTYPE, HEAD_DIM_) \
+  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch_##DTYPE(args, stream);
+  FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
+#undef LAUNCH_IF
+  return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
+}

@@ -1,0 +1,108 @@
+"""The tables of docs/fp8.md: simulated kernels under the policy `fp8`, and what e4m3 costs.
+
+python -m tests.unit.judge.fp8_tables    write both tables into docs/fp8.md
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+
+import torch
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.judge.check import judge
+from pytest_fa.judge.policies import FP8_OLD_MAX_ERR, rms
+from pytest_fa.judge.truth import Truth, make_truth
+from pytest_fa.records.judged import Check
+from pytest_fa.run.inputs import Inputs, make_inputs
+from pytest_fa.run.quantised import with_special_heads
+from tests.unit.judge.fp8_kernels import RIGHT, TABLE_CASES, WRONG, Fp8Kernel, simulate_fp8
+
+PAGE = Path(__file__).parents[3] / "docs" / "fp8.md"
+CPU = torch.device("cpu")
+COST_SHAPES = ("b1h8s64d64", "b1h8s128d64", "b1h8s512d64", "b1h2s1024d64", "b1h1s2048d64", "b1h4s512d128")
+TERMS = {"normal": "", "outlier": ", an outlier in a head"}
+
+
+@functools.lru_cache(maxsize=len(TABLE_CASES))
+def solved(shape: str) -> tuple[Inputs, Truth]:
+    """The inputs of a case with seed 0, and their truth."""
+    inputs = make_inputs(parse_case(f"{shape}-seed0"), CPU)
+    return inputs, make_truth(inputs, with_spread=True)
+
+
+@functools.lru_cache
+def check_of(kernel: Fp8Kernel, shape: str) -> Check:
+    """The verdict on a simulated kernel at a case with seed 0."""
+    inputs, truth = solved(shape)
+    return judge(simulate_fp8(inputs, kernel), truth, "fp8")
+
+
+def most_used(check: Check) -> float:
+    """The largest fraction that is used of any judged bound; infinite for NaN."""
+    return max(math.inf if bound.used is None else bound.used for bound in check.bounds if bound.enforced)
+
+
+def judged_table() -> str:
+    """Each simulated kernel with the largest fraction of a bound that it uses at each case."""
+    cases = [parse_case(f"{shape}-seed0") for shape in TABLE_CASES]
+    keys = [f"{case.seq_k} keys{TERMS[case.data]}" for case in cases]
+    lines = [f"| simulated kernel | {' | '.join(keys)} |", "| --- " * (len(keys) + 1) + "|"]
+    for kind, kernels in (("right", RIGHT), ("wrong", WRONG)):
+        for name, kernel in kernels.items():
+            cells = [_cell(most_used(check_of(kernel, shape))) for shape in TABLE_CASES]
+            lines.append(f"| {kind}: {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(used: float) -> str:
+    if math.isinf(used):
+        return "**NaN**"
+    shown = f"{used:.2f}" if used < 10 else f"{used:.0f}"
+    return shown if used <= 1 else f"**{shown}**"
+
+
+def costs_table() -> str:
+    """The error that e4m3 causes on N(0, 1) data, by what is rounded to it."""
+    heading = "| shape | Q, K, V in e4m3 | and P in e4m3 | P alone | largest error | times the older limit 0.06 |"
+    lines = [heading, "| --- " * 6 + "|"]
+    for shape in COST_SHAPES:
+        inputs, p, both, largest = _costs(shape)
+        shares = " | ".join(f"{100 * share:.1f} %" for share in (inputs, both, p))
+        lines.append(f"| {shape} | {shares} | {largest:.3f} | {largest / FP8_OLD_MAX_ERR:.2f} |")
+    return "\n".join(lines)
+
+
+def _costs(shape: str) -> tuple[float, float, float, float]:
+    """Relative RMS errors from rounding Q, K and V, from rounding P, and from both; the largest error from both."""
+    case = parse_case(f"{shape}-e4m3-seed0")
+    drawn = make_inputs(case.with_dtype("fp32"), CPU)
+    q, k, v = (tensor.double() for tensor in with_special_heads(drawn.q, drawn.k, drawn.v, "normal"))
+    unrounded = make_truth(drawn._replace(q=q, k=k, v=v)).out
+    quantised = make_truth(make_inputs(case, CPU), with_spread=True)
+    size, both = rms(unrounded), quantised.same_precision - unrounded
+    of_p = rms(quantised.same_precision - quantised.out)
+    of_heads = unrounded.square().mean((2, 3), keepdim=True).sqrt()
+    largest = float((both * of_heads[:, :1] / of_heads).abs().max())  # as if V were N(0, 1) in every head
+    return rms(quantised.out - unrounded) / size, of_p / size, rms(both) / size, largest
+
+
+def begin_of(name: str) -> str:
+    """The comment that begins a table in the page."""
+    return f"<!-- simulated: {name} -->"
+
+
+def main() -> None:
+    """Write the tables into the page."""
+    torch.set_num_threads(1)
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in (("kernels", judged_table()), ("costs", costs_table())):
+        before, _, after = text.partition(begin_of(name))
+        text = f"{before}{begin_of(name)}\n\n{table}\n\n<!--{after.partition(chr(10) + chr(10) + '<!--')[2]}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

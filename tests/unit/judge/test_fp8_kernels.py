@@ -1,0 +1,128 @@
+"""Simulated e4m3 kernels under the policy `fp8`: right ones pass with a margin, wrong ones fail where they must."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.judge.check import judge
+from pytest_fa.judge.truth import make_truth
+from pytest_fa.run.inputs import make_inputs
+from tests.unit.judge.fp8_kernels import MUST_SHOW, RIGHT, TABLE_CASES, WRONG, Fp8Kernel, simulate_fp8
+from tests.unit.judge.fp8_tables import begin_of, check_of, costs_table, judged_table, most_used
+
+MOST_USED = 0.98
+pytestmark = pytest.mark.usefixtures("one_thread")
+PAGE = Path(__file__).parents[3] / "docs" / "fp8.md"
+# Tails, masks, grouped heads, few queries, few keys and none, special heads, and the output in bf16.
+SMALL = (
+    "b1h2s1d64-e4m3",
+    "b1h2s17d64-e4m3",
+    "b1h2s65d64-e4m3-causal",
+    "b1h2s113d64-e4m3-causal-sk203",
+    "b1h2s203d64-e4m3-causal_br-sk113",
+    "b1h2s64d64-e4m3-sk0",
+    "b1h2s64d64-e4m3-sk1",
+    "b1h2s1d64-e4m3-sk1023",
+    "b1h8s77d64-e4m3-kv2",
+    "b2h4s77d64-e4m3-causal-kv1-outlier",
+    "b2h4s150d64-e4m3-zero_head",
+    "b2h4s150d128-e4m3-causal-tiny",
+    "b2h4s150d64-e4m3-out_bf16",
+    "b1h2s1023d64-e4m3-causal",
+)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread: on a busy machine, threads that wait for each other make small operations many times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("case", TABLE_CASES)
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_kernels_pass(name: str, case: str) -> None:
+    """A right kernel, with any tiling, order, scale of P or accumulator, uses at most 0.98 of its tightest bound."""
+    check = check_of(RIGHT[name], case)
+
+    assert (check.passed, check.bad_count) == (True, 0)
+    assert 0.2 < most_used(check) < MOST_USED
+
+
+@pytest.mark.parametrize("shape", SMALL)
+def test_right_kernels_pass_on_small_cases(shape: str) -> None:
+    """Right kernels pass on tails, masks, special heads and rows without keys."""
+    inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cpu"))
+    truth = make_truth(inputs, with_spread=True)
+
+    used = {name: most_used(judge(simulate_fp8(inputs, kernel), truth, "fp8")) for name, kernel in RIGHT.items()}
+
+    assert {name: share for name, share in used.items() if not share < MOST_USED} == {}
+
+
+@pytest.mark.parametrize(("name", "case"), [(name, case) for name, cases in MUST_SHOW.items() for case in cases])
+def test_wrong_kernels_are_rejected(name: str, case: str) -> None:
+    """Each mistake is rejected at every case that `MUST_SHOW` lists, by more than 1.1 times a bound or by a NaN."""
+    check = check_of(WRONG[name], case)
+
+    assert not check.passed
+    assert check.nonfinite_count > 0 or most_used(check) > 1.1
+
+
+def test_every_mistake_is_rejected_somewhere() -> None:
+    """`MUST_SHOW` has every wrong kernel, each with at least one case of the table."""
+    assert (list(MUST_SHOW), [name for name, cases in MUST_SHOW.items() if not cases]) == (list(WRONG), [])
+    assert {case for cases in MUST_SHOW.values() for case in cases} == set(TABLE_CASES)
+
+
+def test_an_accumulator_of_13_bits_is_right_for_few_keys() -> None:
+    """Sums of 13 bits over 512 keys are within the bounds, and those over 4096 keys are not, by their gain alone."""
+    few, many = (check_of(WRONG["13 bits for all keys"], case) for case in ("b1h4s512d64-e4m3", TABLE_CASES[2]))
+
+    assert few.passed
+    assert [bound.name for bound in many.bounds if bound.enforced and not bound.holds] == ["gain"]
+
+
+def test_the_descales_are_what_makes_the_policy_see_another_head() -> None:
+    """With equal descales in all heads, reading another head's descale changes nothing."""
+    inputs = make_inputs(parse_case("b1h4s113d64-e4m3-seed0"), torch.device("cpu"))
+    assert inputs.descales is not None
+    equal = inputs._replace(descales=inputs.descales.map(torch.ones_like))
+
+    right, shifted = (simulate_fp8(equal, kernel) for kernel in (Fp8Kernel(), Fp8Kernel(descale_shift=1)))
+
+    assert torch.equal(right, shifted)
+    assert not torch.equal(simulate_fp8(inputs, Fp8Kernel()), simulate_fp8(inputs, Fp8Kernel(descale_shift=1)))
+
+
+def test_the_older_thresholds_are_shown_and_not_judged() -> None:
+    """A right kernel breaks the older `rel_err` at any length; the bound is in the check and not enforced."""
+    check = check_of(RIGHT["tiles of 64"], TABLE_CASES[0])
+
+    shown = {bound.name: bound.holds for bound in check.bounds if not bound.enforced}
+    assert (check.passed, shown) == (True, {"max_err": True, "rel_err": False})
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "table"), [("kernels", judged_table), ("costs", costs_table)])
+def test_the_tables_of_the_page_are_simulated(name: str, table: object) -> None:
+    """The figures in docs/fp8.md are those of the simulation, to 10 %; their words are the same."""
+    assert callable(table)
+    text = PAGE.read_text(encoding="utf-8")
+    written = text.partition(begin_of(name))[2].partition("\n\n<!--")[0].strip()
+    simulated = table().strip()
+
+    number = r"\d+\.\d+|\b\d+\b"
+    assert re.sub(number, "#", written) == re.sub(number, "#", simulated)
+    pairs = zip(re.findall(number, written), re.findall(number, simulated), strict=True)
+    assert [pair for pair in pairs if float(pair[0]) != pytest.approx(float(pair[1]), rel=0.1, abs=0.02)] == []
