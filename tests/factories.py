@@ -130,6 +130,7 @@ def options(folder: Path, **changes: Any) -> Options:
         gate=None,
         gate_baseline=None,
         baselines="needed",
+        watch=False,
         ncu=False,
         ncu_set="verdict",
         ncu_strict=False,

@@ -27,6 +27,7 @@ from pytest_fa.plugin.state import (
 )
 from pytest_fa.plugin.status_line import StatusLine, may_show
 from pytest_fa.plugin.terminal import Results
+from pytest_fa.plugin.watch_hooks import register_watch
 from pytest_fa.plugin.without_benchmark import WithoutBenchmark
 from pytest_fa.plugin.xdist_hooks import register_for_xdist
 
@@ -71,6 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
         reports = _Reports(Results(config.stash[OPTIONS_KEY]), config)
         config.pluginmanager.register(reports, "fa-reports")
         register_for_xdist(config, reports.shard)
+        register_watch(config, reports.results)
 
 
 def _check_names(config: pytest.Config) -> None:
@@ -233,7 +235,7 @@ class _Reports:
     """The hooks of the process that writes to the terminal; with pytest-xdist, the controller, which runs no tests."""
 
     def __init__(self, results: Results, config: pytest.Config) -> None:
-        self._results, self._receiver = results, config.pluginmanager.getplugin(RECEIVER)
+        self.results, self._receiver = results, config.pluginmanager.getplugin(RECEIVER)
         self.shard: ShardLog | None = None
         if config.stash[OPTIONS_KEY].shard:
             from pytest_fa.plugin.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard
@@ -248,13 +250,13 @@ class _Reports:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of a report."""
-        self._results.take(report)
+        self.results.take(report)
         for receiver in filter(None, (self._receiver, self.shard)):
             receiver.take(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count a collection error as a failure."""
-        self._results.note_collect(report)
+        self.results.note_collect(report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
@@ -262,10 +264,10 @@ class _Reports:
 
         A run in which nothing ran, records were lost, or no test failed with a fault that skipped others, has failed.
         """
-        self._results.finish(session.config)
-        if self._results.is_inconclusive and exitstatus == pytest.ExitCode.TESTS_FAILED:
+        self.results.finish(session.config)
+        if self.results.is_inconclusive and exitstatus == pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = INCONCLUSIVE_STATUS
-        results = self._results
+        results = self.results
         is_bad = results.nothing_ran or results.is_lost or results.is_fault_unreported or results.report_problem
         if is_bad and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -281,7 +283,7 @@ class _Reports:
         """Write the answer, also if --stepwise ended the run; if a path has no test, the command that was meant."""
         is_stepwise = exitstatus == pytest.ExitCode.INTERRUPTED and bool(session.shouldstop)
         if exitstatus in ANSWERED or is_stepwise:
-            self._results.write_answer(terminal)
+            self.results.write_answer(terminal)
         is_empty = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and not terminal.stats.get("deselected")
         if is_empty and command_line.is_typed(session.config):
             paths = " ".join(session.config.args)
@@ -290,18 +292,18 @@ class _Reports:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the table, the notes and the paths of the records; with -q, also the header's lines; annotations."""
-        self._results.write(terminalreporter)
+        self.results.write(terminalreporter)
         config = terminalreporter.config
         if config.get_verbosity() < 0 and SESSION_KEY in config.stash:
             for notice in session_of(config).run_plan.notices:
                 terminalreporter.write_line(notice)
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            self._results.annotate(terminalreporter)
+            self.results.annotate(terminalreporter)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_summary(self, summary: list[str]) -> None:
         """Add the table of the run to the page of pytest-html."""
-        if text := self._results.html:
+        if text := self.results.html:
             summary.append(text)
 
 

@@ -42,6 +42,11 @@ class Results:
         self.report_problem = ""  # why --fa-html could not be written
 
     @property
+    def records(self) -> list[Record]:
+        """The records of this run so far."""
+        return list(self._records)
+
+    @property
     def nothing_ran(self) -> bool:
         """Whether tests were selected but none ran: no case got past its build, or nothing was built."""
         no_case_ran = bool(self._not_run["case"]) and not self._any_case_ran

@@ -48,6 +48,7 @@ from pytest_fa.worker.jobs import (
     encode,
 )
 from pytest_fa.worker.stages import WORK_LIMIT_SECONDS
+from pytest_fa.worker.stop_signal import Abandoned, StopSignal, is_answered
 
 __all__ = ["WorkerError", "Workers"]
 
@@ -57,6 +58,7 @@ MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is
 MOST_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
 SLICE_SECONDS = 1.0  # the size of the output is looked at this often
 LIVE_SLICE_SECONDS = 0.1  # new output is shown this often
+LET_GO_SECONDS = 2.0  # within which the judge must have ended a job that was abandoned
 
 AnyResult = TypeVar("AnyResult", CaseResult, GateResult, ProfilerResult)
 
@@ -72,15 +74,18 @@ class LostWorker(Exception):
 class Workers:
     """One server, a judge, and the candidates of the current job.  A process that crashes or hangs is replaced.
 
-    `show_live` gets what a variant prints soon after it was printed, if it is set.
+    `show_live` gets what a variant prints soon after it was printed, if it is set.  When `stop` is set, the current job
+    raises `Abandoned`.
     """
 
     show_live: Live | None = None
+    stop: StopSignal | None = None
 
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
         self._server: ForkServer | None = None
         self._judge: Worker | None = None  # or the process of a profiler's job
+        self._is_profiler = False  # whether it is that
         self._candidates: list[Worker] = []
         self._owner = ""
         self._printed = OutputTail()
@@ -139,8 +144,13 @@ class Workers:
         return self._printed.take()
 
     def end_worker(self) -> None:
-        """End the current candidates, and release what they hold on the GPU.  The next job gets new ones."""
+        """End the processes that have loaded a variant, and release what they hold on the GPU.
+
+        The next job gets new ones.  A judge stays.
+        """
         self._end_candidates(0)
+        if self._is_profiler:
+            self._end_judge()
 
     def _end_candidates(self, kept: int) -> None:
         """End the candidates, except the first `kept`."""
@@ -179,14 +189,17 @@ class Workers:
         try:
             with unchanged_processes(os.getpid(), *live_servers(), *((worker.pid,) if roles else ())) as changes:
                 result = self._exchange(job, kind, server, worker, output)
+        except Abandoned:
+            self.end_worker()  # the judge notices it, and ends the job
+            if self._judge is not None and not is_answered(worker.channel, LET_GO_SECONDS):
+                self._end_judge()
+            raise
         finally:
             output.show_new(is_last=True)
             self._printed.add(output.text())
         result = self._with_ending(result, job)
         if result.context_lost or changes:
             self.end_worker()
-            if not roles:
-                self._end_judge()
         if changes:
             raise LostWorker("failed", "; ".join(changes), Progress(job.wanted_stages[0], 0.0))
         return result
@@ -224,12 +237,15 @@ class Workers:
 
     def _wait(self, server: ForkServer, worker: Worker, output: JobOutput, deadline: float) -> bool:
         """Wait for a message.  Returns False at the deadline; raises `EOFError` if the process has ended."""
-        others = () if worker.pidfd is None else (worker.pidfd,)
+        stops = () if self.stop is None else (self.stop.fileno(),)
+        others = stops if worker.pidfd is None else (worker.pidfd, *stops)
         most_bytes = int(MOST_MEMORY_SHARE * memory_bytes())
         slice_seconds = LIVE_SLICE_SECONDS if self.show_live else SLICE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             is_readable = worker.channel.wait(min(left, slice_seconds), *others)
             output.show_new()
+            if self.stop is not None:
+                self.stop.require_unset()
             if is_readable:
                 if not worker.channel.wait(0):  # only the process has ended; another one may hold its socket
                     raise EOFError
@@ -284,7 +300,7 @@ class Workers:
         """Fork the judge and the candidates that are not there yet, and connect them."""
         if self._judge is None:
             self.end_worker()
-            self._judge = server.fork("judge" if roles else "worker")
+            self._judge, self._is_profiler = server.fork("judge" if roles else "worker"), not roles
         for place in range(len(self._candidates), len(roles)):
             candidate = server.fork(roles[place])
             self._candidates.append(candidate)
