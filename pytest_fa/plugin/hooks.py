@@ -244,6 +244,7 @@ class _Reports:
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Add the status line.  The terminal reporter may be registered after this plugin, but not after this hook."""
+        self.results.clock.start_session()
         if may_show(config := session.config):
             config.stash[STATUS_LINE_KEY] = StatusLine(config.pluginmanager.getplugin("terminalreporter"))
             config.pluginmanager.register(_Progress(config.stash[STATUS_LINE_KEY]), "fa-progress")
@@ -299,6 +300,11 @@ class _Reports:
                 terminalreporter.write_line(notice)
         if os.environ.get("GITHUB_ACTIONS") == "true":
             self.results.annotate(terminalreporter)
+
+    @pytest.hookimpl(trylast=True)  # after the workers have ended
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Write where the seconds of the run went."""
+        self.results.write_seconds(config)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_summary(self, summary: list[str]) -> None:

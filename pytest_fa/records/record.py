@@ -11,6 +11,7 @@ import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.built import Build
+from pytest_fa.records.costs import Costs
 from pytest_fa.records.gated import Gate
 from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.ranges import Name, Rate, Seconds
@@ -102,7 +103,7 @@ class Record(msgspec.Struct, frozen=True):
 
     `builds` holds the build that ran; for kind `build`, those of all architectures.  `output` is the end
     of what the worker printed, if the test failed.  `is_claim` marks a case that was added for what the manifest claims
-    to support.
+    to support.  `costs` is None for a record that no job made, such as that of a build, and for older records.
     """
 
     schema: int
@@ -133,6 +134,7 @@ class Record(msgspec.Struct, frozen=True):
     machine: MachineIdentity | None = None
     output: str = ""
     is_claim: bool = False
+    costs: Costs | None = None
 
 
 def to_json(value: msgspec.Struct) -> bytes:

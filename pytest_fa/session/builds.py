@@ -70,6 +70,11 @@ class Builds:
             say=self.say,
         )
 
+    @property
+    def seconds(self) -> float:
+        """The seconds of the batch of builds; 0 if nothing was looked up or compiled."""
+        return self.report.seconds if "report" in self.__dict__ else 0.0
+
     def of(self, variant: Variant) -> list[Build | BuildFailure]:
         """The builds and build failures of a variant, one for each architecture.
 
