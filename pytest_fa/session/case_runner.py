@@ -28,6 +28,7 @@ from pytest_fa.session.refusals import Refused
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.job_output import Live
 from pytest_fa.worker.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, ProfilerJob
+from pytest_fa.worker.stop_signal import require_unset
 
 LONG_WATCHDOG_SECONDS = 300.0  # a Python entry may compile at its first call, and a CPU is slow
 SELFTEST_WATCHDOG_SECONDS = 30.0  # the Python kernels of the self-test compile nothing
@@ -144,8 +145,8 @@ class CaseRunner:
     def _result_of(self, job: CaseJob) -> tuple[CaseResult, Costs]:
         """The worker's result, with the profiler's time and their agreement if it has a time; and what it cost."""
         is_timed = job.time and not self.options.selftest
-        started = time.perf_counter()
-        with timing_lock(self.builds.say) if is_timed else nullcontext():
+        started, stop = time.perf_counter(), self.workers.stop
+        with timing_lock(self.builds.say, lambda: require_unset(stop)) if is_timed else nullcontext():
             locked = time.perf_counter()
             result = self.workers.run(job)
             judged = time.perf_counter()

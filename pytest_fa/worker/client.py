@@ -48,7 +48,7 @@ from pytest_fa.worker.jobs import (
     encode,
 )
 from pytest_fa.worker.stages import WORK_LIMIT_SECONDS
-from pytest_fa.worker.stop_signal import Abandoned, StopSignal, is_answered
+from pytest_fa.worker.stop_signal import Abandoned, StopSignal, is_answered, require_unset
 
 __all__ = ["WorkerError", "Workers"]
 
@@ -244,8 +244,7 @@ class Workers:
         while (left := deadline - time.monotonic()) > 0:
             is_readable = worker.channel.wait(min(left, slice_seconds), *others)
             output.show_new()
-            if self.stop is not None:
-                self.stop.require_unset()
+            require_unset(self.stop)
             if is_readable:
                 if not worker.channel.wait(0):  # only the process has ended; another one may hold its socket
                     raise EOFError

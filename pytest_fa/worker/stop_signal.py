@@ -65,6 +65,12 @@ class StopSignal:
         os.close(self._descriptor)
 
 
+def require_unset(stop: StopSignal | None) -> None:
+    """Raise `Abandoned` if there is a signal and it is set."""
+    if stop is not None:
+        stop.require_unset()
+
+
 def is_answered(channel: Channel, seconds: float) -> bool:
     """Whether the result of an abandoned job arrives within these seconds.  It is read and dropped."""
     deadline = time.monotonic() + seconds
