@@ -93,9 +93,9 @@ class WatchHooks:
         """Set the exit status by the last verdict; that of the first run stays if no save has had one."""
         if watch.has_verdict:
             session.exitstatus = pytest.ExitCode.OK if watch.all_right else pytest.ExitCode.TESTS_FAILED
-        words = "right" if session.exitstatus == pytest.ExitCode.OK else "not right"
-        screen.title(f"ended by Ctrl-C; by the last verdict, {words} (exit status {int(session.exitstatus)})")
-        if watch.has_verdict:
+        run = "the last verdict" if watch.has_verdict else "the first run"
+        screen.title(f"ended by Ctrl-C; exit status {int(session.exitstatus)}, that of {run}")
+        if watch.log.is_file():
             screen.title(f"records of the last verdict: {os.path.relpath(watch.log)}")
 
     def _screen(self, config: pytest.Config) -> Screen:

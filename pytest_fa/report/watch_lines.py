@@ -33,15 +33,25 @@ def wrong_shape_line(records: list[Record]) -> str:
     return f"{_title(bad[0])}: {outcomes} in {len(bad)} of {len(records)} checks, not timed"
 
 
-def build_line(variant: str, builds: Iterable[Build], before: Iterable[Build]) -> str:
-    """How long the builds took, with registers and spilled bytes; each figure with the one before if it changed."""
+def build_line(variant: str, builds: Iterable[Build], before: Iterable[Build], *, is_cached: bool = False) -> str:
+    """How long the builds took, with registers and spilled bytes; each figure with the one before if it changed.
+
+    Architectures with the same figures share a part of the line.
+    """
     earlier = {build.arch: _figures(build) for build in before}
-    parts = []
+    parts: dict[str, list[Build]] = {}
     for build in builds:
         old = earlier.get(build.arch, (None, None))
-        figures = [_was(each, was) for each, was in zip(_figures(build), old, strict=True)]
-        parts.append(f"{build.arch} in {build.build_seconds:.1f} s, {figures[0]} registers, {figures[1]} B spilled")
-    return f"{variant}: built for {'; '.join(parts)}"
+        registers, spilled = (_was(each, was) for each, was in zip(_figures(build), old, strict=True))
+        parts.setdefault(f"{registers} registers, {spilled} B spilled", []).append(build)
+    texts = [f"{_built(group, is_cached=is_cached)}, {figures}" for figures, group in parts.items()]
+    return f"{variant}: built for {'; '.join(texts)}"
+
+
+def _built(builds: list[Build], *, is_cached: bool) -> str:
+    """The architectures, and how long the slowest of their compilers took."""
+    place = "from the cache" if is_cached else f"in {max(build.build_seconds for build in builds):.1f} s"
+    return f"{', '.join(build.arch for build in builds)} {place}"
 
 
 def _figures(build: Build) -> tuple[int, int]:
@@ -61,6 +71,8 @@ def _change(record: Record, before: Record | None, process_sd: ProcessSd) -> str
         return f"{_us(after_us)} us"
     row = compare_times(before, record, process_sd)
     text = f"{_us(before.speed.device.median_us)} -> {_us(after_us)} us"
+    if record.speed and not is_clear_ratio(record.speed, before.speed):
+        return f"{text} (too noisy for a ratio)"
     if row.ratio is None:
         return f"{text} ({row.verdict}: {row.reason})"
     text += f", {HUNDRED * (row.ratio - 1):+.1f} %"

@@ -45,12 +45,21 @@ class Watch:
         self._times: dict[tuple[str, str], Record] = {}
         self.has_verdict = False  # whether a save has had one
         self._failed: set[str] = set()  # the variants that are not right, and PLAN if there is no plan
+        self._not_run: set[str] = set()  # those of them that this machine cannot run
+        self._built_only: set[str] = set()  # variants of which nothing was judged but the build
         self._memory = Memory(lambda *key: self._times.get(key), self._baseline, self._builds)
 
     @property
     def all_right(self) -> bool:
         """Whether every variant is right by its last verdict."""
         return not self._failed
+
+    def verdict(self, names: set[str]) -> str:
+        """The verdict of these variants: right, or which of them are not, or were not run."""
+        wrong, not_run = sorted(names & self._failed - self._not_run), sorted(names & self._not_run)
+        parts = [f"not right: {', '.join(wrong)}"] if wrong else []
+        parts += [f"not run: {', '.join(not_run)}"] if not_run else []
+        return "; ".join(parts) or ("built" if names <= self._built_only else "right")
 
     def start(self, records: list[Record], early: Hashes) -> None:
         """Take over what the first run has found.  `early` has the content of files when that run began."""
@@ -96,7 +105,8 @@ class Watch:
         plan = session.run_plan.plan
         session.run_plan.require_usable(needs_variant=True)
         self._session, changed = session, self._changed(plan.chosen, contents)
-        self._failed &= {variant.name for variant in plan.chosen}
+        selected = {variant.name for variant in plan.chosen}
+        self._failed, self._not_run = self._failed & selected, self._not_run & selected
         session.runner.end_workers()  # they have loaded the code before the save
         session.builds.needed = {each.name: each for each in changed if isinstance(each, Variant)}
         session.builds.say = lambda text: self._notice(watcher, text)
@@ -109,9 +119,9 @@ class Watch:
         self._conclude(changed)
 
     def _notice(self, watcher: SaveWatcher, text: str) -> None:
-        """Show a message of the builder if it waits for another process.  A new save ends the build here."""
+        """Show a message of the builder when it begins or waits for another process.  A save ends the build here."""
         watcher.stop.require_unset()
-        if text.startswith("waiting"):
+        if text.startswith(NOTICES):
             self._screen.detail(text)
 
     def _changed(self, chosen: tuple[AnyVariant, ...], contents: Contents) -> list[AnyVariant]:
@@ -131,8 +141,19 @@ class Watch:
             variant_run.run(self._selection.tasks(self._session.run_plan.plan, variant.name))
             self._records[variant.name] = variant_run.records
             self._take(variant_run.records)
-            (self._failed.discard if variant_run.is_right else self._failed.add)(variant.name)
+            self._sort(variant.name, variant_run)
         self._done[variant.name] = (variant, self._contents.get(variant.name))
+
+    def _sort(self, name: str, variant_run: VariantRun) -> None:
+        """Put a variant into the sets of its verdict."""
+        kinds = {record.kind for record in variant_run.records}
+        has_failed = any(record.outcome != "ok" for record in variant_run.records)
+        for names, is_in in (
+            (self._failed, not variant_run.is_right),
+            (self._not_run, bool(variant_run.why_not_run) and not has_failed),
+            (self._built_only, kinds == {"build"}),
+        ):
+            (names.add if is_in else names.discard)(name)
 
     def _take(self, records: list[Record]) -> None:
         """Keep the times of right records, and which variants failed."""
@@ -151,9 +172,8 @@ class Watch:
             replace_records(self.log, [record for records in self._records.values() for record in records])
         except OSError as problem:
             self._screen.title(f"records were lost: {problem}", good=False)
-        failed = sorted(self._failed & {each.name for each in changed})
-        verdict = f"not right: {', '.join(failed)}" if failed else "right"
-        self._screen.title(f"{verdict}, {self._screen.after_save}", good=not failed)
+        names = {each.name for each in changed}
+        self._screen.title(f"{self.verdict(names)}, {self._screen.after_save}", good=not names & self._failed)
 
     def _baseline(self, shape: str) -> Record | None:
         """The fastest baseline of the first run at a shape."""
@@ -168,6 +188,7 @@ class Watch:
         return _listed([each.name for each in self._session.run_plan.plan.chosen])
 
 
+NOTICES = ("building", "waiting")  # how the builder's messages begin that are shown
 PLAN = ""  # stands for the selection as a whole, where variants have names
 
 

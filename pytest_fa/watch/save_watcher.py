@@ -60,12 +60,12 @@ class SaveWatcher:
             self._observer.unschedule_all()
             for place in places:
                 self._schedule(place)
-        self._look()
+        self._event.set()  # what was saved before the folders were watched
 
     def wait(self) -> list[str]:
         """Wait for a save and return the paths."""
         self._is_waiting = True
-        self._look()
+        self._event.set()  # the thread looks once more, when no file changes any longer
         self.stop.wait()
         self._is_waiting = False
         with self._lock:

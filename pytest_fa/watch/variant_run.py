@@ -51,12 +51,14 @@ class VariantRun:
         if self._check(checks):
             self._time([task for task in tasks if task.test == "speed"])
         if self.why_not_run:
-            self._screen.detail(f"{self._variant.name}: not run: {self.why_not_run}", good=False)
+            self._screen.detail(f"not run: {self.why_not_run}")
 
     def _build(self, tasks: list[Task]) -> None:
         for record in filter(None, map(self._record, tasks)):
             if record.outcome == "ok":
-                self._screen.detail(build_line(record.variant, record.builds, self._memory.builds(record.variant)))
+                before = self._memory.builds(record.variant)
+                is_cached = not self._session.builds.report.compiled
+                self._screen.detail(build_line(record.variant, record.builds, before, is_cached=is_cached))
 
     def _check(self, tasks: list[Task]) -> bool:
         """Judge the first case, say so, then judge the others.  Returns whether the variant can be timed."""

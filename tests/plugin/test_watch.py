@@ -13,7 +13,8 @@ from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, Project
 from tests.plugin.watched import VERDICT, WatchedRun
 
 QUICK = ("-p", "no:cacheprovider", ONE_CASE, "--fa-soak=1")
-TIME = rf"good {SHAPE}: [\d.]+ -> [\d.]+ us, [+-][\d.]+ %( \(within noise\))?, right"
+CHANGE = r"(, [+-][\d.]+ %( \(within noise\))?| \(too noisy for a ratio\))"
+TIME = rf"good {SHAPE}: [\d.]+ -> [\d.]+ us{CHANGE}, right"
 # The variant says that it was reached, and then takes longer than any test waits.
 WAIT = """\
     import pathlib, time
@@ -44,7 +45,7 @@ def test_a_save_gets_a_verdict_and_the_change_of_the_time(good: Project) -> None
         assert run.interrupt() == pytest.ExitCode.OK
     assert "fa: saved kernels/good/entry.py\n" in text
     assert re.search(r"  good: 1 of 1 checks right, [\d.]+ s after the save\n  " + TIME, text)
-    assert "fa: ended by Ctrl-C; by the last verdict, right (exit status 0)" in run.text
+    assert "fa: ended by Ctrl-C; exit status 0, that of the last verdict\n" in run.text
     (log,) = [path for path in good.logs if path.stem.endswith("-watch")]
     assert [("correct", "ok"), ("speed", "ok")] == [
         (record.kind, record.outcome) for record in read_records(log) if record.variant == "good"
@@ -56,6 +57,7 @@ def test_ctrl_c_before_a_save_keeps_the_exit_status(project: Project) -> None:
     project.python_variant("good", WRONG_SOURCE)
     with WatchedRun(project, "--fa-variant=good", "-k", "test_correct", *QUICK).started() as run:
         assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
+    assert "fa: ended by Ctrl-C; exit status 1, that of the first run\n" in run.text
 
 
 def test_the_first_failure_is_shown_in_full(good: Project) -> None:
@@ -145,6 +147,16 @@ def test_a_header_concerns_the_variants_that_include_it(project: Project) -> Non
     assert "fa: saved kernels/common/size.h\n" in both
     assert re.findall(r"  (\w+): built for sm_90a in [\d.]+ s, \d+ registers, 0 B spilled", both) == ["one", "two"]
     assert re.findall(r"  (\w+): built for", one) == ["one"]
+
+
+def test_without_a_gpu_a_cuda_variant_is_built_but_not_run(project: Project) -> None:
+    """A variant that this machine cannot run is built; the verdict says that it was not run, and is no success."""
+    project.cuda_variant("one")
+    with WatchedRun(project, "--fa-arch=sm_90a", "-p", "no:cacheprovider").started() as run:
+        text = run.saved(source_of(project, "one", "kernel.cu"), f"{CUDA_SOURCE}// edited\n")
+        assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
+    assert re.search(r"  one: built for sm_90a in [\d.]+ s, \d+ registers, 0 B spilled\n", text)
+    assert "  not run: one needs a GPU, and this machine has none\nfa: not run: one, " in text
 
 
 def test_a_missing_header_mends_the_build(project: Project) -> None:

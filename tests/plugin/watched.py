@@ -17,7 +17,7 @@ from typing import Self
 from tests.plugin.conftest import Project, inner_environment
 
 LIMIT_SECONDS = 180.0  # on a machine on which much else runs
-VERDICT = r"fa: (right|not right: [^,]+), [0-9.]+ s after the save\n"
+VERDICT = r"fa: (right|built|not right: [^,]+|not run: [^,]+), [0-9.]+ s after the save\n"
 
 
 class WatchedRun:

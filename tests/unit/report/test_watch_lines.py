@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pytest_fa.records.record import Record
-from pytest_fa.records.timing import Clocks
+from pytest_fa.records.timing import ON_CPU, Clocks
 from pytest_fa.report.watch_lines import build_line, time_line, untimed_line, wrong_shape_line
 from tests.factories import SHAPE, build, record, speed
 
@@ -61,6 +61,27 @@ def test_registers_and_spills_of_a_build() -> None:
     """A figure that changed is shown with the one before."""
     before, after = build("sm_90a", k=(96, 0, 0)), build("sm_90a", k=(101, 0, 0), small=(40, 0, 0))
     assert build_line("mine", [after], []) == "mine: built for sm_90a in 1.0 s, 101 registers, 0 B spilled"
+    assert build_line("mine", [after], [], is_cached=True) == (
+        "mine: built for sm_90a from the cache, 101 registers, 0 B spilled"
+    )
     assert build_line("mine", [after], [before]) == (
         "mine: built for sm_90a in 1.0 s, 96 -> 101 registers, 0 B spilled"
     )
+
+
+def test_architectures_with_the_same_figures_share_a_part() -> None:
+    """Architectures are listed together if their figures are equal, with the seconds of the slowest."""
+    slow = msgspec.structs.replace(build("sm_89", k=(96, 0, 0)), build_seconds=9.5)
+    builds = [build("sm_80", k=(96, 0, 0)), slow, build("sm_90a", k=(101, 8, 0))]
+    assert build_line("mine", builds, []) == (
+        "mine: built for sm_80, sm_89 in 9.5 s, 96 registers, 0 B spilled; sm_90a in 1.0 s, 101 registers, 8 B spilled"
+    )
+
+
+def test_a_noisy_change_is_none() -> None:
+    """Between two times on the CPU that scatter, no change is shown, as the table shows no ratio."""
+    timing = msgspec.structs.replace(speed(100.0).device, samples_us=(50.0, 100.0, 300.0, 400.0))
+    noisy = msgspec.structs.replace(speed(100.0), device=timing, cold_missing=ON_CPU)
+    records = [record(kind="speed", speed=noisy), record(kind="speed", speed=noisy)]
+    line = time_line(records[1], records[0], None, lambda _: PROCESS_SD)
+    assert line == f"mine {SHAPE}: 100.0 -> 100.0 us (too noisy for a ratio), right"
