@@ -129,6 +129,7 @@ def options(folder: Path, **changes: Any) -> Options:
         selftest=False,
         gate=None,
         gate_baseline=None,
+        gate_gpus=1,
         baselines="needed",
         watch=False,
         ncu=False,

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 
 from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, EARLIER_SD_SHARES, LEAST_SD_SHARE, analyse
-from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval, detectable_effect
+from pytest_fa.gates.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
+from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval
 from pytest_fa.gates.run import OUTCOMES
 from pytest_fa.measure.arm_orders import recorded_order
 from pytest_fa.measure.sampling import MOST_DROPPED, precision
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.earlier import OUTSIDE_SCHEMA
-from pytest_fa.records.gated import Gate, GatePair
+from pytest_fa.records.gated import Gate, GatePair, PairSamples
 from pytest_fa.records.judged import Bound, Check
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed, Timing
@@ -143,15 +145,16 @@ def _of_timing(name: str, timing: Timing) -> Iterator[str]:
 
 def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
     samples = [pair.samples for pair in gate.pairs]
-    rows = {len(row) for pair in samples for row in (pair.blocks, pair.control)}
-    if rows - {gate.processes}:
-        yield f"it has {gate.processes} processes, its samples have {', '.join(map(str, sorted(rows)))}"
+    if problem := _shape_problem(gate, samples):
+        yield problem
         return
     shares = (LEAST_SD_SHARE, *EARLIER_SD_SHARES)
     if gate.least_sd_share not in shares:
         yield f"least_sd_share is {gate.least_sd_share}; a gate has {' or '.join(map(str, shares))}"
         return
-    is_last = gate.processes >= ANALYSES[-1]
+    gpus = len(set(samples[0].gpus)) if samples else 0
+    processes = gate.processes // max(gpus, 1)
+    is_last = processes >= ANALYSES[-1]
     analysis = analyse(samples, gate.ratio, is_last=is_last, process_sd=known_sd, least_sd_share=gate.least_sd_share)
     if gate.verdict != (verdict := analysis.verdict or "INCONCLUSIVE"):
         yield f"the verdict is {gate.verdict}, its samples give {verdict}: {analysis.reason}"
@@ -159,15 +162,27 @@ def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
         yield f"the outcome is {record.outcome}, the verdict {gate.verdict}"
     for index, (pair, interval) in enumerate(zip(gate.pairs, analysis.intervals, strict=True)):
         yield from _of_pair(pair, interval, gate.seed)
+        yield from _of_gpus(pair)
         yield from _of_orders(pair, gate.seed + index)
-    if gate.processes not in ANALYSES:
-        yield f"it has {gate.processes} processes; a gate has {' or '.join(map(str, ANALYSES))}"
-    spreads = [statistics.stdev(means) for pair in samples if len(means := _finite(pair.means)) > 1]
-    if not _is_close(gate.process_sd, max(spreads, default=None)):
-        yield f"process_sd is {gate.process_sd}, its samples give {max(spreads, default=None)}"
-    effect = detectable_effect(known_sd, ANALYSES[-1], CONFIDENCE)
+    if processes not in ANALYSES:
+        yield f"it has {processes} processes on a GPU; a gate has {' or '.join(map(str, ANALYSES))}"
+    if not _is_close(gate.process_sd, spread := largest_process_sd(samples)):
+        yield f"process_sd is {gate.process_sd}, its samples give {spread}"
+    effect = detectable_on(known_sd, ANALYSES[-1], gpus, CONFIDENCE)
     if not math.isclose(gate.detectable, effect, rel_tol=0.5):
         yield f"detectable is {gate.detectable}, a spread of {100 * known_sd:.2f} % gives {effect:.4f}"
+
+
+def _shape_problem(gate: Gate, samples: list[PairSamples]) -> str:
+    """Why the samples are not those of `gate.processes` processes, equally many on each GPU; empty if they are."""
+    rows = {len(row) for pair in samples for row in (pair.blocks, pair.control)}
+    if rows - {gate.processes}:
+        return f"it has {gate.processes} processes, its samples have {', '.join(map(str, sorted(rows)))}"
+    if {len(row) for pair in samples for row in (pair.outside, pair.gpus)} - {0, gate.processes}:
+        return f"it has {gate.processes} processes, and another number of times by the judge's clock or of GPUs"
+    if len({pair.gpus for pair in samples}) > 1 or any(len(set(Counter(pair.gpus).values())) > 1 for pair in samples):
+        return "its pairs do not have the same number of processes on the same GPUs"
+    return ""
 
 
 def _of_pair(pair: GatePair, interval: Interval, seed: int) -> Iterator[str]:
@@ -187,16 +202,23 @@ def _of_pair(pair: GatePair, interval: Interval, seed: int) -> Iterator[str]:
             yield f"{field} of {name} is {stated}, its samples give {value}"
 
 
+def _of_gpus(pair: GatePair) -> Iterator[str]:
+    """Yield what does not follow from the samples of each GPU, for a gate on several."""
+    name, samples = f"{pair.samples.baseline} at {pair.samples.shape_id}", pair.samples
+    stated = {each.gpu_hash: each.ratio for each in pair.gpu_ratios}
+    expected = {each.gpu_hash: each.ratio for each in gpu_ratios(samples.means, samples.gpus)}
+    if stated.keys() != expected.keys() or not all(_is_close(stated[gpu], ratio) for gpu, ratio in expected.items()):
+        yield f"the ratios of the GPUs of {name} do not follow from its samples"
+    if not _is_close(pair.gpu_sd, sd := gpu_sd(samples.means, samples.gpus)):
+        yield f"gpu_sd of {name} is {pair.gpu_sd}, its samples give {sd}"
+
+
 def _of_orders(pair: GatePair, seed: int) -> Iterator[str]:
     """Yield the processes whose arms were not in the order of the seed.  Older records have no orders."""
     for process, order in enumerate(pair.samples.orders):
         if order != recorded_order(ARMS, seed + process):
             name = f"{pair.samples.baseline} at {pair.samples.shape_id}"
             yield f"the order of the arms in process {process} of {name} is not that of the seed"
-
-
-def _finite(values: list[float]) -> list[float]:
-    return [value for value in values if math.isfinite(value)]
 
 
 def _is_below(a: float | None, b: float | None) -> bool:

@@ -32,6 +32,10 @@ class NoSharedMemory(FaError):
     """This machine gives two processes no common memory; the message has the reason."""
 
 
+class NoSharing(NoSharedMemory):
+    """`require_sharing` failed, before any code of a variant ran."""
+
+
 class Piece(NamedTuple):
     """One piece of shared memory: its bytes, [size] uint8, and what another process needs to map it."""
 
@@ -61,6 +65,21 @@ class Memories:
         storage = self._storages[view.memory]
         tensor = torch.empty(0, dtype=DTYPES[view.dtype], device=storage.device)
         return tensor.set_(storage, view.offset, view.shape, view.strides)
+
+
+def require_sharing(device: torch.device) -> None:
+    """Raise `NoSharing` if this machine gives two processes no common memory on a device, with the reason.
+
+    Only the answers of the system and of CUDA count, and no variant is loaded yet: no variant can cause this.
+    """
+    try:
+        if device.type == "cuda":
+            _require_several_contexts(device)
+            free_on_gpu(allocate_on_gpu(GRAIN_BYTES, device))
+        else:
+            os.close(allocate_on_cpu(GRAIN_BYTES).descriptor or 0)
+    except (NoSharedMemory, OSError) as problem:
+        raise NoSharing(f"two processes cannot share memory here: {problem}") from problem
 
 
 def view_of(tensor: torch.Tensor, memory: int) -> View:
@@ -118,6 +137,17 @@ def allocate_on_gpu(size_bytes: int, device: torch.device) -> Piece:
             raise NoSharedMemory(f"{size_bytes} bytes of GPU memory cannot be allocated: {status!r}")
         handle = _ok(driver.cuIpcGetMemHandle(address))
     return Piece(_device_tensor(int(address), size_bytes, device), bytes(handle.reserved).hex())
+
+
+def _require_several_contexts(device: torch.device) -> None:
+    """Raise `NoSharedMemory` if the GPU allows only one process at a time."""
+    with _driver(device) as driver:
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
+        mode = int(_ok(driver.cuDeviceGetAttribute(attribute, _ok(driver.cuCtxGetDevice()))))
+        if mode != int(driver.CUcomputemode.CU_COMPUTEMODE_DEFAULT):
+            raise NoSharedMemory(
+                "the GPU's compute mode allows one process only; `nvidia-smi --compute-mode=DEFAULT` allows several"
+            )
 
 
 def free_on_gpu(piece: Piece) -> None:

@@ -1,7 +1,8 @@
 """The verdict of a gate: PASS, FAIL or INCONCLUSIVE, from the process means of every pair.
 
-There are two analyses: the interim analysis after 6 processes and the final one after 12.  Each has a two-sided error
-rate of 0.5 %, so the error rate of the verdict is at most the sum of both.  A third analysis would increase it.
+There are two analyses: the interim analysis after 6 processes and the final one after 12, on each GPU.  Each has a
+two-sided error rate of 0.5 %, so the error rate of the verdict is at most the sum of both.  A third analysis would
+increase it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pytest_fa.gates.gpu_effect import independent_samples, least_sample_sd
 from pytest_fa.gates.intervals import PROCESS_SD, Interval, any_rejected, p_above, t_interval
 from pytest_fa.records.gated import GateVerdict, PairSamples
 
@@ -50,8 +52,9 @@ def analyse(
     `least_sd_share` of it is trusted.
     """
     limit = math.log(ratio)
-    least_sd = least_sd_share * process_sd
-    intervals = tuple(t_interval(pair.means, CONFIDENCE, least_sd) for pair in pairs)
+    samples = [independent_samples(pair.means, pair.gpus) for pair in pairs]
+    least_sds = [least_sample_sd(least_sd_share * process_sd, pair.gpus) for pair in pairs]
+    intervals = tuple(map(_deciding_interval, samples, least_sds))
     undecided: GateVerdict | None = "INCONCLUSIVE" if is_last else None
     if lost := max((sum(not row for row in pair.blocks) for pair in pairs), default=0):
         reason = (
@@ -67,7 +70,8 @@ def analyse(
         return Analysis("PASS", f"the upper confidence limit of every ratio is below {ratio:g}{allowance}", intervals)
     if noise:
         return Analysis(undecided, noise, intervals)
-    above = any_rejected([p_above(pair.means, limit, least_sd) for pair in pairs], (1 - CONFIDENCE) / 2)
+    p_values = [p_above(each, limit, least_sd) for each, least_sd in zip(samples, least_sds, strict=True)]
+    above = any_rejected(p_values, (1 - CONFIDENCE) / 2)
     if any(above):
         slow = [pair.shape_id for pair, is_above in zip(pairs, above, strict=True) if is_above]
         return Analysis("FAIL", f"the ratio is above {ratio:g} at {', '.join(dict.fromkeys(slow))}", intervals)
@@ -78,9 +82,14 @@ def analyse(
 
 def _not_below_outside(pairs: Sequence[PairSamples], limit: float) -> str:
     """What the judge's clock says against a PASS: the pairs whose upper confidence limit by it is not below `limit`."""
-    intervals = [(pair.shape_id, t_interval(list(pair.outside), CONFIDENCE, 0.0)) for pair in pairs if pair.outside]
+    measured = [(pair.shape_id, independent_samples(pair.outside, pair.gpus)) for pair in pairs if pair.outside]
+    intervals = [(shape, _deciding_interval(samples)) for shape, samples in measured]
     slow = [f"{math.exp(each.mean):.4f} at {shape}" for shape, each in intervals if not each.high < limit]
     return f"by the judge's clock the ratio is {', '.join(slow)}; a PASS needs both clocks" if slow else ""
+
+
+def _deciding_interval(samples: Sequence[float], least_sd: float = 0.0) -> Interval:
+    return t_interval(samples, CONFIDENCE, least_sd)
 
 
 def noise_band(ratio: float) -> float:

@@ -122,6 +122,8 @@ def _confirmed_us(record: Record) -> float:
     speed, name = record.speed, record.id
     if speed is None:
         raise NoVerdict("a gate needs timings; drop --benchmark-disable")
+    if record.unprotected:
+        raise NoVerdict(f"the time of {name} was measured unprotected, and is never gated: {record.unprotected}")
     if is_unconfirmed(speed):
         raise NoVerdict(f"the time of {name} is not confirmed: {why_unconfirmed(speed)}")
     if speed.order == "programmatic":

@@ -2,7 +2,8 @@
 
 pilot -> pairs of candidate and baseline -> 6 fresh processes -> interim analysis -> 6 more -> verdict
 
-Each process measures every pair.  Its mean log-ratio of a pair is one sample.
+Each process measures every pair.  Its mean log-ratio of a pair is one sample.  On several GPUs (`--fa-gate-gpus`), each
+GPU has 6 or 12 processes, and the mean of a GPU is one sample.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import math
 import random
 import shlex
-import statistics
 import time
 from typing import NamedTuple
 
@@ -20,11 +20,12 @@ from pytest_fa.build.builder import Say
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, LEAST_SD_SHARE, MOST_DROPPED, Analysis, analyse
-from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval, detectable_effect
+from pytest_fa.gates.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
+from pytest_fa.gates.gpu_workers import gate_processes, gpu_hashes
+from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval
 from pytest_fa.gates.pilot import NEAR, NoVerdict, Pilot, run_pilot, slower_than_pilot
-from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.records.built import Build
-from pytest_fa.records.environment import find_gpu
+from pytest_fa.records.environment import Gpu, find_gpu
 from pytest_fa.records.files import try_to_read
 from pytest_fa.records.gated import Gate, GatePair, PairSamples
 from pytest_fa.records.noise import read_noise
@@ -47,7 +48,7 @@ class GateQuestion(NamedTuple):
 
     On each shape, the candidate is compared with the fastest of `baselines` and with those up to 3 % slower.  With an
     `older_build`, it is compared with that build only.  `left_out` has one line for each shape of the run that the
-    candidate refuses.
+    candidate refuses.  `gpus` are those of a gate on several GPUs.
     """
 
     ratio: float
@@ -55,6 +56,7 @@ class GateQuestion(NamedTuple):
     baselines: tuple[Variant, ...] = ()
     older_build: Arm | None = None
     left_out: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
 
 
 def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQuestion:
@@ -78,12 +80,12 @@ def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQues
     if cached := run_plan.cached_build:
         older = msgspec.structs.replace(variant, name=f"{cached.variant}@key:{cached.key}")
         arm = Arm(older, str(run_plan.options.cache / cached.library), cached.files)
-        return GateQuestion(ratio, cases, (), arm, left_out)
+        return GateQuestion(ratio, cases, (), arm, left_out, run_plan.gate_gpus)
     has_gpu = find_gpu() is not None
     device = variant.device_for(gpu=has_gpu)
     sdpa = tuple(each for each in run_plan.sdpa_baselines if device in (None, each.device_for(gpu=has_gpu)))
     baselines = (run_plan.gate_baseline,) if run_plan.gate_baseline else sdpa
-    return GateQuestion(ratio, cases, baselines, None, left_out)
+    return GateQuestion(ratio, cases, baselines, None, left_out, run_plan.gate_gpus)
 
 
 def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, say: Say) -> Record:
@@ -101,23 +103,24 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
     except NoVerdict as reason:
         return _ended(runner, variant, question, "inconclusive", str(reason))
     process_sd, source = _known_sd(runner)
-    effect = detectable_effect(process_sd, ANALYSES[-1], CONFIDENCE)
+    gpus = gpu_hashes(question.gpus, runner.options.cache)
+    effect = detectable_on(process_sd, ANALYSES[-1], len(gpus), CONFIDENCE)
     say(_announcement(variant, question, pilot, arm_pairs, effect, source))
     results: list[GateResult] = []
     analysis = Analysis("INCONCLUSIVE", "", ())
-    with timing_lock():
+    with gate_processes(runner.workers, question.gpus, runner.options.cache) as run_processes:
         for count in ANALYSES:
-            while len(results) < count:
-                result = runner.workers.run_in_new_worker(_job(runner, variant, arm_pairs, seed + len(results)))
-                if result.outcome != "ok":
-                    return _ended(runner, variant, question, result.outcome, result.message)
-                results.append(result)
-            samples = _samples(arm_pairs, results)
+            while len(results) < count * max(len(gpus), 1):
+                seeds = [seed + len(results) + number for number in range(max(len(gpus), 1))]
+                results += run_processes([_job(runner, variant, arm_pairs, each) for each in seeds])
+                if failed := next((result for result in results if result.outcome != "ok"), None):
+                    return _ended(runner, variant, question, failed.outcome, failed.message)
+            samples = _samples(arm_pairs, results, gpus)
             analysis = analyse(samples, question.ratio, is_last=count == ANALYSES[-1], process_sd=process_sd)
             analysis = _held_to_pilot(analysis, pilot, arm_pairs, results, process_sd if source else math.inf)
             if analysis.verdict:
                 break
-    gate = _gate(question, seed, arm_pairs, results, analysis, pilot, effect, time.monotonic() - start)
+    gate = _gate(question, seed, samples, results, analysis, pilot, effect, time.monotonic() - start)
     outcome = OUTCOMES[gate.verdict]
     record = _ended(runner, variant, question, outcome, "" if outcome == "ok" else f"{gate.verdict}: {gate.reason}")
     return msgspec.structs.replace(record, gate=gate)
@@ -160,8 +163,10 @@ def _arm_pairs(runner: CaseRunner, variant: Variant, question: GateQuestion, pil
     return tuple(arm_pairs)
 
 
-def _samples(arm_pairs: tuple[ArmPair, ...], results: list[GateResult]) -> list[PairSamples]:
-    """The blocks of every pair, one row for each process.
+def _samples(
+    arm_pairs: tuple[ArmPair, ...], results: list[GateResult], gpus: tuple[str, ...] = ()
+) -> list[PairSamples]:
+    """The blocks of every pair, one row for each process, whose GPUs take turns.
 
     A process that lost more than 20 % of its blocks to a slowed GPU gives an empty row, whose mean is NaN.
     """
@@ -179,6 +184,7 @@ def _samples(arm_pairs: tuple[ArmPair, ...], results: list[GateResult]) -> list[
                 tuple(process.control if process else () for process in used),
                 tuple(process.order for process in processes if process.order),
                 tuple(math.log(each.outside_us[0] / each.outside_us[1]) for each in processes if each.outside_us),
+                tuple(gpus[number % len(gpus)] for number in range(len(results))) if gpus else (),
             )
         )
     return samples
@@ -187,7 +193,7 @@ def _samples(arm_pairs: tuple[ArmPair, ...], results: list[GateResult]) -> list[
 def _gate(
     question: GateQuestion,
     seed: int,
-    arm_pairs: tuple[ArmPair, ...],
+    samples: list[PairSamples],
     results: list[GateResult],
     analysis: Analysis,
     pilot: Pilot,
@@ -195,8 +201,6 @@ def _gate(
     seconds: float,
 ) -> Gate:
     """The gate's part of the record: what it measured and decided."""
-    samples = _samples(arm_pairs, results)
-    means = [[mean for mean in pair.means if math.isfinite(mean)] for pair in samples]
     return Gate(
         ratio=question.ratio,
         verdict=analysis.verdict or "INCONCLUSIVE",
@@ -205,7 +209,7 @@ def _gate(
         seed=seed,
         dropped_blocks=sum(pair.dropped for result in results for pair in result.arm_pairs),
         detectable=effect,
-        process_sd=max((statistics.stdev(row) for row in means if len(row) > 1), default=None),
+        process_sd=largest_process_sd(samples),
         seconds=seconds,
         pilot_us=pilot.times,
         pairs=_pairs(samples, results, analysis, seed),
@@ -230,6 +234,8 @@ def _pairs(
                 bootstrap_low=_exp(bootstrap.low),
                 bootstrap_high=_exp(bootstrap.high),
                 method=results[0].arm_pairs[index].method,
+                gpu_ratios=gpu_ratios(pair.means, pair.gpus),
+                gpu_sd=gpu_sd(pair.means, pair.gpus),
             )
         )
     return tuple(pairs)
@@ -260,8 +266,9 @@ def _announcement(
     detects = "the noise of this CPU is not known, so no detectable difference is announced"
     if source:
         detects = f"detects differences of {100 * effect:.1f} % (standard deviation of process means: {source})"
+    where = f" on each of {len(question.gpus)} GPUs" if question.gpus else ""
     return (
-        f"gate {variant.name} < {question.ratio:g} x {names}: {ANALYSES[0]} processes (about {seconds[0]} s), "
+        f"gate {variant.name} < {question.ratio:g} x {names}: {ANALYSES[0]} processes{where} (about {seconds[0]} s), "
         f"or {ANALYSES[1]} (about {seconds[1]} s) if the interim analysis is undecided; "
         f"{detects}{left_out}"
     )

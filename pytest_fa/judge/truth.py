@@ -168,7 +168,8 @@ def _rows_of(truth: Truth) -> list[torch.Tensor]:
 
 def repeated_heads(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """K or V in float64, each of its heads repeated for the query heads that share it."""
-    return tensor.double().repeat_interleave(q.shape[1] // tensor.shape[1], dim=1)
+    shared_by = q.shape[1] // tensor.shape[1]
+    return tensor.double() if shared_by == 1 else tensor.double().repeat_interleave(shared_by, dim=1)
 
 
 def _rms(v: torch.Tensor) -> torch.Tensor:

@@ -88,6 +88,11 @@ OPTIONS = (
         "NAME|key:KEY",
     ),
     OptionRow(
+        "--fa-gate-gpus",
+        "gate on the first N visible GPUs, or on all of them, at the same time: one verdict, and the ratio of each GPU",
+        "N|all",
+    ),
+    OptionRow(
         "--fa-baselines",
         "SDPA backends to time: needed (at most 1.1 x the fastest one's time, by earlier records of this GPU), or all",
         "WHICH",

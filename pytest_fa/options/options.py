@@ -25,6 +25,7 @@ RERUN = (
     "fa_watchdog",
     "fa_gate",
     "fa_gate_baseline",
+    "fa_gate_gpus",
     "fa_cache",
     "fa_allow_flag",
 )
@@ -60,6 +61,7 @@ class Options:
     selftest: bool
     gate: float | None
     gate_baseline: str | None
+    gate_gpus: int | None
     baselines: str
     watch: bool
     ncu: bool
@@ -142,6 +144,7 @@ def _read(
         selftest=_is_on(config, "fa_selftest"),
         gate=_gate(config),
         gate_baseline=_text(config, "fa_gate_baseline") or None,
+        gate_gpus=values.gate_gpus(_text(config, "fa_gate_gpus")),
         baselines=values.one_of("--fa-baselines", _text(config, "fa_baselines"), values.BASELINES),
         watch=_watch(config),
         ncu=_ncu(config),

@@ -20,6 +20,8 @@ BASELINES = ("needed", "all")
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 MAX_SEEDS = 100_000
 MAX_REPEATS = 1_000_000
+MAX_GPUS = 1024
+ALL_GPUS = None  # the value of --fa-gate-gpus=all
 MAX_WATCHDOG_SECONDS = 86_400.0
 MAX_SHARDS = 10_000
 # Options that --fa-watch refuses, by their names in pytest's config: the flag, and why.
@@ -97,6 +99,15 @@ def gate_ratio(text: str) -> float:
     if not MIN_GATE <= ratio <= MAX_GATE:  # also false for NaN
         raise UsageProblem(f"--fa-gate: {text!r} is not a ratio; give {MIN_GATE:g} to {MAX_GATE:g}, such as 0.95")
     return ratio
+
+
+def gate_gpus(text: str) -> int | None:
+    """The number of GPUs of --fa-gate-gpus; `ALL_GPUS` for all that are visible, 1 without a text."""
+    if text in ("", "all"):
+        return ALL_GPUS if text else 1
+    if not (_is_whole_number(text) and 1 <= int(text) <= MAX_GPUS):
+        raise UsageProblem(f"--fa-gate-gpus: {text!r} GPUs; give 1 to {MAX_GPUS}, or all")
+    return int(text)
 
 
 def watchdog_seconds(text: str) -> float | None:

@@ -30,7 +30,8 @@ class PairSamples(msgspec.Struct, frozen=True):
     A row has one value per block of paired calls.  `control` holds the same values for the baseline against itself (the
     A/A control), measured in the same processes, with separate buffers and captured graphs.  `orders` has the order of
     the arms in each process; older records have none.  `outside` is the log-ratio of each process by the judge's clock,
-    which stands outside the processes of the arms; records that have none were measured with one clock.
+    which stands outside the processes of the arms; records that have none were measured with one clock.  `gpus` has the
+    salted hash of each process's GPU, if there were several.
     """
 
     shape_id: str
@@ -39,6 +40,7 @@ class PairSamples(msgspec.Struct, frozen=True):
     control: tuple[tuple[LogRatio, ...], ...]
     orders: tuple[ArmOrder, ...] = ()
     outside: tuple[LogRatio, ...] = ()
+    gpus: tuple[str, ...] = ()
 
     @property
     def means(self) -> list[float]:
@@ -51,10 +53,18 @@ class PairSamples(msgspec.Struct, frozen=True):
         return [_mean(row) for row in self.control]
 
 
+class GpuRatio(msgspec.Struct, frozen=True):
+    """The ratio candidate / baseline on one of several GPUs, which is named by the salted hash of its UUID."""
+
+    gpu_hash: str
+    ratio: Real | None
+
+
 class GatePair(msgspec.Struct, frozen=True):
     """The result of one shape and one baseline: the raw blocks, the ratio candidate / baseline, and its intervals.
 
-    A ratio or interval end that is not finite is None.
+    A ratio or interval end that is not finite is None.  On several GPUs, `gpu_ratios` has the ratio of each, and
+    `gpu_sd` the standard deviation of the log-ratio between them, without the noise of the processes.
     """
 
     samples: PairSamples
@@ -64,16 +74,19 @@ class GatePair(msgspec.Struct, frozen=True):
     bootstrap_low: Real | None
     bootstrap_high: Real | None
     method: str = ""
+    gpu_ratios: tuple[GpuRatio, ...] = ()
+    gpu_sd: Real | None = None
 
 
 class Gate(msgspec.Struct, frozen=True):
     """The settings and the verdict of one gate.
 
-    `ratio` is the required upper bound of candidate / baseline.  `seed` randomises the order of measurements.
-    `dropped_blocks` counts blocks that were measured while the GPU was throttled.  `detectable` is the smallest effect
-    (log-ratio) that the gate can detect.  `process_sd` is the largest standard deviation of process means among the
-    pairs.  `left_out` names the shapes that were not gated, and why.  `least_sd_share` is the share of the known
-    standard deviation below which none is trusted; records without it used 0.5.
+    `ratio` is the required upper bound of candidate / baseline.  `processes` counts those of all GPUs.  `seed`
+    randomises the order of measurements.  `dropped_blocks` counts blocks that were measured while the GPU was
+    throttled.  `detectable` is the smallest effect (log-ratio) that the gate can detect.  `process_sd` is the largest
+    standard deviation of process means among the pairs, on several GPUs that within a GPU.  `left_out` names the shapes
+    that were not gated, and why.  `least_sd_share` is the share of the known standard deviation below which none is
+    trusted; records without it used 0.5.
     """
 
     ratio: Real

@@ -9,7 +9,7 @@ import platform
 import secrets
 from pathlib import Path
 
-from pytest_fa.records.environment import find_gpu, read_gpu_settings
+from pytest_fa.records.environment import Gpu, find_gpu, read_gpu_settings
 from pytest_fa.records.record import MachineIdentity
 
 SALT_NAME = "identity-salt"  # in the cache folder; it never leaves this machine, so that no name can be guessed
@@ -26,6 +26,12 @@ def read_machine(cache: Path) -> MachineIdentity | None:
     if gpu is None:
         return MachineIdentity(_hash(salt, platform.node()))
     return MachineIdentity(_hash(salt, platform.node()), _hash(salt, gpu.uuid), *read_gpu_settings(gpu.uuid))
+
+
+def hash_of_gpu(cache: Path, gpu: Gpu) -> str | None:
+    """Return the salted hash of a GPU's UUID; None if no salt can be kept in the cache folder."""
+    salt = _salt(cache)
+    return _hash(salt, gpu.uuid) if salt else None
 
 
 def _hash(salt: str, name: str) -> str:

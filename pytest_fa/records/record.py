@@ -103,7 +103,8 @@ class Record(msgspec.Struct, frozen=True):
 
     `builds` holds the build that ran; for kind `build`, those of all architectures.  `output` is the end
     of what the worker printed, if the test failed.  `is_claim` marks a case that was added for what the manifest claims
-    to support.  `costs` is None for a record that no job made, such as that of a build, and for older records.
+    to support.  `unprotected` says why judge and variant shared a process; it is empty if they did not.  `costs` is
+    None for a record that no job made, such as that of a build, and for older records.
     """
 
     schema: int
@@ -135,6 +136,7 @@ class Record(msgspec.Struct, frozen=True):
     output: str = ""
     is_claim: bool = False
     costs: Costs | None = None
+    unprotected: str = ""
 
 
 def to_json(value: msgspec.Struct) -> bytes:

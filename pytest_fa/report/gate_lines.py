@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pytest_fa.gates.decision import CONFIDENCE
-from pytest_fa.records.gated import Gate
+from pytest_fa.records.gated import Gate, GatePair
 
 
 def gate_lines(variant: str, gate: Gate) -> list[str]:
     """Verdict, cost and noise; then the ratio of each pair with the deciding interval and the bootstrap interval."""
-    cost = f"{gate.processes} processes, {gate.seconds:.0f} s, {gate.dropped_blocks} blocks dropped, seed {gate.seed}"
+    gpus = max((len(pair.gpu_ratios) for pair in gate.pairs), default=0)
+    processes = f"{gate.processes} processes{f' on {gpus} GPUs' if gpus else ''}"
+    cost = f"{processes}, {gate.seconds:.0f} s, {gate.dropped_blocks} blocks dropped, seed {gate.seed}"
     process_sd = "unknown" if gate.process_sd is None else f"{100 * gate.process_sd:.2f} %"
     lines = [
         f"{gate.verdict} {variant} < {gate.ratio:g} x baseline: {gate.reason}",
@@ -19,8 +21,17 @@ def gate_lines(variant: str, gate: Gate) -> list[str]:
         ratio = f"{pair.samples.shape_id + ':':{width + 1}} {_number(pair.ratio)} x {pair.samples.baseline}"
         interval = f"{100 * CONFIDENCE:g} % interval {_number(pair.low)} to {_number(pair.high)}"
         bootstrap = f"bootstrap 95 %: {_number(pair.bootstrap_low)} to {_number(pair.bootstrap_high)}"
-        lines.append(f"  {ratio}, {interval} ({bootstrap})")
+        lines += [f"  {ratio}, {interval} ({bootstrap})", *_gpu_lines(pair)]
     return [*lines, *(f"  excluded: {line}" for line in gate.left_out)]
+
+
+def _gpu_lines(pair: GatePair) -> list[str]:
+    """On several GPUs, the ratio of each, and how much they differ without the noise of the processes."""
+    if not pair.gpu_ratios:
+        return []
+    ratios = ", ".join(f"{each.gpu_hash} {_number(each.ratio)}" for each in pair.gpu_ratios)
+    between = "unknown" if pair.gpu_sd is None else f"{100 * pair.gpu_sd:.2f} %"
+    return [f"    by GPU: {ratios}; standard deviation between GPUs {between}"]
 
 
 def _number(value: float | None) -> str:

@@ -161,12 +161,18 @@ def headline(record: Record) -> str:
 
 
 def notes(records: list[Record]) -> list[str]:
-    """The lines below the table: ptxas advisories, incomplete checks, notes on times, variants with equal code."""
+    """The lines below the table: missing protection, advisories, incomplete checks, notes on times, equal code."""
     builds = {(build.variant, build.arch): build for record in records for build in record.builds}
     lines = [
         f"ptxas: {build.variant}/{build.arch}: {advisory.code} {advisory.text}"
         for build in builds.values()
         for advisory in build.advisories
+    ]
+    reasons = dict.fromkeys(record.unprotected for record in records if record.unprotected)
+    unprotected = [
+        f"unprotected: judge and variants shared a process, so these results are the variants' word, and no time is "
+        f"gated: {reason}"
+        for reason in reasons
     ]
     by_code: dict[tuple[str, str], list[str]] = {}
     for build in builds.values():
@@ -175,7 +181,7 @@ def notes(records: list[Record]) -> list[str]:
     same = [(arch, names) for (arch, _), names in by_code.items() if len(names) > 1]
     lines += [f"judged without NaN-filled shared memory: {reason}" for reason in _reasons_for_no_smem_poison(records)]
     lines += timing_notes(records)
-    return [*lines, *(f"same machine code for {arch}: {', '.join(names)}" for arch, names in same)]
+    return [*unprotected, *lines, *(f"same machine code for {arch}: {', '.join(names)}" for arch, names in same)]
 
 
 def _reasons_for_no_smem_poison(records: list[Record]) -> list[str]:

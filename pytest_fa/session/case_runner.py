@@ -146,7 +146,7 @@ class CaseRunner:
         """The worker's result, with the profiler's time and their agreement if it has a time; and what it cost."""
         is_timed = job.time and not self.options.selftest
         started, stop = time.perf_counter(), self.workers.stop
-        with timing_lock(self.builds.say, lambda: require_unset(stop)) if is_timed else nullcontext():
+        with timing_lock(self.builds.say, check=lambda: require_unset(stop)) if is_timed else nullcontext():
             locked = time.perf_counter()
             result = self.workers.run(job)
             judged = time.perf_counter()

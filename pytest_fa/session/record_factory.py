@@ -66,6 +66,7 @@ class RecordFactory:
             repeats=result.repeats,
             diagnosis=result.diagnosis,
             fingerprints=result.fingerprints,
+            unprotected=result.unprotected,
             environment=self.environment,
             machine=self.machine,
             source=read_source(self.options.rootdir),

@@ -20,7 +20,8 @@ from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UnknownVariant, UnusableRun, UsageProblem
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
-from pytest_fa.records.environment import find_gpu
+from pytest_fa.records.environment import Gpu, find_gpu
+from pytest_fa.session.gate_gpus import gpus_of_gate
 
 SELFTEST_KERNELS = Path(pytest_fa.__file__).parent / "selftest"
 
@@ -49,7 +50,7 @@ class RunPlan:
         if options.named_cases and not options.cases and options.gate is None:
             named = select_cases(options.suites, options.named_cases, options.dtypes, options.seeds)
             cases = tuple(dict.fromkeys((*cases, *named)))
-        _ = self.gate_baseline, self.cached_build  # raises `UsageProblem` for an unknown name or key
+        _ = self.gate_baseline, self.cached_build, self.gate_gpus  # raises `UsageProblem` for unknown ones
         plan = make_plan(
             self.catalog,
             chosen,
@@ -118,6 +119,11 @@ class RunPlan:
             raise UsageProblem(f"--fa-gate-baseline: {name!r} must name one cached build; it matches {listed}")
         return next(iter(builds.values()))
 
+    @functools.cached_property
+    def gate_gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs of `--fa-gate-gpus`; empty for a gate on one GPU.  Raises `UsageProblem` if they are not there."""
+        return gpus_of_gate(self.options.gate_gpus) if self.options.gate is not None else ()
+
     @property
     def sdpa_baselines(self) -> tuple[Variant, ...]:
         """The variants of role `baseline` that are not optional, in the catalog's order."""
@@ -181,6 +187,8 @@ def _require_consistent(options: Options, plan: Plan) -> None:
         raise UsageProblem("--fa-selftest: the self-test uses its own tolerance policies; drop --fa-tolerance")
     if options.gate_baseline and options.gate is None:
         raise UsageProblem("--fa-gate-baseline: there is no gate; give --fa-gate=RATIO too")
+    if options.gate_gpus != 1 and options.gate is None:
+        raise UsageProblem("--fa-gate-gpus: there is no gate; give --fa-gate=RATIO too")
     if options.tolerance == "absolute":
         _require_fp16(plan)
     _require_fit_for_probes(options, plan)

@@ -77,6 +77,8 @@ def conclude(variant: Variant, run: RunResult) -> tuple[Status, str]:
         return STATUS_OF[failure.outcome], f"{failure.id}: {HEADLINES[failure.outcome]}{first_line}"
     if run.problem:
         return "machine", run.problem
+    if unprotected := next((record.unprotected for record in run.records if record.unprotected), ""):
+        return "machine", f"{name} was judged unprotected: {unprotected}"
     if gate is not None and any(record.kind == "correct" and record.outcome == "ok" for record in run.records):
         doubtless = far_slower(gate)
         status: Status = "slower" if doubtless else STATUS_OF_GATE[gate.verdict]

@@ -18,11 +18,10 @@ import msgspec
 
 from pytest_fa.candidate.channel import Garbage
 from pytest_fa.candidate.commands import Ending
-from pytest_fa.catalog.discover import BUILTIN_ROOT
-from pytest_fa.catalog.variant import Variant
 from pytest_fa.processes import describe_status, memory_bytes, resident_bytes
 from pytest_fa.records.record import Stage
 from pytest_fa.records.text import printable, printable_struct
+from pytest_fa.worker.answers import checked_progress, shortened
 from pytest_fa.worker.fork_server import (
     START_SECONDS,
     ForkServer,
@@ -43,17 +42,15 @@ from pytest_fa.worker.jobs import (
     ProfilerJob,
     ProfilerResult,
     Progress,
-    Result,
     decode_answer,
     encode,
+    owner_of,
 )
-from pytest_fa.worker.stages import WORK_LIMIT_SECONDS
 from pytest_fa.worker.stop_signal import Abandoned, StopSignal, is_answered, require_unset
 
 __all__ = ["WorkerError", "Workers"]
 
 MOST_JOB_SECONDS = 3600.0  # for a whole job, whatever progress it reports
-MOST_MESSAGE_CHARACTERS = 10_000
 MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is ended
 MOST_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
 SLICE_SECONDS = 1.0  # the size of the output is looked at this often
@@ -74,20 +71,23 @@ class LostWorker(Exception):
 class Workers:
     """One server, a judge, and the candidates of the current job.  A process that crashes or hangs is replaced.
 
-    `show_live` gets what a variant prints soon after it was printed, if it is set.  When `stop` is set, the current job
-    raises `Abandoned`.
+    If two processes cannot share memory on this machine, judge and variant share one process; `unprotected` then has
+    the reason.  `show_live` gets what a variant prints soon after it was printed, if it is set.  With `gpu_uuid`, the
+    processes see only this GPU.  When `stop` is set, the current job raises `Abandoned`.
     """
 
     show_live: Live | None = None
     stop: StopSignal | None = None
 
-    def __init__(self, cache: Path | None = None) -> None:
-        self._cache = cache
+    def __init__(self, cache: Path | None = None, gpu_uuid: str | None = None) -> None:
+        self._cache, self._gpu_uuid = cache, gpu_uuid
         self._server: ForkServer | None = None
         self._judge: Worker | None = None  # or the process of a profiler's job
-        self._is_profiler = False  # whether it is that
+        self._runs_variants = False  # whether it loads variants itself: a profiler's process, or an unprotected judge
         self._candidates: list[Worker] = []
         self._owner = ""
+        self.unprotected = ""
+        self._has_judged = False
         self._printed = OutputTail()
 
     def __enter__(self) -> Self:
@@ -101,16 +101,35 @@ class Workers:
     def start(self) -> None:
         """Start the server without waiting for it: it imports torch while the caller builds."""
         if self._server is None:
-            self._server = ForkServer(self._cache)
+            self._server = ForkServer(self._cache, self._gpu_uuid)
 
     def run(self, job: CaseJob) -> CaseResult:
         """Run one job and return its result, also if a process crashes or hangs.
 
         Raises `WorkerError` if no process can be started.
         """
-        if self._owner != (owner := _owner(job.variant)):
+        if self._owner != (owner := owner_of(job.variant)):
             self.end_worker()  # state that one variant's code left in the process must not affect another variant
             self._owner = owner
+        if not self.unprotected:
+            result = self._run_apart(job)
+            if not result.lacks_sharing or self._has_judged:  # once a variant has run, it could have caused this
+                self._has_judged = True
+                return result
+            self.unprotected = result.message
+            self.end_worker()
+            self._end_judge()
+        return msgspec.structs.replace(self._run_together(job), unprotected=self.unprotected)
+
+    def _run_together(self, job: CaseJob) -> CaseResult:
+        """Run a job with judge and variant in one process."""
+        try:
+            return self._run_in_worker(job, CaseResult, ())
+        except LostWorker as lost:
+            return result_without_worker(job, lost)
+
+    def _run_apart(self, job: CaseJob) -> CaseResult:
+        """Run a job with the variant in a process of its own."""
         roles: tuple[ProcessRole, ...] = ("candidate", "bare") if job.without_attention else ("candidate",)
         try:
             return self._run_in_worker(job, CaseResult, roles)
@@ -121,6 +140,8 @@ class Workers:
 
     def run_in_new_worker(self, job: GateJob) -> GateResult:
         """Run one process of a gate, with new candidates that are ended after it."""
+        if self.unprotected:
+            return GateResult("inconclusive", f"unprotected: {self.unprotected}", ())
         self.end_worker()
         try:
             return self._run_in_worker(job, GateResult, ("candidate", "candidate", "candidate"))
@@ -149,7 +170,7 @@ class Workers:
         The next job gets new ones.  A judge stays.
         """
         self._end_candidates(0)
-        if self._is_profiler:
+        if self._runs_variants:
             self._end_judge()
 
     def _end_candidates(self, kept: int) -> None:
@@ -224,8 +245,8 @@ class Workers:
             while self._wait(server, worker, output, min(time.monotonic() + last_progress.seconds, job_deadline)):
                 answer = printable_struct(decode_answer(worker.channel.receive()))
                 if isinstance(answer, kind):
-                    return msgspec.structs.replace(answer, **_shortened(answer))
-                last_progress = _checked_progress(answer, job)
+                    return msgspec.structs.replace(answer, **shortened(answer))
+                last_progress = checked_progress(answer, job)
         except (EOFError, ConnectionError):
             raise self._lost("crashed", "", last_progress) from None
         except TimeoutError:
@@ -299,28 +320,12 @@ class Workers:
         """Fork the judge and the candidates that are not there yet, and connect them."""
         if self._judge is None:
             self.end_worker()
-            self._judge, self._is_profiler = server.fork("judge" if roles else "worker"), not roles
+            self._judge, self._runs_variants = server.fork("judge" if roles else "worker"), not roles
         for place in range(len(self._candidates), len(roles)):
             candidate = server.fork(roles[place])
             self._candidates.append(candidate)
             self._judge.channel.send(encode(Connect(candidate.pid, place)), candidate.channel.fileno())
             candidate.channel.close()  # the judge has it now
-
-
-def _shortened(answer: Result) -> dict[str, str]:
-    """Return the field `message` of a result, cut where it is too long to be shown or saved."""
-    message = getattr(answer, "message", "")
-    if len(message) <= MOST_MESSAGE_CHARACTERS:
-        return {}
-    return {"message": f"{message[:MOST_MESSAGE_CHARACTERS]} ... ({len(message)} characters in all)"}
-
-
-def _checked_progress(answer: Progress | Result, job: Job) -> Progress:
-    """Return a progress message of this job, with a time limit that the job may ask for.  Raises `Garbage`."""
-    if not isinstance(answer, Progress) or answer.stage not in job.wanted_stages:
-        raise Garbage(f"{type(answer).__name__} for a {type(job).__name__}")
-    most_seconds = max(WORK_LIMIT_SECONDS, job.watchdog_seconds)
-    return msgspec.structs.replace(answer, seconds=min(max(answer.seconds, 0.0), most_seconds))
 
 
 def result_without_worker(job: CaseJob, lost: LostWorker) -> CaseResult:
@@ -337,13 +342,3 @@ def result_without_worker(job: CaseJob, lost: LostWorker) -> CaseResult:
         for index, name in enumerate(job.wanted_stages)
     )
     return CaseResult(lost.ending, lost.message, stages, ("watchdog" if lost.ending == "hung" else "isolation",))
-
-
-def _owner(variant: Variant) -> str:
-    """The group of variants that share a worker: those of one folder, or all that are shipped with this package.
-
-    Each variant of a PyTorch extension has a separate worker: two of them may register the same operator names.
-    """
-    if variant.entry.kind == "torch":
-        return f"{variant.folder}:{variant.name}"
-    return variant.root if Path(variant.root) == BUILTIN_ROOT else variant.folder

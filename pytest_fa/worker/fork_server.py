@@ -63,9 +63,12 @@ class Worker:
 
 
 class ForkServer:
-    """The server process, the socket to it, and the file with the output of it and its workers."""
+    """The server process, the socket to it, and the file with the output of it and its workers.
 
-    def __init__(self, cache: Path | None = None) -> None:
+    With `gpu_uuid`, its workers see only this GPU.  The resident server sees all GPUs, so it does not fork this one.
+    """
+
+    def __init__(self, cache: Path | None = None, gpu_uuid: str | None = None) -> None:
         mark = uuid.uuid4().hex
         self._mark = mark
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # close() closes it
@@ -74,7 +77,10 @@ class ForkServer:
         self._control.settimeout(START_SECONDS)
         self._has_forked = False
         environment = {**child_environment(cache), MARK: mark}
-        forked = fork_from_resident(self._log.fileno(), server_socket.fileno(), environment)
+        if gpu_uuid:
+            environment["CUDA_VISIBLE_DEVICES"] = gpu_uuid
+        control = server_socket.fileno()
+        forked = "" if gpu_uuid else fork_from_resident(self._log.fileno(), control, environment)
         self._outdated = environment if forked == "other" else None  # the resident server is replaced after this run
         self._process = (
             forked

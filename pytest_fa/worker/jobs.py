@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.earlier import upgrade_job
 from pytest_fa.records.gated import ArmOrder
@@ -158,7 +159,8 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     """The result of a `CaseJob`: its outcome, the state of its stages, and its figures.
 
     `caught_by` names the checks that failed.  `context_lost` means that the worker's CUDA context can no longer be
-    used.
+    used.  `lacks_sharing` means that judge and candidate cannot share memory on this machine; nothing was judged then.
+    `unprotected` says why judge and variant shared a process; it is empty if they did not.
     """
 
     outcome: Outcome
@@ -171,6 +173,8 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     speed: Speed | None = None
     context_lost: bool = False
     fingerprints: Fingerprints | None = None
+    lacks_sharing: bool = False
+    unprotected: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -225,3 +229,13 @@ def read_job(path: Path) -> Job:
 def decode_answer(data: bytes) -> Progress | Result:
     """A progress message or a result from JSON.  Raises `msgspec.ValidationError`."""
     return msgspec.json.decode(data, type=Progress | Result)
+
+
+def owner_of(variant: Variant) -> str:
+    """The group of variants that share a worker: those of one folder, or all that are shipped with this package.
+
+    Each variant of a PyTorch extension has a separate worker: two of them may register the same operator names.
+    """
+    if variant.entry.kind == "torch":
+        return f"{variant.folder}:{variant.name}"
+    return variant.root if Path(variant.root) == BUILTIN_ROOT else variant.folder

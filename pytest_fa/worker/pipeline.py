@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import torch
 
 from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
+from pytest_fa.candidate.shared_memory import NoSharing, require_sharing
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
 from pytest_fa.errors import DeviceLost, Tampering, WrongResult
 from pytest_fa.judge.check import judge, require_finite, require_passed, with_lse
@@ -70,13 +72,13 @@ def run_case(
     `stages.announce_launch` reports that a call of the variant follows, which the watchdog limits;
     `stages.announce_work` reports that any other step follows.
     """
-    stages, findings = Stages(job, report_progress), Findings()
+    stages, findings, is_apart = Stages(job, report_progress), Findings(), candidate is not None
     candidate = candidate or Candidate.in_this_process()
     candidate.limit_seconds, candidate.before_launch = job.watchdog_seconds, stages.announce_launch
     device = torch.device(job.device)
     try:
         with stages("launch"):
-            device = open_device(job.device)
+            device = _open_device(job, is_apart=is_apart)
             require_unchanged(job.library, job.file_hashes)
             files = FilesOfJob({job.library: job.file_hashes}, (job.variant,))
             candidate.open(job.variant, job.library, job.device, job.case.computes)
@@ -107,6 +109,8 @@ def run_case(
 
 def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: Findings, stages: Stages) -> CaseResult:
     """The result of a job that an exception ended; for a wrong output, with its diagnosis."""
+    if isinstance(problem, NoSharing):
+        return msgspec.structs.replace(findings.result("failed", str(problem), stages), lacks_sharing=True)
     device = torch.device(job.device)
     context_alive = not isinstance(problem, DeviceLost) and (job.device == "cpu" or is_alive(device))
     outcome = outcome_of(problem) if context_alive else "device_error"
@@ -195,6 +199,14 @@ def _caught_by(outcome: Outcome, problem: Exception, findings: Findings) -> tupl
 
 
 # -- launch -----------------------------------------------------------------------------------------------------------
+
+
+def _open_device(job: CaseJob, *, is_apart: bool) -> torch.device:
+    """Open the job's device.  Raises `NoSharing` if the variant is in another process and cannot share memory."""
+    device = open_device(job.device)
+    if is_apart:
+        require_sharing(device)
+    return device
 
 
 def _first_output(job: CaseJob, launch: CheckedLaunch) -> Output:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 
+from pytest_fa.candidate.shared_memory import require_sharing
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.records.agreement import SHARED_OUTPUT, check_agreement
@@ -225,6 +226,11 @@ def test_a_kept_result_gains_nothing_at_the_size_of_the_exploit(timed_build: Tim
 
 
 # -- honest variants --------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_share_memory() -> None:
+    """A GPU in the default compute mode protects the judge: asking for it raises nothing."""
+    require_sharing(torch.device("cuda"))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -14,7 +14,7 @@ import time
 import torch
 
 KEPT = {}
-FIRST_CALLS = 150  # of a process that drifts; a judged call and its repeats are fewer
+FIRST_CALLS = 30  # of a process that drifts; on a slow machine, few more are made in all
 REAL_SECONDS = 0.002  # that a call takes at least whose clock is attacked
 LATE_SECONDS = 0.1  # the judge reads outputs sooner
 WARM_UP_CALLS = 3

@@ -59,6 +59,7 @@ LATER: dict[str, object] = {"other_plugins": (), "is_claim": False, "machine": N
     "fingerprints": None,
     "output": "",
     "costs": None,
+    "unprotected": "",
 }
 
 

@@ -1,0 +1,42 @@
+"""The processes of a gate: on this machine's first GPU, or on several GPUs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from pytest_fa.measure.timing_lock import timing_lock
+from pytest_fa.records.environment import Gpu
+from pytest_fa.records.machine_identity import hash_of_gpu
+from pytest_fa.worker.client import Workers
+from pytest_fa.worker.jobs import GateJob, GateResult
+
+# Runs one process of a gate for each job, the first job on the first GPU, and returns their results in this order.
+RunProcesses = Callable[[Sequence[GateJob]], list[GateResult]]
+
+
+@contextmanager
+def gate_processes(first: Workers, gpus: Sequence[Gpu], cache: Path) -> Iterator[RunProcesses]:
+    """Hold the timing locks of the GPUs, and start a server for each of them; without `gpus`, use `first`.
+
+    The locks are taken in the order of the UUIDs, so that two runs never wait for each other.
+    """
+    with ExitStack() as stack:
+        if not gpus:
+            stack.enter_context(timing_lock())
+            yield lambda jobs: [first.run_in_new_worker(job) for job in jobs]
+            return
+        for gpu in sorted(gpus, key=lambda gpu: gpu.uuid):
+            stack.enter_context(timing_lock(gpu=gpu))
+        workers = [stack.enter_context(Workers(cache, gpu.uuid)) for gpu in gpus]
+        for each in workers:
+            each.start()
+        threads = stack.enter_context(ThreadPoolExecutor(len(gpus), "gate"))
+        yield lambda jobs: list(threads.map(Workers.run_in_new_worker, workers, jobs))
+
+
+def gpu_hashes(gpus: Sequence[Gpu], cache: Path) -> tuple[str, ...]:
+    """The names of the GPUs in records: salted hashes, or their numbers if no salt can be kept in the cache folder."""
+    return tuple(hash_of_gpu(cache, gpu) or str(number) for number, gpu in enumerate(gpus))
