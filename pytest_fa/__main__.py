@@ -1,4 +1,4 @@
-"""The commands of `python -m pytest_fa`: new, doctor, judge, serve, report, compare, costs, export and others."""
+"""The commands of `python -m pytest_fa`: new, doctor, judge, report, compare, costs, export, sweep and others."""
 
 from __future__ import annotations
 
@@ -77,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_export(commands.add_parser("export", help="write records in the format of another tool"))
 
     _add_records(commands.add_parser("records", help="join the records of a run that was split with --fa-shard"))
+
+    _add_sweep(commands.add_parser("sweep", help="show the trials and the end of a --fa-sweep"))
 
     ceilings = commands.add_parser("ceilings", help="measure this GPU's peak rates, and save them in profiles/<gpu>/")
     ceilings.add_argument("--profiles", type=Path, default=Path("profiles"))
@@ -238,6 +240,35 @@ def _on(merged: MergedRun) -> str:
     machines = [record.machine for record in merged.records if record.machine]
     gpus, hosts = ({getattr(each, name) for each in machines} - {None} for name in ("gpu_hash", "host_hash"))
     return f" from {len(gpus)} GPUs of {len(hosts)} machines" if gpus else ""
+
+
+def _add_sweep(parser: argparse.ArgumentParser) -> None:
+    show = parser.add_subparsers(required=True).add_parser("show", help="print the history, the defines and the end")
+    show.add_argument("study", metavar="STUDY", help="the journal file, or the URL of the database, of --fa-study")
+    show.add_argument("--name", help="one of several studies; default: the last one")
+    show.add_argument("--svg", type=Path, metavar="FILE", help="also draw the history and the values")
+    show.add_argument("--t4", type=Path, metavar="FILE", help="also write the trials in the T4 form of kernel_tuner")
+    show.set_defaults(run=_show_sweep)
+
+
+def _show_sweep(options: argparse.Namespace) -> None:
+    import json  # noqa: PLC0415
+
+    from pytest_fa.records.text import printable  # noqa: PLC0415
+    from pytest_fa.report.sweep_export import t4_results  # noqa: PLC0415
+    from pytest_fa.report.sweep_lines import show_lines  # noqa: PLC0415
+    from pytest_fa.report.sweep_picture import draw_sweep  # noqa: PLC0415
+    from pytest_fa.sweep.read_study import read_study  # noqa: PLC0415
+
+    study = read_study(options.study, options.name)
+    for line in show_lines(study):
+        sys.stdout.write(f"{printable(line)}\n")
+    if options.svg:
+        draw_sweep(study.facts, study.trials, study.end, options.svg)
+        sys.stdout.write(f"{options.svg}\n")
+    if options.t4:
+        options.t4.write_text(json.dumps(t4_results(study.trials), indent=1), encoding="utf-8")
+        sys.stdout.write(f"{options.t4}\n")
 
 
 def _doctor(options: argparse.Namespace) -> int:

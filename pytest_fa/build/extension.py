@@ -32,7 +32,6 @@ DEFINES = "fa_defines.h"
 SCRATCH = (SPEC, DEPENDENCIES, DEFINES, "objects", "library")
 # Environment variables that change what setuptools and the compilers do.
 ENVIRONMENT = ("CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED", "ARFLAGS")
-INNER_JOBS = max(1, len(os.sched_getaffinity(0)) // 2)  # files of one extension that are compiled in parallel
 
 
 class ExtensionSpec(msgspec.Struct, frozen=True):
@@ -103,11 +102,16 @@ def shown_command(variant: Variant, arch: Target) -> tuple[str, ...]:
     return ("torch.utils.cpp_extension", f"c++[{' '.join(_cflags(variant))}]", *cuda, *variant.entry.sources)
 
 
-def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, key: str) -> list[str]:
-    """Write the specification to a staging folder, and return the command to run there."""
-    contents = [file_hash(str(path)) for path in _known_files(variant)]
-    name = "_".join(("fa", re.sub(r"\W", "_", variant.name), digest([key, contents])))
+def stage(
+    variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, key: str, files_at_once: int
+) -> list[str]:
+    """Write the specification to a staging folder, and return the command to run there.
+
+    The module is named after the variant's folder, since the variants of a folder may share the library.
+    """
     home = Path(variant.folder)
+    contents = [file_hash(str(path)) for path in _known_files(variant)]
+    name = "_".join(("fa", re.sub(r"\W", "_", home.name, flags=re.ASCII), digest([key, contents])))
     named = (home / name for name in variant.entry.include)
     include = [path for path in (home, *named, Path(variant.root) / "include") if path.is_dir()]
     spec = ExtensionSpec(
@@ -118,7 +122,7 @@ def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, ke
         cflags=(*_cflags(variant), "-include", str(folder / DEFINES)),
         cuda_flags=(*_cuda_flags(variant), "-include", str(folder / DEFINES)),
         ldflags=variant.entry.ldflags,
-        environment=_environment(toolchain, arch),
+        environment=_environment(toolchain, arch, files_at_once),
     )
     (folder / SPEC).write_bytes(msgspec.json.encode(spec))
     (folder / DEFINES).write_text(defines_header(variant), encoding="utf-8")
@@ -165,9 +169,14 @@ def _cuda_flags(variant: Variant) -> list[str]:
     return ["-O3", *log, *variant.flags]
 
 
-def _environment(toolchain: Toolchain, arch: Target) -> dict[str, str]:
+def _environment(toolchain: Toolchain, arch: Target, files_at_once: int) -> dict[str, str]:
     path = os.pathsep.join((ninja.BIN_DIR, os.environ.get("PATH", "")))
-    common = {"CXX": toolchain.host_compiler, "CC": toolchain.host_compiler, "PATH": path, "MAX_JOBS": str(INNER_JOBS)}
+    common = {
+        "CXX": toolchain.host_compiler,
+        "CC": toolchain.host_compiler,
+        "PATH": path,
+        "MAX_JOBS": str(files_at_once),
+    }
     cuda = {"CUDA_HOME": toolchain.home, "PYTORCH_NVCC": toolchain.nvcc, "TORCH_CUDA_ARCH_LIST": _arch_list(arch)}
     return {**common, **(cuda if toolchain.nvcc else {})}
 

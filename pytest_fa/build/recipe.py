@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_fa.build import command, extension
 from pytest_fa.build.keys import Dependency, digest
@@ -22,11 +23,16 @@ def request_key(variant: Variant, arch: Target) -> str:
     return digest((extension if _is_extension(variant) else command).request_parts(variant, arch))
 
 
-def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path) -> list[str]:
-    """Write the files of a staging folder, and return the command that creates `kernel.so` there."""
+def stage(
+    variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path, files_at_once: int
+) -> list[str]:
+    """Write the files of a staging folder, and return the command that creates `kernel.so` there.
+
+    An extension compiles up to `files_at_once` of its own files in parallel.
+    """
     if _is_extension(variant):
         key = digest([request_key(variant, arch), command.toolchain_key(toolchain)])
-        return extension.stage(variant, arch, folder, toolchain, key)
+        return extension.stage(variant, arch, folder, toolchain, key, files_at_once)
     return command.stage(variant, arch, folder, toolchain, binding)
 
 
@@ -86,9 +92,22 @@ def remove_scratch_files(variant: Variant, staged: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def jobs_at_once(variant: Variant) -> int:
-    """Return how many builds to run in parallel; an extension already compiles its own files in parallel."""
-    return max(1, parallel_jobs() // extension.INNER_JOBS) if _is_extension(variant) else parallel_jobs()
+class ParallelPlan(NamedTuple):
+    """How many builds of a batch run in parallel, and how many files of its own an extension compiles in parallel."""
+
+    builds_at_once: int
+    files_at_once: int
+
+
+def parallel_plan(variants: list[Variant]) -> ParallelPlan:
+    """Share the compilers that fit into this machine's memory and cores among the builds of a batch.
+
+    All builds come first.  What is left goes to the files of extensions, so the product never exceeds the limit.
+    """
+    most = parallel_jobs()
+    most_files = max((len(variant.entry.sources) for variant in variants if _is_extension(variant)), default=1)
+    files_at_once = max(1, min(most_files, most // max(1, len(variants))))
+    return ParallelPlan(most // files_at_once, files_at_once)
 
 
 def needs_binding(variant: Variant) -> bool:

@@ -37,6 +37,7 @@ from pytest_fa.candidate.commands import (
     View,
     WorkspaceBytes,
 )
+from pytest_fa.candidate.compiling import loaded_compilers
 from pytest_fa.candidate.delegated import operators_of
 from pytest_fa.candidate.first_call import load_copy
 from pytest_fa.candidate.series import PreparedCalls, shifted
@@ -66,6 +67,7 @@ class Agent:
 
     def __init__(self, opening: Opening = load_variant) -> None:
         self._opening, self._scope = opening, ExitStack()
+        self._loaded_before = loaded_compilers()
         self._forward: Forward | None = None
         self._opened: Open | None = None
         self._of_thread = threading.local()  # its `workspace` is that of the call that this thread makes
@@ -112,7 +114,7 @@ class Agent:
         self._opened = command
         self._tools, why_no_tools = _find_tools(self.device)
         self._forward = self._scope.enter_context(self._opening(command, self._allocate))
-        return Done(why_no_tools=why_no_tools)
+        return Done(why_no_tools=why_no_tools, compiles=bool(loaded_compilers() - self._loaded_before))
 
     def _attach(self, command: Attach, descriptor: int | None) -> Done:
         if descriptor is not None:

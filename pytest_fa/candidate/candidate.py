@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
 import msgspec
@@ -35,9 +35,16 @@ from pytest_fa.candidate.commands import (
     Series,
     WorkspaceBytes,
 )
+from pytest_fa.candidate.compiling import COMPILE_SECONDS, CompilingCalls
 from pytest_fa.candidate.connection import Connection, LocalConnection, Remote
 from pytest_fa.candidate.lending import Lending, OtherProcess, SameProcess
-from pytest_fa.candidate.shared_memory import NoSharedMemory, map_on_gpu, mapped_bytes_on_gpu, unmap_on_gpu
+from pytest_fa.candidate.shared_memory import (
+    NoSharedMemory,
+    map_on_gpu,
+    mapped_bytes_on_gpu,
+    require_sharing,
+    unmap_on_gpu,
+)
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.errors import FaError, Tampering
@@ -61,7 +68,8 @@ class CommandTimes(NamedTuple):
 class Candidate:
     """One variant at a time, on one device.  `limit_seconds` is how long one command may take.
 
-    `before_launch` is called before each command that calls the variant.
+    `before_launch` is called before each command that calls the variant, and `before_compilation` if that command may
+    compile; `compiling` says which do, and how long they took.
     """
 
     limit_seconds = OPEN_SECONDS
@@ -73,6 +81,8 @@ class Candidate:
         self.why_no_tools: str | None = None
         self.workspaces = Workspaces()
         self.before_launch: Callable[[], object] = lambda: None
+        self.before_compilation: Callable[[], object] = lambda: None
+        self.compiling = CompilingCalls()
         self._mapped: dict[str, torch.Tensor] = {}  # by CUDA's handle: memory that the candidate allocated
 
     @classmethod
@@ -88,7 +98,9 @@ class Candidate:
         return candidate
 
     def open(self, variant: Variant | None, library: str | None, device: Device, computes: Computes) -> None:
-        """Load a variant.  Raises what the loading raises."""
+        """Load a variant.  Raises what the loading raises, and `NoSharing` before it, if no memory can be shared."""
+        if self._lending is None and isinstance(self._connection, Remote):
+            require_sharing(torch.device(device))
         opened = self.ask(Open(variant, library, device, computes), OPEN_SECONDS)
         if self._lending is None or torch.device(device) != self.device:
             if isinstance(self._lending, OtherProcess):
@@ -96,6 +108,7 @@ class Candidate:
             self.device = torch.device(device)
             self._lending = self._new_lending()
         self.why_no_tools, self.workspaces = opened.why_no_tools, Workspaces()
+        self.compiling.opened(variant.name if variant else "", compiles=opened.compiles)
 
     @property
     def lending(self) -> Lending:
@@ -106,7 +119,19 @@ class Candidate:
 
     def ask(self, command: Command, seconds: float | None = None) -> Done:
         """Have a command carried out."""
-        return self._connection.ask(command, seconds or self.limit_seconds)
+        with self._first_call(command) as limit_seconds:
+            return self._connection.ask(command, seconds or limit_seconds)
+
+    @contextmanager
+    def _first_call(self, command: Command) -> Iterator[float]:
+        """The time limit of a command: a longer one if it may compile, and then its seconds are counted apart."""
+        new = self.compiling.new_in(command)
+        if not new:
+            yield self.limit_seconds
+            return
+        self.before_compilation()
+        with self.compiling.clocked(new):
+            yield max(self.limit_seconds, COMPILE_SECONDS)
 
     # -- series of calls ----------------------------------------------------------------------------------------------
 
@@ -126,12 +151,14 @@ class Candidate:
         clock stops when these copies are complete.  It gets the places of outputs that the function allocated.
         """
         self.before_launch()
-        start = time.perf_counter_ns()
-        done = self._connection.ask(command, self.limit_seconds, meanwhile=meanwhile)
-        if copy_outputs:
-            copy_outputs(done.allocated)
-            synchronize(self.device)
-        return CommandTimes((time.perf_counter_ns() - start) / 1000, done.inside_us, done.allocated)
+        with self._first_call(command) as limit_seconds:
+            start = time.perf_counter_ns()
+            done = self._connection.ask(command, limit_seconds, meanwhile=meanwhile)
+            if copy_outputs:
+                copy_outputs(done.allocated)
+                synchronize(self.device)
+            outside_us = (time.perf_counter_ns() - start) / 1000
+        return CommandTimes(outside_us, done.inside_us, done.allocated)
 
     def capture(self, name: str, *, reads_nodes: bool = False) -> Done:
         """Have a series captured as a graph.  Raises `CannotCapture`."""

@@ -244,7 +244,8 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """The command is carried out.  Which fields are set depends on the command.
 
     `inside_us` is the candidate's own clock.  `allocated` has one entry for each output of a captured series: None
-    where the kernel wrote the output that it was given.
+    where the kernel wrote the output that it was given.  `compiles` is whether the variant has loaded a package that
+    compiles at the first call.
     """
 
     size_bytes: int = 0
@@ -256,6 +257,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     other_nodes: dict[str, int] = {}
     order: Order | None = None
     allocated: tuple[Allocated | None, ...] = ()
+    compiles: bool = False
 
 
 Ending = Literal["crashed", "hung", "failed"]  # how a process was lost

@@ -23,6 +23,7 @@ from pytest_fa.catalog.grammar import (
 )
 from pytest_fa.catalog.probe import probe_problem, read_cases
 from pytest_fa.catalog.returns import returns_problem
+from pytest_fa.catalog.sweep_space import Sweep, sweep_problem
 from pytest_fa.catalog.variant import (
     ARCHES,
     FEW,
@@ -76,6 +77,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     omits: str | None = None
     suppressions: dict[Sanitizer, Suppression] | None = None
     returns: Annotated[tuple[Returns, ...], SOME] | None = None
+    sweep: Sweep | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,6 +104,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     omits: str = ""
     suppressions: dict[Sanitizer, Suppression] = {}
     returns: Annotated[tuple[Returns, ...], SOME] = ("out",)
+    sweep: Sweep | None = None
     variants: Annotated[dict[str, Member], msgspec.Meta(min_length=1, max_length=256)] | None = None
 
 
@@ -192,6 +195,7 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
         any_arch=manifest.arch is None,
         optional=manifest.optional,
         returns=manifest.returns if member.returns is None else member.returns,
+        sweep=member.sweep or manifest.sweep,
     )
     if "tf32" in variant.rounds and "fp32" not in supports.dtype:
         raise ManifestError(
@@ -201,7 +205,7 @@ def _variant(name: str, member: Member, manifest: Manifest, folder: Path, root: 
     if variant.optional and variant.role != "baseline":
         values = f"optional is true, role is {variant.role!r}"
         raise ManifestError(f"{folder / MANIFEST_NAME}: {name}: {values}; optional needs role 'baseline'")
-    if problem := probe_problem(variant) or returns_problem(variant):
+    if problem := (probe_problem(variant) or returns_problem(variant) or sweep_problem(variant.sweep, variant.defines)):
         raise ManifestError(f"{folder / MANIFEST_NAME}: {problem}")
     # The output of a variant that omits a phase is not checked, so it must be an ablation and name its parent.
     if variant.omits and (variant.role != "ablation" or variant.parent is None):
@@ -243,6 +247,7 @@ _STRUCTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     (r"\$\.(variants\[\.\.\.\]\.)?limits", Limits),
     (r"\$\.(variants\[\.\.\.\]\.)?limits\.instructions\[\.\.\.\]", InstructionLimit),
     (r"\$\.(variants\[\.\.\.\]\.)?suppressions\[\.\.\.\]", Suppression),
+    (r"\$\.(variants\[\.\.\.\]\.)?sweep", Sweep),
     (r"\$\.variants\[\.\.\.\]", Member),
     (r"\$", Manifest),
 )

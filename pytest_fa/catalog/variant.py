@@ -8,6 +8,7 @@ import msgspec
 
 from pytest_fa.catalog.case import Case, Causal, Computes, Dtype, Layout
 from pytest_fa.catalog.grammar import ARCH
+from pytest_fa.catalog.sweep_space import Sweep
 from pytest_fa.earlier import MANIFEST_KEYS, with_old_attributes
 
 Role = Literal["candidate", "baseline", "overhead", "ablation", "probe", "wrong"]
@@ -139,7 +140,7 @@ class Variant(msgspec.Struct, frozen=True):
     shapes, with seed 0, which replace those of a suite.  `any_arch` is True if the manifest names no architectures:
     then `--fa-arch` may select others than `arch`.  `optional` is True for a baseline that runs only if it is named,
     because it needs a package that most machines lack.  `returns` has `lse` if the kernel also writes or returns the
-    log-sum-exp of each row.
+    log-sum-exp of each row.  `sweep` says which values of its defines a sweep tries.
     """
 
     name: str
@@ -167,6 +168,7 @@ class Variant(msgspec.Struct, frozen=True):
     any_arch: bool = False
     optional: bool = False
     returns: tuple[Returns, ...] = ("out",)
+    sweep: Sweep | None = None
 
     def __str__(self) -> str:
         return self.name

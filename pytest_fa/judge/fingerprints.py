@@ -15,10 +15,11 @@ def fingerprints(
     out: torch.Tensor,  # [batch, heads, seq_q, head_dim or seq_k]
 ) -> Fingerprints:
     """Return the hashes of q, k and v together, and of the output.  The layout in memory does not matter."""
-    return Fingerprints(_sha256(inputs.q, inputs.k, inputs.v), _sha256(out))
+    return Fingerprints(sha256_of(inputs.q, inputs.k, inputs.v), sha256_of(out))
 
 
-def _sha256(*tensors: torch.Tensor) -> str:
+def sha256_of(*tensors: torch.Tensor) -> str:
+    """The sha256 of the bits of tensors, one after another; the layout in memory does not matter."""
     digest = hashlib.sha256()
     for tensor in tensors:
         bits = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)

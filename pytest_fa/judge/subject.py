@@ -10,16 +10,18 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Tolerance, Variant
 from pytest_fa.errors import WrongResult
 from pytest_fa.judge.check import judge, with_lse
-from pytest_fa.judge.log_sum_exp import make_lse_truth
-from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.run.inputs import Inputs, Output, bits_of, clone, make_inputs, poisoned_lse, poisoned_output
 
 
 class PropertySubject:
     """The variant that a property is tested on: makes inputs, calls the variant, judges outputs."""
 
-    def __init__(self, variant: Variant, case: Case, policy: Tolerance, candidate: Candidate) -> None:
+    def __init__(
+        self, variant: Variant, case: Case, policy: Tolerance, candidate: Candidate, truths: TruthStore | None = None
+    ) -> None:
         self.variant, self.candidate, self.device = variant, candidate, candidate.device
+        self._truths = truths or TruthStore(0)
         self._case, self._policy, self.computes = case, policy, case.computes
 
     @property
@@ -80,9 +82,10 @@ class PropertySubject:
 
         The log-sum-exp must be right for `called`, the inputs of the call, if these are others.
         """
-        truth = truth_of(self.computes, inputs, self.variant.rounds, self._policy)
+        truth = self._truths.truth_of(self.computes, inputs, self.variant.rounds, self._policy)
         check = judge(output.out, truth, self._policy)
         if output.lse is not None:
-            check = with_lse(check, output.lse, make_lse_truth(called or inputs, self.variant.rounds, self._policy))
+            lse_truth = self._truths.lse_truth_of(called or inputs, self.variant.rounds, self._policy)
+            check = with_lse(check, output.lse, lse_truth)
         if not check.passed:
             raise WrongResult(name, f"{name}{where}: {check.complaint}")

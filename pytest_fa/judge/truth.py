@@ -157,7 +157,8 @@ def _empty_truth(q: torch.Tensor, operands: Operands) -> Truth:
 
     spread = None if operands.largest_v is None else Spread(empty(), operands.largest_v)
     error = Float32Error(empty(), empty()) if q.dtype == torch.float32 else None
-    return Truth(empty(), empty(), operands.k.shape[2], empty()[..., 0], spread, error)
+    row_size = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device)
+    return Truth(empty(), empty(), operands.k.shape[2], row_size, spread, error)
 
 
 def _rows_of(truth: Truth) -> list[torch.Tensor]:

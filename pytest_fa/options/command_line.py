@@ -26,7 +26,7 @@ _FLAGS = frozenset(option.flag for option in OPTIONS)
 # Options of pytest and pytest-benchmark that change what a test does.  A rerun command repeats them as they were typed.
 _REPEATED = ("-p", "-o", "-c", "--rootdir", "--confcutdir", "--import-mode")
 _REPEATED_SWITCHES = ("--noconftest", "--benchmark-disable")
-_SUITE_TEST = re.compile(r"test_(?:build|correct|property|gate|speed|profile|sanitize|judge)\[.+\]")
+_SUITE_TEST = re.compile(r"test_(?:build|correct|property|gate|speed|profile|sanitize|judge|sweep|sweep_end)\[.+\]")
 _WITH_CASE = re.compile(r"(?P<variant>.+?)-(?P<case>b\d+h\d+s\d+d\d+-.*?)(?:-(?:mem|race|sync|init)check)?")
 LAST_FAILED_HINT = "; --lf runs the failed tests of earlier runs; `pytest --cache-clear` makes pytest forget them"
 _LONG_FORMS = {"-o": "--override-ini", "-c": "--config-file"}

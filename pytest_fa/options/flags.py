@@ -93,6 +93,23 @@ OPTIONS = (
         "N|all",
     ),
     OptionRow(
+        "--fa-sweep",
+        "search the values in the manifest's `sweep` for the fastest configuration, and gate it against the variant",
+        "NAME",
+    ),
+    OptionRow("--fa-trials", "configurations that --fa-sweep tries at most", "N", "100"),
+    OptionRow(
+        "--fa-study",
+        "journal file, or URL of a database, of --fa-sweep; default: artifacts/sweeps/NAME.journal",
+        "FILE|URL",
+    ),
+    OptionRow(
+        "--fa-sampler",
+        "how --fa-sweep searches a space with more configurations than --fa-trials: tpe, or nsga2 (evolutionary)",
+        "NAME",
+        "tpe",
+    ),
+    OptionRow(
         "--fa-baselines",
         "SDPA backends to time: needed (at most 1.1 x the fastest one's time, by earlier records of this GPU), or all",
         "WHICH",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pytest_fa.earlier import POLICIES, renamed
 from pytest_fa.errors import UsageProblem
@@ -33,6 +33,10 @@ RERUN = (
 SELECTION = ("fa_suite", "fa_case", "fa_seeds", "fa_dtype")
 # Tests of the suite that exist only with an option, and the field that says so.
 ON_REQUEST = {"test_gate": "gate", "test_profile": "ncu", "test_sanitize": "sanitizers"}
+Words = tuple[str, ...]
+NOT_IN_NAME = frozenset("*?[@")
+SamplerName = Literal["tpe", "nsga2"]
+SWEEP_TESTS = ("test_sweep", "test_sweep_end")  # the only ones of a run with --fa-sweep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +66,10 @@ class Options:
     gate: float | None
     gate_baseline: str | None
     gate_gpus: int | None
+    sweep: str | None
+    trials: int
+    study: str | None
+    sampler: SamplerName
     baselines: str
     watch: bool
     ncu: bool
@@ -92,6 +100,10 @@ class Options:
         """Whether a test function of the shipped suite exists in this run."""
         if self.static:
             return test == "test_build"
+        if self.sweep:
+            return test in SWEEP_TESTS
+        if test in SWEEP_TESTS:
+            return False
         return test not in ON_REQUEST or getattr(self, ON_REQUEST[test]) not in (None, (), False)
 
 
@@ -123,13 +135,10 @@ def read(config: pytest.Config) -> Options:
     return _read(config, variants, cases, tuple(rerun_words(config)))
 
 
-def _read(
-    config: pytest.Config, named_variants: tuple[str, ...], named_cases: tuple[str, ...], rerun: tuple[str, ...]
-) -> Options:
+def _read(config: pytest.Config, named_variants: Words, named_cases: Words, rerun: Words) -> Options:
     """The options, with what the test ids of the command line name and the first words of a rerun command."""
-    rootdir = config.rootpath
     return Options(
-        rootdir=rootdir,
+        rootdir=(rootdir := config.rootpath),
         variants=values.words_of(_text(config, "fa_variant")),
         kernels=_kernels(config, rootdir),
         suites=values.words_of(_text(config, "fa_suite")) or ("history",),
@@ -145,6 +154,10 @@ def _read(
         gate=_gate(config),
         gate_baseline=_text(config, "fa_gate_baseline") or None,
         gate_gpus=values.gate_gpus(_text(config, "fa_gate_gpus")),
+        sweep=_sweep(config),
+        trials=values.trials(_text(config, "fa_trials")),
+        study=_text(config, "fa_study") or None,
+        sampler=cast("SamplerName", values.one_of("--fa-sampler", _text(config, "fa_sampler"), values.SAMPLERS)),
         baselines=values.one_of("--fa-baselines", _text(config, "fa_baselines"), values.BASELINES),
         watch=_watch(config),
         ncu=_ncu(config),
@@ -264,6 +277,20 @@ def _repeated(config: pytest.Config, dest: str) -> tuple[str, ...]:
     """The values of an option that may be repeated; in the ini file, they are separated by spaces."""
     values_given = config.getoption(dest)
     return tuple(str(config.getini(dest)).split() if values_given is None else values_given)
+
+
+def _sweep(config: pytest.Config) -> str | None:
+    """The name of the swept variant."""
+    name = _text(config, "fa_sweep")
+    if not name:
+        return None
+    for dest in ("fa_variant", "fa_gate", "fa_define", "fa_shard"):
+        if config.getoption(dest) is not None:
+            flag = f"--{dest.replace('_', '-')}"
+            raise UsageProblem(f"--fa-sweep: a sweep names its variant, searches and gates by itself; drop {flag}")
+    if len(values.words_of(name)) != 1 or not NOT_IN_NAME.isdisjoint(name):
+        raise UsageProblem(f"--fa-sweep: {name!r} is not the name of one variant")
+    return name
 
 
 def _gate(config: pytest.Config) -> float | None:

@@ -17,6 +17,7 @@ ARCH = r"sm_[1-9][0-9]{1,2}[af]?"
 TOLERANCES = ("same_precision", "absolute", "fp8")
 NCU_SETS = ("verdict", "occupancy", "tensor", "memory", "stalls", "full")
 BASELINES = ("needed", "all")
+SAMPLERS = ("tpe", "nsga2")
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 MAX_SEEDS = 100_000
 MAX_REPEATS = 1_000_000
@@ -28,6 +29,7 @@ MAX_SHARDS = 10_000
 NOT_WATCHED = {
     "numprocesses": ("-n", "one process at a time builds, checks and times"),
     "fa_gate": ("--fa-gate", "it builds, checks and times, and decides no gate"),
+    "fa_sweep": ("--fa-sweep", "it builds, checks and times, and searches nothing"),
     "ncu": ("--ncu", "it builds, checks and times, and profiles nothing"),
     "fa_sanitize": ("--fa-sanitize", "it builds, checks and times, and runs no sanitizer"),
     "fa_static": ("--fa-static", "it runs kernels, and --fa-static only compiles"),
@@ -37,6 +39,7 @@ NOT_WATCHED = {
     "fa_html": ("--fa-html", "a report is written from a run that ends"),
     "fa_shard": ("--fa-shard", "the parts of a run on several machines must end"),
 }
+MAX_TRIALS = 100_000
 MIN_GATE, MAX_GATE = 0.01, 100.0
 
 
@@ -107,6 +110,13 @@ def gate_gpus(text: str) -> int | None:
         return ALL_GPUS if text else 1
     if not (_is_whole_number(text) and 1 <= int(text) <= MAX_GPUS):
         raise UsageProblem(f"--fa-gate-gpus: {text!r} GPUs; give 1 to {MAX_GPUS}, or all")
+    return int(text)
+
+
+def trials(text: str) -> int:
+    """The number of --fa-trials."""
+    if not (_is_whole_number(text) and 1 <= int(text) <= MAX_TRIALS):
+        raise UsageProblem(f"--fa-trials: {text!r} trials; give 1 to {MAX_TRIALS}, such as 100")
     return int(text)
 
 

@@ -44,7 +44,7 @@ class FaRun:
 
     def build(self, variant: Variant | BrokenVariant) -> Record:
         """Check the variant's build.  Fails with the compiler's messages, or with the limits that are exceeded."""
-        return self._finish(lambda: self._session.judge_build(variant))
+        return self._finish(lambda: self._first_reports.build(self._node.nodeid, variant))
 
     def correct(self, variant: Variant, case: Case) -> Record:
         """Run the variant on the case and judge its output.  Fails with every bound."""
@@ -93,6 +93,29 @@ class FaRun:
         from pytest_fa.selftest.run import run_selftest_kernel  # noqa: PLC0415  # only the self-test needs it
 
         return self._finish(lambda: run_selftest_kernel(self._session.run_plan, self._session.runner, variant))
+
+    def sweep_trial(self, variant: Variant) -> None:
+        """Run the next trial of the sweep.  Skips if its configuration cannot win, or if no trial is left."""
+        from pytest_fa.plugin.sweeping import skip_reason, sweep_run_of  # noqa: PLC0415  # only a sweep needs it
+        from pytest_fa.session.refusals import CannotRun  # noqa: PLC0415
+
+        obstacle, reason = None, ""
+        try:
+            reason = skip_reason(sweep_run_of(self._node.config, variant).next_trial())
+        except CannotRun as problem:
+            obstacle = problem
+        finally:
+            self._take_output()
+        if obstacle:
+            self._end_without_verdict(obstacle)
+        if reason:
+            pytest.skip(reason)
+
+    def sweep_end(self, variant: Variant) -> Record:
+        """End the sweep.  Fails without a verdict unless the gate of the best configuration passes."""
+        from pytest_fa.plugin.sweeping import sweep_run_of  # noqa: PLC0415  # only a sweep needs it
+
+        return self._finish(lambda: sweep_run_of(self._node.config, variant).end())
 
     def _with_own_command(self, record: Record) -> Record:
         """The record; for a user's own test, with a rerun command that names this test and not one of the suite."""

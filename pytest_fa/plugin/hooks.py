@@ -27,6 +27,7 @@ from pytest_fa.plugin.state import (
 )
 from pytest_fa.plugin.status_line import StatusLine, may_show
 from pytest_fa.plugin.terminal import Results
+from pytest_fa.plugin.usage_errors import end_run, usage_error
 from pytest_fa.plugin.watch_hooks import register_watch
 from pytest_fa.plugin.without_benchmark import WithoutBenchmark
 from pytest_fa.plugin.xdist_hooks import register_for_xdist
@@ -64,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
             session_of(config).builds.clean()
         start_servers_early(config)
     except FaError as problem:
-        raise _usage_error(problem, command_line.LAST_FAILED_HINT if repeats_failures else "") from None
+        raise usage_error(problem, command_line.LAST_FAILED_HINT if repeats_failures else "") from None
     if not config.pluginmanager.hasplugin("benchmark"):
         config.addinivalue_line("markers", "benchmark(...): an argument of pytest-benchmark, which is switched off")
         config.pluginmanager.register(WithoutBenchmark(), "fa-without-benchmark")
@@ -82,6 +83,10 @@ def _check_names(config: pytest.Config) -> None:
     session_of(config).builds.require_known_arches()
     if command_line.is_typed(config) and not config.stash[OPTIONS_KEY].list_only:
         run_plan.catalog.require_unique_names()
+    if config.stash[OPTIONS_KEY].sweep:
+        from pytest_fa.plugin.sweeping import check_sweep  # noqa: PLC0415  # only a sweep needs it
+
+        check_sweep(run_plan)
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -140,9 +145,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             run_plan.require_usable(needs_variant="fa_variant" in metafunc.fixturenames)
             parametrize(metafunc, plan)
         except UnusableRun as problem:
-            _end_run(metafunc.config, problem)
+            end_run(metafunc.config, problem)
         except FaError as problem:
-            raise _usage_error(problem) from None
+            raise usage_error(problem) from None
 
 
 @pytest.hookimpl(trylast=True)
@@ -217,20 +222,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         session_of(config).close()
 
 
-def _end_run(config: pytest.Config, problem: UnusableRun) -> None:
-    """End the run with a usage error after collection.  A worker of pytest-xdist reports a collection error instead."""
-    if hasattr(config, "workerinput"):
-        raise _usage_error(problem) from None
-    config.stash[PROBLEM_KEY] = _usage_error(problem)
-
-
-def _usage_error(problem: FaError, hint: str = "") -> pytest.UsageError:
-    """The usage error with the words of `problem`, which may be those of a manifest, and a hint."""
-    from pytest_fa.records.text import printable  # noqa: PLC0415
-
-    return pytest.UsageError(printable(f"{problem}{hint}"))
-
-
 class _Reports:
     """The hooks of the process that writes to the terminal; with pytest-xdist, the controller, which runs no tests."""
 
@@ -295,6 +286,10 @@ class _Reports:
         """Write the table, the notes and the paths of the records; with -q, also the header's lines; annotations."""
         self.results.write(terminalreporter)
         config = terminalreporter.config
+        if config.stash[OPTIONS_KEY].sweep and SESSION_KEY in config.stash:
+            from pytest_fa.plugin.sweeping import write_sweep  # noqa: PLC0415  # only a sweep needs it
+
+            write_sweep(terminalreporter)
         if config.get_verbosity() < 0 and SESSION_KEY in config.stash:
             for notice in session_of(config).run_plan.notices:
                 terminalreporter.write_line(notice)

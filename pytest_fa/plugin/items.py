@@ -11,8 +11,10 @@ import pytest
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.plan import AnyVariant, Plan
+from pytest_fa.catalog.sweep_space import feasible_points
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.plugin.left_out import left_out_of
+from pytest_fa.plugin.state import OPTIONS_KEY
 from pytest_fa.records.record import Record, to_builtins
 from pytest_fa.report.table import headline
 from pytest_fa.report.tool_lines import profile_lines, tool_properties
@@ -25,7 +27,7 @@ _UNUSED = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
 # `--show-capture=stdout` and `--show-capture=stderr` select sections by words in their titles.
 OUTPUT_TITLE = "Captured stdout and stderr of the worker"
 # Tests of the shipped suite that have a variant and no case -> the attribute of `Plan` with their variants.
-_VARIANTS_OF = {"test_build": "builds", "test_judge": "faults", "test_gate": "gated"}
+_VARIANTS_OF = {"test_build": "builds", "test_judge": "faults", "test_gate": "gated", "test_sweep_end": "gated"}
 
 
 def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
@@ -41,6 +43,8 @@ def parametrize(metafunc: pytest.Metafunc, plan: Plan) -> None:
         metafunc.parametrize(("fa_variant", "fa_property"), pairs, indirect=True)
     elif "fa_sanitizer" in names:
         _parametrize_sanitized(metafunc, plan)
+    elif "trial_number" in names:
+        _parametrize_trials(metafunc, plan)
     elif "fa_variant" not in names:
         metafunc.parametrize("fa_case", plan.cases, ids=lambda case: case.id, indirect=True)
     elif "fa_case" not in names:
@@ -77,6 +81,16 @@ def _parametrize_sanitized(metafunc: pytest.Metafunc, plan: Plan) -> None:
     pairs = {(variant.name, tool): (variant, tool) for variant, _, tool in plan.sanitized}
     params = [pytest.param(*pair, id="-".join(key)) for key, pair in pairs.items()]
     metafunc.parametrize(("fa_variant", "fa_sanitizer"), params, indirect=True)
+
+
+def _parametrize_trials(metafunc: pytest.Metafunc, plan: Plan) -> None:
+    """Parametrize with the swept variant and the numbers of its trials, at most one for each feasible configuration."""
+    most, params = metafunc.config.stash[OPTIONS_KEY].trials, []
+    for variant in plan.gated:
+        feasible = len(feasible_points(variant.sweep, variant.defines)) if variant.sweep else 0
+        numbers = range(1, min(most, feasible) + 1)
+        params += [pytest.param(variant, number, id=f"{variant.name}-t{number:03d}") for number in numbers]
+    metafunc.parametrize(("fa_variant", "trial_number"), params, indirect=["fa_variant"])
 
 
 def is_profiled(metafunc: pytest.Metafunc) -> bool:
@@ -143,6 +157,7 @@ def attach(report: Any, item: pytest.Item, record: Record | None, plan: Plan) ->
     variant = _variant(item)
     report.fa_companion = variant is not None and plan.is_companion(variant)
     if record is not None:
+        report.duration = max(0.0, report.duration - record.compile_seconds)  # that is no part of the check
         report.fa_record = to_builtins(record)
         item.user_properties.append(("fa", headline(record)))
         item.user_properties += tool_properties(record)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_fa.catalog.discover import Catalog
+    from pytest_fa.catalog.variant import Variant
 
 LIST_WIDTH = 160  # without a terminal
 
@@ -38,6 +39,9 @@ def list_variants(catalog: Catalog, absence: str) -> None:
     if not (console.is_terminal or os.environ.get("COLUMNS")):
         console = Console(width=LIST_WIDTH)
     console.print(table)
+    for variant in catalog.variants.values():
+        if line := _sweep_line(variant):
+            console.print(printable(line), markup=False, soft_wrap=True)
     for broken in catalog.broken.values():
         console.print(printable(f"broken: {broken.problem}"), style="red", markup=False, soft_wrap=True)
     for clash in catalog.clashes.values():
@@ -46,3 +50,18 @@ def list_variants(catalog: Catalog, absence: str) -> None:
         console.print(printable(f"no variants of your own: {absence}"), style="red", markup=False, soft_wrap=True)
     for notice in catalog.notices:
         console.print(printable(f"fa: {notice}"), markup=False, soft_wrap=True)
+
+
+def _sweep_line(variant: Variant) -> str:
+    """The size of the space that --fa-sweep searches; empty for a variant without one."""
+    from pytest_fa.catalog.sweep_space import feasible_points  # noqa: PLC0415  # only --fa-list needs it
+    from pytest_fa.errors import UsageProblem  # noqa: PLC0415
+
+    if (sweep := variant.sweep) is None:
+        return ""
+    try:
+        feasible = len(feasible_points(sweep, variant.defines))
+    except UsageProblem as problem:
+        return f"sweep of {variant.name}: {problem}"
+    listed = ", ".join(f"{name} ({len(values)})" for name, values in sweep.values.items())
+    return f"sweep of {variant.name}: {feasible} of {sweep.combinations} combinations of {listed} are feasible"

@@ -6,7 +6,7 @@ import functools
 
 import msgspec
 
-from pytest_fa.build.builder import Say
+from pytest_fa.build.compile_batch import Say
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import COMPANION_ROLES, Variant

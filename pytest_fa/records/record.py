@@ -103,8 +103,9 @@ class Record(msgspec.Struct, frozen=True):
 
     `builds` holds the build that ran; for kind `build`, those of all architectures.  `output` is the end
     of what the worker printed, if the test failed.  `is_claim` marks a case that was added for what the manifest claims
-    to support.  `unprotected` says why judge and variant shared a process; it is empty if they did not.  `costs` is
-    None for a record that no job made, such as that of a build, and for older records.
+    to support.  `unprotected` says why judge and variant shared a process; it is empty if they did not.
+    `compile_seconds` is how long the first calls took of a variant that compiles when it is called; no
+    stage's seconds contain them.  `costs` is None for a record that no job made, and for older records.
     """
 
     schema: int
@@ -137,6 +138,7 @@ class Record(msgspec.Struct, frozen=True):
     is_claim: bool = False
     costs: Costs | None = None
     unprotected: str = ""
+    compile_seconds: Seconds = 0.0
 
 
 def to_json(value: msgspec.Struct) -> bytes:

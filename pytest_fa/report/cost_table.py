@@ -134,9 +134,10 @@ def _parts(kind: str, records: list[Record], seconds: float | None) -> list[Cost
     costs = [record.costs for record in records if record.costs is not None]
     if costs:
         in_stages = sum(stage.seconds for record in records if record.costs for stage in _stages(record))
-        parts["import of torch, start of processes, messages"] = max(
-            0.0, sum(each.job_seconds for each in costs) - in_stages
-        )
+        compiling = sum(record.compile_seconds for record in records if record.costs)
+        outside_stages = sum(each.job_seconds for each in costs) - in_stages - compiling
+        parts["first calls, which compile"] = compiling
+        parts["import of torch, start of processes, messages"] = max(0.0, outside_stages)
         parts["profiler"] = sum(each.profiler_seconds for each in costs)
         parts["wait for other timings"] = sum(each.waited_seconds for each in costs)
         parts["records and reports"] = max(0.0, (seconds or 0.0) - sum(parts.values()))

@@ -1,10 +1,11 @@
-"""The notes below a table of times: unconfirmed times, other GPU processes, and the kernels that SDPA ran."""
+"""The notes below a table of times: unconfirmed times, other GPU processes, compilations, and the kernels of SDPA."""
 
 from __future__ import annotations
 
 from pytest_fa.records.agreement import is_unconfirmed, why_unconfirmed
 from pytest_fa.records.record import Record
 
+LEAST_COMPILE_SECONDS = 0.05  # of a variant; less is not listed
 MOST_NODES = 3  # the kernels of a backend that ran more than this are not listed
 
 
@@ -20,7 +21,16 @@ def timing_notes(records: list[Record]) -> list[str]:
     ]
     other_processes = dict.fromkeys(process for _, speed in timed for process in speed.other_gpu_processes)
     lines += [f"another process was using the GPU: {process}" for process in other_processes]
-    return [*lines, *_backend_kernels(records)]
+    return [*lines, *_compilations(records), *_backend_kernels(records)]
+
+
+def _compilations(records: list[Record]) -> list[str]:
+    """How long each variant compiled that does so when it is called; one line for all of them."""
+    seconds: dict[str, float] = {}
+    for record in records:
+        seconds[record.variant] = seconds.get(record.variant, 0.0) + record.compile_seconds
+    listed = [f"{name} {total:.1f} s" for name, total in seconds.items() if total >= LEAST_COMPILE_SECONDS]
+    return [f"first calls, which compile and count in no test's seconds: {', '.join(listed)}"] if listed else []
 
 
 def _backend_kernels(records: list[Record]) -> list[str]:

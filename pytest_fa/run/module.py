@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -15,6 +16,7 @@ import torch
 
 from pytest_fa.build.builder import ensure
 from pytest_fa.build.extension import MODULE_NAME
+from pytest_fa.build.keys import file_hash
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.build.target import native_arch
 from pytest_fa.catalog.case import Computes
@@ -38,7 +40,7 @@ from pytest_fa.run.guards import Workspaces
 from pytest_fa.run.inputs import empty_output
 from pytest_fa.run.launch_hint import launch_hint
 from pytest_fa.run.lse_output import taking_lse
-from pytest_fa.run.signature import signature_problem
+from pytest_fa.run.signature import defines_problem, signature_problem
 
 CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how the errors of PyTorch's CUDA checks begin
 MODULE_LINE = 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {{ module.def("{0}", &{0}); }}'
@@ -92,7 +94,7 @@ def load_forward(
     tensors of attention or of scores.
     """
     if variant.entry.kind == "python":
-        function = _import_attribute(variant, "target")
+        function = _with_defines(_import_attribute(variant, "target"), variant)
         if problem := signature_problem(function, variant.entry, variant.returns):
             raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
         return _adapt_if_declared(function, variant)
@@ -177,6 +179,13 @@ class CudaForward:
         return int(self._workspace_bytes(q, k, v, out, scale, CAUSAL_CODES.get(causal, -1)))
 
 
+def _with_defines(function: Callable[..., Any], variant: Variant) -> Callable[..., Any]:
+    """The function, which gets each define of the manifest as a keyword.  Raises `FaError` if it does not take one."""
+    if problem := defines_problem(function, variant.defines):
+        raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
+    return functools.partial(function, **variant.defines) if variant.defines else function
+
+
 def _adapt_if_declared(function: Callable[..., Any], variant: Variant) -> Forward:
     """Adapt the function if the manifest has `entry.call` or a log-sum-exp; otherwise return it unchanged."""
     if variant.entry.call:
@@ -212,8 +221,7 @@ def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
     where = f"{variant.name}: entry.target {target!r}"
     try:
         if "::" in target:
-            _require_unregistered(target, library, where)
-            torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+            _load_operators(target, library, where)
             namespace, _, operator = target.partition("::")
             return getattr(getattr(torch.ops, namespace), operator)  # type: ignore[no-any-return]
         spec = importlib.util.spec_from_file_location(name, library)
@@ -242,15 +250,22 @@ def _operators(target: str) -> str:
     return f" (in namespace {namespace}: {registered}); write `{line}`, or another entry.target"
 
 
-_registered: dict[str, Path] = {}  # the library that registered each operator; PyTorch keeps it for the whole process
+# What registered operators, by its hash and by operator; PyTorch keeps both for the whole process.
+_loaded: dict[str, Path] = {}
+_registered: dict[str, Path] = {}
 
 
-def _require_unregistered(target: str, library: Path, where: str) -> None:
-    """Raise `FaError` if another build has registered the operator: PyTorch would terminate the process."""
-    if (registered_by := _registered.setdefault(target, library)) != library:
+def _load_operators(target: str, library: Path, where: str) -> None:
+    """Load a library that registers operators, unless a copy of it is loaded: variants may share a build.
+
+    Raises `FaError` if another build has registered the operator: PyTorch would terminate the process.
+    """
+    first_copy = _loaded.setdefault(file_hash(str(library)) or str(library), library)
+    if (registered_by := _registered.setdefault(target, first_copy)) != first_copy:
         raise FaError(
             f"{where}: {registered_by} has already registered this operator in this process; PyTorch allows it once"
         )
+    torch.ops.load_library(str(first_copy))  # type: ignore[no-untyped-call]
 
 
 def _translate_error(problem: Exception, q: torch.Tensor, k: torch.Tensor, library: str) -> Exception:

@@ -46,6 +46,21 @@ def signature_problem(
     return None
 
 
+def defines_problem(function: Callable[..., Any], defines: Iterable[str]) -> str | None:
+    """Return which define, passed as a keyword, a function does not accept, or None."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None
+    for name in defines:
+        if name not in parameters:
+            listed = ", ".join(parameters)
+            return f"it gets each define as a keyword, and has no parameter {name!r} (its parameters are: {listed})"
+    return None
+
+
 def entry_line(entry: Entry, parameters: Iterable[inspect.Parameter]) -> str:
     """Return the `entry` of a manifest that calls a function with these parameters.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from pytest_fa.build.builder import Say, ensure
+from pytest_fa.build.builder import ensure
 from pytest_fa.build.cache import delete_builds, locked
+from pytest_fa.build.compile_batch import Say
 from pytest_fa.build.outcomes import BuildFailure, BuildReport
 from pytest_fa.build.target import rank, runs_on, target_arches
 from pytest_fa.build.toolchain import find_toolchain
@@ -75,6 +76,16 @@ class Builds:
         """The seconds of the batch of builds; 0 if nothing was looked up or compiled."""
         return self.report.seconds if "report" in self.__dict__ else 0.0
 
+    def add(self, variant: Variant) -> None:
+        """Build one more variant, which was not needed when the batch was built."""
+        if not variant.is_built or any(name == variant.name for name, _ in self.report.outcomes):
+            return
+        options = self.options
+        requests = [(variant, arch) for arch in self._arches_of(variant)]
+        more = ensure(requests, options.cache, no_build=options.no_build, allowed_flags=options.allowed_flags)
+        self.report.outcomes.update(more.outcomes)
+        self.report.lacking.update(more.lacking)
+
     def of(self, variant: Variant) -> list[Build | BuildFailure]:
         """The builds and build failures of a variant, one for each architecture.
 
@@ -122,6 +133,10 @@ class Builds:
             return any(isinstance(each, BuildFailure) and each.command for each in self.of(variant))
         except CannotRun:
             return False
+
+    def failures_of(self, variant: Variant) -> list[BuildFailure]:
+        """The build failures of a variant.  Raises `CannotRun` as `of` does."""
+        return [outcome for outcome in self.of(variant) if isinstance(outcome, BuildFailure)]
 
     def anything_runs(self) -> bool:
         """Whether this machine can run any needed variant, not only build it."""

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.variant import Variant
+from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.record import Record, RecordKind
 from pytest_fa.session.case_runner import CaseRunner, failed_build
@@ -32,6 +33,19 @@ class FirstReports:
         self._not_built: set[str] = set()  # of those, the variants whose build failed
         self._wrong: dict[tuple[str, str], str] = {}  # variant and case -> its failed `test_correct`
         self._met: dict[str, tuple[str, tuple[str, str] | None]] = {}  # test -> variant that it cannot use, wrong case
+        self._failed_builds: dict[BuildFailure, str] = {}  # a compilation that several variants share -> the test
+        self._met_builds: dict[str, list[BuildFailure]] = {}  # test -> those that it met
+
+    def build(self, test: str, variant: Variant | BrokenVariant) -> Record:
+        """Judge the builds of a variant.
+
+        Raises `AlreadyReported` if another test has failed with the same compilations, which several variants share.
+        """
+        record = self._session.judge_build(variant)
+        if record.outcome != "not_built" or isinstance(variant, BrokenVariant):
+            return record
+        self._require_unreported(test, variant, record)
+        return record
 
     def run(self, test: str, variant: Variant, case: Case, kind: RecordKind) -> Record:
         """Run one case.
@@ -72,6 +86,20 @@ class FirstReports:
             self._unusable.setdefault(variant, test)
         if wrong_case:
             self._wrong.setdefault(wrong_case, test)
+        for failure in self._met_builds.pop(test, ()):
+            self._failed_builds.setdefault(failure, test)
+
+    def _require_unreported(self, test: str, variant: Variant, record: Record) -> None:
+        """Raise `AlreadyReported` if other tests have failed with all failed compilations of a variant.
+
+        Otherwise, this test reports those that it shares with other variants.
+        """
+        failures = self._session.builds.failures_of(variant)
+        reported = [self._failed_builds.get(failure.of_all, test) for failure in failures]
+        if reported and test not in reported:
+            reason = f"build of {variant.name} failed: it is that of {_name(reported[0])}"
+            raise AlreadyReported(reason, msgspec.structs.replace(record, message=reason))
+        self._met_builds[test] = [failure.of_all for failure in failures if len(failure.shared_by) > 1]
 
     def _require_usable(
         self, test: str, variant: Variant, case: Case, kind: RecordKind, property_name: str | None = None
@@ -94,6 +122,7 @@ class FirstReports:
         if record.outcome == "not_built":
             if variant.name in self.build_tests:
                 raise AlreadyReported(record.message, record)
+            self._require_unreported(test, variant, record)
             record = msgspec.structs.replace(record, message=self._session.judge_build(variant).message)
             self._not_built.add(variant.name)
         if record.outcome == "not_built" or record.caught_by == ENTRY_FAULT:

@@ -67,6 +67,7 @@ class RecordFactory:
             diagnosis=result.diagnosis,
             fingerprints=result.fingerprints,
             unprotected=result.unprotected,
+            compile_seconds=result.compile_seconds,
             environment=self.environment,
             machine=self.machine,
             source=read_source(self.options.rootdir),

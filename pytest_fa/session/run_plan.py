@@ -148,13 +148,13 @@ class RunPlan:
 
     def _chosen(self) -> tuple[AnyVariant, ...]:
         options = self.options
-        names = options.variants or (("*",) if options.selftest else ())
+        names = (options.sweep,) if options.sweep else options.variants or (("*",) if options.selftest else ())
         chosen = expand_defines(self._select(names), options.defines)
-        if options.named_variants and not options.variants:  # a companion is not tested only because its id is given
+        if options.named_variants and not names:  # a companion is not tested only because its id is given
             named = [each for each in self._select(options.named_variants) if each.name not in self._companion_names]
             chosen = tuple({each.name: each for each in (*chosen, *named)}.values())
         for variant in chosen:
-            if isinstance(variant, BrokenVariant) and variant.name in options.variants:
+            if isinstance(variant, BrokenVariant) and variant.name in names:
                 raise UsageProblem(f"--fa-variant: {variant.name} cannot be used: {variant.problem}")
         return chosen
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from pytest_fa.build.builder import Say
+from pytest_fa.build.compile_batch import Say
 from pytest_fa.build.outcomes import BuildFailure, explain
 from pytest_fa.build.resources import broken_limits
 from pytest_fa.catalog.variant import BrokenVariant, Variant

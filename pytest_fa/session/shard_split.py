@@ -63,11 +63,12 @@ def split(seconds: Mapping[str, float], count: int) -> dict[str, int]:
 def source_hashes(variants: Iterable[Variant]) -> dict[str, str]:
     """Return a sha256 over the names and contents of the files in each variant's folder."""
     folders = {variant.name: Path(variant.folder) for variant in variants}
-    of_folder = {folder: _hash_of(folder) for folder in set(folders.values())}
+    of_folder = {folder: folder_hash(folder) for folder in set(folders.values())}
     return {name: of_folder[folder] for name, folder in sorted(folders.items())}
 
 
-def _hash_of(folder: Path) -> str:
+def folder_hash(folder: Path) -> str:
+    """Return a sha256 over the names and contents of the files in a folder, which need not exist."""
     sha256 = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         content = hashlib.sha256(path.read_bytes()).hexdigest()

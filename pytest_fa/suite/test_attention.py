@@ -46,3 +46,13 @@ def test_profile(fa_variant: Variant, fa_case: Case, fa_run: FaRun) -> None:
 def test_sanitize(fa_variant: Variant, fa_case: Case, fa_sanitizer: str, fa_run: FaRun) -> None:
     """This tool of compute-sanitizer finds nothing in one call of the variant."""
     fa_run.sanitize(fa_variant, fa_sanitizer, fa_case)
+
+
+def test_sweep(fa_variant: Variant, trial_number: int, fa_run: FaRun) -> None:  # noqa: ARG001  # part of the test's id
+    """One more configuration of `--fa-sweep` is judged, and timed if it is right."""
+    fa_run.sweep_trial(fa_variant)
+
+
+def test_sweep_end(fa_variant: Variant, fa_run: FaRun) -> None:
+    """The best configuration of `--fa-sweep` takes less time than the variant itself, which a gate confirms."""
+    fa_run.sweep_end(fa_variant)

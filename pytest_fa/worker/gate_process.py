@@ -52,7 +52,7 @@ def run_gate(
         open_device(job.device)
         files = _files_of(job)
         for candidate in candidates:
-            candidate.limit_seconds, candidate.before_launch = job.watchdog_seconds, stages.announce_launch
+            stages.limit(candidate)
         with clock_watch(job.device) as clocks:
             measured = [
                 _time_pair(job, pair, job.seed + index, candidates, clocks.is_slowed, stages)

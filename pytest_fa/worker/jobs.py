@@ -161,6 +161,7 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     `caught_by` names the checks that failed.  `context_lost` means that the worker's CUDA context can no longer be
     used.  `lacks_sharing` means that judge and candidate cannot share memory on this machine; nothing was judged then.
     `unprotected` says why judge and variant shared a process; it is empty if they did not.
+    `compile_seconds` is how long calls took that may have compiled; they are in no stage's seconds.
     """
 
     outcome: Outcome
@@ -175,6 +176,7 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     fingerprints: Fingerprints | None = None
     lacks_sharing: bool = False
     unprotected: str = ""
+    compile_seconds: float = 0.0
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -18,16 +18,15 @@ import torch
 from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
-from pytest_fa.candidate.shared_memory import NoSharing, require_sharing
+from pytest_fa.candidate.shared_memory import NoSharing
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
 from pytest_fa.errors import DeviceLost, Tampering, WrongResult
 from pytest_fa.judge.check import judge, require_finite, require_passed, with_lse
 from pytest_fa.judge.checked import CheckedLaunch
-from pytest_fa.judge.cross_checks import cross_check_all
 from pytest_fa.judge.delegation import require_no_delegation
 from pytest_fa.judge.diagnosis import conclusion, diagnose
 from pytest_fa.judge.fingerprints import fingerprints
-from pytest_fa.judge.log_sum_exp import LseTruth, make_lse_truth
+from pytest_fa.judge.log_sum_exp import LseTruth
 from pytest_fa.judge.lse_mistakes import explain_lse
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.own_work import require_own_work
@@ -35,6 +34,7 @@ from pytest_fa.judge.properties import PROPERTIES
 from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.judge.truth import Truth
+from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.measure.fresh_data import Written, stacked
 from pytest_fa.measure.measure import measure, require_honest_clock
 from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Fingerprints, Repeats
@@ -61,24 +61,24 @@ def run_case(
     report_progress: ReportProgress = lambda _: None,
     candidate: Candidate | None = None,
     bare: Candidate | None = None,
+    truths: TruthStore | None = None,
 ) -> CaseResult:
     """Load, launch, judge and time one variant on one case.
 
     `candidate` is where the variant runs; without it, the variant runs in this process.  `bare` is where it runs
-    without torch's attention.  `report_progress` is called before each step with the stage and the time limit of that
-    step.  The variant runs before truth is computed, so that memory left over from truth cannot contain the right
-    answer.  A variant that fails a check is not timed.  An exception of the kernel becomes the outcome of the result.
-
-    `stages.announce_launch` reports that a call of the variant follows, which the watchdog limits;
-    `stages.announce_work` reports that any other step follows.
+    without torch's attention.  `truths` is the judge's store; without it, nothing is kept.  `report_progress` is called
+    before each step with the stage and the time limit of that step: by `stages.announce_launch` before a call of the
+    variant, by `stages.announce_work` before any other step.  The variant runs before truth is computed, so that memory
+    left over from truth cannot contain the right answer.  A variant that fails a check is not timed.  An exception of
+    the kernel becomes the outcome of the result.
     """
-    stages, findings, is_apart = Stages(job, report_progress), Findings(), candidate is not None
+    stages, findings = Stages(job, report_progress), Findings(truths or TruthStore(0))
     candidate = candidate or Candidate.in_this_process()
-    candidate.limit_seconds, candidate.before_launch = job.watchdog_seconds, stages.announce_launch
+    stages.limit(candidate)
     device = torch.device(job.device)
     try:
         with stages("launch"):
-            device = _open_device(job, is_apart=is_apart)
+            device = open_device(job.device)
             require_unchanged(job.library, job.file_hashes)
             files = FilesOfJob({job.library: job.file_hashes}, (job.variant,))
             candidate.open(job.variant, job.library, job.device, job.case.computes)
@@ -88,7 +88,7 @@ def run_case(
             findings.out, findings.lse = _first_output(job, launch)
         if job.property_name:
             with stages("correct"):
-                PROPERTIES[job.property_name](PropertySubject(job.variant, job.case, job.policy, candidate))
+                _check_property(job, job.property_name, candidate, findings.truths)
         elif job.judge:
             with stages("sanity"):
                 _check_sanity(job, launch, findings, stages)
@@ -139,8 +139,12 @@ def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: F
 
 @dataclasses.dataclass
 class Findings:
-    """The results of the stages so far.  Each stage sets further fields; no stage reads those of a later stage."""
+    """The results of the stages so far.  Each stage sets further fields; no stage reads those of a later stage.
 
+    `truths` computes what outputs are compared with, and keeps it for other jobs if it is the judge's.
+    """
+
+    truths: TruthStore
     out: torch.Tensor | None = None  # [batch, heads, seq_q, head_dim or seq_k], the output that `check` describes
     lse: torch.Tensor | None = None  # [batch, heads, seq_q], if the variant returns it
     inputs: Inputs | None = None  # of the call that wrote `out`
@@ -188,6 +192,7 @@ class Findings:
             speed=self.speed,
             context_lost=context_lost,
             fingerprints=self.fingerprints,
+            compile_seconds=stages.compile_seconds,
         )
 
 
@@ -199,14 +204,6 @@ def _caught_by(outcome: Outcome, problem: Exception, findings: Findings) -> tupl
 
 
 # -- launch -----------------------------------------------------------------------------------------------------------
-
-
-def _open_device(job: CaseJob, *, is_apart: bool) -> torch.device:
-    """Open the job's device.  Raises `NoSharing` if the variant is in another process and cannot share memory."""
-    device = open_device(job.device)
-    if is_apart:
-        require_sharing(device)
-    return device
 
 
 def _first_output(job: CaseJob, launch: CheckedLaunch) -> Output:
@@ -226,11 +223,12 @@ def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stage
     _repeat_call(job, launch, findings, stages)
     _check_delegation(job, launch)
     stages.announce_work()
-    findings.truth = truth_of(job.case.computes, launch.original_inputs, job.variant.rounds, job.policy)
+    data, rounds = launch.original_inputs, job.variant.rounds
+    findings.truth = findings.truths.truth_of(job.case.computes, data, rounds, job.policy)
     if findings.lse is not None:
-        findings.lse_truth = make_lse_truth(launch.original_inputs, job.variant.rounds, job.policy)
+        findings.lse_truth = findings.truths.lse_truth_of(data, rounds, job.policy)
     findings.check = _judged(findings, job.policy)
-    findings.fingerprints = fingerprints(launch.original_inputs, findings.known_out)
+    findings.fingerprints = fingerprints(data, findings.known_out)
     require_finite(findings.check)
 
 
@@ -266,7 +264,7 @@ def _check_correct(job: CaseJob, bare: Candidate | None, findings: Findings, sta
 def _check_own_work(job: CaseJob, bare: Candidate | None, findings: Findings, stages: Stages) -> None:
     """Require that the variant is right in a process without torch's attention, if there is one."""
     if bare is not None and findings.inputs is not None:
-        bare.limit_seconds, bare.before_launch = job.watchdog_seconds, stages.announce_launch
+        stages.limit(bare)
         arguments = (job.variant, job.library, job.device, job.case.computes, findings.inputs)
         require_own_work(bare, *arguments, findings.known_truth, job.policy)
         stages.announce_work()
@@ -279,6 +277,11 @@ def _check_repeats(job: CaseJob, findings: Findings) -> None:
             require_identical(findings.repeats)
         if findings.farthest is not None:
             _judge_again(findings.farthest, findings, job.policy, " in a repeat", "repeats")
+
+
+def _check_property(job: CaseJob, name: str, candidate: Candidate, truths: TruthStore) -> None:
+    """Check one property of the variant; raises if it does not hold."""
+    PROPERTIES[name](PropertySubject(job.variant, job.case, job.policy, candidate, truths))
 
 
 # -- speed ------------------------------------------------------------------------------------------------------------
@@ -299,7 +302,7 @@ def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> 
 
     If a head is wrong, `findings` describe these heads from then on, as the batches of one case.
     """
-    inputs, out = stacked(written)
+    inputs, out = stacked(written)  # of data that no other call has, so its truth is not kept
     truth = truth_of(job.case.computes, inputs, job.variant.rounds, job.policy)
     check = judge(out, truth, job.policy)
     if not check.passed:
@@ -336,8 +339,8 @@ def _diagnose(job: CaseJob, findings: Findings, inputs: Inputs) -> Diagnosis:
     if check.is_wrong_only_in_lse and findings.lse is not None and findings.lse_truth is not None:
         return Diagnosis((), explain_lse(findings.lse, findings.lse_truth, inputs), (), "")
     try:
-        cross_checks = cross_check_all(job.cross_checks, inputs, truth, job.policy)
         repeats, rounds = findings.repeats, job.variant.rounds
+        cross_checks = findings.truths.cross_checks(job.cross_checks, inputs, truth, rounds, job.policy)
         return diagnose(out, truth, inputs, check, repeats, cross_checks, job.case.computes, rounds)
     except Exception as problem:  # noqa: BLE001  # whatever it is, the verdict must not be lost
         concluded = conclusion(cross_checks) if cross_checks else ""

@@ -23,6 +23,7 @@ from pytest_fa.candidate.channel import Channel
 from pytest_fa.candidate.connection import Remote
 from pytest_fa.candidate.serving import serve_judge, serve_without_attention
 from pytest_fa.errors import FaError
+from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.processes import (
     END_SECONDS,
     adopt_orphans,
@@ -139,6 +140,7 @@ def _prepare_for_variant() -> None:
 def judge_jobs(channel: Channel) -> None:
     """Run jobs with candidates in other processes until the connection is closed, or the CUDA context is lost."""
     candidates: dict[int, Candidate] = {}
+    truths = TruthStore()  # for all variants of the run
     while True:
         try:
             request = decode_request(channel.receive())
@@ -147,18 +149,21 @@ def judge_jobs(channel: Channel) -> None:
         if isinstance(request, Connect):
             _replace(candidates, request, channel.take_descriptor())
             continue
-        result = _judged(request, lambda progress: channel.send(encode(progress)), candidates)
+        result = _judged(request, lambda progress: channel.send(encode(progress)), candidates, truths)
         channel.send(encode(result))
         if result.context_lost and not is_alive(torch.device(getattr(request, "device", "cpu"))):
             return  # the next job gets a new judge
 
 
-def _judged(job: Job, report_progress: Callable[[Progress], object], candidates: dict[int, Candidate]) -> Result:
+def _judged(
+    job: Job, report_progress: Callable[[Progress], object], candidates: dict[int, Candidate], truths: TruthStore
+) -> Result:
     match job:
         case GateJob():
             return run_gate(job, report_progress, [candidates[place] for place in range(ARMS)])
         case CaseJob():
-            return run_case(job, report_progress, candidates[0], candidates[1] if job.without_attention else None)
+            bare = candidates[1] if job.without_attention else None
+            return run_case(job, report_progress, candidates[0], bare, truths)
         case ProfilerJob():
             raise FaError("a profiler's job runs in a worker, not in the judge")
 

@@ -5,10 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
+from pytest_fa.candidate.compiling import CompilingCalls
 from pytest_fa.errors import ChangedBuild, DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
 from pytest_fa.records.record import Outcome, Stage, StageName
 from pytest_fa.worker.jobs import CaseResult, Job, Progress
+
+
+class Limited(Protocol):
+    """What `Stages` limits of a candidate, which this module cannot import, because it imports torch."""
+
+    limit_seconds: float
+    before_launch: Callable[[], object]
+    before_compilation: Callable[[], object]
+    compiling: CompilingCalls
+
 
 ReportProgress = Callable[[Progress], object]
 
@@ -24,19 +36,36 @@ class Stages:
         self._current = job.wanted_stages[0]
         self._report_progress = report_progress
         self._watchdog_seconds = job.watchdog_seconds
+        self._compiling: list[CompilingCalls] = []
+
+    def limit(self, candidate: Limited) -> None:
+        """Apply the job's time limits to a candidate, and count the calls in which it compiles apart from stages."""
+        candidate.limit_seconds, candidate.before_launch = self._watchdog_seconds, self.announce_launch
+        candidate.before_compilation = self.announce_work
+        candidate.compiling.seconds = 0.0
+        self._compiling.append(candidate.compiling)
+
+    @property
+    def compile_seconds(self) -> float:
+        """How long calls took that may have compiled; they are in no stage's seconds."""
+        return sum(calls.seconds for calls in self._compiling)
 
     @contextmanager
     def __call__(self, name: StageName) -> Iterator[None]:
         """Run the stage `name` and time it.  An exception marks the stage as failed and is raised again."""
-        start = time.perf_counter()
+        start = time.perf_counter() - self.compile_seconds
         self._current = name
         self.announce_work()
         try:
             yield
         except BaseException:
-            self._stages[name] = Stage(name, "failed", time.perf_counter() - start)
+            self._stages[name] = Stage(name, "failed", self._seconds_since(start))
             raise
-        self._stages[name] = Stage(name, "ok", time.perf_counter() - start)
+        self._stages[name] = Stage(name, "ok", self._seconds_since(start))
+
+    def _seconds_since(self, start: float) -> float:
+        """The seconds since `start`, from which compilations before it were subtracted, without compilations."""
+        return max(0.0, time.perf_counter() - self.compile_seconds - start)
 
     def announce_launch(self) -> None:
         """Report that a launch follows.  A launch that takes longer than the watchdog allows counts as hung.

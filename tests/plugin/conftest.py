@@ -47,7 +47,7 @@ def pytest_unconfigure(config):
 
 # For an inner conftest.py: simulates a GPU of compute capability 9.0 for selection and building.
 PRETEND_GPU = """\
-import pytest_fa.build.builder
+import pytest_fa.build.compile_batch
 import pytest_fa.build.target
 import pytest_fa.session.builds
 import pytest_fa.session.case_runner
@@ -58,7 +58,7 @@ from pytest_fa.records.environment import Gpu
 GPU = Gpu("Pretended GPU", "GPU-0", (9, 0), "1.0", "13.0")
 SESSION = pytest_fa.session
 for module in (
-    pytest_fa.build.builder,
+    pytest_fa.build.compile_batch,
     pytest_fa.build.target,
     SESSION.builds,
     SESSION.case_runner,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from pytest_fa.build.extension import find_torch
 from pytest_fa.build.recipe import request_key
 from pytest_fa.catalog.manifest import read_manifest
 from tests.factories import PYTHON_SOURCE, WriteVariant
-from tests.plugin.conftest import ONE_CASE, NewProject, Project, Run
+from tests.plugin.conftest import CASE, ONE_CASE, NewProject, Project, Run
 
 # Attention in plain loops.  It includes few headers and compiles in 10 s; with all of ATen it would take a minute.
 SOURCE = """\
@@ -200,6 +203,50 @@ def test_a_library_that_changes_after_the_build_is_not_loaded(new_project: NewPr
     assert (record.outcome, record.check) == ("build_changed", None)
 
 
+# Three functions of one extension, which does not compile.
+BROKEN_SET = """\
+step: s
+because: b
+expect: e
+entry: {kind: torch, sources: [forward.cpp], target: plain}
+supports: {device: [cpu]}
+variants:
+  plain: {}
+  fast: {target: fast}
+  faster: {target: faster}
+"""
+
+
+def test_a_shared_compilation_that_fails_is_shown_once(new_project: NewProject) -> None:
+    """One test fails with the compiler's lines and every variant's name; the others are skipped and name that test."""
+    project = new_project("shared_failure")
+    project.write("kernels/set/variant.yaml", BROKEN_SET)
+    project.write("kernels/set/forward.cpp", "#error not written yet\n")
+    run = project.suite(ONE_CASE, "-k", "(plain or fast) and (build or correct or streams)")
+    assert {name for name, outcome in run.outcomes.items() if outcome == "failed"} == {"test_build[plain]"}
+    assert run.ret == 1
+    lines = run.failure("test_build[plain]")
+    assert lines[0].endswith("error: #error not written yet (plain, fast, faster for host)")
+    assert sum(line.startswith("command: ") for line in run.outlines) == 1
+    assert run.reasons["test_build[fast]"].endswith("build of fast failed: it is that of test_build[plain]")
+    assert run.reasons[f"test_correct[fast-{CASE}]"].endswith("build of fast failed (see test_build[fast])")
+    assert "builds: 3 failed, 0 compiled, 0 cached" in run.text
+    kinds = [(record.kind, record.variant, record.outcome) for record in project.records if record.kind == "build"]
+    assert kinds == [("build", name, "not_built") for name in ("plain", "fast", "faster")]
+
+
+def test_a_shared_failure_is_reported_by_the_first_selected_test(new_project: NewProject) -> None:
+    """Without the test of the first variant, that of the next one fails; also if no build test is selected."""
+    project = new_project("shared_failure_again")
+    project.write("kernels/set/variant.yaml", BROKEN_SET)
+    project.write("kernels/set/forward.cpp", "#error not written yet\n")
+    for words, first in (("fast and build", "test_build[fast]"), ("fast and correct", f"test_correct[fast-{CASE}]")):
+        run = project.suite(ONE_CASE, "-k", words)
+        assert {name for name, outcome in run.outcomes.items() if outcome == "failed"} == {first}
+        assert (run.ret, len(run.outcomes)) == (1, 2)
+        assert "error: #error not written yet (fast, faster for host)" in run.reasons[first]
+
+
 def test_a_new_header_beside_a_source_is_seen(tmp_path: Path, write_variant: WriteVariant) -> None:
     """A new header beside a source changes the build key, although no dependency file lists it; so does CXXFLAGS."""
     (tmp_path / "csrc").mkdir()
@@ -238,6 +285,30 @@ def test_an_operator_is_registered_once(story: Story) -> None:
     outcomes = sorted(outcome for name, outcome in run.outcomes.items() if name.startswith("test_own["))
     assert outcomes == ["error", "passed"]
     assert "has already registered this operator in this process" in run.text
+
+
+LOADS_TWO_COPIES = """
+import sys
+from pathlib import Path
+
+import torch
+
+from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.run.module import load_forward
+
+variant = read_manifest(Path("kernels/mine/variant.yaml"), Path("kernels"))[0]
+q = torch.randn(1, 1, 8, 8).half()
+for library in sys.argv[1:]:
+    load_forward(variant, library)(q, q, q, scale=1.0, causal="none", out=torch.empty_like(q))
+"""
+
+
+def test_copies_of_one_library_register_their_operator_once(story: Story, tmp_path: Path) -> None:
+    """Variants that share a build can be loaded together in one process: the second copy uses the first one."""
+    first = next((story.project.folder / "cache").glob("builds/mine-host-*/*/kernel.so"))
+    copy = shutil.copytree(first.parent, tmp_path / "copy") / "kernel.so"
+    command = [sys.executable, "-c", LOADS_TWO_COPIES, str(first), str(copy)]
+    subprocess.run(command, cwd=story.project.folder, check=True, timeout=120)
 
 
 @pytest.mark.skipif(find_torch().cuda is not None, reason="this torch has CUDA")

@@ -264,13 +264,13 @@ def test_members_may_share_a_target_and_differ_in_context(write_variant: WriteVa
 
 TOP = (
     "step, because, expect, parent, role, computes, cases, entry, arch, supports, instantiations, defines, flags, "
-    "rounds, limits, tolerance, deterministic, optional, omits, suppressions, returns, variants"
+    "rounds, limits, tolerance, deterministic, optional, omits, suppressions, returns, sweep, variants"
 )
 SUPPORTS = "dtype, head_dim, causal, layout, device, grouped_heads, seq_q_multiple_of, seq_k_multiple_of, seq_k_min"
 LIMITS = "registers_per_thread, spill_bytes, stack_bytes, smem_bytes_per_block, advisories, instructions"
 MEMBER = (
     "defines, role, cases, target, context, step, parent, because, expect, supports, limits, rounds, deterministic, "
-    "omits, suppressions, returns"
+    "omits, suppressions, returns, sweep"
 )
 
 ENTRY = "kind, source, target, context, sources, include, cflags, ldflags, call"

@@ -60,6 +60,7 @@ LATER: dict[str, object] = {"other_plugins": (), "is_claim": False, "machine": N
     "output": "",
     "costs": None,
     "unprotected": "",
+    "compile_seconds": 0.0,
 }
 
 

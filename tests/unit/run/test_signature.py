@@ -19,7 +19,7 @@ from pytest_fa.run import module
 from pytest_fa.run.adapter import adapted
 from pytest_fa.run.module import load_forward
 from pytest_fa.run.output import require_output
-from pytest_fa.run.signature import signature_problem
+from pytest_fa.run.signature import defines_problem, signature_problem
 from tests.factories import WriteVariant
 
 PYTHON = Entry(kind="python", target="entry:forward")
@@ -155,3 +155,17 @@ def test_a_missing_operator_is_named_with_its_neighbours() -> None:
         " (in namespace fa_neighbours: fa_neighbours::backward); write `TORCH_LIBRARY(fa_neighbours, library) "
         '{ library.def("forward", &forward); }`, or another entry.target'
     )
+
+
+def test_a_define_that_is_no_parameter_is_named() -> None:
+    """Each define must be a parameter of a Python entry, or the function must take any keyword."""
+
+    def takes_block(q: object, *, BLOCK: int) -> None:  # noqa: N803  # a define's name
+        """Takes one define."""
+
+    def takes_all(q: object, **defines: object) -> None:
+        """Takes every define."""
+
+    expected = "it gets each define as a keyword, and has no parameter 'STAGES' (its parameters are: q, BLOCK)"
+    assert expected == defines_problem(takes_block, {"BLOCK": 1, "STAGES": 2})
+    assert [None, None] == [defines_problem(takes_block, {"BLOCK": 1}), defines_problem(takes_all, {"STAGES": 2})]

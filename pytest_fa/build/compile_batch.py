@@ -1,0 +1,275 @@
+"""Compile the builds that the cache lacks, in one batch.
+
+Variants whose libraries would be equal are compiled once: they have the same sources, flags and definitions, and differ
+only in what is called, such as the `target` of an extension.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from elftools.common.exceptions import ELFError
+
+from pytest_fa.build import cache as cached
+from pytest_fa.build import recipe
+from pytest_fa.build.command import OBJECT, binding_command, binding_key, toolchain_key
+from pytest_fa.build.compile_errors import compile_error, lacks_entry
+from pytest_fa.build.exports import entry_problem, workspace_problem
+from pytest_fa.build.flag_list import unlisted_flags
+from pytest_fa.build.keys import Dependency, digest, file_hash
+from pytest_fa.build.machine_code import read_machine_code
+from pytest_fa.build.ninja import CompileJob, parallel_jobs, run_jobs
+from pytest_fa.build.outcomes import BuildFailure, BuildOutcome
+from pytest_fa.build.resources import read_ptxas_log, with_machine_code
+from pytest_fa.build.toolchain import Toolchain
+from pytest_fa.catalog.variant import Target, Variant
+from pytest_fa.records.built import Build
+from pytest_fa.records.environment import find_gpu
+from pytest_fa.records.text import printable
+
+LEAST_FREE_BYTES = 2**20  # less than this is a full disk
+MOST_LOG_BYTES = 2**24  # ptxas figures of one build take a few kilobytes
+
+Say = Callable[[str], None]
+Request = tuple[Variant, Target]
+Outcomes = dict[tuple[str, str], BuildOutcome]
+
+
+class Unit(NamedTuple):
+    """One compilation: the variants that share its library, and what it is compiled for and with."""
+
+    variants: tuple[Variant, ...]
+    arch: Target
+    toolchain: Toolchain
+
+    @property
+    def first(self) -> Variant:
+        """The variant by whose manifest it is compiled; the others have the same sources, flags and definitions."""
+        return self.variants[0]
+
+    @property
+    def title(self) -> str:
+        """Its variants and its architecture: `forward/host`, or `forward + forward_lse/host` if they share a build."""
+        return f"{' + '.join(variant.name for variant in self.variants)}/{self.arch}"
+
+    def failure(self, reason: str, command: str = "") -> Outcomes:
+        """The failure of each variant."""
+        names = tuple(variant.name for variant in self.variants)
+        return {(name, self.arch): BuildFailure(name, self.arch, reason, command, shared_by=names) for name in names}
+
+
+def units_of(requests: list[tuple[Request, Toolchain]]) -> list[Unit]:
+    """Return the compilations that the requests need, in their order."""
+    units: dict[tuple[str, ...], Unit] = {}
+    for (variant, arch), toolchain in requests:
+        key = (variant.folder, variant.root, variant.entry.kind, arch, recipe.request_key(variant, arch))
+        unit = units.get(key, Unit((), arch, toolchain))
+        units[key] = unit._replace(variants=(*unit.variants, variant))
+    return list(units.values())
+
+
+def compile_units(units: list[Unit], cache: Path, say: Say) -> Outcomes:
+    """Compile in a private staging folder, and publish what succeeds.  The cache must be locked."""
+    if not units:
+        return {}
+    stage = cache / f".stage-{uuid.uuid4().hex}"
+    try:
+        started_ns = time.time_ns()
+        start = time.perf_counter()
+        plan = recipe.parallel_plan([unit.first for unit in units])
+        bindings = {unit.toolchain for unit in units if recipe.needs_binding(unit.first)}
+        jobs = [*_binding_jobs(bindings, stage, cache), *_stage_units(units, stage, cache, plan.files_at_once)]
+        for title in dict.fromkeys(unit.toolchain.title for unit in units):
+            names = [unit.title for unit in units if unit.toolchain.title == title]
+            say(f"building {len(names)} with {title}: {', '.join(names)}")
+        seconds = run_jobs(
+            stage,
+            jobs,
+            lambda done, total, title: say(f"{done}/{total} {title} ({time.perf_counter() - start:.1f} s)"),
+            plan.builds_at_once,
+        )
+        problems = {toolchain: _publish_binding(stage, cache, toolchain) for toolchain in bindings}
+
+        def finish(index: int, unit: Unit) -> Outcomes:
+            finished = _Finished(unit, stage / str(index), started_ns, seconds.get(str(index), 0.0))
+            return _finish(finished, cache, problems.get(unit.toolchain))
+
+        with ThreadPoolExecutor(parallel_jobs()) as pool:
+            outcomes = list(pool.map(finish, range(len(units)), units))
+        return {name: outcome for each in outcomes for name, outcome in each.items()}
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+# -- staging ----------------------------------------------------------------------------------------------------------
+
+
+def _binding_folder(cache: Path, toolchain: Toolchain) -> Path:
+    return cache / "binding" / binding_key(toolchain)
+
+
+def _binding_jobs(toolchains: set[Toolchain], stage: Path, cache: Path) -> list[CompileJob]:
+    """Return a job for each shared binding that a unit needs and that is not in the cache."""
+    stage.mkdir(parents=True)
+    jobs = []
+    for toolchain in toolchains:
+        folder = _binding_stage(toolchain)
+        if not cached.has_binding(cache, _binding_folder(cache, toolchain)):
+            (stage / folder).mkdir()
+            jobs.append(CompileJob(folder, "binding.o", tuple(binding_command(toolchain)), "binding"))
+    return jobs
+
+
+def _binding_stage(toolchain: Toolchain) -> str:
+    """The name of the staging folder of a binding."""
+    return f"binding-{toolchain_key(toolchain)}"
+
+
+def _publish_binding(stage: Path, cache: Path, toolchain: Toolchain) -> str | None:
+    """Move a newly compiled binding to the cache; return the compiler's output if it failed."""
+    target = _binding_folder(cache, toolchain)
+    if cached.has_binding(cache, target):
+        return None
+    staged = stage / _binding_stage(toolchain)
+    if not (staged / "binding.o").is_file():
+        return f"the shared binding did not compile:\n{_log(staged)}"
+    cached.publish_binding(staged, cache, target)
+    return None
+
+
+def _stage_units(units: list[Unit], stage: Path, cache: Path, files_at_once: int) -> list[CompileJob]:
+    jobs = []
+    for index, unit in enumerate(units):
+        folder = stage / str(index)
+        folder.mkdir()
+        binding, after = _binding_folder(cache, unit.toolchain), None
+        if recipe.needs_binding(unit.first) and not cached.has_binding(cache, binding):
+            binding, after = Path("..") / _binding_stage(unit.toolchain), f"{_binding_stage(unit.toolchain)}/binding.o"
+        command = recipe.stage(unit.first, unit.arch, folder, unit.toolchain, binding, files_at_once)
+        jobs.append(CompileJob(str(index), "kernel.so", tuple(command), unit.title, after))
+    return jobs
+
+
+# -- what was compiled ------------------------------------------------------------------------------------------------
+
+
+class _Finished(NamedTuple):
+    """A unit whose job has ended, its staging folder, when the batch began, and how long its job took."""
+
+    unit: Unit
+    folder: Path
+    started_ns: int
+    seconds: float
+
+
+def _finish(finished: _Finished, cache: Path, binding_problem: str | None) -> Outcomes:
+    """Publish the library for each variant of a unit, or return the failure of each."""
+    unit, staged = finished.unit, finished.folder
+    variant, arch, toolchain = unit.first, unit.arch, unit.toolchain
+    if not (staged / "kernel.so").is_file():
+        if binding_problem and recipe.needs_binding(variant):
+            return unit.failure(binding_problem, shlex.join(binding_command(toolchain)))
+        return unit.failure(_compile_error(unit, staged), shlex.join(recipe.failed_command(variant, arch, toolchain)))
+    if recipe.needs_binding(variant) and (problem := workspace_problem(variant.entry.source, staged / "kernel.so")):
+        return unit.failure(problem)
+    deps = recipe.dependencies(variant, staged)
+    if edited := _edited_since(deps, variant, staged, finished.started_ns):
+        return unit.failure(f"{edited} changed during the compilation; run again")
+    build = _describe_build(finished, deps)
+    recipe.remove_scratch_files(variant, staged)
+    return {(each.name, arch): _publish(each, build, deps, finished, cache) for each in unit.variants}
+
+
+def _publish(
+    variant: Variant, build: Build, deps: tuple[Dependency, ...], finished: _Finished, cache: Path
+) -> BuildOutcome:
+    """Publish the unit's library as the build of one of its variants.
+
+    Each variant has a copy of its own, and no link: the loader recognises a file by its inode, and two variants in one
+    process must not share the library's variables.
+    """
+    arch, tool_key = finished.unit.arch, toolchain_key(finished.unit.toolchain)
+    library = cached.library_path(cache, variant, arch, tool_key, deps)
+    flags = unlisted_flags(variant)
+    own = msgspec.structs.replace(build, variant=variant.name, library=library, unlisted_flags=flags)
+    staged = finished.folder
+    try:
+        if variant is not finished.unit.variants[-1]:
+            staged = shutil.copytree(staged, staged.with_name(f"{staged.name}-{variant.name}"))
+        return cached.publish(cache, variant, arch, tool_key, staged, cached.StoredBuild(own, deps))
+    except OSError as problem:
+        return BuildFailure(variant.name, arch, f"it was compiled, but cannot be written to {cache}: {problem}")
+
+
+def _describe_build(finished: _Finished, deps: tuple[Dependency, ...]) -> Build:
+    """Describe the build of the unit's first variant; `_publish` adds what is that of one variant."""
+    (variants, arch, toolchain), staged = finished.unit, finished.folder
+    variant = variants[0]
+    kernels, advisories = read_ptxas_log(_log(staged))
+    identity = missing = None
+    try:
+        code = read_machine_code(staged / "kernel.so")
+        identity, kernels = code.identity, with_machine_code(kernels, code)
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, ELFError) as problem:
+        missing = f"machine code not read: {problem}"
+    gpu = find_gpu()
+    state = (staged / "kernel.so").stat()
+    return Build(
+        variant=variant.name,
+        arch=arch,
+        key=digest([recipe.request_key(variant, arch), toolchain_key(toolchain), deps]),
+        library="",
+        code_identity=identity,
+        code_identity_missing=missing,
+        kernels=kernels,
+        advisories=advisories,
+        command=recipe.shown_command(variant, arch),
+        compiler=toolchain.title,
+        built_on=f"{platform.system()} {platform.machine()}, {gpu.name if gpu else 'no GPU'}",
+        built_at=datetime.fromtimestamp(state.st_mtime, UTC).isoformat(timespec="seconds"),
+        build_seconds=finished.seconds,
+        environment=recipe.compiler_environment(variant),
+        files={name: file_hash(str(staged / name)) or "" for name in recipe.published_files(variant)},
+    )
+
+
+def _edited_since(deps: tuple[Dependency, ...], variant: Variant, folder: Path, started_ns: int) -> str:
+    """Return files that changed after the build began: their hash may not be that of the code that was compiled."""
+    paths = {path: cached.dependency_path(path, variant, folder) for path, _ in deps}
+    edited = [path for path, real_path in paths.items() if os.stat(real_path).st_ctime_ns >= started_ns]  # noqa: PTH116
+    return ", ".join(edited[:3])
+
+
+def _compile_error(unit: Unit, staged: Path) -> str:
+    """Return why a build failed.  If it lacks `fa_forward`, the source is compiled again to read what it exports."""
+    log = _log(staged)
+    command = recipe.object_command(unit.first, unit.arch, unit.toolchain)
+    if command and lacks_entry(log):
+        run_jobs(staged, [CompileJob(".", OBJECT, tuple(command), unit.title)], lambda *_: None)
+        if (staged / OBJECT).is_file():
+            return entry_problem(unit.first.entry.source, staged / OBJECT)
+    return compile_error(log, unit.arch)
+
+
+def _log(folder: Path) -> str:
+    """Return the last part of a compiler's output; on a full disk, where it is incomplete, that there is no space."""
+    path = folder / "log.txt"
+    full = shutil.disk_usage(folder).free < LEAST_FREE_BYTES
+    note = f"No space left on device: {folder.parents[1]}\n" if full else ""
+    if not path.is_file():
+        return f"{note}(no output)"
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - MOST_LOG_BYTES))
+        return note + printable(stream.read().decode(errors="replace"))

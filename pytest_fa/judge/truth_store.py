@@ -1,0 +1,114 @@
+"""`TruthStore`: the judge computes what it compares outputs with once, for all variants of a run on the same data.
+
+The store belongs to the judge's process, in which no code of a variant runs, and which no process of a variant can
+read.  Results are found by the bits of their inputs, so random data that are new in each call never meet an old result.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import torch
+
+from pytest_fa.catalog.case import Computes
+from pytest_fa.catalog.variant import Rounding, Variant
+from pytest_fa.judge.cross_checks import cross_check_all
+from pytest_fa.judge.fingerprints import sha256_of
+from pytest_fa.judge.log_sum_exp import LseTruth, make_lse_truth
+from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.policies import READS_SPREAD
+from pytest_fa.judge.truth import Truth
+from pytest_fa.records.judged import CrossCheck
+from pytest_fa.run.inputs import Inputs, clone
+
+MOST_BYTES = 2**29  # of tensors that are kept; at 1x8x512x64, a truth has 4.2 MB
+LEAST_BYTES = 2**10  # what a result without tensors counts for
+
+Computed = TypeVar("Computed")
+
+
+class _Kept(NamedTuple):
+    """A result, its tensors, and how often each of these had been changed when it was stored."""
+
+    result: Any
+    tensors: tuple[torch.Tensor, ...]
+    versions: tuple[int, ...]
+    size_bytes: int
+
+
+class TruthStore:
+    """Computes truth, the truth of the log-sum-exp and cross-checks, and keeps up to `most_bytes` of the last ones.
+
+    With `most_bytes` = 0 nothing is kept: a process in which a variant runs must not hold the right answer.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[tuple[object, ...], _Kept] = OrderedDict()  # the least recently used comes first
+
+    def truth_of(self, computes: Computes, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> Truth:
+        """Truth and the same-precision reference; see `oracle.truth_of`."""
+        what = ("truth", computes, rounds, policy in READS_SPREAD)
+        return self._once(what, inputs, lambda own: truth_of(computes, own, rounds, policy))
+
+    def lse_truth_of(self, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> LseTruth:
+        """The truth of the log-sum-exp and its bounds; see `make_lse_truth`."""
+        return self._once(("lse", rounds, policy), inputs, lambda own: make_lse_truth(own, rounds, policy))
+
+    def cross_checks(
+        self, variants: tuple[Variant, ...], inputs: Inputs, truth: Truth, rounds: tuple[Rounding, ...], policy: str
+    ) -> tuple[CrossCheck, ...]:
+        """The verdicts on SDPA's backends on these inputs, whose truth for `rounds` is known; see `cross_check_all`."""
+        what = ("cross-checks", msgspec.json.encode(variants), rounds, policy)
+        return self._once(what, inputs, lambda own: cross_check_all(variants, own, truth, policy))
+
+    def _once(self, what: tuple[object, ...], inputs: Inputs, compute: Callable[[Inputs], Computed]) -> Computed:
+        """The result for these inputs, computed now or before.
+
+        It is computed from a private copy, and so is the key: a variant may write into the memory of its inputs, and
+        must not make the judge store a result under the key of other data.
+        """
+        if 2 * 8 * inputs.q.numel() > self._most_bytes:  # truth and the same-precision reference, in float64
+            return compute(inputs)
+        own = clone(inputs)
+        key = (*what, _key_of(own))
+        kept = self._kept.get(key)
+        if kept is None or _versions(kept.tensors) != kept.versions:
+            kept = self._keep(key, compute(own))
+        else:
+            self._kept.move_to_end(key)
+        return kept.result  # type: ignore[no-any-return]  # stored under its own key
+
+    def _keep(self, key: tuple[object, ...], result: object) -> _Kept:
+        """Store a result, and forget those that were not used for longest."""
+        tensors = tuple(_tensors_of(result))
+        size_bytes = LEAST_BYTES + sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+        kept = _Kept(result, tensors, _versions(tensors), size_bytes)
+        self._kept[key] = kept
+        while sum(each.size_bytes for each in self._kept.values()) > self._most_bytes:
+            self._kept.popitem(last=False)
+        return kept
+
+
+def _key_of(inputs: Inputs) -> tuple[object, ...]:
+    """What determines a result: the bits of q, k and v, their shapes, dtype and device, the scale and the mask."""
+    q, k, v, scale, causal = inputs
+    shapes = tuple(tuple(tensor.shape) for tensor in (q, k, v))
+    return sha256_of(q, k, v), shapes, q.dtype, str(q.device), scale, causal
+
+
+def _versions(tensors: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
+    """How often each tensor was changed in place: a result that something has changed is computed again."""
+    return tuple(tensor._version for tensor in tensors)  # noqa: SLF001  # there is no public name
+
+
+def _tensors_of(result: object) -> Iterator[torch.Tensor]:
+    """The tensors in nested tuples."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, tuple):
+        for part in result:
+            yield from _tensors_of(part)

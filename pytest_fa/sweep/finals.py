@@ -1,0 +1,128 @@
+"""The end of a sweep: the best configurations are timed again, and one of them is gated against the parent.
+
+The search picks the luckiest of many measurements, so its figures are never quoted.  The best configurations are timed
+again in new processes, interleaved.  The best of these is checked where it was not searched, and gated once.  Only a
+gate that passes makes a winner.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from pytest_fa.catalog.sweep_space import Fitness, point_text
+from pytest_fa.sweep.luck import expected_largest, pooled_sd
+from pytest_fa.sweep.search import Bench
+from pytest_fa.sweep.trial_result import Finalist, SweepEnd, SweepTrial
+
+FINALISTS = 8
+ROUNDS = 6  # new processes for each finalist
+NONE = "no configuration is better than the parent"
+
+
+def end_sweep(
+    trials: Sequence[SweepTrial], bench: Bench, counters: tuple[Fitness, ...], seed: int, say: Callable[[str], object]
+) -> SweepEnd:
+    """Time the finalists again, check and gate the best one, and return how the sweep ends."""
+    timed = [trial for trial in trials if trial.is_right]
+    if not timed:
+        return SweepEnd(f"{NONE}: no configuration is right and could be timed", 0)
+    finalists = _timed_again(_first_finalists(timed), bench, seed, say)
+    noise = pooled_sd([each.again for each in finalists])
+    luck = None if noise is None else noise * expected_largest(len(timed))
+    end = SweepEnd(NONE, len(timed), noise_sd=noise, luck=luck, finalists=finalists)
+    by_number = {trial.number: trial for trial in timed}
+    ranking = ranked(finalists, by_number, counters, noise or 0.0)
+    for finalist in ranking:
+        if _again(finalist) >= 0:
+            break
+        checked, problem = bench.check_unsearched(finalist.point)
+        end = msgspec.structs.replace(end, checked=checked)
+        if problem is None:
+            return _gated(end, finalist, bench)
+        finalist_with_problem = msgspec.structs.replace(finalist, problem=f"{problem.outcome}: {problem.reason}")
+        kept = tuple(finalist_with_problem if each is finalist else each for each in end.finalists)
+        end = msgspec.structs.replace(end, finalists=kept)
+    if ranking:
+        best = min(_again(each) for each in ranking)
+        why = f"timed again, the best one takes {math.exp(best):.4f} x the time of the parent"
+    else:
+        why = "no finalist could be timed again"
+    return msgspec.structs.replace(end, reason=f"{NONE}: {why}")
+
+
+def ranked(
+    finalists: Sequence[Finalist],
+    trials: dict[int, SweepTrial],
+    counters: tuple[Fitness, ...],
+    noise_sd: float,
+) -> list[Finalist]:
+    """The finalists without a problem, the best first.
+
+    Those that the best one does not beat by two standard errors of the difference are ordered by the counters.
+    """
+    usable = sorted((each for each in finalists if not each.problem), key=_again)
+    if not usable or not counters:
+        return usable
+    band = 2 * noise_sd * math.sqrt(2 / len(usable[0].again))
+    limit = _again(usable[0]) + band
+
+    def order(finalist: Finalist) -> tuple[float, ...]:
+        result = trials[finalist.number].result
+        known = result.counters if result else {}
+        ties = tuple(known.get(name, math.inf) for name in counters) if _again(finalist) <= limit else ()
+        return (0.0, *ties, _again(finalist)) if ties else (1.0, _again(finalist))
+
+    return sorted(usable, key=order)
+
+
+def _first_finalists(timed: list[SweepTrial]) -> list[Finalist]:
+    """The configurations that looked best in the search."""
+    ratios = [(each.result.log_ratio, each) for each in timed if each.result and each.result.log_ratio is not None]
+    best = sorted(ratios, key=lambda pair: (pair[0], pair[1].number))[:FINALISTS]
+    return [Finalist(trial.number, trial.point, ratio) for ratio, trial in best]
+
+
+def _timed_again(
+    finalists: list[Finalist], bench: Bench, seed: int, say: Callable[[str], object]
+) -> tuple[Finalist, ...]:
+    """The finalists with new times: in each round, one process for each of them, in random order."""
+    order = random.Random(seed)  # noqa: S311  # no secret
+    for number in range(ROUNDS):
+        say(f"sweep: {len(finalists)} finalists, round {number + 1} of {ROUNDS}")
+        for place in order.sample(range(len(finalists)), len(finalists)):
+            finalist = finalists[place]
+            if not finalist.problem:
+                result = bench.measure(finalist.point)
+                finalists[place] = (
+                    msgspec.structs.replace(finalist, problem=f"{result.outcome}: {result.reason}")
+                    if result.log_ratio is None
+                    else msgspec.structs.replace(finalist, again=(*finalist.again, result.log_ratio))
+                )
+    return tuple(finalists)
+
+
+def _again(finalist: Finalist) -> float:
+    """The mean log-ratio in the new processes."""
+    return statistics.fmean(finalist.again)
+
+
+def _gated(end: SweepEnd, finalist: Finalist, bench: Bench) -> SweepEnd:
+    """The end with the gate of this finalist, which decides."""
+    unsearched = bench.measure_unsearched(finalist.point)
+    answer = bench.gate(finalist.point)
+    passed = answer.verdict == "PASS"
+    gate = f"the gate of {point_text(finalist.point)} against the parent: {answer.verdict}: {answer.reason}"
+    return msgspec.structs.replace(
+        end,
+        reason=gate if passed else f"{NONE}: {gate}",
+        winner=finalist.point if passed else None,
+        gated=finalist.point,
+        gate_verdict=answer.verdict,
+        ratios=answer.ratios,
+        unsearched=unsearched,
+    )

@@ -1,0 +1,293 @@
+"""The study of a sweep: the state that all processes and machines of a sweep share, kept by Optuna.
+
+A study is a journal file, or a database that an URL names.  A trial gets its configuration at the moment in which it is
+created, and the one with the lower number keeps a configuration that two trials have.  So no lock is needed, and no
+configuration runs twice.  Only this module knows how a trial is stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import filelock
+import msgspec
+
+from pytest_fa.errors import UsageProblem
+from pytest_fa.sweep.owners import is_stale, this_process
+from pytest_fa.sweep.suggest import Suggester
+from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial, TrialResult, TrialState
+
+if TYPE_CHECKING:
+    import optuna
+
+MOST_OPENINGS = 3  # of a database
+REOPEN_SECONDS = 0.5
+INSTALL = "--fa-sweep needs Optuna, which is not installed; type: pip install 'pytest-fa[sweep]'"
+
+
+def require_optuna() -> None:
+    """Raise `UsageProblem`, which says what to install, if Optuna is missing; keep its log off the terminal."""
+    try:
+        import optuna  # noqa: PLC0415  # an optional dependency
+    except ImportError:
+        raise UsageProblem(INSTALL) from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def is_url(place: str) -> bool:
+    """Whether a study is a database and not a file."""
+    return "://" in place
+
+
+def without_password(place: str) -> str:
+    """The place as it is shown and recorded: the URL of a database without its password."""
+    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", place)
+
+
+def open_storage(place: str) -> optuna.storages.BaseStorage:
+    """The storage of a database URL, or of a journal file, which is created.
+
+    Raises `UsageProblem` if a database cannot be opened.
+    """
+    require_optuna()
+    from optuna.storages import JournalStorage  # noqa: PLC0415
+    from optuna.storages.journal import JournalFileBackend  # noqa: PLC0415
+
+    if is_url(place):
+        return _open_database(place)
+    Path(place).parent.mkdir(parents=True, exist_ok=True)
+    lock = cast("Any", _ReleasedWithProcess(f"{place}.lock"))
+    return JournalStorage(JournalFileBackend(place, lock_obj=lock))
+
+
+def _open_database(url: str) -> optuna.storages.BaseStorage:
+    """The storage of a database.  If several processes create its tables at once, all but one try again."""
+    import optuna  # noqa: PLC0415
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415  # a dependency of Optuna
+
+    problem: Exception | None = None
+    for _ in range(MOST_OPENINGS):
+        try:
+            return optuna.storages.RDBStorage(url)
+        except (ImportError, ValueError, optuna.exceptions.StorageInternalError, SQLAlchemyError) as failure:
+            problem = failure
+            time.sleep(REOPEN_SECONDS)
+    raise UsageProblem(
+        f"the study {without_password(url)!r} cannot be opened: {str(problem).partition(chr(10))[0]}"
+    ) from None
+
+
+def study_names(place: str) -> list[str]:
+    """The names of the studies of an existing file or database.  Raises `UsageProblem` if there is none."""
+    if not is_url(place) and not Path(place).is_file():
+        raise UsageProblem(f"there is no study {place!r}; `pytest --fa-sweep=NAME` makes one in artifacts/sweeps/")
+    storage = open_storage(place)
+    import optuna  # noqa: PLC0415
+
+    if not (names := optuna.get_all_study_names(storage)):
+        raise UsageProblem(f"{place!r} has no study")
+    return names
+
+
+class SharedStudy:
+    """One study, opened by its name.  With `facts`, which say what it is about, it is created unless it exists."""
+
+    def __init__(self, storage: optuna.storages.BaseStorage, name: str, facts: dict[str, Any] | None = None) -> None:
+        import optuna  # noqa: PLC0415
+
+        self.name = name
+        sampler = optuna.samplers.RandomSampler()  # is never asked: each trial is enqueued with its configuration
+        if facts is None:
+            self._study = optuna.load_study(storage=storage, study_name=name, sampler=sampler)
+        else:
+            self._study = optuna.create_study(storage=storage, study_name=name, sampler=sampler, load_if_exists=True)
+        if facts is not None and not self.facts:
+            self._study.set_user_attr("facts", facts)
+        self._ended: dict[int, SweepTrial] = {}  # their views never change again
+        self._own: dict[int, optuna.trial.Trial] = {}  # those that this process has begun
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was stored when the study was created; empty in a study of something else."""
+        facts: dict[str, Any] = self._study.user_attrs.get("facts", {})
+        return facts
+
+    def trials(self) -> list[SweepTrial]:
+        """All trials by number, as every process sees them now."""
+        return [self._view(each) for each in self._study.get_trials(deepcopy=False) if "point" in each.user_attrs]
+
+    def claim(self, suggester: Suggester, budget: int) -> SweepTrial | None:
+        """Begin a trial of a configuration that no other trial has; None if the budget or the space is used up."""
+        while True:
+            self.release_stale()
+            trials = self.trials()
+            if sum(trial.is_counted for trial in trials) >= budget:
+                return None
+            if not any(trial.state == "waiting" for trial in trials) and not self._enqueue(suggester, trials):
+                return None
+            if (claimed := self._begin_waiting()) is None:
+                continue
+            if (first := self._first_with_point(claimed)) is None:
+                return claimed
+            reason = f"trial #{first.number} has the same configuration"
+            self.finish(claimed, TrialResult("repeated", reason, same_as=first.number))
+
+    def note_code(self, trial: SweepTrial, code: str) -> SweepTrial | None:
+        """Store the machine code of a trial; return an earlier trial that has the same, or None."""
+        self._own[trial.number].set_user_attr("code", code)
+        same = (each for each in self.trials() if code and each.code == code and each.state != "released")
+        return next((each for each in same if each.number < trial.number), None)
+
+    def finish(self, trial: SweepTrial, result: TrialResult) -> None:
+        """Store what came of a trial.  A trial that was released meanwhile stays released."""
+        import optuna  # noqa: PLC0415
+
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            self._own[trial.number].set_user_attr("result", msgspec.to_builtins(result))
+            self._tell(trial.number, result)
+
+    def release(self, trial: SweepTrial) -> None:
+        """Give a trial up, so that its configuration is tried again."""
+        import optuna  # noqa: PLC0415
+
+        self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+
+    def release_stale(self) -> None:
+        """Release the running trials whose process has ended, so that their configurations are tried again.
+
+        A trial whose result was already stored is completed instead.
+        """
+        for trial in self.trials():
+            if trial.state == "running" and is_stale(trial):
+                if trial.result is not None:
+                    self._tell(trial.number, trial.result)
+                else:
+                    self.release(trial)
+
+    @property
+    def end(self) -> SweepEnd | None:
+        """How the sweep ended; None before that."""
+        stored = self._study.user_attrs.get("end")
+        return msgspec.convert(stored, SweepEnd) if stored else None
+
+    @property
+    def gate_record(self) -> dict[str, Any] | None:
+        """The record of the gate that confirmed the winner; None if there is no winner."""
+        record: dict[str, Any] | None = self._study.user_attrs.get("gate_record")
+        return record
+
+    def store_end(self, end: SweepEnd, gate_record: dict[str, Any] | None) -> None:
+        """Store how the sweep ended, and the record of the gate of a winner."""
+        self._study.set_user_attr("gate_record", gate_record)
+        self._study.set_user_attr("end", msgspec.to_builtins(end))
+
+    def is_elected(self, wait_seconds: float) -> bool:
+        """Whether this process ends the sweep: of those that ask, the last one that finds no other alive.
+
+        The others may ask again: a process that ended before the sweep did is replaced.
+        """
+        me = this_process()
+        elected = self._study.user_attrs.get("ending")
+        if elected and elected["owner"] != msgspec.to_builtins(me):
+            owner = SweepTrial(0, "running", {}, msgspec.convert(elected["owner"], type(me)), begun=elected["begun"])
+            if not is_stale(owner):
+                return False
+        self._study.set_user_attr("ending", {"owner": msgspec.to_builtins(me), "begun": time.time()})
+        time.sleep(wait_seconds)  # another process that asked at the same time has written by then
+        return bool(self._study.user_attrs["ending"]["owner"] == msgspec.to_builtins(me))
+
+    # -- how a trial is stored ----------------------------------------------------------------------------------------
+
+    def _enqueue(self, suggester: Suggester, trials: list[SweepTrial]) -> bool:
+        """Create a waiting trial with the next configuration; return whether there is one."""
+        attributes = {
+            each.number: each.user_attrs["sampler"]
+            for each in self._study.get_trials(deepcopy=False)
+            if each.user_attrs.get("sampler")
+        }
+        suggestion = suggester.next(trials, attributes)
+        if suggestion is None:
+            return False
+        user_attrs = {"point": suggestion.point, "sampler": suggestion.sampler_attributes}
+        self._study.enqueue_trial(suggestion.point, user_attrs=user_attrs)
+        return True
+
+    def _begin_waiting(self) -> SweepTrial | None:
+        """Begin a waiting trial, which only one process can; None if others have begun all of them."""
+        import optuna  # noqa: PLC0415
+
+        trial = self._study.ask()
+        if (point := trial.user_attrs.get("point")) is None:
+            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            return None
+        self._own[trial.number] = trial
+        trial.set_user_attr("owner", msgspec.to_builtins(this_process()))
+        for name, choices in self.facts.get("values", {}).items():
+            trial.suggest_categorical(name, choices)
+        return SweepTrial(trial.number, "running", point, this_process(), begun=time.time())
+
+    def _first_with_point(self, claimed: SweepTrial) -> SweepTrial | None:
+        """The trial with a lower number that has the same configuration, and was not released."""
+        earlier = (each for each in self.trials() if each.number < claimed.number and each.state != "released")
+        return next((each for each in earlier if each.point == claimed.point and not _is_repetition(each)), None)
+
+    def _tell(self, number: int, result: TrialResult) -> None:
+        import optuna  # noqa: PLC0415
+
+        pruned = optuna.trial.TrialState.PRUNED
+        values = result.log_ratio
+        self._study.tell(number, values, state=None if values is not None else pruned, skip_if_finished=True)
+
+    def _view(self, frozen: optuna.trial.FrozenTrial) -> SweepTrial:
+        if frozen.number in self._ended:
+            return self._ended[frozen.number]
+        states: dict[str, TrialState] = {"WAITING": "waiting", "RUNNING": "running", "FAIL": "released"}
+        attributes = frozen.user_attrs
+        view = msgspec.convert(
+            {
+                "number": frozen.number,
+                "state": states.get(frozen.state.name, "ended"),
+                "point": attributes["point"],
+                "owner": attributes.get("owner"),
+                "code": attributes.get("code", ""),
+                "result": attributes.get("result"),
+                "begun": frozen.datetime_start.timestamp() if frozen.datetime_start else 0.0,
+            },
+            SweepTrial,
+        )
+        if view.state in ("ended", "released"):
+            self._ended[view.number] = view
+        return view
+
+
+def _is_repetition(trial: SweepTrial) -> bool:
+    return trial.result is not None and trial.result.outcome == "repeated"
+
+
+class _ReleasedWithProcess:
+    """A lock of Optuna's journal that the operating system releases when its holder ends, also after a kill."""
+
+    def __init__(self, path: str) -> None:
+        self._lock = filelock.FileLock(path)
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        self._lock.acquire()
+        return True
+
+    def release(self) -> None:
+        """Release it."""
+        self._lock.release()
+
+
+def running_elsewhere(study: SharedStudy) -> Iterator[SweepTrial]:
+    """Yield the trials that other living processes run."""
+    me = this_process()
+    for trial in study.trials():
+        if trial.state == "running" and trial.owner != me and not is_stale(trial):
+            yield trial

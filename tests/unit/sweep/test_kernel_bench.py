@@ -1,0 +1,123 @@
+"""The bench of a real sweep: what is built is compared first, and a time that is not clean is none."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.catalog.sweep_space import Sweep
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.session.refusals import CannotRun
+from pytest_fa.session.session import Session
+from pytest_fa.sweep import kernel_bench
+from pytest_fa.sweep.kernel_bench import KernelBench
+from pytest_fa.sweep.search import BuiltPoint
+from pytest_fa.sweep.trial_result import TrialResult
+from pytest_fa.worker.jobs import Arm, GateJob, GateResult, PairBlocks
+from tests.factories import CUDA_SOURCE, SHAPE, options, variant
+
+CASE = parse_case(f"{SHAPE}-seed0")
+
+
+@pytest.mark.needs_nvcc
+def test_a_build_decides_before_any_run(tmp_path: Path) -> None:
+    """A configuration is compared with the parent's machine code and with the limits; a compile error is its end."""
+    folder = tmp_path / "kernels" / "zero"
+    folder.mkdir(parents=True)
+    (folder / "kernel.cu").write_text(CUDA_SOURCE)
+    (folder / "variant.yaml").write_text("defines: {BLOCK: 64, UNUSED: 0}\narch: [sm_90a]\n")
+    (parent,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+    session = Session(options(tmp_path, cache=tmp_path / "cache"))
+    session.builds.needed = {parent.name: parent}
+    bench = KernelBench(session, parent, (CASE,), (), lambda _: None)
+    assert bench.build({"BLOCK": 64, "UNUSED": 0}) == TrialResult("same_code", "it is the parent itself")
+    same, other = bench.build({"BLOCK": 64, "UNUSED": 1}), bench.build({"BLOCK": 32, "UNUSED": 0})
+    assert isinstance(same, BuiltPoint)
+    assert isinstance(other, BuiltPoint)
+    assert (bench.parent_code, True) == (same.code, other.code != same.code)
+    assert other.counters["registers_per_thread"] > 0
+    broken = bench.build({"BLOCK": "nothing", "UNUSED": 0})
+    assert isinstance(broken, TrialResult)
+    assert "not_built" == broken.outcome
+    strict = msgspec.structs.replace(parent, limits=msgspec.structs.replace(parent.limits, registers_per_thread=1))
+    refused = KernelBench(session, strict, (CASE,), (), lambda _: None).build({"BLOCK": 16, "UNUSED": 0})
+    assert isinstance(refused, TrialResult)
+    assert ("over_limit", True) == (refused.outcome, "registers_per_thread is" in refused.reason)
+
+
+class Workers:
+    """Returns one result for each process, and keeps its job."""
+
+    def __init__(self, result: GateResult) -> None:
+        self.result, self.jobs = result, list[GateJob]()
+
+    def run_in_new_worker(self, job: GateJob) -> GateResult:
+        """The next result."""
+        self.jobs.append(job)
+        return self.result
+
+
+def blocks(**changes: Any) -> PairBlocks:
+    """What one process measured: the configuration takes 0.9 times the parent's time."""
+    ratio = math.log(0.9)
+    plain = PairBlocks((ratio, ratio), (0.0, 0.0), 0, 9.0, 10.0, "graphs", None, (9.0, 10.0))
+    return msgspec.structs.replace(plain, **changes)
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, result: GateResult) -> tuple[TrialResult, GateJob]:
+    """What the bench makes of one process on a GPU, and its job."""
+    monkeypatch.setattr(kernel_bench, "device_of", lambda _: "cuda")
+    parent = msgspec.structs.replace(variant("tuned"), defines={"M": 1}, sweep=Sweep({"M": (1, 2)}))
+    workers = Workers(result)
+
+    def arm(each: Variant) -> Arm:
+        return Arm(each, "library.so")
+
+    runner = SimpleNamespace(workers=workers, watchdog_seconds=lambda *_: 10.0, policy_of=lambda _: "same_precision")
+    builds = SimpleNamespace(arm=arm, say=lambda _: None)
+    session = cast("Session", SimpleNamespace(runner=runner, builds=builds))
+    return KernelBench(session, parent, (CASE,), (), lambda _: None).measure({"M": 2}), workers.jobs[0]
+
+
+def test_a_time_is_a_ratio_of_paired_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configuration and parent are timed in one job, and the result is the mean log-ratio of its blocks."""
+    result, job = measured(monkeypatch, GateResult("ok", "", (blocks(),)))
+    (pair,) = job.arm_pairs
+    assert ("tuned@M=2", "tuned") == (pair.candidate.variant.name, pair.baseline.variant.name)
+    assert "right" == result.outcome
+    assert math.log(0.9) == pytest.approx(result.log_ratio)
+    assert (9.0, 10.0) == (result.shapes[SHAPE].candidate_us, result.shapes[SHAPE].parent_us)
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome", "reason"),
+    [
+        (GateResult("wrong", "max error in timed calls", ()), "wrong", "max error"),
+        (GateResult("cheat", "functions were replaced", ()), "wrong", "functions"),
+        (GateResult("hung", "no answer", ()), "hung", "no answer"),
+        (GateResult("device_error", "context lost", ()), "crashed", "context lost"),
+        (GateResult("inconclusive", "cannot capture", ()), "not_timed", "cannot capture"),
+        (GateResult("ok", "", (blocks(dropped=1),)), "not_timed", "1 of 3 blocks were dropped"),
+        (GateResult("ok", "", (blocks(blocks=(), dropped=4),)), "not_timed", "4 of 4 blocks were dropped"),
+        (GateResult("ok", "", (blocks(outside_us=(10.0, 10.0)),)), "not_timed", "another ratio, by +11.1 %"),
+    ],
+)
+def test_what_is_not_clean_has_no_time(
+    monkeypatch: pytest.MonkeyPatch, result: GateResult, outcome: str, reason: str
+) -> None:
+    """A process that failed, was slowed down, or whose clocks disagree gives an outcome and a reason, and no ratio."""
+    found, _ = measured(monkeypatch, result)
+    assert (outcome, None, True) == (found.outcome, found.log_ratio, reason in found.reason)
+
+
+def test_a_changed_file_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a file changed during a job, the trial is given up, because nothing was learned about the configuration."""
+    with pytest.raises(CannotRun, match="changed"):
+        measured(monkeypatch, GateResult("build_changed", "kernel.cu changed", ()))

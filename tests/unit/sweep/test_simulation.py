@@ -1,0 +1,140 @@
+"""A whole sweep on recorded times: it confirms no luck, and finds the fastest configuration that is right."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from pytest_fa.catalog.sweep_space import Point, Sweep, point_text
+from pytest_fa.options.options import SamplerName
+from pytest_fa.sweep.finals import NONE, end_sweep, ranked
+from pytest_fa.sweep.search import run_trial
+from pytest_fa.sweep.suggest import Space, Suggester, key_of
+from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial, TrialResult
+from tests.unit.sweep.simulated import DEFINES, SIXTY, Effect, RecordedBench, in_memory
+
+pytest.importorskip("optuna")
+
+TWO_HUNDRED = Sweep({"M": tuple(range(20)), "N": tuple(range(10))})
+EQUAL: Effect = lambda _: 0.0  # noqa: E731  # short
+RACY: Point = {"M": 48, "N": 2, "MODE": "B"}
+
+
+def swept(
+    sweep: Sweep, bench: RecordedBench, seed: int, budget: int = 1000, sampler: SamplerName = "tpe"
+) -> tuple[list[SweepTrial], SweepEnd]:
+    """All trials of a sweep, and its end."""
+    study, suggester = in_memory(sweep), Suggester(Space(sweep, DEFINES), budget, sampler, seed)
+    while run_trial(study, suggester, bench, budget):
+        pass
+    trials = study.trials()
+    return trials, end_sweep(trials, bench, sweep.counters, seed, lambda _: None)
+
+
+def rugged(sweep: Sweep, seed: int) -> Effect:
+    """True ratios of -15 % to 15 %: an effect of each value, and one of each combination."""
+    draw = random.Random(seed)  # noqa: S311  # no secret
+    of_value = {(name, value): draw.gauss(0, 0.05) for name, values in sweep.values.items() for value in values}
+    of_point = {key_of(point): draw.gauss(0, 0.005) for point in Space(sweep, DEFINES).points}
+    return lambda point: sum(of_value[pair] for pair in point.items()) + of_point[key_of(point)]
+
+
+@pytest.fixture(scope="module")
+def null_ends() -> list[SweepEnd]:
+    """The ends of 20 sweeps over 200 configurations that are as fast as the parent."""
+    return [swept(TWO_HUNDRED, RecordedBench(EQUAL, seed), seed)[1] for seed in range(20)]
+
+
+def test_luck_is_not_confirmed(null_ends: list[SweepEnd]) -> None:
+    """Of 20 sweeps over 200 configurations that are as fast as the parent, at least 19 find none better."""
+    ends = null_ends
+    assert sum(end.winner is None and end.reason.startswith(NONE) for end in ends) >= 19
+    assert {200} == {end.timed for end in ends}
+    # The search itself is fooled: in each sweep its best configuration looks faster than the parent.
+    assert all(min(each.searched for each in end.finalists) < -0.003 for end in ends)
+
+
+def test_the_expected_luck_is_what_the_search_had(null_ends: list[SweepEnd]) -> None:
+    """The expected luck that is shown is near the mean of what the best of 200 equal configurations gained."""
+    gains = [-min(each.searched for each in end.finalists) for end in null_ends]
+    shown = statistics.fmean(end.luck or 0.0 for end in null_ends)
+    assert 0.6 < shown / statistics.fmean(gains) < 1.7
+
+
+@pytest.mark.parametrize(
+    ("sampler", "budget", "seeds"), [("tpe", 60, 12), ("tpe", 30, 1), ("nsga2", 40, 4)], ids=["all", "tpe", "nsga2"]
+)
+def test_the_regret_is_small(sampler: SamplerName, budget: int, seeds: int) -> None:
+    """What is gated takes at most 0.2 % longer than the fastest configuration of an exhaustive search, in the mean."""
+    regrets = []
+    for seed in range(seeds):
+        effect = rugged(SIXTY, seed)
+        _, end = swept(SIXTY, RecordedBench(effect, seed), seed, budget, sampler)
+        assert end.gated is not None
+        regrets.append(effect(end.gated) - min(map(effect, Space(SIXTY, DEFINES).points)))
+    assert statistics.fmean(regrets) <= (0.002 if budget == 60 else 0.01)
+
+
+def test_a_real_gain_is_confirmed() -> None:
+    """A configuration that is 8 % faster wins, with the ratio of the gate and not with that of the search."""
+    fast = {"M": 64, "N": 3, "MODE": "C"}
+    _, end = swept(SIXTY, RecordedBench(lambda point: -0.08 if point == fast else 0.02, 1), 1)
+    assert (fast, "PASS") == (end.winner, end.gate_verdict)
+    assert 0.92 == pytest.approx(end.ratios[0].ratio, abs=0.01)
+
+
+def test_a_racy_configuration_never_wins() -> None:
+    """A configuration that is twice as fast and wrong is judged, recorded, never timed, and never a finalist."""
+    bench = RecordedBench(lambda point: -0.7 if point == RACY else 0.0, 3, wrong=lambda point: point == RACY)
+    trials, end = swept(SIXTY, bench, 3)
+    assert ["judge"] == [step for step, text in bench.log if text == point_text(RACY)]
+    assert ["wrong"] == [each.result.outcome for each in trials if each.point == RACY and each.result]
+    assert RACY not in [each.point for each in end.finalists]
+    assert end.winner is None
+
+
+def test_what_is_wrong_only_elsewhere_does_not_win() -> None:
+    """The fastest finalist is wrong at a shape that was not searched: the next one is gated, and the reason is kept."""
+    points = Space(SIXTY, DEFINES).points
+
+    class WrongElsewhere(RecordedBench):
+        def check_unsearched(self, point: Point) -> tuple[int, TrialResult | None]:
+            return 5, TrialResult("wrong", "b2h2s64d64-fp16") if point == points[7] else None
+
+    ratios = {key_of(points[7]): -0.2, key_of(points[9]): -0.1}
+    _, end = swept(SIXTY, WrongElsewhere(lambda point: ratios.get(key_of(point), 0.0), 5), 5)
+    assert points[9] == end.winner
+    (problem,) = [each.problem for each in end.finalists if each.problem]
+    assert "wrong: b2h2s64d64-fp16" == problem
+
+
+def test_equal_machine_code_is_one_trial() -> None:
+    """Configurations with the machine code of another one, or of the parent, are stored without a run."""
+    bench = RecordedBench(EQUAL, 0, code_of=lambda point: "the parent's" if point["M"] == 16 else f"{point['M']}")
+    trials, end = swept(SIXTY, bench, 0, budget=60)
+    assert 4 == end.timed == sum(trial.is_counted for trial in trials)
+    assert {"same_code": 56, "right": 4} == {
+        name: sum(each.result is not None and each.result.outcome == name for each in trials)
+        for name in ("same_code", "right")
+    }
+    timed = [each for each in trials if each.is_right]
+    twins = [each for each in trials if not each.is_right and each.point["M"] != 16]
+    assert {each.number for each in timed} == {each.result.same_as for each in twins if each.result}
+
+
+def test_counters_decide_within_the_noise() -> None:
+    """Of finalists whose times differ by less than the noise, the one with fewer registers is first."""
+    bench = RecordedBench(lambda point: 0.02 * (point["N"] == 4), 2)
+    trials, end = swept(SIXTY, bench, 2)
+    by_number = {each.number: each for each in trials}
+    first = ranked(end.finalists, by_number, ("registers_per_thread",), 1.0)[0]
+    result = by_number[first.number].result
+    assert result is not None
+    registers = [each.result.counters["registers_per_thread"] for each in trials if each.result]
+    finalist_registers = [registers[each.number] for each in end.finalists]
+    assert min(finalist_registers) == result.counters["registers_per_thread"]
+    fastest = min(end.finalists, key=lambda each: statistics.fmean(each.again))
+    assert fastest == ranked(end.finalists, by_number, ("registers_per_thread",), 0.0)[0]
+    assert fastest == ranked(end.finalists, by_number, (), 1.0)[0]
