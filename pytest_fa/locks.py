@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from pytest_fa.regular_file import open_regular
 
 NOTICE_SECONDS = 5.0  # a wait that is longer is explained
 MOST_SECONDS = 3600.0
+CHECK_SECONDS = 0.2
 MOST_HOLDER_BYTES = 4096
 
 
@@ -31,18 +33,28 @@ def to_stderr(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
+def go_on() -> None:
+    """Go on waiting."""
+
+
 @contextmanager
 def held_lock(
-    path: Path, what: str, say: Callable[[str], object] = to_stderr, *, notice_seconds: float = NOTICE_SECONDS
+    path: Path,
+    what: str,
+    say: Callable[[str], object] = to_stderr,
+    *,
+    notice_seconds: float = NOTICE_SECONDS,
+    check: Callable[[], object] = go_on,
 ) -> Iterator[None]:
     """Hold the lock `path`, which protects `what`.
 
-    After `notice_seconds` of waiting, `say` gets a line with the holder and since when it holds the lock.  Raises
-    `LockProblem` if the lock is not free after an hour, or if this user may not open its file.
+    After `notice_seconds` of waiting, `say` gets a line with the holder and since when it holds the lock.  `check` is
+    called a few times per second during a wait; what it raises ends the wait.  Raises `LockProblem` if the lock is not
+    free after an hour, or if this user may not open its file.
     """
     lock = filelock.FileLock(path)
     try:
-        _acquire(lock, path, what, say, notice_seconds)
+        _acquire(lock, path, what, say, notice_seconds, check)
     except OSError as problem:
         raise LockProblem(
             f"{what}: the lock {path} cannot be used: {problem}; delete it, or ask its owner to"
@@ -62,17 +74,33 @@ def held_lock(
 
 
 def _acquire(
-    lock: filelock.BaseFileLock, path: Path, what: str, say: Callable[[str], object], notice_seconds: float
+    lock: filelock.BaseFileLock,
+    path: Path,
+    what: str,
+    say: Callable[[str], object],
+    notice_seconds: float,
+    check: Callable[[], object],
 ) -> None:
-    try:
-        lock.acquire(timeout=notice_seconds)
-    except filelock.Timeout:
-        say(f"waiting for {what}, held by {describe_holder(path)}")
+    if _is_acquired(lock, notice_seconds, check):
+        return
+    say(f"waiting for {what}, held by {describe_holder(path)}")
+    if not _is_acquired(lock, MOST_SECONDS, check):
+        text = f"{what} is still held by {describe_holder(path)} after {MOST_SECONDS:.0f} s; end that process"
+        raise LockProblem(text)
+
+
+def _is_acquired(lock: filelock.BaseFileLock, seconds: float, check: Callable[[], object]) -> bool:
+    """Whether the lock could be taken within these seconds.  `check` is called after each fifth of a second."""
+    deadline = time.monotonic() + seconds
+    while True:
         try:
-            lock.acquire(timeout=MOST_SECONDS)
+            lock.acquire(timeout=min(CHECK_SECONDS, max(0.0, deadline - time.monotonic())))
         except filelock.Timeout:
-            text = f"{what} is still held by {describe_holder(path)} after {MOST_SECONDS:.0f} s; end that process"
-            raise LockProblem(text) from None
+            check()
+            if time.monotonic() >= deadline:
+                return False
+        else:
+            return True
 
 
 def describe_holder(path: Path) -> str:

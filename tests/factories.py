@@ -135,6 +135,7 @@ def options(folder: Path, **changes: Any) -> Options:
         study=None,
         sampler="tpe",
         baselines="needed",
+        watch=False,
         ncu=False,
         ncu_set="verdict",
         ncu_strict=False,

@@ -235,6 +235,19 @@ def publish(cache: Path, variant: Variant, arch: Target, toolchain: str, staged:
     return stored.build
 
 
+def sources_of(cache: Path, variant: Variant, build: Build) -> dict[str, str]:
+    """Return the sources and headers that a build was compiled from, with their hashes.
+
+    Without the headers of this package and of the compilers.  Empty if the cache no longer has the build.
+    """
+    stored = _read_stored(cache, (cache / build.library).parent)
+    if isinstance(stored, str):
+        return {}
+    roots = links(variant).keys() - {"fa"}
+    own = [(path, sha256) for path, sha256 in stored.dependencies if path.partition("/")[0] in roots]
+    return {os.path.realpath(dependency_path(path, variant, Path())): sha256 for path, sha256 in own}
+
+
 def library_path(cache: Path, variant: Variant, arch: Target, toolchain: str, deps: tuple[Dependency, ...]) -> str:
     """Return the path that `publish` gives a library, relative to the cache."""
     return str((request_folder(cache, variant, arch) / f"{toolchain}-{digest(deps)}" / "kernel.so").relative_to(cache))

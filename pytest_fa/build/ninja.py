@@ -20,6 +20,7 @@ from pytest_fa.processes import MARK, dying_with_parent, kill_all, marked_with
 
 GIB_PER_JOB = 2.0
 MOST_SECONDS = 3600.0  # of one batch; the compilers are ended then
+_RUNNING: set[subprocess.Popen[str]] = set()  # the batches that run now
 
 
 class CompileJob(msgspec.Struct, frozen=True):
@@ -75,16 +76,24 @@ def _run_ninja(command: list[str], stage: Path, mark: str, say: Callable[[int, i
         timer = threading.Timer(MOST_SECONDS, process.terminate)
         timer.daemon = True
         timer.start()
+        _RUNNING.add(process)
         lines = []
         for line in process.stdout or ():
             lines.append(line)
             if done := re.match(r"(\d+) (\d+) (.*)", line):
                 say(int(done[1]), int(done[2]), done[3])
+        _RUNNING.discard(process)
         timed_out = not timer.is_alive()
         timer.cancel()
     if timed_out:
         raise ToolchainError(f"the build took longer than {MOST_SECONDS:.0f} s and was ended")
     return lines
+
+
+def end_running() -> None:
+    """End the compilers of the batches that other threads of this process run now; unfinished jobs fail."""
+    for process in tuple(_RUNNING):
+        process.terminate()
 
 
 def _seconds(log: Path) -> dict[str, float]:

@@ -94,6 +94,12 @@ def compare(a: Side, b: Side, process_sd: ProcessSd) -> Comparison:
     )
 
 
+def compare_times(before: Record, after: Record, process_sd: ProcessSd) -> ComparedRow:
+    """Compare the times of two records of one variant at one shape, measured one after the other."""
+    row = ComparedRow(before.variant, _shape(before), "same")
+    return _with_times(row, [before], [after], process_sd)
+
+
 def process_sd_of(records_folder: Path, gpu: str | None) -> float:
     """The standard deviation of a GPU's process means, from its `noise.json`, or an H200's if there is none."""
     noise, _ = try_to_read(lambda: read_noise(records_folder, gpu))

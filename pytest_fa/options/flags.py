@@ -118,6 +118,10 @@ OPTIONS = (
         "WHICH",
         "needed",
     ),
+    OptionRow(
+        "--fa-watch",
+        "after the run stay; build, check and time a variant again whenever one of its files is saved",
+    ),
     OptionRow("--ncu", "after the checks, profile each variant and shape with Nsight Compute in a separate process"),
     OptionRow(
         "--ncu-set",

@@ -71,6 +71,7 @@ class Options:
     study: str | None
     sampler: SamplerName
     baselines: str
+    watch: bool
     ncu: bool
     ncu_set: str
     ncu_strict: bool
@@ -113,8 +114,19 @@ def wants_list(config: pytest.Config) -> bool:
 
 def wants_benchmark_table(config: pytest.Config) -> bool:
     """Whether an option of pytest-benchmark was given: on the command line, in `addopts` or in PYTEST_ADDOPTS."""
+    return any(word.startswith("--benchmark-") for word in _words(config))
+
+
+def _words(config: pytest.Config) -> tuple[str, ...]:
+    """The words of the command line, of `addopts` and of PYTEST_ADDOPTS."""
     words = (*config.invocation_params.args, *config.getini("addopts"), *os.environ.get("PYTEST_ADDOPTS", "").split())
-    return any(str(word).startswith("--benchmark-") for word in words)
+    return tuple(str(word) for word in words)
+
+
+def _benchmark_words(config: pytest.Config) -> list[str]:
+    """The options of pytest-benchmark that were given, without those that only switch timings off."""
+    words = [word for word in _words(config) if word.startswith("--benchmark-")]
+    return [word for word in words if word not in ("--benchmark-disable", "--benchmark-skip")]
 
 
 def read(config: pytest.Config) -> Options:
@@ -125,9 +137,8 @@ def read(config: pytest.Config) -> Options:
 
 def _read(config: pytest.Config, named_variants: Words, named_cases: Words, rerun: Words) -> Options:
     """The options, with what the test ids of the command line name and the first words of a rerun command."""
-    rootdir = config.rootpath
     return Options(
-        rootdir=rootdir,
+        rootdir=(rootdir := config.rootpath),
         variants=values.words_of(_text(config, "fa_variant")),
         kernels=_kernels(config, rootdir),
         suites=values.words_of(_text(config, "fa_suite")) or ("history",),
@@ -148,6 +159,7 @@ def _read(config: pytest.Config, named_variants: Words, named_cases: Words, reru
         study=_text(config, "fa_study") or None,
         sampler=cast("SamplerName", values.one_of("--fa-sampler", _text(config, "fa_sampler"), values.SAMPLERS)),
         baselines=values.one_of("--fa-baselines", _text(config, "fa_baselines"), values.BASELINES),
+        watch=_watch(config),
         ncu=_ncu(config),
         ncu_set=values.one_of("--ncu-set", _text(config, "ncu_set") or values.NCU_SETS[0], values.NCU_SETS),
         ncu_strict=_is_on(config, "ncu_strict"),
@@ -297,6 +309,24 @@ def _ncu(config: pytest.Config) -> bool:
     if is_on and config.getoption("numprocesses", default=None):
         raise UsageProblem("--ncu: only one process at a time can read the counters of a GPU; drop -n")
     return is_on
+
+
+def _watch(config: pytest.Config) -> bool:
+    is_on = _is_on(config, "fa_watch")
+    used = next((name for name in values.NOT_WATCHED if is_on and _is_used(config, name)), None)
+    if used:
+        flag, reason = values.NOT_WATCHED[used]
+        raise UsageProblem(f"--fa-watch: {reason}; drop {flag}")
+    if is_on and (words := _benchmark_words(config)):
+        raise UsageProblem(f"--fa-watch: its times are not those of one pytest-benchmark run; drop {words[0]}")
+    return is_on
+
+
+def _is_used(config: pytest.Config, dest: str) -> bool:
+    """Whether an option of pytest-fa or of another plugin is in use."""
+    if config.getoption(dest, default=None):
+        return True
+    return any(option.dest == dest for option in OPTIONS) and bool(config.getini(dest))
 
 
 def _sanitizers(config: pytest.Config) -> tuple[str, ...]:

@@ -25,6 +25,20 @@ MAX_GPUS = 1024
 ALL_GPUS = None  # the value of --fa-gate-gpus=all
 MAX_WATCHDOG_SECONDS = 86_400.0
 MAX_SHARDS = 10_000
+# Options that --fa-watch refuses, by their names in pytest's config: the flag, and why.
+NOT_WATCHED = {
+    "numprocesses": ("-n", "one process at a time builds, checks and times"),
+    "fa_gate": ("--fa-gate", "it builds, checks and times, and decides no gate"),
+    "fa_sweep": ("--fa-sweep", "it builds, checks and times, and searches nothing"),
+    "ncu": ("--ncu", "it builds, checks and times, and profiles nothing"),
+    "fa_sanitize": ("--fa-sanitize", "it builds, checks and times, and runs no sanitizer"),
+    "fa_static": ("--fa-static", "it runs kernels, and --fa-static only compiles"),
+    "fa_selftest": ("--fa-selftest", "the kernels of the self-test are not edited"),
+    "fa_no_build": ("--fa-no-build", "a source that was saved must be compiled"),
+    "fa_save": ("--fa-save", "records are saved from a run that ends"),
+    "fa_html": ("--fa-html", "a report is written from a run that ends"),
+    "fa_shard": ("--fa-shard", "the parts of a run on several machines must end"),
+}
 MAX_TRIALS = 100_000
 MIN_GATE, MAX_GATE = 0.01, 100.0
 

@@ -167,7 +167,7 @@ class FaRun:
             output = self._take_output()
         if record is None:
             self._end_without_verdict(obstacle)
-        self._node.stash[RECORD_KEY] = record = _with_output(record, output)
+        self._node.stash[RECORD_KEY] = record = with_output(record, output)
         return record
 
     def _end_without_verdict(self, obstacle: Exception | None) -> NoReturn:
@@ -195,7 +195,7 @@ class FaRun:
         return output
 
 
-def _with_output(record: Record, output: str) -> Record:
+def with_output(record: Record, output: str) -> Record:
     """The record; if its test failed, with the end of what the worker printed."""
     import msgspec  # noqa: PLC0415  # only a run with items needs these
 

@@ -27,6 +27,8 @@ from pytest_fa.plugin.state import (
 )
 from pytest_fa.plugin.status_line import StatusLine, may_show
 from pytest_fa.plugin.terminal import Results
+from pytest_fa.plugin.usage_errors import end_run, usage_error
+from pytest_fa.plugin.watch_hooks import register_watch
 from pytest_fa.plugin.without_benchmark import WithoutBenchmark
 from pytest_fa.plugin.xdist_hooks import register_for_xdist
 
@@ -63,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
             session_of(config).builds.clean()
         start_servers_early(config)
     except FaError as problem:
-        raise _usage_error(problem, command_line.LAST_FAILED_HINT if repeats_failures else "") from None
+        raise usage_error(problem, command_line.LAST_FAILED_HINT if repeats_failures else "") from None
     if not config.pluginmanager.hasplugin("benchmark"):
         config.addinivalue_line("markers", "benchmark(...): an argument of pytest-benchmark, which is switched off")
         config.pluginmanager.register(WithoutBenchmark(), "fa-without-benchmark")
@@ -71,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
         reports = _Reports(Results(config.stash[OPTIONS_KEY]), config)
         config.pluginmanager.register(reports, "fa-reports")
         register_for_xdist(config, reports.shard)
+        register_watch(config, reports.results)
 
 
 def _check_names(config: pytest.Config) -> None:
@@ -142,9 +145,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             run_plan.require_usable(needs_variant="fa_variant" in metafunc.fixturenames)
             parametrize(metafunc, plan)
         except UnusableRun as problem:
-            _end_run(metafunc.config, problem)
+            end_run(metafunc.config, problem)
         except FaError as problem:
-            raise _usage_error(problem) from None
+            raise usage_error(problem) from None
 
 
 @pytest.hookimpl(trylast=True)
@@ -219,25 +222,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         session_of(config).close()
 
 
-def _end_run(config: pytest.Config, problem: UnusableRun) -> None:
-    """End the run with a usage error after collection.  A worker of pytest-xdist reports a collection error instead."""
-    if hasattr(config, "workerinput"):
-        raise _usage_error(problem) from None
-    config.stash[PROBLEM_KEY] = _usage_error(problem)
-
-
-def _usage_error(problem: FaError, hint: str = "") -> pytest.UsageError:
-    """The usage error with the words of `problem`, which may be those of a manifest, and a hint."""
-    from pytest_fa.records.text import printable  # noqa: PLC0415
-
-    return pytest.UsageError(printable(f"{problem}{hint}"))
-
-
 class _Reports:
     """The hooks of the process that writes to the terminal; with pytest-xdist, the controller, which runs no tests."""
 
     def __init__(self, results: Results, config: pytest.Config) -> None:
-        self._results, self._receiver = results, config.pluginmanager.getplugin(RECEIVER)
+        self.results, self._receiver = results, config.pluginmanager.getplugin(RECEIVER)
         self.shard: ShardLog | None = None
         if config.stash[OPTIONS_KEY].shard:
             from pytest_fa.plugin.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard
@@ -246,19 +235,20 @@ class _Reports:
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Add the status line.  The terminal reporter may be registered after this plugin, but not after this hook."""
+        self.results.clock.start_session()
         if may_show(config := session.config):
             config.stash[STATUS_LINE_KEY] = StatusLine(config.pluginmanager.getplugin("terminalreporter"))
             config.pluginmanager.register(_Progress(config.stash[STATUS_LINE_KEY]), "fa-progress")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of a report."""
-        self._results.take(report)
+        self.results.take(report)
         for receiver in filter(None, (self._receiver, self.shard)):
             receiver.take(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count a collection error as a failure."""
-        self._results.note_collect(report)
+        self.results.note_collect(report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
@@ -266,10 +256,10 @@ class _Reports:
 
         A run in which nothing ran, records were lost, or no test failed with a fault that skipped others, has failed.
         """
-        self._results.finish(session.config)
-        if self._results.is_inconclusive and exitstatus == pytest.ExitCode.TESTS_FAILED:
+        self.results.finish(session.config)
+        if self.results.is_inconclusive and exitstatus == pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = INCONCLUSIVE_STATUS
-        results = self._results
+        results = self.results
         is_bad = results.nothing_ran or results.is_lost or results.is_fault_unreported or results.report_problem
         if is_bad and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -285,7 +275,7 @@ class _Reports:
         """Write the answer, also if --stepwise ended the run; if a path has no test, the command that was meant."""
         is_stepwise = exitstatus == pytest.ExitCode.INTERRUPTED and bool(session.shouldstop)
         if exitstatus in ANSWERED or is_stepwise:
-            self._results.write_answer(terminal)
+            self.results.write_answer(terminal)
         is_empty = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and not terminal.stats.get("deselected")
         if is_empty and command_line.is_typed(session.config):
             paths = " ".join(session.config.args)
@@ -294,7 +284,7 @@ class _Reports:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the table, the notes and the paths of the records; with -q, also the header's lines; annotations."""
-        self._results.write(terminalreporter)
+        self.results.write(terminalreporter)
         config = terminalreporter.config
         if config.stash[OPTIONS_KEY].sweep and SESSION_KEY in config.stash:
             from pytest_fa.plugin.sweeping import write_sweep  # noqa: PLC0415  # only a sweep needs it
@@ -304,12 +294,17 @@ class _Reports:
             for notice in session_of(config).run_plan.notices:
                 terminalreporter.write_line(notice)
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            self._results.annotate(terminalreporter)
+            self.results.annotate(terminalreporter)
+
+    @pytest.hookimpl(trylast=True)  # after the workers have ended
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Write where the seconds of the run went."""
+        self.results.write_seconds(config)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_summary(self, summary: list[str]) -> None:
         """Add the table of the run to the page of pytest-html."""
-        if text := self._results.html:
+        if text := self.results.html:
             summary.append(text)
 
 

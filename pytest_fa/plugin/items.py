@@ -18,6 +18,7 @@ from pytest_fa.plugin.state import OPTIONS_KEY
 from pytest_fa.records.record import Record, to_builtins
 from pytest_fa.report.table import headline
 from pytest_fa.report.tool_lines import profile_lines, tool_properties
+from pytest_fa.watch.tasks import TaskKey, key_of
 
 # A test that is skipped or fails has no samples, for which pytest-benchmark would emit a warning.
 _UNUSED = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
@@ -131,6 +132,15 @@ def variants_with_build_test(items: list[pytest.Item]) -> frozenset[str]:
     """The names of the variants whose `test_build` of the shipped suite is selected."""
     tests = (item for item in items if item.name.startswith("test_build[") and _is_shipped(item))
     return frozenset(variant.name for item in tests if (variant := _variant(item)))
+
+
+def task_key(item: pytest.Item) -> TaskKey | None:
+    """What identifies a test of the shipped suite after a manifest was read again; None for other tests."""
+    variant = _variant(item)
+    if variant is None or not _is_shipped(item):
+        return None
+    part = param_of(item, "fa_case") or param_of(item, "fa_property")
+    return key_of(str(getattr(item, "originalname", item.name)), variant.name, part)
 
 
 def attach_output(report: Any, output: str) -> None:  # noqa: ANN401  # a report of any kind

@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_fa.plugin.run_clock import RunClock
+
 if TYPE_CHECKING:
     import pytest
 
@@ -29,7 +31,7 @@ class Results:
     """The records of one run, and the reasons of the tests that have none."""
 
     def __init__(self, options: Options) -> None:
-        self._options = options
+        self._options, self.clock = options, RunClock()
         self._records: list[Record] = []
         self._not_run: dict[str, Counter[str]] = {"build": Counter(), "case": Counter()}
         self._any_case_ran = False
@@ -40,6 +42,11 @@ class Results:
         self._lost = ""  # why a record is not in the run's file or not saved
         self._saved: list[Path] = []
         self.report_problem = ""  # why --fa-html could not be written
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of this run so far."""
+        return list(self._records)
 
     @property
     def nothing_ran(self) -> bool:
@@ -64,6 +71,7 @@ class Results:
 
     def take(self, report: Any) -> None:  # noqa: ANN401  # a report with or without the attributes of `attach`
         """Keep the record of a report, or the reason why it has none."""
+        self.clock.count(report)
         outcome = report.fa_record["outcome"] if hasattr(report, "fa_record") else None
         self._other_failure |= bool(report.failed) and outcome != "inconclusive"
         self._any_failed |= bool(report.failed)
@@ -179,6 +187,14 @@ class Results:
             for reason, count in reasons.most_common(5):
                 terminal.write_line(f"  {count} x {reason}", red=True)
 
+    def write_seconds(self, config: pytest.Config) -> None:
+        """Write where the seconds of the run went, beside its records."""
+        from pytest_fa.plugin.state import SESSION_KEY  # noqa: PLC0415
+
+        if self._records and SESSION_KEY in config.stash:
+            builds = config.stash[SESSION_KEY].builds
+            self.clock.write(self.log.path, builds.seconds, config.getoption("numprocesses", None) or 0)
+
     def write_answer(self, terminal: pytest.TerminalReporter) -> None:
         """Write the answer of the run and the next command, below pytest's own last line."""
         if self._records:
@@ -186,6 +202,7 @@ class Results:
 
             lines = answer_lines(self._records, self._facts(terminal.config))
             _write_lines(terminal, lines[: 1 if terminal.config.get_verbosity() <= QUIETEST else None])
+        self.clock.note_answer()
 
     def _facts(self, config: pytest.Config) -> RunFacts:
         """What the answer needs beside the records."""

@@ -44,6 +44,17 @@ class RecordLog:
                 raise
 
 
+def replace_records(path: Path, records: list[Record]) -> None:
+    """Write a file with these records only.  A reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        scratch.write_bytes(b"".join(to_json(record) + b"\n" for record in records))
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
 def save_records(records: list[Record], folder: Path, root: Path | None = None) -> list[Path]:
     """Save records in `<folder>/<gpu>/<variant>.jsonl`, with paths relative to `root`; return the files written.
 

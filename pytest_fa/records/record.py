@@ -11,6 +11,7 @@ import msgspec
 
 from pytest_fa.catalog.case import Case
 from pytest_fa.records.built import Build
+from pytest_fa.records.costs import Costs
 from pytest_fa.records.gated import Gate
 from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.ranges import Name, Rate, Seconds
@@ -104,7 +105,7 @@ class Record(msgspec.Struct, frozen=True):
     of what the worker printed, if the test failed.  `is_claim` marks a case that was added for what the manifest claims
     to support.  `unprotected` says why judge and variant shared a process; it is empty if they did not.
     `compile_seconds` is how long the first calls took of a variant that compiles when it is called; no
-    stage's seconds contain them.
+    stage's seconds contain them.  `costs` is None for a record that no job made, and for older records.
     """
 
     schema: int
@@ -135,6 +136,7 @@ class Record(msgspec.Struct, frozen=True):
     machine: MachineIdentity | None = None
     output: str = ""
     is_claim: bool = False
+    costs: Costs | None = None
     unprotected: str = ""
     compile_seconds: Seconds = 0.0
 

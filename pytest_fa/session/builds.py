@@ -71,6 +71,11 @@ class Builds:
             say=self.say,
         )
 
+    @property
+    def seconds(self) -> float:
+        """The seconds of the batch of builds; 0 if nothing was looked up or compiled."""
+        return self.report.seconds if "report" in self.__dict__ else 0.0
+
     def add(self, variant: Variant) -> None:
         """Build one more variant, which was not needed when the batch was built."""
         if not variant.is_built or any(name == variant.name for name, _ in self.report.outcomes):

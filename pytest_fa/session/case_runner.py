@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from contextlib import nullcontext
 
 import msgspec
@@ -16,6 +17,7 @@ from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.options.options import Options
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.ceilings import Ceilings, read_ceilings
+from pytest_fa.records.costs import Costs
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.files import try_to_read
 from pytest_fa.records.record import Ablation, Record, RecordKind, Stage
@@ -26,6 +28,7 @@ from pytest_fa.session.refusals import Refused
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.job_output import Live
 from pytest_fa.worker.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, ProfilerJob
+from pytest_fa.worker.stop_signal import require_unset
 
 LONG_WATCHDOG_SECONDS = 300.0  # a Python entry may compile at its first call, and a CPU is slow
 SELFTEST_WATCHDOG_SECONDS = 30.0  # the Python kernels of the self-test compile nothing
@@ -81,9 +84,9 @@ class CaseRunner:
             watchdog_seconds=self.watchdog_seconds(variant, device),
             without_attention=self._needs_own_work(variant, kind),
         )
-        result = self._result_of(job)
+        result, costs = self._result_of(job)
         self._raise_refusal(job, result)
-        record = self.records.make(kind, variant, case, result, (build,) if build else (), property_name)
+        record = self.records.make(kind, variant, case, result, (build,) if build else (), property_name, costs)
         if variant.omits and variant.parent:
             record = msgspec.structs.replace(record, ablation=Ablation(variant.omits, variant.parent))
         return record
@@ -139,18 +142,22 @@ class CaseRunner:
         """Whether there is no device for the variant and its build failed: then the build failure is reported."""
         return variant.device_for(gpu=find_gpu() is not None) is None and self.builds.fails_to_compile(variant)
 
-    def _result_of(self, job: CaseJob) -> CaseResult:
-        """The worker's result.  If it has a time, the profiler's time and their agreement are added."""
+    def _result_of(self, job: CaseJob) -> tuple[CaseResult, Costs]:
+        """The worker's result, with the profiler's time and their agreement if it has a time; and what it cost."""
         is_timed = job.time and not self.options.selftest
-        with timing_lock(self.builds.say) if is_timed else nullcontext():
+        started, stop = time.perf_counter(), self.workers.stop
+        with timing_lock(self.builds.say, check=lambda: require_unset(stop)) if is_timed else nullcontext():
+            locked = time.perf_counter()
             result = self.workers.run(job)
+            judged = time.perf_counter()
             if result.speed and not self.options.selftest:
                 result = msgspec.structs.replace(result, speed=self._with_confirmation(job, result.speed))
+            profiler_seconds = time.perf_counter() - judged
         if result.outcome == "ok" and not job.property_name:
             self.passed.add((job.variant.name, job.case.id))
             if result.speed:
                 self.device_us[(job.case.shape_id, job.variant.name)] = result.speed.device.median_us
-        return result
+        return result, Costs(locked - started, judged - locked, profiler_seconds)
 
     def _raise_refusal(self, job: CaseJob, result: CaseResult) -> None:
         """Raise `Refused` if the kernel refused the case and is allowed to.  Any other refusal is a failure.

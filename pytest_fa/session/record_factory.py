@@ -9,6 +9,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
+from pytest_fa.records.costs import Costs
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.machine_identity import read_machine
 from pytest_fa.records.record import SCHEMA, STAGES, Environment, MachineIdentity, Record, RecordKind, Stage
@@ -41,6 +42,7 @@ class RecordFactory:
         result: CaseResult,
         builds: tuple[Build, ...] = (),
         property_name: str | None = None,
+        costs: Costs | None = None,
     ) -> Record:
         """The record of one result.  The role of a variant whose manifest cannot be read is `candidate`."""
         stages = {name: Stage(name, "not reached") for name in STAGES}
@@ -71,4 +73,5 @@ class RecordFactory:
             source=read_source(self.options.rootdir),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             rerun_command=rerun_command(self.options, kind, variant.name, case, property_name),
+            costs=costs,
         )

@@ -43,6 +43,14 @@ class Session:
             profiler_workers or Workers(options.cache),
         )
 
+    def renewed(self) -> Session:
+        """A session that reads manifests and sources anew, with the servers, judge and environment of this one."""
+        session = Session(self.options, self.runner.workers, self.runner.profiler_workers)
+        session._is_started = self._is_started
+        session.records = session.runner.records = self.records
+        session.runner.other_gpu_processes = self.runner.other_gpu_processes
+        return session
+
     def start(self, say: Say) -> None:
         """Start the worker servers, then build everything that the selected tests need, in one batch."""
         self.builds.say = say

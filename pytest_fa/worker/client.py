@@ -18,8 +18,6 @@ import msgspec
 
 from pytest_fa.candidate.channel import Garbage
 from pytest_fa.candidate.commands import Ending
-from pytest_fa.catalog.discover import BUILTIN_ROOT
-from pytest_fa.catalog.variant import Variant
 from pytest_fa.processes import describe_status, memory_bytes, resident_bytes
 from pytest_fa.records.record import Stage
 from pytest_fa.records.text import printable, printable_struct
@@ -46,7 +44,9 @@ from pytest_fa.worker.jobs import (
     Progress,
     decode_answer,
     encode,
+    owner_of,
 )
+from pytest_fa.worker.stop_signal import Abandoned, StopSignal, is_answered, require_unset
 
 __all__ = ["WorkerError", "Workers"]
 
@@ -55,6 +55,7 @@ MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is
 MOST_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
 SLICE_SECONDS = 1.0  # the size of the output is looked at this often
 LIVE_SLICE_SECONDS = 0.1  # new output is shown this often
+LET_GO_SECONDS = 2.0  # within which the judge must have ended a job that was abandoned
 
 AnyResult = TypeVar("AnyResult", CaseResult, GateResult, ProfilerResult)
 
@@ -72,15 +73,17 @@ class Workers:
 
     If two processes cannot share memory on this machine, judge and variant share one process; `unprotected` then has
     the reason.  `show_live` gets what a variant prints soon after it was printed, if it is set.  With `gpu_uuid`, the
-    processes see only this GPU.
+    processes see only this GPU.  When `stop` is set, the current job raises `Abandoned`.
     """
 
     show_live: Live | None = None
+    stop: StopSignal | None = None
 
     def __init__(self, cache: Path | None = None, gpu_uuid: str | None = None) -> None:
         self._cache, self._gpu_uuid = cache, gpu_uuid
         self._server: ForkServer | None = None
         self._judge: Worker | None = None  # or the process of a profiler's job
+        self._runs_variants = False  # whether it loads variants itself: a profiler's process, or an unprotected judge
         self._candidates: list[Worker] = []
         self._owner = ""
         self.unprotected = ""
@@ -105,10 +108,8 @@ class Workers:
 
         Raises `WorkerError` if no process can be started.
         """
-        if self._owner != (owner := _owner(job.variant)):
+        if self._owner != (owner := owner_of(job.variant)):
             self.end_worker()  # state that one variant's code left in the process must not affect another variant
-            if self.unprotected:
-                self._end_judge()
             self._owner = owner
         if not self.unprotected:
             result = self._run_apart(job)
@@ -164,8 +165,13 @@ class Workers:
         return self._printed.take()
 
     def end_worker(self) -> None:
-        """End the current candidates, and release what they hold on the GPU.  The next job gets new ones."""
+        """End the processes that have loaded a variant, and release what they hold on the GPU.
+
+        The next job gets new ones.  A judge stays.
+        """
         self._end_candidates(0)
+        if self._runs_variants:
+            self._end_judge()
 
     def _end_candidates(self, kept: int) -> None:
         """End the candidates, except the first `kept`."""
@@ -204,14 +210,17 @@ class Workers:
         try:
             with unchanged_processes(os.getpid(), *live_servers(), *((worker.pid,) if roles else ())) as changes:
                 result = self._exchange(job, kind, server, worker, output)
+        except Abandoned:
+            self.end_worker()  # the judge notices it, and ends the job
+            if self._judge is not None and not is_answered(worker.channel, LET_GO_SECONDS):
+                self._end_judge()
+            raise
         finally:
             output.show_new(is_last=True)
             self._printed.add(output.text())
         result = self._with_ending(result, job)
         if result.context_lost or changes:
             self.end_worker()
-            if not roles:
-                self._end_judge()
         if changes:
             raise LostWorker("failed", "; ".join(changes), Progress(job.wanted_stages[0], 0.0))
         return result
@@ -249,12 +258,14 @@ class Workers:
 
     def _wait(self, server: ForkServer, worker: Worker, output: JobOutput, deadline: float) -> bool:
         """Wait for a message.  Returns False at the deadline; raises `EOFError` if the process has ended."""
-        others = () if worker.pidfd is None else (worker.pidfd,)
+        stops = () if self.stop is None else (self.stop.fileno(),)
+        others = stops if worker.pidfd is None else (worker.pidfd, *stops)
         most_bytes = int(MOST_MEMORY_SHARE * memory_bytes())
         slice_seconds = LIVE_SLICE_SECONDS if self.show_live else SLICE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             is_readable = worker.channel.wait(min(left, slice_seconds), *others)
             output.show_new()
+            require_unset(self.stop)
             if is_readable:
                 if not worker.channel.wait(0):  # only the process has ended; another one may hold its socket
                     raise EOFError
@@ -309,7 +320,7 @@ class Workers:
         """Fork the judge and the candidates that are not there yet, and connect them."""
         if self._judge is None:
             self.end_worker()
-            self._judge = server.fork("judge" if roles else "worker")
+            self._judge, self._runs_variants = server.fork("judge" if roles else "worker"), not roles
         for place in range(len(self._candidates), len(roles)):
             candidate = server.fork(roles[place])
             self._candidates.append(candidate)
@@ -331,13 +342,3 @@ def result_without_worker(job: CaseJob, lost: LostWorker) -> CaseResult:
         for index, name in enumerate(job.wanted_stages)
     )
     return CaseResult(lost.ending, lost.message, stages, ("watchdog" if lost.ending == "hung" else "isolation",))
-
-
-def _owner(variant: Variant) -> str:
-    """The group of variants that share a worker: those of one folder, or all that are shipped with this package.
-
-    Each variant of a PyTorch extension has a separate worker: two of them may register the same operator names.
-    """
-    if variant.entry.kind == "torch":
-        return f"{variant.folder}:{variant.name}"
-    return variant.root if Path(variant.root) == BUILTIN_ROOT else variant.folder

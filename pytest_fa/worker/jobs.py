@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.earlier import upgrade_job
 from pytest_fa.records.gated import ArmOrder
@@ -230,3 +231,13 @@ def read_job(path: Path) -> Job:
 def decode_answer(data: bytes) -> Progress | Result:
     """A progress message or a result from JSON.  Raises `msgspec.ValidationError`."""
     return msgspec.json.decode(data, type=Progress | Result)
+
+
+def owner_of(variant: Variant) -> str:
+    """The group of variants that share a worker: those of one folder, or all that are shipped with this package.
+
+    Each variant of a PyTorch extension has a separate worker: two of them may register the same operator names.
+    """
+    if variant.entry.kind == "torch":
+        return f"{variant.folder}:{variant.name}"
+    return variant.root if Path(variant.root) == BUILTIN_ROOT else variant.folder

@@ -134,7 +134,8 @@ def test_a_record_with_an_impossible_figure_is_lost(tmp_path: Path) -> None:
     results = Results(options(tmp_path))
     impossible = msgspec.structs.replace(SPEED, device=msgspec.structs.replace(SPEED.device, median_us=1e308))
     content = to_builtins(msgspec.structs.replace(RECORD, speed=impossible))
-    results.take(SimpleNamespace(failed=False, fa_record=content, fa_companion=False))
+    times = {"when": "call", "start": 1.0, "stop": 2.0, "duration": 1.0}
+    results.take(SimpleNamespace(failed=False, fa_record=content, fa_companion=False, **times))
     lines: list[str] = []
     results.write(cast("Any", SimpleNamespace(write_line=lambda line, **_: lines.append(line))))
     problem = "Expected `float` < 1000000000000.0 - at `$.speed.device.median_us`"

@@ -43,6 +43,7 @@ LAYERS = (
     "compare",
     "report",
     "api",
+    "watch",
     "plugin",
     "suite",
     "verdict",
@@ -66,6 +67,7 @@ TORCH_FREE_MODULES = (
     "pytest_fa.worker.jobs",
     "pytest_fa.worker.resident",
     "pytest_fa.worker.stages",
+    "pytest_fa.worker.stop_signal",
 )
 # Programs of child processes.  They are started by name, so that pytest's process does not import what they import.
 CHILDREN = (
@@ -207,14 +209,14 @@ def test_only_a_child_imports_a_child(child: str) -> None:
 
 
 def test_only_the_plugin_has_hooks() -> None:
-    """Only two files of `plugin` define functions whose names begin with `pytest_`: one has pytest-xdist's hooks."""
+    """Only three files of `plugin` define hooks: those of every run, of pytest-xdist, and of `--fa-watch`."""
     files = {
         str(path.relative_to(PACKAGE))
         for path in SOURCES
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("pytest_")
     }
-    assert files == {"plugin/hooks.py", "plugin/xdist_hooks.py"}
+    assert files == {"plugin/hooks.py", "plugin/xdist_hooks.py", "plugin/watch_hooks.py"}
 
 
 def test_every_hook_and_fixture_is_offered() -> None:

@@ -39,6 +39,20 @@ def held_elsewhere(path: Path, seconds: float) -> Iterator[int]:
         process.kill()
 
 
+def test_a_check_ends_the_wait(tmp_path: Path) -> None:
+    """What the check raises ends the wait at once, and the lock is not taken."""
+
+    def refuse() -> None:
+        raise RuntimeError
+
+    with held_elsewhere(tmp_path / "lock", 60.0) as pid:
+        start = time.monotonic()
+        with pytest.raises(RuntimeError), held_lock(tmp_path / "lock", "the GPU", check=refuse):
+            pass
+        assert time.monotonic() - start < 30
+        assert f"process {pid} (" in describe_holder(tmp_path / "lock")
+
+
 def test_a_free_lock_says_nothing(tmp_path: Path) -> None:
     """Nothing is said, and the holder's file is gone afterwards."""
     lines: list[str] = []

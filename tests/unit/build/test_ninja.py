@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from pytest_fa.build import ninja
-from pytest_fa.build.ninja import CompileJob, run_jobs
+from pytest_fa.build.ninja import CompileJob, end_running, run_jobs
 from pytest_fa.errors import ToolchainError
 
 WRITE = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2]); print('wrote', sys.argv[2])"
@@ -99,6 +101,22 @@ def test_progress(tmp_path: Path) -> None:
     )
 
     assert messages == [(1, 2, "title of 0"), (2, 2, "title of 1")]
+
+
+def test_running_jobs_can_be_ended(tmp_path: Path) -> None:
+    """Another thread can end the jobs that run, which then have no output; later batches are not affected."""
+    code = "import pathlib, time; pathlib.Path('started').touch(); time.sleep(600)"
+    slow = job(tmp_path / "slow", "0", code=code)
+    batch = threading.Thread(target=run, args=(tmp_path / "slow", slow))
+    batch.start()
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "slow" / "0" / "started").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    end_running()
+    batch.join(60)
+    assert (batch.is_alive(), (tmp_path / "slow" / "0" / "out.txt").exists()) == (False, False)
+    assert list(run(tmp_path, job(tmp_path, "1"))) == ["1"]
 
 
 def test_ninja_itself_fails(tmp_path: Path) -> None:

@@ -117,6 +117,6 @@ def _lock_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The file that `timing_lock` would lock in this process."""
     paths: list[str] = []
     with monkeypatch.context() as context:
-        context.setattr("pytest_fa.measure.timing_lock.held_lock", lambda path, *_: paths.append(str(path)))
+        context.setattr("pytest_fa.measure.timing_lock.held_lock", lambda path, *_, **__: paths.append(str(path)))
         timing_lock()
     return paths

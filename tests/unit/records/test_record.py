@@ -58,6 +58,8 @@ LATER: dict[str, object] = {"other_plugins": (), "is_claim": False, "machine": N
     "ablation": None,
     "fingerprints": None,
     "output": "",
+    "costs": None,
+    "unprotected": "",
     "compile_seconds": 0.0,
 }
 

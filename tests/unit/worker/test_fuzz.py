@@ -25,7 +25,7 @@ from pytest_fa.records.text import printable
 from pytest_fa.worker import client
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.fork_server import ForkServer, Worker
-from pytest_fa.worker.jobs import CaseJob, CaseResult, Progress
+from pytest_fa.worker.jobs import CaseJob, CaseResult, Progress, owner_of
 from tests.factories import CHECK, SPEED, fuzz_settings, variant
 from tests.fuzz import any_json, as_json, changed_bytes, changed_json
 
@@ -109,7 +109,7 @@ def test_any_stream_gives_a_result(stream: bytes) -> None:
         workers = Workers()
         channel, candidate_end = channel_pair()
         judge, candidate = Worker(2**22 - 1, Channel(near)), Worker(os.getpid(), channel)
-        workers._server, workers._owner = SilentServer(), client._owner(JOB.variant)
+        workers._server, workers._owner = SilentServer(), owner_of(JOB.variant)
         patch.setattr(
             SilentServer, "fork", lambda _, role="worker": judge if role == "judge" else candidate, raising=False
         )

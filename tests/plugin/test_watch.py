@@ -1,0 +1,205 @@
+"""`--fa-watch`: after each save of a selected variant's files, the variant is built, checked and timed again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.records.log import read_records
+from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_MANIFEST, PYTHON_SOURCE
+from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, Project
+from tests.plugin.watched import VERDICT, WatchedRun
+
+QUICK = ("-p", "no:cacheprovider", ONE_CASE, "--fa-soak=1")
+CHANGE = r"(, [+-][\d.]+ %( \(within noise\))?| \(too noisy for a ratio\))"
+TIME = rf"good {SHAPE}: [\d.]+ -> [\d.]+ us{CHANGE}, right"
+# The variant says that it was reached, and then takes longer than any test waits.
+WAIT = """\
+    import pathlib, time
+    pathlib.Path("reached").touch()
+    time.sleep(600)
+"""
+SLOW_SOURCE = PYTHON_SOURCE.replace("    scores =", f"{WAIT}    scores =", 1)
+HEADER_SOURCE = CUDA_SOURCE.replace("#ifndef BLOCK", '#include "size.h"\n#ifndef BLOCK')
+HEADER_MANIFEST = MANIFEST + "entry: {include: [../common]}\ndefines: {BLOCK: 64}\n"
+
+
+@pytest.fixture
+def good(project: Project) -> Project:
+    """A project with one right variant for the CPU."""
+    project.python_variant("good")
+    return project
+
+
+def source_of(project: Project, name: str = "good", file: str = "entry.py") -> Path:
+    """The path of a variant's source."""
+    return project.folder / "kernels" / name / file
+
+
+def test_a_save_gets_a_verdict_and_the_change_of_the_time(good: Project) -> None:
+    """After a save, the first case, the checks and one line with the change of the time follow; Ctrl-C ends with 0."""
+    with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
+        text = run.saved(source_of(good), f"{PYTHON_SOURCE}# edited\n")
+        assert run.interrupt() == pytest.ExitCode.OK
+    assert "fa: saved kernels/good/entry.py\n" in text
+    assert re.search(r"  good: 1 of 1 checks right, [\d.]+ s after the save\n  " + TIME, text)
+    assert "fa: ended by Ctrl-C; exit status 0, that of the last verdict\n" in run.text
+    (log,) = [path for path in good.logs if path.stem.endswith("-watch")]
+    assert [("correct", "ok"), ("speed", "ok")] == [
+        (record.kind, record.outcome) for record in read_records(log) if record.variant == "good"
+    ]
+
+
+def test_ctrl_c_before_a_save_keeps_the_exit_status(project: Project) -> None:
+    """Without a save, the exit status is that of the first run."""
+    project.python_variant("good", WRONG_SOURCE)
+    with WatchedRun(project, "--fa-variant=good", "-k", "test_correct", *QUICK).started() as run:
+        assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
+    assert "fa: ended by Ctrl-C; exit status 1, that of the first run\n" in run.text
+
+
+def test_the_first_failure_is_shown_in_full(good: Project) -> None:
+    """A wrong save shows its failure with the rerun command and has no time; a later right one is compared again."""
+    with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
+        wrong = run.saved(source_of(good), WRONG_SOURCE)
+        right = run.saved(source_of(good), PYTHON_SOURCE + "# mended\n")
+        run.saved(source_of(good), WRONG_SOURCE)
+        assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
+    assert f"-- test_correct[good-{CASE}] --\nwrong: max error" in wrong
+    assert re.search(r"\n  rerun: .*--fa-variant=good .*-k test_correct\n", wrong)
+    assert f"  good {SHAPE}: wrong in 1 of 1 checks, not timed\n" in wrong
+    assert re.search(TIME, right)
+
+
+def test_a_rename_is_a_save(good: Project) -> None:
+    """An editor that writes a temporary file and renames it gets one verdict, on the new content."""
+    with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
+        place, scratch = len(run.text), source_of(good, file=".entry.py.swp")
+        scratch.write_text(WRONG_SOURCE, encoding="utf-8")
+        scratch.replace(source_of(good))
+        assert run.until(VERDICT, after=place).startswith("fa: not right: good")
+    assert re.findall(r"fa: saved .*", run.text[place:]) == ["fa: saved kernels/good/entry.py"]
+
+
+def test_the_last_of_several_saves_counts(good: Project) -> None:
+    """Saves in quick succession get one verdict, on the last content."""
+    with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
+        place = len(run.text)
+        for source in (WRONG_SOURCE, SLOW_SOURCE, ""):
+            source_of(good).write_text(source, encoding="utf-8")
+        run.saved(source_of(good), f"{PYTHON_SOURCE}# the last one\n")
+        assert re.findall(VERDICT, run.text[place:]) == ["right"]
+
+
+def test_a_save_abandons_the_run(good: Project) -> None:
+    """A save during a run ends the candidate's call at once, and the new source gets the verdict."""
+    with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
+        place, reached = len(run.text), good.folder / "reached"
+        source_of(good).write_text(SLOW_SOURCE, encoding="utf-8")
+        run.until("fa: saved", after=place)
+        while not reached.exists():
+            assert run.is_running
+        run.saved(source_of(good), PYTHON_SOURCE + "# quick\n")
+        assert run.interrupt() == pytest.ExitCode.OK
+    assert "fa: another save: this run is abandoned\n" in run.text[place:]
+    assert re.findall(VERDICT, run.text[place:]) == ["right"]
+
+
+def test_a_broken_manifest_is_one_error(good: Project) -> None:
+    """A save that breaks the manifest gives one error; after it is mended, times are compared with the last good."""
+    manifest = source_of(good, file="variant.yaml")
+    with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
+        place = len(run.text)
+        manifest.write_text(PYTHON_MANIFEST + "suports: {}\n", encoding="utf-8")
+        error = run.until("fa: error: .*\n", after=place)
+        mended = run.saved(manifest, PYTHON_MANIFEST.replace("a test needs one", "another reason"))
+        assert run.interrupt() == pytest.ExitCode.OK
+    assert "good cannot be used" in error
+    assert "suports" in error
+    assert run.text[place:].count("fa: error:") == 1
+    assert re.search(TIME, mended)
+
+
+def test_another_variant_may_appear(good: Project) -> None:
+    """A new folder with a manifest is a new variant, if the selection includes it; the others are not run again."""
+    with WatchedRun(good, *QUICK).started() as run:
+        place = len(run.text)
+        source_of(good, "other").parent.mkdir()
+        source_of(good, "other").write_text(PYTHON_SOURCE, encoding="utf-8")
+        text = run.saved(source_of(good, "other", "variant.yaml"), PYTHON_MANIFEST)
+    assert "  other: 1 of 1 checks right" in text
+    assert "  good" not in run.text[place:]
+
+
+def test_a_header_concerns_the_variants_that_include_it(project: Project) -> None:
+    """The compiler knows who includes a header: both variants are built again, and with their own source only one."""
+    project.write("kernels/common/size.h", "#define SIZE 32\n")
+    project.write("kernels/common/unused.h", "#define UNUSED\n")
+    for name in ("one", "two"):
+        project.cuda_variant(name, HEADER_SOURCE, HEADER_MANIFEST)
+    with WatchedRun(project, "--fa-arch=sm_90a", "-k", "test_build", "-p", "no:cacheprovider").started() as run:
+        project.write("kernels/common/unused.h", "#define UNUSED 1\n")
+        both = run.saved(project.folder / "kernels/common/size.h", "#define SIZE 64\n")
+        one = run.saved(source_of(project, "one", "kernel.cu"), f"{HEADER_SOURCE}// edited\n")
+        assert run.interrupt() == pytest.ExitCode.OK
+    assert "fa: saved kernels/common/size.h\n" in both
+    assert re.findall(r"  (\w+): built for sm_90a in [\d.]+ s, \d+ registers, 0 B spilled", both) == ["one", "two"]
+    assert re.findall(r"  (\w+): built for", one) == ["one"]
+
+
+def test_without_a_gpu_a_cuda_variant_is_built_but_not_run(project: Project) -> None:
+    """A variant that this machine cannot run is built; the verdict says that it was not run, and is no success."""
+    project.cuda_variant("one")
+    with WatchedRun(project, "--fa-arch=sm_90a", "-p", "no:cacheprovider").started() as run:
+        text = run.saved(source_of(project, "one", "kernel.cu"), f"{CUDA_SOURCE}// edited\n")
+        assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
+    assert re.search(r"  one: built for sm_90a in [\d.]+ s, \d+ registers, 0 B spilled\n", text)
+    assert "  not run: one needs a GPU, and this machine has none\nfa: not run: one, " in text
+
+
+def test_a_missing_header_mends_the_build(project: Project) -> None:
+    """A failed build is repeated when the header that it lacked is created."""
+    project.cuda_variant("one", CUDA_SOURCE.replace("#ifndef BLOCK", '#include "size.h"\n#ifndef BLOCK'))
+    with WatchedRun(project, "--fa-arch=sm_90a", "-k", "test_build", "-p", "no:cacheprovider").started() as run:
+        text = run.saved(source_of(project, "one", "size.h"), "#define SIZE 1\n")
+        assert run.interrupt() == pytest.ExitCode.OK
+    assert "size.h: No such file or directory" in run.text
+    assert "  one: built for sm_90a" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-n", "1"], "one process at a time builds, checks and times; drop -n"),
+        (["--fa-gate=0.95"], "decides no gate; drop --fa-gate"),
+        (["--ncu"], "profiles nothing; drop --ncu"),
+        (["--fa-sanitize=memcheck"], "runs no sanitizer; drop --fa-sanitize"),
+        (["--fa-static"], "--fa-static only compiles; drop --fa-static"),
+        (["--fa-selftest"], "drop --fa-selftest"),
+        (["--fa-no-build"], "a source that was saved must be compiled; drop --fa-no-build"),
+        (["--fa-save"], "drop --fa-save"),
+        (["--fa-html=report.html"], "drop --fa-html"),
+        (["--fa-shard=1/2"], "drop --fa-shard"),
+        (["--benchmark-compare"], "drop --benchmark-compare"),
+        (["--benchmark-save=x"], "drop --benchmark-save=x"),
+        ([], "stdout is not a terminal, so no one could read the lines and press Ctrl-C; drop --fa-watch"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) and value else "",
+)
+def test_what_cannot_be_watched_is_refused(good: Project, arguments: list[str], words: str) -> None:
+    """An option that does not fit, and a run without a terminal, end with one line and exit status 4."""
+    run = good.suite("--fa-watch", "--fa-variant=good", *arguments)
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in run.all_lines if "--fa-watch: " in line]
+    assert line.startswith("ERROR: --fa-watch: ")
+    assert line.endswith(words)
+
+
+def test_nothing_to_repeat_ends_the_run(good: Project) -> None:
+    """If no test of the shipped suite was selected, the run ends and says why."""
+    good.write("test_own.py", "def test_own():\n    pass\n")
+    with WatchedRun(good, "--fa-variant=good", "test_own.py", "-k", "test_own", *QUICK) as run:
+        run.until("fa: --fa-watch ends: no test of the shipped suite was selected, so nothing can be repeated\n")
+        assert run.ended() == pytest.ExitCode.OK

@@ -1,0 +1,146 @@
+"""`python -m pytest_fa costs`: where the seconds of recorded runs went."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pytest_fa.__main__ import main
+from pytest_fa.records.costs import Costs, RunSeconds, read_run_seconds, run_file_of, write_run_seconds
+from pytest_fa.records.record import Stage
+from pytest_fa.report.cost_sides import newest_run, read_cost_side
+from pytest_fa.report.cost_table import CostRow, CostSide, cost_markdown, cost_notes, cost_rows
+from tests.factories import RECORDED, record
+
+BEFORE, AFTER = (RECORDED / "costs" / f"{name}.jsonl" for name in ("before", "after"))
+SAVED = Path(__file__).parents[3] / "profiles" / "nvidia-h200" / "swizzle_async.jsonl"
+Golden = Callable[[str, str], None]
+
+
+def side(path: Path) -> CostSide:
+    """One recorded run."""
+    return read_cost_side(path.name, path.parent)
+
+
+def seconds_of(rows: list[CostRow]) -> dict[str, float | None]:
+    """The seconds by the title of the row."""
+    return {row.title: row.seconds for row in rows}
+
+
+def test_the_table_of_one_run(golden: Golden) -> None:
+    """A run without the resident server, and what its shares are."""
+    golden("costs-one-run.md", cost_markdown([side(BEFORE)]) + "\n")
+
+
+def test_before_and_after(golden: Golden) -> None:
+    """The same run with torch imported before: the difference of each part."""
+    golden("costs-two-runs.md", cost_markdown([side(BEFORE), side(AFTER)]) + "\n")
+
+
+def test_saved_records_of_a_gpu() -> None:
+    """Saved records, which several runs may have made, hold the seconds of stages; a note says what they lack."""
+    saved = side(SAVED)
+    timed = [stage for each in saved.records if each.kind == "speed" for stage in each.stages if stage.name == "speed"]
+    expected = pytest.approx(sum(stage.seconds for stage in timed))
+    assert expected == seconds_of(cost_rows(saved))["test_speed: stage speed"]
+    reason = "there is no swizzle_async.run.json beside the records"
+    assert f"Start, collection, fixtures, end and total of the run are not known: {reason}." in cost_notes(saved)
+
+
+@pytest.mark.parametrize("path", [BEFORE, AFTER], ids=["before", "after"])
+def test_the_parts_are_the_whole(path: Path) -> None:
+    """The parts of a run add up to its total, and the parts of its tests to their seconds."""
+    rows = cost_rows(side(path))
+    seconds = seconds_of(rows)
+    total = seconds.pop("total")
+    assert total == pytest.approx(sum(row.seconds or 0 for row in rows if not row.is_inside and row.title != "total"))
+    inside = [row.seconds or 0 for row in rows if row.title.startswith("test_correct: ")]
+    assert seconds["test_correct"] == pytest.approx(sum(inside), abs=0.02)
+
+
+def test_stages_wait_and_profiler_are_parts_of_a_timing() -> None:
+    """The job outside its stages, the profiler and the wait are rows of their own; a build's seconds are none."""
+    stages = (Stage("build", "ok", 100.0), Stage("launch", "ok", 0.25), Stage("speed", "ok", 1.0))
+    timed = record(kind="speed", stages=stages, costs=Costs(2.0, 1.75, 3.0))
+    assert seconds_of(cost_rows(CostSide("a run", (timed,), "there is none"))) == {
+        "test_speed": 6.75,
+        "test_speed: stage launch": 0.25,
+        "test_speed: stage speed": 1.0,
+        "test_speed: import of torch, start of processes, messages": 0.5,
+        "test_speed: profiler": 3.0,
+        "test_speed: wait for other timings": 2.0,
+    }
+
+
+def test_baselines_have_a_row_of_their_own() -> None:
+    """Timings of baselines and of empty kernels are not those of the variant."""
+    stages = (Stage("speed", "ok", 1.0),)
+    records = tuple(record(name, kind="speed", role=name, stages=stages) for name in ("candidate", "baseline"))
+    seconds = seconds_of(cost_rows(CostSide("a run", records, "there is none")))
+    assert (seconds["test_speed"], seconds["timings of baselines"]) == (1.0, 1.0)
+
+
+def test_what_is_not_known_is_said() -> None:
+    """A record without seconds is no zero, and a note names it."""
+    gate = CostSide("a run", (record(kind="gate"),), "there is no a.run.json")
+    assert cost_rows(gate) == [CostRow("test_gate", None)]
+    assert cost_notes(gate) == [
+        "1 record: 1 test_gate.",
+        "Start, collection, fixtures, end and total of the run are not known: there is no a.run.json.",
+        "The records hold no seconds of test_gate.",
+    ]
+
+
+def test_parallel_tests_are_named() -> None:
+    """With pytest-xdist the parts exceed the total: no rest is computed, and a note says so."""
+    before = side(BEFORE)
+    assert isinstance(before.run, RunSeconds)
+    parallel = msgspec.structs.replace(before, run=msgspec.structs.replace(before.run, workers=4))
+    assert "pytest between the tests" not in seconds_of(cost_rows(parallel))
+    assert "4 processes ran tests side by side, so the parts exceed the total." in cost_notes(parallel)
+
+
+def test_the_file_of_a_run(tmp_path: Path) -> None:
+    """The seconds of a run survive their file; another schema, a broken and a missing file are reasons."""
+    path = tmp_path / "run.jsonl"
+    assert read_run_seconds(path) == "there is no run.run.json beside the records"
+    seconds = read_run_seconds(BEFORE)
+    assert isinstance(seconds, RunSeconds)
+    write_run_seconds(path, seconds)
+    assert read_run_seconds(path) == seconds
+    write_run_seconds(path, msgspec.structs.replace(seconds, schema=2))
+    assert read_run_seconds(path) == "run.run.json has schema 2, not 1"
+    run_file_of(path).write_text('{"schema": 1, "total_seconds": -1}', encoding="utf-8")
+    assert re.match("run.run.json cannot be read: ", str(read_run_seconds(path)))
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without arguments it reads the newest run, with two it compares them; three, or no run, are refused."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["costs"]) == 2
+    assert capsys.readouterr().err == (
+        "pytest_fa: costs: no run in artifacts/records; run pytest --fa-variant=NAME, or name records\n"
+    )
+    records = tmp_path / "artifacts" / "records"
+    records.mkdir(parents=True)
+    for name, source in (("1.jsonl", BEFORE), ("2.jsonl", AFTER), ("2-watch.jsonl", AFTER)):
+        shutil.copy(source, records / name)
+        shutil.copy(run_file_of(source), run_file_of(records / name))
+    assert newest_run(Path("artifacts")) == "artifacts/records/2.jsonl"
+    assert main(["costs"]) == 0
+    assert capsys.readouterr().out == cost_markdown([side(records / "2.jsonl")]) + "\n"
+    assert main(["costs", "artifacts/records/1.jsonl", "artifacts/records/2.jsonl"]) == 0
+    assert capsys.readouterr().out.startswith("| part | 1.jsonl | 2.jsonl | difference |\n")
+    assert main(["costs", "a", "b", "c"]) == 2
+    assert capsys.readouterr().err == "pytest_fa: costs: 3 runs; give one, or two to compare\n"
+
+
+def test_a_folder_has_no_run(tmp_path: Path) -> None:
+    """A folder may hold several runs, so only the seconds of its records are shown."""
+    shutil.copy(BEFORE, tmp_path)
+    assert read_cost_side(".", tmp_path).run == "the records may be those of several runs"
