@@ -6,6 +6,7 @@ caching allocator, because CUDA shares whole allocations: a tensor beside it wou
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -33,8 +34,12 @@ class NoSharedMemory(FaError):
     """This machine gives two processes no common memory; the message has the reason."""
 
 
+class NotSupported(NoSharedMemory):
+    """The system or CUDA does not support it; a resource that is used up is no such reason."""
+
+
 class NoSharing(NoSharedMemory):
-    """`require_sharing` failed, before any code of a variant ran."""
+    """`require_sharing` failed: this machine does not support shared memory."""
 
 
 class Piece(NamedTuple):
@@ -69,18 +74,28 @@ class Memories:
 
 
 def require_sharing(device: torch.device) -> None:
-    """Raise `NoSharing` if this machine gives two processes no common memory on a device, with the reason.
+    """Raise `NoSharing` if this machine does not support memory that two processes see on a device, with the reason.
 
-    Only the answers of the system and of CUDA count, and no variant is loaded yet: no variant can cause this.
+    Memory or descriptors that are used up are no such reason: a variant of another run could have used them.
     """
     try:
         if device.type == "cuda":
             _require_several_contexts(device)
             free_on_gpu(allocate_on_gpu(GRAIN_BYTES, device))
         else:
-            os.close(allocate_on_cpu(GRAIN_BYTES).descriptor or 0)
-    except (NoSharedMemory, OSError) as problem:
+            _require_memory_files()
+    except NotSupported as problem:
         raise NoSharing(f"two processes cannot share memory here: {problem}") from problem
+
+
+def _require_memory_files() -> None:
+    """Raise `NotSupported` if the system has no memory files, as some sandboxes."""
+    try:
+        os.close(os.memfd_create("pytest-fa", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except OSError as problem:
+        if problem.errno in (errno.ENOSYS, errno.EPERM):
+            raise NotSupported(str(problem)) from problem
+        raise
 
 
 def view_of(tensor: torch.Tensor, memory: int) -> View:
@@ -136,17 +151,17 @@ def allocate_on_gpu(size_bytes: int, device: torch.device) -> Piece:
             status, address = driver.cuMemAlloc(size_bytes)
         if int(status) != 0:
             raise NoSharedMemory(f"{size_bytes} bytes of GPU memory cannot be allocated: {status!r}")
-        handle = _ok(driver.cuIpcGetMemHandle(address))
+        handle = _handle_of(driver, address)
     return Piece(_device_tensor(int(address), size_bytes, device), bytes(handle.reserved).hex())
 
 
 def _require_several_contexts(device: torch.device) -> None:
-    """Raise `NoSharedMemory` if the GPU allows only one process at a time."""
+    """Raise `NotSupported` if the GPU allows only one process at a time."""
     with _driver(device) as driver:
         attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
         mode = int(_ok(driver.cuDeviceGetAttribute(attribute, _ok(driver.cuCtxGetDevice()))))
         if mode != int(driver.CUcomputemode.CU_COMPUTEMODE_DEFAULT):
-            raise NoSharedMemory(
+            raise NotSupported(
                 "the GPU's compute mode allows one process only; `nvidia-smi --compute-mode=DEFAULT` allows several"
             )
 
@@ -186,6 +201,15 @@ def handle_on_gpu(tensor: torch.Tensor) -> tuple[str, int, int]:
         base, size_bytes = _ok_pair(driver.cuMemGetAddressRange(tensor.data_ptr()))
         handle = _ok(driver.cuIpcGetMemHandle(base))
     return bytes(handle.reserved).hex(), int(size_bytes), tensor.data_ptr() - int(base)
+
+
+def _handle_of(driver: Any, address: Any) -> Any:  # noqa: ANN401  # cuda.bindings has no types
+    """CUDA's handle of an allocation, for other processes.  Raises `NotSupported` where CUDA gives none at all."""
+    status, handle = driver.cuIpcGetMemHandle(address)
+    result = driver.CUresult
+    if int(status) in (int(result.CUDA_ERROR_NOT_SUPPORTED), int(result.CUDA_ERROR_NOT_PERMITTED)):
+        raise NotSupported(f"CUDA's sharing of memory between processes returned {status!r}")
+    return _ok((status, handle))
 
 
 def _device_tensor(address: int, size_bytes: int, device: torch.device) -> torch.Tensor:

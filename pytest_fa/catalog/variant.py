@@ -17,6 +17,16 @@ Device = Literal["cuda", "cpu"]
 Arch = Annotated[str, msgspec.Meta(pattern=rf"^{ARCH}\Z")]  # such as sm_80, sm_90a or sm_120f
 Target = Annotated[str, msgspec.Meta(pattern=rf"^({ARCH}|host)\Z")]  # `host`: an extension without CUDA sources
 Tolerance = Literal["same_precision", "absolute", "fp8"]
+
+
+def tolerance_for(tolerance: Tolerance, dtype: str) -> Tolerance:
+    """The policy by which a manifest's cases of a dtype are judged: `fp8` is for inputs in e4m3 only.
+
+    For other inputs it would accept P in e4m3, which is far from what their precision gives.
+    """
+    return "same_precision" if tolerance == "fp8" and dtype != "e4m3" else tolerance
+
+
 Rounding = Literal["q", "s", "p", "tf32"]
 Sanitizer = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
 SOME = msgspec.Meta(min_length=1)

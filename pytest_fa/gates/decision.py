@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pytest_fa.gates.gpu_effect import independent_samples, least_sample_sd
+from pytest_fa.gates.gpu_effect import by_gpu, independent_samples, least_sample_sd
 from pytest_fa.gates.intervals import PROCESS_SD, Interval, any_rejected, p_above, t_interval
 from pytest_fa.records.gated import GateVerdict, PairSamples
 
@@ -92,6 +92,21 @@ def _deciding_interval(samples: Sequence[float], least_sd: float = 0.0) -> Inter
     return t_interval(samples, CONFIDENCE, least_sd)
 
 
+def control_of(pair: PairSamples) -> tuple[Interval, float]:
+    """The interval of a pair's A/A control, and its largest deviation from 0; infinity if it is not finite.
+
+    On several GPUs, it is that of the GPU whose control deviates most: one noisy GPU is not hidden by the others.
+    """
+    groups = by_gpu(pair.control_means, pair.gpus).values() if pair.gpus else [pair.control_means]
+    controls = [t_interval(group, CONFIDENCE) for group in groups]
+    return max(((each, _deviation(each)) for each in controls), key=lambda pair: pair[1])
+
+
+def _deviation(interval: Interval) -> float:
+    largest = max(-interval.low, interval.high)
+    return largest if math.isfinite(largest) else math.inf
+
+
 def noise_band(ratio: float) -> float:
     """The largest deviation of the A/A control from 1 that is accepted, as a log-ratio in either direction."""
     return max(LEAST_NOISE_BAND, abs(1 - ratio) / 4)
@@ -104,9 +119,7 @@ def _noise(pairs: Sequence[PairSamples], ratio: float) -> tuple[str, float]:
     """
     band, largest, sentence = noise_band(ratio), 0.0, ""
     for pair in pairs:
-        control = t_interval(pair.control_means, CONFIDENCE)
-        deviation = max(-control.low, control.high)
-        deviation = deviation if math.isfinite(deviation) else math.inf
+        control, deviation = control_of(pair)
         if deviation > max(band, largest):
             largest = deviation
             percent = f"{100 * math.expm1(control.low):+.2f} to {100 * math.expm1(control.high):+.2f} %"

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
+
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.records.environment import Gpu
 from pytest_fa.records.machine_identity import hash_of_gpu
@@ -30,11 +32,21 @@ def gate_processes(first: Workers, gpus: Sequence[Gpu], cache: Path) -> Iterator
             return
         for gpu in sorted(gpus, key=lambda gpu: gpu.uuid):
             stack.enter_context(timing_lock(gpu=gpu))
+        threads = stack.enter_context(ThreadPoolExecutor(len(gpus), "gate"))  # left last: its servers have ended then
         workers = [stack.enter_context(Workers(cache, gpu.uuid)) for gpu in gpus]
         for each in workers:
             each.start()
-        threads = stack.enter_context(ThreadPoolExecutor(len(gpus), "gate"))
-        yield lambda jobs: list(threads.map(Workers.run_in_new_worker, workers, jobs))
+        yield lambda jobs: [
+            _on_gpu(number, result)
+            for number, result in enumerate(threads.map(Workers.run_in_new_worker, workers, jobs))
+        ]
+
+
+def _on_gpu(number: int, result: GateResult) -> GateResult:
+    """The result of a process on one of several GPUs; a message says on which."""
+    if result.outcome == "ok":
+        return result
+    return msgspec.structs.replace(result, message=f"on GPU {number} of the gate: {result.message}")
 
 
 def gpu_hashes(gpus: Sequence[Gpu], cache: Path) -> tuple[str, ...]:

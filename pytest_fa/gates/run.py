@@ -76,6 +76,8 @@ def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQues
             first_seeds.setdefault(case.shape_id, case)
     if not first_seeds:
         raise Refused(f"{variant.name} supports none of the cases of this run")
+    if run_plan.gate_gpus and variant.device_for(gpu=True) != "cuda":
+        raise Refused(f"--fa-gate-gpus: {variant.name} runs on the CPU; drop it")
     cases, left_out = tuple(first_seeds.values()), tuple(refused.values())
     if cached := run_plan.cached_build:
         older = msgspec.structs.replace(variant, name=f"{cached.variant}@key:{cached.key}")
@@ -117,7 +119,8 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
                     return _ended(runner, variant, question, failed.outcome, failed.message)
             samples = _samples(arm_pairs, results, gpus)
             analysis = analyse(samples, question.ratio, is_last=count == ANALYSES[-1], process_sd=process_sd)
-            analysis = _held_to_pilot(analysis, pilot, arm_pairs, results, process_sd if source else math.inf)
+            on_pilot_gpu = results[:: max(len(gpus), 1)]
+            analysis = _held_to_pilot(analysis, pilot, arm_pairs, on_pilot_gpu, process_sd if source else math.inf)
             if analysis.verdict:
                 break
     gate = _gate(question, seed, samples, results, analysis, pilot, effect, time.monotonic() - start)
@@ -140,7 +143,7 @@ def _job(runner: CaseRunner, variant: Variant, arm_pairs: tuple[ArmPair, ...], s
     device = device_of(variant)
     arms = {arm.variant.name: arm.variant for pair in arm_pairs for arm in (pair.candidate, pair.baseline)}
     watchdog_seconds = max(runner.watchdog_seconds(arm, device) for arm in arms.values())
-    return GateJob(arm_pairs, device, runner.policy_of(variant), seed, watchdog_seconds)
+    return GateJob(arm_pairs, device, runner.tolerance_of(variant), seed, watchdog_seconds)
 
 
 def _arm_pairs(runner: CaseRunner, variant: Variant, question: GateQuestion, pilot: Pilot) -> tuple[ArmPair, ...]:
@@ -265,7 +268,8 @@ def _announcement(
     left_out += "".join(f"; left out: {line}" for line in pilot.left_out)
     detects = "the noise of this CPU is not known, so no detectable difference is announced"
     if source:
-        detects = f"detects differences of {100 * effect:.1f} % (standard deviation of process means: {source})"
+        unless = " if the GPUs do not differ" if question.gpus else ""
+        detects = f"detects differences of {100 * effect:.1f} %{unless} (standard deviation of process means: {source})"
     where = f" on each of {len(question.gpus)} GPUs" if question.gpus else ""
     return (
         f"gate {variant.name} < {question.ratio:g} x {names}: {ANALYSES[0]} processes{where} (about {seconds[0]} s), "

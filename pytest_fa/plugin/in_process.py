@@ -62,9 +62,10 @@ def policy_of(request: pytest.FixtureRequest, case: Case) -> str:
     """The tolerance policy of `--fa-tolerance`, else of the marker, else of the manifest, else `same_precision`."""
     variant = variant_of(request)
     marked = read_marker(tolerance_of, request.node)
-    policy = (
-        request.config.stash[OPTIONS_KEY].tolerance or marked or (variant.tolerance if variant else "same_precision")
-    )
+    from pytest_fa.catalog.variant import tolerance_for  # noqa: PLC0415  # only a test that judges needs it
+
+    of_variant = tolerance_for(variant.tolerance, case.dtype) if variant else "same_precision"
+    policy = request.config.stash[OPTIONS_KEY].tolerance or marked or of_variant
     if case.computes == "scores" and policy != "same_precision":
         reason = f"tolerance policy {policy} judges attention; {case.shape_id} is a case of scores (use same_precision)"
         pytest.fail(reason, pytrace=False)

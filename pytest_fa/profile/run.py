@@ -111,7 +111,7 @@ class CaseProfiler:
             library=arm.library,
             file_hashes=arm.file_hashes,
             device="cuda",
-            policy=self._runner.policy_of(variant),
+            policy=self._runner.policy_of(variant, case),
             judge=False,
             time=False,
             watchdog_seconds=self._runner.watchdog_seconds(variant, "cuda"),

@@ -78,7 +78,7 @@ def _child(runner: CaseRunner, variant: Variant, case: Case, tool: str) -> Sanit
         case,
         arm.library,
         "cuda",
-        runner.policy_of(variant),
+        runner.policy_of(variant, case),
         judge=False,
         time=False,
         file_hashes=arm.file_hashes,

@@ -12,7 +12,7 @@ from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
 from pytest_fa.catalog.properties import MAY_REFUSE, applies, case_of_property
-from pytest_fa.catalog.variant import Device, Tolerance, Variant
+from pytest_fa.catalog.variant import Device, Tolerance, Variant, tolerance_for
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.options.options import Options
 from pytest_fa.records.agreement import check_agreement
@@ -75,7 +75,7 @@ class CaseRunner:
             library=self.builds.library_of(build),
             file_hashes=build.files if build else {},
             device=device,
-            policy=self.policy_of(variant),
+            policy=self.policy_of(variant, case),
             judge=variant.is_judged,
             time=kind == "speed" and self.options.timing,
             repeats=self._repeats(kind, is_gpu_baseline=variant.role == "baseline" and device == "cuda"),
@@ -101,7 +101,7 @@ class CaseRunner:
         if device and not applies(name, variant, device):
             raise Refused(f"property {name} does not apply to {variant.name} on {device}")
         case = self.case_of_property(variant, name)
-        if self.policy_of(variant) == "absolute" and case.dtype != "fp16":
+        if self.policy_of(variant, case) == "absolute" and case.dtype != "fp16":
             raise Refused(
                 f"{variant.name}: policy 'absolute' judges fp16 only, and property {name} would run in {case.dtype}"
             )
@@ -109,12 +109,17 @@ class CaseRunner:
 
     def case_of_property(self, variant: Variant, name: str) -> Case:
         """The case of a property, in a dtype of `--fa-dtype`; in fp16 if the policy judges no other dtype."""
-        dtypes = ("fp16",) if self.policy_of(variant) == "absolute" else self.options.dtypes
+        dtypes = ("fp16",) if self.tolerance_of(variant) == "absolute" else self.options.dtypes
         return case_of_property(variant, name, dtypes)
 
-    def policy_of(self, variant: Variant) -> Tolerance:
-        """The tolerance policy: that of `--fa-tolerance`, else the manifest's."""
+    def tolerance_of(self, variant: Variant) -> Tolerance:
+        """The tolerance policy of a run's cases: that of `--fa-tolerance`, else the manifest's."""
         return self.options.tolerance or variant.tolerance  # type: ignore[return-value]  # checked with the options
+
+    def policy_of(self, variant: Variant, case: Case) -> Tolerance:
+        """The tolerance policy of one case: that of `--fa-tolerance`, else the manifest's for this dtype."""
+        tolerance = self.tolerance_of(variant)
+        return tolerance if self.options.tolerance else tolerance_for(tolerance, case.dtype)
 
     def watchdog_seconds(self, variant: Variant, device: Device) -> float:
         """The time limit of one launch."""

@@ -186,7 +186,7 @@ class KernelBench:
         arms = self._builds.arm(variant), self._builds.arm(self._parent)
         seconds = self._runner.watchdog_seconds(variant, device)
         pairs = tuple(ArmPair(case, *arms) for case in cases)
-        job = GateJob(pairs, device, self._runner.policy_of(self._parent), seed, seconds)
+        job = GateJob(pairs, device, self._runner.tolerance_of(self._parent), seed, seconds)
         with timing_lock(self._builds.say):
             return self._runner.workers.run_in_new_worker(job)
 

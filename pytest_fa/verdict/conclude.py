@@ -8,8 +8,7 @@ import shlex
 from collections import Counter
 
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.gates.decision import CONFIDENCE
-from pytest_fa.gates.intervals import t_interval
+from pytest_fa.gates.decision import CONFIDENCE, control_of
 from pytest_fa.records.gated import Gate
 from pytest_fa.records.record import Outcome, Record
 from pytest_fa.report.failure import HEADLINES
@@ -96,8 +95,7 @@ def far_slower(gate: Gate) -> str:
     The lower end of its ratio is above the required one, even with the largest deviation of the A/A controls taken
     away.  Empty for a gate with a verdict, or if that does not hold.
     """
-    controls = [t_interval(pair.samples.control_means, CONFIDENCE) for pair in gate.pairs]
-    deviation = max((max(-control.low, control.high) for control in controls), default=math.inf)
+    deviation = max((control_of(pair.samples)[1] for pair in gate.pairs), default=math.inf)
     if gate.verdict != "INCONCLUSIVE" or not math.isfinite(deviation):
         return ""
     for pair in gate.pairs:

@@ -15,7 +15,7 @@ from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
 from pytest_fa.candidate.user_traceback import explanation_of
 from pytest_fa.catalog.case import Computes
-from pytest_fa.catalog.variant import Tolerance
+from pytest_fa.catalog.variant import Tolerance, tolerance_for
 from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.oracle import truth_of
@@ -99,7 +99,8 @@ def _time_pair(  # what one pair of a job needs
     for timer, arm in zip(timers, arms, strict=True):
         timer.require_one_time()
         timer.prove()
-        _judge_written(timer, arm, pair.case.computes, job.policy if arm is pair.candidate else arm.variant.tolerance)
+        tolerance = job.policy if arm is pair.candidate else arm.variant.tolerance
+        _judge_written(timer, arm, pair.case.computes, tolerance_for(tolerance, pair.case.dtype))
     for candidate in candidates:
         candidate.end_job()
     return _pair_blocks(blocks, timers)
@@ -117,7 +118,7 @@ def _pair_blocks(blocks: Blocks, timers: list[ArmTimer]) -> PairBlocks:
 def _judge_written(timer: ArmTimer, arm: Arm, computes: Computes, policy: Tolerance) -> None:
     """Require what timed calls wrote to be right, so that a kernel that skips work cannot win.
 
-    The candidate is judged by the job's policy, a baseline by its own manifest's.
+    The candidate is judged by the job's policy, a baseline by its own manifest's; neither by `fp8` on other inputs.
     """
     inputs, out = stacked(timer.written)
     check = judge(out, truth_of(computes, inputs, arm.variant.rounds, policy), policy)

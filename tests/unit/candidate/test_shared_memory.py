@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import msgspec
@@ -12,10 +13,12 @@ from pytest_fa.candidate.commands import View
 from pytest_fa.candidate.shared_memory import (
     DTYPES,
     Memories,
+    NoSharing,
     allocate_on_cpu,
     allocate_on_gpu,
     bytes_of,
     map_on_cpu,
+    require_sharing,
     view_of,
 )
 from pytest_fa.errors import FaError
@@ -87,6 +90,22 @@ def test_all_bytes_of_a_storage_are_seen() -> None:
     whole = torch.arange(12, dtype=torch.float32)
     part = whole[4:6]
     assert torch.equal(bytes_of(part.untyped_storage()).view(torch.float32), whole)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSYS, NoSharing), (errno.EPERM, NoSharing), (errno.EMFILE, OSError)]
+)
+def test_a_resource_that_is_used_up_is_no_missing_support(
+    monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    """Without memory files nothing can be shared; too many open files are an ordinary error."""
+
+    def memfd_create(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "memfd_create", memfd_create)
+    with pytest.raises(kind, match=os.strerror(number)):
+        require_sharing(torch.device("cpu"))
 
 
 def test_a_gpu_needs_its_packages() -> None:

@@ -20,7 +20,7 @@ from pytest_fa.gates import gpu_workers
 from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, LEAST_SD_SHARE, analyse
 from pytest_fa.gates.gpu_effect import detectable_on, gpu_sd, independent_samples, process_sd
 from pytest_fa.gates.intervals import PROCESS_SD, detectable_effect
-from pytest_fa.gates.run import GateQuestion, decide_gate
+from pytest_fa.gates.run import GateQuestion, decide_gate, gate_question
 from pytest_fa.options.values import ALL_GPUS
 from pytest_fa.records.environment import Gpu
 from pytest_fa.records.gated import Gate, PairSamples
@@ -28,9 +28,11 @@ from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.report.gate_lines import gate_lines
 from pytest_fa.session.gate_gpus import gpus_of_gate
+from pytest_fa.session.refusals import Refused
+from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import GateJob, GateResult
-from tests.factories import PYTHON_MANIFEST, WriteVariant, record, speed
+from tests.factories import PYTHON_MANIFEST, WriteVariant, options, record, speed
 from tests.fake_nvml import pretend
 from tests.unit.gates.test_run import SimulatedRunner, blocks
 
@@ -128,6 +130,33 @@ def test_the_simulation_has_the_verdicts_of_a_gate(difference: float) -> None:
         is_clear = abs(samples.mean()) > error * stats.t.ppf((1 + CONFIDENCE) / 2, 3)
         expected = ("PASS" if samples.mean() < 0 else "FAIL") if is_clear else "INCONCLUSIVE"
         assert analyse([pair], RATIO, is_last=True).verdict == expected
+
+
+def test_one_noisy_gpu_is_not_hidden_by_the_others() -> None:
+    """If the A/A control of one of eight GPUs deviates by 3 %, there is no PASS at a ratio that is 2 % away."""
+    gpus = tuple("abcdefgh") * 6
+    draw = np.random.default_rng(8)
+    means = math.log(0.93) + draw.normal(0, 0.001, len(gpus))
+    control = draw.normal(0, 1e-4, len(gpus)) + np.array([0.03 if gpu == "e" else 0.0 for gpu in gpus])
+    rows, controls = (tuple((value,) for value in values) for values in (means, control))
+    analysis = analyse([PairSamples("s", "b", rows, controls, (), (), gpus)], RATIO, is_last=True)
+    assert (analysis.verdict, "noisy machine: the A/A control" in analysis.reason) == ("INCONCLUSIVE", True)
+    quiet = tuple((value,) for value in draw.normal(0, 1e-4, len(gpus)))
+    assert analyse([PairSamples("s", "b", rows, quiet, (), (), gpus)], RATIO, is_last=True).verdict == "PASS"
+
+
+def test_a_variant_for_the_cpu_is_not_gated_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, write_variant: WriteVariant, tmp_path: Path
+) -> None:
+    """Processes on the same cores are no samples of several GPUs."""
+    pretend(monkeypatch, gpu(0), gpu(1))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    folder = write_variant("mine", manifest=PYTHON_MANIFEST, **{"entry.py": ""})
+    (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+    variant = msgspec.structs.replace(variant, supports=msgspec.structs.replace(variant.supports, device=("cpu",)))
+    run_plan = RunPlan(options(tmp_path, cases=(CASE.id,), gate=RATIO, gate_gpus=2))
+    with pytest.raises(Refused, match="mine runs on the CPU; drop it"):
+        gate_question(run_plan, variant, RATIO)
 
 
 # -- which GPUs -------------------------------------------------------------------------------------------------------
@@ -256,7 +285,7 @@ def test_a_lost_gpu_ends_the_gate(monkeypatch: pytest.MonkeyPatch, write_variant
     """A GPU whose process crashes ends the gate after its first processes, and is never left out silently."""
     host = SimulatedHost(monkeypatch, {"GPU-0": -0.8, "GPU-1": math.nan})
     gated, _, seeds = gate_on(host, write_variant, tmp_path)
-    assert (gated.outcome, gated.message) == ("crashed", "the GPU fell off the bus")
+    assert (gated.outcome, gated.message) == ("crashed", "on GPU 1 of the gate: the GPU fell off the bus")
     assert [len(each) for each in seeds.values()] == [1, 1]
 
 

@@ -82,7 +82,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, result: GateResult) -> tuple[Trial
     def arm(each: Variant) -> Arm:
         return Arm(each, "library.so")
 
-    runner = SimpleNamespace(workers=workers, watchdog_seconds=lambda *_: 10.0, policy_of=lambda _: "same_precision")
+    runner = SimpleNamespace(workers=workers, watchdog_seconds=lambda *_: 10.0, tolerance_of=lambda _: "same_precision")
     builds = SimpleNamespace(arm=arm, say=lambda _: None)
     session = cast("Session", SimpleNamespace(runner=runner, builds=builds))
     return KernelBench(session, parent, (CASE,), (), lambda _: None).measure({"M": 2}), workers.jobs[0]

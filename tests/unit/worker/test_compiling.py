@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.worker.client import Workers
 from tests.unit.worker.conftest import TINY, JobOfSource
 
-# It has loaded a package of a compiler, and its first call with other shapes takes 1.5 s.
+COMPILE_SECONDS = 3.0
+WATCHDOG_SECONDS = 2.5  # also for commands that take milliseconds, on a machine that has other work to do
+
+# It has loaded a package of a compiler, and its first call with other shapes takes COMPILE_SECONDS.
 SOURCE = """\
 import sys, time, types
 
@@ -20,7 +25,7 @@ seen, calls = set(), []
 def forward(q, k, v, *, scale, causal="none", out=None):
     if q.shape not in seen:
         seen.add(q.shape)
-        time.sleep(1.5)
+        time.sleep({seconds})
     {line}
     calls.append(1)
     scores = q.float() @ k.float().transpose(2, 3) * scale
@@ -42,45 +47,46 @@ def forward(q, k, v, *, scale, causal="none", out=None):
 
 def source(compiler: str = "triton", line: str = "pass") -> str:
     """The variant, with this module loaded and this line in each call."""
-    return SOURCE.format(compiler=compiler, line=line)
+    return SOURCE.format(compiler=compiler, line=line, seconds=COMPILE_SECONDS)
 
 
 def test_a_compilation_may_take_longer_than_the_watchdog_allows(workers: Workers, job_of_source: JobOfSource) -> None:
     """The first call may take longer than a launch; its seconds are in the result and in no stage's."""
-    result = workers.run(job_of_source(source(), watchdog_seconds=1.0))
+    start = time.monotonic()
+    result = workers.run(job_of_source(source(), watchdog_seconds=WATCHDOG_SECONDS))
     assert result.outcome == "ok", result.message
-    assert 1.5 <= result.compile_seconds < 20.0
-    assert (result.stages[0].name, result.stages[0].seconds < 1.5) == ("launch", True)
+    assert COMPILE_SECONDS <= result.compile_seconds
+    assert result.compile_seconds + sum(stage.seconds for stage in result.stages) <= time.monotonic() - start
 
 
 def test_each_new_kind_of_arguments_may_compile_once(workers: Workers, job_of_source: JobOfSource) -> None:
     """In one process, a shape that was called before has no compilation any more, and a new shape has one."""
-    job = job_of_source(source(), watchdog_seconds=1.0)
+    job = job_of_source(source(), watchdog_seconds=WATCHDOG_SECONDS)
     other = msgspec.structs.replace(job, case=parse_case(TINY.replace("s64", "s32")))
     results = [workers.run(each) for each in (job, job, other)]
     assert [result.outcome for result in results] == ["ok", "ok", "ok"]
-    assert [result.compile_seconds >= 1.5 for result in results] == [True, False, True]
+    assert [result.compile_seconds >= COMPILE_SECONDS for result in results] == [True, False, True]
     assert results[1].compile_seconds == 0.0
 
 
 def test_without_a_compiler_the_watchdog_limits_the_first_call(workers: Workers, job_of_source: JobOfSource) -> None:
     """A variant that has loaded no compiler hangs if its first call takes longer than the watchdog allows."""
-    result = workers.run(job_of_source(source("nothing"), watchdog_seconds=1.0))
+    result = workers.run(job_of_source(source("nothing"), watchdog_seconds=WATCHDOG_SECONDS))
     assert (result.outcome, result.caught_by, result.compile_seconds) == ("hung", ("watchdog",), 0.0)
 
 
 def test_a_hang_after_the_first_call_is_not_a_compilation(workers: Workers, job_of_source: JobOfSource) -> None:
     """A variant with a compiler that hangs in a later call is ended after the watchdog's time."""
     hangs = source(line="time.sleep(60 * (len(calls) > 0))")
-    result = workers.run(job_of_source(hangs, watchdog_seconds=1.0, repeats=3))
+    result = workers.run(job_of_source(hangs, watchdog_seconds=WATCHDOG_SECONDS, repeats=3))
     assert (result.outcome, result.caught_by) == ("hung", ("watchdog",)), result.message
-    assert result.compile_seconds >= 1.5
+    assert result.compile_seconds >= COMPILE_SECONDS
 
 
 def test_the_first_call_is_judged(workers: Workers, job_of_source: JobOfSource) -> None:
     """The call that compiles is the one that is judged: a variant that is wrong only in it is wrong."""
     wrong = source(line="scale = scale if calls else 2 * scale")
-    result = workers.run(job_of_source(wrong, watchdog_seconds=1.0))
+    result = workers.run(job_of_source(wrong, watchdog_seconds=WATCHDOG_SECONDS))
     assert result.outcome == "wrong", result.message
 
 
@@ -95,7 +101,7 @@ def test_torch_compile_is_recognised(workers: Workers, job_of_source: JobOfSourc
 
 def test_a_property_compiles_for_its_own_arguments(workers: Workers, job_of_source: JobOfSource) -> None:
     """A property that calls with another shape has time to compile for it, beside that for the case's shape."""
-    job = job_of_source(source(), "b2h2s64d64-fp16-seed0", watchdog_seconds=1.0, property_name="new_shape")
+    job = job_of_source(source(), "b2h2s64d64-fp16-seed0", watchdog_seconds=WATCHDOG_SECONDS, property_name="new_shape")
     result = workers.run(job)
     assert result.outcome == "ok", result.message
-    assert result.compile_seconds >= 3.0
+    assert result.compile_seconds >= 2 * COMPILE_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.properties import ON_GPU, PROPERTIES
+from pytest_fa.catalog.variant import tolerance_for
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.pipeline import run_case
 from tests.factories import MANIFEST, WriteVariant
@@ -172,14 +174,25 @@ def test_properties(e4m3_job_of: E4m3JobOf, name: str, policy: str) -> None:
     assert (result.outcome, result.message) == ("ok", "")
 
 
-@pytest.mark.parametrize("name", ["new_data", "new_shape"])
-def test_a_kernel_that_keeps_its_descales(e4m3_job_of: E4m3JobOf, name: str) -> None:
-    """Descales that are kept from an earlier call are found when the data or the shape change."""
-    source = SOURCE.replace(
-        "    group =",
-        "    v_descale = KEPT.setdefault(v.data_ptr(), v_descale.clone()).view(v_descale.shape) * 1.0\n    group =",
-    )
-    source = source.replace("v_descale.clone()", "v_descale.clone().mul_(1.0)") + "\n\nKEPT = {}\n"
-    result = run_case(e4m3_job_of(source, case=PROPERTY_CASE, property_name=name))
-    expected = "wrong" if name == "new_data" else "ok"  # the new shape has the same descales
-    assert result.outcome == expected
+def test_a_kernel_that_keeps_its_descales(e4m3_job_of: E4m3JobOf) -> None:
+    """Descales of V that are kept from the first call are found when the data change."""
+    kept = "    v_descale = KEPT.setdefault(v.data_ptr(), v_descale.clone())\n    group ="
+    source = SOURCE.replace("    group =", kept) + "\n\nKEPT = {}\n"
+    result = run_case(e4m3_job_of(source, case=PROPERTY_CASE, property_name="new_data"))
+    assert result.outcome == "wrong"
+
+
+def test_a_variant_that_compiles_is_judged(e4m3_job_of: E4m3JobOf) -> None:
+    """A variant that has loaded a compiler is asked with tensors in e4m3, too."""
+    loads = "import sys\nimport types\n\nsys.modules['taichi'] = types.ModuleType('taichi')\n"
+    result = run_case(e4m3_job_of(loads + SOURCE))
+    del sys.modules["taichi"]
+    assert (result.outcome, result.message) == ("ok", "")
+    assert result.compile_seconds > 0
+
+
+@pytest.mark.parametrize(("dtype", "policy"), [("e4m3", "fp8"), ("fp16", "same_precision"), ("bf16", "same_precision")])
+def test_the_policy_of_e4m3_judges_no_other_dtype(dtype: str, policy: str) -> None:
+    """A manifest's `fp8` does not loosen the bounds of cases in another dtype; the other policies hold for each."""
+    assert tolerance_for("fp8", dtype) == policy
+    assert tolerance_for("same_precision", dtype) == "same_precision"
