@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, EARLIER_SD_SHARES, LEAST_SD_SHARE, analyse
 from pytest_fa.gates.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval
+from pytest_fa.gates.pilot import SLOWER_THAN_PILOT, BaselineTime, slower_than_pilot
 from pytest_fa.gates.run import OUTCOMES
 from pytest_fa.measure.arm_orders import recorded_order
 from pytest_fa.measure.sampling import MOST_DROPPED, precision
@@ -156,7 +157,10 @@ def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
     processes = gate.processes // max(gpus, 1)
     is_last = processes >= ANALYSES[-1]
     analysis = analyse(samples, gate.ratio, is_last=is_last, process_sd=known_sd, least_sd_share=gate.least_sd_share)
-    if gate.verdict != (verdict := analysis.verdict or "INCONCLUSIVE"):
+    verdict = analysis.verdict or "INCONCLUSIVE"
+    if verdict == "PASS" and _slower_than_pilot(record, gate, known_sd):
+        verdict = "INCONCLUSIVE"
+    if gate.verdict != verdict:
         yield f"the verdict is {gate.verdict}, its samples give {verdict}: {analysis.reason}"
     if record.outcome != OUTCOMES[gate.verdict]:
         yield f"the outcome is {record.outcome}, the verdict {gate.verdict}"
@@ -171,6 +175,21 @@ def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
     effect = detectable_on(known_sd, ANALYSES[-1], gpus, CONFIDENCE)
     if not math.isclose(gate.detectable, effect, rel_tol=0.5):
         yield f"detectable is {gate.detectable}, a spread of {100 * known_sd:.2f} % gives {effect:.4f}"
+
+
+def _slower_than_pilot(record: Record, gate: Gate, known_sd: float) -> bool:
+    """Whether a baseline was slower than in the pilot, so that there is no PASS.
+
+    For a record without the baselines' times, and for a CPU, whose spread may not have been known, its reason counts.
+    """
+    times = [
+        BaselineTime(pair.samples.shape_id, pair.samples.baseline, pair.baseline_us)
+        for pair in gate.pairs
+        if pair.baseline_us is not None
+    ]
+    if record.environment.gpu is None or len(times) < len(gate.pairs):
+        return gate.verdict == "INCONCLUSIVE" and gate.reason.startswith(SLOWER_THAN_PILOT)
+    return bool(slower_than_pilot(gate.pilot_us, times, known_sd))
 
 
 def _shape_problem(gate: Gate, samples: list[PairSamples]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +24,9 @@ NEAR = 1.03  # the gate compares with the fastest baseline of the pilot and with
 PILOT_SHARE = 0.03  # how much longer a baseline may take in the gate than in the pilot, besides twice the known spread
 
 
+SLOWER_THAN_PILOT = "the baseline was slower than in the pilot"
+
+
 class NoVerdict(FaError):
     """The gate cannot have a verdict.  This is known before its first process starts."""
 
@@ -37,6 +40,14 @@ class Pilot(NamedTuple):
 
     times: dict[str, dict[str, float]]
     left_out: tuple[str, ...]
+
+
+class BaselineTime(NamedTuple):
+    """The median time of a baseline in a gate."""
+
+    shape_id: str
+    name: str
+    us: float
 
 
 def run_pilot(
@@ -79,23 +90,33 @@ def run_pilot(
     return Pilot(times, tuple(left_out))
 
 
+def baselines_us(arm_pairs: Sequence[ArmPair], results: Sequence[GateResult]) -> list[BaselineTime]:
+    """The median time of each pair's baseline in the processes of a gate."""
+    return [
+        BaselineTime(
+            pair.case.shape_id,
+            pair.baseline.variant.name,
+            statistics.median(result.arm_pairs[index].baseline_us for result in results),
+        )
+        for index, pair in enumerate(arm_pairs)
+    ]
+
+
 def slower_than_pilot(
-    pilot: Pilot, arm_pairs: Sequence[ArmPair], results: Sequence[GateResult], process_sd: float
+    pilot_us: Mapping[str, Mapping[str, float]], baselines: Sequence[BaselineTime], process_sd: float
 ) -> str:
     """Which baselines were clearly slower in the processes of the gate than in the pilot, as a sentence; else empty.
 
     A candidate could disturb its baseline.  The A/A control does not show it if both arms of it are disturbed.
     """
     allowed, slower = 1 + PILOT_SHARE + 2 * process_sd, []
-    for index, pair in enumerate(arm_pairs):
-        name = pair.baseline.variant.name
-        pilot_us = pilot.times.get(pair.case.shape_id, {}).get(name)
-        gate_us = statistics.median(result.arm_pairs[index].baseline_us for result in results)
-        if pilot_us is not None and not gate_us <= allowed * pilot_us:
-            slower.append(f"{name} at {pair.case.shape_id} took {gate_us:.2f} us and in the pilot {pilot_us:.2f} us")
+    for shape_id, name, gate_us in baselines:
+        earlier_us = pilot_us.get(shape_id, {}).get(name)
+        if earlier_us is not None and not gate_us <= allowed * earlier_us:
+            slower.append(f"{name} at {shape_id} took {gate_us:.2f} us and in the pilot {earlier_us:.2f} us")
     if not slower:
         return ""
-    return f"the baseline was slower than in the pilot: {'; '.join(slower)}; allowed: {100 * (allowed - 1):.1f} % more"
+    return f"{SLOWER_THAN_PILOT}: {'; '.join(slower)}; allowed: {100 * (allowed - 1):.1f} % more"
 
 
 def _unconfirmed_but_too_slow(baselines: list[Record]) -> list[Record]:

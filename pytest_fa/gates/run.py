@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 import shlex
+import statistics
 import time
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, LEAST_SD_SHARE, MOST_
 from pytest_fa.gates.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.gates.gpu_workers import gate_processes, gpu_hashes
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval
-from pytest_fa.gates.pilot import NEAR, NoVerdict, Pilot, run_pilot, slower_than_pilot
+from pytest_fa.gates.pilot import NEAR, BaselineTime, NoVerdict, Pilot, baselines_us, run_pilot, slower_than_pilot
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import Gpu, find_gpu
 from pytest_fa.records.files import try_to_read
@@ -119,8 +120,8 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
                     return _ended(runner, variant, question, failed.outcome, failed.message)
             samples = _samples(arm_pairs, results, gpus)
             analysis = analyse(samples, question.ratio, is_last=count == ANALYSES[-1], process_sd=process_sd)
-            on_pilot_gpu = results[:: max(len(gpus), 1)]
-            analysis = _held_to_pilot(analysis, pilot, arm_pairs, on_pilot_gpu, process_sd if source else math.inf)
+            baselines = baselines_us(arm_pairs, results[:: max(len(gpus), 1)])  # on the GPU of the pilot
+            analysis = _held_to_pilot(analysis, pilot, baselines, process_sd if source else math.inf)
             if analysis.verdict:
                 break
     gate = _gate(question, seed, samples, results, analysis, pilot, effect, time.monotonic() - start)
@@ -129,11 +130,9 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
     return msgspec.structs.replace(record, gate=gate)
 
 
-def _held_to_pilot(
-    analysis: Analysis, pilot: Pilot, arm_pairs: tuple[ArmPair, ...], results: list[GateResult], process_sd: float
-) -> Analysis:
+def _held_to_pilot(analysis: Analysis, pilot: Pilot, baselines: list[BaselineTime], process_sd: float) -> Analysis:
     """No PASS if a baseline was slower than in the pilot, by more than the known spread of the machine explains."""
-    if analysis.verdict != "PASS" or not (slower := slower_than_pilot(pilot, arm_pairs, results, process_sd)):
+    if analysis.verdict != "PASS" or not (slower := slower_than_pilot(pilot.times, baselines, process_sd)):
         return analysis
     return msgspec.structs.replace(analysis, verdict="INCONCLUSIVE", reason=slower)
 
@@ -228,6 +227,7 @@ def _pairs(
     pairs = []
     for index, (pair, interval) in enumerate(zip(samples, analysis.intervals, strict=True)):
         bootstrap = bootstrap_interval(pair.blocks, BOOTSTRAP_CONFIDENCE, seed)
+        on_pilot_gpu = results[:: max(len(set(pair.gpus)), 1)]
         pairs.append(
             GatePair(
                 samples=pair,
@@ -237,6 +237,7 @@ def _pairs(
                 bootstrap_low=_exp(bootstrap.low),
                 bootstrap_high=_exp(bootstrap.high),
                 method=results[0].arm_pairs[index].method,
+                baseline_us=statistics.median(each.arm_pairs[index].baseline_us for each in on_pilot_gpu),
                 gpu_ratios=gpu_ratios(pair.means, pair.gpus),
                 gpu_sd=gpu_sd(pair.means, pair.gpus),
             )

@@ -63,7 +63,8 @@ class GpuRatio(msgspec.Struct, frozen=True):
 class GatePair(msgspec.Struct, frozen=True):
     """The result of one shape and one baseline: the raw blocks, the ratio candidate / baseline, and its intervals.
 
-    A ratio or interval end that is not finite is None.  On several GPUs, `gpu_ratios` has the ratio of each, and
+    A ratio or interval end that is not finite is None.  `baseline_us` is the baseline's median time in the gate, on the
+    GPU of the pilot; older records have none.  On several GPUs, `gpu_ratios` has the ratio of each, and
     `gpu_sd` the standard deviation of the log-ratio between them, without the noise of the processes.
     """
 
@@ -74,6 +75,7 @@ class GatePair(msgspec.Struct, frozen=True):
     bootstrap_low: Real | None
     bootstrap_high: Real | None
     method: str = ""
+    baseline_us: Us | None = None
     gpu_ratios: tuple[GpuRatio, ...] = ()
     gpu_sd: Real | None = None
 

@@ -6,7 +6,7 @@ import msgspec
 
 from pytest_fa.candidate.channel import Garbage
 from pytest_fa.worker.jobs import Job, Progress, Result
-from pytest_fa.worker.stages import WORK_LIMIT_SECONDS
+from pytest_fa.worker.stages import most_progress_seconds
 
 MOST_MESSAGE_CHARACTERS = 10_000
 
@@ -23,5 +23,5 @@ def checked_progress(answer: Progress | Result, job: Job) -> Progress:
     """Return a progress message of this job, with a time limit that the job may ask for.  Raises `Garbage`."""
     if not isinstance(answer, Progress) or answer.stage not in job.wanted_stages:
         raise Garbage(f"{type(answer).__name__} for a {type(job).__name__}")
-    most_seconds = max(WORK_LIMIT_SECONDS, job.watchdog_seconds)
+    most_seconds = most_progress_seconds(job.watchdog_seconds)
     return msgspec.structs.replace(answer, seconds=min(max(answer.seconds, 0.0), most_seconds))

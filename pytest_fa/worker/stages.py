@@ -79,13 +79,16 @@ class Stages:
 
         `result_if_crashed` becomes the result of the job if the process ends before it reports again.
         """
-        self._report_progress(
-            Progress(self._current, max(WORK_LIMIT_SECONDS, self._watchdog_seconds), result_if_crashed)
-        )
+        self._report_progress(Progress(self._current, most_progress_seconds(self._watchdog_seconds), result_if_crashed))
 
     def all(self) -> tuple[Stage, ...]:
         """Every stage of the job, reached or not."""
         return tuple(self._stages.values())
+
+
+def most_progress_seconds(watchdog_seconds: float) -> float:
+    """The longest time between two progress messages; longer than a launch may take, which the judge notices itself."""
+    return max(WORK_LIMIT_SECONDS, watchdog_seconds + JUDGE_SECONDS)
 
 
 def outcome_of(problem: Exception) -> Outcome:

@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_fa.bundle.recompute import contradictions
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.gates.intervals import PROCESS_SD
 from pytest_fa.gates.run import GateQuestion, decide_gate, gate_question
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
@@ -189,6 +191,27 @@ def test_a_baseline_is_held_to_its_pilot(
     if outcome != "ok":
         said = "fast at b1h8s512d64-fp16 took 10.47 us and in the pilot 10.00 us; allowed: 4.6 % more"
         assert gated.message == f"INCONCLUSIVE: the baseline was slower than in the pilot: {said}"
+
+
+@pytest.mark.parametrize("baseline_us", [10.0, 10.47])
+def test_the_pilot_counts_when_a_gate_is_verified(
+    variants: tuple[Variant, Variant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, baseline_us: float
+) -> None:
+    """An honest gate on a GPU contradicts nothing; turned into another verdict, it does."""
+    candidate, baseline = variants
+    times_us = {"candidate": 9.0, "fast": 10.0}
+    records = {name: record(name, kind="speed", speed=speed(time_us)) for name, time_us in times_us.items()}
+    pair = msgspec.structs.replace(blocks(*[-0.105] * 6).arm_pairs[0], baseline_us=baseline_us)
+    runner = SimulatedRunner(tmp_path, records, GateResult("ok", "", (pair,)))
+    environment = msgspec.structs.replace(runner.records.environment, gpu="NVIDIA A GPU")
+    monkeypatch.setitem(vars(runner.records), "environment", environment)
+    gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
+    assert gated.gate is not None
+    assert [line for line in contradictions(gated, None, PROCESS_SD) if "verdict" in line] == []
+    other = "INCONCLUSIVE" if gated.gate.verdict == "PASS" else "PASS"
+    outcome = {"PASS": "ok", "INCONCLUSIVE": "inconclusive"}[other]
+    forged = msgspec.structs.replace(gated, gate=msgspec.structs.replace(gated.gate, verdict=other), outcome=outcome)
+    assert any(f"the verdict is {other}, its samples give" in line for line in contradictions(forged, None, PROCESS_SD))
 
 
 def test_a_slow_candidate_fails_whatever_its_baseline_took(
