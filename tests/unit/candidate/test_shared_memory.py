@@ -112,5 +112,5 @@ def test_a_gpu_needs_its_packages() -> None:
     """Where CUDA cannot share memory, the error says why."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    with pytest.raises((FaError, RuntimeError, AssertionError), match="(?i)cuda"):
+    with pytest.raises((FaError, RuntimeError, AssertionError), match=r"(?i)cuda"):
         allocate_on_gpu(4096, torch.device("cuda", 0))
