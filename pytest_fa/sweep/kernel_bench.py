@@ -12,6 +12,7 @@ import msgspec
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.build.resources import broken_limits
 from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.properties import properties_of
 from pytest_fa.catalog.select import with_defines
 from pytest_fa.catalog.sweep_space import Point
 from pytest_fa.catalog.variant import Variant
@@ -99,10 +100,8 @@ class KernelBench:
     def measure(self, point: Point) -> TrialResult:
         """Time the configuration against the parent in blocks of paired calls, in one new process."""
         result = self._paired(point, self._searched)
-        if result.outcome == "build_changed":
-            raise CannotRun(result.message)
-        if result.outcome != "ok":
-            return TrialResult(_OUTCOMES.get(result.outcome, "wrong"), result.message.partition("\n")[0])
+        if problem_of_process := _problem_of_process(result):
+            return problem_of_process
         shapes = {}
         for case, pair in zip(self._searched, result.arm_pairs, strict=True):
             if problem := _untimed(pair, has_two_clocks=device_of(self._parent) == "cuda"):
@@ -116,29 +115,33 @@ class KernelBench:
         variant, checked = self.variant_of(point), len(self._unsearched)
         if problem := self._first_problem(point, self._unsearched):
             return checked, problem
-        names = [name for each, name in self._session.run_plan.plan.properties if each.name == self._parent.name]
-        for name in names:
+        for name in properties_of(self._parent):
             try:
                 record = self._runner.check_property(variant, name)
             except Refused:
                 continue
+            _require_judged(record)
             if record.outcome != "ok":
                 return checked, _problem(record)
             checked += 1
         return checked, None
 
-    def measure_unsearched(self, point: Point) -> dict[str, float]:
-        """The log-ratio at the first case of each shape that was not searched, in one new process."""
+    def measure_unsearched(self, point: Point) -> dict[str, float] | TrialResult:
+        """The log-ratio at the first case of each shape that was not searched, in one new process.
+
+        What these calls wrote is judged, too: a process whose outcome is not ok is returned as a problem.
+        """
         searched = {case.shape_id for case in self._searched}
         cases = {case.shape_id: case for case in reversed(self._unsearched) if case.shape_id not in searched}
         supported = tuple(case for case in reversed(cases.values()) if self._parent.refuses(case) is None)
         if not supported:
             return {}
         result = self._paired(point, supported)
-        pairs = zip(supported, result.arm_pairs, strict=False)  # none if the process failed
+        if problem := _problem_of_process(result):
+            return msgspec.structs.replace(problem, reason=f"timed where it was not searched: {problem.reason}")
         return {
             case.shape_id: statistics.fmean(pair.blocks)
-            for case, pair in pairs
+            for case, pair in zip(supported, result.arm_pairs, strict=True)
             if not _untimed(pair, has_two_clocks=False)
         }
 
@@ -171,10 +174,7 @@ class KernelBench:
         for case in cases:
             if self._parent.refuses(case) is None:
                 record = self._runner.run(variant, case, "correct")
-                if record.outcome == "build_changed":
-                    raise CannotRun(record.message)
-                if record.unprotected:
-                    raise CannotRun(f"a sweep needs protected runs, which can be gated: {record.unprotected}")
+                _require_judged(record)
                 if record.outcome != "ok":
                     return _problem(record)
         return None
@@ -210,6 +210,23 @@ def _untimed(pair: PairBlocks, *, has_two_clocks: bool) -> str:
     if abs(difference := outside - statistics.fmean(pair.blocks)) > MOST_CLOCK_DIFFERENCE:
         return f"the judge's clock gives another ratio, by {100 * math.expm1(difference):+.1f} %"
     return ""
+
+
+def _require_judged(record: Record) -> None:
+    """Raise `CannotRun` if a record says nothing about the configuration."""
+    if record.outcome == "build_changed":
+        raise CannotRun(record.message)
+    if record.unprotected:
+        raise CannotRun(f"a sweep needs protected runs, which can be gated: {record.unprotected}")
+
+
+def _problem_of_process(result: GateResult) -> TrialResult | None:
+    """Why a process of paired timings gave no times; None if it did.  Raises `CannotRun` if a file changed."""
+    if result.outcome == "build_changed":
+        raise CannotRun(result.message)
+    if result.outcome == "ok":
+        return None
+    return TrialResult(_OUTCOMES.get(result.outcome, "wrong"), result.message.partition("\n")[0])
 
 
 def _problem(record: Record) -> TrialResult:
