@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from pytest_fa.catalog.sweep_space import point_text
@@ -85,8 +86,11 @@ def define_effects(trials: Sequence[SweepTrial]) -> list[DefineEffect]:
     return sorted(effects, key=lambda effect: -effect.share)
 
 
-def end_lines(end: SweepEnd | None) -> list[str]:
-    """How the sweep ended, with the luck that a search of this size is expected to have."""
+def end_lines(end: SweepEnd | None, run_began: float | None = None) -> list[str]:
+    """How the sweep ended, with the luck that a search of this size is expected to have.
+
+    A run that began after the end shows that the end is not its own.
+    """
     if end is None:
         return ["the sweep has not ended"]
     lines = []
@@ -107,7 +111,7 @@ def end_lines(end: SweepEnd | None) -> list[str]:
         for each in end.ratios
     ]
     lines += [f"  not searched, {shape}: {math.exp(ratio):.4f} x parent" for shape, ratio in end.unsearched.items()]
-    return [*lines, end.reason]
+    return [*lines, *_earlier_end(end, run_began), end.reason]
 
 
 def takeover_lines(end: SweepEnd | None) -> list[str]:
@@ -122,6 +126,13 @@ def takeover_lines(end: SweepEnd | None) -> list[str]:
     else:
         lines.append(f"it was right at {end.checked} checks that were not searched")
     return lines
+
+
+def _earlier_end(end: SweepEnd, run_began: float | None) -> list[str]:
+    if run_began is None or end.ended >= run_began:
+        return []
+    date = datetime.fromtimestamp(end.ended, UTC)
+    return [f"ended on {date:%Y-%m-%d %H:%M} UTC by an earlier run; nothing was timed now"]
 
 
 def _number(number: int) -> str:

@@ -56,9 +56,12 @@ class KernelBench:
         searched: tuple[Case, ...],
         unsearched: tuple[Case, ...],
         say: Callable[[str], None],
+        require_unchanged: Callable[[], object] = lambda: None,
     ) -> None:
+        """`require_unchanged` raises `CannotRun` if a source changed: before and after everything that uses one."""
         self._session, self._runner, self._builds = session, session.runner, session.builds
         self._parent, self._searched, self._unsearched, self._say = parent, searched, unsearched, say
+        self._require_unchanged = require_unchanged
         self.gate_record: Record | None = None
 
     def require_parent(self) -> None:
@@ -76,6 +79,7 @@ class KernelBench:
         """Build a configuration, and compare it with the limits of the manifest."""
         if all(self._parent.defines[name] == value for name, value in point.items()):
             return TrialResult("same_code", "it is the parent itself")
+        self._require_unchanged()
         variant = self.variant_of(point)
         try:
             self._builds.add(variant)
@@ -95,7 +99,9 @@ class KernelBench:
 
     def judge(self, point: Point) -> TrialResult | None:
         """Judge the configuration at every searched shape, with repeats; return the first problem."""
-        return self._first_problem(point, self._searched)
+        problem = self._first_problem(point, self._searched)
+        self._require_unchanged()
+        return problem
 
     def measure(self, point: Point) -> TrialResult:
         """Time the configuration against the parent in blocks of paired calls, in one new process."""
@@ -112,6 +118,7 @@ class KernelBench:
 
     def check_unsearched(self, point: Point) -> tuple[int, TrialResult | None]:
         """Judge the configuration at every other case of the run's suites, and in every property."""
+        self._require_unchanged()
         variant, checked = self.variant_of(point), len(self._unsearched)
         if problem := self._first_problem(point, self._unsearched):
             return checked, problem
@@ -147,9 +154,11 @@ class KernelBench:
 
     def gate(self, point: Point) -> GateAnswer:
         """Gate the configuration against the parent on the searched shapes.  The record is kept."""
+        self._require_unchanged()
         variant = self.variant_of(point)
         question = GateQuestion(1.0, self._searched, (self._parent,))
         record = decide_gate(self._runner, variant, question, self._say)
+        self._require_unchanged()
         words = f"--fa-gate=1 --fa-gate-baseline={self._parent.name}"
         command = f"{rerun_command(self._session.options, 'gate', variant.name, None)} {words}"
         self.gate_record = msgspec.structs.replace(record, rerun_command=f"{command} {_cases_word(self._searched)}")
@@ -188,7 +197,10 @@ class KernelBench:
         pairs = tuple(ArmPair(case, *arms) for case in cases)
         job = GateJob(pairs, device, self._runner.policy_of(self._parent), seed, seconds)
         with timing_lock(self._builds.say):
-            return self._runner.workers.run_in_new_worker(job)
+            self._require_unchanged()
+            result = self._runner.workers.run_in_new_worker(job)
+        self._require_unchanged()
+        return result
 
 
 def _counters(build: Build) -> dict[str, int]:

@@ -184,7 +184,7 @@ class SharedStudy:
     def store_end(self, end: SweepEnd, gate_record: dict[str, Any] | None) -> None:
         """Store how the sweep ended, and the record of the gate of a winner."""
         self._study.set_user_attr("gate_record", gate_record)
-        self._study.set_user_attr("end", msgspec.to_builtins(end))
+        self._study.set_user_attr("end", msgspec.to_builtins(msgspec.structs.replace(end, ended=time.time())))
 
     def is_elected(self, wait_seconds: float) -> bool:
         """Whether this process ends the sweep: of those that ask, the last one that finds no other alive.

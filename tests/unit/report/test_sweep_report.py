@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 
 from pytest_fa.__main__ import main
@@ -103,6 +104,14 @@ def test_luck_stands_beside_the_end() -> None:
     assert (["the sweep has not ended"], []) == (end_lines(None), takeover_lines(None))
 
 
+def test_an_earlier_end_is_not_shown_as_this_run_s() -> None:
+    """The end of an earlier run is shown with its date; the end of this run is not."""
+    end = msgspec.structs.replace(LOST, ended=1_790_000_000.0)
+    line = "ended on 2026-09-21 14:13 UTC by an earlier run; nothing was timed now"
+    assert [line, LOST.reason] == end_lines(end, 1_790_000_001.0)[-2:]
+    assert line not in end_lines(end, 1_789_999_999.0)
+
+
 def test_only_a_confirmed_winner_is_taken_over() -> None:
     """A winner gives the line of the manifest, the gate's ratio, and what was checked besides."""
     assert "  gate, b1h8s512d64-fp16: 0.9200 x parent, interval 0.9100 to 0.9300" in end_lines(WON)
@@ -114,8 +123,6 @@ def test_only_a_confirmed_winner_is_taken_over() -> None:
 
 def test_a_winner_that_is_slower_elsewhere_says_so() -> None:
     """A winner that is slower where it was not searched, by more than the noise, is not shown without that."""
-    import msgspec
-
     slower = msgspec.structs.replace(WON, unsearched={"b1h2s64d64-fp16": math.log(1.1)})
     assert takeover_lines(slower)[1].endswith("but slower at b1h2s64d64-fp16")
 
