@@ -13,8 +13,8 @@ from pytest_fa.plugin.state import OPTIONS_KEY, progress_line, session_of
 from pytest_fa.records.text import printable
 from pytest_fa.report.sweep_lines import end_lines, history_lines, study_lines, takeover_lines
 from pytest_fa.sweep.run import SweepRun, open_study, study_place
-from pytest_fa.sweep.shared_study import without_password
 from pytest_fa.sweep.study_facts import study_facts
+from pytest_fa.sweep.study_url import without_password
 
 if TYPE_CHECKING:
     from pytest_fa.session.run_plan import RunPlan
@@ -76,7 +76,7 @@ def write_sweep(terminal: pytest.TerminalReporter) -> None:
     terminal.section(f"sweep of {variant.name}")
     for line in (*study_lines(study.facts, trials), *history_lines(trials)):
         terminal.write_line(printable(line))
-    for line in (*end_lines(end, start.began), *takeover_lines(end)):
+    for line in (*end_lines(end, start.began), *takeover_lines(end, study.facts)):
         terminal.write_line(printable(line), green=end is not None and end.winner is not None)
     terminal.write_line(printable(f"study: {place}; python -m pytest_fa sweep show {place}"))
 

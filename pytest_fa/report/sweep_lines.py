@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import Counter
@@ -30,7 +31,8 @@ class DefineEffect(NamedTuple):
 def show_lines(study: StoredStudy) -> list[str]:
     """All lines about a study."""
     parts = (study_lines(study.facts, study.trials), history_lines(study.trials))
-    return [study.name, *(line for part in parts for line in part), *end_lines(study.end), *takeover_lines(study.end)]
+    lines = [study.name, *(line for part in parts for line in part)]
+    return [*lines, *end_lines(study.end), *takeover_lines(study.end, study.facts)]
 
 
 def study_lines(facts: Mapping[str, Any], trials: Sequence[SweepTrial]) -> list[str]:
@@ -114,11 +116,12 @@ def end_lines(end: SweepEnd | None, run_began: float | None = None) -> list[str]
     return [*lines, *_earlier_end(end, run_began), end.reason]
 
 
-def takeover_lines(end: SweepEnd | None) -> list[str]:
-    """The lines for the manifest, only of a winner that the gate confirmed."""
+def takeover_lines(end: SweepEnd | None, facts: Mapping[str, Any]) -> list[str]:
+    """The lines for the manifest, only of a winner that the gate confirmed: every define, also those not swept."""
     if end is None or end.winner is None:
         return []
-    defines = ", ".join(f"{name}: {value}" for name, value in end.winner.items())
+    every = {**facts.get("defines", {}), **end.winner}
+    defines = ", ".join(f"{name}: {json.dumps(value)}" for name, value in every.items())
     lines = [f"for variant.yaml: defines: {{{defines}}}"]
     slower = [shape for shape, ratio in end.unsearched.items() if ratio > 3 * (end.noise_sd or 0.0)]
     if slower:

@@ -25,9 +25,17 @@ NONE = "no configuration is better than the parent"
 
 
 def end_sweep(
-    trials: Sequence[SweepTrial], bench: Bench, counters: tuple[Fitness, ...], seed: int, say: Callable[[str], object]
+    trials: Sequence[SweepTrial],
+    bench: Bench,
+    counters: tuple[Fitness, ...],
+    seed: int,
+    say: Callable[[str], object],
+    begin_gate: Callable[[Point], object],
 ) -> SweepEnd:
-    """Time the finalists again, check and gate the best one, and return how the sweep ends."""
+    """Time the finalists again, check and gate the best one, and return how the sweep ends.
+
+    `begin_gate` is called before the one gate; what it raises prevents the gate.
+    """
     timed = [trial for trial in trials if trial.is_right]
     if not timed:
         return SweepEnd(f"{NONE}: no configuration is right and could be timed", 0)
@@ -41,7 +49,7 @@ def end_sweep(
         checked, unsearched = _checked(finalist.point, bench)
         end = msgspec.structs.replace(end, checked=checked)
         if not isinstance(unsearched, TrialResult):
-            return _gated(msgspec.structs.replace(end, unsearched=unsearched), finalist, bench)
+            return _gated(msgspec.structs.replace(end, unsearched=unsearched), finalist, bench, begin_gate)
         dismissed = msgspec.structs.replace(finalist, problem=f"{unsearched.outcome}: {unsearched.reason}")
         kept = tuple(dismissed if each is finalist else each for each in end.finalists)
         end = msgspec.structs.replace(end, finalists=kept)
@@ -119,8 +127,9 @@ def _again(finalist: Finalist) -> float:
     return statistics.fmean(finalist.again)
 
 
-def _gated(end: SweepEnd, finalist: Finalist, bench: Bench) -> SweepEnd:
+def _gated(end: SweepEnd, finalist: Finalist, bench: Bench, begin_gate: Callable[[Point], object]) -> SweepEnd:
     """The end with the gate of this finalist, which decides."""
+    begin_gate(finalist.point)
     answer = bench.gate(finalist.point)
     passed = answer.verdict == "PASS"
     gate = f"the gate of {point_text(finalist.point)} against the parent: {answer.verdict}: {answer.reason}"

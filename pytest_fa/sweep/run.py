@@ -17,24 +17,24 @@ from typing import Any
 
 import msgspec
 
+from pytest_fa.catalog.sweep_space import Point, point_text
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.options.options import Options
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, Stage, to_builtins
 from pytest_fa.session.refusals import CannotRun
 from pytest_fa.session.session import Session
-from pytest_fa.sweep.finals import end_sweep
+from pytest_fa.sweep.finals import NONE, end_sweep
 from pytest_fa.sweep.kernel_bench import KernelBench
 from pytest_fa.sweep.search import run_trial
 from pytest_fa.sweep.shared_study import (
     SharedStudy,
-    is_url,
     open_storage,
     require_optuna,
     running_elsewhere,
-    without_password,
 )
 from pytest_fa.sweep.study_facts import changed_files, feasible_space, split_cases, sweep_of
+from pytest_fa.sweep.study_url import is_url, without_password
 from pytest_fa.sweep.suggest import Space, Suggester
 from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial
 from pytest_fa.worker.jobs import CaseResult
@@ -86,29 +86,43 @@ class SweepRun:
         """
         while self.next_trial():
             pass
-        for trial in self._others():
-            self._say(f"sweep: waiting for trial #{trial.number}, which another process runs")
+        self._wait_for_others()
         while not (end := self.study.end):
-            if not self.study.is_elected(ELECTION_SECONDS[is_url(study_place(self.options, self.parent))]):
-                time.sleep(POLL_SECONDS)
-                continue
-            seed = random.SystemRandom().randrange(2**31)
-            end = end_sweep(self.study.trials(), self.bench, self.sweep.counters, seed, self._say)
-            record = self.bench.gate_record
-            self.study.store_end(end, to_builtins(record) if record and end.winner is not None else None)
+            if self.study.is_elected(ELECTION_SECONDS[is_url(study_place(self.options, self.parent))]):
+                with self.study.renewed():
+                    end = self._end_here()
+                break
+            time.sleep(POLL_SECONDS)
         return self._record(end)
 
-    def _others(self) -> list[SweepTrial]:
-        """Wait until no other process runs a trial; return those that were waited for."""
-        waited: dict[int, SweepTrial] = {}
+    def _end_here(self) -> SweepEnd:
+        """End the sweep in this process.  A gate that was begun before is not repeated."""
+        trials = self.study.trials()
+        if (gated := self.study.gate_begun) is not None:
+            reason = f"{NONE}: the one gate, of {point_text(gated)}, was interrupted"
+            return self.study.store_end(SweepEnd(reason, sum(each.is_right for each in trials), gated=gated), None)
+        seed = random.SystemRandom().randrange(2**31)
+        end = end_sweep(trials, self.bench, self.sweep.counters, seed, self._say, self._begin_gate)
+        record = self.bench.gate_record
+        return self.study.store_end(end, to_builtins(record) if record and end.winner is not None else None)
+
+    def _begin_gate(self, point: Point) -> None:
+        """Mark that the one gate begins.  Raises `CannotRun` if another process ends the sweep."""
+        if not self.study.begin_gate(point):
+            raise CannotRun(f"another process ends this sweep; to see its end, type: {self._command}")
+
+    def _wait_for_others(self) -> None:
+        """Wait until no other process runs a trial; then run what a process that ended has left."""
+        told = set[int]()
         while running := list(running_elsewhere(self.study)):
-            waited.update({trial.number: trial for trial in running})
+            for trial in running:
+                if trial.number not in told:
+                    self._say(f"sweep: waiting for trial #{trial.number}, which another process runs")
+            told.update(trial.number for trial in running)
             time.sleep(POLL_SECONDS)
             self.study.release_stale()
-        if waited:
-            while self.next_trial():  # what a process that ended has left
-                pass
-        return list(waited.values())
+        while told and self.next_trial():
+            pass
 
     def _record(self, end: SweepEnd) -> Record:
         """The record of the test that ends the sweep: that of the gate if it passed, else one without a verdict."""

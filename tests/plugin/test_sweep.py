@@ -53,7 +53,7 @@ def run(tuned: Project) -> Run:
 def test_the_fast_configuration_is_confirmed(run: Run) -> None:
     """The exit status is 0, and only what the gate confirmed is proposed for the manifest."""
     assert (0, "passed") == (run.ret, run.outcomes["test_sweep_end[tuned]"]), run.text
-    assert "for variant.yaml: defines: {PASSES: 1, MODE: PLAIN}" in run.outlines
+    assert 'for variant.yaml: defines: {PASSES: 1, MODE: "PLAIN"}' in run.outlines
     assert any(line.startswith("PASS tuned@PASSES=1@MODE=PLAIN < 1 x baseline: ") for line in run.outlines)
     assert any(line.startswith("best of 1: expected luck at this noise 0.0 % ") for line in run.outlines)
 

@@ -30,7 +30,7 @@ def swept(
     while run_trial(study, suggester, bench, budget):
         pass
     trials = study.trials()
-    return trials, end_sweep(trials, bench, sweep.counters, seed, lambda _: None)
+    return trials, end_sweep(trials, bench, sweep.counters, seed, lambda _: None, lambda _: None)
 
 
 def rugged(sweep: Sweep, seed: int) -> Effect:
@@ -157,7 +157,7 @@ def test_a_slower_finalist_hides_no_faster_one() -> None:
         result = TrialResult("right", log_ratio=0.0, counters={"registers_per_thread": 64 + 64 * number})
         return SweepTrial(number, "ended", points[number], result=result)
 
-    end = end_sweep([trial(0), trial(1)], Exact(EQUAL, 1), ("registers_per_thread",), 1, lambda _: None)
+    end = end_sweep([trial(0), trial(1)], Exact(EQUAL, 1), ("registers_per_thread",), 1, lambda _: None, lambda _: None)
     assert points[1] == end.winner
 
 
