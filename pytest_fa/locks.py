@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -118,8 +119,14 @@ def describe_holder(path: Path) -> str:
 
 def _this_process() -> dict[str, object]:
     name = Path(sys.argv[0]).name or "python"
-    command = shlex.join([name, *sys.argv[1:]])
+    command = shlex.join([name, *map(_without_password, sys.argv[1:])])
     return {"pid": os.getpid(), "command": command[:200], "since": datetime.now(UTC).isoformat()}
+
+
+def _without_password(argument: str) -> str:
+    """An argument of the command as other users may read it: passwords in an URL are masked."""
+    masked = re.sub(r"(://[^:/?#@]*):.*@", r"\1:***@", argument, flags=re.DOTALL)
+    return re.sub(r"([?&][^=&]*(?:passw|pwd|secret|token)[^=&]*=)[^&]*", r"\1***", masked, flags=re.IGNORECASE)
 
 
 def _holder_path(path: Path) -> Path:

@@ -86,7 +86,7 @@ def _check_names(config: pytest.Config) -> None:
     if config.stash[OPTIONS_KEY].sweep:
         from pytest_fa.plugin.sweeping import check_sweep  # noqa: PLC0415  # only a sweep needs it
 
-        check_sweep(run_plan)
+        check_sweep(config)
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:

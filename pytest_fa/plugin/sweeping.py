@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -11,31 +12,45 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.plugin.state import OPTIONS_KEY, progress_line, session_of
 from pytest_fa.records.text import printable
 from pytest_fa.report.sweep_lines import end_lines, history_lines, study_lines, takeover_lines
-from pytest_fa.sweep.run import SweepRun, feasible_space, open_study, split_cases, study_place, sweep_of
-from pytest_fa.sweep.shared_study import without_password
+from pytest_fa.sweep.run import SweepRun, open_study, study_place
+from pytest_fa.sweep.study_facts import study_facts
+from pytest_fa.sweep.study_url import without_password
 
 if TYPE_CHECKING:
     from pytest_fa.session.run_plan import RunPlan
     from pytest_fa.sweep.trial_result import SweepTrial
 
+
+class SweepStart(NamedTuple):
+    """What the study is about, read before collection, and the time at which this run began."""
+
+    facts: dict[str, Any]
+    began: float
+
+
+START_KEY: pytest.StashKey[SweepStart] = pytest.StashKey()
 SWEEP_KEY: pytest.StashKey[SweepRun] = pytest.StashKey()
 
 
 def sweep_run_of(config: pytest.Config, variant: Variant) -> SweepRun:
     """The sweep of this process, opened for its first trial."""
     if SWEEP_KEY not in config.stash:
-        config.stash[SWEEP_KEY] = SweepRun(session_of(config), variant, progress_line(config))
+        config.stash[SWEEP_KEY] = SweepRun(
+            session_of(config), variant, config.stash[START_KEY].facts, progress_line(config)
+        )
     return config.stash[SWEEP_KEY]
 
 
-def check_sweep(run_plan: RunPlan) -> None:
-    """Raise `UsageProblem` before collection if the variant cannot be swept, or if Optuna is missing."""
+def check_sweep(config: pytest.Config) -> None:
+    """Read what the study is about, before collection.
+
+    Raises `UsageProblem` if the variant cannot be swept, or if Optuna is missing.
+    """
     from pytest_fa.sweep.shared_study import require_optuna  # noqa: PLC0415
 
     require_optuna()
-    variant = _swept(run_plan)
-    split_cases(run_plan, variant, sweep_of(variant))
-    feasible_space(variant)
+    session = session_of(config)
+    config.stash[START_KEY] = SweepStart(study_facts(session, _swept(session.run_plan)), time.time())
 
 
 def skip_reason(trial: SweepTrial | None) -> str:
@@ -52,14 +67,16 @@ def write_sweep(terminal: pytest.TerminalReporter) -> None:
     config = terminal.config
     if config.getoption("collectonly"):
         return
-    options, run_plan = config.stash[OPTIONS_KEY], session_of(config).run_plan
-    variant = _swept(run_plan)
-    study, place = open_study(run_plan, variant), without_password(study_place(options, variant))
+    options, start = config.stash[OPTIONS_KEY], config.stash[START_KEY]
+    variant = _swept(session_of(config).run_plan)
+    place = without_password(study_place(options, variant))
+    sweep_run = config.stash.get(SWEEP_KEY, None)  # none in a process whose workers run the trials
+    study = sweep_run.study if sweep_run else open_study(options, variant, start.facts)
     trials, end = study.trials(), study.end
     terminal.section(f"sweep of {variant.name}")
     for line in (*study_lines(study.facts, trials), *history_lines(trials)):
         terminal.write_line(printable(line))
-    for line in (*end_lines(end), *takeover_lines(end)):
+    for line in (*end_lines(end, start.began), *takeover_lines(end, study.facts)):
         terminal.write_line(printable(line), green=end is not None and end.winner is not None)
     terminal.write_line(printable(f"study: {place}; python -m pytest_fa sweep show {place}"))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from pytest_fa.catalog.sweep_space import point_text
@@ -29,7 +31,8 @@ class DefineEffect(NamedTuple):
 def show_lines(study: StoredStudy) -> list[str]:
     """All lines about a study."""
     parts = (study_lines(study.facts, study.trials), history_lines(study.trials))
-    return [study.name, *(line for part in parts for line in part), *end_lines(study.end), *takeover_lines(study.end)]
+    lines = [study.name, *(line for part in parts for line in part)]
+    return [*lines, *end_lines(study.end), *takeover_lines(study.end, study.facts)]
 
 
 def study_lines(facts: Mapping[str, Any], trials: Sequence[SweepTrial]) -> list[str]:
@@ -85,8 +88,11 @@ def define_effects(trials: Sequence[SweepTrial]) -> list[DefineEffect]:
     return sorted(effects, key=lambda effect: -effect.share)
 
 
-def end_lines(end: SweepEnd | None) -> list[str]:
-    """How the sweep ended, with the luck that a search of this size is expected to have."""
+def end_lines(end: SweepEnd | None, run_began: float | None = None) -> list[str]:
+    """How the sweep ended, with the luck that a search of this size is expected to have.
+
+    A run that began after the end shows that the end is not its own.
+    """
     if end is None:
         return ["the sweep has not ended"]
     lines = []
@@ -107,14 +113,15 @@ def end_lines(end: SweepEnd | None) -> list[str]:
         for each in end.ratios
     ]
     lines += [f"  not searched, {shape}: {math.exp(ratio):.4f} x parent" for shape, ratio in end.unsearched.items()]
-    return [*lines, end.reason]
+    return [*lines, *_earlier_end(end, run_began), end.reason]
 
 
-def takeover_lines(end: SweepEnd | None) -> list[str]:
-    """The lines for the manifest, only of a winner that the gate confirmed."""
+def takeover_lines(end: SweepEnd | None, facts: Mapping[str, Any]) -> list[str]:
+    """The lines for the manifest, only of a winner that the gate confirmed: every define, also those not swept."""
     if end is None or end.winner is None:
         return []
-    defines = ", ".join(f"{name}: {value}" for name, value in end.winner.items())
+    every = {**facts.get("defines", {}), **end.winner}
+    defines = ", ".join(f"{name}: {json.dumps(value)}" for name, value in every.items())
     lines = [f"for variant.yaml: defines: {{{defines}}}"]
     slower = [shape for shape, ratio in end.unsearched.items() if ratio > 3 * (end.noise_sd or 0.0)]
     if slower:
@@ -122,6 +129,13 @@ def takeover_lines(end: SweepEnd | None) -> list[str]:
     else:
         lines.append(f"it was right at {end.checked} checks that were not searched")
     return lines
+
+
+def _earlier_end(end: SweepEnd, run_began: float | None) -> list[str]:
+    if run_began is None or end.ended >= run_began:
+        return []
+    date = datetime.fromtimestamp(end.ended, UTC)
+    return [f"ended on {date:%Y-%m-%d %H:%M} UTC by an earlier run; nothing was timed now"]
 
 
 def _number(number: int) -> str:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from pytest_fa.catalog.sweep_space import Fitness, point_text
+from pytest_fa.catalog.sweep_space import Fitness, Point, point_text
 from pytest_fa.sweep.luck import expected_largest, pooled_sd
 from pytest_fa.sweep.search import Bench
-from pytest_fa.sweep.trial_result import Finalist, SweepEnd, SweepTrial
+from pytest_fa.sweep.trial_result import Finalist, SweepEnd, SweepTrial, TrialResult
 
 FINALISTS = 8
 ROUNDS = 6  # new processes for each finalist
@@ -25,9 +25,17 @@ NONE = "no configuration is better than the parent"
 
 
 def end_sweep(
-    trials: Sequence[SweepTrial], bench: Bench, counters: tuple[Fitness, ...], seed: int, say: Callable[[str], object]
+    trials: Sequence[SweepTrial],
+    bench: Bench,
+    counters: tuple[Fitness, ...],
+    seed: int,
+    say: Callable[[str], object],
+    begin_gate: Callable[[Point], object],
 ) -> SweepEnd:
-    """Time the finalists again, check and gate the best one, and return how the sweep ends."""
+    """Time the finalists again, check and gate the best one, and return how the sweep ends.
+
+    `begin_gate` is called before the one gate; what it raises prevents the gate.
+    """
     timed = [trial for trial in trials if trial.is_right]
     if not timed:
         return SweepEnd(f"{NONE}: no configuration is right and could be timed", 0)
@@ -36,23 +44,31 @@ def end_sweep(
     luck = None if noise is None else noise * expected_largest(len(timed))
     end = SweepEnd(NONE, len(timed), noise_sd=noise, luck=luck, finalists=finalists)
     by_number = {trial.number: trial for trial in timed}
-    ranking = ranked(finalists, by_number, counters, noise or 0.0)
-    for finalist in ranking:
-        if _again(finalist) >= 0:
-            break
-        checked, problem = bench.check_unsearched(finalist.point)
+    faster = [each for each in finalists if not each.problem and _again(each) < 0]
+    for finalist in ranked(faster, by_number, counters, noise or 0.0):
+        checked, unsearched = _checked(finalist.point, bench)
         end = msgspec.structs.replace(end, checked=checked)
-        if problem is None:
-            return _gated(end, finalist, bench)
-        finalist_with_problem = msgspec.structs.replace(finalist, problem=f"{problem.outcome}: {problem.reason}")
-        kept = tuple(finalist_with_problem if each is finalist else each for each in end.finalists)
+        if not isinstance(unsearched, TrialResult):
+            return _gated(msgspec.structs.replace(end, unsearched=unsearched), finalist, bench, begin_gate)
+        dismissed = msgspec.structs.replace(finalist, problem=f"{unsearched.outcome}: {unsearched.reason}")
+        kept = tuple(dismissed if each is finalist else each for each in end.finalists)
         end = msgspec.structs.replace(end, finalists=kept)
-    if ranking:
-        best = min(_again(each) for each in ranking)
-        why = f"timed again, the best one takes {math.exp(best):.4f} x the time of the parent"
-    else:
-        why = "no finalist could be timed again"
-    return msgspec.structs.replace(end, reason=f"{NONE}: {why}")
+    return msgspec.structs.replace(end, reason=f"{NONE}: {_why_none(finalists, faster)}")
+
+
+def _checked(point: Point, bench: Bench) -> tuple[int, dict[str, float] | TrialResult]:
+    """The number of checks where the configuration was not searched, and its log-ratios there, or its problem."""
+    checked, problem = bench.check_unsearched(point)
+    return checked, problem or bench.measure_unsearched(point)
+
+
+def _why_none(finalists: Sequence[Finalist], faster: Sequence[Finalist]) -> str:
+    """Why no finalist was gated."""
+    if faster:
+        return f"none of the {len(faster)} finalists that are faster is right where it was not searched"
+    if timed := [_again(each) for each in finalists if not each.problem]:
+        return f"timed again, the best one takes {math.exp(min(timed)):.4f} x the time of the parent"
+    return "no finalist could be timed again"
 
 
 def ranked(
@@ -111,9 +127,9 @@ def _again(finalist: Finalist) -> float:
     return statistics.fmean(finalist.again)
 
 
-def _gated(end: SweepEnd, finalist: Finalist, bench: Bench) -> SweepEnd:
+def _gated(end: SweepEnd, finalist: Finalist, bench: Bench, begin_gate: Callable[[Point], object]) -> SweepEnd:
     """The end with the gate of this finalist, which decides."""
-    unsearched = bench.measure_unsearched(finalist.point)
+    begin_gate(finalist.point)
     answer = bench.gate(finalist.point)
     passed = answer.verdict == "PASS"
     gate = f"the gate of {point_text(finalist.point)} against the parent: {answer.verdict}: {answer.reason}"
@@ -124,5 +140,4 @@ def _gated(end: SweepEnd, finalist: Finalist, bench: Bench) -> SweepEnd:
         gated=finalist.point,
         gate_verdict=answer.verdict,
         ratios=answer.ratios,
-        unsearched=unsearched,
     )

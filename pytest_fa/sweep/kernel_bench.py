@@ -12,6 +12,7 @@ import msgspec
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.build.resources import broken_limits
 from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.properties import properties_of
 from pytest_fa.catalog.select import with_defines
 from pytest_fa.catalog.sweep_space import Point
 from pytest_fa.catalog.variant import Variant
@@ -55,9 +56,12 @@ class KernelBench:
         searched: tuple[Case, ...],
         unsearched: tuple[Case, ...],
         say: Callable[[str], None],
+        require_unchanged: Callable[[], object] = lambda: None,
     ) -> None:
+        """`require_unchanged` raises `CannotRun` if a source changed: before and after everything that uses one."""
         self._session, self._runner, self._builds = session, session.runner, session.builds
         self._parent, self._searched, self._unsearched, self._say = parent, searched, unsearched, say
+        self._require_unchanged = require_unchanged
         self.gate_record: Record | None = None
 
     def require_parent(self) -> None:
@@ -75,6 +79,7 @@ class KernelBench:
         """Build a configuration, and compare it with the limits of the manifest."""
         if all(self._parent.defines[name] == value for name, value in point.items()):
             return TrialResult("same_code", "it is the parent itself")
+        self._require_unchanged()
         variant = self.variant_of(point)
         try:
             self._builds.add(variant)
@@ -94,15 +99,15 @@ class KernelBench:
 
     def judge(self, point: Point) -> TrialResult | None:
         """Judge the configuration at every searched shape, with repeats; return the first problem."""
-        return self._first_problem(point, self._searched)
+        problem = self._first_problem(point, self._searched)
+        self._require_unchanged()
+        return problem
 
     def measure(self, point: Point) -> TrialResult:
         """Time the configuration against the parent in blocks of paired calls, in one new process."""
         result = self._paired(point, self._searched)
-        if result.outcome == "build_changed":
-            raise CannotRun(result.message)
-        if result.outcome != "ok":
-            return TrialResult(_OUTCOMES.get(result.outcome, "wrong"), result.message.partition("\n")[0])
+        if problem_of_process := _problem_of_process(result):
+            return problem_of_process
         shapes = {}
         for case, pair in zip(self._searched, result.arm_pairs, strict=True):
             if problem := _untimed(pair, has_two_clocks=device_of(self._parent) == "cuda"):
@@ -113,40 +118,47 @@ class KernelBench:
 
     def check_unsearched(self, point: Point) -> tuple[int, TrialResult | None]:
         """Judge the configuration at every other case of the run's suites, and in every property."""
+        self._require_unchanged()
         variant, checked = self.variant_of(point), len(self._unsearched)
         if problem := self._first_problem(point, self._unsearched):
             return checked, problem
-        names = [name for each, name in self._session.run_plan.plan.properties if each.name == self._parent.name]
-        for name in names:
+        for name in properties_of(self._parent):
             try:
                 record = self._runner.check_property(variant, name)
             except Refused:
                 continue
+            _require_judged(record)
             if record.outcome != "ok":
                 return checked, _problem(record)
             checked += 1
         return checked, None
 
-    def measure_unsearched(self, point: Point) -> dict[str, float]:
-        """The log-ratio at the first case of each shape that was not searched, in one new process."""
+    def measure_unsearched(self, point: Point) -> dict[str, float] | TrialResult:
+        """The log-ratio at the first case of each shape that was not searched, in one new process.
+
+        What these calls wrote is judged, too: a process whose outcome is not ok is returned as a problem.
+        """
         searched = {case.shape_id for case in self._searched}
         cases = {case.shape_id: case for case in reversed(self._unsearched) if case.shape_id not in searched}
         supported = tuple(case for case in reversed(cases.values()) if self._parent.refuses(case) is None)
         if not supported:
             return {}
         result = self._paired(point, supported)
-        pairs = zip(supported, result.arm_pairs, strict=False)  # none if the process failed
+        if problem := _problem_of_process(result):
+            return msgspec.structs.replace(problem, reason=f"timed where it was not searched: {problem.reason}")
         return {
             case.shape_id: statistics.fmean(pair.blocks)
-            for case, pair in pairs
+            for case, pair in zip(supported, result.arm_pairs, strict=True)
             if not _untimed(pair, has_two_clocks=False)
         }
 
     def gate(self, point: Point) -> GateAnswer:
         """Gate the configuration against the parent on the searched shapes.  The record is kept."""
+        self._require_unchanged()
         variant = self.variant_of(point)
         question = GateQuestion(1.0, self._searched, (self._parent,))
         record = decide_gate(self._runner, variant, question, self._say)
+        self._require_unchanged()
         words = f"--fa-gate=1 --fa-gate-baseline={self._parent.name}"
         command = f"{rerun_command(self._session.options, 'gate', variant.name, None)} {words}"
         self.gate_record = msgspec.structs.replace(record, rerun_command=f"{command} {_cases_word(self._searched)}")
@@ -171,10 +183,7 @@ class KernelBench:
         for case in cases:
             if self._parent.refuses(case) is None:
                 record = self._runner.run(variant, case, "correct")
-                if record.outcome == "build_changed":
-                    raise CannotRun(record.message)
-                if record.unprotected:
-                    raise CannotRun(f"a sweep needs protected runs, which can be gated: {record.unprotected}")
+                _require_judged(record)
                 if record.outcome != "ok":
                     return _problem(record)
         return None
@@ -188,7 +197,10 @@ class KernelBench:
         pairs = tuple(ArmPair(case, *arms) for case in cases)
         job = GateJob(pairs, device, self._runner.tolerance_of(self._parent), seed, seconds)
         with timing_lock(self._builds.say):
-            return self._runner.workers.run_in_new_worker(job)
+            self._require_unchanged()
+            result = self._runner.workers.run_in_new_worker(job)
+        self._require_unchanged()
+        return result
 
 
 def _counters(build: Build) -> dict[str, int]:
@@ -210,6 +222,23 @@ def _untimed(pair: PairBlocks, *, has_two_clocks: bool) -> str:
     if abs(difference := outside - statistics.fmean(pair.blocks)) > MOST_CLOCK_DIFFERENCE:
         return f"the judge's clock gives another ratio, by {100 * math.expm1(difference):+.1f} %"
     return ""
+
+
+def _require_judged(record: Record) -> None:
+    """Raise `CannotRun` if a record says nothing about the configuration."""
+    if record.outcome == "build_changed":
+        raise CannotRun(record.message)
+    if record.unprotected:
+        raise CannotRun(f"a sweep needs protected runs, which can be gated: {record.unprotected}")
+
+
+def _problem_of_process(result: GateResult) -> TrialResult | None:
+    """Why a process of paired timings gave no times; None if it did.  Raises `CannotRun` if a file changed."""
+    if result.outcome == "build_changed":
+        raise CannotRun(result.message)
+    if result.outcome == "ok":
+        return None
+    return TrialResult(_OUTCOMES.get(result.outcome, "wrong"), result.message.partition("\n")[0])
 
 
 def _problem(record: Record) -> TrialResult:

@@ -17,28 +17,24 @@ from typing import Any
 
 import msgspec
 
-from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.sweep_space import Sweep
+from pytest_fa.catalog.sweep_space import Point, point_text
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.errors import UsageProblem
 from pytest_fa.options.options import Options
-from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, Stage, to_builtins
-from pytest_fa.session.run_plan import RunPlan
+from pytest_fa.session.refusals import CannotRun
 from pytest_fa.session.session import Session
-from pytest_fa.session.shard_split import folder_hash
-from pytest_fa.sweep.finals import end_sweep
+from pytest_fa.sweep.finals import NONE, end_sweep
 from pytest_fa.sweep.kernel_bench import KernelBench
 from pytest_fa.sweep.search import run_trial
 from pytest_fa.sweep.shared_study import (
     SharedStudy,
-    is_url,
     open_storage,
     require_optuna,
     running_elsewhere,
-    without_password,
 )
+from pytest_fa.sweep.study_facts import changed_files, feasible_space, split_cases, sweep_of
+from pytest_fa.sweep.study_url import is_url, without_password
 from pytest_fa.sweep.suggest import Space, Suggester
 from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial
 from pytest_fa.worker.jobs import CaseResult
@@ -50,12 +46,12 @@ ELECTION_SECONDS = {True: 2.0, False: 0.1}  # whether machines share the study
 class SweepRun:
     """The sweep of one variant in this process: its study, its space and its bench."""
 
-    def __init__(self, session: Session, parent: Variant, say: Callable[[str], None]) -> None:
-        self._session, self._say, self.parent = session, say, parent
+    def __init__(self, session: Session, parent: Variant, facts: dict[str, Any], say: Callable[[str], None]) -> None:
+        self._session, self._say, self.parent, self._facts = session, say, parent, facts
         self.options = session.options
         self.sweep = sweep_of(parent)
         self.searched, self.unsearched = split_cases(session.run_plan, parent, self.sweep)
-        self.bench = KernelBench(session, parent, self.searched, self.unsearched, say)
+        self.bench = KernelBench(session, parent, self.searched, self.unsearched, say, self._require_unchanged)
 
     @cached_property
     def space(self) -> Space:
@@ -65,7 +61,7 @@ class SweepRun:
     @cached_property
     def study(self) -> SharedStudy:
         """The shared study, which is created unless it exists."""
-        return open_study(self._session.run_plan, self.parent)
+        return open_study(self.options, self.parent, self._facts)
 
     @cached_property
     def suggester(self) -> Suggester:
@@ -90,29 +86,43 @@ class SweepRun:
         """
         while self.next_trial():
             pass
-        for trial in self._others():
-            self._say(f"sweep: waiting for trial #{trial.number}, which another process runs")
+        self._wait_for_others()
         while not (end := self.study.end):
-            if not self.study.is_elected(ELECTION_SECONDS[is_url(study_place(self.options, self.parent))]):
-                time.sleep(POLL_SECONDS)
-                continue
-            seed = random.SystemRandom().randrange(2**31)
-            end = end_sweep(self.study.trials(), self.bench, self.sweep.counters, seed, self._say)
-            record = self.bench.gate_record
-            self.study.store_end(end, to_builtins(record) if record and end.winner is not None else None)
+            if self.study.is_elected(ELECTION_SECONDS[is_url(study_place(self.options, self.parent))]):
+                with self.study.renewed():
+                    end = self._end_here()
+                break
+            time.sleep(POLL_SECONDS)
         return self._record(end)
 
-    def _others(self) -> list[SweepTrial]:
-        """Wait until no other process runs a trial; return those that were waited for."""
-        waited: dict[int, SweepTrial] = {}
+    def _end_here(self) -> SweepEnd:
+        """End the sweep in this process.  A gate that was begun before is not repeated."""
+        trials = self.study.trials()
+        if (gated := self.study.gate_begun) is not None:
+            reason = f"{NONE}: the one gate, of {point_text(gated)}, was interrupted"
+            return self.study.store_end(SweepEnd(reason, sum(each.is_right for each in trials), gated=gated), None)
+        seed = random.SystemRandom().randrange(2**31)
+        end = end_sweep(trials, self.bench, self.sweep.counters, seed, self._say, self._begin_gate)
+        record = self.bench.gate_record
+        return self.study.store_end(end, to_builtins(record) if record and end.winner is not None else None)
+
+    def _begin_gate(self, point: Point) -> None:
+        """Mark that the one gate begins.  Raises `CannotRun` if another process ends the sweep."""
+        if not self.study.begin_gate(point):
+            raise CannotRun(f"another process ends this sweep; to see its end, type: {self._command}")
+
+    def _wait_for_others(self) -> None:
+        """Wait until no other process runs a trial; then run what a process that ended has left."""
+        told = set[int]()
         while running := list(running_elsewhere(self.study)):
-            waited.update({trial.number: trial for trial in running})
+            for trial in running:
+                if trial.number not in told:
+                    self._say(f"sweep: waiting for trial #{trial.number}, which another process runs")
+            told.update(trial.number for trial in running)
             time.sleep(POLL_SECONDS)
             self.study.release_stale()
-        if waited:
-            while self.next_trial():  # what a process that ended has left
-                pass
-        return list(waited.values())
+        while told and self.next_trial():
+            pass
 
     def _record(self, end: SweepEnd) -> Record:
         """The record of the test that ends the sweep: that of the gate if it passed, else one without a verdict."""
@@ -123,49 +133,20 @@ class SweepRun:
         record = self._session.records.make("gate", gated, None, result, ())
         return msgspec.structs.replace(record, rerun_command=self._command)
 
+    def _require_unchanged(self) -> None:
+        """Raise `CannotRun` if a source or header changed since this run began."""
+        if changed := changed_files(self._facts, self.parent):
+            raise CannotRun(
+                f"{', '.join(changed)} of {self.parent.name} changed during the sweep; the study stays as it is; "
+                f"for a study of the changed files, type: {self._command}"
+            )
+
     @property
     def _command(self) -> str:
         """The command that continues this sweep."""
         options = self.options
         words = [*options.rerun, f"--fa-sweep={self.parent.name}", f"--fa-trials={options.trials}", *options.selection]
         return shlex.join([*words, *([f"--fa-study={without_password(options.study)}"] if options.study else [])])
-
-
-def sweep_of(parent: Variant) -> Sweep:
-    """The `sweep` of a variant's manifest.  Raises `UsageProblem` if it has none, or if it is never gated."""
-    if parent.sweep is None:
-        raise UsageProblem(
-            f"--fa-sweep: the manifest of {parent.name} has no `sweep`; write for example "
-            f"`sweep: {{values: {{{next(iter(parent.defines), 'BLOCK_M')}: [32, 64]}}}}` (see docs/sweeps.md)"
-        )
-    if not parent.may_be_gated:
-        raise UsageProblem(f"--fa-sweep: {parent.name} is never gated: role {parent.role}, computes {parent.computes}")
-    return parent.sweep
-
-
-def feasible_space(parent: Variant) -> Space:
-    """The feasible configurations of a variant.  Raises `UsageProblem` if there is none."""
-    space = Space(sweep_of(parent), parent.defines)
-    if not space.points:
-        raise UsageProblem(
-            f"--fa-sweep: no combination of the values of {parent.name} satisfies all conditions of `sweep.where`"
-        )
-    return space
-
-
-def split_cases(run_plan: RunPlan, parent: Variant, sweep: Sweep) -> tuple[tuple[Case, ...], tuple[Case, ...]]:
-    """The cases that are searched, and the other ones of the run's suites, at which only the best one is judged.
-
-    Searched are the first seeds of `--fa-case`; without it, those of the manifest's `sweep.cases`; else of the suites.
-    """
-    plan = run_plan.plan_of(run_plan.options.suites)
-    of_suites = tuple(case for case in plan.cases_of(parent) if parent.refuses(case) is None)
-    named = run_plan.plan.cases_of(parent) if run_plan.options.cases else sweep.searched_cases
-    searched = {case.shape_id: case for case in reversed(named or of_suites)}
-    cases = tuple(reversed(searched.values()))
-    if problem := next((reason for case in cases if (reason := parent.refuses(case))), None):
-        raise UsageProblem(f"--fa-sweep: {problem}")
-    return cases, tuple(case for case in of_suites if case not in cases)
 
 
 def study_place(options: Options, parent: Variant) -> str:
@@ -175,27 +156,8 @@ def study_place(options: Options, parent: Variant) -> str:
     return options.study if is_url(options.study) else str(options.rootdir / Path(options.study).expanduser())
 
 
-def open_study(run_plan: RunPlan, parent: Variant) -> SharedStudy:
-    """The study of this sweep.  Other sources, values, cases or another GPU make another study of the same storage."""
+def open_study(options: Options, parent: Variant, facts: dict[str, Any]) -> SharedStudy:
+    """The study with these facts.  Other facts make another study of the same storage."""
     require_optuna()
-    facts = _facts(run_plan, parent)
     name = f"{parent.name}-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]}"
-    return SharedStudy(open_storage(study_place(run_plan.options, parent)), name, facts)
-
-
-def _facts(run_plan: RunPlan, parent: Variant) -> dict[str, Any]:
-    """What the result of a trial depends on."""
-    sweep, gpu = sweep_of(parent), find_gpu()
-    searched, _ = split_cases(run_plan, parent, sweep)
-    return {
-        "variant": parent.name,
-        "source": folder_hash(Path(parent.folder)),
-        "headers": folder_hash(Path(parent.root) / "include"),
-        "values": {name: list(values) for name, values in sweep.values.items()},
-        "where": list(sweep.where),
-        "fitness": list(sweep.fitness),
-        "defines": dict(parent.defines),
-        "cases": [case.id for case in searched],
-        "gpu": gpu.name if gpu else None,
-        "feasible": len(feasible_space(parent).points),
-    }
+    return SharedStudy(open_storage(study_place(options, parent)), name, facts)

@@ -48,8 +48,8 @@ class Bench(Protocol):
     def check_unsearched(self, point: Point) -> tuple[int, TrialResult | None]:
         """Judge a configuration where it was not searched; return the number of checks, and what is wrong."""
 
-    def measure_unsearched(self, point: Point) -> dict[str, float]:
-        """The log-ratios at the shapes that were not searched."""
+    def measure_unsearched(self, point: Point) -> dict[str, float] | TrialResult:
+        """The log-ratios at the shapes that were not searched; or what is wrong with what these calls wrote."""
 
     def gate(self, point: Point) -> GateAnswer:
         """Gate a configuration against the parent, in processes that nothing of the sweep has seen."""

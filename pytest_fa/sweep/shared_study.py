@@ -8,7 +8,7 @@ configuration runs twice.  Only this module knows how a trial is stored.
 from __future__ import annotations
 
 import contextlib
-import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,16 +17,19 @@ from typing import TYPE_CHECKING, Any, cast
 import filelock
 import msgspec
 
+from pytest_fa.catalog.sweep_space import Point
 from pytest_fa.errors import UsageProblem
 from pytest_fa.sweep.owners import is_stale, this_process
+from pytest_fa.sweep.study_url import is_url, without_password
 from pytest_fa.sweep.suggest import Suggester
-from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial, TrialResult, TrialState
+from pytest_fa.sweep.trial_result import Owner, SweepEnd, SweepTrial, TrialResult, TrialState
 
 if TYPE_CHECKING:
     import optuna
 
 MOST_OPENINGS = 3  # of a database
 REOPEN_SECONDS = 0.5
+RENEW_SECONDS = 60.0  # far below the age at which another machine takes over
 INSTALL = "--fa-sweep needs Optuna, which is not installed; type: pip install 'pytest-fa[sweep]'"
 
 
@@ -37,16 +40,6 @@ def require_optuna() -> None:
     except ImportError:
         raise UsageProblem(INSTALL) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-
-def is_url(place: str) -> bool:
-    """Whether a study is a database and not a file."""
-    return "://" in place
-
-
-def without_password(place: str) -> str:
-    """The place as it is shown and recorded: the URL of a database without its password."""
-    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", place)
 
 
 def open_storage(place: str) -> optuna.storages.BaseStorage:
@@ -77,9 +70,8 @@ def _open_database(url: str) -> optuna.storages.BaseStorage:
         except (ImportError, ValueError, optuna.exceptions.StorageInternalError, SQLAlchemyError) as failure:
             problem = failure
             time.sleep(REOPEN_SECONDS)
-    raise UsageProblem(
-        f"the study {without_password(url)!r} cannot be opened: {str(problem).partition(chr(10))[0]}"
-    ) from None
+    reason = str(problem).partition("\n")[0].replace(url, without_password(url))
+    raise UsageProblem(f"the study {without_password(url)!r} cannot be opened: {reason}") from None
 
 
 def study_names(place: str) -> list[str]:
@@ -172,34 +164,83 @@ class SharedStudy:
     @property
     def end(self) -> SweepEnd | None:
         """How the sweep ended; None before that."""
-        stored = self._study.user_attrs.get("end")
-        return msgspec.convert(stored, SweepEnd) if stored else None
+        stored = self._study.user_attrs.get("ended")
+        return msgspec.convert(stored["end"], SweepEnd) if stored else None
 
     @property
     def gate_record(self) -> dict[str, Any] | None:
         """The record of the gate that confirmed the winner; None if there is no winner."""
-        record: dict[str, Any] | None = self._study.user_attrs.get("gate_record")
+        stored = self._study.user_attrs.get("ended")
+        record: dict[str, Any] | None = stored["gate_record"] if stored else None
         return record
 
-    def store_end(self, end: SweepEnd, gate_record: dict[str, Any] | None) -> None:
-        """Store how the sweep ended, and the record of the gate of a winner."""
-        self._study.set_user_attr("gate_record", gate_record)
-        self._study.set_user_attr("end", msgspec.to_builtins(end))
+    @property
+    def gate_begun(self) -> Point | None:
+        """The configuration whose gate was begun; None before that.  An interrupted gate counts."""
+        point: Point | None = self._study.user_attrs.get("gate_begun")
+        return point
+
+    def begin_gate(self, point: Point) -> bool:
+        """Store that the one gate begins, and return True; False if this process may not begin it.
+
+        It may not if a gate was begun before, or if another process ends the sweep meanwhile.
+        """
+        if self.gate_begun is not None or self.end is not None or not self._is_ours(self._study.user_attrs["ending"]):
+            return False
+        self._study.set_user_attr("gate_begun", point)
+        return True
+
+    def store_end(self, end: SweepEnd, gate_record: dict[str, Any] | None) -> SweepEnd:
+        """Store how the sweep ended, and the record of the gate of a winner; return the end that is stored.
+
+        An end that was stored before stays.
+        """
+        if (stored := self.end) is not None:
+            return stored
+        dated = msgspec.structs.replace(end, ended=time.time())
+        self._study.set_user_attr("ended", {"end": msgspec.to_builtins(dated), "gate_record": gate_record})
+        return dated
 
     def is_elected(self, wait_seconds: float) -> bool:
         """Whether this process ends the sweep: of those that ask, the last one that finds no other alive.
 
         The others may ask again: a process that ended before the sweep did is replaced.
         """
-        me = this_process()
         elected = self._study.user_attrs.get("ending")
-        if elected and elected["owner"] != msgspec.to_builtins(me):
-            owner = SweepTrial(0, "running", {}, msgspec.convert(elected["owner"], type(me)), begun=elected["begun"])
+        if elected and not self._is_ours(elected):
+            owner = SweepTrial(0, "running", {}, msgspec.convert(elected["owner"], Owner), begun=elected["begun"])
             if not is_stale(owner):
                 return False
-        self._study.set_user_attr("ending", {"owner": msgspec.to_builtins(me), "begun": time.time()})
+        self._renew()
         time.sleep(wait_seconds)  # another process that asked at the same time has written by then
-        return bool(self._study.user_attrs["ending"]["owner"] == msgspec.to_builtins(me))
+        return self._is_ours(self._study.user_attrs["ending"])
+
+    @contextlib.contextmanager
+    def renewed(self, seconds: float = RENEW_SECONDS) -> Iterator[None]:
+        """Say every few seconds that the process that ends the sweep is alive: other machines see only this."""
+        is_over = threading.Event()
+
+        def renew() -> None:
+            while not is_over.wait(seconds):
+                with contextlib.suppress(Exception):  # a database that cannot be reached may be there the next time
+                    if self._is_ours(self._study.user_attrs["ending"]):
+                        self._renew()
+
+        thread = threading.Thread(target=renew, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def _renew(self) -> None:
+        ending = {"owner": msgspec.to_builtins(this_process()), "begun": time.time()}
+        self._study.set_user_attr("ending", ending)
+
+    @staticmethod
+    def _is_ours(ending: dict[str, Any]) -> bool:
+        return bool(ending["owner"] == msgspec.to_builtins(this_process()))
 
     # -- how a trial is stored ----------------------------------------------------------------------------------------
 
@@ -226,10 +267,12 @@ class SharedStudy:
             self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
             return None
         self._own[trial.number] = trial
+        begun = time.time()
+        trial.set_user_attr("begun", begun)  # a database keeps only the local time of the machine that began the trial
         trial.set_user_attr("owner", msgspec.to_builtins(this_process()))
         for name, choices in self.facts.get("values", {}).items():
             trial.suggest_categorical(name, choices)
-        return SweepTrial(trial.number, "running", point, this_process(), begun=time.time())
+        return SweepTrial(trial.number, "running", point, this_process(), begun=begun)
 
     def _first_with_point(self, claimed: SweepTrial) -> SweepTrial | None:
         """The trial with a lower number that has the same configuration, and was not released."""
@@ -248,6 +291,7 @@ class SharedStudy:
             return self._ended[frozen.number]
         states: dict[str, TrialState] = {"WAITING": "waiting", "RUNNING": "running", "FAIL": "released"}
         attributes = frozen.user_attrs
+        started = frozen.datetime_start.timestamp() if frozen.datetime_start else 0.0
         view = msgspec.convert(
             {
                 "number": frozen.number,
@@ -256,7 +300,7 @@ class SharedStudy:
                 "owner": attributes.get("owner"),
                 "code": attributes.get("code", ""),
                 "result": attributes.get("result"),
-                "begun": frozen.datetime_start.timestamp() if frozen.datetime_start else 0.0,
+                "begun": attributes.get("begun", started),
             },
             SweepTrial,
         )

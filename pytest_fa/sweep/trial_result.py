@@ -109,7 +109,8 @@ class SweepEnd(msgspec.Struct, frozen=True):
 
     `timed` counts the configurations that were timed.  `noise_sd` is the standard deviation between processes of one
     configuration, and `luck` the log-ratio by which the best of `timed` equal ones is expected to look faster.
-    `unsearched` are log-ratios of the gated configuration at shapes that were not searched.
+    `unsearched` are log-ratios of the gated configuration at shapes that were not searched.  `ended` is the time since
+    the epoch.
     """
 
     reason: str
@@ -123,3 +124,4 @@ class SweepEnd(msgspec.Struct, frozen=True):
     finalists: tuple[Finalist, ...] = ()
     unsearched: dict[str, float] = {}
     checked: int = 0
+    ended: float = 0.0

@@ -53,7 +53,7 @@ def run(tuned: Project) -> Run:
 def test_the_fast_configuration_is_confirmed(run: Run) -> None:
     """The exit status is 0, and only what the gate confirmed is proposed for the manifest."""
     assert (0, "passed") == (run.ret, run.outcomes["test_sweep_end[tuned]"]), run.text
-    assert "for variant.yaml: defines: {PASSES: 1, MODE: PLAIN}" in run.outlines
+    assert 'for variant.yaml: defines: {PASSES: 1, MODE: "PLAIN"}' in run.outlines
     assert any(line.startswith("PASS tuned@PASSES=1@MODE=PLAIN < 1 x baseline: ") for line in run.outlines)
     assert any(line.startswith("best of 1: expected luck at this noise 0.0 % ") for line in run.outlines)
 
@@ -70,7 +70,7 @@ def test_the_wrong_configuration_is_recorded(run: Run) -> None:
 def test_the_record_is_that_of_the_gate(run: Run, tuned: Project) -> None:
     """The run leaves one record, whose rerun command gates the winner against the variant."""
     assert 0 == run.ret, run.text
-    (record,) = [each for each in tuned.records if each.kind == "gate"][:1]
+    (record,) = [each for each in tuned.records if each.kind == "gate"]
     assert ("tuned@PASSES=1@MODE=PLAIN", "ok") == (record.variant, record.outcome)
     assert "--fa-gate-baseline=tuned" in record.rerun_command
 
@@ -86,6 +86,9 @@ def test_a_sweep_ends_once(run: Run, tuned: Project) -> None:
     assert [line for line in run.outlines if line.startswith("the gate of ")] == [
         line for line in again.outlines if line.startswith("the gate of ")
     ]
+    (line,) = [line for line in again.outlines if line.startswith("ended on ")]
+    assert line.endswith(" by an earlier run; nothing was timed now")
+    assert not any(line.startswith("ended on ") for line in run.outlines)
 
 
 def test_without_a_better_configuration_the_status_is_10(new_project: NewProject) -> None:

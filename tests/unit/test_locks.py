@@ -61,6 +61,23 @@ def test_a_free_lock_says_nothing(tmp_path: Path) -> None:
     assert (lines, (tmp_path / "lock.holder").exists()) == ([], False)
 
 
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--fa-study=postgresql://me:secret@host/sweeps",
+        "--fa-study=postgresql://me:se/secret@ecret:x@host/sweeps",
+        "--fa-study=postgresql://:secret@host/sweeps",
+        "--fa-study=postgresql://host/sweeps?user=me&password=secret",
+    ],
+)
+def test_a_holder_tells_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str) -> None:
+    """The holder's file, which every user may read, has the command without the password of a URL."""
+    monkeypatch.setattr(sys, "argv", ["pytest", argument])
+    with held_lock(tmp_path / "lock", "the GPU"):
+        holder = (tmp_path / "lock.holder").read_text()
+        assert ("secret" in holder, "***" in holder, "host/sweeps" in holder) == (False, True, True)
+
+
 def test_a_wait_names_the_holder(tmp_path: Path) -> None:
     """A line gives the holder's process id, its command, and since when it holds the lock."""
     lines: list[str] = []

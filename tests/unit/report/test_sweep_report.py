@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 
 from pytest_fa.__main__ import main
@@ -17,6 +18,7 @@ from pytest_fa.sweep.trial_result import ConfirmedRatio, Finalist, PairedTime, S
 
 FACTS = {
     "variant": "tuned",
+    "defines": {"M": 32, "STAGES": 2, "MODE": "yes"},
     "values": {"M": [32, 64], "MODE": ["A", "B"]},
     "cases": ["b1h8s512d64-fp16-seed0"],
     "gpu": "NVIDIA H200",
@@ -99,25 +101,31 @@ def test_luck_stands_beside_the_end() -> None:
     lines = end_lines(LOST)
     assert "best of 200: expected luck at this noise 2.2 % (standard deviation between processes 0.80 %)" == lines[0]
     assert "     #1  search 0.9000, again 0.9200  M=64@MODE=A" == lines[1]
-    assert (LOST.reason, []) == (lines[-1], takeover_lines(LOST))
-    assert (["the sweep has not ended"], []) == (end_lines(None), takeover_lines(None))
+    assert (LOST.reason, []) == (lines[-1], takeover_lines(LOST, FACTS))
+    assert (["the sweep has not ended"], []) == (end_lines(None), takeover_lines(None, FACTS))
+
+
+def test_an_earlier_end_is_not_shown_as_this_run_s() -> None:
+    """The end of an earlier run is shown with its date; the end of this run is not."""
+    end = msgspec.structs.replace(LOST, ended=1_790_000_000.0)
+    line = "ended on 2026-09-21 14:13 UTC by an earlier run; nothing was timed now"
+    assert [line, LOST.reason] == end_lines(end, 1_790_000_001.0)[-2:]
+    assert line not in end_lines(end, 1_789_999_999.0)
 
 
 def test_only_a_confirmed_winner_is_taken_over() -> None:
     """A winner gives the line of the manifest, the gate's ratio, and what was checked besides."""
     assert "  gate, b1h8s512d64-fp16: 0.9200 x parent, interval 0.9100 to 0.9300" in end_lines(WON)
-    assert takeover_lines(WON) == [
-        "for variant.yaml: defines: {M: 64, MODE: A}",
+    assert takeover_lines(WON, FACTS) == [
+        'for variant.yaml: defines: {M: 64, STAGES: 2, MODE: "A"}',
         "it was right at 31 checks that were not searched",
     ]
 
 
 def test_a_winner_that_is_slower_elsewhere_says_so() -> None:
     """A winner that is slower where it was not searched, by more than the noise, is not shown without that."""
-    import msgspec
-
     slower = msgspec.structs.replace(WON, unsearched={"b1h2s64d64-fp16": math.log(1.1)})
-    assert takeover_lines(slower)[1].endswith("but slower at b1h2s64d64-fp16")
+    assert takeover_lines(slower, FACTS)[1].endswith("but slower at b1h2s64d64-fp16")
 
 
 # The parts of kernel_tuner's schema that decide: required keys, types and the allowed words.

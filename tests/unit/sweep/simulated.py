@@ -90,7 +90,7 @@ class RecordedBench:
         self.log.append(("check", point_text(point)))
         return 1, None
 
-    def measure_unsearched(self, point: Point) -> dict[str, float]:
+    def measure_unsearched(self, point: Point) -> dict[str, float] | TrialResult:
         """One other shape."""
         return {"b1h2s64d64-fp16": self._effect(point)}
 

@@ -11,10 +11,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.catalog.properties import properties_of
 from pytest_fa.catalog.sweep_space import Sweep
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.records.record import Outcome, Record
 from pytest_fa.session.refusals import CannotRun
 from pytest_fa.session.session import Session
 from pytest_fa.sweep import kernel_bench
@@ -72,12 +74,11 @@ def blocks(**changes: Any) -> PairBlocks:
     return msgspec.structs.replace(plain, **changes)
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, result: GateResult) -> tuple[TrialResult, GateJob]:
-    """What the bench makes of one process on a GPU, and its job."""
+def bench_with(monkeypatch: pytest.MonkeyPatch, workers: Workers, unsearched: tuple[Case, ...] = ()) -> KernelBench:
+    """A bench on a GPU, whose processes are these workers."""
     monkeypatch.setattr(kernel_bench, "device_of", lambda _: "cuda")
     monkeypatch.setattr(kernel_bench, "timing_lock", lambda _: nullcontext())  # which another run may hold
     parent = msgspec.structs.replace(variant("tuned"), defines={"M": 1}, sweep=Sweep({"M": (1, 2)}))
-    workers = Workers(result)
 
     def arm(each: Variant) -> Arm:
         return Arm(each, "library.so")
@@ -85,7 +86,13 @@ def measured(monkeypatch: pytest.MonkeyPatch, result: GateResult) -> tuple[Trial
     runner = SimpleNamespace(workers=workers, watchdog_seconds=lambda *_: 10.0, tolerance_of=lambda _: "same_precision")
     builds = SimpleNamespace(arm=arm, say=lambda _: None)
     session = cast("Session", SimpleNamespace(runner=runner, builds=builds))
-    return KernelBench(session, parent, (CASE,), (), lambda _: None).measure({"M": 2}), workers.jobs[0]
+    return KernelBench(session, parent, (CASE,), unsearched, lambda _: None)
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, result: GateResult) -> tuple[TrialResult, GateJob]:
+    """What the bench makes of one process, and its job."""
+    workers = Workers(result)
+    return bench_with(monkeypatch, workers).measure({"M": 2}), workers.jobs[0]
 
 
 def test_a_time_is_a_ratio_of_paired_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,3 +146,45 @@ def test_a_changed_file_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a file changed during a job, the trial is given up, because nothing was learned about the configuration."""
     with pytest.raises(CannotRun, match="changed"):
         measured(monkeypatch, GateResult("build_changed", "kernel.cu changed", ()))
+
+
+OTHER = parse_case("b1h1s64d64-fp16-seed0")
+
+
+@pytest.mark.parametrize(("outcome", "expected"), [("wrong", "wrong"), ("cheat", "wrong"), ("hung", "hung")])
+def test_a_problem_where_it_was_not_searched_is_returned(
+    monkeypatch: pytest.MonkeyPatch, outcome: Outcome, expected: str
+) -> None:
+    """What the timed calls at unsearched shapes did wrong is a problem of the configuration."""
+    bench = bench_with(monkeypatch, Workers(GateResult(outcome, "in timed calls", ())), (OTHER,))
+    problem = bench.measure_unsearched({"M": 2})
+    assert isinstance(problem, TrialResult)
+    assert (expected, "timed where it was not searched: in timed calls") == (problem.outcome, problem.reason)
+
+
+def test_times_where_it_was_not_searched_are_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without a problem gives the ratio of each unsearched shape; a changed file gives none."""
+    bench = bench_with(monkeypatch, Workers(GateResult("ok", "", (blocks(),))), (OTHER,))
+    ratios = bench.measure_unsearched({"M": 2})
+    assert isinstance(ratios, dict)
+    assert {OTHER.shape_id: pytest.approx(math.log(0.9))} == ratios
+    bench = bench_with(monkeypatch, Workers(GateResult("build_changed", "kernel.cu changed", ())), (OTHER,))
+    with pytest.raises(CannotRun, match=r"kernel\.cu changed"):
+        bench.measure_unsearched({"M": 2})
+
+
+def test_a_configuration_is_judged_in_every_property() -> None:
+    """What is wrong only in a property is found, also if the run names its cases and so has no tests of properties."""
+    parent = msgspec.structs.replace(variant("tuned"), defines={"M": 1})
+    names = properties_of(parent)
+
+    def check(_: Variant, name: str) -> Record:
+        outcome: Outcome = "wrong" if name == names[-1] else "ok"
+        return msgspec.structs.replace(record("tuned"), outcome=outcome, message="max error", case=None, id=name)
+
+    run_plan = SimpleNamespace(plan=SimpleNamespace(properties=[]))
+    runner = SimpleNamespace(check_property=check)
+    session = cast("Session", SimpleNamespace(runner=runner, builds=None, run_plan=run_plan))
+    checked, problem = KernelBench(session, parent, (CASE,), (), lambda _: None).check_unsearched({"M": 2})
+    assert problem is not None
+    assert (len(names) - 1, "wrong", True) == (checked, problem.outcome, problem.reason.startswith(names[-1]))

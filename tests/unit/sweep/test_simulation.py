@@ -10,10 +10,10 @@ import pytest
 from pytest_fa.catalog.sweep_space import Point, Sweep, point_text
 from pytest_fa.options.options import SamplerName
 from pytest_fa.sweep.finals import NONE, end_sweep, ranked
-from pytest_fa.sweep.search import run_trial
+from pytest_fa.sweep.search import GateAnswer, run_trial
 from pytest_fa.sweep.suggest import Space, Suggester, key_of
 from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial, TrialResult
-from tests.unit.sweep.simulated import DEFINES, SIXTY, Effect, RecordedBench, in_memory
+from tests.unit.sweep.simulated import DEFINES, SHAPE, SIXTY, Effect, RecordedBench, in_memory
 
 pytest.importorskip("optuna")
 
@@ -30,7 +30,7 @@ def swept(
     while run_trial(study, suggester, bench, budget):
         pass
     trials = study.trials()
-    return trials, end_sweep(trials, bench, sweep.counters, seed, lambda _: None)
+    return trials, end_sweep(trials, bench, sweep.counters, seed, lambda _: None, lambda _: None)
 
 
 def rugged(sweep: Sweep, seed: int) -> Effect:
@@ -108,6 +108,57 @@ def test_what_is_wrong_only_elsewhere_does_not_win() -> None:
     assert points[9] == end.winner
     (problem,) = [each.problem for each in end.finalists if each.problem]
     assert "wrong: b2h2s64d64-fp16" == problem
+
+
+def test_what_is_wrong_while_it_is_timed_elsewhere_does_not_win() -> None:
+    """A finalist whose timed calls are wrong at an unsearched shape is dismissed, and the next one is gated."""
+    points = Space(SIXTY, DEFINES).points
+
+    class WrongInTimedCalls(RecordedBench):
+        def measure_unsearched(self, point: Point) -> dict[str, float] | TrialResult:
+            return TrialResult("wrong", "max error in timed calls") if point == points[7] else {SHAPE: -0.1}
+
+    ratios = {key_of(points[7]): -0.2, key_of(points[9]): -0.1}
+    bench = WrongInTimedCalls(lambda point: ratios.get(key_of(point), 0.0), 5)
+    _, end = swept(SIXTY, bench, 5)
+    assert (points[9], {SHAPE: -0.1}) == (end.winner, end.unsearched)
+    assert [point_text(points[9])] == [text for step, text in bench.log if step == "gate"]
+    assert ["wrong: max error in timed calls"] == [each.problem for each in end.finalists if each.problem]
+
+
+def test_an_end_says_that_all_faster_ones_are_wrong_elsewhere() -> None:
+    """If every faster finalist is dismissed, the end says so, and not that the best one is faster."""
+
+    class WrongElsewhere(RecordedBench):
+        def check_unsearched(self, point: Point) -> tuple[int, TrialResult | None]:
+            return 5, TrialResult("wrong", point_text(point))
+
+    fast = Space(SIXTY, DEFINES).points[7]
+    bench = WrongElsewhere(lambda point: -0.2 if point == fast else 0.1, 5)
+    _, end = swept(SIXTY, bench, 5)
+    why = "none of the 1 finalists that are faster is right where it was not searched"
+    assert (f"{NONE}: {why}", None) == (end.reason, end.winner)
+
+
+def test_a_slower_finalist_hides_no_faster_one() -> None:
+    """A finalist that is slower than the parent is not gated, although the counters would put it first."""
+    points: dict[int, Point] = {0: {"M": 16}, 1: {"M": 128}}
+    again = {"M=16": 0.001, "M=128": -0.001}
+
+    class Exact(RecordedBench):
+        def measure(self, point: Point) -> TrialResult:
+            sign = self._random.choice((-1, 1))
+            return TrialResult("right", log_ratio=again[point_text(point)] + 0.0005 * sign)
+
+        def gate(self, point: Point) -> GateAnswer:
+            return GateAnswer("PASS", point_text(point), ())
+
+    def trial(number: int) -> SweepTrial:
+        result = TrialResult("right", log_ratio=0.0, counters={"registers_per_thread": 64 + 64 * number})
+        return SweepTrial(number, "ended", points[number], result=result)
+
+    end = end_sweep([trial(0), trial(1)], Exact(EQUAL, 1), ("registers_per_thread",), 1, lambda _: None, lambda _: None)
+    assert points[1] == end.winner
 
 
 def test_equal_machine_code_is_one_trial() -> None:

@@ -16,7 +16,8 @@ from pytest_fa.catalog.sweep_space import Point, Sweep, point_text
 from pytest_fa.errors import UsageProblem
 from pytest_fa.sweep.owners import STALE_SECONDS, is_stale, this_process
 from pytest_fa.sweep.search import run_trial
-from pytest_fa.sweep.shared_study import SharedStudy, open_storage, study_names, without_password
+from pytest_fa.sweep.shared_study import SharedStudy, open_storage, study_names
+from pytest_fa.sweep.study_url import without_password
 from pytest_fa.sweep.suggest import Space, Suggester
 from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial, TrialResult
 from tests.unit.sweep.simulated import DEFINES, SIXTY, RecordedBench, facts_of, in_memory
@@ -171,7 +172,64 @@ def test_the_end_is_stored(tmp_path: Path) -> None:
     """Every process reads the same end."""
     end = SweepEnd("no configuration is better", 3, noise_sd=0.01, luck=0.02)
     study_in(tmp_path).store_end(end, None)
-    assert end == study_in(tmp_path).end
+    stored = study_in(tmp_path).end
+    assert stored is not None
+    assert time.time() - 60 < stored.ended <= time.time()
+    assert end == msgspec.structs.replace(stored, ended=0.0)
+
+
+def test_an_end_is_stored_once(tmp_path: Path) -> None:
+    """A second end changes nothing: the first one stays, with its record."""
+    study = study_in(tmp_path)
+    first = study.store_end(SweepEnd("the first", 3), {"of": "the first"})
+    assert first == study.store_end(SweepEnd("the second", 4), None)
+    other = study_in(tmp_path)
+    assert (first, "the first", {"of": "the first"}) == (other.end, first.reason, other.gate_record)
+
+
+def test_a_gate_begins_once(tmp_path: Path) -> None:
+    """Only the process that ends the sweep begins a gate, and only if none was begun."""
+    study = study_in(tmp_path)
+    point: Point = {"M": 16}
+    assert study.is_elected(0.0)
+    gone = {"owner": msgspec.to_builtins(msgspec.structs.replace(this_process(), started=1)), "begun": time.time()}
+    study._study.set_user_attr("ending", gone)
+    assert (False, None) == (study.begin_gate(point), study.gate_begun)
+    assert study.is_elected(0.0)
+    assert (True, point) == (study.begin_gate(point), study_in(tmp_path).gate_begun)
+    assert not study.begin_gate({"M": 32})
+    assert point == study.gate_begun
+
+
+def test_the_process_that_ends_a_sweep_says_that_it_lives(tmp_path: Path) -> None:
+    """While it works, its time is renewed, so that no other machine takes over; afterwards it is not."""
+    study = study_in(tmp_path)
+    assert study.is_elected(0.0)
+    begun = study._study.user_attrs["ending"]["begun"]
+    with study.renewed(0.02):
+        deadline = time.monotonic() + 20
+        while study._study.user_attrs["ending"]["begun"] == begun and time.monotonic() < deadline:
+            time.sleep(0.01)
+    renewed = study._study.user_attrs["ending"]["begun"]
+    assert renewed > begun
+    time.sleep(0.1)
+    assert renewed == study._study.user_attrs["ending"]["begun"]
+
+
+def test_the_age_of_a_trial_is_that_of_its_machine_s_clock(tmp_path: Path) -> None:
+    """A database keeps local times without a zone; the age of a trial is read from a time since the epoch."""
+    url, code = (
+        f"sqlite:///{tmp_path}/study.db",
+        (
+            "import sys; from tests.unit.sweep.test_study import *;"
+            "study = SharedStudy(open_storage(sys.argv[1]), 'tuned', facts_of(SIXTY));"
+            "study.claim(Suggester(Space(SIXTY, DEFINES), 100, 'tpe', 1), 100)"
+        ),
+    )
+    environment = {**os.environ, "TZ": "Asia/Tokyo" if time.timezone != -9 * 3600 else "UTC"}
+    subprocess.run([sys.executable, "-c", code, url], cwd=REPOSITORY, check=True, env=environment)
+    (trial,) = SharedStudy(open_storage(url), "tuned").trials()
+    assert 0 <= time.time() - trial.begun < SECONDS
 
 
 def test_a_database_is_a_study(tmp_path: Path) -> None:
@@ -188,6 +246,20 @@ def test_a_password_is_not_shown() -> None:
     """The URL of a database is shown and recorded without its password; other places are shown as they are."""
     urls = ["postgresql://me:secret@host:5432/sweeps", "postgresql://me@host/sweeps", "sqlite:///a.db", "a.journal"]
     assert ["postgresql://me:***@host:5432/sweeps", *urls[1:]] == [without_password(url) for url in urls]
+    odd = {
+        "postgresql://me:se/cret@host/sweeps": "postgresql://me:***@host/sweeps",
+        "postgresql://me:se@cret@host/sweeps": "postgresql://...",
+        "postgresql://host/sweeps?user=me&password=secret": "postgresql://host/sweeps?user=me",
+        "postgresql://me:secret@host:port/sweeps": "postgresql://...",
+    }
+    assert list(odd.values()) == [without_password(url) for url in odd]
+
+
+def test_a_complaint_has_no_password() -> None:
+    """A database that cannot be opened is named without its password."""
+    with pytest.raises(UsageProblem) as problem:
+        open_storage("nosuch://me:secret@host:port/sweeps")
+    assert ("nosuch://..." in str(problem.value), "secret" in str(problem.value)) == (True, False)
 
 
 def test_a_missing_study_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""The end of a sweep in one process: it says what it waits for, and an interrupted gate is not repeated."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.catalog.sweep_space import Point
+from pytest_fa.session.session import Session
+from pytest_fa.sweep import run as run_module
+from pytest_fa.sweep.run import SweepRun
+from pytest_fa.sweep.search import GateAnswer
+from pytest_fa.sweep.study_facts import study_facts
+from tests.factories import options
+from tests.unit.sweep.simulated import RecordedBench
+
+pytest.importorskip("optuna")
+
+MANIFEST = """\
+entry: {target: "entry:forward"}
+supports: {device: [cpu]}
+defines: {M: 0}
+sweep: {values: {M: [1, 2, 3, 4]}}
+"""
+
+
+class Interrupted(RecordedBench):
+    """Its first gate ends with ctrl-C; the other ones pass."""
+
+    gate_record = None
+    gates = 0
+
+    def require_parent(self) -> None:
+        """It runs."""
+
+    def variant_of(self, point: Point) -> object:
+        """Not needed."""
+        raise NotImplementedError(point)
+
+    def gate(self, point: Point) -> GateAnswer:
+        """The gate of the fastest one."""
+        self.gates += 1
+        if self.gates == 1:
+            raise KeyboardInterrupt(point)
+        return GateAnswer("PASS", "", ())
+
+
+def sweep_run(folder: Path, lines: list[str]) -> SweepRun:
+    """A process of a sweep whose configurations are all much faster than the variant."""
+    home = folder / "kernels" / "tuned"
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "entry.py").write_text("def forward(q, k, v, *, scale, causal, out, M): ...\n")
+    (home / "variant.yaml").write_text(MANIFEST)
+    (parent,) = read_manifest(home / "variant.yaml", folder / "kernels")
+    chosen = options(folder, variants=("tuned",), artifacts=folder / "artifacts", cache=folder / "cache", trials=10)
+    session = Session(chosen)
+    return SweepRun(session, parent, study_facts(session, parent), lines.append)
+
+
+def test_an_interrupted_gate_is_not_repeated(tmp_path: Path) -> None:
+    """After ctrl-C in the gate, the same command stores that no configuration is better, and gates nothing."""
+    bench = Interrupted(lambda _: -0.2, 1)
+    first = sweep_run(tmp_path, [])
+    first.bench = bench  # type: ignore[assignment]  # recorded times
+    with pytest.raises(KeyboardInterrupt):
+        first.end()
+    assert first.study.end is None
+    second = sweep_run(tmp_path, [])
+    second.bench = bench  # type: ignore[assignment]
+    gated = first.study.gate_begun
+    assert gated is not None
+    with pytest.raises(NotImplementedError):  # the record of the gated configuration, which recorded times lack
+        second.end()
+    end = second.study.end
+    assert end is not None
+    expected = f"no configuration is better than the parent: the one gate, of M={gated['M']}, was interrupted"
+    assert (expected, None, 4, 1) == (end.reason, end.winner, end.timed, bench.gates)
+
+
+def test_a_wait_is_said_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line that names the trial of another process is said once, before that trial has ended."""
+    lines: list[str] = []
+    waiting = sweep_run(tmp_path, lines)
+    waiting.bench = Interrupted(lambda _: 0.2, 1)  # type: ignore[assignment]
+    other = waiting.study.claim(waiting.suggester, 1)
+    assert other is not None
+    has_ended = threading.Event()
+    monkeypatch.setattr(run_module, "running_elsewhere", lambda _: iter(() if has_ended.is_set() else (other,)))
+    thread = threading.Thread(target=waiting._wait_for_others)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not lines and time.monotonic() < deadline:
+        time.sleep(0.01)
+    said_meanwhile = list(lines)
+    time.sleep(3 * run_module.POLL_SECONDS)
+    has_ended.set()
+    thread.join(20)
+    line = f"sweep: waiting for trial #{other.number}, which another process runs"
+    assert ([line], [line]) == (said_meanwhile, lines)
