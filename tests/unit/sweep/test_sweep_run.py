@@ -78,6 +78,7 @@ def test_an_interrupted_gate_is_not_repeated(tmp_path: Path) -> None:
     second.bench = bench  # type: ignore[assignment]
     gated = first.study.gate_begun
     assert gated is not None
+    assert second.next_trial() is None
     with pytest.raises(NotImplementedError):  # the record of the gated configuration, which recorded times lack
         second.end()
     end = second.study.end
