@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from pytest_fa.errors import UsageProblem, suggestion
 from pytest_fa.sweep.shared_study import SharedStudy, open_storage, study_names
+from pytest_fa.sweep.study_url import without_password
 from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial
 
 
@@ -22,6 +23,7 @@ def read_study(place: str, name: str | None) -> StoredStudy:
     """The study of this name, or the last one.  Raises `UsageProblem` if there is none."""
     names = study_names(place)
     if name is not None and name not in names:
-        raise UsageProblem(f"{place!r} has no study {name!r}{suggestion(name, names)} (it has: {', '.join(names)})")
+        shown, listed = without_password(place), ", ".join(names)
+        raise UsageProblem(f"{shown!r} has no study {name!r}{suggestion(name, names)} (it has: {listed})")
     study = SharedStudy(open_storage(place), name or names[-1])
     return StoredStudy(study.name, study.facts, study.trials(), study.end)

@@ -70,12 +70,12 @@ class SweepRun:
         return Suggester(self.space, self.options.trials, self.options.sampler, seed)
 
     def next_trial(self) -> SweepTrial | None:
-        """Run the next trial; None if the budget or the space is used up, or if the sweep has ended.
+        """Run the next trial; None if the budget or the space is used up, or if the gate was begun.
 
         Raises `CannotRun` if this machine cannot run the parent.
         """
         self.bench.require_parent()
-        if self.study.end:
+        if self.study.end or self.study.gate_begun is not None:
             return None
         return run_trial(self.study, self.suggester, self.bench, self.options.trials)
 

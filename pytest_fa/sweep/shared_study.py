@@ -2,7 +2,7 @@
 
 A study is a journal file, or a database that an URL names.  A trial gets its configuration at the moment in which it is
 created, and the one with the lower number keeps a configuration that two trials have.  So no lock is needed, and no
-configuration runs twice.  Only this module knows how a trial is stored.
+configuration runs again after its trial has ended.  Only this module knows how a trial is stored.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def study_names(place: str) -> list[str]:
     import optuna  # noqa: PLC0415
 
     if not (names := optuna.get_all_study_names(storage)):
-        raise UsageProblem(f"{place!r} has no study")
+        raise UsageProblem(f"{without_password(place)!r} has no study")
     return names
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,7 +75,12 @@ def blocks(**changes: Any) -> PairBlocks:
     return msgspec.structs.replace(plain, **changes)
 
 
-def bench_with(monkeypatch: pytest.MonkeyPatch, workers: Workers, unsearched: tuple[Case, ...] = ()) -> KernelBench:
+def bench_with(
+    monkeypatch: pytest.MonkeyPatch,
+    workers: Workers,
+    unsearched: tuple[Case, ...] = (),
+    require_unchanged: Callable[[], object] = lambda: None,
+) -> KernelBench:
     """A bench on a GPU, whose processes are these workers."""
     monkeypatch.setattr(kernel_bench, "device_of", lambda _: "cuda")
     monkeypatch.setattr(kernel_bench, "timing_lock", lambda _: nullcontext())  # which another run may hold
@@ -86,7 +92,7 @@ def bench_with(monkeypatch: pytest.MonkeyPatch, workers: Workers, unsearched: tu
     runner = SimpleNamespace(workers=workers, watchdog_seconds=lambda *_: 10.0, tolerance_of=lambda _: "same_precision")
     builds = SimpleNamespace(arm=arm, say=lambda _: None)
     session = cast("Session", SimpleNamespace(runner=runner, builds=builds))
-    return KernelBench(session, parent, (CASE,), unsearched, lambda _: None)
+    return KernelBench(session, parent, (CASE,), unsearched, lambda _: None, require_unchanged)
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, result: GateResult) -> tuple[TrialResult, GateJob]:
@@ -146,6 +152,21 @@ def test_a_changed_file_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a file changed during a job, the trial is given up, because nothing was learned about the configuration."""
     with pytest.raises(CannotRun, match="changed"):
         measured(monkeypatch, GateResult("build_changed", "kernel.cu changed", ()))
+
+
+def test_an_edit_while_it_is_timed_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that is saved while a process times it gives no time, and no process begins after it."""
+    workers = Workers(GateResult("ok", "", (blocks(),)))
+
+    def require_unchanged() -> None:
+        if workers.jobs:
+            raise CannotRun("changed during the sweep")
+
+    bench = bench_with(monkeypatch, workers, (), require_unchanged)
+    for _ in range(2):
+        with pytest.raises(CannotRun, match="changed during the sweep"):
+            bench.measure({"M": 2})
+    assert 1 == len(workers.jobs)
 
 
 OTHER = parse_case("b1h1s64d64-fp16-seed0")

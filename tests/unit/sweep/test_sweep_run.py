@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.sweep_space import Point
+from pytest_fa.plugin.state import OPTIONS_KEY, SESSION_KEY
+from pytest_fa.plugin.sweeping import START_KEY, SWEEP_KEY, SweepStart, write_sweep
 from pytest_fa.session.session import Session
 from pytest_fa.sweep import run as run_module
 from pytest_fa.sweep.run import SweepRun
@@ -73,6 +78,7 @@ def test_an_interrupted_gate_is_not_repeated(tmp_path: Path) -> None:
     second.bench = bench  # type: ignore[assignment]
     gated = first.study.gate_begun
     assert gated is not None
+    assert second.next_trial() is None
     with pytest.raises(NotImplementedError):  # the record of the gated configuration, which recorded times lack
         second.end()
     end = second.study.end
@@ -101,3 +107,23 @@ def test_a_wait_is_said_while_it_lasts(tmp_path: Path, monkeypatch: pytest.Monke
     thread.join(20)
     line = f"sweep: waiting for trial #{other.number}, which another process runs"
     assert ([line], [line]) == (said_meanwhile, lines)
+
+
+@pytest.mark.parametrize("has_run_trials", [True, False], ids=["this process", "its workers"])
+def test_the_study_of_the_run_is_shown(tmp_path: Path, *, has_run_trials: bool) -> None:
+    """A file that is saved while the sweep runs changes what is shown in no process: the study of this run is shown."""
+    run = sweep_run(tmp_path, [])
+    bench = Interrupted(lambda _: 0.2, 1)
+    run.bench = bench  # type: ignore[assignment]
+    assert run.next_trial() is not None
+    stash, lines = pytest.Stash(), list[str]()
+    session = Session(dataclasses.replace(run.options, sweep="tuned"))
+    stash[OPTIONS_KEY], stash[SESSION_KEY] = session.options, session
+    stash[START_KEY] = SweepStart(study_facts(session, run.parent), time.time())
+    if has_run_trials:
+        stash[SWEEP_KEY] = run
+    (tmp_path / "kernels" / "tuned" / "entry.py").write_text("# edited\n")
+    config = SimpleNamespace(stash=stash, getoption=lambda _: False)
+    terminal = SimpleNamespace(config=config, section=lambda _: None, write_line=lambda line, **_: lines.append(line))
+    write_sweep(cast("pytest.TerminalReporter", terminal))
+    assert "4 feasible configurations; 1 trials (1 right)" == lines[0]
