@@ -15,6 +15,7 @@ from pytest_fa.plugin.state import (
     ALREADY_REPORTED_KEY,
     OUTPUT_KEY,
     RECORD_KEY,
+    REFUSED_KEY,
     case_profiler_of,
     first_reports_of,
     live_output,
@@ -177,6 +178,7 @@ class FaRun:
         from pytest_fa.session.refusals import AlreadyReported, Refused  # noqa: PLC0415
 
         reason = printable(str(obstacle))
+        self._node.stash[REFUSED_KEY] = isinstance(obstacle, Refused)
         if isinstance(obstacle, AlreadyReported):
             self._node.stash[ALREADY_REPORTED_KEY] = True
             if obstacle.record is not None:

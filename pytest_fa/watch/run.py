@@ -7,6 +7,7 @@ one.  A save during a run abandons that run.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from pytest_fa.catalog.plan import AnyVariant
@@ -18,7 +19,7 @@ from pytest_fa.records.record import Record
 from pytest_fa.session.session import Session
 from pytest_fa.watch.save_watcher import SaveWatcher, seconds_since_save, watching_saves
 from pytest_fa.watch.screen import Screen
-from pytest_fa.watch.tasks import SelectedTests
+from pytest_fa.watch.tasks import SelectedTests, TaskKey
 from pytest_fa.watch.variant_run import Memory, VariantRun
 from pytest_fa.watch.watched_files import (
     Contents,
@@ -39,11 +40,12 @@ class Watch:
 
     def __init__(self, session: Session, selection: SelectedTests, screen: Screen, log: Path) -> None:
         self._session, self._selection, self._screen, self.log = session, selection, screen, log
-        self._files, self._contents = all_files(session), Contents()
-        self._done: dict[str, tuple[AnyVariant, Hashes | None]] = {}
+        self._done: dict[str, tuple[AnyVariant | None, Hashes | None]] = {}  # None: a variant without a verdict
+        self._concerned = selection.variants(session.run_plan.plan)
+        self._files, self._contents = all_files(session, self._watched), Contents()
         self._records: dict[str, list[Record]] = {}
         self._times: dict[tuple[str, str], Record] = {}
-        self.has_verdict = False  # whether a save has had one
+        self.has_verdict = False  # whether a variant has had one after a save
         self._failed: set[str] = set()  # the variants that are not right, and PLAN if there is no plan
         self._not_run: set[str] = set()  # those of them that this machine cannot run
         self._built_only: set[str] = set()  # variants of which nothing was judged but the build
@@ -51,8 +53,19 @@ class Watch:
 
     @property
     def all_right(self) -> bool:
-        """Whether every variant is right by its last verdict."""
-        return not self._failed
+        """Whether every variant has a verdict, and is right by its last one."""
+        return not self._failed and not self.unjudged
+
+    @property
+    def unjudged(self) -> list[str]:
+        """The variants that have no verdict, neither of the first run nor after a save."""
+        return [variant.name for variant in self._watched if self._done.get(variant.name, NEVER)[0] is None]
+
+    @property
+    def _watched(self) -> list[AnyVariant]:
+        """The chosen variants that have a selected test, or had one in an earlier run."""
+        names = self._concerned | set(self._done)
+        return [variant for variant in self._session.run_plan.plan.chosen if variant.name in names]
 
     def verdict(self, names: set[str]) -> str:
         """The verdict of these variants: right, or which of them are not, or were not run."""
@@ -61,15 +74,21 @@ class Watch:
         parts += [f"not run: {', '.join(not_run)}"] if not_run else []
         return "; ".join(parts) or ("built" if names <= self._built_only else "right")
 
-    def start(self, records: list[Record], early: Hashes) -> None:
-        """Take over what the first run has found.  `early` has the content of files when that run began."""
+    def start(self, records: list[Record], judged: Collection[TaskKey], early: Hashes) -> None:
+        """Take over what the first run has found.
+
+        `judged` are the tests that have passed, or that a variant refuses.  A variant with another test and without a
+        failure has no verdict.  `early` has the content of files when that run began.
+        """
         for record in records:
             self._records.setdefault(record.variant, []).append(record)
         for own_records in tuple(self._records.values()):
             self._take(own_records)
         self._note_files(self._session, early)
-        for variant in self._session.run_plan.plan.chosen:
-            self._done[variant.name] = (variant, self._contents.get(variant.name))
+        incomplete = self._selection.variants(self._session.run_plan.plan, judged)
+        for variant in self._watched:
+            is_judged = variant.name in self._failed or variant.name not in incomplete
+            self._done[variant.name] = (variant if is_judged else None, self._contents.get(variant.name))
 
     def run(self) -> None:
         """Answer one save after the other.  Ctrl-C ends this with `KeyboardInterrupt`."""
@@ -78,19 +97,22 @@ class Watch:
         runner.workers.stop = runner.profiler_workers.stop = stop
         count = len({path for path in flat(self._contents) if Path(path).is_file()})
         self._screen.title(f"watching {count} file{'s' * (count != 1)} of {self._names()}; Ctrl-C ends")
-        with watching_saves(stop) as watcher:
+        with watching_saves(stop, lambda text: self._screen.title(f"error: {text}", good=False)) as watcher:
             watcher.expect(self._files, self._contents)
             while True:
-                self._answer(watcher, watcher.wait())
+                self._answer(watcher)
 
-    def _answer(self, watcher: SaveWatcher, paths: list[str]) -> None:
-        """Judge what a save has changed.  A problem with a manifest or a process is shown, and nothing is lost."""
-        self._screen.start_clock(seconds_since_save(paths))
-        watcher.stop.clear()
-        contents = self._files.contents()
-        watcher.expect(self._files, contents)
-        self._screen.title(f"saved {_listed(paths)}")
+    def _answer(self, watcher: SaveWatcher) -> None:
+        """Wait for a save and judge what it has changed.
+
+        A problem with a manifest, a process or the file system is shown, and nothing is lost.
+        """
         try:
+            paths = watcher.wait()
+            self._screen.start_clock(seconds_since_save(paths))
+            contents = self._files.contents()
+            watcher.expect(self._files, contents)
+            self._screen.title(f"saved {_listed(paths)}")
             self._judge(watcher, contents)
         except Abandoned:
             self._screen.title("another save: this run is abandoned")
@@ -102,11 +124,10 @@ class Watch:
     def _judge(self, watcher: SaveWatcher, contents: Contents) -> None:
         """Build, check and time every variant whose files or manifest differ from those of its last verdict."""
         session = self._session.renewed()
-        plan = session.run_plan.plan
         session.run_plan.require_usable(needs_variant=True)
-        self._session, changed = session, self._changed(plan.chosen, contents)
-        selected = {variant.name for variant in plan.chosen}
-        self._failed, self._not_run = self._failed & selected, self._not_run & selected
+        self._session, self._concerned = session, self._selection.variants(session.run_plan.plan)
+        changed, watched = self._changed(contents), {variant.name for variant in self._watched}
+        self._failed, self._not_run = self._failed & {PLAN, *watched}, self._not_run & watched
         session.runner.end_workers()  # they have loaded the code before the save
         session.builds.needed = {each.name: each for each in changed if isinstance(each, Variant)}
         session.builds.say = lambda text: self._notice(watcher, text)
@@ -124,12 +145,15 @@ class Watch:
         if text.startswith(NOTICES):
             self._screen.detail(text)
 
-    def _changed(self, chosen: tuple[AnyVariant, ...], contents: Contents) -> list[AnyVariant]:
-        return [each for each in chosen if self._done.get(each.name) != (each, contents.get(each.name))]
+    def _changed(self, contents: Contents) -> list[AnyVariant]:
+        """The variants that are not as at their last verdict; first those whose files differ."""
+        known = {variant.name: self._done.get(variant.name, NEVER) for variant in self._watched}
+        changed = [each for each in self._watched if known[each.name] != (each, contents.get(each.name))]
+        return sorted(changed, key=lambda variant: known[variant.name][1] == contents.get(variant.name))
 
     def _note_files(self, session: Session, known: Hashes) -> None:
         """Determine the files of each variant from its builds, with the content that was compiled or is known."""
-        self._files = files_of(session, self._files)
+        self._files = files_of(session, self._watched, self._files)
         self._contents = with_known(self._files.contents(), {**known, **compiled_hashes(session)})
 
     def _judge_variant(self, variant: AnyVariant) -> None:
@@ -143,6 +167,8 @@ class Watch:
             self._take(variant_run.records)
             self._sort(variant.name, variant_run)
         self._done[variant.name] = (variant, self._contents.get(variant.name))
+        self.has_verdict = True
+        self._write()
 
     def _sort(self, name: str, variant_run: VariantRun) -> None:
         """Put a variant into the sets of its verdict."""
@@ -162,17 +188,20 @@ class Watch:
                 self._times[(record.variant, record.case.shape_id)] = record
         self._failed |= {record.variant for record in records if record.outcome != "ok"}
 
-    def _conclude(self, changed: list[AnyVariant]) -> None:
-        """Write the records of the latest verdicts and the last line."""
-        if not changed:
-            self._screen.title("nothing has changed since the last verdict")
-            return
-        self.has_verdict = True
+    def _write(self) -> None:
+        """Write the records of the latest verdicts, also if this run is abandoned before its end."""
         try:
             replace_records(self.log, [record for records in self._records.values() for record in records])
         except OSError as problem:
             self._screen.title(f"records were lost: {problem}", good=False)
-        names = {each.name for each in changed}
+
+    def _conclude(self, changed: list[AnyVariant]) -> None:
+        """Write the last line."""
+        self._failed.discard(PLAN)
+        if not changed:
+            self._screen.title("nothing has changed since the last verdict")
+            return
+        names = {variant.name for variant in changed}
         self._screen.title(f"{self.verdict(names)}, {self._screen.after_save}", good=not names & self._failed)
 
     def _baseline(self, shape: str) -> Record | None:
@@ -185,10 +214,11 @@ class Watch:
         return [build for record in self._records.get(variant, ()) if record.kind == "build" for build in record.builds]
 
     def _names(self) -> str:
-        return _listed([each.name for each in self._session.run_plan.plan.chosen])
+        return _listed([variant.name for variant in self._watched])
 
 
 NOTICES = ("building", "waiting")  # how the builder's messages begin that are shown
+NEVER = (None, None)  # the last verdict of a variant that is new
 PLAN = ""  # stands for the selection as a whole, where variants have names
 
 

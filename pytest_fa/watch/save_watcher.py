@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,14 +33,15 @@ WRITES = [
 class SaveWatcher:
     """Compares the content of the watched files with the expected one after every event in their folders.
 
-    When they differ, it sets `stop` and ends the compilers that run.
+    When they differ, it sets `stop` and ends the compilers that run.  `say` gets what its thread cannot do.
     """
 
-    def __init__(self, stop: StopSignal) -> None:
-        self.stop = stop
+    def __init__(self, stop: StopSignal, say: Callable[[str], None]) -> None:
+        self.stop, self._say = stop, say
         self._lock = threading.Lock()
         self._files, self._expected = WatchedFiles((), (), {}), Contents()
         self._places: tuple[str, ...] = ()
+        self._saved: list[str] = []  # the files of the last save
         self._event, self._end = threading.Event(), threading.Event()
         self._is_waiting = False
         self._observer = Observer()
@@ -51,10 +52,12 @@ class SaveWatcher:
     def expect(self, files: WatchedFiles, contents: Contents) -> None:
         """From now on, watch these files.  A content that differs from `contents` is a save, also an earlier one.
 
-        Raises `FaError` if a folder cannot be watched.
+        The signal is taken back; it is set again if there is such a save.  Raises `FaError` if a folder cannot be
+        watched.
         """
         with self._lock:
             self._files, self._expected = files, contents
+            self.stop.clear()
         if self._places != (places := files.places()):
             self._places = places
             self._observer.unschedule_all()
@@ -68,8 +71,8 @@ class SaveWatcher:
         self._event.set()  # the thread looks once more, when no file changes any longer
         self.stop.wait()
         self._is_waiting = False
-        with self._lock:
-            return changed_paths(self._expected, self._files.contents())
+        with self._lock:  # a file that was written back since has its old content again
+            return changed_paths(self._expected, self._files.contents()) or self._saved
 
     def close(self) -> None:
         """End the threads."""
@@ -83,6 +86,7 @@ class SaveWatcher:
         try:
             self._observer.schedule(_Handler(self._event), place, recursive=True, event_filter=WRITES)
         except OSError as problem:
+            self._places = ()  # the next `expect` tries again
             text = f"--fa-watch: {place} cannot be watched: {problem}"
             raise FaError(f"{text}; `sysctl fs.inotify` shows the limits of this machine") from None
 
@@ -93,7 +97,10 @@ class SaveWatcher:
             if is_event:
                 self._settle()
             if is_event or self._is_waiting:
-                self._look()
+                try:
+                    self._look()
+                except FaError as problem:
+                    self._say(str(problem))
 
     def _settle(self) -> None:
         """Wait until no event comes any more."""
@@ -104,11 +111,11 @@ class SaveWatcher:
 
     def _look(self) -> None:
         """Set the signal if the content of a watched file is not the expected one."""
-        with self._lock:
-            is_saved = self._files.contents() != self._expected
-        if is_saved:
-            self.stop.set()
-            end_running()
+        with self._lock:  # until the compilers are ended, so that these are none of a run that expects the new content
+            if paths := changed_paths(self._expected, self._files.contents()):
+                self._saved = paths
+                self.stop.set()
+                end_running()
 
 
 class _Handler(events.FileSystemEventHandler):
@@ -125,9 +132,9 @@ class _Handler(events.FileSystemEventHandler):
 
 
 @contextmanager
-def watching_saves(stop: StopSignal) -> Iterator[SaveWatcher]:
+def watching_saves(stop: StopSignal, say: Callable[[str], None]) -> Iterator[SaveWatcher]:
     """A watcher whose threads end with the block."""
-    watcher = SaveWatcher(stop)
+    watcher = SaveWatcher(stop, say)
     try:
         yield watcher
     finally:

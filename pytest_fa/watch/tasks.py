@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Literal, NamedTuple
 
 from pytest_fa.catalog.case import Case
@@ -43,15 +43,26 @@ class SelectedTests:
     """The tests that the user selected.  If that were all, tests that a changed manifest adds are selected, too."""
 
     def __init__(self, plan: Plan, selected: Collection[TaskKey], *, timing: bool) -> None:
-        keys = {task.key for task in _tasks(plan)}
-        self._selected, self._is_all, self._timing = frozenset(selected), keys <= set(selected), timing
-        self.is_empty = not keys & self._selected
+        self._timing = timing
+        self.keys = frozenset(task.key for task in self._kept(_tasks(plan)))  # of all tests that could be repeated
+        self._selected, self._is_all = frozenset(selected), self.keys <= set(selected)
+        self.is_empty = not self.keys & self._selected
 
     def tasks(self, plan: Plan, variant: str) -> list[Task]:
         """The tests of one variant, in the order in which they run."""
         own = [task for task in _tasks(plan) if task.variant.name == variant]
-        kept = [task for task in own if self._is_all or task.key in self._selected]
-        return [task for task in kept if self._timing or task.test != "speed"]
+        return self._kept(task for task in own if self._is_all or task.key in self._selected)
+
+    def variants(self, plan: Plan, apart_from: Collection[TaskKey] = ()) -> set[str]:
+        """The variants that have a selected test, apart from these; with a broken manifest, those that had one."""
+        keys = {task.key for task in self._kept(_tasks(plan))}
+        wanted = keys if self._is_all else keys & self._selected
+        broken = {variant.name for variant in plan.chosen if not isinstance(variant, Variant)}
+        kept = broken if self._is_all else broken & {name for _, name, _ in self._selected}
+        return {name for _, name, _ in wanted.difference(apart_from)} | kept
+
+    def _kept(self, tasks: Iterable[Task]) -> list[Task]:
+        return [task for task in tasks if self._timing or task.test != "speed"]
 
 
 def _tasks(plan: Plan) -> list[Task]:

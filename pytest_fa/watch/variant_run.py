@@ -45,6 +45,8 @@ class VariantRun:
 
     def run(self, tasks: list[Task]) -> None:
         """Run the tests in their order.  After a hang, or if this machine cannot run the variant, no other follows."""
+        if not tasks:
+            self.why_not_run = f"no selected test applies to {self._variant.name} any longer"
         self._first_reports.build_tests = frozenset(task.variant.name for task in tasks if task.test == "build")
         checks = [task for task in tasks if task.test in ("correct", "property")]
         self._build([task for task in tasks if task.test == "build"])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from pytest_fa.build.unchanged import MOST_FILES, SOURCE_SUFFIXES
 from pytest_fa.catalog.manifest import MANIFEST_NAME
 from pytest_fa.catalog.plan import AnyVariant
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.errors import FaError
 from pytest_fa.records.built import Build
 from pytest_fa.session.session import Session
 
@@ -26,6 +28,8 @@ Hashes = dict[str, str | None]  # by path; None for a file that cannot be read
 Contents = dict[str, Hashes]  # by variant; the manifests themselves by MANIFESTS
 
 MANIFESTS = ""
+MOST_LOOKS = 20
+BETWEEN_LOOKS_SECONDS = 0.05
 COMPILED_SUFFIXES = frozenset({".cu", ".cpp", ".cc", ".cxx", ".c", *HEADER_SUFFIXES, *SOURCE_SUFFIXES})
 # Files that editors write beside the one that is edited, such as `.kernel.cu.swp`, `kernel.cu~` and `4913`.
 _SCRATCH = re.compile(r"^[.#]|[~#]$|^\d+$")
@@ -54,7 +58,19 @@ class WatchedFiles(msgspec.Struct, frozen=True):
     variants: dict[str, FilesOfVariant]
 
     def contents(self) -> Contents:
-        """The files that are there now, with the hash of each."""
+        """The files that are there now, with the hash of each.
+
+        A folder may vanish while it is listed, so the files are looked at again.  Raises `FaError` if that never helps.
+        """
+        for _ in range(MOST_LOOKS):
+            try:
+                return self._contents()
+            except OSError as error:
+                problem = error
+                time.sleep(BETWEEN_LOOKS_SECONDS)
+        raise FaError(f"--fa-watch: the files of the variants cannot be listed: {problem}")
+
+    def _contents(self) -> Contents:
         manifests = {str(path): "" for root in self.roots for path in Path(root).glob(f"*/{MANIFEST_NAME}")}
         broken = {path: file_hash(path) for path in self.broken}
         own = {name: {path: file_hash(path) for path in each.paths()} for name, each in self.variants.items()}
@@ -73,20 +89,20 @@ def is_scratch(path: Path) -> bool:
     return bool(_SCRATCH.search(path.name)) or "__pycache__" in path.parts
 
 
-def all_files(session: Session) -> WatchedFiles:
-    """Every file in the folders of the selected variants, before anything was built."""
-    return _watched(session, {each.name: _in_folders(each) for each in session.run_plan.plan.runnable})
+def all_files(session: Session, watched: Iterable[AnyVariant]) -> WatchedFiles:
+    """Every file in the folders of these variants, before anything was built."""
+    return _watched(session, watched, _in_folders)
 
 
-def files_of(session: Session, earlier: WatchedFiles) -> WatchedFiles:
-    """The files of the selected variants after their builds.  A variant without a build keeps its earlier ones."""
-    known = {
-        each.name: _of_build(session, each)
-        if each.name in session.builds.needed
-        else earlier.variants.get(each.name) or _in_folders(each)
-        for each in session.run_plan.plan.runnable
-    }
-    return _watched(session, known)
+def files_of(session: Session, watched: Iterable[AnyVariant], earlier: WatchedFiles) -> WatchedFiles:
+    """The files of these variants after their builds.  A variant without a build keeps its earlier ones."""
+
+    def files(variant: Variant) -> FilesOfVariant:
+        if variant.name in session.builds.needed:
+            return _of_build(session, variant)
+        return earlier.variants.get(variant.name) or _in_folders(variant)
+
+    return _watched(session, watched, files)
 
 
 def compiled_hashes(session: Session) -> Hashes:
@@ -124,11 +140,16 @@ def builds_of(session: Session, variant: Variant) -> list[Build]:
     return [each for (name, _), each in outcomes.items() if name == variant.name and isinstance(each, Build)]
 
 
-def _watched(session: Session, variants: dict[str, FilesOfVariant]) -> WatchedFiles:
-    broken = session.run_plan.catalog.broken
-    selected: Iterable[AnyVariant] = session.run_plan.plan.chosen
-    problems = {each.problem for each in selected if not isinstance(each, Variant)}
-    paths = tuple(path for path, each in broken.items() if each.problem in problems)
+def _watched(
+    session: Session, watched: Iterable[AnyVariant], files: Callable[[Variant], FilesOfVariant]
+) -> WatchedFiles:
+    variants, problems = dict[str, FilesOfVariant](), set[str]()
+    for variant in watched:
+        if isinstance(variant, Variant):
+            variants[variant.name] = files(variant)
+        else:
+            problems.add(variant.problem)
+    paths = tuple(path for path, broken in session.run_plan.catalog.broken.items() if broken.problem in problems)
     return WatchedFiles(tuple(str(root) for root in session.options.kernels), paths, variants)
 
 

@@ -84,11 +84,11 @@ def test_a_rename_is_a_save(good: Project) -> None:
 
 
 def test_the_last_of_several_saves_counts(good: Project) -> None:
-    """Saves in quick succession get one verdict, on the last content."""
+    """Saves in quick succession get one verdict, on the last content; no other content can have one in this time."""
     with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
         place = len(run.text)
-        for source in (WRONG_SOURCE, SLOW_SOURCE, ""):
-            source_of(good).write_text(source, encoding="utf-8")
+        for number in range(3):
+            source_of(good).write_text(f"{SLOW_SOURCE}# {number}\n", encoding="utf-8")
         run.saved(source_of(good), f"{PYTHON_SOURCE}# the last one\n")
         assert re.findall(VERDICT, run.text[place:]) == ["right"]
 
@@ -96,15 +96,76 @@ def test_the_last_of_several_saves_counts(good: Project) -> None:
 def test_a_save_abandons_the_run(good: Project) -> None:
     """A save during a run ends the candidate's call at once, and the new source gets the verdict."""
     with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
-        place, reached = len(run.text), good.folder / "reached"
+        place = len(run.text)
         source_of(good).write_text(SLOW_SOURCE, encoding="utf-8")
         run.until("fa: saved", after=place)
-        while not reached.exists():
-            assert run.is_running
+        run.until_exists(good.folder, "reached")
         run.saved(source_of(good), PYTHON_SOURCE + "# quick\n")
         assert run.interrupt() == pytest.ExitCode.OK
     assert "fa: another save: this run is abandoned\n" in run.text[place:]
     assert re.findall(VERDICT, run.text[place:]) == ["right"]
+
+
+def test_an_abandoned_run_keeps_its_verdicts(project: Project) -> None:
+    """A variant that was judged before a run was ended has a verdict and records."""
+    for name in ("first", "second"):
+        project.python_variant(name)
+    with WatchedRun(project, *QUICK).started() as run:
+        source_of(project, "second").write_text(SLOW_SOURCE, encoding="utf-8")
+        source_of(project, "first").write_text(WRONG_SOURCE, encoding="utf-8")
+        log = run.until_exists(project.folder, "artifacts/records/*-watch.jsonl")
+        assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
+    assert "fa: ended by Ctrl-C; exit status 1, that of the last verdict\n" in run.text
+    assert ["wrong"] == [
+        record.outcome for record in read_records(log) if (record.kind, record.variant) == ("correct", "first")
+    ]
+
+
+def test_what_the_first_run_has_not_reached_is_judged(project: Project) -> None:
+    """After -x, a save also gets a verdict for the variants that have none, after the one that was saved."""
+    project.python_variant("first", WRONG_SOURCE)
+    project.python_variant("second", WRONG_SOURCE)
+    with WatchedRun(project, "-x", *QUICK).started() as run:
+        text = run.saved(source_of(project, "first"), PYTHON_SOURCE)
+        assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
+    assert ["first: 1 of 1", "second: 0 of 1"] == re.findall(r"(\w+: \d of \d) checks right", text)
+    assert "\nfa: not right: second, " in text
+
+
+def test_what_was_not_run_is_no_success(good: Project) -> None:
+    """A variant that the first run skipped has no verdict, so the exit status is not 0 if another one is right."""
+    good.cuda_variant("one")
+    with WatchedRun(good, "--fa-arch=sm_90a", "-k", "test_correct", *QUICK).started() as run:
+        text = run.saved(source_of(good), f"{PYTHON_SOURCE}# edited\n")
+        assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
+    assert "  good: 1 of 1 checks right" in text
+    assert "\nfa: not run: one, " in text
+
+
+def test_a_failed_test_of_ones_own_stays_failed(good: Project) -> None:
+    """No save repeats a test of one's own, so no verdict turns its failure into exit status 0."""
+    good.write("test_own.py", "def test_own():\n    assert False\n")
+    with WatchedRun(
+        good, "--fa-variant=good", "test_own.py", "-k", "test_own or test_correct", *QUICK
+    ).started() as run:
+        text = run.saved(source_of(good), f"{PYTHON_SOURCE}# edited\n")
+        assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
+    assert "\nfa: right, " in text
+    assert "fa: failed or not run in the first run, and not repeated: test_own.py::test_own\n" in run.text
+
+
+def test_only_selected_variants_are_watched(project: Project) -> None:
+    """With -k, the files of a variant without a selected test are not watched, and it has no part in a verdict."""
+    for name in ("one", "two"):
+        project.python_variant(name)
+    with WatchedRun(project, "-k", "one and test_correct", *QUICK).started() as run:
+        place = len(run.text)
+        source_of(project, "two").write_text(WRONG_SOURCE, encoding="utf-8")
+        run.saved(source_of(project, "one"), f"{PYTHON_SOURCE}# edited\n")
+        assert run.interrupt() == pytest.ExitCode.OK
+    assert "fa: watching 2 files of one; Ctrl-C ends\n" in run.text
+    assert ["right"] == re.findall(VERDICT, run.text[place:])
+    assert "two" not in run.text[place:]
 
 
 def test_a_broken_manifest_is_one_error(good: Project) -> None:

@@ -38,7 +38,7 @@ class WatchedRun:
             start_new_session=True,
         )
         os.close(inner_end)
-        self.text = ""
+        self._data, self.text = b"", ""
 
     def __enter__(self) -> Self:
         return self
@@ -63,6 +63,14 @@ class WatchedRun:
         """Wait until the first run has ended and the files are watched."""
         self.until(r"fa: watching .* Ctrl-C ends\n")
         return self
+
+    def until_exists(self, folder: Path, pattern: str) -> Path:
+        """Wait until the run has written a file with this pattern, and return its path.  Fails at the limit."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not (paths := list(folder.glob(pattern))):
+            assert time.monotonic() < deadline, f"no {pattern} in {folder}:\n{self.text}"
+            assert self.is_running, self.text
+        return paths[0]
 
     def saved(self, path: Path, text: str) -> str:
         """Save a file, wait for the verdict, and return everything that was written since."""
@@ -96,5 +104,6 @@ class WatchedRun:
             data = os.read(self._terminal, 2**16)
         except OSError:  # Linux: no process has the other end open any more
             return False
-        self.text += data.decode(errors="replace").replace("\r\n", "\n")
+        self._data += data  # a read may end between the two characters that end a line
+        self.text = self._data.decode(errors="replace").replace("\r\n", "\n")
         return bool(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import Catalog
 from pytest_fa.catalog.plan import Plan, make_plan
+from pytest_fa.catalog.variant import BrokenVariant
 from pytest_fa.watch.tasks import SelectedTests, TaskKey, key_of
 from tests.factories import variant
 
@@ -61,6 +62,26 @@ def test_nothing_selected_is_empty() -> None:
     """A selection without a test of the plan is empty."""
     assert SelectedTests(plan("one"), [("test_own", "one", "")], timing=True).is_empty
     assert not SelectedTests(plan("one"), keys("one")[:1], timing=True).is_empty
+
+
+def test_which_variants_have_a_selected_test() -> None:
+    """With all tests, that is every variant, also a new or a broken one; with a part, those that it names."""
+    tests = SelectedTests(plan("one"), keys("one"), timing=True)
+    assert {"one", "two"} == tests.variants(plan("one", "two"))
+    assert {"two"} == tests.variants(plan("one", "two"), apart_from=keys("one"))
+    assert {"one"} == tests.variants(plan("one"), apart_from=keys("one")[1:])
+    part = SelectedTests(plan("one", "two"), keys("one")[1:2], timing=True)
+    assert {"one"} == part.variants(plan("one", "two"))
+    broken = tuple(BrokenVariant(name, "a problem") for name in ("one", "two"))
+    of_broken = make_plan(Catalog({}, {}), broken, CASES, cases_are_named=True)
+    assert ({"one", "two"}, {"one"}) == (tests.variants(of_broken), part.variants(of_broken))
+
+
+def test_times_that_are_off_are_not_repeated() -> None:
+    """With --benchmark-disable, a failure of `test_speed` cannot be mended by a save, and alone it is no selection."""
+    tests = SelectedTests(plan("one"), keys("one")[-1:], timing=False)
+    assert tests.is_empty
+    assert tests.keys == set(keys("one")[:-1])
 
 
 def test_a_task_has_the_name_of_its_test() -> None:
