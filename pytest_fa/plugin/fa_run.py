@@ -175,7 +175,7 @@ class FaRun:
         """Skip the test, or fail it if the obstacle must not be there."""
         from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
         from pytest_fa.records.text import printable, printable_struct  # noqa: PLC0415
-        from pytest_fa.session.refusals import AlreadyReported, Refused  # noqa: PLC0415
+        from pytest_fa.session.refusals import AlreadyReported, ChangedMeanwhile, Refused  # noqa: PLC0415
 
         reason = printable(str(obstacle))
         self._node.stash[REFUSED_KEY] = isinstance(obstacle, Refused)
@@ -183,7 +183,7 @@ class FaRun:
             self._node.stash[ALREADY_REPORTED_KEY] = True
             if obstacle.record is not None:
                 self._node.stash[RECORD_KEY] = printable_struct(obstacle.record)
-        elif isinstance(obstacle, LockProblem):
+        elif isinstance(obstacle, LockProblem | ChangedMeanwhile):
             pytest.fail(reason, pytrace=False)
         elif self._session.options.require_gpu and not isinstance(obstacle, Refused):
             pytest.fail(f"{reason} (--fa-require-gpu)", pytrace=False)

@@ -1,4 +1,4 @@
-"""The exceptions that skip a test."""
+"""The exceptions that end a test without a verdict: most of them skip it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ class CannotRun(FaError):
 
 class Refused(CannotRun):
     """The variant does not support the case or the property, on any machine."""
+
+
+class ChangedMeanwhile(CannotRun):
+    """Files changed while they were measured.  This fails the test: what was measured says nothing about them."""
 
 
 class AlreadyReported(FaError):

@@ -23,7 +23,7 @@ from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.records.built import Build
 from pytest_fa.records.record import Outcome, Record
 from pytest_fa.session.builds import device_of
-from pytest_fa.session.refusals import CannotRun, Refused
+from pytest_fa.session.refusals import CannotRun, ChangedMeanwhile, Refused
 from pytest_fa.session.rerun import rerun_command
 from pytest_fa.session.session import Session
 from pytest_fa.sweep.search import BuiltPoint, GateAnswer
@@ -163,7 +163,7 @@ class KernelBench:
         command = f"{rerun_command(self._session.options, 'gate', variant.name, None)} {words}"
         self.gate_record = msgspec.structs.replace(record, rerun_command=f"{command} {_cases_word(self._searched)}")
         if record.outcome == "build_changed":
-            raise CannotRun(record.message)
+            raise ChangedMeanwhile(record.message)
         if record.gate is None:
             return GateAnswer(record.outcome, record.message.partition("\n")[0], ())
         ratios = tuple(
@@ -227,7 +227,7 @@ def _untimed(pair: PairBlocks, *, has_two_clocks: bool) -> str:
 def _require_judged(record: Record) -> None:
     """Raise `CannotRun` if a record says nothing about the configuration."""
     if record.outcome == "build_changed":
-        raise CannotRun(record.message)
+        raise ChangedMeanwhile(record.message)
     if record.unprotected:
         raise CannotRun(f"a sweep needs protected runs, which can be gated: {record.unprotected}")
 
@@ -235,7 +235,7 @@ def _require_judged(record: Record) -> None:
 def _problem_of_process(result: GateResult) -> TrialResult | None:
     """Why a process of paired timings gave no times; None if it did.  Raises `CannotRun` if a file changed."""
     if result.outcome == "build_changed":
-        raise CannotRun(result.message)
+        raise ChangedMeanwhile(result.message)
     if result.outcome == "ok":
         return None
     return TrialResult(_OUTCOMES.get(result.outcome, "wrong"), result.message.partition("\n")[0])

@@ -22,7 +22,7 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.options.options import Options
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, Stage, to_builtins
-from pytest_fa.session.refusals import CannotRun
+from pytest_fa.session.refusals import CannotRun, ChangedMeanwhile
 from pytest_fa.session.session import Session
 from pytest_fa.sweep.finals import NONE, end_sweep
 from pytest_fa.sweep.kernel_bench import KernelBench
@@ -134,9 +134,9 @@ class SweepRun:
         return msgspec.structs.replace(record, rerun_command=self._command)
 
     def _require_unchanged(self) -> None:
-        """Raise `CannotRun` if a source or header changed since this run began."""
+        """Raise `ChangedMeanwhile` if a source or header changed since this run began."""
         if changed := changed_files(self._facts, self.parent):
-            raise CannotRun(
+            raise ChangedMeanwhile(
                 f"{', '.join(changed)} of {self.parent.name} changed during the sweep; the study stays as it is; "
                 f"for a study of the changed files, type: {self._command}"
             )

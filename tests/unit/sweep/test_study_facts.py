@@ -11,7 +11,7 @@ import pytest
 
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.session.refusals import CannotRun
+from pytest_fa.session.refusals import ChangedMeanwhile
 from pytest_fa.session.session import Session
 from pytest_fa.sweep.run import SweepRun
 from pytest_fa.sweep.study_facts import changed_files, study_facts
@@ -55,11 +55,11 @@ def test_every_changed_file_is_seen(tmp_path: Path, tuned: Variant, name: str) -
     assert [] == changed_files(facts, tuned)
     (tmp_path / name).write_text("// edited\n")
     assert facts != study_facts(session_in(tmp_path), tuned)
-    with pytest.raises(CannotRun, match=r"changed during the sweep; .* type: .*--fa-sweep=tuned"):
+    with pytest.raises(ChangedMeanwhile, match=r"changed during the sweep; .* type: .*--fa-sweep=tuned"):
         run.bench.build({"M": 2})
-    with pytest.raises(CannotRun, match="changed during the sweep"):
+    with pytest.raises(ChangedMeanwhile, match="changed during the sweep"):
         run.bench.check_unsearched({"M": 2})
-    with pytest.raises(CannotRun, match="changed during the sweep"):
+    with pytest.raises(ChangedMeanwhile, match="changed during the sweep"):
         run.bench.gate({"M": 2})
 
 
