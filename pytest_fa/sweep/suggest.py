@@ -90,7 +90,7 @@ class Suggester:
         return optuna.samplers.NSGAIISampler(seed=seed, population_size=max(8, min(50, self._budget // 8)))
 
     def _distributions(self) -> dict[str, Any]:
-        """Numbers are passed by their place in their order, so that neighbours are near each other; texts are not."""
+        """Numbers are passed by their place in their order, so that adjacent values are near; texts are not."""
         from optuna.distributions import CategoricalDistribution, IntDistribution  # noqa: PLC0415
 
         return {

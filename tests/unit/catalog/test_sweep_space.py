@@ -116,8 +116,8 @@ def test_a_member_has_a_sweep_of_its_own(tmp_path: Path) -> None:
         "defines: {M: 64}\nsweep: {values: {M: [32, 64]}}\n"
         "variants:\n  one: {}\n  two:\n    defines: {N: 1}\n    sweep: {values: {N: [1, 2]}}\n"
     )
-    found = {each.name: each.sweep for each in read_manifest(manifest, tmp_path)}
-    assert {"one": Sweep({"M": (32, 64)}), "two": Sweep({"N": (1, 2)})} == found
+    sweeps = {each.name: each.sweep for each in read_manifest(manifest, tmp_path)}
+    assert {"one": Sweep({"M": (32, 64)}), "two": Sweep({"N": (1, 2)})} == sweeps
 
 
 def test_an_unknown_key_lists_the_allowed_ones(tmp_path: Path) -> None:

@@ -170,6 +170,21 @@ def test_the_detectable_difference_is_announced_on_a_gpu(
     assert f"detects differences of 1.0 % (standard deviation of process means: {source})" in announcements[0]
 
 
+def gate_with_baseline(
+    variants: tuple[Variant, Variant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, baseline_us: float
+) -> tuple[Record, int]:
+    """The record of a gate on a GPU whose baseline took 10 us in the pilot, and its number of processes."""
+    candidate, baseline = variants
+    times_us = {"candidate": 9.0, "fast": 10.0}
+    records = {name: record(name, kind="speed", speed=speed(time_us)) for name, time_us in times_us.items()}
+    pair = msgspec.structs.replace(blocks(*[-0.105] * 6).arm_pairs[0], baseline_us=baseline_us)
+    runner = SimulatedRunner(tmp_path, records, GateResult("ok", "", (pair,)))
+    environment = msgspec.structs.replace(runner.records.environment, gpu="NVIDIA A GPU")
+    monkeypatch.setitem(vars(runner.records), "environment", environment)
+    gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
+    return gated, len(runner.jobs)
+
+
 @pytest.mark.parametrize(("baseline_us", "outcome"), [(10.0, "ok"), (10.45, "ok"), (10.47, "inconclusive")])
 def test_a_baseline_is_held_to_its_pilot(
     variants: tuple[Variant, Variant],
@@ -179,15 +194,8 @@ def test_a_baseline_is_held_to_its_pilot(
     outcome: str,
 ) -> None:
     """On a GPU, a baseline more than 3 % plus twice the spread (0.8 %) slower than in the pilot permits no PASS."""
-    candidate, baseline = variants
-    times_us = {"candidate": 9.0, "fast": 10.0}
-    records = {name: record(name, kind="speed", speed=speed(time_us)) for name, time_us in times_us.items()}
-    pair = msgspec.structs.replace(blocks(*[-0.105] * 6).arm_pairs[0], baseline_us=baseline_us)
-    runner = SimulatedRunner(tmp_path, records, GateResult("ok", "", (pair,)))
-    environment = msgspec.structs.replace(runner.records.environment, gpu="NVIDIA A GPU")
-    monkeypatch.setitem(vars(runner.records), "environment", environment)
-    gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
-    assert (gated.outcome, len(runner.jobs)) == (outcome, 6)
+    gated, count = gate_with_baseline(variants, tmp_path, monkeypatch, baseline_us)
+    assert (gated.outcome, count) == (outcome, 6)
     if outcome != "ok":
         said = "fast at b1h8s512d64-fp16 took 10.47 us and in the pilot 10.00 us; allowed: 4.6 % more"
         assert gated.message == f"INCONCLUSIVE: the baseline was slower than in the pilot: {said}"
@@ -198,14 +206,7 @@ def test_the_pilot_counts_when_a_gate_is_verified(
     variants: tuple[Variant, Variant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, baseline_us: float
 ) -> None:
     """An honest gate on a GPU contradicts nothing; turned into another verdict, it does."""
-    candidate, baseline = variants
-    times_us = {"candidate": 9.0, "fast": 10.0}
-    records = {name: record(name, kind="speed", speed=speed(time_us)) for name, time_us in times_us.items()}
-    pair = msgspec.structs.replace(blocks(*[-0.105] * 6).arm_pairs[0], baseline_us=baseline_us)
-    runner = SimulatedRunner(tmp_path, records, GateResult("ok", "", (pair,)))
-    environment = msgspec.structs.replace(runner.records.environment, gpu="NVIDIA A GPU")
-    monkeypatch.setitem(vars(runner.records), "environment", environment)
-    gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
+    gated, _ = gate_with_baseline(variants, tmp_path, monkeypatch, baseline_us)
     assert gated.gate is not None
     assert [line for line in contradictions(gated, None, PROCESS_SD) if "verdict" in line] == []
     other = "INCONCLUSIVE" if gated.gate.verdict == "PASS" else "PASS"

@@ -20,12 +20,12 @@ from tests.factories import options
 pytest.importorskip("optuna")
 
 MANIFEST = """\
-entry: {kind: torch, sources: [bind.cpp], target: forward, include: [../shared]}
+entry: {kind: torch, sources: [bind.cpp], target: forward, include: [../common]}
 supports: {device: [cpu]}
 defines: {M: 1}
 sweep: {values: {M: [1, 2]}}
 """
-FILES = ("kernels/tuned/bind.cpp", "kernels/include/common.h", "kernels/shared/helper.h")
+FILES = ("kernels/tuned/bind.cpp", "kernels/include/common.h", "kernels/common/helper.h")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def session_in(folder: Path, **changes: Any) -> Session:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_changed_file_is_seen(tmp_path: Path, tuned: Variant, name: str) -> None:
-    """A change of a source, a shared header or a header of an include folder makes other facts, and ends a trial."""
+    """A change of a source, a common header or a header of an include folder makes other facts, and ends a trial."""
     session = session_in(tmp_path)
     facts = study_facts(session, tuned)
     run = SweepRun(session, tuned, facts, lambda _: None)
