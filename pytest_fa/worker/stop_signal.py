@@ -12,6 +12,8 @@ import msgspec
 from pytest_fa.candidate.channel import Channel, Garbage
 from pytest_fa.worker.jobs import Progress, decode_answer
 
+SLICE_MS = 200  # of a wait without a deadline
+
 
 class Abandoned(Exception):
     """The work was ended before its result was there, because the result is no longer wanted."""
@@ -49,11 +51,14 @@ class StopSignal:
                 os.eventfd_read(self._descriptor)
 
     def wait(self) -> None:
-        """Wait until the signal is set.  Ctrl-C ends the wait."""
+        """Wait until the signal is set.  Ctrl-C ends the wait.
+
+        A SIGINT that comes just before `poll` blocks does not interrupt it; Python sees it after the slice.
+        """
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         while not self._is_set:
-            poll.poll()
+            poll.poll(SLICE_MS)
 
     def require_unset(self) -> None:
         """Raise `Abandoned` if the signal is set."""
