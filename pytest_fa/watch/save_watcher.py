@@ -42,8 +42,8 @@ class SaveWatcher:
         self._files, self._expected = WatchedFiles((), (), {}), Contents()
         self._places: tuple[str, ...] = ()
         self._saved: list[str] = []  # the files of the last save
-        self._event, self._end = threading.Event(), threading.Event()
-        self._is_waiting = False
+        self._event = StopSignal()  # a file was written, or the thread is to look
+        self._has_ended = self._is_waiting = False
         self._observer = Observer()
         self._thread = threading.Thread(target=self._watch, name="fa-watch", daemon=True)
         self._observer.start()
@@ -75,11 +75,15 @@ class SaveWatcher:
             return changed_paths(self._expected, self._files.contents()) or self._saved
 
     def close(self) -> None:
-        """End the threads."""
-        self._end.set()
+        """End the threads.
+
+        Ctrl-C may have interrupted a function of the observer that held a lock, so another thread stops it.
+        """
+        self._has_ended = True
         self._event.set()
-        self._observer.stop()
-        for thread in (self._thread, self._observer):
+        stopping = threading.Thread(target=self._observer.stop, name="fa-watch-end", daemon=True)
+        stopping.start()
+        for thread in (stopping, self._thread, self._observer):
             thread.join(END_SECONDS)
 
     def _schedule(self, place: str) -> None:
@@ -92,7 +96,7 @@ class SaveWatcher:
 
     def _watch(self) -> None:
         """Look after each group of events; while nothing runs, also every few seconds, should an event be missing."""
-        while not self._end.is_set():
+        while not self._has_ended:
             is_event = self._event.wait(LOOK_SECONDS)
             if is_event:
                 self._settle()
@@ -106,7 +110,7 @@ class SaveWatcher:
         """Wait until no event comes any more."""
         deadline = time.monotonic() + MOST_SECONDS
         self._event.clear()
-        while self._event.wait(QUIET_SECONDS) and time.monotonic() < deadline and not self._end.is_set():
+        while self._event.wait(QUIET_SECONDS) and time.monotonic() < deadline and not self._has_ended:
             self._event.clear()
 
     def _look(self) -> None:
@@ -121,7 +125,7 @@ class SaveWatcher:
 class _Handler(events.FileSystemEventHandler):
     """Sets an event for each write to a file that is not an editor's own."""
 
-    def __init__(self, event: threading.Event) -> None:
+    def __init__(self, event: StopSignal) -> None:
         self._event = event
 
     def on_any_event(self, event: events.FileSystemEvent) -> None:

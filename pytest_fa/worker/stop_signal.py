@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import select
 import threading
@@ -20,7 +22,11 @@ class Abandoned(Exception):
 
 
 class StopSignal:
-    """Set by one thread, looked at and waited for by another; a descriptor becomes readable when it is set."""
+    """Set by one thread, looked at and waited for by another; a descriptor becomes readable when it is set.
+
+    Unlike `threading.Event`, it stays usable if Ctrl-C interrupts `set`: the interruption of an Event can leave its
+    lock taken.
+    """
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -48,17 +54,20 @@ class StopSignal:
         with self._lock:
             if self._is_set:
                 self._is_set = False
-                os.eventfd_read(self._descriptor)
+                with contextlib.suppress(BlockingIOError):  # Ctrl-C came before `set` had written
+                    os.eventfd_read(self._descriptor)
 
-    def wait(self) -> None:
-        """Wait until the signal is set.  Ctrl-C ends the wait.
+    def wait(self, seconds: float = math.inf) -> bool:
+        """Wait until the signal is set, and return whether it is.  Ctrl-C ends the wait.
 
         A SIGINT that comes just before `poll` blocks does not interrupt it; Python sees it after the slice.
         """
+        deadline = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
-        while not self._is_set:
-            poll.poll(SLICE_MS)
+        while not self._is_set and (left := deadline - time.monotonic()) > 0:
+            poll.poll(min(SLICE_MS, 1000 * left))
+        return self._is_set
 
     def require_unset(self) -> None:
         """Raise `Abandoned` if the signal is set."""

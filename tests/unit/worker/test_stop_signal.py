@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import select
 
 import pytest
 
 from pytest_fa.worker.stop_signal import StopSignal
+
+
+def test_a_wait_ends_at_its_limit() -> None:
+    """A wait with a limit says whether the signal was set; an interrupted `set` is taken back without an error."""
+    stop = StopSignal()
+    assert not stop.wait(0.01)
+    stop.set()
+    assert stop.wait(0.01)
+    os.eventfd_read(stop.fileno())  # as if `set` had been interrupted before it wrote
+    stop.clear()
+    assert not stop.is_set
+    stop.close()
 
 
 def test_a_wait_never_blocks_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
