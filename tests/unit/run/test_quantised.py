@@ -43,8 +43,8 @@ def test_a_head_of_zeros_has_the_descale_0(values: torch.Tensor) -> None:
     assert (float(codes(numbers).abs().sum()), descale.tolist()) == (0.0, [[0.0, 0.0]])
 
 
-def test_neighbours_have_other_descales() -> None:
-    """The descales of neighbouring heads and batches differ by 10 % or more."""
+def test_adjacent_heads_have_other_descales() -> None:
+    """The descales of adjacent heads and batches differ by 10 % or more."""
     descales = inputs_of().descales
     assert descales is not None
     for tensor in (descales.k, descales.v):
