@@ -17,7 +17,7 @@ from pytest_fa.catalog.case import Data
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
 OUTLIER = 64.0  # the outlier, where the other elements are from N(0, 1)
-HEAD_STEP = 1.5  # between the magnitudes of neighbouring heads, so that no head is right with another's descale
+HEAD_STEP = 1.5  # between the magnitudes of adjacent heads, so that no head is right with another's descale
 SMALL = 2.0**-14  # a descale of Q that is rounded to fp16 loses most of its bits
 SMALL_V = 2.0**-6  # the output stays in the normal range of fp16
 
@@ -85,7 +85,7 @@ def with_special_heads(
 
 
 def _head_factors(k: torch.Tensor) -> torch.Tensor:
-    """1 to 1.5^3, another for each neighbour in batch and head, [batch, kv_heads, 1, 1]."""
+    """1 to 1.5^3, another for adjacent batches and heads, [batch, kv_heads, 1, 1]."""
     batches, heads = (torch.arange(size, device=k.device) for size in k.shape[:2])
     return (HEAD_STEP ** ((batches[:, None] + heads) % 4))[..., None, None]
 
