@@ -269,7 +269,7 @@ def _build_cells(build: Build) -> dict[str, str]:
         "registers": _number(max((kernel.registers_per_thread for kernel in kernels), default=None), "d"),
         "spills": _number(sum(kernel.spill_bytes for kernel in kernels) if kernels else None, "d"),
         "smem": _number(max((kernel.smem_bytes_per_block for kernel in kernels), default=None), "d"),
-        "build_seconds": f"{build.build_seconds:.1f}",
+        "build_seconds": build.seconds_text,
     }
 
 
