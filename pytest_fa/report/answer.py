@@ -19,7 +19,7 @@ from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio
 from pytest_fa.records.timing import Speed
-from pytest_fa.report.baselines import best_baseline, comparable
+from pytest_fa.report.baselines import baseline_name, best_baseline, comparable, compared_baseline
 from pytest_fa.report.failure import failure_text
 from pytest_fa.report.layout import Style, TextLine
 from pytest_fa.report.table import NOT_ATTENTION, ratio_text
@@ -253,20 +253,20 @@ def _versus_baseline(name: str, records: list[Record], times: Times) -> str:
     """The ratio to the fastest baseline; for several shapes, the least and the largest ratio with their shapes."""
     ratios = []
     for shape, speed in times[name].items():
-        baseline = best_baseline(_of_shape(records, shape))
+        baseline = compared_baseline(records, shape)
         baseline_speed = comparable(baseline, speed)
         if baseline and baseline_speed and baseline.variant != name:
             ratio = speed.device.median_us / baseline_speed.device.median_us
-            ratios.append((ratio, ratio_text(speed, baseline_speed), baseline.variant, shape))
+            ratios.append((ratio, ratio_text(speed, baseline_speed), baseline_name(baseline, shape), shape))
     clear = sorted(entry for entry in ratios if entry[1] != "noisy")
     if not ratios:
         shape, speed = next(iter(times[name].items()))
         return f"{speed.device.median_us:.2f} us at {shape}, without a baseline"
     if not clear:
         return "too noisy for a ratio to the baseline"
-    (_, least, baseline_name, shape), (_, most, _, last_shape) = clear[0], clear[-1]
+    (_, least, against, shape), (_, most, _, last_shape) = clear[0], clear[-1]
     if len(clear) == 1:
-        return f"{least} x the time of {baseline_name} at {shape}"
+        return f"{least} x the time of {against} at {shape}"
     return f"{least} x (at {shape}) to {most} x (at {last_shape}) the time of the fastest baseline"
 
 

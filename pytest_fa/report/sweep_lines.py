@@ -42,8 +42,9 @@ def study_lines(facts: Mapping[str, Any], trials: Sequence[SweepTrial]) -> list[
     listed = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in [*counts.items(), *states.items()])
     counted = sum(trial.is_counted for trial in trials)
     cases = ", ".join(str(each).rpartition("-seed")[0] for each in facts.get("cases", ()))
+    number = f"{counted} trial{'s' * (counted != 1)}"
     return [
-        f"{facts.get('feasible', '?')} feasible configurations; {counted} trials ({listed or 'none'})",
+        f"{facts.get('feasible', '?')} feasible configurations; {number} ({listed or 'none'})",
         f"searched at {cases} on {facts.get('gpu') or 'the CPU'}; the search finds the luckiest: only the gate counts",
     ]
 

@@ -82,7 +82,7 @@ def make_groups(records: list[Record], ceilings: Ceilings | None = None) -> list
             shapes.setdefault(shape, []).append(group)
     return [
         *([RowGroup("builds", "", build_rows)] if build_rows else []),
-        *(_shape_group(shape, groups, ceilings, for_comparison(groups, shapes)) for shape, groups in shapes.items()),
+        *(_shape_group(shape, groups, ceilings, shapes) for shape, groups in shapes.items()),
     ]
 
 
@@ -97,10 +97,11 @@ def make_rows(records: list[Record], ceilings: Ceilings | None = None) -> list[R
 
 
 def _shape_group(
-    shape: str, groups: list[list[Record]], ceilings: Ceilings | None, other_shapes: list[list[Record]]
+    shape: str, groups: list[list[Record]], ceilings: Ceilings | None, shapes: dict[str, list[list[Record]]]
 ) -> RowGroup:
-    comparisons = ([record for group in groups for record in group], *other_shapes)
-    baseline = next(filter(None, map(best_baseline, comparisons)), None)
+    compared = (shape, *for_comparison(groups[0][0].case))
+    candidates = ([record for group in shapes.get(each, []) for record in group] for each in compared)
+    baseline = next(filter(None, map(best_baseline, candidates)), None)
     speeds = [record.speed for group in groups for record in group if record.speed]
     calibration_us = min((speed.device.calibration_us for speed in speeds if speed.device.calibration_us), default=None)
     rows = tuple(_case_row(group, baseline, ceilings, calibration_us) for group in sorted(groups, key=_place))

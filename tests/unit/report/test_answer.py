@@ -105,6 +105,15 @@ def test_a_time_without_a_baseline() -> None:
     assert answer([timed("mine", 14.0)])[0] == f"mine: right in 1 of 1; 14.00 us at {SHAPE}, without a baseline"
 
 
+def test_a_time_in_e4m3_is_compared_as_in_the_table() -> None:
+    """In e4m3 the answer names the baseline that the heading names: one in e4m3, else SDPA in the output's dtype."""
+    shape = "b1h2s64d64-e4m3"
+    records = [timed("mine", 5.0, shape), sdpa(10.0, "b1h2s64d64-fp16")]
+    assert answer(records)[0] == f"mine: right in 1 of 1; 0.500 x the time of sdpa_cudnn in fp16 at {shape}"
+    records.append(timed("fa3", 8.0, f"{shape}-out_bf16", role="baseline"))
+    assert answer(records)[0] == f"mine: right in 1 of 1; 0.625 x the time of fa3 with a bf16 output at {shape}"
+
+
 def test_a_time_that_is_not_confirmed_has_no_ratio() -> None:
     """A time that another clock contradicts does not count."""
     unconfirmed = msgspec.structs.replace(speed(1.0), agreement=Agreement(valid=False, reason="throttled"))

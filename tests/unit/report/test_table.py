@@ -72,7 +72,7 @@ def test_a_baseline_in_e4m3_comes_before_sdpa() -> None:
     ]
     groups = make_groups(records)
     assert [group.heading for group in groups] == [
-        "b1h2s64d64-e4m3 (baseline: fa3, which writes bf16)",
+        "b1h2s64d64-e4m3 (baseline: fa3 with a bf16 output)",
         "b1h2s64d64-e4m3-out_bf16 (baseline: fa3)",
         "b1h2s64d64-fp16 (baseline: sdpa)",
     ]

@@ -188,4 +188,4 @@ def test_the_study_of_the_run_is_shown(tmp_path: Path, *, has_run_trials: bool) 
     config = SimpleNamespace(stash=stash, getoption=lambda _: False)
     terminal = SimpleNamespace(config=config, section=lambda _: None, write_line=lambda line, **_: lines.append(line))
     write_sweep(cast("pytest.TerminalReporter", terminal))
-    assert "4 feasible configurations; 1 trials (1 right)" == lines[0]
+    assert "4 feasible configurations; 1 trial (1 right)" == lines[0]
