@@ -3,7 +3,7 @@
 //          registers every 512 keys
 // because: the tensor cores do twice as many products in e4m3 as in fp16, and a tile of K and V has half the bytes
 // expect:  at b2h16s4096d128, 360 us without a mask, 10 us of them for V^T: per key tile, the products then take as long as those
-//          in fp16 at D = 64, where long_ring takes 347 us
+//          in fp16 at D = 64, where long_ring takes 347 us; at D = 64, 255 us
 // diff:    one operand type in place of two; descales, P's scale, the second accumulator and V^T are new
 // tile:    128 queries x 128 keys with two computing warpgroups; fp8_tiles has 192 x 128 at D = 64, 128 x 192 at D = 128;
 //          57 KB of shared memory per block at D = 64, 113 KB at D = 128; fp8_tiles 85 and 149 KB
@@ -744,7 +744,9 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   if (int status = make_o_map<Out>(&o_map, args)) return status;
   if (args->seq_k > 0) {
     if (int status = make_rows_map<HEAD_DIM>(&q_map, args, args->q, args->heads, args->seq_q, args->q_stride, GROUP_M)) return status;
-    if (int status = make_rows_map<HEAD_DIM>(&k_map, args, args->k, args->kv_heads, args->seq_k, args->k_stride, SHAPE::BLOCK_N)) return status;
+    if (int status = make_rows_map<HEAD_DIM>(&k_map, args, args->k, args->kv_heads, args->seq_k, args->k_stride, SHAPE::BLOCK_N)) {
+      return status;
+    }
     if (int status = make_v_map<SHAPE>(&v_map, args)) return status;
   }
   const auto kernel = &fp8_wgmma_kernel<Out, SHAPE>;

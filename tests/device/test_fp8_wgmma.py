@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.pipeline import run_case
 from tests.device.conftest import Built
 
-RUNGS = ("fp8_wgmma",)
+RUNGS = ("fp8_wgmma", "fp8_overlap", "fp8_sum", "fp8_tiles")
 SHAPES = (
     "b1h2s1d64-e4m3-sk127",  # one query, one key tile
     "b1h2s65d64-e4m3-sk129",  # two key tiles
@@ -31,6 +32,9 @@ WRONG = {
     "wrong_fp8_p_past_448": "b1h8s512d64-e4m3",
     "wrong_fp8_next_v_descale": "b1h8s512d64-e4m3",
 }
+BARRIERS = ("q_full", "k_full", "v_full", "q_empty", "k_empty", "v_empty", "o_written")
+# Many key tiles, and more work tiles than SMs, so that buffers are used again.
+RACE_SHAPES = ("b4h16s512d64-e4m3", "b1h8s4096d64-e4m3", "b2h16s4096d64-e4m3-causal")
 FEW_KEYS, MANY_KEYS = "b1h8s512d64-e4m3", "b1h1s2048d64-e4m3-sk4096"
 
 
@@ -69,3 +73,14 @@ def test_one_accumulator_is_right_for_few_keys_only(build_rung: Callable[[str], 
     few, many = (run(build_rung("fp8_one_accumulator"), shape) for shape in (FEW_KEYS, MANY_KEYS))
     assert (few.outcome, many.outcome) == ("ok", "wrong")
     assert "gain" in many.message
+
+
+@pytest.mark.parametrize("barrier", BARRIERS)
+def test_each_barrier_is_needed(build_rung: Callable[[str], Built], barrier: str) -> None:
+    """Without the barrier, a result is wrong or the device fails, on at least one of three shapes."""
+    variant, library = build_rung(f"race_fp8_wgmma_{barrier}")
+    cases = [parse_case(f"{shape}-seed0") for shape in RACE_SHAPES]
+    jobs = [CaseJob(variant, case, library, "cuda", "fp8", judge=True, time=False) for case in cases]
+    with Workers() as workers:
+        outcomes = [workers.run(job).outcome for job in jobs]
+    assert {"wrong", "device_error"} & {*outcomes}, outcomes

@@ -58,7 +58,8 @@ static_assert(V_T_KEYS % PATCH_KEYS == 0, "a thread writes only inside a row of 
 // rows[key] has the four columns of a key.  columns[i] receives column i of all keys, in the order of P.  With IN_ORDER, which is
 // wrong, the keys keep their order.
 template <bool IN_ORDER>
-__host__ __device__ __forceinline__ void transpose_patch(uint32_t (&columns)[PATCH_COLUMNS][PATCH_WORDS], const uint32_t (&rows)[PATCH_KEYS]) {
+__host__ __device__ __forceinline__ void transpose_patch(
+    uint32_t (&columns)[PATCH_COLUMNS][PATCH_WORDS], const uint32_t (&rows)[PATCH_KEYS]) {
 #pragma unroll
   for (int word = 0; word < PATCH_WORDS; ++word) {
 #pragma unroll

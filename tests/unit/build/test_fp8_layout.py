@@ -20,7 +20,7 @@ from tests.unit.build.wgmma_model import WARP, Memory, a_elements, read_operand,
 KERNELS = Path(__file__).parents[3] / "kernels"
 INCLUDE = Path(__file__).parents[3] / "pytest_fa" / "include"
 PROGRAM = Path(__file__).with_name("fp8_layout.cu")
-RUNGS = ("fp8_wgmma",)
+RUNGS = ("fp8_wgmma", "fp8_tiles")
 STEP = 32  # keys or columns of one wgmma
 ONE = (-1,)  # stands for an element of the rows of ones
 Lines = list[tuple[str, list[int]]]

@@ -15,9 +15,13 @@ from pytest_fa.records.built import Build
 from tests.unit.build.listings import functions_of
 
 CATALOG = discover((Path(__file__).parents[3] / "kernels",)).variants
-# For each head_dim, the keys of a tile and the columns of P V.  A step computes 32 columns of Q K^T or 32 keys of P V.
+# For each head_dim, the keys of a tile and the columns of P V, eight more with those for the row sum.  A step computes
+# 32 columns of Q K^T or 32 keys of P V.
 PRODUCTS = {
     "fp8_wgmma": {64: (128, 64), 128: (128, 128)},
+    "fp8_overlap": {64: (128, 64), 128: (128, 128)},
+    "fp8_sum": {64: (128, 72), 128: (128, 136)},
+    "fp8_tiles": {64: (128, 72), 128: (192, 136)},
 }
 STEP = 32
 COPIES = 3  # of each product: the first key tile, those with a mask, and those without
