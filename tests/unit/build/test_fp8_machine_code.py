@@ -1,4 +1,4 @@
-"""The machine code of the rungs in e4m3: both products run in e4m3, and the limits of the manifest hold."""
+"""The machine code of the rungs with products in e4m3: their instructions, and the limits of their manifests."""
 
 from __future__ import annotations
 
@@ -49,3 +49,22 @@ def test_both_products_are_in_e4m3(shared_cache: Path, tmp_path: Path, rung: str
 def _expected(head_dim: int, keys: int, columns: int) -> Counter[str]:
     qk = Counter({f"QGMMA.64x{keys}x32.F32.E4M3.E4M3": COPIES * head_dim // STEP})
     return qk + Counter({f"QGMMA.64x{columns}x32.F32.E4M3.E4M3": COPIES * keys // STEP})
+
+
+# mma.sync in e4m3: instructions of Ada, and for Hopper conversions to fp16 with products in fp16.
+MMA_SYNC = {"sm_89": {"QMMA.16832.F32.E4M3.E4M3"}, "sm_90a": {"F2FP.F16.E4M3.UNPACK_B", "HMMA.16816.F32"}}
+
+
+@pytest.mark.needs_nvcc
+@pytest.mark.parametrize("arch", MMA_SYNC)
+def test_mma_sync_is_emulated_on_hopper(shared_cache: Path, tmp_path: Path, arch: str) -> None:
+    """fp8_mma has products in e4m3 for sm_89 and in fp16 for sm_90a, and both builds are within the limits."""
+    variant = CATALOG["fp8_mma"]
+    build = ensure([(variant, arch)], shared_cache).outcomes[(variant.name, arch)]
+    assert isinstance(build, Build), build
+    assert broken_limits(build, variant.limits) == []
+    functions = functions_of(shared_cache / build.library, tmp_path)
+    kernels = [text for name, text in functions.items() if "fp8_mma_kernel" in name]
+    assert len(kernels) == 4  # two head_dims, outputs in fp16 and in bf16
+    for text in kernels:
+        assert set(re.findall(r"\b(?:[QHI]MMA\.\S+|F2FP\.F16\.E4M3\.\S+)", text)) == MMA_SYNC[arch]
