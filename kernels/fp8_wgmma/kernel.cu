@@ -624,8 +624,9 @@ fp8_wgmma_kernel(const __grid_constant__ KernelParams params, const __grid_const
   if constexpr (SHAPE::HAS_ONES) {  // the rows of each panel after those that TMA writes
     constexpr int ONES_BYTES = MMA_N * SHAPE::PANEL_KEYS, PANELS = SHAPE::STAGES * SHAPE::BLOCK_N / SHAPE::PANEL_KEYS;
     constexpr e4m3 E4M3_ONE = 0x38;
+    e4m3* const first_ones = smem.v[0] + SHAPE::HEAD_DIM * SHAPE::PANEL_KEYS;  // the panels of all stages are contiguous
     for (int i = threadIdx.x; i < PANELS * ONES_BYTES; i += SHAPE::THREADS) {
-      smem.v[0][i / ONES_BYTES * SHAPE::PANEL_BYTES + SHAPE::HEAD_DIM * SHAPE::PANEL_KEYS + i % ONES_BYTES] = E4M3_ONE;
+      first_ones[i / ONES_BYTES * SHAPE::PANEL_BYTES + i % ONES_BYTES] = E4M3_ONE;
     }
     fa::fence_proxy_async();
   }
