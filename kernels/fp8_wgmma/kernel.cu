@@ -1,4 +1,4 @@
-// fp8_wgmma: one source for the rungs in e4m3 on Hopper's tensor cores, from fp8_wgmma to fp8_tiles.
+// fp8_wgmma: one source for the rungs in e4m3 on Hopper's tensor cores, from fp8_wgmma to fp8_max.
 // step:    both matrix products in e4m3; P is rounded to e4m3, V is transposed by a kernel before, and O is added to float32
 //          registers every 512 keys
 // because: the tensor cores do twice as many products in e4m3 as in fp16, and a tile of K and V has half the bytes
@@ -45,6 +45,9 @@ enum Flow {
   SERIAL,   // S, softmax and P V one after another; warpgroups do not wait for each other
   OVERLAP,  // S of the next tile and P V of the previous one run during the softmax; warpgroups take turns at issuing them
 };
+
+// How the row max is computed: with floats, or with integers, three at a time.
+enum RowMax { FLOATS, INTEGERS };
 
 // The accumulator of wgmma in e4m3 keeps 13 bits after the leading one, and cuts the others off.  Over many keys, O becomes too
 // small.
@@ -288,7 +291,7 @@ __device__ __forceinline__ void produce(const KernelParams& params, const CUtens
 // The running softmax of a lane's rows.
 struct Softmax {
   float m_log2[LANE_ROWS];  // m * scale_log2 - P_SCALE_LOG2, so that P and l are scaled; -FLT_MAX before the first key
-  float limit[LANE_ROWS];   // scores above this need a new m
+  float limit[LANE_ROWS];   // scores above this need a new m; as an integer if ROW_MAX == INTEGERS
   float l[LANE_ROWS];
   float rescale[LANE_ROWS];
 
@@ -308,6 +311,19 @@ struct Softmax {
     return fmaxf(fmaxf(partial[0], partial[1]), fmaxf(partial[2], partial[3]));
   }
 
+  // The same for integers, three at a time.  Integers order positive floats like floats.
+  template <int S_TILES>
+  static __device__ __forceinline__ int max_of_lane_bits(const float (&s)[S_TILES][4], int r) {
+    int partial[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) partial[n] = max(__float_as_int(s[n][2 * r]), __float_as_int(s[n][2 * r + 1]));
+#pragma unroll
+    for (int n = 4; n < S_TILES; ++n) {
+      partial[n % 4] = __vimax3_s32(partial[n % 4], __float_as_int(s[n][2 * r]), __float_as_int(s[n][2 * r + 1]));
+    }
+    return max(__vimax3_s32(partial[0], partial[1], partial[2]), partial[3]);
+  }
+
   // Sets m to the maximum of m and the scores of the whole row, and l and `rescale` accordingly.
   template <int S_TILES>
   __device__ __forceinline__ void raise_m(const float (&s)[S_TILES][4], const Scale& scale) {
@@ -318,6 +334,8 @@ struct Softmax {
       l[r] *= rescale[r];
       m_log2[r] = m_new_log2;
       limit[r] = (m_new_log2 + (P_SCALE_LOG2 + RESCALE_THRESHOLD_LOG2)) * scale.inverse_log2;
+      // Integers order negative floats in reverse.  Below zero, every tile therefore takes the exact path.
+      if (ROW_MAX == INTEGERS && !(limit[r] >= 0.0f)) limit[r] = __int_as_float(INT32_MIN);
     }
   }
 
@@ -326,7 +344,13 @@ struct Softmax {
   __device__ __forceinline__ bool raise_m_if_needed(const float (&s)[S_TILES][4], const Scale& scale) {
     bool is_above = false;
 #pragma unroll
-    for (int r = 0; r < LANE_ROWS; ++r) is_above |= max_of_lane(s, r) > limit[r];
+    for (int r = 0; r < LANE_ROWS; ++r) {
+      if constexpr (ROW_MAX == INTEGERS) {
+        is_above |= max_of_lane_bits(s, r) > __float_as_int(limit[r]);
+      } else {
+        is_above |= max_of_lane(s, r) > limit[r];
+      }
+    }
     const bool is_raised = __any_sync(0xffffffffu, is_above);
     if (is_raised) raise_m(s, scale);
     return is_raised;
