@@ -388,7 +388,8 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
   const int own_turn = FIRST_TURN_BARRIER + group, next_turn = FIRST_TURN_BARRIER + (group + 1) % SHAPE::GROUPS;
   constexpr bool HAS_TURNS = FLOW == OVERLAP && TAKE_TURNS;
   const uint64_t q = fa::k_major_descriptor<HEAD_DIM>(smem.q[group]);
-  const uint64_t first_k = fa::k_major_descriptor<HEAD_DIM>(smem.k[0]), first_v = fa::k_major_descriptor<SHAPE::PANEL_KEYS>(smem.v[0]);
+  const uint64_t first_k = fa::k_major_descriptor<HEAD_DIM>(smem.k[0]);
+  const uint64_t first_v = fa::k_major_descriptor<SHAPE::PANEL_KEYS>(smem.v[0]);
   constexpr int K_STAGE = SHAPE::K_BYTES >> 4, V_STAGE = SHAPE::V_BYTES >> 4;  // in descriptors, in units of 16 bytes
   Ring<SHAPE::STAGES> ring;
   uint32_t q_phase = 0;
@@ -588,7 +589,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) {
       const float l = SHAPE::HAS_ONES ? o[SHAPE::PV_TILES - 1][2 * r] : fa::sum_of_quad(softmax.l[r]);
-      const float inverse_l = l > 0.0f ? scale.v_descale / l : l == 0.0f ? 0.0f : l;
+      const float inverse_l = l == 0.0f ? 0.0f : scale.v_descale / l;
 #pragma unroll
       for (int d = 0; d < SHAPE::O_TILES; ++d) o[d][2 * r] *= inverse_l, o[d][2 * r + 1] *= inverse_l;
       if (params.lse != nullptr && lane % QUAD == 0 && query + r * 8 < params.seq_q) {
@@ -666,8 +667,8 @@ fp8_wgmma_kernel(const __grid_constant__ KernelParams params, const __grid_const
 
 // Describes a tensor to TMA: `sizes` from the contiguous dimension on, the strides of the others in bytes, and boxes of
 // `columns` x `rows`.  Returns FA_OK, or refuses the call.
-int make_tensor_map(CUtensorMap* map, const FaForwardArgs* args, CUtensorMapDataType type, const void* data, const int64_t (&sizes)[4],
-                    const int64_t (&stride_bytes)[3], int columns, int rows, CUtensorMapSwizzle swizzle) {
+int make_tensor_map(CUtensorMap* map, const FaForwardArgs* args, CUtensorMapDataType type, const void* data,
+                    const int64_t (&sizes)[4], const int64_t (&stride_bytes)[3], int columns, int rows, CUtensorMapSwizzle swizzle) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult query_result;
@@ -678,7 +679,8 @@ int make_tensor_map(CUtensorMap* map, const FaForwardArgs* args, CUtensorMapData
   cuuint64_t unsigned_sizes[4], unsigned_strides[3];
   std::copy(sizes, sizes + 4, unsigned_sizes);
   std::copy(stride_bytes, stride_bytes + 3, unsigned_strides);
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(rows), 1, 1}, element_strides[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(rows), 1, 1};
+  const cuuint32_t element_strides[4] = {1, 1, 1, 1};
   const CUresult status =
       encode(map, type, 4, const_cast<void*>(data), unsigned_sizes, unsigned_strides, box, element_strides,
              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -702,9 +704,10 @@ int make_rows_map(CUtensorMap* map, const FaForwardArgs* args, const void* data,
 template <typename SHAPE>
 int make_v_map(CUtensorMap* map, const FaForwardArgs* args) {
   const int64_t keys = fa::v_t_keys(args);
-  return make_tensor_map(map, args, CU_TENSOR_MAP_DATA_TYPE_UINT8, args->workspace, {keys, SHAPE::HEAD_DIM, args->kv_heads, args->batch},
-                         {keys, keys * SHAPE::HEAD_DIM, keys * SHAPE::HEAD_DIM * args->kv_heads}, SHAPE::PANEL_KEYS, SHAPE::HEAD_DIM,
-                         swizzle_of(SHAPE::PANEL_KEYS));
+  return make_tensor_map(map, args, CU_TENSOR_MAP_DATA_TYPE_UINT8, args->workspace,
+                         {keys, SHAPE::HEAD_DIM, args->kv_heads, args->batch},
+                         {keys, keys * SHAPE::HEAD_DIM, keys * SHAPE::HEAD_DIM * args->kv_heads}, SHAPE::PANEL_KEYS,
+                         SHAPE::HEAD_DIM, swizzle_of(SHAPE::PANEL_KEYS));
 }
 
 // O: [batch, heads, seq_q, HEAD_DIM], 16 bits, in boxes of 64 columns.
@@ -735,8 +738,8 @@ int make_kernel_params(const FaForwardArgs* args, KernelParams* params) {
   const bool fits = args->heads * heads_per_kv_head < INT32_MAX / 2 && args->kv_heads <= UINT16_MAX && args->batch <= UINT16_MAX &&
                     args->seq_q < INT32_MAX / 2 && args->seq_k < INT32_MAX / 2 && batch_heads <= INT32_MAX / 4 / m_blocks;
   if (!fits) {
-    return fa_refuse(args, "the shape is too large: batch %lld and kv_heads %lld (at most %d), heads * heads / kv_heads %lld (below "
-                           "2^30), seq_q %lld and seq_k %lld (below 2^30); the product of batch, heads and seq_q / %d must be below 2^29",
+    return fa_refuse(args, "the shape is too large: batch %lld and kv_heads %lld (at most %d), heads * heads / kv_heads %lld, seq_q "
+                           "%lld and seq_k %lld (below 2^30); the product of batch, heads and seq_q / %d must be below 2^29",
                      static_cast<long long>(args->batch), static_cast<long long>(args->kv_heads), UINT16_MAX,
                      static_cast<long long>(args->heads * heads_per_kv_head), static_cast<long long>(args->seq_q),
                      static_cast<long long>(args->seq_k), SHAPE::BLOCK_M);
