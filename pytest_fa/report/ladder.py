@@ -16,7 +16,7 @@ from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.report.table import launched_kernels
 
-TENSOR_OPCODES = ("HMMA", "HGMMA")
+TENSOR_OPCODES = ("HMMA", "HGMMA", "QMMA", "QGMMA")
 NOTHING = "-"
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from pytest_fa.build.builder import ensure
-from pytest_fa.build.toolchain import find_tool
 from pytest_fa.catalog.discover import discover
 from pytest_fa.records.built import Build
+from tests.unit.build.listings import functions_of
 
 KERNELS = Path(__file__).parents[3] / "kernels"
 LEAST_SHARE = 0.8  # of the exponentials of a key tile that stand before the wait for P V
@@ -24,7 +22,7 @@ STEP = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1 ;(?P<softmax>.*?)WARPGROUP\.
 SHAPE = re.compile(r"ShapeILi(?P<head_dim>\d+)ELi(?P<groups>\d+)ELi(?P<keys>\d+)E")  # in a mangled name
 
 
-@pytest.fixture(scope="module", params=["long_overlap", "long_shapes"])
+@pytest.fixture(scope="module", params=["long_overlap", "long_shapes", "fp8_overlap", "fp8_tiles", "fp8_max"])
 def listings(
     request: pytest.FixtureRequest, shared_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
@@ -32,20 +30,8 @@ def listings(
     variant = discover((KERNELS,)).variants[request.param]
     build = ensure([(variant, "sm_90a")], shared_cache).outcomes[(variant.name, "sm_90a")]
     assert isinstance(build, Build), build
-    folder = tmp_path_factory.mktemp("cubins")
-    tools = {name: find_tool(name) for name in ("cuobjdump", "nvdisasm")}
-    if None in tools.values():
-        pytest.skip("cuobjdump or nvdisasm is not installed")
-    environment = {**os.environ, "PATH": f"{tools['nvdisasm'].parent}:{os.environ['PATH']}"}  # type: ignore[union-attr]
-    library = str((shared_cache / build.library).resolve())
-    subprocess.run([str(tools["cuobjdump"]), "-xelf", "all", library], cwd=folder, env=environment, check=True)
-    texts: dict[str, str] = {}
-    for cubin in folder.glob("*.cubin"):
-        command = [str(tools["nvdisasm"]), "-c", str(cubin)]
-        listing = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-        sections = re.split(r"^\s*\.section\s+\.text\.(\S+?),.*$", listing, flags=re.MULTILINE)[1:]
-        texts.update(zip(sections[::2], sections[1::2], strict=True))
-    return texts
+    functions = functions_of(shared_cache / build.library, tmp_path_factory.mktemp("cubins"))
+    return {name: text for name, text in functions.items() if "wgmma_kernel" in name}
 
 
 @pytest.mark.needs_nvcc

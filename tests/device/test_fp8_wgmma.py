@@ -1,0 +1,86 @@
+"""The rungs in e4m3 on tensor cores: their code paths, the sum of 13 bits, and the deliberately wrong kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.worker.client import Workers
+from pytest_fa.worker.jobs import CaseJob, CaseResult
+from pytest_fa.worker.pipeline import run_case
+from tests.device.conftest import Built
+
+RUNGS = ("fp8_wgmma", "fp8_overlap", "fp8_sum", "fp8_tiles", "fp8_max", "fp8_mma")
+SHAPES = (
+    "b1h2s1d64-e4m3-sk127",  # one query, one key tile
+    "b1h2s65d64-e4m3-sk129",  # two key tiles
+    "b1h2s300d64-e4m3-causal-sk1100-out_bf16",
+    "b1h2s1100d64-e4m3-causal_br-sk600",  # the first queries see no key
+    "b3h17s640d64-e4m3-causal_br-sk900",  # more work tiles than SMs, of different lengths
+    "b2h16s1023d64-e4m3-kv4-sk1537",  # a second level of the sum in O
+    "b2h3s129d128-e4m3-bshd",
+    "b1h2s513d128-e4m3-causal-out_bf16",
+    "b3h17s640d128-e4m3-causal_br-sk900",
+)
+PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "contained_nan")
+# Where each mistake must show; the other cases may accept it.
+WRONG = {
+    "wrong_fp8_keys_in_order": "b1h8s512d64-e4m3",
+    "wrong_fp8_p_not_scaled": "b1h8s512d64-e4m3-outlier",
+    "wrong_fp8_p_past_448": "b1h8s512d64-e4m3",
+    "wrong_fp8_next_v_descale": "b1h8s512d64-e4m3",
+}
+BARRIERS = ("q_full", "k_full", "v_full", "q_empty", "k_empty", "v_empty", "o_written")
+# Many key tiles, and more work tiles than SMs, so that buffers are used again.
+RACE_SHAPES = ("b4h16s512d64-e4m3", "b1h8s4096d64-e4m3", "b2h16s4096d64-e4m3-causal")
+FEW_KEYS, MANY_KEYS = "b1h8s512d64-e4m3", "b1h1s2048d64-e4m3-sk4096"
+
+
+def run(built: Built, shape: str, property_name: str | None = None) -> CaseResult:
+    """The result of one judged case, or of one property."""
+    variant, library = built
+    case = parse_case(f"{shape}-seed0")
+    job = CaseJob(variant, case, library, "cuda", "fp8", judge=True, time=False, property_name=property_name)
+    return run_case(job)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_path_is_right(build_rung: Callable[[str], Built], rung: str, shape: str) -> None:
+    """Results are right at the shapes that select each of the kernel's code paths."""
+    result = run(build_rung(rung), shape)
+    assert (result.outcome, result.message) == ("ok", "")
+
+
+@pytest.mark.parametrize("property_name", PROPERTIES)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_properties_hold(build_rung: Callable[[str], Built], rung: str, property_name: str) -> None:
+    """Numerical properties hold with a tail, a mask and more queries than keys."""
+    result = run(build_rung(rung), "b1h2s1100d64-e4m3-causal_br-sk600", property_name)
+    assert (result.outcome, result.message) == ("ok", "")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_mistake_is_found(build_rung: Callable[[str], Built], name: str) -> None:
+    """A kernel with a mistake of kernels in e4m3 is rejected."""
+    assert run(build_rung(name), WRONG[name]).outcome == "wrong"
+
+
+def test_one_accumulator_is_right_for_few_keys_only(build_rung: Callable[[str], Built]) -> None:
+    """Without additions to float32, the kernel is right at 512 keys, and its gain is too small at 4096 keys."""
+    few, many = (run(build_rung("fp8_one_accumulator"), shape) for shape in (FEW_KEYS, MANY_KEYS))
+    assert (few.outcome, many.outcome) == ("ok", "wrong")
+    assert "gain" in many.message
+
+
+@pytest.mark.parametrize("barrier", BARRIERS)
+def test_each_barrier_is_needed(build_rung: Callable[[str], Built], barrier: str) -> None:
+    """Without the barrier, a result is wrong or the device fails, on at least one of three shapes."""
+    variant, library = build_rung(f"race_fp8_wgmma_{barrier}")
+    cases = [parse_case(f"{shape}-seed0") for shape in RACE_SHAPES]
+    jobs = [CaseJob(variant, case, library, "cuda", "fp8", judge=True, time=False) for case in cases]
+    with Workers() as workers:
+        outcomes = [workers.run(job).outcome for job in jobs]
+    assert {"wrong", "device_error"} & {*outcomes}, outcomes

@@ -1,0 +1,71 @@
+"""The machine code of the rungs with products in e4m3: their instructions, and the limits of their manifests."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pytest_fa.build.builder import ensure
+from pytest_fa.build.resources import broken_limits
+from pytest_fa.catalog.discover import discover
+from pytest_fa.records.built import Build
+from tests.unit.build.listings import functions_of
+
+CATALOG = discover((Path(__file__).parents[3] / "kernels",)).variants
+# For each head_dim, the keys of a tile and the columns of P V, eight more with those for the row sum.  A step computes
+# 32 columns of Q K^T or 32 keys of P V.
+PRODUCTS = {
+    "fp8_wgmma": {64: (128, 64), 128: (128, 128)},
+    "fp8_overlap": {64: (128, 64), 128: (128, 128)},
+    "fp8_sum": {64: (128, 72), 128: (128, 136)},
+    "fp8_tiles": {64: (128, 72), 128: (192, 136)},
+    "fp8_max": {64: (128, 72), 128: (192, 136)},
+}
+STEP = 32
+COPIES = 3  # of each product: the first key tile, those with a mask, and those without
+NAME = re.compile(r"fp8_wgmma_kernel\S*ShapeILi(?P<head_dim>\d+)E")
+
+
+@pytest.mark.needs_nvcc
+@pytest.mark.parametrize("rung", PRODUCTS)
+def test_both_products_are_in_e4m3(shared_cache: Path, tmp_path: Path, rung: str) -> None:
+    """Each kernel has the wgmma of its tile in e4m3 and no others, and the build is within the limits."""
+    variant = CATALOG[rung]
+    build = ensure([(variant, "sm_90a")], shared_cache).outcomes[(variant.name, "sm_90a")]
+    assert isinstance(build, Build), build
+    assert broken_limits(build, variant.limits) == []
+    counts = {
+        (name, int(match["head_dim"])): Counter(re.findall(r"\b([QHI]GMMA\.\S+)", text))
+        for name, text in functions_of(shared_cache / build.library, tmp_path).items()
+        if (match := NAME.search(name))
+    }
+    assert len(counts) == 2 * len(PRODUCTS[rung])  # outputs in fp16 and in bf16
+    for (_, head_dim), instructions in counts.items():
+        assert instructions == _expected(head_dim, *PRODUCTS[rung][head_dim])
+
+
+def _expected(head_dim: int, keys: int, columns: int) -> Counter[str]:
+    qk = Counter({f"QGMMA.64x{keys}x32.F32.E4M3.E4M3": COPIES * head_dim // STEP})
+    return qk + Counter({f"QGMMA.64x{columns}x32.F32.E4M3.E4M3": COPIES * keys // STEP})
+
+
+# mma.sync in e4m3: instructions of Ada, and for Hopper conversions to fp16 with products in fp16.
+MMA_SYNC = {"sm_89": {"QMMA.16832.F32.E4M3.E4M3"}, "sm_90a": {"F2FP.F16.E4M3.UNPACK_B", "HMMA.16816.F32"}}
+
+
+@pytest.mark.needs_nvcc
+@pytest.mark.parametrize("arch", MMA_SYNC)
+def test_mma_sync_is_emulated_on_hopper(shared_cache: Path, tmp_path: Path, arch: str) -> None:
+    """fp8_mma has products in e4m3 for sm_89 and in fp16 for sm_90a, and both builds are within the limits."""
+    variant = CATALOG["fp8_mma"]
+    build = ensure([(variant, arch)], shared_cache).outcomes[(variant.name, arch)]
+    assert isinstance(build, Build), build
+    assert broken_limits(build, variant.limits) == []
+    functions = functions_of(shared_cache / build.library, tmp_path)
+    kernels = [text for name, text in functions.items() if "fp8_mma_kernel" in name]
+    assert len(kernels) == 4  # two head_dims, outputs in fp16 and in bf16
+    for text in kernels:
+        assert set(re.findall(r"\b(?:[QHI]MMA\.\S+|F2FP\.F16\.E4M3\.\S+)", text)) == MMA_SYNC[arch]
