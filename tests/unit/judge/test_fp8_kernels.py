@@ -105,6 +105,24 @@ def test_wrong_kernels_are_rejected_with_few_queries(name: str, shape: str) -> N
     assert most_used(check) > 5
 
 
+@pytest.mark.parametrize(
+    ("rows", "factor"),
+    [(slice(64), 1.03), (slice(64), 0.97), (slice(128), 1.02), (slice(256), 1.01), (slice(-64, None), 1.03)],
+)
+def test_a_tile_of_queries_with_a_wrong_factor_is_rejected(rows: slice, factor: float) -> None:
+    """Under a causal mask, the first rows have large errors.  They have little weight in a head, but not in a tile."""
+    inputs = make_inputs(parse_case("b1h4s512d64-e4m3-causal-seed0"), torch.device("cpu"))
+    truth, right = make_truth(inputs, with_spread=True), simulate_fp8(inputs, Fp8Kernel())
+    wrong = right.float()
+    wrong[:, :, rows] *= factor
+
+    check = judge(wrong.half(), truth, "fp8")
+
+    assert most_used(judge(right, truth, "fp8")) < MOST_USED
+    assert [bound.name for bound in check.bounds if bound.enforced and not bound.holds] == ["gain"]
+    assert most_used(check) > 1.2
+
+
 def test_a_scale_of_p_that_e4m3_does_not_have_is_a_bias() -> None:
     """272 lies between 256 and 288.  The largest P of every row is then 5.9 % too small, and the gain shows it."""
     inputs = make_inputs(parse_case("b1h8s203d64-e4m3-causal-seed0"), torch.device("cpu"))
