@@ -123,6 +123,7 @@ replay() {
 }
 
 test() {
+  unset PYTHONDONTWRITEBYTECODE  # hundreds of processes would otherwise compile the same modules
   step "lint and types"
   if has ruff; then
     "$PYTHON" -m ruff check .
@@ -139,6 +140,7 @@ test() {
 }
 
 test_without_torch() {
+  unset PYTHONDONTWRITEBYTECODE
   step "tests without torch, $("$PYTHON" --version)"
   "$PYTHON" -m pytest -c tests/pytest.ini -m "not needs_nvcc" -q -n 2 \
     tests/unit/{build,bundle,catalog,compare,gates,profile,records,report,sanitize} tests/unit/test_options.py tests/repo/test_layers.py

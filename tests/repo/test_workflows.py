@@ -179,6 +179,7 @@ def test_the_predicate_of_the_page_is_cut_out_of_the_statement(tmp_path: Path) -
 def project(new_project: NewProject) -> Project:
     """A user's repository with one variant that runs on a CPU."""
     project = new_project("user")
+    project.ini(has_html=True)  # an option of the page is that of pytest-html
     project.write("kernels/mine/variant.yaml", PYTHON_MANIFEST)
     project.write("kernels/mine/entry.py", PYTHON_SOURCE)
     return project
