@@ -4,13 +4,19 @@
 #   ./repro.sh                    build every variant, check and time what this machine can run, write artifacts/,
 #                                 then replay one case of each variant from the bundle
 #   ./repro.sh replay FILE ...    verify a bundle and replay it at every level it has; options as `bundle replay --help`
-#   ./repro.sh test               set up and pass the project's own tests
+#   ./repro.sh test               set up and pass the project's own tests: the next three one after another
+#   ./repro.sh lint               style and types
+#   ./repro.sh test-parallel      the tests that may run side by side
+#   ./repro.sh test-alone         the tests that measure time, one after another
 #   ./repro.sh test-without-torch the tests that need no torch, in an environment without it: for other Pythons
+#   ./repro.sh build              compile every variant for every architecture
+#   ./repro.sh prepare[-without-torch]  only set up the environment that the other commands use
 #   ./repro.sh --env=current ...  use this interpreter's packages, name what differs from constraints.txt, install nothing
 #
 # PYTHON chooses the interpreter (3.11 or newer).  Without a CUDA toolkit the compiler comes from wheels.
 set -euo pipefail
 caller=$PWD
+TASKS="test, lint, test-parallel, test-alone, test-without-torch, build, prepare, prepare-without-torch"
 cd "$(dirname "$0")"
 
 main() {
@@ -18,18 +24,19 @@ main() {
   while [ $# -gt 0 ] && [ "$task" != replay ]; do
     case "$1" in
       --env=fresh | --env=current) environment=${1#--env=} ;;
-      test) task=test ;;
-      test-without-torch) task=test_without_torch environment=without_torch ;;
+      test | lint | test-parallel | test-alone | build | prepare) task=${1//-/_} ;;
+      test-without-torch | prepare-without-torch) task=${1%-without-torch} environment=without_torch ;;
       replay) task=replay ;;
-      -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; return 0 ;;
-      *) fail "unknown argument '$1'; allowed: replay FILE, test, test-without-torch, --env=fresh, --env=current" ;;
+      -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; return 0 ;;
+      *) fail "unknown argument '$1'; allowed: replay FILE, $TASKS, --env=fresh, --env=current" ;;
     esac
     shift
   done
   [ "$task" != replay ] || [ $# -gt 0 ] || fail "replay needs the file of a bundle: ./repro.sh replay FILE"
   check_machine
   "prepare_$environment"
-  "$task" "$@"
+  [ "$environment/$task" != without_torch/test ] || task=test_without_torch
+  [ "$task" = prepare ] || "$task" "$@"
 }
 
 check_machine() {
@@ -55,7 +62,8 @@ prepare_without_torch() {
     tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"] if not each.startswith("torch")))')
   # shellcheck disable=SC2086  # one word for each requirement
   make_environment ".venv-repro-$version" without-torch $needed hypothesis pytest-xdist setuptools wheel
-  "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+  "$PYTHON" -m pip show --quiet pytest-fa 2>/dev/null ||
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 }
 
 # make_environment FOLDER WHAT-FOR REQUIREMENT...: made once, used from here on.
@@ -89,7 +97,7 @@ run() {
   mkdir -p artifacts
   touch artifacts/.started
   local status=0
-  "$PYTHON" -m pytest --fa-static --fa-variant='*' || status=$?
+  build || status=$?
   "$PYTHON" -m pytest --fa-suite=history,edge -rf \
     --junit-xml=artifacts/junit.xml --benchmark-json=artifacts/benchmark.json --fa-html=artifacts/report.html || status=$?
   step "bundle"
@@ -122,23 +130,39 @@ replay() {
   return "$status"
 }
 
+build() { "$PYTHON" -m pytest --fa-static --fa-variant='*'; }
+
 test() {
+  lint
+  test_parallel
+  test_alone
+}
+
+lint() {
   step "lint and types"
   if has ruff; then
     "$PYTHON" -m ruff check .
     "$PYTHON" -m ruff format --check .
   fi
   if has mypy; then "$PYTHON" -m mypy; fi
+}
+
+test_parallel() {
   step "tests"
-  if has xdist; then
-    "$PYTHON" -m pytest -c tests/pytest.ini -n 2 --dist loadfile -m "not alone" tests
-    "$PYTHON" -m pytest -c tests/pytest.ini -m alone tests
-  else
-    "$PYTHON" -m pytest -c tests/pytest.ini tests
-  fi
+  unset PYTHONDONTWRITEBYTECODE  # hundreds of processes would otherwise compile the same modules
+  local side_by_side=()
+  if has xdist; then side_by_side=(-n 2 --dist loadfile --no-loadscope-reorder); fi
+  "$PYTHON" -m pytest -c tests/pytest.ini "${side_by_side[@]}" -m "not alone" tests
+}
+
+test_alone() {
+  step "tests that measure time"
+  unset PYTHONDONTWRITEBYTECODE
+  "$PYTHON" -m pytest -c tests/pytest.ini -m alone tests
 }
 
 test_without_torch() {
+  unset PYTHONDONTWRITEBYTECODE
   step "tests without torch, $("$PYTHON" --version)"
   "$PYTHON" -m pytest -c tests/pytest.ini -m "not needs_nvcc" -q -n 2 \
     tests/unit/{build,bundle,catalog,compare,gates,profile,records,report,sanitize} tests/unit/test_options.py tests/repo/test_layers.py

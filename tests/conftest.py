@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
+import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fa.build.keys import PACKAGE
 from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.errors import ToolchainError
 from pytest_fa.records.environment import find_gpu
@@ -21,6 +24,12 @@ from tests.factories import MANIFEST, WriteVariant
 CHANGES_OUTPUT = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR")
 for _name in CHANGES_OUTPUT:
     os.environ.pop(_name, None)
+
+# The processes that tests start read compiled modules and write none: of a file that a test changes twice in a second,
+# Python would take the older code.  The tests' own processes do as they were told; those of pytest-xdist inherit it.
+os.environ.setdefault("FA_TEST_WRITES_BYTECODE", "" if sys.dont_write_bytecode else "yes")
+sys.dont_write_bytecode = not os.environ["FA_TEST_WRITES_BYTECODE"]
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 # Only inner runs of pytest use a resident server, and never that of the user.
 os.environ["PYTEST_FA_SERVER"] = "off"
@@ -38,9 +47,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# The files whose tests take the longest, which start first: otherwise one process would end long after the others.
+LONGEST = (
+    "test_watch.py",
+    "test_cache.py",
+    "test_extension.py",
+    "test_hostile_worker.py",
+    "test_exploits.py",
+    "test_first_ten_minutes.py",
+    "test_selftest.py",
+    "test_terminal.py",
+    "test_rerun.py",
+    "test_mutations.py",
+    "test_places.py",
+    "test_kills.py",
+    "test_ncu.py",
+    "test_diagnosis_matrix.py",
+    "test_exploits_compile.py",
+    "test_overlap.py",
+    "test_compiling.py",
+    "test_replay.py",
+    "test_libraries.py",
+    "test_jobs.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take the longest first; the order within a file stays."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the socket of the resident server that inner runs use; the processes of pytest-xdist inherit it."""
+    """Compile the package, and choose the socket of the resident server that inner runs use."""
     if not hasattr(config, "workerinput"):
+        if not sys.dont_write_bytecode:
+            compileall.compile_dir(PACKAGE, quiet=2)
         os.environ["FA_TEST_SERVER"] = str(Path(tempfile.mkdtemp(prefix="fa-")) / "server.sock")
 
 

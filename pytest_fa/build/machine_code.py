@@ -52,7 +52,10 @@ def read_machine_code(library: Path) -> MachineCode:
         threads: dict[str, int] = {}
         counts: dict[str, dict[str, int]] = {}
         for cubin in sorted(Path(folder).glob("*.cubin")):
-            sections.update(_sections(cubin, ".text."))
+            code = _sections(cubin, ".text.")
+            if not code:
+                continue  # the linker's, which has no kernel; nvdisasm would take half a second for it, too
+            sections.update(code)
             infos = _sections(cubin, ".nv.info.")
             threads.update({name: limit for name, info in infos.items() if (limit := max_threads(info)) is not None})
             counts.update(_opcode_counts(_run([str(nvdisasm), "-json", str(cubin)], folder, environment)))

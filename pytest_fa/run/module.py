@@ -8,8 +8,9 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -299,6 +300,16 @@ def _import_attribute(variant: Variant, field: str) -> Any:  # noqa: ANN401  # a
     return getattr(module, name)
 
 
+class _FromSource(SourceFileLoader):
+    """Compiles a file each time.
+
+    The compiled module beside it may be that of another content: Python compares only its size and its second.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002  # the base class's signature
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _import_from_folder(variant: Variant, module_name: str) -> ModuleType | None:
     """Import `<variant folder>/<module>.py`, if it exists, under a name that is unique to the folder.
 
@@ -310,7 +321,7 @@ def _import_from_folder(variant: Variant, module_name: str) -> ModuleType | None
     name = f"pytest_fa_variants.{Path(variant.folder).name}.{module_name}"
     if name in sys.modules and sys.modules[name].__file__ == str(path):
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if spec is None or spec.loader is None:
         return None
     module = importlib.util.module_from_spec(spec)

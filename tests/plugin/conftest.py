@@ -25,6 +25,8 @@ SHAPE = "b1h2s64d64-fp16"
 CASE = f"{SHAPE}-seed0"
 ONE_CASE = f"--fa-case={CASE}"
 COMPANIONS = ["noop", "sdpa_flash", "sdpa_flash_cpu", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"]
+# Plugins that inner runs do not use.  Their imports take a second, half of it those of pytest-html and what it needs.
+HYPOTHESIS, *OTHER_PLUGINS = ("hypothesispytest", "html", "html_fixtures", "metadata", "platformdirs")
 ZERO_MANIFEST = MANIFEST + "defines: {BLOCK: 64}\n"
 
 # Two wrong kernels: one scales the scores by 1.5, the other writes one NaN.
@@ -32,6 +34,10 @@ WRONG_SOURCE = PYTHON_SOURCE.replace("* scale", "* scale * 1.5")
 NAN_SOURCE = PYTHON_SOURCE.replace(
     "    return result if", '    result[0, 1, 5, 2] = float("nan")\n    return result if'
 )
+
+# For a command line of bash: `python` and `pytest` are those of this environment.  As functions, they leave PATH as it
+# is, without which the resident server would serve no such command.
+PROGRAMS = f'python() {{ {sys.executable} "$@"; }}; pytest() {{ python -m pytest "$@"; }}; '
 
 # For an inner conftest.py: each process writes the modules that it has imported to a file when it ends.
 WRITE_MODULES = """\
@@ -130,12 +136,13 @@ class Project:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
-    def ini(self, *lines: str) -> None:
-        """Write the ini file, by which every run writes its outcomes to junit.xml.
+    def ini(self, *lines: str, has_html: bool = False) -> None:
+        """Write the ini file: every run writes its outcomes to junit.xml, and loads no plugin that it does not use.
 
-        The plugin of Hypothesis stays out: it imports Hypothesis in every run, which takes a second.
+        With `has_html`, pytest-html is loaded, and so are the other plugins of this environment but Hypothesis's.
         """
-        addopts = "addopts = --junitxml=junit.xml -p no:hypothesispytest"
+        left_out = (HYPOTHESIS,) if has_html else (HYPOTHESIS, *OTHER_PLUGINS)
+        addopts = " ".join(("addopts = --junitxml=junit.xml", *(f"-p no:{name}" for name in left_out)))
         self.write("pytest.ini", "\n".join(("[pytest]", addopts, *lines, "")))
 
     def python_variant(

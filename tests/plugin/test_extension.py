@@ -94,6 +94,7 @@ class Story:
     broken: Run
     project: Project
     stages: list[Path]
+    builds: Path  # a copy of the cache after the first run
 
 
 @pytest.fixture(scope="module")
@@ -106,14 +107,16 @@ def story(new_project: NewProject) -> Story:
     stale_stage.mkdir(parents=True)
     (stale_stage / "lock").touch()
     arguments = (f"--fa-cache={cache}", ONE_CASE, "-k", "test_build or test_correct")
-    both, again = project.suite(*arguments), project.suite(*arguments)
+    both = project.suite(*arguments)
+    builds = shutil.copytree(cache, project.folder / "builds of the first run")
+    again = project.suite(*arguments)
     project.write("csrc/factor.h", "#define FACTOR 1.5\n")
     edited = project.suite(*arguments, "--fa-variant=mine")
     project.write("csrc/factor.h", "#define FACTOR 1.0\n")
     back = project.suite(*arguments, "--fa-variant=mine")
     project.write("csrc/factor.h", "#define FACTOR 1.0 nonsense\n")
     broken = project.suite(*arguments, "--fa-variant=mine")
-    return Story(both, again, edited, back, broken, project, list(cache.glob(".stage-*")))
+    return Story(both, again, edited, back, broken, project, list(cache.glob(".stage-*")), builds)
 
 
 CORRECT, CORRECT_OFF = (f"test_correct[{name}-b1h2s64d64-fp16-seed0]" for name in ("mine", "mine_off"))
@@ -180,11 +183,11 @@ os.replace(library.with_name("new"), library)
 """
 
 
-def test_a_library_that_changes_after_the_build_is_not_loaded(new_project: NewProject) -> None:
+def test_a_library_that_changes_after_the_build_is_not_loaded(new_project: NewProject, story: Story) -> None:
     """A library that is exchanged after the builds were checked is not judged; the next run compiles it again."""
     project = new_project("exchanged")
     write_extension(project)
-    cache = project.folder / "cache"
+    cache = shutil.copytree(story.builds, project.folder / "cache")
     arguments = (
         f"--fa-cache={cache}",
         ONE_CASE,
@@ -194,6 +197,7 @@ def test_a_library_that_changes_after_the_build_is_not_loaded(new_project: NewPr
     )
     project.python_variant("first", PYTHON_SOURCE + EXCHANGES.format(cache=str(cache)))
     run, again = project.suite(*arguments), project.suite(*arguments)
+    assert any("0 compiled, 2 cached" in line for line in run.outlines)
     assert run.outcomes[CORRECT.replace("mine", "first")] == "passed"
     assert run.outcomes[CORRECT] == again.outcomes[CORRECT] == "failed"
     (library,) = cache.glob("builds/mine-host-*/*/kernel.so")

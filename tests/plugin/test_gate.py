@@ -7,8 +7,6 @@ import pytest
 from tests.factories import PYTHON_SOURCE
 from tests.plugin.conftest import CASE, SHAPE, NewProject, Project, Run
 
-pytestmark = pytest.mark.alone
-
 # A correct kernel that waits until MS milliseconds have passed, which is longer than its computation takes.
 TIMED_SOURCE = (
     PYTHON_SOURCE.replace("import torch\n", "import time\n\nimport torch\n")
@@ -30,19 +28,20 @@ def timed(new_project: NewProject) -> Project:
     return project
 
 
+REFUSED = "b1h2s64d64-bf16"  # the kernels are for fp16
 TRIES = 4  # a busy machine may be too noisy for a verdict; only an INCONCLUSIVE gate is tried again
 
 
-def gate(project: Project, name: str, *more: str) -> Run:
+def gate(project: Project, name: str, ratio: str, cases: str = CASE) -> Run:
     """Gate one variant against the variant `usual`."""
-    options = (f"--fa-case={CASE}", f"--fa-variant={name}", "--fa-gate-baseline=usual", "-k", "test_gate")
-    return project.suite(*options, *more)
+    options = (f"--fa-case={cases}", f"--fa-variant={name}", "--fa-gate-baseline=usual", "-k", "test_gate")
+    return project.suite(*options, f"--fa-gate={ratio}")
 
 
-def decided(project: Project, name: str) -> Run:
+def decided(project: Project, name: str, cases: str = CASE) -> Run:
     """Gate one variant against `usual` at 0.95, until there is a verdict."""
     for _ in range(TRIES):
-        run = gate(project, name, "--fa-gate=0.95")
+        run = gate(project, name, "0.95", cases)
         if run.ret != 10:  # the exit status of a gate without a verdict
             break
     return run
@@ -50,8 +49,8 @@ def decided(project: Project, name: str) -> Run:
 
 @pytest.fixture(scope="module")
 def quick(timed: Project) -> Run:
-    """The gate of the fast kernel."""
-    return decided(timed, "quick")
+    """The gate of the fast kernel, also on a shape that it refuses."""
+    return decided(timed, "quick", f"{CASE},{REFUSED}-seed0")
 
 
 def ratio_of(run: Run) -> float:
@@ -61,6 +60,7 @@ def ratio_of(run: Run) -> float:
     return float(line.split(": ")[1].split(" x ")[0])
 
 
+@pytest.mark.alone
 def test_ten_percent_faster_passes(quick: Run) -> None:
     """A kernel that takes 0.9 times the baseline's time passes a gate of 0.95, and the measured ratio is right."""
     assert (quick.ret, quick.outcomes) == (0, {"test_gate[quick]": "passed"})
@@ -68,6 +68,7 @@ def test_ten_percent_faster_passes(quick: Run) -> None:
     assert any(each.startswith("PASS quick < 0.95 x baseline: ") for each in quick.all_lines)
 
 
+@pytest.mark.alone
 def test_ten_percent_slower_fails(timed: Project) -> None:
     """A kernel that takes 1.1 times the baseline's time fails a gate of 0.95."""
     run = decided(timed, "slow")
@@ -76,14 +77,17 @@ def test_ten_percent_slower_fails(timed: Project) -> None:
     assert any(each.strip().startswith("FAIL slow < 0.95 x baseline: ") for each in run.all_lines)
 
 
+@pytest.mark.alone
 def test_the_cost_is_announced(quick: Run) -> None:
     """Before the first process, a line announces the number of processes and the time; on a CPU no known noise."""
     (line,) = [each for each in quick.all_lines if each.startswith("fa: gate quick")]
     assert line.startswith("fa: gate quick < 0.95 x usual: 6 processes (about ")
     assert " or 12 (about " in line
-    assert line.endswith("; the noise of this CPU is not known, so no detectable difference is announced")
+    noise = "the noise of this CPU is not known, so no detectable difference is announced"
+    assert line.endswith(f"; {noise}; left out: 1 shapes that quick refuses")
 
 
+@pytest.mark.alone
 def test_the_record_has_every_block(timed: Project, quick: Run) -> None:
     """The record has the raw blocks, the pilot's times and the intervals."""
     assert quick.ret == 0
@@ -98,9 +102,10 @@ def test_the_record_has_every_block(timed: Project, quick: Run) -> None:
     assert set(record.gate.pilot_us[SHAPE]) == {"quick", "usual"}
 
 
+@pytest.mark.alone
 def test_no_verdict_has_an_exit_status_of_its_own(timed: Project) -> None:
     """A gate exactly at the true ratio has no verdict: the test fails, and the exit status of the run is 10."""
-    run = gate(timed, "usual", "--fa-gate=1.0")
+    run = gate(timed, "usual", "1.0")
     assert (run.ret, "INCONCLUSIVE usual < 1 x baseline: " in run.text) == (10, True)
     assert any("1 inconclusive" in line for line in run.all_lines)
     assert any(line.startswith("usual: ") and "gate INCONCLUSIVE (< 1 x baseline)" in line for line in run.all_lines)
@@ -108,7 +113,7 @@ def test_no_verdict_has_an_exit_status_of_its_own(timed: Project) -> None:
 
 def test_a_wrong_kernel_is_not_gated(timed: Project) -> None:
     """A candidate that is wrong in the pilot fails with its bounds, and no process of the gate is started."""
-    run = gate(timed, "wrong", "--fa-gate=0.95")
+    run = gate(timed, "wrong", "0.95")
     assert (run.ret, "\nwrong: " in run.text, "fa: gate" in run.text) == (1, True, False)
 
 
@@ -159,12 +164,11 @@ def test_an_unknown_key_is_a_usage_error(timed: Project, option: str, message: s
     assert (run.ret, message in run.text) == (4, True), run.text
 
 
-def test_refused_shapes_are_named(timed: Project) -> None:
+@pytest.mark.alone
+def test_refused_shapes_are_named(quick: Run) -> None:
     """A shape that the candidate refuses is not gated, and is listed as excluded."""
-    cases = f"--fa-case={CASE},b1h2s64d64-bf16-seed0"
-    run = timed.suite("--fa-variant=quick", cases, "--fa-gate=0.95", "--fa-gate-baseline=usual", "-k", "test_gate")
-    assert run.ret in (0, 10)
-    assert "excluded: quick does not support b1h2s64d64-bf16" in run.text
+    assert quick.ret in (0, 10)
+    assert f"excluded: quick does not support {REFUSED}" in quick.text
 
 
 def test_the_rerun_command_has_the_options_of_the_gate(timed: Project) -> None:

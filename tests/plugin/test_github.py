@@ -25,6 +25,7 @@ HAS_HTML = importlib.util.find_spec("pytest_html") is not None
 def project_on_github(new_project: NewProject) -> Project:
     """A right variant, a wrong one, one that dies and one that raises; the last two print workflow commands."""
     project = new_project("github")
+    project.ini(has_html=True)
     project.python_variant("right")
     project.python_variant("wrong", WRONG_SOURCE)
     project.python_variant("dies", DIES)

@@ -27,8 +27,6 @@ from pytest_fa.verdict.document import EXIT_STATUSES, JudgeDocument, schema
 from tests.factories import MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import CASE, SHAPE, WRONG_SOURCE, NewProject, Project
 
-pytestmark = pytest.mark.alone
-
 BEFORE = "    scores ="
 # Correct kernels that mostly wait, so that a busy machine changes their times little.
 WAITING_SOURCE = PYTHON_SOURCE.replace("import torch\n", "import time\n\nimport torch\n", 1).replace(
@@ -186,7 +184,8 @@ def runs(hostile: tuple[Project, dict[str, str]]) -> dict[str, Judged]:
     return Made()
 
 
-NAMES = [pytest.param(name, marks=[pytest.mark.needs_nvcc] if name == "broken" else []) for name in RUNS]
+MARKS = {"broken": [pytest.mark.needs_nvcc], "quick": [pytest.mark.alone], "slow": [pytest.mark.alone]}
+NAMES = [pytest.param(name, marks=MARKS.get(name, [])) for name in RUNS]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -208,6 +207,7 @@ def test_the_document_fits_the_schema(runs: dict[str, Judged], name: str) -> Non
         jsonschema.validate({key: value for key, value in content.items() if key != "status"}, schema())
 
 
+@pytest.mark.alone
 def test_a_faster_variant_has_its_ratio(runs: dict[str, Judged]) -> None:
     """The ratio and its interval are below the required ratio, and the records have the gate."""
     document = runs["quick"].document
@@ -220,6 +220,7 @@ def test_a_faster_variant_has_its_ratio(runs: dict[str, Judged]) -> None:
     assert document.not_judged
 
 
+@pytest.mark.alone
 def test_a_slower_variant_has_its_ratio(runs: dict[str, Judged]) -> None:
     """The lower end of the interval is above 1, and no check failed."""
     document = runs["slow"].document

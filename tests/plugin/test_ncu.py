@@ -245,6 +245,7 @@ def test_github_shows_the_profiles(counted: Project, tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("pytest_html") is None, reason="pytest-html is not installed")
 def test_the_html_page_links_the_report(counted: Project) -> None:
     """The page of pytest-html links the report by a path relative to the page."""
+    counted.ini(has_html=True)
     run = ncu(counted, "right", "-k", "test_profile", "--html=artifacts/page/report.html")
     assert run.ret == 0, run.text
     page = (counted.folder / "artifacts" / "page" / "report.html").read_text(encoding="utf-8")

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from tests.factories import CUDA_SOURCE, PYTHON_SOURCE
-from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, WRONG_SOURCE, ZERO_MANIFEST, NewProject, Project
+from tests.plugin.conftest import (
+    CASE,
+    COMPANIONS,
+    ONE_CASE,
+    PROGRAMS,
+    SHAPE,
+    WRONG_SOURCE,
+    ZERO_MANIFEST,
+    NewProject,
+    Project,
+    inner_environment,
+)
 
-NO_CUDA = {"CUDA_VISIBLE_DEVICES": "", "PY_COLORS": "0", "COLUMNS": "140"}
 # A user's own tests that run kernels through `fa_run`.
 OWN_TESTS = """\
 import pytest
@@ -39,24 +46,16 @@ def test_beats(fa_variant, fa_run):
 class Shell:
     """A shell in which `pytest` and `python` are those of this environment."""
 
-    def __init__(self, project: Project, tmp_path: Path) -> None:
+    def __init__(self, project: Project) -> None:
         self._project = project
         self.printed = ""  # by the latest command of `outcomes`
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        for name, more in (("python", ""), ("pytest", " -m pytest")):
-            (tmp_path / name).write_text(f'#!/bin/sh\nexec {sys.executable}{more} "$@"\n', encoding="utf-8")
-            (tmp_path / name).chmod(0o755)
-        self._environment = {
-            **inherited,
-            **NO_CUDA,
-            "XDG_CACHE_HOME": str(project.cache),
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        }
+        fixed = {"XDG_CACHE_HOME": str(project.cache), "PYTEST_FA_SERVER": project.server}
+        self._environment = {**inner_environment(), "PY_COLORS": "0", "COLUMNS": "140", **fixed}
 
     def type(self, command: str, folder: str = ".") -> str:
         """Run a command line in a folder of the project; return what it prints."""
         process = subprocess.run(
-            [str(shutil.which("bash")), "-c", command],
+            [str(shutil.which("bash")), "-c", PROGRAMS + command],
             cwd=self._project.folder / folder,
             env=self._environment,
             capture_output=True,
@@ -106,9 +105,9 @@ def lab(new_project: NewProject) -> Project:
 
 
 @pytest.fixture
-def shell(lab: Project, tmp_path: Path) -> Shell:
+def shell(lab: Project) -> Shell:
     """A shell in the project."""
-    return Shell(lab, tmp_path)
+    return Shell(lab)
 
 
 FAILURES = {
@@ -167,10 +166,10 @@ def test_a_command_works_where_it_was_printed(lab: Project, shell: Shell, folder
     assert outcome[1] == "failure"
 
 
-def test_other_tests_in_testpaths_are_not_rerun(lab: Project, tmp_path: Path) -> None:
+def test_other_tests_in_testpaths_are_not_rerun(lab: Project) -> None:
     """If the ini file sets `testpaths`, the rerun command selects the shipped suite itself."""
     lab.write("paths.ini", "[pytest]\ntestpaths = own\n")
-    shell = Shell(lab, tmp_path)
+    shell = Shell(lab)
     command = f"pytest -c paths.ini --pyargs pytest_fa.suite --fa-variant=wrong {ONE_CASE} -k test_correct"
     (rerun,) = reruns(shell.type(command))
     assert shell.outcomes(rerun) == {f"test_attention::test_correct[wrong-{CASE}]": "failure"}
@@ -224,12 +223,12 @@ def test_the_self_test_without_timing(shell: Shell) -> None:
     assert "1 skipped" in printed
 
 
-def test_a_path_with_blanks(new_project: NewProject, tmp_path: Path) -> None:
+def test_a_path_with_blanks(new_project: NewProject) -> None:
     """In folders with blanks a variant compiles, a wrong one fails, and its rerun command can be pasted."""
     project = new_project("a folder with blanks")
     project.cuda_variant("zero", root="my kernels")
     project.python_variant("wrong", WRONG_SOURCE, root="my kernels")
-    shell = Shell(project, tmp_path)
+    shell = Shell(project)
     options = "'--fa-kernels=my kernels' '--fa-cache=my cache'"
     tests = {"test_attention::test_build[zero]": "passed", f"test_attention::test_correct[wrong-{CASE}]": "failure"}
     command = f"pytest {options} --fa-variant=zero,wrong {ONE_CASE} -k 'test_build or (test_correct and wrong)'"

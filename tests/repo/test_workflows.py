@@ -105,8 +105,23 @@ def test_the_scripts_of_ci_are_accepted_by_bash() -> None:
         assert subprocess.run(["bash", "-n", str(REPOSITORY / name)], check=False).returncode == 0
         assert os.access(REPOSITORY / name, os.X_OK)
     text = (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
-    started = re.findall(r"^(?:PYTHON=\S+ )?(\.\S+)", text, re.MULTILINE)
-    assert started == ["./repro.sh", ".ci/docs", "./repro.sh", ".ci/package"]
+    started = re.findall(r"^ *(?:PYTHON=\S+ )?(\./?\w\S+(?: [a-z-]+)?)", text, re.MULTILINE)
+    tasks = ("lint", "build", "prepare", "test-parallel", "prepare-without-torch", "test-without-torch", "test-alone")
+    assert sorted(started) == sorted(
+        [".ci/docs", ".ci/package", "./repro.sh", *(f"./repro.sh {task}" for task in tasks)]
+    )
+    assert started[-2:] == ["./repro.sh test-alone", "./repro.sh"]  # what measures time comes when all else has ended
+
+
+def test_the_commands_of_repro_sh_are_those_that_it_lists() -> None:
+    """Each command of the help of `./repro.sh` is accepted, and another one is named with the allowed ones."""
+    script = str(REPOSITORY / "repro.sh")
+    shown = subprocess.run([script, "--help"], check=True, capture_output=True, text=True).stdout
+    wrong = subprocess.run([script, "tset"], check=False, capture_output=True, text=True)
+    listed = re.findall(r"[a-z-]+", wrong.stderr.partition("allowed: ")[2].partition(", --env")[0].replace(" FILE", ""))
+    assert wrong.returncode == 2
+    in_help = re.findall(r"^  \./repro\.sh ([a-z][a-z-]+)", shown, re.MULTILINE)
+    assert sorted({*in_help, "prepare-without-torch"}) == sorted(listed)
 
 
 def test_ci_builds_the_documentation() -> None:
@@ -179,6 +194,7 @@ def test_the_predicate_of_the_page_is_cut_out_of_the_statement(tmp_path: Path) -
 def project(new_project: NewProject) -> Project:
     """A user's repository with one variant that runs on a CPU."""
     project = new_project("user")
+    project.ini(has_html=True)  # an option of the page is that of pytest-html
     project.write("kernels/mine/variant.yaml", PYTHON_MANIFEST)
     project.write("kernels/mine/entry.py", PYTHON_SOURCE)
     return project

@@ -127,6 +127,13 @@ def unbuilt(tmp_path: Path) -> Workplace:
 
 
 @pytest.fixture
+def with_binding(unbuilt: Workplace, _built: Path) -> Workplace:
+    """Return a workplace with sources, and a cache that has the shared binding, which takes seconds, and no build."""
+    shutil.copytree(Workplace(_built).cache / "binding", unbuilt.cache / "binding")
+    return unbuilt
+
+
+@pytest.fixture
 def hide_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that hides nvcc and g++, including those in wheels."""
 

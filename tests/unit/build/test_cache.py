@@ -102,18 +102,18 @@ def test_change_is_compiled(workplace: Workplace, change: Callable[[Workplace], 
 
 
 @pytest.mark.needs_nvcc
-def test_a_header_library_needs_a_path(unbuilt: Workplace) -> None:
+def test_a_header_library_needs_a_path(with_binding: Workplace) -> None:
     """An include folder in `flags` is relative to the variant's folder, and a change of its headers is compiled."""
-    library = unbuilt.root.parent / "third_party" / "include"
+    library = with_binding.root.parent / "third_party" / "include"
     library.mkdir(parents=True)
     (library / "lib.h").write_text("#define STEP 5\n", encoding="utf-8")
-    source = unbuilt.folder / "kernel.cu"
+    source = with_binding.folder / "kernel.cu"
     source.write_text(f'#include "lib.h"\n{source.read_text(encoding="utf-8")}', encoding="utf-8")
-    unbuilt.write_manifest("flags: [-I../../third_party/include]\n")
+    with_binding.write_manifest("flags: [-I../../third_party/include]\n")
 
-    first, again = unbuilt.ensure(), unbuilt.ensure()
+    first, again = with_binding.ensure(), with_binding.ensure()
     (library / "lib.h").write_text("#define STEP 6\n", encoding="utf-8")
-    changed = unbuilt.ensure()
+    changed = with_binding.ensure()
 
     assert (first.compiled, again.compiled, changed.compiled) == (1, 0, 1), first
 

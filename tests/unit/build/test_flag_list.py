@@ -112,11 +112,11 @@ def test_an_unlisted_flag_fails_its_own_build(unbuilt: Workplace) -> None:
 
 
 @pytest.mark.needs_nvcc
-def test_the_record_names_an_allowed_flag(unbuilt: Workplace) -> None:
+def test_the_record_names_an_allowed_flag(with_binding: Workplace) -> None:
     """With the option the variant is built, and the build says which flags are not on the list."""
-    unbuilt.write_manifest("flags: [-Xcompiler=-fdiagnostics-color=never]\n")
-    request = (unbuilt.variant(), "sm_80")
-    build = build_of(ensure([request], unbuilt.cache, allowed_flags=("-Xcompiler=-fdiagnostics-*",)))
+    with_binding.write_manifest("flags: [-Xcompiler=-fdiagnostics-color=never]\n")
+    request = (with_binding.variant(), "sm_80")
+    build = build_of(ensure([request], with_binding.cache, allowed_flags=("-Xcompiler=-fdiagnostics-*",)))
     assert build.unlisted_flags == ("-Xcompiler=-fdiagnostics-color=never",)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -133,3 +133,19 @@ def test_unreadable_disassembly_gives_a_build_without_identity(
 
     assert build.code_identity is None
     assert (build.code_identity_missing or "").startswith("machine code not read: ")
+
+
+@pytest.mark.needs_nvcc
+def test_only_cubins_with_kernels_are_disassembled(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cubin that the linker adds has no kernel, so nvdisasm is started for the other one only."""
+    commands: list[list[str]] = []
+    run = machine_code._run
+
+    def recorded(command: list[str], *arguments: Any) -> str:
+        commands.append(command)
+        return run(command, *arguments)
+
+    monkeypatch.setattr(machine_code, "_run", recorded)
+    code = read_machine_code(workplace.library())
+
+    assert (["cuobjdump", "nvdisasm"], 1) == ([Path(command[0]).name for command in commands], len(code.kernels))

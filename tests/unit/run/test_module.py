@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import py_compile
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +117,22 @@ def test_folders_may_have_modules_of_the_same_name(write_variant: WriteVariant, 
         (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
         loaded.append(load_forward(variant, None))
     assert ["entered" in each.__globals__ for each in loaded] == [False, True]  # type: ignore[attr-defined]
+
+
+def test_a_compiled_module_of_an_older_content_is_not_used(
+    write_variant: WriteVariant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry that was saved twice within a second, with the same size, is that of the file; no other is written."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    source = "def forward(q, k, v, *, scale, causal='none', out=None):\n    return {}\n"
+    folder = write_variant("saved_twice", manifest=PYTHON_MANIFEST, **{"entry.py": source.format("'older'")})
+    compiled = Path(str(py_compile.compile(str(folder / "entry.py"), doraise=True)))
+    state = (folder / "entry.py").stat()
+    (folder / "entry.py").write_text(source.format("'newer'"), encoding="utf-8")
+    os.utime(folder / "entry.py", ns=(state.st_atime_ns, state.st_mtime_ns))
+    content = compiled.read_bytes()
+    (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+    forward = load_forward(variant, None)
+    result: object = forward(*_tensors(), scale=1.0, causal="none", out=None)
+    assert result == "newer"
+    assert compiled.read_bytes() == content
