@@ -308,7 +308,8 @@ def _gains_over_rows(errors: Errors, variance: torch.Tensor) -> tuple[torch.Tens
 def _with_tiles(rows: torch.Tensor) -> torch.Tensor:
     """Sums over all rows and over each tile of 64 rows: [batch, heads, seq_q] -> [batch, heads, 1 + tiles]."""
     missing = -rows.shape[-1] % GAIN_ROWS
-    tiles = torch.nn.functional.pad(rows, (0, missing)).unflatten(-1, (-1, GAIN_ROWS)).sum(-1)
+    padded = torch.nn.functional.pad(rows, (0, missing))
+    tiles = padded.reshape(*rows.shape[:2], -1, GAIN_ROWS).sum(-1)
     return torch.cat([tiles.sum(-1, keepdim=True), tiles], dim=-1)
 
 

@@ -114,7 +114,8 @@ OPTIONS = (
     ),
     OptionRow(
         "--fa-baselines",
-        "SDPA backends to time: needed (at most 1.1 x the fastest one's time, by earlier records of this GPU), or all",
+        "SDPA backends and noop to time: all, or needed (by earlier records of this GPU, those with at most 1.1 x the "
+        "fastest one's time, and noop if they have no time of it)",
         "WHICH",
         "needed",
     ),

@@ -168,11 +168,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Store which variants the selected tests need; they are built together."""
     if SESSION_KEY in session.config.stash:
-        from pytest_fa.plugin.items import needed_variants, variants_with_build_test  # noqa: PLC0415
+        from pytest_fa.plugin.items import has_timings, needed_variants, variants_with_build_test  # noqa: PLC0415
 
-        session_of(session.config).builds.needed = needed_variants(session.items)
+        run = session_of(session.config)
+        run.builds.needed = needed_variants(session.items)
+        run.runner.has_timings = run.options.timing and has_timings(session.items)
         first_reports_of(session.config).build_tests = variants_with_build_test(session.items)
-        session_of(session.config).require_servers()
+        run.require_servers()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest's own wrapper, which lets xfail tests pass

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_fa.measure.replay_clock import ReplayClock, replay
 from pytest_fa.plugin.markers import read_marker, tolerance_of
-from pytest_fa.plugin.state import IN_TABLE_KEY, LOST_KEY, OPTIONS_KEY, RECORD_KEY
+from pytest_fa.plugin.state import IN_TABLE_KEY, LOST_KEY, OPTIONS_KEY, RECORD_KEY, SESSION_KEY, session_of
 
 if TYPE_CHECKING:
     import torch
@@ -122,6 +122,8 @@ class FaBenchmark:
         from pytest_fa.measure.measure import measure  # noqa: PLC0415
         from pytest_fa.measure.timing_lock import timing_lock  # noqa: PLC0415
 
+        if SESSION_KEY in self._request.config.stash:
+            session_of(self._request.config).runner.profiler_workers.wait_until_prepared()
         with timing_lock():
             candidate = Candidate.of_function(forward, "cuda" if inputs.q.is_cuda else "cpu", case.computes)
             speed, written = measure(candidate, case, inputs)

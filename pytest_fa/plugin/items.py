@@ -128,6 +128,11 @@ def needed_variants(items: list[pytest.Item]) -> dict[str, Variant]:
     return {variant.name: variant for variant in variants if isinstance(variant, Variant)}
 
 
+def has_timings(items: list[pytest.Item]) -> bool:
+    """Whether a `test_speed` of the shipped suite is selected."""
+    return any(item.name.startswith("test_speed[") and _is_shipped(item) for item in items)
+
+
 def variants_with_build_test(items: list[pytest.Item]) -> frozenset[str]:
     """The names of the variants whose `test_build` of the shipped suite is selected."""
     tests = (item for item in items if item.name.startswith("test_build[") and _is_shipped(item))

@@ -16,11 +16,13 @@ import msgspec
 from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.variant import COMPANION_ROLES
 from pytest_fa.options.options import Options
+from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.files import LONGEST_LINE_BYTES, read_record_file
 from pytest_fa.records.log import saved_name
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Environment, Record
+from pytest_fa.records.timing import Speed
 from pytest_fa.regular_file import open_regular
 
 NEAR = 1.10  # a backend that was slower than the fastest by more than this factor is left out
@@ -29,14 +31,14 @@ MOST_LOGS = 20  # the newest record files of earlier runs that are read
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """A variant that is not timed at a shape, with its time when it was measured.
+    """A variant that is not timed at a shape, with its times when it was measured.
 
     A baseline took `ratio` times as long as the fastest.  An empty kernel has no ratio.
     """
 
     variant: str
     shape_id: str
-    device_us: float
+    speed: Speed
     measured_at: str
     ratio: float | None
 
@@ -69,23 +71,29 @@ def left_out_lines(left_out: Iterable[LeftOut], shapes: set[str]) -> list[str]:
             f"not timed at {shape}: {slow}: more than {100 * (NEAR - 1):.0f} % slower than the fastest baseline by the "
             "records of this GPU, driver and torch; --fa-baselines=all times them"
         )
-    if empty := [each for each in listed if each.ratio is None]:
-        known = ", ".join(f"{each.device_us:.2f} us at {each.shape_id} on {each.measured_at[:10]}" for each in empty)
-        names = ", ".join(sorted({each.variant for each in empty}))
-        lines.append(f"not timed again: {names}, an empty kernel: {known}; --fa-baselines=all times it")
+    empty = [each for each in listed if each.ratio is None]
+    for name, group in itertools.groupby(sorted(empty, key=lambda each: each.variant), key=lambda each: each.variant):
+        known = "; ".join(f"{_times_text(each.speed)} at {each.shape_id} ({each.measured_at[:10]})" for each in group)
+        lines.append(f"not timed again: {name}, an empty kernel: {known}; --fa-baselines=all times it")
     return lines
+
+
+def _times_text(speed: Speed) -> str:
+    """The times of the table's columns, such as `device_us 0.50, cold_us 2.91, call_us 6.81`."""
+    times = {"device_us": speed.device, "cold_us": speed.cold, "call_us": speed.call}
+    return ", ".join(f"{name} {timing.median_us:.2f}" for name, timing in times.items() if timing)
 
 
 def _unneeded(shape: str, records: list[Record]) -> list[LeftOut]:
     """The baselines far from the fastest, and the empty kernels."""
-    times = [(record, record.speed.device.median_us) for record in records if record.speed]
-    fastest = min((us for record, us in times if record.role == "baseline"), default=0.0)
+    times = [(record, record.speed) for record in records if record.speed]
+    fastest = min((speed.device.median_us for record, speed in times if record.role == "baseline"), default=0.0)
     left_out = []
-    for record, us in times:
-        is_baseline = record.role == "baseline"
+    for record, speed in times:
+        is_baseline, us = record.role == "baseline", speed.device.median_us
         if not is_baseline or us > NEAR * fastest:
             ratio = us / fastest if is_baseline else None
-            left_out.append(LeftOut(record.variant, shape, us, record.measured_at, ratio))
+            left_out.append(LeftOut(record.variant, shape, speed, record.measured_at, ratio))
     return left_out
 
 
@@ -96,6 +104,7 @@ def _timed(records: Iterable[Record], environment: Environment) -> list[Record]:
         record
         for record in records
         if record.speed
+        and not is_unconfirmed(record.speed)
         and record.outcome == "ok"
         and machine == (record.environment.gpu, record.environment.driver, record.environment.torch)
     ]

@@ -54,7 +54,7 @@ class CaseRunner:
         self.options, self.builds, self.records = options, builds, records
         self.workers, self.profiler_workers = workers, profiler_workers
         self.other_gpu_processes: tuple[str, ...] = ()
-        self.prepares_profiler = False  # after the first check: timings will need it
+        self.has_timings = False  # whether tests of this run time variants
         self.passed: set[tuple[str, str]] = set()
         self._own_work_seen: set[str] = set()
         self.device_us: dict[tuple[str, str], float] = {}
@@ -153,23 +153,31 @@ class CaseRunner:
         """The worker's result, with the profiler's time and their agreement if it has a time; and what it cost."""
         is_timed = job.time and not self.options.selftest
         started, stop = time.perf_counter(), self.workers.stop
+        if is_timed:
+            self.profiler_workers.wait_until_prepared()  # nothing else may run on the GPU from here on
+        prepared = time.perf_counter()
         with timing_lock(self.builds.say, check=lambda: require_unset(stop)) if is_timed else nullcontext():
             locked = time.perf_counter()
-            if is_timed:
-                self.profiler_workers.wait_until_prepared()  # nothing else may run on the GPU from here on
-            prepared = time.perf_counter()
             result = self.workers.run(job)
             judged = time.perf_counter()
             if result.speed and not self.options.selftest:
                 result = msgspec.structs.replace(result, speed=self._with_confirmation(job, result.speed))
-            profiler_seconds = time.perf_counter() - judged + prepared - locked
-        if self.prepares_profiler and not is_timed:
-            self.profiler_workers.prepare()
+            profiler_seconds = time.perf_counter() - judged + prepared - started
+        self._prepare_profiler(job)
         if result.outcome == "ok" and not job.property_name:
             self.passed.add((job.variant.name, job.case.id))
             if result.speed:
                 self.device_us[(job.case.shape_id, job.variant.name)] = result.speed.device.median_us
-        return result, Costs(locked - started, judged - prepared, profiler_seconds)
+        return result, Costs(locked - prepared, judged - locked, profiler_seconds)
+
+    def _prepare_profiler(self, job: CaseJob) -> None:
+        """After a check on a GPU, prepare the profiler's process if timings follow.
+
+        It is a second process on the GPU.  A GPU that allows one process only has none to spare.
+        """
+        is_check = job.device == "cuda" and not job.time
+        if is_check and self.has_timings and not self.options.selftest and not self.workers.unprotected:
+            self.profiler_workers.prepare()
 
     def _raise_refusal(self, job: CaseJob, result: CaseResult) -> None:
         """Raise `Refused` if the kernel refused the case and is allowed to.  Any other refusal is a failure.

@@ -50,7 +50,7 @@ class Session:
         session._is_started = self._is_started
         session.records = session.runner.records = self.records
         session.runner.other_gpu_processes = self.runner.other_gpu_processes
-        session.runner.prepares_profiler = self.runner.prepares_profiler
+        session.runner.has_timings = self.runner.has_timings
         return session
 
     def start(self, say: Say) -> None:
@@ -70,7 +70,6 @@ class Session:
         self.runner.workers.start()
         if find_gpu() and self.options.timing and not self.options.selftest:
             self.runner.profiler_workers.start()
-            self.runner.prepares_profiler = True
 
     def require_servers(self) -> None:
         """End the servers that were started early if the selected tests turn out not to need them."""

@@ -132,10 +132,11 @@ class Watch:
         """Build, check and time every variant whose files or manifest differ from those of its last verdict."""
         session = self._session.renewed()
         session.run_plan.require_usable(needs_variant=True)
+        self._failed.discard(PLAN)
         self._session, self._concerned = session, self._selection.variants(session.run_plan.plan)
         changed, watched = self._changed(contents), {variant.name for variant in self._watched}
         self.unfinished = [variant.name for variant in changed]
-        self._failed, self._not_run = self._failed & {PLAN, *watched}, self._not_run & watched
+        self._failed, self._not_run = self._failed & watched, self._not_run & watched
         session.runner.end_workers()  # they have loaded the code before the save
         session.builds.needed = {each.name: each for each in changed if isinstance(each, Variant)}
         session.builds.say = lambda text: self._notice(watcher, text)
@@ -206,7 +207,6 @@ class Watch:
 
     def _conclude(self, changed: list[AnyVariant]) -> None:
         """Write the last line."""
-        self._failed.discard(PLAN)
         if not changed:
             self._screen.title("nothing has changed since the last verdict")
             return

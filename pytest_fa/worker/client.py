@@ -238,7 +238,7 @@ class Workers:
         is_sent: bool = False,
     ) -> AnyResult:
         """Send the job unless it was sent before, and receive progress messages until the result."""
-        last_progress = Progress(job.wanted_stages[0], START_SECONDS)
+        last_progress = Progress(job.wanted_stages[0], job.watchdog_seconds if is_sent else START_SECONDS)
         job_deadline = time.monotonic() + MOST_JOB_SECONDS
         try:
             if not is_sent:

@@ -35,7 +35,7 @@ class ProfilerWorkers(Workers):
             self._preparing = job
 
     def wait_until_prepared(self) -> None:
-        """Wait until the process is ready.  One that is not, or is lost, is replaced by the next job."""
+        """Wait until the process is ready, at most 60 s.  One that is not, or is lost, is replaced by the next job."""
         job, self._preparing = self._preparing, None
         if job is None or self._judge is None or self._server is None:
             return
@@ -44,6 +44,9 @@ class ProfilerWorkers(Workers):
             result = self._exchange(job, ProfilerResult, self._server, self._judge, output, is_sent=True)
         except LostWorker:
             return
+        except BaseException:
+            self.end_worker()  # its answer must not be taken for that of a later job
+            raise
         if result.missing:
             self.end_worker()
 

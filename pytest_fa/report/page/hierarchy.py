@@ -12,7 +12,7 @@ from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio
 from pytest_fa.records.timing import Speed
 from pytest_fa.report.answer import FAILED_STATES, judged_counts, state_of
-from pytest_fa.report.baselines import best_baseline
+from pytest_fa.report.baselines import compared_baseline
 from pytest_fa.report.main_shape import main_shape
 from pytest_fa.report.static_code import GROUPS
 from pytest_fa.report.table import NOT_ATTENTION, NOTHING, launched_kernels
@@ -84,7 +84,7 @@ def hierarchy_of(records: list[Record], ceilings: Ceilings | None) -> Hierarchy 
         return None
     at_shape = _by_time(record for record in timed if record.case and record.case.shape_id == shape)
     first, baseline, limit = references = References(
-        _first_of(at_shape), best_baseline(at_shape), _limit(at_shape[0], ceilings)
+        _first_of(at_shape), compared_baseline(timed, shape), _limit(at_shape[0], ceilings)
     )
     marks = ([_device_us(baseline)] if baseline else []) + ([limit.least_us] if limit else [])
     ends = [*map(_device_us, at_shape), *marks]

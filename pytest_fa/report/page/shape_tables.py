@@ -10,7 +10,7 @@ from pytest_fa.compare.run import ratio_interval
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
 from pytest_fa.report.answer import FAILED_STATES, judged_counts, state_of
-from pytest_fa.report.baselines import best_baseline
+from pytest_fa.report.baselines import compared_baseline
 from pytest_fa.report.layout import BUILD_COLUMNS, SHAPE_COLUMNS, VARIANT, Column
 from pytest_fa.report.margins import worst_margins
 from pytest_fa.report.table import NOTHING, Row, RowGroup, make_groups, ratio_text
@@ -173,13 +173,14 @@ def _ratio_words(ratio: str) -> str:
 
 def _intervals(records: Iterable[Record], process_sd: float) -> dict[tuple[str, str], str]:
     """The interval of the ratio to the fastest baseline, by shape and variant, where the ratio means anything."""
+    timed = [record for record in records if record.speed]
     shapes: dict[str, list[Record]] = {}
-    for record in records:
-        if record.case and record.speed:
+    for record in timed:
+        if record.case:
             shapes.setdefault(record.case.shape_id, []).append(record)
     intervals = {}
     for shape, group in shapes.items():
-        baseline = best_baseline(group)
+        baseline = compared_baseline(timed, shape)
         speed = baseline.speed if baseline else None
         for record in group if baseline else ():
             is_compared = record.role not in ("overhead", "baseline") and record.speed and speed

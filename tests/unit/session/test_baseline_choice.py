@@ -16,6 +16,7 @@ from pytest_fa.catalog.variant import COMPANION_ROLES
 from pytest_fa.options.options import Options
 from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Environment, Record, to_json
+from pytest_fa.records.timing import Agreement
 from pytest_fa.session.baseline_choice import MOST_LOGS, left_out_baselines, left_out_lines
 from tests.factories import SHAPE, options, record, speed
 
@@ -114,8 +115,17 @@ def test_a_shape_with_a_time_of_an_empty_kernel_alone(tmp_path: Path) -> None:
 
     lines = left_out_lines(left_out_baselines(run, plan, MACHINE), {SHAPE})
 
-    known = f"0.50 us at {SHAPE} on 2026-01-01"
-    assert lines == [f"not timed again: noop, an empty kernel: {known}; --fa-baselines=all times it"]
+    (line,) = lines
+    assert line.startswith("not timed again: noop, an empty kernel: device_us 0.50, ")
+    assert line.endswith(f" at {SHAPE} (2026-01-01); --fa-baselines=all times it")
+
+
+def test_a_time_that_no_other_clock_confirms_does_not_count(run: Options) -> None:
+    """It is measured again."""
+    unconfirmed = msgspec.structs.replace(speed(0.01), agreement=Agreement(valid=False, reason="simulated"))
+    write_log(run, "20260201T000000Z-1.jsonl", timed("noop", 0.01, role="overhead", speed=unconfirmed))
+
+    assert left_out(run) == SLOW
 
 
 def test_the_lines_below_the_table(run: Options) -> None:

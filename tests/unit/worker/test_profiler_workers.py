@@ -6,11 +6,11 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.variant import Device
 from pytest_fa.options.options import Options
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner
@@ -18,7 +18,7 @@ from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.fork_server import ForkServer, ProcessRole, Worker
-from pytest_fa.worker.jobs import CaseJob, CaseResult, ProfilerJob, ProfilerResult
+from pytest_fa.worker.jobs import CaseJob, CaseResult, PrepareProfiler, ProfilerJob, ProfilerResult
 from pytest_fa.worker.profiler_workers import ProfilerWorkers
 from tests.factories import PYTHON_SOURCE, options, speed
 from tests.unit.worker.conftest import TINY, JobOfSource
@@ -71,15 +71,24 @@ def test_it_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forked == [()]
 
 
-def test_prepare_does_not_wait_for_the_process() -> None:
-    """Once the server has imported torch, `prepare` takes no time: the process goes on alone."""
+def test_prepare_does_not_wait_for_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is stopped does not hold `prepare` up; it is ended after its time, and another one replaces it."""
+    real = Workers._processes
+
+    def stopped(self: Workers, roles: tuple[ProcessRole, ...]) -> tuple[ForkServer, Worker]:
+        server, worker = real(self, roles)
+        os.kill(worker.pid, signal.SIGSTOP)
+        return server, worker
+
+    monkeypatch.setattr(Workers, "_processes", stopped)
     with ProfilerWorkers() as workers:
-        server, worker = workers._processes(())
-        server.end(worker)
-        workers._judge = None
-        begun = time.perf_counter()
         workers.prepare()
-        assert time.perf_counter() - begun < 0.5
+        assert workers._judge is not None
+        begun = time.perf_counter()
+        workers._preparing = PrepareProfiler(watchdog_seconds=1.0)
+        workers.wait_until_prepared()
+        assert 0.9 < time.perf_counter() - begun < 10
+        assert workers._judge is None
 
 
 # -- what calls it ----------------------------------------------------------------------------------------------------
@@ -126,23 +135,26 @@ def runner_of(run_options: Options, calls: list[str]) -> CaseRunner:
 
 
 @pytest.mark.parametrize(
-    ("prepares", "expected"),
+    ("has_timings", "device", "unprotected", "expected"),
     [
-        (True, ["check", "prepare", "check", "prepare", "wait", "time", "wait", "time"]),
-        (False, ["check", "check", "wait", "time", "wait", "time"]),
+        (True, "cuda", "", ["check", "prepare", "wait", "time", "wait", "time"]),
+        (False, "cuda", "", ["check", "wait", "time", "wait", "time"]),
+        (True, "cpu", "", ["check", "wait", "time", "wait", "time"]),
+        (True, "cuda", "one process on the GPU", ["check", "wait", "time", "wait", "time"]),
     ],
 )
-def test_it_is_ready_before_anything_is_timed(
+def test_it_is_ready_before_anything_is_timed(  # a case has four parts
     tmp_path: Path,
     job_of_source: JobOfSource,
-    prepares: bool,  # noqa: FBT001  # a parameter
+    has_timings: bool,  # noqa: FBT001  # a parameter
+    device: Device,
+    unprotected: str,
     expected: list[str],
 ) -> None:
-    """It is prepared after a check, if the run has timings, and waited for before a job that times."""
+    """It is prepared after a check on a GPU, if timings follow, and waited for before a job that times."""
     calls: list[str] = []
     runner = runner_of(options(tmp_path), calls)
-    runner.prepares_profiler = prepares
-    changes: list[dict[str, Any]] = [{}, {}, {"time": True}, {"time": True}]
-    for change in changes:
-        runner._result_of(job_of_source(PYTHON_SOURCE, **change))
+    runner.has_timings, runner.workers.unprotected = has_timings, unprotected
+    for is_timed in (False, True, True):
+        runner._result_of(job_of_source(PYTHON_SOURCE, device=device, time=is_timed))
     assert [call for call in calls if not call.startswith("profile")] == expected
