@@ -117,6 +117,21 @@ def test_ctrl_c_in_the_middle_of_a_run_is_an_interruption(good: Project) -> None
     assert "fa: without a verdict on what was saved last: good\n" in run.text
 
 
+def test_ctrl_c_after_a_mended_manifest_is_an_interruption(good: Project) -> None:
+    """A manifest that was broken, and is not any more, is no known failure."""
+    manifest = source_of(good, file="variant.yaml")
+    whole = manifest.read_text(encoding="utf-8")
+    with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
+        place = len(run.text)
+        manifest.write_text("entry: [\n", encoding="utf-8")
+        run.until("fa: error: ", after=place)
+        source_of(good).write_text(SLOW_SOURCE, encoding="utf-8")
+        manifest.write_text(whole, encoding="utf-8")
+        run.until_exists(good.folder, "reached")
+        assert run.interrupt() == pytest.ExitCode.INTERRUPTED
+    assert "fa: without a verdict on what was saved last: good\n" in run.text
+
+
 def test_an_abandoned_run_keeps_its_verdicts(project: Project) -> None:
     """A variant that was judged before a run was ended has a verdict and records: a failure is no interruption."""
     for name in ("first", "second"):
