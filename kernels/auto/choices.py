@@ -22,7 +22,7 @@ from pytest_fa.records.record import Record
 
 KERNELS = Path(__file__).resolve().parents[1]
 CANDIDATES = 3  # listed per case
-OPTIONAL = ("flash_attention_3",)  # a baseline that is no SDPA backend
+OPTIONAL = ("flash_attention_3", "flash_attention_3_fp8")  # baselines that are no SDPA backends
 TIMES_OF = {"candidate": "device_us", "baseline": "sdpa_us"}  # the key of a row
 
 

@@ -20,6 +20,7 @@ import torch
 from pytest_fa.errors import UnsupportedCase
 
 LIBRARY = "FLASH_ATTN_3_LIBRARY"
+NO_E4M3 = ("does not support FP8", "only supports fp16 and bf16")  # by how it was built; by the GPU
 
 
 def forward(
@@ -39,12 +40,52 @@ def forward(
     Raises `UnsupportedCase` if FlashAttention-3 is missing or cannot be loaded, and for the top-left mask unless there
     are as many queries as keys.
     """
+    return _attend(q, k, v, scale, causal, out)
+
+
+def forward_e4m3(  # noqa: PLR0913  # one argument for each tensor
+    q: torch.Tensor,  # [batch, heads, seq_q, head_dim] e4m3
+    k: torch.Tensor,  # [batch, heads, seq_k, head_dim] e4m3
+    v: torch.Tensor,  # [batch, heads, seq_k, head_dim] e4m3
+    *,
+    scale: float,
+    q_descale: torch.Tensor,  # [batch, heads] fp32
+    k_descale: torch.Tensor,  # [batch, heads] fp32
+    v_descale: torch.Tensor,  # [batch, heads] fp32
+    causal: str = "none",
+    out: torch.Tensor | None = None,  # [batch, heads, seq_q, head_dim] bf16
+) -> torch.Tensor:
+    """Return the attention output of e4m3 tensors in bf16, the only dtype that the operator then writes.
+
+    Its descale of Q is that of a head of K, so heads cannot share keys and values.
+
+    Raises `UnsupportedCase` as `forward` does, and if this FlashAttention-3 or this GPU has no e4m3.
+    """
+    try:
+        return _attend(q, k, v, scale, causal, out, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    except RuntimeError as problem:
+        reason = str(problem).splitlines()[0] if str(problem) else ""
+        if not any(text in reason for text in NO_E4M3):
+            raise
+        remedy = "it needs a GPU of compute capability 9.0, and a build without FLASH_ATTENTION_DISABLE_FP8"
+        raise UnsupportedCase(f"FlashAttention-3 has no e4m3 here: {reason}; {remedy}") from problem
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    causal: str,
+    out: torch.Tensor | None,
+    **descales: torch.Tensor,
+) -> torch.Tensor:
     if causal == "top_left" and q.shape[2] != k.shape[2]:
         raise UnsupportedCase(f"causal is top_left for {q.shape[2]} queries and {k.shape[2]} keys; use bottom_right")
     queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))  # [batch, seq, heads, head_dim]
+    options = {"softmax_scale": scale, "is_causal": causal != "none", "num_splits": 0, **descales}
     output = None if out is None else out.transpose(1, 2)
-    mask = causal != "none"
-    written = _operator()(queries, keys, values, out=output, softmax_scale=scale, is_causal=mask, num_splits=0)[0]
+    written = _operator()(queries, keys, values, out=output, **options)[0]
     return written.transpose(1, 2) if out is None else out
 
 

@@ -242,6 +242,7 @@ def _describe_build(finished: _Finished, deps: tuple[Dependency, ...]) -> Build:
         build_seconds=finished.seconds,
         environment=recipe.compiler_environment(variant),
         files={name: file_hash(str(staged / name)) or "" for name in recipe.published_files(variant)},
+        shared_by=tuple(each.name for each in variants) if len(variants) > 1 else (),
     )
 
 

@@ -70,13 +70,14 @@ class Candidate:
     """One variant at a time, on one device.  `limit_seconds` is how long one command may take.
 
     `before_launch` is called before each command that calls the variant, and `before_compilation` if that command may
-    compile; `compiling` says which do, and how long they took.
+    compile; `compiling` says which do, and how long they took.  `free_memory` is called if the GPU has no memory left
+    for what the candidate shall see.
     """
 
     limit_seconds = OPEN_SECONDS
 
-    def __init__(self, connection: Connection, pid: int) -> None:
-        self._connection, self.pid = connection, pid
+    def __init__(self, connection: Connection, pid: int, free_memory: Callable[[], object] = lambda: None) -> None:
+        self._connection, self.pid, self._free_memory = connection, pid, free_memory
         self._lending: Lending | None = None
         self.device = torch.device("cpu")
         self.why_no_tools: str | None = None
@@ -324,5 +325,7 @@ class Candidate:
         if isinstance(self._connection, LocalConnection):
             return SameProcess(self._connection.agent.memories, self.device)
         return OtherProcess(
-            lambda command, descriptor: self._connection.ask(command, self.limit_seconds, descriptor), self.device
+            lambda command, descriptor: self._connection.ask(command, self.limit_seconds, descriptor),
+            self.device,
+            self._free_memory,
         )

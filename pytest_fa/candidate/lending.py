@@ -79,10 +79,13 @@ class SameProcess:
 
 
 class OtherProcess:
-    """Lending to another process.  `send` tells it which pieces to map and to unmap."""
+    """Lending to another process.  `send` tells it which pieces to map and to unmap.
 
-    def __init__(self, send: Send, device: torch.device) -> None:
-        self._send = send
+    `free_memory` is called if the GPU's memory is used up, before an allocation is tried once more.
+    """
+
+    def __init__(self, send: Send, device: torch.device, free_memory: Callable[[], object] = lambda: None) -> None:
+        self._send, self._free_memory = send, free_memory
         self._device = torch.device("cuda", device.index or 0) if device.type == "cuda" else device
         self._numbers = itertools.count()
         self._pieces: dict[int, Piece] = {}
@@ -153,7 +156,8 @@ class OtherProcess:
         if free := self._free.get((size, device)):
             return free.pop()
         number = next(self._numbers)
-        piece = allocate_on_gpu(size, device) if device.type == "cuda" else allocate_on_cpu(size)
+        on_gpu = device.type == "cuda"
+        piece = allocate_on_gpu(size, device, self._free_memory) if on_gpu else allocate_on_cpu(size)
         self._pieces[number] = piece
         self._send(Attach(number, size, piece.handle, device.index or 0), piece.descriptor)
         if piece.descriptor is not None:

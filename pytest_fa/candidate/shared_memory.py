@@ -10,7 +10,7 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -142,11 +142,15 @@ class _DeviceBytes:
         }
 
 
-def allocate_on_gpu(size_bytes: int, device: torch.device) -> Piece:
-    """A new piece on a GPU.  Raises `NoSharedMemory` where CUDA cannot share memory between processes."""
+def allocate_on_gpu(size_bytes: int, device: torch.device, free_memory: Callable[[], object] = lambda: None) -> Piece:
+    """A new piece on a GPU.  If its memory is used up, `free_memory` is called before another try.
+
+    Raises `NoSharedMemory` where CUDA cannot share memory between processes.
+    """
     with _driver(device) as driver:
         status, address = driver.cuMemAlloc(size_bytes)
-        if int(status) == int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):  # torch may keep memory that no tensor uses
+        if int(status) == int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):
+            free_memory()  # torch may then keep memory that no tensor uses
             torch.cuda.empty_cache()
             status, address = driver.cuMemAlloc(size_bytes)
         if int(status) != 0:

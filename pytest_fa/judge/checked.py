@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.commands import Disturbance
-from pytest_fa.catalog.case import Computes
+from pytest_fa.catalog.case import Case, Computes
 from pytest_fa.errors import WrongResult
 from pytest_fa.run.guards import guard, guard_output
-from pytest_fa.run.inputs import Inputs, bits_of, clone, poison, poisoned_lse, poisoned_output
+from pytest_fa.run.inputs import Inputs, bits_of, clone, make_inputs, poison, poisoned_lse, poisoned_output
 from pytest_fa.run.quantised import Descales
 
 
@@ -33,6 +35,11 @@ class CheckedLaunch:
             self.lse_buffer = self._guarded["lse"].tensor.view(inputs.q.shape[:3])
         q, k, v, *descales = (self._guarded[name].tensor for name in inputs.parts)
         self.inputs = inputs._replace(q=q, k=k, v=v, descales=Descales(*descales) if descales else None)
+
+    @classmethod
+    def of_case(cls, candidate: Candidate, case: Case, device: torch.device, *, wants_lse: bool) -> Self:
+        """A launch on the inputs of a case."""
+        return cls(candidate, make_inputs(case, device), case.computes, wants_lse=wants_lse)
 
     @property
     def why_no_smem_poison(self) -> str | None:

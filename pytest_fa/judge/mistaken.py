@@ -10,7 +10,7 @@ import torch
 
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.judge.float32_error import UNIT, Float32Error
-from pytest_fa.judge.truth import Operands, Precision, Truth, truth_of_rows
+from pytest_fa.judge.truth import Operands, Precision, Spread, Truth, truth_of_rows
 from pytest_fa.run.inputs import Inputs
 
 _LOWEST = torch.finfo(torch.float64).min  # replaces a maximum of -inf: exp(-inf - _LOWEST) = 0
@@ -60,8 +60,10 @@ class Selection(NamedTuple):
 
     def of_truth(self, truth: Truth) -> Truth:
         """The selected part of truth."""
-        spread = truth.spread and truth.spread._replace(
-            of_sum=self.of(truth.spread.of_sum), largest_v=truth.spread.largest_v[self.batches][:, self.heads]
+        spread = truth.spread and Spread(
+            self.of(truth.spread.of_sum),
+            self.of(truth.spread.along_row),
+            truth.spread.largest_v[self.batches][:, self.heads],
         )
         error = truth.float32_error and Float32Error(*(self.of(tensor) for tensor in truth.float32_error))
         parts = (self.of(tensor) for tensor in (truth.out, truth.same_precision, truth.row_size))

@@ -38,7 +38,7 @@ class PropertySubject:
 
     def inputs(self, seed: int = 0) -> Inputs:
         """The case's inputs, with data from `seed`."""
-        return make_inputs(self._case.with_seed(seed), self.device)
+        return self._truths.with_memory(lambda: make_inputs(self._case.with_seed(seed), self.device))
 
     def changed(self, inputs: Inputs, change: Callable[[Inputs], Inputs]) -> Inputs:
         """The inputs after `change` of their values, which then are quantised again in e4m3."""

@@ -34,9 +34,14 @@ BLOCK_BYTES = {"cuda": 2**30, "cpu": 2**27}  # of float64 scores per block of qu
 
 
 class Spread(NamedTuple):
-    """The size of the error that rounding P causes in each output element; the policy `fp8` scales its bounds by it."""
+    """The size of the error that rounding P causes, in units of the relative error of each p.
+
+    The errors of different keys are independent, so their squares add up.  The policy `fp8` scales its bounds by it.
+    """
 
     of_sum: torch.Tensor  # [batch, heads, seq_q, head_dim] float64, sqrt(sum p^2 v^2) over keys, p normalised
+    # The same in the direction of the output's row, squared: sum p^2 <v, out>^2 over keys.
+    along_row: torch.Tensor  # [batch, heads, seq_q] float64
     largest_v: torch.Tensor  # [batch, heads, 1, 1] float64, max|v| of the head
 
 
@@ -94,8 +99,8 @@ Softmax = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 def make_truth(inputs: Inputs, rounds: tuple[Rounding, ...] = (), *, with_spread: bool = False) -> Truth:
     """Compute truth and the same-precision reference of attention; see `truth_of_rows`.
 
-    Rows that see no key are zero.  `with_spread` also computes `Truth.spread`, which takes a third matrix product and
-    is read by the policy `fp8` only; the same-precision reference then rounds P to e4m3.
+    Rows that see no key are zero.  `with_spread` also computes `Truth.spread`, which takes two more matrix products
+    and is read by the policy `fp8` only; the same-precision reference then rounds P to e4m3.
     """
     precision = Precision.of(inputs, rounds, p_in_e4m3=with_spread)
     inputs = inputs.exact()
@@ -131,7 +136,9 @@ def truth_of_rows(
     row_size = rms_v * _divide(p.square().sum(-1, keepdim=True).sqrt(), row_sum)[..., 0]
     spread = None
     if largest_v is not None:
-        spread = Spread(_divide((p.square() @ v.square()).sqrt(), row_sum), largest_v)
+        of_sum = _divide((p.square() @ v.square()).sqrt(), row_sum)
+        along_row = _divide(p * (out @ v.transpose(2, 3)), row_sum).square().sum(-1)
+        spread = Spread(of_sum, along_row, largest_v)
     if precision.dtype != torch.float32:
         same_precision = _same_precision(q, operands, softmax, precision)
         return Truth(out, same_precision, k.shape[2], row_size, spread)
@@ -172,16 +179,17 @@ def _empty_truth(q: torch.Tensor, operands: Operands) -> Truth:
     def empty() -> torch.Tensor:
         return torch.empty(q.shape, dtype=torch.float64, device=q.device)
 
-    spread = None if operands.largest_v is None else Spread(empty(), operands.largest_v)
     error = Float32Error(empty(), empty()) if q.dtype == torch.float32 else None
     row_size = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device)
+    largest_v = operands.largest_v
+    spread = None if largest_v is None else Spread(empty(), torch.empty_like(row_size), largest_v)
     return Truth(empty(), empty(), operands.k.shape[2], row_size, spread, error)
 
 
 def _rows_of(truth: Truth) -> list[torch.Tensor]:
     """The tensors of a truth that have a part for each query, [batch, heads, rows, ...]."""
-    of_sum = () if truth.spread is None else (truth.spread.of_sum,)
-    return [truth.out, truth.same_precision, truth.row_size, *of_sum, *(truth.float32_error or ())]
+    of_spread = () if truth.spread is None else (truth.spread.of_sum, truth.spread.along_row)
+    return [truth.out, truth.same_precision, truth.row_size, *of_spread, *(truth.float32_error or ())]
 
 
 def repeated_heads(tensor: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

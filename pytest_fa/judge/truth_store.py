@@ -66,8 +66,30 @@ class TruthStore:
         what = ("cross-checks", msgspec.json.encode(variants), rounds, policy)
         return self._once(what, inputs, lambda own: cross_check_all(variants, own, truth, policy))
 
+    def with_memory(self, work: Callable[[], Computed]) -> Computed:
+        """The result of work that allocates memory on the GPU.  If that is used up, forget all, and try once more."""
+        try:
+            return work()
+        except torch.OutOfMemoryError:
+            if not self._kept:
+                raise
+        # Here the exception is gone, and with it what the first try had allocated.
+        self.forget()
+        return work()
+
+    def forget(self) -> None:
+        """Give the memory of all results back to the GPU."""
+        self._kept.clear()
+        torch.cuda.empty_cache()
+
     def _once(self, what: tuple[object, ...], inputs: Inputs, compute: Callable[[Inputs], Computed]) -> Computed:
-        """The result for these inputs, computed now or before.
+        """The result for these inputs, computed now or before."""
+        return self.with_memory(lambda: self._found_or_computed(what, inputs, compute))
+
+    def _found_or_computed(
+        self, what: tuple[object, ...], inputs: Inputs, compute: Callable[[Inputs], Computed]
+    ) -> Computed:
+        """The result for these inputs, from the store if it has one.
 
         It is computed from a private copy, and so is the key: a variant may write into the memory of its inputs, and
         must not make the judge store a result under the key of other data.

@@ -102,7 +102,9 @@ class FaRun:
 
         obstacle, reason = None, ""
         try:
-            reason = skip_reason(sweep_run_of(self._node.config, variant).next_trial())
+            sweep_run = sweep_run_of(self._node.config, variant)
+            trial = sweep_run.next_trial()
+            reason = skip_reason(trial, "" if trial else sweep_run.closed)
         except CannotRun as problem:
             obstacle = problem
         finally:

@@ -1,4 +1,4 @@
-"""The baselines that a run does not time: which they are, and the lines below the table that say so."""
+"""The baselines and empty kernels that a run does not time, and the lines below the table that say so."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def left_out_of(config: pytest.Config) -> tuple[LeftOut, ...]:
-    """The baselines that this run does not time; none if an option of pytest-benchmark was given."""
+    """The baselines and empty kernels that this run does not time; none if an option of pytest-benchmark was given."""
     return () if wants_benchmark_table(config) else session_of(config).left_out
 
 
 def left_out_of_table(config: pytest.Config, records: Iterable[Record]) -> list[str]:
-    """A line for each shape with a time at which a baseline was not timed."""
+    """Lines that name what was not timed at the shapes with a time."""
     from pytest_fa.session.baseline_choice import left_out_lines  # noqa: PLC0415  # only runs with records need it
 
     shapes = {record.case.shape_id for record in records if record.case and record.speed}

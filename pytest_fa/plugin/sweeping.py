@@ -12,6 +12,7 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.plugin.state import OPTIONS_KEY, progress_line, session_of
 from pytest_fa.records.text import printable
 from pytest_fa.report.sweep_lines import end_lines, history_lines, study_lines, takeover_lines
+from pytest_fa.sweep.closed import closed_line
 from pytest_fa.sweep.run import SweepRun, open_study, study_place
 from pytest_fa.sweep.study_facts import study_facts
 from pytest_fa.sweep.study_url import without_password
@@ -53,10 +54,14 @@ def check_sweep(config: pytest.Config) -> None:
     config.stash[START_KEY] = SweepStart(study_facts(session, _swept(session.run_plan)), time.time())
 
 
-def skip_reason(trial: SweepTrial | None) -> str:
-    """Why the test of a trial is skipped; empty if its configuration is right and was timed."""
+def skip_reason(trial: SweepTrial | None, closed: str = "") -> str:
+    """Why the test of a trial is skipped; empty if its configuration is right and was timed.
+
+    `closed` says why the study takes no trial, if it is closed.
+    """
     if trial is None:
-        return "no trial is left: the study has all of --fa-trials, every feasible configuration, or its end"
+        all_done = "no trial is left: the study has all of --fa-trials, every feasible configuration, or its end"
+        return closed or all_done
     if trial.is_right or trial.result is None:
         return ""
     return printable(f"{point_text(trial.point)}: {trial.result.outcome}: {trial.result.reason}")
@@ -76,7 +81,8 @@ def write_sweep(terminal: pytest.TerminalReporter) -> None:
     terminal.section(f"sweep of {variant.name}")
     for line in (*study_lines(study.facts, trials), *history_lines(trials)):
         terminal.write_line(printable(line))
-    for line in (*end_lines(end, start.began), *takeover_lines(end, study.facts)):
+    late = closed_line(trials, options.trials, int(study.facts["feasible"])) if end else ""
+    for line in (*([late] if late else []), *end_lines(end, start.began), *takeover_lines(end, study.facts)):
         terminal.write_line(printable(line), green=end is not None and end.winner is not None)
     terminal.write_line(printable(f"study: {place}; python -m pytest_fa sweep show {place}"))
 

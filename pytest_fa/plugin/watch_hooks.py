@@ -111,7 +111,7 @@ class WatchHooks:
         return result
 
     def _watch(self, session: pytest.Session) -> None:
-        """Answer saves until Ctrl-C; the exit status is then that of the last verdict."""
+        """Answer saves until Ctrl-C; `_end` then sets the exit status."""
         from pytest_fa.errors import FaError  # noqa: PLC0415  # only runs with kernels need these
         from pytest_fa.watch.run import Watch  # noqa: PLC0415
         from pytest_fa.watch.tasks import SelectedTests  # noqa: PLC0415
@@ -137,13 +137,18 @@ class WatchHooks:
     def _end(self, session: pytest.Session, watch: Watch, screen: Screen, never_repeated: list[str]) -> None:
         """Set the exit status by the last verdicts; that of the first run stays if no save has had one.
 
-        No verdict makes up for a test of the first run that failed and is not repeated.
+        It is pytest's own status for an interruption if a verdict on what was saved last is missing and no failure is
+        known.  No verdict makes up for a test of the first run that failed and is not repeated.
         """
-        if watch.has_verdict:
+        run = "the last verdict" if watch.has_verdict else "the first run"
+        if watch.unfinished and not watch.has_known_failure and not never_repeated:
+            session.exitstatus, run = pytest.ExitCode.INTERRUPTED, "an interrupted run"
+        elif watch.has_verdict:
             is_right = watch.all_right and not never_repeated
             session.exitstatus = pytest.ExitCode.OK if is_right else pytest.ExitCode.TESTS_FAILED
-        run = "the last verdict" if watch.has_verdict else "the first run"
         screen.title(f"ended by Ctrl-C; exit status {int(session.exitstatus)}, that of {run}")
+        if watch.unfinished:
+            screen.title(f"without a verdict on what was saved last: {', '.join(watch.unfinished)}", good=False)
         if watch.unjudged:
             screen.title(f"without a verdict: {', '.join(watch.unjudged)}", good=False)
         if watch.has_verdict and never_repeated:

@@ -46,7 +46,8 @@ class Build(msgspec.Struct, frozen=True):
     """One variant compiled for one architecture; `library` is its path relative to the cache.
 
     `environment` holds the environment variables that change what the compilers do.  `unlisted_flags` are the flags
-    that only `--fa-allow-flag` permits.  `files` has the sha256 of the library and of each file beside it.
+    that only `--fa-allow-flag` permits.  `files` has the sha256 of the library and of each file beside it.  If one
+    compilation made the builds of several variants, `shared_by` names all of them, and each has its `build_seconds`.
     """
 
     variant: str
@@ -65,3 +66,14 @@ class Build(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
     unlisted_flags: tuple[str, ...] = ()
     files: dict[str, str] = {}
+    shared_by: tuple[str, ...] = ()
+
+    @property
+    def counted_seconds(self) -> float:
+        """The seconds for a sum over variants: those of a shared compilation count for its first variant only."""
+        return self.build_seconds if not self.shared_by or self.variant == self.shared_by[0] else 0.0
+
+    @property
+    def seconds_text(self) -> str:
+        """The seconds of the compilation, such as `1.5`, or `1.5 shared` if it made the builds of several variants."""
+        return f"{self.build_seconds:.1f}{' shared' * bool(self.shared_by)}"

@@ -19,9 +19,10 @@ from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio
 from pytest_fa.records.timing import Speed
+from pytest_fa.report.baselines import best_baseline, comparable
 from pytest_fa.report.failure import failure_text
 from pytest_fa.report.layout import Style, TextLine
-from pytest_fa.report.table import NOT_ATTENTION, best_baseline, comparable, ratio_text
+from pytest_fa.report.table import NOT_ATTENTION, ratio_text
 
 NO_FAILURE = ("ok", "not_measured", "inconclusive")
 JUDGED_KINDS = ("correct", "speed", "property")

@@ -93,11 +93,20 @@ def cost_notes(side: CostSide) -> list[str]:
     if without := sum(record.costs is None for record in judged):
         text = "the profiler's time, the wait for other timings and the start of processes are not in them"
         notes.append(f"{without} of {len(judged)} records have no `costs`: {text}.")
-    builds = {(build.key, build.arch): build.build_seconds for record in side.records for build in record.builds}
-    if builds:
-        text = f"{len(builds)} builds took {sum(builds.values()):.1f} s of compilers"
-        notes.append(f"{text}, in this run or in an earlier one whose builds the cache had.")
-    return notes
+    return [*notes, *_compiler_note(side.records)]
+
+
+def _compiler_note(records: Iterable[Record]) -> list[str]:
+    """The seconds of all compilers; a compilation that made the builds of several variants counts once."""
+    builds = {(build.key, build.arch, build.variant): build for record in records for build in record.builds}
+    if not builds:
+        return []
+    seconds = {(build.key, build.arch, build.built_at): build.build_seconds for build in builds.values()}
+    compiled = f"{len(builds)} build{'s' * (len(builds) != 1)}"
+    if len(seconds) < len(builds):
+        compiled += f" of {len(seconds)} compilation{'s' * (len(seconds) != 1)}, each counted once,"
+    text = f"{compiled} took {sum(seconds.values()):.1f} s of compilers"
+    return [f"{text}, in this run or in an earlier one whose builds the cache had."]
 
 
 def _kind(record: Record) -> str:

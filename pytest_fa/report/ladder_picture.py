@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pytest_fa.records.record import Record
+from pytest_fa.report.baselines import best_baseline
 from pytest_fa.report.main_shape import main_shape
 from pytest_fa.report.picture_style import (
     BAR_COLOR,
@@ -20,7 +21,6 @@ from pytest_fa.report.picture_style import (
     usable_times,
     without_math,
 )
-from pytest_fa.report.table import best_baseline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

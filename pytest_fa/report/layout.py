@@ -76,6 +76,7 @@ LEGEND = (
     "error / allowed: error and limit of the tolerance policy's bound that is closest to its limit.",
     "regs, spill B: registers per thread and spilled bytes of the kernel that ran.",
     "smem B: static shared memory per block, in bytes.  seconds: duration of the compilation.",
+    "  shared: one compilation made the builds of several variants.",
     "device_us: median time per call, back to back on the GPU; on the CPU, wall clock of a call.",
     "  !: time not confirmed.  ~: noisy, the calls on the CPU differ by more than 25 %.",
     "cold_us: time of one call after L2 was evicted.  call_us: time that a Python caller waits per call.",

@@ -13,6 +13,7 @@ from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio, is_noisy, is_wide_ratio
 from pytest_fa.records.timing import ON_CPU, Speed
+from pytest_fa.report.baselines import baseline_title, best_baseline, comparable, for_comparison
 from pytest_fa.report.timing_notes import timing_notes
 
 NOTHING = "-"
@@ -81,7 +82,7 @@ def make_groups(records: list[Record], ceilings: Ceilings | None = None) -> list
             shapes.setdefault(shape, []).append(group)
     return [
         *([RowGroup("builds", "", build_rows)] if build_rows else []),
-        *(_shape_group(shape, groups, ceilings, _in_output_dtype(groups, shapes)) for shape, groups in shapes.items()),
+        *(_shape_group(shape, groups, ceilings, for_comparison(groups, shapes)) for shape, groups in shapes.items()),
     ]
 
 
@@ -95,19 +96,11 @@ def make_rows(records: list[Record], ceilings: Ceilings | None = None) -> list[R
     return [row for group in make_groups(records, ceilings) for row in group.rows]
 
 
-def _in_output_dtype(groups: list[list[Record]], shapes: dict[str, list[list[Record]]]) -> list[Record]:
-    """For a shape in e4m3, which SDPA lacks: the records of the same shape in the dtype of the output."""
-    case = groups[0][0].case
-    if case is None or case.dtype != "e4m3":
-        return []
-    return [record for group in shapes.get(case.with_dtype(case.out_dtype).shape_id, []) for record in group]
-
-
 def _shape_group(
-    shape: str, groups: list[list[Record]], ceilings: Ceilings | None, in_output_dtype: list[Record]
+    shape: str, groups: list[list[Record]], ceilings: Ceilings | None, other_shapes: list[list[Record]]
 ) -> RowGroup:
-    own_baseline = best_baseline([record for group in groups for record in group])
-    baseline = own_baseline or best_baseline(in_output_dtype)
+    comparisons = ([record for group in groups for record in group], *other_shapes)
+    baseline = next(filter(None, map(best_baseline, comparisons)), None)
     speeds = [record.speed for group in groups for record in group if record.speed]
     calibration_us = min((speed.device.calibration_us for speed in speeds if speed.device.calibration_us), default=None)
     rows = tuple(_case_row(group, baseline, ceilings, calibration_us) for group in sorted(groups, key=_place))
@@ -116,10 +109,8 @@ def _shape_group(
     if speeds and all(speed.is_on_cpu for speed in speeds):
         count = " or ".join(map(str, threads))
         details.append(f"CPU, {count} thread{'s' * (threads != [1])}" if threads else "CPU")
-    if own_baseline:
-        details.append(f"baseline: {own_baseline.variant}")
-    elif baseline and baseline.case:
-        details.append(f"baseline: {baseline.variant} in {baseline.case.dtype}, because SDPA has no e4m3")
+    if baseline:
+        details.append(f"baseline: {baseline_title(baseline, shape)}")
     heading = f"{shape} ({'; '.join(details)})" if details else shape
     return RowGroup("shape", heading, rows, _fits_l2(groups, ceilings))
 
@@ -203,28 +194,6 @@ def _reasons_for_no_smem_poison(records: list[Record]) -> list[str]:
     return [reason for reason in dict.fromkeys(reasons) if reason not in (None, ON_CPU)]
 
 
-def best_baseline(records: list[Record]) -> Record | None:
-    """The record with the least confirmed `device_us` of a baseline without a failure, among those of one shape.
-
-    If other variants were timed on the GPU, a time on the CPU is no baseline.
-    """
-    failed = {record.variant for record in records if record.outcome != "ok"}
-    timed = [(each.speed, each) for each in records if each.speed and not is_unconfirmed(each.speed)]
-    on_gpu = any(not speed.is_on_cpu for speed, _ in timed)
-    baselines = [
-        (speed.device.median_us, record.variant, record)
-        for speed, record in timed
-        if record.role == "baseline" and record.variant not in failed and not (on_gpu and speed.is_on_cpu)
-    ]
-    return min(baselines, key=lambda entry: entry[:2])[2] if baselines else None
-
-
-def comparable(baseline: Record | None, speed: Speed) -> Speed | None:
-    """The times of a baseline; None if there is none, or if it ran on another device than `speed`, the CPU or a GPU."""
-    times = baseline.speed if baseline else None
-    return times if times and times.is_on_cpu == speed.is_on_cpu else None
-
-
 def ratio_text(speed: Speed, baseline: Speed) -> str:
     """`device_us` divided by that of a baseline; `~` before a ratio that is known only roughly, else `noisy`."""
     ratio = speed.device.median_us / baseline.device.median_us
@@ -300,7 +269,7 @@ def _build_cells(build: Build) -> dict[str, str]:
         "registers": _number(max((kernel.registers_per_thread for kernel in kernels), default=None), "d"),
         "spills": _number(sum(kernel.spill_bytes for kernel in kernels) if kernels else None, "d"),
         "smem": _number(max((kernel.smem_bytes_per_block for kernel in kernels), default=None), "d"),
-        "build_seconds": f"{build.build_seconds:.1f}",
+        "build_seconds": build.seconds_text,
     }
 
 

@@ -50,7 +50,10 @@ def build_line(variant: str, builds: Iterable[Build], before: Iterable[Build], *
 
 def _built(builds: list[Build], *, is_cached: bool) -> str:
     """The architectures, and how long the slowest of their compilers took."""
-    place = "from the cache" if is_cached else f"in {max(build.build_seconds for build in builds):.1f} s"
+    slowest = max(builds, key=lambda build: build.build_seconds)
+    others = [name for name in slowest.shared_by if name != slowest.variant]
+    shared = f" (shared with {', '.join(others)})" if others else ""
+    place = "from the cache" if is_cached else f"in {slowest.build_seconds:.1f} s{shared}"
     return f"{', '.join(build.arch for build in builds)} {place}"
 
 

@@ -89,7 +89,9 @@ class Session:
         problems = explain([failure for failure in outcomes if isinstance(failure, BuildFailure)])
         problems += [] if outcomes else [f"{variant.name}: nothing was built"]
         exceeded = [text for build in builds for text in broken_limits(build, variant.limits)]
-        stage = Stage("build", "failed" if problems or exceeded else "ok", sum(build.build_seconds for build in builds))
+        stage = Stage(
+            "build", "failed" if problems or exceeded else "ok", sum(build.counted_seconds for build in builds)
+        )
         outcome: Outcome = "not_built" if problems else "over_limit" if exceeded else "ok"
         return self.records.make(
             "build", variant, None, CaseResult(outcome, "\n".join([*problems, *exceeded]), (stage,)), builds

@@ -24,6 +24,7 @@ from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, Stage, to_builtins
 from pytest_fa.session.refusals import CannotRun, ChangedMeanwhile
 from pytest_fa.session.session import Session
+from pytest_fa.sweep.closed import closed_line
 from pytest_fa.sweep.finals import NONE, end_sweep
 from pytest_fa.sweep.kernel_bench import KernelBench
 from pytest_fa.sweep.search import run_trial
@@ -70,7 +71,7 @@ class SweepRun:
         return Suggester(self.space, self.options.trials, self.options.sampler, seed)
 
     def next_trial(self) -> SweepTrial | None:
-        """Run the next trial; None if the budget or the space is used up, or if the gate was begun.
+        """Run the next trial; None if the budget or the space is used up, or if the finals or the gate were begun.
 
         Raises `CannotRun` if this machine cannot run the parent.
         """
@@ -87,13 +88,24 @@ class SweepRun:
         while self.next_trial():
             pass
         self._wait_for_others()
+        has_told = False
         while not (end := self.study.end):
             if self.study.is_elected(ELECTION_SECONDS[is_url(study_place(self.options, self.parent))]):
                 with self.study.renewed():
+                    self._wait_for_others()  # for a trial that began while this process closed the study
                     end = self._end_here()
                 break
+            if not has_told:
+                self._say("; ".join(filter(None, ("sweep: waiting for the finals of another process", self.closed))))
+            has_told = True
             time.sleep(POLL_SECONDS)
         return self._record(end)
+
+    @property
+    def closed(self) -> str:
+        """Why this run adds no trial to a study whose finals another process runs; empty if it may, or needs none."""
+        is_late = self.study.is_closed
+        return closed_line(self.study.trials(), self.options.trials, len(self.space.points)) if is_late else ""
 
     def _end_here(self) -> SweepEnd:
         """End the sweep in this process.  A gate that was begun before is not repeated."""

@@ -114,16 +114,22 @@ class SharedStudy:
         return [self._view(each) for each in self._study.get_trials(deepcopy=False) if "point" in each.user_attrs]
 
     def claim(self, suggester: Suggester, budget: int) -> SweepTrial | None:
-        """Begin a trial of a configuration that no other trial has; None if the budget or the space is used up."""
+        """Begin a trial of a configuration that no other trial has.
+
+        None if the budget or the space is used up, or if another process runs the finals.
+        """
         while True:
             self.release_stale()
             trials = self.trials()
-            if sum(trial.is_counted for trial in trials) >= budget:
+            if self.is_closed or sum(trial.is_counted for trial in trials) >= budget:
                 return None
             if not any(trial.state == "waiting" for trial in trials) and not self._enqueue(suggester, trials):
                 return None
             if (claimed := self._begin_waiting()) is None:
                 continue
+            if self.is_closed:  # since the look above; the process that runs the finals waits for this trial
+                self.release(claimed)
+                return None
             if (first := self._first_with_point(claimed)) is None:
                 return claimed
             reason = f"trial #{first.number} has the same configuration"
@@ -201,16 +207,22 @@ class SharedStudy:
         self._study.set_user_attr("ended", {"end": msgspec.to_builtins(dated), "gate_record": gate_record})
         return dated
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether another process, which is alive, ends the sweep: no trial may begin any more."""
+        elected = self._study.user_attrs.get("ending")
+        if not elected or self._is_ours(elected):
+            return False
+        owner = SweepTrial(0, "running", {}, msgspec.convert(elected["owner"], Owner), begun=elected["begun"])
+        return not is_stale(owner)
+
     def is_elected(self, wait_seconds: float) -> bool:
         """Whether this process ends the sweep: of those that ask, the last one that finds no other alive.
 
         The others may ask again: a process that ended before the sweep did is replaced.
         """
-        elected = self._study.user_attrs.get("ending")
-        if elected and not self._is_ours(elected):
-            owner = SweepTrial(0, "running", {}, msgspec.convert(elected["owner"], Owner), begun=elected["begun"])
-            if not is_stale(owner):
-                return False
+        if self.is_closed:
+            return False
         self._renew()
         time.sleep(wait_seconds)  # another process that asked at the same time has written by then
         return self._is_ours(self._study.user_attrs["ending"])

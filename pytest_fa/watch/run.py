@@ -46,6 +46,7 @@ class Watch:
         self._records: dict[str, list[Record]] = {}
         self._times: dict[tuple[str, str], Record] = {}
         self.has_verdict = False  # whether a variant has had one after a save
+        self.unfinished: list[str] = []  # the variants whose verdict on what was saved last is still to come
         self._failed: set[str] = set()  # the variants that are not right, and PLAN if there is no plan
         self._not_run: set[str] = set()  # those of them that this machine cannot run
         self._built_only: set[str] = set()  # variants of which nothing was judged but the build
@@ -55,6 +56,11 @@ class Watch:
     def all_right(self) -> bool:
         """Whether every variant has a verdict, and is right by its last one."""
         return not self._failed and not self.unjudged
+
+    @property
+    def has_known_failure(self) -> bool:
+        """Whether something is not right as it was saved last."""
+        return bool(self._failed.difference(self.unfinished))
 
     @property
     def unjudged(self) -> list[str]:
@@ -109,6 +115,7 @@ class Watch:
         """
         try:
             paths = watcher.wait()
+            self.unfinished = [variant.name for variant in self._watched]
             self._screen.start_clock(seconds_since_save(paths))
             contents = self._files.contents()
             watcher.expect(self._files, contents)
@@ -117,7 +124,7 @@ class Watch:
         except Abandoned:
             self._screen.title("another save: this run is abandoned")
         except FaError as problem:
-            self.has_verdict = True
+            self.has_verdict, self.unfinished = True, []
             self._failed.add(PLAN)
             self._screen.title(f"error: {problem}", good=False)
 
@@ -127,6 +134,7 @@ class Watch:
         session.run_plan.require_usable(needs_variant=True)
         self._session, self._concerned = session, self._selection.variants(session.run_plan.plan)
         changed, watched = self._changed(contents), {variant.name for variant in self._watched}
+        self.unfinished = [variant.name for variant in changed]
         self._failed, self._not_run = self._failed & {PLAN, *watched}, self._not_run & watched
         session.runner.end_workers()  # they have loaded the code before the save
         session.builds.needed = {each.name: each for each in changed if isinstance(each, Variant)}
@@ -168,6 +176,7 @@ class Watch:
             self._sort(variant.name, variant_run)
         self._done[variant.name] = (variant, self._contents.get(variant.name))
         self.has_verdict = True
+        self.unfinished.remove(variant.name)
         self._write()
 
     def _sort(self, name: str, variant_run: VariantRun) -> None:

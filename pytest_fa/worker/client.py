@@ -164,6 +164,10 @@ class Workers:
         """Return what variants printed during the jobs since the last call: at most the last 64 KiB, printable."""
         return self._printed.take()
 
+    def add_output(self, text: str) -> None:
+        """Take over what a variant printed elsewhere, in the processes of other `Workers`."""
+        self._printed.add(text)
+
     def end_worker(self) -> None:
         """End the processes that have loaded a variant, and release what they hold on the GPU.
 

@@ -19,6 +19,7 @@ from pytest_fa.catalog.variant import Tolerance, tolerance_for
 from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.measure.arm_orders import setup_order
 from pytest_fa.measure.arm_timer import ArmTimer
 from pytest_fa.measure.attached import require_no_tool
@@ -37,14 +38,18 @@ ARMS = 3  # the candidate, the baseline, and the baseline once more, which is th
 
 
 def run_gate(
-    job: GateJob, report_progress: ReportProgress = lambda _: None, candidates: list[Candidate] | None = None
+    job: GateJob,
+    report_progress: ReportProgress = lambda _: None,
+    candidates: list[Candidate] | None = None,
+    truths: TruthStore | None = None,
 ) -> GateResult:
     """Time every arm pair of the job, and check what timed calls wrote.
 
-    `candidates` are where the three arms run; without them, all run in this process.  An exception of a kernel is not
-    raised: it becomes the outcome of the result.
+    `candidates` are where the three arms run; without them, all run in this process.  `truths` is the judge's store; a
+    gate does not use what it keeps, but may need its memory.  An exception of a kernel is not raised: it becomes the
+    outcome of the result.
     """
-    device, stages = torch.device(job.device), Stages(job, report_progress)
+    device, stages, truths = torch.device(job.device), Stages(job, report_progress), truths or TruthStore(0)
     candidates = candidates or [Candidate.in_this_process() for _ in range(ARMS)]
     try:
         stages.announce_work()
@@ -55,7 +60,7 @@ def run_gate(
             stages.limit(candidate)
         with clock_watch(job.device) as clocks:
             measured = [
-                _time_pair(job, pair, job.seed + index, candidates, clocks.is_slowed, stages)
+                _time_pair(job, pair, job.seed + index, candidates, clocks.is_slowed, stages, truths)
                 for index, pair in enumerate(job.arm_pairs)
             ]
         files.require_unchanged()
@@ -82,8 +87,9 @@ def _time_pair(  # what one pair of a job needs
     candidates: list[Candidate],
     is_slowed: Callable[[], bool],
     stages: Stages,
+    truths: TruthStore,
 ) -> PairBlocks:
-    inputs = make_inputs(pair.case, torch.device(job.device))
+    inputs = truths.with_memory(lambda: make_inputs(pair.case, torch.device(job.device)))
     arms = (pair.candidate, pair.baseline, pair.baseline)
     for candidate, arm in zip(candidates, arms, strict=True):
         require_unchanged(arm.library, arm.file_hashes)
@@ -100,7 +106,7 @@ def _time_pair(  # what one pair of a job needs
         timer.require_one_time()
         timer.prove()
         tolerance = job.policy if arm is pair.candidate else arm.variant.tolerance
-        _judge_written(timer, arm, pair.case.computes, tolerance_for(tolerance, pair.case.dtype))
+        _judge_written(timer, arm, pair.case.computes, tolerance_for(tolerance, pair.case.dtype), truths)
     for candidate in candidates:
         candidate.end_job()
     return _pair_blocks(blocks, timers)
@@ -115,13 +121,14 @@ def _pair_blocks(blocks: Blocks, timers: list[ArmTimer]) -> PairBlocks:
     return PairBlocks(*log_ratios, blocks.dropped, *times_us, timers[0].method, blocks.order, clocks_us)
 
 
-def _judge_written(timer: ArmTimer, arm: Arm, computes: Computes, policy: Tolerance) -> None:
+def _judge_written(timer: ArmTimer, arm: Arm, computes: Computes, policy: Tolerance, truths: TruthStore) -> None:
     """Require what timed calls wrote to be right, so that a kernel that skips work cannot win.
 
     The candidate is judged by the job's policy, a baseline by its own manifest's; neither by `fp8` on other inputs.
     """
     inputs, out = stacked(timer.written)
-    check = judge(out, truth_of(computes, inputs, arm.variant.rounds, policy), policy)
+    truth = truths.with_memory(lambda: truth_of(computes, inputs, arm.variant.rounds, policy))
+    check = judge(out, truth, policy)
     if not check.passed:
         message = f"{arm.variant.name}: {check.complaint} in an output of the gate's timed calls"
         raise WrongResult("timed outputs", message)

@@ -41,7 +41,7 @@ from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Fingerprints,
 from pytest_fa.records.record import Outcome
 from pytest_fa.records.timing import Speed
 from pytest_fa.run.device import is_alive, open_device
-from pytest_fa.run.inputs import Inputs, Output, make_inputs
+from pytest_fa.run.inputs import Inputs, Output
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.stages import ReportProgress, Stages, outcome_of
 
@@ -83,8 +83,8 @@ def run_case(
             files = FilesOfJob({job.library: job.file_hashes}, (job.variant,))
             candidate.open(job.variant, job.library, job.device, job.case.computes)
             findings.is_loaded = True
-            wants_lse = "lse" in job.variant.returns
-            launch = CheckedLaunch(candidate, make_inputs(job.case, device), job.case.computes, wants_lse=wants_lse)
+            arguments, wants_lse = (candidate, job.case, device), "lse" in job.variant.returns
+            launch = findings.truths.with_memory(lambda: CheckedLaunch.of_case(*arguments, wants_lse=wants_lse))
             findings.out, findings.lse = _first_output(job, launch)
         if job.property_name:
             with stages("correct"):
@@ -303,7 +303,8 @@ def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> 
     If a head is wrong, `findings` describe these heads from then on, as the batches of one case.
     """
     inputs, out = stacked(written)  # of data that no other call has, so its truth is not kept
-    truth = truth_of(job.case.computes, inputs, job.variant.rounds, job.policy)
+    computes, rounds = job.case.computes, job.variant.rounds
+    truth = findings.truths.with_memory(lambda: truth_of(computes, inputs, rounds, job.policy))
     check = judge(out, truth, job.policy)
     if not check.passed:
         findings.inputs, findings.out, findings.truth, findings.check = inputs, out, truth, check

@@ -147,7 +147,7 @@ def judge_jobs(channel: Channel) -> None:
         except EOFError:
             return
         if isinstance(request, Connect):
-            _replace(candidates, request, channel.take_descriptor())
+            _replace(candidates, request, channel.take_descriptor(), truths)
             continue
         result = _judged(request, lambda progress: channel.send(encode(progress)), candidates, truths)
         channel.send(encode(result))
@@ -160,7 +160,7 @@ def _judged(
 ) -> Result:
     match job:
         case GateJob():
-            return run_gate(job, report_progress, [candidates[place] for place in range(ARMS)])
+            return run_gate(job, report_progress, [candidates[place] for place in range(ARMS)], truths)
         case CaseJob():
             bare = candidates[1] if job.without_attention else None
             return run_case(job, report_progress, candidates[0], bare, truths)
@@ -168,14 +168,14 @@ def _judged(
             raise FaError("a profiler's job runs in a worker, not in the judge")
 
 
-def _replace(candidates: dict[int, Candidate], connect: Connect, descriptor: int | None) -> None:
+def _replace(candidates: dict[int, Candidate], connect: Connect, descriptor: int | None, truths: TruthStore) -> None:
     """Put a new candidate in its place; the process of the one before it has ended."""
     if connect.place in candidates:
         candidates.pop(connect.place).abandon()
     if descriptor is None:
         raise FaError("a candidate came without its connection")
     channel = Channel(socket.socket(fileno=descriptor))
-    candidates[connect.place] = Candidate(Remote(channel, connect.pid), connect.pid)
+    candidates[connect.place] = Candidate(Remote(channel, connect.pid), connect.pid, truths.forget)
 
 
 def work(channel: Channel) -> None:

@@ -12,6 +12,8 @@ from tests.plugin.conftest import ONE_CASE, SHAPE, NewProject, Project, variants
 FOLDER = Path(__file__).parents[2] / "kernels" / "flash_attention_3"
 NAMED = ("--fa-variant=usual,flash_attention_3", "--benchmark-disable")
 CASES = "--fa-case=b2h4s40d64-fp16-kv2-seed0,b1h2s40d64-bf16-causal-seed0,b1h2s9d64-fp16-causal_br-sk40-seed0"
+E4M3_CASES = "--fa-case=b2h3s40d64-e4m3-out_bf16-seed0,b1h2s9d64-e4m3-causal_br-sk40-bshd-out_bf16-seed0"
+IN_E4M3 = ("--fa-variant=flash_attention_3_fp8", "--benchmark-disable")
 
 # A package in place of FlashAttention-3: its operator takes the same arguments and computes on the CPU.
 PACKAGE = """\
@@ -19,15 +21,22 @@ import torch
 
 library = torch.library.Library("flash_attn_3", "DEF")
 library.define(
-    "fwd(Tensor q, Tensor k, Tensor v, *, Tensor(a!)? out=None, float? softmax_scale=None, bool is_causal=False, "
-    "int num_splits=0) -> Tensor[]"
+    "fwd(Tensor q, Tensor k, Tensor v, *, Tensor(a!)? out=None, Tensor? q_descale=None, Tensor? k_descale=None, "
+    "Tensor? v_descale=None, float? softmax_scale=None, bool is_causal=False, int num_splits=0) -> Tensor[]"
 )
 
 
-def fwd(q, k, v, *, out=None, softmax_scale=None, is_causal=False, num_splits=0):
+def times(tensor, descale):
+    return tensor.float() if descale is None else tensor.float() * descale[:, None, :, None]
+
+
+def fwd(q, k, v, *, out=None, q_descale=None, k_descale=None, v_descale=None, softmax_scale=None, is_causal=False,
+        num_splits=0):
+    assert q_descale is None or (out.dtype, q_descale.shape) == (torch.bfloat16, (k.shape[0], k.shape[2]))
     seq_q, seq_k, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
-    keys, values = (tensor.float().repeat_interleave(group, 2).transpose(1, 2) for tensor in (k, v))
-    scores = q.float().transpose(1, 2) @ keys.transpose(2, 3) * softmax_scale
+    q, k, v = times(q, q_descale), times(k, k_descale), times(v, v_descale)
+    keys, values = (tensor.repeat_interleave(group, 2).transpose(1, 2) for tensor in (k, v))
+    scores = q.transpose(1, 2) @ keys.transpose(2, 3) * softmax_scale
     if is_causal:
         scores += torch.full((seq_q, seq_k), float("-inf")).triu(1 + seq_k - seq_q)
     return [out.copy_((torch.softmax(scores, -1) @ values).transpose(1, 2))]
@@ -39,11 +48,12 @@ library.impl("fwd", fwd, "CPU")
 
 @pytest.fixture(scope="module")
 def on_cpu(new_project: NewProject) -> Project:
-    """A project with the baseline `flash_attention_3`, whose manifest says here that it also runs on a CPU."""
+    """A project with the baselines of `flash_attention_3`, whose manifest says here that they also run on a CPU."""
     project = new_project("optional")
     project.python_variant("usual")
     manifest = (FOLDER / "variant.yaml").read_text(encoding="utf-8")
-    project.write("kernels/flash_attention_3/variant.yaml", manifest + "  device: [cuda, cpu]\n")
+    on_cpu_too = manifest.replace("\nsupports:\n", "\nsupports:\n  device: [cuda, cpu]\n")
+    project.write("kernels/flash_attention_3/variant.yaml", on_cpu_too)
     source = (FOLDER / "flash_attention_3.py").read_text(encoding="utf-8")
     project.write("kernels/flash_attention_3/flash_attention_3.py", source)
     return project
@@ -77,10 +87,39 @@ def test_it_is_skipped_where_it_is_missing(on_cpu: Project, env: dict[str, str],
     assert run.reasons[skipped].endswith("set FLASH_ATTN_3_LIBRARY to the path of its extension")
 
 
+def with_package(project: Project, source: str = PACKAGE) -> dict[str, str]:
+    """The environment of a run that imports this package in place of FlashAttention-3."""
+    project.write("flash_attn_3/__init__.py", "")
+    project.write("flash_attn_3/_C.py", source)
+    return {"PYTHONPATH": os.pathsep.join((str(project.folder), os.environ.get("PYTHONPATH", "")))}
+
+
 def test_its_operator_gets_the_tensors_and_the_mask(on_cpu: Project) -> None:
     """With a package whose operator computes attention, the outputs are correct for grouped heads and both masks."""
-    on_cpu.write("flash_attn_3/__init__.py", "")
-    on_cpu.write("flash_attn_3/_C.py", PACKAGE)
-    path = os.pathsep.join((str(on_cpu.folder), os.environ.get("PYTHONPATH", "")))
-    run = on_cpu.run(CASES, *NAMED, "-k", "test_correct and flash_attention_3", env={"PYTHONPATH": path})
+    run = on_cpu.run(CASES, *NAMED, "-k", "test_correct and flash_attention_3", env=with_package(on_cpu))
     assert [*run.outcomes.values()] == ["passed"] * 3, run.reasons
+
+
+def test_its_operator_gets_the_descales_in_e4m3(on_cpu: Project) -> None:
+    """In e4m3, the operator gets the descale of each batch and head, and writes bf16: the outputs are correct."""
+    run = on_cpu.run(E4M3_CASES, *IN_E4M3, "-k", "test_correct", env=with_package(on_cpu))
+    assert [*run.outcomes.values()] == ["passed"] * 2, run.reasons
+
+
+def test_a_build_without_e4m3_is_skipped(on_cpu: Project) -> None:
+    """A FlashAttention-3 that was built without FP8 is skipped in e4m3, with its own reason and the remedy."""
+    refusal = '    raise RuntimeError("This build does not support FP8.")\n'
+    source = PACKAGE.replace("    seq_q, seq_k", f"{refusal}    seq_q, seq_k")
+    run = on_cpu.run(E4M3_CASES, *IN_E4M3, "-k", "test_correct", env=with_package(on_cpu, source))
+    assert [*run.outcomes.values()] == ["skipped"] * 2
+    for reason in run.reasons.values():
+        assert "FlashAttention-3 has no e4m3 here: This build does not support FP8.; it needs a GPU" in reason
+
+
+def test_grouped_heads_and_fp16_outputs_are_refused_in_e4m3(on_cpu: Project) -> None:
+    """Heads that share keys, and an output in fp16, are refused with the reason before the operator is called."""
+    cases = "--fa-case=b1h4s40d64-e4m3-kv2-out_bf16-seed0,b1h2s40d64-e4m3-seed0"
+    run = on_cpu.run(cases, *IN_E4M3, "-k", "test_correct")
+    grouped, fp16 = run.reasons.values()
+    assert "grouped" in grouped
+    assert "the output is fp16, supports.fp8_out is bf16" in fp16

@@ -106,8 +106,19 @@ def test_a_save_abandons_the_run(good: Project) -> None:
     assert re.findall(VERDICT, run.text[place:]) == ["right"]
 
 
+def test_ctrl_c_in_the_middle_of_a_run_is_an_interruption(good: Project) -> None:
+    """Ctrl-C before the verdict on what was saved last ends with 2; a right verdict on older content does not count."""
+    with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
+        run.saved(source_of(good), f"{PYTHON_SOURCE}# right\n")
+        source_of(good).write_text(SLOW_SOURCE, encoding="utf-8")
+        run.until_exists(good.folder, "reached")
+        assert run.interrupt() == pytest.ExitCode.INTERRUPTED
+    assert "fa: ended by Ctrl-C; exit status 2, that of an interrupted run\n" in run.text
+    assert "fa: without a verdict on what was saved last: good\n" in run.text
+
+
 def test_an_abandoned_run_keeps_its_verdicts(project: Project) -> None:
-    """A variant that was judged before a run was ended has a verdict and records."""
+    """A variant that was judged before a run was ended has a verdict and records: a failure is no interruption."""
     for name in ("first", "second"):
         project.python_variant(name)
     with WatchedRun(project, *QUICK).started() as run:
@@ -116,6 +127,7 @@ def test_an_abandoned_run_keeps_its_verdicts(project: Project) -> None:
         log = run.until_exists(project.folder, "artifacts/records/*-watch.jsonl")
         assert run.interrupt() == pytest.ExitCode.TESTS_FAILED
     assert "fa: ended by Ctrl-C; exit status 1, that of the last verdict\n" in run.text
+    assert "fa: without a verdict on what was saved last: second\n" in run.text
     assert ["wrong"] == [
         record.outcome for record in read_records(log) if (record.kind, record.variant) == ("correct", "first")
     ]

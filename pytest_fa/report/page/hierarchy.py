@@ -12,9 +12,10 @@ from pytest_fa.records.record import Record
 from pytest_fa.records.spread import is_clear_ratio
 from pytest_fa.records.timing import Speed
 from pytest_fa.report.answer import FAILED_STATES, judged_counts, state_of
+from pytest_fa.report.baselines import best_baseline
 from pytest_fa.report.main_shape import main_shape
 from pytest_fa.report.static_code import GROUPS
-from pytest_fa.report.table import NOT_ATTENTION, NOTHING, best_baseline, launched_kernels
+from pytest_fa.report.table import NOT_ATTENTION, NOTHING, launched_kernels
 
 FIRST_RUNG = "minimal"  # speed-ups are relative to it, or to the slowest candidate if it was not timed
 BAR_WIDTH = 200  # pixels

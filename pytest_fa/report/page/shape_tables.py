@@ -10,9 +10,10 @@ from pytest_fa.compare.run import ratio_interval
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.record import Record
 from pytest_fa.report.answer import FAILED_STATES, judged_counts, state_of
+from pytest_fa.report.baselines import best_baseline
 from pytest_fa.report.layout import BUILD_COLUMNS, SHAPE_COLUMNS, VARIANT, Column
 from pytest_fa.report.margins import worst_margins
-from pytest_fa.report.table import NOTHING, Row, RowGroup, best_baseline, make_groups, ratio_text
+from pytest_fa.report.table import NOTHING, Row, RowGroup, make_groups, ratio_text
 
 MOST_OPEN = 4  # shapes with an open table; of more shapes, only the first table is open
 INTERVAL = "99.5 % interval"

@@ -112,6 +112,11 @@ def test_variants_that_differ_only_in_their_target_are_compiled_once(lab: Lab) -
     assert (lab.compilations, report.compiled, report.shared, report.failed) == (2, 2, 2, 0)
     assert re.match(r"builds: 2 compiled, 2 shared, 0 cached in ", report.title)
     assert builds["first"].files == builds["second"].files == builds["third"].files != builds["other"].files
+    assert {name: build.shared_by for name, build in builds.items()} == {
+        **dict.fromkeys(("first", "second", "third"), ("first", "second", "third")),
+        "other": (),
+    }
+    assert len({(build.key, build.built_at) for build in builds.values()}) == 2
     libraries = [(variant, str(lab.cache / builds[variant.name].library)) for variant in lab.variants]
     functions: list[Callable[[], int]] = [load_forward(*each) for each in libraries]  # type: ignore[misc]
     assert [function() for function in functions] == [21, 42, 0, 50]  # in one process, each with variables of its own

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
 
+from pytest_fa.candidate import shared_memory
 from pytest_fa.candidate.commands import View
 from pytest_fa.candidate.shared_memory import (
     DTYPES,
     Memories,
+    NoSharedMemory,
     NoSharing,
     allocate_on_cpu,
     allocate_on_gpu,
@@ -114,3 +118,24 @@ def test_a_gpu_needs_its_packages() -> None:
         pytest.skip("this machine has a GPU")
     with pytest.raises((FaError, RuntimeError, AssertionError), match=r"(?i)cuda"):
         allocate_on_gpu(4096, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_a_full_gpu_is_tried_again(monkeypatch: pytest.MonkeyPatch, *, frees: bool) -> None:
+    """If the driver has no memory left, the judge gives its own back, and the allocation is tried once more."""
+    result = SimpleNamespace(CUDA_ERROR_OUT_OF_MEMORY=2, CUDA_ERROR_NOT_SUPPORTED=801, CUDA_ERROR_NOT_PERMITTED=800)
+    freed = list[bool]()
+    driver = SimpleNamespace(
+        CUresult=result,
+        cuMemAlloc=lambda _: (0, 4096) if any(freed) else (2, 0),
+        cuIpcGetMemHandle=lambda _: (0, SimpleNamespace(reserved=b"handle")),
+    )
+    monkeypatch.setattr(shared_memory, "_driver", lambda _: nullcontext(driver))
+    monkeypatch.setattr(shared_memory, "_device_tensor", lambda *_: torch.zeros(1))
+    if frees:
+        piece = allocate_on_gpu(4096, torch.device("cuda", 0), lambda: freed.append(True))
+        assert (piece.handle, freed) == (b"handle".hex(), [True])
+        return
+    with pytest.raises(NoSharedMemory, match="4096 bytes of GPU memory cannot be allocated"):
+        allocate_on_gpu(4096, torch.device("cuda", 0), lambda: freed.append(False))
+    assert freed == [False]

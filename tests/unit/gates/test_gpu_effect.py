@@ -215,6 +215,9 @@ class SimulatedHost:
 
             def run_in_new_worker(self, job: GateJob) -> GateResult:
                 host.seeds[self.uuid].append(job.seed)
+                self.add_output(f"seed {job.seed}\n")
+                if self.show_live:
+                    self.show_live(f"seed {job.seed}\n")
                 if math.isnan(host.log_ratios[self.uuid]):
                     return GateResult("crashed", "the GPU fell off the bus", ())
                 draw = np.random.default_rng(job.seed)
@@ -287,6 +290,23 @@ def test_a_lost_gpu_ends_the_gate(monkeypatch: pytest.MonkeyPatch, write_variant
     gated, _, seeds = gate_on(host, write_variant, tmp_path)
     assert (gated.outcome, gated.message) == ("crashed", "on GPU 1 of the gate: the GPU fell off the bus")
     assert [len(each) for each in seeds.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+def test_what_processes_print_is_shown_with_their_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_live: bool
+) -> None:
+    """The output of every GPU's process becomes that of the test, in the order of the GPUs; with `-s`, it is live."""
+    host, first, live = SimulatedHost(monkeypatch, {"GPU-0": -0.8, "GPU-1": math.nan}), Workers(), list[str]()
+    first.show_live = live.append if is_live else None
+    jobs = [GateJob((), "cuda", "same_precision", seed, 1.0) for seed in (5, 6)]
+    with gpu_workers.gate_processes(first, [gpu(int(uuid[-1])) for uuid in host.log_ratios], tmp_path) as run_processes:
+        run_processes(jobs)
+        assert first.take_output() == "(on GPU 0 of the gate:)\nseed 5\n(on GPU 1 of the gate:)\nseed 6\n"
+        run_processes(jobs[:1])
+    assert first.take_output() == "(on GPU 0 of the gate:)\nseed 5\n"
+    shown = ["GPU 0 of the gate: seed 5", "GPU 0 of the gate: seed 5", "GPU 1 of the gate: seed 6"]
+    assert sorted(live) == (shown if is_live else [])
 
 
 def _forged(gate: Gate, **changes: object) -> Gate:

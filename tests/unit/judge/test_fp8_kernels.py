@@ -68,6 +68,57 @@ def test_right_kernels_pass_on_small_cases(shape: str) -> None:
     assert {name: share for name, share in used.items() if not share < MOST_USED} == {}
 
 
+# Hundreds of heads, because a bound that one head of a thousand breaks is broken in every tenth run.
+FEW_QUERIES = (
+    "b1h512s1d64-e4m3-sk17",
+    "b1h256s1d64-e4m3-sk113",
+    "b1h64s1d64-e4m3-sk1023",
+    "b1h256s2d128-e4m3-sk5",
+    "b1h256s4d128-e4m3-sk17",
+    "b1h128s17d64-e4m3-causal",
+)
+
+
+@pytest.mark.parametrize("shape", FEW_QUERIES)
+def test_right_kernels_pass_with_few_queries(shape: str) -> None:
+    """In every head, right kernels pass where few rows, or one, decide; also if they seldom raise the maximum."""
+    inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cpu"))
+    truth = make_truth(inputs, with_spread=True)
+    kernels = {name: RIGHT[name] for name in ("tiles of 64", "keys split in 4", "P times 448", "maximum raised lazily")}
+    kernels["maximum raised lazily, tiles of 8"] = Fp8Kernel(tile=8, p_scale=16.0, lazy_log2=4.0)
+
+    used = {name: most_used(judge(simulate_fp8(inputs, kernel), truth, "fp8")) for name, kernel in kernels.items()}
+
+    assert {name: share for name, share in used.items() if not 0.2 < share < MOST_USED} == {}
+
+
+@pytest.mark.parametrize("shape", ["b1h8s1d64-e4m3-sk1023", "b1h8s1d128-e4m3-sk17", "b1h8s4d64-e4m3-sk113"])
+@pytest.mark.parametrize(
+    "name", ["descales of another head", "descale of K missing", "two keys of 16 swapped", "V transposed wrongly"]
+)
+def test_wrong_kernels_are_rejected_with_few_queries(name: str, shape: str) -> None:
+    """The wider bounds of few rows still reject what a kernel with a single query can do wrong."""
+    inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cpu"))
+
+    check = judge(simulate_fp8(inputs, WRONG[name]), make_truth(inputs, with_spread=True), "fp8")
+
+    assert most_used(check) > 5
+
+
+def test_a_scale_of_p_that_e4m3_does_not_have_is_a_bias() -> None:
+    """272 lies between 256 and 288.  The largest P of every row is then 5.9 % too small, and the gain shows it."""
+    inputs = make_inputs(parse_case("b1h8s203d64-e4m3-causal-seed0"), torch.device("cpu"))
+    truth = make_truth(inputs, with_spread=True)
+
+    broken = {}
+    for scale in (256.0, 272.0, 288.0):
+        check = judge(simulate_fp8(inputs, Fp8Kernel(p_scale=scale)), truth, "fp8")
+        broken[scale] = [bound.name for bound in check.bounds if bound.enforced and not bound.holds]
+
+    assert broken[256.0] == broken[288.0] == []
+    assert "gain" in broken[272.0]
+
+
 @pytest.mark.parametrize(("name", "case"), [(name, case) for name, cases in MUST_SHOW.items() for case in cases])
 def test_wrong_kernels_are_rejected(name: str, case: str) -> None:
     """Each mistake is rejected at every case that `MUST_SHOW` lists, by more than 1.1 times a bound or by a NaN."""

@@ -167,7 +167,7 @@ def test_declared_roundings_do_not_change_truth(rounds: Any) -> None:
 
 @pytest.mark.parametrize("case", ["b2h2s70d64-fp16-seed0", "b1h4s70d64-bf16-causal_br-kv2-sk90-seed0"])
 def test_spread_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """The spread is sqrt(sum p^2 v^2) and each head's max|v|, also in several blocks, and does not change truth."""
+    """The spread is as its fields say, also in several blocks, and does not change truth."""
     inputs = inputs_of(case)
     monkeypatch.setattr(truth, "rows_per_block", lambda _: 7)
     q, k, v = (tensor.double() for tensor in inputs[:3])
@@ -180,6 +180,8 @@ def test_spread_by_its_definition(monkeypatch: pytest.MonkeyPatch, case: str) ->
 
     assert result.spread is not None
     torch.testing.assert_close(result.spread.of_sum, (p**2 @ v**2).sqrt(), rtol=1e-12, atol=0)
+    along_row = torch.einsum("bhqk,bhkd,bhqd->bhqk", p, v, p @ v).square().sum(-1)
+    torch.testing.assert_close(result.spread.along_row, along_row, rtol=1e-12, atol=0)
     assert torch.equal(result.spread.largest_v[..., 0, 0], v.abs().flatten(2).max(-1).values)
     assert torch.equal(result.out, make_truth(inputs).out)
 
@@ -213,7 +215,7 @@ def test_spread_without_keys() -> None:
     result = make_truth(inputs._replace(k=inputs.k[:, :, :0], v=inputs.v[:, :, :0]), with_spread=True)
 
     assert result.spread is not None
-    assert [float(tensor.abs().max()) for tensor in result.spread] == [0.0, 0.0]
+    assert [float(tensor.abs().max()) for tensor in result.spread] == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(("dtype", "digits"), [("fp16", 11), ("bf16", 8)])

@@ -104,6 +104,55 @@ def test_large_inputs_are_not_hashed(computed: list[Inputs], monkeypatch: pytest
     assert [each is inputs for each in computed] == [True, True]
 
 
+def out_of_memory_until(used: list[bool], is_enough: Callable[[], bool]) -> Callable[[], str]:
+    """Work that needs GPU memory, and notes each try."""
+
+    def work() -> str:
+        used.append(is_enough())
+        if not used[-1]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return "done"
+
+    return work
+
+
+def test_a_full_gpu_empties_the_store(computed: list[Inputs]) -> None:
+    """If the GPU's memory is used up, all results are forgotten, and the work is done once more."""
+    store, inputs, tries = TruthStore(), inputs_of(), list[bool]()
+    store.truth_of("attention", inputs, (), POLICY)
+    assert store.with_memory(out_of_memory_until(tries, lambda: not store._kept)) == "done"
+    assert (tries, len(store._kept)) == ([False, True], 0)
+    store.truth_of("attention", inputs, (), POLICY)
+    assert len(computed) == 2
+
+
+@pytest.mark.parametrize(("kept", "tried"), [(0, 1), (1, 2)], ids=["an empty store", "a store that does not help"])
+def test_a_full_gpu_is_an_error_that_stays(kept: int, tried: int) -> None:
+    """Without a result that could be forgotten there is no second try, and after one the error stays."""
+    store, tries = TruthStore(), list[bool]()
+    for seed in range(kept):
+        store.truth_of("attention", inputs_of(f"b1h2s16d64-fp16-seed{seed}"), (), POLICY)
+    with pytest.raises(torch.OutOfMemoryError):
+        store.with_memory(out_of_memory_until(tries, lambda: False))
+    assert len(tries) == tried
+
+
+@pytest.mark.parametrize("name", ["clone", "truth_of"])
+def test_truth_is_computed_though_the_store_fills_the_gpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Truth, and the private copy of its inputs, get the memory of earlier results."""
+    store, real = TruthStore(), getattr(truth_store, name)
+    store.truth_of("attention", inputs_of(), (), POLICY)
+
+    def needs_all_memory(*arguments: object) -> object:
+        if store._kept:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*arguments)
+
+    monkeypatch.setattr(truth_store, name, needs_all_memory)
+    other = inputs_of("b1h2s16d64-fp16-seed1")
+    assert torch.equal(store.truth_of("attention", other, (), POLICY).out, truth_of("attention", other, (), POLICY).out)
+
+
 def test_a_store_without_memory_keeps_nothing(computed: list[Inputs]) -> None:
     """A process in which a variant runs has no store: nothing that it could find is left behind."""
     store, inputs = TruthStore(0), inputs_of()

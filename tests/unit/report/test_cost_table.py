@@ -15,7 +15,8 @@ from pytest_fa.records.costs import Costs, RunSeconds, read_run_seconds, run_fil
 from pytest_fa.records.record import Stage
 from pytest_fa.report.cost_sides import newest_run, read_cost_side
 from pytest_fa.report.cost_table import CostRow, CostSide, cost_markdown, cost_notes, cost_rows
-from tests.factories import RECORDED, record
+from pytest_fa.report.table import make_rows
+from tests.factories import BUILD, RECORDED, record
 
 BEFORE, AFTER = (RECORDED / "costs" / f"{name}.jsonl" for name in ("before", "after"))
 SAVED = Path(__file__).parents[3] / "profiles" / "nvidia-h200" / "swizzle_async.jsonl"
@@ -83,6 +84,19 @@ def test_baselines_have_a_row_of_their_own() -> None:
     records = tuple(record(name, kind="speed", role=name, stages=stages) for name in ("candidate", "baseline"))
     seconds = seconds_of(cost_rows(CostSide("a run", records, "there is none")))
     assert (seconds["test_speed"], seconds["timings of baselines"]) == (1.0, 1.0)
+
+
+def test_a_shared_compilation_counts_once() -> None:
+    """The builds that one compilation made for several variants share its seconds, also where they are shown."""
+    names = ("one", "two")
+    shared = [msgspec.structs.replace(BUILD, variant=name, shared_by=names, build_seconds=8.0) for name in names]
+    alone = msgspec.structs.replace(BUILD, variant="three", key="another", build_seconds=1.0)
+    records = tuple(record(build.variant, kind="build", builds=(build,)) for build in (*shared, alone))
+    assert cost_notes(CostSide("a run", records, "there is none"))[-1].startswith(
+        "3 builds of 2 compilations, each counted once, took 9.0 s of compilers, "
+    )
+    assert [build.counted_seconds for build in (*shared, alone)] == [8.0, 0.0, 1.0]
+    assert [row.build_seconds for row in make_rows(list(records))] == ["8.0 shared", "8.0 shared", "1.0"]
 
 
 def test_what_is_not_known_is_said() -> None:

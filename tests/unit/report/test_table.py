@@ -12,10 +12,10 @@ from pytest_fa.records.built import Advisory
 from pytest_fa.records.judged import Bound, Check, Repeats
 from pytest_fa.records.record import Outcome, Record
 from pytest_fa.records.timing import ON_CPU, Speed, Timing
+from pytest_fa.report.baselines import best_baseline
 from pytest_fa.report.table import (
     NOTHING,
     Row,
-    best_baseline,
     claim_lines,
     headline,
     make_groups,
@@ -61,6 +61,22 @@ def test_a_shape_in_e4m3_is_compared_with_the_baseline_in_fp16() -> None:
         ("mine", "0.500"),
         ("sdpa", "1.000"),
     ]
+
+
+def test_a_baseline_in_e4m3_comes_before_sdpa() -> None:
+    """A baseline in e4m3 is compared also where it writes another dtype; SDPA only where there is none in e4m3."""
+    records = [
+        record("mine", "b1h2s64d64-e4m3-seed0", "speed", check=OK, speed=speed(5.0)),
+        record("fa3", "b1h2s64d64-e4m3-out_bf16-seed0", "speed", role="baseline", check=OK, speed=speed(8.0)),
+        record("sdpa", "b1h2s64d64-fp16-seed0", "speed", role="baseline", check=OK, speed=speed(4.0)),
+    ]
+    groups = make_groups(records)
+    assert [group.heading for group in groups] == [
+        "b1h2s64d64-e4m3 (baseline: fa3, which writes bf16)",
+        "b1h2s64d64-e4m3-out_bf16 (baseline: fa3)",
+        "b1h2s64d64-fp16 (baseline: sdpa)",
+    ]
+    assert [row.versus_baseline for group in groups for row in group.rows] == ["0.625", "1.000", "1.000"]
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

@@ -67,6 +67,10 @@ def test_registers_and_spills_of_a_build() -> None:
     assert build_line("mine", [after], [before]) == (
         "mine: built for sm_90a in 1.0 s, 96 -> 101 registers, 0 B spilled"
     )
+    shared = msgspec.structs.replace(after, shared_by=("mine", "twin"))
+    assert build_line("mine", [shared], []) == (
+        "mine: built for sm_90a in 1.0 s (shared with twin), 101 registers, 0 B spilled"
+    )
 
 
 def test_architectures_with_the_same_figures_share_a_part() -> None:

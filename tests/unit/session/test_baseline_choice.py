@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.plan import Plan
+from pytest_fa.catalog.variant import COMPANION_ROLES
 from pytest_fa.options.options import Options
 from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Environment, Record, to_json
@@ -28,12 +30,12 @@ def timed(variant: str, device_us: float, environment: Environment = MACHINE, **
     return record(variant, kind="speed", **fields)
 
 
-def left_out(run: Options, **changes: Any) -> list[tuple[str, str, float]]:
+def left_out(run: Options, **changes: Any) -> list[tuple[str, str, float | None]]:
     """What a run on the machine leaves out: variant, shape and ratio."""
-    companions = tuple(each for each in discover(()).variants.values() if each.role == "baseline")
+    companions = tuple(each for each in discover(()).variants.values() if each.role in COMPANION_ROLES)
     plan = Plan(chosen=(), companions=companions, cases=(parse_case(f"{SHAPE}-seed0"),), gpu=True)
     entries = left_out_baselines(run, plan, msgspec.structs.replace(MACHINE, **changes))
-    return [(each.variant, each.shape_id, round(each.ratio, 3)) for each in entries]
+    return [(each.variant, each.shape_id, each.ratio and round(each.ratio, 3)) for each in entries]
 
 
 @pytest.fixture
@@ -93,6 +95,27 @@ def test_old_files_are_not_read(run: Options) -> None:
     for day in range(MOST_LOGS):
         write_log(run, f"202601{day + 1:02}T000000Z-1.jsonl")
     assert left_out(run) == SLOW
+
+
+def test_an_empty_kernel_is_timed_once(run: Options) -> None:
+    """An empty kernel with a record at a shape is left out there, however fast it was; baselines are as without it."""
+    write_log(run, "20260201T000000Z-1.jsonl", timed("noop", 0.5, role="overhead"))
+
+    assert left_out(run) == [("noop", SHAPE, None), *SLOW]
+    assert left_out(run, driver="580.2") == []
+    assert left_out(dataclasses.replace(run, baselines="all")) == []
+
+
+def test_a_shape_with_a_time_of_an_empty_kernel_alone(tmp_path: Path) -> None:
+    """Without a record of a baseline, only the empty kernel is left out, and a line has its time."""
+    run = options(tmp_path)
+    write_log(run, "20260201T000000Z-1.jsonl", timed("noop", 0.5, role="overhead"))
+    plan = Plan(chosen=(), companions=tuple(discover(()).variants.values()), cases=(), gpu=True)
+
+    lines = left_out_lines(left_out_baselines(run, plan, MACHINE), {SHAPE})
+
+    known = f"0.50 us at {SHAPE} on 2026-01-01"
+    assert lines == [f"not timed again: noop, an empty kernel: {known}; --fa-baselines=all times it"]
 
 
 def test_the_lines_below_the_table(run: Options) -> None:

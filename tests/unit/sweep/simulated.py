@@ -13,11 +13,15 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from pytest_fa.catalog.sweep_space import Point, Sweep, point_text
 from pytest_fa.gates.decision import ANALYSES, analyse
 from pytest_fa.records.gated import PairSamples
 from pytest_fa.records.noise import Noise, decode_noise
+from pytest_fa.sweep.owners import _started, this_process
 from pytest_fa.sweep.search import BuiltPoint, GateAnswer, run_trial
 from pytest_fa.sweep.shared_study import SharedStudy, open_storage, require_optuna
 from pytest_fa.sweep.suggest import Space, Suggester
@@ -127,6 +131,12 @@ def in_memory(sweep: Sweep) -> SharedStudy:
     import optuna
 
     return SharedStudy(optuna.storages.InMemoryStorage(), "tuned", facts_of(sweep))
+
+
+def ending_of(pid: int) -> dict[str, Any]:
+    """What a living process stores when it is elected to end a sweep."""
+    owner = msgspec.structs.replace(this_process(), pid=pid, started=_started(pid))
+    return {"owner": msgspec.to_builtins(owner), "begun": time.time()}
 
 
 class _LoggingBench(RecordedBench):

@@ -20,7 +20,7 @@ from pytest_fa.sweep.shared_study import SharedStudy, open_storage, study_names
 from pytest_fa.sweep.study_url import without_password
 from pytest_fa.sweep.suggest import Space, Suggester
 from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial, TrialResult
-from tests.unit.sweep.simulated import DEFINES, SIXTY, RecordedBench, facts_of, in_memory
+from tests.unit.sweep.simulated import DEFINES, SIXTY, RecordedBench, ending_of, facts_of, in_memory
 
 pytest.importorskip("optuna")
 
@@ -44,6 +44,9 @@ def timed_in(folder: Path) -> list[str]:
 def study_in(folder: Path) -> SharedStudy:
     """The study of the journal in `folder`."""
     return SharedStudy(open_storage(str(folder / "study.journal")), "tuned", facts_of(SIXTY))
+
+
+GONE = msgspec.structs.replace(this_process(), started=1)  # a process that has ended
 
 
 def run_all(study: SharedStudy) -> int:
@@ -166,6 +169,42 @@ def test_one_process_ends_a_sweep(tmp_path: Path) -> None:
     ended = {"owner": msgspec.to_builtins(msgspec.structs.replace(this_process(), started=1)), "begun": time.time()}
     ours._study.set_user_attr("ending", ended)
     assert "True" == elected_elsewhere()
+
+
+def suggester() -> Suggester:
+    """What suggests any of the sixty configurations."""
+    return Suggester(Space(SIXTY, DEFINES), 100, "tpe", 1)
+
+
+def test_finals_close_a_study(tmp_path: Path) -> None:
+    """While another process runs the finals, no trial begins, whatever the budget; if it ends too early, one may."""
+    study = study_in(tmp_path)
+    study._study.set_user_attr("ending", ending_of(os.getppid()))
+    assert (study.is_closed, study.claim(suggester(), 100), study.trials()) == (True, None, [])
+    study._study.set_user_attr("ending", {**ending_of(os.getppid()), "owner": msgspec.to_builtins(GONE)})
+    assert not study.is_closed
+    assert study.claim(suggester(), 100) is not None
+
+
+def test_a_trial_that_begins_as_the_finals_do_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the study is closed between the look at it and the begin of a trial, the trial is released and not run."""
+    study = study_in(tmp_path)
+    begin = study._begin_waiting
+
+    def begun_too_late() -> SweepTrial | None:
+        study._study.set_user_attr("ending", ending_of(os.getppid()))
+        return begin()
+
+    monkeypatch.setattr(study, "_begin_waiting", begun_too_late)
+    assert study.claim(suggester(), 100) is None
+    assert [trial.state for trial in study_in(tmp_path).trials()] == ["released"]
+
+
+def test_the_process_that_runs_the_finals_may_complete_the_trials(tmp_path: Path) -> None:
+    """Its own study is not closed to it: it runs what a process that ended has left."""
+    study = study_in(tmp_path)
+    assert study.is_elected(0.0)
+    assert study.claim(suggester(), 100) is not None
 
 
 def test_the_end_is_stored(tmp_path: Path) -> None:

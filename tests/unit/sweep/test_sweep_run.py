@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import time
 from pathlib import Path
@@ -14,14 +15,17 @@ import pytest
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.sweep_space import Point
 from pytest_fa.plugin.state import OPTIONS_KEY, SESSION_KEY
-from pytest_fa.plugin.sweeping import START_KEY, SWEEP_KEY, SweepStart, write_sweep
+from pytest_fa.plugin.sweeping import START_KEY, SWEEP_KEY, SweepStart, skip_reason, write_sweep
+from pytest_fa.records.record import Record
 from pytest_fa.session.session import Session
 from pytest_fa.sweep import run as run_module
+from pytest_fa.sweep.closed import closed_line
 from pytest_fa.sweep.run import SweepRun
-from pytest_fa.sweep.search import GateAnswer
+from pytest_fa.sweep.search import GateAnswer, run_trial
 from pytest_fa.sweep.study_facts import study_facts
+from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial, TrialResult
 from tests.factories import options
-from tests.unit.sweep.simulated import RecordedBench
+from tests.unit.sweep.simulated import RecordedBench, ending_of
 
 pytest.importorskip("optuna")
 
@@ -107,6 +111,64 @@ def test_a_wait_is_said_while_it_lasts(tmp_path: Path, monkeypatch: pytest.Monke
     thread.join(20)
     line = f"sweep: waiting for trial #{other.number}, which another process runs"
     assert ([line], [line]) == (said_meanwhile, lines)
+
+
+def test_a_late_process_says_so_and_ends_with_the_others(tmp_path: Path) -> None:
+    """A process with a larger --fa-trials, which comes during the finals, adds no trial and reports their end."""
+    lines: list[str] = []
+    late = sweep_run(tmp_path, lines)
+    late.bench = Interrupted(lambda _: 0.2, 1)  # type: ignore[assignment]  # recorded times
+    assert run_trial(late.study, late.suggester, late.bench, 1) is not None  # by the other process, before its finals
+    late.study._study.set_user_attr("ending", ending_of(os.getppid()))
+    closed = (
+        "the finals of this study began with 1 trial, so --fa-trials=10 adds none; "
+        "for another search, name another file with --fa-study"
+    )
+    assert skip_reason(late.next_trial(), late.closed) == closed
+    records: list[Record] = []
+    thread = threading.Thread(target=lambda: records.append(late.end()))
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not lines and time.monotonic() < deadline:
+        time.sleep(0.01)
+    study = sweep_run(tmp_path, []).study
+    study.store_end(SweepEnd("no configuration is better than the parent", 1), None)
+    thread.join(20)
+    assert lines == [f"sweep: waiting for the finals of another process; {closed}"]
+    assert [(record.outcome, record.message) for record in records] == [
+        ("inconclusive", "no configuration is better than the parent")
+    ]
+    assert len(study.trials()) == 1
+
+
+def test_finals_wait_for_a_trial_that_began_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that another process began while this one was elected ends before the finalists are chosen."""
+    run, steps = sweep_run(tmp_path, []), list[str]()
+    run.bench = Interrupted(lambda _: 0.2, 1)  # type: ignore[assignment]
+    monkeypatch.setattr(run, "_wait_for_others", lambda: steps.append("wait"))
+
+    def is_elected(_: float) -> bool:
+        steps.append("elected")
+        return True
+
+    def end_here() -> SweepEnd:
+        steps.append("finals")
+        return SweepEnd("no configuration is better than the parent", 4)
+
+    monkeypatch.setattr(run.study, "is_elected", is_elected)
+    monkeypatch.setattr(run, "_end_here", end_here)
+    run.study._renew()
+    run.end()
+    assert steps == ["wait", "elected", "wait", "finals"]
+
+
+@pytest.mark.parametrize(
+    ("tried", "budget", "feasible", "is_told"), [(3, 10, 40, True), (10, 10, 40, False), (3, 10, 3, False)]
+)
+def test_only_a_run_that_would_add_trials_is_told(tried: int, budget: int, feasible: int, *, is_told: bool) -> None:
+    """A run is not told if the study has all trials of its command, or every configuration."""
+    trials = [SweepTrial(number, "ended", {"M": number}, result=TrialResult("right")) for number in range(tried)]
+    assert bool(closed_line(trials, budget, feasible)) is is_told
 
 
 @pytest.mark.parametrize("has_run_trials", [True, False], ids=["this process", "its workers"])

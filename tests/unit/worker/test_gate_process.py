@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.measure.arm_orders import recorded_order, setup_order
 from pytest_fa.measure.arm_timer import ArmTimer
+from pytest_fa.run.inputs import make_inputs
 from pytest_fa.worker import gate_process
 from pytest_fa.worker.gate_process import run_gate
 from pytest_fa.worker.jobs import Arm, ArmPair, GateJob, GateResult, decode_answer, encode
@@ -59,6 +62,28 @@ def test_a_changed_library_ends_the_process(write_variant: WriteVariant, tmp_pat
     result = run_gate(GateJob((ArmPair(CASE, **arms),), "cpu", "same_precision", SEED))
     assert (result.outcome, result.arm_pairs) == ("build_changed", ())
     assert result.message.startswith(f"{library} has changed since it was built")
+
+
+@pytest.mark.parametrize("name", ["make_inputs", "truth_of"])
+def test_a_full_gpu_ends_no_gate_that_the_store_filled(
+    write_variant: WriteVariant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Inputs and truth of a gate get the memory that the truths of earlier jobs have filled."""
+    folder = write_variant("mine", manifest=PYTHON_MANIFEST, **{"entry.py": PYTHON_SOURCE})
+    (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+    store, real = TruthStore(), getattr(gate_process, name)
+    store.truth_of("attention", make_inputs(CASE, torch.device("cpu")), (), "same_precision")
+
+    def needs_memory(*arguments: object) -> object:
+        if store._kept:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*arguments)
+
+    monkeypatch.setattr(gate_process, name, needs_memory)
+    monkeypatch.setattr("pytest_fa.measure.arm_timer.CPU_SAMPLE_US", 200.0)
+    arm = Arm(variant, None)
+    result = run_gate(GateJob((ArmPair(CASE, arm, arm),), "cpu", "same_precision", SEED), truths=store)
+    assert (result.outcome, len(store._kept)) == ("ok", 0), result.message
 
 
 def test_the_result_has_the_order_that_was_used(result: GateResult) -> None:

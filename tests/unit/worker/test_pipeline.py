@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import textwrap
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import DeviceLost
+from pytest_fa.judge.truth_store import TruthStore
+from pytest_fa.run.inputs import make_inputs
 from pytest_fa.worker import jobs, pipeline
 from pytest_fa.worker.jobs import CaseJob, CaseResult, Progress
 from pytest_fa.worker.pipeline import run_case
@@ -237,6 +240,28 @@ def test_right_kernel_is_timed(job_of: JobOf) -> None:
         f"wall clock of {calls} calls, each on its own data",
     )
     assert min(result.speed.device.samples_us) > 0
+
+
+@pytest.mark.parametrize(
+    "needed", ["judge.checked.make_inputs", "judge.truth_store.truth_of", "worker.pipeline.truth_of"]
+)
+def test_a_full_gpu_ends_no_job_that_the_store_filled(
+    job_of: JobOf, monkeypatch: pytest.MonkeyPatch, needed: str
+) -> None:
+    """Inputs, truth and the truth of timed calls get the memory that earlier truths have filled."""
+    store, job, real, failed = TruthStore(), job_of(time=True), pkgutil.resolve_name(f"pytest_fa.{needed}"), list[int]()
+    other = make_inputs(parse_case(CASE).with_seed(7), torch.device("cpu"))
+    store.truth_of("attention", other, (), "same_precision")
+
+    def needs_memory(*arguments: object) -> object:
+        if store._kept:
+            failed.append(len(store._kept))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*arguments)
+
+    monkeypatch.setattr(f"pytest_fa.{needed}", needs_memory)
+    result = run_case(job, truths=store)
+    assert (result.outcome, len(failed)) == ("ok", 1), result.message
 
 
 def test_output_of_its_own(job_of: JobOf) -> None:
