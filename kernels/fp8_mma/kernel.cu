@@ -234,7 +234,9 @@ template <typename Out, int HEAD_DIM>
 int launch(const FaForwardArgs* args, cudaStream_t stream) {
   if (int status = fa::check_e4m3_alignment(args)) return status;
   const int64_t blocks_per_head = (args->seq_q + BLOCK_M - 1) / BLOCK_M;
-  if (args->heads > INT32_MAX || args->kv_heads > UINT16_MAX || args->batch > UINT16_MAX || blocks_per_head > UINT16_MAX || args->seq_k > INT32_MAX / 2) {
+  const bool fits = args->heads <= INT32_MAX && args->kv_heads <= UINT16_MAX && args->batch <= UINT16_MAX &&
+                    blocks_per_head <= UINT16_MAX && args->seq_k <= INT32_MAX / 2;
+  if (!fits) {
     return fa_refuse(args, "the shape is too large: batch %lld and kv_heads %lld (at most %d), heads %lld (at most %d), "
                            "seq_q %lld (at most %d), seq_k %lld (below 2^30)",
                      static_cast<long long>(args->batch), static_cast<long long>(args->kv_heads), UINT16_MAX,

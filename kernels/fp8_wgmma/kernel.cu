@@ -1,4 +1,4 @@
-// fp8_wgmma: one source for the rungs in e4m3 on Hopper's tensor cores, from fp8_wgmma to fp8_tiles.
+// fp8_wgmma: one source for the rungs in e4m3 on Hopper's tensor cores, from fp8_wgmma to fp8_max.
 // step:    both matrix products in e4m3; P is rounded to e4m3, V is transposed by a kernel before, and O is added to float32
 //          registers every 512 keys
 // because: the tensor cores do twice as many products in e4m3 as in fp16, and a tile of K and V has half the bytes
@@ -45,6 +45,9 @@ enum Flow {
   SERIAL,   // S, softmax and P V one after another; warpgroups do not wait for each other
   OVERLAP,  // S of the next tile and P V of the previous one run during the softmax; warpgroups take turns at issuing them
 };
+
+// How the row max is computed: with floats, or with integers, three at a time.
+enum RowMax { FLOATS, INTEGERS };
 
 // The accumulator of wgmma in e4m3 keeps 13 bits after the leading one, and cuts the others off.  Over many keys, O becomes too
 // small.
@@ -288,7 +291,7 @@ __device__ __forceinline__ void produce(const KernelParams& params, const CUtens
 // The running softmax of a lane's rows.
 struct Softmax {
   float m_log2[LANE_ROWS];  // m * scale_log2 - P_SCALE_LOG2, so that P and l are scaled; -FLT_MAX before the first key
-  float limit[LANE_ROWS];   // scores above this need a new m
+  float limit[LANE_ROWS];   // scores above this need a new m; as an integer if ROW_MAX == INTEGERS
   float l[LANE_ROWS];
   float rescale[LANE_ROWS];
 
@@ -308,6 +311,19 @@ struct Softmax {
     return fmaxf(fmaxf(partial[0], partial[1]), fmaxf(partial[2], partial[3]));
   }
 
+  // The same for integers, three at a time.  Integers order positive floats like floats.
+  template <int S_TILES>
+  static __device__ __forceinline__ int max_of_lane_bits(const float (&s)[S_TILES][4], int r) {
+    int partial[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) partial[n] = max(__float_as_int(s[n][2 * r]), __float_as_int(s[n][2 * r + 1]));
+#pragma unroll
+    for (int n = 4; n < S_TILES; ++n) {
+      partial[n % 4] = __vimax3_s32(partial[n % 4], __float_as_int(s[n][2 * r]), __float_as_int(s[n][2 * r + 1]));
+    }
+    return max(__vimax3_s32(partial[0], partial[1], partial[2]), partial[3]);
+  }
+
   // Sets m to the maximum of m and the scores of the whole row, and l and `rescale` accordingly.
   template <int S_TILES>
   __device__ __forceinline__ void raise_m(const float (&s)[S_TILES][4], const Scale& scale) {
@@ -318,6 +334,8 @@ struct Softmax {
       l[r] *= rescale[r];
       m_log2[r] = m_new_log2;
       limit[r] = (m_new_log2 + (P_SCALE_LOG2 + RESCALE_THRESHOLD_LOG2)) * scale.inverse_log2;
+      // Integers order negative floats in reverse.  Below zero, every tile therefore takes the exact path.
+      if (ROW_MAX == INTEGERS && !(limit[r] >= 0.0f)) limit[r] = __int_as_float(INT32_MIN);
     }
   }
 
@@ -326,7 +344,13 @@ struct Softmax {
   __device__ __forceinline__ bool raise_m_if_needed(const float (&s)[S_TILES][4], const Scale& scale) {
     bool is_above = false;
 #pragma unroll
-    for (int r = 0; r < LANE_ROWS; ++r) is_above |= max_of_lane(s, r) > limit[r];
+    for (int r = 0; r < LANE_ROWS; ++r) {
+      if constexpr (ROW_MAX == INTEGERS) {
+        is_above |= max_of_lane_bits(s, r) > __float_as_int(limit[r]);
+      } else {
+        is_above |= max_of_lane(s, r) > limit[r];
+      }
+    }
     const bool is_raised = __any_sync(0xffffffffu, is_above);
     if (is_raised) raise_m(s, scale);
     return is_raised;
@@ -364,7 +388,8 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
   const int own_turn = FIRST_TURN_BARRIER + group, next_turn = FIRST_TURN_BARRIER + (group + 1) % SHAPE::GROUPS;
   constexpr bool HAS_TURNS = FLOW == OVERLAP && TAKE_TURNS;
   const uint64_t q = fa::k_major_descriptor<HEAD_DIM>(smem.q[group]);
-  const uint64_t first_k = fa::k_major_descriptor<HEAD_DIM>(smem.k[0]), first_v = fa::k_major_descriptor<SHAPE::PANEL_KEYS>(smem.v[0]);
+  const uint64_t first_k = fa::k_major_descriptor<HEAD_DIM>(smem.k[0]);
+  const uint64_t first_v = fa::k_major_descriptor<SHAPE::PANEL_KEYS>(smem.v[0]);
   constexpr int K_STAGE = SHAPE::K_BYTES >> 4, V_STAGE = SHAPE::V_BYTES >> 4;  // in descriptors, in units of 16 bytes
   Ring<SHAPE::STAGES> ring;
   uint32_t q_phase = 0;
@@ -564,7 +589,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) {
       const float l = SHAPE::HAS_ONES ? o[SHAPE::PV_TILES - 1][2 * r] : fa::sum_of_quad(softmax.l[r]);
-      const float inverse_l = l > 0.0f ? scale.v_descale / l : l == 0.0f ? 0.0f : l;
+      const float inverse_l = l == 0.0f ? 0.0f : scale.v_descale / l;
 #pragma unroll
       for (int d = 0; d < SHAPE::O_TILES; ++d) o[d][2 * r] *= inverse_l, o[d][2 * r + 1] *= inverse_l;
       if (params.lse != nullptr && lane % QUAD == 0 && query + r * 8 < params.seq_q) {
@@ -624,8 +649,9 @@ fp8_wgmma_kernel(const __grid_constant__ KernelParams params, const __grid_const
   if constexpr (SHAPE::HAS_ONES) {  // the rows of each panel after those that TMA writes
     constexpr int ONES_BYTES = MMA_N * SHAPE::PANEL_KEYS, PANELS = SHAPE::STAGES * SHAPE::BLOCK_N / SHAPE::PANEL_KEYS;
     constexpr e4m3 E4M3_ONE = 0x38;
+    e4m3* const first_ones = smem.v[0] + SHAPE::HEAD_DIM * SHAPE::PANEL_KEYS;  // the panels of all stages are contiguous
     for (int i = threadIdx.x; i < PANELS * ONES_BYTES; i += SHAPE::THREADS) {
-      smem.v[0][i / ONES_BYTES * SHAPE::PANEL_BYTES + SHAPE::HEAD_DIM * SHAPE::PANEL_KEYS + i % ONES_BYTES] = E4M3_ONE;
+      first_ones[i / ONES_BYTES * SHAPE::PANEL_BYTES + i % ONES_BYTES] = E4M3_ONE;
     }
     fa::fence_proxy_async();
   }
@@ -641,8 +667,8 @@ fp8_wgmma_kernel(const __grid_constant__ KernelParams params, const __grid_const
 
 // Describes a tensor to TMA: `sizes` from the contiguous dimension on, the strides of the others in bytes, and boxes of
 // `columns` x `rows`.  Returns FA_OK, or refuses the call.
-int make_tensor_map(CUtensorMap* map, const FaForwardArgs* args, CUtensorMapDataType type, const void* data, const int64_t (&sizes)[4],
-                    const int64_t (&stride_bytes)[3], int columns, int rows, CUtensorMapSwizzle swizzle) {
+int make_tensor_map(CUtensorMap* map, const FaForwardArgs* args, CUtensorMapDataType type, const void* data,
+                    const int64_t (&sizes)[4], const int64_t (&stride_bytes)[3], int columns, int rows, CUtensorMapSwizzle swizzle) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult query_result;
@@ -653,7 +679,8 @@ int make_tensor_map(CUtensorMap* map, const FaForwardArgs* args, CUtensorMapData
   cuuint64_t unsigned_sizes[4], unsigned_strides[3];
   std::copy(sizes, sizes + 4, unsigned_sizes);
   std::copy(stride_bytes, stride_bytes + 3, unsigned_strides);
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(rows), 1, 1}, element_strides[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(rows), 1, 1};
+  const cuuint32_t element_strides[4] = {1, 1, 1, 1};
   const CUresult status =
       encode(map, type, 4, const_cast<void*>(data), unsigned_sizes, unsigned_strides, box, element_strides,
              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -677,9 +704,10 @@ int make_rows_map(CUtensorMap* map, const FaForwardArgs* args, const void* data,
 template <typename SHAPE>
 int make_v_map(CUtensorMap* map, const FaForwardArgs* args) {
   const int64_t keys = fa::v_t_keys(args);
-  return make_tensor_map(map, args, CU_TENSOR_MAP_DATA_TYPE_UINT8, args->workspace, {keys, SHAPE::HEAD_DIM, args->kv_heads, args->batch},
-                         {keys, keys * SHAPE::HEAD_DIM, keys * SHAPE::HEAD_DIM * args->kv_heads}, SHAPE::PANEL_KEYS, SHAPE::HEAD_DIM,
-                         swizzle_of(SHAPE::PANEL_KEYS));
+  return make_tensor_map(map, args, CU_TENSOR_MAP_DATA_TYPE_UINT8, args->workspace,
+                         {keys, SHAPE::HEAD_DIM, args->kv_heads, args->batch},
+                         {keys, keys * SHAPE::HEAD_DIM, keys * SHAPE::HEAD_DIM * args->kv_heads}, SHAPE::PANEL_KEYS,
+                         SHAPE::HEAD_DIM, swizzle_of(SHAPE::PANEL_KEYS));
 }
 
 // O: [batch, heads, seq_q, HEAD_DIM], 16 bits, in boxes of 64 columns.
@@ -710,8 +738,8 @@ int make_kernel_params(const FaForwardArgs* args, KernelParams* params) {
   const bool fits = args->heads * heads_per_kv_head < INT32_MAX / 2 && args->kv_heads <= UINT16_MAX && args->batch <= UINT16_MAX &&
                     args->seq_q < INT32_MAX / 2 && args->seq_k < INT32_MAX / 2 && batch_heads <= INT32_MAX / 4 / m_blocks;
   if (!fits) {
-    return fa_refuse(args, "the shape is too large: batch %lld and kv_heads %lld (at most %d), heads * heads / kv_heads %lld (below "
-                           "2^30), seq_q %lld and seq_k %lld (below 2^30); the product of batch, heads and seq_q / %d must be below 2^29",
+    return fa_refuse(args, "the shape is too large: batch %lld and kv_heads %lld (at most %d), heads * heads / kv_heads %lld, seq_q "
+                           "%lld and seq_k %lld (below 2^30); the product of batch, heads and seq_q / %d must be below 2^29",
                      static_cast<long long>(args->batch), static_cast<long long>(args->kv_heads), UINT16_MAX,
                      static_cast<long long>(args->heads * heads_per_kv_head), static_cast<long long>(args->seq_q),
                      static_cast<long long>(args->seq_k), SHAPE::BLOCK_M);

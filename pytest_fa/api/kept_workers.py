@@ -14,8 +14,9 @@ from pytest_fa.options.options import Options
 from pytest_fa.records.source import read_source
 from pytest_fa.session.session import Session
 from pytest_fa.worker.client import Workers
+from pytest_fa.worker.profiler_workers import ProfilerWorkers
 
-WorkerPair = tuple[Workers, Workers]  # for jobs, and for the profiler
+WorkerPair = tuple[Workers, ProfilerWorkers]  # for jobs, and for the profiler
 
 _ONE_CALL = threading.Lock()  # a pair runs one job at a time
 _KEPT: dict[tuple[int, Path], WorkerPair] = {}  # by process, since a forked child must not use them, and by cache
@@ -36,7 +37,7 @@ def open_session(options: Options) -> Iterator[Session]:
 @contextmanager
 def _kept_workers(cache: Path) -> Iterator[WorkerPair]:
     key, is_usable = (os.getpid(), cache), False
-    pair = _KEPT.setdefault(key, (Workers(cache), Workers(cache)))
+    pair = _KEPT.setdefault(key, (Workers(cache), ProfilerWorkers(cache)))
     try:
         yield pair
         is_usable = True

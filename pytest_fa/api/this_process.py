@@ -14,8 +14,9 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Entry, Limits, Supports, Variant
 from pytest_fa.errors import DeviceLost, UsageProblem, WrongResult
-from pytest_fa.worker.client import LostWorker, Workers, result_without_worker
+from pytest_fa.worker.client import LostWorker, result_without_worker
 from pytest_fa.worker.jobs import CaseJob, CaseResult, ProfilerJob, ProfilerResult, Progress, decode_answer, encode
+from pytest_fa.worker.profiler_workers import ProfilerWorkers
 
 if TYPE_CHECKING:
     from pytest_fa.run.forward import Forward
@@ -25,7 +26,7 @@ OPTIONAL = ("scale", "causal", "out")  # passed by keyword, if the function take
 NOT_PROFILED = "a function of this process is not profiled; only a variant is"
 
 
-class ThisProcess(Workers):
+class ThisProcess(ProfilerWorkers):
     """Runs the jobs of one function in this process.  Nothing ends a call that hangs."""
 
     def __init__(self, function: Function, case: Case) -> None:

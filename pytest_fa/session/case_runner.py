@@ -28,6 +28,7 @@ from pytest_fa.session.refusals import Refused
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.job_output import Live
 from pytest_fa.worker.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, ProfilerJob
+from pytest_fa.worker.profiler_workers import ProfilerWorkers
 from pytest_fa.worker.stop_signal import require_unset
 
 LONG_WATCHDOG_SECONDS = 300.0  # a Python entry may compile at its first call, and a CPU is slow
@@ -48,11 +49,12 @@ class CaseRunner:
         builds: Builds,
         records: RecordFactory,
         workers: Workers,
-        profiler_workers: Workers,
+        profiler_workers: ProfilerWorkers,
     ) -> None:
         self.options, self.builds, self.records = options, builds, records
         self.workers, self.profiler_workers = workers, profiler_workers
         self.other_gpu_processes: tuple[str, ...] = ()
+        self.prepares_profiler = False  # after the first check: timings will need it
         self.passed: set[tuple[str, str]] = set()
         self._own_work_seen: set[str] = set()
         self.device_us: dict[tuple[str, str], float] = {}
@@ -153,16 +155,21 @@ class CaseRunner:
         started, stop = time.perf_counter(), self.workers.stop
         with timing_lock(self.builds.say, check=lambda: require_unset(stop)) if is_timed else nullcontext():
             locked = time.perf_counter()
+            if is_timed:
+                self.profiler_workers.wait_until_prepared()  # nothing else may run on the GPU from here on
+            prepared = time.perf_counter()
             result = self.workers.run(job)
             judged = time.perf_counter()
             if result.speed and not self.options.selftest:
                 result = msgspec.structs.replace(result, speed=self._with_confirmation(job, result.speed))
-            profiler_seconds = time.perf_counter() - judged
+            profiler_seconds = time.perf_counter() - judged + prepared - locked
+        if self.prepares_profiler and not is_timed:
+            self.profiler_workers.prepare()
         if result.outcome == "ok" and not job.property_name:
             self.passed.add((job.variant.name, job.case.id))
             if result.speed:
                 self.device_us[(job.case.shape_id, job.variant.name)] = result.speed.device.median_us
-        return result, Costs(locked - started, judged - locked, profiler_seconds)
+        return result, Costs(locked - started, judged - prepared, profiler_seconds)
 
     def _raise_refusal(self, job: CaseJob, result: CaseResult) -> None:
         """Raise `Refused` if the kernel refused the case and is allowed to.  Any other refusal is a failure.

@@ -19,6 +19,7 @@ from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import CaseResult
+from pytest_fa.worker.profiler_workers import ProfilerWorkers
 
 
 class Session:
@@ -28,7 +29,7 @@ class Session:
     """
 
     def __init__(
-        self, options: Options, workers: Workers | None = None, profiler_workers: Workers | None = None
+        self, options: Options, workers: Workers | None = None, profiler_workers: ProfilerWorkers | None = None
     ) -> None:
         self.options = options
         self._is_started = False
@@ -40,7 +41,7 @@ class Session:
             self.builds,
             self.records,
             workers or Workers(options.cache),
-            profiler_workers or Workers(options.cache),
+            profiler_workers or ProfilerWorkers(options.cache),
         )
 
     def renewed(self) -> Session:
@@ -49,6 +50,7 @@ class Session:
         session._is_started = self._is_started
         session.records = session.runner.records = self.records
         session.runner.other_gpu_processes = self.runner.other_gpu_processes
+        session.runner.prepares_profiler = self.runner.prepares_profiler
         return session
 
     def start(self, say: Say) -> None:
@@ -68,6 +70,7 @@ class Session:
         self.runner.workers.start()
         if find_gpu() and self.options.timing and not self.options.selftest:
             self.runner.profiler_workers.start()
+            self.runner.prepares_profiler = True
 
     def require_servers(self) -> None:
         """End the servers that were started early if the selected tests turn out not to need them."""

@@ -39,7 +39,6 @@ from pytest_fa.worker.jobs import (
     GateJob,
     GateResult,
     Job,
-    ProfilerJob,
     ProfilerResult,
     Progress,
     decode_answer,
@@ -150,16 +149,6 @@ class Workers:
         finally:
             self.end_worker()
 
-    def run_profiler(self, job: ProfilerJob) -> ProfilerResult:
-        """Profile one call in a process without a judge.
-
-        Do not time in the same `Workers`: a profiler slows down later launches of its process.
-        """
-        try:
-            return self._run_in_worker(job, ProfilerResult, ())
-        except LostWorker as lost:
-            return ProfilerResult(None, lost.message)
-
     def take_output(self) -> str:
         """Return what variants printed during the jobs since the last call: at most the last 64 KiB, printable."""
         return self._printed.take()
@@ -238,14 +227,22 @@ class Workers:
         progress = Progress(stage or job.wanted_stages[0], job.watchdog_seconds)
         return msgspec.structs.replace(result, message=self._describe_ending(outcome, "", progress))
 
-    def _exchange(
-        self, job: Job, kind: type[AnyResult], server: ForkServer, worker: Worker, output: JobOutput
+    def _exchange(  # what one job needs
+        self,
+        job: Job,
+        kind: type[AnyResult],
+        server: ForkServer,
+        worker: Worker,
+        output: JobOutput,
+        *,
+        is_sent: bool = False,
     ) -> AnyResult:
-        """Send the job, and receive progress messages until the result."""
+        """Send the job unless it was sent before, and receive progress messages until the result."""
         last_progress = Progress(job.wanted_stages[0], START_SECONDS)
         job_deadline = time.monotonic() + MOST_JOB_SECONDS
         try:
-            worker.channel.send(encode(job))
+            if not is_sent:
+                worker.channel.send(encode(job))
             while self._wait(server, worker, output, min(time.monotonic() + last_progress.seconds, job_deadline)):
                 answer = printable_struct(decode_answer(worker.channel.receive()))
                 if isinstance(answer, kind):

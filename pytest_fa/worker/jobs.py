@@ -17,6 +17,7 @@ from pytest_fa.records.record import Outcome, Stage, StageName
 from pytest_fa.records.timing import ProfilerTime, Speed
 
 WATCHDOG_SECONDS = 10.0
+PREPARE_SECONDS = 60.0  # to open the GPU and to load the profiler
 
 
 class CaseJob(msgspec.Struct, frozen=True, tag="case"):
@@ -116,6 +117,17 @@ class ProfilerJob(msgspec.Struct, frozen=True, tag="profiler"):
         return ("speed",)
 
 
+class PrepareProfiler(msgspec.Struct, frozen=True, tag="prepare_profiler"):
+    """A process is to open the GPU and to load the profiler, before the first `ProfilerJob`."""
+
+    watchdog_seconds: float = PREPARE_SECONDS
+
+    @property
+    def wanted_stages(self) -> tuple[StageName, ...]:
+        """The only stage, `speed`."""
+        return ("speed",)
+
+
 class ProfilerResult(msgspec.Struct, frozen=True, tag="profiler_result"):
     """The profiler's times, or the reason why there are none."""
 
@@ -201,7 +213,7 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
     place: int = 0
 
 
-Job = CaseJob | GateJob | ProfilerJob
+Job = CaseJob | GateJob | ProfilerJob | PrepareProfiler
 Result = CaseResult | GateResult | ProfilerResult
 
 

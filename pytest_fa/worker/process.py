@@ -42,6 +42,7 @@ from pytest_fa.worker.jobs import (
     Connect,
     GateJob,
     Job,
+    PrepareProfiler,
     ProfilerJob,
     Progress,
     Result,
@@ -50,7 +51,7 @@ from pytest_fa.worker.jobs import (
     encode,
 )
 from pytest_fa.worker.pipeline import run_case
-from pytest_fa.worker.profiler_process import run_profiler
+from pytest_fa.worker.profiler_process import prepare, run_profiler
 
 DYING_SECONDS = 2.0  # a process that dies of a signal closes its connection shortly before it has a wait status
 
@@ -62,6 +63,8 @@ def run(job: Job, report_progress: Callable[[Progress], object] = lambda _: None
             return run_gate(job, report_progress)
         case ProfilerJob():
             return run_profiler(job, report_progress)
+        case PrepareProfiler():
+            return prepare()
         case _:
             return run_case(job, report_progress)
 
@@ -164,7 +167,7 @@ def _judged(
         case CaseJob():
             bare = candidates[1] if job.without_attention else None
             return run_case(job, report_progress, candidates[0], bare, truths)
-        case ProfilerJob():
+        case ProfilerJob() | PrepareProfiler():
             raise FaError("a profiler's job runs in a worker, not in the judge")
 
 

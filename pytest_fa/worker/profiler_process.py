@@ -1,4 +1,4 @@
-"""`run_profiler` runs one call under torch's profiler, in a process in which nothing is timed."""
+"""The process of the profiler, in which nothing is timed: `prepare` and `run_profiler` run in it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ from pytest_fa.build.unchanged import require_unchanged
 from pytest_fa.candidate.user_traceback import message_of
 from pytest_fa.errors import DeviceLost
 from pytest_fa.measure.measure import time_with_profiler
+from pytest_fa.measure.profiler_time import load_profiler
 from pytest_fa.run.device import is_alive, open_device
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.run.module import open_forward
 from pytest_fa.worker.jobs import ProfilerJob, ProfilerResult
 from pytest_fa.worker.stages import ReportProgress, Stages
+
+
+def prepare() -> ProfilerResult:
+    """Open the GPU, and run something under the profiler, which loads it.  `missing` says why that is not possible."""
+    try:
+        open_device("cuda")
+        load_profiler()
+    except Exception as problem:  # noqa: BLE001  # the first `ProfilerJob` reports it
+        return ProfilerResult(None, message_of(problem), context_lost=True)
+    return ProfilerResult(None, None)
 
 
 def run_profiler(job: ProfilerJob, report_progress: ReportProgress = lambda _: None) -> ProfilerResult:

@@ -12,7 +12,7 @@ from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.pipeline import run_case
 from tests.device.conftest import Built
 
-RUNGS = ("fp8_wgmma", "fp8_overlap", "fp8_sum", "fp8_tiles", "fp8_mma")
+RUNGS = ("fp8_wgmma", "fp8_overlap", "fp8_sum", "fp8_tiles", "fp8_max", "fp8_mma")
 SHAPES = (
     "b1h2s1d64-e4m3-sk127",  # one query, one key tile
     "b1h2s65d64-e4m3-sk129",  # two key tiles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -23,8 +24,8 @@ from pytest_fa.run.device_tools import device_tools
 from pytest_fa.run.graph_nodes import CALLS as NODE_CALLS
 from pytest_fa.run.inputs import Inputs, make_inputs
 from pytest_fa.run.module import load_forward
-from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import ProfilerJob
+from pytest_fa.worker.profiler_workers import ProfilerWorkers
 from tests.device.conftest import BuildSource, Built
 
 CASE = parse_case("b1h8s512d64-fp16-seed0")
@@ -130,11 +131,31 @@ def test_cold_time_and_launch_overhead_are_plausible(minimal: Built) -> None:
 def test_the_profiler_agrees(minimal: Built) -> None:
     """The profiler's durations, read in another worker, agree with the period of a long kernel."""
     speed, _ = measured(minimal)
-    with Workers() as workers:
+    with ProfilerWorkers() as workers:
         result = workers.run_profiler(ProfilerJob(minimal[0], CASE, minimal[1]))
     assert (result.missing, result.profiler is not None) == (None, True)
     agreement = check_agreement("minimal", "candidate", msgspec.structs.replace(speed, profiler=result.profiler))
     assert agreement.valid, agreement.reason
+
+
+def test_a_prepared_profiler_answers_soon(minimal: Built, record_property: Callable[[str, object], None]) -> None:
+    """A process that is ready profiles the first call of a variant as well as a later one, without its own start."""
+    job = ProfilerJob(minimal[0], CASE, minimal[1])
+    with ProfilerWorkers() as workers:
+        workers.prepare()
+        begun = time.perf_counter()
+        workers.wait_until_prepared()
+        prepared = time.perf_counter()
+        first = workers.run_profiler(job)
+        profiled = time.perf_counter()
+        second = workers.run_profiler(job)
+    record_property("prepare_s", prepared - begun)
+    record_property("first_s", profiled - prepared)
+    assert (first.missing, second.missing) == (None, None)
+    assert first.profiler is not None
+    assert second.profiler is not None
+    assert first.profiler.profiler_us == pytest.approx(second.profiler.profiler_us, rel=0.02)
+    assert profiled - prepared < 2.5
 
 
 FORKS = """

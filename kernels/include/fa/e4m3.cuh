@@ -78,7 +78,8 @@ __host__ __device__ __forceinline__ void transpose_patch(
 constexpr int TRANSPOSE_THREADS = 128;
 
 template <int HEAD_DIM, bool IN_ORDER>
-__global__ void __launch_bounds__(TRANSPOSE_THREADS) transpose_v(const uint8_t* v, uint8_t* v_t, FaStrides stride, int seq_k, int keys) {
+__global__ void __launch_bounds__(TRANSPOSE_THREADS)
+transpose_v(const uint8_t* v, uint8_t* v_t, FaStrides stride, int seq_k, int keys) {
   constexpr int THREADS_PER_ROW = HEAD_DIM / PATCH_COLUMNS, KEYS_PER_BLOCK = TRANSPOSE_THREADS / THREADS_PER_ROW * PATCH_KEYS;
   const int first_key = blockIdx.x * KEYS_PER_BLOCK + threadIdx.x / THREADS_PER_ROW * PATCH_KEYS;
   const int column = threadIdx.x % THREADS_PER_ROW * PATCH_COLUMNS;

@@ -24,6 +24,7 @@ from pytest_fa.session.refusals import CannotRun
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import GateJob, GateResult, PairBlocks
+from pytest_fa.worker.profiler_workers import ProfilerWorkers
 from tests.factories import PYTHON_MANIFEST, WriteVariant, options, record, speed
 
 CASE = parse_case("b1h8s512d64-fp16-seed0")
@@ -50,7 +51,7 @@ class SimulatedRunner(CaseRunner):
         run_options = options(folder)
         workers = SimulatedWorkers(result)
         builds = Builds(run_options, RunPlan(run_options))
-        super().__init__(run_options, builds, RecordFactory(run_options), workers, Workers())
+        super().__init__(run_options, builds, RecordFactory(run_options), workers, ProfilerWorkers())
         self.pilot_records, self.jobs = records, workers.jobs
 
     def run(self, variant: Variant, *_: object) -> Record:
