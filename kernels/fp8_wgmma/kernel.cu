@@ -49,11 +49,11 @@ enum Flow {
 // How the row max is computed: with floats, or with integers, three at a time.
 enum RowMax { FLOATS, INTEGERS };
 
-// The accumulator of wgmma in e4m3 keeps 13 bits after the leading one, and cuts the others off.  Over many keys, O becomes too
-// small.
+// The accumulator of wgmma in e4m3 keeps 13 bits after the leading one.  What is cut off a product depends on the accumulator, so
+// that a long sum becomes too small, above all one of positive numbers.
 enum Accumulators {
   TWO_LEVELS,  // it is added to float32 registers every LEVEL_KEYS keys
-  ONES,        // the row sum is computed by P V, with eight more columns of V that are one, so that it shrinks like O
+  ONES,        // the row sum is computed by P V, with eight more columns of V that are one; only it is added to a float32 register
   ONE,         // nothing is done about it
 };
 
@@ -476,14 +476,23 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
         }
         tiles_in_level = 0;
       };
+      // Adds the row sum of the tiles since the last call to l.  P V is complete, and the columns of ones are equal.
+      auto end_row_sum = [&] {
+        float(&sum)[4] = o[SHAPE::PV_TILES - 1];
+#pragma unroll
+        for (int r = 0; r < LANE_ROWS; ++r) softmax.l[r] += sum[2 * r], sum[2 * r] = sum[2 * r + 1] = 0.0f;
+        tiles_in_level = 0;
+      };
       auto rescale_o = [&] {
         if (HAS_LEVELS && (is_raised || tiles_in_level >= SHAPE::LEVEL_TILES)) end_level();
-        if (!is_raised) return;
+        if (is_raised) {
 #pragma unroll
-        for (int d = 0; d < SHAPE::PV_TILES; ++d) {
+          for (int d = 0; d < SHAPE::PV_TILES; ++d) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) o[d][i] *= softmax.rescale[i / 2];
+            for (int i = 0; i < 4; ++i) o[d][i] *= softmax.rescale[i / 2];
+          }
         }
+        if (SHAPE::HAS_ONES && tiles_in_level >= SHAPE::LEVEL_TILES) end_row_sum();  // raise_m has rescaled l
       };
 
       // The tiles from first_masked on contain keys that some query of the warpgroup does not see.
@@ -583,12 +592,13 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
         arrive_empty(Q_READ, &smem.q_empty, false);
       }
       if (HAS_LEVELS) end_level();
+      if (SHAPE::HAS_ONES) end_row_sum();
     }
 
     // Normalise.  A row that sees no key is zero, and its log-sum-exp is -inf.
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) {
-      const float l = SHAPE::HAS_ONES ? o[SHAPE::PV_TILES - 1][2 * r] : fa::sum_of_quad(softmax.l[r]);
+      const float l = SHAPE::HAS_ONES ? softmax.l[r] : fa::sum_of_quad(softmax.l[r]);
       const float inverse_l = l == 0.0f ? 0.0f : scale.v_descale / l;
 #pragma unroll
       for (int d = 0; d < SHAPE::O_TILES; ++d) o[d][2 * r] *= inverse_l, o[d][2 * r + 1] *= inverse_l;
