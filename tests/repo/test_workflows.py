@@ -106,7 +106,7 @@ def test_the_scripts_of_ci_are_accepted_by_bash() -> None:
         assert os.access(REPOSITORY / name, os.X_OK)
     text = (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
     started = re.findall(r"^ *(?:PYTHON=\S+ )?(\./?\w\S+(?: [a-z-]+)?)", text, re.MULTILINE)
-    tasks = ("lint", "build", "prepare", "test-parallel", "prepare-without-torch", "test-without-torch", "test-alone")
+    tasks = ("lint", "build", "test-parallel", "prepare-without-torch", "test-without-torch", "test-alone")
     assert sorted(started) == sorted(
         [".ci/docs", ".ci/package", "./repro.sh", *(f"./repro.sh {task}" for task in tasks)]
     )
