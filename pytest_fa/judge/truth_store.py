@@ -84,9 +84,9 @@ class TruthStore:
 
     def _once(self, what: tuple[object, ...], inputs: Inputs, compute: Callable[[Inputs], Computed]) -> Computed:
         """The result for these inputs, computed now or before."""
-        return self.with_memory(lambda: self._found_or_computed(what, inputs, compute))
+        return self.with_memory(lambda: self._kept_or_computed(what, inputs, compute))
 
-    def _found_or_computed(
+    def _kept_or_computed(
         self, what: tuple[object, ...], inputs: Inputs, compute: Callable[[Inputs], Computed]
     ) -> Computed:
         """The result for these inputs, from the store if it has one.
