@@ -50,11 +50,16 @@ enum Flow {
 enum RowMax { FLOATS, INTEGERS };
 
 // The accumulator of wgmma in e4m3 keeps 13 bits after the leading one.  What is cut off a product depends on the accumulator, so
-// that a long sum becomes too small, above all one of positive numbers.
+// that a long sum of numbers of one sign becomes too small: by 1.4 % over 600 keys, and by 9 % over 4096.
 enum Accumulators {
-  TWO_LEVELS,  // it is added to float32 registers every LEVEL_KEYS keys
-  ONES,        // the row sum is computed by P V, with eight more columns of V that are one; only it is added to a float32 register
+  TWO_LEVELS,  // it is added to float32 registers after every key tile
   ONE,         // nothing is done about it
+};
+
+// How the row sum is computed.
+enum RowSum {
+  LANES,  // by the lanes, from P before it is rounded
+  ONES,   // by P V, with eight more columns of V that are one
 };
 
 // What a deliberately wrong kernel does.
@@ -89,7 +94,6 @@ constexpr int MMA_M = 16, MMA_N = 8, MMA_K = 32;
 constexpr int GROUP_M = 64;        // queries of a warpgroup: the rows of a wgmma
 constexpr int GROUP_THREADS = 128;
 constexpr int BOX_COLUMNS = 64;    // columns of O per TMA box: 128 bytes, the span of the swizzle
-constexpr int LEVEL_KEYS = 512;    // after so many keys, the sum of 13 bits is still within the bounds of the judge
 constexpr int LANE_ROWS = 2;       // rows that a lane holds: r and r + 8
 constexpr int FIRST_TURN_BARRIER = 1, FIRST_GROUP_BARRIER = 8;  // named barriers, one per computing warpgroup
 
@@ -112,10 +116,9 @@ struct Shape {
   static constexpr int REGISTERS = GROUPS == 2 ? 240 : 160;
   static_assert(GROUPS == 2 || GROUPS == 3, "the registers are given for two and three computing warpgroups");
   static_assert(PRODUCER_REGISTERS + GROUPS * REGISTERS <= (GROUPS + 1) * START_REGISTERS, "no registers are created");
-  static constexpr bool HAS_ONES = ACCUMULATORS == ONES;
+  static constexpr bool HAS_ONES = ROW_SUM == ONES;
   static constexpr int S_TILES = BLOCK_N / MMA_N, P_TILES = BLOCK_N / MMA_K, O_TILES = HEAD_DIM / MMA_N;
   static constexpr int PV_TILES = O_TILES + HAS_ONES;
-  static constexpr int LEVEL_TILES = LEVEL_KEYS / BLOCK_N;
   // Rows of Q and K have HEAD_DIM bytes, which is also the span of their swizzle.  V^T has a panel [V_ROWS, PANEL_KEYS] for each
   // PANEL_KEYS keys of a tile, with a swizzle of that span.
   static constexpr int PANEL_KEYS = BLOCK_N % 128 == 0 ? 128 : 64, V_ROWS = PV_TILES * MMA_N;
@@ -401,19 +404,18 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
     const Head head = make_head(params, work.batch_head);
     const Scale scale = make_scale(params, head);
     const int query = work.first_query + group * GROUP_M + group_row;
-    float o[SHAPE::PV_TILES][4], level[SHAPE::PV_TILES][4];  // `level` is the accumulator of wgmma with TWO_LEVELS
+    float o[SHAPE::PV_TILES][4], o_of_tile[SHAPE::PV_TILES][4];  // the second is the accumulator of wgmma with TWO_LEVELS
     constexpr bool HAS_LEVELS = ACCUMULATORS == TWO_LEVELS;
-    auto& accumulator = HAS_LEVELS ? level : o;
+    auto& accumulator = HAS_LEVELS ? o_of_tile : o;
 #pragma unroll
     for (int d = 0; d < SHAPE::PV_TILES; ++d) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) o[d][i] = level[d][i] = 0.0f;
+      for (int i = 0; i < 4; ++i) o[d][i] = 0.0f;
     }
     Softmax softmax;
     if (work.key_tiles > 0) {
       uint32_t p[SHAPE::P_TILES][4];
       bool is_raised = false;
-      int tiles_in_level = 0;
 
       auto arrive_empty = [&](auto barrier, uint64_t* barrier_smem, bool is_early) {
         if (is_early == (OMIT_BARRIER == decltype(barrier)::value) && is_first_lane) fa::mbarrier_arrive(barrier_smem);
@@ -437,16 +439,15 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
         }
         fa::wgmma_commit_group();
       };
-      // O += P V
+      // O += P V, or P V alone with TWO_LEVELS
       auto start_pv = [&](int stage) {
         const uint64_t v = first_v + stage * V_STAGE;
         fa::wgmma_fence();
 #pragma unroll
         for (int n = 0; n < (OMIT_PHASE == PV || OMIT_PHASE == PRODUCTS ? 1 : SHAPE::P_TILES); ++n) {
-          fa::wgmma_m64k32_e4m3(accumulator, p[n], v + SHAPE::pv_step_bytes(n * MMA_K) / 16, true);
+          fa::wgmma_m64k32_e4m3(accumulator, p[n], v + SHAPE::pv_step_bytes(n * MMA_K) / 16, !HAS_LEVELS || n > 0);
         }
         fa::wgmma_commit_group();
-        ++tiles_in_level;
       };
       // P = exp2(S - m), row sum
       auto exponentials = [&](float (&s)[S_TILES][4]) {
@@ -467,24 +468,16 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
       auto row_max = [&](const float (&s)[S_TILES][4]) {
         if (OMIT_PHASE != SOFTMAX) is_raised = softmax.raise_m_if_needed(s, scale);
       };
-      // Adds the accumulator of wgmma to O.  P V is complete.
-      auto end_level = [&] {
+      // Adds P V of the last tile to O.  P V is complete.
+      auto add_tile = [&] {
+        if (!HAS_LEVELS) return;
 #pragma unroll
         for (int d = 0; d < SHAPE::PV_TILES; ++d) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) o[d][i] += level[d][i], level[d][i] = 0.0f;
+          for (int i = 0; i < 4; ++i) o[d][i] += o_of_tile[d][i];
         }
-        tiles_in_level = 0;
-      };
-      // Adds the row sum of the tiles since the last call to l.  P V is complete, and the columns of ones are equal.
-      auto end_row_sum = [&] {
-        float(&sum)[4] = o[SHAPE::PV_TILES - 1];
-#pragma unroll
-        for (int r = 0; r < LANE_ROWS; ++r) softmax.l[r] += sum[2 * r], sum[2 * r] = sum[2 * r + 1] = 0.0f;
-        tiles_in_level = 0;
       };
       auto rescale_o = [&] {
-        if (HAS_LEVELS && (is_raised || tiles_in_level >= SHAPE::LEVEL_TILES)) end_level();
         if (is_raised) {
 #pragma unroll
           for (int d = 0; d < SHAPE::PV_TILES; ++d) {
@@ -492,7 +485,6 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
             for (int i = 0; i < 4; ++i) o[d][i] *= softmax.rescale[i / 2];
           }
         }
-        if (SHAPE::HAS_ONES && tiles_in_level >= SHAPE::LEVEL_TILES) end_row_sum();  // raise_m has rescaled l
       };
 
       // The tiles from first_masked on contain keys that some query of the warpgroup does not see.
@@ -545,6 +537,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
           wait_late_if_omitted<V_FULL>(&smem.v_full[previous.stage], previous.phase);
           arrive_empty(V_READ, &smem.v_empty[previous.stage], false);
           round_p(s);
+          add_tile();
           rescale_o();
         };
 #pragma unroll 1
@@ -558,6 +551,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
         fa::wgmma_wait_group<0>(accumulator);
         wait_late_if_omitted<V_FULL>(&smem.v_full[ring.stage], ring.phase);
         arrive_empty(V_READ, &smem.v_empty[ring.stage], false);
+        add_tile();
         ring.advance();
       } else {
         auto step = [&](auto is_masked, auto is_first) {
@@ -581,6 +575,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
           start_pv(ring.stage);
           fa::wgmma_wait_group<0>(accumulator);
           arrive_empty(V_READ, &smem.v_empty[ring.stage], false);
+          add_tile();
           ring.advance();
           --j;
         };
@@ -591,14 +586,12 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
         while (j >= 0) step(std::false_type(), std::false_type());
         arrive_empty(Q_READ, &smem.q_empty, false);
       }
-      if (HAS_LEVELS) end_level();
-      if (SHAPE::HAS_ONES) end_row_sum();
     }
 
     // Normalise.  A row that sees no key is zero, and its log-sum-exp is -inf.
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) {
-      const float l = SHAPE::HAS_ONES ? softmax.l[r] : fa::sum_of_quad(softmax.l[r]);
+      const float l = SHAPE::HAS_ONES ? o[SHAPE::PV_TILES - 1][2 * r] : fa::sum_of_quad(softmax.l[r]);
       const float inverse_l = l == 0.0f ? 0.0f : scale.v_descale / l;
 #pragma unroll
       for (int d = 0; d < SHAPE::O_TILES; ++d) o[d][2 * r] *= inverse_l, o[d][2 * r + 1] *= inverse_l;

@@ -148,7 +148,7 @@ def test_other_abi_is_refused(minimal: Built) -> None:
         (
             lambda a: {**a, "out": a["out"].double()},
             TypeError,
-            "out must be fp16, bf16 or fp32, got DLPack type",
+            "out must be fp16, bf16, fp32 or e4m3, got DLPack type",
         ),
         (lambda a: {**a, "v": a["v"][:, :, :-1]}, ValueError, "axis 2 must be 203"),
         (lambda a: {**a, "q": a["q"][0]}, ValueError, "q must have 4 dimensions, got [2, 113, 64]"),

@@ -71,9 +71,15 @@ def test_each_mistake_is_found(build_rung: Callable[[str], Built], name: str) ->
 
 
 def test_one_accumulator_is_right_if_v_has_both_signs(build_rung: Callable[[str], Built]) -> None:
-    """If the tensor cores cut each product off, and not each sum, the loss adds up only if all signs are equal."""
+    """The tensor cores cut each product off, and not each sum, so that the losses of products of both signs cancel."""
     few, many = (run(build_rung("fp8_one_accumulator"), shape) for shape in (FEW_KEYS, MANY_KEYS))
     assert (few.outcome, many.outcome) == ("ok", "ok")
+
+
+def test_one_accumulator_is_wrong_if_v_has_one_sign(build_rung: Callable[[str], Built]) -> None:
+    """With V full of ones, the losses of all products add up."""
+    result = run(build_rung("fp8_one_accumulator"), MANY_KEYS, "hard_data")
+    assert (result.outcome, "(V full of ones)" in result.message) == ("wrong", True)
 
 
 @pytest.mark.parametrize("barrier", BARRIERS)
