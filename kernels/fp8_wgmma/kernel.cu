@@ -121,7 +121,7 @@ struct Shape {
   static constexpr int PV_TILES = O_TILES + HAS_ONES;
   // Rows of Q and K have HEAD_DIM bytes, which is also the span of their swizzle.  V^T has a panel [V_ROWS, PANEL_KEYS] for each
   // PANEL_KEYS keys of a tile, with a swizzle of that span.
-  static constexpr int PANEL_KEYS = BLOCK_N % 128 == 0 ? 128 : 64, V_ROWS = PV_TILES * MMA_N;
+  static constexpr int PANEL_KEYS = BLOCK_N % 128 == 0 ? 128 : BLOCK_N % 64 == 0 ? 64 : 32, V_ROWS = PV_TILES * MMA_N;
   static_assert(BLOCK_N % PANEL_KEYS == 0 && PANEL_KEYS % MMA_K == 0, "a tile has whole panels, and a panel whole steps of P V");
   static constexpr int Q_BYTES = BLOCK_M * HEAD_DIM, K_BYTES = BLOCK_N * HEAD_DIM;
   static constexpr int V_LOADED_BYTES = BLOCK_N * HEAD_DIM, PANEL_BYTES = V_ROWS * PANEL_KEYS, V_BYTES = BLOCK_N * V_ROWS;
@@ -693,7 +693,9 @@ int make_tensor_map(CUtensorMap* map, const FaForwardArgs* args, CUtensorMapData
                    static_cast<long long>(stride_bytes[2]), status);
 }
 
-constexpr CUtensorMapSwizzle swizzle_of(int bytes) { return bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B; }
+constexpr CUtensorMapSwizzle swizzle_of(int bytes) {
+  return bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B;
+}
 
 // Q or K: [batch, heads, seq, HEAD_DIM], e4m3, in boxes of whole rows.
 template <int HEAD_DIM>

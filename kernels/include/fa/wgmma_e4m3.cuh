@@ -5,23 +5,24 @@
 
 namespace fa {
 
-// 9.7.15.5.1 matrix descriptor, without its address: rows of 64 or 128 bytes with a swizzle of the same span.  Eight rows are
+// 9.7.15.5.1 matrix descriptor, without its address: rows of 32, 64 or 128 bytes with a swizzle of the same span.  Eight rows are
 // contiguous; the next eight follow them.  The distance along K (bits 16 to 29) is not used with a swizzle.
 __host__ __device__ constexpr uint64_t k_major_descriptor_bits(int row_bytes) {
-  const uint64_t swizzle = row_bytes == 128 ? 1 : 2;
+  const uint64_t swizzle = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
   return swizzle << 62 | uint64_t(8 * row_bytes >> 4) << 32 | uint64_t(1) << 16;
 }
 
 // The descriptor of a matrix in shared memory, which starts at a multiple of eight rows' bytes.
 template <int ROW_BYTES>
 __device__ __forceinline__ uint64_t k_major_descriptor(const void* matrix_smem) {
-  static_assert(ROW_BYTES == 64 || ROW_BYTES == 128, "a row has 64 or 128 bytes");
+  static_assert(ROW_BYTES == 32 || ROW_BYTES == 64 || ROW_BYTES == 128, "a row has 32, 64 or 128 bytes");
   return k_major_descriptor_bits(ROW_BYTES) | (smem_address(matrix_smem) & 0x3ffff) >> 4;
 }
 
 // 9.7.15.5.2 wgmma.mma_async: d[64, N] (+)= a[64, 32] b[32, N] by the four warps of a warpgroup, 16 rows per warp.  The
 // register fragments are those of mma.
 #define FA_D4(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define FA_D16(i) FA_D4(i), FA_D4(i + 1), FA_D4(i + 2), FA_D4(i + 3)
 #define FA_D32(i) FA_D4(i), FA_D4(i + 1), FA_D4(i + 2), FA_D4(i + 3), FA_D4(i + 4), FA_D4(i + 5), FA_D4(i + 6), FA_D4(i + 7)
 #define FA_R32_0                                                                                        \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
@@ -30,6 +31,7 @@ __device__ __forceinline__ uint64_t k_major_descriptor(const void* matrix_smem) 
 #define FA_R32_32                                                                                                 \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FA_R16_32 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define FA_R4_64 "%64, %65, %66, %67"
 #define FA_R32_64                                                                                                  \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, " \
@@ -46,7 +48,8 @@ __device__ __forceinline__ uint64_t k_major_descriptor(const void* matrix_smem) 
 // a and b in shared memory.
 template <int N_TILES>
 __device__ __forceinline__ void wgmma_m64k32_e4m3(float (&d)[N_TILES][4], uint64_t a, uint64_t b, bool accumulate) {
-  static_assert(N_TILES == 16 || N_TILES == 24, "N is 128 or 192");
+  static_assert(N_TILES == 12 || N_TILES == 16 || N_TILES == 24, "N is 96, 128 or 192");
+  if constexpr (N_TILES == 12) FA_WGMMA_SS("96", FA_R32_0 ", " FA_R16_32, "%48", "%49", "%50", FA_D32(0), FA_D16(8));
   if constexpr (N_TILES == 16) FA_WGMMA_SS("128", FA_R32_0 ", " FA_R32_32, "%64", "%65", "%66", FA_D32(0), FA_D32(8));
   if constexpr (N_TILES == 24) {
     FA_WGMMA_SS("192", FA_R32_0 ", " FA_R32_32 ", " FA_R32_64, "%96", "%97", "%98", FA_D32(0), FA_D32(8), FA_D32(16));
@@ -66,9 +69,11 @@ __device__ __forceinline__ void wgmma_m64k32_e4m3(float (&d)[N_TILES][4], const 
 }
 
 #undef FA_D4
+#undef FA_D16
 #undef FA_D32
 #undef FA_R32_0
 #undef FA_R4_32
+#undef FA_R16_32
 #undef FA_R32_32
 #undef FA_R4_64
 #undef FA_R32_64
