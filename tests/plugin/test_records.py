@@ -131,6 +131,20 @@ def test_table_has_a_row_for_each_variant(kept: Kept) -> None:
     assert rows == [["good", "ok", "2/2"], ["wrong", "WRONG", "1/1"]]
 
 
+def test_a_run_without_times_keeps_the_saved_ones(project: Project) -> None:
+    """With --benchmark-disable nothing is timed, and --fa-save leaves the times of an earlier run as they are."""
+    project.python_variant("good")
+    project.suite(ONE_CASE, "-k", "good and (test_correct or test_speed)", "--fa-save")
+    saved = project.folder / "profiles" / "cpu" / "good.jsonl"
+    before = {record.kind: record for record in read_records(saved)}
+    assert before["speed"].speed is not None
+
+    project.suite(ONE_CASE, "-k", "good and (test_correct or test_speed)", "--fa-save", "--benchmark-disable")
+    after = {record.kind: record for record in read_records(saved)}
+    assert after["speed"] == before["speed"]
+    assert after["correct"].measured_at > before["correct"].measured_at
+
+
 def test_folders_can_be_moved(project: Project) -> None:
     """--fa-artifacts and --fa-profiles replace the default folders."""
     project.python_variant("good")
