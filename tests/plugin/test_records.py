@@ -68,6 +68,13 @@ def test_one_line_for_each_case(kept: Kept) -> None:
     ]
 
 
+def test_a_second_seed_has_a_tenth_of_the_repeats(kept: Kept) -> None:
+    """On the CPU, the first seed of a shape is repeated up to 100 times, and another seed 10 times."""
+    counts = {line.id: line.repeats.count for line in read_records(kept.saved_path) if line.repeats}
+    assert counts[f"good-{SECOND}"] == 10
+    assert 10 < counts[f"good-{CASE}"] <= 100
+
+
 def test_a_line_has_every_field(kept: Kept) -> None:
     """Each line has exactly the fields of a record."""
     assert [list(json.loads(line)) for line in kept.log.splitlines()] == [list(Record.__struct_fields__)] * 3
