@@ -55,7 +55,7 @@ def repeat(
     """Repeat a checked call and compare each output bitwise with `first`, and its log-sum-exp if there is one.
 
     Also returns what is farthest from `first` if `keep_farthest` is set, else `first`.  The number of calls is
-    `requested_count`; if that is None, it is 10,000 on a GPU and 100 on the CPU, with `is_further_seed` a tenth of that,
+    `requested_count`; if that is None, it is 10,000 on a GPU and 100 on the CPU (with `is_further_seed` a tenth of it),
     or as many as fit in 0.5 s; at least one.  NaN equals NaN of the same bits.  `before_launch` is called before each
     batch of calls.
     """

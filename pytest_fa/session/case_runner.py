@@ -253,7 +253,7 @@ class CaseRunner:
         return self.options.soak or fewer
 
     def _is_further_seed(self, variant: Variant, case: Case, kind: RecordKind) -> bool:
-        """Whether the variant was repeated at this shape with other data before: most races do not depend on the data."""
+        """Whether the variant was repeated at this shape before, with other data.  Most races do not depend on data."""
         if kind != "correct":
             return False
         return self._first_seeds.setdefault((variant.name, case.shape_id), case.id) != case.id
