@@ -1,11 +1,11 @@
-"""Starts the worker servers before collection, so that they import torch while pytest collects and builds."""
+"""Starts the worker servers early: they import torch while pytest reads manifests, collects and builds."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from pytest_fa.options import options
-from pytest_fa.plugin.state import OPTIONS_KEY, session_of
+from pytest_fa.plugin.state import OPTIONS_KEY, SESSION_KEY, WORKERS_KEY, session_of
 
 if TYPE_CHECKING:
     import pytest
@@ -19,12 +19,39 @@ def will_run_tests(config: pytest.Config) -> bool:
     return not (options.wants_list(config) or only_lists or shows_only or is_controller)
 
 
+def start_first_server(config: pytest.Config) -> None:
+    """Start the server of judge and candidates, before anything is known about the variants.
+
+    A worker of xdist chooses its GPU first, and then starts its servers with `start_servers_early`.
+    """
+    options_of_run = config.stash[OPTIONS_KEY]
+    if _runs_kernels(config) and not options_of_run.static and not hasattr(config, "workerinput"):
+        from pytest_fa.worker.client import Workers  # noqa: PLC0415  # only runs with kernels need it
+
+        config.stash[WORKERS_KEY] = workers = Workers(options_of_run.cache)
+        workers.start()
+
+
 def start_servers_early(config: pytest.Config) -> None:
-    """Start the servers if this machine can run a selected variant; collection decides whether a test needs them."""
-    if not config.stash[OPTIONS_KEY].is_given or not will_run_tests(config):
+    """Start all servers if this machine can run a selected variant; collection decides whether a test needs them."""
+    if not _runs_kernels(config):
         return
     from pytest_fa.session.builds import runs_here  # noqa: PLC0415  # only runs with kernels import the catalog
 
     session = session_of(config)
     if any(runs_here(variant) for variant in session.run_plan.plan.runnable):
         session.start_servers()
+    else:
+        session.close()
+
+
+def end_servers(config: pytest.Config) -> None:
+    """End the servers and their workers; if the options were wrong, there may be a server without a session."""
+    if SESSION_KEY in config.stash:
+        session_of(config).close()
+    elif WORKERS_KEY in config.stash:
+        config.stash[WORKERS_KEY].close()
+
+
+def _runs_kernels(config: pytest.Config) -> bool:
+    return config.stash[OPTIONS_KEY].is_given and will_run_tests(config)

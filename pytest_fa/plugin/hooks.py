@@ -10,7 +10,7 @@ import pytest
 from pytest_fa.errors import FaError, UnusableRun
 from pytest_fa.options import command_line, flags, options
 from pytest_fa.plugin import markers
-from pytest_fa.plugin.early_start import start_servers_early
+from pytest_fa.plugin.early_start import end_servers, start_first_server, start_servers_early
 from pytest_fa.plugin.state import (
     ALREADY_REPORTED_KEY,
     IMPLIED_KEY,
@@ -52,12 +52,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the options.  If any was given, check the names in them before collection."""
+    """Read the options.  If any was given, start a worker server, and check the names in them before collection."""
     markers.register(config)
     repeats_failures = command_line.name_last_failed(config)
     try:
         config.stash[OPTIONS_KEY] = options.read(config)
         config.stash[IMPLIED_KEY] = command_line.implies_suite(config)
+        start_first_server(config)
         command_line.choose_tests(config, selftest=config.stash[OPTIONS_KEY].selftest)
         if config.stash[OPTIONS_KEY].is_given and not config.getoption("help"):
             _check_names(config)
@@ -220,8 +221,7 @@ def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Any, 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the workers."""
-    if SESSION_KEY in config.stash:
-        session_of(config).close()
+    end_servers(config)
 
 
 class _Reports:

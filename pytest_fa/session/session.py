@@ -66,7 +66,7 @@ class Session:
         if self._is_started or self.options.static:
             return
         self._is_started = True
-        self.runner.other_gpu_processes = find_other_gpu_processes()  # before this run starts its own processes
+        self.runner.other_gpu_processes = find_other_gpu_processes()  # a server opens no GPU: its processes do
         self.runner.workers.start()
         if find_gpu() and self.options.timing and not self.options.selftest:
             self.runner.profiler_workers.start()
