@@ -10,6 +10,7 @@ import ctypes
 import functools
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -152,6 +153,21 @@ def _stat_of(pid: int) -> tuple[str, str]:
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     state, parent, *_ = text.rpartition(")")[2].split()
     return state, parent
+
+
+def wait_for_child(pid: int, seconds: float) -> None:
+    """Wait until a child has ended, at most `seconds`, and leave its status to be collected.
+
+    `subprocess.Popen.wait` with a time limit sleeps up to 50 ms at a time; this returns at once.
+    """
+    with contextlib.suppress(OSError):  # the kernel is older than 5.3
+        pidfd = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            poll.poll(seconds * 1000)
+        finally:
+            os.close(pidfd)
 
 
 def marked_with(mark: str) -> list[int]:

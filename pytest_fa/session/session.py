@@ -76,6 +76,11 @@ class Session:
         if self._is_started and not self.builds.anything_runs():
             self.close()
 
+    def let_go(self) -> None:
+        """Let the worker processes end while this process goes on; `close` waits for them."""
+        self.runner.workers.let_go()
+        self.runner.profiler_workers.let_go()
+
     def close(self) -> None:
         """End the worker processes."""
         self._is_started = False

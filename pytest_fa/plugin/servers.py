@@ -1,4 +1,7 @@
-"""Starts the worker servers early: they import torch while pytest reads manifests, collects and builds."""
+"""When the worker servers start and end.
+
+They import torch while pytest reads manifests, collects and builds, and end while it writes its last lines.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ def will_run_tests(config: pytest.Config) -> bool:
     return not (options.wants_list(config) or only_lists or shows_only or is_controller)
 
 
-def start_first_server(config: pytest.Config) -> None:
+def start_first(config: pytest.Config) -> None:
     """Start the server of judge and candidates, before anything is known about the variants.
 
-    A worker of xdist chooses its GPU first, and then starts its servers with `start_servers_early`.
+    A worker of xdist chooses its GPU first, and then starts its servers with `start_early`.
     """
     options_of_run = config.stash[OPTIONS_KEY]
     if _runs_kernels(config) and not options_of_run.static and not hasattr(config, "workerinput"):
@@ -32,7 +35,7 @@ def start_first_server(config: pytest.Config) -> None:
         workers.start()
 
 
-def start_servers_early(config: pytest.Config) -> None:
+def start_early(config: pytest.Config) -> None:
     """Start all servers if this machine can run a selected variant; collection decides whether a test needs them."""
     if not _runs_kernels(config):
         return
@@ -45,8 +48,14 @@ def start_servers_early(config: pytest.Config) -> None:
         session.close()
 
 
-def end_servers(config: pytest.Config) -> None:
-    """End the servers and their workers; if the options were wrong, there may be a server without a session."""
+def let_go(config: pytest.Config) -> None:
+    """Let the servers end with their workers, unless --fa-watch goes on with them."""
+    if SESSION_KEY in config.stash and not config.stash[OPTIONS_KEY].watch:
+        session_of(config).let_go()
+
+
+def end(config: pytest.Config) -> None:
+    """End all workers, and wait for it.  If the options were wrong, there may be a server without a session."""
     if SESSION_KEY in config.stash:
         session_of(config).close()
     elif WORKERS_KEY in config.stash:
