@@ -264,6 +264,32 @@ def test_closing_ends_every_process(job_of: JobOf) -> None:
     assert [pid for pid in pids if not wait_until_gone(pid)] == []
 
 
+def test_what_was_let_go_ends_by_itself(job_of: JobOf) -> None:
+    """After `let_go` all processes end without `close`; a later job runs on a new server."""
+    workers = Workers()
+    try:
+        assert workers.run(job_of()).outcome == "ok"
+        assert workers._server is not None
+        assert workers._judge is not None
+        server, pids = workers._server.pid, [workers._judge.pid, *(each.pid for each in workers._candidates)]
+
+        workers.let_go()
+
+        assert [pid for pid in pids if not wait_until_gone(pid)] == []
+        assert workers.run(job_of()).outcome == "ok"
+        assert workers._server.pid != server
+    finally:
+        workers.close()
+
+
+def test_a_server_imports_only_what_every_run_needs() -> None:
+    """A server imports neither scipy nor the compiler of torch.compile, which take as long as a check."""
+    slow = "{'scipy', 'sympy', 'torch._dynamo'}"
+    code = f"import sys, pytest_fa.worker.process; print(*{slow} & set(sys.modules), end='')"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == ""
+
+
 def test_close_before_start() -> None:
     """`close` of `Workers` that were never started starts no process and raises nothing."""
     workers = Workers()
