@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -155,19 +156,21 @@ def _stat_of(pid: int) -> tuple[str, str]:
     return state, parent
 
 
-def wait_for_child(pid: int, seconds: float) -> None:
-    """Wait until a child has ended, at most `seconds`, and leave its status to be collected.
+def wait_for_child(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for the end of a child.  Raises `subprocess.TimeoutExpired`.
 
-    `subprocess.Popen.wait` with a time limit sleeps up to 50 ms at a time; this returns at once.
+    `Popen.wait` with a time limit sleeps up to 50 ms at a time; this returns at once.
     """
-    with contextlib.suppress(OSError):  # the kernel is older than 5.3
-        pidfd = os.pidfd_open(pid)
-        try:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            poll.poll(seconds * 1000)
-        finally:
-            os.close(pidfd)
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:  # it was collected before, or the kernel is older than 5.3
+        process.wait(seconds)
+        return
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(seconds * 1000)
+    os.close(pidfd)
+    process.wait(0)
 
 
 def marked_with(mark: str) -> list[int]:

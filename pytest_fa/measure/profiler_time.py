@@ -41,7 +41,7 @@ def _profiler(device: Device = "cuda") -> profile:
     """A profiler of what runs on the device.
 
     `torch.profiler.profile` is built on it, but imports the compiler of torch.compile first, to ask for one of its
-    settings.
+    settings.  That setting, TORCHINDUCTOR_CUDAGRAPHS, matters only before CUDA 12.6.
     """
     on_gpu = device == "cuda"
     return profile(use_cpu=not on_gpu, use_device="cuda" if on_gpu else None, use_kineto=True)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from pytest_fa.plugin.shard import ShardLog
 
-IMPLIED = "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
+NO_PATH = "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
 INCONCLUSIVE_STATUS = 10  # exit status if a gate has no verdict and nothing else failed
 
 ANSWERED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)  # a run that was interrupted has no answer
@@ -55,13 +55,13 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         config.stash[OPTIONS_KEY] = options.read(config)
         config.stash[IMPLIED_KEY] = command_line.implies_suite(config)
-        servers.start_first(config)
+        servers.start_main(config)
         command_line.choose_tests(config, selftest=config.stash[OPTIONS_KEY].selftest)
         if config.stash[OPTIONS_KEY].is_given and not config.getoption("help"):
             _check_names(config)
         if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
             session_of(config).builds.clean()
-        servers.start_early(config)
+        servers.start_others(config)
     except FaError as problem:
         raise usage_error(problem, command_line.LAST_FAILED_HINT if repeats_failures else "") from None
     if not config.pluginmanager.hasplugin("benchmark"):
@@ -107,7 +107,7 @@ def pytest_report_header(config: pytest.Config) -> list[str] | None:
     from pytest_fa.records.text import printable  # noqa: PLC0415  # only runs with kernels need it
 
     lines = [printable(line) for line in session_of(config).run_plan.header]
-    return [*lines, IMPLIED] if config.stash[IMPLIED_KEY] else lines
+    return [*lines, NO_PATH] if config.stash[IMPLIED_KEY] else lines
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:

@@ -14,18 +14,21 @@ if TYPE_CHECKING:
     import pytest
 
 
+_SHOWING = ("help", "version", "markers", "show_fixtures", "show_fixtures_per_test", "cacheshow")
+_LISTING = (*_SHOWING, "collectonly", "setupplan")  # pytest's options with which no test runs
+
+
 def will_run_tests(config: pytest.Config) -> bool:
     """Whether this process will run tests: not if it only lists something, and not in the controller of xdist."""
-    only_lists = any(config.getoption(name, default=False) for name in ("help", "version", "collectonly"))
-    shows_only = any(config.getoption(name, default=None) for name in ("markers", "show_fixtures", "cacheshow"))
+    only_lists = any(config.getoption(name, default=None) for name in _LISTING)
     is_controller = config.getoption("dist", default="no") != "no" and not hasattr(config, "workerinput")
-    return not (options.wants_list(config) or only_lists or shows_only or is_controller)
+    return not (options.wants_list(config) or only_lists or is_controller)
 
 
-def start_first(config: pytest.Config) -> None:
+def start_main(config: pytest.Config) -> None:
     """Start the server of judge and candidates, before anything is known about the variants.
 
-    A worker of xdist chooses its GPU first, and then starts its servers with `start_early`.
+    A worker of xdist chooses its GPU first, and then starts its servers with `start_others`.
     """
     options_of_run = config.stash[OPTIONS_KEY]
     if _runs_kernels(config) and not options_of_run.static and not hasattr(config, "workerinput"):
@@ -35,8 +38,11 @@ def start_first(config: pytest.Config) -> None:
         workers.start()
 
 
-def start_early(config: pytest.Config) -> None:
-    """Start all servers if this machine can run a selected variant; collection decides whether a test needs them."""
+def start_others(config: pytest.Config) -> None:
+    """Start all servers if this machine can run a selected variant, else end the first one.
+
+    Collection then decides whether a test needs them.
+    """
     if not _runs_kernels(config):
         return
     from pytest_fa.session.builds import runs_here  # noqa: PLC0415  # only runs with kernels import the catalog

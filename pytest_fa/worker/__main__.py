@@ -44,7 +44,7 @@ def _serve(control: socket.socket) -> None:
     poll.register(control, select.POLLHUP)
     if poll.poll(0):
         return  # the client ended before the kernel was told to end this process with it
-    with _lasting_objects():
+    with _without_collection():
         from pytest_fa.worker.process import flush_output, serve  # noqa: PLC0415  # imports torch
 
     serve(control)
@@ -53,7 +53,7 @@ def _serve(control: socket.socket) -> None:
 
 
 def _reside(lock: int, path: Path, idle_seconds: float, identity: str) -> None:
-    with _lasting_objects():
+    with _without_collection():
         from pytest_fa.worker.resident_process import serve_runs  # noqa: PLC0415  # imports torch
 
     os.set_inheritable(lock, False)  # the parameter has no other name
@@ -61,8 +61,8 @@ def _reside(lock: int, path: Path, idle_seconds: float, identity: str) -> None:
 
 
 @contextlib.contextmanager
-def _lasting_objects() -> Iterator[None]:
-    """Collect no garbage during imports, nor later among what they made: there is none, and looking takes 0.2 s."""
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage during imports, nor later among what they made: it is little, and each search takes 0.1 s."""
     gc.disable()
     yield
     gc.freeze()

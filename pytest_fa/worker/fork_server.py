@@ -149,19 +149,24 @@ class ForkServer:
     def close(self) -> None:
         """End the server, its workers, and every process that they started."""
         self.let_go()
-        if isinstance(self._process, subprocess.Popen) and self._process.returncode is None:
-            wait_for_child(self._process.pid, END_SECONDS)
         try:
-            self._process.wait(timeout=END_SECONDS)
+            self._wait()
         except subprocess.TimeoutExpired:
             self._process.kill()
         kill_all(lambda: marked_with(self._mark))
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=END_SECONDS)  # a killed process loses its environment before it has ended
+            self._wait()  # a killed process loses its environment before it has ended
         _LIVE.discard(self._process.pid)
         self._log.close()
         if self._outdated:
             replace_resident(self._outdated)
+
+    def _wait(self) -> None:
+        """Wait for the end of the server.  Raises `subprocess.TimeoutExpired`."""
+        if isinstance(self._process, ForkedServer):
+            self._process.wait(END_SECONDS)
+        elif self._process.returncode is None:
+            wait_for_child(self._process, END_SECONDS)
 
     @property
     def log(self) -> int:

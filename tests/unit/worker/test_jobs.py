@@ -21,7 +21,7 @@ from pytest_fa.records.judged import Bound, Check
 from pytest_fa.records.record import Stage
 from pytest_fa.records.timing import Clocks, LaunchedKernel, Speed, Timing
 from pytest_fa.worker import __main__ as program
-from pytest_fa.worker import client, jobs
+from pytest_fa.worker import client, fork_server, jobs
 from pytest_fa.worker.client import WorkerError, Workers
 from pytest_fa.worker.jobs import CaseJob, CaseResult, read_job
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant, variant
@@ -309,6 +309,23 @@ def test_close_kills_an_unused_server() -> None:
 
     workers.close()
 
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_close_kills_a_server_that_does_not_end(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is stopped is killed after one time limit, and not after two."""
+    monkeypatch.setattr(fork_server, "END_SECONDS", 2.0)
+    workers = Workers()
+    assert workers.run(job_of()).outcome == "ok"
+    assert workers._server is not None
+    process = workers._server._process
+    assert isinstance(process, subprocess.Popen)
+    os.kill(process.pid, signal.SIGSTOP)
+
+    start = time.monotonic()
+    workers.close()
+
+    assert 2.0 <= time.monotonic() - start < 3.5
     assert process.returncode == -signal.SIGKILL
 
 
