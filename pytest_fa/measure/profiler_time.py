@@ -31,7 +31,10 @@ SPIN_US = (2.0, 30.0)  # the shortest and the longest spin kernel
 
 
 def load_profiler(device: Device = "cuda") -> None:
-    """Profile one small call: the first use of the profiler in a process takes seconds."""
+    """Profile one small call: the first use of the profiler in a process takes seconds.
+
+    Runs profile on a GPU only.  On the CPU, tests see what the profiler loads.
+    """
     with _profiler(device):
         torch.ones(1, device=device)
         synchronize(torch.device(device))
@@ -41,7 +44,7 @@ def _profiler(device: Device = "cuda") -> profile:
     """A profiler of what runs on the device.
 
     `torch.profiler.profile` is built on it, but imports the compiler of torch.compile first, to ask for one of its
-    settings.  That setting, TORCHINDUCTOR_CUDAGRAPHS, matters only before CUDA 12.6.
+    settings.  That setting, TORCHINDUCTOR_CUDAGRAPHS, matters by default only before CUDA 12.6.
     """
     on_gpu = device == "cuda"
     return profile(use_cpu=not on_gpu, use_device="cuda" if on_gpu else None, use_kineto=True)

@@ -39,7 +39,7 @@ def start_main(config: pytest.Config) -> None:
 
 
 def start_others(config: pytest.Config) -> None:
-    """Start all servers if this machine can run a selected variant, else end the first one.
+    """Start the servers that do not run yet if this machine can run a selected variant, else end the first one.
 
     Collection then decides whether a test needs them.
     """
