@@ -55,10 +55,10 @@ __device__ __forceinline__ void start_products(const Smem& smem, int group, floa
   fa::wgmma_commit_group();
 }
 
-// The softmax of a tile: row max, exponentials, row sum, P as fragments.
+// The softmax of a tile: row max, exponentials, row sum, P as fragments.  The exponentials are the next tile's scores: the
+// same scores in every iteration would let the assembler move the work out of the loop.
 template <bool HAS_INTEGERS, bool HAS_SUM>
 __device__ __forceinline__ void softmax(float (&s)[S_TILES][4], float (&l)[2], float limit, float scale) {
-  forget(s);
   bool is_above = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -85,6 +85,7 @@ __device__ __forceinline__ void softmax(float (&s)[S_TILES][4], float (&l)[2], f
       if (HAS_SUM) l[r] += low + high;
       const uint32_t p = fa::cvt_rn_x2<__half>(low, high);
       asm volatile("" ::"r"(p));
+      s[n][2 * r] = low, s[n][2 * r + 1] = high;
     }
   }
 }
