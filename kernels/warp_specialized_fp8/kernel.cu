@@ -1,9 +1,10 @@
 // warp_specialized_fp8: stage2_fp8, ws_p1_fp8 and ws_p2_fp8: the kernel of warp_specialized on e4m3 inputs.
 // step:    Q, K and V are e4m3 in global memory and when they arrive in shared memory, and become fp16 there, in place, ahead of
-//          the tensor cores; producer warps convert, or without them each warp while it computes the softmax
+//          the tensor cores; producer warps convert, or without them each warp while it computes the softmax; a warp computes
+//          its two tiles of S at the same time, and the mask compares 32-bit numbers
 // because: half the bytes of K and V are copied, and no phase waits for a conversion; when all consumers converted each tile in
 //          a phase of its own, they took 27 to 38 % longer than the fp16 twins
-// expect:  no slower than the fp16 twin; at 512 keys 13.8 us without producers, 13.4 us with one and 12.6 us with two
+// expect:  no slower than the fp16 twin; at 512 keys 12.9 us without producers, 12.5 us with one and 11.7 us with two
 // tile:    BLOCK_M queries x BLOCK_N keys; CONSUMER_WARPS warps share S and P; 55 KB of shared memory per block, as the fp16 twin
 // takes:   e4m3 with an output in fp16 or bf16, D = 64, any S_q and S_kv >= 1, top-left causal mask; rows contiguous and
 //          16-byte aligned
@@ -40,7 +41,9 @@ constexpr int MIN_BLOCKS = PRODUCER_WARPS == 0 ? 4 : 3;  // per SM: as many as f
 constexpr int KV_THREADS = PRODUCER_WARPS > 0 ? PRODUCER_WARPS * WARP : CONSUMER_THREADS;  // they copy and convert K and V
 
 constexpr int ROW_TILES = BLOCK_M / WMMA_TILE;  // tiles of 16 query rows
-constexpr int S_TILES = ROW_TILES * BLOCK_N / WMMA_TILE;
+constexpr int S_ROW_WARPS = S_WARPS % ROW_TILES == 0 ? ROW_TILES : 1;  // warps with different queries in S
+constexpr int S_KEY_WARPS = S_WARPS / S_ROW_WARPS;                      // warps with the same queries and different keys
+constexpr int S_TILES_PER_WARP = (BLOCK_N / WMMA_TILE + S_KEY_WARPS - 1) / S_KEY_WARPS;  // of the same 16 queries
 constexpr int O_TILES_PER_WARP = ROW_TILES * HEAD_DIM / WMMA_TILE / CONSUMER_WARPS;
 constexpr int LANES_PER_ROW = 8;  // lanes per row of S: they access 128 contiguous bytes, without bank conflicts
 constexpr int ROWS_PER_PASS = WARP / LANES_PER_ROW;
@@ -234,22 +237,34 @@ __device__ void find_rows(Smem& smem, int warp, int lane, int (&row_of)[Accumula
   for (int i = 0; i < Accumulator::num_elements; ++i) row_of[i] = static_cast<int>(rows.x[i]);
 }
 
-// S = Q K^T, unscaled, into shared memory.  Warp w computes tiles w, w + S_WARPS, ...
+// S = Q K^T, unscaled, into shared memory.  A warp computes all its tiles of 16 queries at the same time: they share Q, and no product
+// of one tile waits for those of another.
 __device__ void compute_s(Smem& smem, int stage, int warp) {
-  if (warp >= S_WARPS) return;
-  for (int tile = warp; tile < S_TILES; tile += S_WARPS) {
-    const int query = tile % ROW_TILES * WMMA_TILE, key = tile / ROW_TILES * WMMA_TILE;
-    Accumulator s;
-    wmma::fill_fragment(s, 0.0f);
+  if (S_WARPS < CONSUMER_WARPS && warp >= S_WARPS) return;
+#pragma unroll
+  for (int row_tile = 0; row_tile < ROW_TILES; row_tile += S_ROW_WARPS) {
+    const int query = (row_tile + warp % S_ROW_WARPS) * WMMA_TILE;
+    Accumulator s[S_TILES_PER_WARP];
+    for (auto& tile : s) wmma::fill_fragment(tile, 0.0f);
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; d += WMMA_TILE) {
       A q;
-      B<wmma::col_major> k;  // column-major K^T [HEAD_DIM, BLOCK_N] is row-major K
       wmma::load_matrix_sync(q, &smem.q[query][d], HEAD_DIM + PAD);
-      wmma::load_matrix_sync(k, &smem.k[stage][key][d], HEAD_DIM + PAD);
-      wmma::mma_sync(s, q, k, s);
+#pragma unroll
+      for (int i = 0; i < S_TILES_PER_WARP; ++i) {
+        const int key = (warp / S_ROW_WARPS + i * S_KEY_WARPS) * WMMA_TILE;
+        if (BLOCK_N / WMMA_TILE % S_KEY_WARPS != 0 && key >= BLOCK_N) break;
+        B<wmma::col_major> k;  // column-major K^T [HEAD_DIM, BLOCK_N] is row-major K
+        wmma::load_matrix_sync(k, &smem.k[stage][key][d], HEAD_DIM + PAD);
+        wmma::mma_sync(s[i], q, k, s[i]);
+      }
     }
-    wmma::store_matrix_sync(&smem.s[query][key], s, BLOCK_N + PAD, wmma::mem_row_major);
+#pragma unroll
+    for (int i = 0; i < S_TILES_PER_WARP; ++i) {
+      const int key = (warp / S_ROW_WARPS + i * S_KEY_WARPS) * WMMA_TILE;
+      if (BLOCK_N / WMMA_TILE % S_KEY_WARPS != 0 && key >= BLOCK_N) break;
+      wmma::store_matrix_sync(&smem.s[query][key], s[i], BLOCK_N + PAD, wmma::mem_row_major);
+    }
   }
 }
 
@@ -338,7 +353,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const Fa
       const int row = lane_row + r * ROWS_PER_PASS;
       const int64_t query = work.first_query + row;
       const int64_t visible = args.causal == FA_CAUSAL_TOP_LEFT ? min(args.seq_k, query + 1) : args.seq_k;
-      const int64_t limit = visible - int64_t(key_tile) * BLOCK_N;
+      const int limit = static_cast<int>(min(visible - int64_t(key_tile) * BLOCK_N, int64_t(BLOCK_N)));
 
       // mask, row max
       float4 s[VECTORS_PER_LANE];
