@@ -50,7 +50,7 @@ enum Flow {
 enum RowMax { FLOATS, INTEGERS };
 
 // The accumulator of wgmma in e4m3 keeps 13 bits after the leading one.  What is cut off a product depends on the accumulator, so
-// that a long sum of numbers of one sign becomes too small: by 1.4 % over 600 keys, and by 9 % over 4096.
+// that a long sum of numbers of one sign becomes too small: by up to 1.4 % over 600 keys, and by 9 % over 4096.
 enum Accumulators {
   TWO_LEVELS,  // it is added to float32 registers after every key tile
   ONE,         // nothing is done about it
