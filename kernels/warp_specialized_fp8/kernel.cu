@@ -1,8 +1,11 @@
 // warp_specialized_fp8: stage2_fp8, ws_p1_fp8 and ws_p2_fp8: the kernel of warp_specialized on e4m3 inputs.
-// step:    Q, K and V are e4m3 in global memory and in the stages, and become fp16 on their way to the tensor cores
-// because: half the bytes of K and V are copied, and a stage is free again as soon as it is converted
-// expect:  at 512 keys within 10 % of the fp16 twin: the conversion and its barrier cost what the copies gain
-// tile:    BLOCK_M queries x BLOCK_N keys; CONSUMER_WARPS warps share S and P; 60 KB of shared memory per block
+// step:    Q, K and V are e4m3 in global memory and when they arrive in shared memory, and become fp16 there, in place, ahead of
+//          the tensor cores; producer warps convert, or without them each warp while it computes the softmax; a warp computes
+//          its two tiles of S at the same time, and the mask compares 32-bit numbers
+// because: half the bytes of K and V are copied, and no phase waits for a conversion; when all consumers converted each tile in
+//          a phase of its own, they took 27 to 38 % longer than the fp16 twins
+// expect:  no slower than the fp16 twin; at 512 keys 12.9 us without producers, 12.5 us with one and 11.7 us with two
+// tile:    BLOCK_M queries x BLOCK_N keys; CONSUMER_WARPS warps share S and P; 55 KB of shared memory per block, as the fp16 twin
 // takes:   e4m3 with an output in fp16 or bf16, D = 64, any S_q and S_kv >= 1, top-left causal mask; rows contiguous and
 //          16-byte aligned
 #include <cuda_bf16.h>
@@ -10,7 +13,6 @@
 #include <cuda_fp8.h>
 #include <math_constants.h>
 #include <mma.h>
-#include <stddef.h>
 
 #include "fa/ptx.cuh"
 #include "fa_forward.h"
@@ -22,7 +24,7 @@ using bf16 = __nv_bfloat16;
 using e4m3 = __nv_fp8_storage_t;  // one byte
 
 // The barriers of this kernel.  A test omits one with OMIT_BARRIER, to check that the error is detected.
-enum Barrier { NONE, ROWS_FOUND, K_FULL, V_FULL, KV_EMPTY, K_CONVERTED, S_STORED, P_STORED, L_STORED, O_STORED };
+enum Barrier { NONE, Q_CONVERTED, K_FULL, V_FULL, KV_EMPTY, S_STORED, P_STORED, L_STORED, O_STORED };
 
 constexpr int HEAD_DIM = 64;
 constexpr int STAGES = 2;
@@ -30,16 +32,18 @@ constexpr int WARP = 32;
 constexpr int WMMA_TILE = 16;  // wmma's M, N and K
 constexpr int VECTOR = 8;      // 16-bit elements in 16 bytes
 constexpr int PAD = 8;         // 16 bytes after each row shift the next row by four banks
-constexpr int E4M3_VECTOR = 16;  // e4m3 elements in a 16-byte copy
-constexpr int E4M3_PAD = 16;     // the same 16 bytes
+constexpr int E4M3_VECTOR = 16;  // e4m3 elements in 16 bytes
+constexpr int E4M3_VECTORS_PER_ROW = HEAD_DIM / E4M3_VECTOR;
 
 constexpr int CONSUMER_THREADS = CONSUMER_WARPS * WARP;
 constexpr int THREADS = CONSUMER_THREADS + PRODUCER_WARPS * WARP;
-constexpr int MIN_BLOCKS = 3;  // per SM; without it ptxas aims for higher occupancy and spills
-constexpr int COPY_THREADS = PRODUCER_WARPS > 0 ? PRODUCER_WARPS * WARP : CONSUMER_THREADS;
+constexpr int MIN_BLOCKS = PRODUCER_WARPS == 0 ? 4 : 3;  // per SM: as many as fit; without it ptxas aims for more and spills
+constexpr int KV_THREADS = PRODUCER_WARPS > 0 ? PRODUCER_WARPS * WARP : CONSUMER_THREADS;  // they copy and convert K and V
 
 constexpr int ROW_TILES = BLOCK_M / WMMA_TILE;  // tiles of 16 query rows
-constexpr int S_TILES = ROW_TILES * BLOCK_N / WMMA_TILE;
+constexpr int S_ROW_WARPS = S_WARPS % ROW_TILES == 0 ? ROW_TILES : 1;  // warps with different queries in S
+constexpr int S_KEY_WARPS = S_WARPS / S_ROW_WARPS;                      // warps with the same queries and different keys
+constexpr int S_TILES_PER_WARP = (BLOCK_N / WMMA_TILE + S_KEY_WARPS - 1) / S_KEY_WARPS;  // of the same 16 queries
 constexpr int O_TILES_PER_WARP = ROW_TILES * HEAD_DIM / WMMA_TILE / CONSUMER_WARPS;
 constexpr int LANES_PER_ROW = 8;  // lanes per row of S: they access 128 contiguous bytes, without bank conflicts
 constexpr int ROWS_PER_PASS = WARP / LANES_PER_ROW;
@@ -53,27 +57,17 @@ static_assert(O_TILES_PER_WARP * CONSUMER_WARPS * WMMA_TILE == ROW_TILES * HEAD_
 static_assert(ROWS_PER_LANE * ROWS_PER_PASS * CONSUMER_WARPS == BLOCK_M, "every warp must own the same number of rows of S");
 static_assert(S_WARPS >= 1 && S_WARPS <= CONSUMER_WARPS, "S is computed by 1 to CONSUMER_WARPS warps");
 
-struct Smem {
-  e4m3 q_e4m3[BLOCK_M][HEAD_DIM + E4M3_PAD];
-  e4m3 k_e4m3[STAGES][BLOCK_N][HEAD_DIM + E4M3_PAD];
-  e4m3 v_e4m3[STAGES][BLOCK_N][HEAD_DIM + E4M3_PAD];
+struct Smem {  // q, k and v are in e4m3 until they are converted in place
   fp16 q[BLOCK_M][HEAD_DIM + PAD];
-  fp16 k[BLOCK_N][HEAD_DIM + PAD];  // of the current tile, as v
-  fp16 v[BLOCK_N][HEAD_DIM + PAD];
+  fp16 k[STAGES][BLOCK_N][HEAD_DIM + PAD];
+  fp16 v[STAGES][BLOCK_N][HEAD_DIM + PAD];
   float s[BLOCK_M][BLOCK_N + PAD];
   fp16 p[BLOCK_M][BLOCK_N + PAD];
-  float scale_log2;          // scale * log2(e), for exp2, times the descales of Q and K
   float v_descale;
   float rescale[BLOCK_M];    // 2^(old max - new max)
   float inverse_l[BLOCK_M];  // v_descale / row sum
-  uint64_t k_full[STAGES], v_full[STAGES], kv_empty[STAGES];  // mbarriers
+  uint64_t k_full[STAGES], v_full[STAGES], kv_empty[STAGES];  // mbarriers, if there are producers
 };
-
-static_assert(offsetof(Smem, q) % 32 == 0 && offsetof(Smem, k) % 32 == 0 && offsetof(Smem, v) % 32 == 0 && offsetof(Smem, s) % 32 == 0 &&
-                  offsetof(Smem, p) % 32 == 0,
-              "WMMA needs pointers to multiples of 32 bytes");
-static_assert(offsetof(Smem, k_e4m3) % 16 == 0 && offsetof(Smem, v_e4m3) % 16 == 0 && (HEAD_DIM + E4M3_PAD) % 16 == 0,
-              "rows in e4m3 are copied and converted 16 bytes at a time");
 
 // The work of one thread block: BLOCK_M queries of one head, and all keys that they see.
 template <typename Out>
@@ -109,43 +103,74 @@ __device__ WorkTile<Out> make_work_tile(const FaForwardArgs& args) {
   };
 }
 
-// Loads the descales of the block's head.  They are kept in shared memory, because every register is in use.
-__device__ void load_descales(Smem& smem, const FaForwardArgs& args) {
+// The descales of the block's head: `scale_log2` is scale * log2(e), for exp2, times the descales of Q and K.
+struct Descales {
+  float scale_log2, v;
+};
+
+__device__ Descales load_descales(const FaForwardArgs& args) {
   const int64_t batch_head = blockIdx.x / ((args.seq_q + BLOCK_M - 1) / BLOCK_M);
   const int64_t head = batch_head % args.heads, batch = batch_head / args.heads;
   const int64_t kv_batch_head = batch * args.kv_heads + head / (args.heads / args.kv_heads);
-  smem.scale_log2 = args.scale * CUDART_L2E_F * args.q_descale[batch_head] * args.k_descale[kv_batch_head];
-  smem.v_descale = args.v_descale[kv_batch_head];
+  return {args.scale * CUDART_L2E_F * args.q_descale[batch_head] * args.k_descale[kv_batch_head], args.v_descale[kv_batch_head]};
 }
 
-// Copies ROWS rows with COPY_THREADS threads, of which this is `copy_thread`; rows from valid_rows on are filled with zeros.
-template <int ROWS>
-__device__ void copy_rows(e4m3 (*to_smem)[HEAD_DIM + E4M3_PAD], const e4m3* from_gmem, int64_t row_stride, int64_t valid_rows, int copy_thread) {
-#pragma unroll 1  // as in convert_rows
-  for (int i = copy_thread; i < ROWS * HEAD_DIM / E4M3_VECTOR; i += COPY_THREADS) {
-    const int row = i / (HEAD_DIM / E4M3_VECTOR), column = i % (HEAD_DIM / E4M3_VECTOR) * E4M3_VECTOR;
-    const bool valid = row < valid_rows;
-    fa::cp_async_16_or_zero(&to_smem[row][column], from_gmem + (valid ? row : 0) * row_stride + column, valid);
-  }
-}
+// One thread's part of ROWS rows that THREADS threads copy and convert.  16 numbers take 16 bytes in e4m3 and 32 bytes in fp16: they
+// are copied to the first half of these 32 bytes, and converted in place by the thread that copied them.  It therefore waits for
+// its own copies only, without a barrier.
+template <int ROWS, int THREADS>
+struct RowsInE4m3 {
+  static constexpr int ROWS_PER_COPY = THREADS / E4M3_VECTORS_PER_ROW, COPIES = (ROWS + ROWS_PER_COPY - 1) / ROWS_PER_COPY;
+  fp16 (*tile_smem)[HEAD_DIM + PAD];
+  int first_row, column;
+  uint4 e4m3_rmem[COPIES];
 
-// Converts ROWS rows with all consumers, 16 elements at a time: every e4m3 number is an fp16 number.
-template <int ROWS>
-__device__ void convert_rows(fp16 (*to_smem)[HEAD_DIM + PAD], const e4m3 (*from_smem)[HEAD_DIM + E4M3_PAD]) {
-#pragma unroll 1  // more copies of the loop need registers that the accumulators have
-  for (int i = threadIdx.x; i < ROWS * HEAD_DIM / E4M3_VECTOR; i += CONSUMER_THREADS) {
-    const int row = i / (HEAD_DIM / E4M3_VECTOR), column = i % (HEAD_DIM / E4M3_VECTOR) * E4M3_VECTOR;
-    alignas(16) __nv_fp8x2_storage_t numbers[E4M3_VECTOR / 2];
-    alignas(16) __half2_raw converted[E4M3_VECTOR / 2];
-    *reinterpret_cast<uint4*>(numbers) = *reinterpret_cast<const uint4*>(&from_smem[row][column]);
+  __device__ __forceinline__ RowsInE4m3(fp16 (*tile_smem)[HEAD_DIM + PAD], int thread)
+      : tile_smem(tile_smem), first_row(thread / E4M3_VECTORS_PER_ROW), column(thread % E4M3_VECTORS_PER_ROW * E4M3_VECTOR) {}
+
+  __device__ __forceinline__ bool has_row(int i) const { return ROWS % ROWS_PER_COPY == 0 || first_row + i * ROWS_PER_COPY < ROWS; }
+  __device__ __forceinline__ uint4* vector(int i) const { return reinterpret_cast<uint4*>(&tile_smem[first_row + i * ROWS_PER_COPY][column]); }
+
+  // Rows from valid_rows on are filled with zeros.
+  __device__ __forceinline__ void copy(const e4m3* from_gmem, int64_t row_stride, int64_t valid_rows) const {
 #pragma unroll
-    for (int j = 0; j < E4M3_VECTOR / 2; ++j) converted[j] = __nv_cvt_fp8x2_to_halfraw2(numbers[j], __NV_E4M3);
-#pragma unroll
-    for (int j = 0; j < E4M3_VECTOR / VECTOR; ++j) {
-      *reinterpret_cast<uint4*>(&to_smem[row][column + j * VECTOR]) = reinterpret_cast<const uint4*>(converted)[j];
+    for (int i = 0; i < COPIES; ++i) {
+      const int row = first_row + i * ROWS_PER_COPY;
+      const bool valid = row < valid_rows;
+      if (has_row(i)) fa::cp_async_16_or_zero(vector(i), from_gmem + (valid ? row : 0) * row_stride + column, valid);
     }
   }
-}
+
+  // Loads and stores are two steps: other work may stand between them, and no load waits for the store before it.
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int i = 0; i < COPIES; ++i) {
+      if (has_row(i)) e4m3_rmem[i] = *vector(i);
+    }
+  }
+
+  // Every e4m3 number is an fp16 number.
+  __device__ __forceinline__ void store_as_fp16() const {
+#pragma unroll
+    for (int i = 0; i < COPIES; ++i) {
+      const auto* pairs = reinterpret_cast<const __nv_fp8x2_storage_t*>(&e4m3_rmem[i]);
+      alignas(16) __half2_raw converted[E4M3_VECTOR / 2];
+#pragma unroll
+      for (int j = 0; j < E4M3_VECTOR / 2; ++j) converted[j] = __nv_cvt_fp8x2_to_halfraw2(pairs[j], __NV_E4M3);
+      if (!has_row(i)) continue;
+      vector(i)[0] = reinterpret_cast<const uint4*>(converted)[0];
+      vector(i)[1] = reinterpret_cast<const uint4*>(converted)[1];
+    }
+  }
+
+  __device__ __forceinline__ void convert() {
+    load();
+    store_as_fp16();
+  }
+};
+
+using QRows = RowsInE4m3<BLOCK_M, CONSUMER_THREADS>;
+using KvRows = RowsInE4m3<BLOCK_N, KV_THREADS>;
 
 // Waits until the mbarrier phase of this parity has completed.
 __device__ __forceinline__ void wait(Barrier barrier, uint64_t* barrier_smem, uint32_t parity) {
@@ -158,22 +183,41 @@ __device__ __forceinline__ void sync_consumers(Barrier barrier) {
   if (barrier != OMIT_BARRIER) fa::barrier_sync<1, CONSUMER_THREADS>();
 }
 
-// Load K and V of one tile.  The stage is free when all consumers have converted the previous tile in it.
+// Load K or V of one tile, if there is one, as one group of copies.
 template <typename Out>
-__device__ void load_kv(Smem& smem, const WorkTile<Out>& work, const FaForwardArgs& args, int key_tile, int copy_thread) {
-  const int stage = key_tile % STAGES;
+__device__ __forceinline__ void load_k(Smem& smem, const WorkTile<Out>& work, const FaForwardArgs& args, int key_tile, int thread) {
   const int64_t first_key = int64_t(key_tile) * BLOCK_N;
-  if (key_tile >= STAGES) wait(KV_EMPTY, &smem.kv_empty[stage], (key_tile / STAGES - 1) % 2);
-  copy_rows<BLOCK_N>(smem.k_e4m3[stage], work.k_gmem + first_key * args.k_stride.seq, args.k_stride.seq, args.seq_k - first_key, copy_thread);
-  fa::cp_async_mbarrier_arrive(&smem.k_full[stage]);
-  copy_rows<BLOCK_N>(smem.v_e4m3[stage], work.v_gmem + first_key * args.v_stride.seq, args.v_stride.seq, args.seq_k - first_key, copy_thread);
-  fa::cp_async_mbarrier_arrive(&smem.v_full[stage]);
+  const KvRows k(smem.k[key_tile % STAGES], thread);
+  if (key_tile < work.key_tiles) k.copy(work.k_gmem + first_key * args.k_stride.seq, args.k_stride.seq, args.seq_k - first_key);
+  fa::cp_async_commit_group();
 }
 
 template <typename Out>
-__device__ void produce(Smem& smem, const WorkTile<Out>& work, const FaForwardArgs& args, int copy_thread) {
-  for (int key_tile = 0; key_tile < work.key_tiles; ++key_tile) load_kv(smem, work, args, key_tile, copy_thread);
-  fa::cp_async_wait_all();  // all copies complete before the thread exits
+__device__ __forceinline__ void load_v(Smem& smem, const WorkTile<Out>& work, const FaForwardArgs& args, int key_tile, int thread) {
+  const int64_t first_key = int64_t(key_tile) * BLOCK_N;
+  const KvRows v(smem.v[key_tile % STAGES], thread);
+  if (key_tile < work.key_tiles) v.copy(work.v_gmem + first_key * args.v_stride.seq, args.v_stride.seq, args.seq_k - first_key);
+  fa::cp_async_commit_group();
+}
+
+// Load and convert all tiles.  The first one of each stage is already being loaded.  A stage is free when all consumers are done with
+// the previous tile in it.
+template <typename Out>
+__device__ void produce(Smem& smem, const WorkTile<Out>& work, const FaForwardArgs& args, int thread) {
+  for (int key_tile = 0; key_tile < work.key_tiles; ++key_tile) {
+    const int stage = key_tile % STAGES;
+    if (key_tile >= STAGES) {
+      wait(KV_EMPTY, &smem.kv_empty[stage], (key_tile / STAGES - 1) % 2);
+      load_k(smem, work, args, key_tile, thread);
+      load_v(smem, work, args, key_tile, thread);
+    }
+    key_tile == 0 ? fa::cp_async_wait_group<2 * STAGES - 1>() : fa::cp_async_wait_group<1>();  // K has arrived
+    KvRows(smem.k[stage], thread).convert();
+    fa::mbarrier_arrive(&smem.k_full[stage]);
+    key_tile == 0 ? fa::cp_async_wait_group<2 * STAGES - 2>() : fa::cp_async_wait_group<0>();  // V has arrived
+    KvRows(smem.v[stage], thread).convert();
+    fa::mbarrier_arrive(&smem.v_full[stage]);
+  }
 }
 
 using Accumulator = wmma::fragment<wmma::accumulator, WMMA_TILE, WMMA_TILE, WMMA_TILE, float>;
@@ -193,22 +237,34 @@ __device__ void find_rows(Smem& smem, int warp, int lane, int (&row_of)[Accumula
   for (int i = 0; i < Accumulator::num_elements; ++i) row_of[i] = static_cast<int>(rows.x[i]);
 }
 
-// S = Q K^T, unscaled, into shared memory.  Warp w computes tiles w, w + S_WARPS, ...
-__device__ void compute_s(Smem& smem, int warp) {
-  if (warp >= S_WARPS) return;
-  for (int tile = warp; tile < S_TILES; tile += S_WARPS) {
-    const int query = tile % ROW_TILES * WMMA_TILE, key = tile / ROW_TILES * WMMA_TILE;
-    Accumulator s;
-    wmma::fill_fragment(s, 0.0f);
+// S = Q K^T, unscaled, into shared memory.  A warp computes all its tiles of 16 queries at the same time: they share Q, and no product
+// of one tile waits for those of another.
+__device__ void compute_s(Smem& smem, int stage, int warp) {
+  if (S_WARPS < CONSUMER_WARPS && warp >= S_WARPS) return;
+#pragma unroll
+  for (int row_tile = 0; row_tile < ROW_TILES; row_tile += S_ROW_WARPS) {
+    const int query = (row_tile + warp % S_ROW_WARPS) * WMMA_TILE;
+    Accumulator s[S_TILES_PER_WARP];
+    for (auto& tile : s) wmma::fill_fragment(tile, 0.0f);
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; d += WMMA_TILE) {
       A q;
-      B<wmma::col_major> k;  // column-major K^T [HEAD_DIM, BLOCK_N] is row-major K
       wmma::load_matrix_sync(q, &smem.q[query][d], HEAD_DIM + PAD);
-      wmma::load_matrix_sync(k, &smem.k[key][d], HEAD_DIM + PAD);
-      wmma::mma_sync(s, q, k, s);
+#pragma unroll
+      for (int i = 0; i < S_TILES_PER_WARP; ++i) {
+        const int key = (warp / S_ROW_WARPS + i * S_KEY_WARPS) * WMMA_TILE;
+        if (BLOCK_N / WMMA_TILE % S_KEY_WARPS != 0 && key >= BLOCK_N) break;
+        B<wmma::col_major> k;  // column-major K^T [HEAD_DIM, BLOCK_N] is row-major K
+        wmma::load_matrix_sync(k, &smem.k[stage][key][d], HEAD_DIM + PAD);
+        wmma::mma_sync(s[i], q, k, s[i]);
+      }
     }
-    wmma::store_matrix_sync(&smem.s[query][key], s, BLOCK_N + PAD, wmma::mem_row_major);
+#pragma unroll
+    for (int i = 0; i < S_TILES_PER_WARP; ++i) {
+      const int key = (warp / S_ROW_WARPS + i * S_KEY_WARPS) * WMMA_TILE;
+      if (BLOCK_N / WMMA_TILE % S_KEY_WARPS != 0 && key >= BLOCK_N) break;
+      wmma::store_matrix_sync(&smem.s[query][key], s[i], BLOCK_N + PAD, wmma::mem_row_major);
+    }
   }
 }
 
@@ -229,29 +285,42 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const Fa
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const WorkTile<Out> work = make_work_tile<Out>(args);
 
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < STAGES; ++stage) {
-      fa::mbarrier_init(&smem.k_full[stage], COPY_THREADS);
-      fa::mbarrier_init(&smem.v_full[stage], COPY_THREADS);
-      fa::mbarrier_init(&smem.kv_empty[stage], CONSUMER_THREADS);
+  // Load Q and the first tiles.  Without producers, the consumers load and convert K and V too, between their own barriers.
+  const bool is_producer = PRODUCER_WARPS > 0 && warp >= CONSUMER_WARPS;
+  const int kv_thread = PRODUCER_WARPS > 0 ? threadIdx.x - CONSUMER_THREADS : threadIdx.x;
+  QRows q(smem.q, threadIdx.x);
+  if (!is_producer) q.copy(work.q_gmem, args.q_stride.seq, work.queries);
+  if (is_producer || PRODUCER_WARPS == 0) {
+#pragma unroll 1
+    for (int key_tile = 0; key_tile < (PRODUCER_WARPS > 0 ? STAGES : 1); ++key_tile) {
+      load_k(smem, work, args, key_tile, kv_thread);
+      load_v(smem, work, args, key_tile, kv_thread);
     }
   }
-  if (threadIdx.x == WARP) load_descales(smem, args);
-  __syncthreads();  // all threads see the initialised mbarriers and the descales
 
-  // Load Q.  The wait for the first tile of K covers these copies too.
-  const bool is_producer = warp >= CONSUMER_WARPS;
-  const int copy_thread = PRODUCER_WARPS > 0 ? threadIdx.x - CONSUMER_THREADS : threadIdx.x;
-  if (is_producer || PRODUCER_WARPS == 0) copy_rows<BLOCK_M>(smem.q_e4m3, work.q_gmem, args.q_stride.seq, work.queries, copy_thread);
-  if (is_producer) {
-    produce(smem, work, args, copy_thread);
-    return;  // only the consumers take part in the following barriers
+  if (PRODUCER_WARPS > 0) {
+    if (threadIdx.x == 0) {
+      for (int stage = 0; stage < STAGES; ++stage) {
+        fa::mbarrier_init(&smem.k_full[stage], KV_THREADS);
+        fa::mbarrier_init(&smem.v_full[stage], KV_THREADS);
+        fa::mbarrier_init(&smem.kv_empty[stage], CONSUMER_THREADS);
+      }
+    }
+    __syncthreads();  // all threads see the initialised mbarriers
+    if (is_producer) {
+      produce(smem, work, args, kv_thread);
+      return;  // only the consumers take part in the following barriers
+    }
   }
-  if (PRODUCER_WARPS == 0) load_kv(smem, work, args, 0, copy_thread);
-
+  const Descales descale = load_descales(args);
   int row_of[Accumulator::num_elements];
   find_rows(smem, warp, lane, row_of);
-  sync_consumers(ROWS_FOUND);  // all warps have read their row numbers, which S overwrites
+  if (PRODUCER_WARPS > 0) fa::cp_async_wait_all();
+  if (PRODUCER_WARPS == 0) fa::cp_async_wait_group<1>();  // V of the first tile may still be in flight
+  q.convert();
+  if (PRODUCER_WARPS == 0) KvRows(smem.k[0], kv_thread).convert();
+  if (threadIdx.x == 0) smem.v_descale = descale.v;  // used at the end only
+  sync_consumers(Q_CONVERTED);  // all warps have converted a part of Q, and have read their row numbers, which S overwrites
   const int warp_row = warp % ROW_TILES * WMMA_TILE;  // first of this warp's 16 rows of O
   const int lane_row = warp * ROWS_PER_LANE * ROWS_PER_PASS + lane / LANES_PER_ROW;  // first of this lane's rows of S
   Accumulator o[O_TILES_PER_WARP];
@@ -263,27 +332,28 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const Fa
   for (int key_tile = 0; key_tile < work.key_tiles; ++key_tile) {
     const int stage = key_tile % STAGES;
     const uint32_t parity = key_tile / STAGES % 2;
-    if (PRODUCER_WARPS == 0 && key_tile + 1 < work.key_tiles) load_kv(smem, work, args, key_tile + 1, copy_thread);
+    KvRows next_k(smem.k[(key_tile + 1) % STAGES], kv_thread), v(smem.v[stage], kv_thread);
+    if (PRODUCER_WARPS == 0) load_k(smem, work, args, key_tile + 1, kv_thread);  // its stage is free since the last S_STORED
 
     // S = Q K^T
-    wait(K_FULL, &smem.k_full[stage], parity);
-    if (key_tile == 0) convert_rows<BLOCK_M>(smem.q, smem.q_e4m3);
-    convert_rows<BLOCK_N>(smem.k, smem.k_e4m3[stage]);
-    sync_consumers(K_CONVERTED);  // all warps converted a part of K
-    compute_s(smem, warp);
+    if (PRODUCER_WARPS > 0) wait(K_FULL, &smem.k_full[stage], parity);
+    compute_s(smem, stage, warp);
     sync_consumers(S_STORED);  // several warps wrote each row of S; all warps are done with K and with V of the last tile
 
-    // Convert V, which P_STORED publishes.  The stage may then be overwritten.
-    wait(V_FULL, &smem.v_full[stage], parity);
-    convert_rows<BLOCK_N>(smem.v, smem.v_e4m3[stage]);
-    fa::mbarrier_arrive(&smem.kv_empty[stage]);
+    // Without producers: load V of the next tile; convert V of this tile and K of the next one, which P_STORED publishes.
+    if (PRODUCER_WARPS == 0) {
+      load_v(smem, work, args, key_tile + 1, kv_thread);
+      fa::cp_async_wait_group<1>();
+      v.load();
+      next_k.load();
+    }
 
 #pragma unroll
     for (int r = 0; r < ROWS_PER_LANE; ++r) {
       const int row = lane_row + r * ROWS_PER_PASS;
       const int64_t query = work.first_query + row;
       const int64_t visible = args.causal == FA_CAUSAL_TOP_LEFT ? min(args.seq_k, query + 1) : args.seq_k;
-      const int64_t limit = visible - int64_t(key_tile) * BLOCK_N;
+      const int limit = static_cast<int>(min(visible - int64_t(key_tile) * BLOCK_N, int64_t(BLOCK_N)));
 
       // mask, row max
       float4 s[VECTORS_PER_LANE];
@@ -292,10 +362,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const Fa
       for (int i = 0; i < VECTORS_PER_LANE; ++i) {
         const int column = (i * LANES_PER_ROW + lane % LANES_PER_ROW) * 4;
         s[i] = *reinterpret_cast<const float4*>(&smem.s[row][column]);
-        s[i].x = column + 0 < limit ? s[i].x * smem.scale_log2 : -CUDART_INF_F;
-        s[i].y = column + 1 < limit ? s[i].y * smem.scale_log2 : -CUDART_INF_F;
-        s[i].z = column + 2 < limit ? s[i].z * smem.scale_log2 : -CUDART_INF_F;
-        s[i].w = column + 3 < limit ? s[i].w * smem.scale_log2 : -CUDART_INF_F;
+        s[i].x = column + 0 < limit ? s[i].x * descale.scale_log2 : -CUDART_INF_F;
+        s[i].y = column + 1 < limit ? s[i].y * descale.scale_log2 : -CUDART_INF_F;
+        s[i].z = column + 2 < limit ? s[i].z * descale.scale_log2 : -CUDART_INF_F;
+        s[i].w = column + 3 < limit ? s[i].w * descale.scale_log2 : -CUDART_INF_F;
         m_new = fmaxf(m_new, fmaxf(fmaxf(s[i].x, s[i].y), fmaxf(s[i].z, s[i].w)));
       }
       m_new = max_of_row(m_new);  // finite from the first tile on: every query sees key 0
@@ -316,9 +386,14 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const Fa
         *reinterpret_cast<uint2*>(&smem.p[row][column]) = *reinterpret_cast<const uint2*>(rounded);
       }
     }
+    if (PRODUCER_WARPS == 0) {
+      v.store_as_fp16();
+      next_k.store_as_fp16();  // after the last tile, of what no warp reads
+    }
     sync_consumers(P_STORED);  // several warps wrote the rows of P; S may be overwritten
 
     // O += P V
+    if (PRODUCER_WARPS > 0) wait(V_FULL, &smem.v_full[stage], parity);
 #pragma unroll
     for (int i = 0; i < Accumulator::num_elements; ++i) {
       const float rescale = smem.rescale[warp_row + row_of[i]];
@@ -331,10 +406,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention_kernel(const Fa
 #pragma unroll
       for (int j = 0; j < O_TILES_PER_WARP; ++j) {
         B<wmma::row_major> v;
-        wmma::load_matrix_sync(v, &smem.v[key][(warp / ROW_TILES * O_TILES_PER_WARP + j) * WMMA_TILE], HEAD_DIM + PAD);
+        wmma::load_matrix_sync(v, &smem.v[stage][key][(warp / ROW_TILES * O_TILES_PER_WARP + j) * WMMA_TILE], HEAD_DIM + PAD);
         wmma::mma_sync(o[j], p, v, o[j]);
       }
     }
+    if (PRODUCER_WARPS > 0) fa::mbarrier_arrive(&smem.kv_empty[stage]);
   }
 
   // Normalise, with v_descale / l from shared memory, because a lane owns other rows of S than of O.

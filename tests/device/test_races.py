@@ -22,14 +22,14 @@ TARGET_CASE = "b1h8s512d64-fp16"
 CROWDED = "b4h16s512d64-fp16"  # several blocks per multiprocessor, so that warps drift apart
 GOOD = ("stage2", "ws_p1", "ws_p2", "stage2_fp8", "ws_p1_fp8", "ws_p2_fp8")
 RACES = ("race_s_read_early", "race_s_by_one_warp", "race_fp8_s_by_one_warp")
-# Here the warps leave another barrier just before they store S, so that one rarely overtakes another.
+# The same race as race_s_read_early, but how often one warp overtakes another is not known: 20 repeats may miss it.
 RARE_RACE = "race_fp8_s_read_early"
 
 # Two barriers are not listed.  Without KV_EMPTY, a producer of ws_p1 overtakes its consumers and both wait for ever; in
 # stage2 its absence never changed a result.  ROWS_FOUND matters only if some warps do not compute S.
 BARRIERS = ("K_FULL", "V_FULL", "S_STORED", "P_STORED", "L_STORED", "O_STORED")
 OMISSIONS = [f"ws_p1@OMIT_BARRIER={barrier}" for barrier in BARRIERS]
-OMISSIONS.append("ws_p1_fp8@OMIT_BARRIER=K_CONVERTED")
+OMISSIONS.append("ws_p1_fp8@OMIT_BARRIER=K_FULL")  # K is read before the producers have converted it
 
 
 @pytest.fixture(scope="module")

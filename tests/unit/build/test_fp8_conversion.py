@@ -19,7 +19,7 @@ KERNELS = Path(__file__).parents[3] / "kernels"
 CATALOG = discover((KERNELS,)).variants
 TWINS = {"stage2_fp8": "stage2", "ws_p1_fp8": "ws_p1", "ws_p2_fp8": "ws_p2"}
 RACES = {"race_fp8_s_read_early": "race_s_read_early", "race_fp8_s_by_one_warp": "race_s_by_one_warp"}
-CONVERTED_VECTORS = 3  # Q, K and V: one loop each, of 16 numbers in 8 pairs
+CONVERTED_VECTORS = 1 + 4 + 4  # of Q by each consumer, of K and of V by each of the 64 producers: 16 numbers in 8 pairs
 PAIRS = 8
 
 
