@@ -10,7 +10,9 @@ import ctypes
 import functools
 import os
 import resource
+import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -152,6 +154,23 @@ def _stat_of(pid: int) -> tuple[str, str]:
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     state, parent, *_ = text.rpartition(")")[2].split()
     return state, parent
+
+
+def wait_for_child(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for the end of a child.  Raises `subprocess.TimeoutExpired`.
+
+    `Popen.wait` with a time limit sleeps up to 50 ms at a time; this returns at once.
+    """
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:  # it was collected before, or the kernel is older than 5.3
+        process.wait(seconds)
+        return
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(seconds * 1000)
+    os.close(pidfd)
+    process.wait(0)
 
 
 def marked_with(mark: str) -> list[int]:

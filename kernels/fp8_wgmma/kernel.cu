@@ -1,12 +1,12 @@
 // fp8_wgmma: one source for the rungs in e4m3 on Hopper's tensor cores, from fp8_wgmma to fp8_max.
-// step:    both matrix products in e4m3; P is rounded to e4m3, V is transposed by a kernel before, and O is added to float32
-//          registers every 512 keys
+// step:    both matrix products in e4m3; P is rounded to e4m3, V is transposed by a kernel before, and P V of each key tile
+//          is added to O in float32 registers
 // because: the tensor cores do twice as many products in e4m3 as in fp16, and a tile of K and V has half the bytes
 // expect:  at b2h16s4096d128, 360 us without a mask, 10 us of them for V^T: per key tile, the products then take as long as those
 //          in fp16 at D = 64, where long_ring takes 347 us; at D = 64, 255 us
 // diff:    one operand type in place of two; descales, P's scale, the second accumulator and V^T are new
-// tile:    128 queries x 128 keys with two computing warpgroups; fp8_tiles has 192 x 128 at D = 64, 128 x 192 at D = 128;
-//          57 KB of shared memory per block at D = 64, 113 KB at D = 128; fp8_tiles 85 and 149 KB
+// tile:    128 queries x 128 keys with two computing warpgroups; from fp8_tiles on, 192 x 96 with three at D = 64;
+//          57 KB of shared memory per block at D = 64, 115 KB at D = 128; fp8_tiles 63 and 117 KB
 // takes:   e4m3 with an output in fp16 or bf16, D = 64 and 128, any S_q >= 1 and S_kv >= 0, top-left and bottom-right causal
 //          masks, grouped heads; rows contiguous and 16-byte aligned, with strides that TMA accepts
 #include <cuda_bf16.h>
@@ -50,7 +50,7 @@ enum Flow {
 enum RowMax { FLOATS, INTEGERS };
 
 // The accumulator of wgmma in e4m3 keeps 13 bits after the leading one.  What is cut off a product depends on the accumulator, so
-// that a long sum of numbers of one sign becomes too small: by 1.4 % over 600 keys, and by 9 % over 4096.
+// that a long sum of numbers of one sign becomes too small: by up to 1.4 % over 600 keys, and by 9 % over 4096.
 enum Accumulators {
   TWO_LEVELS,  // it is added to float32 registers after every key tile
   ONE,         // nothing is done about it

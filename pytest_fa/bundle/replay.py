@@ -44,6 +44,7 @@ ANSWERS: tuple[Answer, ...] = get_args(Answer)
 MOST_SECONDS = 4 * 3600.0
 MANIFEST_NAME = "variant.yaml"
 EVERYTHING = ReplaySelection()
+NO_VERDICT = frozenset(("inconclusive", "not_measured"))  # outcomes of gates that say nothing about the variant
 ResultKey = tuple[str, str]  # the kind and the id of a record
 
 
@@ -218,7 +219,7 @@ def _compare(
     results: dict[ResultKey, Record] = {(record.kind, _name(record)): record for record in new}
     for record in claimed:
         if record.kind == kind and (record.gate is not None or level == "right"):
-            result = results.get((record.kind, _name(record)))
+            result = results.get((record.kind, _name(record))) or results.get((record.kind, record.id))
             answer, reason = _compare_records(record, result)
             yield Replayed(_name(record), answer, printable(reason))
 
@@ -261,12 +262,16 @@ def _compare_records(claim: Record, result: Record | None) -> tuple[Answer, str]
 def _compare_gates(claim: Record, gate: Gate, result: Record) -> tuple[Answer, str]:
     if claim.environment.gpu != result.environment.gpu:
         return "NOT COMPARABLE", f"other GPUs: {claim.environment.gpu} and {result.environment.gpu}"
+    if result.gate is None and result.outcome not in NO_VERDICT:
+        return "NOT REPRODUCED", f"the verdict was {gate.verdict}, here the gate ended as {_first_line(result)}"
     if result.gate is None or result.gate.verdict == "INCONCLUSIVE":
         return (
             "INCONCLUSIVE",
             f"the verdict was {gate.verdict}, here there is none: {_first_line(result)}",
         )
     ratios = "; ".join(_ratios(gate, result.gate))
+    if gate.verdict == "INCONCLUSIVE":
+        return "INCONCLUSIVE", f"the bundle has no verdict, here it is {result.gate.verdict}; {ratios}"
     same = gate.verdict == result.gate.verdict
     return ("REPRODUCED" if same else "NOT REPRODUCED"), f"{gate.verdict}, here {result.gate.verdict}; {ratios}"
 

@@ -81,8 +81,7 @@ DECODE_SHAPES = (
     "b1h4s1d64-bf16-kv1-sk131071",
 )
 
-# Inputs in e4m3: the shapes of the history, heads with special data, an output in bf16, and so many keys that an
-# accumulator of 13 bits shows.
+# Inputs in e4m3: the shapes of the history, heads with special data, an output in bf16, and many keys.
 E4M3_SHAPES = (
     *(shape.replace("fp16", "e4m3") for shape in HISTORY_SHAPES),
     *(f"b1h8s512d64-e4m3-{special}" for special in ("out_bf16", "zero_head", "outlier", "tiny")),

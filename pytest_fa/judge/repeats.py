@@ -22,6 +22,7 @@ from pytest_fa.run.inputs import Output, bits_of
 
 MOST_SECONDS = 0.5
 DEFAULT_REPEATS = {"cpu": 100, "cuda": 10_000}  # 10,000 calls miss a fault of one call in 2,000 with a chance of 0.7 %
+FURTHER_SEED_REPEATS = {"cpu": 10, "cuda": 1_000}  # of a shape that was repeated with other data before
 MOST_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**29}  # of the outputs of one batch
 COMPARED_BYTES = 2**26  # of outputs that are compared at once
 BATCH_SECONDS = 0.1  # a batch that takes less time is followed by one of twice as many calls
@@ -49,22 +50,24 @@ def repeat(
     before_launch: Callable[[], object] = lambda: None,
     *,
     keep_farthest: bool = False,
+    is_further_seed: bool = False,
 ) -> tuple[Repeats, Output]:
     """Repeat a checked call and compare each output bitwise with `first`, and its log-sum-exp if there is one.
 
     Also returns what is farthest from `first` if `keep_farthest` is set, else `first`.  The number of calls is
-    `requested_count`; if that is None, it is 10,000 on a GPU and 100 on the CPU, or as many as fit in 0.5 s; at least
-    one.  NaN equals NaN of the same bits.  `before_launch` is called before each batch
-    of calls.
+    `requested_count`; if that is None, it is 10,000 on a GPU and 100 on the CPU (with `is_further_seed` a tenth of it),
+    or as many as fit in 0.5 s; at least one.  NaN equals NaN of the same bits.  `before_launch` is called before each
+    batch of calls.
     """
     kind = first.out.device.type
+    wanted = requested_count or (FURTHER_SEED_REPEATS if is_further_seed else DEFAULT_REPEATS)[kind]
     most = max(1, MOST_OUTPUT_BYTES[kind] // max(1, _dense_bytes(first.out)))
     outs = _outputs(launch, launch.out_buffer, most)
     lses = None if launch.lse_buffer is None else _outputs(launch, launch.lse_buffer, most)
     comparisons = [_Comparison(tensor, keep_farthest=keep_farthest) for tensor in first.tensors]
     count, size, start = 0, 1, time.monotonic()
-    while count < (requested_count or DEFAULT_REPEATS[kind]):
-        batch = outs[: min(size, (requested_count or DEFAULT_REPEATS[kind]) - count)]
+    while count < wanted:
+        batch = outs[: min(size, wanted - count)]
         batch_lses = None if lses is None else lses[: len(batch)]
         batches = Output(batch, batch_lses).poison().tensors
         before_launch()

@@ -26,6 +26,7 @@ from pytest_fa.measure.cpu_time import core_clock, make_calibration
 from pytest_fa.measure.fresh_data import FreshData, Written
 from pytest_fa.measure.sampling import precision, sample_until_precise, settle, timing
 from pytest_fa.measure.timed_series import TimedSeries
+from pytest_fa.records.agreement import proof_limit_us
 from pytest_fa.records.environment import ClockWatch
 from pytest_fa.records.timing import OutsideTime, Timing
 from pytest_fa.run.graphs import CannotCapture
@@ -130,7 +131,7 @@ def _with_proof(outside: OutsideTime, data: FreshData, written: list[Written]) -
     outs = data.new_outputs(count)
     fill_us = data.fill_us(outs) / count
     series = TimedSeries(data, "proof", count, outs)
-    proof_us, heads = series.proof()
+    proof_us, heads = series.proof(count * proof_limit_us(outside.whole_us, fill_us, count))
     written += heads
     shares = outside.shares_outputs or series.shares_outputs
     figures = {"proof_us": proof_us / count, "proof_calls": count, "fill_us": fill_us, "shares_outputs": shares}

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
+from pytest_fa.catalog.variant import Device
 from pytest_fa.measure.launch_overhead import period_of_spin_us
 from pytest_fa.records.agreement import LONG_NODE_US
 from pytest_fa.records.timing import NodeTime, ProfilerTime
+from pytest_fa.run.device import synchronize
 from pytest_fa.run.device_tools import DeviceTools
 from pytest_fa.run.graph_nodes import Captured
 from pytest_fa.run.graphs import capture, event_us
@@ -28,11 +30,24 @@ LOADED_US = 500_000.0  # of load before long nodes are read: under a power cap, 
 SPIN_US = (2.0, 30.0)  # the shortest and the longest spin kernel
 
 
-def load_profiler() -> None:
-    """Profile one small kernel: the first use of the profiler in a process takes seconds."""
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True):
-        torch.ones(1, device="cuda")
-        torch.cuda.synchronize()
+def load_profiler(device: Device = "cuda") -> None:
+    """Profile one small call: the first use of the profiler in a process takes seconds.
+
+    Runs profile on a GPU only.  On the CPU, tests see what the profiler loads.
+    """
+    with _profiler(device):
+        torch.ones(1, device=device)
+        synchronize(torch.device(device))
+
+
+def _profiler(device: Device = "cuda") -> profile:
+    """A profiler of what runs on the device.
+
+    `torch.profiler.profile` is built on it, but imports the compiler of torch.compile first, to ask for one of its
+    settings.  That setting, TORCHINDUCTOR_CUDAGRAPHS, matters by default only before CUDA 12.6.
+    """
+    on_gpu = device == "cuda"
+    return profile(use_cpu=not on_gpu, use_device="cuda" if on_gpu else None, use_kineto=True)
 
 
 def read_profiler_time(
@@ -85,12 +100,12 @@ def _durations(graph: torch.cuda.CUDAGraph, skipped: int = 0, load_replays: int 
 
     `load_replays` replays come first; their `skipped` records are dropped.
     """
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+    with _profiler() as profiler:
         for _ in range(load_replays + REPLAYS):
             graph.replay()
         torch.cuda.synchronize()
     durations: dict[str, list[float]] = collections.defaultdict(list)
-    results: Any = profiler.profiler.kineto_results
+    results: Any = profiler.kineto_results
     events = (event for event in results.events() if event.device_type() == torch.autograd.DeviceType.CUDA)  # type: ignore[attr-defined]
     for event in sorted(events, key=lambda event: event.start_ns())[skipped:]:
         durations[_short(event.name())].append(event.duration_ns() / 1000)

@@ -70,8 +70,8 @@ OPTIONS = (
     ),
     OptionRow(
         "--fa-soak",
-        "repeat every checked call N times and compare bit by bit; default: as many as fit in 0.5 s: on a GPU at most "
-        "10,000, on the CPU at most 100",
+        "repeat every checked call N times and compare bit by bit; default: as many as fit in 0.5 s, on a GPU at most "
+        "10,000 and on the CPU at most 100; once a shape was repeated, a tenth of these for its other seeds",
         "N",
     ),
     OptionRow(

@@ -32,6 +32,7 @@ from pytest_fa.plugin.hooks import (
     pytest_report_header,
     pytest_report_teststatus,
     pytest_runtest_makereport,
+    pytest_sessionfinish,
     pytest_unconfigure,
 )
 
@@ -62,5 +63,6 @@ __all__ = [
     "pytest_report_header",
     "pytest_report_teststatus",
     "pytest_runtest_makereport",
+    "pytest_sessionfinish",
     "pytest_unconfigure",
 ]

@@ -9,8 +9,7 @@ import pytest
 
 from pytest_fa.errors import FaError, UnusableRun
 from pytest_fa.options import command_line, flags, options
-from pytest_fa.plugin import markers
-from pytest_fa.plugin.early_start import start_servers_early
+from pytest_fa.plugin import markers, servers
 from pytest_fa.plugin.state import (
     ALREADY_REPORTED_KEY,
     IMPLIED_KEY,
@@ -38,9 +37,7 @@ if TYPE_CHECKING:
 
     from pytest_fa.plugin.shard import ShardLog
 
-IMPLIED_LINE = (
-    "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
-)
+NO_PATH = "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
 INCONCLUSIVE_STATUS = 10  # exit status if a gate has no verdict and nothing else failed
 
 ANSWERED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)  # a run that was interrupted has no answer
@@ -52,18 +49,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the options.  If any was given, check the names in them before collection."""
+    """Read the options.  If any was given, start a worker server, and check the names in them before collection."""
     markers.register(config)
     repeats_failures = command_line.name_last_failed(config)
     try:
         config.stash[OPTIONS_KEY] = options.read(config)
         config.stash[IMPLIED_KEY] = command_line.implies_suite(config)
+        servers.start_main(config)
         command_line.choose_tests(config, selftest=config.stash[OPTIONS_KEY].selftest)
         if config.stash[OPTIONS_KEY].is_given and not config.getoption("help"):
             _check_names(config)
         if config.stash[OPTIONS_KEY].clean and not hasattr(config, "workerinput"):
             session_of(config).builds.clean()
-        start_servers_early(config)
+        servers.start_others(config)
     except FaError as problem:
         raise usage_error(problem, command_line.LAST_FAILED_HINT if repeats_failures else "") from None
     if not config.pluginmanager.hasplugin("benchmark"):
@@ -109,7 +107,7 @@ def pytest_report_header(config: pytest.Config) -> list[str] | None:
     from pytest_fa.records.text import printable  # noqa: PLC0415  # only runs with kernels need it
 
     lines = [printable(line) for line in session_of(config).run_plan.header]
-    return [*lines, IMPLIED_LINE] if config.stash[IMPLIED_KEY] else lines
+    return [*lines, NO_PATH] if config.stash[IMPLIED_KEY] else lines
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -218,10 +216,15 @@ def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Any, 
     return [(name, benchmarks) for name, benchmarks in kept if benchmarks]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let the workers end while the last lines are written."""
+    servers.let_go(session.config)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the workers."""
-    if SESSION_KEY in config.stash:
-        session_of(config).close()
+    """Wait until the workers have ended."""
+    servers.end(config)
 
 
 class _Reports:

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from pytest_fa.records.record import Record
     from pytest_fa.session.first_reports import FirstReports
     from pytest_fa.session.session import Session
+    from pytest_fa.worker.client import Workers
 
 OPTIONS_KEY: pytest.StashKey[Options] = pytest.StashKey()
 SESSION_KEY: pytest.StashKey[Session] = pytest.StashKey()
+WORKERS_KEY: pytest.StashKey[Workers] = pytest.StashKey()  # those of the session, started before it
 CASE_PROFILER_KEY: pytest.StashKey[CaseProfiler] = pytest.StashKey()
 IMPLIED_KEY: pytest.StashKey[bool] = pytest.StashKey()  # whether the shipped suite runs because no path was typed
 PROBLEM_KEY: pytest.StashKey[pytest.UsageError] = pytest.StashKey()  # a reason found at collection to end the run
@@ -42,7 +44,7 @@ def session_of(config: pytest.Config) -> Session:
 
             digits = re.search(r"[0-9]+$", config.workerinput["workerid"])
             make_gpu_first(int(digits[0]) if digits else 0)
-        config.stash[SESSION_KEY] = Session(config.stash[OPTIONS_KEY])
+        config.stash[SESSION_KEY] = Session(config.stash[OPTIONS_KEY], config.stash.get(WORKERS_KEY, None))
     return config.stash[SESSION_KEY]
 
 

@@ -116,7 +116,7 @@ class Results:
             from pytest_fa.errors import FaError  # noqa: PLC0415
             from pytest_fa.records.log import save_records  # noqa: PLC0415
 
-            to_save = [each for each in self._records if each.gate or (each.outcome == "ok" and each.kind != "build")]
+            to_save = [each for each in self._records if _is_saved(each)]
             try:
                 self._saved = save_records(to_save, self._options.records_folder, self._options.rootdir)
             except (OSError, FaError) as problem:
@@ -331,3 +331,12 @@ class Results:
 def _write_lines(terminal: pytest.TerminalReporter, lines: list[TextLine]) -> None:
     for line in lines:
         terminal.write_line(line.text, **({line.style: True} if line.style else {}))
+
+
+def _is_saved(record: Record) -> bool:
+    """Whether `--fa-save` saves a record: every gate, and what is right, but no build and no timing without a time.
+
+    With `--benchmark-disable` nothing is timed, and such a record would replace a saved time.
+    """
+    is_untimed = record.kind == "speed" and record.speed is None
+    return record.gate is not None or (record.outcome == "ok" and record.kind != "build" and not is_untimed)

@@ -27,9 +27,8 @@ LONGEST_LINE_BYTES = 16 * 2**20
 MOST_BAD_LINES = 100_000
 LONGEST_PROBLEM = 200  # characters
 
-# What a line must contain if one of its strings is not printable: an escape of a control character, DEL, non-ASCII, or
-# a workflow command, which begins a string or follows a line break.
-_SUSPICIOUS = re.compile(rb"""\\[bfru]|[\x7f-\xff]|##\[|(?:"|\\n)(?: |\\t)*::""")
+_CONTROL_ESCAPES = (rb"\b", rb"\f", rb"\r", rb"\u")  # of control characters in JSON, except tab and line break
+_COMMAND = re.compile(rb"""(?:"|\\n)(?: |\\t)*::""")  # a workflow command begins a string or follows a line break
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -150,7 +149,15 @@ def _decoded(data: bytes, decode: Callable[[bytes], AnyContent]) -> AnyContent |
 
 def _printable_record(line: bytes) -> Record:
     record = read_record(line)
-    return printable_struct(record) if _SUSPICIOUS.search(line) else record
+    return printable_struct(record) if _is_suspicious(line) else record
+
+
+def _is_suspicious(line: bytes) -> bool:
+    """Whether a line may have a text that is not printable.  Every line is searched, so this is fast."""
+    is_plain = line.isascii() and b"\x7f" not in line
+    has_escape = b"\\" in line and any(escape in line for escape in _CONTROL_ESCAPES)
+    has_command = b"##[" in line or (b"::" in line and bool(_COMMAND.search(line)))
+    return not is_plain or has_escape or has_command
 
 
 def _sentence(problem: Exception) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.built import Kernel
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
@@ -64,7 +65,7 @@ def expectation_rows(kernels: Path, profiles: Path, shapes: list[str], names: li
     rungs = [rung for rung in in_order(candidates) if not names or rung.name in names]
     rows = [["rung", "expected, before it was measured", *(f"device_us `{shape}`" for shape in shapes)]]
     for rung in rungs:
-        times = [_figure(_device_us(records)) for records in _records(profiles, rung.name, shapes)]
+        times = [_marked_us(records) for records in _records(profiles, rung.name, shapes)]
         rows.append([f"`{rung.name}`", rung.expect, *times])
     return rows
 
@@ -72,7 +73,8 @@ def expectation_rows(kernels: Path, profiles: Path, shapes: list[str], names: li
 def shape_rows(profiles: Path, shapes: list[str], names: list[str], against: str) -> list[list[str]]:
     """The header and a row for each shape: TFLOP/s and `device_us` of each variant, and ratios of the times.
 
-    A ratio is the time of a variant divided by that of `against`.
+    A ratio is the time of a variant divided by that of `against`.  A time that no other clock confirms has a `!` and no
+    ratio.
     """
     others = [name for name in names if name != against]
     heads = [text for name in names for text in (f"`{name}` TFLOP/s", f"`{name}` us")]
@@ -81,8 +83,9 @@ def shape_rows(profiles: Path, shapes: list[str], names: list[str], against: str
     for number, shape in enumerate(shapes):
         records = {name: column[number] for name, column in columns.items()}
         us = {name: _device_us(of_shape) for name, of_shape in records.items()}
-        cells = [text for name in names for text in (_tflops(records[name], us[name]), _figure(us[name]))]
-        ratios = [_ratio(us[name], us[against]) for name in others]
+        cells = [text for name in names for text in (_tflops(records[name], us[name]), _marked_us(records[name]))]
+        confirmed_us = {name: None if _is_unconfirmed(records[name]) else us[name] for name in names}
+        ratios = [_ratio(confirmed_us[name], confirmed_us[against]) for name in others]
         rows.append([f"`{shape}`", *cells, *ratios])
     return rows
 
@@ -90,6 +93,10 @@ def shape_rows(profiles: Path, shapes: list[str], names: list[str], against: str
 def _tflops(records: tuple[Record, ...], us: float | None) -> str:
     case = next((each.case for each in records if each.case), None)
     return f"{case.flops_per_call / us / 1e6:.0f}" if case and us else NOTHING
+
+
+def _is_unconfirmed(records: tuple[Record, ...]) -> bool:
+    return any(is_unconfirmed(record.speed) for record in records if record.speed)
 
 
 def _ratio(us: float | None, other_us: float | None) -> str:
@@ -137,7 +144,7 @@ def _row(rung: Rung, compared_us: list[float | None]) -> list[str]:
         f"`{rung.variant.name}`",
         str(rung.changed_lines) if rung.changed_lines is not None else NOTHING,
         f"{sum(each.outcome == 'ok' for each in judged)}/{len(judged)}" if judged else "not measured",
-        *(_figure(_device_us(records)) for records in rung.records),
+        *(_marked_us(records) for records in rung.records),
         *(_figure(rung_us / us if rung_us and us else None, 3) for us in compared_us),
         *_resources(kernels, speed),
     ]
@@ -179,6 +186,11 @@ def _records(profiles: Path, name: str, shapes: list[str]) -> tuple[tuple[Record
 
 def _device_us(records: tuple[Record, ...]) -> float | None:
     return next((each.speed.device.median_us for each in records if each.speed), None)
+
+
+def _marked_us(records: tuple[Record, ...]) -> str:
+    """The time of a variant at one shape, with a `!` if no other clock confirms it."""
+    return _figure(_device_us(records)) + ("!" if _is_unconfirmed(records) else "")
 
 
 def _figure(value: float | None, digits: int = 2) -> str:

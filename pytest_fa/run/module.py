@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from pytest_fa.build.builder import ensure
 from pytest_fa.build.extension import MODULE_NAME
 from pytest_fa.build.keys import file_hash
 from pytest_fa.build.outcomes import BuildFailure
@@ -75,6 +74,8 @@ def build_library(variant: Variant, cache: Path, *, no_build: bool = False) -> s
     """
     if not variant.is_built:
         return None
+    from pytest_fa.build.builder import ensure  # noqa: PLC0415  # a worker loads what is built
+
     arch = native_arch(variant)
     report = ensure([(variant, arch)], cache, no_build=no_build)
     if lacking := report.lacking.get(variant.name):

@@ -60,6 +60,7 @@ class CaseRunner:
         self.has_timings = False  # whether tests of this run time variants
         self.passed: set[tuple[str, str]] = set()
         self._own_work_seen: set[str] = set()
+        self._first_seeds: dict[tuple[str, str], str] = {}  # (variant, shape id) -> the case that was repeated first
         self.device_us: dict[tuple[str, str], float] = {}
         self.baseline_records: dict[tuple[str, str], tuple[float, Record]] = {}
         self.gates: list[Gate] = []
@@ -90,6 +91,7 @@ class CaseRunner:
             cross_checks=self._cross_checks(variant, case, device),
             watchdog_seconds=self.watchdog_seconds(variant, device),
             without_attention=self._needs_own_work(variant, kind),
+            is_further_seed=self._is_further_seed(variant, case, kind),
         )
         result, costs = self._result_of(job)
         self._raise_refusal(job, result)
@@ -169,6 +171,8 @@ class CaseRunner:
                 result = msgspec.structs.replace(result, speed=self._with_confirmation(job, result.speed))
             profiler_seconds = time.perf_counter() - judged + prepared - started
         self._prepare_profiler(job)
+        if result.repeats:
+            self._first_seeds.setdefault((job.variant.name, job.case.shape_id), job.case.id)
         if result.outcome == "ok" and not job.property_name:
             self.passed.add((job.variant.name, job.case.id))
             if result.speed:
@@ -254,6 +258,12 @@ class CaseRunner:
             return 0
         fewer = SELFTEST_REPEATS if self.options.selftest else GPU_BASELINE_REPEATS if is_gpu_baseline else None
         return self.options.soak or fewer
+
+    def _is_further_seed(self, variant: Variant, case: Case, kind: RecordKind) -> bool:
+        """Whether the variant was repeated at this shape before, with other data.  Most races do not depend on data."""
+        if kind != "correct":
+            return False
+        return self._first_seeds.get((variant.name, case.shape_id), case.id) != case.id
 
     def _cross_checks(self, variant: Variant, case: Case, device: Device) -> tuple[Variant, ...]:
         """The SDPA backends that support the case on this device; none for a baseline."""

@@ -66,7 +66,7 @@ class Session:
         if self._is_started or self.options.static:
             return
         self._is_started = True
-        self.runner.other_gpu_processes = find_other_gpu_processes()  # before this run starts its own processes
+        self.runner.other_gpu_processes = find_other_gpu_processes()  # a server opens no GPU: its processes do
         self.runner.workers.start()
         if find_gpu() and self.options.timing and not self.options.selftest:
             self.runner.profiler_workers.start()
@@ -75,6 +75,11 @@ class Session:
         """End the servers that were started early if the selected tests turn out not to need them."""
         if self._is_started and not self.builds.anything_runs():
             self.close()
+
+    def let_go(self) -> None:
+        """Let the worker processes end while this process goes on; `close` waits for them."""
+        self.runner.workers.let_go()
+        self.runner.profiler_workers.let_go()
 
     def close(self) -> None:
         """End the worker processes."""

@@ -8,10 +8,12 @@ python -m pytest_fa.worker --resident LOCK SOCKET MINUTES IDENTITY   the residen
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -42,7 +44,8 @@ def _serve(control: socket.socket) -> None:
     poll.register(control, select.POLLHUP)
     if poll.poll(0):
         return  # the client ended before the kernel was told to end this process with it
-    from pytest_fa.worker.process import flush_output, serve  # noqa: PLC0415  # imports torch
+    with _without_collection():
+        from pytest_fa.worker.process import flush_output, serve  # noqa: PLC0415  # imports torch
 
     serve(control)
     flush_output()
@@ -50,10 +53,20 @@ def _serve(control: socket.socket) -> None:
 
 
 def _reside(lock: int, path: Path, idle_seconds: float, identity: str) -> None:
-    from pytest_fa.worker.resident_process import serve_runs  # noqa: PLC0415  # imports torch
+    with _without_collection():
+        from pytest_fa.worker.resident_process import serve_runs  # noqa: PLC0415  # imports torch
 
     os.set_inheritable(lock, False)  # the parameter has no other name
     serve_runs(identity, lock, path, idle_seconds)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage during imports, nor later among what they made: it is little, and each search takes 0.1 s."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 def _run_file(path: Path) -> int:

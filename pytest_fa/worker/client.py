@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
@@ -92,9 +91,7 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> None:
@@ -176,14 +173,20 @@ class Workers:
         if ended and self._server is not None:
             self._server.end(*ended)
 
-    def close(self) -> None:
-        """End the server, which ends its workers at once, with every process that they started."""
+    def let_go(self) -> None:
+        """Let the server end, which ends its workers at once, with every process that they started; do not wait."""
         for worker in filter(None, (*self._candidates, self._judge)):
             worker.close()
         self._candidates, self._judge = [], None
-        if self._server is not None:
+        if self._server:
+            self._server.let_go()
+
+    def close(self) -> None:
+        """End the server and its workers, and wait until they have ended."""
+        self.let_go()
+        if self._server:
             self._server.close()
-            self._server = None
+        self._server = None
 
     def _end_judge(self) -> None:
         if self._judge is not None and self._server is not None:

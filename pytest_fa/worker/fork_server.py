@@ -21,7 +21,14 @@ from typing import IO, Literal
 from pytest_fa.build.keys import PACKAGE
 from pytest_fa.candidate.channel import Channel, channel_pair
 from pytest_fa.errors import FaError
-from pytest_fa.processes import MARK, kill_all, marked_with, read_scheduling, restore_scheduling
+from pytest_fa.processes import (
+    MARK,
+    kill_all,
+    marked_with,
+    read_scheduling,
+    restore_scheduling,
+    wait_for_child,
+)
 from pytest_fa.records.text import printable
 from pytest_fa.worker.resident import ForkedServer, fork_from_resident, replace_resident
 
@@ -134,22 +141,33 @@ class ForkServer:
             answer = b""
         return int(answer) if answer else None
 
-    def close(self) -> None:
-        """End the server, its workers, and every process that they started."""
+    def let_go(self) -> None:
+        """Let the server end its workers, and then itself."""
         self._control.close()
         if not self._has_forked:  # it may still be importing torch, and it has no children to end
             self._process.kill()
+
+    def close(self) -> None:
+        """End the server, its workers, and every process that they started."""
+        self.let_go()
         try:
-            self._process.wait(timeout=END_SECONDS)
+            self._wait()
         except subprocess.TimeoutExpired:
             self._process.kill()
         kill_all(lambda: marked_with(self._mark))
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=END_SECONDS)  # a killed process loses its environment before it has ended
+            self._wait()  # a killed process loses its environment before it has ended
         _LIVE.discard(self._process.pid)
         self._log.close()
         if self._outdated:
             replace_resident(self._outdated)
+
+    def _wait(self) -> None:
+        """Wait for the end of the server.  Raises `subprocess.TimeoutExpired`."""
+        if isinstance(self._process, ForkedServer):
+            self._process.wait(END_SECONDS)
+        elif self._process.returncode is None:
+            wait_for_child(self._process, END_SECONDS)
 
     @property
     def log(self) -> int:

@@ -25,11 +25,12 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
 
     `library` is the path of the variant's built library; None if the variant is not compiled.  `file_hashes` has the
     sha256 of the library and of each file beside it; a process that loads the library requires them.  A judged call is
-    repeated `repeats` times; None means the default.  With `property_name`, that property is checked
-    instead of the output.  `cross_checks` are the SDPA backends that are judged on the same inputs if the output is
-    wrong.  A launch that has not returned after `watchdog_seconds` counts as hung.  `warm_ups` calls precede the judged
-    call, outside its NVTX range.  With `without_attention`, one call is also judged in a process in which torch's own
-    attention computes something else.
+    repeated `repeats` times; None means the default.  With `is_further_seed`, this shape was repeated with other data
+    before, and the default is at most a tenth as many.  With `property_name`, that property is checked instead of the
+    output.  `cross_checks` are the SDPA backends that are judged on the same inputs if the output is wrong.  A launch
+    that has not returned after `watchdog_seconds` counts as hung.  `warm_ups` calls precede the judged call, outside
+    its NVTX range.  With `without_attention`, one call is also judged in a process in which torch's own attention
+    computes something else.
     """
 
     variant: Variant
@@ -46,6 +47,7 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     warm_ups: int = 0
     file_hashes: dict[str, str] = {}
     without_attention: bool = False
+    is_further_seed: bool = False
 
     @property
     def id(self) -> str:

@@ -241,6 +241,7 @@ def _repeat_call(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages
             job.repeats,
             stages.announce_launch,
             keep_farthest=not job.variant.deterministic,
+            is_further_seed=job.is_further_seed,
         )
         launch.require_untouched()
 

@@ -63,7 +63,7 @@ class ProfilerWorkers(Workers):
         self._preparing = None
         super().end_worker()
 
-    def close(self) -> None:
-        """End the server, which ends the process at once."""
+    def let_go(self) -> None:
+        """Let the server end, which ends the process at once."""
         self._preparing = None
-        super().close()
+        super().let_go()

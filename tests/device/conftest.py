@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,10 @@ __all__ = ["new_project", "project", "resident_server"]
 Built = tuple[Variant, str]
 BuildSource = Callable[..., Built]
 
+# Their times, counters, or what a kernel left in shared memory would change with other kernels on the GPU.
+NEED_A_QUIET_GPU = frozenset(
+    f"test_{name}" for name in ("bottleneck", "measure", "pipes", "poison_smem", "probes", "profile", "trust")
+)
 DENIED = ("not-installed", "permission", "unsupported-runtime", "busy")
 CASE = parse_case("b1h8s512d64-fp16-seed0")
 
@@ -37,12 +42,16 @@ supports: {dtype: [fp16, bf16], causal: [none, top_left, bottom_right], layout: 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this folder: it needs a GPU and a compiler, and must not share the GPU with other tests."""
+    """Mark every test of this folder; those that need the GPU for themselves are skipped under pytest-xdist."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.needs_gpu)
-            item.add_marker(pytest.mark.needs_nvcc)
-            item.add_marker(pytest.mark.alone)
+        if Path(__file__).parent not in item.path.parents:
+            continue
+        for marker in ("needs_gpu", "needs_nvcc", "alone"):
+            item.add_marker(marker)
+        if item.path.stem in NEED_A_QUIET_GPU:
+            item.add_marker("quiet_gpu")
+            if "PYTEST_XDIST_WORKER" in os.environ:
+                item.add_marker(pytest.mark.skip(reason="needs the GPU for itself: run -m quiet_gpu without -n"))
 
 
 @pytest.fixture

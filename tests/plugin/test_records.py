@@ -11,6 +11,7 @@ import pytest
 from pytest_fa.records.log import read_records
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record
+from tests.factories import PYTHON_SOURCE
 from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
 
 SECOND = f"{SHAPE}-seed1"
@@ -66,6 +67,31 @@ def test_one_line_for_each_case(kept: Kept) -> None:
         ("correct", f"wrong-{CASE}", "wrong"),
         ("speed", f"good-{CASE}", "ok"),
     ]
+
+
+def test_a_second_seed_has_a_tenth_of_the_repeats(kept: Kept) -> None:
+    """On the CPU, the first seed of a shape is repeated up to 100 times, and another seed 10 times."""
+    counts = {line.id: line.repeats.count for line in read_records(kept.saved_path) if line.repeats}
+    assert counts[f"good-{SECOND}"] == 10
+    assert 10 < counts[f"good-{CASE}"] <= 100
+
+
+def test_a_seed_after_a_crash_has_all_repeats(new_project: NewProject) -> None:
+    """A seed that was never repeated does not reduce the repeats of the next one."""
+    project = new_project("crash_first")
+    crash = """\
+    import os, pathlib
+    if not os.path.exists("seen"):
+        pathlib.Path("seen").touch()
+        os._exit(3)
+"""
+    project.python_variant("crashes", PYTHON_SOURCE.replace("    scores =", crash + "    scores =", 1))
+    project.suite(f"--fa-case={CASE},{SECOND}", "--fa-variant=crashes", "-k", "test_correct")
+    (log,) = project.logs
+    crashed, other = (read_record(line) for line in log.read_bytes().splitlines())
+    assert (crashed.outcome, crashed.repeats, other.outcome) == ("crashed", None, "ok")
+    assert other.repeats is not None
+    assert other.repeats.count > 10
 
 
 def test_a_line_has_every_field(kept: Kept) -> None:
@@ -129,6 +155,20 @@ def test_table_has_a_row_for_each_variant(kept: Kept) -> None:
     """The terminal shows one row for each variant and shape, with its verdict."""
     rows = [line.split()[:3] for line in kept.first.all_lines if line.startswith(("  good ", "  wrong "))]
     assert rows == [["good", "ok", "2/2"], ["wrong", "WRONG", "1/1"]]
+
+
+def test_a_run_without_times_keeps_the_saved_ones(project: Project) -> None:
+    """With --benchmark-disable nothing is timed, and --fa-save leaves the times of an earlier run as they are."""
+    project.python_variant("good")
+    project.suite(ONE_CASE, "-k", "good and (test_correct or test_speed)", "--fa-save")
+    saved = project.folder / "profiles" / "cpu" / "good.jsonl"
+    before = {record.kind: record for record in read_records(saved)}
+    assert before["speed"].speed is not None
+
+    project.suite(ONE_CASE, "-k", "good and (test_correct or test_speed)", "--fa-save", "--benchmark-disable")
+    after = {record.kind: record for record in read_records(saved)}
+    assert after["speed"] == before["speed"]
+    assert after["correct"].measured_at > before["correct"].measured_at
 
 
 def test_folders_can_be_moved(project: Project) -> None:

@@ -79,7 +79,8 @@ def gate_table(records: list[Record]) -> PageTable | None:
         PageRow(
             (
                 PageCell(variant, is_text=True),
-                PageCell(f"{gate.verdict} (below {gate.ratio:g})", is_text=True),
+                PageCell(gate.verdict, is_text=True),
+                PageCell(f"below {gate.ratio:g}", is_text=True),
                 PageCell(_figure(pair.ratio)),
                 PageCell(f"{_figure(pair.low)} to {_figure(pair.high)}"),
                 PageCell(pair.samples.baseline, is_text=True),
@@ -91,7 +92,7 @@ def gate_table(records: list[Record]) -> PageTable | None:
         for variant, gate in gates
         for pair in gate.pairs
     ]
-    names = ("variant", "verdict", "ratio", INTERVAL, "baseline", "shape", "processes")
+    names = ("variant", "verdict", "asked", "ratio", INTERVAL, "baseline", "shape", "processes")
     headers = tuple(PageCell(name, is_text=name not in ("ratio", INTERVAL, "processes")) for name in names)
     finding = "both kernels in the same fresh processes; the ratio is the candidate's time divided by the baseline's"
     return PageTable("Gates", finding, headers, tuple(rows), is_open=True) if rows else None

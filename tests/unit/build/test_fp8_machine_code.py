@@ -21,8 +21,8 @@ PRODUCTS = {
     "fp8_wgmma": {64: (128, 64), 128: (128, 128)},
     "fp8_overlap": {64: (128, 64), 128: (128, 128)},
     "fp8_sum": {64: (128, 72), 128: (128, 136)},
-    "fp8_tiles": {64: (128, 72), 128: (192, 136)},
-    "fp8_max": {64: (128, 72), 128: (192, 136)},
+    "fp8_tiles": {64: (96, 72), 128: (128, 136)},
+    "fp8_max": {64: (96, 72), 128: (128, 136)},
 }
 STEP = 32
 COPIES = 3  # of each product: the first key tile, those with a mask, and those without

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 WARP = 32
-_SPANS = {1: 128, 2: 64}  # the bytes of a swizzle, by bits 62 and 63 of a descriptor
+_SPANS = {1: 128, 2: 64, 3: 32}  # the bytes of a swizzle, by bits 62 and 63 of a descriptor
 
 Memory = list[int | tuple[int, ...] | None]  # shared memory, one entry per byte; its first byte has the address 0
 
 
 def swizzled(address: int, span: int) -> int:
-    """The address at which a byte lies: its 16-byte chunk moves within the span, by bits 7 to 9 of the address."""
+    """The address at which a byte lies: its 16-byte chunk moves within the span, by bits 7 and up of the address."""
     return address ^ (address >> 7) % (span // 16) * 16
 
 

@@ -178,6 +178,26 @@ def test_gates() -> None:
     assert _answers("fast", [GATES[0]], [other]) == [("NOT COMPARABLE", "other GPUs: NVIDIA H200 and NVIDIA H100")]
 
 
+def test_a_gate_that_ends_without_a_verdict_here() -> None:
+    """A candidate that is wrong here contradicts the bundle; a machine on which the gate cannot run says nothing."""
+    failed = msgspec.structs.replace(GATES[0], gate=None, outcome="wrong", message="wrong: too slow\nmore")
+    expected = ("NOT REPRODUCED", "the verdict was PASS, here the gate ended as wrong: too slow")
+    assert _answers("fast", [GATES[0]], [failed]) == [expected]
+    undecided = msgspec.structs.replace(failed, outcome="inconclusive", message="clocks changed")
+    expected = ("INCONCLUSIVE", "the verdict was PASS, here there is none: clocks changed")
+    assert _answers("fast", [GATES[0]], [undecided]) == [expected]
+    skipped = msgspec.structs.replace(failed, outcome="not_measured")
+    assert [each for each, _ in _answers("fast", [GATES[0]], [skipped])] == ["NOT COMPARABLE"]
+
+
+@pytest.mark.parametrize("verdict", ["PASS", "FAIL"])
+def test_a_gate_without_a_verdict_in_the_bundle(verdict: str) -> None:
+    """A verdict here neither repeats nor contradicts that of a gate which had none."""
+    ((answer, reason),) = _answers("fast", [_gate_with(verdict="INCONCLUSIVE")], [_gate_with(verdict=verdict)])
+    assert answer == "INCONCLUSIVE"
+    assert reason.startswith(f"the bundle has no verdict, here it is {verdict}; ")
+
+
 def test_text() -> None:
     """Each item that was not reproduced has a line; the last line is the answer with the counts."""
     items = (Replayed("a", "REPRODUCED", "ok"), Replayed("b", "NOT COMPARABLE", "no GPU"))

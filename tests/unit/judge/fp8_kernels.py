@@ -1,8 +1,8 @@
 """Simulated e4m3 kernels, right and wrong, on quantised inputs.
 
-They run in torch, also on the CPU, with the roundings of a kernel whose two matrix products read e4m3: scores in
-float32, P scaled into the range of e4m3 and rounded, O accumulated in float32 or in the 13 mantissa bits that Hopper's
-matrix units keep of a sum of e4m3 products.
+They run in torch, also on the CPU, with the roundings of a kernel whose two matrix products read e4m3: P is scaled into
+the range of e4m3 and rounded, and S, O and the row sum are added in float32 or like a sum of e4m3 products in Hopper's
+matrix units, which is `e4m3_sums`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_fa.run.inputs import Inputs
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.run.inputs import Inputs, Output, make_inputs
 from pytest_fa.run.quantised import E4M3, E4M3_MAX, Descales
+from tests.unit.judge.e4m3_sums import hopper_matmul
 
-KEYS_PER_STEP = 32  # of a matrix instruction in e4m3
 GROUP = 16  # keys whose order a kernel may permute in P and in V alike
 _LOWEST = torch.finfo(torch.float32).min  # replaces a maximum of -inf in a row that saw no key
-_DROPPED_BITS = 23 - 13  # of a float32, of which the accumulator keeps 13
+ALL_KEYS = 2**30
 
 
 class Fp8Kernel(NamedTuple):
@@ -30,8 +31,9 @@ class Fp8Kernel(NamedTuple):
     p_scale: float = 256.0  # factor of P <= 1 before it is rounded to e4m3
     lazy_log2: float = 0.0  # the row maximum is raised only if a score exceeds it by this, in powers of two
     exp_in_fp16: bool = False  # the argument and the result of exp2 are fp16
-    accumulates: int = 0  # keys after which a sum of 13 bits is added to float32; 0: all sums are in float32
-    sum_of_rounded_p: bool = False  # the row sum adds P as it is rounded, in the same accumulator as O
+    s_in_13_bits: bool = False
+    accumulates: int = 0  # keys after which O in 13 bits is added to float32; 0: O is in float32
+    sum_accumulates: int = 0  # the same for the row sum of rounded P; 0: that of exact P is in float32
     divides_p: bool = False  # P is divided by its row sum before it is rounded
     descale_shift: int = 0  # the descales of K and V are those of the head this many places further on
     omits_k_descale: bool = False
@@ -49,21 +51,26 @@ RIGHT: dict[str, Fp8Kernel] = {
     "P times 448": Fp8Kernel(p_scale=448.0),
     "maximum raised lazily": Fp8Kernel(p_scale=16.0, lazy_log2=4.0),
     "exp2 in fp16": Fp8Kernel(exp_in_fp16=True),
-    "two accumulators, tiles of 128": Fp8Kernel(tile=128, accumulates=128),
-    "two accumulators, every 512 keys": Fp8Kernel(tile=128, accumulates=512),
-    "row sum in the accumulator of O": Fp8Kernel(tile=128, accumulates=2**30, sum_of_rounded_p=True),
+    "13 bits, every 128 keys": Fp8Kernel(tile=128, accumulates=128),
+    "13 bits, every 192 keys": Fp8Kernel(tile=192, accumulates=192),
+    "13 bits, every 96 keys, row sum too": Fp8Kernel(tile=96, accumulates=96, sum_accumulates=96),
+    "the same, S too, maximum raised lazily": Fp8Kernel(
+        tile=96, p_scale=16.0, lazy_log2=4.0, s_in_13_bits=True, accumulates=96, sum_accumulates=96
+    ),
 }
 
 WRONG: dict[str, Fp8Kernel] = {
     "descales of another head": Fp8Kernel(descale_shift=1),
     "descale of K missing": Fp8Kernel(omits_k_descale=True),
     "P not scaled": Fp8Kernel(p_scale=1.0),
-    "P normalised and not scaled": Fp8Kernel(tile=2**30, p_scale=1.0, divides_p=True),
+    "P normalised and not scaled": Fp8Kernel(tile=ALL_KEYS, p_scale=1.0, divides_p=True),
     "no saturation": Fp8Kernel(p_scale=512.0, saturates=False),
     "P scaled past 448": Fp8Kernel(p_scale=512.0),
     "two keys of 16 swapped": Fp8Kernel(swaps_keys=True),
     "V transposed wrongly": Fp8Kernel(v_transpose="rows"),
-    "13 bits for all keys": Fp8Kernel(tile=128, accumulates=2**30),
+    "13 bits, every 512 keys": Fp8Kernel(tile=128, accumulates=512),
+    "13 bits for all keys": Fp8Kernel(tile=128, accumulates=ALL_KEYS),
+    "13 bits for all keys, row sum every 512": Fp8Kernel(tile=128, accumulates=ALL_KEYS, sum_accumulates=512),
 }
 
 
@@ -77,6 +84,11 @@ class _State(NamedTuple):
 
 def simulate_fp8(inputs: Inputs, kernel: Fp8Kernel) -> torch.Tensor:
     """Compute the output of a simulated kernel, [batch, heads, seq_q, head_dim] in the output's dtype."""
+    return simulate_fp8_with_lse(inputs, kernel).out
+
+
+def simulate_fp8_with_lse(inputs: Inputs, kernel: Fp8Kernel) -> Output:
+    """Compute the output and the log-sum-exp of a simulated kernel."""
     inputs = _per_query_head(inputs, kernel)
     length = inputs.k.shape[2]
     starts = list(range(0, length, kernel.tile))
@@ -91,7 +103,8 @@ def simulate_fp8(inputs: Inputs, kernel: Fp8Kernel) -> torch.Tensor:
     l = sum((part.l * weight for part, weight in zip(parts, weights, strict=True)), torch.zeros_like(m))  # noqa: E741
     assert inputs.descales is not None
     out = torch.where(l > 0, o / l, 0.0) * inputs.descales.v[..., None, None]
-    return out.to(inputs.output_dtype)
+    lse = (m + torch.log2(l / kernel.p_scale)) * math.log(2)
+    return Output(out.to(inputs.output_dtype), lse[..., 0])
 
 
 def _per_query_head(inputs: Inputs, kernel: Fp8Kernel) -> Inputs:
@@ -131,27 +144,24 @@ def _attend(inputs: Inputs, kernel: Fp8Kernel, tiles: list[slice]) -> _State:
     assert inputs.descales is not None
     factor = inputs.scale * math.log2(math.e) * (inputs.descales.q * inputs.descales.k)[..., None, None]
     state = _State(torch.zeros_like(q), torch.full_like(q[..., :1], -math.inf), torch.zeros_like(q[..., :1]))
-    inner = _State(torch.zeros_like(q), state.m, torch.zeros_like(state.l))  # the accumulator of 13 bits
+    inner = state  # what is not yet added to float32
     for index, keys in enumerate(tiles):
-        s = _masked(q @ k[:, :, keys].transpose(2, 3) * factor, inputs, keys)
+        s = _masked(_scores(q, k[:, :, keys], kernel) * factor, inputs, keys)
         m, rescale = _raised(state.m, s, kernel)
         argument = s - m.clamp_min(_LOWEST)
         p = torch.exp2(argument.half()).half().float() if kernel.exp_in_fp16 else torch.exp2(argument)
         if kernel.divides_p:  # all keys are one tile
             p = p / p.sum(-1, keepdim=True)
-        rounded = _to_e4m3(p * kernel.p_scale, kernel)
-        state = _State(state.o * rescale, m, state.l * rescale)
-        if not kernel.accumulates:
-            row_sum = p.sum(-1, keepdim=True) * kernel.p_scale
-            state = _State(state.o + rounded @ v[:, :, keys], m, state.l + row_sum)
-            continue
-        inner = _State(_cut(inner.o * rescale), m, inner.l * rescale)
-        inner = _accumulated(inner, rounded, v[:, :, keys], p * kernel.p_scale, kernel)
-        is_full = (index + 1) * kernel.tile % kernel.accumulates == 0
-        if is_full or index == len(tiles) - 1:
-            state = _State(state.o + inner.o, m, state.l + inner.l)
-            inner = _State(torch.zeros_like(q), m, torch.zeros_like(state.l))
+        state, inner = (_State(part.o * rescale, m, part.l * rescale) for part in (state, inner))
+        inner = _added(inner, p * kernel.p_scale, v[:, :, keys], kernel)
+        end = 0 if index == len(tiles) - 1 else (index + 1) * kernel.tile
+        state, inner = _levelled(state, inner, end, kernel)
     return state
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, kernel: Fp8Kernel) -> torch.Tensor:
+    """S of a tile, without its factor."""
+    return hopper_matmul(q, k.transpose(2, 3)) if kernel.s_in_13_bits else q @ k.transpose(2, 3)
 
 
 def _raised(m: torch.Tensor, s: torch.Tensor, kernel: Fp8Kernel) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,20 +172,24 @@ def _raised(m: torch.Tensor, s: torch.Tensor, kernel: Fp8Kernel) -> tuple[torch.
     return m_new, torch.exp2(m - m_new.clamp_min(_LOWEST))
 
 
-def _accumulated(inner: _State, p: torch.Tensor, v: torch.Tensor, exact_p: torch.Tensor, kernel: Fp8Kernel) -> _State:
-    """O after the steps of one tile, each of which is cut to 13 bits; l the same way, or in float32."""
-    o, l = inner.o, inner.l  # noqa: E741  # the papers' name
-    for start in range(0, p.shape[-1], KEYS_PER_STEP):
-        step = slice(start, min(start + KEYS_PER_STEP, p.shape[-1]))
-        o = _cut(o + p[..., step] @ v[:, :, step])
-        if kernel.sum_of_rounded_p:
-            l = _cut(l + p[..., step].sum(-1, keepdim=True))  # noqa: E741
-    return _State(o, inner.m, l if kernel.sum_of_rounded_p else l + exact_p.sum(-1, keepdim=True))
+def _added(inner: _State, p: torch.Tensor, v: torch.Tensor, kernel: Fp8Kernel) -> _State:
+    """O and l after one tile."""
+    rounded = _to_e4m3(p, kernel)
+    if not kernel.accumulates:
+        return _State(inner.o + rounded @ v, inner.m, inner.l + p.sum(-1, keepdim=True))
+    if not kernel.sum_accumulates:
+        return _State(hopper_matmul(rounded, v, inner.o), inner.m, inner.l + p.sum(-1, keepdim=True))
+    with_ones = torch.cat([v, torch.ones_like(v[..., :1])], dim=3)
+    total = hopper_matmul(rounded, with_ones, torch.cat([inner.o, inner.l], dim=3))
+    return _State(total[..., :-1], inner.m, total[..., -1:])
 
 
-def _cut(tensor: torch.Tensor) -> torch.Tensor:
-    """Float32 with 13 bits after the leading one; the others are cut off."""
-    return (tensor.view(torch.int32) & -(1 << _DROPPED_BITS)).view(torch.float32)
+def _levelled(state: _State, inner: _State, end: int, kernel: Fp8Kernel) -> tuple[_State, _State]:
+    """The sums in float32 and the inner ones after `end` keys, or after all keys, for which `end` is 0."""
+    is_full = (end % (keys or 1) == 0 for keys in (kernel.accumulates, kernel.sum_accumulates))
+    o, l = (1.0 if full else 0.0 for full in is_full)  # noqa: E741  # the papers' name
+    added = _State(state.o + inner.o * o, state.m, state.l + inner.l * l)
+    return added, _State(inner.o * (1 - o), inner.m, inner.l * (1 - l))
 
 
 def _to_e4m3(p: torch.Tensor, kernel: Fp8Kernel) -> torch.Tensor:
@@ -195,25 +209,42 @@ def _masked(s: torch.Tensor, inputs: Inputs, keys: slice) -> torch.Tensor:
 
 # -- the table --------------------------------------------------------------------------------------------------------
 
-TABLE_CASES = (
-    "b1h4s512d64-e4m3",
-    "b1h4s512d64-e4m3-outlier",
-    "b1h1s2048d64-e4m3-sk4096",
-    "b1h1s256d64-e4m3-sk16384",
-)
-_PLAIN, _OUTLIER, _LONG, _LONGEST = TABLE_CASES
+TABLE_CASES = {
+    "512 keys": "b1h4s512d64-e4m3",
+    "512 keys, an outlier in a head": "b1h4s512d64-e4m3-outlier",
+    "4096 keys": "b1h1s512d64-e4m3-sk4096",
+    "4096 keys, V full of ones": "b1h1s512d64-e4m3-sk4096",
+    "16384 keys": "b1h1s128d64-e4m3-sk16384",
+}
+_PLAIN, _OUTLIER, _LONG, _ONES, _LONGEST = TABLE_CASES
+_RANDOM_V = (_PLAIN, _OUTLIER, _LONG, _LONGEST)
+
+
+def table_inputs(name: str) -> Inputs:
+    """The inputs of a case of the table with seed 0."""
+    inputs = make_inputs(parse_case(f"{TABLE_CASES[name]}-seed0"), torch.device("cpu"))
+    return with_v_of_ones(inputs) if name == _ONES else inputs
+
+
+def with_v_of_ones(inputs: Inputs) -> Inputs:
+    """The inputs with V full of ones, quantised again."""
+    exact = inputs.exact()
+    return exact._replace(v=torch.ones_like(exact.v)).quantised()
+
 
 # Where each mistake must be rejected.  A case with one head has no other head's descale.  P <= 1 that is rounded
-# without a scale loses what is below 2^-10; that matters only where one key outweighs all others together.  Sums of 13
-# bits are too inexact only if they are long.
+# without a scale loses what is below 2^-10; that matters only where one key outweighs all others together.  Wrong rows
+# of V are equal rows if V is full of ones.  Sums of 13 bits become too small only if their addends have one sign.
 MUST_SHOW: dict[str, tuple[str, ...]] = {
     "descales of another head": (_PLAIN, _OUTLIER),
-    "descale of K missing": TABLE_CASES,
+    "descale of K missing": tuple(TABLE_CASES),
     "P not scaled": (_OUTLIER,),
-    "P normalised and not scaled": TABLE_CASES,
-    "no saturation": TABLE_CASES,
-    "P scaled past 448": TABLE_CASES,
-    "two keys of 16 swapped": TABLE_CASES,
-    "V transposed wrongly": TABLE_CASES,
-    "13 bits for all keys": (_LONG, _LONGEST),
+    "P normalised and not scaled": tuple(TABLE_CASES),
+    "no saturation": tuple(TABLE_CASES),
+    "P scaled past 448": tuple(TABLE_CASES),
+    "two keys of 16 swapped": _RANDOM_V,
+    "V transposed wrongly": _RANDOM_V,
+    "13 bits, every 512 keys": (_ONES,),
+    "13 bits for all keys": (_ONES,),
+    "13 bits for all keys, row sum every 512": (_ONES,),
 }

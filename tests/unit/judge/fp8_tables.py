@@ -18,25 +18,24 @@ from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.records.judged import Check
 from pytest_fa.run.inputs import Inputs, make_inputs
 from pytest_fa.run.quantised import with_special_heads
-from tests.unit.judge.fp8_kernels import RIGHT, TABLE_CASES, WRONG, Fp8Kernel, simulate_fp8
+from tests.unit.judge.fp8_kernels import RIGHT, TABLE_CASES, WRONG, Fp8Kernel, simulate_fp8, table_inputs
 
 PAGE = Path(__file__).parents[3] / "docs" / "fp8.md"
 CPU = torch.device("cpu")
 COST_SHAPES = ("b1h8s64d64", "b1h8s128d64", "b1h8s512d64", "b1h2s1024d64", "b1h1s2048d64", "b1h4s512d128")
-TERMS = {"normal": "", "outlier": ", an outlier in a head"}
 
 
 @functools.lru_cache(maxsize=len(TABLE_CASES))
-def solved(shape: str) -> tuple[Inputs, Truth]:
-    """The inputs of a case with seed 0, and their truth."""
-    inputs = make_inputs(parse_case(f"{shape}-seed0"), CPU)
+def solved(case: str) -> tuple[Inputs, Truth]:
+    """The inputs of a case of the table, and their truth."""
+    inputs = table_inputs(case)
     return inputs, make_truth(inputs, with_spread=True)
 
 
-@functools.lru_cache
-def check_of(kernel: Fp8Kernel, shape: str) -> Check:
-    """The verdict on a simulated kernel at a case with seed 0."""
-    inputs, truth = solved(shape)
+@functools.lru_cache(maxsize=len(TABLE_CASES) * len(RIGHT | WRONG))
+def check_of(kernel: Fp8Kernel, case: str) -> Check:
+    """The verdict on a simulated kernel at a case of the table."""
+    inputs, truth = solved(case)
     return judge(simulate_fp8(inputs, kernel), truth, "fp8")
 
 
@@ -47,12 +46,10 @@ def most_used(check: Check) -> float:
 
 def judged_table() -> str:
     """Each simulated kernel with the largest fraction of a bound that it uses at each case."""
-    cases = [parse_case(f"{shape}-seed0") for shape in TABLE_CASES]
-    keys = [f"{case.seq_k} keys{TERMS[case.data]}" for case in cases]
-    lines = [f"| simulated kernel | {' | '.join(keys)} |", "| --- " * (len(keys) + 1) + "|"]
+    lines = [f"| simulated kernel | {' | '.join(TABLE_CASES)} |", "| --- " * (len(TABLE_CASES) + 1) + "|"]
     for kind, kernels in (("right", RIGHT), ("wrong", WRONG)):
         for name, kernel in kernels.items():
-            cells = [_cell(most_used(check_of(kernel, shape))) for shape in TABLE_CASES]
+            cells = [_cell(most_used(check_of(kernel, case))) for case in TABLE_CASES]
             lines.append(f"| {kind}: {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

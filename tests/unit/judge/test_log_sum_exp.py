@@ -14,6 +14,7 @@ from pytest_fa.judge.log_sum_exp import judge_lse, make_lse_truth
 from pytest_fa.judge.lse_mistakes import explain_lse
 from pytest_fa.judge.truth import hidden_keys, repeated_heads
 from pytest_fa.run.inputs import Inputs, make_inputs, poisoned_lse
+from tests.unit.judge.fp8_kernels import Fp8Kernel, simulate_fp8_with_lse
 
 CASES = (
     "b1h2s150d64-fp16-seed0",
@@ -27,8 +28,8 @@ CPU = torch.device("cpu")
 
 
 def inputs_of(case: str, factor: float = 1.0) -> Inputs:
-    """Return the inputs of a case, with Q multiplied by `factor`."""
-    inputs = make_inputs(parse_case(case), CPU)
+    """Return the values of the inputs of a case, with Q multiplied by `factor`."""
+    inputs = make_inputs(parse_case(case), CPU).exact()
     return inputs._replace(q=inputs.q * factor)
 
 
@@ -77,18 +78,77 @@ MISTAKES: dict[str, Callable[[torch.Tensor, Inputs], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("case", ["b1h2s120d64-fp16-seed0", "b1h4s120d128-bf16-kv2-seed1", "b1h2s120d64-fp32-seed2"])
+MISTAKE_CASES = (
+    "b1h2s120d64-fp16-seed0",
+    "b1h4s120d128-bf16-kv2-seed1",
+    "b1h2s120d64-fp32-seed2",
+    "b1h2s120d64-e4m3-seed0",
+    "b1h4s120d128-e4m3-kv2-seed1",
+    "b1h4s120d64-e4m3-outlier-seed2",
+    "b1h2s120d128-e4m3-out_bf16-tiny-seed3",
+)
+
+
+@pytest.mark.parametrize("case", MISTAKE_CASES)
 @pytest.mark.parametrize("cause", MISTAKES)
 def test_a_mistake_is_caught_and_named(cause: str, case: str) -> None:
     """log2 in place of ln, no scale, no row max, no last tile, and another row's value break the bound many times."""
     inputs = inputs_of(case)
-    lse, truth = MISTAKES[cause](scores_of(inputs), inputs).float(), make_lse_truth(inputs)
+    policy = "fp8" if "e4m3" in case else "same_precision"
+    lse, truth = MISTAKES[cause](scores_of(inputs), inputs).float(), make_lse_truth(inputs, policy=policy)
     bound, check = judge_lse(lse, truth)
     assert (bound.holds, bound.name) == (False, "lse")
     assert bound.used is not None
     assert bound.used > 5
     assert check.bad_count > 0.9 * check.row_count
     assert cause in explain_lse(lse, truth, inputs)
+
+
+# The first gives all keys of a row similar weights, and the others give a few keys nearly all the weight.
+E4M3_DATA: dict[str, Callable[[Inputs], Inputs]] = {
+    "": lambda values: values,
+    "scores 4 times as large": lambda values: values._replace(q=values.q * 4),
+    "scores 30 times as large": lambda values: values._replace(q=values.q * 30),
+    "scores -30 times as large": lambda values: values._replace(q=values.q * -30),
+    "keys shifted by 4": lambda values: values._replace(k=values.k + 4),
+}
+E4M3_CASES = (
+    "b2h4s77d64-e4m3-causal-kv2-outlier-seed0",
+    "b1h4s150d128-e4m3-outlier-seed0",
+    "b1h4s300d64-e4m3-seed0",
+    "b1h2s300d128-e4m3-tiny-seed1",
+    "b1h4s150d64-e4m3-sk5-seed2",
+    "b1h4s150d128-e4m3-sk1-seed3",
+    "b1h1s64d64-e4m3-sk4096-seed4",
+)
+IN_13_BITS = Fp8Kernel(tile=128, s_in_13_bits=True)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("data", E4M3_DATA)
+@pytest.mark.parametrize("case", E4M3_CASES)
+def test_scores_in_13_bits(case: str, data: str) -> None:
+    """Scores that Hopper's matrix units add in 13 bits use at most 0.6 of the bound, with P exact or rounded."""
+    inputs = E4M3_DATA[data](inputs_of(case)).quantised()
+    truth = make_lse_truth(inputs, policy="fp8")
+    for kernel in (IN_13_BITS, IN_13_BITS._replace(accumulates=128, sum_accumulates=128)):
+        output = simulate_fp8_with_lse(inputs, kernel)
+        assert output.lse is not None
+        bound, check = judge_lse(output.lse, truth)
+        assert (bound.holds, check.bad_count) == (True, 0)
+        assert bound.used is not None
+        assert bound.used < 0.6
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_scores_in_13_bits_need_their_part_of_the_bound() -> None:
+    """Where one product outweighs the others, the error of a right kernel exceeds the other parts of the bound."""
+    inputs = make_inputs(parse_case(E4M3_CASES[0]), CPU)
+    lse = [simulate_fp8_with_lse(inputs, Fp8Kernel(tile=128, s_in_13_bits=cut)).lse for cut in (False, True)]
+    truth = make_lse_truth(inputs, policy="fp8")
+    errors = [float((value - truth.exact).abs().max()) for value in lse if value is not None]
+    assert errors[0] < 1e-3
+    assert errors[1] > 0.12 + 2.0**-9
 
 
 @pytest.mark.parametrize(("case", "least_used"), [("b1h2s64d64-fp16-sk1023-seed0", 3), ("b1h2s64d64-bf16-seed0", 3)])

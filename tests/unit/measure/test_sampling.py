@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterable
 
 import pytest
+from scipy.special import stdtrit
 
 from pytest_fa.measure.sampling import (
     FEWEST_SAMPLES,
     MOST_SAMPLES,
     SETTLING_LIMIT,
+    T_QUANTILES,
     precision,
     sample_until_precise,
     settle,
@@ -111,3 +114,12 @@ def test_slowed_samples_are_dropped_and_counted(every: int, *, throttled: bool) 
     count = itertools.count(1)
     result = sample_until_precise("m", lambda: 5.0, 1, lambda: next(count) % every == 0, now=lambda: 0.0)
     assert (result.dropped > 0, result.is_throttled, len(result.samples_us) > 0) == (True, throttled, True)
+
+
+def test_quantiles_are_those_of_scipy() -> None:
+    """The quantiles that are written down, and one for more samples than they cover, are those of scipy."""
+    expected = [float(stdtrit(degrees, 0.975)) for degrees in range(1, len(T_QUANTILES) + 1)]
+    assert pytest.approx(expected, rel=1e-8) == list(T_QUANTILES)  # earlier versions of scipy are less precise
+    samples = [1.0, 2.0] * len(T_QUANTILES)
+    half_width = float(stdtrit(len(samples) - 1, 0.975)) * statistics.stdev(samples) / math.sqrt(len(samples))
+    assert precision(samples) == pytest.approx(half_width / statistics.fmean(samples), rel=1e-12)

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from pytest_fa.candidate import candidate as candidate_module
-from pytest_fa.candidate.candidate import Candidate
+from pytest_fa.candidate.candidate import Candidate, CommandTimes
 from pytest_fa.candidate.commands import Allocated, Run
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.measure import timed_series
 from pytest_fa.measure.fresh_data import FreshData, Place
 from pytest_fa.measure.timed_series import TimedSeries
 from pytest_fa.run.inputs import is_poison, make_inputs
@@ -122,3 +123,25 @@ def test_a_place_is_a_view() -> None:
     out = torch.zeros(2, 3, 4, 5)
     Place(1, 1, 2).head_of([torch.zeros(0), out]).fill_(1)
     assert (int(out.sum()), int(out[1, 2].sum())) == (20, 20)
+
+
+@pytest.mark.parametrize(
+    ("times_us", "shortest_us", "runs"),
+    [([90.0, 95.0, 99.0], 90.0, 3), ([150.0] * 6 + [99.0], 99.0, 7), ([150.0] * 12, 150.0, 12)],
+    ids=["quiet", "busy for a while", "work is skipped"],
+)
+def test_a_proof_is_repeated_while_all_runs_are_too_long(
+    times_us: list[float], shortest_us: float, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disturbance delays some runs, so that more runs follow; work that is skipped delays all twelve."""
+    monkeypatch.setattr(timed_series, "PROOF_PAUSE_SECONDS", 0.0)
+    series = TimedSeries(fresh_data(), "proof", 8, graph=False)
+    measured, left = series.time, iter(times_us)
+
+    def time_of_list(heads: int) -> CommandTimes:
+        return measured(heads=heads)._replace(outside_us=next(left))
+
+    monkeypatch.setattr(series, "time", time_of_list)
+    proof_us, written = series.proof(100.0)
+    assert (proof_us, len(list(left))) == (shortest_us, 0)
+    assert len(written) == runs * (1 + timed_series.PROOF_HEADS)

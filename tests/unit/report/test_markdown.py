@@ -11,6 +11,7 @@ from pytest_fa.profile import presets
 from pytest_fa.records.judged import Bound
 from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Record, to_json
+from pytest_fa.records.timing import Agreement
 from pytest_fa.records.tool_results import CountedKernel, NsightReport
 from pytest_fa.report.blocks import TableProblem
 from pytest_fa.report.markdown import main, rewrite
@@ -191,6 +192,23 @@ def test_bandwidth_needs_ceilings_and_records(timed_decode: Path) -> None:
     (timed_decode / "profiles" / "cpu" / "ceilings.json").unlink()
     with pytest.raises(TableProblem, match=r"there is no ceilings\.json in profiles/cpu"):
         rewrite(BANDWIDTH.format(DECODE_SHAPE), timed_decode)
+
+
+def test_an_unconfirmed_time_is_marked_and_has_no_ratio(tmp_path: Path) -> None:
+    """A time that the profiler contradicts stands in the table with a `!`, and no ratio refers to it."""
+    contradicted = msgspec.structs.replace(speed(50.0), agreement=Agreement(valid=False, reason="profiler 60 us"))
+    for name, other in (("confirmed", speed(50.0)), ("contradicted", contradicted)):
+        times = {"mine": speed(40.0), "other": other}
+        saved = [record(variant, case=f"{SHAPE}-seed0", kind="speed", speed=each) for variant, each in times.items()]
+        save_records(saved, tmp_path / name)
+        words = f"profiles={name}/cpu cases={SHAPE} variants=mine,other against=other"
+        row = rewrite(f"<!-- fa-shapes {words} -->\n<!-- /fa-shapes -->\n", tmp_path).splitlines()[-3]
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert cells[2:] == [
+            "40.00",
+            cells[3],
+            *{"confirmed": ["50.00", "0.800"], "contradicted": ["50.00!", "-"]}[name],
+        ]
 
 
 def test_shapes_are_compared_with_one_of_their_variants(tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ def colors(browser: str, page: Path, width: int, scheme: str) -> list[tuple[int,
 def page(tmp_path: Path) -> Path:
     """The report of a small run with everything in it."""
     path = tmp_path / "report.html"
-    path.write_bytes(html_report(small_run(), PageFacts("a run", H200.parent)))
+    path.write_bytes(
+        html_report(small_run(), PageFacts("repro_bundle_0123456789ab_20260101T000000Z.tar.gz", H200.parent))
+    )
     return path
 
 

@@ -21,7 +21,7 @@ from pytest_fa.records.judged import Bound, Check
 from pytest_fa.records.record import Stage
 from pytest_fa.records.timing import Clocks, LaunchedKernel, Speed, Timing
 from pytest_fa.worker import __main__ as program
-from pytest_fa.worker import client, jobs
+from pytest_fa.worker import client, fork_server, jobs
 from pytest_fa.worker.client import WorkerError, Workers
 from pytest_fa.worker.jobs import CaseJob, CaseResult, read_job
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant, variant
@@ -264,6 +264,32 @@ def test_closing_ends_every_process(job_of: JobOf) -> None:
     assert [pid for pid in pids if not wait_until_gone(pid)] == []
 
 
+def test_what_was_let_go_ends_by_itself(job_of: JobOf) -> None:
+    """After `let_go` all processes end without `close`; a later job runs on a new server."""
+    workers = Workers()
+    try:
+        assert workers.run(job_of()).outcome == "ok"
+        assert workers._server is not None
+        assert workers._judge is not None
+        server, pids = workers._server.pid, [workers._judge.pid, *(each.pid for each in workers._candidates)]
+
+        workers.let_go()
+
+        assert [pid for pid in pids if not wait_until_gone(pid)] == []
+        assert workers.run(job_of()).outcome == "ok"
+        assert workers._server.pid != server
+    finally:
+        workers.close()
+
+
+def test_a_server_imports_only_what_every_run_needs() -> None:
+    """A server imports neither scipy nor the compiler of torch.compile, which take as long as a check."""
+    slow = "{'scipy', 'sympy', 'torch._dynamo'}"
+    code = f"import sys, pytest_fa.worker.process; print(*{slow} & set(sys.modules), end='')"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == ""
+
+
 def test_close_before_start() -> None:
     """`close` of `Workers` that were never started starts no process and raises nothing."""
     workers = Workers()
@@ -283,6 +309,23 @@ def test_close_kills_an_unused_server() -> None:
 
     workers.close()
 
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_close_kills_a_server_that_does_not_end(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is stopped is killed after one time limit, and not after two."""
+    monkeypatch.setattr(fork_server, "END_SECONDS", 2.0)
+    workers = Workers()
+    assert workers.run(job_of()).outcome == "ok"
+    assert workers._server is not None
+    process = workers._server._process
+    assert isinstance(process, subprocess.Popen)
+    os.kill(process.pid, signal.SIGSTOP)
+
+    start = time.monotonic()
+    workers.close()
+
+    assert 2.0 <= time.monotonic() - start < 3.5
     assert process.returncode == -signal.SIGKILL
 
 

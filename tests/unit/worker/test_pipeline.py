@@ -463,6 +463,14 @@ def test_repeats_fill_their_time(job_of: JobOf) -> None:
     assert result.repeats.count == 100
 
 
+def test_a_further_seed_is_repeated_less(job_of: JobOf) -> None:
+    """Another seed of a shape is repeated 10 times by default, and as often as `repeats` says."""
+    for requested, made in ((None, 10), (12, 12)):
+        result = run_case(job_of(case="b1h1s1d64-fp16-seed1", repeats=requested, is_further_seed=True))
+        assert result.repeats is not None
+        assert result.repeats.count == made
+
+
 def test_output_that_changes(job_of: JobOf) -> None:
     """An output that is within its bounds but differs from call to call is wrong; the first differing place is kept."""
     result = run_case(job_of(FLICKERS, repeats=12))
