@@ -53,6 +53,8 @@ from pytest_fa.run.module import Allocate, CudaForward, open_forward
 from pytest_fa.run.nvtx_range import nvtx_range
 from pytest_fa.run.output import require_output
 
+NO_TOOLS_WANTED = "the variant was opened without them"
+
 Opening = Callable[[Open, Allocate], AbstractContextManager[Forward]]  # loads what a command names
 
 
@@ -113,7 +115,8 @@ class Agent:
         self._scope.close()
         self.device = open_device(command.device)
         self._opened = command
-        self._tools, why_no_tools = _find_tools(self.device)
+        synchronize(self.device)  # makes the CUDA context
+        self._tools, why_no_tools = _find_tools(self.device) if command.tools else (None, NO_TOOLS_WANTED)
         self._forward = self._scope.enter_context(self._opening(command, self._allocate))
         return Done(why_no_tools=why_no_tools, compiles=bool(loaded_compilers() - self._loaded_before))
 

@@ -99,11 +99,23 @@ class Candidate:
         candidate.open(None, None, device, computes)
         return candidate
 
-    def open(self, variant: Variant | None, library: str | None, device: Device, computes: Computes) -> None:
-        """Load a variant.  Raises what the loading raises, and `NoSharing` before it, if no memory can be shared."""
+    def open(
+        self,
+        variant: Variant | None,
+        library: str | None,
+        device: Device,
+        computes: Computes,
+        *,
+        tools: bool = True,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """Load a variant.  Raises what the loading raises, and `NoSharing` before it, if no memory can be shared.
+
+        Without `tools`, no disturbance and no `Cold` is possible.  `meanwhile` is called while the variant is loaded.
+        """
         if self._lending is None and isinstance(self._connection, Remote):
             require_sharing(torch.device(device))
-        opened = self.ask(Open(variant, library, device, computes), OPEN_SECONDS)
+        opened = self.ask(Open(variant, library, device, computes, tools), OPEN_SECONDS, meanwhile)
         if self._lending is None or torch.device(device) != self.device:
             if isinstance(self._lending, OtherProcess):
                 self._lending.give_up()
@@ -119,10 +131,12 @@ class Candidate:
             raise FaError("no variant is open")
         return self._lending
 
-    def ask(self, command: Command, seconds: float | None = None) -> Done:
-        """Have a command carried out."""
+    def ask(
+        self, command: Command, seconds: float | None = None, meanwhile: Callable[[], object] | None = None
+    ) -> Done:
+        """Have a command carried out, and call `meanwhile` while that runs."""
         with self._first_call(command) as limit_seconds:
-            return self._connection.ask(command, seconds or limit_seconds)
+            return self._connection.ask(command, seconds or limit_seconds, meanwhile=meanwhile)
 
     @contextmanager
     def _first_call(self, command: Command) -> Iterator[float]:

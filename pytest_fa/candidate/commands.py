@@ -69,13 +69,15 @@ class Series(msgspec.Struct, frozen=True):
 class Open(msgspec.Struct, frozen=True, tag="open"):
     """Open the device and load the variant, whose built library is `library`.
 
-    There is no variant where a function of this process is used as it is.
+    There is no variant where a function of this process is used as it is.  Without `tools`, the kernels of
+    `DeviceTools` are not compiled, and commands that need them cannot be carried out.
     """
 
     variant: Variant | None
     library: str | None
     device: Device
     computes: Computes
+    tools: bool = True
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):

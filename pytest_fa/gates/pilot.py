@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from pytest_fa.session.refusals import CannotRun, Refused
 from pytest_fa.worker.jobs import ArmPair, GateResult
 
 NEAR = 1.03  # the gate compares with the fastest baseline of the pilot and with those up to 3 % slower
+
+MOST_PILOT_AGE_SECONDS = 300.0  # within which the gates of a run share the timings of baselines
 
 PILOT_SHARE = 0.03  # how much longer a baseline may take in the gate than in the pilot, besides twice the known spread
 
@@ -69,7 +72,7 @@ def run_pilot(
         baseline_records: list[Record] = []
         for baseline in baselines:
             try:
-                baseline_record = runner.run(baseline, case, "speed")
+                baseline_record = _baseline_record(runner, baseline, case)
             except Refused:
                 continue
             except CannotRun as reason:
@@ -88,6 +91,16 @@ def run_pilot(
         baselines_us = {each.variant: _confirmed_us(each) for each in baseline_records if each not in too_slow}
         times[case.shape_id] = {variant.name: candidate_us, **baselines_us}
     return Pilot(times, tuple(left_out))
+
+
+def _baseline_record(runner: CaseRunner, baseline: Variant, case: Case) -> Record:
+    """The record of a baseline: that of an earlier gate of this run, if it is not too old to compare with."""
+    measured_at, record = runner.baseline_records.get((baseline.name, case.id), (-math.inf, None))
+    if record is None or time.monotonic() - measured_at > MOST_PILOT_AGE_SECONDS:
+        record = runner.run(baseline, case, "speed")
+        if record.outcome == "ok" and record.speed and not is_unconfirmed(record.speed):
+            runner.baseline_records[baseline.name, case.id] = time.monotonic(), record
+    return record
 
 
 def baselines_us(arm_pairs: Sequence[ArmPair], results: Sequence[GateResult]) -> list[BaselineTime]:

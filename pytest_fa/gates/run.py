@@ -25,10 +25,11 @@ from pytest_fa.gates.gpu_effect import detectable_on, gpu_ratios, gpu_sd, larges
 from pytest_fa.gates.gpu_workers import gate_processes, gpu_hashes
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval
 from pytest_fa.gates.pilot import NEAR, BaselineTime, NoVerdict, Pilot, baselines_us, run_pilot, slower_than_pilot
+from pytest_fa.gates.process_cost import ProcessCost, correction, expected_cost, part_seconds
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import Gpu, find_gpu
 from pytest_fa.records.files import try_to_read
-from pytest_fa.records.gated import Gate, GatePair, PairSamples
+from pytest_fa.records.gated import Gate, GatePair, PairSamples, SamplePlan
 from pytest_fa.records.noise import read_noise
 from pytest_fa.records.record import Outcome, Record, Stage
 from pytest_fa.session.builds import device_of
@@ -37,9 +38,6 @@ from pytest_fa.session.refusals import Refused
 from pytest_fa.session.rerun import rerun_command
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.jobs import Arm, ArmPair, CaseResult, GateJob, GateResult
-
-PROCESS_SECONDS = 2.0  # to start one process
-PAIR_SECONDS = 0.6  # to measure one pair in one process
 
 OUTCOMES: dict[str, Outcome] = {"PASS": "ok", "FAIL": "gate_failed", "INCONCLUSIVE": "inconclusive"}
 
@@ -105,26 +103,30 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
         arm_pairs = _arm_pairs(runner, variant, question, pilot)
     except NoVerdict as reason:
         return _ended(runner, variant, question, "inconclusive", str(reason))
+    pilot_seconds = time.monotonic() - start
     process_sd, source = _known_sd(runner)
     gpus = gpu_hashes(question.gpus, runner.options.cache)
     effect = detectable_on(process_sd, ANALYSES[-1], len(gpus), CONFIDENCE)
-    say(_announcement(variant, question, pilot, arm_pairs, effect, source))
+    cost = expected_cost(runner.gates, runner.options, runner.records.environment)
+    say(_announcement(variant, question, pilot, arm_pairs, effect, source, cost))
     results: list[GateResult] = []
     analysis = Analysis("INCONCLUSIVE", "", ())
     with gate_processes(runner.workers, question.gpus, runner.options.cache) as run_processes:
         for count in ANALYSES:
             while len(results) < count * max(len(gpus), 1):
-                seeds = [seed + len(results) + number for number in range(max(len(gpus), 1))]
-                results += run_processes([_job(runner, variant, arm_pairs, each) for each in seeds])
+                results += run_processes(_jobs(runner, variant, arm_pairs, seed, results, max(len(gpus), 1)))
                 if failed := next((result for result in results if result.outcome != "ok"), None):
                     return _ended(runner, variant, question, failed.outcome, failed.message)
+                if line := correction(variant.name, cost, results, len(arm_pairs), max(len(gpus), 1)):
+                    say(line)
             samples = _samples(arm_pairs, results, gpus)
             analysis = analyse(samples, question.ratio, is_last=count == ANALYSES[-1], process_sd=process_sd)
             baselines = baselines_us(arm_pairs, results[:: max(len(gpus), 1)])  # on the GPU of the pilot
             analysis = _held_to_pilot(analysis, pilot, baselines, process_sd if source else math.inf)
             if analysis.verdict:
                 break
-    gate = _gate(question, seed, samples, results, analysis, pilot, effect, time.monotonic() - start)
+    gate = _gate(question, seed, samples, results, analysis, pilot, effect, (time.monotonic() - start, pilot_seconds))
+    runner.gates.append(gate)
     outcome = OUTCOMES[gate.verdict]
     record = _ended(runner, variant, question, outcome, "" if outcome == "ok" else f"{gate.verdict}: {gate.reason}")
     return msgspec.structs.replace(record, gate=gate)
@@ -137,12 +139,32 @@ def _held_to_pilot(analysis: Analysis, pilot: Pilot, baselines: list[BaselineTim
     return msgspec.structs.replace(analysis, verdict="INCONCLUSIVE", reason=slower)
 
 
-def _job(runner: CaseRunner, variant: Variant, arm_pairs: tuple[ArmPair, ...], seed: int) -> GateJob:
-    """The job of one process.  Its watchdog allows each launch the longest time that any of its arms is allowed."""
+def _jobs(
+    runner: CaseRunner,
+    variant: Variant,
+    arm_pairs: tuple[ArmPair, ...],
+    seed: int,
+    results: list[GateResult],
+    gpus: int,
+) -> list[GateJob]:
+    """The jobs of the next processes, one on each GPU; from the second on, they follow the plans of the first.
+
+    Their watchdog allows each launch the longest time that any of the arms is allowed.
+    """
     device = device_of(variant)
     arms = {arm.variant.name: arm.variant for pair in arm_pairs for arm in (pair.candidate, pair.baseline)}
     watchdog_seconds = max(runner.watchdog_seconds(arm, device) for arm in arms.values())
-    return GateJob(arm_pairs, device, runner.tolerance_of(variant), seed, watchdog_seconds)
+    policy, first = runner.tolerance_of(variant), seed + len(results)
+    return [
+        GateJob(arm_pairs, device, policy, first + number, watchdog_seconds, _plans(results, number))
+        for number in range(gpus)
+    ]
+
+
+def _plans(results: list[GateResult], number: int) -> tuple[SamplePlan, ...]:
+    """How the first process on a GPU took its samples; empty before it."""
+    plans = [pair.plan for pair in results[number].arm_pairs] if results else []
+    return tuple(plan for plan in plans if plan) if all(plans) else ()
 
 
 def _arm_pairs(runner: CaseRunner, variant: Variant, question: GateQuestion, pilot: Pilot) -> tuple[ArmPair, ...]:
@@ -200,7 +222,7 @@ def _gate(
     analysis: Analysis,
     pilot: Pilot,
     effect: float,
-    seconds: float,
+    seconds: tuple[float, float],  # of the whole gate, and of its pilot
 ) -> Gate:
     """The gate's part of the record: what it measured and decided."""
     return Gate(
@@ -212,11 +234,13 @@ def _gate(
         dropped_blocks=sum(pair.dropped for result in results for pair in result.arm_pairs),
         detectable=effect,
         process_sd=largest_process_sd(samples),
-        seconds=seconds,
+        seconds=seconds[0],
         pilot_us=pilot.times,
         pairs=_pairs(samples, results, analysis, seed),
         left_out=(*question.left_out, *pilot.left_out),
         least_sd_share=LEAST_SD_SHARE,
+        pilot_seconds=seconds[1],
+        part_seconds=part_seconds(results),
     )
 
 
@@ -261,10 +285,16 @@ def _known_sd(runner: CaseRunner) -> tuple[float, str]:
 
 
 def _announcement(
-    variant: Variant, question: GateQuestion, pilot: Pilot, arm_pairs: tuple[ArmPair, ...], effect: float, source: str
+    variant: Variant,
+    question: GateQuestion,
+    pilot: Pilot,
+    arm_pairs: tuple[ArmPair, ...],
+    effect: float,
+    source: str,
+    cost: ProcessCost,
 ) -> str:
     names = ", ".join(dict.fromkeys(pair.baseline.variant.name for pair in arm_pairs))
-    seconds = [round(count * (PROCESS_SECONDS + PAIR_SECONDS * len(arm_pairs))) for count in ANALYSES]
+    seconds = [round(cost.seconds(len(arm_pairs), count)) for count in ANALYSES]
     left_out = f"; left out: {len(question.left_out)} shapes that {variant.name} refuses" if question.left_out else ""
     left_out += "".join(f"; left out: {line}" for line in pilot.left_out)
     detects = "the noise of this CPU is not known, so no detectable difference is announced"

@@ -57,10 +57,19 @@ class ArmTimer:
         device_us = self._time(calls)
         self._prepare(max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(0.1, device_us)))), graph=True)
 
+    def follow(self, calls: int, *, graph: bool) -> None:
+        """Take samples of `calls` calls from now on, as an earlier process did.  Raises `CannotCapture`."""
+        self._prepare(calls, graph=graph)
+
     def plan_eager(self, estimate_us: float) -> None:
         """Take samples from calls without a graph from now on."""
         intended_us, most = (CPU_SAMPLE_US, MOST_CPU_CALLS) if self.is_cpu else (SAMPLE_US, MOST_CALLS)
         self._prepare(max(1, min(most, math.ceil(intended_us / max(estimate_us, 0.1)))), graph=False)
+
+    @property
+    def plan(self) -> tuple[int, bool]:
+        """The calls of a sample, and whether they are captured."""
+        return self._calls, self._graph
 
     @property
     def method(self) -> str:

@@ -188,7 +188,7 @@ class FreshData:
         Outputs of several slots may be the same memory, if the function returns a buffer of its own.
         """
         address = outs[place.slot].data_ptr()
-        last = max(index for index in range(count) if outs[series.out_of[index]].data_ptr() == address)
+        last = next(index for index in reversed(range(count)) if outs[series.out_of[index]].data_ptr() == address)
         q, k, v = (
             start.as_strided(start.shape, start.stride(), start.storage_offset() + shift)
             for start, shift in zip(self._views(self._private), series.shifts[last], strict=True)

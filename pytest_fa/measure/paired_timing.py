@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pytest_fa.measure.arm_orders import block_orders, mean_difference, recorded_order, setup_order
 from pytest_fa.measure.arm_timer import LONG_CALL_US, ArmTimer
-from pytest_fa.records.gated import ArmOrder
+from pytest_fa.records.gated import ArmOrder, SamplePlan
 from pytest_fa.run.graphs import CannotCapture
 
 LONGEST_SAMPLE = 10  # times the intended length, for the slowest arm on the CPU
@@ -27,17 +27,33 @@ class Blocks(NamedTuple):
     order: ArmOrder
 
 
-def paired_timing(
-    arms: tuple[ArmTimer, ArmTimer, ArmTimer], seed: int, is_slowed: Callable[[], bool] = lambda: False
-) -> Blocks:
-    """Time blocks of the candidate, the baseline and the baseline once more, which is the A/A control.
+Arms = tuple[ArmTimer, ArmTimer, ArmTimer]  # the candidate, the baseline, and the baseline once more
 
-    `arms` are these three.  `seed` decides in which order they are captured and sampled.  Afterwards, the arms hold
-    what some timed calls wrote.  Blocks during which the GPU was slowed down are dropped.
+
+def prepare_arms(arms: Arms, seed: int, plan: SamplePlan | None = None) -> SamplePlan:
+    """Plan the samples of all arms, and capture them in the order that `seed` draws.
+
+    Samples are taken from graphs for all arms, or for none, because the two are not comparable.  With the plan of an
+    earlier process, no time is estimated first.  Returns the plan that was used.
 
     Raises `CannotCapture` if calls shorter than 1 ms cannot be captured: without a graph, their time is the launch's.
     """
-    _prepare([arms[index] for index in setup_order(len(arms), seed)])
+    order = setup_order(len(arms), seed)
+    if plan is None or not _follow(arms, order, plan):
+        _find_plan([arms[index] for index in order])
+    calls, is_captured = zip(*(arm.plan for arm in arms), strict=True)
+    return SamplePlan(calls, all(is_captured))
+
+
+def paired_timing(arms: Arms, seed: int, is_slowed: Callable[[], bool] = lambda: False) -> Blocks:
+    """Time blocks of the candidate, the baseline and the baseline once more, which is the A/A control.
+
+    `arms` are these three, prepared.  `seed` decides in which order they are sampled; before that, each takes a few
+    samples that do not count.  Afterwards, the arms hold what some timed calls wrote.  Blocks during which the GPU was
+    slowed down are dropped.
+    """
+    for index in setup_order(len(arms), seed):
+        arms[index].settle()
     result = Blocks([], [], 0, recorded_order(len(arms), seed))
     for order in block_orders(len(arms), seed):
         logs = [math.log(arms[index].sample_us()) for index in order]
@@ -51,11 +67,18 @@ def paired_timing(
     return result
 
 
-def _prepare(arms: list[ArmTimer]) -> None:
-    """Plan the samples of all arms: from graphs for all of them, or for none, because the two are not comparable.
+def _follow(arms: Arms, order: tuple[int, ...], plan: SamplePlan) -> bool:
+    """Whether the samples of all arms can be taken as in an earlier process."""
+    try:
+        for index in order:
+            arms[index].follow(plan.calls[index], graph=plan.is_captured)
+    except CannotCapture:
+        return False
+    return True
 
-    Then take a few samples that do not count.
-    """
+
+def _find_plan(arms: list[ArmTimer]) -> None:
+    """Plan the samples of all arms by the time of a few calls."""
     estimates = [arm.estimate_us() for arm in arms]
     try:
         for arm, estimate_us in zip(arms, estimates, strict=True):
@@ -65,8 +88,6 @@ def _prepare(arms: list[ArmTimer]) -> None:
             raise  # without a graph, the time of a short kernel is that of its launch
         for arm, estimate_us in zip(arms, _planned_us(arms, estimates), strict=True):
             arm.plan_eager(estimate_us)
-    for arm in arms:
-        arm.settle()
 
 
 def _planned_us(arms: list[ArmTimer], estimates_us: list[float]) -> list[float]:

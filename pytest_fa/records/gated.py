@@ -10,6 +10,18 @@ import msgspec
 
 from pytest_fa.records.ranges import LogRatio, Natural, Real, Seconds, Us, Whole
 
+# The parts of one process of a gate.  `processes` is the start and the end of the three processes of its arms; the
+# others are seconds of the judge.
+PARTS = {
+    "processes": "start and end of processes",
+    "files": "hashes of files",
+    "open": "contexts and libraries",
+    "buffers": "inputs and buffers",
+    "capture": "plans and graphs",
+    "samples": "timed samples",
+    "proof": "proof samples",
+    "check": "check of outputs",
+}
 GateVerdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
 
@@ -22,6 +34,13 @@ class ArmOrder(msgspec.Struct, frozen=True):
 
     setup: str
     blocks: tuple[str, ...]
+
+
+class SamplePlan(msgspec.Struct, frozen=True):
+    """How the samples of a pair are taken: the calls of one sample of each arm, and whether these are a CUDA graph."""
+
+    calls: tuple[Natural, ...]
+    is_captured: bool
 
 
 class PairSamples(msgspec.Struct, frozen=True):
@@ -88,7 +107,8 @@ class Gate(msgspec.Struct, frozen=True):
     throttled.  `detectable` is the smallest effect (log-ratio) that the gate can detect.  `process_sd` is the largest
     standard deviation of process means among the pairs, on several GPUs that within a GPU.  `left_out` names the shapes
     that were not gated, and why.  `least_sd_share` is the share of the known standard deviation below which none is
-    trusted; records without it used 0.5.
+    trusted; records without it used 0.5.  `seconds` contains `pilot_seconds`.  `part_seconds` has the parts of one
+    process, on average, by the names of `PARTS`; older records have neither.
     """
 
     ratio: Real
@@ -104,6 +124,8 @@ class Gate(msgspec.Struct, frozen=True):
     pairs: tuple[GatePair, ...]
     left_out: tuple[str, ...] = ()
     least_sd_share: Real = 0.5
+    pilot_seconds: Seconds = 0.0
+    part_seconds: dict[str, Seconds] = {}
 
 
 def _mean(row: Sequence[float]) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from pytest_fa.records.costs import RunSeconds
+from pytest_fa.records.gated import PARTS, Gate
 from pytest_fa.records.record import Record, Stage
 
 KINDS = ("build", "correct", "property", "speed", "baseline", "gate", "profile", "sanitize", "selftest", "other")
@@ -129,10 +130,10 @@ def _calls(kind: str, records: list[Record], run: RunSeconds | None) -> tuple[in
 
 
 def _known_seconds(record: Record) -> float:
-    """The seconds of one record: those of its job, the wait and the profiler, else those of its stages."""
+    """The seconds of one record: those of its job, the wait and the profiler, else of its gate or its stages."""
     if record.costs is not None:
         return record.costs.waited_seconds + record.costs.job_seconds + record.costs.profiler_seconds
-    return sum(stage.seconds for stage in _stages(record))
+    return record.gate.seconds if record.gate else sum(stage.seconds for stage in _stages(record))
 
 
 def _parts(kind: str, records: list[Record], seconds: float | None) -> list[CostRow]:
@@ -150,10 +151,20 @@ def _parts(kind: str, records: list[Record], seconds: float | None) -> list[Cost
         parts["profiler"] = sum(each.profiler_seconds for each in costs)
         parts["wait for other timings"] = sum(each.waited_seconds for each in costs)
         parts["records and reports"] = max(0.0, (seconds or 0.0) - sum(parts.values()))
+    if kind == "gate":
+        parts |= _gate_parts([record.gate for record in records if record.gate and record.gate.part_seconds])
     title = _title(kind)
     return [
         CostRow(f"{title}: {name}", value, is_inside=True) for name, value in parts.items() if value >= SHOWN_SECONDS
     ]
+
+
+def _gate_parts(gates: list[Gate]) -> dict[str, float]:
+    """The pilots of gates, and the parts of all their processes."""
+    pilots = {"pilots of gates": sum(gate.pilot_seconds for gate in gates)}
+    return pilots | {
+        name: sum(gate.processes * gate.part_seconds.get(part, 0.0) for gate in gates) for part, name in PARTS.items()
+    }
 
 
 def _stages(record: Record) -> list[Stage]:

@@ -10,7 +10,8 @@ def gate_lines(variant: str, gate: Gate) -> list[str]:
     """Verdict, cost and noise; then the ratio of each pair with the deciding interval and the bootstrap interval."""
     gpus = max((len(pair.gpu_ratios) for pair in gate.pairs), default=0)
     processes = f"{gate.processes} processes{f' on {gpus} GPUs' if gpus else ''}"
-    cost = f"{processes}, {gate.seconds:.0f} s, {gate.dropped_blocks} blocks dropped, seed {gate.seed}"
+    pilot = f" with {gate.pilot_seconds:.0f} s of the pilot" if gate.pilot_seconds else ""
+    cost = f"{processes}, {gate.seconds:.0f} s{pilot}, {gate.dropped_blocks} blocks dropped, seed {gate.seed}"
     process_sd = "unknown" if gate.process_sd is None else f"{100 * gate.process_sd:.2f} %"
     lines = [
         f"{gate.verdict} {variant} < {gate.ratio:g} x baseline: {gate.reason}",

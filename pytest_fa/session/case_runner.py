@@ -20,6 +20,7 @@ from pytest_fa.records.ceilings import Ceilings, read_ceilings
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.files import try_to_read
+from pytest_fa.records.gated import Gate
 from pytest_fa.records.record import Ablation, Record, RecordKind, Stage
 from pytest_fa.records.timing import ON_CPU, Speed
 from pytest_fa.session.builds import Builds, device_of
@@ -40,7 +41,9 @@ class CaseRunner:
     """Runs cases, and keeps results that later tests of the run use.
 
     `passed` holds (variant name, case id) of every case with outcome `ok`.  `device_us` maps (shape id, variant name)
-    to microseconds.  `other_gpu_processes` are the processes that used the GPU before this run started its own.
+    to microseconds.  `baseline_records` maps (baseline name, case id) to the record of a gate's pilot, and when it was
+    made; `gates` are the gates so far.  `other_gpu_processes` are the processes that used the GPU before this run
+    started its own.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class CaseRunner:
         self._own_work_seen: set[str] = set()
         self._first_seeds: dict[tuple[str, str], str] = {}  # (variant, shape id) -> the case that was repeated first
         self.device_us: dict[tuple[str, str], float] = {}
+        self.baseline_records: dict[tuple[str, str], tuple[float, Record]] = {}
+        self.gates: list[Gate] = []
 
     def run(self, variant: Variant, case: Case, kind: RecordKind, property_name: str | None = None) -> Record:
         """Run one job in a worker and return the record of `test_correct`, `test_property` or `test_speed`.

@@ -138,13 +138,16 @@ class Workers:
         """Run one process of a gate, with new candidates that are ended after it."""
         if self.unprotected:
             return GateResult("inconclusive", f"unprotected: {self.unprotected}", ())
+        start = time.perf_counter()
         self.end_worker()
         try:
-            return self._run_in_worker(job, GateResult, ("candidate", "candidate", "candidate"))
+            result = self._run_in_worker(job, GateResult, ("candidate", "candidate", "candidate"))
         except LostWorker as lost:
             return GateResult(lost.ending, lost.message, ())
         finally:
             self.end_worker()
+        processes = time.perf_counter() - start - sum(result.seconds.values())
+        return msgspec.structs.replace(result, seconds={"processes": max(0.0, processes), **result.seconds})
 
     def take_output(self) -> str:
         """Return what variants printed during the jobs since the last call: at most the last 64 KiB, printable."""
@@ -165,10 +168,10 @@ class Workers:
 
     def _end_candidates(self, kept: int) -> None:
         """End the candidates, except the first `kept`."""
-        while len(self._candidates) > kept:
-            candidate = self._candidates.pop()
-            if self._server is not None:
-                self._server.end(candidate)
+        ended = self._candidates[kept:]
+        del self._candidates[kept:]
+        if ended and self._server is not None:
+            self._server.end(*ended)
 
     def let_go(self) -> None:
         """Let the server end, which ends its workers at once, with every process that they started; do not wait."""
@@ -283,7 +286,7 @@ class Workers:
     def _lost(self, ending: Ending, reason: str, last_progress: Progress) -> LostWorker:
         """End all processes of the job and describe how it was lost."""
         if self._candidates and self._judge is not None and self._server is not None:
-            self._server.end(self._judge, "reap" if ending == "crashed" else "kill")
+            self._server.end(self._judge, request="reap" if ending == "crashed" else "kill")
         elif self._judge is not None:
             self._candidates.append(self._judge)  # a profiler's job: variant and judge are one process
         self._judge = None
@@ -293,7 +296,8 @@ class Workers:
         """End the candidates, and say how the first one that was lost ended."""
         assert self._server is not None  # noqa: S101  # the caller used it
         statuses = [
-            self._server.end(candidate, "reap" if ending == "crashed" else "kill") for candidate in self._candidates
+            self._server.end(candidate, request="reap" if ending == "crashed" else "kill")
+            for candidate in self._candidates
         ]
         self._candidates.clear()
         stage = last_progress.stage

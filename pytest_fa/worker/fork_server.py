@@ -124,15 +124,16 @@ class ForkServer:
             raise WorkerError(printable(f"{problem}\n{self._log_tail()}"))
         return Worker(int(answer), channel)
 
-    def end(self, worker: Worker, request: Literal["kill", "reap"] = "kill") -> int | None:
-        """End a worker with all that it started, and return its wait status; None if the server does not answer.
+    def end(self, *workers: Worker, request: Literal["kill", "reap"] = "kill") -> int | None:
+        """End workers with all that they started; return the first one's wait status, or None without an answer.
 
-        `kill` ends the worker at once.  `reap` is for a worker that is already ending: it gets 2 s to do so.
+        `kill` ends the workers at once.  `reap` is for workers that are already ending: each gets 2 s to do so.
         """
-        worker.close()
+        for worker in workers:
+            worker.close()
         try:
             self._control.settimeout(END_SECONDS)
-            self._control.send(f"{request} {worker.pid}".encode())
+            self._control.send(" ".join([request, *(str(worker.pid) for worker in workers)]).encode())
             answer = self._control.recv(64)
             self._control.settimeout(START_SECONDS)
         except OSError:

@@ -5,6 +5,7 @@ It is the judge's.  Candidate, baseline and the baseline's twin run in processes
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
 from pytest_fa.candidate.user_traceback import explanation_of
-from pytest_fa.catalog.case import Computes
+from pytest_fa.catalog.case import Case, Computes
 from pytest_fa.catalog.variant import Tolerance, tolerance_for
 from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.judge.check import judge
@@ -25,13 +26,15 @@ from pytest_fa.measure.arm_timer import ArmTimer
 from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.fresh_data import stacked
 from pytest_fa.measure.measure import l2_bytes
-from pytest_fa.measure.paired_timing import Blocks, paired_timing
+from pytest_fa.measure.paired_timing import Arms, Blocks, paired_timing, prepare_arms
 from pytest_fa.records.environment import clock_watch
+from pytest_fa.records.gated import SamplePlan
 from pytest_fa.records.record import Outcome
 from pytest_fa.run.device import is_alive, open_device
 from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.inputs import make_inputs
-from pytest_fa.worker.jobs import Arm, ArmPair, GateJob, GateResult, PairBlocks
+from pytest_fa.worker.jobs import Arm, ArmPair, GateJob, GateResult, PairBlocks, is_built_in
+from pytest_fa.worker.part_clock import PartClock
 from pytest_fa.worker.stages import ReportProgress, Stages, outcome_of
 
 ARMS = 3  # the candidate, the baseline, and the baseline once more, which is the A/A control
@@ -50,21 +53,23 @@ def run_gate(
     outcome of the result.
     """
     device, stages, truths = torch.device(job.device), Stages(job, report_progress), truths or TruthStore(0)
-    candidates = candidates or [Candidate.in_this_process() for _ in range(ARMS)]
+    candidates, clock = candidates or [Candidate.in_this_process() for _ in range(ARMS)], PartClock()
     try:
         stages.announce_work()
         require_no_tool()
         open_device(job.device)
-        files = _files_of(job)
+        with clock("files"):
+            files = _files_of(job)
         for candidate in candidates:
             stages.limit(candidate)
         with clock_watch(job.device) as clocks:
             measured = [
-                _time_pair(job, pair, job.seed + index, candidates, clocks.is_slowed, stages, truths)
-                for index, pair in enumerate(job.arm_pairs)
+                _time_pair(job, index, candidates, clocks.is_slowed, stages, truths, clock)
+                for index in range(len(job.arm_pairs))
             ]
-        files.require_unchanged()
-        return GateResult("ok", "", tuple(measured))
+        with clock("files"):
+            files.require_unchanged()
+        return GateResult("ok", "", tuple(measured), seconds=clock.seconds)
     except CandidateLost as lost:
         return GateResult(lost.ending, str(lost), (), context_lost=True)
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an outcome
@@ -82,43 +87,68 @@ def _files_of(job: GateJob) -> FilesOfJob:
 
 def _time_pair(  # what one pair of a job needs
     job: GateJob,
-    pair: ArmPair,
-    seed: int,
+    index: int,
     candidates: list[Candidate],
     is_slowed: Callable[[], bool],
     stages: Stages,
     truths: TruthStore,
+    clock: PartClock,
 ) -> PairBlocks:
-    inputs = truths.with_memory(lambda: make_inputs(pair.case, torch.device(job.device)))
+    pair, seed = job.arm_pairs[index], job.seed + index
     arms = (pair.candidate, pair.baseline, pair.baseline)
-    for candidate, arm in zip(candidates, arms, strict=True):
-        require_unchanged(arm.library, arm.file_hashes)
-        candidate.open(arm.variant, arm.library, job.device, pair.case.computes)
-    l2 = l2_bytes(inputs.q.device)
-    timer_of = {
-        place: ArmTimer(arms[place].variant.name, candidates[place], pair.case, inputs, l2)
-        for place in setup_order(len(arms), seed)  # the order in which buffers are allocated
-    }
-    timers = [timer_of[place] for place in range(len(arms))]
-    blocks = paired_timing((timers[0], timers[1], timers[2]), seed, is_slowed)
+    with clock("open"):
+        _open_together(list(zip(candidates, arms, strict=True)), job, pair.case)
+    with clock("buffers"):
+        timers = _timers(pair, arms, candidates, seed, truths)
+    with clock("capture"):
+        plan = prepare_arms(timers, seed, job.plans[index] if job.plans else None)
+    with clock("samples"):
+        blocks = paired_timing(timers, seed, is_slowed)
     stages.announce_work()
     for timer, arm in zip(timers, arms, strict=True):
         timer.require_one_time()
-        timer.prove()
+        if not job.plans or timer is timers[0] or not is_built_in(arm.variant):
+            with clock("proof"):
+                timer.prove()
         tolerance = job.policy if arm is pair.candidate else arm.variant.tolerance
-        _judge_written(timer, arm, pair.case.computes, tolerance_for(tolerance, pair.case.dtype), truths)
-    for candidate in candidates:
-        candidate.end_job()
-    return _pair_blocks(blocks, timers)
+        with clock("check"):
+            _judge_written(timer, arm, pair.case.computes, tolerance_for(tolerance, pair.case.dtype), truths)
+    with clock("check"):
+        for candidate in candidates:
+            candidate.end_job()
+    return _pair_blocks(blocks, timers, plan)
 
 
-def _pair_blocks(blocks: Blocks, timers: list[ArmTimer]) -> PairBlocks:
+def _open_together(openings: list[tuple[Candidate, Arm]], job: GateJob, case: Case) -> None:
+    """Let all processes open the device and load their variants at the same time; none of them is timed yet."""
+    if not openings:
+        return
+    (candidate, arm), *others = openings
+    require_unchanged(arm.library, arm.file_hashes)
+    open_others = functools.partial(_open_together, others, job, case)
+    candidate.open(arm.variant, arm.library, job.device, case.computes, tools=False, meanwhile=open_others)
+
+
+def _timers(
+    pair: ArmPair, arms: tuple[Arm, Arm, Arm], candidates: list[Candidate], seed: int, truths: TruthStore
+) -> Arms:
+    """The timers of three arms.  Their buffers are allocated in the order that `seed` draws."""
+    device = candidates[0].device
+    inputs, l2 = truths.with_memory(lambda: make_inputs(pair.case, device)), l2_bytes(device)
+    timer_of = {
+        place: ArmTimer(arms[place].variant.name, candidates[place], pair.case, inputs, l2)
+        for place in setup_order(len(arms), seed)
+    }
+    return timer_of[0], timer_of[1], timer_of[2]
+
+
+def _pair_blocks(blocks: Blocks, timers: Arms, plan: SamplePlan) -> PairBlocks:
     candidate_us, baseline_us, _ = (statistics.median(timer.samples_us) for timer in timers)
     outside_us = tuple(statistics.median(timer.outside_us) for timer in timers[:2])
     log_ratios = (tuple(blocks.blocks), tuple(blocks.control))
     times_us = (candidate_us, baseline_us)
     clocks_us = (outside_us[0], outside_us[1])
-    return PairBlocks(*log_ratios, blocks.dropped, *times_us, timers[0].method, blocks.order, clocks_us)
+    return PairBlocks(*log_ratios, blocks.dropped, *times_us, timers[0].method, blocks.order, clocks_us, plan)
 
 
 def _judge_written(timer: ArmTimer, arm: Arm, computes: Computes, policy: Tolerance, truths: TruthStore) -> None:

@@ -11,7 +11,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.earlier import upgrade_job
-from pytest_fa.records.gated import ArmOrder
+from pytest_fa.records.gated import ArmOrder, SamplePlan
 from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.record import Outcome, Stage, StageName
 from pytest_fa.records.timing import ProfilerTime, Speed
@@ -89,7 +89,7 @@ class GateJob(msgspec.Struct, frozen=True, tag="gate"):
     """One process of a gate: paired timing of every arm pair, with the A/A control.
 
     `seed` determines the order in which the arms are allocated, captured and sampled.  The processes of a gate have
-    consecutive seeds.
+    consecutive seeds.  `plans` are those of an earlier process, one for each pair; the first process has none.
     """
 
     arm_pairs: tuple[ArmPair, ...]
@@ -97,6 +97,7 @@ class GateJob(msgspec.Struct, frozen=True, tag="gate"):
     policy: Tolerance
     seed: int
     watchdog_seconds: float = WATCHDOG_SECONDS
+    plans: tuple[SamplePlan, ...] = ()
 
     @property
     def wanted_stages(self) -> tuple[StageName, ...]:
@@ -144,7 +145,7 @@ class PairBlocks(msgspec.Struct, frozen=True):
     `dropped` counts the blocks that were measured while heat or the hardware slowed the GPU down; they are not in
     `blocks`.  `candidate_us` and `baseline_us` are the medians of the samples, in microseconds, for information only.
     `method` says how a sample was taken, `order` in which order.  `outside_us` are the medians of both by the judge's
-    clock.
+    clock, `plan` is how the samples of all arms were taken.
     """
 
     blocks: tuple[float, ...]
@@ -155,18 +156,20 @@ class PairBlocks(msgspec.Struct, frozen=True):
     method: str
     order: ArmOrder | None = None
     outside_us: tuple[float, float] | None = None
+    plan: SamplePlan | None = None
 
 
 class GateResult(msgspec.Struct, frozen=True, tag="gate_result"):
     """The measurements of one process of a gate, in the order of the job's arm pairs.
 
-    There are none unless the outcome is `ok`; `message` then gives the reason.
+    There are none unless the outcome is `ok`; `message` then gives the reason.  `seconds` are those of its parts.
     """
 
     outcome: Outcome
     message: str
     arm_pairs: tuple[PairBlocks, ...]
     context_lost: bool = False
+    seconds: dict[str, float] = {}
 
 
 class CaseResult(msgspec.Struct, frozen=True, tag="result"):
@@ -254,4 +257,9 @@ def owner_of(variant: Variant) -> str:
     """
     if variant.entry.kind == "torch":
         return f"{variant.folder}:{variant.name}"
-    return variant.root if Path(variant.root) == BUILTIN_ROOT else variant.folder
+    return variant.root if is_built_in(variant) else variant.folder
+
+
+def is_built_in(variant: Variant) -> bool:
+    """Whether a variant is shipped with this package, as SDPA's backends are."""
+    return Path(variant.root) == BUILTIN_ROOT

@@ -73,8 +73,8 @@ def serve(control: socket.socket) -> None:
     """Fork and end workers on request until the socket is closed; then end all of them.  Never opens a device.
 
     Requests are `judge`, `candidate`, `bare` or `worker` with the process's connection, answered with the process id,
-    and `kill PID` or `reap PID`, answered with the wait status.  With a process, every process that it started is
-    ended, also one that has detached itself.
+    and `kill PID...` or `reap PID...`, answered with the wait status of the first.  With a process, every process that
+    it started is ended, also one that has detached itself.
     """
     workers: set[int] = set()
     adopt_orphans()
@@ -89,9 +89,10 @@ def serve(control: socket.socket) -> None:
         if message in ROLES:
             workers.add(_fork_worker(control, descriptors[0], ROLES[message]))
         else:
-            request, pid_text = message.split()
-            workers.discard(int(pid_text))
-            status = _end(int(pid_text), DYING_SECONDS if request == b"reap" else 0.0, workers)
+            request, *pids = message.split()
+            ending = [int(pid) for pid in pids]
+            workers.difference_update(ending)
+            status = _end(ending, DYING_SECONDS if request == b"reap" else 0.0, workers)
             control.send(str(status).encode())
     _end_all(workers)
 
@@ -232,20 +233,24 @@ def _exit_status(role: Callable[[Channel], None], channel: Channel) -> int:
     return 0
 
 
-def _end(pid: int, limit_seconds: float, others: set[int]) -> int:
-    """End a worker and everything it started, and return its wait status.
+def _end(pids: list[int], limit_seconds: float, others: set[int]) -> int:
+    """End workers and everything they started, and return the wait status of the first.
 
-    A worker that still runs after the limit is killed.  `others` are workers that stay.
+    A worker that still runs after the limit is killed; all of them before any is waited for, because the driver takes
+    long to end a process that has used a GPU.  `others` are workers that stay.
     """
-    status = _wait_for(pid, limit_seconds)
-    if status is None:
+    ended = {pid: _wait_for(pid, limit_seconds) for pid in pids}
+    running = [pid for pid, status in ended.items() if status is None]
+    for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        status = _wait_for(pid, END_SECONDS)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    ended.update({pid: _wait_for(pid, END_SECONDS) for pid in running})
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
     kill_all(lambda: [child for child in children_of(os.getpid()) if child not in others], DYING_SECONDS)
     _reap_orphans(others)
+    status = ended[pids[0]]
     return signal.SIGKILL if status is None else status  # a process that the kernel does not end is left to it
 
 

@@ -80,7 +80,7 @@ def test_ten_percent_slower_fails(timed: Project) -> None:
 @pytest.mark.alone
 def test_the_cost_is_announced(quick: Run) -> None:
     """Before the first process, a line announces the number of processes and the time; on a CPU no known noise."""
-    (line,) = [each for each in quick.all_lines if each.startswith("fa: gate quick")]
+    line, *_ = [each for each in quick.all_lines if each.startswith("fa: gate quick")]
     assert line.startswith("fa: gate quick < 0.95 x usual: 6 processes (about ")
     assert " or 12 (about " in line
     noise = "the noise of this CPU is not known, so no detectable difference is announced"

@@ -355,3 +355,11 @@ def test_a_call_on_unknown_memory_is_an_error() -> None:
     candidate.lending.end_job()
     with pytest.raises(FaError, match="is not mapped"):
         candidate.ask(MakeCall(views))
+
+
+def test_tools_are_not_compiled_if_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant that is opened without tools has none, and the answer says why."""
+    monkeypatch.setattr("pytest_fa.candidate.agent._find_tools", None)  # it cannot be called
+    agent = Agent(lambda *_: nullcontext(copies_q))
+    done = agent.execute(Open(None, None, "cpu", "attention", tools=False))
+    assert done.why_no_tools == "the variant was opened without them"

@@ -14,6 +14,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.gates.intervals import PROCESS_SD
 from pytest_fa.gates.run import GateQuestion, decide_gate, gate_question
+from pytest_fa.records.gated import SamplePlan
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.timing import Agreement
@@ -28,6 +29,9 @@ from pytest_fa.worker.profiler_workers import ProfilerWorkers
 from tests.factories import PYTHON_MANIFEST, WriteVariant, options, record, speed
 
 CASE = parse_case("b1h8s512d64-fp16-seed0")
+
+
+CONFIRMED = msgspec.structs.replace(speed(9.0), agreement=Agreement(valid=True, reason="", least_us=9.0))
 
 
 class SimulatedWorkers(Workers):
@@ -53,9 +57,11 @@ class SimulatedRunner(CaseRunner):
         builds = Builds(run_options, RunPlan(run_options))
         super().__init__(run_options, builds, RecordFactory(run_options), workers, ProfilerWorkers())
         self.pilot_records, self.jobs = records, workers.jobs
+        self.pilot_names: list[str] = []
 
     def run(self, variant: Variant, *_: object) -> Record:
         """The prepared record; without one the variant cannot run."""
+        self.pilot_names.append(variant.name)
         if variant.name not in self.pilot_records:
             raise CannotRun(f"{variant.name} does not run on this GPU")
         return self.pilot_records[variant.name]
@@ -92,6 +98,65 @@ def gate(variants: tuple[Variant, Variant], tmp_path: Path, result: GateResult, 
     gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
     assert all(job.watchdog_seconds == 70.0 for job in runner.jobs)
     return gated, len(runner.jobs)
+
+
+@pytest.mark.parametrize(("age_seconds", "count"), [(0.0, 1), (299.0, 1), (301.0, 2)])
+def test_gates_share_the_pilot_of_a_baseline(
+    variants: tuple[Variant, Variant], tmp_path: Path, age_seconds: float, count: int
+) -> None:
+    """The second gate of a run times its candidate, and a baseline only if that was timed more than 300 s ago."""
+    candidate, baseline = variants
+    records = {each.name: record(each.name, kind="speed", speed=CONFIRMED) for each in variants}
+    runner = SimulatedRunner(tmp_path, records, blocks(*[-0.105] * 8))
+    question = GateQuestion(0.95, (CASE,), (baseline,))
+    decide_gate(runner, candidate, question, lambda _: None)
+    runner.baseline_records = {
+        key: (measured_at - age_seconds, timed) for key, (measured_at, timed) in runner.baseline_records.items()
+    }
+    second = decide_gate(runner, candidate, question, lambda _: None)
+    assert (second.outcome, runner.pilot_names.count("candidate"), runner.pilot_names.count("fast")) == ("ok", 2, count)
+
+
+def test_an_unconfirmed_baseline_is_timed_again(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
+    """A timing that is not confirmed is not kept for later gates."""
+    candidate, baseline = variants
+    unconfirmed = msgspec.structs.replace(speed(10.0), agreement=Agreement(valid=False, reason="throttled"))
+    records = {"candidate": record(speed=CONFIRMED), "fast": record("fast", speed=unconfirmed)}
+    runner = SimulatedRunner(tmp_path, records, blocks(*[-0.105] * 8))
+    outcomes = [
+        decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None).outcome
+        for _ in range(2)
+    ]
+    assert (outcomes, runner.pilot_names.count("fast")) == (["inconclusive"] * 2, 2)
+
+
+def test_later_processes_follow_the_first(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
+    """The first process plans the samples, and the other five take them in the same way."""
+    candidate, baseline = variants
+    plan = SamplePlan((7, 5, 6), is_captured=True)
+    pair = msgspec.structs.replace(blocks(*[-0.105] * 8).arm_pairs[0], plan=plan)
+    records = {each.name: record(each.name, kind="speed", speed=CONFIRMED) for each in variants}
+    runner = SimulatedRunner(tmp_path, records, GateResult("ok", "", (pair,)))
+    decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
+    assert [job.plans for job in runner.jobs] == [(), *[(plan,)] * 5]
+    assert len({job.seed for job in runner.jobs}) == 6
+
+
+def test_the_announced_time_is_that_of_the_last_gate(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
+    """The first gate of a machine announces a usual time and corrects it; the second announces what that one took."""
+    candidate, baseline = variants
+    result = msgspec.structs.replace(blocks(*[-0.105] * 8), seconds={"processes": 0.5, "samples": 7.0})
+    records = {each.name: record(each.name, kind="speed", speed=CONFIRMED) for each in variants}
+    runner = SimulatedRunner(tmp_path, records, result)
+    said: list[str] = []
+    for _ in range(2):
+        gated = decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), said.append)
+    assert gated.gate is not None
+    assert (gated.gate.part_seconds, gated.gate.seconds >= gated.gate.pilot_seconds) == (result.seconds, True)
+    first, corrected, second = said
+    assert "6 processes (about 18 s), or 12 (about 36 s)" in first
+    assert corrected == "gate candidate: the first process took 7.5 s, so 6 about 45 s or 12 about 90 s"
+    assert "6 processes (about 45 s), or 12 (about 90 s)" in second
 
 
 def test_a_clear_difference_passes(variants: tuple[Variant, Variant], tmp_path: Path) -> None:

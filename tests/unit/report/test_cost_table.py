@@ -12,6 +12,7 @@ import pytest
 
 from pytest_fa.__main__ import main
 from pytest_fa.records.costs import Costs, RunSeconds, read_run_seconds, run_file_of, write_run_seconds
+from pytest_fa.records.gated import Gate
 from pytest_fa.records.record import Stage
 from pytest_fa.report.cost_sides import newest_run, read_cost_side
 from pytest_fa.report.cost_table import CostRow, CostSide, cost_markdown, cost_notes, cost_rows
@@ -84,6 +85,20 @@ def test_baselines_have_a_row_of_their_own() -> None:
     records = tuple(record(name, kind="speed", role=name, stages=stages) for name in ("candidate", "baseline"))
     seconds = seconds_of(cost_rows(CostSide("a run", records, "there is none")))
     assert (seconds["test_speed"], seconds["timings of baselines"]) == (1.0, 1.0)
+
+
+def test_a_gate_has_a_row_for_each_part() -> None:
+    """The pilot and the parts of all processes are rows; a gate of an older record has only its seconds."""
+    parts = {"processes": 0.5, "samples": 2.0}
+    gate = Gate(0.95, "PASS", "", 6, 1, 0, 0.01, None, 20.0, {}, (), pilot_seconds=4.5, part_seconds=parts)
+    older = msgspec.structs.replace(gate, pilot_seconds=0.0, part_seconds={})
+    records = tuple(record(kind="gate", gate=each) for each in (gate, older))
+    assert seconds_of(cost_rows(CostSide("a run", records, "there is none"))) == {
+        "test_gate": 40.0,
+        "test_gate: pilots of gates": 4.5,
+        "test_gate: start and end of processes": 3.0,
+        "test_gate: timed samples": 12.0,
+    }
 
 
 def test_a_shared_compilation_counts_once() -> None:

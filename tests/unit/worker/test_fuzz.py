@@ -64,9 +64,10 @@ class SilentServer(ForkServer):
         """There is no output."""
         return empty_file()
 
-    def end(self, worker: Worker, request: str = "kill") -> int | None:
-        """Close the worker's connection."""
-        worker.close()
+    def end(self, *workers: Worker, request: str = "kill") -> int | None:
+        """Close the workers' connections."""
+        for worker in workers:
+            worker.close()
         return 9 if request == "kill" else 256
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import msgspec
 import pytest
 import torch
 
+from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.measure.arm_orders import recorded_order, setup_order
 from pytest_fa.measure.arm_timer import ArmTimer
+from pytest_fa.measure.paired_timing import prepare_arms
+from pytest_fa.records.gated import PARTS, SamplePlan
+from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.worker import gate_process
 from pytest_fa.worker.gate_process import run_gate
@@ -39,15 +48,21 @@ class RecordingTimer(ArmTimer):
 
 
 @pytest.fixture
-def result(write_variant: WriteVariant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GateResult:
-    """The result of one process whose candidate and baseline are the same variant."""
+def job(write_variant: WriteVariant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GateJob:
+    """One process whose candidate and baseline are the same variant; its samples are short."""
     ALLOCATED.clear()
     folder = write_variant("mine", manifest=PYTHON_MANIFEST, **{"entry.py": PYTHON_SOURCE})
     (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
     monkeypatch.setattr(gate_process, "ArmTimer", RecordingTimer)
     monkeypatch.setattr("pytest_fa.measure.arm_timer.CPU_SAMPLE_US", 200.0)
     arm = Arm(variant, None)
-    return run_gate(GateJob((ArmPair(CASE, arm, arm),), "cpu", "same_precision", SEED))
+    return GateJob((ArmPair(CASE, arm, arm),), "cpu", "same_precision", SEED)
+
+
+@pytest.fixture
+def result(job: GateJob) -> GateResult:
+    """The result of that process."""
+    return run_gate(job)
 
 
 @pytest.mark.parametrize("changed", ["candidate", "baseline"])
@@ -101,3 +116,95 @@ def test_each_block_has_one_value(result: GateResult) -> None:
     assert pair.blocks == pytest.approx([0.405465] * 6, abs=1e-6)
     assert pair.control == pytest.approx([0.0] * 6, abs=1e-12)
     assert (pair.candidate_us, pair.baseline_us, pair.dropped) == (3.0, 2.0, 0)
+
+
+def test_the_parts_are_timed(result: GateResult) -> None:
+    """A process says how long each of its parts took; the start of the processes is the client's to time."""
+    assert set(result.seconds) == set(PARTS) - {"processes"}
+    assert all(seconds >= 0 for seconds in result.seconds.values())
+    assert result.seconds["samples"] > 0
+
+
+def test_a_later_process_follows_the_plan(job: GateJob, result: GateResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the plan of an earlier process, no time is estimated, and samples have the same number of calls."""
+    plan = SamplePlan((3, 4, 5), is_captured=False)
+    assert result.arm_pairs[0].plan is not None
+    monkeypatch.setattr(ArmTimer, "estimate_us", None)  # it cannot be called
+    ALLOCATED.clear()
+    later = run_gate(msgspec.structs.replace(job, plans=(plan,), seed=SEED + 6))  # the same order of set-up
+    assert (later.outcome, later.arm_pairs[0].plan) == ("ok", plan), later.message
+    assert later.arm_pairs[0].method.startswith("wall clock of 3 calls")
+    assert len(later.arm_pairs[0].blocks) == 6
+
+
+class PlannedArm:
+    """An arm on a GPU whose calls take 2 ms and of which only the first process could capture a graph."""
+
+    is_cpu = False
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.plan = (0, False)
+
+    def follow(self, calls: int, *, graph: bool) -> None:
+        """Refuse a graph."""
+        self.steps.append(f"follow {calls} {graph}")
+        raise CannotCapture("it waits")
+
+    def estimate_us(self) -> float:
+        """A call takes 2 ms."""
+        self.steps.append("estimate")
+        return 2000.0
+
+    def capture(self, _: float) -> None:
+        """Refuse a graph."""
+        raise CannotCapture("it waits")
+
+    def plan_eager(self, estimate_us: float) -> None:
+        """Plan samples without a graph."""
+        self.plan = (round(10_000 / estimate_us), False)
+
+
+def test_a_plan_that_cannot_be_followed_is_made_anew() -> None:
+    """If a graph of the earlier process cannot be captured again, all arms are planned by their time."""
+    arms = (PlannedArm(), PlannedArm(), PlannedArm())
+    plan = prepare_arms(cast("tuple[ArmTimer, ArmTimer, ArmTimer]", arms), 0, SamplePlan((7, 8, 9), is_captured=True))
+    assert plan == SamplePlan((5, 5, 5), is_captured=False)
+    assert [arm.steps for arm in arms] == [["follow 7 True", "estimate"], ["estimate"], ["estimate"]]
+
+
+@pytest.mark.parametrize(
+    ("root", "is_first", "expected"),
+    [(str(BUILTIN_ROOT), True, "ABC"), (str(BUILTIN_ROOT), False, "A"), ("kernels", False, "ABC")],
+    ids=["first process", "SDPA later", "a user's variant later"],
+)
+def test_built_in_baselines_are_proven_once(
+    job: GateJob, monkeypatch: pytest.MonkeyPatch, root: str, *, is_first: bool, expected: str
+) -> None:
+    """Only the first process of a gate proves baselines of this package; candidates are proven in every process."""
+    proven: list[str] = []
+    monkeypatch.setattr(RecordingTimer, "prove", lambda timer: proven.append(timer.letter))
+    arm = job.arm_pairs[0].baseline
+    baseline = msgspec.structs.replace(arm, variant=msgspec.structs.replace(arm.variant, root=root))
+    pair = msgspec.structs.replace(job.arm_pairs[0], baseline=baseline)
+    plans = () if is_first else (SamplePlan((1, 1, 1), is_captured=False),)
+    result = run_gate(msgspec.structs.replace(job, arm_pairs=(pair,), plans=plans))
+    assert (result.outcome, "".join(sorted(proven))) == ("ok", expected), result.message
+
+
+def test_all_variants_are_loaded_at_the_same_time(job: GateJob) -> None:
+    """The second and the third process are told to open before the first one is waited for; none compiles tools."""
+    steps: list[str] = []
+
+    def opening(name: str) -> Callable[..., None]:
+        def open_one(*_: object, tools: bool, meanwhile: Callable[[], object]) -> None:
+            steps.append(f"{name} sent {tools}")
+            meanwhile()
+            steps.append(f"{name} ready")
+
+        return open_one
+
+    candidates = [cast("Candidate", SimpleNamespace(open=opening(name))) for name in "ABC"]
+    arm = job.arm_pairs[0].candidate
+    gate_process._open_together([(each, arm) for each in candidates], job, CASE)
+    assert steps == ["A sent False", "B sent False", "C sent False", "C ready", "B ready", "A ready"]

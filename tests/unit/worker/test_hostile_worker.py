@@ -248,6 +248,25 @@ def test_endless_output_ends(workers: Workers, job_of: RunEntry, monkeypatch: py
 
 # -- processes --------------------------------------------------------------------------------------------------------
 
+
+def test_several_processes_end_together() -> None:
+    """One request ends several processes with the status of the first, which may have ended before; others stay."""
+    server = fork_server.ForkServer()
+    first, second, third = (server.fork("candidate") for _ in range(3))
+    try:
+        os.kill(first.pid, signal.SIGTERM)
+        while not first.has_ended:
+            time.sleep(0.01)
+        pids = (first.pid, second.pid)
+        assert server.end(first, second) == signal.SIGTERM
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+        assert not third.has_ended
+    finally:
+        third.close()
+        server.close()
+    assert not Path(f"/proc/{third.pid}").exists()
+
+
 DAEMON = """\
 import os, time
 if os.fork() == 0:
