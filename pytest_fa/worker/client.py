@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 import msgspec
 
@@ -295,10 +295,8 @@ class Workers:
     def _describe_ending(self, ending: str, reason: str, last_progress: Progress) -> str:
         """End the candidates, and say how the first one that was lost ended."""
         assert self._server is not None  # noqa: S101  # the caller used it
-        statuses = [
-            self._server.end(candidate, request="reap" if ending == "crashed" else "kill")
-            for candidate in self._candidates
-        ]
+        request: Literal["kill", "reap"] = "reap" if ending == "crashed" else "kill"
+        statuses = [self._server.end(candidate, request=request) for candidate in self._candidates]
         self._candidates.clear()
         stage = last_progress.stage
         if ending == "hung":

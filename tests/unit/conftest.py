@@ -1,14 +1,16 @@
-"""What Nsight Compute and compute-sanitizer once wrote, and programs that play it."""
+"""What Nsight Compute and compute-sanitizer once wrote, programs that play it, and a GPU that is looked for again."""
 
 from __future__ import annotations
 
 import lzma
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pytest_fa.profile.raw_table import read_raw_table
+from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.tool_results import CountedKernel
 from tests.factories import FAKES, RECORDED
 
@@ -33,3 +35,13 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{FAKES}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_RECORDED", str(RECORDED))
     return FAKES
+
+
+@pytest.fixture
+def fresh_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`find_gpu` looks for a GPU again in the test and after it; all GPUs are visible."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    find_gpu.cache_clear()
+    yield
+    find_gpu.cache_clear()

@@ -36,6 +36,8 @@ from tests.factories import PYTHON_MANIFEST, WriteVariant, options, record, spee
 from tests.fake_nvml import pretend
 from tests.unit.gates.test_run import SimulatedRunner, blocks
 
+pytestmark = pytest.mark.usefixtures("fresh_gpu")
+
 CASE = parse_case("b1h8s512d64-fp16-seed0")
 RATIO = 0.95
 GATES = 4000

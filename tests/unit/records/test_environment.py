@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 
 import pytest
 
@@ -23,14 +22,7 @@ H200 = Gpu("NVIDIA H200", "GPU-aaaa", (9, 0), "580.1", "13.1")
 RTX = Gpu("NVIDIA GeForce RTX 4090", "GPU-bbbb", (8, 9), "580.1", "13.1")
 
 
-@pytest.fixture(autouse=True)
-def _fresh_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clear the cached GPU before and after each test."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    find_gpu.cache_clear()
-    yield
-    find_gpu.cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_gpu")
 
 
 # -- GPU --------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
@@ -19,14 +18,7 @@ from tests.fake_nvml import NVMLError, pretend
 EIGHT = tuple(Gpu("NVIDIA H200", f"GPU-{number}000", (9, 0), "580.1", "13.1") for number in range(8))
 
 
-@pytest.fixture(autouse=True)
-def _fresh_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clear the cached GPU before and after each test."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    find_gpu.cache_clear()
-    yield
-    find_gpu.cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_gpu")
 
 
 def worker(monkeypatch: pytest.MonkeyPatch, number: int) -> Gpu:
