@@ -41,7 +41,7 @@ from pytest_fa.candidate.commands import (
 from pytest_fa.candidate.compiling import loaded_compilers
 from pytest_fa.candidate.delegated import operators_of
 from pytest_fa.candidate.first_call import load_copy
-from pytest_fa.candidate.series import PreparedCalls, keywords_of, shifted
+from pytest_fa.candidate.series import PreparedCalls, in_a_row, keywords_of
 from pytest_fa.candidate.shared_memory import Memories, map_on_cpu, map_on_gpu, unmap_on_gpu
 from pytest_fa.errors import FaError
 from pytest_fa.records.timing import ON_CPU
@@ -167,9 +167,9 @@ class Agent:
         q, k, v, out = (self._tensor(view) for view in (call.q, call.k, call.v, call.out))
         return written(called(q, k, v, out=out, **keywords_of(call, self._tensor), **self._lse_of(call)), out)
 
-    def _lse_of(self, call: CallViews, shift: int = 0) -> dict[str, Any]:
+    def _lse_of(self, call: CallViews) -> dict[str, Any]:
         """The keyword for the log-sum-exp, if it is requested: a variant that returns none has no such parameter."""
-        return {"lse": shifted(self._tensor(call.lse), shift)} if call.lse else {}
+        return {"lse": self._tensor(call.lse)} if call.lse else {}
 
     def _call(self, command: MakeCall) -> Done:
         self._disturb(command.before)
@@ -182,9 +182,11 @@ class Agent:
     def _repeat(self, command: Repeat) -> Done:
         call, forward = command.call, self._forward_for(command.call)
         q, k, v = (self._tensor(view) for view in (call.q, call.k, call.v))
-        first, keywords = self._tensor(call.out), keywords_of(call, self._tensor)
-        outs = [shifted(first, index * command.step) for index in range(command.count)]
-        lses = [self._lse_of(call, index * command.lse_step) for index in range(command.count)]
+        keywords, count = keywords_of(call, self._tensor), command.count
+        outs = in_a_row(self._tensor(call.out), command.step, count)
+        lses: list[dict[str, Any]] = [{}] * count
+        if call.lse:
+            lses = [{"lse": lse} for lse in in_a_row(self._tensor(call.lse), command.lse_step, count)]
         for out, lse, before in zip(outs, lses, itertools.cycle(command.before), strict=False):
             if before:
                 self._disturb(before)

@@ -48,6 +48,7 @@ class PreparedCalls:
     def __init__(self, forward_for: ForwardFor, tensor: Callable[[View], torch.Tensor]) -> None:
         self._forward_for, self._tensor = forward_for, tensor
         self._series: dict[str, PreparedSeries] = {}
+        self._shifted: dict[View, ShiftedViews] = {}
         self._threads_before: int | None = None
 
     def execute(self, command: Command, tools: DeviceTools | None) -> Done:
@@ -56,7 +57,7 @@ class PreparedCalls:
             case Prepare():
                 self._fix_threads(command.cpu_threads)
                 forward = self._forward_for(command.series.first)
-                self._series[command.name] = PreparedSeries(command.series, forward, self._tensor)
+                self._series[command.name] = PreparedSeries(command.series, forward, self._tensor, self._shifted_from)
                 return Done()
             case Run():
                 return self.named(command.name).run(command.count)
@@ -75,6 +76,7 @@ class PreparedCalls:
     def forget(self) -> None:
         """Forget all series, and restore the number of threads."""
         self._series.clear()
+        self._shifted.clear()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
@@ -85,6 +87,12 @@ class PreparedCalls:
             raise FaError(f"no series {name!r} is prepared")
         return self._series[name]
 
+    def _shifted_from(self, view: View) -> ShiftedViews:
+        """The tensors that begin some elements after this view; all series of a job share them."""
+        if view not in self._shifted:
+            self._shifted[view] = ShiftedViews(self._tensor(view))
+        return self._shifted[view]
+
     def _fix_threads(self, count: int | None) -> None:
         if count is not None and self._threads_before is None:
             self._threads_before = torch.get_num_threads()
@@ -94,15 +102,21 @@ class PreparedCalls:
 class PreparedSeries:
     """The arguments of each call of a series, its outputs, and its graph."""
 
-    def __init__(self, series: Series, forward: Forward, tensor: Callable[[View], torch.Tensor]) -> None:
+    def __init__(
+        self,
+        series: Series,
+        forward: Forward,
+        tensor: Callable[[View], torch.Tensor],
+        shifted_from: Callable[[View], ShiftedViews],
+    ) -> None:
         first = series.first
         self._forward, self._keywords = forward, keywords_of(first, tensor)
         self._outs = [tensor(view) for view in series.outs]
         self.results: list[Any] = list(self._outs)  # what the last call for each output returned
-        bases = [tensor(view) for view in (first.q, first.k, first.v)]
+        q, k, v = (shifted_from(view) for view in (first.q, first.k, first.v))
         self._calls = [
-            ([shifted(base, shift) for base, shift in zip(bases, shifts, strict=True)], slot)
-            for shifts, slot in zip(series.shifts, series.out_of, strict=True)
+            ((q[of_q], k[of_k], v[of_v]), slot)
+            for (of_q, of_k, of_v), slot in zip(series.shifts, series.out_of, strict=True)
         ]
         self._next = 0
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -212,9 +226,28 @@ def _place_of(result: torch.Tensor) -> Allocated:
     return Allocated(*handle_on_gpu(result), tuple(result.stride()))
 
 
-def shifted(base: torch.Tensor, elements: int) -> torch.Tensor:
-    """The tensor of the same shape and strides that begins `elements` elements later."""
-    return base.as_strided(base.shape, base.stride(), base.storage_offset() + elements)
+class ShiftedViews(dict[int, torch.Tensor]):
+    """The tensors of the same shape and strides that begin some elements after a base, each made when it is first used.
+
+    The calls of a job's series have far fewer offsets than calls, and to make a view takes some microseconds.
+    """
+
+    def __init__(self, base: torch.Tensor) -> None:
+        super().__init__()
+        self._base, self._layout, self._start = base, (base.shape, base.stride()), base.storage_offset()
+
+    def __missing__(self, elements: int) -> torch.Tensor:
+        view = self[elements] = self._base.as_strided(*self._layout, self._start + elements)
+        return view
+
+
+def in_a_row(first: torch.Tensor, step: int, count: int) -> list[torch.Tensor]:
+    """`count` tensors like `first`, each of which begins `step` elements after the one before it.
+
+    `unbind` would be faster, but a function with parameters that need gradients could not write what it returns.
+    """
+    views = ShiftedViews(first)
+    return [views[index * step] for index in range(count)]
 
 
 def _event() -> torch.cuda.Event:
