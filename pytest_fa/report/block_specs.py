@@ -79,6 +79,12 @@ class BandwidthSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     against: str
 
 
+class PipesSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far matrix products and softmax overlap: one row for each loop of `pipes.json`."""
+
+    profiles: str
+
+
 class ScreenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The table that a terminal of this width shows for the variants at the given shapes, and the answer below it."""
 

@@ -15,6 +15,7 @@ from pytest_fa.profile.bottleneck import bottleneck_of
 from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.records.log import read_records
 from pytest_fa.records.noise import read_noise
+from pytest_fa.records.pipes import Loop, Pipes, read_pipes
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.records.tool_results import CountedKernel
@@ -29,6 +30,7 @@ from pytest_fa.report.block_specs import (
     MarginSpec,
     NoiseSpec,
     PhaseSpec,
+    PipesSpec,
     ScreenSpec,
     ShapeSpec,
     TableSpec,
@@ -179,6 +181,21 @@ def _bandwidth(spec: BandwidthSpec, root: Path) -> str:
     return _lines(rows)
 
 
+def _pipes(spec: PipesSpec, root: Path) -> str:
+    path = root / spec.profiles
+    pipes = read_pipes(path.parent, path.name)
+    if pipes is None:
+        raise TableProblem(f"there is no pipes.json in {spec.profiles}; tests/device/test_pipes.py writes one")
+    heads = ["loop", "us", "TFLOP/s", "maxima per clock", "SM MHz", "W"]
+    return _lines([heads, *(_pipes_row(pipes, name, loop) for name, loop in pipes.loops.items())])
+
+
+def _pipes_row(pipes: Pipes, name: str, loop: Loop) -> list[str]:
+    clocks = [f"{loop.clocks.sm_mhz}", f"{loop.clocks.power_watts:.0f}"] if loop.clocks else ["-", "-"]
+    rates = [f"{of[name]:.0f}" if name in of else "-" for of in (pipes.tflops, pipes.per_clock)]
+    return [name, f"{loop.median_us:.1f}", *rates, *clocks]
+
+
 def _screen(spec: ScreenSpec, root: Path) -> str:
     if not re.fullmatch(r"[1-9][0-9]{1,3}", spec.width):
         raise TableProblem(f"fa-screen: width is {spec.width!r} (allowed: 10 to 9999)")
@@ -278,6 +295,7 @@ MAKERS: dict[str, Callable[[str, Path], str]] = {
     "shapes": lambda words, root: _shapes(_spec("shapes", words, ShapeSpec), root),
     "phases": lambda words, root: _phases(_spec("phases", words, PhaseSpec), root),
     "bandwidth": lambda words, root: _bandwidth(_spec("bandwidth", words, BandwidthSpec), root),
+    "pipes": lambda words, root: _pipes(_spec("pipes", words, PipesSpec), root),
     "screen": lambda words, root: _screen(_spec("screen", words, ScreenSpec), root),
     "options": lambda _words, _root: _options(),
     "exploits": lambda _words, _root: _lines(exploit_rows(), "---"),

@@ -35,6 +35,9 @@ A table is between two comments.  The first comment says what the table shows:
     <!-- fa-bandwidth profiles=profiles/nvidia-h200 cases=b1h8s1d64-fp16-sk4096 variant=mine against=sdpa_cudnn -->
     <!-- /fa-bandwidth -->
 
+    <!-- fa-pipes profiles=profiles/nvidia-h200 -->
+    <!-- /fa-pipes -->
+
     <!-- fa-screen profiles=profiles/nvidia-h200 cases=b1h8s512d64-fp16 variants=ws_p2,sdpa_cudnn width=120 -->
     <!-- /fa-screen -->
 

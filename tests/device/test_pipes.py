@@ -9,17 +9,14 @@ import os
 import statistics
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
 from pytest_fa.build.target import native_arch
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import BuildError
-from pytest_fa.records.ceilings import ceilings_path
 from pytest_fa.records.environment import ClockWatch, clock_watch, read_environment
-from pytest_fa.records.record import Environment
-from pytest_fa.records.timing import Clocks
+from pytest_fa.records.pipes import Loop, Pipes, write_pipes
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.graphs import event_us
 from pytest_fa.run.module import build_library, load_forward
@@ -43,27 +40,6 @@ MAXIMA = 32  # per thread and iteration
 SAMPLES, CALLS = 15, 40  # each sample takes about 40 ms, so the clocks settle
 
 
-class Loop(msgspec.Struct, frozen=True):
-    """The time of one launch of a loop, and NVML's readings while it ran."""
-
-    samples_us: tuple[float, ...]
-    median_us: float
-    clocks: Clocks | None
-
-
-class Pipes(msgspec.Struct, frozen=True):
-    """The times of all loops on one GPU.
-
-    `tflops` counts the products that the loop computes or, for `softmax`, those of the same tiles.  `per_clock` are the
-    maxima per clock and multiprocessor, at the clock that NVML read.
-    """
-
-    loops: dict[str, Loop]
-    tflops: dict[str, float]
-    per_clock: dict[str, float]
-    environment: Environment
-
-
 @pytest.fixture
 def loops(write_variant: WriteVariant, shared_cache: Path, tmp_path: Path) -> Forward:
     """The loops of pipes.cu as a function whose scale is the number of the loop; skips on other GPUs than sm_90."""
@@ -82,7 +58,7 @@ def test_products_and_softmax_overlap(loops: Forward) -> None:
         timed = {name: _time(loops, number, clocks) for number, name in enumerate(LOOPS)}
     pipes = _pipes(timed)
     if folder := os.environ.get("FA_SAVE_PIPES"):
-        _save(pipes, Path(folder))
+        write_pipes(pipes, Path(folder))
     products, softmax, both, other = (timed[name].median_us for name in LOOPS[:4])
     assert 0.95 * max(products, softmax) < min(both, other)
     assert min(both, other) < products + softmax
@@ -123,11 +99,3 @@ def _pipes(timed: dict[str, Loop]) -> Pipes:
         },
         environment=read_environment(),
     )
-
-
-def _save(pipes: Pipes, profiles: Path) -> None:
-    """Write `<gpu>/pipes.json`, beside the ceilings."""
-    folder = ceilings_path(profiles, pipes.environment.gpu).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    text = msgspec.json.format(msgspec.json.encode(pipes), indent=2).decode()
-    (folder / "pipes.json").write_text(text + "\n", encoding="utf-8")

@@ -10,8 +10,9 @@ import pytest
 from pytest_fa.profile import presets
 from pytest_fa.records.judged import Bound
 from pytest_fa.records.log import save_records
+from pytest_fa.records.pipes import Loop, Pipes, write_pipes
 from pytest_fa.records.record import Record, to_json
-from pytest_fa.records.timing import Agreement
+from pytest_fa.records.timing import Agreement, Clocks
 from pytest_fa.records.tool_results import CountedKernel, NsightReport
 from pytest_fa.report.blocks import TableProblem
 from pytest_fa.report.markdown import main, rewrite
@@ -192,6 +193,18 @@ def test_bandwidth_needs_ceilings_and_records(timed_decode: Path) -> None:
     (timed_decode / "profiles" / "cpu" / "ceilings.json").unlink()
     with pytest.raises(TableProblem, match=r"there is no ceilings\.json in profiles/cpu"):
         rewrite(BANDWIDTH.format(DECODE_SHAPE), timed_decode)
+
+
+def test_loops_of_products_and_softmax_have_rates_and_clocks(tmp_path: Path) -> None:
+    """Each loop has its time, the rate that it measures, clock and power; without a file the table is refused."""
+    words = "<!-- fa-pipes profiles=profiles/nvidia-h200 -->\n<!-- /fa-pipes -->\n"
+    with pytest.raises(TableProblem, match=r"there is no pipes\.json in profiles/nvidia-h200; .* writes one"):
+        rewrite(words, tmp_path)
+    environment = msgspec.structs.replace(record().environment, gpu="NVIDIA H200")
+    loops = {"products": Loop((2.0, 3.0), 2.5, Clocks(1700, 3201, 650.4, 60, 0)), "maxima": Loop((9.0,), 9.0, None)}
+    write_pipes(Pipes(loops, {"products": 819.4}, {"maxima": 55.6}, environment), tmp_path / "profiles")
+    rows = rewrite(words, tmp_path).splitlines()[-4:-2]
+    assert rows == ["| products | 2.5 | 819 | - | 1700 | 650 |", "| maxima | 9.0 | - | 56 | - | - |"]
 
 
 def test_an_unconfirmed_time_is_marked_and_has_no_ratio(tmp_path: Path) -> None:
