@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import subprocess
 import tarfile
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,11 +16,14 @@ from pytest_fa.errors import UsageProblem
 from pytest_fa.records.files import RecordFile, read_record_file, read_stream
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable
+from pytest_fa.regular_file import open_regular
 
 GIT_FOLDER = "profiles"  # of a revision without a path
 GIT_SECONDS = 60
 LARGEST_ARCHIVE_BYTES = 2**30  # unpacked
 MOST_MEMBERS = 100_000
+PART_BYTES = 2**20
+UNREADABLE = (OSError, ValueError, EOFError, zlib.error, tarfile.TarError, subprocess.SubprocessError)
 FORMS = "a .jsonl file, a folder that contains such files, a bundle (.tar.gz), or a git revision such as HEAD~50"
 
 
@@ -38,7 +43,7 @@ def read_side(word: str, folder: Path) -> Side:
     try:
         path = folder / word
         files = _files_of_path(path) if path.exists() else _files_of_revision(word, folder)
-    except (OSError, ValueError, EOFError, tarfile.TarError, subprocess.SubprocessError) as problem:
+    except UNREADABLE as problem:
         raise UsageProblem(printable(f"{word!r} cannot be read: {problem}")) from None
     records = _newest(record for file in files for record in file.records)
     complaints = tuple(printable(f"{file.path}: {file.complaint}") for file in files if file.complaint)
@@ -78,17 +83,29 @@ def _files_of_path(path: Path) -> list[RecordFile]:
 
 
 def _files_of_bundle(path: Path) -> list[RecordFile]:
-    """Read the run's record files of an archive in memory; nothing is unpacked."""
-    files, total_bytes = [], 0
-    with tarfile.open(path, "r:gz") as archive:
-        for number, member in enumerate(archive):
-            total_bytes += member.size
-            if number >= MOST_MEMBERS or total_bytes > LARGEST_ARCHIVE_BYTES:
-                raise ValueError(f"it has more than {MOST_MEMBERS} members or {LARGEST_ARCHIVE_BYTES} bytes")
-            is_of_run = "/artifacts/" in member.name and member.name.endswith(".jsonl")
-            if member.isreg() and is_of_run and (stream := archive.extractfile(member)):
-                files.append(read_stream(Path(member.name), io.BytesIO(stream.read())))
+    """Read the run's record files of an archive in memory; nothing is unpacked.
+
+    The archive is read to its end, because gzip compares its checksum there.
+    """
+    with open_regular(path) as raw, gzip.GzipFile(fileobj=raw) as unzipped:
+        with tarfile.open(fileobj=unzipped, mode="r|") as archive:
+            files = list(_files_of_members(archive))
+        while unzipped.read(PART_BYTES):
+            _require_size(unzipped.tell())
     return files
+
+
+def _files_of_members(archive: tarfile.TarFile) -> Iterator[RecordFile]:
+    for number, member in enumerate(archive):
+        _require_size(member.offset_data + member.size, number)
+        is_of_run = "/artifacts/" in member.name and member.name.endswith(".jsonl")
+        if member.isreg() and is_of_run and (stream := archive.extractfile(member)):
+            yield read_stream(Path(member.name), io.BytesIO(stream.read()))
+
+
+def _require_size(unpacked_bytes: int, members: int = 0) -> None:
+    if members >= MOST_MEMBERS or unpacked_bytes > LARGEST_ARCHIVE_BYTES:
+        raise ValueError(f"it has more than {MOST_MEMBERS} members or {LARGEST_ARCHIVE_BYTES} bytes")
 
 
 def _files_of_revision(word: str, folder: Path) -> list[RecordFile]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import subprocess
 import tarfile
@@ -130,4 +131,32 @@ def test_a_large_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sides, "LARGEST_ARCHIVE_BYTES", 1000)
     _bundle(tmp_path / "x.tar.gz", **{"x/artifacts/r.jsonl": b"0" * 1001})
     with pytest.raises(UsageProblem, match="it has more than 100000 members or 1000 bytes"):
+        read_side("x.tar.gz", tmp_path)
+
+
+def test_a_changed_bit_of_an_archive(tmp_path: Path) -> None:
+    """An archive with a changed bit is refused, or has the same records: gzip's checksum is compared."""
+    path, lines = tmp_path / "x.tar.gz", b"".join(to_json(record(name)) + b"\n" for name in ("a", "b"))
+    with tarfile.open(path, "w:gz", compresslevel=0) as archive:  # a bit of the content is a bit of the file
+        member = tarfile.TarInfo("x/artifacts/r.jsonl")
+        member.size = len(lines)
+        archive.addfile(member, io.BytesIO(lines))
+    good, content, refused = read_side("x.tar.gz", tmp_path).records, path.read_bytes(), 0
+    for place in range(0, len(content), 7):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            assert read_side("x.tar.gz", tmp_path).records == good
+        except UsageProblem as problem:
+            refused += 1
+            assert str(problem).startswith("'x.tar.gz' ")  # noqa: PT017
+    assert refused > len(content) // 7 - 5  # a few bits are the time and the system of gzip's header
+
+
+def test_zeros_behind_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive that unpacks to many zeros behind its last file is refused, too."""
+    path = tmp_path / "x.tar.gz"
+    _bundle(path, **{"x/artifacts/r.jsonl": to_json(record("a")) + b"\n"})
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(200_000)))
+    monkeypatch.setattr(sides, "LARGEST_ARCHIVE_BYTES", 100_000)
+    with pytest.raises(UsageProblem, match="it has more than 100000 members or 100000 bytes"):
         read_side("x.tar.gz", tmp_path)
