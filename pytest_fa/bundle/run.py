@@ -31,6 +31,7 @@ from pytest_fa.bundle.seal import SEAL, digest_of, git_tree, make_seal
 from pytest_fa.errors import UsageProblem
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.log import read_records
+from pytest_fa.records.record import Source
 from pytest_fa.records.source import read_source
 
 NOT_SOURCE = frozenset({"artifacts", "build", "dist", "site"})  # in the top folder
@@ -74,7 +75,9 @@ def make_bundle(
     run_records = read_records(records)
     if problem := problem_of_status(exit_status, run_records):
         raise UsageProblem(f"{problem}; give pytest's own exit status")
-    source, source_files, left_out = read_source(folder), *_source_files(folder)
+    source_files, left_out = _source_files(folder)
+    tree = git_tree((name, _blob(file.content), file.is_executable) for name, file in source_files.items())
+    source = _with_tree_compared(read_source(folder), tree, folder)
     results = _results(folder, artifacts, records)
     constraints = folder / "constraints.txt"
     pins = read_constraints(constraints) if constraints.is_file() else {}
@@ -82,7 +85,7 @@ def make_bundle(
         schema=MANIFEST_SCHEMA,
         created=now.isoformat(timespec="seconds"),
         source=source,
-        source_tree=git_tree((name, _blob(file.content), file.is_executable) for name, file in source_files.items()),
+        source_tree=tree,
         left_out=left_out,
         environment=read_environment(),
         versions={package: installed_version(package) for package in pins},
@@ -97,14 +100,10 @@ def make_bundle(
     (artifacts / "manifest.yaml").write_text(to_yaml(manifest), encoding="utf-8")
     results[MANIFEST] = PackedFile(to_yaml(manifest).encode())
     libraries = packed_libraries(run_records, libraries_of) if libraries_of else {}
-    cleaned = {
-        name: msgspec.structs.replace(file, content=without_private_names(file.content, names))
-        for name, file in results.items()
-    }
     commit = (source.commit or "unknown")[:12] + ("-dirty" if source.dirty else "")
     archive = artifacts / f"repro_bundle_{commit}_{now:%Y%m%dT%H%M%SZ}.tar.gz"
     packed = {name: PackedFile(content) for name, content in libraries.items()}
-    bundle = _write_archive(archive, {**source_files, **cleaned, **packed}, int(now.timestamp()))
+    bundle = _write_archive(archive, {**source_files, **_cleaned(results, names), **packed}, int(now.timestamp()))
     return msgspec.structs.replace(bundle, libraries=len(packed), names=tuple(named_in(libraries, names)))
 
 
@@ -113,6 +112,11 @@ def _results(folder: Path, artifacts: Path, records: Path) -> dict[str, PackedFi
     bundle_names = ("manifest.yaml", "repro_bundle_", "replay_")
     paths = [path for path in artifacts.iterdir() if path.is_file() and not path.name.startswith(bundle_names)]
     return {str(path.relative_to(folder)): PackedFile(path.read_bytes()) for path in (*paths, records)}
+
+
+def _cleaned(results: dict[str, PackedFile], names: dict[str, str]) -> dict[str, PackedFile]:
+    contents = {name: without_private_names(file.content, names) for name, file in results.items()}
+    return {name: msgspec.structs.replace(file, content=contents[name]) for name, file in results.items()}
 
 
 def _source_files(folder: Path) -> tuple[dict[str, PackedFile], tuple[str, ...]]:
@@ -147,11 +151,28 @@ def _why_left_out(path: Path, folder: Path, *, is_tracked: bool) -> str:
     return ""
 
 
+def _with_tree_compared(source: Source, tree: str, folder: Path) -> Source:
+    """Return the source, dirty if the tree of its commit is not that of the packed files; without git, unchanged.
+
+    The commit may be that of a stamp, whose hashes say nothing about files that were added.
+    """
+    words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{source.commit}:./")
+    expected = _git_output(folder, *words).decode().strip() if source.commit else ""
+    return msgspec.structs.replace(source, dirty=True) if expected not in ("", tree) else source
+
+
 def _git_files(folder: Path, *options: str) -> list[str]:
     """Return the names that `git ls-files` prints; none without git."""
-    words = ["git", "ls-files", "-z", *options]
-    listed = subprocess.run(words, cwd=folder, capture_output=True, check=False, timeout=60)  # noqa: S603
-    return [os.fsdecode(name) for name in listed.stdout.split(b"\0") if name] if listed.returncode == 0 else []
+    return [os.fsdecode(name) for name in _git_output(folder, "ls-files", "-z", *options).split(b"\0") if name]
+
+
+def _git_output(folder: Path, *words: str) -> bytes:
+    """Return what a git command prints; nothing if it fails, or if there is no git."""
+    try:
+        run = subprocess.run(["git", *words], cwd=folder, capture_output=True, check=False, timeout=60)  # noqa: S603, S607
+    except OSError:
+        return b""
+    return run.stdout if run.returncode == 0 else b""
 
 
 def _walk(folder: Path, prefix: str = "") -> Iterator[str]:

@@ -55,7 +55,8 @@ class Verification(msgspec.Struct, frozen=True):
     """The result of `verify_bundle`.
 
     `digest` is the sha256 of the seal, which a signature or a statement names.  `records` counts the records whose
-    verdicts were computed again.  `signature` says who signed the bundle, or why that is not known.
+    verdicts were computed again.  `dirty` says whether the sources differ from those of `commit`.  `signature` says who
+    signed the bundle, or why that is not known.
     """
 
     file: str
@@ -63,6 +64,7 @@ class Verification(msgspec.Struct, frozen=True):
     records: int
     problems: tuple[Problem, ...]
     commit: str | None = None
+    dirty: bool | None = None
     source_tree: str = ""
     signature: str = "not signed"
 
@@ -94,6 +96,7 @@ def verify_bundle(path: Path) -> Verification:
         records=len(records),
         problems=tuple(Problem(each.step, printable(each.text)) for each in problems[:MOST_PROBLEMS]),
         commit=manifest.source.commit if manifest else None,
+        dirty=manifest.source.dirty if manifest else None,
         source_tree=manifest.source_tree if manifest else "",
     )
 
@@ -103,11 +106,16 @@ def verification_text(verification: Verification) -> str:
     lines = [f"{problem.step}: {problem.text}" for problem in verification.problems]
     lines += [
         f"digest {verification.digest}",
-        f"commit {verification.commit or 'unknown'}, source tree {verification.source_tree or 'unknown'}",
+        f"commit {_commit_text(verification)}, source tree {verification.source_tree or 'unknown'}",
         f"signature: {verification.signature}",
     ]
     count = f"{verification.records} records, {len(verification.problems)} problems"
     return "\n".join([*lines, f"{'VERIFIED' if verification.is_verified else 'BROKEN'} {verification.file}: {count}"])
+
+
+def _commit_text(verification: Verification) -> str:
+    states = {True: " with changes", False: " without changes", None: ""}
+    return f"{verification.commit}{states[verification.dirty]}" if verification.commit else "unknown"
 
 
 def _is_wanted(name: str) -> bool:
@@ -184,6 +192,8 @@ def _of_origins(manifest: BundleManifest, records: tuple[Record, ...]) -> Iterat
             yield f"{record.id}: its environment differs from the manifest's"
         if record.source.commit != manifest.source.commit:
             yield f"{record.id}: its commit is {record.source.commit}, the manifest's is {manifest.source.commit}"
+        if record.source.dirty and not manifest.source.dirty:
+            yield f"{record.id}: it was measured on changed sources, but the manifest says that they are unchanged"
         if record.measured_at > manifest.created:
             yield f"{record.id}: it was measured at {record.measured_at}, after the bundle was made"
 

@@ -9,13 +9,16 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from pytest_fa.bundle.__main__ import main
 from pytest_fa.bundle.constraints import differences, read_constraints
+from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.seal import read_seal
 from pytest_fa.bundle.stamp import write_stamp
+from pytest_fa.bundle.verify import verify_bundle
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UsageProblem
 from pytest_fa.records.environment import read_environment
@@ -208,6 +211,54 @@ def test_archive_is_named_after_commit_and_state(tree: Path) -> None:
     (tree / "source.py").write_text("x = 2\n", encoding="utf-8")
     commit = str(read_source(tree).commit)[:12]
     assert _make(tree).name.startswith(f"repro_bundle_{commit}-dirty_")
+
+
+def test_a_file_that_a_stamp_does_not_know(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stamp fits although a file was added; the bundle is dirty, because its tree is not that of the commit."""
+    write_stamp(tree)
+    (tree / "added.py").write_text("x = 2\n", encoding="utf-8")
+    read_source.cache_clear()
+    assert read_source(tree).dirty is False
+    archive = _make(tree)
+    assert (_manifest(tree)["source"]["dirty"], "-dirty_" in archive.name) == (True, True)
+    main(["verify", str(archive)])
+    assert f"commit {read_source(tree).commit} with changes, source tree " in capsys.readouterr().out
+
+
+def test_a_folder_of_a_repository_has_a_tree(tree: Path) -> None:
+    """The tree of a folder in a repository is compared with that folder's tree in the commit."""
+    folder = tree / "inner"
+    (folder / "artifacts").mkdir(parents=True)
+    (folder / "source.py").write_text("x = 1\n", encoding="utf-8")
+    (folder / ".gitignore").write_text("/artifacts/\n", encoding="utf-8")
+    (folder / "artifacts/new.jsonl").write_bytes(_record("ok"))
+    _git(tree, "add", "-A")
+    _git(tree, "commit", "-qm", "second")
+    make_bundle(folder, folder / "artifacts", folder / "artifacts/new.jsonl", 0)
+    assert _manifest(folder)["source"]["dirty"] is False
+
+
+def test_a_bundle_is_made_without_git(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without the program git, a stamped tree is packed."""
+    write_stamp(tree)
+    read_source.cache_clear()
+    monkeypatch.setenv("PATH", str(tree / "nowhere"))
+    _make(tree)
+    assert _manifest(tree)["source"]["origin"] == ".fa-source.json"
+
+
+@pytest.mark.parametrize(("of_record", "of_bundle", "is_right"), [(True, False, False), (True, True, True)])
+def test_records_of_changed_sources(tree: Path, *, of_record: bool, of_bundle: bool, is_right: bool) -> None:
+    """Records that were measured on changed sources are a problem of a bundle that says its sources are unchanged."""
+    source = msgspec.structs.replace(read_source(tree), dirty=of_record)
+    line = msgspec.json.decode(_record("wrong"), type=dict[str, Any])
+    line["source"] = msgspec.to_builtins(source)
+    (tree / "artifacts/records/new.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
+    if of_bundle:
+        (tree / "added.py").write_text("x = 2\n", encoding="utf-8")
+    texts = [problem.text for problem in verify_bundle(_make(tree)).problems]
+    problem = f"{line['id']}: it was measured on changed sources, but the manifest says that they are unchanged"
+    assert (problem not in texts) is is_right
 
 
 def test_stamp_is_used_without_git(tree: Path) -> None:
