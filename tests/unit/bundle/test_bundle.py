@@ -15,6 +15,7 @@ import yaml
 
 from pytest_fa.bundle.__main__ import main
 from pytest_fa.bundle.constraints import differences, read_constraints
+from pytest_fa.bundle.privacy import without_private_names
 from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.seal import read_seal
 from pytest_fa.bundle.stamp import write_stamp
@@ -204,6 +205,28 @@ def test_names_of_person_and_machine_are_replaced(tree: Path, monkeypatch: pytes
         assert source is not None
         assert junit.read().decode() == "./source.py ~/.cache HOST HOST USER malicias"
         assert source.read() == b"# alicia\n"
+
+
+NAMES = {"/src": ".", "/users/höme": "~", "buildbox-7": "HOST", "alicia": "USER"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/scratch/pytest-of-alicia/x fa-alicia-cache", "/scratch/pytest-of-USER/x fa-USER-cache"),
+        ("malicia alicia2 alicia_x", "malicia alicia2 alicia_x"),
+        ("my-buildbox-7 buildbox-7-old buildbox-7.", "my-buildbox-7 buildbox-7-old HOST."),
+        (json.dumps(["/users/höme/a", "/users/hömer"]), '["~/a", "/users/h\\u00f6mer"]'),
+        ('<testsuite name="pytest" errors="0" hostname="vm"><a hostname="vm"/>', None),
+        ('{"machine_info": {"cpu": {"arch": "X"}, "node": "v\\"m", "system": "Linux"}, "node": "left"}', None),
+    ],
+    ids=["user", "parts of words", "host", "JSON", "JUnit", "pytest-benchmark"],
+)
+def test_where_names_are_replaced(text: str, expected: str | None) -> None:
+    """A user's name is replaced beside `-`, all names in JSON's ASCII, and the host in its fields even if short."""
+    if expected is None:
+        expected = text.replace('"vm"', '"HOST"', 1).replace('"v\\"m"', '"HOST"')
+    assert without_private_names(text.encode(), NAMES).decode() == expected
 
 
 def test_archive_is_named_after_commit_and_state(tree: Path) -> None:
