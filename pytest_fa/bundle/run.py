@@ -33,6 +33,7 @@ from pytest_fa.records.environment import read_environment
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Source
 from pytest_fa.records.source import read_source
+from pytest_fa.records.text import printable
 
 NOT_SOURCE = frozenset({"artifacts", "build", "dist", "site"})  # in the top folder
 KEPT_DOT_NAMES = frozenset({".ci", ".github", ".gitignore"})
@@ -68,9 +69,10 @@ def make_bundle(
     and with the same time.  Names of this machine and its user are replaced in results, except in libraries.
     `libraries_of` is the build cache with the libraries of the run, if the archive is to hold them.
 
-    Raises `UnreadableRecords` if a record cannot be read, and `UsageProblem` for an exit status that contradicts the
-    records.
+    Raises `UnreadableRecords` if a record cannot be read, and `UsageProblem` for a place outside of `folder` or an exit
+    status that contradicts the records.
     """
+    _require_places(folder, artifacts, records)
     now = datetime.now(UTC)
     run_records = read_records(records)
     if problem := problem_of_status(exit_status, run_records):
@@ -79,6 +81,7 @@ def make_bundle(
     tree = git_tree((name, _blob(file.content), file.is_executable) for name, file in source_files.items())
     source = _with_tree_compared(read_source(folder), tree, folder)
     results = _results(folder, artifacts, records)
+    libraries = packed_libraries(run_records, libraries_of) if libraries_of else {}
     constraints = folder / "constraints.txt"
     pins = read_constraints(constraints) if constraints.is_file() else {}
     manifest = BundleManifest(
@@ -99,12 +102,25 @@ def make_bundle(
     names = private_names(folder)
     (artifacts / "manifest.yaml").write_text(to_yaml(manifest), encoding="utf-8")
     results[MANIFEST] = PackedFile(to_yaml(manifest).encode())
-    libraries = packed_libraries(run_records, libraries_of) if libraries_of else {}
     commit = (source.commit or "unknown")[:12] + ("-dirty" if source.dirty else "")
     archive = artifacts / f"repro_bundle_{commit}_{now:%Y%m%dT%H%M%SZ}.tar.gz"
     packed = {name: PackedFile(content) for name, content in libraries.items()}
     bundle = _write_archive(archive, {**source_files, **_cleaned(results, names), **packed}, int(now.timestamp()))
     return msgspec.structs.replace(bundle, libraries=len(packed), names=tuple(named_in(libraries, names)))
+
+
+def _require_places(folder: Path, artifacts: Path, records: Path) -> None:
+    """Require that all results are where `verify` looks for them: in the folder `artifacts` of the source folder."""
+    allowed = folder / "artifacts"
+    for option, path in (("--artifacts", artifacts), ("--records", records)):
+        if not path.is_relative_to(allowed):
+            remedy = f"copy it there, or give the source folder of {path} as --folder"
+            raise UsageProblem(printable(f"{option}: {path} is not in {allowed}, as all results must be; {remedy}"))
+    if not artifacts.is_dir():
+        raise UsageProblem(printable(f"--artifacts: there is no folder {artifacts}; give the one of --fa-artifacts"))
+    if not records.exists():
+        remedy = "give a file that the run wrote, such as artifacts/records/*.jsonl"
+        raise UsageProblem(printable(f"--records: there is no file {records}; {remedy}"))
 
 
 def _results(folder: Path, artifacts: Path, records: Path) -> dict[str, PackedFile]:

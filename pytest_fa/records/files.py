@@ -7,7 +7,6 @@ regular file, its lines have a maximum length, and each figure must be in its ra
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -26,10 +25,10 @@ AnyContent = TypeVar("AnyContent", bound=msgspec.Struct)
 LONGEST_LINE_BYTES = 16 * 2**20
 MOST_BAD_LINES = 100_000
 LONGEST_PROBLEM = 200  # characters
+REMOVE = "remove it"  # said of regular files only
 
 _CONTROL_ESCAPES = (rb"\b", rb"\f", rb"\r", rb"\u")  # of control characters in JSON, except tab and line break
 _COMMAND = re.compile(rb"""(?:"|\\n)(?: |\\t)*::""")  # a workflow command begins a string or follows a line break
-_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 class UnreadableRecords(FaError):
@@ -46,18 +45,22 @@ class BadLine(msgspec.Struct, frozen=True):
 
 
 class RecordFile(msgspec.Struct, frozen=True):
-    """The content of a record file.  `problem` says why the file as a whole cannot be read; it is empty if it can."""
+    """The content of a record file.
+
+    `problem` says why the file as a whole cannot be read; it is empty if it can.  `remedy` says what to do about it.
+    """
 
     path: Path
     records: tuple[Record, ...] = ()
     bad_lines: tuple[BadLine, ...] = ()
     problem: str = ""
+    remedy: str = ""
 
     @property
     def complaint(self) -> str:
         """A sentence about what cannot be read and what to do, to follow the file's path; empty if all was read."""
         if self.problem:
-            return f"it cannot be read: {self.problem}; remove it"
+            return "; ".join(part for part in (f"it cannot be read: {self.problem}", self.remedy) if part)
         if not self.bad_lines:
             return ""
         first, count = self.bad_lines[0], len(self.records) + len(self.bad_lines)
@@ -69,11 +72,12 @@ def read_record_file(path: Path) -> RecordFile:
     """Return the records of a file and the lines that are no records; neither if there is no such file."""
     try:
         with open_regular(path) as stream:
-            return read_stream(path, stream)
+            file = read_stream(path, stream)
+            return msgspec.structs.replace(file, remedy=REMOVE) if file.problem else file
     except (FileNotFoundError, NotADirectoryError):
         return RecordFile(path)
     except (OSError, ValueError) as problem:  # ValueError: the path contains NUL
-        return RecordFile(path, problem=_sentence(problem))
+        return RecordFile(path, problem=_sentence(problem), remedy=_remedy(path))
 
 
 def read_stream(path: Path, stream: BinaryIO) -> RecordFile:
@@ -114,6 +118,14 @@ def try_to_read(read: Callable[[], AnyContent | None]) -> tuple[AnyContent | Non
         return read(), ""
     except UnreadableRecords as problem:
         return None, str(problem)
+
+
+def _remedy(path: Path) -> str:
+    """What to do about a file that cannot be opened: a folder or a device may be needed by others."""
+    try:
+        return REMOVE if path.is_file() else "give the path of a regular file"
+    except (OSError, ValueError):
+        return ""
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, int, int, bytes]]:

@@ -71,8 +71,9 @@ def test_a_run_names_the_lines_that_it_cannot_read(damaged: Damaged) -> None:
 
 def test_a_run_does_not_wait_for_a_fifo(damaged: Damaged) -> None:
     """A FIFO among the saved files is named; the run does not wait for a writer."""
+    reason = "it is a FIFO, not a regular file; give the path of a regular file"
     assert complaints(damaged.beside, "profiles/another-gpu/good.jsonl") == [
-        "fa: profiles/another-gpu/good.jsonl: it cannot be read: it is a FIFO, not a regular file; remove it"
+        f"fa: profiles/another-gpu/good.jsonl: it cannot be read: {reason}"
     ]
 
 

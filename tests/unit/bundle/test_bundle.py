@@ -190,6 +190,33 @@ def test_an_exit_status_that_contradicts_the_records(tree: Path, capsys: pytest.
     assert list((tree / "artifacts").glob("repro_bundle_*")) == []
 
 
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        (
+            {"--records": "source.py"},
+            "--records: {tree}/source.py is not in {tree}/artifacts, as all results must be; ",
+        ),
+        ({"--records": ""}, "--records: {cwd} is not in {tree}/artifacts, as all results must be; copy it there, or "),
+        ({"--artifacts": "."}, "--artifacts: {tree} is not in {tree}/artifacts, as all results must be; copy it there"),
+        ({"--artifacts": "artifacts/none"}, "--artifacts: there is no folder {tree}/artifacts/none; give the one of "),
+        ({"--records": "artifacts/x.jsonl"}, "--records: there is no file {tree}/artifacts/x.jsonl; give a file that "),
+        ({"--records": "artifacts/records"}, "{tree}/artifacts/records: it cannot be read: it is a folder, not a "),
+    ],
+)
+def test_results_in_another_place(
+    tree: Path, places: dict[str, str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Results outside of the folder `artifacts` and results that are not there are one sentence; nothing is written."""
+    before = sorted(tree.rglob("*"))
+    words = {"--artifacts": "artifacts", "--records": "artifacts/records/new.jsonl", **places}
+    options = [f"{option}={tree / place if place else ''}" for option, place in words.items()]
+    assert main(["make", "--exit-status=1", f"--folder={tree}", *options]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("pytest_fa.bundle: " + expected.format(tree=tree, cwd=Path.cwd()))
+    assert sorted(tree.rglob("*")) == before
+
+
 def test_names_of_person_and_machine_are_replaced(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results name neither the source folder, the home folder, the host nor the user; source files stay as they are."""
     monkeypatch.setattr("pytest_fa.bundle.privacy.platform.node", lambda: "buildbox-7.example.org")

@@ -155,7 +155,7 @@ def test_a_file_of_bad_lines_is_not_read_to_its_end(tmp_path: Path, monkeypatch:
     path = written(tmp_path / "x.jsonl", to_json(FIRST), *[b"x"] * 3)
     assert len(read_record_file(path).bad_lines) == 3
     file = read_record_file(written(path, to_json(FIRST), *[b"x"] * 4))
-    assert file == RecordFile(path, problem="more than 3 of its lines are no records")
+    assert file == RecordFile(path, problem="more than 3 of its lines are no records", remedy="remove it")
 
 
 def test_a_long_reason_is_cut(tmp_path: Path) -> None:
@@ -192,10 +192,11 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
     """A FIFO, a folder or a device in place of a file is refused at once: nothing waits for a writer."""
     path = tmp_path / "x.jsonl"
     make_special(path, kind)
-    assert read_record_file(path) == RecordFile(path, problem=f"it is a {kind}, not a regular file")
+    remedy = "give the path of a regular file"
+    assert read_record_file(path) == RecordFile(path, problem=f"it is a {kind}, not a regular file", remedy=remedy)
     with pytest.raises(UnreadableRecords) as raised:
         read_records(path)
-    assert str(raised.value) == f"{path}: it cannot be read: it is a {kind}, not a regular file; remove it"
+    assert str(raised.value) == f"{path}: it cannot be read: it is a {kind}, not a regular file; {remedy}"
 
 
 def test_a_file_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
