@@ -1,4 +1,4 @@
-"""The commands of `python -m pytest_fa`: new, doctor, judge, report, compare, costs, export, sweep and others."""
+"""The commands of `python -m pytest_fa`: new, doctor, judge, report, compare, costs, export, bundle and others."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ def main(arguments: list[str]) -> int:
             from pytest_fa.verdict.judge_command import main as judge_main  # noqa: PLC0415  # it imports pytest
 
             return judge_main(arguments[1:])
+        if arguments[:1] == ["bundle"]:
+            from pytest_fa.bundle.__main__ import main as bundle_main  # noqa: PLC0415
+
+            return bundle_main(arguments[1:])
         options = (_doctor_parser() if arguments[:1] == ["doctor"] else _parser()).parse_args(arguments)
         return int(options.run(options) or 0)
     except (FaError, OSError, ImportError) as problem:
@@ -67,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 
     judge_help = "judge and gate one variant; the exit status says the verdict (`judge --help` lists the options)"
     commands.add_parser("judge", help=judge_help)
+    commands.add_parser("bundle", help="make, verify, attest or replay a bundle; the same as `-m pytest_fa.bundle`")
 
     _add_report(commands.add_parser("report", help="write one HTML file about records, which opens offline"))
 
@@ -162,6 +167,8 @@ def _report(options: argparse.Namespace) -> None:
     from pytest_fa.report.page.machine import PageFacts  # noqa: PLC0415
     from pytest_fa.report.page.render import write_report  # noqa: PLC0415
 
+    if not options.output.parent.is_dir():
+        raise UsageProblem(f"-o {options.output}: there is no folder {options.output.parent}; make it, or name another")
     side = read_sides(options.records, Path.cwd())
     write_report(options.output, side.records, PageFacts(side.name, options.profiles, complaints=side.complaints))
     for complaint in side.complaints:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import subprocess
 import tarfile
 import zlib
@@ -20,6 +21,7 @@ from pytest_fa.regular_file import open_regular
 
 GIT_FOLDER = "profiles"  # of a revision without a path
 GIT_SECONDS = 60
+COMMIT_DIGITS = 12
 LARGEST_ARCHIVE_BYTES = 2**30  # unpacked
 MOST_MEMBERS = 100_000
 PART_BYTES = 2**20
@@ -35,32 +37,43 @@ class Side(msgspec.Struct, frozen=True):
     complaints: tuple[str, ...] = ()
 
 
-def read_side(word: str, folder: Path) -> Side:
+def read_side(word: str, folder: Path, *, is_mailed: bool = False) -> Side:
     """Return the records that `word` names: a path, or a git revision of the repository in `folder`.
 
-    Raises `UsageProblem` if there is no such thing, or if it has no records.
+    If the side `is_mailed`, its name and its complaints have no folder outside of `folder`.  Raises `UsageProblem` if
+    there is no such thing, or if it has no records.
     """
+    path = folder / word
     try:
-        path = folder / word
-        files = _files_of_path(path) if path.exists() else _files_of_revision(word, folder)
+        name, files = (word, _files_of_path(path)) if path.exists() else _files_of_revision(word, folder)
     except UNREADABLE as problem:
         raise UsageProblem(printable(f"{word!r} cannot be read: {problem}")) from None
+    bases = (folder, Path(os.path.normpath(path)).parent) if is_mailed else (folder,)
     records = _newest(record for file in files for record in file.records)
-    complaints = tuple(printable(f"{file.path}: {file.complaint}") for file in files if file.complaint)
+    complaints = tuple(printable(f"{_shown(file.path, bases)}: {file.complaint}") for file in files if file.complaint)
     if not records:
         reason = f"; {complaints[0]}" if complaints else ""
         raise UsageProblem(printable(f"{word!r} has no records{reason}; give {FORMS}"))
-    return Side(printable(word), records, complaints)
+    return Side(printable(_shown(folder / name, bases) if is_mailed else name), records, complaints)
 
 
 def read_sides(words: Sequence[str], folder: Path) -> Side:
-    """Return the records that all words name together, as one side.  Raises `UsageProblem` as `read_side` does."""
-    sides = [read_side(word, folder) for word in words]
+    """Return the records that all words name together, as one side that is mailed.
+
+    Raises `UsageProblem` as `read_side` does.
+    """
+    sides = [read_side(word, folder, is_mailed=True) for word in words]
     return Side(
         name=", ".join(side.name for side in sides),
         records=_newest(record for side in sides for record in side.records),
         complaints=tuple(complaint for side in sides for complaint in side.complaints),
     )
+
+
+def _shown(path: Path, bases: Sequence[Path]) -> str:
+    """The path relative to the first of the folders that contains it; unchanged if none does."""
+    plain = Path(os.path.normpath(path))
+    return next((str(plain.relative_to(base)) for base in bases if plain.is_relative_to(base)), str(path))
 
 
 def _newest(records: Iterable[Record]) -> tuple[Record, ...]:
@@ -108,22 +121,24 @@ def _require_size(unpacked_bytes: int, members: int = 0) -> None:
         raise ValueError(f"it has more than {MOST_MEMBERS} members or {LARGEST_ARCHIVE_BYTES} bytes")
 
 
-def _files_of_revision(word: str, folder: Path) -> list[RecordFile]:
-    """Read the record files below `profiles/` of `REVISION`, or below PATH of `REVISION:PATH`."""
+def _files_of_revision(word: str, folder: Path) -> tuple[str, list[RecordFile]]:
+    """Read the record files below `profiles/` of `REVISION`, or below PATH of `REVISION:PATH`.
+
+    Return the word with the commit that it stands for, and the files.
+    """
     revision, _, path = word.partition(":")
-    commit = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
-    if commit is None:
+    output = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    if output is None:
         raise UsageProblem(printable(f"{word!r} is neither a file nor a revision here; give {FORMS}"))
-    listed = _git(
-        folder, "ls-tree", "-r", "-z", "--full-tree", "--name-only", commit.decode().strip(), "--", path or GIT_FOLDER
-    )
+    commit = output.decode().strip()
+    listed = _git(folder, "ls-tree", "-r", "-z", "--full-tree", "--name-only", commit, "--", path or GIT_FOLDER)
     names = [name for name in (listed or b"").decode().split("\0") if name.endswith(".jsonl")]
     files = []
     for name in names:
-        content = _git(folder, "cat-file", "blob", f"{commit.decode().strip()}:{name}")
+        content = _git(folder, "cat-file", "blob", f"{commit}:{name}")
         if content is not None:
             files.append(read_stream(Path(f"{revision}:{name}"), io.BytesIO(content)))
-    return files
+    return word if commit.startswith(revision) else f"{word} ({commit[:COMMIT_DIGITS]})", files
 
 
 def _git(folder: Path, *words: str) -> bytes | None:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import yaml
 
+from pytest_fa.__main__ import main as all_commands
 from pytest_fa.bundle.__main__ import main
 from pytest_fa.bundle.constraints import differences, read_constraints
 from pytest_fa.bundle.privacy import without_private_names
@@ -332,6 +333,15 @@ def test_stamp_command(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stamp", str(tree)]) == 0
     assert json.loads((tree / ".fa-source.json").read_text(encoding="utf-8"))["dirty"] is False
     assert capsys.readouterr().out.startswith("wrote ")
+
+
+def test_the_command_beside_others(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m pytest_fa bundle` is the same command, and the list of all commands names it."""
+    assert all_commands(["bundle", "stamp", str(tree)]) == 0
+    assert capsys.readouterr().out.startswith("wrote ")
+    with pytest.raises(SystemExit, match="0"):
+        all_commands(["--help"])
+    assert "\n    bundle " in capsys.readouterr().out
 
 
 def test_local_versions_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

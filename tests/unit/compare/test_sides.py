@@ -67,6 +67,12 @@ def test_a_revision(tmp_path: Path) -> None:
     _write(tmp_path / "profiles/gpu/a.jsonl", "changed")
     assert _names("HEAD", tmp_path / "other") == ["a"]
     assert _names("HEAD:other", tmp_path) == ["b"]
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True
+    ).stdout
+    revisions = ("HEAD", "HEAD:other", commit[:8], commit.strip())
+    names = [f"HEAD ({commit[:12]})", f"HEAD:other ({commit[:12]})", commit[:8], commit.strip()]
+    assert [read_side(word, tmp_path).name for word in revisions] == names
 
 
 def test_the_newest_record_counts(tmp_path: Path) -> None:
@@ -93,6 +99,24 @@ def test_several_words_are_one_side(tmp_path: Path) -> None:
     side = read_sides(["a.jsonl", "b.jsonl"], tmp_path)
     assert (side.name, len(side.complaints)) == ("a.jsonl, b.jsonl", 1)
     assert [each.variant for each in side.records] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "complaint"),
+    [
+        ("in/runs", "runs", "runs/b.jsonl"),
+        ("in/runs/b.jsonl", "runs/b.jsonl", "runs/b.jsonl"),
+        ("in/../out/runs", "runs", "runs/b.jsonl"),
+        ("out/runs/b.jsonl", "b.jsonl", "b.jsonl"),
+    ],
+)
+def test_a_mailed_side_names_no_folder(tmp_path: Path, word: str, name: str, complaint: str) -> None:
+    """Absolute paths are shown relative to the working folder, or as their last part if they are outside of it."""
+    for place in ("in", "out"):
+        path = _write(tmp_path / place / "runs/b.jsonl", "b")
+        path.write_bytes(path.read_bytes() + b"no record\n")
+    side = read_sides([str(tmp_path / word)], tmp_path / "in")
+    assert (side.name, side.complaints[0].partition(": ")[0]) == (name, complaint)
 
 
 def test_unreadable_lines_are_named(tmp_path: Path) -> None:

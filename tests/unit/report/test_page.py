@@ -349,12 +349,22 @@ def test_the_page_of_many_failures_stays_small() -> None:
 
 
 def test_the_command_writes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`report RECORDS -o FILE` writes the page of a folder, whose own folder is created, and says how many records."""
+    """`report RECORDS -o FILE` writes the page of a folder, and says how many records; no text names that folder."""
     save_records([each for each in small_run() if each.kind == "speed"], tmp_path)
-    out = tmp_path / "out" / "report.html"
+    out = tmp_path / "report.html"
     assert main(["report", str(tmp_path), "-o", str(out), "--profiles", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{out}: 6 records, {len(out.read_bytes()) / 1000:.0f} KB\n"
     assert Page(out.read_bytes()).ids[0] == "times1"
+    assert f"<title>pytest-fa: {tmp_path.name}</title>" in out.read_text(encoding="utf-8")
+    assert str(tmp_path) not in out.read_text(encoding="utf-8")
+
+
+def test_the_folder_of_the_report_must_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`report -o` into a folder that does not exist is one sentence, and no folder is made."""
+    out = tmp_path / "out" / "report.html"
+    assert main(["report", str(tmp_path), "-o", str(out)]) == 2
+    expected = f"pytest_fa: -o {out}: there is no folder {out.parent}; make it, or name another\n"
+    assert (capsys.readouterr().err, out.parent.exists()) == (expected, False)
 
 
 def test_the_command_names_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
