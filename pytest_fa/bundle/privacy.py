@@ -16,7 +16,7 @@ COMMON_NAMES = frozenset({"localhost", "root", "user", "ubuntu", "runner"})
 HOST, USER = "HOST", "USER"
 # The host in a JUnit file, and in a file of pytest-benchmark.
 _HOST_FIELDS = (
-    re.compile(r'(<testsuite\b[^>]*?\shostname=")[^"]*'),
+    re.compile(r'(<testsuite\b[^<>]*?\shostname=")[^"]*'),
     re.compile(r'("machine_info":\s*\{(?:[^{}]|\{[^{}]*\})*?"node":\s*")(?:[^"\\]|\\.)*'),
 )
 
