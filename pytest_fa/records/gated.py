@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from pytest_fa.records.ranges import LogRatio, Natural, Real, Seconds, Us, Whole
+from pytest_fa.records.ranges import LogRatio, Natural, Real, Seconds, Us
 
 # The parts of one process of a gate.  `processes` is the start and the end of the three processes of its arms; the
 # others are seconds of the judge.
@@ -115,7 +115,7 @@ class Gate(msgspec.Struct, frozen=True):
     verdict: GateVerdict
     reason: str
     processes: Natural
-    seed: Whole
+    seed: Natural
     dropped_blocks: Natural
     detectable: Real
     process_sd: Real | None
