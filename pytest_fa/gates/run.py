@@ -24,7 +24,7 @@ from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, LEAST_SD_SHARE, MOST_
 from pytest_fa.gates.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.gates.gpu_workers import gate_processes, gpu_hashes
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval
-from pytest_fa.gates.pilot import NEAR, BaselineTime, NoVerdict, Pilot, baselines_us, run_pilot, slower_than_pilot
+from pytest_fa.gates.pilot import BaselineTime, NoVerdict, Pilot, baselines_us, near, run_pilot, slower_than_pilot
 from pytest_fa.gates.process_cost import ProcessCost, correction, expected_cost, part_seconds
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import Gpu, find_gpu
@@ -182,8 +182,7 @@ def _arm_pairs(runner: CaseRunner, variant: Variant, question: GateQuestion, pil
         if not times:
             reason = f"no baseline supports {case.shape_id}, so {variant.name} cannot be gated on it"
             raise NoVerdict(f"{reason}; name one that does: --fa-gate-baseline=NAME")
-        near = [name for name, us in times.items() if us <= NEAR * min(times.values())]
-        arm_pairs += [ArmPair(case, candidate, runner.builds.arm(baselines[name])) for name in near]
+        arm_pairs += [ArmPair(case, candidate, runner.builds.arm(baselines[name])) for name in near(times)]
     return tuple(arm_pairs)
 
 
@@ -240,6 +239,7 @@ def _gate(
         left_out=(*question.left_out, *pilot.left_out),
         least_sd_share=LEAST_SD_SHARE,
         pilot_seconds=seconds[1],
+        pilot_age_seconds=pilot.ages,
         part_seconds=part_seconds(results),
     )
 

@@ -100,36 +100,6 @@ def gate(variants: tuple[Variant, Variant], tmp_path: Path, result: GateResult, 
     return gated, len(runner.jobs)
 
 
-@pytest.mark.parametrize(("age_seconds", "count"), [(0.0, 1), (299.0, 1), (301.0, 2)])
-def test_gates_share_the_pilot_of_a_baseline(
-    variants: tuple[Variant, Variant], tmp_path: Path, age_seconds: float, count: int
-) -> None:
-    """The second gate of a run times its candidate, and a baseline only if that was timed more than 300 s ago."""
-    candidate, baseline = variants
-    records = {each.name: record(each.name, kind="speed", speed=CONFIRMED) for each in variants}
-    runner = SimulatedRunner(tmp_path, records, blocks(*[-0.105] * 8))
-    question = GateQuestion(0.95, (CASE,), (baseline,))
-    decide_gate(runner, candidate, question, lambda _: None)
-    runner.baseline_records = {
-        key: (measured_at - age_seconds, timed) for key, (measured_at, timed) in runner.baseline_records.items()
-    }
-    second = decide_gate(runner, candidate, question, lambda _: None)
-    assert (second.outcome, runner.pilot_names.count("candidate"), runner.pilot_names.count("fast")) == ("ok", 2, count)
-
-
-def test_an_unconfirmed_baseline_is_timed_again(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
-    """A timing that is not confirmed is not kept for later gates."""
-    candidate, baseline = variants
-    unconfirmed = msgspec.structs.replace(speed(10.0), agreement=Agreement(valid=False, reason="throttled"))
-    records = {"candidate": record(speed=CONFIRMED), "fast": record("fast", speed=unconfirmed)}
-    runner = SimulatedRunner(tmp_path, records, blocks(*[-0.105] * 8))
-    outcomes = [
-        decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None).outcome
-        for _ in range(2)
-    ]
-    assert (outcomes, runner.pilot_names.count("fast")) == (["inconclusive"] * 2, 2)
-
-
 def test_later_processes_follow_the_first(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
     """The first process plans the samples, and the other five take them in the same way."""
     candidate, baseline = variants
