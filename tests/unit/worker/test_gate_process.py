@@ -208,3 +208,24 @@ def test_all_variants_are_loaded_at_the_same_time(job: GateJob) -> None:
     arm = job.arm_pairs[0].candidate
     gate_process._open_together([(each, arm) for each in candidates], job, CASE)
     assert steps == ["A sent False", "B sent False", "C sent False", "C ready", "B ready", "A ready"]
+
+
+@pytest.mark.parametrize(("failing", "raised"), [("B", "B"), ("C", "C"), ("AB", "A"), ("BC", "B")])
+def test_a_failing_arm_lets_the_others_finish_loading(job: GateJob, failing: str, raised: str) -> None:
+    """Every process that was told to open has answered before the failure of the first arm that failed is raised."""
+    ready: list[str] = []
+
+    def opening(name: str) -> Callable[..., None]:
+        def open_one(*_: object, meanwhile: Callable[[], object], **__: object) -> None:
+            meanwhile()
+            ready.append(name)
+            if name in failing:
+                raise ValueError(f"{name} cannot be loaded")
+
+        return open_one
+
+    candidates = [cast("Candidate", SimpleNamespace(open=opening(name))) for name in "ABC"]
+    arm = job.arm_pairs[0].candidate
+    with pytest.raises(ValueError, match=f"{raised} cannot be loaded"):
+        gate_process._open_together([(each, arm) for each in candidates], job, CASE)
+    assert ready == ["C", "B", "A"]
