@@ -129,6 +129,11 @@ class Gate(msgspec.Struct, frozen=True):
     part_seconds: dict[str, Seconds] = {}
     pilot_age_seconds: dict[str, dict[str, Seconds]] = {}
 
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs, on each of which equally many processes ran side by side."""
+        return max([1, *(len(set(pair.samples.gpus)) for pair in self.pairs)])
+
 
 def _mean(row: Sequence[float]) -> float:
     return sum(row) / len(row) if row else math.nan

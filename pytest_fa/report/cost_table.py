@@ -160,10 +160,11 @@ def _parts(kind: str, records: list[Record], seconds: float | None) -> list[Cost
 
 
 def _gate_parts(gates: list[Gate]) -> dict[str, float]:
-    """The pilots of gates, and the parts of all their processes."""
+    """The pilots of gates, and the parts of all their processes; those of several GPUs run side by side."""
     pilots = {"pilots of gates": sum(gate.pilot_seconds for gate in gates)}
     return pilots | {
-        name: sum(gate.processes * gate.part_seconds.get(part, 0.0) for gate in gates) for part, name in PARTS.items()
+        name: sum(gate.processes / gate.gpus * gate.part_seconds.get(part, 0.0) for gate in gates)
+        for part, name in PARTS.items()
     }
 
 
