@@ -125,7 +125,7 @@ def test_the_announced_time_is_that_of_the_last_gate(variants: tuple[Variant, Va
     assert (gated.gate.part_seconds, gated.gate.seconds >= gated.gate.pilot_seconds) == (result.seconds, True)
     first, corrected, second = said
     assert "6 processes (about 18 s), or 12 (about 36 s)" in first
-    assert corrected == "gate candidate: the first process took 7.5 s, so 6 about 45 s or 12 about 90 s"
+    assert corrected == "gate candidate: each process takes about 7.5 s: 6 take about 45 s, 12 about 90 s"
     assert "6 processes (about 45 s), or 12 (about 90 s)" in second
 
 
