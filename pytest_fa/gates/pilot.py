@@ -14,6 +14,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError
 from pytest_fa.records.agreement import is_unconfirmed, why_unconfirmed
+from pytest_fa.records.costs import Costs
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.session.case_runner import CaseRunner
@@ -39,12 +40,13 @@ class Pilot(NamedTuple):
 
     `times` maps shape id and variant name to microseconds.  `ages` does so for times that an earlier gate of this run
     measured: how many seconds old they were when they were compared.  `left_out` has one line for each excluded
-    baseline and shape, with the reason.
+    baseline and shape, with the reason.  `costs` are the sums over the timings of this pilot, if these are known.
     """
 
     times: dict[str, dict[str, float]]
     left_out: tuple[str, ...]
     ages: dict[str, dict[str, float]]
+    costs: Costs | None = None
 
 
 class BaselineRow(NamedTuple):
@@ -72,12 +74,15 @@ def run_pilot(
     may be easier to beat, and for a time that is not confirmed, unless it belongs to a baseline that is certainly too
     slow to matter.
     """
-    pilot, left_out = Pilot({}, (), {}), []
+    pilot = Pilot({}, (), {})
+    left_out: list[str] = []
+    timed: list[Record] = []
     for case in cases:
         record = runner.run(variant, case, "speed")
         if record.outcome != "ok":
             return msgspec.structs.replace(record, kind="gate")
         pilot.times[case.shape_id] = {variant.name: _confirmed_us(record)}
+        timed.append(record)
     for case in cases:
         row = _baseline_row(runner, baselines, case)
         too_slow = _unconfirmed_but_too_slow(row.records)
@@ -91,7 +96,15 @@ def run_pilot(
         }
         if row.ages:
             pilot.ages[case.shape_id] = row.ages
-    return pilot._replace(left_out=tuple(left_out))
+        timed += [each for each in row.records if each.variant not in row.ages]
+    return pilot._replace(left_out=tuple(left_out), costs=_costs_of(timed))
+
+
+def _costs_of(records: list[Record]) -> Costs | None:
+    """The sums of the costs that records have; None if none has any."""
+    costs = [each.costs for each in records if each.costs]
+    seconds = [(each.waited_seconds, each.job_seconds, each.profiler_seconds) for each in costs]
+    return Costs(*map(sum, zip(*seconds, strict=True))) if seconds else None
 
 
 def near(times_us: Mapping[str, float]) -> list[str]:

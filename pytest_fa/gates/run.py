@@ -234,6 +234,7 @@ def _gate(
         least_sd_share=LEAST_SD_SHARE,
         pilot_seconds=seconds[1],
         pilot_age_seconds=pilot.ages,
+        pilot_costs=pilot.costs,
         part_seconds=part_seconds(results),
     )
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from pytest_fa.records.costs import Costs
 from pytest_fa.records.ranges import LogRatio, Natural, Real, Seconds, Us, Whole
 
 # The parts of one process of a gate.  `processes` is what remains of its time without the others, which are seconds of
@@ -110,6 +111,7 @@ class Gate(msgspec.Struct, frozen=True):
     trusted; records without it used 0.5.  `seconds` contains `pilot_seconds`.  `part_seconds` has the parts of one
     process, on average, by the names of `PARTS`; older records have neither.  `pilot_age_seconds` has the times in
     `pilot_us` that an earlier gate of the run measured: how old they were when they helped to select the baselines.
+    `pilot_costs` are the sums over the timings of this gate's own pilot, all of them within `pilot_seconds`.
     """
 
     ratio: Real
@@ -128,6 +130,7 @@ class Gate(msgspec.Struct, frozen=True):
     pilot_seconds: Seconds = 0.0
     part_seconds: dict[str, Seconds] = {}
     pilot_age_seconds: dict[str, dict[str, Seconds]] = {}
+    pilot_costs: Costs | None = None
 
     @property
     def gpus(self) -> int:

@@ -10,6 +10,7 @@ import pytest
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.gates.pilot import NoVerdict, Pilot, run_pilot
+from pytest_fa.records.costs import Costs
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Agreement
 from pytest_fa.session.builds import Builds
@@ -42,7 +43,7 @@ class TimedRunner(CaseRunner):
         us, is_valid = self.us[variant.name], variant.name not in self.doubted
         agreement = Agreement(valid=is_valid, reason="" if is_valid else "throttled", least_us=us)
         timed = msgspec.structs.replace(speed(us), agreement=agreement)
-        return record(variant.name, case.id, kind="speed", speed=timed)
+        return record(variant.name, case.id, kind="speed", speed=timed, costs=Costs(0.5, 1.0, 2.0))
 
     def pilot(self, *cases: Case) -> tuple[Pilot, list[str]]:
         """The pilot of one gate, and the names that it timed, in this order."""
@@ -125,3 +126,10 @@ def test_the_candidate_comes_first_on_all_cases(tmp_path: Path) -> None:
     """The candidate runs on every case before any baseline does, so that its processes are kept."""
     _, ran = TimedRunner(tmp_path).pilot(CASE, LARGE)
     assert ran == ["candidate", "candidate", *["fast", "second", "slow"] * 2]
+
+
+def test_the_costs_are_those_of_the_timings_of_this_gate(tmp_path: Path) -> None:
+    """The costs of the candidate and of all baselines are added; those of shared times belong to the earlier gate."""
+    runner = TimedRunner(tmp_path)
+    assert runner.pilot()[0].costs == Costs(2.0, 4.0, 8.0)
+    assert runner.pilot()[0].costs == Costs(1.5, 3.0, 6.0)

@@ -14,6 +14,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.gates.intervals import PROCESS_SD
 from pytest_fa.gates.run import GateQuestion, decide_gate, gate_question
+from pytest_fa.records.costs import Costs
 from pytest_fa.records.gated import SamplePlan
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
@@ -127,6 +128,24 @@ def test_the_announced_time_is_that_of_the_last_gate(variants: tuple[Variant, Va
     assert "6 processes (about 18 s), or 12 (about 36 s)" in first
     assert corrected == "gate candidate: each process takes about 7.5 s: 6 take about 45 s, 12 about 90 s"
     assert "6 processes (about 45 s), or 12 (about 90 s)" in second
+
+
+def test_the_record_says_what_its_pilot_shared_and_cost(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
+    """The first gate of a run timed everything itself; the second has the age of a shared time, and costs less."""
+    candidate, fast = variants
+    slow = msgspec.structs.replace(fast, name="slow")
+    slow_speed = msgspec.structs.replace(CONFIRMED, device=speed(20.0).device)
+    records = {name: record(name, speed=CONFIRMED, costs=Costs(0.0, 1.0, 2.0)) for name in ("candidate", "fast")}
+    records["slow"] = record("slow", speed=slow_speed, costs=Costs(0.0, 1.0, 2.0))
+    runner = SimulatedRunner(tmp_path, records, blocks(*[-0.105] * 8))
+    question = GateQuestion(0.95, (CASE,), (fast, slow))
+    first, second = (decide_gate(runner, candidate, question, lambda _: None) for _ in range(2))
+    assert first.gate is not None
+    assert second.gate is not None
+    assert (first.gate.pilot_age_seconds, first.gate.pilot_costs) == ({}, Costs(0.0, 3.0, 6.0))
+    assert second.gate.pilot_age_seconds[CASE.shape_id].keys() == {"slow"}
+    assert second.gate.pilot_costs == Costs(0.0, 2.0, 4.0)
+    assert read_record(to_json(second)) == second
 
 
 def test_a_clear_difference_passes(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
