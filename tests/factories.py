@@ -16,7 +16,7 @@ from pytest_fa.catalog.variant import Arch, Entry, EntryKind, Limits, Role, Supp
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Advisory, Build, Kernel
 from pytest_fa.records.judged import Bound, Check, Repeats
-from pytest_fa.records.record import SCHEMA, Environment, Record, RecordKind, Source, Stage
+from pytest_fa.records.record import SCHEMA, STAGES, Environment, Record, RecordKind, Source, Stage
 from pytest_fa.records.timing import Agreement, Clocks, LaunchedKernel, OutsideTime, Speed, Timing
 
 if TYPE_CHECKING:
@@ -273,6 +273,16 @@ def record(variant: str = "mine", case: str = f"{SHAPE}-seed0", kind: RecordKind
         rerun_command="pytest",
     )
     return msgspec.structs.replace(plain, **changes)
+
+
+def right_record(variant: str = "mine", case: str = f"{SHAPE}-seed0", **changes: Any) -> Record:
+    """Return the record of a right case in fp16 with all its evidence: stages, check and repeats."""
+    values = {"finite": (0.0, 0.0), "max": (0.001, 0.002 + 2**-11), "rms": (0.0001, 0.00015 + 2**-13)}
+    values |= {"row rms": (0.1, 0.2), "gain": (0.1, 0.2)}
+    bounds = (Bound(name, value, allowed, True) for name, (value, allowed) in values.items())
+    judged = msgspec.structs.replace(check(*bounds), max_abs_error=0.001, rms_error=0.0001)
+    stages = (*(Stage(name, "ok") for name in STAGES[:-1]), Stage(STAGES[-1], "not reached"))
+    return record(variant, case, stages=stages, check=judged, repeats=Repeats(100, 0, 0, None, None), **changes)
 
 
 def check(*bounds: Bound) -> Check:

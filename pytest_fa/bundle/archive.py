@@ -12,7 +12,7 @@ import unicodedata
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -62,7 +62,8 @@ def read_archive(
     try:
         with open_regular(path) as raw, gzip.GzipFile(fileobj=raw) as unzipped:
             limited = _Limited(unzipped)
-            with tarfile.open(fileobj=limited, mode="r|") as tar:  # type: ignore[call-overload]  # it has `read`
+            options: dict[str, Any] = {"fileobj": limited, "mode": "r|", "bufsize": tarfile.BLOCKSIZE}
+            with tarfile.open(**options) as tar:  # it reads no block past the one that ends the archive
                 archive = _read_members(tar, wants, keep)
             _require_no_rest(limited)
             return archive
@@ -75,12 +76,14 @@ class _Limited:
 
     def __init__(self, stream: gzip.GzipFile) -> None:
         self._stream, self._bytes = stream, 0
+        self.last = b""  # what was read last
 
     def read(self, size: int) -> bytes:
         data = self._stream.read(size)
         self._bytes += len(data)
         if self._bytes > LARGEST_ARCHIVE_BYTES:
             raise UnusableArchive(f"it unpacks to more than {LARGEST_ARCHIVE_BYTES} bytes")
+        self.last = data
         return data
 
 
@@ -164,7 +167,12 @@ def _read_file(
 
 
 def _require_no_rest(stream: _Limited) -> None:
-    """Require that only zeros follow the last member: what a reader of archives skips could hide another archive."""
-    while part := stream.read(PART_BYTES):
+    """Require that only zeros follow the last member: what a reader of archives skips could hide another archive.
+
+    The block that ended the archive counts: a reader may take a header that it cannot read for the end.
+    """
+    part = stream.last
+    while part:
         if part.strip(b"\0"):
             raise UnusableArchive("data follow the end of the archive")
+        part = stream.read(PART_BYTES)

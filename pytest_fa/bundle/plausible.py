@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pytest_fa.gates.pilot import NEAR
 from pytest_fa.records.agreement import LEAST_CALL_SHARE
+from pytest_fa.records.earlier import OUTSIDE_SCHEMA
 from pytest_fa.records.gated import Gate
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Speed
 
+OLDER_BUILD = "@key:"  # in the name of a baseline that is another build, which no pilot times
 PILOT_MARGIN = 1.25  # a gate's ratio and that of its pilot differ by less than this factor
 
 
@@ -21,7 +24,7 @@ def implausible(record: Record) -> list[str]:
     if record.speed is not None:
         problems += _of_speed(record, record.speed)
     if record.gate is not None:
-        problems += _of_gate(record.variant, record.gate)
+        problems += [*_of_gate(record.variant, record.gate), *_of_question(record, record.gate)]
     return problems
 
 
@@ -51,3 +54,28 @@ def _of_gate(variant: str, gate: Gate) -> Iterator[str]:
             if not 1 / PILOT_MARGIN < pair.ratio / pilot < PILOT_MARGIN:
                 shape = pair.samples.shape_id
                 yield f"at {shape} the ratio is {pair.ratio:.3f}, the pilot's times give {pilot:.3f}"
+
+
+def _of_question(record: Record, gate: Gate) -> Iterator[str]:
+    """Yield how the pairs of a gate differ from what its pilot selects, and its ratio from its command's."""
+    if f"--fa-gate={gate.ratio:g}" not in record.rerun_command.split():
+        yield f"its ratio is {gate.ratio:g}, its command is {record.rerun_command!r}"
+    if record.unprotected and gate.verdict == "PASS":
+        yield "it has a PASS, although it ran unprotected"
+    gated: dict[str, set[str]] = {}
+    for pair in gate.pairs:
+        gated.setdefault(pair.samples.shape_id, set()).add(pair.samples.baseline)
+        if record.environment.gpu and record.schema >= OUTSIDE_SCHEMA and not pair.samples.outside:
+            yield f"{pair.samples.baseline} at {pair.samples.shape_id} has no times by the judge's clock"
+    for shape_id in sorted(gated.keys() | gate.pilot_us.keys()):
+        times = {name: us for name, us in gate.pilot_us.get(shape_id, {}).items() if name != record.variant}
+        selected = {name for name, us in times.items() if us <= NEAR * min(times.values())}
+        by_key = {name for name in gated.get(shape_id, set()) if OLDER_BUILD in name}
+        if by_key and "--fa-gate-baseline=key:" in record.rerun_command:
+            selected = by_key
+        if (stated := gated.get(shape_id, set())) != selected:
+            yield f"at {shape_id} it compares with {_names(stated)}, its pilot selects {_names(selected)}"
+
+
+def _names(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"

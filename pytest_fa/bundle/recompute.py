@@ -12,6 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator
 
+from pytest_fa.bundle.check_rules import missing_evidence, wrong_bounds
 from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, EARLIER_SD_SHARES, LEAST_SD_SHARE, analyse
 from pytest_fa.gates.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval
@@ -39,10 +40,10 @@ def contradictions(record: Record, ceilings: Ceilings | None, known_sd: float) -
     `ceilings` are those of the record's GPU.  `known_sd` is the standard deviation of process means that its gates
     assumed, as a log-ratio.
     """
-    problems = [*_of_identity(record), *_of_outcome(record)]
+    problems = [*_of_identity(record), *_of_outcome(record), *missing_evidence(record)]
     if record.check is not None:
-        is_fp32 = record.case is not None and record.case.dtype == "fp32"
-        problems += _of_check(record.check, has_own_limits=is_fp32)
+        dtype = record.case.dtype if record.case is not None else ""
+        problems += [*wrong_bounds(record.check, dtype), *_of_check(record.check, has_own_limits=dtype == "fp32")]
     if record.speed is not None:
         problems += _of_speed(record, record.speed, ceilings)
     if record.gate is not None:

@@ -181,7 +181,12 @@ def _of_manifest(manifest: BundleManifest, file: RecordFile, archive: Archive) -
 
 
 def _of_origins(manifest: BundleManifest, records: tuple[Record, ...]) -> Iterator[str]:
-    """Require one environment, one commit and one build of each variant, and no record from after the bundle."""
+    """Require one environment, one commit and one build of each variant, and no record from after the bundle.
+
+    One run writes records of one schema.  Older schemas are held to fewer rules.
+    """
+    if len(schemas := sorted({record.schema for record in records})) > 1:
+        yield f"its records have the schemas {', '.join(map(str, schemas))}; those of one run have one"
     identities: dict[str, tuple[str, str | None]] = {}
     for record in records:
         for name, facts_of_build in builds_of([record]).items():

@@ -50,12 +50,14 @@ def measure_noise(root: Path, processes: int, say: Callable[[str], object]) -> N
     arm_pairs = tuple(
         _arm_pair(parse_case(case), variants[candidate], variants[baseline]) for case, candidate, baseline in PAIRS
     )
-    results, start = [], time.monotonic()
+    results: list[GateResult] = []
+    start = time.monotonic()
     first_seed = random.SystemRandom().randrange(2**31)
     with timing_lock(), Workers() as workers:
         for number in range(processes):
             seed = first_seed + number  # consecutive seeds give each order of set-up equally often
-            result = workers.run_in_new_worker(GateJob(arm_pairs, "cuda", "same_precision", seed))
+            plans = results[-1].plans if results else ()  # as in a gate
+            result = workers.run_in_new_worker(GateJob(arm_pairs, "cuda", "same_precision", seed, plans=plans))
             if result.outcome != "ok":
                 raise CannotMeasure(f"process {number}: {result.outcome}: {result.message}")
             if any(pair.dropped for pair in result.arm_pairs):

@@ -14,6 +14,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError
 from pytest_fa.records.agreement import is_unconfirmed, why_unconfirmed
+from pytest_fa.records.costs import Costs
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.session.case_runner import CaseRunner
@@ -22,7 +23,7 @@ from pytest_fa.worker.jobs import ArmPair, GateResult
 
 NEAR = 1.03  # the gate compares with the fastest baseline of the pilot and with those up to 3 % slower
 
-MOST_PILOT_AGE_SECONDS = 300.0  # within which the gates of a run share the timings of baselines
+MOST_PILOT_AGE_SECONDS = 300.0  # within which a gate may select its baselines by times of an earlier gate
 
 PILOT_SHARE = 0.03  # how much longer a baseline may take in the gate than in the pilot, besides twice the known spread
 
@@ -37,12 +38,22 @@ class NoVerdict(FaError):
 class Pilot(NamedTuple):
     """The times of the pilot, and the baselines that it excluded.
 
-    `times` maps shape id and variant name to microseconds.  `left_out` has one line for each excluded baseline and
-    shape, with the reason.
+    `times` maps shape id and variant name to microseconds.  `ages` does so for times that an earlier gate of this run
+    measured: how many seconds old they were when they were compared.  `left_out` has one line for each excluded
+    baseline and shape, with the reason.  `costs` are the sums over the timings of this pilot, if these are known.
     """
 
     times: dict[str, dict[str, float]]
     left_out: tuple[str, ...]
+    ages: dict[str, dict[str, float]]
+    costs: Costs | None = None
+
+
+class BaselineRow(NamedTuple):
+    """The records of all baselines at one shape; `ages` has the seconds since an earlier gate made some of them."""
+
+    records: list[Record]
+    ages: dict[str, float]
 
 
 class BaselineTime(NamedTuple):
@@ -58,49 +69,94 @@ def run_pilot(
 ) -> Pilot | Record:
     """Judge and time the candidate and every baseline on every case.
 
-    If the candidate fails, its record is returned instead of a `Pilot`.  Raises `NoVerdict` for a baseline that fails,
-    because the other baselines may be easier to beat, and for a time that is not confirmed, unless it belongs to a
-    baseline that is certainly too slow to matter.
+    The candidate comes first, on all cases, because its processes end when another variant runs.  If it fails, its
+    record is returned instead of a `Pilot`.  Raises `NoVerdict` for a baseline that fails, because the other baselines
+    may be easier to beat, and for a time that is not confirmed, unless it belongs to a baseline that is certainly too
+    slow to matter.
     """
-    times: dict[str, dict[str, float]] = {}
+    pilot = Pilot({}, (), {})
     left_out: list[str] = []
+    timed: list[Record] = []
     for case in cases:
         record = runner.run(variant, case, "speed")
         if record.outcome != "ok":
             return msgspec.structs.replace(record, kind="gate")
-        candidate_us = _confirmed_us(record)
-        baseline_records: list[Record] = []
-        for baseline in baselines:
-            try:
-                baseline_record = _baseline_record(runner, baseline, case)
-            except Refused:
-                continue
-            except CannotRun as reason:
-                raise NoVerdict(str(reason)) from None
-            if baseline_record.outcome != "ok":
-                first_line = baseline_record.message.partition("\n")[0]  # without a traceback
-                failure = f"{baseline_record.outcome}: {first_line}"
-                raise NoVerdict(f"{baseline.name} at {case.shape_id}: {failure}")
-            baseline_records.append(baseline_record)
-        too_slow = _unconfirmed_but_too_slow(baseline_records)
+        pilot.times[case.shape_id] = {variant.name: _confirmed_us(record)}
+        timed.append(record)
+    for case in cases:
+        row = _baseline_row(runner, baselines, case)
+        too_slow = _unconfirmed_but_too_slow(row.records)
         left_out += [
             f"{each.variant} at {case.shape_id}: {_reason(each)}; by both clocks it is more than "
             f"{100 * (NEAR - 1):.0f} % slower than the fastest baseline"
             for each in too_slow
         ]
-        baselines_us = {each.variant: _confirmed_us(each) for each in baseline_records if each not in too_slow}
-        times[case.shape_id] = {variant.name: candidate_us, **baselines_us}
-    return Pilot(times, tuple(left_out))
+        pilot.times[case.shape_id] |= {
+            each.variant: _confirmed_us(each) for each in row.records if each not in too_slow
+        }
+        if row.ages:
+            pilot.ages[case.shape_id] = row.ages
+        timed += [each for each in row.records if each.variant not in row.ages]
+    return pilot._replace(left_out=tuple(left_out), costs=_costs_of(timed))
 
 
-def _baseline_record(runner: CaseRunner, baseline: Variant, case: Case) -> Record:
-    """The record of a baseline: that of an earlier gate of this run, if it is not too old to compare with."""
-    measured_at, record = runner.baseline_records.get((baseline.name, case.id), (-math.inf, None))
-    if record is None or time.monotonic() - measured_at > MOST_PILOT_AGE_SECONDS:
-        record = runner.run(baseline, case, "speed")
-        if record.outcome == "ok" and record.speed and not is_unconfirmed(record.speed):
-            runner.baseline_records[baseline.name, case.id] = time.monotonic(), record
-    return record
+def _costs_of(records: list[Record]) -> Costs | None:
+    """The sums of the costs that records have; None if none has any."""
+    costs = [each.costs for each in records if each.costs]
+    seconds = [(each.waited_seconds, each.job_seconds, each.profiler_seconds) for each in costs]
+    return Costs(*map(sum, zip(*seconds, strict=True))) if seconds else None
+
+
+def near(times_us: Mapping[str, float]) -> list[str]:
+    """The names of the fastest baseline and of those up to 3 % slower."""
+    return [name for name, us in times_us.items() if us <= NEAR * min(times_us.values())]
+
+
+def _baseline_row(runner: CaseRunner, baselines: tuple[Variant, ...], case: Case) -> BaselineRow:
+    """The records of all baselines at a shape.
+
+    An earlier gate of this run may have timed all of them not long ago.  Then only the near ones are timed anew,
+    because the gate holds them to these times.  If other baselines are near by the new times, all are timed anew.
+    """
+    key, start = (case.id, tuple(each.name for each in baselines)), time.monotonic()
+    measured_at, shared = runner.baseline_rows.get(key, (-math.inf, ()))
+    records: dict[str, Record] = {}
+    if start - measured_at <= MOST_PILOT_AGE_SECONDS:
+        nearest = _near_of(shared)
+        records = _timed(runner, [each for each in baselines if each.name in nearest], case)
+        row = [records.get(each.variant, each) for each in shared]
+        if _near_of(row) == nearest:
+            age = time.monotonic() - measured_at
+            return BaselineRow(row, {each.variant: age for each in row if each.variant not in records})
+    records |= _timed(runner, [each for each in baselines if each.name not in records], case)
+    row = [records[each.name] for each in baselines if each.name in records]
+    if not any(map(_why_no_time, row)):
+        runner.baseline_rows[key] = start, tuple(row)
+    return BaselineRow(row, {})
+
+
+def _timed(runner: CaseRunner, baselines: list[Variant], case: Case) -> dict[str, Record]:
+    """New records of baselines, without those that refuse the case.  Raises `NoVerdict` for one that fails."""
+    records: dict[str, Record] = {}
+    for baseline in baselines:
+        try:
+            record = runner.run(baseline, case, "speed")
+        except Refused:
+            continue
+        except CannotRun as reason:
+            raise NoVerdict(str(reason)) from None
+        if record.outcome != "ok":
+            first_line = record.message.partition("\n")[0]  # without a traceback
+            raise NoVerdict(f"{baseline.name} at {case.shape_id}: {record.outcome}: {first_line}")
+        records[baseline.name] = record
+    return records
+
+
+def _near_of(records: Sequence[Record]) -> list[str]:
+    """The names of the near baselines among those whose times are confirmed."""
+    return near(
+        {each.variant: each.speed.device.median_us for each in records if each.speed and not _why_no_time(each)}
+    )
 
 
 def baselines_us(arm_pairs: Sequence[ArmPair], results: Sequence[GateResult]) -> list[BaselineTime]:
@@ -153,15 +209,23 @@ def _reason(record: Record) -> str:
 
 def _confirmed_us(record: Record) -> float:
     """The `device_us` of a record.  Raises `NoVerdict` if there is none, or if it is not confirmed."""
+    reason = _why_no_time(record)
+    if reason or record.speed is None:
+        raise NoVerdict(reason)
+    return record.speed.device.median_us
+
+
+def _why_no_time(record: Record) -> str:
+    """Why a record has no time that a gate may use; empty if it has one."""
     speed, name = record.speed, record.id
     if speed is None:
-        raise NoVerdict("a gate needs timings; drop --benchmark-disable")
+        return "a gate needs timings; drop --benchmark-disable"
     if record.unprotected:
-        raise NoVerdict(f"the time of {name} was measured unprotected, and is never gated: {record.unprotected}")
+        return f"the time of {name} was measured unprotected, and is never gated: {record.unprotected}"
     if is_unconfirmed(speed):
-        raise NoVerdict(f"the time of {name} is not confirmed: {why_unconfirmed(speed)}")
+        return f"the time of {name} is not confirmed: {why_unconfirmed(speed)}"
     if speed.order == "programmatic":
-        raise NoVerdict(
+        return (
             f"{name}: programmatic dependent launch overlaps its kernels; such a period (`period_pdl`) is never gated"
         )
-    return speed.device.median_us
+    return ""

@@ -19,7 +19,7 @@ from pytest_fa.worker.jobs import GateResult
 
 ONCE = ("processes", "files")  # the parts that a process has once, however many pairs it measures
 MOST_LOGS = 20  # the newest record files of earlier runs that are read
-UNEXPECTED = 1.25  # a first process that took longer or shorter by this factor is announced
+UNEXPECTED = 0.25  # a process that took longer or shorter than announced by more than this share is said
 _HAS_PARTS = b'"part_seconds":{"'
 
 
@@ -48,11 +48,12 @@ def part_seconds(results: Sequence[GateResult]) -> dict[str, float]:
 
 
 def cost_of(gate: Gate) -> ProcessCost | None:
-    """What a process of a gate took; None for a record without its parts."""
-    if not gate.part_seconds or not gate.pairs:
+    """What a process of a gate took; None for a record without its parts, or in which they took no time."""
+    seconds = sum(gate.part_seconds.values())
+    if seconds <= 0 or not gate.pairs:
         return None
     once = sum(gate.part_seconds.get(part, 0.0) for part in ONCE)
-    return ProcessCost(once, (sum(gate.part_seconds.values()) - once) / len(gate.pairs))
+    return ProcessCost(once, (seconds - once) / len(gate.pairs))
 
 
 def expected_cost(earlier: Sequence[Gate], options: Options, environment: Environment) -> ProcessCost:
@@ -64,16 +65,18 @@ def expected_cost(earlier: Sequence[Gate], options: Options, environment: Enviro
 
 
 def correction(name: str, expected: ProcessCost, results: Sequence[GateResult], pairs: int, per_round: int) -> str:
-    """After the first process, what the gate takes if that was not expected; else an empty text.
+    """After the second process, what the gate takes if that was not expected; else an empty text.
 
+    The first process is not like the others: it plans the samples, proves all arms, and may wait for the server.
     `per_round` processes run side by side, one on each GPU.
     """
-    if len(results) != per_round or not (seconds := sum(part_seconds(results).values())):
+    if len(results) != 2 * per_round or not (seconds := sum(part_seconds(results[per_round:]).values())):
         return ""
-    if 1 / UNEXPECTED <= seconds / expected.seconds(pairs) <= UNEXPECTED:
+    if abs(seconds / expected.seconds(pairs) - 1) <= UNEXPECTED:
         return ""
-    totals = " or ".join(f"{count} about {count * seconds:.0f} s" for count in ANALYSES)
-    return f"gate {name}: the first process took {seconds:.1f} s, so {totals}"
+    few, many = ANALYSES
+    totals = f"{few} take about {few * seconds:.0f} s, {many} about {many * seconds:.0f} s"
+    return f"gate {name}: each process takes about {seconds:.1f} s: {totals}"
 
 
 def _recorded(options: Options, environment: Environment) -> Iterator[Gate]:

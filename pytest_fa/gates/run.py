@@ -24,12 +24,12 @@ from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, LEAST_SD_SHARE, MOST_
 from pytest_fa.gates.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.gates.gpu_workers import gate_processes, gpu_hashes
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval
-from pytest_fa.gates.pilot import NEAR, BaselineTime, NoVerdict, Pilot, baselines_us, run_pilot, slower_than_pilot
+from pytest_fa.gates.pilot import BaselineTime, NoVerdict, Pilot, baselines_us, near, run_pilot, slower_than_pilot
 from pytest_fa.gates.process_cost import ProcessCost, correction, expected_cost, part_seconds
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import Gpu, find_gpu
 from pytest_fa.records.files import try_to_read
-from pytest_fa.records.gated import Gate, GatePair, PairSamples, SamplePlan
+from pytest_fa.records.gated import Gate, GatePair, PairSamples
 from pytest_fa.records.noise import read_noise
 from pytest_fa.records.record import Outcome, Record, Stage
 from pytest_fa.session.builds import device_of
@@ -147,7 +147,7 @@ def _jobs(
     results: list[GateResult],
     gpus: int,
 ) -> list[GateJob]:
-    """The jobs of the next processes, one on each GPU; from the second on, they follow the plans of the first.
+    """The jobs of the next processes, one on each GPU; from the second on, they follow the plans of the one before.
 
     Their watchdog allows each launch the longest time that any of the arms is allowed.
     """
@@ -155,16 +155,10 @@ def _jobs(
     arms = {arm.variant.name: arm.variant for pair in arm_pairs for arm in (pair.candidate, pair.baseline)}
     watchdog_seconds = max(runner.watchdog_seconds(arm, device) for arm in arms.values())
     policy, first = runner.tolerance_of(variant), seed + len(results)
+    plans = [result.plans for result in results[-gpus:]] or [()] * gpus
     return [
-        GateJob(arm_pairs, device, policy, first + number, watchdog_seconds, _plans(results, number))
-        for number in range(gpus)
+        GateJob(arm_pairs, device, policy, first + number, watchdog_seconds, plans[number]) for number in range(gpus)
     ]
-
-
-def _plans(results: list[GateResult], number: int) -> tuple[SamplePlan, ...]:
-    """How the first process on a GPU took its samples; empty before it."""
-    plans = [pair.plan for pair in results[number].arm_pairs] if results else []
-    return tuple(plan for plan in plans if plan) if all(plans) else ()
 
 
 def _arm_pairs(runner: CaseRunner, variant: Variant, question: GateQuestion, pilot: Pilot) -> tuple[ArmPair, ...]:
@@ -182,8 +176,7 @@ def _arm_pairs(runner: CaseRunner, variant: Variant, question: GateQuestion, pil
         if not times:
             reason = f"no baseline supports {case.shape_id}, so {variant.name} cannot be gated on it"
             raise NoVerdict(f"{reason}; name one that does: --fa-gate-baseline=NAME")
-        near = [name for name, us in times.items() if us <= NEAR * min(times.values())]
-        arm_pairs += [ArmPair(case, candidate, runner.builds.arm(baselines[name])) for name in near]
+        arm_pairs += [ArmPair(case, candidate, runner.builds.arm(baselines[name])) for name in near(times)]
     return tuple(arm_pairs)
 
 
@@ -240,6 +233,8 @@ def _gate(
         left_out=(*question.left_out, *pilot.left_out),
         least_sd_share=LEAST_SD_SHARE,
         pilot_seconds=seconds[1],
+        pilot_age_seconds=pilot.ages,
+        pilot_costs=pilot.costs,
         part_seconds=part_seconds(results),
     )
 

@@ -81,7 +81,8 @@ def repeat(
             break
         size = min(2 * size, len(outs)) if now - batch_start < BATCH_SECONDS else max(1, size // 2)
     repeats = comparisons[0].result(count, launch.why_no_smem_poison)
-    repeats = msgspec.structs.replace(repeats, lse_differing=sum(each.differing for each in comparisons[1:]))
+    lse_differing = sum(each.differing for each in comparisons[1:])
+    repeats = msgspec.structs.replace(repeats, lse_differing=lse_differing, may_differ=keep_farthest)
     return repeats, Output(*(comparison.farthest for comparison in comparisons))
 
 

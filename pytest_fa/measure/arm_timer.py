@@ -25,6 +25,7 @@ PROBE_CALLS = 20
 HEADS_JUDGED = 16  # of an arm's timed calls
 CLOCK_SHARE = 0.05  # how much longer the judge's clock may be besides
 SETTLING_SAMPLES = 5
+MOST_TIMES_OFF = 2.0  # a sample that is longer or shorter by more than this factor than intended is planned anew
 
 
 class ArmTimer:
@@ -55,7 +56,7 @@ class ArmTimer:
         self._prepare(calls, graph=True)
         self._time(calls)
         device_us = self._time(calls)
-        self._prepare(max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(0.1, device_us)))), graph=True)
+        self._prepare(self._calls_of_sample(device_us), graph=True)
 
     def follow(self, calls: int, *, graph: bool) -> None:
         """Take samples of `calls` calls from now on, as an earlier process did.  Raises `CannotCapture`."""
@@ -63,8 +64,12 @@ class ArmTimer:
 
     def plan_eager(self, estimate_us: float) -> None:
         """Take samples from calls without a graph from now on."""
-        intended_us, most = (CPU_SAMPLE_US, MOST_CPU_CALLS) if self.is_cpu else (SAMPLE_US, MOST_CALLS)
-        self._prepare(max(1, min(most, math.ceil(intended_us / max(estimate_us, 0.1)))), graph=False)
+        self._prepare(self._calls_of_sample(estimate_us), graph=False)
+
+    def is_well_planned(self, call_us: float) -> bool:
+        """Whether samples have about the intended length if a call takes `call_us`, or as nearly as they can."""
+        share = self._calls * call_us / self._intended_us
+        return 1 / MOST_TIMES_OFF <= share <= MOST_TIMES_OFF or self._calls == self._calls_of_sample(call_us)
 
     @property
     def plan(self) -> tuple[int, bool]:
@@ -78,13 +83,13 @@ class ArmTimer:
             return f"one replay of a graph of {self._calls} calls, each on its own data"
         return f"{'wall clock of' if self.is_cpu else 'event pair around'} {self._calls} calls, each on its own data"
 
-    def settle(self) -> None:
-        """Take samples that do not count: clocks ramp up, and caches fill."""
-        for _ in range(SETTLING_SAMPLES):
-            self.sample_us()
+    def settle(self) -> float:
+        """Take samples that do not count: clocks ramp up, and caches fill.  Returns the median time of a call."""
+        median_us = statistics.median(self.sample_us() for _ in range(SETTLING_SAMPLES))
         self.samples_us.clear()
         self.outside_us.clear()
         self.written.clear()
+        return median_us
 
     def sample_us(self) -> float:
         """Take one sample, in microseconds per call, and keep it; of some samples, keep also what a call wrote."""
@@ -149,6 +154,15 @@ class ArmTimer:
     def _known_series(self) -> TimedSeries:
         assert self._series is not None  # noqa: S101  # samples are taken after they are planned
         return self._series
+
+    @property
+    def _intended_us(self) -> float:
+        return CPU_SAMPLE_US if self.is_cpu else SAMPLE_US
+
+    def _calls_of_sample(self, call_us: float) -> int:
+        """How many calls a sample of the intended length has."""
+        most = MOST_CPU_CALLS if self.is_cpu else MOST_CALLS
+        return max(1, min(most, math.ceil(self._intended_us / max(0.1, call_us))))
 
     def _prepare(self, calls: int, *, graph: bool) -> None:
         self._graph = graph

@@ -31,16 +31,24 @@ Arms = tuple[ArmTimer, ArmTimer, ArmTimer]  # the candidate, the baseline, and t
 
 
 def prepare_arms(arms: Arms, seed: int, plan: SamplePlan | None = None) -> SamplePlan:
-    """Plan the samples of all arms, and capture them in the order that `seed` draws.
+    """Plan the samples of all arms, capture them in the order that `seed` draws, and take a few that do not count.
 
     Samples are taken from graphs for all arms, or for none, because the two are not comparable.  With the plan of an
-    earlier process, no time is estimated first.  Returns the plan that was used.
+    earlier process, no time is estimated first.  That process may have been disturbed: if a sample is then less than
+    half or more than twice as long as intended, all arms are planned anew.  Returns the plan that was used.
 
     Raises `CannotCapture` if calls shorter than 1 ms cannot be captured: without a graph, their time is the launch's.
     """
     order = setup_order(len(arms), seed)
-    if plan is None or not _follow(arms, order, plan):
-        _find_plan([arms[index] for index in order])
+    ordered = [arms[index] for index in order]
+    is_earlier_plan = plan is not None and _follow(arms, order, plan)
+    if not is_earlier_plan:
+        _find_plan(ordered)
+    settled_us = [arm.settle() for arm in ordered]
+    if is_earlier_plan and not _are_well_planned(ordered, settled_us):
+        _find_plan(ordered)
+        for arm in ordered:
+            arm.settle()
     calls, is_captured = zip(*(arm.plan for arm in arms), strict=True)
     return SamplePlan(calls, all(is_captured))
 
@@ -48,12 +56,9 @@ def prepare_arms(arms: Arms, seed: int, plan: SamplePlan | None = None) -> Sampl
 def paired_timing(arms: Arms, seed: int, is_slowed: Callable[[], bool] = lambda: False) -> Blocks:
     """Time blocks of the candidate, the baseline and the baseline once more, which is the A/A control.
 
-    `arms` are these three, prepared.  `seed` decides in which order they are sampled; before that, each takes a few
-    samples that do not count.  Afterwards, the arms hold what some timed calls wrote.  Blocks during which the GPU was
-    slowed down are dropped.
+    `arms` are these three, prepared.  `seed` decides in which order they are sampled.  Afterwards, the arms hold what
+    some timed calls wrote.  Blocks during which the GPU was slowed down are dropped.
     """
-    for index in setup_order(len(arms), seed):
-        arms[index].settle()
     result = Blocks([], [], 0, recorded_order(len(arms), seed))
     for order in block_orders(len(arms), seed):
         logs = [math.log(arms[index].sample_us()) for index in order]
@@ -75,6 +80,12 @@ def _follow(arms: Arms, order: tuple[int, ...], plan: SamplePlan) -> bool:
     except CannotCapture:
         return False
     return True
+
+
+def _are_well_planned(arms: list[ArmTimer], settled_us: list[float]) -> bool:
+    """Whether the samples of all arms have about the length that a new plan would give them."""
+    calls_us = _planned_us(arms, settled_us)
+    return all(arm.is_well_planned(call_us) for arm, call_us in zip(arms, calls_us, strict=True))
 
 
 def _find_plan(arms: list[ArmTimer]) -> None:

@@ -129,8 +129,8 @@ def needed_variants(items: list[pytest.Item]) -> dict[str, Variant]:
 
 
 def has_timings(items: list[pytest.Item]) -> bool:
-    """Whether a `test_speed` of the shipped suite is selected."""
-    return any(item.name.startswith("test_speed[") and _is_shipped(item) for item in items)
+    """Whether a `test_speed` or a `test_gate` of the shipped suite is selected; the pilot of a gate times variants."""
+    return any(item.name.startswith(("test_speed[", "test_gate[")) and _is_shipped(item) for item in items)
 
 
 def variants_with_build_test(items: list[pytest.Item]) -> frozenset[str]:

@@ -8,10 +8,11 @@ from typing import Literal
 
 import msgspec
 
-from pytest_fa.records.ranges import LogRatio, Natural, Real, Seconds, Us, Whole
+from pytest_fa.records.costs import Costs
+from pytest_fa.records.ranges import LogRatio, Natural, Real, Seconds, Us
 
-# The parts of one process of a gate.  `processes` is the start and the end of the three processes of its arms; the
-# others are seconds of the judge.
+# The parts of one process of a gate.  `processes` is what remains of its time without the others, which are seconds of
+# the judge: mostly the start and the end of the three processes of its arms.
 PARTS = {
     "processes": "start and end of processes",
     "files": "hashes of files",
@@ -108,14 +109,16 @@ class Gate(msgspec.Struct, frozen=True):
     standard deviation of process means among the pairs, on several GPUs that within a GPU.  `left_out` names the shapes
     that were not gated, and why.  `least_sd_share` is the share of the known standard deviation below which none is
     trusted; records without it used 0.5.  `seconds` contains `pilot_seconds`.  `part_seconds` has the parts of one
-    process, on average, by the names of `PARTS`; older records have neither.
+    process, on average, by the names of `PARTS`; older records have neither.  `pilot_age_seconds` has the times in
+    `pilot_us` that an earlier gate of the run measured: how old they were when they helped to select the baselines.
+    `pilot_costs` are the sums over the timings of this gate's own pilot, all of them within `pilot_seconds`.
     """
 
     ratio: Real
     verdict: GateVerdict
     reason: str
     processes: Natural
-    seed: Whole
+    seed: Natural
     dropped_blocks: Natural
     detectable: Real
     process_sd: Real | None
@@ -126,6 +129,13 @@ class Gate(msgspec.Struct, frozen=True):
     least_sd_share: Real = 0.5
     pilot_seconds: Seconds = 0.0
     part_seconds: dict[str, Seconds] = {}
+    pilot_age_seconds: dict[str, dict[str, Seconds]] = {}
+    pilot_costs: Costs | None = None
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs, on each of which equally many processes ran side by side."""
+        return max([1, *(len(set(pair.samples.gpus)) for pair in self.pairs)])
 
 
 def _mean(row: Sequence[float]) -> float:

@@ -99,7 +99,7 @@ class Repeats(msgspec.Struct, frozen=True):
     `differing` outputs differ, in `element_count` elements; `first` is the index of the first one.  In `lse_differing`
     calls, the log-sum-exp differs.
     `why_no_smem_poison` says why shared memory was not filled with NaN before calls; it is None if it was: before at
-    least the first 128, and every tenth one after them.
+    least the first 128, and every tenth one after them.  With `may_differ`, the manifest says `deterministic: false`.
     """
 
     count: Natural
@@ -108,6 +108,7 @@ class Repeats(msgspec.Struct, frozen=True):
     first: Index | None
     why_no_smem_poison: str | None
     lse_differing: Natural = 0
+    may_differ: bool = False
 
     @property
     def is_equal(self) -> bool:

@@ -160,11 +160,25 @@ def _parts(kind: str, records: list[Record], seconds: float | None) -> list[Cost
 
 
 def _gate_parts(gates: list[Gate]) -> dict[str, float]:
-    """The pilots of gates, and the parts of all their processes."""
-    pilots = {"pilots of gates": sum(gate.pilot_seconds for gate in gates)}
-    return pilots | {
-        name: sum(gate.processes * gate.part_seconds.get(part, 0.0) for gate in gates) for part, name in PARTS.items()
+    """The pilots of gates, and the parts of all their processes; those of several GPUs run side by side."""
+    return _pilot_parts(gates) | {
+        name: sum(gate.processes / gate.gpus * gate.part_seconds.get(part, 0.0) for gate in gates)
+        for part, name in PARTS.items()
     }
+
+
+def _pilot_parts(gates: list[Gate]) -> dict[str, float]:
+    """The timings of pilots, the wait before them, their profiler, and the rest; in older records, only their sum."""
+    total = sum(gate.pilot_seconds for gate in gates)
+    costs = [gate.pilot_costs for gate in gates if gate.pilot_costs]
+    if not costs:
+        return {"pilots of gates": total}
+    parts = {
+        "wait of pilots for other timings": sum(each.waited_seconds for each in costs),
+        "timings of pilots": sum(each.job_seconds for each in costs),
+        "profiler of pilots": sum(each.profiler_seconds for each in costs),
+    }
+    return parts | {"rest of pilots": max(0.0, total - sum(parts.values()))}
 
 
 def _stages(record: Record) -> list[Stage]:

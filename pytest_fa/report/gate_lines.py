@@ -10,12 +10,12 @@ def gate_lines(variant: str, gate: Gate) -> list[str]:
     """Verdict, cost and noise; then the ratio of each pair with the deciding interval and the bootstrap interval."""
     gpus = max((len(pair.gpu_ratios) for pair in gate.pairs), default=0)
     processes = f"{gate.processes} processes{f' on {gpus} GPUs' if gpus else ''}"
-    pilot = f" with {gate.pilot_seconds:.0f} s of the pilot" if gate.pilot_seconds else ""
-    cost = f"{processes}, {gate.seconds:.0f} s{pilot}, {gate.dropped_blocks} blocks dropped, seed {gate.seed}"
+    pilot = f", {gate.pilot_seconds:.0f} s of them the pilot" if gate.pilot_seconds else ""
+    cost = f"{processes}, {gate.seconds:.0f} s{pilot}{_age(gate)}, {gate.dropped_blocks} blocks dropped"
     process_sd = "unknown" if gate.process_sd is None else f"{100 * gate.process_sd:.2f} %"
     lines = [
         f"{gate.verdict} {variant} < {gate.ratio:g} x baseline: {gate.reason}",
-        f"  {cost}; standard deviation of the process means {process_sd}",
+        f"  {cost}, seed {gate.seed}; standard deviation of the process means {process_sd}",
     ]
     width = max((len(pair.samples.shape_id) for pair in gate.pairs), default=0)
     for pair in gate.pairs:
@@ -24,6 +24,12 @@ def gate_lines(variant: str, gate: Gate) -> list[str]:
         bootstrap = f"bootstrap 95 %: {_number(pair.bootstrap_low)} to {_number(pair.bootstrap_high)}"
         lines += [f"  {ratio}, {interval} ({bootstrap})", *_gpu_lines(pair)]
     return [*lines, *(f"  excluded: {line}" for line in gate.left_out)]
+
+
+def _age(gate: Gate) -> str:
+    """How old the times of slower baselines were, if an earlier gate of the run measured them."""
+    ages = [age for row in gate.pilot_age_seconds.values() for age in row.values()]
+    return f" (times of slower baselines up to {max(ages):.0f} s old)" if ages else ""
 
 
 def _gpu_lines(pair: GatePair) -> list[str]:

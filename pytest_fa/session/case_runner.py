@@ -41,9 +41,9 @@ class CaseRunner:
     """Runs cases, and keeps results that later tests of the run use.
 
     `passed` holds (variant name, case id) of every case with outcome `ok`.  `device_us` maps (shape id, variant name)
-    to microseconds.  `baseline_records` maps (baseline name, case id) to the record of a gate's pilot, and when it was
-    made; `gates` are the gates so far.  `other_gpu_processes` are the processes that used the GPU before this run
-    started its own.
+    to microseconds.  `baseline_rows` maps (case id, baseline names) to the records that the pilot of one gate made of
+    all these baselines, and to the moment at which it began; `gates` are the gates so far.  `other_gpu_processes` are
+    the processes that used the GPU before this run started its own.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class CaseRunner:
         self._own_work_seen: set[str] = set()
         self._first_seeds: dict[tuple[str, str], str] = {}  # (variant, shape id) -> the case that was repeated first
         self.device_us: dict[tuple[str, str], float] = {}
-        self.baseline_records: dict[tuple[str, str], tuple[float, Record]] = {}
+        self.baseline_rows: dict[tuple[str, tuple[str, ...]], tuple[float, tuple[Record, ...]]] = {}
         self.gates: list[Gate] = []
 
     def run(self, variant: Variant, case: Case, kind: RecordKind, property_name: str | None = None) -> Record:

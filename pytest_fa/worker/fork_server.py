@@ -33,7 +33,7 @@ from pytest_fa.records.text import printable
 from pytest_fa.worker.resident import ForkedServer, fork_from_resident, replace_resident
 
 START_SECONDS = 120.0
-END_SECONDS = 15.0  # to end a worker, or the server itself, which waits up to 10 s for a worker that was killed
+END_SECONDS = 15.0  # to end workers, or the server itself, which waits up to 14 s for all that it ends together
 ProcessRole = Literal["judge", "candidate", "bare", "worker"]
 _LIVE: set[int] = set()  # the servers of this process
 TAIL_BYTES = 4000
@@ -127,7 +127,7 @@ class ForkServer:
     def end(self, *workers: Worker, request: Literal["kill", "reap"] = "kill") -> int | None:
         """End workers with all that they started; return the first one's wait status, or None without an answer.
 
-        `kill` ends the workers at once.  `reap` is for workers that are already ending: each gets 2 s to do so.
+        `kill` ends the workers at once.  `reap` is for workers that are already ending: they get 2 s to do so.
         """
         for worker in workers:
             worker.close()

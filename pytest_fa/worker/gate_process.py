@@ -5,7 +5,6 @@ It is the judge's.  Candidate, baseline and the baseline's twin run in processes
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Callable
 
@@ -120,13 +119,34 @@ def _time_pair(  # what one pair of a job needs
 
 
 def _open_together(openings: list[tuple[Candidate, Arm]], job: GateJob, case: Case) -> None:
-    """Let all processes open the device and load their variants at the same time; none of them is timed yet."""
+    """Let all processes open the device and load their variants at the same time; none of them is timed yet.
+
+    If one fails, the others finish loading before its exception is raised, because their processes are then ended, and
+    one that ends while it compiles or loads an extension leaves a lock file.
+    """
+    if failures := _failures_of(openings, job, case):
+        raise failures[0]
+
+
+def _failures_of(openings: list[tuple[Candidate, Arm]], job: GateJob, case: Case) -> list[Exception]:
+    """Why arms could not be opened, in the order of the arms.  Each is sent its command before the next is waited for.
+
+    After a command that cannot be sent, no other is.
+    """
     if not openings:
-        return
+        return []
     (candidate, arm), *others = openings
-    require_unchanged(arm.library, arm.file_hashes)
-    open_others = functools.partial(_open_together, others, job, case)
-    candidate.open(arm.variant, arm.library, job.device, case.computes, tools=False, meanwhile=open_others)
+    failures: list[Exception] = []
+
+    def open_others() -> None:
+        failures.extend(_failures_of(others, job, case))
+
+    try:
+        require_unchanged(arm.library, arm.file_hashes)
+        candidate.open(arm.variant, arm.library, job.device, case.computes, tools=False, meanwhile=open_others)
+    except Exception as problem:  # noqa: BLE001  # a variant may raise anything; it is raised again
+        failures.insert(0, problem)
+    return failures
 
 
 def _timers(

@@ -171,6 +171,12 @@ class GateResult(msgspec.Struct, frozen=True, tag="gate_result"):
     context_lost: bool = False
     seconds: dict[str, float] = {}
 
+    @property
+    def plans(self) -> tuple[SamplePlan, ...]:
+        """How the samples of all pairs were taken, for a later process; empty if that is not known of all."""
+        plans = tuple(pair.plan for pair in self.arm_pairs if pair.plan)
+        return plans if len(plans) == len(self.arm_pairs) else ()
+
 
 class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     """The result of a `CaseJob`: its outcome, the state of its stages, and its figures.

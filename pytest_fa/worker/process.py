@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -104,8 +104,7 @@ def _end_all(workers: set[int]) -> None:
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
-    for pid in workers:
-        _wait_for(pid, END_SECONDS)
+    _wait_for_all(workers, END_SECONDS)
     kill_all(lambda: children_of(os.getpid()), DYING_SECONDS)
 
 
@@ -237,32 +236,34 @@ def _end(pids: list[int], limit_seconds: float, others: set[int]) -> int:
     """End workers and everything they started, and return the wait status of the first.
 
     A worker that still runs after the limit is killed; all of them before any is waited for, because the driver takes
-    long to end a process that has used a GPU.  `others` are workers that stay.
+    long to end a process that has used a GPU.  Each limit is for all of them together.  `others` are workers that stay.
     """
-    ended = {pid: _wait_for(pid, limit_seconds) for pid in pids}
-    running = [pid for pid, status in ended.items() if status is None]
+    ended = _wait_for_all(pids, limit_seconds)
+    running = [pid for pid in pids if pid not in ended]
     for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    ended.update({pid: _wait_for(pid, END_SECONDS) for pid in running})
+    ended |= _wait_for_all(running, END_SECONDS)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
     kill_all(lambda: [child for child in children_of(os.getpid()) if child not in others], DYING_SECONDS)
     _reap_orphans(others)
-    status = ended[pids[0]]
-    return signal.SIGKILL if status is None else status  # a process that the kernel does not end is left to it
+    return ended.get(pids[0], signal.SIGKILL)  # a process that the kernel does not end is left to it
 
 
-def _wait_for(pid: int, limit_seconds: float) -> int | None:
-    """Return the wait status of a child, or None if it still runs after the limit."""
-    deadline = time.monotonic() + limit_seconds
+def _wait_for_all(pids: Iterable[int], limit_seconds: float) -> dict[int, int]:
+    """The wait status of each child that ends within the limit, which is for all of them together."""
+    deadline, running = time.monotonic() + limit_seconds, set(pids)
+    ended: dict[int, int] = {}
     while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return status
-        if time.monotonic() >= deadline:
-            return None
+        for pid in tuple(running):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                ended[pid] = status
+        running -= ended.keys()
+        if not running or time.monotonic() >= deadline:
+            return ended
         time.sleep(0.005)
 
 

@@ -74,15 +74,35 @@ KINDS = {
     "a block device": _link("top/disk", tarfile.BLKTYPE, ""),
     "a folder": _link("top/empty", tarfile.DIRTYPE, ""),
 }
-BROKEN: dict[str, Callable[[bytes], bytes]] = {
-    "truncated": lambda data: data[: len(data) // 2],
-    "no end": lambda data: data[:-12],
-    "a flipped bit": lambda data: data[:40] + bytes([data[40] ^ 8]) + data[41:],
-    "data after the archive": lambda data: data + b"garbage",
-    "a second archive": lambda data: data + gzip.compress(_tar(_member("top/evil"))),
-    "not compressed": gzip.decompress,
-    "empty": lambda _: b"",
-    "random bytes": lambda _: bytes(range(256)) * 8,
+
+
+def _hidden(ending: bytes) -> Callable[[bytes], bytes]:
+    """Put a member behind what ends an archive, before the end of its last record of 20 blocks."""
+
+    def change(data: bytes) -> bytes:
+        members = gzip.decompress(data).rstrip(b"\0")
+        members += bytes(-len(members) % tarfile.BLOCKSIZE)
+        evil = _tar(_member("top/evil.py", b"evil"))[: 2 * tarfile.BLOCKSIZE]
+        changed = members + ending + evil
+        assert len(changed) < tarfile.RECORDSIZE
+        return gzip.compress(changed + bytes(tarfile.RECORDSIZE - len(changed)))
+
+    return change
+
+
+# Each with a part of the sentence that refuses it.
+BROKEN: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "truncated": ("ended before the end-of-stream marker", lambda data: data[: len(data) // 2]),
+    "no end": ("ended before the end-of-stream marker", lambda data: data[:-12]),
+    "a flipped bit": ("cannot be read as an archive: ", lambda data: data[:40] + bytes([data[40] ^ 8]) + data[41:]),
+    "data after the archive": ("Not a gzipped file", lambda data: data + b"garbage"),
+    "a second archive": ("data follow the end", lambda data: data + gzip.compress(_tar(_member("top/evil")))),
+    "a member after a block of zeros": ("data follow the end", _hidden(bytes(tarfile.BLOCKSIZE))),
+    "a member after the end": ("data follow the end", _hidden(bytes(2 * tarfile.BLOCKSIZE))),
+    "a member after an unreadable header": ("data follow the end", _hidden(b"\1" * tarfile.BLOCKSIZE)),
+    "not compressed": ("Not a gzipped file", gzip.decompress),
+    "empty": ("cannot be read as an archive: ", lambda _: b""),
+    "random bytes": ("Not a gzipped file", lambda _: bytes(range(256)) * 8),
 }
 
 
@@ -129,8 +149,9 @@ def test_kinds(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", BROKEN)
 def test_broken_archives(tmp_path: Path, kind: str) -> None:
     """An archive that is cut off, damaged, or followed by other data is unusable."""
-    path = _write(tmp_path / "x.tar.gz", BROKEN[kind](gzip.compress(_tar(*GOOD))))
-    with pytest.raises(UnusableArchive):
+    sentence, change = BROKEN[kind]
+    path = _write(tmp_path / "x.tar.gz", change(gzip.compress(_tar(*GOOD))))
+    with pytest.raises(UnusableArchive, match=sentence):
         _read(path)
 
 

@@ -22,7 +22,7 @@ from pytest_fa.records.files import read_record_file
 from pytest_fa.records.judged import Fingerprints
 from pytest_fa.records.record import Record, Source
 from pytest_fa.records.source import read_source
-from tests.factories import BUILD, record
+from tests.factories import BUILD, record, right_record
 
 GATES = [
     each
@@ -246,7 +246,7 @@ def archive(tmp_path: Path) -> Path:
     records = tmp_path / "tree/artifacts/records/run.jsonl"
     records.parent.mkdir(parents=True)
     read_source.cache_clear()
-    line = record(environment=read_environment(), source=read_source(tmp_path / "tree"))
+    line = right_record(environment=read_environment(), source=read_source(tmp_path / "tree"))
     records.write_bytes(msgspec.json.encode(line) + b"\n")
     return make_bundle(tmp_path / "tree", tmp_path / "tree/artifacts", records, 0).archive
 

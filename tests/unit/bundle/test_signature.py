@@ -18,7 +18,7 @@ from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.sigstore_signature import GITHUB_ISSUER
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.source import read_source
-from tests.factories import record
+from tests.factories import right_record
 
 pytest.importorskip("sigstore")
 from tests.unit.bundle.signing import Sigstore
@@ -55,7 +55,7 @@ def signed(tmp_path: Path) -> Signed:
     records = tmp_path / "tree/artifacts/records/run.jsonl"
     records.parent.mkdir(parents=True)
     read_source.cache_clear()
-    line = record(environment=read_environment(), source=read_source(tmp_path / "tree"))
+    line = right_record(environment=read_environment(), source=read_source(tmp_path / "tree"))
     records.write_bytes(msgspec.json.encode(line) + b"\n")
     bundle = make_bundle(tmp_path / "tree", tmp_path / "tree/artifacts", records, 0)
     sigstore, root = Sigstore(), tmp_path / "root.json"

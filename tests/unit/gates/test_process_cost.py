@@ -49,6 +49,7 @@ def test_a_gate_costs_a_fixed_part_and_one_for_each_pair() -> None:
     assert cost is not None
     assert cost.seconds(3, processes=6) == pytest.approx(6 * (0.6 + 3 * 2.0))
     assert cost_of(gate(2)) is None
+    assert cost_of(gate(2, samples=0.0)) is None
 
 
 def test_this_run_counts_more_than_records(tmp_path: Path) -> None:
@@ -78,21 +79,29 @@ def test_a_damaged_record_file_is_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
-        (5.3, "gate mine: the first process took 5.3 s, so 6 about 32 s or 12 about 64 s"),
-        (3.3, ""),
-        (2.7, ""),
-        (2.0, "gate mine: the first process took 2.0 s, so 6 about 12 s or 12 about 24 s"),
+        (3.8, "gate mine: each process takes about 3.8 s: 6 take about 23 s, 12 about 46 s"),
+        (3.7, ""),
+        (2.3, ""),
+        (2.2, "gate mine: each process takes about 2.2 s: 6 take about 13 s, 12 about 26 s"),
     ],
 )
-def test_an_unexpected_first_process_is_said(seconds: float, expected: str) -> None:
-    """If the first process takes 25 % longer or shorter than announced, a line says what the gate takes."""
+def test_an_unexpected_second_process_is_said(seconds: float, expected: str) -> None:
+    """If the second process takes 25 % longer or shorter than announced, a line says what the gate takes."""
     cost = ProcessCost(1.0, 2.0)
-    assert correction("mine", cost, [result(samples=seconds)], 1, 1) == expected
+    assert correction("mine", cost, [result(samples=9.0), result(samples=seconds)], 1, 1) == expected
 
 
-def test_only_the_first_processes_correct_the_estimate() -> None:
-    """Nothing is said after the second process, or if the process was not timed; on two GPUs, after both."""
+def test_only_the_second_processes_correct_the_estimate() -> None:
+    """Nothing is said after the first or third process, or if it was not timed; on two GPUs, after two on each."""
     cost = ProcessCost(1.0, 2.0)
-    assert correction("mine", cost, [result(samples=9.0), result(samples=9.0)], 1, 1) == ""
-    assert correction("mine", cost, [GateResult("ok", "", ())], 1, 1) == ""
-    assert correction("mine", cost, [result(samples=9.0), result(samples=9.0)], 1, 2) != ""
+    assert correction("mine", cost, [result(samples=9.0)], 1, 1) == ""
+    assert correction("mine", cost, [result(samples=9.0)] * 3, 1, 1) == ""
+    assert correction("mine", cost, [GateResult("ok", "", ())] * 2, 1, 1) == ""
+    assert correction("mine", cost, [result(samples=9.0)] * 2, 1, 2) == ""
+    assert correction("mine", cost, [result(samples=9.0)] * 4, 1, 2) != ""
+
+
+def test_a_record_without_time_breaks_no_later_gate(tmp_path: Path) -> None:
+    """A record whose parts took no time is passed over, and the usual time counts."""
+    write_log(tmp_path, "20260101.jsonl", HERE, gate(1, samples=0.0))
+    assert expected_cost((), options(tmp_path), HERE) == USUAL

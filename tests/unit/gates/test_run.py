@@ -14,6 +14,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.gates.intervals import PROCESS_SD
 from pytest_fa.gates.run import GateQuestion, decide_gate, gate_question
+from pytest_fa.records.costs import Costs
 from pytest_fa.records.gated import SamplePlan
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
@@ -100,36 +101,6 @@ def gate(variants: tuple[Variant, Variant], tmp_path: Path, result: GateResult, 
     return gated, len(runner.jobs)
 
 
-@pytest.mark.parametrize(("age_seconds", "count"), [(0.0, 1), (299.0, 1), (301.0, 2)])
-def test_gates_share_the_pilot_of_a_baseline(
-    variants: tuple[Variant, Variant], tmp_path: Path, age_seconds: float, count: int
-) -> None:
-    """The second gate of a run times its candidate, and a baseline only if that was timed more than 300 s ago."""
-    candidate, baseline = variants
-    records = {each.name: record(each.name, kind="speed", speed=CONFIRMED) for each in variants}
-    runner = SimulatedRunner(tmp_path, records, blocks(*[-0.105] * 8))
-    question = GateQuestion(0.95, (CASE,), (baseline,))
-    decide_gate(runner, candidate, question, lambda _: None)
-    runner.baseline_records = {
-        key: (measured_at - age_seconds, timed) for key, (measured_at, timed) in runner.baseline_records.items()
-    }
-    second = decide_gate(runner, candidate, question, lambda _: None)
-    assert (second.outcome, runner.pilot_names.count("candidate"), runner.pilot_names.count("fast")) == ("ok", 2, count)
-
-
-def test_an_unconfirmed_baseline_is_timed_again(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
-    """A timing that is not confirmed is not kept for later gates."""
-    candidate, baseline = variants
-    unconfirmed = msgspec.structs.replace(speed(10.0), agreement=Agreement(valid=False, reason="throttled"))
-    records = {"candidate": record(speed=CONFIRMED), "fast": record("fast", speed=unconfirmed)}
-    runner = SimulatedRunner(tmp_path, records, blocks(*[-0.105] * 8))
-    outcomes = [
-        decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None).outcome
-        for _ in range(2)
-    ]
-    assert (outcomes, runner.pilot_names.count("fast")) == (["inconclusive"] * 2, 2)
-
-
 def test_later_processes_follow_the_first(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
     """The first process plans the samples, and the other five take them in the same way."""
     candidate, baseline = variants
@@ -155,8 +126,26 @@ def test_the_announced_time_is_that_of_the_last_gate(variants: tuple[Variant, Va
     assert (gated.gate.part_seconds, gated.gate.seconds >= gated.gate.pilot_seconds) == (result.seconds, True)
     first, corrected, second = said
     assert "6 processes (about 18 s), or 12 (about 36 s)" in first
-    assert corrected == "gate candidate: the first process took 7.5 s, so 6 about 45 s or 12 about 90 s"
+    assert corrected == "gate candidate: each process takes about 7.5 s: 6 take about 45 s, 12 about 90 s"
     assert "6 processes (about 45 s), or 12 (about 90 s)" in second
+
+
+def test_the_record_says_what_its_pilot_shared_and_cost(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
+    """The first gate of a run timed everything itself; the second has the age of a shared time, and costs less."""
+    candidate, fast = variants
+    slow = msgspec.structs.replace(fast, name="slow")
+    slow_speed = msgspec.structs.replace(CONFIRMED, device=speed(20.0).device)
+    records = {name: record(name, speed=CONFIRMED, costs=Costs(0.0, 1.0, 2.0)) for name in ("candidate", "fast")}
+    records["slow"] = record("slow", speed=slow_speed, costs=Costs(0.0, 1.0, 2.0))
+    runner = SimulatedRunner(tmp_path, records, blocks(*[-0.105] * 8))
+    question = GateQuestion(0.95, (CASE,), (fast, slow))
+    first, second = (decide_gate(runner, candidate, question, lambda _: None) for _ in range(2))
+    assert first.gate is not None
+    assert second.gate is not None
+    assert (first.gate.pilot_age_seconds, first.gate.pilot_costs) == ({}, Costs(0.0, 3.0, 6.0))
+    assert second.gate.pilot_age_seconds[CASE.shape_id].keys() == {"slow"}
+    assert second.gate.pilot_costs == Costs(0.0, 2.0, 4.0)
+    assert read_record(to_json(second)) == second
 
 
 def test_a_clear_difference_passes(variants: tuple[Variant, Variant], tmp_path: Path) -> None:

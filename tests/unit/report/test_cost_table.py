@@ -12,7 +12,7 @@ import pytest
 
 from pytest_fa.__main__ import main
 from pytest_fa.records.costs import Costs, RunSeconds, read_run_seconds, run_file_of, write_run_seconds
-from pytest_fa.records.gated import Gate
+from pytest_fa.records.gated import Gate, GatePair, PairSamples
 from pytest_fa.records.record import Stage
 from pytest_fa.report.cost_sides import newest_run, read_cost_side
 from pytest_fa.report.cost_table import CostRow, CostSide, cost_markdown, cost_notes, cost_rows
@@ -99,6 +99,33 @@ def test_a_gate_has_a_row_for_each_part() -> None:
         "test_gate: start and end of processes": 3.0,
         "test_gate: timed samples": 12.0,
     }
+
+
+def test_the_parts_of_a_pilot_are_rows() -> None:
+    """The wait, the timings and the profiler of a pilot are rows of the gate, and the rest is the remainder."""
+    costs, parts = Costs(1.0, 2.5, 4.0), {"samples": 2.0}
+    gate = Gate(
+        0.95, "PASS", "", 6, 1, 0, 0.01, None, 20.0, {}, (), pilot_seconds=8.0, part_seconds=parts, pilot_costs=costs
+    )
+    seconds = seconds_of(cost_rows(CostSide("a run", (record(kind="gate", gate=gate),), "there is none")))
+    assert seconds == {
+        "test_gate": 20.0,
+        "test_gate: wait of pilots for other timings": 1.0,
+        "test_gate: timings of pilots": 2.5,
+        "test_gate: profiler of pilots": 4.0,
+        "test_gate: rest of pilots": 0.5,
+        "test_gate: timed samples": 12.0,
+    }
+
+
+def test_processes_on_several_gpus_run_side_by_side() -> None:
+    """Of a gate on three GPUs, the seconds of the processes of one GPU count."""
+    gpus = ("a", "b", "c") * 6
+    pair = GatePair(PairSamples("b1h8s512d64-fp16", "fast", (), (), gpus=gpus), 0.9, 0.8, 1.0, 0.8, 1.0)
+    parts = {"samples": 2.0}
+    gate = Gate(0.95, "PASS", "", 18, 1, 0, 0.01, None, 20.0, {}, (pair,), part_seconds=parts)
+    side_of_gate = CostSide("a run", (record(kind="gate", gate=gate),), "there is none")
+    assert seconds_of(cost_rows(side_of_gate))["test_gate: timed samples"] == 12.0
 
 
 def test_a_shared_compilation_counts_once() -> None:

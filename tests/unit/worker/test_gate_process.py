@@ -127,14 +127,25 @@ def test_the_parts_are_timed(result: GateResult) -> None:
 
 def test_a_later_process_follows_the_plan(job: GateJob, result: GateResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the plan of an earlier process, no time is estimated, and samples have the same number of calls."""
-    plan = SamplePlan((3, 4, 5), is_captured=False)
+    plan = SamplePlan((90, 100, 110), is_captured=False)  # of 2 us, where 200 us are intended
     assert result.arm_pairs[0].plan is not None
     monkeypatch.setattr(ArmTimer, "estimate_us", None)  # it cannot be called
     ALLOCATED.clear()
     later = run_gate(msgspec.structs.replace(job, plans=(plan,), seed=SEED + 6))  # the same order of set-up
     assert (later.outcome, later.arm_pairs[0].plan) == ("ok", plan), later.message
-    assert later.arm_pairs[0].method.startswith("wall clock of 3 calls")
+    assert later.arm_pairs[0].method.startswith("wall clock of 90 calls")
     assert len(later.arm_pairs[0].blocks) == 6
+
+
+def test_the_plan_of_a_disturbed_process_is_made_anew(job: GateJob) -> None:
+    """If samples of an earlier process's plan are far too short, this process plans its own."""
+    plan = SamplePlan((3, 4, 5), is_captured=False)
+    result = run_gate(msgspec.structs.replace(job, plans=(plan,), seed=SEED + 6))
+    assert result.outcome == "ok", result.message
+    (pair,) = result.arm_pairs
+    assert pair.plan is not None
+    assert len(set(pair.plan.calls)) == 1  # on the CPU, a new plan gives all arms the same number of calls
+    assert len(pair.blocks) == 6
 
 
 class PlannedArm:
@@ -164,6 +175,10 @@ class PlannedArm:
         """Plan samples without a graph."""
         self.plan = (round(10_000 / estimate_us), False)
 
+    def settle(self) -> float:
+        """A call takes 2 ms."""
+        return 2000.0
+
 
 def test_a_plan_that_cannot_be_followed_is_made_anew() -> None:
     """If a graph of the earlier process cannot be captured again, all arms are planned by their time."""
@@ -171,6 +186,50 @@ def test_a_plan_that_cannot_be_followed_is_made_anew() -> None:
     plan = prepare_arms(cast("tuple[ArmTimer, ArmTimer, ArmTimer]", arms), 0, SamplePlan((7, 8, 9), is_captured=True))
     assert plan == SamplePlan((5, 5, 5), is_captured=False)
     assert [arm.steps for arm in arms] == [["follow 7 True", "estimate"], ["estimate"], ["estimate"]]
+
+
+class SettledArm(ArmTimer):
+    """An arm on a GPU whose calls take `call_us`, and which counts how often it is planned."""
+
+    def __init__(self, call_us: float) -> None:
+        self.is_cpu, self._graph, self.call_us, self.planned = False, True, call_us, 0
+
+    def follow(self, calls: int, *, graph: bool) -> None:
+        """Follow a plan."""
+        self._calls, self._graph = calls, graph
+
+    def estimate_us(self) -> float:
+        """The time of a call."""
+        return self.call_us
+
+    def capture(self, estimate_us: float) -> None:
+        """Plan anew."""
+        self.planned += 1
+        self._calls = self._calls_of_sample(estimate_us)
+
+    def settle(self) -> float:
+        """The time of a call."""
+        return self.call_us
+
+
+@pytest.mark.parametrize(
+    ("call_us", "calls", "expected"),
+    [
+        (10.0, 500, 500),
+        (10.0, 499, 1000),
+        (10.0, 2000, 2000),
+        (10.0, 2001, 1000),
+        (0.5, 6000, 6000),  # 3 ms, and no more calls are allowed
+        (30_000.0, 1, 1),  # 30 ms, and no fewer calls are possible
+    ],
+)
+def test_a_sample_of_the_wrong_length_is_planned_anew(call_us: float, calls: int, expected: int) -> None:
+    """Outside of 5 to 20 ms, a later process plans all arms anew, unless another plan would be the same."""
+    others = SettledArm(100.0), SettledArm(100.0)
+    arm = SettledArm(call_us)
+    plan = prepare_arms((arm, *others), 0, SamplePlan((calls, 100, 100), is_captured=True))
+    assert plan == SamplePlan((expected, 100, 100), is_captured=True)
+    assert [each.planned for each in (arm, *others)] == [int(expected != calls)] * 3
 
 
 @pytest.mark.parametrize(
@@ -187,7 +246,7 @@ def test_built_in_baselines_are_proven_once(
     arm = job.arm_pairs[0].baseline
     baseline = msgspec.structs.replace(arm, variant=msgspec.structs.replace(arm.variant, root=root))
     pair = msgspec.structs.replace(job.arm_pairs[0], baseline=baseline)
-    plans = () if is_first else (SamplePlan((1, 1, 1), is_captured=False),)
+    plans = () if is_first else (SamplePlan((100, 100, 100), is_captured=False),)
     result = run_gate(msgspec.structs.replace(job, arm_pairs=(pair,), plans=plans))
     assert (result.outcome, "".join(sorted(proven))) == ("ok", expected), result.message
 
@@ -208,3 +267,24 @@ def test_all_variants_are_loaded_at_the_same_time(job: GateJob) -> None:
     arm = job.arm_pairs[0].candidate
     gate_process._open_together([(each, arm) for each in candidates], job, CASE)
     assert steps == ["A sent False", "B sent False", "C sent False", "C ready", "B ready", "A ready"]
+
+
+@pytest.mark.parametrize(("failing", "raised"), [("B", "B"), ("C", "C"), ("AB", "A"), ("BC", "B")])
+def test_a_failing_arm_lets_the_others_finish_loading(job: GateJob, failing: str, raised: str) -> None:
+    """Every process that was told to open has answered before the failure of the first arm that failed is raised."""
+    ready: list[str] = []
+
+    def opening(name: str) -> Callable[..., None]:
+        def open_one(*_: object, meanwhile: Callable[[], object], **__: object) -> None:
+            meanwhile()
+            ready.append(name)
+            if name in failing:
+                raise ValueError(f"{name} cannot be loaded")
+
+        return open_one
+
+    candidates = [cast("Candidate", SimpleNamespace(open=opening(name))) for name in "ABC"]
+    arm = job.arm_pairs[0].candidate
+    with pytest.raises(ValueError, match=f"{raised} cannot be loaded"):
+        gate_process._open_together([(each, arm) for each in candidates], job, CASE)
+    assert ready == ["C", "B", "A"]

@@ -1,0 +1,105 @@
+"""What a record must have before its outcome can be believed: its stages, its check, and the bounds of the policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from pytest_fa.records.earlier import OUTSIDE_SCHEMA
+from pytest_fa.records.judged import Bound, Check
+from pytest_fa.records.record import Record, RecordKind
+
+UNJUDGED_ROLES = ("overhead", "ablation")
+
+# The bounds of each policy in their order, and whether they are enforced; `lse` follows if the variant returns it.
+BOUNDS: dict[str, dict[str, bool]] = {
+    "same_precision": {"finite": True, "max": True, "rms": True, "row rms": True, "gain": True},
+    "fp8": {"finite": True, "max": True, "relative rms": True, "gain": True, "max_err": False, "rel_err": False},
+    "absolute": {"finite": True, "max": True},
+}
+# Allowed values that do not depend on data.
+ALLOWED = {
+    ("same_precision", "finite"): 0.0,
+    ("fp8", "finite"): 0.0,
+    ("fp8", "max_err"): 0.06,
+    ("fp8", "rel_err"): 1e-3,
+    ("absolute", "finite"): 0.0,
+    ("absolute", "max"): 0.002,
+}
+STAGES: dict[RecordKind, tuple[str, ...]] = {
+    "build": ("build",),
+    "correct": ("build", "launch", "sanity", "correct"),
+    "property": ("build", "launch", "correct"),
+    "speed": ("build", "launch"),
+    "gate": ("build", "speed"),
+    "profile": ("build",),
+    "sanitize": ("build",),
+}
+CLOSE = 1e-6  # relative difference
+
+
+def missing_evidence(record: Record) -> Iterator[str]:
+    """Yield what a record with the outcome `ok` lacks, and what contradicts that outcome."""
+    if record.outcome != "ok" or record.kind == "selftest":
+        return
+    states: dict[str, str] = {stage.name: stage.state for stage in record.stages}
+    for name in STAGES.get(record.kind, ()):
+        if states.get(name) != "ok":
+            yield f"the outcome is ok, stage {name} is {states.get(name, 'missing')!r}"
+    is_judged = record.kind in ("correct", "speed") and record.role not in UNJUDGED_ROLES
+    if is_judged and (record.check is None or states.get("correct") != "ok"):
+        yield "the outcome is ok, and nothing was judged"
+    if record.kind == "correct" and record.repeats is None:
+        yield "the outcome is ok, and the call was not repeated"
+    if record.repeats and not (record.repeats.is_equal or record.repeats.may_differ):
+        differing = record.repeats.differing + record.repeats.lse_differing
+        yield f"the outcome is ok, {differing} of {record.repeats.count} repeats differ"
+    if record.kind == "speed" and (record.speed is None) != (states.get("speed") != "ok"):
+        has = "no time" if record.speed is None else "a time"
+        yield f"stage speed is {states.get('speed', 'missing')!r}, and it has {has}"
+    if record.speed and record.speed.agreement is None and record.schema >= OUTSIDE_SCHEMA:
+        yield "its time was not compared with other clocks: agreement is missing"
+
+
+def wrong_bounds(check: Check, dtype: str) -> Iterator[str]:
+    """Yield how a check differs from what its policy requires of an output of this dtype."""
+    expected = dict(BOUNDS.get(check.policy, {}))
+    if check.lse is not None:
+        expected["lse"] = True
+    stated = [(bound.name, bound.enforced) for bound in check.bounds]
+    if stated != list(expected.items()):
+        yield f"policy {check.policy!r} has the bounds {_listed(list(expected.items()))}, it has {_listed(stated)}"
+        return
+    bounds = {bound.name: bound for bound in check.bounds}
+    for bound in check.bounds:
+        allowed = ALLOWED.get((check.policy, bound.name), bound.allowed)
+        if bound.allowed != allowed:
+            yield f"bound {bound.name!r} allows {bound.allowed}, policy {check.policy!r} allows {allowed}"
+    if check.policy == "same_precision" and dtype != "fp32":
+        yield from _wrong_allowance(check, bounds["max"], bounds["rms"])
+    if bounds["max"].holds and check.bad_count:
+        yield f"bound 'max' holds, {check.bad_count} elements are bad"
+    if check.lse is not None and bounds["lse"].holds and check.lse.bad_count:
+        yield f"bound 'lse' holds, {check.lse.bad_count} rows are bad"
+
+
+def _wrong_allowance(check: Check, largest: Bound, rms: Bound) -> Iterator[str]:
+    """Yield it if the allowed errors do not follow from those of the reference: 2Y + u/2 and 1.5R + u/8.
+
+    u, the distance between two numbers of the dtype, is a power of two.
+    """
+    by_max = 2 * (largest.allowed - 2 * check.same_precision_max_error)
+    by_rms = 8 * (rms.allowed - 1.5 * check.same_precision_rms_error)
+    close = CLOSE * max(largest.allowed, rms.allowed)
+    is_power = (
+        by_max > 0 and abs(math.log2(by_max) - round(math.log2(by_max))) < CLOSE * largest.allowed / by_max + CLOSE
+    )
+    if not (is_power and abs(by_max - by_rms) <= 8 * close):
+        yield (
+            f"bounds 'max' and 'rms' allow {largest.allowed} and {rms.allowed}; that does not follow from the errors "
+            f"of the same-precision reference, {check.same_precision_max_error} and {check.same_precision_rms_error}"
+        )
+
+
+def _listed(bounds: list[tuple[str, bool]]) -> str:
+    return ", ".join(name if is_enforced else f"{name} (not enforced)" for name, is_enforced in bounds) or "none"

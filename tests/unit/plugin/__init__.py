@@ -1,0 +1,1 @@
+"""Tests of the plugin's own functions, without a run of pytest."""
