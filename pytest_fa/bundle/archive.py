@@ -67,7 +67,9 @@ def read_archive(
                 archive = _read_members(tar, wants, keep)
             _require_no_rest(limited)
             return archive
-    except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError, RecursionError) as problem:
+    except ValueError as problem:
+        raise UnusableArchive(printable(f"{path.name}: a header cannot be read: {problem}")) from None
+    except (OSError, EOFError, zlib.error, tarfile.TarError, RecursionError) as problem:
         raise UnusableArchive(printable(f"{path.name} cannot be read as an archive: {problem}")) from None
 
 

@@ -77,6 +77,7 @@ def wrong_bounds(check: Check, dtype: str) -> Iterator[str]:
             yield f"bound {bound.name!r} allows {bound.allowed}, policy {check.policy!r} allows {allowed}"
     if check.policy == "same_precision" and dtype != "fp32":
         yield from _wrong_allowance(check, bounds["max"], bounds["rms"])
+    yield from _wrong_element(check, is_largest=check.policy != "fp8" and dtype != "fp32")
     if bounds["max"].holds and check.bad_count:
         yield f"bound 'max' holds, {check.bad_count} elements are bad"
     if check.lse is not None and bounds["lse"].holds and check.lse.bad_count:
@@ -99,6 +100,18 @@ def _wrong_allowance(check: Check, largest: Bound, rms: Bound) -> Iterator[str]:
             f"bounds 'max' and 'rms' allow {largest.allowed} and {rms.allowed}; that does not follow from the errors "
             f"of the same-precision reference, {check.same_precision_max_error} and {check.same_precision_rms_error}"
         )
+
+
+def _wrong_element(check: Check, *, is_largest: bool) -> Iterator[str]:
+    """Yield it if the element that is shown has another error than the check says.
+
+    With `is_largest`, all elements have one limit, so that the one that is shown has the largest error.
+    """
+    if check.worst_got is None or check.worst_want is None or check.max_abs_error is None:
+        return
+    error, largest = abs(check.worst_got - check.worst_want), check.max_abs_error
+    if error > largest * (1 + CLOSE) or (is_largest and error < largest * (1 - CLOSE)):
+        yield f"max_abs_error is {largest}, the element that is shown has {error}"
 
 
 def _listed(bounds: list[tuple[str, bool]]) -> str:

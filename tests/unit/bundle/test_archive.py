@@ -100,6 +100,10 @@ BROKEN: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "a member after a block of zeros": ("data follow the end", _hidden(bytes(tarfile.BLOCKSIZE))),
     "a member after the end": ("data follow the end", _hidden(bytes(2 * tarfile.BLOCKSIZE))),
     "a member after an unreadable header": ("data follow the end", _hidden(b"\1" * tarfile.BLOCKSIZE)),
+    "a sparse file without a size": (
+        "a header cannot be read",
+        lambda _: gzip.compress(_tar(_member("top/x", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}))),
+    ),
     "not compressed": ("Not a gzipped file", gzip.decompress),
     "empty": ("cannot be read as an archive: ", lambda _: b""),
     "random bytes": ("Not a gzipped file", lambda _: bytes(range(256)) * 8),

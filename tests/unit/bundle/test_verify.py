@@ -278,6 +278,7 @@ def _edits() -> dict[str, tuple[str, Callable[[dict[str, Any]], None]]]:
         "renamed bound": ("correct", edit("check.bounds.1.name", lambda _: "mean")),
         "one bound only": ("correct", edit("check.bounds", lambda bounds: bounds[:1])),
         "policy": ("correct", edit("check.policy", lambda _: "absolute")),
+        "element that is shown": ("correct", edit("check.worst_got", lambda value: value + 0.25)),
         "bad elements": ("correct", edit("check.bad_count", lambda _: 3)),
         "no time": ("speed", edit("speed", lambda _: None)),
         "shape of a gate": ("gate", edit("gate.pairs.0.samples.shape_id", lambda _: "b1h8s4096d64-fp16")),
