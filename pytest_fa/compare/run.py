@@ -21,7 +21,9 @@ from pytest_fa.records.record import Environment, Outcome, Record
 from pytest_fa.records.timing import Speed
 
 # Sorted by how much they matter to a reader.
-RowVerdict = Literal["wrong", "still wrong", "right", "slower", "faster", "not comparable", "gone", "new", "same"]
+RowVerdict = Literal[
+    "wrong", "still wrong", "right", "slower", "faster", "stale", "not comparable", "gone", "new", "same"
+]
 VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
 _BAD: tuple[Outcome, ...] = ("cheat", "wrong", "failed", "crashed", "hung", "launch_failed", "device_error")
 BAD: frozenset[Outcome] = frozenset((*_BAD, "not_built", "over_limit", "hazard"))
@@ -82,7 +84,8 @@ def compare(a: Side, b: Side, process_sd: ProcessSd) -> Comparison:
     shared = _gpus(a.records) & _gpus(b.records)
     groups_a, groups_b = (_groups(side.records, by_gpu=bool(shared)) for side in (a, b))
     keys = list(dict.fromkeys((*groups_a, *groups_b)))
-    rows = [_row(key, groups_a.get(key, []), groups_b.get(key, []), process_sd) for key in keys]
+    newest = _newest_code(b.records)
+    rows = [_row(key, groups_a.get(key, []), groups_b.get(key, []), process_sd, newest) for key in keys]
     rows.sort(key=lambda row: VERDICTS.index(row.verdict))
     return Comparison(
         a=a.name,
@@ -138,7 +141,25 @@ def _shape(record: Record) -> str:
     return record.case.shape_id if record.case else record.kind
 
 
-def _row(key: RowKey, a: list[Record], b: list[Record], process_sd: ProcessSd) -> ComparedRow:
+def _newest_code(records: Iterable[Record]) -> dict[tuple[str, str], str]:
+    """The code identity in the newest record of each variant and architecture."""
+    return {
+        (build.variant, build.arch): build.code_identity
+        for record in sorted(records, key=lambda record: record.measured_at)
+        for build in record.builds
+        if build.code_identity
+    }
+
+
+def _is_stale(records: list[Record], newest: dict[tuple[str, str], str]) -> bool:
+    """Whether all records that have builds were made with other machine code than the newest of their variant."""
+    builds = [build for record in records for build in record.builds if build.code_identity]
+    return bool(builds) and all(newest[build.variant, build.arch] != build.code_identity for build in builds)
+
+
+def _row(
+    key: RowKey, a: list[Record], b: list[Record], process_sd: ProcessSd, newest: dict[tuple[str, str], str]
+) -> ComparedRow:
     gpu, variant, shape = key
     row = ComparedRow(
         variant=variant,
@@ -156,6 +177,8 @@ def _row(key: RowKey, a: list[Record], b: list[Record], process_sd: ProcessSd) -
     if verdict := _correctness(a, b):
         reason = next((each.message for each in b if each.outcome in BAD), "").partition("\n")[0]
         return msgspec.structs.replace(row, verdict=verdict, reason=reason)
+    if _is_stale(b, newest):
+        return msgspec.structs.replace(row, verdict="stale", reason="B has newer records of other machine code")
     if a[0].gate is not None:
         return _with_gate(row, a[0], b[0])
     return _with_times(row, a, b, process_sd)

@@ -164,6 +164,20 @@ def test_changed_machine_code(identity: str | None, is_changed: bool | None) -> 
     assert _compare(sides[0], sides[1]).rows[0].is_code_changed is is_changed
 
 
+def test_records_of_older_code_are_stale() -> None:
+    """A row of B is stale if newer records of B, of the same variant, have other machine code."""
+
+    def built(shape: str, identity: str, measured_at: str) -> Record:
+        build = msgspec.structs.replace(BUILD, variant="mine", code_identity=identity)
+        return record(case=f"{shape}-seed0", kind="speed", builds=(build,), measured_at=measured_at)
+
+    older, newer = built("b1h1s64d64-fp16", "a", "2026-01-01"), built("b1h1s128d64-fp16", "b", "2026-01-02")
+    rows = {row.shape_id: row.verdict for row in _compare([older, newer], [older, newer]).rows}
+    assert rows == {"b1h1s64d64-fp16": "stale", "b1h1s128d64-fp16": "same"}
+    again = built("b1h1s64d64-fp16", "b", "2026-01-03")
+    assert [row.verdict for row in _compare([older, newer], [older, again, newer]).rows] == ["same", "same"]
+
+
 def test_rows_are_matched_by_gpu() -> None:
     """Records of several GPUs are compared with those of the same GPU."""
     h100 = msgspec.structs.replace(H200, gpu="NVIDIA H100")
