@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -280,7 +281,8 @@ def right_record(variant: str = "mine", case: str = f"{SHAPE}-seed0", **changes:
     values = {"finite": (0.0, 0.0), "max": (0.001, 0.002 + 2**-11), "rms": (0.0001, 0.00015 + 2**-13)}
     values |= {"row rms": (0.1, 0.2), "gain": (0.1, 0.2)}
     bounds = (Bound(name, value, allowed, True) for name, (value, allowed) in values.items())
-    judged = msgspec.structs.replace(check(*bounds), max_abs_error=0.001, rms_error=0.0001)
+    elements = math.prod(parse_case(case).out_shape)
+    judged = msgspec.structs.replace(check(*bounds), max_abs_error=0.001, rms_error=0.0001, element_count=elements)
     stages = (*(Stage(name, "ok") for name in STAGES[:-1]), Stage(STAGES[-1], "not reached"))
     return record(variant, case, stages=stages, check=judged, repeats=Repeats(100, 0, 0, None, None), **changes)
 

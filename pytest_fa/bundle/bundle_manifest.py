@@ -15,6 +15,7 @@ from pytest_fa.records.record import Environment, Record, Source
 
 MANIFEST_SCHEMA = 2
 MANIFEST = "artifacts/manifest.yaml"
+RESULTS = "artifacts/"  # where results are, and no sources
 # pytest's exit statuses that a run with these outcomes may have; any failure wins over a gate without a verdict.
 INCONCLUSIVE_STATUS = 10
 NOT_A_FAILURE = frozenset({"ok", "not_measured", "inconclusive"})

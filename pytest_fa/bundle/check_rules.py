@@ -1,10 +1,16 @@
-"""What a record must have before its outcome can be believed: its stages, its check, and the bounds of the policy."""
+"""What a record must have before its outcome can be believed: its stages, its check, and the bounds of the policy.
+
+Most allowed values depend on the data.  Only those of `max` and `rms` in fp16, bf16 and e4m3 under `same_precision` are
+computed again, and those that are constants.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
+from pytest_fa.catalog.case import Case
 from pytest_fa.records.earlier import OUTSIDE_SCHEMA
 from pytest_fa.records.judged import Bound, Check
 from pytest_fa.records.record import Record, RecordKind
@@ -43,14 +49,16 @@ def missing_evidence(record: Record) -> Iterator[str]:
     if record.outcome != "ok" or record.kind == "selftest":
         return
     states: dict[str, str] = {stage.name: stage.state for stage in record.stages}
+    for stage, count in Counter(each.name for each in record.stages).items():
+        if count > 1:
+            yield f"stage {stage} occurs {count} times"
     for name in STAGES.get(record.kind, ()):
         if states.get(name) != "ok":
             yield f"the outcome is ok, stage {name} is {states.get(name, 'missing')!r}"
-    is_judged = record.kind in ("correct", "speed") and record.role not in UNJUDGED_ROLES
+    yield from _missing_results(record)
+    is_judged = record.kind == "correct" or (record.kind == "speed" and record.role not in UNJUDGED_ROLES)
     if is_judged and (record.check is None or states.get("correct") != "ok"):
         yield "the outcome is ok, and nothing was judged"
-    if record.kind == "correct" and record.repeats is None:
-        yield "the outcome is ok, and the call was not repeated"
     if record.repeats and not (record.repeats.is_equal or record.repeats.may_differ):
         differing = record.repeats.differing + record.repeats.lse_differing
         yield f"the outcome is ok, {differing} of {record.repeats.count} repeats differ"
@@ -61,9 +69,24 @@ def missing_evidence(record: Record) -> Iterator[str]:
         yield "its time was not compared with other clocks: agreement is missing"
 
 
-def wrong_bounds(check: Check, dtype: str) -> Iterator[str]:
-    """Yield how a check differs from what its policy requires of an output of this dtype."""
-    expected = dict(BOUNDS.get(check.policy, {}))
+def _missing_results(record: Record) -> Iterator[str]:
+    """Yield what a record of its kind must have besides stages and a check."""
+    results = {"gate": record.gate, "profile": record.nsight, "sanitize": record.sanitized}
+    if record.kind in results and results[record.kind] is None:
+        yield f"the outcome of a {record.kind} is ok, and it has no result"
+    if record.kind == "correct" and not (record.repeats and record.repeats.count):
+        yield "the outcome is ok, and the call was not repeated"
+
+
+def wrong_bounds(check: Check, case: Case | None) -> Iterator[str]:
+    """Yield how a check differs from what its policy requires of the output of a case."""
+    if check.policy not in BOUNDS:
+        yield f"there is no policy {check.policy!r}"
+        return
+    dtype = case.dtype if case is not None else ""
+    expected = dict(BOUNDS[check.policy])
+    if case is not None and check.element_count != (elements := math.prod(case.out_shape)):
+        yield f"{check.element_count} elements were judged, the output of {case.id} has {elements}"
     if check.lse is not None:
         expected["lse"] = True
     stated = [(bound.name, bound.enforced) for bound in check.bounds]

@@ -17,6 +17,7 @@ import msgspec
 from pytest_fa.bundle.bundle_manifest import (
     MANIFEST,
     MANIFEST_SCHEMA,
+    RESULTS,
     BundleManifest,
     builds_of,
     compilers_of,
@@ -147,7 +148,9 @@ def _source_files(folder: Path) -> tuple[dict[str, PackedFile], tuple[str, ...]]
     left_out = []
     for name in dict.fromkeys(names):
         path = folder / name
-        if reason := _why_left_out(path, folder, is_tracked=name in set(tracked)):
+        if name.startswith(RESULTS):
+            left_out.append(f"{name}: no source, because it lies in {RESULTS}")
+        elif reason := _why_left_out(path, folder, is_tracked=name in set(tracked)):
             left_out.append(f"{name}: {reason}")
         elif path.is_file():
             files[name] = PackedFile(path.read_bytes(), bool(path.stat().st_mode & 0o100))

@@ -19,6 +19,7 @@ import msgspec
 from pytest_fa.bundle.archive import Archive, read_archive
 from pytest_fa.bundle.bundle_manifest import (
     MANIFEST,
+    RESULTS,
     BundleManifest,
     BundleManifestProblem,
     builds_of,
@@ -39,7 +40,6 @@ from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable
 
 Step = Literal["integrity", "consistency", "recomputation", "plausibility", "signature"]
-RESULTS = "artifacts/"
 RECORDS_FOLDER = Path("profiles")
 MOST_PROBLEMS = 1000
 
@@ -187,12 +187,15 @@ def _of_origins(manifest: BundleManifest, records: tuple[Record, ...]) -> Iterat
     """
     if len(schemas := sorted({record.schema for record in records})) > 1:
         yield f"its records have the schemas {', '.join(map(str, schemas))}; those of one run have one"
+    roles: dict[str, str] = {}
     identities: dict[str, tuple[str, str | None]] = {}
     for record in records:
         for name, facts_of_build in builds_of([record]).items():
             identity = (facts_of_build.key, facts_of_build.code_identity)
             if identities.setdefault(name, identity) != identity:
                 yield f"{record.id}: its build {name} has another key or code identity than in other records"
+        if roles.setdefault(record.variant, record.role) != record.role:
+            yield f"{record.id}: its role is {record.role!r}, in other records {roles[record.variant]!r}"
         if record.environment != manifest.environment:
             yield f"{record.id}: its environment differs from the manifest's"
         if record.source.commit != manifest.source.commit:

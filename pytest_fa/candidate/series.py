@@ -244,7 +244,7 @@ class ShiftedViews(dict[int, torch.Tensor]):
 def in_a_row(first: torch.Tensor, step: int, count: int) -> list[torch.Tensor]:
     """`count` tensors like `first`, each of which begins `step` elements after the one before it.
 
-    `unbind` would be faster, but a function with parameters that need gradients could not write what it returns.
+    `unbind` would be faster, but autograd does not permit writing into its views what needs gradients.
     """
     views = ShiftedViews(first)
     return [views[index * step] for index in range(count)]

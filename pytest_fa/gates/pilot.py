@@ -125,7 +125,7 @@ def _baseline_row(runner: CaseRunner, baselines: tuple[Variant, ...], case: Case
         nearest = _near_of(shared)
         records = _timed(runner, [each for each in baselines if each.name in nearest], case)
         row = [records.get(each.variant, each) for each in shared]
-        if _near_of(row) == nearest:
+        if len(records) == len(nearest) and _near_of(row) == nearest:
             age = time.monotonic() - measured_at
             return BaselineRow(row, {each.variant: age for each in row if each.variant not in records})
     records |= _timed(runner, [each for each in baselines if each.name not in records], case)

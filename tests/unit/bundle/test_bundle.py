@@ -106,6 +106,19 @@ def test_manifest_describes_the_run(tree: Path) -> None:
     assert (manifest["outcomes"], manifest["pytest_exit_status"]) == ({"correct": {"ok": 1, "wrong": 1}}, 1)
 
 
+def test_a_tracked_file_among_the_results_is_left_out(tree: Path) -> None:
+    """It is named, the bundle says that its sources are not those of the commit, and `verify` counts the same files."""
+    (tree / "artifacts/.gitkeep").touch()
+    _git(tree, "add", "-f", "artifacts/.gitkeep")
+    _git(tree, "commit", "-qm", "second")
+    read_source.cache_clear()
+    archive = _make(tree)
+    manifest = _manifest(tree)
+    assert manifest["left_out"] == ["artifacts/.gitkeep: no source, because it lies in artifacts/"]
+    assert manifest["source"]["dirty"] is True
+    assert [problem.text for problem in verify_bundle(archive).problems if "source files" in problem.text] == []
+
+
 def test_archive_holds_results_and_source(tree: Path) -> None:
     """The archive has the manifest, this run's records and the tracked files, with the hashes of the manifest."""
     archive = _make(tree)

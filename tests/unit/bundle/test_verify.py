@@ -18,6 +18,7 @@ import pytest
 
 from pytest_fa.bundle.__main__ import main
 from pytest_fa.bundle.archive import read_archive
+from pytest_fa.bundle.plausible import implausible
 from pytest_fa.bundle.recompute import contradictions
 from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.seal import SEAL, make_seal
@@ -269,6 +270,14 @@ def _edits() -> dict[str, tuple[str, Callable[[dict[str, Any]], None]]]:
         # What an outcome needs.
         "repeats that differ": ("correct", edit("repeats.differing", lambda _: 5)),
         "no repeats": ("correct", edit("repeats", lambda _: None)),
+        "no repeated call": ("correct", edit("repeats.count", lambda _: 0)),
+        "elements": ("correct", edit("check.element_count", lambda count: count // 2)),
+        "unknown policy": ("correct", edit("check.policy", lambda _: "kind")),
+        "a second stage": ("correct", edit("stages", lambda stages: [*stages, stages[0]])),
+        "role": ("correct", lambda line: line.update(role="ablation", check=None)),
+        "gate without a verdict": ("gate", lambda line: line.update(gate=None, outcome="ok")),
+        "age of a time that counts": ("gate", _with_age),
+        "pilot longer than its gate": ("gate", lambda line: line["gate"].update(pilot_seconds=1e6)),
         "no check": ("correct", edit("check", lambda _: None)),
         "no stages": ("correct", edit("stages", lambda _: [])),
         "stage not reached": ("correct", edit("stages.3.state", lambda _: "not reached")),
@@ -338,6 +347,12 @@ def test_the_clock_of_the_judge_is_compared_again() -> None:
     assert lies == [False, True, True, False]
 
 
+def _with_age(line: dict[str, Any]) -> None:
+    """Say that the pilot's time of a baseline that is compared was measured by an earlier gate."""
+    samples = line["gate"]["pairs"][0]["samples"]
+    line["gate"]["pilot_age_seconds"] = {samples["shape_id"]: {samples["baseline"]: 20.0}}
+
+
 def _allow_more(line: dict[str, Any]) -> None:
     """Allow more in both bounds, by the same amount of rounding, which is no distance between numbers."""
     largest, rms = line["check"]["bounds"][1:3]
@@ -373,6 +388,17 @@ def test_the_right_order_of_the_arms_is_accepted(content: Content) -> None:
     noise = read_noise(PROFILES.parent, "NVIDIA H200")
     assert noise is not None
     assert contradictions(read_record(json.dumps(line)), None, noise.process_sd) == []
+
+
+@pytest.mark.parametrize(("method", "is_accepted"), [("wall clock of 3 calls", True), ("one replay of a graph", False)])
+def test_a_cpu_may_be_slower_in_the_pilot(content: Content, method: str, is_accepted: bool) -> None:  # noqa: FBT001
+    """The ratio of the pilot's times binds a gate on a GPU only: on a loaded CPU they may be far off."""
+    (line, *_) = [line for line in _lines(content) if line["kind"] == "gate" and line["gate"]]
+    pair = line["gate"]["pairs"][0]
+    pair["method"] = method
+    line["gate"]["pilot_us"][pair["samples"]["shape_id"]][line["variant"]] *= 2
+    problems = [each for each in implausible(read_record(json.dumps(line))) if "the pilot's times give" in each]
+    assert (problems == []) is is_accepted
 
 
 @pytest.mark.parametrize("name", EDITS)
