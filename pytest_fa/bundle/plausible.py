@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_fa.gates.pilot import NEAR
+from pytest_fa.gates.pilot import near
 from pytest_fa.records.agreement import LEAST_CALL_SHARE
 from pytest_fa.records.earlier import OUTSIDE_SCHEMA
-from pytest_fa.records.gated import Gate
+from pytest_fa.records.gated import CPU_METHOD, OLDER_BUILD, Gate
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Speed
 
-OLDER_BUILD = "@key:"  # in the name of a baseline that is another build, which no pilot times
-CPU_METHOD = "wall clock of"  # how the method of samples begins on a CPU
 PILOT_MARGIN = 1.25  # a gate's ratio and that of its pilot differ by less than this factor
 
 
@@ -85,10 +83,10 @@ def _of_selection(record: Record, gate: Gate) -> Iterator[str]:
         if wrong := (ages - times.keys()) | (ages & stated):
             yield f"at {shape_id} the pilot's times of {_names(wrong)} have an age; those that count have none"
         times.pop(record.variant, None)
-        selected = {name for name, us in times.items() if us <= NEAR * min(times.values())}
-        by_key = {name for name in stated if OLDER_BUILD in name}
-        if by_key and "--fa-gate-baseline=key:" in record.rerun_command:
-            selected = by_key
+        selected = set(near(times))
+        older_builds = {name for name in stated if OLDER_BUILD in name}
+        if older_builds and "--fa-gate-baseline=key:" in record.rerun_command:
+            selected = older_builds  # no pilot times them
         if stated != selected:
             yield f"at {shape_id} it compares with {_names(stated)}, its pilot selects {_names(selected)}"
 

@@ -29,7 +29,7 @@ from pytest_fa.gates.process_cost import ProcessCost, correction, expected_cost,
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import Gpu, find_gpu
 from pytest_fa.records.files import try_to_read
-from pytest_fa.records.gated import Gate, GatePair, PairSamples
+from pytest_fa.records.gated import OLDER_BUILD, Gate, GatePair, PairSamples
 from pytest_fa.records.noise import read_noise
 from pytest_fa.records.record import Outcome, Record, Stage
 from pytest_fa.session.builds import device_of
@@ -79,7 +79,7 @@ def gate_question(run_plan: RunPlan, variant: Variant, ratio: float) -> GateQues
         raise Refused(f"--fa-gate-gpus: {variant.name} runs on the CPU; drop it")
     cases, left_out = tuple(first_seeds.values()), tuple(refused.values())
     if cached := run_plan.cached_build:
-        older = msgspec.structs.replace(variant, name=f"{cached.variant}@key:{cached.key}")
+        older = msgspec.structs.replace(variant, name=f"{cached.variant}{OLDER_BUILD}{cached.key}")
         arm = Arm(older, str(run_plan.options.cache / cached.library), cached.files)
         return GateQuestion(ratio, cases, (), arm, left_out, run_plan.gate_gpus)
     has_gpu = find_gpu() is not None

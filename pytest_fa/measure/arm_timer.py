@@ -13,6 +13,7 @@ from pytest_fa.measure.device_time import PROOF_BYTES, PROOF_CALLS, shorter_us
 from pytest_fa.measure.fresh_data import FreshData, Written
 from pytest_fa.measure.timed_series import TimedSeries
 from pytest_fa.records.agreement import MESSAGE_US, PROVEN_SHARE, SHARED_OUTPUT, proof_limit_us
+from pytest_fa.records.gated import CPU_METHOD
 from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.inputs import Inputs
 
@@ -81,7 +82,7 @@ class ArmTimer:
         """A description of how a sample is taken, for records."""
         if self._graph:
             return f"one replay of a graph of {self._calls} calls, each on its own data"
-        return f"{'wall clock of' if self.is_cpu else 'event pair around'} {self._calls} calls, each on its own data"
+        return f"{CPU_METHOD if self.is_cpu else 'event pair around'} {self._calls} calls, each on its own data"
 
     def settle(self) -> float:
         """Take samples that do not count: clocks ramp up, and caches fill.  Returns the median time of a call."""

@@ -11,6 +11,9 @@ import msgspec
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.ranges import LogRatio, Natural, Real, Seconds, Us
 
+CPU_METHOD = "wall clock of"  # how the method of samples begins on a CPU
+OLDER_BUILD = "@key:"  # in the name of a baseline that is another build of the candidate, before its key
+
 # The parts of one process of a gate.  `processes` is what remains of its time without the others, which are seconds of
 # the judge: mostly the start and the end of the three processes of its arms.
 PARTS = {

@@ -121,8 +121,8 @@ def _time_pair(  # what one pair of a job needs
 def _open_together(openings: list[tuple[Candidate, Arm]], job: GateJob, case: Case) -> None:
     """Let all processes open the device and load their variants at the same time; none of them is timed yet.
 
-    If one fails, the others finish loading before its exception is raised, because their processes are then ended, and
-    one that ends while it compiles or loads an extension leaves a lock file.
+    If one fails, the others finish loading before its exception is raised.  Their processes are ended then.  A process
+    that ends while it compiles or loads an extension does not remove the lock file of that extension.
     """
     if failures := _failures_of(openings, job, case):
         raise failures[0]

@@ -71,7 +71,7 @@ def test_races_change_from_call_to_call(builds: dict[str, Built], name: str) -> 
 
 
 def test_a_rare_race_changes_in_10_000_repeats(builds: dict[str, Built]) -> None:
-    """A race that most runs of 20 repeats miss shows in each of five runs with 10,000."""
+    """A race that 20 repeats may miss shows in each of five runs with 10,000."""
     results = [run(builds[RARE_RACE], CROWDED, seed, 10_000) for seed in range(5)]
     assert all(result.repeats is not None and result.repeats.differing > 0 for result in results)
 

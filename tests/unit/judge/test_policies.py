@@ -9,8 +9,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from pytest_fa.bundle.check_rules import ALLOWED, BOUNDS
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UsageProblem
+from pytest_fa.judge import policies
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.policies import POLICIES, Errors, fp8, same_precision, ulp
 from pytest_fa.judge.truth import Spread, Truth, make_truth
@@ -368,3 +370,11 @@ def test_absolute_judges_fp16_only() -> None:
 def test_ulp(magnitude: float, dtype: torch.dtype, distance: float) -> None:
     """The distance between adjacent values doubles at each power of two and is at least the smallest subnormal."""
     assert ulp(magnitude, dtype) == distance
+
+
+def test_a_bundle_is_verified_by_the_same_constants() -> None:
+    """`bundle verify`, which imports no torch, has copies of what the policies allow on any data."""
+    assert BOUNDS.keys() == policies.POLICIES.keys()
+    assert ALLOWED["absolute", "max"] == policies.ABSOLUTE_MAX_DIFF
+    assert ALLOWED["fp8", "max_err"] == policies.FP8_OLD_MAX_ERR
+    assert ALLOWED["fp8", "rel_err"] == policies.FP8_OLD_REL_ERR
