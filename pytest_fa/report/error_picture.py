@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_fa.catalog.case import DTYPES
 from pytest_fa.records.record import Record
 from pytest_fa.report.picture_style import GUIDE_COLOR, LINE_COLORS, TEXT_COLOR, gpu_of, new_figure, without_math
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DTYPE_COLORS = {"fp16": LINE_COLORS[0], "bf16": LINE_COLORS[3], "fp32": LINE_COLORS[2]}
+DTYPE_COLORS = dict(zip(DTYPES, (LINE_COLORS[0], LINE_COLORS[3], LINE_COLORS[2], LINE_COLORS[1]), strict=True))
 MOST_USED = 10.0  # larger fractions, and errors that are not finite, are drawn here
 
 

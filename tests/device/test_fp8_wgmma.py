@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.run.quantised import quantise
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.pipeline import run_case
@@ -26,7 +28,7 @@ SHAPES = (
     "b1h1s2048d64-e4m3-sk4096",  # a long row sum
     "b1h1s256d128-e4m3-sk16384",
 )
-PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "contained_nan")
+PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "contained_nan", "head_independence")
 # Where each mistake must show; the other cases may accept it.
 WRONG = {
     "wrong_fp8_keys_in_order": "b1h8s512d64-e4m3",
@@ -46,6 +48,14 @@ def run(built: Built, shape: str, property_name: str | None = None) -> CaseResul
     case = parse_case(f"{shape}-seed0")
     job = CaseJob(variant, case, library, "cuda", "fp8", judge=True, time=False, property_name=property_name)
     return run_case(job)
+
+
+def test_a_gpu_quantises_as_the_cpu_does() -> None:
+    """Numbers and descales are the same bit by bit, so that a head that was not changed has the same inputs."""
+    values = torch.randn(20, 40, 7, 8, dtype=torch.float64) * 10 ** torch.rand(20, 40, 1, 1)
+    own, theirs = quantise(values.cuda()), quantise(values)
+    assert torch.equal(own[0].cpu().float(), theirs[0].float())
+    assert torch.equal(own[1].cpu(), theirs[1])
 
 
 @pytest.mark.parametrize("shape", SHAPES)

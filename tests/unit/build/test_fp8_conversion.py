@@ -25,9 +25,15 @@ PAIRS = 8
 
 @pytest.mark.parametrize(("name", "twin"), [*TWINS.items(), *RACES.items()])
 def test_a_twin_has_the_same_parameters_and_limits(name: str, twin: str) -> None:
-    """Tile sizes, warps, omitted barriers, limits and architectures are those of the fp16 twin."""
+    """Tile sizes, warps, omitted barriers, limits and architectures are those of the fp16 twin.
+
+    A wrong kernel may spill registers where its twin does not: nobody reads its time.
+    """
     fp8, fp16 = CATALOG[name], CATALOG[twin]
-    assert (fp8.defines, fp8.limits, fp8.arch, fp8.role) == (fp16.defines, fp16.limits, fp16.arch, fp16.role)
+    assert (fp8.defines, fp8.arch, fp8.role) == (fp16.defines, fp16.arch, fp16.role)
+    if name in TWINS:
+        assert fp8.limits == fp16.limits
+    assert fp8.limits.registers_per_thread == fp16.limits.registers_per_thread
     supports = msgspec.structs.replace(fp8.supports, dtype=fp16.supports.dtype, fp8_out=fp16.supports.fp8_out)
     assert (supports, fp8.tolerance) == (fp16.supports, fp16.tolerance)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pytest_fa.__main__ import main
+from pytest_fa.catalog.case import DTYPES
 from pytest_fa.catalog.suites import TARGET_SHAPE
 from pytest_fa.records.ceilings import Ceilings, write_ceilings
 from pytest_fa.records.judged import Bound
@@ -257,6 +258,18 @@ def test_the_errors_name_the_closest() -> None:
     assert worse.get_suptitle() == "1 of 3 variants exceed a bound: bad"
     assert "finite, exceeded" in [text.get_text() for text in only_axis(worse).texts]
     assert error_picture(timed_records(TARGET_SHAPE)) is None
+
+
+def test_the_error_picture_has_a_dot_for_every_dtype() -> None:
+    """A variant that is checked in one dtype has one dot, with the name of the dtype in the legend."""
+    pytest.importorskip("matplotlib")
+    for dtype in DTYPES:
+        figure = error_picture([record("one", f"b1h2s64d64-{dtype}-seed0", check=check(Bound("max", 0.5, 1.0, True)))])
+        assert figure is not None
+        axis = only_axis(figure)
+        legend = axis.get_legend()
+        assert legend is not None
+        assert [text.get_text() for text in legend.get_texts()] == [dtype]
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------

@@ -36,6 +36,16 @@ def test_the_largest_element_of_a_head_is_448() -> None:
     assert float(error[is_normal].max()) <= 1 / 16 + 1e-6
 
 
+def test_quantised_numbers_quantised_again_stay_the_same() -> None:
+    """Numbers and descales do not change a bit, whatever the magnitude of a head."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(50, 40, 7, 8, generator=generator) * 10 ** torch.rand(50, 40, 1, 1, generator=generator)
+    once = quantise(values)
+    again = quantise(dequantised(*once))
+    assert torch.equal(codes(again[0]), codes(once[0]))
+    assert torch.equal(again[1], once[1])
+
+
 @pytest.mark.parametrize("values", [torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 0, 8)], ids=["zeros", "no keys"])
 def test_a_head_of_zeros_has_the_descale_0(values: torch.Tensor) -> None:
     """A head of zeros stays zero and is not divided by zero; neither is one without keys."""
