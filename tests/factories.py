@@ -154,6 +154,7 @@ def options(folder: Path, **changes: Any) -> Options:
         html=None,
         shard=None,
         timing=True,
+        reuses_times=True,
         rerun=("pytest",),
         is_given=True,
     )

@@ -36,10 +36,14 @@ __attribute__((format(printf, 1, 2))) std::string Format(const char* format, ...
   return text;
 }
 
+// Throws Python's exception of type Kind.  It has no C++ backtrace: for the first one of a process, TVM_FFI_THROW reads the
+// symbols of all libraries, which takes more than half a second beside torch.
+#define FA_THROW(Kind, ...) throw tvm::ffi::Error(#Kind, Format(__VA_ARGS__), "")
+
 // Throws an exception of type Kind unless the condition holds.  The message names the argument, its value and what is
 // allowed.
 #define FA_REQUIRE(condition, Kind, ...) \
-  if (!(condition)) TVM_FFI_THROW(Kind) << Format(__VA_ARGS__)
+  if (!(condition)) FA_THROW(Kind, __VA_ARGS__)
 
 std::string Shape(const TensorView& tensor) {
   std::string text = "[";
@@ -71,8 +75,7 @@ int32_t Dtype(const TensorView& tensor, const char* name) {
   if (dtype.bits == 16 && dtype.code == kDLBfloat) return FA_DTYPE_bf16;
   if (dtype.bits == 32 && dtype.code == kDLFloat) return FA_DTYPE_fp32;
   if (dtype.bits == 8 && dtype.code == kDLFloat8_e4m3fn) return FA_DTYPE_e4m3;
-  TVM_FFI_THROW(TypeError) << Format("%s must be fp16, bf16, fp32 or e4m3, got DLPack type code %d with %d bits", name, dtype.code,
-                                     dtype.bits);
+  FA_THROW(TypeError, "%s must be fp16, bf16, fp32 or e4m3, got DLPack type code %d with %d bits", name, dtype.code, dtype.bits);
 }
 
 void CheckDtype(const TensorView& tensor, const char* name, int32_t dtype_of_q) {
@@ -215,7 +218,7 @@ void Forward(TensorView q, TensorView k, TensorView v, TensorView out, Optional<
   if (status == FA_OK) return;
   FA_REQUIRE(status > 0, ValueError, "refused: %s", message[0] ? message : "(the kernel gave no reason)");
   const auto error = static_cast<cudaError_t>(status);
-  TVM_FFI_THROW(RuntimeError) << Format("launch failed: %s: %s", cudaGetErrorName(error), cudaGetErrorString(error));
+  FA_THROW(RuntimeError, "launch failed: %s: %s", cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
 template <Computes COMPUTES>

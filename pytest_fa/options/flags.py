@@ -114,8 +114,9 @@ OPTIONS = (
     ),
     OptionRow(
         "--fa-baselines",
-        "SDPA backends and noop to time: all, or needed (by earlier records of this GPU, those with at most 1.1 x the "
-        "fastest one's time, and noop if they have no time of it)",
+        "SDPA backends and noop to time: all; near (by earlier records of this GPU, those with at most 1.1 x the "
+        "fastest one's time, and noop if it has none); or needed (of these, those that were not timed in the last 10 "
+        "minutes)",
         "WHICH",
         "needed",
     ),

@@ -36,6 +36,8 @@ ON_REQUEST = {"test_gate": "gate", "test_profile": "ncu", "test_sanitize": "sani
 Words = tuple[str, ...]
 NOT_IN_NAME = frozenset("*?[@")
 SamplerName = Literal["tpe", "nsga2"]
+NEEDS_NEW_TIMES = ("numprocesses", "htmlpath", "fa_html")  # processes must agree on the tests; a page is kept
+SPREAD = frozenset(("CI", "PYTEST_XDIST_WORKER"))  # variables of a run on a server, and of one of several processes
 SWEEP_TESTS = ("test_sweep", "test_sweep_end")  # the only ones of a run with --fa-sweep
 
 
@@ -44,7 +46,8 @@ class Options:
     """The options of a run.  An empty tuple or None means the default.
 
     `timing` is False under --benchmark-disable.  `rerun` holds the first words of the command that runs one test again,
-    and `selection` the options that select the cases, as they were typed.
+    and `selection` the options that select the cases, as they were typed.  `reuses_times` says whether times of
+    baselines from the last minutes may stand for new ones: not with -n, for a page, or in CI.
     `is_given` is True if an option of pytest-fa or the id of a shipped test was used.  `notices` has a line for each
     earlier name used.  `named_variants` and `named_cases` are those of the test ids on the command line.
     """
@@ -95,6 +98,7 @@ class Options:
     named_variants: tuple[str, ...] = ()
     named_cases: tuple[str, ...] = ()
     selection: tuple[str, ...] = ()
+    reuses_times: bool = False
 
     def offers(self, test: str) -> bool:
         """Whether a test function of the shipped suite exists in this run."""
@@ -132,7 +136,9 @@ def _benchmark_words(config: pytest.Config) -> list[str]:
 def read(config: pytest.Config) -> Options:
     """The options of this run.  Raises `UsageProblem` for a value that is not allowed."""
     variants, cases = named_tests(config)
-    return _read(config, variants, cases, tuple(rerun_words(config)))
+    needs_new_times = any(_is_used(config, each) for each in NEEDS_NEW_TIMES) or bool(SPREAD & os.environ.keys())
+    options = _read(config, variants, cases, tuple(rerun_words(config)))
+    return dataclasses.replace(options, reuses_times=not needs_new_times)
 
 
 def _read(config: pytest.Config, named_variants: Words, named_cases: Words, rerun: Words) -> Options:

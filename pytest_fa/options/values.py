@@ -16,7 +16,7 @@ from pytest_fa.errors import UsageProblem, suggestion
 ARCH = r"sm_[1-9][0-9]{1,2}[af]?"
 TOLERANCES = ("same_precision", "absolute", "fp8")
 NCU_SETS = ("verdict", "occupancy", "tensor", "memory", "stalls", "full")
-BASELINES = ("needed", "all")
+BASELINES = ("needed", "near", "all")
 SAMPLERS = ("tpe", "nsga2")
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 MAX_SEEDS = 100_000

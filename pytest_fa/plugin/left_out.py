@@ -25,5 +25,15 @@ def left_out_of_table(config: pytest.Config, records: Iterable[Record]) -> list[
     """Lines that name what was not timed at the shapes with a time."""
     from pytest_fa.session.baseline_choice import left_out_lines  # noqa: PLC0415  # only runs with records need it
 
-    shapes = {record.case.shape_id for record in records if record.case and record.speed}
+    shapes = _timed_shapes(records)
     return left_out_lines(left_out_of(config), shapes) if shapes else []
+
+
+def reused_times(config: pytest.Config, records: Iterable[Record]) -> list[LeftOut]:
+    """The baselines with a recent time at the shapes with a time of this run; their records stand for new ones."""
+    shapes = _timed_shapes(records)
+    return [each for each in left_out_of(config) if each.recent and each.shape_id in shapes] if shapes else []
+
+
+def _timed_shapes(records: Iterable[Record]) -> set[str]:
+    return {record.case.shape_id for record in records if record.case and record.speed}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pytest_fa.records.saved import SavedRecords
     from pytest_fa.report.answer import RunFacts
     from pytest_fa.report.layout import TextLine
+    from pytest_fa.session.baseline_choice import LeftOut
 
 
 MATRIX_WIDTH = 200
@@ -33,6 +34,7 @@ class Results:
     def __init__(self, options: Options) -> None:
         self._options, self.clock = options, RunClock()
         self._records: list[Record] = []
+        self._reused: list[LeftOut] = []  # baselines whose times of an earlier run stand for new ones
         self._not_run: dict[str, Counter[str]] = {"build": Counter(), "case": Counter()}
         self._any_case_ran = False
         self._other_failure = False  # a failure other than a gate without a verdict
@@ -44,9 +46,9 @@ class Results:
         self.report_problem = ""  # why --fa-html could not be written
 
     @property
-    def records(self) -> list[Record]:
-        """The records of this run so far."""
-        return list(self._records)
+    def shown_records(self) -> list[Record]:
+        """The records of this run, and those of earlier runs that stand for new ones."""
+        return [*self._records, *(each.recent for each in self._reused if each.recent)]
 
     @property
     def nothing_ran(self) -> bool:
@@ -108,6 +110,10 @@ class Results:
 
     def finish(self, config: pytest.Config) -> None:
         """Save the records with `--fa-save`, append the run to GitHub's step summary, and write `--fa-html`."""
+        if self._records:
+            from pytest_fa.plugin.left_out import reused_times  # noqa: PLC0415  # only runs with records need it
+
+            self._reused = reused_times(config, self._records)
         if self._records and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
             from pytest_fa.report.step_summary import append_summary  # noqa: PLC0415
 
@@ -200,7 +206,7 @@ class Results:
         if self._records:
             from pytest_fa.report.answer import answer_lines  # noqa: PLC0415
 
-            lines = answer_lines(self._records, self._facts(terminal.config))
+            lines = answer_lines(self.shown_records, self._facts(terminal.config))
             _write_lines(terminal, lines[: 1 if terminal.config.get_verbosity() <= QUIETEST else None])
         self.clock.note_answer()
 
@@ -263,7 +269,8 @@ class Results:
         from pytest_fa.report.table import claim_lines, make_groups, property_lines  # noqa: PLC0415
 
         is_verbose = terminal.config.get_verbosity() > 0
-        groups = make_groups(self._records, self._ceilings[0])
+        ages = {(each.variant, each.shape_id): each.age_seconds for each in self._reused}
+        groups = make_groups(self.shown_records, self._ceilings[0], ages)
         _write_lines(terminal, table_lines(groups, width, every_row=is_verbose))
         counts = (*claim_lines(self._records), *property_lines(self._records))
         for line in (*counts, *(LEGEND if is_verbose else [LEGEND_HINT])) if groups else ():

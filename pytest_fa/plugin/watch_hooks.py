@@ -126,7 +126,7 @@ class WatchHooks:
         log = self._results.log.path
         watch = Watch(fa_session, selection, screen, log.with_name(f"{log.stem}-watch.jsonl"))
         try:
-            watch.start(self._results.records, self._first_run.judged, self._early)
+            watch.start(self._results.shown_records, self._first_run.judged, self._early)
             watch.run()
         except KeyboardInterrupt:
             self._end(session, watch, screen, self._first_run.never_repeated(selection.keys))

@@ -73,6 +73,7 @@ OPTIONAL = (
 )
 LEGEND = (
     "checks: number of checked runs that passed (ok), or the first failure and how many runs failed.",
+    "  2 min ago: the time of a baseline from an earlier run, which was not measured again.",
     "error / allowed: error and limit of the tolerance policy's bound that is closest to its limit.",
     "regs, spill B: registers per thread and spilled bytes of the kernel that ran.",
     "smem B: static shared memory per block, in bytes.  seconds: duration of the compilation.",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -17,6 +19,7 @@ from pytest_fa.report.baselines import baseline_title, best_baseline, comparable
 from pytest_fa.report.timing_notes import timing_notes
 
 NOTHING = "-"
+SECONDS_PER_MINUTE = 60
 TOOL_KINDS = ("profile", "sanitize")  # shown as lines below the table instead
 NOT_ATTENTION = ("overhead", "ablation")  # roles of kernels that do not compute all of attention
 
@@ -63,8 +66,15 @@ class RowGroup(msgspec.Struct, frozen=True):
 Groups = dict[tuple[str, str], list[Record]]  # by shape id and variant
 
 
-def make_groups(records: list[Record], ceilings: Ceilings | None = None) -> list[RowGroup]:
+Ages = Mapping[tuple[str, str], float]  # by variant and shape id: how many seconds old a time of an earlier run is
+
+
+def make_groups(
+    records: list[Record], ceilings: Ceilings | None = None, ages: Ages = MappingProxyType({})
+) -> list[RowGroup]:
     """The variants that were only built, then one group for each shape, in the order of their first records.
+
+    A row of `ages` was measured in an earlier run: it says when, in place of the checks of this run.
 
     In a group the fastest is first, candidates and baselines together; then what was not timed or is wrong; then what
     does not compute attention.  Properties that hold, and right outputs at cases of claims, have no row.
@@ -80,10 +90,25 @@ def make_groups(records: list[Record], ceilings: Ceilings | None = None) -> list
     for (shape, _), group in by_key.items():
         if any(record.outcome != "ok" or not _has_no_row(record) for record in group):
             shapes.setdefault(shape, []).append(group)
+    groups_of_shapes = (_shape_group(shape, groups, ceilings, shapes) for shape, groups in shapes.items())
     return [
         *([RowGroup("builds", "", build_rows)] if build_rows else []),
-        *(_shape_group(shape, groups, ceilings, shapes) for shape, groups in shapes.items()),
+        *(_with_ages(group, ages) for group in groups_of_shapes),
     ]
+
+
+def _with_ages(group: RowGroup, ages: Ages) -> RowGroup:
+    return msgspec.structs.replace(group, rows=tuple(_with_age(row, ages) for row in group.rows))
+
+
+def _with_age(row: Row, ages: Ages) -> Row:
+    seconds = ages.get((row.variant, row.case))
+    return row if seconds is None else msgspec.structs.replace(row, checks=age_text(seconds))
+
+
+def age_text(seconds: float) -> str:
+    """How long ago something was measured, such as `2 min ago`."""
+    return f"{seconds:.0f} s ago" if seconds < SECONDS_PER_MINUTE else f"{seconds / SECONDS_PER_MINUTE:.0f} min ago"
 
 
 def _has_no_row(record: Record) -> bool:

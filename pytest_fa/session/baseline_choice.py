@@ -2,6 +2,9 @@
 
 These are the SDPA backends near the fastest at a shape, and an empty kernel if there is no time of it.  Only a GPU has
 records that count: of the same GPU, driver and torch.  A backend or an empty kernel without one is timed.
+
+A backend near the fastest that an earlier run timed a few minutes ago on this very GPU is not timed again: its record
+stands for a new one, for as long as somebody edits a kernel and runs it again and again.
 """
 
 from __future__ import annotations
@@ -9,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,19 +26,21 @@ from pytest_fa.records.environment import gpu_folder
 from pytest_fa.records.files import LONGEST_LINE_BYTES, read_record_file
 from pytest_fa.records.log import saved_name
 from pytest_fa.records.read import read_record
-from pytest_fa.records.record import Environment, Record
+from pytest_fa.records.record import Environment, MachineIdentity, Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.regular_file import open_regular
 
 NEAR = 1.10  # a backend that was slower than the fastest by more than this factor is left out
 _ROLES = tuple(f'"role":"{role}"'.encode() for role in COMPANION_ROLES)
 MOST_LOGS = 20  # the newest record files of earlier runs that are read
+RECENT_SECONDS = 600.0  # how old a time may be that stands for a new one
 
 
 class LeftOut(msgspec.Struct, frozen=True):
     """A variant that is not timed at a shape, with its times when it was measured.
 
-    A baseline took `ratio` times as long as the fastest.  An empty kernel has no ratio.
+    A baseline took `ratio` times as long as the fastest.  An empty kernel has no ratio.  `recent` is the record that
+    stands for a new one, if there is one, and `age_seconds` says how old it was when the run began.
     """
 
     variant: str
@@ -41,13 +48,22 @@ class LeftOut(msgspec.Struct, frozen=True):
     speed: Speed
     measured_at: str
     ratio: float | None
+    recent: Record | None = None
+    age_seconds: float = 0.0
 
 
-def left_out_baselines(options: Options, plan: Plan, environment: Environment) -> tuple[LeftOut, ...]:
+def left_out_baselines(
+    options: Options,
+    plan: Plan,
+    environment: Environment,
+    machine: MachineIdentity | None = None,
+    now: datetime | None = None,
+) -> tuple[LeftOut, ...]:
     """The baselines and empty kernels that this run does not time.
 
     None without a GPU, with `--fa-baselines=all`, with `--fa-save`, with a gate, which chooses its own, and with
-    `--fa-shard`, since the machines of the other parts may have other records.
+    `--fa-shard`, since the machines of the other parts may have other records.  Recent times of `machine` stand for new
+    ones only with `--fa-baselines=needed`, and if `Options.reuses_times`.
     """
     needs_all = options.baselines == "all" or options.save or options.gate is not None or options.shard is not None
     if environment.gpu is None or needs_all:
@@ -58,14 +74,42 @@ def left_out_baselines(options: Options, plan: Plan, environment: Environment) -
         if record.case and record.variant in names:
             newest[(record.case.shape_id, record.variant)] = record
     shapes = itertools.groupby(sorted(newest), key=lambda key: key[0])
-    return tuple(each for shape, keys in shapes for each in _unneeded(shape, [newest[key] for key in keys]))
+    may_reuse = options.baselines == "needed" and options.reuses_times
+    recent = Recent(machine if may_reuse else None, environment, now or datetime.now(UTC))
+    return tuple(each for shape, keys in shapes for each in _unneeded(shape, [newest[key] for key in keys], recent))
+
+
+class Recent(NamedTuple):
+    """What a recent time was measured on and with, and the time at which the run begins."""
+
+    machine: MachineIdentity | None
+    environment: Environment
+    now: datetime
+
+    def age_seconds(self, record: Record) -> float | None:
+        """The age of a record that may stand for a new one; None if it may not."""
+        if self.machine is None or self.machine.gpu_hash is None:
+            return None
+        if (record.machine, record.environment) != (self.machine, self.environment):
+            return None
+        try:
+            age_seconds = (self.now - datetime.fromisoformat(record.measured_at)).total_seconds()
+        except (ValueError, TypeError):  # no time, or one without a zone
+            return None
+        return age_seconds if 0 <= age_seconds <= RECENT_SECONDS else None
 
 
 def left_out_lines(left_out: Iterable[LeftOut], shapes: set[str]) -> list[str]:
     """A line for each shape of a run with the baselines that were not timed there, and one for the empty kernels."""
     listed = [each for each in left_out if each.shape_id in shapes]
     lines = []
-    for shape, group in itertools.groupby((each for each in listed if each.ratio), key=lambda each: each.shape_id):
+    if any(each.recent for each in listed):
+        lines.append(
+            f"times of baselines from the last {RECENT_SECONDS / 60:.0f} minutes were not measured again; "
+            "--fa-baselines=near measures them"
+        )
+    slow_ones = (each for each in listed if each.ratio and not each.recent)
+    for shape, group in itertools.groupby(slow_ones, key=lambda each: each.shape_id):
         slow = ", ".join(f"{each.variant} ({each.ratio:.2f} x, {each.measured_at[:10]})" for each in group)
         lines.append(
             f"not timed at {shape}: {slow}: more than {100 * (NEAR - 1):.0f} % slower than the fastest baseline by the "
@@ -84,16 +128,20 @@ def _times_text(speed: Speed) -> str:
     return ", ".join(f"{name} {timing.median_us:.2f}" for name, timing in times.items() if timing)
 
 
-def _unneeded(shape: str, records: list[Record]) -> list[LeftOut]:
-    """The baselines far from the fastest, and the empty kernels."""
+def _unneeded(shape: str, records: list[Record], recent: Recent) -> list[LeftOut]:
+    """The baselines far from the fastest, those with a recent time, and the empty kernels."""
     times = [(record, record.speed) for record in records if record.speed]
     fastest = min((speed.device.median_us for record, speed in times if record.role == "baseline"), default=0.0)
     left_out = []
     for record, speed in times:
         is_baseline, us = record.role == "baseline", speed.device.median_us
-        if not is_baseline or us > NEAR * fastest:
-            ratio = us / fastest if is_baseline else None
-            left_out.append(LeftOut(record.variant, shape, speed, record.measured_at, ratio))
+        is_near = is_baseline and us <= NEAR * fastest
+        ratio, age_seconds = us / fastest if is_baseline else None, recent.age_seconds(record) if is_near else None
+        entry = LeftOut(record.variant, shape, speed, record.measured_at, ratio)
+        if age_seconds is not None:
+            left_out.append(msgspec.structs.replace(entry, recent=record, age_seconds=age_seconds))
+        elif not is_near:
+            left_out.append(entry)
     return left_out
 
 

@@ -106,8 +106,8 @@ class Session:
 
     @functools.cached_property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """The baselines that this run does not time, because earlier records say that they are slow."""
-        return left_out_baselines(self.options, self.run_plan.plan, self.records.environment)
+        """The baselines that this run does not time, because earlier records have their times."""
+        return left_out_baselines(self.options, self.run_plan.plan, self.records.environment, self.records.machine)
 
     @property
     def machine_info(self) -> dict[str, str | None]:

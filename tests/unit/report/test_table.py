@@ -16,6 +16,7 @@ from pytest_fa.report.baselines import best_baseline
 from pytest_fa.report.table import (
     NOTHING,
     Row,
+    age_text,
     claim_lines,
     headline,
     make_groups,
@@ -476,3 +477,14 @@ def test_a_failed_architecture_is_not_shown_as_another() -> None:
     """If one architecture does not compile, the others are shown as built, and the failure has its own row."""
     partly = record(kind="build", outcome="not_built", builds=(build("sm_90a", k=(100, 0, 0)),))
     assert [(row.case, row.checks) for row in make_rows([partly])] == [("-", "NOT BUILT"), ("sm_90a", "built")]
+
+
+def test_a_row_of_an_earlier_run_says_when_it_was_measured() -> None:
+    """Its age stands in place of the checks; a row of this run has its own."""
+    own, earlier = record("mine", check=OK, speed=speed(9.0)), record("sdpa_cudnn", role="baseline", speed=speed(10.0))
+    (group,) = make_groups([own, earlier], ages={("sdpa_cudnn", SHAPE): 125.0})
+    assert [(row.variant, row.checks, row.versus_baseline) for row in group.rows] == [
+        ("mine", "ok 1/1", "0.900"),
+        ("sdpa_cudnn", "2 min ago", "1.000"),
+    ]
+    assert (age_text(41.2), age_text(60.0)) == ("41 s ago", "1 min ago")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from pytest_fa.catalog.plan import Plan
 from pytest_fa.catalog.variant import COMPANION_ROLES
 from pytest_fa.options.options import Options
 from pytest_fa.records.log import save_records
-from pytest_fa.records.record import Environment, Record, to_json
+from pytest_fa.records.record import Environment, MachineIdentity, Record, to_json
 from pytest_fa.records.timing import Agreement
-from pytest_fa.session.baseline_choice import MOST_LOGS, left_out_baselines, left_out_lines
+from pytest_fa.session.baseline_choice import MOST_LOGS, RECENT_SECONDS, LeftOut, left_out_baselines, left_out_lines
 from tests.factories import SHAPE, options, record, speed
 
+MEASURED_AT = "2026-02-01T12:00:00+00:00"
+CARD = MachineIdentity("a host", "a GPU", mig=False, ecc=True, power_limit_watts=700.0)
 MACHINE = Environment("A GPU", "9.0", "580.1", "13.0", "2.11.0", "3.12.1", "Linux 6", "a CPU", "0.1.0")
 TIMES = {"sdpa_cudnn": 10.0, "sdpa_flash": 10.9, "sdpa_efficient": 11.1, "sdpa_math": 80.0}
 SLOW = [("sdpa_efficient", SHAPE, 1.11), ("sdpa_math", SHAPE, 8.0)]
@@ -138,3 +141,69 @@ def test_the_lines_below_the_table(run: Options) -> None:
     )
     assert left_out_lines(entries, {SHAPE}) == [expected]
     assert left_out_lines(entries, {"b1h1s64d64-fp16"}) == []
+
+
+# -- recent times -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ran_before(run: Options) -> Options:
+    """The same run, before which another one timed the backends near the fastest on this card."""
+    near = [timed(name, TIMES[name], machine=CARD, measured_at=MEASURED_AT) for name in ("sdpa_cudnn", "sdpa_flash")]
+    write_log(run, "20260201T120000Z-1.jsonl", *near)
+    return run
+
+
+def entries_after(run: Options, seconds: float, machine: MachineIdentity | None = CARD) -> tuple[LeftOut, ...]:
+    """What a run on the machine leaves out, this many seconds after the other one."""
+    plan = Plan(chosen=(), companions=tuple(discover(()).variants.values()), cases=(), gpu=True)
+    now = datetime.fromisoformat(MEASURED_AT) + timedelta(seconds=seconds)
+    return left_out_baselines(run, plan, MACHINE, machine, now)
+
+
+def reused(entries: tuple[LeftOut, ...]) -> list[str]:
+    """The baselines whose records stand for new ones."""
+    return [each.variant for each in entries if each.recent]
+
+
+def test_a_recent_time_stands_for_a_new_one(ran_before: Options) -> None:
+    """The backends near the fastest are not timed again; their records and ages are known."""
+    entries = entries_after(ran_before, 90.0)
+    assert [(each.variant, each.age_seconds) for each in entries if each.recent] == [
+        ("sdpa_cudnn", 90.0),
+        ("sdpa_flash", 90.0),
+    ]
+    assert [each.recent.measured_at for each in entries if each.recent] == [MEASURED_AT] * 2
+    assert [each.variant for each in entries if not each.recent] == ["sdpa_efficient", "sdpa_math"]
+    assert left_out_lines(entries, {SHAPE})[0] == (
+        "times of baselines from the last 10 minutes were not measured again; --fa-baselines=near measures them"
+    )
+
+
+@pytest.mark.parametrize("seconds", [-1.0, RECENT_SECONDS + 1.0])
+def test_an_older_time_is_measured_again(ran_before: Options, seconds: float) -> None:
+    """A time counts for ten minutes; one from the future does not."""
+    assert reused(entries_after(ran_before, RECENT_SECONDS)) == ["sdpa_cudnn", "sdpa_flash"]
+    assert reused(entries_after(ran_before, seconds)) == []
+
+
+@pytest.mark.parametrize("change", [{"gpu_hash": "another GPU"}, {"gpu_hash": None}, {"power_limit_watts": 500.0}])
+def test_a_time_of_another_card_is_measured_again(ran_before: Options, change: dict[str, Any]) -> None:
+    """It must be the same GPU with the same settings; a machine that cannot be told apart has no recent times."""
+    assert reused(entries_after(ran_before, 90.0, msgspec.structs.replace(CARD, **change))) == []
+    assert reused(entries_after(ran_before, 90.0, None)) == []
+
+
+@pytest.mark.parametrize("change", [{"baselines": "near"}, {"reuses_times": False}])
+def test_runs_that_need_new_times(ran_before: Options, change: dict[str, Any]) -> None:
+    """`--fa-baselines=near` times them again, and so does a run with -n, for a page, or in CI."""
+    entries = entries_after(dataclasses.replace(ran_before, **change), 90.0)
+    assert [each.variant for each in entries] == ["sdpa_efficient", "sdpa_math"]
+    assert reused(entries) == []
+
+
+def test_a_time_of_another_environment_is_measured_again(run: Options) -> None:
+    """It must be the same version of Python and of this package, beside GPU, driver and torch."""
+    other = msgspec.structs.replace(MACHINE, python="3.13.0")
+    write_log(run, "20260201T120000Z-1.jsonl", timed("sdpa_cudnn", 10.0, other, machine=CARD, measured_at=MEASURED_AT))
+    assert reused(entries_after(run, 90.0)) == []

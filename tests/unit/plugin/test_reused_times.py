@@ -1,0 +1,71 @@
+"""Times of baselines from an earlier run: in the table, for the answer, and for `--fa-watch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pytest_fa.plugin import left_out
+from pytest_fa.plugin.terminal import Results
+from pytest_fa.records.record import Record, to_builtins
+from pytest_fa.session.baseline_choice import LeftOut
+from tests.factories import OK, SHAPE, SMALL_SHAPE, options, record, speed
+
+CONFIG: Any = SimpleNamespace(get_verbosity=lambda: 0)
+
+
+def recent(shape: str) -> LeftOut:
+    """A baseline that an earlier run timed 125 s ago."""
+    earlier = record("sdpa_cudnn", f"{shape}-seed0", kind="speed", role="baseline", speed=speed(10.0))
+    return LeftOut("sdpa_cudnn", shape, speed(10.0), "", 1.0, earlier, 125.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    """A run at one shape, with recent times of a baseline at this and at another one."""
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    slow = LeftOut("sdpa_math", SHAPE, speed(80.0), "", 8.0)
+    monkeypatch.setattr(left_out, "left_out_of", lambda _: (recent(SHAPE), recent(SMALL_SHAPE), slow))
+    results = Results(options(tmp_path))
+    own = record("mine", kind="speed", check=OK, speed=speed(9.0))
+    times = {"when": "call", "start": 1.0, "stop": 2.0, "duration": 1.0}
+    results.take(SimpleNamespace(failed=False, fa_record=to_builtins(own), fa_companion=False, **times))
+    return results
+
+
+def names(records: list[Record]) -> list[tuple[str, str]]:
+    """Variant and shape of each record."""
+    return [(each.variant, each.case.shape_id) for each in records if each.case]
+
+
+def test_the_table_compares_with_a_recent_time(run: Results) -> None:
+    """At the shape of the run, the baseline has a row with its age, and the ratio is that to its time."""
+    run.finish(CONFIG)
+    lines: list[str] = []
+    terminal = SimpleNamespace(write_line=lambda line, **_: lines.append(line), config=CONFIG)
+    run._write_rows(cast("Any", terminal), 160)
+    rows = {line.split()[0]: line for line in lines if line.startswith("  ")}
+    assert "2 min ago" in rows["sdpa_cudnn"]
+    assert (rows["mine"].split()[1:3], rows["mine"].split()[-1]) == (["ok", "1/1"], "0.900")
+    assert f"{SHAPE} (baseline: sdpa_cudnn)" in lines
+
+
+def test_only_shapes_of_the_run_are_shown(run: Results) -> None:
+    """The answer and `--fa-watch` get the recent time at the shape of the run; its file of records does not."""
+    run.finish(CONFIG)
+    assert names(run.shown_records) == [("mine", SHAPE), ("sdpa_cudnn", SHAPE)]
+    assert run.log.path.read_text(encoding="utf-8").count("\n") == 1
+
+
+def test_a_run_without_times_shows_none(run: Results, tmp_path: Path) -> None:
+    """Nothing is compared in a run that only checks."""
+    checked = Results(options(tmp_path / "other"))
+    times = {"when": "call", "start": 1.0, "stop": 2.0, "duration": 1.0}
+    own = to_builtins(record("mine", check=OK))
+    checked.take(SimpleNamespace(failed=False, fa_record=own, fa_companion=False, **times))
+    for each in (run, checked):
+        each.finish(CONFIG)
+    assert names(checked.shown_records) == [("mine", SHAPE)]
