@@ -48,6 +48,7 @@ class TruthStore:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
+        self.is_warm = most_bytes == 0  # whether its process need not load what it computes with any more
         self._kept: OrderedDict[tuple[object, ...], _Kept] = OrderedDict()  # the least recently used comes first
 
     def truth_of(self, computes: Computes, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> Truth:

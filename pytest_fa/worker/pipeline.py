@@ -35,6 +35,7 @@ from pytest_fa.judge.repeats import repeat, require_identical
 from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.judge.truth import Truth
 from pytest_fa.judge.truth_store import TruthStore
+from pytest_fa.judge.warm_up import warm_up_of
 from pytest_fa.measure.fresh_data import Written, stacked
 from pytest_fa.measure.measure import measure, require_honest_clock
 from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Fingerprints, Repeats
@@ -81,7 +82,8 @@ def run_case(
             device = open_device(job.device)
             require_unchanged(job.library, job.file_hashes)
             files = FilesOfJob({job.library: job.file_hashes}, (job.variant,))
-            candidate.open(job.variant, job.library, job.device, job.case.computes)
+            meanwhile = warm_up_of(findings.truths, job.variant, job.case, job.policy, device)
+            candidate.open(job.variant, job.library, job.device, job.case.computes, meanwhile=meanwhile)
             findings.is_loaded = True
             arguments, wants_lse = (candidate, job.case, device), "lse" in job.variant.returns
             launch = findings.truths.with_memory(lambda: CheckedLaunch.of_case(*arguments, wants_lse=wants_lse))
@@ -304,8 +306,7 @@ def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> 
     If a head is wrong, `findings` describe these heads from then on, as the batches of one case.
     """
     inputs, out = stacked(written)  # of data that no other call has, so its truth is not kept
-    computes, rounds = job.case.computes, job.variant.rounds
-    truth = findings.truths.with_memory(lambda: truth_of(computes, inputs, rounds, job.policy))
+    truth = findings.truths.with_memory(lambda: truth_of(job.case.computes, inputs, job.variant.rounds, job.policy))
     check = judge(out, truth, job.policy)
     if not check.passed:
         findings.inputs, findings.out, findings.truth, findings.check = inputs, out, truth, check

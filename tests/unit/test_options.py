@@ -97,7 +97,8 @@ def test_the_table_above_has_every_option() -> None:
 def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without options a run has all candidates, the default suite and the default folders, and `is_given` is false."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "caches"))
-    monkeypatch.delenv("CI", raising=False)
+    for name in ("CI", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(name, raising=False)
     root = pytester.path
     expected = Options(
         reuses_times=True,

@@ -1,0 +1,56 @@
+"""Load what judging needs on a GPU: torch and cuBLAS load their kernels at the first use, which takes half a second.
+
+The judge does it while the candidate's process opens the GPU and loads its variant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import torch
+
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.judge.check import judge, with_lse
+from pytest_fa.judge.fingerprints import fingerprints
+from pytest_fa.judge.log_sum_exp import make_lse_truth
+from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.truth_store import TruthStore
+from pytest_fa.records.judged import Check
+from pytest_fa.run.inputs import make_inputs, poisoned_lse, poisoned_output
+
+LENGTH = 16  # queries and keys of the case that is judged for that
+
+
+def warm_up_of(
+    truths: TruthStore, variant: Variant, case: Case, policy: str, device: torch.device
+) -> Callable[[], None] | None:
+    """What the judge does while its first variant is loaded; None afterwards, and on a CPU.
+
+    It is also None in a process in which variants run: there, nothing runs meanwhile.
+    """
+    if truths.is_warm or device.type == "cpu":
+        return None
+    truths.is_warm = True
+    return partial(warm_up, variant, case, policy, device)
+
+
+def warm_up(variant: Variant, case: Case, policy: str, device: torch.device) -> None:
+    """Judge a tiny case.  What fails here fails again, and is reported, when the variant is judged."""
+    with contextlib.suppress(Exception):
+        judge_tiny_case(variant, case, policy, device)
+
+
+def judge_tiny_case(variant: Variant, case: Case, policy: str, device: torch.device) -> Check:
+    """Judge an output of NaN for a tiny case like `case`, with random data of its own."""
+    sizes = {"batch": 1, "heads": 1, "kv_heads": 1, "seq_q": LENGTH, "seq_k": LENGTH}
+    inputs = make_inputs(msgspec.structs.replace(case, **sizes), device)
+    out = poisoned_output(inputs, case.computes)
+    check = judge(out, truth_of(case.computes, inputs, variant.rounds, policy), policy)
+    if "lse" in variant.returns:
+        check = with_lse(check, poisoned_lse(inputs), make_lse_truth(inputs, variant.rounds, policy))
+    fingerprints(inputs, out)
+    return check
