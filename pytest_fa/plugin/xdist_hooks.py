@@ -2,11 +2,16 @@
 
 Each worker has a GPU of its own, as long as there are enough.  So tests that are timed at one shape stay together: a
 candidate and its baselines meet on one GPU.
+
+If nothing is timed, tests of one variant stay together, in a few parts: a worker that goes on to another variant needs
+a new process and a new CUDA context for it.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_fa.plugin.shard import ShardLog
 
 DEFAULT_DISTRIBUTION = "load"  # what -n means without --dist
+PARTS_PER_WORKER = 3  # of the tests of variants, if nothing is timed; more parts are shared out more evenly
 # The end of a test's id: the shape, and the seed unless the test runs only one.
 _CASE = re.compile(r"-(?P<shape>b[0-9]+h[0-9]+s[0-9]+d[0-9]+-[^\]]*?)(?P<seed>-seed[0-9]+)?\]$")
 
@@ -54,20 +60,23 @@ class XdistHooks:
             self._shard.tell(node.workerinput)
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:  # noqa: ANN401  # types of xdist
-        """Keep timed tests of one shape together, unless the user chose a distribution."""
+        """Keep together what one worker runs faster, unless the user chose a distribution."""
         if not self._uses_kernels or config.getoption("dist") != DEFAULT_DISTRIBUTION or _is_typed(config):
             return None
         from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415  # only with -n
 
-        first_cases = {case.id for case in session_of(config).run_plan.plan.first_cases}
+        plan = session_of(config).run_plan.plan
+        first_cases = {case.id for case in plan.first_cases}
+        is_timed = config.stash[OPTIONS_KEY].timing
+        parts = math.ceil(PARTS_PER_WORKER * config.getoption("numprocesses") / max(1, len(plan.runnable)))
 
-        class LoadShapeScheduling(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
+        class Scheduling(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
             """Sends the tests of one scope to one worker."""
 
             def _split_scope(self, nodeid: str) -> str:
-                return scope_of(nodeid, first_cases)
+                return scope_of(nodeid, first_cases) if is_timed else part_of(nodeid, parts)
 
-        return LoadShapeScheduling(config, log)
+        return Scheduling(config, log)
 
 
 def scope_of(test_id: str, first_cases: Container[str]) -> str:
@@ -79,6 +88,19 @@ def scope_of(test_id: str, first_cases: Container[str]) -> str:
     if match is None or (match["seed"] and f"{match['shape']}{match['seed']}" not in first_cases):
         return test_id
     return match["shape"]
+
+
+def part_of(test_id: str, parts: int) -> str:
+    """Return what the test shares a worker with if nothing is timed: one of `parts` parts of its variant's cases.
+
+    Equal cases of several variants are in equal parts.
+    """
+    match = _CASE.search(test_id)
+    _, is_parametrised, parameters = test_id.removesuffix("]").partition("[")
+    if match is None:
+        return f"{parameters.rsplit('-', 1)[0]} 0" if is_parametrised else test_id
+    variant = test_id[test_id.index("[") + 1 : match.start()]
+    return f"{variant} {zlib.crc32(match[0].encode()) % parts}"
 
 
 def _is_typed(config: pytest.Config) -> bool:

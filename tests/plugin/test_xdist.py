@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -106,6 +107,21 @@ def test_a_candidate_meets_its_baselines(project: Project) -> None:
         timed = {worker for test, worker in workers.items() if f"{shape}]" in test or f"{shape}-seed0]" in test}
         assert len(timed) == 1
     assert len(set(workers.values())) == 2
+
+
+def test_a_worker_seldom_goes_on_to_another_variant(project: Project) -> None:
+    """Without timings, the tests of a variant are in two parts here, and a worker runs each part in a row."""
+    names = ("first", "second", "third")
+    for name in names:
+        project.python_variant(name)
+    cases = ",".join(f"b1h1s{length}d64-fp16-seed0" for length in (16, 32, 48, 64))
+    result = project.suite("-n2", "-v", f"--fa-case={cases}", "--benchmark-disable", "-k", "test_correct")
+    assert result.ret == pytest.ExitCode.OK, result.text
+    of_worker: dict[str, list[str]] = {}
+    for test, worker in workers_of(result).items():
+        of_worker.setdefault(worker, []).append(test.partition("[")[2].partition("-")[0])
+    rows = [name for variants in of_worker.values() for name, _ in itertools.groupby(variants)]
+    assert (set(rows), len(rows) <= 2 * len(names)) == (set(names), True)
 
 
 def test_the_user_may_choose_a_distribution(project: Project) -> None:

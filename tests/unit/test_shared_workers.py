@@ -1,11 +1,12 @@
-"""Which tests share a worker of pytest-xdist: a candidate and its baselines meet on one GPU."""
+"""Which tests share a worker of pytest-xdist: a candidate and its baselines, or the checks of one variant."""
 
 from __future__ import annotations
 
 import pytest
 
-from pytest_fa.plugin.xdist_hooks import scope_of
+from pytest_fa.plugin.xdist_hooks import part_of, scope_of
 
+FIRST_SHAPE = "b1h8s512d64-fp16"
 FIRST = {"b1h8s512d64-fp16-seed3", "b1h8s512d64-fp16-causal_br-kv2-seed3"}
 
 
@@ -28,3 +29,28 @@ FIRST = {"b1h8s512d64-fp16-seed3", "b1h8s512d64-fp16-causal_br-kv2-seed3"}
 def test_what_shares_a_worker(test: str, scope: str) -> None:
     """Timed tests of one shape and the check of its first seed stay together; all others go where a worker is free."""
     assert scope_of(test, FIRST) == (scope or test)
+
+
+@pytest.mark.parametrize(
+    ("test", "variant"),
+    [
+        ("test_correct[mine-b1h8s512d64-fp16-seed3]", "mine"),
+        ("test_correct[mine@BLOCK_M=64-b1h8s512d64-fp16-causal_br-kv2-seed3]", "mine@BLOCK_M=64"),
+        ("test_property[mine-streams]", "mine"),
+        ("test_property[mine@X=1-head_independence]", "mine@X=1"),
+        ("test_build[mine]", "mine"),
+        ("test_sanitize[mine-memcheck]", "mine"),
+    ],
+)
+def test_checks_of_one_variant_stay_together(test: str, variant: str) -> None:
+    """Without timings, each test belongs to a part of its variant."""
+    assert part_of(test, 1) == f"{variant} 0"
+
+
+def test_the_cases_of_a_variant_are_in_several_parts() -> None:
+    """Every part gets some of them, and the same ones for every variant.  A test without a variant goes alone."""
+    parts = {name: [part_of(f"test_correct[{name}-{FIRST_SHAPE}-seed{n}]", 4) for n in range(100)] for name in "ab"}
+    sizes = [parts["a"].count(f"a {number}") for number in range(4)]
+    assert (sum(sizes), min(sizes) >= 10) == (100, True)
+    assert [part.split()[1] for part in parts["a"]] == [part.split()[1] for part in parts["b"]]
+    assert part_of("tests/test_own.py::test_own", 4) == "tests/test_own.py::test_own"
