@@ -25,15 +25,19 @@ def left_out_of_table(config: pytest.Config, records: Iterable[Record]) -> list[
     """Lines that name what was not timed at the shapes with a time."""
     from pytest_fa.session.baseline_choice import left_out_lines  # noqa: PLC0415  # only runs with records need it
 
-    shapes = _timed_shapes(records)
+    shapes = _compared_shapes(records)
     return left_out_lines(left_out_of(config), shapes) if shapes else []
 
 
 def reused_times(config: pytest.Config, records: Iterable[Record]) -> list[LeftOut]:
-    """The baselines with a recent time at the shapes with a time of this run; their records stand for new ones."""
-    shapes = _timed_shapes(records)
+    """The baselines whose recent times this run is compared with; their records stand for new ones."""
+    shapes = _compared_shapes(records)
     return [each for each in left_out_of(config) if each.recent and each.shape_id in shapes] if shapes else []
 
 
-def _timed_shapes(records: Iterable[Record]) -> set[str]:
-    return {record.case.shape_id for record in records if record.case and record.speed}
+def _compared_shapes(records: Iterable[Record]) -> set[str]:
+    """The shapes with a time of this run; for one in e4m3, also those with whose baselines it is compared."""
+    from pytest_fa.report.baselines import for_comparison  # noqa: PLC0415  # only runs with records need it
+
+    cases = [record.case for record in records if record.case and record.speed]
+    return {shape for case in cases for shape in (case.shape_id, *for_comparison(case))}

@@ -60,6 +60,17 @@ def test_only_shapes_of_the_run_are_shown(run: Results) -> None:
     assert run.log.path.read_text(encoding="utf-8").count("\n") == 1
 
 
+def test_a_shape_in_e4m3_has_the_recent_time_of_the_one_in_fp16(tmp_path: Path, run: Results) -> None:
+    """SDPA lacks e4m3, so the run times it in fp16, and a recent time stands for that one."""
+    fp8 = Results(options(tmp_path / "fp8"))
+    own = record("mine", f"{SHAPE.replace('fp16', 'e4m3')}-seed0", kind="speed", check=OK, speed=speed(9.0))
+    times = {"when": "call", "start": 1.0, "stop": 2.0, "duration": 1.0}
+    fp8.take(SimpleNamespace(failed=False, fa_record=to_builtins(own), fa_companion=False, **times))
+    for results in (run, fp8):
+        results.finish(CONFIG)
+    assert names(fp8.shown_records) == [("mine", SHAPE.replace("fp16", "e4m3")), ("sdpa_cudnn", SHAPE)]
+
+
 def test_a_run_without_times_shows_none(run: Results, tmp_path: Path) -> None:
     """Nothing is compared in a run that only checks."""
     checked = Results(options(tmp_path / "other"))
