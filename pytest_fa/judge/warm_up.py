@@ -1,6 +1,7 @@
 """Load what judging needs on a GPU: torch and cuBLAS load their kernels at the first use, which takes half a second.
 
-The judge does it while the candidate's process opens the GPU and loads its variant.
+The judge does it before its first job if none has come yet, for example because a variant is being compiled.  Otherwise
+it does it while the candidate's process opens the GPU and loads its variant.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from functools import partial
 import msgspec
 import torch
 
-from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.variant import Variant
+from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.judge.check import judge, with_lse
 from pytest_fa.judge.fingerprints import fingerprints
 from pytest_fa.judge.log_sum_exp import make_lse_truth
@@ -23,11 +23,11 @@ from pytest_fa.records.judged import Check
 from pytest_fa.run.inputs import make_inputs, poisoned_lse, poisoned_output
 
 LENGTH = 16  # queries and keys of the case that is judged for that
+USUAL_CASE = parse_case("b1h8s512d64-fp16-seed0")
+USUAL_POLICY = "same_precision"
 
 
-def warm_up_of(
-    truths: TruthStore, variant: Variant, case: Case, policy: str, device: torch.device
-) -> Callable[[], None] | None:
+def warm_up_of(truths: TruthStore, case: Case, policy: str, device: torch.device) -> Callable[[], None] | None:
     """What the judge does while its first variant is loaded; None afterwards, and on a CPU.
 
     It is also None in a process in which variants run: there, nothing runs meanwhile.
@@ -35,22 +35,22 @@ def warm_up_of(
     if truths.is_warm or device.type == "cpu":
         return None
     truths.is_warm = True
-    return partial(warm_up, variant, case, policy, device)
+    return partial(warm_up, case, policy, device)
 
 
-def warm_up(variant: Variant, case: Case, policy: str, device: torch.device) -> None:
-    """Judge a tiny case.  What fails here fails again, and is reported, when the variant is judged."""
+def warm_up(case: Case, policy: str, device: torch.device) -> None:
+    """Judge a tiny case.  What fails here fails again, and is reported, when a variant is judged."""
     with contextlib.suppress(Exception):
-        judge_tiny_case(variant, case, policy, device)
+        judge_tiny_case(case, policy, device)
 
 
-def judge_tiny_case(variant: Variant, case: Case, policy: str, device: torch.device) -> Check:
+def judge_tiny_case(case: Case, policy: str, device: torch.device) -> Check:
     """Judge an output of NaN for a tiny case like `case`, with random data of its own."""
     sizes = {"batch": 1, "heads": 1, "kv_heads": 1, "seq_q": LENGTH, "seq_k": LENGTH}
     inputs = make_inputs(msgspec.structs.replace(case, **sizes), device)
     out = poisoned_output(inputs, case.computes)
-    check = judge(out, truth_of(case.computes, inputs, variant.rounds, policy), policy)
-    if "lse" in variant.returns:
-        check = with_lse(check, poisoned_lse(inputs), make_lse_truth(inputs, variant.rounds, policy))
+    check = judge(out, truth_of(case.computes, inputs, (), policy), policy)
     fingerprints(inputs, out)
+    if case.computes == "attention":
+        check = with_lse(check, poisoned_lse(inputs), make_lse_truth(inputs, (), policy))
     return check

@@ -82,7 +82,7 @@ def run_case(
             device = open_device(job.device)
             require_unchanged(job.library, job.file_hashes)
             files = FilesOfJob({job.library: job.file_hashes}, (job.variant,))
-            meanwhile = warm_up_of(findings.truths, job.variant, job.case, job.policy, device)
+            meanwhile = warm_up_of(findings.truths, job.case, job.policy, device)
             candidate.open(job.variant, job.library, job.device, job.case.computes, meanwhile=meanwhile)
             findings.is_loaded = True
             arguments, wants_lse = (candidate, job.case, device), "lse" in job.variant.returns
