@@ -14,7 +14,7 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Entry, Limits, Supports, Variant
 from pytest_fa.errors import DeviceLost, UsageProblem, WrongResult
-from pytest_fa.worker.client import LostWorker, result_without_worker
+from pytest_fa.worker.answers import LostWorker, result_without_worker
 from pytest_fa.worker.jobs import CaseJob, CaseResult, ProfilerJob, ProfilerResult, Progress, decode_answer, encode
 from pytest_fa.worker.profiler_workers import ProfilerWorkers
 
@@ -34,7 +34,7 @@ class ThisProcess(ProfilerWorkers):
         self._forward = forward_of(function, case)
         self._call_hint = f"; it is called as {_call_of(function)}; wrap it: `{_wrapped(case)}`"
 
-    def start(self) -> None:
+    def start(self, *, on_gpu: bool = False) -> None:
         """Start nothing: there is no other process."""
 
     def run(self, job: CaseJob) -> CaseResult:

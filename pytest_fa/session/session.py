@@ -67,8 +67,9 @@ class Session:
             return
         self._is_started = True
         self.runner.other_gpu_processes = find_other_gpu_processes()  # a server opens no GPU: its processes do
-        self.runner.workers.start()
-        if find_gpu() and self.options.timing and not self.options.selftest:
+        has_gpu = find_gpu() is not None
+        self.runner.workers.start(on_gpu=has_gpu)
+        if has_gpu and self.options.timing and not self.options.selftest:
             self.runner.profiler_workers.start()
 
     def require_servers(self) -> None:

@@ -1,14 +1,27 @@
-"""What the client makes of an answer before it believes it: texts of bounded length, and progress with a time limit."""
+"""What the client makes of answers, and of a worker that gives none.
+
+Before it believes an answer, texts are of bounded length, and progress has a time limit.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
 from pytest_fa.candidate.channel import Garbage
-from pytest_fa.worker.jobs import Job, Progress, Result
+from pytest_fa.candidate.commands import Ending
+from pytest_fa.records.record import Stage
+from pytest_fa.worker.jobs import CaseJob, CaseResult, Job, Progress, Result
 from pytest_fa.worker.stages import most_progress_seconds
 
 MOST_MESSAGE_CHARACTERS = 10_000
+
+
+class LostWorker(Exception):
+    """A worker that ended, was ended, or answered nonsense; `last_progress` is its last progress message."""
+
+    def __init__(self, ending: Ending, message: str, last_progress: Progress) -> None:
+        super().__init__(message)
+        self.ending, self.message, self.last_progress = ending, message, last_progress
 
 
 def shortened(answer: Result) -> dict[str, str]:
@@ -25,3 +38,19 @@ def checked_progress(answer: Progress | Result, job: Job) -> Progress:
         raise Garbage(f"{type(answer).__name__} for a {type(job).__name__}")
     most_seconds = most_progress_seconds(job.watchdog_seconds)
     return msgspec.structs.replace(answer, seconds=min(max(answer.seconds, 0.0), most_seconds))
+
+
+def result_without_worker(job: CaseJob, lost: LostWorker) -> CaseResult:
+    """The result of a job whose worker was lost.
+
+    It is the result that the worker sent for this event.  Otherwise, the stages before the last one that the worker
+    reported were ok.
+    """
+    if lost.last_progress.result:
+        return lost.last_progress.result
+    reached = job.wanted_stages.index(lost.last_progress.stage)
+    stages = tuple(
+        Stage(name, "ok" if index < reached else "failed" if index == reached else "not reached")
+        for index, name in enumerate(job.wanted_stages)
+    )
+    return CaseResult(lost.ending, lost.message, stages, ("watchdog" if lost.ending == "hung" else "isolation",))

@@ -18,9 +18,8 @@ import msgspec
 from pytest_fa.candidate.channel import Garbage
 from pytest_fa.candidate.commands import Ending
 from pytest_fa.processes import describe_status, memory_bytes, resident_bytes
-from pytest_fa.records.record import Stage
 from pytest_fa.records.text import printable, printable_struct
-from pytest_fa.worker.answers import checked_progress, shortened
+from pytest_fa.worker.answers import LostWorker, checked_progress, result_without_worker, shortened
 from pytest_fa.worker.fork_server import (
     START_SECONDS,
     ForkServer,
@@ -38,6 +37,7 @@ from pytest_fa.worker.jobs import (
     GateJob,
     GateResult,
     Job,
+    PrepareJudge,
     ProfilerResult,
     Progress,
     decode_answer,
@@ -56,14 +56,6 @@ LIVE_SLICE_SECONDS = 0.1  # new output is shown this often
 LET_GO_SECONDS = 2.0  # within which the judge must have ended a job that was abandoned
 
 AnyResult = TypeVar("AnyResult", CaseResult, GateResult, ProfilerResult)
-
-
-class LostWorker(Exception):
-    """A worker that ended, was ended, or answered nonsense; `last_progress` is its last progress message."""
-
-    def __init__(self, ending: Ending, message: str, last_progress: Progress) -> None:
-        super().__init__(message)
-        self.ending, self.message, self.last_progress = ending, message, last_progress
 
 
 class Workers:
@@ -94,10 +86,15 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> None:
-        """Start the server without waiting for it: it imports torch while the caller builds."""
+    def start(self, *, on_gpu: bool = False) -> None:
+        """Start the server without waiting for it: it imports torch while the caller builds.
+
+        With `on_gpu`, a judge then opens the GPU and loads what it needs there.
+        """
         if self._server is None:
             self._server = ForkServer(self._cache, self._gpu_uuid)
+        if on_gpu:
+            self._server.request_judge(encode(PrepareJudge()))
 
     def run(self, job: CaseJob) -> CaseResult:
         """Run one job and return its result, also if a process crashes or hangs.
@@ -332,19 +329,3 @@ class Workers:
             self._candidates.append(candidate)
             self._judge.channel.send(encode(Connect(candidate.pid, place)), candidate.channel.fileno())
             candidate.channel.close()  # the judge has it now
-
-
-def result_without_worker(job: CaseJob, lost: LostWorker) -> CaseResult:
-    """The result of a job whose worker was lost.
-
-    It is the result that the worker sent for this event.  Otherwise, the stages before the last one that the worker
-    reported were ok.
-    """
-    if lost.last_progress.result:
-        return lost.last_progress.result
-    reached = job.wanted_stages.index(lost.last_progress.stage)
-    stages = tuple(
-        Stage(name, "ok" if index < reached else "failed" if index == reached else "not reached")
-        for index, name in enumerate(job.wanted_stages)
-    )
-    return CaseResult(lost.ending, lost.message, stages, ("watchdog" if lost.ending == "hung" else "isolation",))

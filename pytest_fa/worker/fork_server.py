@@ -83,6 +83,7 @@ class ForkServer:
         self._control, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START_SECONDS)
         self._has_forked = False
+        self._requested: Channel | None = None  # to a judge that was requested before anything waits for it
         environment = {**child_environment(cache), MARK: mark}
         if gpu_uuid:
             environment["CUDA_VISIBLE_DEVICES"] = gpu_uuid
@@ -109,20 +110,51 @@ class ForkServer:
         """The process id of the server."""
         return self._process.pid
 
+    def request_judge(self, first_message: bytes) -> None:
+        """Request a judge without waiting for it, and send it a message; `fork` then returns it.
+
+        What fails here fails again when a judge is needed.
+        """
+        if self._requested is None and not self._has_forked:
+            with contextlib.suppress(WorkerError, OSError):
+                self._requested = self._request("judge")
+                self._requested.send(first_message)
+
     def fork(self, role: ProcessRole = "worker") -> Worker:
         """Start a process.  Raises `WorkerError` if the server does not answer."""
+        requested, self._requested = self._requested, None
+        if requested is not None and role != "judge":
+            self.end(self._answered(requested))
+            requested = None
+        return self._answered(requested or self._request(role))
+
+    def _request(self, role: ProcessRole) -> Channel:
+        """Request a process, and return the channel to it; `_answered` waits for it."""
         channel, worker_end = channel_pair()
-        self._has_forked = True
         try:
             socket.send_fds(self._control, [role.encode()], [worker_end.fileno()])
-            answer, problem = self._control.recv(64), "the worker server ended before it started a worker:"
-        except OSError as error:
-            answer, problem = b"", f"the worker server does not answer: {error}"
-        worker_end.close()
+        except OSError as problem:
+            channel.close()
+            raise self._silence(problem) from problem
+        finally:
+            worker_end.close()
+        return channel
+
+    def _answered(self, channel: Channel) -> Worker:
+        """The requested process at the other end of a channel, once the server has answered."""
+        try:
+            answer = self._control.recv(64)
+        except OSError as problem:
+            channel.close()
+            raise self._silence(problem) from problem
         if not answer:
             channel.close()
-            raise WorkerError(printable(f"{problem}\n{self._log_tail()}"))
+            raise WorkerError(printable(f"the worker server ended before it started a worker:\n{self._log_tail()}"))
+        self._has_forked = True
         return Worker(int(answer), channel)
+
+    def _silence(self, problem: OSError) -> WorkerError:
+        return WorkerError(printable(f"the worker server does not answer: {problem}\n{self._log_tail()}"))
 
     def end(self, *workers: Worker, request: Literal["kill", "reap"] = "kill") -> int | None:
         """End workers with all that they started; return the first one's wait status, or None without an answer.
@@ -143,6 +175,8 @@ class ForkServer:
 
     def let_go(self) -> None:
         """Let the server end its workers, and then itself."""
+        if self._requested is not None:
+            self._requested.close()
         self._control.close()
         if not self._has_forked:  # it may still be importing torch, and it has no children to end
             self._process.kill()

@@ -224,12 +224,17 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
     place: int = 0
 
 
+class PrepareJudge(msgspec.Struct, frozen=True, tag="prepare_judge"):
+    """A judge is to open the GPU and to load what it needs there, unless a job comes first.  It sends no answer."""
+
+
 Job = CaseJob | GateJob | ProfilerJob | PrepareProfiler
+JudgeRequest = Job | Connect | PrepareJudge  # to a judge
 Result = CaseResult | GateResult | ProfilerResult
 
 
-def encode(value: Job | Connect | Progress | Result) -> bytes:
-    """A job, a connection, a progress message or a result as JSON."""
+def encode(value: JudgeRequest | Progress | Result) -> bytes:
+    """A request to a judge, a progress message or a result as JSON."""
     return msgspec.json.encode(value)
 
 
@@ -239,9 +244,9 @@ def decode_job(data: bytes) -> Job:
     return job
 
 
-def decode_request(data: bytes) -> Job | Connect:
-    """A job or a connection from JSON.  Raises `msgspec.ValidationError`."""
-    request: Job | Connect = msgspec.json.decode(data, type=Job | Connect)
+def decode_request(data: bytes) -> JudgeRequest:
+    """A request to a judge from JSON.  Raises `msgspec.ValidationError`."""
+    request: JudgeRequest = msgspec.json.decode(data, type=JudgeRequest)
     return request
 
 

@@ -24,6 +24,7 @@ from pytest_fa.candidate.connection import Remote
 from pytest_fa.candidate.serving import serve_judge, serve_without_attention
 from pytest_fa.errors import FaError
 from pytest_fa.judge.truth_store import TruthStore
+from pytest_fa.judge.warm_up import USUAL_CASE, USUAL_POLICY, warm_up_of
 from pytest_fa.processes import (
     END_SECONDS,
     adopt_orphans,
@@ -42,6 +43,7 @@ from pytest_fa.worker.jobs import (
     Connect,
     GateJob,
     Job,
+    PrepareJudge,
     PrepareProfiler,
     ProfilerJob,
     Progress,
@@ -53,6 +55,7 @@ from pytest_fa.worker.jobs import (
 from pytest_fa.worker.pipeline import run_case
 from pytest_fa.worker.profiler_process import prepare, run_profiler
 
+HURRY_SECONDS = 0.1  # within which a job comes that does not wait for a build
 DYING_SECONDS = 2.0  # a process that dies of a signal closes its connection shortly before it has a wait status
 
 
@@ -149,13 +152,24 @@ def judge_jobs(channel: Channel) -> None:
             request = decode_request(channel.receive())
         except EOFError:
             return
-        if isinstance(request, Connect):
-            _replace(candidates, request, channel.take_descriptor(), truths)
-            continue
+        match request:
+            case Connect():
+                _replace(candidates, request, channel.take_descriptor(), truths)
+                continue
+            case PrepareJudge():
+                _prepare(channel, truths)
+                continue
         result = _judged(request, lambda progress: channel.send(encode(progress)), candidates, truths)
         channel.send(encode(result))
         if result.context_lost and not is_alive(torch.device(getattr(request, "device", "cpu"))):
             return  # the next job gets a new judge
+
+
+def _prepare(channel: Channel, truths: TruthStore) -> None:
+    """Open the GPU and load what a judge needs there, unless the next message comes at once."""
+    gpu = torch.device("cuda")
+    if not channel.wait(HURRY_SECONDS) and (work := warm_up_of(truths, USUAL_CASE, USUAL_POLICY, gpu)):
+        work()
 
 
 def _judged(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from pytest_fa.worker.client import LostWorker, WorkerError, Workers
+from pytest_fa.worker.answers import LostWorker
+from pytest_fa.worker.client import WorkerError, Workers
 from pytest_fa.worker.job_output import JobOutput
 from pytest_fa.worker.jobs import PrepareProfiler, ProfilerJob, ProfilerResult, encode
 

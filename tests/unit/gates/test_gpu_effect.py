@@ -212,7 +212,7 @@ class SimulatedHost:
                 super().__init__()
                 self.uuid = gpu_uuid
 
-            def start(self) -> None:
+            def start(self, *, on_gpu: bool = False) -> None:
                 pass
 
             def run_in_new_worker(self, job: GateJob) -> GateResult:
