@@ -27,7 +27,6 @@ RowVerdict = Literal[
 VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
 _BAD: tuple[Outcome, ...] = ("cheat", "wrong", "failed", "crashed", "hung", "launch_failed", "device_error")
 BAD: frozenset[Outcome] = frozenset((*_BAD, "not_built", "over_limit", "hazard"))
-CLOCK_SHARE = 0.03  # SM clocks that differ by more than this share make times not comparable
 NORMAL_995 = 2.807  # of a two-sided interval of 99.5 %, as in a gate: a comparison has hundreds of rows
 
 ProcessSd = Callable[[str | None], float]  # the known standard deviation of process means of a GPU, as a log-ratio
@@ -244,9 +243,9 @@ def _why_not_comparable(a: Record, b: Record) -> str:
         return "a time is not confirmed"
     if len({speed.order for speed in speeds}) > 1 and any(speed.order == "programmatic" for speed in speeds):
         return "programmatic dependent launch on one side only"
-    clocks = [speed.clocks_during.sm_mhz for speed in speeds if speed.clocks_during]
-    if len(clocks) == 2 and min(clocks) < (1 - CLOCK_SHARE) * max(clocks):  # noqa: PLR2004
-        return f"SM clocks: {clocks[0]} and {clocks[1]} MHz"
+    clocks = [speed.clocks_during for speed in speeds if speed.clocks_during]
+    if not all(clocks[0].is_near(other) for other in clocks[1:]):
+        return f"SM clocks: {clocks[0].sm_mhz} and {clocks[1].sm_mhz} MHz"
     return ""
 
 

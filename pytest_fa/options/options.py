@@ -36,7 +36,7 @@ ON_REQUEST = {"test_gate": "gate", "test_profile": "ncu", "test_sanitize": "sani
 Words = tuple[str, ...]
 NOT_IN_NAME = frozenset("*?[@")
 SamplerName = Literal["tpe", "nsga2"]
-NEEDS_NEW_TIMES = ("numprocesses", "htmlpath", "fa_html")  # processes must agree on the tests; a page is kept
+NEEDS_NEW_TIMES = ("numprocesses", "tx", "htmlpath", "fa_html")  # processes must agree on the tests; a page is kept
 SPREAD = frozenset(("CI", "PYTEST_XDIST_WORKER"))  # variables of a run on a server, and of one of several processes
 SWEEP_TESTS = ("test_sweep", "test_sweep_end")  # the only ones of a run with --fa-sweep
 

@@ -112,10 +112,12 @@ def deselect(config: pytest.Config, items: list[pytest.Item], plan: Plan) -> Non
     """Deselect companions at shapes without a test of a selected variant, and placeholders of tests without parameters.
 
     Baselines that earlier records show to be slow are deselected, too, unless pytest-benchmark's table is wanted.
+    Those with a recent time are not timed again; tests of the user's own run with them.
     """
-    left_out = {(each.variant, each.shape_id) for each in left_out_of(config)}
-    shapes = _shapes_of_selected(items, plan)
-    kept = [item for item in items if _is_kept(item, plan, shapes, left_out)]
+    left_out, shapes = left_out_of(config), _shapes_of_selected(items, plan)
+    slow = {(each.variant, each.shape_id) for each in left_out if not each.recent}
+    recent = {(each.variant, each.shape_id) for each in left_out if each.recent}
+    kept = [item for item in items if _is_kept(item, plan, shapes, slow | recent if _is_shipped(item) else slow)]
     if len(kept) < len(items):
         kept_items = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept_items])

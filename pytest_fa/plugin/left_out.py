@@ -8,7 +8,7 @@ from pytest_fa.options.options import wants_benchmark_table
 from pytest_fa.plugin.state import session_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     import pytest
 
@@ -21,18 +21,41 @@ def left_out_of(config: pytest.Config) -> tuple[LeftOut, ...]:
     return () if wants_benchmark_table(config) else session_of(config).left_out
 
 
-def left_out_of_table(config: pytest.Config, records: Iterable[Record]) -> list[str]:
+def left_out_of_table(config: pytest.Config, records: Collection[Record]) -> list[str]:
     """Lines that name what was not timed at the shapes with a time."""
     from pytest_fa.session.baseline_choice import left_out_lines  # noqa: PLC0415  # only runs with records need it
 
     shapes = _compared_shapes(records)
-    return left_out_lines(left_out_of(config), shapes) if shapes else []
+    if not shapes:
+        return []
+    lines = left_out_lines(left_out_of(config), shapes)
+    return [*lines, *(line for each in _recent(config, records) if (line := _clock_line(each, records)))]
 
 
-def reused_times(config: pytest.Config, records: Iterable[Record]) -> list[LeftOut]:
+def reused_times(config: pytest.Config, records: Collection[Record]) -> list[LeftOut]:
     """The baselines whose recent times this run is compared with; their records stand for new ones."""
+    return [each for each in _recent(config, records) if not _clock_line(each, records)]
+
+
+def _recent(config: pytest.Config, records: Collection[Record]) -> list[LeftOut]:
+    """The baselines with a recent time at the shapes of this run's times, without those that this run timed."""
     shapes = _compared_shapes(records)
-    return [each for each in left_out_of(config) if each.recent and each.shape_id in shapes] if shapes else []
+    timed = {(record.variant, record.case.shape_id) for record in records if record.case and record.speed}
+    listed = [each for each in left_out_of(config) if each.recent and each.shape_id in shapes] if shapes else []
+    return [each for each in listed if (each.variant, each.shape_id) not in timed]
+
+
+def _clock_line(recent: LeftOut, records: Iterable[Record]) -> str:
+    """Why a time cannot be compared: before it, the SM clock was another one than in this run.  Empty if it can."""
+    then = recent.speed.clocks_before
+    others = [each.speed.clocks_before for each in records if each.speed and each.speed.clocks_before]
+    now = next((clocks for clocks in others if then and not then.is_near(clocks)), None)
+    if then is None or now is None:
+        return ""
+    return (
+        f"not compared with {recent.variant} at {recent.shape_id}: its recent time was measured at an SM clock of "
+        f"{then.sm_mhz} MHz, this run at {now.sm_mhz} MHz; --fa-baselines=near measures it again"
+    )
 
 
 def _compared_shapes(records: Iterable[Record]) -> set[str]:

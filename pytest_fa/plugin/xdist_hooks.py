@@ -68,13 +68,14 @@ class XdistHooks:
         plan = session_of(config).run_plan.plan
         first_cases = {case.id for case in plan.first_cases}
         is_timed = config.stash[OPTIONS_KEY].timing
+        variants = {variant.name for variant in (*plan.runnable, *plan.companions)}
         parts = math.ceil(PARTS_PER_WORKER * config.getoption("numprocesses") / max(1, len(plan.runnable)))
 
         class Scheduling(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
             """Sends the tests of one scope to one worker."""
 
             def _split_scope(self, nodeid: str) -> str:
-                return scope_of(nodeid, first_cases) if is_timed else part_of(nodeid, parts)
+                return scope_of(nodeid, first_cases) if is_timed else part_of(nodeid, variants, parts)
 
         return Scheduling(config, log)
 
@@ -90,17 +91,16 @@ def scope_of(test_id: str, first_cases: Container[str]) -> str:
     return match["shape"]
 
 
-def part_of(test_id: str, parts: int) -> str:
-    """Return what the test shares a worker with if nothing is timed: one of `parts` parts of its variant's cases.
+def part_of(test_id: str, variants: Container[str], parts: int) -> str:
+    """Return what the test shares a worker with if nothing is timed: one of `parts` parts of its variant's tests.
 
-    Equal cases of several variants are in equal parts.
+    Equal cases of several variants are in equal parts.  A test of something else has the worker that is free.
     """
+    inside = test_id.removesuffix("]").partition("[")[2]
     match = _CASE.search(test_id)
-    _, is_parametrised, parameters = test_id.removesuffix("]").partition("[")
-    if match is None:
-        return f"{parameters.rsplit('-', 1)[0]} 0" if is_parametrised else test_id
-    variant = test_id[test_id.index("[") + 1 : match.start()]
-    return f"{variant} {zlib.crc32(match[0].encode()) % parts}"
+    rest = match[0][1:-1] if match else inside.rpartition("-")[2]
+    variant = inside if inside in variants else inside.removesuffix(f"-{rest}")
+    return f"{variant} {zlib.crc32(rest.encode()) % parts}" if variant in variants else test_id
 
 
 def _is_typed(config: pytest.Config) -> bool:

@@ -27,6 +27,9 @@ class LaunchedKernel(msgspec.Struct, frozen=True):
     cluster: tuple[Natural, Natural, Natural] = (1, 1, 1)
 
 
+SM_CLOCK_SHARE = 0.03  # SM clocks that differ by more than this share make times not comparable
+
+
 class Clocks(msgspec.Struct, frozen=True):
     """NVML's readings of a GPU at one moment."""
 
@@ -35,6 +38,11 @@ class Clocks(msgspec.Struct, frozen=True):
     power_watts: Real
     temperature_c: Whole
     throttle_reasons: Natural
+
+    def is_near(self, other: Clocks) -> bool:
+        """Whether the SM clocks differ by 3 % at most, so that times can be compared."""
+        slower, faster = sorted((self.sm_mhz, other.sm_mhz))
+        return slower >= (1 - SM_CLOCK_SHARE) * faster
 
 
 class Timing(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_fa.catalog.case import Case
+from pytest_fa.records.agreement import is_unconfirmed
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
@@ -20,7 +21,7 @@ def bandwidth_rows(
     """The header, and one row for each shape that `variant` was timed on.
 
     `folder` has the records of a GPU.  The last column divides the `device_us` of `variant` by that of the fastest of
-    `against`.
+    `against`.  Times that are not confirmed have a `!`, and no ratio.  Nor have those of calls that overlap.
     """
     own, others = _timed(folder, variant), {name: _timed(folder, name) for name in against}
     times = [f"`{name}` {field}" for name in (variant, *against) for field in ("cold_us", "device_us")]
@@ -52,7 +53,7 @@ def _row(own: tuple[Case, Speed], ceilings: Ceilings, others: list[tuple[Case, S
     case, speed = own
     device_us = speed.device.median_us
     copy_us = ceilings.copy_us(case)
-    other_us = [other[1].device.median_us for other in others if other]
+    other_us = [other[1].device.median_us for other in others if other and _is_comparable(other[1])]
     times = [cell for timed in (own, *others) for cell in _times(timed)]
     rates = [f"{case.bytes_per_call / device_us / 1e3:.0f}", f"{100 * copy_us / device_us:.0f}"]
     return [
@@ -60,12 +61,17 @@ def _row(own: tuple[Case, Speed], ceilings: Ceilings, others: list[tuple[Case, S
         f"{copy_us:.1f}",
         *times,
         *rates,
-        f"{device_us / min(other_us):.3f}" if other_us else NOTHING,
+        f"{device_us / min(other_us):.3f}" if other_us and _is_comparable(speed) else NOTHING,
     ]
+
+
+def _is_comparable(speed: Speed) -> bool:
+    return not is_unconfirmed(speed) and speed.order != "programmatic"
 
 
 def _times(timed: tuple[Case, Speed] | None) -> list[str]:
     if timed is None:
         return [NOTHING, NOTHING]
     speed = timed[1]
-    return [f"{speed.cold.median_us:.2f}" if speed.cold else NOTHING, f"{speed.device.median_us:.2f}"]
+    mark = "!" if is_unconfirmed(speed) else ""
+    return [f"{speed.cold.median_us:.2f}" if speed.cold else NOTHING, f"{speed.device.median_us:.2f}{mark}"]

@@ -46,8 +46,9 @@ def quantise(
     """The e4m3 numbers of a tensor, with its strides, and its descales, [batch, heads] float32.  NaN stays NaN.
 
     Numbers are clamped to 448 before they are rounded: what a conversion does with larger ones depends on the library.
-    Quantised numbers, quantised again, stay the same bit by bit.  The largest number is therefore divided by a tensor:
-    on a GPU, torch multiplies by the reciprocal of a Python number, and the descale could change with every time.
+    Quantised numbers, quantised again, stay the same bit by bit, unless the largest is subnormal in float32 or not
+    finite.  The largest number is therefore divided by a tensor: on a GPU, torch multiplies by the reciprocal of a
+    Python number, and the descale could change with every time.
     """
     largest = values.abs().amax((2, 3)).float() if values.shape[2] else values.new_zeros(values.shape[:2]).float()
     descale = (largest / torch.full_like(largest, E4M3_MAX)).contiguous()

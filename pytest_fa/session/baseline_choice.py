@@ -3,15 +3,16 @@
 These are the SDPA backends near the fastest at a shape, and an empty kernel if there is no time of it.  Only a GPU has
 records that count: of the same GPU, driver and torch.  A backend or an empty kernel without one is timed.
 
-A backend near the fastest that an earlier run timed a few minutes ago on this very GPU is not timed again: its record
-stands for a new one, for as long as somebody edits a kernel and runs it again and again.
+An SDPA backend near the fastest that an earlier run timed a few minutes ago on this very GPU is not timed again: its
+record stands for a new one, for as long as somebody edits a kernel and runs it again and again.  That of a baseline of
+the user's does not: its code may have changed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Environment, MachineIdentity, Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.regular_file import open_regular
+from pytest_fa.worker.jobs import is_built_in
 
 NEAR = 1.10  # a backend that was slower than the fastest by more than this factor is left out
 _ROLES = tuple(f'"role":"{role}"'.encode() for role in COMPANION_ROLES)
@@ -68,35 +70,45 @@ def left_out_baselines(
     needs_all = options.baselines == "all" or options.save or options.gate is not None or options.shard is not None
     if environment.gpu is None or needs_all:
         return ()
-    names = [each.name for each in plan.companions if plan.is_companion(each)]
-    newest: dict[tuple[str, str], Record] = {}
-    for record in sorted(_timed(_records(options, names, environment.gpu), environment), key=_measured_at):
-        if record.case and record.variant in names:
-            newest[(record.case.shape_id, record.variant)] = record
+    companions = {each.name: each for each in plan.companions if plan.is_companion(each)}
+    records = sorted(_records(options, list(companions), environment.gpu), key=_measured_at)
+    newest = _by_shape(_timed(records, environment), companions)
+    last = {key: record.measured_at for key, record in _by_shape(records, companions).items()}  # whatever came of it
     shapes = itertools.groupby(sorted(newest), key=lambda key: key[0])
     may_reuse = options.baselines == "needed" and options.reuses_times
-    recent = Recent(machine if may_reuse else None, environment, now or datetime.now(UTC))
+    built_in = frozenset(name for name, each in companions.items() if is_built_in(each))
+    recent = Recent(machine if may_reuse else None, environment, now or datetime.now(UTC), built_in, last)
     return tuple(each for shape, keys in shapes for each in _unneeded(shape, [newest[key] for key in keys], recent))
 
 
 class Recent(NamedTuple):
-    """What a recent time was measured on and with, and the time at which the run begins."""
+    """What a recent time was measured on and with, and the time at which the run begins.
+
+    `variants` are those whose code has not changed, and `last` is when each was measured last, by shape and variant.
+    """
 
     machine: MachineIdentity | None
     environment: Environment
     now: datetime
+    variants: frozenset[str]
+    last: Mapping[tuple[str, str], str]
 
     def age_seconds(self, record: Record) -> float | None:
         """The age of a record that may stand for a new one; None if it may not."""
-        if self.machine is None or self.machine.gpu_hash is None:
+        if self.machine is None or self.machine.gpu_hash is None or record.variant not in self.variants:
             return None
-        if (record.machine, record.environment) != (self.machine, self.environment):
+        if (record.machine, record.environment) != (self.machine, self.environment) or not self._is_clean(record):
             return None
         try:
             age_seconds = (self.now - datetime.fromisoformat(record.measured_at)).total_seconds()
         except (ValueError, TypeError):  # no time, or one without a zone
             return None
         return age_seconds if 0 <= age_seconds <= RECENT_SECONDS else None
+
+    def _is_clean(self, record: Record) -> bool:
+        """Whether the variant was last measured then, on a GPU that nothing else used."""
+        is_last = record.case and record.measured_at == self.last[record.case.shape_id, record.variant]
+        return bool(is_last and record.speed and not record.speed.other_gpu_processes and not record.unprotected)
 
 
 def left_out_lines(left_out: Iterable[LeftOut], shapes: set[str]) -> list[str]:
@@ -156,6 +168,11 @@ def _timed(records: Iterable[Record], environment: Environment) -> list[Record]:
         and record.outcome == "ok"
         and machine == (record.environment.gpu, record.environment.driver, record.environment.torch)
     ]
+
+
+def _by_shape(records: Iterable[Record], variants: Collection[str]) -> dict[tuple[str, str], Record]:
+    """The last of these records for each shape and variant."""
+    return {(each.case.shape_id, each.variant): each for each in records if each.case and each.variant in variants}
 
 
 def _records(options: Options, names: list[str], gpu: str) -> Iterator[Record]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.plugin.xdist_hooks import part_of, scope_of
 
+VARIANTS = {"mine", "mine@BLOCK_M=64", "mine@X=1", "mine@X=-1"}
 FIRST_SHAPE = "b1h8s512d64-fp16"
 FIRST = {"b1h8s512d64-fp16-seed3", "b1h8s512d64-fp16-causal_br-kv2-seed3"}
 
@@ -39,18 +41,27 @@ def test_what_shares_a_worker(test: str, scope: str) -> None:
         ("test_property[mine-streams]", "mine"),
         ("test_property[mine@X=1-head_independence]", "mine@X=1"),
         ("test_build[mine]", "mine"),
+        ("test_build[mine@X=-1]", "mine@X=-1"),
         ("test_sanitize[mine-memcheck]", "mine"),
     ],
 )
 def test_checks_of_one_variant_stay_together(test: str, variant: str) -> None:
     """Without timings, each test belongs to a part of its variant."""
-    assert part_of(test, 1) == f"{variant} 0"
+    assert part_of(test, VARIANTS, 1) == f"{variant} 0"
 
 
-def test_the_cases_of_a_variant_are_in_several_parts() -> None:
-    """Every part gets some of them, and the same ones for every variant.  A test without a variant goes alone."""
-    parts = {name: [part_of(f"test_correct[{name}-{FIRST_SHAPE}-seed{n}]", 4) for n in range(100)] for name in "ab"}
+def test_the_tests_of_a_variant_are_in_several_parts() -> None:
+    """Every part gets some of its cases and properties, and the same ones for every variant."""
+    cases = [f"{FIRST_SHAPE}-seed{number}]" for number in range(100)]
+    parts = {name: [part_of(f"test_correct[{name}-{case}", {"a", "b"}, 4) for case in cases] for name in "ab"}
     sizes = [parts["a"].count(f"a {number}") for number in range(4)]
     assert (sum(sizes), min(sizes) >= 10) == (100, True)
     assert [part.split()[1] for part in parts["a"]] == [part.split()[1] for part in parts["b"]]
-    assert part_of("tests/test_own.py::test_own", 4) == "tests/test_own.py::test_own"
+    properties = {part_of(f"test_property[a-{name}]", {"a"}, 4) for name in PROPERTIES}
+    assert properties == {f"a {number}" for number in range(4)}
+
+
+@pytest.mark.parametrize("test", ["test_own.py::test_own", "test_own.py::test_own[cpu-1]", "test_own.py::test_own[0]"])
+def test_tests_of_the_users_own_go_alone(test: str) -> None:
+    """They have the worker that is free, whatever their parameters are called."""
+    assert part_of(test, VARIANTS, 4) == test

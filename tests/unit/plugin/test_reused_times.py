@@ -6,21 +6,29 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from pytest_fa.plugin import left_out
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.records.record import Record, to_builtins
+from pytest_fa.records.timing import Clocks, Speed
 from pytest_fa.session.baseline_choice import LeftOut
 from tests.factories import OK, SHAPE, SMALL_SHAPE, options, record, speed
 
 CONFIG: Any = SimpleNamespace(get_verbosity=lambda: 0)
 
 
+def at_clock(device_us: float, sm_mhz: int) -> Speed:
+    """A time before which the SM clock was read."""
+    return msgspec.structs.replace(speed(device_us), clocks_before=Clocks(sm_mhz, 2619, 100.0, 40, 0))
+
+
 def recent(shape: str) -> LeftOut:
     """A baseline that an earlier run timed 125 s ago."""
-    earlier = record("sdpa_cudnn", f"{shape}-seed0", kind="speed", role="baseline", speed=speed(10.0))
-    return LeftOut("sdpa_cudnn", shape, speed(10.0), "", 1.0, earlier, 125.0)
+    time = at_clock(10.0, 1980)
+    earlier = record("sdpa_cudnn", f"{shape}-seed0", kind="speed", role="baseline", speed=time)
+    return LeftOut("sdpa_cudnn", shape, time, "", 1.0, earlier, 125.0)
 
 
 @pytest.fixture
@@ -58,6 +66,24 @@ def test_only_shapes_of_the_run_are_shown(run: Results) -> None:
     run.finish(CONFIG)
     assert names(run.shown_records) == [("mine", SHAPE), ("sdpa_cudnn", SHAPE)]
     assert run.log.path.read_text(encoding="utf-8").count("\n") == 1
+
+
+def test_a_time_at_another_clock_is_not_compared(run: Results) -> None:
+    """If somebody has locked the SM clock since, the old time is not shown, and a line says so."""
+    (own,) = run.shown_records
+    near, locked = (msgspec.structs.replace(own, speed=at_clock(9.0, sm_mhz)) for sm_mhz in (1950, 1200))
+    assert [each.variant for each in left_out.reused_times(CONFIG, [near])] == ["sdpa_cudnn"]
+    assert left_out.reused_times(CONFIG, [locked]) == []
+    (line,) = [line for line in left_out.left_out_of_table(CONFIG, [near, locked]) if "SM clock" in line]
+    assert line.startswith(f"not compared with sdpa_cudnn at {SHAPE}: ")
+    assert line.endswith("; --fa-baselines=near measures it again")
+
+
+def test_a_new_time_counts_more(run: Results) -> None:
+    """A baseline that this run has timed nevertheless has its new time alone."""
+    (own,) = run.shown_records
+    new = record("sdpa_cudnn", kind="speed", role="baseline", speed=speed(12.0))
+    assert left_out.reused_times(CONFIG, [own, new]) == []
 
 
 def test_a_shape_in_e4m3_has_the_recent_time_of_the_one_in_fp16(tmp_path: Path, run: Results) -> None:

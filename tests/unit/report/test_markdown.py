@@ -186,6 +186,27 @@ def test_bandwidth_is_compared_with_a_copy(timed_decode: Path) -> None:
     assert [f"`{DECODE_SHAPE}`", *expected] == [cell.strip() for cell in last.strip("|").split("|")]
 
 
+@pytest.mark.parametrize("name", ["mine", "other"])
+def test_bandwidth_without_a_confirmed_time_has_no_ratio(timed_decode: Path, name: str) -> None:
+    """A time that another clock does not confirm has a mark, whichever side it is on."""
+    unconfirmed = msgspec.structs.replace(speed(45.0), agreement=Agreement(valid=False, reason="simulated"))
+    case = f"{DECODE_SHAPE}-seed0"
+    save_records([record(name, case=case, kind="speed", speed=unconfirmed)], timed_decode / "profiles")
+    last = rewrite(BANDWIDTH.format(DECODE_SHAPE), timed_decode).splitlines()[-3]
+    cells = [cell.strip() for cell in last.strip("|").split("|")]
+    assert (cells.count("45.00!"), cells[-1]) == (1, "-")
+
+
+def test_bandwidth_leaves_out_calls_that_overlap(timed_decode: Path) -> None:
+    """The period of overlapping calls is shown, but is no time with which that of a chain is compared."""
+    overlapping = msgspec.structs.replace(speed(30.0), order="programmatic")
+    case = f"{DECODE_SHAPE}-seed0"
+    save_records([record("none", case=case, kind="speed", speed=overlapping)], timed_decode / "profiles")
+    last = rewrite(BANDWIDTH.format(DECODE_SHAPE), timed_decode).splitlines()[-3]
+    assert "30.00" in last
+    assert last.strip("| ").split("|")[-1].strip() == "0.800"
+
+
 def test_bandwidth_needs_ceilings_and_records(timed_decode: Path) -> None:
     """Without ceilings, or without a record of the variant, the table is refused."""
     with pytest.raises(TableProblem, match=f"no record of mine at {SHAPE} in profiles/cpu"):

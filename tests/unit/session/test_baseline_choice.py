@@ -13,13 +13,13 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.plan import Plan
-from pytest_fa.catalog.variant import COMPANION_ROLES
+from pytest_fa.catalog.variant import COMPANION_ROLES, Supports
 from pytest_fa.options.options import Options
 from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Environment, MachineIdentity, Record, to_json
 from pytest_fa.records.timing import Agreement
 from pytest_fa.session.baseline_choice import MOST_LOGS, RECENT_SECONDS, LeftOut, left_out_baselines, left_out_lines
-from tests.factories import SHAPE, options, record, speed
+from tests.factories import SHAPE, options, record, speed, variant
 
 MEASURED_AT = "2026-02-01T12:00:00+00:00"
 CARD = MachineIdentity("a host", "a GPU", mig=False, ecc=True, power_limit_watts=700.0)
@@ -200,6 +200,44 @@ def test_runs_that_need_new_times(ran_before: Options, change: dict[str, Any]) -
     entries = entries_after(dataclasses.replace(ran_before, **change), 90.0)
     assert [each.variant for each in entries] == ["sdpa_efficient", "sdpa_math"]
     assert reused(entries) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"outcome": "wrong"},
+        {"speed": msgspec.structs.replace(speed(10.0), agreement=Agreement(valid=False, reason="simulated"))},
+    ],
+)
+def test_a_baseline_that_failed_later_is_timed_again(ran_before: Options, change: dict[str, Any]) -> None:
+    """A later failure, or a later time that is not confirmed, must show again."""
+    later = "2026-02-01T12:00:30+00:00"
+    write_log(
+        ran_before, "20260201T120030Z-1.jsonl", timed("sdpa_cudnn", 10.0, machine=CARD, measured_at=later, **change)
+    )
+    assert reused(entries_after(ran_before, 90.0)) == ["sdpa_flash"]
+
+
+@pytest.mark.parametrize("change", [{"other_gpu_processes": ("4711 train.py",)}, {}])
+def test_a_time_beside_another_process_is_measured_again(run: Options, change: dict[str, Any]) -> None:
+    """What else used the GPU may have ended since."""
+    disturbed = msgspec.structs.replace(speed(10.0), **change)
+    write_log(
+        run,
+        "20260201T120000Z-1.jsonl",
+        timed("sdpa_cudnn", 10.0, machine=CARD, measured_at=MEASURED_AT, speed=disturbed),
+    )
+    assert reused(entries_after(run, 90.0)) == ([] if change else ["sdpa_cudnn"])
+
+
+def test_a_baseline_of_the_users_own_is_timed_again(run: Options) -> None:
+    """Its code may have changed: its records do not tell."""
+    own = msgspec.structs.replace(variant("own_baseline", role="baseline", kind="python"), supports=Supports())
+    near = [timed(name, 10.0, machine=CARD, measured_at=MEASURED_AT) for name in ("own_baseline", "sdpa_cudnn")]
+    write_log(run, "20260201T120000Z-1.jsonl", *near)
+    plan = Plan(chosen=(), companions=(own, *discover(()).variants.values()), cases=(), gpu=True)
+    now = datetime.fromisoformat(MEASURED_AT) + timedelta(seconds=90.0)
+    assert reused(left_out_baselines(run, plan, MACHINE, CARD, now)) == ["sdpa_cudnn"]
 
 
 def test_a_time_of_another_environment_is_measured_again(run: Options) -> None:
