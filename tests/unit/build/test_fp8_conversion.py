@@ -27,7 +27,7 @@ PAIRS = 8
 def test_a_twin_has_the_same_parameters_and_limits(name: str, twin: str) -> None:
     """Tile sizes, warps, omitted barriers, limits and architectures are those of the fp16 twin.
 
-    A wrong kernel may spill registers where its twin does not: nobody reads its time.
+    A wrong kernel may spill registers where its twin does not: its time does not count.
     """
     fp8, fp16 = CATALOG[name], CATALOG[twin]
     assert (fp8.defines, fp8.arch, fp8.role) == (fp16.defines, fp16.arch, fp16.role)

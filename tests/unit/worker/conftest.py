@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,3 +53,12 @@ def job_of_source(tmp_path: Path, write_variant: WriteVariant) -> JobOfSource:
         return msgspec.structs.replace(job, **{"watchdog_seconds": 5.0, **changes})
 
     return make
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process with this id exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

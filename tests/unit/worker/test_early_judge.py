@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 
@@ -17,7 +16,7 @@ from pytest_fa.worker.client import Workers
 from pytest_fa.worker.fork_server import ForkServer
 from pytest_fa.worker.jobs import PrepareJudge, encode
 from tests.factories import PYTHON_SOURCE
-from tests.unit.worker.conftest import JobOfSource
+from tests.unit.worker.conftest import JobOfSource, is_running
 
 MESSAGE = encode(PrepareJudge())
 
@@ -29,15 +28,6 @@ def server() -> Iterator[ForkServer]:
     server.request_judge(MESSAGE)
     yield server
     server.close()
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process has this id and has not ended."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_the_requested_judge_is_the_first_one(server: ForkServer) -> None:

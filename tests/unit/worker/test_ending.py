@@ -13,6 +13,7 @@ import pytest
 
 from pytest_fa.processes import END_SECONDS
 from pytest_fa.worker import fork_server, process
+from tests.unit.worker.conftest import is_running
 
 SLEEPS = "import time; time.sleep(60)"
 
@@ -49,16 +50,7 @@ def test_workers_that_do_not_end_are_killed_together(pids: list[int], monkeypatc
     start = time.monotonic()
     assert process._end(pids, 0.5, set()) == signal.SIGKILL
     assert time.monotonic() - start < 1.5
-    assert [process_is_there(pid) for pid in pids] == [False] * 3
-
-
-def process_is_there(pid: int) -> bool:
-    """Whether a process has this id."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert [is_running(pid) for pid in pids] == [False] * 3
 
 
 def test_the_client_waits_longer_than_the_server() -> None:

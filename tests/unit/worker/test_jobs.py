@@ -25,6 +25,7 @@ from pytest_fa.worker import client, fork_server, jobs
 from pytest_fa.worker.client import WorkerError, Workers
 from pytest_fa.worker.jobs import CaseJob, CaseResult, read_job
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant, variant
+from tests.unit.worker.conftest import is_running
 
 CASE = "b1h2s64d64-fp16-seed0"
 JobOf = Callable[..., CaseJob]
@@ -225,15 +226,6 @@ def test_lost_context_ends_the_worker(workers: Workers, job_of: JobOf, monkeypat
     assert result == lost
     assert next_result.outcome == "ok"
     assert workers._candidates[0].pid != old_pid
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process with this id exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def wait_until_gone(pid: int) -> bool:
