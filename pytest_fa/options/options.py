@@ -36,8 +36,9 @@ ON_REQUEST = {"test_gate": "gate", "test_profile": "ncu", "test_sanitize": "sani
 Words = tuple[str, ...]
 NOT_IN_NAME = frozenset("*?[@")
 SamplerName = Literal["tpe", "nsga2"]
-NEEDS_NEW_TIMES = ("numprocesses", "tx", "htmlpath", "fa_html")  # processes must agree on the tests; a page is kept
-SPREAD = frozenset(("CI", "PYTEST_XDIST_WORKER"))  # variables of a run on a server, and of one of several processes
+# With one of these, no earlier time stands for a new one: workers must agree on the tests; a page or a log is kept.
+NEW_TIMES_OPTIONS = ("numprocesses", "tx", "htmlpath", "fa_html")
+NEW_TIMES_VARIABLES = frozenset(("CI", "PYTEST_XDIST_WORKER"))
 SWEEP_TESTS = ("test_sweep", "test_sweep_end")  # the only ones of a run with --fa-sweep
 
 
@@ -136,9 +137,9 @@ def _benchmark_words(config: pytest.Config) -> list[str]:
 def read(config: pytest.Config) -> Options:
     """The options of this run.  Raises `UsageProblem` for a value that is not allowed."""
     variants, cases = named_tests(config)
-    needs_new_times = any(_is_used(config, each) for each in NEEDS_NEW_TIMES) or bool(SPREAD & os.environ.keys())
     options = _read(config, variants, cases, tuple(rerun_words(config)))
-    return dataclasses.replace(options, reuses_times=not needs_new_times)
+    needs_new = NEW_TIMES_VARIABLES & os.environ.keys() or any(_is_used(config, dest) for dest in NEW_TIMES_OPTIONS)
+    return dataclasses.replace(options, reuses_times=not needs_new)
 
 
 def _read(config: pytest.Config, named_variants: Words, named_cases: Words, rerun: Words) -> Options:

@@ -46,11 +46,14 @@ def _recent(config: pytest.Config, records: Collection[Record]) -> list[LeftOut]
 
 
 def _clock_line(recent: LeftOut, records: Iterable[Record]) -> str:
-    """Why a time cannot be compared: before it, the SM clock was another one than in this run.  Empty if it can."""
+    """Why a time cannot be compared: the SM clock was another one than in this run.  Empty if it can.
+
+    These are the clocks before a timing, the fastest ones of this run: a heavy kernel slows the clock down by itself.
+    """
     then = recent.speed.clocks_before
-    others = [each.speed.clocks_before for each in records if each.speed and each.speed.clocks_before]
-    now = next((clocks for clocks in others if then and not then.is_near(clocks)), None)
-    if then is None or now is None:
+    readings = [each.speed.clocks_before for each in records if each.speed and each.speed.clocks_before]
+    now = max(readings, key=lambda clocks: clocks.sm_mhz, default=None)
+    if then is None or now is None or then.is_near(now):
         return ""
     return (
         f"not compared with {recent.variant} at {recent.shape_id}: its recent time was measured at an SM clock of "

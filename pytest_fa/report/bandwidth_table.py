@@ -21,7 +21,8 @@ def bandwidth_rows(
     """The header, and one row for each shape that `variant` was timed on.
 
     `folder` has the records of a GPU.  The last column divides the `device_us` of `variant` by that of the fastest of
-    `against`.  Times that are not confirmed have a `!`, and no ratio.  Nor have those of calls that overlap.
+    `against`.  A time that is not confirmed has a `!`.  It has no ratio, and neither has the period of overlapping
+    calls.
     """
     own, others = _timed(folder, variant), {name: _timed(folder, name) for name in against}
     times = [f"`{name}` {field}" for name in (variant, *against) for field in ("cold_us", "device_us")]

@@ -135,7 +135,7 @@ class ForkServer:
             socket.send_fds(self._control, [role.encode()], [worker_end.fileno()])
         except OSError as problem:
             channel.close()
-            raise self._silence(problem) from problem
+            raise self._no_answer(problem) from problem
         finally:
             worker_end.close()
         return channel
@@ -146,14 +146,14 @@ class ForkServer:
             answer = self._control.recv(64)
         except OSError as problem:
             channel.close()
-            raise self._silence(problem) from problem
+            raise self._no_answer(problem) from problem
         if not answer:
             channel.close()
             raise WorkerError(printable(f"the worker server ended before it started a worker:\n{self._log_tail()}"))
         self._has_forked = True
         return Worker(int(answer), channel)
 
-    def _silence(self, problem: OSError) -> WorkerError:
+    def _no_answer(self, problem: OSError) -> WorkerError:
         return WorkerError(printable(f"the worker server does not answer: {problem}\n{self._log_tail()}"))
 
     def end(self, *workers: Worker, request: Literal["kill", "reap"] = "kill") -> int | None:

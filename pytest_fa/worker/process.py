@@ -55,7 +55,7 @@ from pytest_fa.worker.jobs import (
 from pytest_fa.worker.pipeline import run_case
 from pytest_fa.worker.profiler_process import prepare, run_profiler
 
-HURRY_SECONDS = 0.1  # within which a job comes that does not wait for a build
+FIRST_JOB_SECONDS = 0.1  # within which the first job comes if it does not wait for a build
 DYING_SECONDS = 2.0  # a process that dies of a signal closes its connection shortly before it has a wait status
 
 
@@ -168,7 +168,7 @@ def judge_jobs(channel: Channel) -> None:
 def _prepare(channel: Channel, truths: TruthStore) -> None:
     """Open the GPU and load what a judge needs there, unless the next message comes at once."""
     gpu = torch.device("cuda")
-    if not channel.wait(HURRY_SECONDS) and (work := warm_up_of(truths, USUAL_CASE, USUAL_POLICY, gpu)):
+    if not channel.wait(FIRST_JOB_SECONDS) and (work := warm_up_of(truths, USUAL_CASE, USUAL_POLICY, gpu)):
         work()
 
 

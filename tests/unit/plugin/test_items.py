@@ -33,7 +33,7 @@ def test_the_profiler_is_prepared_for_tests_that_time(name: str, module: str, *,
 
 
 CASE = parse_case(f"{SHAPE}-seed0")
-MINE = variant("mine")
+CANDIDATE = variant("mine")
 BACKENDS = {name: variant(name, role="baseline") for name in ("sdpa_cudnn", "sdpa_flash", "sdpa_math")}
 
 
@@ -41,7 +41,7 @@ class OneTest:
     """A test of a variant or a backend at one shape."""
 
     def __init__(self, name: str, module: str) -> None:
-        params = {"fa_variant": BACKENDS.get(name, MINE), "fa_case": CASE}
+        params = {"fa_variant": BACKENDS.get(name, CANDIDATE), "fa_case": CASE}
         self.names = (name, module)
         self.module, self.callspec = SimpleNamespace(__name__=module), SimpleNamespace(params=params)
 
@@ -57,7 +57,7 @@ def test_a_recent_time_replaces_no_test_of_the_users_own(monkeypatch: pytest.Mon
     deselected: list[OneTest] = []
     hook = SimpleNamespace(pytest_deselected=lambda **keywords: deselected.extend(keywords["items"]))
     tests = [OneTest(name, module) for module in (SUITE, "test_own") for name in ("mine", *BACKENDS)]
-    plan = Plan(chosen=(MINE,), companions=tuple(BACKENDS.values()), cases=(CASE,), gpu=True)
+    plan = Plan(chosen=(CANDIDATE,), companions=tuple(BACKENDS.values()), cases=(CASE,), gpu=True)
     kept = tests.copy()
     items.deselect(cast("pytest.Config", SimpleNamespace(hook=hook)), cast("list[pytest.Item]", kept), plan)
     assert [test.names for test in kept] == [

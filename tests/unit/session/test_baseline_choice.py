@@ -155,7 +155,7 @@ def ran_before(run: Options) -> Options:
 
 
 def entries_after(run: Options, seconds: float, machine: MachineIdentity | None = CARD) -> tuple[LeftOut, ...]:
-    """What a run on the machine leaves out, this many seconds after the other one."""
+    """The baselines that a run on the machine does not time, this many seconds after the other one."""
     plan = Plan(chosen=(), companions=tuple(discover(()).variants.values()), cases=(), gpu=True)
     now = datetime.fromisoformat(MEASURED_AT) + timedelta(seconds=seconds)
     return left_out_baselines(run, plan, MACHINE, machine, now)
