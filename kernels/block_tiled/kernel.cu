@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(THREADS) block_tiled_kernel(const FaForwardArg
   // Normalise and store.  A row that sees no key is zero, and its log-sum-exp is -inf.
   if (query >= work.seq_q) return;
   T* out_gmem = static_cast<T*>(args.out) + blockIdx.z * args.out_stride.batch + blockIdx.x * args.out_stride.head;
-  const float inverse_l = l > 0.0f ? 1.0f / l : 0.0f;
+  const float inverse_l = l == 0.0f ? 0.0f : 1.0f / l;
 #pragma unroll
   for (int d = 0; d < HEAD_DIM; d += VEC_WIDTH) {
     Vector<T> rounded;
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(THREADS) block_tiled_kernel(const FaForwardArg
     *reinterpret_cast<Vector<T>*>(out_gmem + query * args.out_stride.seq + d) = rounded;
   }
   float* lse_gmem = args.lse + (blockIdx.z * args.heads + blockIdx.x) * args.seq_q;
-  if (args.lse != nullptr) lse_gmem[query] = l > 0.0f ? (m + log2f(l)) * CUDART_LN2_F : -CUDART_INF_F;
+  if (args.lse != nullptr) lse_gmem[query] = l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * CUDART_LN2_F;
 }
 
 // Whether every row of a tensor can be accessed with aligned loads of VEC_WIDTH elements.

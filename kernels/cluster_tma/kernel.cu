@@ -452,7 +452,7 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
     // Normalise.  A row that sees no key is zero, and its log-sum-exp is -inf.
     const int row = k_rank * BLOCK_PAIRS / D_TILES_PER_GROUP + i;
     const int query = work.first_query + lane_row + row * 8;
-    const float inverse_l = sum_all > 0.0f ? 1.0f / sum_all : 0.0f;
+    const float inverse_l = sum_all == 0.0f ? 0.0f : 1.0f / sum_all;
 #pragma unroll
     for (int j = i * PAIRS_PER_ROW; j < (i + 1) * PAIRS_PER_ROW; j += 2) {
       float4 two_pairs = {};
@@ -471,7 +471,7 @@ __global__ void __launch_bounds__(THREADS) cluster_tma_kernel(
     const bool is_first_of_row = k_rank * BLOCK_PAIRS % D_TILES_PER_GROUP == 0 && group == 0 && lane % QUAD == 0;
     if (params.lse != nullptr && is_first_of_row && query < params.seq_q) {
       float* lse_gmem = params.lse + (uint64_t(blockIdx.z) * params.heads + head) * params.seq_q;
-      lse_gmem[query] = sum_all > 0.0f ? (m_finite + log2f(sum_all)) * CUDART_LN2_F : -CUDART_INF_F;
+      lse_gmem[query] = sum_all == 0.0f ? -CUDART_INF_F : (m_finite + log2f(sum_all)) * CUDART_LN2_F;
     }
   }
 

@@ -545,12 +545,12 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) {
       const float l = SHAPE::HAS_ONES ? o[SHAPE::PV_TILES - 1][2 * r] : fa::sum_of_quad(softmax.l[r]);
-      const float inverse_l = l > 0.0f ? 1.0f / l : l == 0.0f ? 0.0f : l;
+      const float inverse_l = l == 0.0f ? 0.0f : 1.0f / l;
 #pragma unroll
       for (int d = 0; d < SHAPE::O_TILES; ++d) o[d][2 * r] *= inverse_l, o[d][2 * r + 1] *= inverse_l;
       if (params.lse != nullptr && lane % QUAD == 0 && query + r * 8 < params.seq_q) {
         float* lse_gmem = params.lse + (uint64_t(head.batch) * params.heads + head.query_head) * params.seq_q;
-        lse_gmem[query + r * 8] = l > 0.0f ? (softmax.m_log2[r] + log2f(l)) * CUDART_LN2_F : -CUDART_INF_F;
+        lse_gmem[query + r * 8] = l == 0.0f ? -CUDART_INF_F : (softmax.m_log2[r] + log2f(l)) * CUDART_LN2_F;
       }
     }
 

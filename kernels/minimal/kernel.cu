@@ -86,10 +86,10 @@ __global__ void __launch_bounds__(BLOCK_THREADS) minimal_kernel(const FaForwardA
   }
 
   // Normalise and store.  A row that sees no key is zero, and its log-sum-exp is -inf.
-  const float inverse_l = l > 0.0f ? 1.0f / l : 0.0f;
+  const float inverse_l = l == 0.0f ? 0.0f : 1.0f / l;
 #pragma unroll
   for (int d = 0; d < HEAD_DIM; ++d) from_float(&out_gmem[d * args.out_stride.dim], o[d] * inverse_l);
-  if (args.lse != nullptr) args.lse[row_of_all_heads] = l > 0.0f ? (m + log2f(l)) * CUDART_LN2_F : -CUDART_INF_F;
+  if (args.lse != nullptr) args.lse[row_of_all_heads] = l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * CUDART_LN2_F;
 }
 
 template <typename T, int HEAD_DIM>

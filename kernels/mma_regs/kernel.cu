@@ -193,14 +193,14 @@ __global__ void __launch_bounds__(THREADS) mma_regs_kernel(const FaForwardArgs a
   for (int r = 0; r < 2; ++r) {
     const int query = work.first_query + lane_row + r * 8;
     const float sum = fa::sum_of_quad(l[r]);
-    const float inverse_l = sum > 0.0f ? 1.0f / sum : 0.0f;
+    const float inverse_l = sum == 0.0f ? 0.0f : 1.0f / sum;
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / MMA_N; ++d) {
       o[d][2 * r] *= inverse_l;
       o[d][2 * r + 1] *= inverse_l;
     }
     if (args.lse != nullptr && lane % QUAD == 0 && query < work.seq_q) {
-      lse_gmem[query] = sum > 0.0f ? (m[r] + log2f(sum)) * CUDART_LN2_F : -CUDART_INF_F;
+      lse_gmem[query] = sum == 0.0f ? -CUDART_INF_F : (m[r] + log2f(sum)) * CUDART_LN2_F;
     }
 
     // Store.  The lanes of a quad exchange registers, so that each lane stores 16 contiguous bytes.

@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Params p
 #pragma unroll
   for (int row = 0; row < LANE_ROWS; ++row) {
     const int query = work.first_query + lane_row + row * 8;
-    const float inverse_l = sum[row] > 0.0f ? 1.0f / sum[row] : 0.0f;
+    const float inverse_l = sum[row] == 0.0f ? 0.0f : 1.0f / sum[row];
 #pragma unroll
     for (int d = 0; d < D_TILES_PER_GROUP; ++d) {
       merged_o[row * D_TILES_PER_GROUP + d].x *= inverse_l;
@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(THREADS) split_warps_kernel(const fa::Params p
     }
     if (params.lse != nullptr && group == 0 && lane % QUAD == 0 && query < params.seq_q) {
       float* lse_gmem = params.lse + (uint64_t(blockIdx.z) * params.heads + blockIdx.x) * params.seq_q;
-      lse_gmem[query] = sum[row] > 0.0f ? (m_log2[row] + log2f(sum[row])) * CUDART_LN2_F : -CUDART_INF_F;
+      lse_gmem[query] = sum[row] == 0.0f ? -CUDART_INF_F : (m_log2[row] + log2f(sum[row])) * CUDART_LN2_F;
     }
   }
 

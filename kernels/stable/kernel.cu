@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(THREADS) stable_kernel(const FaForwardArgs arg
     for (int i = 0; i < DIMS_PER_LANE; ++i) {
       from_float(&out_gmem[query * args.out_stride.seq + lane * DIMS_PER_LANE + i], o[r][i] * inverse_l);
     }
-    if (args.lse != nullptr && lane == 0) lse_gmem[query] = l[r] > 0.0f ? (m[r] + log2f(l[r])) * CUDART_LN2_F : -CUDART_INF_F;
+    if (args.lse != nullptr && lane == 0) lse_gmem[query] = l[r] == 0.0f ? -CUDART_INF_F : (m[r] + log2f(l[r])) * CUDART_LN2_F;
   }
 }
 

@@ -205,12 +205,12 @@ __global__ void __launch_bounds__(THREADS) warp_reduce_kernel(const FaForwardArg
   for (int r = 0; r < ROWS_PER_WARP; ++r) {
     const int query = work.first_query + warp_index * ROWS_PER_WARP + r;
     if (query >= work.seq_q) continue;
-    const float inverse_l = l[r] > 0.0f ? 1.0f / l[r] : 0.0f;
+    const float inverse_l = l[r] == 0.0f ? 0.0f : 1.0f / l[r];
 #pragma unroll
     for (int i = 0; i < DIMS_PER_LANE; ++i) {
       from_float(&out_gmem[query * args.out_stride.seq + lane * DIMS_PER_LANE + i], o[r][i] * inverse_l);
     }
-    if (args.lse != nullptr && lane == 0) lse_gmem[query] = l[r] > 0.0f ? (m[r] + log2f(l[r])) * CUDART_LN2_F : -CUDART_INF_F;
+    if (args.lse != nullptr && lane == 0) lse_gmem[query] = l[r] == 0.0f ? -CUDART_INF_F : (m[r] + log2f(l[r])) * CUDART_LN2_F;
   }
 }
 

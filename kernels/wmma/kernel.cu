@@ -227,10 +227,10 @@ __global__ void __launch_bounds__(THREADS) wmma_kernel(const FaForwardArgs args,
   for (int r = 0; r < ROWS_PER_LANE; ++r) {
     const int query = work.first_query + lane_row + r * ROWS_PER_PASS;
     const float sum = sum_of_row(l[r]);
-    const float inverse_l = sum > 0.0f ? 1.0f / sum : 0.0f;
+    const float inverse_l = sum == 0.0f ? 0.0f : 1.0f / sum;
     if (query >= work.seq_q) continue;
     if (args.lse != nullptr && lane % LANES_PER_ROW == 0) {
-      lse_gmem[query] = sum > 0.0f ? (m[r] + log2f(sum)) * CUDART_LN2_F : -CUDART_INF_F;
+      lse_gmem[query] = sum == 0.0f ? -CUDART_INF_F : (m[r] + log2f(sum)) * CUDART_LN2_F;
     }
 
     // Store, 8 bytes at a time.
