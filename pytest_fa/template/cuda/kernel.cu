@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS) attention_kernel(const FaForwar
 
   // Normalise and store.
 #pragma unroll
-  for (int d = 0; d < HEAD_DIM; ++d) out[d * args.out_stride.dim] = T(row_sum > 0.0f ? o[d] / row_sum : 0.0f);
+  for (int d = 0; d < HEAD_DIM; ++d) out[d * args.out_stride.dim] = T(row_sum == 0.0f ? 0.0f : o[d] / row_sum);
   if (args.lse != nullptr) args.lse[row_of_all_heads] = row_max + logf(row_sum);
 }
 

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS)
 
   // Normalise and store.
 #pragma unroll
-  for (int d = 0; d < HEAD_DIM; ++d) out[d] = __float2half(row_sum > 0.0f ? o[d] / row_sum : 0.0f);
+  for (int d = 0; d < HEAD_DIM; ++d) out[d] = __float2half(row_sum == 0.0f ? 0.0f : o[d] / row_sum);
 }
 
 void launch_attention(const void* q, const void* k, const void* v, void* out, int64_t heads, int64_t seq_q, int64_t seq_k,
