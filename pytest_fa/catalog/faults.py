@@ -110,6 +110,7 @@ FAULTS: dict[str, Fault] = {
     "lse_one_late": Fault("new_data"),
     "lse_last_tile": Fault("lse"),
     "lse_log2_when_long": Fault("lse", only=True),
+    "lse_without_nan": Fault("contained_nan", only=True),
     # endings
     "raises": Fault("exception", only=True),
     "exits": Fault("isolation", only=True),

@@ -12,6 +12,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Tolerance, Variant
 from pytest_fa.errors import WrongResult
 from pytest_fa.judge.check import judge, with_lse
+from pytest_fa.judge.log_sum_exp import LseTruth
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.run.inputs import Inputs, Output, bits_of, clone, make_inputs, poisoned_lse, poisoned_output
 
@@ -82,6 +83,10 @@ class PropertySubject:
                 raise WrongResult("inputs", f"the kernel changed its input {name}")
         return buffer
 
+    def exact_lse(self, inputs: Inputs) -> torch.Tensor:
+        """The true log-sum-exp, [batch, heads, seq_q] float64."""
+        return self._lse_truth_of(inputs).exact
+
     def require_right(
         self, name: str, output: Output, inputs: Inputs, where: str = "", called: Inputs | None = None
     ) -> None:
@@ -92,7 +97,9 @@ class PropertySubject:
         truth = self._truths.truth_of(self.computes, inputs, self.variant.rounds, self._policy)
         check = judge(output.out, truth, self._policy)
         if output.lse is not None:
-            lse_truth = self._truths.lse_truth_of(called or inputs, self.variant.rounds, self._policy)
-            check = with_lse(check, output.lse, lse_truth)
+            check = with_lse(check, output.lse, self._lse_truth_of(called or inputs))
         if not check.passed:
             raise WrongResult(name, f"{name}{where}: {check.complaint}")
+
+    def _lse_truth_of(self, inputs: Inputs) -> LseTruth:
+        return self._truths.lse_truth_of(inputs, self.variant.rounds, self._policy)

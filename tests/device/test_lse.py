@@ -11,6 +11,7 @@ from pytest_fa.build.target import native_arch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.claims import claim_cases
 from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.properties import property_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.built import Build
 from pytest_fa.worker.jobs import CaseJob, CaseResult
@@ -31,6 +32,7 @@ MISTAKES = {
     "twice ln 2": (f"{RIGHT} * CUDART_LN2_F", "multiplied by ln 2 once too often"),
 }
 REPEATS = 200
+LONG = 1500  # queries and keys: the partial results of several groups, blocks or clusters are merged
 LEAST_RUNGS = 20
 
 
@@ -71,6 +73,20 @@ def test_lse_of_a_rung(rungs: dict[str, Built], name: str) -> None:
         assert result.check.lse is not None
         used = max(used, result.check.bounds[-1].used or 0.0)
     print(f"{name}: {used:.2f} of the bound")  # noqa: T201  # shown with -rP
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_nan_in_a_rung(rungs: dict[str, Built], name: str) -> None:
+    """On every claim of its manifest, a NaN in a key or a query makes the log-sum-exp of each row that sees it NaN."""
+    variant, library = rungs[name]
+    policy, name_of_property = variant.tolerance, "contained_nan"
+    for case in (*claim_cases(variant, ()), property_case(variant, LONG)):
+        if case.seq_k == 0:
+            continue
+        result = run_case(
+            CaseJob(variant, case, library, "cuda", policy, judge=True, time=False, property_name=name_of_property)
+        )
+        assert (case.id, result.outcome, result.message) == (case.id, "ok", "")
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

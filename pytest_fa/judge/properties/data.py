@@ -107,7 +107,10 @@ def head_independence(subject: PropertySubject) -> None:
 
 
 def contained_nan(subject: PropertySubject) -> None:
-    """NaN in head 1 of V (for scores: of K) does not change a bit of the other heads' output."""
+    """NaN in head 1 of V (for scores: of K) does not change a bit of the other heads' output.
+
+    If the variant returns a log-sum-exp, it is NaN in each row with a NaN score.
+    """
     inputs = subject.inputs()
     before = subject.call(inputs).clone()
     name = LINEAR_IN[subject.computes]
@@ -115,6 +118,26 @@ def contained_nan(subject: PropertySubject) -> None:
     with_nan[:, 1] = float("nan")
     after = subject.call(inputs._replace(**{name: with_nan}))
     _require_same_in_other_heads("contained_nan", subject, inputs, before, after)
+    if "lse" in subject.variant.returns:
+        _require_nan_lse(subject, inputs, "key")
+        _require_nan_lse(subject, inputs, "query")
+
+
+def _require_nan_lse(subject: PropertySubject, inputs: Inputs, what: str) -> None:
+    """Raise `WrongResult` unless a NaN in a key or a query of head 1 makes the log-sum-exp of all rows that see it NaN.
+
+    A kernel that tests the row sum with `l > 0` returns -inf, as for a row that sees no key.
+    """
+    place = min(inputs.q.shape[2], inputs.k.shape[2]) // 2  # under each mask, there is a row that sees this key
+    with_nan = inputs._replace(q=inputs.q.clone(), k=inputs.k.clone())
+    (with_nan.k if what == "key" else with_nan.q)[:, 1, place] = float("nan")
+    _, lse = subject.call(with_nan).tensors
+    wrong = subject.exact_lse(with_nan).isnan() & ~lse.isnan()  # [batch, heads, seq_q]
+    if not wrong.any():
+        return
+    row = tuple(wrong.nonzero()[0].tolist())
+    message = f"the log-sum-exp of {int(wrong.sum())} rows is not NaN; in row {row} it is {float(lse[row]):.6g}"
+    raise WrongResult("contained_nan", f"contained_nan (NaN in {what} {place} of head 1): {message}")
 
 
 def _require_same_in_other_heads(

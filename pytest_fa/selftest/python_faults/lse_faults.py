@@ -62,6 +62,7 @@ lse_unscaled = writes_lse(lambda products, _: right_lse(products, 1.0))
 lse_without_max = writes_lse(
     lambda products, scale: right_lse(products, scale) - scored(products, scale).amax(-1).nan_to_num(neginf=0.0)
 )
+lse_without_nan = writes_lse(lambda products, scale: right_lse(products, scale).nan_to_num(-math.inf, neginf=-math.inf))
 PREVIOUS = {}
 
 

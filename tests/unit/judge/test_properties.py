@@ -88,6 +88,35 @@ def test_inputs_that_a_property_changes_are_found(variant_of: MakeVariant) -> No
     assert (result.outcome, result.caught_by) == ("wrong", ("inputs",))
 
 
+# A right kernel that writes the log-sum-exp, which is `expression`.
+WRITES_LSE = PYTHON_SOURCE.replace("out=None)", "out=None, lse=None)").replace(
+    "    return result", "    exact = torch.logsumexp(scores, -1)\n    lse.copy_(expression)\n    return result"
+)
+LOSES_NAN = "exact.nan_to_num(-math.inf, neginf=-math.inf)"
+
+
+@pytest.mark.parametrize(
+    ("expression", "caught_by", "message"),
+    [
+        ("exact", (), ""),
+        (LOSES_NAN, ("contained_nan",), "NaN in key 75 of head 1): the log-sum-exp of 300 rows is not NaN"),
+        (
+            f"torch.where(k.isnan().any(), exact, {LOSES_NAN})",
+            ("contained_nan",),
+            "NaN in query 75 of head 1): the log-sum-exp of 2 rows is not NaN; in row (0, 1, 75) it is -inf",
+        ),
+    ],
+    ids=["right", "key", "query"],
+)
+def test_a_log_sum_exp_that_loses_nan_is_found(
+    variant_of: MakeVariant, expression: str, caught_by: tuple[str, ...], message: str
+) -> None:
+    """A kernel whose log-sum-exp is -inf in a row with a NaN score breaks `contained_nan`."""
+    source = "import math\n" + WRITES_LSE.replace("expression", expression)
+    result = hold(variant_of(source, "returns: [out, lse]\n"), "contained_nan")
+    assert (result.caught_by, message in result.message) == (caught_by, True)
+
+
 REFUSES = """\
     if k.stride(1) == 0:
         from pytest_fa.errors import UnsupportedCase
