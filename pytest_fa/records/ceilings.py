@@ -44,16 +44,22 @@ class Ceilings(msgspec.Struct, frozen=True):
     measured_at: str
     l2_copy_gb_per_s: Rate | None = None
 
-    def floor(self, case: Case, l2_bytes: int | None) -> Floor:
+    def floor(self, case: Case, l2_bytes: int | None, sm_mhz: int | None = None) -> Floor:
         """Return the least times of a call on a case; `l2_bytes` is the size of the L2 cache.
 
         Up to `l2_bytes` may be in L2 from the call before.  They take the time of a copy within L2, or 0 if its rate is
         not known.  The other bytes come from memory.
+
+        `sm_mhz` is the highest SM clock around the calls.  The rate of matrix products was measured under load, where
+        the power cap lowers the clocks.  Calls that need less power run at higher ones, and can exceed this rate as far
+        as the clock is higher.
         """
         size = _least_bytes(case)
         in_l2 = min(size, l2_bytes if l2_bytes is not None else size)
         l2_us = in_l2 / self.l2_copy_gb_per_s / 1e3 if self.l2_copy_gb_per_s else 0.0
-        return Floor(self.least_us(case), l2_us + (size - in_l2) / self.copy_gb_per_s / 1e3)
+        measured_mhz = self.clocks_during.sm_mhz if self.clocks_during else 0
+        faster = max(1.0, sm_mhz / measured_mhz) if sm_mhz and measured_mhz else 1.0
+        return Floor(self.least_us(case) / faster, l2_us + (size - in_l2) / self.copy_gb_per_s / 1e3)
 
     def least_us(self, case: Case) -> float:
         """Return the microseconds that the matrix products of a case take at the peak rate; 0 if that is not known."""

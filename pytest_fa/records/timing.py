@@ -27,6 +27,7 @@ class LaunchedKernel(msgspec.Struct, frozen=True):
     cluster: tuple[Natural, Natural, Natural] = (1, 1, 1)
 
 
+POWER_CAP_BIT = 0x04  # NVML's throttle reason "software power cap"
 SM_CLOCK_SHARE = 0.03  # SM clocks that differ by more than this share make times not comparable
 
 
@@ -38,6 +39,11 @@ class Clocks(msgspec.Struct, frozen=True):
     power_watts: Real
     temperature_c: Whole
     throttle_reasons: Natural
+
+    @property
+    def is_power_capped(self) -> bool:
+        """Whether the power cap lowered the clocks."""
+        return bool(self.throttle_reasons & POWER_CAP_BIT)
 
     def is_near(self, other: Clocks) -> bool:
         """Whether the SM clocks differ by 3 % at most, so that times can be compared."""
@@ -88,7 +94,7 @@ class ProfilerTime(msgspec.Struct, frozen=True):
 class Agreement(msgspec.Struct, frozen=True):
     """Whether the other clocks and the kernels' names confirm a time; `valid` is None without a profiler time.
 
-    `least_us` is the shorter of the period and the profiler time.
+    `least_us` is the shortest of the times that were compared.
     """
 
     valid: bool | None
@@ -155,3 +161,14 @@ class Speed(msgspec.Struct, frozen=True):
     def is_on_cpu(self) -> bool:
         """Whether this is a time on the CPU."""
         return self.cold_missing == ON_CPU
+
+    @property
+    def is_power_capped(self) -> bool:
+        """Whether the power cap lowered the clocks while the calls were timed."""
+        return any(clocks.is_power_capped for clocks in (self.clocks_during, self.clocks_after) if clocks)
+
+    @property
+    def highest_sm_mhz(self) -> int | None:
+        """The highest SM clock that was read around the timed calls; None if none was."""
+        read = [each.sm_mhz for each in (self.clocks_before, self.clocks_during, self.clocks_after) if each]
+        return max(read, default=None)

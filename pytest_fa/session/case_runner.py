@@ -229,8 +229,9 @@ class CaseRunner:
 
     def _with_agreement(self, job: CaseJob, speed: Speed) -> Speed:
         """The speed with its agreement: all clocks, the kernels' names, and the least time the device can need."""
-        has_limit = self._ceilings is not None and job.variant.role != "overhead"
-        floor = self._ceilings.floor(job.case, speed.l2_bytes) if self._ceilings and has_limit else None
+        has_limit = job.variant.role != "overhead"
+        ceilings = self._ceilings if has_limit else None
+        floor = ceilings.floor(job.case, speed.l2_bytes, speed.highest_sm_mhz) if ceilings else None
         return msgspec.structs.replace(
             speed, agreement=check_agreement(job.variant.name, job.variant.role, speed, floor)
         )

@@ -18,6 +18,7 @@ from pytest_fa.records.ceilings import Floor
 from pytest_fa.records.timing import (
     ON_CPU,
     Agreement,
+    Clocks,
     LaunchedKernel,
     NodeTime,
     OutsideTime,
@@ -54,6 +55,38 @@ def timed(period_us: float, profiler_us: float, offset_us: float = 0.0, count: i
 def test_the_clocks_must_agree(measured: Speed, *, valid: bool) -> None:
     """Long nodes must agree within 5 %; short ones, after adding the clock offset, within 0.4 us per node or 5 %."""
     assert check_agreement("ws_p2", "candidate", measured).valid is valid
+
+
+def clocks(sm_mhz: int, throttle_reasons: int) -> Clocks:
+    """Return NVML's readings with this SM clock."""
+    return Clocks(sm_mhz, 3201, 690.0, 60, throttle_reasons)
+
+
+@pytest.mark.parametrize(
+    ("profiler_us", "reasons", "valid"), [(106.0, 0x04, True), (111.0, 0x04, False), (106.0, 0x01, False)]
+)
+def test_under_a_power_cap_the_profiler_may_show_10_percent_more(
+    profiler_us: float, reasons: int, *, valid: bool
+) -> None:
+    """Its load has no pauses, so it runs at lower clocks; other reasons for lower clocks allow nothing."""
+    measured = msgspec.structs.replace(timed(100.0, profiler_us), clocks_during=clocks(1800, reasons))
+    assert check_agreement("ws_p2", "candidate", measured).valid is valid
+    after = msgspec.structs.replace(timed(100.0, profiler_us), clocks_after=clocks(1800, reasons))
+    assert check_agreement("ws_p2", "candidate", after).valid is valid
+
+
+def test_a_time_that_the_judge_contradicts_has_the_shortest_of_all() -> None:
+    """With it, a gate leaves out a baseline that is too slow by every clock."""
+    outside = OutsideTime(110.0, 0.001, 125.0, 200, None, None)
+    agreement = check_agreement(
+        "sdpa_efficient", "baseline", msgspec.structs.replace(timed(100.0, 100.0), outside=outside)
+    )
+    assert (agreement.valid, agreement.least_us) == (False, 100.0)
+    shared = msgspec.structs.replace(outside, shares_outputs=True)
+    agreement = check_agreement(
+        "sdpa_efficient", "baseline", msgspec.structs.replace(timed(100.0, 100.0), outside=shared)
+    )
+    assert (agreement.valid, agreement.least_us) == (False, None)
 
 
 def test_the_reason_has_both_figures() -> None:

@@ -14,7 +14,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.records.ceilings import Ceilings, ceilings_path, read_ceilings, write_ceilings
 from pytest_fa.records.files import UnreadableRecords
 from pytest_fa.records.record import Environment, Source
-from pytest_fa.records.timing import Timing
+from pytest_fa.records.timing import Clocks, Timing
 
 ENVIRONMENT = Environment("NVIDIA H200", "9.0", "580", "13.0", "2.11", "3.12.1", "Linux 6", "a CPU", "0.1.0")
 CEILINGS = Ceilings(
@@ -99,6 +99,20 @@ def test_the_least_time_is_also_that_of_the_bytes(
     floor = ceilings.floor(parse_case(f"{case}-seed0"), l2_bytes)
     assert floor.matrices_us == ceilings.least_us(parse_case(f"{case}-seed0"))
     assert floor.bytes_us == pytest.approx(bytes_us)
+
+
+@pytest.mark.parametrize(
+    ("measured_mhz", "sm_mhz", "share"),
+    [(1485, 1980, 0.75), (1485, 1200, 1.0), (1485, None, 1.0), (None, 1980, 1.0), (0, 1980, 1.0)],
+)
+def test_the_least_time_of_the_products_follows_the_sm_clock(
+    measured_mhz: int | None, sm_mhz: int | None, share: float
+) -> None:
+    """The rate was measured at the clock that the power cap allowed; a call at a higher one may exceed it as far."""
+    during = None if measured_mhz is None else Clocks(measured_mhz, 3201, 690.0, 60, 0x04)
+    ceilings = msgspec.structs.replace(CEILINGS, clocks_during=during)
+    case = parse_case("b1h16s16384d128-fp16-seed0")
+    assert ceilings.floor(case, None, sm_mhz).matrices_us == pytest.approx(share * ceilings.least_us(case))
 
 
 def test_ceilings_need_a_gpu(
