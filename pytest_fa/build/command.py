@@ -26,6 +26,10 @@ INCLUDE = PACKAGE / "include"
 BINDING = PACKAGE / "build" / "binding.cpp"
 
 OBJECT = "kernel.o"
+# nvcc leaves its intermediate files in the staging folder.  Otherwise, it gives them random names, which stand in the
+# library, so that no two builds of one source are equal.  It also takes a tenth longer then.
+KEEP = "-keep"
+LOG, DEPFILE, LIBRARY = "log.txt", "deps.d", "kernel.so"
 DEFINES = f"{GENERATED}/fa_defines.h"
 INCLUDE_DEFINES = f"-include={DEFINES}"
 
@@ -110,9 +114,9 @@ def compile_command(variant: Variant, arch: Target, toolchain: Toolchain) -> lis
         *compile_flags(variant, arch),
         "-MD",
         "-MF",
-        "deps.d",
+        DEPFILE,
         "-o",
-        "kernel.so",
+        LIBRARY,
         f"src/{variant.entry.source}",
         "binding/binding.o",
         f"-L{toolchain.library_folder}",
@@ -136,7 +140,18 @@ def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, bi
     (folder / GENERATED / "fa_instantiations.h").write_text(instantiations_header(variant), encoding="utf-8")
     (folder / DEFINES).write_text(defines_header(variant), encoding="utf-8")
     (folder / "binding").symlink_to(binding)
-    return compile_command(variant, arch, toolchain)
+    return [toolchain.nvcc, KEEP, *compile_command(variant, arch, toolchain)[1:]]
+
+
+def object_name(source: str) -> str:
+    """Return the name of the object file that nvcc leaves of a source."""
+    return f"{Path(source).stem}.o"
+
+
+def intermediate_files(staged: Path) -> list[Path]:
+    """Return the files that nvcc has left in a staging folder and that a published build does not need."""
+    kept = (LOG, DEPFILE, LIBRARY)
+    return [path for path in staged.iterdir() if path.is_file() and not path.is_symlink() and path.name not in kept]
 
 
 def read_dependencies(staged: Path) -> tuple[Dependency, ...]:
@@ -144,7 +159,7 @@ def read_dependencies(staged: Path) -> tuple[Dependency, ...]:
 
     Generated files are omitted, because the request key covers them.
     """
-    depfile = (staged / "deps.d").read_text(encoding="utf-8")
+    depfile = (staged / DEPFILE).read_text(encoding="utf-8")
     body = depfile.replace("\\\n", " ").split(":", 1)[1]
     paths = sorted(
         {

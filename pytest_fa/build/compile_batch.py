@@ -24,8 +24,9 @@ from elftools.common.exceptions import ELFError
 
 from pytest_fa.build import cache as cached
 from pytest_fa.build import recipe
-from pytest_fa.build.command import OBJECT, binding_command, binding_key, toolchain_key
+from pytest_fa.build.command import OBJECT, binding_command, binding_key, object_name, toolchain_key
 from pytest_fa.build.compile_errors import compile_error, lacks_entry
+from pytest_fa.build.early_disassembly import EarlyDisassembly, disassembling_early
 from pytest_fa.build.exports import entry_problem, workspace_problem
 from pytest_fa.build.flag_list import unlisted_flags
 from pytest_fa.build.keys import Dependency, digest, file_hash
@@ -94,20 +95,22 @@ def compile_units(units: list[Unit], cache: Path, say: Say) -> Outcomes:
         for title in dict.fromkeys(unit.toolchain.title for unit in units):
             names = [unit.title for unit in units if unit.toolchain.title == title]
             say(f"building {len(names)} with {title}: {', '.join(names)}")
-        seconds = run_jobs(
-            stage,
-            jobs,
-            lambda done, total, title: say(f"{done}/{total} {title} ({time.perf_counter() - start:.1f} s)"),
-            plan.builds_at_once,
-        )
-        problems = {toolchain: _publish_binding(stage, cache, toolchain) for toolchain in bindings}
+        with disassembling_early(stage / str(index) for index in range(len(units))) as early:
+            seconds = run_jobs(
+                stage,
+                jobs,
+                lambda done, total, title: say(f"{done}/{total} {title} ({time.perf_counter() - start:.1f} s)"),
+                plan.builds_at_once,
+            )
+            early.stop_looking()
+            problems = {toolchain: _publish_binding(stage, cache, toolchain) for toolchain in bindings}
 
-        def finish(index: int, unit: Unit) -> Outcomes:
-            finished = _Finished(unit, stage / str(index), started_ns, seconds.get(str(index), 0.0))
-            return _finish(finished, cache, problems.get(unit.toolchain))
+            def finish(index: int, unit: Unit) -> Outcomes:
+                finished = _Finished(unit, stage / str(index), started_ns, seconds.get(str(index), 0.0), early)
+                return _finish(finished, cache, problems.get(unit.toolchain))
 
-        with ThreadPoolExecutor(parallel_jobs()) as pool:
-            outcomes = list(pool.map(finish, range(len(units)), units))
+            with ThreadPoolExecutor(parallel_jobs()) as pool:
+                outcomes = list(pool.map(finish, range(len(units)), units))
         return {name: outcome for each in outcomes for name, outcome in each.items()}
     finally:
         shutil.rmtree(stage, ignore_errors=True)
@@ -166,23 +169,28 @@ def _stage_units(units: list[Unit], stage: Path, cache: Path, files_at_once: int
 
 
 class _Finished(NamedTuple):
-    """A unit whose job has ended, its staging folder, when the batch began, and how long its job took."""
+    """A unit whose job has ended, its staging folder, when the batch began, and how long its job took.
+
+    `early` has the device code that was disassembled before the job ended.
+    """
 
     unit: Unit
     folder: Path
     started_ns: int
     seconds: float
+    early: EarlyDisassembly
 
 
 def _finish(finished: _Finished, cache: Path, binding_problem: str | None) -> Outcomes:
     """Publish the library for each variant of a unit, or return the failure of each."""
     unit, staged = finished.unit, finished.folder
     variant, arch, toolchain = unit.first, unit.arch, unit.toolchain
+    source = variant.entry.source
     if not (staged / "kernel.so").is_file():
         if binding_problem and recipe.needs_binding(variant):
             return unit.failure(binding_problem, shlex.join(binding_command(toolchain)))
         return unit.failure(_compile_error(unit, staged), shlex.join(recipe.failed_command(variant, arch, toolchain)))
-    if recipe.needs_binding(variant) and (problem := workspace_problem(variant.entry.source, staged / "kernel.so")):
+    if recipe.needs_binding(variant) and (problem := workspace_problem(source, staged / object_name(source))):
         return unit.failure(problem)
     deps = recipe.dependencies(variant, staged)
     if edited := _edited_since(deps, variant, staged, finished.started_ns):
@@ -220,7 +228,7 @@ def _describe_build(finished: _Finished, deps: tuple[Dependency, ...]) -> Build:
     kernels, advisories = read_ptxas_log(_log(staged))
     identity = missing = None
     try:
-        code = read_machine_code(staged / "kernel.so")
+        code = read_machine_code(staged / "kernel.so", finished.early.of(staged))
         identity, kernels = code.identity, with_machine_code(kernels, code)
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, ELFError) as problem:
         missing = f"machine code not read: {problem}"

@@ -34,9 +34,9 @@ def entry_problem(source: str, object_file: Path) -> str:
     return f"{source} defines no function fa_forward{instead}; {write}"
 
 
-def workspace_problem(source: str, library: Path) -> str | None:
-    """Return why a library's `fa_workspace_bytes` would never be called, or None."""
-    functions = _functions(library)
+def workspace_problem(source: str, object_file: Path) -> str | None:
+    """Return why the `fa_workspace_bytes` of a compiled source would never be called, or None."""
+    functions = _functions(object_file)
     name = _cpp_name("fa_workspace_bytes", functions)
     if "fa_workspace_bytes" in functions or not name:
         return None

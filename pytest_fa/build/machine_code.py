@@ -9,7 +9,9 @@ import os
 import struct
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from elftools.elf.elffile import ELFFile
@@ -35,33 +37,56 @@ class MachineCode(msgspec.Struct, frozen=True):
     threads: dict[str, int] = {}
 
 
-def read_machine_code(library: Path) -> MachineCode:
-    """Extract the cubins of `library` and read them.
+class Disassembly(NamedTuple):
+    """What nvdisasm says of a cubin: its code by kernel, and the instruction counts of each kernel by opcode."""
+
+    code: dict[str, bytes]
+    counts: dict[str, dict[str, int]]
+
+
+def disassemble(cubin: Path) -> Disassembly:
+    """Disassemble a cubin.  nvdisasm takes half a second to start.
+
+    Raises `OSError` or `subprocess.CalledProcessError` if nvdisasm is missing or fails.
+    """
+    _, nvdisasm = _tools()
+    code = _sections(cubin, ".text.")
+    # The linker's cubin has no kernel.
+    return Disassembly(code, _opcode_counts(_run([str(nvdisasm), "-json", str(cubin.resolve())])) if code else {})
+
+
+def read_machine_code(library: Path, known: Iterable[Disassembly] = ()) -> MachineCode:
+    """Extract the cubins of `library` and read them; a cubin with the code of a `known` one is not disassembled again.
 
     Raises `OSError` or `subprocess.CalledProcessError` if cuobjdump or nvdisasm is missing or fails.
     """
-    cuobjdump, nvdisasm = find_tool("cuobjdump"), find_tool("nvdisasm")
-    if cuobjdump is None or nvdisasm is None:
-        raise FileNotFoundError(
-            "cuobjdump and nvdisasm are not installed: `pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm`"
-        )
-    environment = {**os.environ, "PATH": f"{nvdisasm.parent}:{os.environ.get('PATH', '')}"}
+    cuobjdump, _ = _tools()
     with tempfile.TemporaryDirectory() as folder:
-        _run([str(cuobjdump), "-xelf", "all", str(library.resolve())], folder, environment)
+        _run([str(cuobjdump), "-xelf", "all", str(library.resolve())], folder)
         sections: dict[str, bytes] = {}
         threads: dict[str, int] = {}
         counts: dict[str, dict[str, int]] = {}
         for cubin in sorted(Path(folder).glob("*.cubin")):
             code = _sections(cubin, ".text.")
-            if not code:
-                continue  # the linker's, which has no kernel; nvdisasm would take half a second for it, too
-            sections.update(code)
+            same = next((each for each in known if each.code == code), None)
+            disassembly = same or disassemble(cubin)
+            sections.update(disassembly.code)
+            counts.update(disassembly.counts)
             infos = _sections(cubin, ".nv.info.")
             threads.update({name: limit for name, info in infos.items() if (limit := max_threads(info)) is not None})
-            counts.update(_opcode_counts(_run([str(nvdisasm), "-json", str(cubin)], folder, environment)))
     hashes = sorted(hashlib.sha256(code).hexdigest() for code in sections.values())
     kernels = {name: (len(code), counts.get(name, {})) for name, code in sections.items()}
     return MachineCode(hashlib.sha256("".join(hashes).encode()).hexdigest()[:16], kernels, threads)
+
+
+def _tools() -> tuple[Path, Path]:
+    """The paths of cuobjdump and nvdisasm.  Raises `FileNotFoundError`."""
+    cuobjdump, nvdisasm = find_tool("cuobjdump"), find_tool("nvdisasm")
+    if cuobjdump is None or nvdisasm is None:
+        raise FileNotFoundError(
+            "cuobjdump and nvdisasm are not installed: `pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm`"
+        )
+    return cuobjdump, nvdisasm
 
 
 def max_threads(info: bytes) -> int | None:
@@ -100,6 +125,8 @@ def _opcode_counts(text: str) -> dict[str, dict[str, int]]:
     }
 
 
-def _run(command: list[str], folder: str, environment: dict[str, str]) -> str:
+def _run(command: list[str], folder: str | None = None) -> str:
+    nvdisasm = find_tool("nvdisasm")  # cuobjdump looks for it on PATH
+    environment = {**os.environ, "PATH": f"{nvdisasm.parent if nvdisasm else ''}:{os.environ.get('PATH', '')}"}
     run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=300)  # noqa: S603
     return run.stdout

@@ -84,8 +84,11 @@ def published_files(variant: Variant) -> tuple[str, ...]:
 def remove_scratch_files(variant: Variant, staged: Path) -> None:
     """Delete the files of a staging folder that a published build does not need."""
     if not _is_extension(variant):
-        for name in (*command.links(variant), "binding"):
-            (staged / name).unlink()
+        for path in (
+            *(staged / name for name in (*command.links(variant), "binding")),
+            *command.intermediate_files(staged),
+        ):
+            path.unlink()
         return
     for name in extension.SCRATCH:
         path = staged / name

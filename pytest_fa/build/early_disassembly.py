@@ -1,0 +1,70 @@
+"""Disassembles the device code of builds while their host code is compiled.
+
+nvcc first writes the cubin, then the fatbin, which has the same code, and then compiles the host code.  That takes
+about as long as nvdisasm.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from elftools.common.exceptions import ELFError
+
+from pytest_fa.build.machine_code import Disassembly, disassemble
+from pytest_fa.build.ninja import parallel_jobs
+
+LOOK_SECONDS = 0.02  # between two looks for new fatbins
+
+
+class EarlyDisassembly:
+    """The cubins of staging folders, disassembled as soon as they are complete."""
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._waiting = set(folders)
+        self._pool = ThreadPoolExecutor(parallel_jobs())
+        self._futures: dict[Path, list[Future[Disassembly]]] = {}
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="fa-disassembly", daemon=True)
+        self._thread.start()
+
+    def of(self, folder: Path) -> list[Disassembly]:
+        """The disassembled cubins of a folder; none if that failed, or if its compiler left no cubin."""
+        disassembled = []
+        for future in self._futures.get(folder, ()):
+            try:
+                disassembled.append(future.result())
+            except (OSError, subprocess.SubprocessError, ValueError, KeyError, ELFError):
+                continue  # the library is disassembled later, which says why it cannot be
+        return disassembled
+
+    def stop_looking(self) -> None:
+        """The compilers have ended."""
+        self._has_ended.set()
+        self._thread.join()
+
+    def close(self) -> None:
+        """Drop what has not begun."""
+        self.stop_looking()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _watch(self) -> None:
+        while not self._has_ended.wait(LOOK_SECONDS):
+            for folder in [each for each in self._waiting if any(each.glob("*.fatbin"))]:
+                self._waiting.remove(folder)
+                cubins = [path for path in folder.glob("*.cubin") if not path.stem.endswith("_dlink")]
+                self._futures[folder] = [self._pool.submit(disassemble, cubin) for cubin in cubins]
+
+
+@contextmanager
+def disassembling_early(folders: Iterable[Path]) -> Iterator[EarlyDisassembly]:
+    """Disassemble the cubins of these staging folders while the block runs."""
+    early = EarlyDisassembly(folders)
+    try:
+        yield early
+    finally:
+        early.close()
