@@ -26,8 +26,8 @@ INCLUDE = PACKAGE / "include"
 BINDING = PACKAGE / "build" / "binding.cpp"
 
 OBJECT = "kernel.o"
-# nvcc leaves its intermediate files in the staging folder.  Otherwise, it gives them random names, which stand in the
-# library, so that no two builds of one source are equal.  It also takes a tenth longer then.
+# nvcc leaves its intermediate files in the staging folder, where the device code is disassembled early.  It does not take
+# longer; measured for `swizzle_async`, it took a tenth less.
 KEEP = "-keep"
 LOG, DEPFILE, LIBRARY = "log.txt", "deps.d", "kernel.so"
 DEFINES = f"{GENERATED}/fa_defines.h"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -47,6 +48,14 @@ def serve_judge(channel: Channel) -> None:
             return
         number, command = data[:NUMBER_BYTES], data[NUMBER_BYTES:]
         channel.send(number + encode_answer(_answer(agent, originals, command, channel.take_descriptor())))
+
+
+def serve_judge_on_gpu(channel: Channel) -> None:
+    """`serve_judge` in a process that opens the GPU before its first command; what fails here fails again then."""
+    with contextlib.suppress(RuntimeError):
+        if torch.cuda.is_available():
+            torch.zeros(1, device="cuda")
+    serve_judge(channel)
 
 
 def serve_without_attention(channel: Channel) -> None:

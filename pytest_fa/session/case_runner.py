@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
 
 import msgspec
@@ -151,6 +152,12 @@ class CaseRunner:
         """End the current workers, so that this run holds no memory and no context on the GPU."""
         self.workers.end_worker()
         self.profiler_workers.end_worker()
+
+    def prepare_candidate(self, variants: Iterable[Variant]) -> None:
+        """Start a candidate's process for the first of these variants that runs on a GPU, and let it open the GPU."""
+        on_gpu = (each for each in variants if each.device_for(gpu=find_gpu() is not None) == "cuda")
+        if variant := next(on_gpu, None):
+            self.workers.prepare_candidate(variant)
 
     def _fails_to_build_without_device(self, variant: Variant) -> bool:
         """Whether there is no device for the variant and its build failed: then the build failure is reported."""

@@ -139,6 +139,7 @@ class Watch:
         self._failed, self._not_run = self._failed & watched, self._not_run & watched
         session.runner.end_workers()  # they have loaded the code before the save
         session.builds.needed = {each.name: each for each in changed if isinstance(each, Variant)}
+        session.runner.prepare_candidate(session.builds.needed.values())
         session.builds.say = lambda text: self._notice(watcher, text)
         _ = session.builds.report  # compiles
         watcher.stop.require_unset()

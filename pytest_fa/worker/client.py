@@ -7,6 +7,7 @@ Every message has a deadline and a largest size, and an answer that is none ends
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ import msgspec
 
 from pytest_fa.candidate.channel import Garbage
 from pytest_fa.candidate.commands import Ending
+from pytest_fa.catalog.variant import Variant
 from pytest_fa.processes import describe_status, memory_bytes, resident_bytes
 from pytest_fa.records.text import printable, printable_struct
 from pytest_fa.worker.answers import LostWorker, checked_progress, result_without_worker, shortened
@@ -95,6 +97,17 @@ class Workers:
             self._server = ForkServer(self._cache, self._gpu_uuid)
         if on_gpu:
             self._server.request_judge(encode(PrepareJudge()))
+
+    def prepare_candidate(self, variant: Variant) -> None:
+        """Let a new candidate open the GPU while its variant is built.  The next job gets it, if a judge is there.
+
+        What fails here fails again when the job comes.
+        """
+        if self._server is None or self._judge is None or self._candidates or self._runs_variants:
+            return
+        self._owner = owner_of(variant)
+        with contextlib.suppress(WorkerError, OSError):
+            self._fork_missing(self._server, ("early",))
 
     def run(self, job: CaseJob) -> CaseResult:
         """Run one job and return its result, also if a process crashes or hangs.

@@ -21,7 +21,7 @@ import torch
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.channel import Channel
 from pytest_fa.candidate.connection import Remote
-from pytest_fa.candidate.serving import serve_judge, serve_without_attention
+from pytest_fa.candidate.serving import serve_judge, serve_judge_on_gpu, serve_without_attention
 from pytest_fa.errors import FaError
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.judge.warm_up import USUAL_CASE, USUAL_POLICY, warm_up_of
@@ -75,9 +75,9 @@ def run(job: Job, report_progress: Callable[[Progress], object] = lambda _: None
 def serve(control: socket.socket) -> None:
     """Fork and end workers on request until the socket is closed; then end all of them.  Never opens a device.
 
-    Requests are `judge`, `candidate`, `bare` or `worker` with the process's connection, answered with the process id,
-    and `kill PID...` or `reap PID...`, answered with the wait status of the first.  With a process, every process that
-    it started is ended, also one that has detached itself.
+    Requests are `judge`, `candidate`, `early`, `bare` or `worker` with the process's connection, answered with the
+    process id, and `kill PID...` or `reap PID...`, answered with the wait status of the first.  With a process, every
+    process that it started is ended, also one that has detached itself.
     """
     workers: set[int] = set()
     adopt_orphans()
@@ -210,6 +210,7 @@ def work(channel: Channel) -> None:
 ROLES: dict[bytes, Callable[[Channel], None]] = {
     b"judge": judge_jobs,
     b"candidate": serve_judge,
+    b"early": serve_judge_on_gpu,
     b"bare": serve_without_attention,
     b"worker": work,
 }

@@ -1,0 +1,85 @@
+"""A candidate that is started before its job, so that it opens a GPU while its variant is compiled."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from pytest_fa.candidate import serving
+from pytest_fa.candidate.channel import Channel, channel_pair
+from pytest_fa.worker.client import Workers
+from pytest_fa.worker.fork_server import ForkServer
+from tests.factories import PYTHON_SOURCE
+from tests.unit.worker.conftest import JobOfSource, is_running
+
+
+def test_the_next_job_of_the_variant_gets_the_early_candidate(job_of_source: JobOfSource) -> None:
+    """It was started once, and is not the one of the job before."""
+    job = job_of_source(PYTHON_SOURCE)
+    with Workers() as workers:
+        assert workers.run(job).outcome == "ok"
+        earlier = workers._candidates[0].pid
+        workers.end_worker()
+        workers.prepare_candidate(job.variant)
+        workers.prepare_candidate(job.variant)
+        (early,) = [each.pid for each in workers._candidates]
+        assert is_running(early)
+        result = workers.run(job)
+        assert (result.outcome, result.message) == ("ok", "")
+        assert [each.pid for each in workers._candidates] == [early]
+    assert early != earlier
+
+
+def test_a_job_of_another_variant_gets_a_new_candidate(job_of_source: JobOfSource) -> None:
+    """A candidate belongs to the variant for which it was started."""
+    job = job_of_source(PYTHON_SOURCE)
+    elsewhere = msgspec.structs.replace(job.variant, folder="/elsewhere")
+    with Workers() as workers:
+        workers.run(job)
+        workers.end_worker()
+        workers.prepare_candidate(elsewhere)
+        (early,) = [each.pid for each in workers._candidates]
+        assert workers.run(job).outcome == "ok"
+        assert [each.pid for each in workers._candidates] != [early]
+        assert not is_running(early)
+
+
+def test_without_a_judge_no_candidate_is_started(job_of_source: JobOfSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first job, and if the server does not answer, nothing is prepared and nothing fails."""
+    job = job_of_source(PYTHON_SOURCE)
+    with Workers() as workers:
+        workers.prepare_candidate(job.variant)
+        assert workers._candidates == []
+        workers.run(job)
+        workers.end_worker()
+
+        def no_answer(*_: object) -> None:
+            raise ConnectionError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ForkServer, "fork", no_answer)
+            workers.prepare_candidate(job.variant)
+        assert workers._candidates == []
+        assert workers.run(job).outcome == "ok"
+
+
+@pytest.mark.parametrize("problem", [None, RuntimeError("no device")])
+def test_it_opens_the_gpu_and_then_serves(monkeypatch: pytest.MonkeyPatch, problem: Exception | None) -> None:
+    """Without a GPU, and where it cannot be opened, it serves as every candidate does."""
+    opened: list[object] = []
+    served: list[Channel] = []
+
+    def zeros(*_: object, device: str) -> None:
+        opened.append(device)
+        if problem is not None:
+            raise problem
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "zeros", zeros)
+    monkeypatch.setattr(serving, "serve_judge", served.append)
+    ours, theirs = channel_pair()
+    theirs.close()
+    serving.serve_judge_on_gpu(ours)
+    assert (opened, served) == (["cuda"], [ours])
+    ours.close()
