@@ -26,8 +26,7 @@ INCLUDE = PACKAGE / "include"
 BINDING = PACKAGE / "build" / "binding.cpp"
 
 OBJECT = "kernel.o"
-# nvcc leaves its intermediate files in the staging folder, where the device code is disassembled early.  It does not take
-# longer; measured for `swizzle_async`, it took a tenth less.
+# nvcc leaves its intermediate files in the staging folder, where the device code is disassembled early.
 KEEP = "-keep"
 LOG, DEPFILE, LIBRARY = "log.txt", "deps.d", "kernel.so"
 DEFINES = f"{GENERATED}/fa_defines.h"
