@@ -53,12 +53,16 @@ class ExpectationSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShapeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rates and times of the variants: one row for each shape, with ratios to the time of `against`."""
+    """The rates and times of the variants: one row for each shape, with ratios to the time of `against`.
+
+    `kernel` names the variant of which a row also has the kernel that ran and the SM clock.
+    """
 
     profiles: str
     cases: str
     variants: str
     against: str
+    kernel: str = ""
 
 
 class PhaseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

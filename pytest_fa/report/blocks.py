@@ -160,7 +160,9 @@ def _shapes(spec: ShapeSpec, root: Path) -> str:
     names = spec.variants.split(",")
     if spec.against not in names:
         raise TableProblem(f"fa-shapes: against is {spec.against!r} (allowed: one of variants, {', '.join(names)})")
-    return _lines(shape_rows(root / spec.profiles, spec.cases.split(","), names, spec.against))
+    if spec.kernel and spec.kernel not in names:
+        raise TableProblem(f"fa-shapes: kernel is {spec.kernel!r} (allowed: one of variants, {', '.join(names)})")
+    return _lines(shape_rows(root / spec.profiles, spec.cases.split(","), names, spec.against, spec.kernel))
 
 
 def _phases(spec: PhaseSpec, root: Path) -> str:

@@ -70,15 +70,18 @@ def expectation_rows(kernels: Path, profiles: Path, shapes: list[str], names: li
     return rows
 
 
-def shape_rows(profiles: Path, shapes: list[str], names: list[str], against: str) -> list[list[str]]:
+def shape_rows(
+    profiles: Path, shapes: list[str], names: list[str], against: str, kernel_of: str = ""
+) -> list[list[str]]:
     """The header and a row for each shape: TFLOP/s and `device_us` of each variant, and ratios of the times.
 
     A ratio is the time of a variant divided by that of `against`.  A time that no other clock confirms has a `!` and no
-    ratio.
+    ratio.  For `kernel_of`, one of the names, two columns more have the kernel that ran and the SM clock while it ran.
     """
     others = [name for name in names if name != against]
     heads = [text for name in names for text in (f"`{name}` TFLOP/s", f"`{name}` us")]
     rows = [["shape", *heads, *(f"`{name}` / `{against}`" for name in others)]]
+    rows[0] += [f"kernel of `{kernel_of}`", "SM MHz"] if kernel_of else []
     columns = {name: _records(profiles, name, shapes) for name in names}
     for number, shape in enumerate(shapes):
         records = {name: column[number] for name, column in columns.items()}
@@ -86,8 +89,20 @@ def shape_rows(profiles: Path, shapes: list[str], names: list[str], against: str
         cells = [text for name in names for text in (_tflops(records[name], us[name]), _marked_us(records[name]))]
         confirmed_us = {name: None if _is_unconfirmed(records[name]) else us[name] for name in names}
         ratios = [_ratio(confirmed_us[name], confirmed_us[against]) for name in others]
-        rows.append([f"`{shape}`", *cells, *ratios])
+        details = _kernel_and_clock(records[kernel_of]) if kernel_of else []
+        rows.append([f"`{shape}`", *cells, *ratios, *details])
     return rows
+
+
+def _kernel_and_clock(records: tuple[Record, ...]) -> list[str]:
+    """The template arguments of the kernels that were timed, and the SM clock that was read meanwhile."""
+    timed = next((each for each in records if each.speed), None)
+    if timed is None or timed.speed is None:
+        return [NOTHING, NOTHING]
+    names = [kernel.name for kernel in launched_kernels([timed])]
+    arguments = [name.partition("<")[2].rpartition(">")[0].strip() or name for name in names]
+    clocks = timed.speed.clocks_during
+    return [", ".join(f"`{each}`" for each in arguments) or NOTHING, str(clocks.sm_mhz) if clocks else NOTHING]
 
 
 def _tflops(records: tuple[Record, ...], us: float | None) -> str:

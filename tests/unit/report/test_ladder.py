@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from pytest_fa.records.log import save_records
+from pytest_fa.records.timing import Clocks
 from pytest_fa.report.ladder import expectation_rows, in_order, ladder_rows, phase_rows, shape_rows
-from tests.factories import MANIFEST, WriteVariant, record, speed, variant
+from tests.factories import MANIFEST, WriteVariant, build, record, speed, variant
 
 SHAPE = "b1h8s512d64-fp16"
 
@@ -88,4 +89,30 @@ def test_a_shape_has_rates_times_and_ratios(tmp_path: Path) -> None:
     assert rows[1:] == [
         [f"`{SHAPE}`", f"{flops / 4e6:.0f}", "4.00", f"{flops / 8e6:.0f}", "8.00", "0.500"],
         ["`b1h2s64d64-fp16`", "-", "-", "-", "-", "-"],
+    ]
+
+
+def test_a_shape_may_show_its_kernel_and_the_sm_clock(tmp_path: Path) -> None:
+    """Of several kernels of a build, the launched one is shown, by its template arguments."""
+    names = ("mine<__half, Shape<64, 4, 64> >", "mine<__half, Shape<64, 1, 64> >", "plain")
+    kernels = dict.fromkeys(names, (1, 0, 0))
+    clocks = Clocks(1755, 3201, 690.0, 60, 4)
+    launched = {SHAPE: names[0], "b1h2s64d64-fp16": names[2]}
+    records = [
+        record(
+            "one",
+            case=f"{shape}-seed0",
+            kind="speed",
+            speed=msgspec.structs.replace(speed(4.0, launched=(name,)), clocks_during=clocks),
+            builds=(build("sm_90a", **kernels),),
+        )
+        for shape, name in launched.items()
+    ]
+    save_records(records, tmp_path)
+    rows = shape_rows(tmp_path / "cpu", [SHAPE, "b1h2s64d64-fp16", "b1h4s128d64-fp16"], ["one"], "one", "one")
+    assert [row[3:] for row in rows] == [
+        ["kernel of `one`", "SM MHz"],
+        ["`__half, Shape<64, 4, 64>`", "1755"],
+        ["`plain`", "1755"],
+        ["-", "-"],
     ]

@@ -245,8 +245,12 @@ def test_an_unconfirmed_time_is_marked_and_has_no_ratio(tmp_path: Path) -> None:
         ]
 
 
-def test_shapes_are_compared_with_one_of_their_variants(tmp_path: Path) -> None:
-    """If `against` of fa-shapes is not one of its variants, the message names the variants."""
-    words = "profiles=cpu cases=b1h8s512d64-fp16 variants=one,two against=three"
-    with pytest.raises(TableProblem, match=r"fa-shapes: against is 'three' \(allowed: one of variants, one, two\)"):
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [("against=three", "against is 'three'"), ("against=one kernel=three", "kernel is 'three'")],
+)
+def test_shapes_are_compared_with_one_of_their_variants(tmp_path: Path, words: str, problem: str) -> None:
+    """If `against` or `kernel` of fa-shapes is not one of its variants, the message names the variants."""
+    words = f"profiles=cpu cases=b1h8s512d64-fp16 variants=one,two {words}"
+    with pytest.raises(TableProblem, match=rf"fa-shapes: {problem} \(allowed: one of variants, one, two\)"):
         rewrite(f"<!-- fa-shapes {words} -->\n<!-- /fa-shapes -->\n", tmp_path)
