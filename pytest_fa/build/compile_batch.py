@@ -95,7 +95,8 @@ def compile_units(units: list[Unit], cache: Path, say: Say) -> Outcomes:
         for title in dict.fromkeys(unit.toolchain.title for unit in units):
             names = [unit.title for unit in units if unit.toolchain.title == title]
             say(f"building {len(names)} with {title}: {', '.join(names)}")
-        with disassembling_early(stage / str(index) for index in range(len(units))) as early:
+        own = [stage / str(index) for index, unit in enumerate(units) if recipe.needs_binding(unit.first)]
+        with disassembling_early(own) as early:
             seconds = run_jobs(
                 stage,
                 jobs,
@@ -190,7 +191,10 @@ def _finish(finished: _Finished, cache: Path, binding_problem: str | None) -> Ou
         if binding_problem and recipe.needs_binding(variant):
             return unit.failure(binding_problem, shlex.join(binding_command(toolchain)))
         return unit.failure(_compile_error(unit, staged), shlex.join(recipe.failed_command(variant, arch, toolchain)))
-    if recipe.needs_binding(variant) and (problem := workspace_problem(source, staged / object_name(source))):
+    compiled = staged / object_name(source)
+    if not compiled.is_file():  # the compiler is a wrapper, or was told to keep its files elsewhere
+        compiled = staged / "kernel.so"
+    if recipe.needs_binding(variant) and (problem := workspace_problem(source, compiled)):
         return unit.failure(problem)
     deps = recipe.dependencies(variant, staged)
     if edited := _edited_since(deps, variant, staged, finished.started_ns):

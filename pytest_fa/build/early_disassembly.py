@@ -1,7 +1,7 @@
 """Disassembles the device code of builds while their host code is compiled.
 
-nvcc first writes the cubin, then the fatbin, which has the same code, and then compiles the host code.  That takes
-about as long as nvdisasm.
+nvcc first writes the cubin, then the fatbin, which has the same code, and then compiles the host code.  The host
+compilation takes about as long as nvdisasm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elftools.common.exceptions import ELFError
 from pytest_fa.build.machine_code import Disassembly, disassemble
 from pytest_fa.build.ninja import parallel_jobs
 
-LOOK_SECONDS = 0.02  # between two looks for new fatbins
+LOOK_SECONDS = 0.05  # between two looks for new fatbins
 
 
 class EarlyDisassembly:
@@ -43,14 +43,14 @@ class EarlyDisassembly:
         return disassembled
 
     def stop_looking(self) -> None:
-        """The compilers have ended."""
+        """Look for no further fatbins: the compilers have ended."""
         self._has_ended.set()
         self._thread.join()
 
     def close(self) -> None:
-        """Drop what has not begun."""
+        """Cancel what has not begun, and do not wait for what runs: its result is not needed."""
         self.stop_looking()
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _watch(self) -> None:
         while not self._has_ended.wait(LOOK_SECONDS):

@@ -51,8 +51,11 @@ def serve_judge(channel: Channel) -> None:
 
 
 def serve_judge_on_gpu(channel: Channel) -> None:
-    """`serve_judge` in a process that opens the GPU before its first command; what fails here fails again then."""
-    with contextlib.suppress(RuntimeError):
+    """`serve_judge` in a process that opens the GPU before its first command.
+
+    An error is ignored: the same one appears when a command needs the GPU.
+    """
+    with contextlib.suppress(Exception):
         if torch.cuda.is_available():
             torch.zeros(1, device="cuda")
     serve_judge(channel)

@@ -111,6 +111,7 @@ FAULTS: dict[str, Fault] = {
     "lse_last_tile": Fault("lse"),
     "lse_log2_when_long": Fault("lse", only=True),
     "lse_without_nan": Fault("contained_nan", only=True),
+    "lse_skips_nan": Fault("contained_nan", only=True),
     # endings
     "raises": Fault("exception", only=True),
     "exits": Fault("isolation", only=True),

@@ -11,7 +11,7 @@ from pytest_fa.records.timing import ON_CPU, Agreement, OutsideTime, ProfilerTim
 
 LONG_NODE_US = 30.0  # mean duration from which a kernel counts as long
 SHARE = 0.05  # allowed difference between period and profiler, as a share of the period
-CAPPED_SHARE = 0.10  # the same where the power cap lowered the clocks: by how much depends on how long the load lasts
+CAPPED_SHARE = 0.10  # by how much the profiler may be longer under a power cap: its load has no pauses
 SHORT_US = 0.4  # allowed difference per short kernel, in microseconds
 
 SLOPE_SHARE = 0.02  # allowed difference between the judge's slope and the period, as a share of the period
@@ -47,11 +47,11 @@ def check_agreement(
     """Return whether a period agrees with the other clocks, the launched kernels and the GPU's peak rates.
 
     `floor` has the least times of a call on this GPU, if its rates are known.  Without `needs_outside`, a time on a GPU
-    may lack the judge's clock, as in records of earlier versions.  `capped_share` is the allowed difference between the
-    period and the profiler under a power cap, as a share of the period.
+    may lack the judge's clock, as in records of earlier versions.  `capped_share` says by how much the profiler may be
+    longer under a power cap, as a share of the period.
     """
     problem = _below_floor(speed.device.median_us, floor or Floor())
-    if problem := problem or _no_usual_chain(speed) or _wrong_kernels(variant, role, speed):
+    if problem := problem or _throttled_or_branched(speed) or _wrong_kernels(variant, role, speed):
         return Agreement(valid=False, reason=problem)
     if problem := _against_judge(speed, role, needs_outside=needs_outside):
         return Agreement(valid=False, reason=problem, least_us=_least_us(speed))
@@ -134,10 +134,17 @@ def _against_outside(period_us: float, outside: OutsideTime, role: str) -> str:
 
 
 def _least_us(speed: Speed) -> float | None:
-    """The shortest of the times by both clocks, which contradict each other; None if the calls shared their output."""
-    if speed.outside is None or speed.outside.shares_outputs:
+    """The shortest time by all clocks, of which two contradict each other.
+
+    None if the calls shared their output, or if the judge's slope is no time.
+    """
+    if speed.outside is None or speed.outside.shares_outputs or not speed.outside.median_us > 0:
         return None
-    return min(speed.device.median_us, speed.outside.median_us, speed.outside.whole_us)
+    times_us = [speed.device.median_us, speed.outside.median_us, speed.outside.whole_us]
+    if speed.profiler is not None:
+        offset_us = speed.profiler.clock_offset_us
+        times_us.append(max(0.0, speed.profiler.profiler_us + min(0.0, offset_us)))
+    return min(times_us)
 
 
 def tampering_of(period_us: float, outside: OutsideTime) -> str:
@@ -180,23 +187,25 @@ def _shorter_by(inside_us: float, outside_us: float) -> str:
 def _compare(period_us: float, profiler: ProfilerTime, share: float) -> Agreement:
     """Compare the period with the profiler's durations.
 
-    For long nodes (30 us or more on average), the sum of durations must be within a `share` of the period.  For short
-    nodes, `clock_offset_us`, which was measured on as many kernels of the same launch geometry, is added first; the
-    difference may then be 0.4 us per node, or that share if it is more.
+    For long nodes (30 us or more on average), the sum of durations must be within 5 % of the period.  For short nodes,
+    `clock_offset_us`, which was measured on as many kernels of the same launch geometry, is added first.  The
+    difference may then be 0.4 us per node, or 5 % if that is more.
 
-    The profiler reads after half a second of load without a pause, and between the samples of a period there are
-    pauses.  Under a power cap, the clocks of the two therefore differ: by 3 to 6 % on an H200.
+    The profiler may be longer by the `share`.  Under a power cap, this is more than 5 %.  The profiler reads after half
+    a second of load without a pause, and between the samples of a period there are pauses.  Therefore, the profiler's
+    calls run at lower clocks.
     """
     count = sum(node.count for node in profiler.nodes)
     if profiler.missing_count or not count:
         return Agreement(valid=False, reason=f"the profiler lost {profiler.missing_count} records")
     if profiler.profiler_us / count >= LONG_NODE_US:
-        profiled_us, allowed = profiler.profiler_us, share * period_us
+        profiled_us, short_us = profiler.profiler_us, 0.0
         profiled = f"profiler {profiler.profiler_us:.1f} us"
     else:
-        profiled_us, allowed = profiler.profiler_us + profiler.clock_offset_us, max(SHORT_US * count, share * period_us)
+        profiled_us, short_us = profiler.profiler_us + profiler.clock_offset_us, SHORT_US * count
         profiled = f"profiler {profiler.profiler_us:.2f} us, clock offset {profiler.clock_offset_us:+.2f} us"
     difference = period_us - profiled_us
+    allowed = max(short_us, (share if difference < 0 else SHARE) * period_us)
     return Agreement(
         valid=abs(difference) <= allowed,
         reason=f"period {period_us:.2f} us, {profiled}: difference {difference:+.2f} us, allowed {allowed:.2f} us",
@@ -204,8 +213,8 @@ def _compare(period_us: float, profiler: ProfilerTime, share: float) -> Agreemen
     )
 
 
-def _no_usual_chain(speed: Speed) -> str:
-    """Return why the period is not that of a chain of kernels at the GPU's usual clocks."""
+def _throttled_or_branched(speed: Speed) -> str:
+    """Return why the period does not count: the GPU was throttled, or the kernels are not one chain."""
     if speed.device.is_throttled:
         return f"throttled: {speed.device.dropped} samples were dropped"
     return "the kernels of the captured call are not one chain" if speed.order == "branches" else ""

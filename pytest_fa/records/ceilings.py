@@ -16,6 +16,7 @@ from pytest_fa.records.timing import Clocks, Timing
 
 NAME = "ceilings.json"
 CEILING_MARGIN = 1.05  # rates above 1.05 times the ceiling exceed the spread of repeated measurements
+MOST_FASTER = 1.5  # by how much the SM clock of a call may exceed that of the matrix products
 BYTES_MARGIN = 1.15  # the same for bytes: a call that mostly reads can be faster than a copy
 
 
@@ -50,15 +51,15 @@ class Ceilings(msgspec.Struct, frozen=True):
         Up to `l2_bytes` may be in L2 from the call before.  They take the time of a copy within L2, or 0 if its rate is
         not known.  The other bytes come from memory.
 
-        `sm_mhz` is the highest SM clock around the calls.  The rate of matrix products was measured under load, where
-        the power cap lowers the clocks.  Calls that need less power run at higher ones, and can exceed this rate as far
-        as the clock is higher.
+        `sm_mhz` is the highest SM clock that was read around the calls.  The rate of matrix products was measured under
+        a power cap, at a lower clock.  Timed calls come in short runs with pauses, so their clock lies between that and
+        the highest.  They can exceed the rate as far as the clock is higher.
         """
         size = _least_bytes(case)
         in_l2 = min(size, l2_bytes if l2_bytes is not None else size)
         l2_us = in_l2 / self.l2_copy_gb_per_s / 1e3 if self.l2_copy_gb_per_s else 0.0
         measured_mhz = self.clocks_during.sm_mhz if self.clocks_during else 0
-        faster = max(1.0, sm_mhz / measured_mhz) if sm_mhz and measured_mhz else 1.0
+        faster = min(MOST_FASTER, max(1.0, sm_mhz / measured_mhz)) if sm_mhz and measured_mhz else 1.0
         return Floor(self.least_us(case) / faster, l2_us + (size - in_l2) / self.copy_gb_per_s / 1e3)
 
     def least_us(self, case: Case) -> float:

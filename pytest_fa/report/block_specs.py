@@ -55,7 +55,7 @@ class ExpectationSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ShapeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rates and times of the variants: one row for each shape, with ratios to the time of `against`.
 
-    `kernel` names the variant of which a row also has the kernel that ran and the SM clock.
+    `kernel` names a variant.  Each row then also shows its kernel and the SM clock.
     """
 
     profiles: str

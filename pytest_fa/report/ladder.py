@@ -76,7 +76,7 @@ def shape_rows(
     """The header and a row for each shape: TFLOP/s and `device_us` of each variant, and ratios of the times.
 
     A ratio is the time of a variant divided by that of `against`.  A time that no other clock confirms has a `!` and no
-    ratio.  For `kernel_of`, one of the names, two columns more have the kernel that ran and the SM clock while it ran.
+    ratio.  For `kernel_of`, one of the names, two columns more show the kernel and the SM clock.
     """
     others = [name for name in names if name != against]
     heads = [text for name in names for text in (f"`{name}` TFLOP/s", f"`{name}` us")]
@@ -95,11 +95,11 @@ def shape_rows(
 
 
 def _kernel_and_clock(records: tuple[Record, ...]) -> list[str]:
-    """The template arguments of the kernels that were timed, and the SM clock that was read meanwhile."""
+    """The template arguments of the kernels that were timed, and the SM clock that was read while such calls ran."""
     timed = next((each for each in records if each.speed), None)
     if timed is None or timed.speed is None:
         return [NOTHING, NOTHING]
-    names = [kernel.name for kernel in launched_kernels([timed])]
+    names = [kernel.name for kernel in launched_kernels([timed])] if timed.speed.launches else []
     arguments = [name.partition("<")[2].rpartition(">")[0].strip() or name for name in names]
     clocks = timed.speed.clocks_during
     return [", ".join(f"`{each}`" for each in arguments) or NOTHING, str(clocks.sm_mhz) if clocks else NOTHING]

@@ -7,7 +7,6 @@ Every message has a deadline and a largest size, and an answer that is none ends
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -99,15 +98,18 @@ class Workers:
             self._server.request_judge(encode(PrepareJudge()))
 
     def prepare_candidate(self, variant: Variant) -> None:
-        """Let a new candidate open the GPU while its variant is built.  The next job gets it, if a judge is there.
+        """Let a new candidate open the GPU while its variant is built.
 
-        What fails here fails again when the job comes.
+        The next job of a variant in the same folder gets it.  Without a judge, nothing is started.  An error is
+        ignored: the same one appears when the job needs the process.
         """
         if self._server is None or self._judge is None or self._candidates or self._runs_variants:
             return
         self._owner = owner_of(variant)
-        with contextlib.suppress(WorkerError, OSError):
+        try:
             self._fork_missing(self._server, ("early",))
+        except (WorkerError, OSError):
+            self.close()
 
     def run(self, job: CaseJob) -> CaseResult:
         """Run one job and return its result, also if a process crashes or hangs.

@@ -54,6 +54,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs the GPU for itself: run -m quiet_gpu without -n"))
 
 
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build cache of all workers of pytest-xdist: the first that needs a build compiles it, and the others wait."""
+    folder = tmp_path_factory.getbasetemp()
+    cache = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "device-cache"
+    cache.mkdir(exist_ok=True)
+    return cache
+
+
 @pytest.fixture
 def build_source(write_variant: WriteVariant, shared_cache: Path, tmp_path: Path) -> BuildSource:
     """`build_source("name", source)`: build a source; returns the variant and the path of its library."""

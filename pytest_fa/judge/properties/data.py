@@ -9,7 +9,7 @@ import torch
 from pytest_fa.errors import WrongResult
 from pytest_fa.judge.policies import ulp
 from pytest_fa.judge.subject import PropertySubject
-from pytest_fa.run.inputs import LINEAR_IN, Inputs, Output, clone
+from pytest_fa.run.inputs import LINEAR_IN, Inputs, Output, clone, is_poison
 
 
 def hard_data(subject: PropertySubject) -> None:
@@ -124,19 +124,25 @@ def contained_nan(subject: PropertySubject) -> None:
 
 
 def _require_nan_lse(subject: PropertySubject, inputs: Inputs, what: str) -> None:
-    """Raise `WrongResult` unless a NaN in a key or a query of head 1 makes the log-sum-exp of all rows that see it NaN.
+    """Put a NaN into a key or a query of head 1.  Each row that sees it must have a NaN log-sum-exp.
 
-    A kernel that tests the row sum with `l > 0` returns -inf, as for a row that sees no key.
+    Raises `WrongResult` if one has not.
+    A kernel that tests the row sum with `l > 0` returns -inf, as for a row that sees no key.  One that does not write
+    such a row leaves the NaN with which the output was filled; its bits are those of no result.
     """
     place = min(inputs.q.shape[2], inputs.k.shape[2]) // 2  # under each mask, there is a row that sees this key
     with_nan = inputs._replace(q=inputs.q.clone(), k=inputs.k.clone())
     (with_nan.k if what == "key" else with_nan.q)[:, 1, place] = float("nan")
     _, lse = subject.call(with_nan).tensors
-    wrong = subject.exact_lse(with_nan).isnan() & ~lse.isnan()  # [batch, heads, seq_q]
+    has_nan = lse.isnan() & ~is_poison(lse)
+    wrong = subject.exact_lse(with_nan).isnan() & ~has_nan  # [batch, heads, seq_q]
     if not wrong.any():
         return
     row = tuple(wrong.nonzero()[0].tolist())
-    message = f"the log-sum-exp of {int(wrong.sum())} rows is not NaN; in row {row} it is {float(lse[row]):.6g}"
+    value = "not written" if is_poison(lse)[row] else f"{float(lse[row]):.6g}"
+    message = (
+        f"the log-sum-exp of {int(wrong.sum())} rows is not NaN; in row {row} it is {value}; test `l == 0`, not `l > 0`"
+    )
     raise WrongResult("contained_nan", f"contained_nan (NaN in {what} {place} of head 1): {message}")
 
 

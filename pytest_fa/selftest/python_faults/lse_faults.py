@@ -63,6 +63,16 @@ lse_without_max = writes_lse(
     lambda products, scale: right_lse(products, scale) - scored(products, scale).amax(-1).nan_to_num(neginf=0.0)
 )
 lse_without_nan = writes_lse(lambda products, scale: right_lse(products, scale).nan_to_num(-math.inf, neginf=-math.inf))
+
+
+def lse_skips_nan(q, k, v, *, scale, causal="none", out=None, lse=None):
+    result, products = attend(q, k, v, scale, causal)
+    if lse is not None:
+        right = right_lse(products, scale)
+        lse.copy_(torch.where(right.isnan(), lse, right))
+    return out.copy_(result)
+
+
 PREVIOUS = {}
 
 

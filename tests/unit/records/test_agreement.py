@@ -63,12 +63,13 @@ def clocks(sm_mhz: int, throttle_reasons: int) -> Clocks:
 
 
 @pytest.mark.parametrize(
-    ("profiler_us", "reasons", "valid"), [(106.0, 0x04, True), (111.0, 0x04, False), (106.0, 0x01, False)]
+    ("profiler_us", "reasons", "valid"),
+    [(106.0, 0x04, True), (111.0, 0x04, False), (106.0, 0x01, False), (94.0, 0x04, False), (96.0, 0x04, True)],
 )
 def test_under_a_power_cap_the_profiler_may_show_10_percent_more(
     profiler_us: float, reasons: int, *, valid: bool
 ) -> None:
-    """Its load has no pauses, so it runs at lower clocks; other reasons for lower clocks allow nothing."""
+    """Its load has no pauses, so it runs at lower clocks.  Other reasons allow nothing, nor does a shorter time."""
     measured = msgspec.structs.replace(timed(100.0, profiler_us), clocks_during=clocks(1800, reasons))
     assert check_agreement("ws_p2", "candidate", measured).valid is valid
     after = msgspec.structs.replace(timed(100.0, profiler_us), clocks_after=clocks(1800, reasons))
@@ -78,13 +79,21 @@ def test_under_a_power_cap_the_profiler_may_show_10_percent_more(
 def test_a_time_that_the_judge_contradicts_has_the_shortest_of_all() -> None:
     """With it, a gate leaves out a baseline that is too slow by every clock."""
 
-    def least_us(*, shares_outputs: bool) -> float | None:
-        outside = OutsideTime(110.0, 0.001, 125.0, 200, None, None, shares_outputs)
-        agreement = check_agreement("mine", "baseline", msgspec.structs.replace(timed(100.0, 100.0), outside=outside))
+    def least_us(
+        slope_us: float = 110.0, profiler_us: float = 100.0, offset_us: float = 0.0, *, shares_outputs: bool = False
+    ) -> float | None:
+        outside = OutsideTime(slope_us, 0.001, 125.0, 200, None, None, shares_outputs)
+        measured = msgspec.structs.replace(timed(100.0, profiler_us, offset_us), outside=outside)
+        agreement = check_agreement("mine", "baseline", measured)
         assert agreement.valid is False
+        assert msgspec.convert(msgspec.to_builtins(agreement), Agreement) == agreement  # a record of it can be read
         return agreement.least_us
 
-    assert least_us(shares_outputs=False) == 100.0
+    assert least_us() == 100.0
+    assert least_us(profiler_us=60.0) == 60.0
+    assert least_us(profiler_us=60.0, offset_us=-4.0) == 56.0
+    assert least_us(slope_us=90.0) == 90.0
+    assert least_us(slope_us=-1.0) is None
     assert least_us(shares_outputs=True) is None
 
 

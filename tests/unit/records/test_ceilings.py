@@ -103,7 +103,14 @@ def test_the_least_time_is_also_that_of_the_bytes(
 
 @pytest.mark.parametrize(
     ("measured_mhz", "sm_mhz", "share"),
-    [(1485, 1980, 0.75), (1485, 1200, 1.0), (1485, None, 1.0), (None, 1980, 1.0), (0, 1980, 1.0)],
+    [
+        (1485, 1980, 0.75),
+        (1485, 1200, 1.0),
+        (1485, 10**9, 1 / 1.5),
+        (1485, None, 1.0),
+        (None, 1980, 1.0),
+        (0, 1980, 1.0),
+    ],
 )
 def test_the_least_time_of_the_products_follows_the_sm_clock(
     measured_mhz: int | None, sm_mhz: int | None, share: float

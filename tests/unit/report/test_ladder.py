@@ -97,22 +97,23 @@ def test_a_shape_may_show_its_kernel_and_the_sm_clock(tmp_path: Path) -> None:
     names = ("mine<__half, Shape<64, 4, 64> >", "mine<__half, Shape<64, 1, 64> >", "plain")
     kernels = dict.fromkeys(names, (1, 0, 0))
     clocks = Clocks(1755, 3201, 690.0, 60, 4)
-    launched = {SHAPE: names[0], "b1h2s64d64-fp16": names[2]}
+    launched = {SHAPE: (names[0],), "b1h2s64d64-fp16": (names[2],), "b1h2s128d64-fp16": ()}
     records = [
         record(
             "one",
             case=f"{shape}-seed0",
             kind="speed",
-            speed=msgspec.structs.replace(speed(4.0, launched=(name,)), clocks_during=clocks),
+            speed=msgspec.structs.replace(speed(4.0, launched=launches), clocks_during=clocks),
             builds=(build("sm_90a", **kernels),),
         )
-        for shape, name in launched.items()
+        for shape, launches in launched.items()
     ]
     save_records(records, tmp_path)
-    rows = shape_rows(tmp_path / "cpu", [SHAPE, "b1h2s64d64-fp16", "b1h4s128d64-fp16"], ["one"], "one", "one")
+    rows = shape_rows(tmp_path / "cpu", [*launched, "b1h4s128d64-fp16"], ["one"], "one", "one")
     assert [row[3:] for row in rows] == [
         ["kernel of `one`", "SM MHz"],
         ["`__half, Shape<64, 4, 64>`", "1755"],
         ["`plain`", "1755"],
+        ["-", "1755"],
         ["-", "-"],
     ]
