@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from pytest_fa.build.command import links
-from pytest_fa.build.extension import LIBRARY, MODULE_NAME
+from pytest_fa.build.command import LIBRARY, links
+from pytest_fa.build.extension import MODULE_NAME
 from pytest_fa.build.keys import Dependency, digest, file_hash
 from pytest_fa.build.recipe import request_key
 from pytest_fa.build.unchanged import change_of
@@ -222,7 +222,7 @@ def publish(cache: Path, variant: Variant, arch: Target, toolchain: str, staged:
     """Move a staged build to its final folder, replacing a damaged one, and return it.  The cache must be locked."""
     target = request_folder(cache, variant, arch) / f"{toolchain}-{digest(stored.dependencies)}"
     (staged / "build.json").write_bytes(msgspec.json.format(msgspec.json.encode(stored)))
-    for name in ("kernel.so", "build.json"):
+    for name in (LIBRARY, "build.json"):
         with (staged / name).open("rb") as stream:
             os.fsync(stream.fileno())
     if target.parent.is_symlink():
@@ -250,7 +250,7 @@ def sources_of(cache: Path, variant: Variant, build: Build) -> dict[str, str]:
 
 def library_path(cache: Path, variant: Variant, arch: Target, toolchain: str, deps: tuple[Dependency, ...]) -> str:
     """Return the path that `publish` gives a library, relative to the cache."""
-    return str((request_folder(cache, variant, arch) / f"{toolchain}-{digest(deps)}" / "kernel.so").relative_to(cache))
+    return str((request_folder(cache, variant, arch) / f"{toolchain}-{digest(deps)}" / LIBRARY).relative_to(cache))
 
 
 def delete_builds(cache: Path, variant: Variant, arches: tuple[Target, ...]) -> None:

@@ -26,7 +26,7 @@ INCLUDE = PACKAGE / "include"
 BINDING = PACKAGE / "build" / "binding.cpp"
 
 OBJECT = "kernel.o"
-# nvcc leaves its intermediate files in the staging folder, where the device code is disassembled early.
+# nvcc keeps its intermediate files in the staging folder, where the device code is disassembled early.
 KEEP = "-keep"
 LOG, DEPFILE, LIBRARY = "log.txt", "deps.d", "kernel.so"
 DEFINES = f"{GENERATED}/fa_defines.h"
@@ -143,12 +143,12 @@ def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, bi
 
 
 def object_name(source: str) -> str:
-    """Return the name of the object file that nvcc leaves of a source."""
+    """Return the name of the object file that nvcc writes for a source."""
     return f"{Path(source).stem}.o"
 
 
 def intermediate_files(staged: Path) -> list[Path]:
-    """Return the files that nvcc has left in a staging folder and that a published build does not need."""
+    """Return the files in a staging folder that nvcc has written and that a published build does not need."""
     kept = (LOG, DEPFILE, LIBRARY)
     return [path for path in staged.iterdir() if path.is_file() and not path.is_symlink() and path.name not in kept]
 

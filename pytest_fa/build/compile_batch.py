@@ -24,7 +24,7 @@ from elftools.common.exceptions import ELFError
 
 from pytest_fa.build import cache as cached
 from pytest_fa.build import recipe
-from pytest_fa.build.command import OBJECT, binding_command, binding_key, object_name, toolchain_key
+from pytest_fa.build.command import LIBRARY, LOG, OBJECT, binding_command, binding_key, object_name, toolchain_key
 from pytest_fa.build.compile_errors import compile_error, lacks_entry
 from pytest_fa.build.early_disassembly import EarlyDisassembly, disassembling_early
 from pytest_fa.build.exports import entry_problem, workspace_problem
@@ -162,7 +162,7 @@ def _stage_units(units: list[Unit], stage: Path, cache: Path, files_at_once: int
         if recipe.needs_binding(unit.first) and not cached.has_binding(cache, binding):
             binding, after = Path("..") / _binding_stage(unit.toolchain), f"{_binding_stage(unit.toolchain)}/binding.o"
         command = recipe.stage(unit.first, unit.arch, folder, unit.toolchain, binding, files_at_once)
-        jobs.append(CompileJob(str(index), "kernel.so", tuple(command), unit.title, after))
+        jobs.append(CompileJob(str(index), LIBRARY, tuple(command), unit.title, after))
     return jobs
 
 
@@ -187,13 +187,13 @@ def _finish(finished: _Finished, cache: Path, binding_problem: str | None) -> Ou
     unit, staged = finished.unit, finished.folder
     variant, arch, toolchain = unit.first, unit.arch, unit.toolchain
     source = variant.entry.source
-    if not (staged / "kernel.so").is_file():
+    if not (staged / LIBRARY).is_file():
         if binding_problem and recipe.needs_binding(variant):
             return unit.failure(binding_problem, shlex.join(binding_command(toolchain)))
         return unit.failure(_compile_error(unit, staged), shlex.join(recipe.failed_command(variant, arch, toolchain)))
     compiled = staged / object_name(source)
     if not compiled.is_file():  # the compiler is a wrapper, or was told to keep its files elsewhere
-        compiled = staged / "kernel.so"
+        compiled = staged / LIBRARY
     if recipe.needs_binding(variant) and (problem := workspace_problem(source, compiled)):
         return unit.failure(problem)
     deps = recipe.dependencies(variant, staged)
@@ -232,12 +232,12 @@ def _describe_build(finished: _Finished, deps: tuple[Dependency, ...]) -> Build:
     kernels, advisories = read_ptxas_log(_log(staged))
     identity = missing = None
     try:
-        code = read_machine_code(staged / "kernel.so", finished.early.of(staged))
+        code = read_machine_code(staged / LIBRARY, finished.early.of(staged))
         identity, kernels = code.identity, with_machine_code(kernels, code)
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, ELFError) as problem:
         missing = f"machine code not read: {problem}"
     gpu = find_gpu()
-    state = (staged / "kernel.so").stat()
+    state = (staged / LIBRARY).stat()
     return Build(
         variant=variant.name,
         arch=arch,
@@ -278,7 +278,7 @@ def _compile_error(unit: Unit, staged: Path) -> str:
 
 def _log(folder: Path) -> str:
     """Return the last part of a compiler's output; on a full disk, where it is incomplete, that there is no space."""
-    path = folder / "log.txt"
+    path = folder / LOG
     full = shutil.disk_usage(folder).free < LEAST_FREE_BYTES
     note = f"No space left on device: {folder.parents[1]}\n" if full else ""
     if not path.is_file():

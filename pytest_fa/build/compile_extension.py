@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 from setuptools import Distribution
 
-from pytest_fa.build.extension import DEPENDENCIES, LIBRARY, ExtensionSpec
+from pytest_fa.build.command import LIBRARY
+from pytest_fa.build.extension import DEPENDENCIES, ExtensionSpec
 
 
 def main(arguments: list[str]) -> int:

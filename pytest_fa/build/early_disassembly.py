@@ -33,7 +33,7 @@ class EarlyDisassembly:
         self._thread.start()
 
     def of(self, folder: Path) -> list[Disassembly]:
-        """The disassembled cubins of a folder; none if that failed, or if its compiler left no cubin."""
+        """The disassembled cubins of a folder; none if that failed, or if its compiler kept no cubin."""
         disassembled = []
         for future in self._futures.get(folder, ()):
             try:

@@ -24,7 +24,6 @@ from pytest_fa.build.toolchain import Toolchain, find_toolchain, host_toolchain
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import ToolchainError
 
-LIBRARY = "kernel.so"
 DEPENDENCIES = "deps.txt"
 MODULE_NAME = "module.txt"  # next to the library; holds the module name that it was compiled with
 SPEC = "spec.json"

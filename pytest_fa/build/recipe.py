@@ -78,7 +78,7 @@ def compiler_environment(variant: Variant) -> dict[str, str]:
 
 def published_files(variant: Variant) -> tuple[str, ...]:
     """Return the files of a build that are read when it is loaded."""
-    return (extension.LIBRARY, extension.MODULE_NAME) if _is_extension(variant) else (extension.LIBRARY,)
+    return (command.LIBRARY, extension.MODULE_NAME) if _is_extension(variant) else (command.LIBRARY,)
 
 
 def remove_scratch_files(variant: Variant, staged: Path) -> None:

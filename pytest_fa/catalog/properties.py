@@ -14,7 +14,7 @@ PROPERTIES: dict[str, str] = {
     "zero_scale": "with scale 0, the output is the mean of the rows of V (for scores: zero), or the call is refused",
     "negative_scale": "a negative scale gives the correct result, or is refused",
     "head_independence": "other data in one head changes no bit in the output of the other heads",
-    "contained_nan": "a NaN in one head changes no bit of the others; a row with a NaN score has a NaN log-sum-exp",
+    "contained_nan": "a NaN in one head changes no other head's output; a row with a NaN score has a NaN log-sum-exp",
     "padded_rows": "rows with padding between them are read and written correctly, or refused",
     "expanded_heads": "K and V with a head stride of zero are read correctly, or refused",
     "offset_pointers": "pointers that are offset by one element or 8 bytes are read and written correctly, or refused",

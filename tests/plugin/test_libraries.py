@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.build.extension import LIBRARY, MODULE_NAME
+from pytest_fa.build.command import LIBRARY
+from pytest_fa.build.extension import MODULE_NAME
 from pytest_fa.bundle.libraries import LIBRARIES
 from pytest_fa.bundle.seal import SEAL, make_seal
 from tests.plugin.conftest import ONE_CASE, NewProject

@@ -128,7 +128,7 @@ def _require_nan_lse(subject: PropertySubject, inputs: Inputs, what: str) -> Non
 
     Raises `WrongResult` if one has not.
     A kernel that tests the row sum with `l > 0` returns -inf, as for a row that sees no key.  One that does not write
-    such a row leaves the NaN with which the output was filled; its bits are those of no result.
+    such a row is found by the bits of its NaN: they are those with which the output was filled.
     """
     place = min(inputs.q.shape[2], inputs.k.shape[2]) // 2  # under each mask, there is a row that sees this key
     with_nan = inputs._replace(q=inputs.q.clone(), k=inputs.k.clone())
@@ -140,10 +140,9 @@ def _require_nan_lse(subject: PropertySubject, inputs: Inputs, what: str) -> Non
         return
     row = tuple(wrong.nonzero()[0].tolist())
     value = "not written" if is_poison(lse)[row] else f"{float(lse[row]):.6g}"
-    message = (
-        f"the log-sum-exp of {int(wrong.sum())} rows is not NaN; in row {row} it is {value}; test `l == 0`, not `l > 0`"
-    )
-    raise WrongResult("contained_nan", f"contained_nan (NaN in {what} {place} of head 1): {message}")
+    message = f"the log-sum-exp of {int(wrong.sum())} rows is not NaN; in row {row} it is {value}"
+    remedy = "test the row sum with `== 0`, not with `> 0`"
+    raise WrongResult("contained_nan", f"contained_nan (NaN in {what} {place} of head 1): {message}; {remedy}")
 
 
 def _require_same_in_other_heads(

@@ -15,7 +15,7 @@ from tests.unit.build.conftest import Workplace
 
 
 def test_a_cubin_is_disassembled_when_the_fatbin_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before that, it may be incomplete.  The linker's cubin is left out, and a failure leaves no result."""
+    """Before that, it may be incomplete.  The linker's cubin is excluded, and a failure has no result."""
     started = threading.Event()
 
     def fake(cubin: Path) -> Disassembly:

@@ -77,7 +77,7 @@ def test_under_a_power_cap_the_profiler_may_show_10_percent_more(
 
 
 def test_a_time_that_the_judge_contradicts_has_the_shortest_of_all() -> None:
-    """With it, a gate leaves out a baseline that is too slow by every clock."""
+    """With it, a gate excludes a baseline that is too slow by every clock."""
 
     def least_us(
         slope_us: float = 110.0, profiler_us: float = 100.0, offset_us: float = 0.0, *, shares_outputs: bool = False
