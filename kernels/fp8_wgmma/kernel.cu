@@ -216,7 +216,7 @@ __device__ __forceinline__ void wait_empty(uint64_t* barrier_smem, uint32_t pari
   }
 }
 
-// In a kernel that omits this barrier, delays the thread for which the barrier waits.  Otherwise the error would show rarely.
+// In a kernel that omits this barrier, delays the threads for which the barrier waits.  Otherwise the error would show rarely.
 template <Barrier BARRIER>
 __device__ __forceinline__ void delay_if_omitted() {
   if (BARRIER == OMIT_BARRIER) __nanosleep(5000);
@@ -419,6 +419,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
 
       auto arrive_empty = [&](auto barrier, uint64_t* barrier_smem, bool is_early) {
         if (is_early == (OMIT_BARRIER == decltype(barrier)::value) && is_first_lane) fa::mbarrier_arrive(barrier_smem);
+        if (is_early) delay_if_omitted<decltype(barrier)::value>();  // the producer overwrites the buffer meanwhile
       };
       constexpr std::integral_constant<Barrier, K_EMPTY> K_READ{};
       constexpr std::integral_constant<Barrier, V_EMPTY> V_READ{};

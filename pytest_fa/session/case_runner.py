@@ -93,6 +93,7 @@ class CaseRunner:
             watchdog_seconds=self.watchdog_seconds(variant, device),
             without_attention=self._needs_own_work(variant, kind),
             is_further_seed=self._is_further_seed(variant, case, kind),
+            shares_gpu=device == "cuda" and bool(self.other_gpu_processes),
         )
         result, costs = self._result_of(job)
         self._raise_refusal(job, result)

@@ -30,7 +30,7 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     output.  `cross_checks` are the SDPA backends that are judged on the same inputs if the output is wrong.  A launch
     that has not returned after `watchdog_seconds` counts as hung.  `warm_ups` calls precede the judged call, outside
     its NVTX range.  With `without_attention`, one call is also judged in a process in which torch's own attention
-    computes something else.
+    computes something else.  `shares_gpu` says that processes that this run did not start use the GPU.
     """
 
     variant: Variant
@@ -48,6 +48,7 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     file_hashes: dict[str, str] = {}
     without_attention: bool = False
     is_further_seed: bool = False
+    shares_gpu: bool = False
 
     @property
     def id(self) -> str:

@@ -296,7 +296,7 @@ def _time_calls(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages:
     stages.announce_work()
     if job.judge:
         _judge_written(written, job, findings)
-    require_honest_clock(speed)
+    require_honest_clock(speed, shares_gpu=job.shares_gpu)
     findings.speed = speed
 
 

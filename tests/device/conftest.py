@@ -42,7 +42,10 @@ supports: {dtype: [fp16, bf16], causal: [none, top_left, bottom_right], layout: 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this folder; those that need the GPU for themselves are skipped under pytest-xdist."""
+    """Mark every test of this folder; those that need the GPU for themselves are skipped under pytest-xdist.
+
+    A file whose tests all need that is listed above; single tests are marked where they are.
+    """
     for item in items:
         if Path(__file__).parent not in item.path.parents:
             continue
@@ -50,8 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(marker)
         if item.path.stem in NEED_A_QUIET_GPU:
             item.add_marker("quiet_gpu")
-            if "PYTEST_XDIST_WORKER" in os.environ:
-                item.add_marker(pytest.mark.skip(reason="needs the GPU for itself: run -m quiet_gpu without -n"))
+        if item.get_closest_marker("quiet_gpu") and "PYTEST_XDIST_WORKER" in os.environ:
+            item.add_marker(pytest.mark.skip(reason="needs the GPU for itself: run -m quiet_gpu without -n"))
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,7 @@ def extension(new_project: NewProject) -> dict[str, Run]:
     return runs
 
 
+@pytest.mark.quiet_gpu
 def test_an_extension_is_judged_and_timed(extension: dict[str, Run]) -> None:
     """The template's extension is built, right and timed without an edit."""
     outcomes = extension["both"].outcomes
@@ -106,6 +107,7 @@ def test_an_edited_header_of_an_extension_is_rebuilt(extension: dict[str, Run]) 
     assert "q must be fp16 of head_dim 64 on a GPU" in extension["edited"].reasons[CHECKED.format("mine")]
 
 
+@pytest.mark.quiet_gpu
 def test_a_triton_kernel_is_judged_and_timed(project: Project) -> None:
     """The template in Triton is right on a shape with tails, and holds every property."""
     new(project, "triton")
@@ -116,6 +118,7 @@ def test_a_triton_kernel_is_judged_and_timed(project: Project) -> None:
     assert run.ret == pytest.ExitCode.OK
 
 
+@pytest.mark.quiet_gpu
 def test_flex_attention_is_judged_and_timed(project: Project) -> None:
     """A function that torch compiles at its first call is not stopped by the watchdog."""
     entry = 'entry: {kind: python, target: "entry:forward"}\nsupports: {causal: [none, top_left]}\n'

@@ -55,6 +55,7 @@ def run(built: Built, shape: str, seed: int, repeats: int | None) -> CaseResult:
     return run_case(CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False, repeats=repeats))
 
 
+@pytest.mark.quiet_gpu
 @pytest.mark.parametrize("name", RACES)
 def test_races_are_caught_by_nan_in_shared_memory(builds: dict[str, Built], name: str) -> None:
     """A tile of scores that is read before it is written gives NaN in at least 19 of 20 first calls."""

@@ -177,6 +177,7 @@ def judged(built: Built, *, time: bool = False, repeats: int | None = 0) -> Case
         return workers.run(job_of(built, time=time, repeats=repeats))
 
 
+@pytest.mark.quiet_gpu
 def test_a_kernel_that_keeps_results_gains_nothing(build: BuildSource) -> None:
     """A kernel that keeps outputs by sampled inputs is wrong, or not faster than the same kernel without that."""
     honest, keeps = judged(build("honest", HONEST), time=True), judged(build("keeps", KEEPS), time=True)
@@ -190,6 +191,7 @@ def test_a_kernel_that_keeps_results_gains_nothing(build: BuildSource) -> None:
         assert (keeps.outcome, keeps.caught_by) == ("wrong", ("timed outputs",))
 
 
+@pytest.mark.quiet_gpu
 def test_that_kernel_is_fast_on_the_same_data(build: BuildSource) -> None:
     """On the same data again and again, that kernel takes less than half of the time of the honest one."""
     inputs = make_inputs(CASE, torch.device("cuda"))
