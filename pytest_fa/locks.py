@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-
-import filelock
+from typing import TYPE_CHECKING
 
 from pytest_fa.errors import LockProblem
 from pytest_fa.regular_file import open_regular
+
+if TYPE_CHECKING:
+    import filelock
 
 NOTICE_SECONDS = 5.0  # a wait that is longer is explained
 MOST_SECONDS = 3600.0
@@ -53,6 +55,8 @@ def held_lock(
     called a few times per second during a wait; what it raises ends the wait.  Raises `LockProblem` if the lock is not
     free after an hour, or if this user may not open its file.
     """
+    import filelock  # noqa: PLC0415  # 8 ms, only for a run that builds or times
+
     lock = filelock.FileLock(path)
     try:
         _acquire(lock, path, what, say, notice_seconds, check)
@@ -92,6 +96,8 @@ def _acquire(
 
 def _is_acquired(lock: filelock.BaseFileLock, seconds: float, check: Callable[[], object]) -> bool:
     """Whether the lock could be taken within these seconds.  `check` is called after each fifth of a second."""
+    import filelock  # noqa: PLC0415  # as above
+
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -22,6 +22,7 @@ import msgspec
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 MARK = "PYTEST_FA_MARK"  # the environment variable by which processes of one run are recognised
+_MOST_STAT_BYTES = 4096  # of one line of 52 numbers
 END_SECONDS = 10.0  # within which a killed process has ended, unless the kernel keeps it
 
 # Arguments: the parent's process id, the signal, and the command.
@@ -151,8 +152,12 @@ def _state_of(pid: int) -> str:
 
 def _stat_of(pid: int) -> tuple[str, str]:
     """Return the state and the parent of a process.  Its name, in parentheses, may contain anything."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    state, parent, *_ = text.rpartition(")")[2].split()
+    descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)  # for every process there is, many times
+    try:
+        text = os.read(descriptor, _MOST_STAT_BYTES)
+    finally:
+        os.close(descriptor)
+    state, parent, *_ = text.rpartition(b")")[2].decode().split(maxsplit=2)
     return state, parent
 
 

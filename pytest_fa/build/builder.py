@@ -9,10 +9,10 @@ from typing import NamedTuple
 from pytest_fa.build import cache as cached
 from pytest_fa.build import recipe
 from pytest_fa.build.command import toolchain_key
-from pytest_fa.build.compile_batch import Request, Say, Unit, compile_units, units_of
 from pytest_fa.build.flag_list import refusal
 from pytest_fa.build.outcomes import BuildFailure, BuildOutcome, BuildReport
 from pytest_fa.build.toolchain import Toolchain
+from pytest_fa.build.units import Request, Say, Unit, units_of
 from pytest_fa.catalog.variant import Target, Variant
 from pytest_fa.errors import ToolchainError
 from pytest_fa.records.built import Build
@@ -124,6 +124,8 @@ def _ensure(wanted: list[Wanted], cache: Path, say: Say, *, no_build: bool) -> B
         return BuildReport(outcomes, 0, cached_count, 0.0)
     units: list[Unit] = []
     if missing:
+        from pytest_fa.build.compile_batch import compile_units  # noqa: PLC0415  # 40 ms, only to compile
+
         with cached.locked(cache, say):
             # another process may have published builds while this one waited for the lock
             published, missing = _look_up([each for each, _ in missing], cache)

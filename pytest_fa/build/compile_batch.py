@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,50 +34,14 @@ from pytest_fa.build.ninja import CompileJob, parallel_jobs, run_jobs
 from pytest_fa.build.outcomes import BuildFailure, BuildOutcome
 from pytest_fa.build.resources import read_ptxas_log, with_machine_code
 from pytest_fa.build.toolchain import Toolchain
-from pytest_fa.catalog.variant import Target, Variant
+from pytest_fa.build.units import Outcomes, Say, Unit
+from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.text import printable
 
 LEAST_FREE_BYTES = 2**20  # less than this is a full disk
 MOST_LOG_BYTES = 2**24  # ptxas figures of one build take a few kilobytes
-
-Say = Callable[[str], None]
-Request = tuple[Variant, Target]
-Outcomes = dict[tuple[str, str], BuildOutcome]
-
-
-class Unit(NamedTuple):
-    """One compilation: the variants that share its library, and what it is compiled for and with."""
-
-    variants: tuple[Variant, ...]
-    arch: Target
-    toolchain: Toolchain
-
-    @property
-    def first(self) -> Variant:
-        """The variant by whose manifest it is compiled; the others have the same sources, flags and definitions."""
-        return self.variants[0]
-
-    @property
-    def title(self) -> str:
-        """Its variants and its architecture: `forward/host`, or `forward + forward_lse/host` if they share a build."""
-        return f"{' + '.join(variant.name for variant in self.variants)}/{self.arch}"
-
-    def failure(self, reason: str, command: str = "") -> Outcomes:
-        """The failure of each variant."""
-        names = tuple(variant.name for variant in self.variants)
-        return {(name, self.arch): BuildFailure(name, self.arch, reason, command, shared_by=names) for name in names}
-
-
-def units_of(requests: list[tuple[Request, Toolchain]]) -> list[Unit]:
-    """Return the compilations that the requests need, in their order."""
-    units: dict[tuple[str, ...], Unit] = {}
-    for (variant, arch), toolchain in requests:
-        key = (variant.folder, variant.root, variant.entry.kind, arch, recipe.request_key(variant, arch))
-        unit = units.get(key, Unit((), arch, toolchain))
-        units[key] = unit._replace(variants=(*unit.variants, variant))
-    return list(units.values())
 
 
 def compile_units(units: list[Unit], cache: Path, say: Say) -> Outcomes:

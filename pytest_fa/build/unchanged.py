@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -70,8 +71,19 @@ def _sources_of(variant: Variant) -> Iterator[str]:
     yield from sorted(str(path) for path, _ in zip(paths, range(MOST_FILES), strict=False))
 
 
+def hash_package() -> None:
+    """Hash the files of this package now, for `FilesOfJob` here and in every process that is forked from this one."""
+    for path in _files_of_package():
+        file_hash(path)
+
+
 @functools.cache
 def _package_files() -> tuple[str, ...]:
     """The files of this package that are not made while it runs."""
-    paths = (path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return tuple(sorted(str(path) for path in paths))
+    return tuple(sorted(_files_of_package()))
+
+
+def _files_of_package() -> Iterator[str]:
+    for folder, folders, names in os.walk(PACKAGE):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        yield from (f"{folder}/{name}" for name in names)

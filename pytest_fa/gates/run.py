@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pytest_fa.build.compile_batch import Say
+from pytest_fa.build.units import Say
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, LEAST_SD_SHARE, MOST_DROPPED, Analysis, analyse

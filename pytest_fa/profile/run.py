@@ -6,8 +6,8 @@ import functools
 
 import msgspec
 
-from pytest_fa.build.compile_batch import Say
 from pytest_fa.build.outcomes import BuildFailure
+from pytest_fa.build.units import Say
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import COMPANION_ROLES, Variant
 from pytest_fa.measure.timing_lock import timing_lock

@@ -6,10 +6,10 @@ import functools
 
 from pytest_fa.build.builder import ensure
 from pytest_fa.build.cache import delete_builds, locked
-from pytest_fa.build.compile_batch import Say
 from pytest_fa.build.outcomes import BuildFailure, BuildReport
 from pytest_fa.build.target import rank, runs_on, target_arches
 from pytest_fa.build.toolchain import find_toolchain
+from pytest_fa.build.units import Say
 from pytest_fa.catalog.variant import COMPANION_ROLES, Device, Target, Variant
 from pytest_fa.errors import BuildError, ToolchainError, UsageProblem
 from pytest_fa.options.options import Options

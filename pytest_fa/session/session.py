@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from pytest_fa.build.compile_batch import Say
 from pytest_fa.build.outcomes import BuildFailure, explain
 from pytest_fa.build.resources import broken_limits
+from pytest_fa.build.units import Say
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build

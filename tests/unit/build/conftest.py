@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_fa.build.builder import ensure
-from pytest_fa.build.compile_batch import Say
 from pytest_fa.build.outcomes import BuildFailure, BuildOutcome, BuildReport
+from pytest_fa.build.units import Say
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ToolchainError

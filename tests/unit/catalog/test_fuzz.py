@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.plan import make_plan
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.catalog.yaml_file import StrictLoader, _load
 from pytest_fa.errors import ManifestError
 from tests.factories import fuzz_settings
 from tests.fuzz import any_json, changed_bytes, changed_json
@@ -93,6 +95,21 @@ def test_a_manifest_is_read_or_refused_in_one_line(content: bytes) -> None:
         return
     for variant in variants:
         _require_harmless(variant)
+
+
+@fuzz_settings(200)
+@given(contents())
+def test_the_quick_parser_reads_what_the_slow_one_reads(content: bytes) -> None:
+    """A text has the same value, or the same error, whether libyaml may parse it or not."""
+    text = content.decode("utf-8", errors="replace")
+    assert _outcome(lambda: _load(text)) == _outcome(lambda: yaml.load(text, Loader=StrictLoader))  # noqa: S506
+
+
+def _outcome(read: Callable[[], Any]) -> str:
+    try:
+        return repr(read())
+    except Exception as problem:  # noqa: BLE001  # the errors are compared
+        return f"{type(problem).__name__}: {problem}"
 
 
 def _require_harmless(variant: Variant) -> None:
