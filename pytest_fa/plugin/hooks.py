@@ -9,7 +9,7 @@ import pytest
 
 from pytest_fa.errors import FaError, UnusableRun
 from pytest_fa.options import command_line, flags, options
-from pytest_fa.plugin import markers, plain_imports, servers
+from pytest_fa.plugin import markers, servers
 from pytest_fa.plugin.state import (
     ALREADY_REPORTED_KEY,
     IMPLIED_KEY,
@@ -42,9 +42,8 @@ INCONCLUSIVE_STATUS = 10  # exit status if a gate has no verdict and nothing els
 ANSWERED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)  # a run that was interrupted has no answer
 
 
-def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this plugin, each with an ini key."""
-    plain_imports.import_plainly(pluginmanager)
     flags.register(parser)
 
 
