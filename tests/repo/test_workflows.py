@@ -124,6 +124,23 @@ def test_the_commands_of_repro_sh_are_those_that_it_lists() -> None:
     assert sorted({*in_help, "prepare-without-torch"}) == sorted(listed)
 
 
+def test_the_tests_without_torch_are_collected_without_it(tmp_path: Path) -> None:
+    """The tests of `./repro.sh test-without-torch` can be imported where torch is not installed."""
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('torch is not installed')", encoding="utf-8")
+    command = (REPOSITORY / "repro.sh").read_text(encoding="utf-8").partition("\ntest_without_torch() {")[2]
+    places = re.findall(r"tests/(?:unit|repo)/\S+", command.partition("\n}")[0])
+    collect = f"{shlex.quote(sys.executable)} -m pytest -c tests/pytest.ini --collect-only -q {' '.join(places)}"
+    process = subprocess.run(
+        ["bash", "-c", collect],  # expands {a,b}
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (process.returncode, re.findall(r"^ERROR.*", process.stdout, re.MULTILINE)) == (0, [])
+
+
 def test_ci_builds_the_documentation() -> None:
     """The environment in which CI builds the site has what `.ci/docs` needs, and CI keeps the site."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]

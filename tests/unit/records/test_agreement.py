@@ -7,8 +7,6 @@ import math
 import msgspec
 import pytest
 
-from pytest_fa.errors import Tampering
-from pytest_fa.measure.measure import require_honest_clock
 from pytest_fa.records.agreement import (
     check_agreement,
     is_call_too_short,
@@ -297,17 +295,6 @@ def test_a_clock_that_is_too_short_is_proof_of_tampering(
 def test_an_unsure_slope_proves_nothing(precision: float | None) -> None:
     """A slope of 106 us that is known to 5 %, or not at all, is no proof against a clock of 100 us."""
     assert tampering_of(100.0, OutsideTime(106.0, precision, 106.0, 3000, 106.0)) == ""
-
-
-def test_clocks_that_contradict_each_other_prove_nothing_on_a_shared_gpu() -> None:
-    """Another process's kernels may delay a sample.  The same clocks are proof on a GPU of one's own."""
-    speed = by_judge(LONG, 140.0, 140.0, 100.0)
-    require_honest_clock(speed, shares_gpu=True)
-    with pytest.raises(Tampering, match="by the clock of its own process"):
-        require_honest_clock(speed, shares_gpu=False)
-    agreement = check_agreement("mine", "candidate", speed)
-    assert agreement is not None
-    assert agreement.valid is False
 
 
 def test_a_time_without_the_clock_of_the_judge_is_invalid() -> None:
