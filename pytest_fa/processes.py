@@ -146,13 +146,27 @@ def _states_of_children(parent: int) -> Iterator[tuple[int, str]]:
                 yield pid, state
 
 
+def ancestors_of(pid: int) -> Iterator[int]:
+    """Yield a process and its ancestors, up to process 1 or to one that has ended."""
+    with contextlib.suppress(OSError, ValueError):
+        while pid > 1:
+            yield pid
+            pid = int(_stat_of(pid)[1])
+
+
+def name_of(pid: int) -> str:
+    """The name of a process, which may contain anything.  Raises `OSError` if it cannot be seen."""
+    return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").rstrip("\n")
+
+
 def _state_of(pid: int) -> str:
     return _stat_of(pid)[0]
 
 
 def _stat_of(pid: int) -> tuple[str, str]:
     """Return the state and the parent of a process.  Its name, in parentheses, may contain anything."""
-    descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)  # for every process there is, many times
+    # This is read for every process of the machine, and takes half of the time of `Path.read_bytes`.
+    descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = os.read(descriptor, _MOST_STAT_BYTES)
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +16,10 @@ class NVMLError(Exception):
 
 
 class FakeNvml(ModuleType):
-    """The functions of `pynvml` that are used, for these GPUs in PCI order; `open` counts initialisations."""
+    """The functions of `pynvml` that are used, for these GPUs in PCI order.
+
+    `open` counts initialisations; `pids` are the processes that use each GPU.
+    """
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
@@ -26,6 +29,7 @@ class FakeNvml(ModuleType):
         self.gpus = gpus
         self.driver = driver
         self.open = 0
+        self.pids: tuple[int, ...] = ()
 
     def nvmlInit(self) -> None:  # noqa: N802  # NVML's names
         """Initialise; raise `NVMLError` without a driver."""
@@ -65,6 +69,7 @@ class FakeNvml(ModuleType):
             "nvmlDeviceGetEccMode": lambda _: [1, 1],
             "nvmlDeviceGetEnforcedPowerLimit": lambda _: 700000,
             "nvmlDeviceGetTemperature": lambda *_: 41,
+            "nvmlDeviceGetComputeRunningProcesses": lambda _: [SimpleNamespace(pid=pid) for pid in self.pids],
             "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 4,
         }
         try:

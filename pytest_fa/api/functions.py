@@ -23,6 +23,7 @@ from pytest_fa.records.text import printable
 from pytest_fa.report.shown_record import ShownRecord, shown
 from pytest_fa.session.refusals import Refused
 from pytest_fa.session.session import Session
+from pytest_fa.worker.fork_server import servers_of_run
 
 if TYPE_CHECKING:
     from pytest_fa.run.forward import Forward
@@ -107,7 +108,7 @@ def _record_of_function(kind: Kind, function: Function, case: Case, settings: Se
     _require_policy_fits(options.tolerance, case)
     session = Session(options, process, process)
     session.builds.say = _say
-    session.runner.other_gpu_processes = find_other_gpu_processes()
+    session.runner.other_gpu_processes = find_other_gpu_processes(servers_of_run())
     record = session.runner.run(variant_for(function, case), case, kind)
     if record.outcome == "unsupported":  # no manifest says that the function supports the case
         reason = record.message.partition("\n")[0]  # without a traceback

@@ -30,7 +30,8 @@ _hashes: dict[tuple[str, int, int, int, int], str] = {}
 def file_hash(path: str) -> str | None:
     """Return the sha256 of a regular file, or None if it cannot be read.
 
-    Hashes are cached by inode, size, mtime and ctime, so an edited file is hashed again.
+    Hashes are cached by inode, size, mtime and ctime, so an edited file is hashed again.  A store through a memory
+    mapping may change none of them for seconds: `content_hash` reads the file each time.
     """
     try:
         state = os.stat(path)  # noqa: PTH116  # called 600 times in a warm start
@@ -38,7 +39,19 @@ def file_hash(path: str) -> str | None:
             return None
         key = (path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
         if key not in _hashes:
-            _hashes[key] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            _hashes[key] = _read_hash(path)
     except OSError:
         return None
     return _hashes[key]
+
+
+def content_hash(path: str) -> str | None:
+    """Return the sha256 of a regular file as it is now, or None if it cannot be read."""
+    try:
+        return _read_hash(path) if stat.S_ISREG(os.stat(path).st_mode) else None  # noqa: PTH116  # as above
+    except OSError:
+        return None
+
+
+def _read_hash(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

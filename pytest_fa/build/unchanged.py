@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pytest_fa.build.keys import PACKAGE, file_hash
+from pytest_fa.build.keys import PACKAGE, content_hash, file_hash
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import ChangedBuild
 
@@ -19,7 +19,7 @@ SHOWN_DIGITS = 16
 
 def change_of(path: Path, sha256: str) -> str:
     """Return how a file differs from the one whose hash was recorded, with both hashes; empty if it does not."""
-    actual = file_hash(str(path))
+    actual = content_hash(str(path))
     if actual == sha256:
         return ""
     if actual is None:
@@ -45,23 +45,26 @@ def require_unchanged(library: str | None, file_hashes: Mapping[str, str]) -> No
 class FilesOfJob:
     """The files that a job depends on, as they were before it: of its builds, its Python variants and this package.
 
-    A variant runs as the user who owns these files.  It could change what the next process loads.
+    A variant runs as the user who owns these files.  It could change what the next process loads.  What the next
+    process of a variant loads is read each time; the hundreds of files of this package only if they seem to be changed.
     """
 
     def __init__(self, builds: Mapping[str | None, Mapping[str, str]], variants: tuple[Variant, ...]) -> None:
         self._builds = builds  # by library, as `require_unchanged` needs them
         sources = [path for variant in variants if variant.entry.kind == "python" for path in _sources_of(variant)]
-        self._before = {path: file_hash(path) for path in (*_package_files(), *sources)}
+        self._package = {path: file_hash(path) for path in _package_files()}
+        self._sources = {path: content_hash(path) for path in sources}
 
     def require_unchanged(self) -> None:
         """Raise `ChangedBuild` if one of the files has changed since."""
-        for path, sha256 in self._before.items():
-            if file_hash(path) != sha256:
-                raise ChangedBuild(f"{path} changed while the variant ran; run it again")
+        changed = [path for path, sha256 in self._package.items() if file_hash(path) != sha256]
+        changed += [path for path, sha256 in self._sources.items() if content_hash(path) != sha256]
+        if changed:
+            raise ChangedBuild(f"{changed[0]} changed while the variant ran; run it again")
         for library, file_hashes in self._builds.items():
             for name, sha256 in file_hashes.items():
                 path = str(Path(library or "").with_name(name))
-                if file_hash(path) != sha256:
+                if content_hash(path) != sha256:
                     raise ChangedBuild(f"{path} changed while the variant ran. The next run compiles it again")
 
 
@@ -72,7 +75,7 @@ def _sources_of(variant: Variant) -> Iterator[str]:
 
 
 def hash_package() -> None:
-    """Hash the files of this package now, for `FilesOfJob` here and in every process that is forked from this one."""
+    """Hash this package's files now.  Processes that are forked from this one then need not read them."""
     for path in _files_of_package():
         file_hash(path)
 

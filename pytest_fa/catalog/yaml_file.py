@@ -20,7 +20,9 @@ MOST_BYTES = 65_536
 MOST_DEPTH = 20  # mappings and lists inside one another
 MOST_NODES = 10_000  # scalars, lists and mappings; an alias counts as often as the node that it repeats
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_READ_DIFFERENTLY = re.compile(r"[^\n -~]|\?|[|>][-+0-9]*#")  # libyaml accepts more of these than PyYAML
+# libyaml accepts `a:<tab>b`, `[a?b]` and `|#x`, and PyYAML does not.  Unusual characters are left to PyYAML, too.
+_READ_DIFFERENTLY = re.compile(r"[^\n -~]|\?|[|>][-+0-9]*#")
+_LEAST_LIBYAML = (0, 2, 5)  # earlier ones were not compared with PyYAML
 
 
 def load_yaml(path: Path) -> Any:  # noqa: ANN401  # any YAML value; the caller checks it
@@ -143,15 +145,14 @@ class StrictLoader(_StrictNodes, yaml.SafeLoader):
         self._sizes = {}
 
 
-if yaml.__with_libyaml__:
+if yaml.__with_libyaml__ and yaml._yaml.get_version() >= _LEAST_LIBYAML:  # noqa: SLF001  # its only name
 
-    class QuickLoader(_StrictNodes, yaml.cyaml.CParser):  # type: ignore[name-defined, misc]
+    class QuickLoader(_StrictNodes, yaml.CSafeLoader):
         """The strict loader with the parser of libyaml, which is ten times as fast."""
 
         def __init__(self, stream: str) -> None:
-            yaml.cyaml.CParser.__init__(self, stream)  # type: ignore[attr-defined]
-            for part in (Composer, SafeConstructor, Resolver):
-                part.__init__(self)
+            yaml.CSafeLoader.__init__(self, stream)
+            Composer.__init__(self)
             self._sizes = {}
 
 else:

@@ -156,8 +156,10 @@ def _jobs(
     watchdog_seconds = max(runner.watchdog_seconds(arm, device) for arm in arms.values())
     policy, first = runner.tolerance_of(variant), seed + len(results)
     plans = [result.plans for result in results[-gpus:]] or [()] * gpus
+    shares_gpu = runner.shares_gpu(device)
     return [
-        GateJob(arm_pairs, device, policy, first + number, watchdog_seconds, plans[number]) for number in range(gpus)
+        GateJob(arm_pairs, device, policy, first + number, watchdog_seconds, plans[number], shares_gpu)
+        for number in range(gpus)
     ]
 
 

@@ -76,8 +76,8 @@ def measure(candidate: Candidate, case: Case, inputs: Inputs) -> tuple[Speed, li
 def require_honest_clock(speed: Speed, *, shares_gpu: bool) -> None:
     """Raise `Tampering` if the clock of the candidate's process proves to be too short.
 
-    With `shares_gpu`, other processes' kernels delay single samples of either clock.  Then clocks that contradict each
-    other prove nothing, and the time is only not confirmed.
+    With `shares_gpu`, kernels of other processes may have delayed what one of the clocks timed.  Then clocks that
+    contradict each other prove nothing: the time is not confirmed.
     """
     if not shares_gpu and speed.outside and (proof := tampering_of(speed.device.median_us, speed.outside)):
         raise Tampering("clocks", proof)

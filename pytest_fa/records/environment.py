@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +19,9 @@ import msgspec
 
 import pytest_fa
 from pytest_fa.catalog.variant import Device
+from pytest_fa.processes import ancestors_of, name_of
 from pytest_fa.records.record import Environment
+from pytest_fa.records.text import printable
 from pytest_fa.records.timing import Clocks
 
 NVML_LIBRARY = "libnvidia-ml.so.1"  # as `pynvml` names it
@@ -170,8 +172,12 @@ def clock_watch(device: Device) -> Iterator[ClockWatch]:
         yield ClockWatch(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) if nvml and gpu else None)
 
 
-def find_other_gpu_processes() -> tuple[str, ...]:
-    """Return the other processes on the first visible GPU as `PID NAME`, without this run and its children."""
+def find_other_gpu_processes(own: Iterable[int] = ()) -> tuple[str, ...]:
+    """Return the processes on the first visible GPU that do not belong to this run, as `PID NAME`.
+
+    This process, the processes `own` and everything that they started belong to it.  So does everything that the parent
+    started, if this is a worker of pytest-xdist.
+    """
     gpu = find_gpu()
     with _nvml() as nvml:
         if nvml is None or gpu is None:
@@ -180,25 +186,14 @@ def find_other_gpu_processes() -> tuple[str, ...]:
             running = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
         except nvml.NVMLError:
             return ()
-        own = {os.getpid(), *([os.getppid()] if "PYTEST_XDIST_WORKER" in os.environ else [])}
-        others = [process.pid for process in running if not own & set(_ancestors(process.pid))]
+        run = {os.getpid(), *own, *([os.getppid()] if "PYTEST_XDIST_WORKER" in os.environ else [])}
+        others = [process.pid for process in running if run.isdisjoint(ancestors_of(process.pid))]
         return tuple(f"{pid} {_process_name(pid)}" for pid in others)
-
-
-def _ancestors(pid: int) -> Iterator[int]:
-    """Yield a process and its ancestors, as far as `/proc` shows them."""
-    while pid > 1:
-        yield pid
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-        except OSError:
-            return
-        pid = int(stat.rpartition(")")[2].split()[1])
 
 
 def _process_name(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+        return printable(name_of(pid))
     except OSError:
         return "(not visible here)"
 
@@ -239,7 +234,7 @@ def _cpu_name() -> str:
 
 
 def _has_driver() -> bool:
-    """Whether the library is here through which NVML is used; this is a hundred times as fast as importing `pynvml`."""
+    """Whether NVML's library can be loaded.  This takes a hundredth of the time that importing `pynvml` takes."""
     try:
         ctypes.CDLL(NVML_LIBRARY)
     except OSError:

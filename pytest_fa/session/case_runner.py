@@ -93,7 +93,7 @@ class CaseRunner:
             watchdog_seconds=self.watchdog_seconds(variant, device),
             without_attention=self._needs_own_work(variant, kind),
             is_further_seed=self._is_further_seed(variant, case, kind),
-            shares_gpu=device == "cuda" and bool(self.other_gpu_processes),
+            shares_gpu=self.shares_gpu(device) and not self.options.selftest,  # exploits of clocks must be blamed
         )
         result, costs = self._result_of(job)
         self._raise_refusal(job, result)
@@ -139,6 +139,10 @@ class CaseRunner:
         if self.options.selftest and not variant.is_built:
             return SELFTEST_WATCHDOG_SECONDS
         return WATCHDOG_SECONDS if variant.is_built and device == "cuda" else LONG_WATCHDOG_SECONDS
+
+    def shares_gpu(self, device: Device) -> bool:
+        """Whether processes that this run did not start used the GPU when it began."""
+        return device == "cuda" and bool(self.other_gpu_processes)
 
     def show_live(self, show: Live | None) -> None:
         """Pass what workers print to `show` while they run; None stops that."""

@@ -18,6 +18,7 @@ from pytest_fa.session.case_runner import CaseRunner, failed_build
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.client import Workers
+from pytest_fa.worker.fork_server import servers_of_run
 from pytest_fa.worker.jobs import CaseResult
 from pytest_fa.worker.profiler_workers import ProfilerWorkers
 
@@ -66,7 +67,8 @@ class Session:
         if self._is_started or self.options.static:
             return
         self._is_started = True
-        self.runner.other_gpu_processes = find_other_gpu_processes()  # a server opens no GPU: its processes do
+        # Before the first process of this run opens the GPU.  A judge of an earlier call may have opened it already.
+        self.runner.other_gpu_processes = find_other_gpu_processes(servers_of_run())
         has_gpu = find_gpu() is not None
         self.runner.workers.start(on_gpu=has_gpu)
         if has_gpu and self.options.timing and not self.options.selftest:

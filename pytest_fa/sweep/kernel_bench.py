@@ -195,7 +195,8 @@ class KernelBench:
         arms = self._builds.arm(variant), self._builds.arm(self._parent)
         seconds = self._runner.watchdog_seconds(variant, device)
         pairs = tuple(ArmPair(case, *arms) for case in cases)
-        job = GateJob(pairs, device, self._runner.tolerance_of(self._parent), seed, seconds)
+        policy, shares_gpu = self._runner.tolerance_of(self._parent), self._runner.shares_gpu(device)
+        job = GateJob(pairs, device, policy, seed, seconds, shares_gpu=shares_gpu)
         with timing_lock(self._builds.say):
             self._require_unchanged()
             result = self._runner.workers.run_in_new_worker(job)

@@ -30,7 +30,7 @@ from pytest_fa.processes import (
     wait_for_child,
 )
 from pytest_fa.records.text import printable
-from pytest_fa.worker.resident import ForkedServer, fork_from_resident, replace_resident
+from pytest_fa.worker.resident import ForkedServer, fork_from_resident, replace_resident, resident_pid
 
 START_SECONDS = 120.0
 END_SECONDS = 15.0  # to end workers, or the server itself, which waits up to 14 s for all that it ends together
@@ -226,6 +226,15 @@ class ForkServer:
 def live_servers() -> tuple[int, ...]:
     """The process ids of all worker servers of this process."""
     return tuple(sorted(_LIVE))
+
+
+def servers_of_run() -> tuple[int, ...]:
+    """The servers from which the processes of this run are forked.
+
+    In a worker of pytest-xdist, the resident server is one of them: it forks the servers of the other workers, too.
+    """
+    resident = resident_pid() if "PYTEST_XDIST_WORKER" in os.environ else None
+    return live_servers() if resident is None else (*live_servers(), resident)
 
 
 def child_environment(cache: Path | None = None) -> dict[str, str]:

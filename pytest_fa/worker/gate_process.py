@@ -36,6 +36,7 @@ from pytest_fa.worker.jobs import Arm, ArmPair, GateJob, GateResult, PairBlocks,
 from pytest_fa.worker.part_clock import PartClock
 from pytest_fa.worker.stages import ReportProgress, Stages, outcome_of
 
+DISTURBED = ". Other processes use this GPU and may have delayed one of the clocks: end them, and run the gate again"
 ARMS = 3  # the candidate, the baseline, and the baseline once more, which is the A/A control
 
 
@@ -73,10 +74,18 @@ def run_gate(
         return GateResult(lost.ending, str(lost), (), context_lost=True)
     except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an outcome
         context_alive = not isinstance(problem, DeviceLost) and (job.device == "cpu" or is_alive(device))
-        outcome: Outcome = "inconclusive" if isinstance(problem, CannotCapture) else outcome_of(problem)
+        outcome, message = _ending(problem, job)
         if not context_alive:
             outcome = "device_error"
-        return GateResult(outcome, explanation_of(problem), (), context_lost=not context_alive)
+        return GateResult(outcome, message, (), context_lost=not context_alive)
+
+
+def _ending(problem: Exception, job: GateJob) -> tuple[Outcome, str]:
+    """The outcome that an exception becomes, and its message."""
+    message = explanation_of(problem)
+    if job.shares_gpu and isinstance(problem, WrongResult) and problem.caught_by == ("clocks",):
+        return "inconclusive", message + DISTURBED
+    return "inconclusive" if isinstance(problem, CannotCapture) else outcome_of(problem), message
 
 
 def _files_of(job: GateJob) -> FilesOfJob:

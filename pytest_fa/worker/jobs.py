@@ -30,7 +30,7 @@ class CaseJob(msgspec.Struct, frozen=True, tag="case"):
     output.  `cross_checks` are the SDPA backends that are judged on the same inputs if the output is wrong.  A launch
     that has not returned after `watchdog_seconds` counts as hung.  `warm_ups` calls precede the judged call, outside
     its NVTX range.  With `without_attention`, one call is also judged in a process in which torch's own attention
-    computes something else.  `shares_gpu` says that processes that this run did not start use the GPU.
+    computes something else.  `shares_gpu`: processes that this run did not start used the GPU when it began.
     """
 
     variant: Variant
@@ -91,6 +91,7 @@ class GateJob(msgspec.Struct, frozen=True, tag="gate"):
 
     `seed` determines the order in which the arms are allocated, captured and sampled.  The processes of a gate have
     consecutive seeds.  `plans` are those of an earlier process, one for each pair; the first process has none.
+    `shares_gpu` is that of `CaseJob`.
     """
 
     arm_pairs: tuple[ArmPair, ...]
@@ -99,6 +100,7 @@ class GateJob(msgspec.Struct, frozen=True, tag="gate"):
     seed: int
     watchdog_seconds: float = WATCHDOG_SECONDS
     plans: tuple[SamplePlan, ...] = ()
+    shares_gpu: bool = False
 
     @property
     def wanted_stages(self) -> tuple[StageName, ...]:

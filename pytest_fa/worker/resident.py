@@ -146,6 +146,13 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
+def resident_pid() -> int | None:
+    """The process id of this user's resident server; None if none runs."""
+    with contextlib.suppress(OSError), _connection(resident_path()) as connection:
+        return peer_of(connection)[0]
+    return None
+
+
 def resident_path() -> Path | None:
     """The socket of the resident server: that of `PYTEST_FA_SERVER`, else one in a folder of this user alone.
 

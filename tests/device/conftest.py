@@ -44,7 +44,7 @@ supports: {dtype: [fp16, bf16], causal: [none, top_left, bottom_right], layout: 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test of this folder; those that need the GPU for themselves are skipped under pytest-xdist.
 
-    A file whose tests all need that is listed above; single tests are marked where they are.
+    NEED_A_QUIET_GPU lists whole files; single tests have the mark themselves.
     """
     for item in items:
         if Path(__file__).parent not in item.path.parents:

@@ -20,7 +20,7 @@ import yaml
 from pytest_fa.bundle.attest import PREDICATE
 from pytest_fa.options.flags import OPTIONS
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
-from tests.plugin.conftest import NewProject, Project
+from tests.plugin.conftest import NewProject, Project, inner_environment
 from tests.plugin.conftest import new_project as _new_project
 from tests.plugin.conftest import resident_server as _resident_server
 
@@ -129,11 +129,12 @@ def test_the_tests_without_torch_are_collected_without_it(tmp_path: Path) -> Non
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('torch is not installed')", encoding="utf-8")
     command = (REPOSITORY / "repro.sh").read_text(encoding="utf-8").partition("\ntest_without_torch() {")[2]
     places = re.findall(r"tests/(?:unit|repo)/\S+", command.partition("\n}")[0])
+    assert places != []
     collect = f"{shlex.quote(sys.executable)} -m pytest -c tests/pytest.ini --collect-only -q {' '.join(places)}"
     process = subprocess.run(
         ["bash", "-c", collect],  # expands {a,b}
         cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**inner_environment(), "PYTHONPATH": str(tmp_path)},
         check=False,
         capture_output=True,
         text=True,

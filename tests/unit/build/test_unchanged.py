@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +63,19 @@ def test_both_hashes_are_named(library: Path) -> None:
     actual = hashlib.sha256(b"another library").hexdigest()
     with pytest.raises(ChangedBuild, match=rf"its sha256 is {actual[:16]}\.\.\., .*build {HASHES['kernel.so'][:16]}"):
         require_unchanged(str(library), HASHES)
+
+
+def test_a_change_through_a_memory_mapping_is_seen(library: Path) -> None:
+    """Such a store may leave the file's times as they are.  The library is therefore read each time."""
+    with library.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as mapping:
+        mapping[0] = LIBRARY[0]  # from here on, the page is writable, and a store into it is not noticed
+        require_unchanged(str(library), HASHES)
+        files = FilesOfJob({str(library): HASHES}, ())
+        mapping[0] = LIBRARY[0] ^ 1
+        with pytest.raises(ChangedBuild):
+            require_unchanged(str(library), HASHES)
+        with pytest.raises(ChangedBuild):
+            files.require_unchanged()
 
 
 # -- while a variant runs ---------------------------------------------------------------------------------------------

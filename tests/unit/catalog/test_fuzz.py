@@ -27,7 +27,7 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.plan import make_plan
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.catalog.yaml_file import StrictLoader, _load
+from pytest_fa.catalog.yaml_file import QuickLoader, StrictLoader, _load
 from pytest_fa.errors import ManifestError
 from tests.factories import fuzz_settings
 from tests.fuzz import any_json, changed_bytes, changed_json
@@ -60,6 +60,20 @@ def contents() -> st.SearchStrategy[bytes]:
         any_json().map(_as_yaml),
         st.binary(max_size=200),
     )
+
+
+# Parts of YAML texts, also of rare ones, on which two parsers may differ.
+TOKENS = (
+    *("a", "b:", ": ", ":", "- ", "-", "? ", "#", " # x", "|", "|-", "|2", ">", ">+", "&x ", "*x", "! ", "!!str "),
+    *("[", "]", "{", "}", ", ", ",", "'", '"', "\\n", "\\", "%YAML 1.2", "---", "...", "\n", "\n  ", "\n    ", " "),
+    *("null", "yes", "010", "1e3", "0x1F", ".5", "~", "<<: ", "=", "é", "\u2028", "\t", "@", "`", "!a "),
+    *("key: value\n", "a: &x [1, *x]\n"),
+)
+
+
+def token_texts() -> st.SearchStrategy[bytes]:
+    """YAML's own tokens in any order."""
+    return st.lists(st.sampled_from(TOKENS), max_size=12).map(lambda tokens: "".join(tokens).encode())
 
 
 def _as_yaml(value: Any) -> bytes:
@@ -97,8 +111,9 @@ def test_a_manifest_is_read_or_refused_in_one_line(content: bytes) -> None:
         _require_harmless(variant)
 
 
-@fuzz_settings(200)
-@given(contents())
+@pytest.mark.skipif(QuickLoader.__name__ == "StrictLoader", reason="PyYAML has no libyaml, or an older one")
+@fuzz_settings(1000)
+@given(st.one_of(contents(), token_texts(), token_texts()))
 def test_the_quick_parser_reads_what_the_slow_one_reads(content: bytes) -> None:
     """A text has the same value, or the same error, whether libyaml may parse it or not."""
     text = content.decode("utf-8", errors="replace")

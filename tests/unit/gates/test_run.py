@@ -71,6 +71,10 @@ class SimulatedRunner(CaseRunner):
         """A larger limit for the baseline than for the candidate."""
         return 7.0 if variant.name == "candidate" else 70.0
 
+    def shares_gpu(self, _: object) -> bool:
+        """As if another process used the GPU."""
+        return True
+
 
 def blocks(*log_ratios: float, dropped: int = 0) -> GateResult:
     """The result of one process with one pair."""
@@ -111,6 +115,7 @@ def test_later_processes_follow_the_first(variants: tuple[Variant, Variant], tmp
     decide_gate(runner, candidate, GateQuestion(0.95, (CASE,), (baseline,)), lambda _: None)
     assert [job.plans for job in runner.jobs] == [(), *[(plan,)] * 5]
     assert len({job.seed for job in runner.jobs}) == 6
+    assert all(job.shares_gpu for job in runner.jobs)
 
 
 def test_the_announced_time_is_that_of_the_last_gate(variants: tuple[Variant, Variant], tmp_path: Path) -> None:

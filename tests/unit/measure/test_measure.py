@@ -11,7 +11,8 @@ from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.timing import OutsideTime
 from tests.factories import speed
 
-CONTRADICTED = msgspec.structs.replace(speed(100.0), outside=OutsideTime(140.0, 0.001, 140.0, 3000, 100.0, 1000))
+OUTSIDE = OutsideTime(median_us=140.0, precision=0.001, whole_us=140.0, calls=3000, proof_us=140.0)
+CONTRADICTED = msgspec.structs.replace(speed(100.0), outside=OUTSIDE)
 
 
 def test_clocks_that_contradict_each_other_are_proof_on_a_gpu_of_ones_own() -> None:
@@ -23,4 +24,6 @@ def test_clocks_that_contradict_each_other_are_proof_on_a_gpu_of_ones_own() -> N
 def test_the_same_clocks_prove_nothing_on_a_shared_gpu() -> None:
     """Other processes' kernels may delay a sample, so the time is then not confirmed instead."""
     require_honest_clock(CONTRADICTED, shares_gpu=True)
-    assert check_agreement("mine", "candidate", CONTRADICTED).valid is False
+    agreement = check_agreement("mine", "candidate", CONTRADICTED)
+    assert agreement.valid is False
+    assert agreement.reason.startswith("the judge's clock shows 140.00 us and the candidate's own clock 100.00 us")

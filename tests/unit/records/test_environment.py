@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
 import pytest_fa
 from pytest_fa.records.environment import (
     Gpu,
+    _process_name,
     find_gpu,
     find_gpus,
+    find_other_gpu_processes,
     make_gpu_first,
     read_clocks,
     read_environment,
@@ -140,3 +146,58 @@ def test_without_a_gpu_its_fields_are_none(monkeypatch: pytest.MonkeyPatch) -> N
     pretend(monkeypatch, driver=False)
     environment = read_environment()
     assert {environment.gpu, environment.compute_capability, environment.driver, environment.cuda} == {None}
+
+
+# -- other processes on the GPU ---------------------------------------------------------------------------------------
+
+# A process with a name that is not UTF-8.  It waits until its input is closed.
+ODD_NAME = """\
+import ctypes, sys
+ctypes.CDLL(None).prctl(15, b"\\xff\\x1btrain", 0, 0, 0)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    """The process id of a child with an odd name."""
+    command = [sys.executable, "-c", ODD_NAME]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.stdin.close()
+
+
+def test_processes_of_other_runs_are_named(monkeypatch: pytest.MonkeyPatch, child: int) -> None:
+    """This process and what it started belong to this run.  Its parent does not, nor does a process that has ended."""
+    nvml = pretend(monkeypatch, H200)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    nvml.pids = (os.getpid(), child, os.getppid(), 2**22 + 1)
+    parent, ended = find_other_gpu_processes()
+    assert (parent.split()[0], ended) == (str(os.getppid()), f"{2**22 + 1} (not visible here)")
+
+
+def test_what_a_named_server_started_belongs_to_the_run(monkeypatch: pytest.MonkeyPatch, child: int) -> None:
+    """The processes of a server that another process has forked are of this run, if the server is named."""
+    nvml = pretend(monkeypatch, H200)
+    monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)  # not the ancestor of `child`
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    nvml.pids = (child,)
+    assert len(find_other_gpu_processes()) == 1
+    assert find_other_gpu_processes((child,)) == ()
+
+
+def test_workers_of_xdist_are_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the parent of a worker of pytest-xdist has started belongs to the run."""
+    nvml = pretend(monkeypatch, H200)
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    nvml.pids = (os.getpid(), os.getppid())
+    assert find_other_gpu_processes() == ()
+
+
+def test_any_name_of_a_process_can_be_shown(child: int) -> None:
+    """A name is printable, also if it is not UTF-8 or has control characters."""
+    assert _process_name(child) == "\ufffd\\x1btrain"

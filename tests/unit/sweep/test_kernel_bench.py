@@ -89,7 +89,12 @@ def bench_with(
     def arm(each: Variant) -> Arm:
         return Arm(each, "library.so")
 
-    runner = SimpleNamespace(workers=workers, watchdog_seconds=lambda *_: 10.0, tolerance_of=lambda _: "same_precision")
+    runner = SimpleNamespace(
+        workers=workers,
+        watchdog_seconds=lambda *_: 10.0,
+        tolerance_of=lambda _: "same_precision",
+        shares_gpu=lambda _: True,
+    )
     builds = SimpleNamespace(arm=arm, say=lambda _: None)
     session = cast("Session", SimpleNamespace(runner=runner, builds=builds))
     return KernelBench(session, parent, (CASE,), unsearched, lambda _: None, require_unchanged)
@@ -106,6 +111,7 @@ def test_a_time_is_a_ratio_of_paired_calls(monkeypatch: pytest.MonkeyPatch) -> N
     result, job = measured(monkeypatch, GateResult("ok", "", (blocks(),)))
     (pair,) = job.arm_pairs
     assert ("tuned@M=2", "tuned") == (pair.candidate.variant.name, pair.baseline.variant.name)
+    assert job.shares_gpu
     assert "right" == result.outcome
     assert math.log(0.9) == pytest.approx(result.log_ratio)
     assert (9.0, 10.0) == (result.shapes[SHAPE].candidate_us, result.shapes[SHAPE].parent_us)

@@ -15,6 +15,7 @@ from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import BUILTIN_ROOT
 from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.errors import Tampering, WrongResult
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.measure.arm_orders import recorded_order, setup_order
 from pytest_fa.measure.arm_timer import ArmTimer
@@ -23,7 +24,7 @@ from pytest_fa.records.gated import PARTS, SamplePlan
 from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.worker import gate_process
-from pytest_fa.worker.gate_process import run_gate
+from pytest_fa.worker.gate_process import DISTURBED, run_gate
 from pytest_fa.worker.jobs import Arm, ArmPair, GateJob, GateResult, decode_answer, encode
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
@@ -99,6 +100,31 @@ def test_a_full_gpu_ends_no_gate_that_the_store_filled(
     arm = Arm(variant, None)
     result = run_gate(GateJob((ArmPair(CASE, arm, arm),), "cpu", "same_precision", SEED), truths=store)
     assert (result.outcome, len(store._kept)) == ("ok", 0), result.message
+
+
+@pytest.mark.parametrize(
+    ("problem", "shares_gpu", "outcome"),
+    [
+        (Tampering("clocks", "3 us and 4 us"), False, "cheat"),
+        (Tampering("clocks", "3 us and 4 us"), True, "inconclusive"),
+        (WrongResult("clocks", "3 us and 4 us"), False, "wrong"),
+        (WrongResult("clocks", "3 us and 4 us"), True, "inconclusive"),
+        (WrongResult(("timed outputs", "clocks"), "a wrong output"), True, "wrong"),
+        (Tampering("functions", "a replaced clock"), True, "cheat"),
+    ],
+)
+def test_other_processes_on_the_gpu_may_delay_one_clock(
+    job: GateJob, monkeypatch: pytest.MonkeyPatch, problem: WrongResult, outcome: str, *, shares_gpu: bool
+) -> None:
+    """Then clocks that contradict each other give no verdict.  Everything else has the outcome that it always has."""
+
+    def require_one_time(_: ArmTimer) -> None:
+        raise problem
+
+    monkeypatch.setattr(RecordingTimer, "require_one_time", require_one_time)
+    result = run_gate(msgspec.structs.replace(job, shares_gpu=shares_gpu))
+    advice = DISTURBED if outcome == "inconclusive" else ""
+    assert (result.outcome, result.message) == (outcome, f"{problem}{advice}")
 
 
 def test_the_result_has_the_order_that_was_used(result: GateResult) -> None:

@@ -16,7 +16,7 @@ import pytest
 from pytest_fa.processes import MARK, marked_with
 from pytest_fa.worker import resident
 from pytest_fa.worker.client import Workers
-from pytest_fa.worker.fork_server import ForkServer, child_environment
+from pytest_fa.worker.fork_server import ForkServer, child_environment, servers_of_run
 from tests.unit.worker.conftest import JobOfSource
 
 START_SECONDS = 120.0
@@ -96,6 +96,16 @@ def test_a_run_outlives_it(server: subprocess.Popen[str], job_of_source: JobOfSo
         server.kill()
         server.wait()
         assert workers.run(job_of_source(PRINTS)).outcome == "ok"
+
+
+def test_under_xdist_all_of_its_processes_are_of_the_run(
+    server: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It forks the worker servers of all workers of pytest-xdist.  In any other run, it may also serve another run."""
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    assert server.pid in servers_of_run()
+    monkeypatch.delenv("PYTEST_XDIST_WORKER")
+    assert server.pid not in servers_of_run()
 
 
 def test_one_in_use_is_not_replaced(server: subprocess.Popen[str], place: Path) -> None:
