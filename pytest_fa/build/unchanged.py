@@ -45,22 +45,20 @@ def require_unchanged(library: str | None, file_hashes: Mapping[str, str]) -> No
 class FilesOfJob:
     """The files that a job depends on, as they were before it: of its builds, its Python variants and this package.
 
-    A variant runs as the user who owns these files.  It could change what the next process loads.  What the next
-    process of a variant loads is read each time; the hundreds of files of this package only if they seem to be changed.
+    A variant runs as the user who owns these files.  It could change what the next process loads.  Libraries are read
+    each time; the hundreds of other files only if their times or sizes have changed.
     """
 
     def __init__(self, builds: Mapping[str | None, Mapping[str, str]], variants: tuple[Variant, ...]) -> None:
         self._builds = builds  # by library, as `require_unchanged` needs them
         sources = [path for variant in variants if variant.entry.kind == "python" for path in _sources_of(variant)]
-        self._package = {path: file_hash(path) for path in _package_files()}
-        self._sources = {path: content_hash(path) for path in sources}
+        self._before = {path: file_hash(path) for path in (*_package_files(), *sources)}
 
     def require_unchanged(self) -> None:
         """Raise `ChangedBuild` if one of the files has changed since."""
-        changed = [path for path, sha256 in self._package.items() if file_hash(path) != sha256]
-        changed += [path for path, sha256 in self._sources.items() if content_hash(path) != sha256]
-        if changed:
-            raise ChangedBuild(f"{changed[0]} changed while the variant ran; run it again")
+        for path, sha256 in self._before.items():
+            if file_hash(path) != sha256:
+                raise ChangedBuild(f"{path} changed while the variant ran; run it again")
         for library, file_hashes in self._builds.items():
             for name, sha256 in file_hashes.items():
                 path = str(Path(library or "").with_name(name))
