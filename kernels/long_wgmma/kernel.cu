@@ -1,4 +1,4 @@
-// long_wgmma: one source for the rungs for long sequences, from long_ring to long_shapes.
+// long_wgmma: one source for the rungs for long sequences, from long_ring to long_split.
 // step:    a persistent block with a producer: one thread keeps two tiles of K and V in flight by TMA, two warpgroups compute 64
 //          queries each, with all keys; O is stored by TMA
 // because: cluster_latency is made for few keys: at 4096 keys it takes 1.16 times as long as cuDNN at D = 64 and 1.5 times at
@@ -37,6 +37,8 @@ using bf16 = __nv_bfloat16;
 //   tiles therefore come first, and the main loop has no mask.
 // - One thread of the first warpgroup, the producer, loads Q, K and V by TMA.  K and V go through a ring of STAGES key tiles.
 // - A block is persistent: the work tiles are dealt to the blocks, the longest first.
+// - With SPLIT_LAST_ROUND, the work tiles of an incomplete last round are divided by their keys, so that all SMs have work until
+//   the end.  The parts of a work tile are merged through the workspace, by the warpgroup that finds all of them stored.
 // - With FLOW == OVERLAP, S of the next key tile is computed by the tensor cores during the softmax of the current one.
 
 // The order of the phases within a warpgroup.
@@ -57,13 +59,14 @@ enum RowSum { ADDITIONS, ONES };
 // mbarriers would no longer match.
 enum Barrier {
   NONE,
-  Q_FULL,    // TMA has written Q
-  K_FULL,    // TMA has written a tile of K
-  V_FULL,    // TMA has written a tile of V
-  Q_EMPTY,   // all warpgroups have read Q
-  K_EMPTY,   // all warpgroups have read the tile of K
-  V_EMPTY,   // all warpgroups have read the tile of V
-  O_WRITTEN  // all threads of the warpgroup have written O to shared memory
+  Q_FULL,      // TMA has written Q
+  K_FULL,      // TMA has written a tile of K
+  V_FULL,      // TMA has written a tile of V
+  Q_EMPTY,     // all warpgroups have read Q
+  K_EMPTY,     // all warpgroups have read the tile of K
+  V_EMPTY,     // all warpgroups have read the tile of V
+  O_WRITTEN,   // all threads of the warpgroup have written O to shared memory
+  PART_STORED  // all threads of the warpgroup have stored their partial result in the workspace
 };
 
 // The phases of this kernel.  An ablation omits one with OMIT_PHASE, to measure what it costs.
@@ -84,6 +87,21 @@ constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
 // K and V of the heads that are computed at the same time should fit in L2 (50 MB) besides Q and O.
 constexpr int64_t SECTION_BYTES = 32 << 20;
 
+struct Empty {};  // in place of what is not needed
+
+// Marks a part in the workspace as stored.  The workspace may contain anything before a call.  Any other value, such as NaN or
+// the data of another call, means 'not stored'.
+constexpr uint64_t STORED = 0x9e6c63d0876a9a47ull;
+constexpr int MAX_PARTS = 8;  // of a work tile
+
+// The work tiles whose keys are divided between blocks.
+struct SplitTiles {
+  float4* results;   // [tiles, GROUPS, parts, PV_TILES + 1, GROUP_THREADS]: O of a thread, then m (in log2) and l of its rows
+  uint64_t* stored;  // [tiles, GROUPS, parts]
+  int first;         // number of the first of these work tiles; those before it are not divided
+  int parts;         // of each tile
+};
+
 // The sizes of one work tile.
 template <int HEAD_DIM_, int GROUPS_, int BLOCK_N_>
 struct Shape {
@@ -101,9 +119,10 @@ struct Shape {
   static constexpr int PV_TILES = O_TILES + HAS_ONES;
   static constexpr int TILE_BYTES = BLOCK_N * HEAD_DIM * 2, Q_BYTES = BLOCK_M * HEAD_DIM * 2;
   static_assert(TILE_BYTES % 1024 == 0, "the swizzle pattern repeats every 1024 bytes");
+  // At D = 64, ptxas would move the exponentials below the wait for P V.
+  static constexpr bool HAS_SPLIT = SPLIT_LAST_ROUND && HEAD_DIM == 128;
+  using Split = std::conditional_t<HAS_SPLIT, SplitTiles, Empty>;
 };
-
-struct Empty {};  // in place of a buffer that is not needed
 
 template <typename T, typename SHAPE>
 struct Smem {
@@ -114,6 +133,7 @@ struct Smem {
   alignas(1024) T v[SHAPE::STAGES][SHAPE::BLOCK_N * SHAPE::HEAD_DIM];
   alignas(1024) std::conditional_t<SHAPE::HAS_ONES, T[MMA_K * BOX_COLUMNS], Empty> ones;
   uint64_t q_full, q_empty, k_full[SHAPE::STAGES], k_empty[SHAPE::STAGES], v_full[SHAPE::STAGES], v_empty[SHAPE::STAGES];
+  std::conditional_t<SHAPE::HAS_SPLIT, int[SHAPE::GROUPS], Empty> all_are_stored;
 };
 
 struct KernelParams {
@@ -136,6 +156,14 @@ struct WorkTile {
   int key_tiles;  // tiles with a key that any query of the block sees
 };
 
+// The number of key tiles with a key that any query before `end_query` sees.
+template <typename SHAPE>
+__host__ __device__ __forceinline__ int visible_key_tiles(const KernelParams& params, int end_query) {
+  const int last_diagonal = params.first_diagonal + end_query - 1;  // the last query sees this many keys, if there are as many
+  const int visible_keys = last_diagonal < params.seq_k ? last_diagonal : params.seq_k;
+  return visible_keys > 0 ? (visible_keys + SHAPE::BLOCK_N - 1) / SHAPE::BLOCK_N : 0;
+}
+
 // Work tiles are numbered by section, then by their queries, then by head.  Under a causal mask, the last queries see the most
 // keys.  The last section begins with them, so that the shortest work tiles come at the end.  The sections before it alternate,
 // so that the lengths change gradually from one section to the next, as dealt_number needs.
@@ -148,9 +176,7 @@ __host__ __device__ __forceinline__ WorkTile make_work_tile(const KernelParams& 
   const uint32_t row = in_section / section_heads, sections_left = (left_heads - 1) / full_heads;
   const int first_query = (sections_left % 2 ? row : params.m_blocks - 1 - row) * SHAPE::BLOCK_M;
   const int end_query = params.seq_q < first_query + SHAPE::BLOCK_M ? params.seq_q : first_query + SHAPE::BLOCK_M;
-  const int last_diagonal = params.first_diagonal + end_query - 1;  // the last query sees this many keys, if there are as many
-  const int visible_keys = last_diagonal < params.seq_k ? last_diagonal : params.seq_k;
-  const int key_tiles = visible_keys > 0 ? (visible_keys + SHAPE::BLOCK_N - 1) / SHAPE::BLOCK_N : 0;
+  const int key_tiles = visible_key_tiles<SHAPE>(params, end_query);
   return {first_query, static_cast<int>(first_head + in_section % section_heads), key_tiles};
 }
 
@@ -167,6 +193,36 @@ __device__ __forceinline__ Head make_head(const KernelParams& params, uint32_t b
 // the number of the work tile that a block gets in a round.
 __host__ __device__ __forceinline__ int dealt_number(int round, int block, int blocks) {
   return round * blocks + (round % 2 ? blocks - 1 - block : block);
+}
+
+// Whether the work tiles of a round are divided by their keys.
+__device__ __forceinline__ bool is_split(const SplitTiles& split, int round) {
+  return round * static_cast<int>(gridDim.x) >= split.first;
+}
+
+// Returns the number of the work tile of this block in a round, or a larger one than any if there is none.
+template <typename SHAPE>
+__device__ __forceinline__ int work_number(const typename SHAPE::Split& split, int round) {
+  const int number = dealt_number(round, blockIdx.x, gridDim.x);
+  if constexpr (SHAPE::HAS_SPLIT) {
+    const bool is_last_round = round * static_cast<int>(gridDim.x) == split.first;
+    if (is_split(split, round)) return is_last_round ? split.first + static_cast<int>(blockIdx.x) / split.parts : INT32_MAX;
+  }
+  return number;
+}
+
+// The key tiles [first, end) of a work tile that this block computes.
+struct KeyTiles {
+  int first, end;
+};
+
+template <typename SHAPE>
+__device__ __forceinline__ KeyTiles key_tiles_of(const WorkTile& work, const typename SHAPE::Split& split, int round) {
+  if constexpr (SHAPE::HAS_SPLIT) {
+    const int part = blockIdx.x % split.parts;
+    if (is_split(split, round)) return {work.key_tiles * part / split.parts, work.key_tiles * (part + 1) / split.parts};
+  }
+  return {0, work.key_tiles};
 }
 
 __device__ __forceinline__ void wait_empty(uint64_t* barrier_smem, uint32_t parity) {
@@ -220,14 +276,15 @@ __device__ __forceinline__ void load_rows(
 // The producer: loads Q, K and V of all work tiles of this block.  K is loaded one tile ahead of V.
 template <typename T, typename SHAPE>
 __device__ __forceinline__ void produce(const KernelParams& params, const CUtensorMap& q_map, const CUtensorMap& k_map,
-                                        const CUtensorMap& v_map, Smem<T, SHAPE>& smem) {
+                                        const CUtensorMap& v_map, const typename SHAPE::Split& split, Smem<T, SHAPE>& smem) {
   constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N, LOADED = OMIT_PHASE != LOAD;
   Ring<SHAPE::STAGES> k_ring, v_ring;
   uint32_t q_phase = 0;
 #pragma unroll 1
-  for (int round = 0, number; (number = dealt_number(round, blockIdx.x, gridDim.x)) < params.work_tiles; ++round) {
+  for (int round = 0, number; (number = work_number<SHAPE>(split, round)) < params.work_tiles; ++round) {
     const WorkTile work = make_work_tile<SHAPE>(params, number);
     if (work.key_tiles == 0) continue;
+    const KeyTiles keys = key_tiles_of<SHAPE>(work, split, round);
     const Head head = make_head(params, work.batch_head);
     auto load_k = [&](int j) {
       wait_empty(&smem.k_empty[k_ring.stage], k_ring.phase ^ 1);
@@ -242,10 +299,10 @@ __device__ __forceinline__ void produce(const KernelParams& params, const CUtens
     for (int g = 0; g < SHAPE::GROUPS; ++g) {
       load_rows<HEAD_DIM, GROUP_M>(smem.q[g], q_map, work.first_query + g * GROUP_M, head.query_head, head.batch, &smem.q_full);
     }
-    load_k(work.key_tiles - 1);
+    load_k(keys.end - 1);
 #pragma unroll 1
-    for (int j = work.key_tiles - 1; j >= 0; --j) {
-      if (j > 0) load_k(j - 1);
+    for (int j = keys.end - 1; j >= keys.first; --j) {
+      if (j > keys.first) load_k(j - 1);
       wait_empty(&smem.v_empty[v_ring.stage], v_ring.phase ^ 1);
       delay_if_omitted<V_FULL>();
       fa::mbarrier_arrive_expect_tx(&smem.v_full[v_ring.stage], SHAPE::TILE_BYTES * LOADED);
@@ -344,9 +401,70 @@ __device__ __forceinline__ void mask(float (&s)[S_TILES][4], const KernelParams&
   }
 }
 
+// Stores a warpgroup's part of a work tile, and merges all parts if they are stored.  Returns whether they are.  At least the
+// last warpgroup finds all parts stored, because the fences have one order.  If several do, they merge the same bits in the same
+// order.  They also clear the marks, so that the next call, which may be a replay with the same workspace, finds none.
+template <typename SHAPE>
+__device__ __forceinline__ bool merge_parts(const SplitTiles& split, int group, float (&o)[SHAPE::PV_TILES][4], Softmax& softmax,
+                                            int* all_are_stored_smem) {
+  constexpr int PART_VECTORS = (SHAPE::PV_TILES + 1) * GROUP_THREADS;
+  const int thread = threadIdx.x % GROUP_THREADS, tile = blockIdx.x / split.parts;
+  const int first_part = (tile * SHAPE::GROUPS + group) * split.parts;
+  const int own_part = first_part + blockIdx.x % split.parts;
+  float4* own_gmem = split.results + int64_t(own_part) * PART_VECTORS + thread;
+  if (thread >= WARP && own_part == first_part) delay_if_omitted<PART_STORED>();
+#pragma unroll
+  for (int d = 0; d < SHAPE::PV_TILES; ++d) __stcg(own_gmem + d * GROUP_THREADS, make_float4(o[d][0], o[d][1], o[d][2], o[d][3]));
+  __stcg(own_gmem + SHAPE::PV_TILES * GROUP_THREADS, make_float4(softmax.m_log2[0], softmax.m_log2[1], softmax.l[0], softmax.l[1]));
+  __threadfence();
+  if (OMIT_BARRIER != PART_STORED) fa::barrier_sync<GROUP_THREADS>(FIRST_GROUP_BARRIER + group);
+  if (thread == 0) {
+    volatile uint64_t* stored = split.stored;
+    stored[own_part] = STORED;
+    __threadfence();
+    int count = 0;
+    for (int part = 0; part < split.parts; ++part) count += stored[first_part + part] == STORED;
+    if (count == split.parts) {
+      for (int part = 0; part < split.parts; ++part) stored[first_part + part] = 0;
+    }
+    __threadfence();
+    all_are_stored_smem[group] = count == split.parts;
+  }
+  fa::barrier_sync<GROUP_THREADS>(FIRST_GROUP_BARRIER + group);
+  if (!all_are_stored_smem[group]) return false;
+#pragma unroll
+  for (int d = 0; d < SHAPE::PV_TILES; ++d) o[d][0] = o[d][1] = o[d][2] = o[d][3] = 0.0f;
+  softmax = Softmax();
+  const float4* part_gmem = split.results + int64_t(first_part) * PART_VECTORS + thread;
+#pragma unroll 1
+  for (int part = 0; part < split.parts; ++part, part_gmem += PART_VECTORS) {
+    const float4 m_and_l = __ldcg(part_gmem + SHAPE::PV_TILES * GROUP_THREADS);
+    float rescale_part[LANE_ROWS];
+#pragma unroll
+    for (int r = 0; r < LANE_ROWS; ++r) {
+      const float m_part_log2 = r == 0 ? m_and_l.x : m_and_l.y, l_part = r == 0 ? m_and_l.z : m_and_l.w;
+      const float m_new_log2 = fmaxf(softmax.m_log2[r], m_part_log2);
+      softmax.rescale[r] = fa::ex2_approx_ftz(softmax.m_log2[r] - m_new_log2);
+      rescale_part[r] = fa::ex2_approx_ftz(m_part_log2 - m_new_log2);
+      softmax.m_log2[r] = m_new_log2;
+      softmax.l[r] = softmax.l[r] * softmax.rescale[r] + l_part * rescale_part[r];
+    }
+#pragma unroll
+    for (int d = 0; d < SHAPE::PV_TILES; ++d) {
+      const float4 o_part = __ldcg(part_gmem + d * GROUP_THREADS);
+      o[d][0] = o[d][0] * softmax.rescale[0] + o_part.x * rescale_part[0];
+      o[d][1] = o[d][1] * softmax.rescale[0] + o_part.y * rescale_part[0];
+      o[d][2] = o[d][2] * softmax.rescale[1] + o_part.z * rescale_part[1];
+      o[d][3] = o[d][3] * softmax.rescale[1] + o_part.w * rescale_part[1];
+    }
+  }
+  return true;
+}
+
 // A computing warpgroup: 64 queries of each work tile of this block.
 template <typename T, typename SHAPE>
-__device__ __forceinline__ void compute(const KernelParams& params, const CUtensorMap& o_map, Smem<T, SHAPE>& smem, int group) {
+__device__ __forceinline__ void compute(const KernelParams& params, const CUtensorMap& o_map, const typename SHAPE::Split& split,
+                                        Smem<T, SHAPE>& smem, int group) {
   constexpr int HEAD_DIM = SHAPE::HEAD_DIM, BLOCK_N = SHAPE::BLOCK_N, S_TILES = SHAPE::S_TILES;
   const int thread_in_group = threadIdx.x % GROUP_THREADS, lane = threadIdx.x % WARP;
   const int group_row = thread_in_group / WARP * MMA_M + lane / QUAD;  // the first of the lane's two rows
@@ -361,8 +479,9 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
   if (HAS_TURNS && group == 0) fa::barrier_arrive<2 * GROUP_THREADS>(own_turn);
 
 #pragma unroll 1
-  for (int round = 0, number; (number = dealt_number(round, blockIdx.x, gridDim.x)) < params.work_tiles; ++round) {
+  for (int round = 0, number; (number = work_number<SHAPE>(split, round)) < params.work_tiles; ++round) {
     const WorkTile work = make_work_tile<SHAPE>(params, number);
+    const KeyTiles keys = key_tiles_of<SHAPE>(work, split, round);
     const int query = work.first_query + group * GROUP_M + group_row;
     float o[SHAPE::PV_TILES][4];
 #pragma unroll
@@ -442,12 +561,30 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
 
       // The tiles from first_masked on contain keys that some query of the warpgroup does not see.
       const int first_diagonal = params.first_diagonal + work.first_query + group * GROUP_M;
-      const int first_masked = params.is_negated ? 0 : max(0, min(params.seq_k, first_diagonal)) / BLOCK_N;
-      int j = work.key_tiles - 1;
+      const int first_key = keys.first * BLOCK_N;
+      const int first_masked = params.is_negated ? 0 : max(0, min(params.seq_k, first_diagonal) - first_key) / BLOCK_N;
+      int j = keys.end - keys.first - 1;
 
       wait_full<Q_FULL>(&smem.q_full, q_phase);
       q_phase ^= 1;
       arrive_empty(Q_READ, &smem.q_empty, true);
+      if constexpr (SKIP_HIDDEN) {
+        // The queries of this warpgroup see none of the last tiles.  It releases them, and passes its turns on.
+        const int group_tiles = max(1, visible_key_tiles<SHAPE>(params, work.first_query + group * GROUP_M + GROUP_M));
+#pragma unroll 1
+        for (; j >= group_tiles; --j) {
+          take_turn();
+          pass_turn();
+          if (is_first_lane) {  // without its waits, one phase could get the arrivals of two
+            wait_full<K_FULL>(&smem.k_full[ring.stage], ring.phase);
+            fa::mbarrier_arrive(&smem.k_empty[ring.stage]);
+            wait_full<V_FULL>(&smem.v_full[ring.stage], ring.phase);
+            fa::mbarrier_arrive(&smem.v_empty[ring.stage]);
+          }
+          __syncwarp();  // no lane may wait for a phase before the one before it is complete
+          ring.advance();
+        }
+      }
       if constexpr (FLOW == OVERLAP) {
         {
           float s[S_TILES][4];
@@ -456,7 +593,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
           start_s(s, ring.stage);
           fa::wgmma_wait_group<0>(s);
           arrive_empty(K_READ, &smem.k_empty[ring.stage], false);
-          mask(s, params, query, j * BLOCK_N, lane);
+          mask(s, params, query, first_key + j * BLOCK_N, lane);
           softmax.raise_m(s, params.scale_log2, params.inverse_scale_log2);
           exponentials(s);
           round_p(s);
@@ -479,7 +616,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
           pass_turn();
           fa::wgmma_wait_group<1>(s);
           arrive_empty(K_READ, &smem.k_empty[ring.stage], false);
-          if (decltype(is_masked)::value) mask(s, params, query, j * BLOCK_N, lane);
+          if (decltype(is_masked)::value) mask(s, params, query, first_key + j * BLOCK_N, lane);
           row_max(s);
           exponentials(s);
           // ptxas would move the exponentials below the wait for P V, but not across the loop of this wait.
@@ -512,7 +649,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
           start_s(s, ring.stage);
           fa::wgmma_wait_group<0>(s);
           arrive_empty(K_READ, &smem.k_empty[ring.stage], false);
-          if (decltype(is_masked)::value) mask(s, params, query, j * BLOCK_N, lane);
+          if (decltype(is_masked)::value) mask(s, params, query, first_key + j * BLOCK_N, lane);
           if (decltype(is_first)::value) {
             softmax.raise_m(s, params.scale_log2, params.inverse_scale_log2);
           } else {
@@ -538,6 +675,10 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
         while (j >= 0) step(std::false_type(), std::false_type());
         arrive_empty(Q_READ, &smem.q_empty, false);
       }
+    }
+
+    if constexpr (SHAPE::HAS_SPLIT) {
+      if (is_split(split, round) && !merge_parts<SHAPE>(split, group, o, softmax, smem.all_are_stored)) continue;
     }
 
     const Head head = make_head(params, work.batch_head);
@@ -585,7 +726,7 @@ template <typename T, typename SHAPE>
 __global__ void __launch_bounds__(SHAPE::THREADS, SHAPE::BLOCKS_PER_SM)
 long_wgmma_kernel(const __grid_constant__ KernelParams params, const __grid_constant__ CUtensorMap q_map,
                   const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
-                  const __grid_constant__ CUtensorMap o_map) {
+                  const __grid_constant__ CUtensorMap o_map, const __grid_constant__ typename SHAPE::Split split) {
   extern __shared__ __align__(1024) unsigned char smem_bytes[];
   auto& smem = *reinterpret_cast<Smem<T, SHAPE>*>(smem_bytes);
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / GROUP_THREADS, 0);
@@ -609,10 +750,10 @@ long_wgmma_kernel(const __grid_constant__ KernelParams params, const __grid_cons
   __syncthreads();
   if (warpgroup == 0) {
     fa::setmaxnreg_dec<SHAPE::PRODUCER_REGISTERS>();
-    if (threadIdx.x < WARP && fa::elect_sync()) produce(params, q_map, k_map, v_map, smem);
+    if (threadIdx.x < WARP && fa::elect_sync()) produce(params, q_map, k_map, v_map, split, smem);
   } else {
     fa::setmaxnreg_inc<SHAPE::REGISTERS>();
-    compute(params, o_map, smem, warpgroup - 1);
+    compute(params, o_map, split, smem, warpgroup - 1);
   }
 }
 
@@ -682,7 +823,68 @@ int make_kernel_params(const FaForwardArgs* args, KernelParams* params) {
 
 template <typename SHAPE>
 int block_count(const KernelParams& params) {
-  return std::min(params.work_tiles, std::max(1, fa::sm_count() * SHAPE::BLOCKS_PER_SM));
+  const int blocks = std::max(1, fa::sm_count() * SHAPE::BLOCKS_PER_SM);
+  return SHAPE::HAS_SPLIT ? blocks : std::min(params.work_tiles, blocks);
+}
+
+// The times of a shape on an H200 while all SMs work, in microseconds.  They are used to compare shapes.
+template <typename SHAPE>
+struct Costs {
+  // The TFLOP/s, measured at 4096 to 16384 keys.  Taller tiles read K and V from shared memory less often.
+  static constexpr double STEADY_TFLOPS =
+      SHAPE::HEAD_DIM == 64 ? (SHAPE::GROUPS == 1 ? 450 : SHAPE::GROUPS == 2 ? 508 : SHAPE::GROUPS == 3 ? 575 : 540)
+                            : (SHAPE::GROUPS == 1 ? 560 : SHAPE::GROUPS == 2 ? 661 : 765);
+  static constexpr int H200_SMS = 132;
+  static constexpr double KEY_TILE_US = 4.0 * SHAPE::BLOCK_M * SHAPE::BLOCK_N * SHAPE::HEAD_DIM * H200_SMS / STEADY_TFLOPS * 1e-6;
+  static constexpr double WORK_TILE_US = 1.5;  // to start and to finish a work tile
+  static constexpr double MERGE_US = 6.0;      // to merge the parts of a work tile; calculated
+};
+
+// The work tiles from `first` on, those of an incomplete last round, are divided into as many parts by their keys.
+struct Division {
+  int first, parts, tiles;
+};
+
+// Divides the last round if that saves more time than merging takes.  Under a causal mask the lengths of work tiles differ, and
+// they are dealt so that all SMs are busy until the end.
+template <typename SHAPE>
+Division divide_last_round(const FaForwardArgs* args, const KernelParams& params) {
+  using C = Costs<SHAPE>;
+  const int blocks = block_count<SHAPE>(params), tiles = params.work_tiles % blocks;
+  const int key_tiles = (params.seq_k + SHAPE::BLOCK_N - 1) / SHAPE::BLOCK_N;
+  const int parts = tiles > 0 ? std::min({MAX_PARTS, blocks / tiles, key_tiles}) : 1;
+  const bool saves_time = (key_tiles - key_tiles / std::max(parts, 1)) * C::KEY_TILE_US > C::WORK_TILE_US + C::MERGE_US;
+  if (!SHAPE::HAS_SPLIT || args->causal != FA_CAUSAL_NONE || parts < 2 || !saves_time) return {params.work_tiles, 1, 0};
+  return {params.work_tiles - tiles, parts, tiles};
+}
+
+// The bytes of the workspace: the results of all parts, then their marks.
+template <typename SHAPE>
+size_t result_bytes(const Division& division) {
+  const size_t part_bytes = (SHAPE::PV_TILES + 1) * GROUP_THREADS * sizeof(float4);
+  return size_t(division.tiles) * SHAPE::GROUPS * division.parts * part_bytes;
+}
+
+template <typename SHAPE>
+size_t workspace_bytes(const FaForwardArgs* args) {
+  KernelParams params;
+  if (make_kernel_params<SHAPE>(args, &params) != FA_OK) return 0;
+  const Division division = divide_last_round<SHAPE>(args, params);
+  return result_bytes<SHAPE>(division) + size_t(division.tiles) * SHAPE::GROUPS * division.parts * sizeof(uint64_t);
+}
+
+// Fills `split` and returns FA_OK, or refuses the call.
+template <typename SHAPE>
+int make_split(const FaForwardArgs* args, const KernelParams& params, SplitTiles* split) {
+  const Division division = divide_last_round<SHAPE>(args, params);
+  const size_t bytes = workspace_bytes<SHAPE>(args);
+  if (args->workspace_bytes < bytes || reinterpret_cast<uintptr_t>(args->workspace) % alignof(float4) != 0) {
+    return fa_refuse(args, "the workspace has %llu bytes at %p; it needs %zu bytes, aligned to %zu",
+                     static_cast<unsigned long long>(args->workspace_bytes), args->workspace, bytes, alignof(float4));
+  }
+  char* marks = static_cast<char*>(args->workspace) + result_bytes<SHAPE>(division);
+  *split = {static_cast<float4*>(args->workspace), reinterpret_cast<uint64_t*>(marks), division.first, division.parts};
+  return FA_OK;
 }
 
 template <typename T, typename SHAPE>
@@ -703,55 +905,61 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   if (int status = allow_smem([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
     return status;
   }
-  kernel<<<block_count<SHAPE>(params), SHAPE::THREADS, smem_bytes, stream>>>(params, q_map, k_map, v_map, o_map);
+  typename SHAPE::Split split = {};
+  if constexpr (SHAPE::HAS_SPLIT) {
+    if (int status = make_split<SHAPE>(args, params, &split)) return status;
+  }
+  kernel<<<block_count<SHAPE>(params), SHAPE::THREADS, smem_bytes, stream>>>(params, q_map, k_map, v_map, o_map, split);
   return static_cast<int>(cudaPeekAtLastError());
-}
-
-// The TFLOP/s of a shape on an H200 while all SMs work, measured at 4096 to 16384 keys.  Taller tiles read K and V from shared
-// memory less often.
-template <typename SHAPE>
-constexpr double steady_tflops() {
-  if (SHAPE::HEAD_DIM == 64) return SHAPE::GROUPS == 1 ? 450 : SHAPE::GROUPS == 2 ? 508 : SHAPE::GROUPS == 3 ? 575 : 540;
-  return SHAPE::GROUPS == 1 ? 560 : SHAPE::GROUPS == 2 ? 661 : 765;
 }
 
 // Estimates the time of a call on a GPU with the SMs of an H200, up to a factor that is the same for all shapes: the work of the
 // SM with the most work.  Returns infinity if the shape refuses the call.
 template <typename SHAPE>
 double estimated_us(const FaForwardArgs* args) {
-  constexpr int H200_SMS = 132, EXACT_ROUNDS = 16;
-  constexpr double WORK_TILE_US = 1.5;  // to start and to finish a work tile
-  constexpr double KEY_TILE_US = 4.0 * SHAPE::BLOCK_M * SHAPE::BLOCK_N * SHAPE::HEAD_DIM * H200_SMS / steady_tflops<SHAPE>() * 1e-6;
+  using C = Costs<SHAPE>;
+  constexpr int EXACT_ROUNDS = 16;
   KernelParams params;
   if (make_kernel_params<SHAPE>(args, &params) != FA_OK) return INFINITY;
   const int blocks = block_count<SHAPE>(params), sms = std::max(1, fa::sm_count());
-  auto us_of = [&](int number) { return make_work_tile<SHAPE>(params, number).key_tiles * KEY_TILE_US + WORK_TILE_US; };
+  auto us_of = [&](int number) {
+    const WorkTile work = make_work_tile<SHAPE>(params, number);
+    int group_tiles = 0;  // of all warpgroups
+    for (int group = 1; group <= SHAPE::GROUPS; ++group) {
+      const int seen = visible_key_tiles<SHAPE>(params, work.first_query + group * GROUP_M);
+      group_tiles += SKIP_HIDDEN && seen < work.key_tiles ? seen : work.key_tiles;
+    }
+    return group_tiles * C::KEY_TILE_US / SHAPE::GROUPS + C::WORK_TILE_US;
+  };
   if (params.work_tiles > EXACT_ROUNDS * blocks) {  // all SMs have nearly the same amount of work
     double us = 0.0;
     for (int m_block = 0; m_block < params.m_blocks; ++m_block) us += us_of(m_block * std::min(params.section_heads, params.batch_heads));
     return us * params.batch_heads / sms;
   }
+  const Division division = divide_last_round<SHAPE>(args, params);
   double most_us = 0.0;
   for (int sm = 0; sm < sms; ++sm) {
     double us = 0.0;
     for (int block = sm; block < blocks; block += sms) {
-      for (int round = 0, number; (number = dealt_number(round, block, blocks)) < params.work_tiles; ++round) us += us_of(number);
+      for (int round = 0, number; (number = dealt_number(round, block, blocks)) < division.first; ++round) us += us_of(number);
     }
     most_us = std::max(most_us, us);
   }
-  return most_us;
+  if (division.tiles == 0) return most_us;
+  const double part_us = (us_of(division.first) - C::WORK_TILE_US) / division.parts + C::WORK_TILE_US + C::MERGE_US;
+  return most_us + part_us * SHAPE::BLOCKS_PER_SM;
 }
 
-// Launches the kernel with the shape that is expected to be the fastest.  The choice for the latest problem is kept, because it
-// takes up to 100 us.
-template <typename T, typename... SHAPES>
-int launch_fastest(const FaForwardArgs* args, cudaStream_t stream) {
-  static constexpr int (*LAUNCHES[])(const FaForwardArgs*, cudaStream_t) = {&launch<T, SHAPES>...};
+// Returns the index of the shape that is expected to be the fastest.  The choice for the latest problem is kept, because it takes
+// up to 100 us.
+template <typename... SHAPES>
+int fastest_shape(const FaForwardArgs* args) {
+  if constexpr (sizeof...(SHAPES) == 1) return 0;
   static constexpr double (*ESTIMATES[])(const FaForwardArgs*) = {&estimated_us<SHAPES>...};
-  using Problem = std::array<int64_t, 6>;
+  using Problem = std::array<int64_t, 7>;
   thread_local Problem latest = {};
   thread_local int fastest = 0;
-  const Problem problem = {args->batch, args->heads, args->kv_heads, args->seq_q, args->seq_k, args->causal};
+  const Problem problem = {args->batch, args->heads, args->kv_heads, args->seq_q, args->seq_k, args->causal, fa::sm_count()};
   if (problem != latest) {
     double least_us = INFINITY;
     fastest = 0;
@@ -761,25 +969,43 @@ int launch_fastest(const FaForwardArgs* args, cudaStream_t stream) {
     }
     latest = problem;
   }
-  return LAUNCHES[fastest](args, stream);
+  return fastest;
 }
 
-template <typename T, int HEAD_DIM>
-int launch_shape(const FaForwardArgs* args, cudaStream_t stream) {
-  if constexpr (!CHOOSE_SHAPE) {
-    return launch<T, Shape<HEAD_DIM, (HEAD_DIM == 64 ? GROUPS_64 : GROUPS_128), (HEAD_DIM == 64 ? KEYS_64 : KEYS_128)>>(args, stream);
-  } else if constexpr (HEAD_DIM == 64) {
-    return launch_fastest<T, Shape<64, 2, 128>, Shape<64, 3, 128>, Shape<64, 4, 64>, Shape<64, 1, 128>>(args, stream);
-  } else {
-    return launch_fastest<T, Shape<128, 2, 128>, Shape<128, 3, 80>, Shape<128, 1, 64>>(args, stream);
+// The shapes among which a call chooses.
+template <typename... SHAPES>
+struct Shapes {
+  template <typename T>
+  static int launch_fastest(const FaForwardArgs* args, cudaStream_t stream) {
+    static constexpr int (*LAUNCHES[])(const FaForwardArgs*, cudaStream_t) = {&launch<T, SHAPES>...};
+    return LAUNCHES[fastest_shape<SHAPES...>(args)](args, stream);
   }
-}
+  static size_t workspace_bytes_of_fastest(const FaForwardArgs* args) {
+    static constexpr size_t (*WORKSPACES[])(const FaForwardArgs*) = {&workspace_bytes<SHAPES>...};
+    return WORKSPACES[fastest_shape<SHAPES...>(args)](args);
+  }
+};
+
+using ShapesOf64 = std::conditional_t<CHOOSE_SHAPE, Shapes<Shape<64, 2, 128>, Shape<64, 3, 128>, Shape<64, 4, 64>, Shape<64, 1, 128>>,
+                                      Shapes<Shape<64, GROUPS_64, KEYS_64>>>;
+using ShapesOf128 = std::conditional_t<CHOOSE_SHAPE, Shapes<Shape<128, 2, 128>, Shape<128, 3, 80>, Shape<128, 1, 64>>,
+                                       Shapes<Shape<128, GROUPS_128, KEYS_128>>>;
+template <int HEAD_DIM>
+using ShapesOf = std::conditional_t<HEAD_DIM == 64, ShapesOf64, ShapesOf128>;
 
 FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
   if (int status = fa_check_abi(args)) return status;
-#define LAUNCH_IF(DTYPE, HEAD_DIM_) \
-  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) return launch_shape<DTYPE, HEAD_DIM_>(args, stream);
+#define LAUNCH_IF(DTYPE, HEAD_DIM_)                                         \
+  if (args->dtype == FA_DTYPE_##DTYPE && args->head_dim == HEAD_DIM_) {     \
+    return ShapesOf<HEAD_DIM_>::template launch_fastest<DTYPE>(args, stream); \
+  }
   FA_FOR_EACH_INSTANTIATION(LAUNCH_IF)
 #undef LAUNCH_IF
   return fa_refuse(args, "no instantiation for dtype %d with head_dim %lld", args->dtype, static_cast<long long>(args->head_dim));
 }
+
+#if SPLIT_LAST_ROUND
+FA_EXPORT size_t fa_workspace_bytes(const FaForwardArgs* args) {
+  return args->head_dim == 128 ? ShapesOf128::workspace_bytes_of_fastest(args) : 0;
+}
+#endif

@@ -19,7 +19,7 @@ from pytest_fa.worker.jobs import CaseJob
 from pytest_fa.worker.pipeline import run_case
 from tests.device.conftest import Built
 
-RUNGS = ("long_ring", "long_overlap", "long_shapes")
+RUNGS = ("long_ring", "long_overlap", "long_shapes", "long_causal", "long_split")
 # The number of warpgroups is the one that long_shapes chooses on a GPU with 132 SMs.
 SHAPES = (
     "b1h2s1d64-fp16-sk127",  # one warpgroup; one query, one key tile
@@ -33,6 +33,8 @@ SHAPES = (
     "b1h2s513d128-bf16-causal",
     "b3h17s640d128-fp16-causal_br-sk900",
     "b4h16s1100d128-fp16-causal",  # three warpgroups
+    "b1h8s1000d128-bf16-sk8192",  # long_split divides the keys of work tiles
+    "b1h8s4000d128-fp16",  # the same, after a complete round
 )
 PROPERTIES = ("hard_data", "negative_scale", "zero_scale", "contained_nan")
 
@@ -63,14 +65,15 @@ def test_as_many_work_tiles_as_multiprocessors(build_rung: Callable[[str], Built
     assert (result.outcome, result.message) == ("ok", "")
 
 
-FAULTS = ("q_full", "k_full", "v_full", "q_empty", "k_empty", "v_empty", "o_written")
+FAULTS = ("q_full", "k_full", "v_full", "q_empty", "k_empty", "v_empty", "o_written", "part_stored")
 # Many key tiles, and more work tiles than SMs, so that buffers are used again.
 FAULT_SHAPES = ("b4h16s512d64-fp16", "b1h8s4096d64-fp16", "b2h16s4096d64-fp16-causal")
+SPLIT_SHAPES = ("b4h16s2048d128-fp16", "b1h8s4096d128-fp16", "b1h8s1000d128-fp16-sk8192")
 
 
 @pytest.fixture(scope="module")
 def faults(shared_cache: Path) -> dict[str, Built]:
-    """The builds of long_overlap that each lack one barrier, built in one batch."""
+    """The builds that each lack one barrier, built in one batch."""
     catalog = discover((Path(__file__).parents[2] / "kernels",)).variants
     requests = [(catalog[f"race_long_{fault}"], native_arch(catalog[f"race_long_{fault}"])) for fault in FAULTS]
     outcomes = ensure(requests, shared_cache).outcomes
@@ -86,7 +89,8 @@ def faults(shared_cache: Path) -> dict[str, Built]:
 def test_each_barrier_is_needed(faults: dict[str, Built], fault: str) -> None:
     """Without the barrier, a result is wrong or the device fails, on at least one of three shapes."""
     variant, library = faults[f"race_long_{fault}"]
-    cases = [parse_case(f"{shape}-seed0") for shape in FAULT_SHAPES]
+    shapes = SPLIT_SHAPES if fault == "part_stored" else FAULT_SHAPES
+    cases = [parse_case(f"{shape}-seed0") for shape in shapes]
     jobs = [CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False) for case in cases]
     with Workers() as workers:
         outcomes = [workers.run(job).outcome for job in jobs]

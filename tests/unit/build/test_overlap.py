@@ -25,7 +25,7 @@ STEP = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1 ;(?P<softmax>.*?)WARPGROUP\.
 SHAPE = re.compile(r"ShapeILi(?P<head_dim>\d+)ELi(?P<groups>\d+)ELi(?P<keys>\d+)E")  # in a mangled name
 
 
-@pytest.fixture(scope="module", params=["long_overlap", "long_shapes", "fp8_tiles", "fp8_max"])
+@pytest.fixture(scope="module", params=["long_overlap", "long_split", "fp8_tiles", "fp8_max"])
 def listings(
     request: pytest.FixtureRequest, shared_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:

@@ -1,0 +1,124 @@
+"""Compiles the source of a variant for the CPU, with the emulator in place of the GPU's instructions, and calls it."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pytest_fa.build.command import INCLUDE, defines_header, instantiations_header
+from pytest_fa.build.toolchain import find_toolchain
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.sanitize.plain_call import ForwardArgs, Strides, forward_args
+
+FOLDER = Path(__file__).parent
+NAN_BYTE = 0xFF  # a float of such bytes is NaN
+WORKSPACE_ALIGNMENT = 256
+
+
+class StuckKernel(Exception):
+    """The emulated kernel does not end, or an mbarrier got an arrival that its phase does not have."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What an emulated GPU has, and the order in which things happen on it.
+
+    `early` is the probability that a copy, or a wgmma, is executed as soon as it may be.
+    """
+
+    seed: int = 0
+    sms: int = 2
+    early: float = 0.5
+    resident_blocks: int = 8
+
+
+class Emulated:
+    """A variant, compiled for the CPU into a library in `folder`."""
+
+    def __init__(self, variant: Variant, folder: Path, cache: Path) -> None:
+        self.variant = variant
+        self._library = ctypes.CDLL(str(_compile(variant, folder, cache)))
+        self._library.emulator_error.restype = ctypes.c_char_p
+        self._library.emulator_set.argtypes = (ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_double)
+
+    def __call__(  # what one call of a kernel needs
+        self,
+        case: Case,
+        q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
+        k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
+        v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
+        schedule: Schedule,
+        calls: int = 1,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return output and log-sum-exp of the last of `calls` calls, which share a workspace; it is full of NaN first.
+
+        Raises `StuckKernel`, and `ValueError` if the variant refuses the case.
+        """
+        out = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype)
+        lse = torch.empty(q.shape[:3])
+        args = forward_args(case, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
+        for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
+            setattr(args, f"{name}_stride", Strides(*tensor.stride()))
+        args.lse, args.scale = lse.data_ptr(), case.scale
+        message = ctypes.create_string_buffer(512)
+        args.message, args.message_bytes = ctypes.addressof(message), len(message)
+        args.workspace_bytes = self.workspace_bytes(case, schedule.sms)
+        workspace = torch.full((args.workspace_bytes + WORKSPACE_ALIGNMENT,), NAN_BYTE, dtype=torch.uint8)
+        args.workspace = -(-workspace.data_ptr() // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+        for number in range(calls):
+            for tensor in (out, lse):
+                tensor.fill_(math.nan)
+            self._set(schedule, number)
+            status = self._library.fa_forward(ctypes.byref(args), None)
+            if problem := self._library.emulator_error().decode():
+                raise StuckKernel(f"{self.variant.name}, {case.id}, {schedule}: {problem}")
+            if status < 0:
+                raise ValueError(message.value.decode())
+        return out, lse
+
+    def workspace_bytes(self, case: Case, sms: int) -> int:
+        """The size of the workspace that the variant requests for a case on a GPU with so many SMs."""
+        if not hasattr(self._library, "fa_workspace_bytes"):
+            return 0
+        self._set(Schedule(sms=sms), 0)
+        self._library.fa_workspace_bytes.restype = ctypes.c_size_t
+        args: ForwardArgs = forward_args(case, *[WORKSPACE_ALIGNMENT] * 4)
+        size: int = self._library.fa_workspace_bytes(ctypes.byref(args))
+        return size
+
+    def _set(self, schedule: Schedule, number: int) -> None:
+        seed = 1000 * schedule.seed + number
+        self._library.emulator_set(seed, schedule.sms, schedule.resident_blocks, schedule.early)
+
+
+def _compile(variant: Variant, folder: Path, cache: Path) -> Path:
+    """Translate the source to C++ for the host, and compile it.  Returns the library."""
+    source = Path(variant.folder) / variant.entry.source
+    (folder / "kernel.cpp").write_text(_as_cpp(source.read_text(encoding="utf-8")), encoding="utf-8")
+    (folder / "fa_instantiations.h").write_text(instantiations_header(variant), encoding="utf-8")
+    (folder / "fa_defines.h").write_text(defines_header(variant), encoding="utf-8")
+    toolchain = find_toolchain(cache)
+    cuda = Path(toolchain.home)
+    folders = (folder, FOLDER / "include", Path(variant.root) / "include", INCLUDE, cuda / "include")
+    library = folder / f"{variant.name}.so"
+    # Without -fno-gnu-unique, the libraries of two variants would share the static variables of inline functions.
+    command = [toolchain.host_compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fno-gnu-unique", "-x", "c++"]
+    command += [f"-I{path}" for path in (*folders, *cuda.glob("targets/*/include"))]
+    command += ["-include", "emulator.h", "-include", "fa_defines.h"]
+    command += [str(folder / "kernel.cpp"), str(FOLDER / "runtime.cpp"), "-o", str(library)]
+    subprocess.run(command, check=True, capture_output=True)
+    return library
+
+
+def _as_cpp(source: str) -> str:
+    """The source without what only nvcc understands: launches, and arrays in dynamic shared memory."""
+    source = re.sub(r"(\w+)<<<(.*?)>>>\(", r"emulator::launch(\1, \2, ", source, flags=re.DOTALL)
+    array = r"extern __shared__ (?:__align__\(\d+\) )?unsigned char (\w+)\[\];"
+    return re.sub(array, r"unsigned char* const \1 = emulator::block_smem();", source)
