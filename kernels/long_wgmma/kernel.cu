@@ -1,4 +1,4 @@
-// long_wgmma: one source for the rungs for long sequences, from long_ring to long_split.
+// long_wgmma: one source for the rungs for long sequences, from long_ring to long_next_q.
 // step:    a persistent block with a producer: one thread keeps two tiles of K and V in flight by TMA, two warpgroups compute 64
 //          queries each, with all keys; O is stored by TMA
 // because: cluster_latency is made for few keys: at 4096 keys it takes 1.16 times as long as cuDNN at D = 64 and 1.5 times at
@@ -119,9 +119,15 @@ struct Shape {
   static constexpr int PV_TILES = O_TILES + HAS_ONES;
   static constexpr int TILE_BYTES = BLOCK_N * HEAD_DIM * 2, Q_BYTES = BLOCK_M * HEAD_DIM * 2;
   static_assert(TILE_BYTES % 1024 == 0, "the swizzle pattern repeats every 1024 bytes");
-  // At D = 64, ptxas would move the exponentials below the wait for P V.
-  static constexpr bool HAS_SPLIT = SPLIT_LAST_ROUND && HEAD_DIM == 128;
-  using Split = std::conditional_t<HAS_SPLIT, SplitTiles, Empty>;
+  static constexpr bool HAS_SPLIT = false;
+  using Split = Empty;
+};
+
+// The same for calls whose last work tiles are divided by their keys.
+template <typename SHAPE>
+struct Divided : SHAPE {
+  static constexpr bool HAS_SPLIT = true;
+  using Split = SplitTiles;
 };
 
 template <typename T, typename SHAPE>
@@ -497,6 +503,11 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
       constexpr std::integral_constant<Barrier, K_EMPTY> K_READ{};
       constexpr std::integral_constant<Barrier, V_EMPTY> V_READ{};
       constexpr std::integral_constant<Barrier, Q_EMPTY> Q_READ{};
+      // Releases Q when S of the last key tile is complete, so that TMA loads the next Q during the softmax and the last P V.
+      // Where the last key tile is masked, ptxas would move the exponentials, and Q is released after the softmax.
+      auto release_q_early = [&](bool is_read) {
+        if (RELEASE_Q_EARLY && is_read && is_first_lane) fa::mbarrier_arrive(&smem.q_empty);
+      };
       auto take_turn = [&] {
         if (HAS_TURNS) fa::barrier_sync<2 * GROUP_THREADS>(own_turn);
       };
@@ -616,6 +627,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
           pass_turn();
           fa::wgmma_wait_group<1>(s);
           arrive_empty(K_READ, &smem.k_empty[ring.stage], false);
+          if (!decltype(is_masked)::value) release_q_early(j == 0);
           if (decltype(is_masked)::value) mask(s, params, query, first_key + j * BLOCK_N, lane);
           row_max(s);
           exponentials(s);
@@ -631,9 +643,10 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
         };
 #pragma unroll 1
         for (; j >= first_masked; --j) step(std::true_type());
+        release_q_early(j < 0);
 #pragma unroll 1
         for (; j >= 0; --j) step(std::false_type());
-        arrive_empty(Q_READ, &smem.q_empty, false);
+        if (!RELEASE_Q_EARLY) arrive_empty(Q_READ, &smem.q_empty, false);
         wait_full<V_FULL>(&smem.v_full[ring.stage], ring.phase);
         arrive_empty(V_READ, &smem.v_empty[ring.stage], true);
         start_pv(ring.stage);
@@ -649,6 +662,7 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
           start_s(s, ring.stage);
           fa::wgmma_wait_group<0>(s);
           arrive_empty(K_READ, &smem.k_empty[ring.stage], false);
+          if (!decltype(is_masked)::value) release_q_early(j == 0);
           if (decltype(is_masked)::value) mask(s, params, query, first_key + j * BLOCK_N, lane);
           if (decltype(is_first)::value) {
             softmax.raise_m(s, params.scale_log2, params.inverse_scale_log2);
@@ -671,9 +685,10 @@ __device__ __forceinline__ void compute(const KernelParams& params, const CUtens
         step(std::true_type(), std::true_type());
 #pragma unroll 1
         while (j >= first_masked) step(std::true_type(), std::false_type());
+        release_q_early(j < 0);
 #pragma unroll 1
         while (j >= 0) step(std::false_type(), std::false_type());
-        arrive_empty(Q_READ, &smem.q_empty, false);
+        if (!RELEASE_Q_EARLY) arrive_empty(Q_READ, &smem.q_empty, false);
       }
     }
 
@@ -821,10 +836,10 @@ int make_kernel_params(const FaForwardArgs* args, KernelParams* params) {
   return FA_OK;
 }
 
+// The number of blocks that the GPU runs at the same time.
 template <typename SHAPE>
-int block_count(const KernelParams& params) {
-  const int blocks = std::max(1, fa::sm_count() * SHAPE::BLOCKS_PER_SM);
-  return SHAPE::HAS_SPLIT ? blocks : std::min(params.work_tiles, blocks);
+int most_blocks() {
+  return std::max(1, fa::sm_count() * SHAPE::BLOCKS_PER_SM);
 }
 
 // The times of a shape on an H200 while all SMs work, in microseconds.  They are used to compare shapes.
@@ -850,11 +865,12 @@ struct Division {
 template <typename SHAPE>
 Division divide_last_round(const FaForwardArgs* args, const KernelParams& params) {
   using C = Costs<SHAPE>;
-  const int blocks = block_count<SHAPE>(params), tiles = params.work_tiles % blocks;
+  constexpr bool MAY_SPLIT = SPLIT_LAST_ROUND && SHAPE::HEAD_DIM == 128;  // at D = 64, ptxas would move the exponentials
+  const int blocks = most_blocks<SHAPE>(), tiles = params.work_tiles % blocks;
   const int key_tiles = (params.seq_k + SHAPE::BLOCK_N - 1) / SHAPE::BLOCK_N;
   const int parts = tiles > 0 ? std::min({MAX_PARTS, blocks / tiles, key_tiles}) : 1;
   const bool saves_time = (key_tiles - key_tiles / std::max(parts, 1)) * C::KEY_TILE_US > C::WORK_TILE_US + C::MERGE_US;
-  if (!SHAPE::HAS_SPLIT || args->causal != FA_CAUSAL_NONE || parts < 2 || !saves_time) return {params.work_tiles, 1, 0};
+  if (!MAY_SPLIT || args->causal != FA_CAUSAL_NONE || parts < 2 || !saves_time) return {params.work_tiles, 1, 0};
   return {params.work_tiles - tiles, parts, tiles};
 }
 
@@ -888,9 +904,7 @@ int make_split(const FaForwardArgs* args, const KernelParams& params, SplitTiles
 }
 
 template <typename T, typename SHAPE>
-int launch(const FaForwardArgs* args, cudaStream_t stream) {
-  KernelParams params;
-  if (int status = make_kernel_params<SHAPE>(args, &params)) return status;
+int launch_kernel(const FaForwardArgs* args, const KernelParams& params, const typename SHAPE::Split& split, cudaStream_t stream) {
   CUtensorMap q_map = {}, k_map = {}, v_map = {}, o_map = {};
   if (int status = make_tensor_map(&o_map, args, args->out, args->heads, args->seq_q, args->out_stride, GROUP_M)) return status;
   if (args->seq_k > 0) {
@@ -905,12 +919,21 @@ int launch(const FaForwardArgs* args, cudaStream_t stream) {
   if (int status = allow_smem([&] { return fa_allow_dynamic_smem(args, reinterpret_cast<const void*>(kernel), smem_bytes); })) {
     return status;
   }
-  typename SHAPE::Split split = {};
-  if constexpr (SHAPE::HAS_SPLIT) {
-    if (int status = make_split<SHAPE>(args, params, &split)) return status;
-  }
-  kernel<<<block_count<SHAPE>(params), SHAPE::THREADS, smem_bytes, stream>>>(params, q_map, k_map, v_map, o_map, split);
+  const int blocks = SHAPE::HAS_SPLIT ? most_blocks<SHAPE>() : std::min(params.work_tiles, most_blocks<SHAPE>());
+  kernel<<<blocks, SHAPE::THREADS, smem_bytes, stream>>>(params, q_map, k_map, v_map, o_map, split);
   return static_cast<int>(cudaPeekAtLastError());
+}
+
+template <typename T, typename SHAPE>
+int launch(const FaForwardArgs* args, cudaStream_t stream) {
+  KernelParams params;
+  if (int status = make_kernel_params<SHAPE>(args, &params)) return status;
+  if constexpr (SPLIT_LAST_ROUND && SHAPE::HEAD_DIM == 128) {
+    SplitTiles split;
+    if (int status = make_split<SHAPE>(args, params, &split)) return status;
+    if (split.parts > 1) return launch_kernel<T, Divided<SHAPE>>(args, params, split, stream);
+  }
+  return launch_kernel<T, SHAPE>(args, params, {}, stream);
 }
 
 // Estimates the time of a call on a GPU with the SMs of an H200, up to a factor that is the same for all shapes: the work of the
@@ -921,7 +944,7 @@ double estimated_us(const FaForwardArgs* args) {
   constexpr int EXACT_ROUNDS = 16;
   KernelParams params;
   if (make_kernel_params<SHAPE>(args, &params) != FA_OK) return INFINITY;
-  const int blocks = block_count<SHAPE>(params), sms = std::max(1, fa::sm_count());
+  const int blocks = std::min(params.work_tiles, most_blocks<SHAPE>()), sms = std::max(1, fa::sm_count());
   auto us_of = [&](int number) {
     const WorkTile work = make_work_tile<SHAPE>(params, number);
     int group_tiles = 0;  // of all warpgroups

@@ -27,7 +27,7 @@ KERNELS = Path(__file__).parents[2] / "kernels"
 TWO, FIVE, SEVEN, EIGHT = 2, 5, 7, 8  # SMs
 # Late: a copy arrives, and a wgmma reads shared memory, when nothing else can run.  Early: as soon as it may.
 ORDERS = {"late": 0.0, "mixed": 0.5, "early": 1.0}
-RUNGS = ("long_ring", "long_turns", "long_sum", "long_split")  # between them, they have all paths of the source
+RUNGS = ("long_ring", "long_turns", "long_sum", "long_next_q")  # between them, they have all paths of the source
 SHAPES = (
     ("b1h2s1d64-fp16-sk127", TWO),  # one query, one key tile
     ("b1h2s130d64-fp16-sk0", TWO),  # no key
@@ -38,7 +38,7 @@ SHAPES = (
     ("b1h2s400d128-fp16-causal_br-sk700-bshd", FIVE),
     ("b1h3s300d128-fp16-sk513", FIVE),
 )
-# `long_split` divides the keys of the last work tiles here, into two to four parts.
+# The keys of the last work tiles are divided here, into two to four parts.
 SPLIT = (
     ("b1h3s400d128-fp16-sk1100", EIGHT),
     ("b1h1s384d128-fp16-sk2000", FIVE),
@@ -90,14 +90,14 @@ def test_a_rung_is_right_in_any_order(build: Callable[[str], Emulated], rung: st
 @pytest.mark.parametrize(("shape", "sms"), SPLIT)
 def test_divided_work_tiles_are_merged(build: Callable[[str], Emulated], shape: str, sms: int, order: str) -> None:
     """The parts of a work tile give the right output, in the first call and in later ones with the same workspace."""
-    kernel, case = build("long_split"), parse_case(f"{shape}-seed0")
+    kernel, case = build("long_next_q"), parse_case(f"{shape}-seed0")
     assert kernel.workspace_bytes(case, sms) > 0
     assert complaints(kernel, case, Schedule(1, sms, ORDERS[order], resident_blocks=20), calls=3) == []
 
 
 def test_divided_work_tiles_always_have_the_same_bits(build: Callable[[str], Emulated]) -> None:
     """The order in which the parts are stored does not matter, nor how many blocks run at the same time."""
-    kernel, case = build("long_split"), parse_case("b1h3s400d128-fp16-sk1100-seed0")
+    kernel, case = build("long_next_q"), parse_case("b1h3s400d128-fp16-sk1100-seed0")
     inputs = make_inputs(case, torch.device("cpu"))
     results = []
     for seed in range(4):
