@@ -50,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # The files whose tests take the longest, which start first: otherwise one process would end long after the others.
 LONGEST = (
     "test_watch.py",
+    "test_cluster_kernels.py",
     "test_long_kernels.py",
     "test_cache.py",
     "test_extension.py",

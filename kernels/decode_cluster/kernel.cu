@@ -217,18 +217,13 @@ __device__ __forceinline__ Partial no_partial() {
   return {make_float4(0, 0, 0, 0), -CUDART_INF_F, 0.0f};
 }
 
-// 9.7.9.8 ld.relaxed: loads 16 bytes that another block may be storing, all of them from the same store.
 __device__ __forceinline__ Packet load_packet(const Packet* packet_gmem) {
-  Packet packet;
-  asm volatile("{ .reg .b128 bits; ld.relaxed.gpu.global.b128 bits, [%2]; mov.b128 {%0, %1}, bits; }"
-               : "=l"(packet.payload), "=l"(packet.tag) : "l"(packet_gmem) : "memory");
-  return packet;
+  const ulonglong2 bits = fa::ld_relaxed_gpu(reinterpret_cast<const ulonglong2*>(packet_gmem));
+  return {bits.x, bits.y};
 }
 
-// 9.7.9.11 st.relaxed: stores 16 bytes that another block may be loading.
 __device__ __forceinline__ void store_packet(Packet* packet_gmem, Packet packet) {
-  asm volatile("{ .reg .b128 bits; mov.b128 bits, {%1, %2}; st.relaxed.gpu.global.b128 [%0], bits; }"
-               :: "l"(packet_gmem), "l"(packet.payload), "l"(packet.tag) : "memory");
+  fa::st_relaxed_gpu(reinterpret_cast<ulonglong2*>(packet_gmem), make_ulonglong2(packet.payload, packet.tag));
 }
 
 __device__ __forceinline__ uint64_t pack(float low, float high) {

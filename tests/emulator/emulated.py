@@ -39,12 +39,40 @@ class Schedule:
     resident_blocks: int = 8
 
 
+class Emulator:
+    """The emulator, compiled once into an object file in `folder`."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        toolchain = find_toolchain(cache)
+        cuda = Path(toolchain.home)
+        folders = (FOLDER / "include", INCLUDE, cuda / "include", *cuda.glob("targets/*/include"))
+        # Without -fno-gnu-unique, the libraries of two variants would share the static variables of inline functions.
+        flags = ("-std=c++17", "-w", "-fPIC", "-fno-gnu-unique", *(f"-I{path}" for path in folders))
+        self._command, self._object = [toolchain.host_compiler, *flags], folder / "emulator.o"
+        self._run("-O2", "-c", FOLDER / "emulator.cpp", "-o", self._object)
+
+    def link(self, variant: Variant, folder: Path) -> Path:
+        """Translate a variant's source to C++ for the host, and compile it with the emulator.  Returns the library."""
+        source = Path(variant.folder) / variant.entry.source
+        (folder / "kernel.cpp").write_text(_as_cpp(source.read_text(encoding="utf-8")), encoding="utf-8")
+        (folder / "fa_instantiations.h").write_text(instantiations_header(variant), encoding="utf-8")
+        (folder / "fa_defines.h").write_text(defines_header(variant), encoding="utf-8")
+        included = (f"-I{folder}", f"-I{variant.root}/include", "-include", "emulator.h", "-include", "fa_defines.h")
+        library = folder / f"{variant.name}.so"
+        # Not optimised: a test runs a kernel for a second or two, and would compile it for longer.
+        self._run("-O0", "-shared", *included, folder / "kernel.cpp", self._object, "-o", library)
+        return library
+
+    def _run(self, *arguments: str | Path) -> None:
+        subprocess.run([*self._command, *map(str, arguments)], check=True, capture_output=True)
+
+
 class Emulated:
     """A variant, compiled for the CPU into a library in `folder`."""
 
-    def __init__(self, variant: Variant, folder: Path, cache: Path) -> None:
+    def __init__(self, variant: Variant, emulator: Emulator, folder: Path) -> None:
         self.variant = variant
-        self._library = ctypes.CDLL(str(_compile(variant, folder, cache)))
+        self._library = ctypes.CDLL(str(emulator.link(variant, folder)))
         self._library.emulator_error.restype = ctypes.c_char_p
         self._library.emulator_set.argtypes = (ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_double)
 
@@ -98,27 +126,10 @@ class Emulated:
         self._library.emulator_set(seed, schedule.sms, schedule.resident_blocks, schedule.early)
 
 
-def _compile(variant: Variant, folder: Path, cache: Path) -> Path:
-    """Translate the source to C++ for the host, and compile it.  Returns the library."""
-    source = Path(variant.folder) / variant.entry.source
-    (folder / "kernel.cpp").write_text(_as_cpp(source.read_text(encoding="utf-8")), encoding="utf-8")
-    (folder / "fa_instantiations.h").write_text(instantiations_header(variant), encoding="utf-8")
-    (folder / "fa_defines.h").write_text(defines_header(variant), encoding="utf-8")
-    toolchain = find_toolchain(cache)
-    cuda = Path(toolchain.home)
-    folders = (folder, FOLDER / "include", Path(variant.root) / "include", INCLUDE, cuda / "include")
-    library = folder / f"{variant.name}.so"
-    # Without -fno-gnu-unique, the libraries of two variants would share the static variables of inline functions.
-    command = [toolchain.host_compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fno-gnu-unique", "-x", "c++"]
-    command += [f"-I{path}" for path in (*folders, *cuda.glob("targets/*/include"))]
-    command += ["-include", "emulator.h", "-include", "fa_defines.h"]
-    command += [str(folder / "kernel.cpp"), str(FOLDER / "runtime.cpp"), "-o", str(library)]
-    subprocess.run(command, check=True, capture_output=True)
-    return library
-
-
 def _as_cpp(source: str) -> str:
     """The source without what only nvcc understands: launches, and arrays in dynamic shared memory."""
-    source = re.sub(r"(\w+)<<<(.*?)>>>\(", r"emulator::launch(\1, \2, ", source, flags=re.DOTALL)
+    cluster = re.search(r"__cluster_dims__\((.*?)\)", source)
+    before = f"emulator::next_cluster_size() = {cluster[1]}; " if cluster else ""
+    source = re.sub(r"(\w+)<<<(.*?)>>>\(", rf"{before}emulator::launch(\1, \2, ", source, flags=re.DOTALL)
     array = r"extern __shared__ (?:__align__\(\d+\) )?unsigned char (\w+)\[\];"
     return re.sub(array, r"unsigned char* const \1 = emulator::block_smem();", source)

@@ -128,6 +128,20 @@ __device__ __forceinline__ void st_async(uint32_t address, float2 value, uint32_
                :: "r"(address), "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(barrier_address) : "memory");
 }
 
+// 9.7.9.8 ld.relaxed: loads 16 bytes that another block may be storing, all of them from the same store.
+__device__ __forceinline__ ulonglong2 ld_relaxed_gpu(const ulonglong2* pointer_gmem) {
+  ulonglong2 value;
+  asm volatile("{ .reg .b128 bits; ld.relaxed.gpu.global.b128 bits, [%2]; mov.b128 {%0, %1}, bits; }"
+               : "=l"(value.x), "=l"(value.y) : "l"(pointer_gmem) : "memory");
+  return value;
+}
+
+// 9.7.9.11 st.relaxed: stores 16 bytes that another block may be loading.
+__device__ __forceinline__ void st_relaxed_gpu(ulonglong2* pointer_gmem, ulonglong2 value) {
+  asm volatile("{ .reg .b128 bits; mov.b128 bits, {%1, %2}; st.relaxed.gpu.global.b128 [%0], bits; }"
+               :: "l"(pointer_gmem), "l"(value.x), "l"(value.y) : "memory");
+}
+
 // 9.7.14.5.15 ldmatrix: loads four 8x8 matrices of 16-bit elements.  Lane i passes the address of row i % 8 of matrix i / 8.
 // It receives elements 2 (i % 4) and 2 (i % 4) + 1 of row i / 4 of each matrix.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&matrices)[4], uint32_t row_address) {

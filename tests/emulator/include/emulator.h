@@ -5,7 +5,7 @@
 // and when a wgmma that was issued reads shared memory.  The destination of a copy is NaN from its issue until its arrival.  A
 // barrier that is missing or has too many arrivals therefore gives a deadlock, an error, or a wrong result in most orders.
 //
-// It does not emulate weak memory, caches, or registers, and no time.
+// The blocks of a cluster are resident together.  It does not emulate weak memory, caches, or registers, and no time.
 #pragma once
 
 #include <cuda.h>
@@ -22,19 +22,21 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <random>
 #include <string>
 #include <type_traits>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace emulator {
 
 constexpr int WARP = 32, NAMED_BARRIERS = 16, EXCHANGED = 8;
+constexpr uint32_t RANK_SHIFT = 24;  // of an address in a cluster: the rank of its block, plus one; 0 is this block
 constexpr size_t STACK_BYTES = 256 << 10, SMEM_BYTES = 228 << 10, SMEM_ALIGNMENT = 1024;
 
 struct Fiber;
 struct Block;
+using Action = std::function<void()>;
 
 // A wgmma that was issued: d[64, N] (+)= a[64, 16] b[16, N], of which a warp computes 16 rows.
 struct Wgmma {
@@ -74,12 +76,24 @@ struct Fiber {
   const char* waits_for = "";
   std::vector<std::vector<Wgmma>> wgmma_groups;  // committed, but not executed
   std::vector<Wgmma> wgmmas;                     // issued since the last commit
-  std::vector<std::function<void()>> stores;     // TMA stores that have not read shared memory yet
+  std::vector<Action> stores;                    // TMA stores that have not read shared memory yet
+  std::vector<std::vector<Action>> copy_groups;  // cp.async: committed, but not complete
+  std::vector<Action> copies;                    // the same, issued since the last commit
+  uint32_t cluster_phase = 0;                    // of the cluster's barrier, when this thread arrived
+};
+
+// Where the threads of a cluster meet.
+struct Cluster {
+  std::vector<Block*> blocks;
+  int threads = 0, arrived = 0;
+  uint32_t phase = 0;
+  std::vector<Fiber*> waiting;
 };
 
 struct Block {
   uint3 index = {};
   int threads = 0, running = 0;
+  std::shared_ptr<Cluster> cluster;
   std::unique_ptr<unsigned char[]> memory;
   unsigned char* smem = nullptr;
   std::vector<std::unique_ptr<Fiber>> fibers;
@@ -90,10 +104,11 @@ struct Block {
 
 struct Grid {
   dim3 size, block_size;
-  std::function<void()> kernel;
+  int cluster_size = 1;  // in x
+  Action kernel;
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<Fiber*> ready;
-  std::vector<std::function<void()>> copies;  // TMA loads that have not arrived
+  std::vector<Action> copies;  // what arrives at any time: TMA loads, and stores to other blocks
   Fiber* running = nullptr;
   ucontext_t scheduler;
 };
@@ -106,51 +121,22 @@ struct Settings {
   std::string error;
 };
 
-inline Settings& settings() {
-  static Settings the_settings;
-  return the_settings;
-}
-
-inline std::mt19937_64& random_bits() {
-  static std::mt19937_64 bits;
-  return bits;
-}
-
-inline bool happens(double probability) { return std::uniform_real_distribution<>()(random_bits()) < probability; }
-
-inline Grid*& grid() {
-  static Grid* current = nullptr;
-  return current;
-}
+Settings& settings();
+Grid*& grid();  // of the launch that runs
 
 inline Fiber& fiber() { return *grid()->running; }
 inline Block& block() { return *fiber().block; }
 inline Warp& warp() { return block().warps[fiber().number / WARP]; }
 inline int lane() { return fiber().number % WARP; }
 inline unsigned char* block_smem() { return block().smem; }
+inline size_t smem_offset(const void* address) { return static_cast<const unsigned char*>(address) - block().smem; }
 
-// Ends the launch; the first error is kept.
-[[noreturn]] inline void fail(const std::string& what) {
-  if (settings().error.empty()) settings().error = what;
-  setcontext(&grid()->scheduler);
-  std::abort();
-}
+// -- threads that wait ----------------------------------------------------------------------------------------------------------
 
-// Lets other threads run until something wakes this one.
-inline void wait(std::vector<Fiber*>& waiting, const char* what) {
-  Fiber& self = fiber();
-  waiting.push_back(&self);
-  self.waits_for = what;
-  swapcontext(&self.context, &grid()->scheduler);
-}
-
-// Lets other threads run for a while.
-inline void yield() { wait(grid()->ready, "its delay"); }
-
-inline void wake(std::vector<Fiber*>& waiting) {
-  for (Fiber* each : waiting) grid()->ready.push_back(each);
-  waiting.clear();
-}
+void wait(std::vector<Fiber*>& waiting, const char* what);  // lets other threads run until something wakes this one
+void wake(std::vector<Fiber*>& waiting);
+void yield();  // lets other threads run for a while
+void meet_at_barrier(int number, int threads, bool waits);
 
 // The last of `count` threads to arrive runs `action`; the others wait for it.
 template <typename Action>
@@ -180,38 +166,10 @@ const uint32_t (*exchange(const uint32_t (&own)[COUNT]))[EXCHANGED] {
   return self.values[set];
 }
 
-inline void meet_at_barrier(int number, int threads, bool waits) {
-  Rendezvous& barrier = block().barriers[number];
-  if (waits) {
-    meet(barrier, threads, "a named barrier", [] {});
-  } else if (++barrier.arrived == threads) {
-    barrier.arrived = 0;
-    wake(barrier.waiting);
-  }
-}
+// -- mbarriers, copies and matrices ---------------------------------------------------------------------------------------------
 
-// -- mbarriers and TMA --------------------------------------------------------------------------------------------------------
-
-inline void complete_if_done(Mbarrier& barrier) {
-  if (barrier.pending > 0 || barrier.bytes != 0) return;
-  barrier.pending = barrier.arrivals;
-  barrier.phase ^= 1;
-  wake(barrier.waiting);
-}
-
-inline Mbarrier& mbarrier_of(const void* address) {
-  auto place = block().mbarriers.find(address);
-  if (place == block().mbarriers.end()) fail("an mbarrier is used that was not initialised");
-  return place->second;
-}
-
-inline void arrive(const void* address, uint32_t bytes) {
-  Mbarrier& barrier = mbarrier_of(address);
-  if (barrier.pending == 0) fail("an mbarrier gets more arrivals than its phase has");
-  barrier.bytes += bytes;
-  --barrier.pending;
-  complete_if_done(barrier);
-}
+Mbarrier& mbarrier_of(const void* address, Block& owner);
+void arrive(const void* mbarrier, uint32_t bytes);  // and lets the phase wait for `bytes` more bytes
 
 // What cuTensorMapEncodeTiled is told.
 struct TensorMap {
@@ -222,224 +180,31 @@ struct TensorMap {
 };
 static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap), "a tensor map must hold it");
 
-inline TensorMap tensor_map_of(const CUtensorMap& map) {
-  TensorMap result;
-  std::memcpy(&result, &map, sizeof result);
-  return result;
-}
+void load_box(void* to_smem, const CUtensorMap& map, const int (&first)[4], const void* mbarrier, Block& owner);
+void store_box(const CUtensorMap& map, const int (&first)[4], const void* from_smem);
+void finish_stores();
 
-// The address with the 128-byte swizzle: bits 4 to 6 are XORed with bits 7 to 9.  Blocks begin at multiples of 1024.
-inline unsigned char* swizzled(unsigned char* smem, size_t offset) { return smem + (offset ^ (offset >> 7 & 7) << 4); }
+void copy_async(void* to_smem, const void* from_gmem, size_t bytes, bool is_valid);
+void commit_copies();
+void complete_copies(size_t pending);  // all but the latest `pending` groups of this thread
 
-// Calls visit(address in global memory or nullptr outside of the tensor, address in shared memory) for each element of a box.
-template <typename Visit>
-void for_each_element(const TensorMap& map, const int (&first)[4], unsigned char* smem, size_t offset, Visit visit) {
-  size_t element = 0;
-  for (uint32_t w = 0; w < map.box[3]; ++w) {
-    for (uint32_t z = 0; z < map.box[2]; ++z) {
-      for (uint32_t y = 0; y < map.box[1]; ++y) {
-        for (uint32_t x = 0; x < map.box[0]; ++x, ++element) {
-          const int64_t at[4] = {first[0] + int64_t(x), first[1] + int64_t(y), first[2] + int64_t(z), first[3] + int64_t(w)};
-          unsigned char* global = map.data;
-          for (int d = 0; d < 4; ++d) {
-            if (at[d] < 0 || at[d] >= int64_t(map.sizes[d])) global = nullptr;
-            if (global) global += at[d] * map.stride_bytes[d];
-          }
-          visit(global, swizzled(smem, offset + element * map.element_bytes));
-        }
-      }
-    }
-  }
-}
+void arrive_at_cluster();
+void wait_for_cluster();
+inline uint32_t address_in(uint32_t address, uint32_t rank) { return address | (rank + 1) << RANK_SHIFT; }
+void store_async(uint32_t address, const void* value, size_t bytes, uint32_t barrier_address);
 
-inline size_t smem_offset(const void* address) { return static_cast<const unsigned char*>(address) - block().smem; }
+void commit_wgmma();
+void wait_for_wgmma(size_t pending);  // for all but the latest `pending` groups of this warp
+void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool is_fp16);  // mma.m16n8k16
 
-inline void load_box(void* to_smem, const CUtensorMap& tensor, const int (&first)[4], const void* mbarrier) {
-  const TensorMap map = tensor_map_of(tensor);
-  Mbarrier& barrier = mbarrier_of(mbarrier);
-  unsigned char* smem = block().smem;
-  const size_t offset = smem_offset(to_smem), bytes = size_t(map.box[0]) * map.box[1] * map.box[2] * map.box[3] * map.element_bytes;
-  if (offset % 128 || offset + bytes > SMEM_BYTES) fail("a TMA copy has a wrong address in shared memory");
-  std::memset(smem + offset, 0xff, bytes);  // NaN, until the copy arrives
-  const int from[4] = {first[0], first[1], first[2], first[3]};
-  grid()->copies.push_back([=, &barrier] {
-    for_each_element(map, from, smem, offset, [&](const unsigned char* global, unsigned char* shared) {
-      if (global) std::memcpy(shared, global, map.element_bytes); else std::memset(shared, 0, map.element_bytes);
-    });
-    barrier.bytes -= bytes;
-    complete_if_done(barrier);
-  });
-}
+// -- a launch -------------------------------------------------------------------------------------------------------------------
 
-inline void store_box(const CUtensorMap& tensor, const int (&first)[4], const void* from_smem) {
-  const TensorMap map = tensor_map_of(tensor);
-  unsigned char* smem = block().smem;
-  const size_t offset = smem_offset(from_smem);
-  const int to[4] = {first[0], first[1], first[2], first[3]};
-  fiber().stores.push_back([=] {
-    for_each_element(map, to, smem, offset, [&](unsigned char* global, const unsigned char* shared) {
-      if (global) std::memcpy(global, shared, map.element_bytes);
-    });
-  });
-  if (happens(settings().early)) fiber().stores.back()(), fiber().stores.pop_back();
-}
+void run_grid();
 
-inline void finish_stores(Fiber& self) {
-  for (auto& store : self.stores) store();
-  self.stores.clear();
-}
-
-// -- wgmma --------------------------------------------------------------------------------------------------------------------
-
-inline float number(uint16_t bits, bool is_fp16) {
-  if (is_fp16) return __half2float(__half(__half_raw{bits}));
-  return __bfloat162float(__nv_bfloat16(__nv_bfloat16_raw{bits}));
-}
-
-// Element (k, n) of b, or with the same strides element (k, m) of a, of a matrix descriptor with 128-byte swizzle.
-inline float element(const Block& owner, uint64_t descriptor, int k, int n, bool by_rows, bool is_fp16) {
-  const size_t first = (descriptor & 0x3fff) << 4, next_columns = (descriptor >> 16 & 0x3fff) << 4;
-  const size_t row = by_rows ? k : n, column = by_rows ? n : k;
-  const size_t offset = (first + row * 128 + column / 64 * next_columns + column % 64 * 2) & 0x3ffff;
-  uint16_t bits;
-  std::memcpy(&bits, swizzled(owner.smem, offset), sizeof bits);
-  return number(bits, is_fp16);
-}
-
-// Executes one wgmma for the 16 rows of a warp.
-inline void execute(Block& owner, int first_thread, const std::vector<const Wgmma*>& of_lanes) {
-  const Wgmma& any = *of_lanes[0];
-  const int columns = any.n_tiles * 8, group_row = first_thread / WARP % 4 * 16;
-  std::vector<float> a(16 * 16), b(16 * columns);
-  for (int row = 0; row < 16; ++row) {
-    for (int k = 0; k < 16; ++k) {
-      const uint32_t* registers = of_lanes[row % 8 * 4 + k % 8 / 2]->a;
-      const int index = row / 8 + k / 8 * 2;
-      a[row * 16 + k] = registers ? number(registers[index] >> k % 2 * 16 & 0xffff, any.is_fp16)
-                                  : element(owner, any.a_descriptor, k, group_row + row, false, any.is_fp16);
-    }
-  }
-  for (int k = 0; k < 16; ++k) {
-    for (int n = 0; n < columns; ++n) b[k * columns + n] = element(owner, any.b_descriptor, k, n, any.b_by_rows, any.is_fp16);
-  }
-  std::vector<float> sums(columns);
-  for (int row = 0; row < 16; ++row) {
-    std::fill(sums.begin(), sums.end(), 0.0f);
-    for (int k = 0; k < 16; ++k) {
-      for (int n = 0; n < columns; ++n) sums[n] += a[row * 16 + k] * b[k * columns + n];
-    }
-    for (int n = 0; n < columns; ++n) {
-      float& d = of_lanes[row % 8 * 4 + n % 8 / 2]->d[n / 8 * 4 + row / 8 * 2 + n % 2];
-      d = any.accumulate ? d + sums[n] : sums[n];
-    }
-  }
-}
-
-// Executes the committed groups of a warp, except the latest `pending` ones.
-inline void execute_groups(Block& owner, int first_thread, size_t pending) {
-  Fiber* lanes[WARP];
-  for (int i = 0; i < WARP; ++i) lanes[i] = owner.fibers[first_thread + i].get();
-  while (lanes[0]->wgmma_groups.size() > pending) {
-    for (size_t i = 0; i < lanes[0]->wgmma_groups[0].size(); ++i) {
-      std::vector<const Wgmma*> of_lanes;
-      for (Fiber* each : lanes) of_lanes.push_back(&each->wgmma_groups[0][i]);
-      execute(owner, first_thread, of_lanes);
-    }
-    for (Fiber* each : lanes) each->wgmma_groups.erase(each->wgmma_groups.begin());
-  }
-}
-
-inline void commit_wgmma() {
-  Fiber& self = fiber();
-  self.wgmma_groups.push_back(std::move(self.wgmmas));
-  self.wgmmas.clear();
-  const int first = self.number / WARP * WARP;
-  meet_warp("wgmma.commit_group of its warp", [&, first] {
-    if (happens(settings().early)) execute_groups(block(), first, 0);
-  });
-}
-
-inline void wait_for_wgmma(size_t pending) {
-  const int first = fiber().number / WARP * WARP;
-  meet_warp("wgmma.wait_group of its warp", [&, first] { execute_groups(block(), first, pending); });
-}
-
-// -- a launch -----------------------------------------------------------------------------------------------------------------
-
-inline void run_thread() {
-  grid()->kernel();
-  Fiber& self = fiber();
-  finish_stores(self);
-  --self.block->running;
-  self.waits_for = nullptr;
-  setcontext(&grid()->scheduler);
-}
-
-inline void start_block(uint64_t number) {
-  Grid& all = *grid();
-  auto block = std::make_unique<Block>();
-  block->index = {unsigned(number % all.size.x), unsigned(number / all.size.x % all.size.y), unsigned(number / all.size.x / all.size.y)};
-  block->threads = block->running = all.block_size.x * all.block_size.y * all.block_size.z;
-  block->memory = std::make_unique<unsigned char[]>(SMEM_BYTES + SMEM_ALIGNMENT);
-  block->smem = block->memory.get() + (SMEM_ALIGNMENT - reinterpret_cast<uintptr_t>(block->memory.get()) % SMEM_ALIGNMENT);
-  std::memset(block->smem, 0xff, SMEM_BYTES);  // NaN
-  block->warps.resize((block->threads + WARP - 1) / WARP);
-  for (int i = 0; i < block->threads; ++i) {
-    auto self = std::make_unique<Fiber>();
-    self->block = block.get();
-    self->number = i;
-    self->thread = {i % all.block_size.x, i / all.block_size.x % all.block_size.y, i / all.block_size.x / all.block_size.y};
-    self->stack.reset(new char[STACK_BYTES]);  // not initialised: most of it is never used
-    getcontext(&self->context);
-    self->context.uc_stack.ss_sp = self->stack.get();
-    self->context.uc_stack.ss_size = STACK_BYTES;
-    self->context.uc_link = nullptr;
-    makecontext(&self->context, run_thread, 0);
-    all.ready.push_back(self.get());
-    block->fibers.push_back(std::move(self));
-  }
-  all.blocks.push_back(std::move(block));
-}
-
-inline std::string deadlock() {
-  std::string text = "deadlock:";
-  for (const auto& each : grid()->blocks) {
-    std::unordered_map<std::string, int> counts;
-    for (const auto& thread : each->fibers) {
-      if (thread->waits_for) ++counts["warp " + std::to_string(thread->number / WARP) + " for " + thread->waits_for];
-    }
-    for (const auto& [what, count] : counts) text += " [block " + std::to_string(each->index.x) + ": " + std::to_string(count) + " threads of " + what + "]";
-  }
-  return text;
-}
-
-template <typename Queue>
-auto take_any(Queue& queue) {
-  std::swap(queue[random_bits()() % queue.size()], queue.back());
-  auto taken = std::move(queue.back());
-  queue.pop_back();
-  return taken;
-}
-
-// Runs threads and copies in a random order until all blocks have ended.
-inline void run_grid() {
-  Grid& all = *grid();
-  uint64_t started = 0, blocks = uint64_t(all.size.x) * all.size.y * all.size.z;
-  int resident = 0;
-  while (settings().error.empty()) {
-    for (; started < blocks && resident < settings().resident_blocks; ++resident) start_block(started++);
-    if (!all.copies.empty() && (all.ready.empty() || happens(settings().early / 8))) {
-      take_any(all.copies)();
-    } else if (!all.ready.empty()) {
-      all.running = take_any(all.ready);
-      swapcontext(&all.scheduler, &all.running->context);
-      if (Block& ended = *all.running->block; ended.running == 0) ended.fibers.clear(), --resident;
-    } else if (resident > 0) {
-      settings().error = deadlock();
-    } else {
-      return;
-    }
-  }
+// The blocks per cluster of the next launch, for kernels with __cluster_dims__.
+inline int& next_cluster_size() {
+  static int size = 1;
+  return size;
 }
 
 template <typename... Parameters, typename... Arguments>
@@ -447,6 +212,7 @@ void launch(void (*kernel)(Parameters...), dim3 size, dim3 block_size, size_t, c
   Grid all;
   all.size = size;
   all.block_size = block_size;
+  all.cluster_size = std::exchange(next_cluster_size(), 1);
   all.kernel = [&] { kernel(arguments...); };
   grid() = &all;
   run_grid();
@@ -458,14 +224,30 @@ void launch(void (*kernel)(Parameters...), dim3 size, dim3 block_size, size_t, c
 // -- what CUDA C++ has without a header ------------------------------------------------------------------------------------------
 
 #undef __launch_bounds__
+#undef __cluster_dims__
 #define __launch_bounds__(...)
-#define threadIdx (emulator::fiber().thread)
-#define blockIdx (emulator::block().index)
-#define gridDim (emulator::grid()->size)
-#define blockDim (emulator::grid()->block_size)
+#define __cluster_dims__(...)
 
-using std::max;
-using std::min;
+// A coordinate of the running thread.  No macro: launch configurations have members with the names of the variables below.
+template <unsigned (*READ)()>
+struct Coordinate {
+  operator unsigned() const { return READ(); }
+};
+#define EMULATED_COORDINATES(NAME, VALUE)                                              \
+  inline unsigned NAME##_x() { return (VALUE).x; }                                     \
+  inline unsigned NAME##_y() { return (VALUE).y; }                                     \
+  inline unsigned NAME##_z() { return (VALUE).z; }                                     \
+  constexpr struct { Coordinate<NAME##_x> x; Coordinate<NAME##_y> y; Coordinate<NAME##_z> z; } NAME{};
+EMULATED_COORDINATES(threadIdx, emulator::fiber().thread)
+EMULATED_COORDINATES(blockIdx, emulator::block().index)
+EMULATED_COORDINATES(gridDim, emulator::grid()->size)
+EMULATED_COORDINATES(blockDim, emulator::grid()->block_size)
+#undef EMULATED_COORDINATES
+
+inline int min(int x, int y) { return std::min(x, y); }
+inline int max(int x, int y) { return std::max(x, y); }
+inline unsigned min(unsigned x, unsigned y) { return std::min(x, y); }
+inline unsigned max(unsigned x, unsigned y) { return std::max(x, y); }
 
 inline void __syncthreads() { emulator::meet_at_barrier(0, emulator::block().threads, true); }
 inline void __syncwarp() { emulator::meet_warp("__syncwarp of its warp", [] {}); }
@@ -483,7 +265,27 @@ inline uint32_t __float_as_uint(float x) { return uint32_t(__float_as_int(x)); }
 inline float __uint_as_float(uint32_t bits) { return __int_as_float(int(bits)); }
 inline uint32_t __umulhi(uint32_t x, uint32_t y) { return uint32_t(uint64_t(x) * y >> 32); }
 inline int __vimax3_s32(int x, int y, int z) { return std::max(x, std::max(y, z)); }
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selectors) {
+  const uint64_t bytes = uint64_t(y) << 32 | x;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) result |= uint32_t(bytes >> (selectors >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return result;
+}
 inline float __fdividef(float x, float y) { return x / y; }
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), const Arguments&... arguments) {
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) emulator::next_cluster_size() = config->attrs[i].val.clusterDim.x;
+  }
+  emulator::launch(kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream, arguments...);
+  return cudaPeekAtLastError();
+}
+template <typename Kernel>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel, const cudaLaunchConfig_t* config) {
+  *clusters = std::max(1, emulator::settings().sms / int(config->attrs[0].val.clusterDim.x));
+  return cudaSuccess;
+}
 
 template <typename T>
 T __shfl_sync(unsigned, T value, int source) {

@@ -6,7 +6,14 @@
 namespace fa {
 
 inline void cp_async_bulk_tensor_4d(void* to_smem, const CUtensorMap& map, int x, int y, int z, int w, uint64_t* barrier_smem) {
-  emulator::load_box(to_smem, map, {x, y, z, w}, barrier_smem);
+  emulator::load_box(to_smem, map, {x, y, z, w}, barrier_smem, emulator::block());
+}
+inline void cp_async_bulk_tensor_4d_multicast(void* to_smem, const CUtensorMap& map, int x, int y, int z, int w,
+                                              uint64_t* barrier_smem, uint16_t blocks) {
+  auto& of_cluster = emulator::block().cluster->blocks;
+  for (size_t rank = 0; rank < of_cluster.size(); ++rank) {
+    if (blocks >> rank & 1) emulator::load_box(to_smem, map, {x, y, z, w}, barrier_smem, *of_cluster[rank]);
+  }
 }
 inline bool elect_sync() { return emulator::lane() == 0; }
 inline void prefetch_tensormap(const CUtensorMap&) {}

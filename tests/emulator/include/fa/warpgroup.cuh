@@ -22,7 +22,7 @@ inline void cp_async_bulk_tensor_4d_store(const CUtensorMap& map, int x, int y, 
   emulator::store_box(map, {x, y, z, w}, from_smem);
 }
 inline void cp_async_bulk_commit_group() {}
-inline void cp_async_bulk_wait_group_read() { emulator::finish_stores(emulator::fiber()); }
+inline void cp_async_bulk_wait_group_read() { emulator::finish_stores(); }
 
 template <typename T, int B_BY_ROWS, int N_TILES>
 void wgmma_any_n(float (&d)[N_TILES][4], uint64_t a, uint64_t b, bool accumulate) {

@@ -1,0 +1,465 @@
+// The emulator, and the functions of the CUDA runtime and driver that a launcher calls.
+#include "emulator.h"
+
+#include <cmath>
+#include <random>
+
+namespace emulator {
+
+Settings& settings() {
+  static Settings the_settings;
+  return the_settings;
+}
+
+Grid*& grid() {
+  static Grid* current = nullptr;
+  return current;
+}
+
+namespace {
+
+std::mt19937_64& random_bits() {
+  static std::mt19937_64 bits;
+  return bits;
+}
+
+bool happens(double probability) { return std::uniform_real_distribution<>()(random_bits()) < probability; }
+
+// Ends the launch; the first error is kept.
+[[noreturn]] void fail(const std::string& what) {
+  if (settings().error.empty()) settings().error = what;
+  setcontext(&grid()->scheduler);
+  std::abort();
+}
+
+}  // namespace
+
+// -- threads that wait ----------------------------------------------------------------------------------------------------------
+
+void wait(std::vector<Fiber*>& waiting, const char* what) {
+  Fiber& self = fiber();
+  waiting.push_back(&self);
+  self.waits_for = what;
+  swapcontext(&self.context, &grid()->scheduler);
+}
+
+void yield() { wait(grid()->ready, "its delay"); }
+
+void wake(std::vector<Fiber*>& waiting) {
+  for (Fiber* each : waiting) grid()->ready.push_back(each);
+  waiting.clear();
+}
+
+void meet_at_barrier(int number, int threads, bool waits) {
+  Rendezvous& barrier = block().barriers[number];
+  if (waits) {
+    meet(barrier, threads, "a named barrier", [] {});
+  } else if (++barrier.arrived == threads) {
+    barrier.arrived = 0;
+    wake(barrier.waiting);
+  }
+}
+
+// -- mbarriers and TMA ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+void complete_if_done(Mbarrier& barrier) {
+  if (barrier.pending > 0 || barrier.bytes != 0) return;
+  barrier.pending = barrier.arrivals;
+  barrier.phase ^= 1;
+  wake(barrier.waiting);
+}
+
+}  // namespace
+
+Mbarrier& mbarrier_of(const void* address, Block& owner) {
+  auto place = owner.mbarriers.find(address);
+  if (place == owner.mbarriers.end()) fail("an mbarrier is used that was not initialised");
+  return place->second;
+}
+
+void arrive(const void* address, uint32_t bytes) {
+  Mbarrier& barrier = mbarrier_of(address, block());
+  if (barrier.pending == 0) fail("an mbarrier gets more arrivals than its phase has");
+  barrier.bytes += bytes;
+  --barrier.pending;
+  complete_if_done(barrier);
+}
+
+namespace {
+
+TensorMap tensor_map_of(const CUtensorMap& map) {
+  TensorMap result;
+  std::memcpy(&result, &map, sizeof result);
+  return result;
+}
+
+// The address with the 128-byte swizzle: bits 4 to 6 are XORed with bits 7 to 9.  Blocks begin at multiples of 1024.
+unsigned char* swizzled(unsigned char* smem, size_t offset) { return smem + (offset ^ (offset >> 7 & 7) << 4); }
+
+// Calls visit(address in global memory or nullptr outside of the tensor, address in shared memory) for each element of a box.
+template <typename Visit>
+void for_each_element(const TensorMap& map, const int (&first)[4], unsigned char* smem, size_t offset, Visit visit) {
+  size_t element = 0;
+  for (uint32_t w = 0; w < map.box[3]; ++w) {
+    for (uint32_t z = 0; z < map.box[2]; ++z) {
+      for (uint32_t y = 0; y < map.box[1]; ++y) {
+        for (uint32_t x = 0; x < map.box[0]; ++x, ++element) {
+          const int64_t at[4] = {first[0] + int64_t(x), first[1] + int64_t(y), first[2] + int64_t(z), first[3] + int64_t(w)};
+          unsigned char* global = map.data;
+          for (int d = 0; d < 4; ++d) {
+            if (at[d] < 0 || at[d] >= int64_t(map.sizes[d])) global = nullptr;
+            if (global) global += at[d] * map.stride_bytes[d];
+          }
+          visit(global, swizzled(smem, offset + element * map.element_bytes));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// Loads a box into this block, or to the same place in another block of the cluster.
+void load_box(void* to_smem, const CUtensorMap& tensor, const int (&first)[4], const void* mbarrier, Block& owner) {
+  const TensorMap map = tensor_map_of(tensor);
+  Mbarrier& barrier = mbarrier_of(owner.smem + smem_offset(mbarrier), owner);
+  unsigned char* smem = owner.smem;
+  const size_t offset = smem_offset(to_smem), bytes = size_t(map.box[0]) * map.box[1] * map.box[2] * map.box[3] * map.element_bytes;
+  if (offset % 128 || offset + bytes > SMEM_BYTES) fail("a TMA copy has a wrong address in shared memory");
+  std::memset(smem + offset, 0xff, bytes);  // NaN, until the copy arrives
+  const int from[4] = {first[0], first[1], first[2], first[3]};
+  grid()->copies.push_back([=, &barrier] {
+    for_each_element(map, from, smem, offset, [&](const unsigned char* global, unsigned char* shared) {
+      if (global) std::memcpy(shared, global, map.element_bytes); else std::memset(shared, 0, map.element_bytes);
+    });
+    barrier.bytes -= bytes;
+    complete_if_done(barrier);
+  });
+}
+
+void store_box(const CUtensorMap& tensor, const int (&first)[4], const void* from_smem) {
+  const TensorMap map = tensor_map_of(tensor);
+  unsigned char* smem = block().smem;
+  const size_t offset = smem_offset(from_smem);
+  const int to[4] = {first[0], first[1], first[2], first[3]};
+  fiber().stores.push_back([=] {
+    for_each_element(map, to, smem, offset, [&](unsigned char* global, const unsigned char* shared) {
+      if (global) std::memcpy(global, shared, map.element_bytes);
+    });
+  });
+  if (happens(settings().early)) fiber().stores.back()(), fiber().stores.pop_back();
+}
+
+namespace {
+
+void finish_stores_of(Fiber& self) {
+  for (Action& store : self.stores) store();
+  self.stores.clear();
+}
+
+}  // namespace
+
+void finish_stores() { finish_stores_of(fiber()); }
+
+// -- cp.async -------------------------------------------------------------------------------------------------------------------
+
+void copy_async(void* to_smem, const void* from_gmem, size_t bytes, bool is_valid) {
+  std::memset(to_smem, 0xff, bytes);  // NaN, until the copy is complete
+  fiber().copies.push_back([=] {
+    if (is_valid) std::memcpy(to_smem, from_gmem, bytes); else std::memset(to_smem, 0, bytes);
+  });
+}
+
+void complete_copies(size_t pending) {
+  auto& groups = fiber().copy_groups;
+  while (groups.size() > pending) {
+    for (Action& copy : groups[0]) copy();
+    groups.erase(groups.begin());
+  }
+}
+
+void commit_copies() {
+  Fiber& self = fiber();
+  self.copy_groups.push_back(std::move(self.copies));
+  self.copies.clear();
+  if (happens(settings().early)) complete_copies(0);
+}
+
+// -- clusters -------------------------------------------------------------------------------------------------------------------
+
+void arrive_at_cluster() {
+  Cluster& cluster = *block().cluster;
+  fiber().cluster_phase = cluster.phase;
+  if (++cluster.arrived < cluster.threads) return;
+  cluster.arrived = 0;
+  ++cluster.phase;
+  wake(cluster.waiting);
+}
+
+void wait_for_cluster() {
+  Cluster& cluster = *block().cluster;
+  if (cluster.phase == fiber().cluster_phase) wait(cluster.waiting, "the barrier of its cluster");
+}
+
+namespace {
+
+Block& block_of(uint32_t address) {
+  const uint32_t rank = address >> RANK_SHIFT;
+  return rank == 0 ? block() : *block().cluster->blocks.at(rank - 1);
+}
+
+uint32_t without_rank(uint32_t address) { return address & ((1u << RANK_SHIFT) - 1); }
+
+}  // namespace
+
+// Stores to a block of the cluster, at any later time; the mbarrier there counts the bytes.
+void store_async(uint32_t address, const void* value, size_t bytes, uint32_t barrier_address) {
+  Block& owner = block_of(address);
+  Mbarrier& barrier = mbarrier_of(owner.smem + without_rank(barrier_address), owner);
+  unsigned char* const to_smem = owner.smem + without_rank(address);
+  const std::string bits(static_cast<const char*>(value), bytes);
+  grid()->copies.push_back([=, &owner, &barrier] {
+    if (owner.running == 0 && settings().error.empty()) settings().error = "a block stores to a block that has ended";
+    std::memcpy(to_smem, bits.data(), bytes);
+    barrier.bytes -= bytes;
+    complete_if_done(barrier);
+  });
+}
+
+// -- matrices -------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+float number(uint16_t bits, bool is_fp16) {
+  if (is_fp16) return __half2float(__half(__half_raw{bits}));
+  return __bfloat162float(__nv_bfloat16(__nv_bfloat16_raw{bits}));
+}
+
+// Element (k, n) of b, or with the same strides element (k, m) of a, of a matrix descriptor with 128-byte swizzle.
+float element(const Block& owner, uint64_t descriptor, int k, int n, bool by_rows, bool is_fp16) {
+  const size_t first = (descriptor & 0x3fff) << 4, next_columns = (descriptor >> 16 & 0x3fff) << 4;
+  const size_t row = by_rows ? k : n, column = by_rows ? n : k;
+  const size_t offset = (first + row * 128 + column / 64 * next_columns + column % 64 * 2) & 0x3ffff;
+  uint16_t bits;
+  std::memcpy(&bits, swizzled(owner.smem, offset), sizeof bits);
+  return number(bits, is_fp16);
+}
+
+// Executes one wgmma for the 16 rows of a warp.
+void execute(Block& owner, int first_thread, const std::vector<const Wgmma*>& of_lanes) {
+  const Wgmma& any = *of_lanes[0];
+  const int columns = any.n_tiles * 8, group_row = first_thread / WARP % 4 * 16;
+  std::vector<float> a(16 * 16), b(16 * columns);
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t* registers = of_lanes[row % 8 * 4 + k % 8 / 2]->a;
+      const int index = row / 8 + k / 8 * 2;
+      a[row * 16 + k] = registers ? number(registers[index] >> k % 2 * 16 & 0xffff, any.is_fp16)
+                                  : element(owner, any.a_descriptor, k, group_row + row, false, any.is_fp16);
+    }
+  }
+  for (int k = 0; k < 16; ++k) {
+    for (int n = 0; n < columns; ++n) b[k * columns + n] = element(owner, any.b_descriptor, k, n, any.b_by_rows, any.is_fp16);
+  }
+  std::vector<float> sums(columns);
+  for (int row = 0; row < 16; ++row) {
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    for (int k = 0; k < 16; ++k) {
+      for (int n = 0; n < columns; ++n) sums[n] += a[row * 16 + k] * b[k * columns + n];
+    }
+    for (int n = 0; n < columns; ++n) {
+      float& d = of_lanes[row % 8 * 4 + n % 8 / 2]->d[n / 8 * 4 + row / 8 * 2 + n % 2];
+      d = any.accumulate ? d + sums[n] : sums[n];
+    }
+  }
+}
+
+// Executes the committed groups of a warp, except the latest `pending` ones.
+void execute_groups(Block& owner, int first_thread, size_t pending) {
+  Fiber* lanes[WARP];
+  for (int i = 0; i < WARP; ++i) lanes[i] = owner.fibers[first_thread + i].get();
+  while (lanes[0]->wgmma_groups.size() > pending) {
+    for (size_t i = 0; i < lanes[0]->wgmma_groups[0].size(); ++i) {
+      std::vector<const Wgmma*> of_lanes;
+      for (Fiber* each : lanes) of_lanes.push_back(&each->wgmma_groups[0][i]);
+      execute(owner, first_thread, of_lanes);
+    }
+    for (Fiber* each : lanes) each->wgmma_groups.erase(each->wgmma_groups.begin());
+  }
+}
+
+}  // namespace
+
+void commit_wgmma() {
+  Fiber& self = fiber();
+  self.wgmma_groups.push_back(std::move(self.wgmmas));
+  self.wgmmas.clear();
+  const int first = self.number / WARP * WARP;
+  meet_warp("wgmma.commit_group of its warp", [&, first] {
+    if (happens(settings().early)) execute_groups(block(), first, 0);
+  });
+}
+
+void wait_for_wgmma(size_t pending) {
+  const int first = fiber().number / WARP * WARP;
+  meet_warp("wgmma.wait_group of its warp", [&, first] { execute_groups(block(), first, pending); });
+}
+
+void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool is_fp16) {
+  const auto* values = exchange({a[0], a[1], a[2], a[3], b0, b1});
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+    float sum = 0.0f;
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t of_a = values[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], of_b = values[column * 4 + k % 8 / 2][4 + k / 8];
+      sum += number(of_a >> k % 2 * 16 & 0xffff, is_fp16) * number(of_b >> k % 2 * 16 & 0xffff, is_fp16);
+    }
+    d[i] += sum;
+  }
+}
+
+// -- a launch -------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+void run_thread() {
+  grid()->kernel();
+  Fiber& self = fiber();
+  finish_stores_of(self);
+  --self.block->running;
+  self.waits_for = nullptr;
+  setcontext(&grid()->scheduler);
+}
+
+Block* start_block(uint64_t number) {
+  Grid& all = *grid();
+  auto block = std::make_unique<Block>();
+  block->index = {unsigned(number % all.size.x), unsigned(number / all.size.x % all.size.y), unsigned(number / all.size.x / all.size.y)};
+  block->threads = block->running = all.block_size.x * all.block_size.y * all.block_size.z;
+  block->memory = std::make_unique<unsigned char[]>(SMEM_BYTES + SMEM_ALIGNMENT);
+  block->smem = block->memory.get() + (SMEM_ALIGNMENT - reinterpret_cast<uintptr_t>(block->memory.get()) % SMEM_ALIGNMENT);
+  std::memset(block->smem, 0xff, SMEM_BYTES);  // NaN
+  block->warps.resize((block->threads + WARP - 1) / WARP);
+  for (int i = 0; i < block->threads; ++i) {
+    auto self = std::make_unique<Fiber>();
+    self->block = block.get();
+    self->number = i;
+    self->thread = {i % all.block_size.x, i / all.block_size.x % all.block_size.y, i / all.block_size.x / all.block_size.y};
+    self->stack.reset(new char[STACK_BYTES]);  // not initialised: most of it is never used
+    getcontext(&self->context);
+    self->context.uc_stack.ss_sp = self->stack.get();
+    self->context.uc_stack.ss_size = STACK_BYTES;
+    self->context.uc_link = nullptr;
+    makecontext(&self->context, run_thread, 0);
+    all.ready.push_back(self.get());
+    block->fibers.push_back(std::move(self));
+  }
+  all.blocks.push_back(std::move(block));
+  return all.blocks.back().get();
+}
+
+// Starts the next blocks that share a cluster.  Their numbers differ in x only.
+void start_cluster(uint64_t first) {
+  auto cluster = std::make_shared<Cluster>();
+  for (int rank = 0; rank < grid()->cluster_size; ++rank) {
+    Block* each = start_block(first + rank);
+    each->cluster = cluster;
+    cluster->blocks.push_back(each);
+    cluster->threads += each->threads;
+  }
+}
+
+std::string deadlock() {
+  std::string text = "deadlock:";
+  for (const auto& each : grid()->blocks) {
+    std::unordered_map<std::string, int> counts;
+    for (const auto& thread : each->fibers) {
+      if (thread->waits_for) ++counts["warp " + std::to_string(thread->number / WARP) + " for " + thread->waits_for];
+    }
+    for (const auto& [what, count] : counts) text += " [block " + std::to_string(each->index.x) + ": " + std::to_string(count) + " threads of " + what + "]";
+  }
+  return text;
+}
+
+template <typename Queue>
+auto take_any(Queue& queue) {
+  std::swap(queue[random_bits()() % queue.size()], queue.back());
+  auto taken = std::move(queue.back());
+  queue.pop_back();
+  return taken;
+}
+
+}  // namespace
+
+// Runs threads and copies in a random order until all blocks have ended.
+void run_grid() {
+  Grid& all = *grid();
+  uint64_t started = 0, blocks = uint64_t(all.size.x) * all.size.y * all.size.z;
+  int resident = 0;
+  while (settings().error.empty()) {
+    while (started < blocks && (resident == 0 || resident + all.cluster_size <= settings().resident_blocks)) {
+      start_cluster(started);
+      started += all.cluster_size;
+      resident += all.cluster_size;
+    }
+    if (!all.copies.empty() && (all.ready.empty() || happens(settings().early / 8))) {
+      take_any(all.copies)();
+    } else if (!all.ready.empty()) {
+      all.running = take_any(all.ready);
+      swapcontext(&all.scheduler, &all.running->context);
+      if (Block& ended = *all.running->block; ended.running == 0) ended.fibers.clear(), --resident;
+    } else if (resident > 0) {
+      settings().error = deadlock();
+    } else {
+      return;
+    }
+  }
+}
+
+}  // namespace emulator
+
+namespace {
+
+CUresult encode(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* data, const cuuint64_t* sizes,
+                const cuuint64_t* stride_bytes, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  if (rank != 4 || swizzle != CU_TENSOR_MAP_SWIZZLE_128B || reinterpret_cast<uintptr_t>(data) % 16) return CUDA_ERROR_INVALID_VALUE;
+  emulator::TensorMap result = {static_cast<unsigned char*>(data), {}, {2}, {}, 2};
+  for (int d = 0; d < 4; ++d) {
+    if (d > 0) result.stride_bytes[d] = stride_bytes[d - 1];
+    if (sizes[d] == 0 || box[d] == 0 || box[d] > 256 || (d > 0 && stride_bytes[d - 1] % 16)) return CUDA_ERROR_INVALID_VALUE;
+    result.sizes[d] = sizes[d];
+    result.box[d] = box[d];
+  }
+  std::memcpy(map, &result, sizeof result);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+extern "C" {
+
+void emulator_set(uint64_t seed, int sms, int resident_blocks, double early) {
+  emulator::settings() = {seed, sms, resident_blocks, early, ""};
+  emulator::random_bits().seed(seed);
+}
+const char* emulator_error() { return emulator::settings().error.c_str(); }
+
+// The number of the device is its number of SMs, because launchers keep what they know of a device.
+cudaError_t cudaGetDevice(int* device) { return *device = emulator::settings().sms, cudaSuccess; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  *value = attribute == cudaDevAttrMultiProcessorCount ? device : 227 << 10;
+  return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cudaSuccess; }
+cudaError_t cudaPeekAtLastError() { return emulator::settings().error.empty() ? cudaSuccess : cudaErrorLaunchFailure; }
+cudaError_t cudaGetLastError() { return cudaPeekAtLastError(); }
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult*) {
+  *function = reinterpret_cast<void*>(&encode);
+  return cudaSuccess;
+}
+
+}  // extern "C"
