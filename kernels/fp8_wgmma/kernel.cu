@@ -269,12 +269,16 @@ __device__ __forceinline__ void produce(const KernelParams& params, const CUtens
     };
     wait_empty(&smem.q_empty, q_phase ^ 1);
     q_phase ^= 1;
-    fa::mbarrier_arrive_expect_tx(&smem.q_full, SHAPE::Q_BYTES);
+    auto load_q = [&] {
+      fa::mbarrier_arrive_expect_tx(&smem.q_full, SHAPE::Q_BYTES);
 #pragma unroll
-    for (int g = 0; g < SHAPE::GROUPS; ++g) {
-      fa::cp_async_bulk_tensor_4d(smem.q[g], q_map, 0, work.first_query + g * GROUP_M, head.query_head, head.batch, &smem.q_full);
-    }
+      for (int g = 0; g < SHAPE::GROUPS; ++g) {
+        fa::cp_async_bulk_tensor_4d(smem.q[g], q_map, 0, work.first_query + g * GROUP_M, head.query_head, head.batch, &smem.q_full);
+      }
+    };
+    if (OMIT_BARRIER != Q_FULL) load_q();
     load_k(work.key_tiles - 1);
+    if (OMIT_BARRIER == Q_FULL) delay_if_omitted<Q_FULL>(), load_q();  // K arrives before Q, so that the error shows
 #pragma unroll 1
     for (int j = work.key_tiles - 1; j >= 0; --j) {
       if (j > 0) load_k(j - 1);

@@ -300,12 +300,16 @@ __device__ __forceinline__ void produce(const KernelParams& params, const CUtens
     };
     wait_empty(&smem.q_empty, q_phase ^ 1);
     q_phase ^= 1;
-    fa::mbarrier_arrive_expect_tx(&smem.q_full, SHAPE::Q_BYTES * LOADED);
+    auto load_q = [&] {
+      fa::mbarrier_arrive_expect_tx(&smem.q_full, SHAPE::Q_BYTES * LOADED);
 #pragma unroll
-    for (int g = 0; g < SHAPE::GROUPS; ++g) {
-      load_rows<HEAD_DIM, GROUP_M>(smem.q[g], q_map, work.first_query + g * GROUP_M, head.query_head, head.batch, &smem.q_full);
-    }
+      for (int g = 0; g < SHAPE::GROUPS; ++g) {
+        load_rows<HEAD_DIM, GROUP_M>(smem.q[g], q_map, work.first_query + g * GROUP_M, head.query_head, head.batch, &smem.q_full);
+      }
+    };
+    if (OMIT_BARRIER != Q_FULL) load_q();
     load_k(keys.end - 1);
+    if (OMIT_BARRIER == Q_FULL) delay_if_omitted<Q_FULL>(), load_q();  // K arrives before Q, so that the error shows
 #pragma unroll 1
     for (int j = keys.end - 1; j >= keys.first; --j) {
       if (j > keys.first) load_k(j - 1);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -44,14 +45,18 @@ HardData = tuple[str, Inputs, Inputs | None]  # name, inputs, and inputs with th
 
 
 def _one_hot(inputs: Inputs) -> Inputs:
-    """Every 37th key outweighs all others for its queries, so that each row of the output is one row of V."""
+    """Every 37th key outweighs all others for its queries, so that each row of the output is one row of V.
+
+    With more than 37 keys per dimension, the distance is larger, so that no two such keys share a dimension: the mean
+    of two rows of V often lies halfway between two numbers of the output's dtype, and is then rounded by chance.
+    """
     k, q = inputs.k / 8, torch.zeros_like(inputs.q)
-    picked = range(0, k.shape[2], 37)
-    for index, key in enumerate(picked):
-        dim = index % q.shape[3]
+    keys, dims = k.shape[2:]
+    picked = range(0, keys, max(37, math.ceil(keys / dims) | 1))
+    for dim, key in enumerate(picked):
         k[:, :, key] = 0
         k[:, :, key, dim] = 60
-        q[:, :, index :: len(picked), dim] = 30
+        q[:, :, dim :: len(picked), dim] = 30
     return inputs._replace(q=q, k=k)
 
 
