@@ -1,12 +1,13 @@
-"""A file lock that tells who holds it.
+"""A file lock that tells who holds it, and one that many processes can share.
 
-The operating system releases the lock when its holder ends, also after a kill.  Beside the lock stands a file with the
-holder's process id, command and start time, which a waiting process shows.
+The operating system releases a lock when its holder ends, also after a kill.  Beside a `held_lock` stands a file with
+the holder's process id, command and start time, which a waiting process shows.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 NOTICE_SECONDS = 5.0  # a wait that is longer is explained
 MOST_SECONDS = 3600.0
 CHECK_SECONDS = 0.2
+POLL_SECONDS = 0.005
 MOST_HOLDER_BYTES = 4096
 
 
@@ -108,6 +110,68 @@ def _is_acquired(lock: filelock.BaseFileLock, seconds: float, check: Callable[[]
                 return False
         else:
             return True
+
+
+@contextmanager
+def shared_lock(
+    path: Path,
+    wait_text: Callable[[], str],
+    say: Callable[[str], object] = to_stderr,
+    *,
+    alone: bool = False,
+    check: Callable[[], object] = go_on,
+) -> Iterator[None]:
+    """Hold the lock `path` together with others, or alone.
+
+    Who waits to hold it alone is next: later ones wait in line, so that those who share it cannot keep it for ever.
+    After 5 s of waiting, `say` gets `wait_text()`.  `check` is called during a wait; what it raises ends the wait.
+    Raises `LockProblem` if the lock is not free after an hour, or if this user may not open its file.
+    """
+
+    def wait_for(descriptor: int, operation: int) -> None:
+        _wait_for(descriptor, operation, wait_text, say, check)
+
+    with contextlib.ExitStack() as stack:
+        line, users = (_opened(name, stack) for name in (path.with_name(f"{path.name}.line"), path))
+        wait_for(line, fcntl.LOCK_EX)
+        wait_for(users, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        if not alone:
+            fcntl.flock(line, fcntl.LOCK_UN)
+        yield
+
+
+def _opened(path: Path, stack: contextlib.ExitStack) -> int:
+    """The descriptor of a lock's file, closed with the stack."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as problem:
+        raise LockProblem(f"the lock {path} cannot be used: {problem}; delete it, or ask its owner to") from None
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _wait_for(
+    descriptor: int,
+    operation: int,
+    wait_text: Callable[[], str],
+    say: Callable[[str], object],
+    check: Callable[[], object],
+) -> None:
+    start, is_said = time.monotonic(), False
+    while True:
+        try:
+            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            check()
+            waited_seconds = time.monotonic() - start
+            if waited_seconds > NOTICE_SECONDS and not is_said:
+                say(wait_text())
+                is_said = True
+            if waited_seconds > MOST_SECONDS:
+                raise LockProblem(f"{wait_text()}, for {MOST_SECONDS:.0f} s now; end that process") from None
+            time.sleep(POLL_SECONDS)
+        else:
+            return
 
 
 def describe_holder(path: Path) -> str:

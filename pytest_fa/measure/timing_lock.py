@@ -1,14 +1,14 @@
-"""A lock that allows one timed run at a time on a GPU, across all processes of a user.  No torch."""
+"""Locks of a GPU, across all processes of a user: one times alone, or several check.  No torch."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from pytest_fa.locks import go_on, held_lock, to_stderr
+from pytest_fa.locks import describe_holder, go_on, held_lock, shared_lock, to_stderr
 from pytest_fa.records.environment import Gpu, find_gpu
 
 
@@ -17,10 +17,43 @@ def timing_lock(
 ) -> AbstractContextManager[None]:
     """Hold the lock of `gpu`; by default of this machine's first GPU, or of its CPU if it has no GPU.
 
-    The lock is released when the process that holds it ends.  It is taken by the process that starts a timed job, so
-    that the time spent waiting for the lock does not count against the job's time limit.  After 5 s of waiting, `say`
-    gets a line with the holder.  What `check` raises ends the wait.
+    Meanwhile no other process of this user times or checks anything on the GPU; on a CPU, others may check.  The lock
+    is released when the process that holds it ends.  It is taken by the process that starts a timed job, so that the
+    time spent waiting for the lock does not count against the job's time limit.  After 5 s of waiting, `say` gets a
+    line about the wait.  What `check` raises ends the wait.
     """
-    gpu = gpu or find_gpu()
+    name, path = _lock_of(gpu or find_gpu())
+
+    def wait_text() -> str:
+        return f"waiting for checks of other processes on {name}"
+
+    held = held_lock(path, f"the timing lock of {name}", say, check=check)
+    return _both(held, shared_lock(_users_path(path), wait_text, say, alone=True, check=check))
+
+
+def checking_lock(
+    say: Callable[[str], object] = to_stderr, *, check: Callable[[], object] = go_on
+) -> AbstractContextManager[None]:
+    """Hold the lock of this machine's first GPU together with other checks, while nothing is timed on it."""
+    name, path = _lock_of(find_gpu())
+
+    def wait_text() -> str:
+        return f"waiting for the timing lock of {name}, held by {describe_holder(path)}"
+
+    return shared_lock(_users_path(path), wait_text, say, check=check)
+
+
+@contextmanager
+def _both(first: AbstractContextManager[None], second: AbstractContextManager[None]) -> Iterator[None]:
+    with first, second:
+        yield
+
+
+def _lock_of(gpu: Gpu | None) -> tuple[str, Path]:
+    """The name of a GPU or of the CPU, and the path of its lock."""
     path = Path(tempfile.gettempdir()) / f"pytest-fa-{os.getuid()}-{gpu.uuid if gpu else 'cpu'}.lock"
-    return held_lock(path, f"the timing lock of {gpu.name if gpu else 'this CPU'}", say, check=check)
+    return gpu.name if gpu else "this CPU", path
+
+
+def _users_path(path: Path) -> Path:
+    return path.with_suffix(".users")

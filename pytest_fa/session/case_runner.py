@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
@@ -14,7 +14,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
 from pytest_fa.catalog.properties import MAY_REFUSE, applies, case_of_property
 from pytest_fa.catalog.variant import Device, Tolerance, Variant, tolerance_for
-from pytest_fa.measure.timing_lock import timing_lock
+from pytest_fa.measure.timing_lock import checking_lock, timing_lock
 from pytest_fa.options.options import Options
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.ceilings import Ceilings, read_ceilings
@@ -171,11 +171,11 @@ class CaseRunner:
     def _result_of(self, job: CaseJob) -> tuple[CaseResult, Costs]:
         """The worker's result, with the profiler's time and their agreement if it has a time; and what it cost."""
         is_timed = job.time and not self.options.selftest
-        started, stop = time.perf_counter(), self.workers.stop
+        started = time.perf_counter()
         if is_timed:
             self.profiler_workers.wait_until_prepared()  # nothing else may run on the GPU from here on
         prepared = time.perf_counter()
-        with timing_lock(self.builds.say, check=lambda: require_unset(stop)) if is_timed else nullcontext():
+        with self._lock_for(job):
             locked = time.perf_counter()
             result = self.workers.run(job)
             judged = time.perf_counter()
@@ -190,6 +190,15 @@ class CaseRunner:
             if result.speed:
                 self.device_us[(job.case.shape_id, job.variant.name)] = result.speed.device.median_us
         return result, Costs(locked - prepared, judged - locked, profiler_seconds)
+
+    def _lock_for(self, job: CaseJob) -> AbstractContextManager[None]:
+        """The lock with which a job runs: a timed job has the GPU to itself, and other jobs share it."""
+        stop = self.workers.stop
+        if job.time and (job.device == "cuda" or not self.options.selftest):
+            return timing_lock(self.builds.say, check=lambda: require_unset(stop))
+        if job.device == "cuda":
+            return checking_lock(self.builds.say, check=lambda: require_unset(stop))
+        return nullcontext()
 
     def _prepare_profiler(self, job: CaseJob) -> None:
         """After a check on a GPU, prepare the profiler's process if timings follow.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from pytest_fa.catalog.variant import Variant
 from pytest_fa.profile.nsight import Nsight
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.run.module import build_library
+from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import CaseJob
 from tests.factories import WriteVariant
 from tests.plugin.conftest import new_project, project, resident_server
@@ -88,6 +89,13 @@ def build_rung(shared_cache: Path) -> Callable[[str], Built]:
         return variant, str(build_library(variant, shared_cache))
 
     return build
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """One server and one judge for the tests of a module; each variant has a candidate's process of its own."""
+    with Workers() as started:
+        yield started
 
 
 @pytest.fixture

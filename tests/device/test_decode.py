@@ -83,11 +83,9 @@ def faults(shared_cache: Path) -> dict[str, Built]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_barrier_and_check_is_needed(faults: dict[str, Built], fault: str) -> None:
+def test_each_barrier_and_check_is_needed(workers: Workers, faults: dict[str, Built], fault: str) -> None:
     """With the mistake, a result is wrong or the device fails, on at least one of four shapes."""
     variant, library = faults[fault]
     cases = [parse_case(f"{shape}-seed0") for shape in FAULT_SHAPES]
     jobs = [CaseJob(variant, case, library, "cuda", "same_precision", judge=True, time=False) for case in cases]
-    with Workers() as workers:
-        outcomes = [workers.run(job).outcome for job in jobs]
-    assert {"wrong", "device_error"} & {*outcomes}, outcomes
+    assert any(workers.run(job).outcome in ("wrong", "device_error") for job in jobs), "no shape shows it"

@@ -93,11 +93,9 @@ def test_one_accumulator_is_wrong_if_v_has_one_sign(build_rung: Callable[[str], 
 
 
 @pytest.mark.parametrize("barrier", BARRIERS)
-def test_each_barrier_is_needed(build_rung: Callable[[str], Built], barrier: str) -> None:
+def test_each_barrier_is_needed(workers: Workers, build_rung: Callable[[str], Built], barrier: str) -> None:
     """Without the barrier, a result is wrong or the device fails, on at least one of three shapes."""
     variant, library = build_rung(f"race_fp8_wgmma_{barrier}")
     cases = [parse_case(f"{shape}-seed0") for shape in RACE_SHAPES]
     jobs = [CaseJob(variant, case, library, "cuda", "fp8", judge=True, time=False) for case in cases]
-    with Workers() as workers:
-        outcomes = [workers.run(job).outcome for job in jobs]
-    assert {"wrong", "device_error"} & {*outcomes}, outcomes
+    assert any(workers.run(job).outcome in ("wrong", "device_error") for job in jobs), "no shape shows it"

@@ -5,7 +5,7 @@ Each runs as users run it.  A cheat is either wrong, or its time is not confirme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -28,13 +28,6 @@ TimedPython = Callable[..., tuple[CaseJob, CaseResult]]
 TimedBuild = Callable[[str, str, str], tuple[CaseJob, CaseResult]]
 TARGET_SHAPE = "b1h8s512d64-fp16-seed0"
 PYTHON_MANIFEST = MANIFEST + 'entry: {kind: python, target: "entry:forward"}\nsupports: {device: [cuda]}\n'
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    """One server and one judge for the tests of this module; each variant has a candidate's process of its own."""
-    with Workers() as started:
-        yield started
 
 
 @pytest.fixture

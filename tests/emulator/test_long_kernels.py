@@ -39,6 +39,14 @@ def test_a_rung_is_right_in_any_order(build: Build, rung: str, order: str) -> No
         assert complaints(build(rung), shape, Schedule(seed, sms, ORDERS[order])) == [], shape
 
 
+@pytest.mark.parametrize("work_tiles", [4, 5, 6])
+@pytest.mark.parametrize("rung", RUNGS)
+def test_as_many_work_tiles_as_multiprocessors(build: Build, rung: str, work_tiles: int) -> None:
+    """Results are right if there is one work tile less than multiprocessors, as many, or one more."""
+    shape = f"b1h{work_tiles}s60d64-fp16-causal_br-sk200"
+    assert complaints(build(rung), shape, Schedule(2, sms=5)) == []
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("shape", "sms"), SPLIT)
 def test_divided_work_tiles_are_merged(build: Build, shape: str, sms: int, order: str) -> None:

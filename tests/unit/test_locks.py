@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from pytest_fa import locks
 from pytest_fa.errors import LockProblem
-from pytest_fa.locks import describe_holder, held_lock
+from pytest_fa.locks import describe_holder, held_lock, shared_lock
 
 HOLDER = """\
 import sys, time
@@ -157,3 +158,105 @@ def test_what_stands_in_place_of_the_holder_is_not_followed(tmp_path: Path, kind
     with held_lock(tmp_path / "lock", "the GPU"):
         assert f"process {os.getpid()} (" in describe_holder(tmp_path / "lock")
     assert victim.read_text(encoding="utf-8") == "precious"
+
+
+# -- a lock that many share -------------------------------------------------------------------------------------------
+
+
+class User(threading.Thread):
+    """Holds a shared lock in a thread, from `start` until `leave`."""
+
+    def __init__(self, path: Path, lines: list[str], *, alone: bool = False) -> None:
+        super().__init__(daemon=True)
+        self._path, self._lines, self._alone = path, lines, alone
+        self.has_lock, self._may_leave = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        """Hold the lock."""
+        with shared_lock(self._path, lambda: "waiting for others", self._lines.append, alone=self._alone):
+            self.has_lock.set()
+            self._may_leave.wait(30)
+
+    def is_in(self, seconds: float = 10.0) -> bool:
+        """Whether it has the lock within these seconds."""
+        return self.has_lock.wait(seconds)
+
+    def leave(self) -> None:
+        """Release the lock."""
+        self._may_leave.set()
+        self.join(30)
+
+
+@pytest.fixture
+def use(tmp_path: Path) -> Iterator[Callable[..., User]]:
+    """`use(alone=True)`: a thread that holds the lock, or waits for it; all leave at the end."""
+    users: list[User] = []
+
+    def start(*, alone: bool = False, lines: list[str] | None = None) -> User:
+        users.append(User(tmp_path / "users", [] if lines is None else lines, alone=alone))
+        users[-1].start()
+        return users[-1]
+
+    yield start
+    for user in users:
+        user.leave()
+
+
+def test_several_share_a_lock(use: Callable[..., User]) -> None:
+    """Two share it at once; one that wants it alone waits for both, and then keeps others out."""
+    first, second = use(), use()
+    assert first.is_in()
+    assert second.is_in()
+    alone = use(alone=True)
+    first.leave()
+    assert not alone.is_in(0.1)
+    second.leave()
+    assert alone.is_in()
+    assert not use().is_in(0.1)
+    assert not use(alone=True).is_in(0.1)
+
+
+def test_who_waits_to_be_alone_is_next(use: Callable[..., User]) -> None:
+    """One that comes later does not share the lock before it, so that sharers cannot keep it for ever."""
+    first = use()
+    assert first.is_in()
+    alone = use(alone=True)
+    assert not alone.is_in(0.1)
+    later = use()
+    assert not later.is_in(0.1)
+    first.leave()
+    assert alone.is_in()
+    assert not later.is_in(0.1)
+    alone.leave()
+    assert later.is_in()
+
+
+def test_a_long_wait_for_a_shared_lock_is_explained(monkeypatch: pytest.MonkeyPatch, use: Callable[..., User]) -> None:
+    """One line says what is waited for."""
+    monkeypatch.setattr(locks, "NOTICE_SECONDS", 0.05)
+    assert use(alone=True).is_in()
+    lines: list[str] = []
+    assert not use(lines=lines).is_in(0.3)
+    assert lines == ["waiting for others"]
+
+
+def test_a_check_ends_the_wait_for_a_shared_lock(tmp_path: Path, use: Callable[..., User]) -> None:
+    """What the check raises ends the wait, and nothing is held afterwards."""
+
+    def refuse() -> None:
+        raise RuntimeError
+
+    alone = use(alone=True)
+    assert alone.is_in()
+    with pytest.raises(RuntimeError), shared_lock(tmp_path / "users", lambda: "waiting", check=refuse):
+        pass
+    alone.leave()
+    assert use(alone=True).is_in()
+
+
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    """A symlink in place of the lock is not followed."""
+    (tmp_path / "users").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LockProblem, match="users cannot be used"), shared_lock(tmp_path / "users", lambda: "waiting"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()

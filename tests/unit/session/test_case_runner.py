@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.records.environment import Gpu
+from pytest_fa.records.record import RecordKind
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.record_factory import RecordFactory
@@ -32,11 +35,25 @@ class KeepsJobs(Workers):
     def __init__(self) -> None:
         super().__init__()
         self.jobs: list[CaseJob] = []
+        self.locks: list[str] = []  # how the GPU's lock is held meanwhile
 
     def run(self, job: CaseJob) -> CaseResult:
         """Keep the job."""
         self.jobs.append(job)
+        self.locks.append(state_of(Path(tempfile.gettempdir())))
         return CaseResult("ok", "", ())
+
+
+def state_of(folder: Path) -> str:
+    """How the lock of the GPU is held: alone, shared, or not at all."""
+    for path in folder.glob(f"pytest-fa-*-{H200.uuid}.users"):
+        with path.open("rb") as stream:
+            for state, operation in (("alone", fcntl.LOCK_SH), ("shared", fcntl.LOCK_EX)):
+                try:
+                    fcntl.flock(stream, operation | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return state
+    return "free"
 
 
 @pytest.fixture
@@ -77,3 +94,36 @@ def test_a_job_says_whether_others_use_the_gpu(  # a parameter for each of its c
     runner.run(variant, CASE, "correct")
     (job,) = workers.jobs
     assert (job.device, job.shares_gpu) == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "kind", "selftest", "expected"),
+    [
+        ([H200], "correct", False, "shared"),
+        ([H200], "speed", False, "alone"),
+        ([H200], "speed", True, "alone"),
+        ([H200], "correct", True, "shared"),
+        ([], "correct", False, "free"),
+    ],
+)
+def test_a_timed_job_has_the_gpu_to_itself(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variant: Variant,
+    gpus: list[Gpu],
+    kind: RecordKind,
+    expected: str,
+    *,
+    selftest: bool,
+) -> None:
+    """Other workers of pytest-xdist on the same GPU check side by side, but not while one of them times."""
+    pretend(monkeypatch, *gpus)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run_options = options(tmp_path, selftest=selftest)
+    workers, profiler = KeepsJobs(), ProfilerWorkers()
+    monkeypatch.setattr(profiler, "wait_until_prepared", lambda: None)
+    runner = CaseRunner(
+        run_options, Builds(run_options, RunPlan(run_options)), RecordFactory(run_options), workers, profiler
+    )
+    runner.run(variant, CASE, kind)
+    assert workers.locks == [expected]
