@@ -978,7 +978,7 @@ double estimated_us(const FaForwardArgs* args) {
 }
 
 // Returns the index of the shape that is expected to be the fastest.  The choice for the latest problem is kept, because it takes
-// up to 100 us.
+// up to 100 us.  A call that every shape refuses, for example for its pointers, has no choice to keep.
 template <typename... SHAPES>
 int fastest_shape(const FaForwardArgs* args) {
   if constexpr (sizeof...(SHAPES) == 1) return 0;
@@ -994,7 +994,7 @@ int fastest_shape(const FaForwardArgs* args) {
       const double us = ESTIMATES[i](args);
       if (us < least_us) least_us = us, fastest = i;
     }
-    latest = problem;
+    latest = least_us < INFINITY ? problem : Problem{};
   }
   return fastest;
 }

@@ -146,7 +146,7 @@ class ArmTimer:
         self.written += heads
         if proof_us > allowed_us:
             raise WrongResult(
-                "clocks",
+                "proof sample",
                 f"{self.name}: a call takes {statistics.median(self.outside_us):.2f} us, and {proof_us:.2f} us where "
                 f"each of {count} calls writes an output of its own; at most {allowed_us:.2f} us are allowed",
             )

@@ -15,6 +15,7 @@ from pytest_fa.build.command import INCLUDE, defines_header, instantiations_head
 from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.run.inputs import Inputs, descale_keywords
 from pytest_fa.sanitize.plain_call import ForwardArgs, Strides, forward_args
 
 FOLDER = Path(__file__).parent
@@ -54,7 +55,10 @@ class Emulator:
     def link(self, variant: Variant, folder: Path) -> Path:
         """Translate a variant's source to C++ for the host, and compile it with the emulator.  Returns the library."""
         source = Path(variant.folder) / variant.entry.source
-        (folder / "kernel.cpp").write_text(_as_cpp(source.read_text(encoding="utf-8")), encoding="utf-8")
+        headers = (path for path in Path(variant.root, "include").glob("fa/*.cuh") if "<<<" in path.read_text("utf-8"))
+        (folder / "fa").mkdir()
+        for path, name in ((source, "kernel.cpp"), *((header, f"fa/{header.name}") for header in headers)):
+            (folder / name).write_text(_as_cpp(path.read_text(encoding="utf-8")), encoding="utf-8")
         (folder / "fa_instantiations.h").write_text(instantiations_header(variant), encoding="utf-8")
         (folder / "fa_defines.h").write_text(defines_header(variant), encoding="utf-8")
         included = (f"-I{folder}", f"-I{variant.root}/include", "-include", "emulator.h", "-include", "fa_defines.h")
@@ -72,6 +76,7 @@ class Emulated:
 
     def __init__(self, variant: Variant, emulator: Emulator, folder: Path) -> None:
         self.variant = variant
+        self.workspace = torch.empty(0, dtype=torch.uint8)  # of the latest call
         self._library = ctypes.CDLL(str(emulator.link(variant, folder)))
         self._library.emulator_error.restype = ctypes.c_char_p
         self._library.emulator_set.argtypes = (ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_double)
@@ -79,28 +84,35 @@ class Emulated:
     def __call__(  # what one call of a kernel needs
         self,
         case: Case,
-        q: torch.Tensor,  # [batch, heads, seq_q, head_dim]
-        k: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
-        v: torch.Tensor,  # [batch, kv_heads, seq_k, head_dim]
+        inputs: Inputs,
         schedule: Schedule,
         calls: int = 1,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return output and log-sum-exp of the last of `calls` calls, which share a workspace; it is full of NaN first.
 
+        The calls before the last one have other data: the queries, and the rows of V, are in reverse order.
+
         Raises `StuckKernel`, and `ValueError` if the variant refuses the case.
         """
-        out = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype)
+        q, k, v = inputs.q, inputs.k, inputs.v
+        out = torch.empty_strided(q.shape, q.stride(), dtype=inputs.output_dtype)
         lse = torch.empty(q.shape[:3])
         args = forward_args(case, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
         for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
             setattr(args, f"{name}_stride", Strides(*tensor.stride()))
-        args.lse, args.scale = lse.data_ptr(), case.scale
+        args.lse, args.scale = lse.data_ptr(), inputs.scale
+        for name, descale in descale_keywords(inputs.descales).items():
+            setattr(args, name, descale.data_ptr())
         message = ctypes.create_string_buffer(512)
         args.message, args.message_bytes = ctypes.addressof(message), len(message)
         args.workspace_bytes = self.workspace_bytes(case, schedule.sms)
-        workspace = torch.full((args.workspace_bytes + WORKSPACE_ALIGNMENT,), NAN_BYTE, dtype=torch.uint8)
-        args.workspace = -(-workspace.data_ptr() // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+        self.workspace = torch.full((args.workspace_bytes + WORKSPACE_ALIGNMENT,), NAN_BYTE, dtype=torch.uint8)
+        args.workspace = -(-self.workspace.data_ptr() // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+        reversed_q, reversed_v = (torch.empty_like(tensor).copy_(tensor.flip(2)) for tensor in (q, v))
         for number in range(calls):
+            is_last = number == calls - 1
+            args.q = (q if is_last else reversed_q).data_ptr()
+            args.v = (v if is_last else reversed_v).data_ptr()
             for tensor in (out, lse):
                 tensor.fill_(math.nan)
             self._set(schedule, number)
@@ -130,6 +142,6 @@ def _as_cpp(source: str) -> str:
     """The source without what only nvcc understands: launches, and arrays in dynamic shared memory."""
     cluster = re.search(r"__cluster_dims__\((.*?)\)", source)
     before = f"emulator::next_cluster_size() = {cluster[1]}; " if cluster else ""
-    source = re.sub(r"(\w+)<<<(.*?)>>>\(", rf"{before}emulator::launch(\1, \2, ", source, flags=re.DOTALL)
+    source = re.sub(r"(\w+(?:<[\w, ]*>)?)<<<(.*?)>>>\(", rf"{before}emulator::launch(\1, \2, ", source, flags=re.DOTALL)
     array = r"extern __shared__ (?:__align__\(\d+\) )?unsigned char (\w+)\[\];"
     return re.sub(array, r"unsigned char* const \1 = emulator::block_smem();", source)

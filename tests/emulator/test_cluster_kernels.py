@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
-from tests.emulator.conftest import ORDERS, Build, bits_of, complaints, count_caught
+from tests.emulator.conftest import ORDERS, Build, bits_of, complaints, is_found, marks_left
 from tests.emulator.emulated import Schedule
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
@@ -33,6 +33,7 @@ DECODE_SHAPES = (
 )
 # Two clusters of 16 blocks share the keys.
 SEVERAL_CLUSTERS, SMS, BLOCKS = "b1h1s1d128-fp16-sk9001", 40, 48
+LATENCY_FAULT_SHAPE = "b1h3s512d64-fp16-causal"
 LATENCY_FAULTS = ("k", "v", "group_partial", "m_and_l", "o")
 DECODE_FAULTS = {
     "race_decode_k": "b1h8s1d64-fp16-kv2-sk1000",
@@ -64,6 +65,7 @@ def test_several_clusters_share_the_keys_of_a_tile(build: Build, order: str) -> 
     kernel = build("decode_cluster")
     assert kernel.workspace_bytes(parse_case(f"{SEVERAL_CLUSTERS}-seed0"), SMS) > 0
     assert complaints(kernel, SEVERAL_CLUSTERS, Schedule(2, SMS, ORDERS[order], BLOCKS), calls=2) == []
+    assert marks_left(kernel) == 0  # the next call would merge the results of this one
 
 
 def test_several_clusters_always_have_the_same_bits(build: Build) -> None:
@@ -77,13 +79,20 @@ def test_several_clusters_always_have_the_same_bits(build: Build) -> None:
 @pytest.mark.parametrize("fault", LATENCY_FAULTS)
 def test_each_barrier_for_short_sequences_is_needed(build: Build, fault: str) -> None:
     """Without a barrier, a result is wrong, or the kernel cannot end, in at least one of four orders."""
-    assert count_caught(build(f"race_latency_{fault}", 64), "b1h3s512d64-fp16-causal", sms=132) >= 1
+    assert is_found(build(f"race_latency_{fault}", 64), LATENCY_FAULT_SHAPE, sms=132)
+
+
+def test_with_all_barriers_nothing_is_found(build: Build) -> None:
+    """Where the faults are looked for, the kernels without one are right."""
+    assert not is_found(build("cluster_latency", 64), LATENCY_FAULT_SHAPE, sms=132)
+    for shape in sorted({*DECODE_FAULTS.values()}):
+        assert not is_found(build("decode_cluster", 64), shape, sms=24)
 
 
 @pytest.mark.parametrize("fault", DECODE_FAULTS)
 def test_each_barrier_for_decode_is_needed(build: Build, fault: str) -> None:
     """The same for the kernels for few queries, and for a warp without keys that stores no partial result."""
-    assert count_caught(build(fault, 64), DECODE_FAULTS[fault], sms=24) >= 1
+    assert is_found(build(fault, 64), DECODE_FAULTS[fault], sms=24)
 
 
 @pytest.mark.parametrize("fault", ["decode_lost_tag", "decode_other_count"])

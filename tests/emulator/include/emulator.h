@@ -38,11 +38,15 @@ struct Fiber;
 struct Block;
 using Action = std::function<void()>;
 
-// A wgmma that was issued: d[64, N] (+)= a[64, 16] b[16, N], of which a warp computes 16 rows.
+enum Number { FP16, BF16, E4M3 };
+constexpr int bytes_of(Number type) { return type == E4M3 ? 1 : 2; }
+
+// A wgmma that was issued: d[64, N] (+)= a[64, K] b[K, N], of which a warp computes 16 rows.  K has 32 bytes.
 struct Wgmma {
   float* d;            // [N / 8][4], of this thread
   int n_tiles;
-  bool accumulate, b_by_rows, is_fp16;
+  bool accumulate, b_by_rows;
+  Number type;
   const uint32_t* a;   // four registers of this thread, or nullptr if a is in shared memory
   uint64_t a_descriptor, b_descriptor;
 };
@@ -177,6 +181,7 @@ struct TensorMap {
   uint64_t sizes[4], stride_bytes[4];
   uint32_t box[4];
   uint32_t element_bytes;
+  uint32_t span_bytes;  // of the swizzle
 };
 static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap), "a tensor map must hold it");
 
@@ -195,7 +200,7 @@ void store_async(uint32_t address, const void* value, size_t bytes, uint32_t bar
 
 void commit_wgmma();
 void wait_for_wgmma(size_t pending);  // for all but the latest `pending` groups of this warp
-void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool is_fp16);  // mma.m16n8k16
+void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Number type);  // mma.m16n8k16
 
 // -- a launch -------------------------------------------------------------------------------------------------------------------
 
@@ -251,10 +256,12 @@ inline unsigned max(unsigned x, unsigned y) { return std::max(x, y); }
 
 inline void __syncthreads() { emulator::meet_at_barrier(0, emulator::block().threads, true); }
 inline void __syncwarp() { emulator::meet_warp("__syncwarp of its warp", [] {}); }
-inline void __threadfence() {}
+inline void __threadfence() { emulator::yield(); }  // other threads run before it and after it
 inline void __nanosleep(unsigned) {
   for (int i = 0; i < 50; ++i) emulator::yield();
 }
+template <typename T>
+T __ldg(const T* pointer) { return *pointer; }
 template <typename T>
 T __ldcg(const T* pointer) { return *pointer; }
 template <typename T>

@@ -109,6 +109,7 @@ def test_a_full_gpu_ends_no_gate_that_the_store_filled(
         (Tampering("clocks", "3 us and 4 us"), True, "inconclusive"),
         (WrongResult("clocks", "3 us and 4 us"), False, "wrong"),
         (WrongResult("clocks", "3 us and 4 us"), True, "inconclusive"),
+        (WrongResult("proof sample", "3 us and 4 us"), True, "wrong"),
         (WrongResult(("timed outputs", "clocks"), "a wrong output"), True, "wrong"),
         (Tampering("functions", "a replaced clock"), True, "cheat"),
     ],

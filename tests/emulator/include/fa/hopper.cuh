@@ -31,13 +31,16 @@ inline uint64_t wgmma_descriptor(const void* matrix_smem, uint32_t next_columns_
          (smem_address(matrix_smem) & 0x3ffff) >> 4;
 }
 
+template <typename T>
+constexpr emulator::Number number_of() { return std::is_same_v<T, __half> ? emulator::FP16 : emulator::BF16; }
+
 template <typename T, int B_BY_ROWS, int N_TILES>
 void wgmma_m64k16(float (&d)[N_TILES][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
-  emulator::fiber().wgmmas.push_back({&d[0][0], N_TILES, accumulate, bool(B_BY_ROWS), std::is_same_v<T, __half>, a, 0, b});
+  emulator::fiber().wgmmas.push_back({&d[0][0], N_TILES, accumulate, bool(B_BY_ROWS), number_of<T>(), a, 0, b});
 }
 template <typename T, int B_BY_ROWS, int N_TILES>
 void wgmma_m64k16(float (&d)[N_TILES][4], uint64_t a, uint64_t b, bool accumulate) {
-  emulator::fiber().wgmmas.push_back({&d[0][0], N_TILES, accumulate, bool(B_BY_ROWS), std::is_same_v<T, __half>, nullptr, a, b});
+  emulator::fiber().wgmmas.push_back({&d[0][0], N_TILES, accumulate, bool(B_BY_ROWS), number_of<T>(), nullptr, a, b});
 }
 
 }  // namespace fa

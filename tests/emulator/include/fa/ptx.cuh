@@ -71,7 +71,7 @@ inline void ldmatrix_x4_trans(uint32_t (&matrices)[4], uint32_t row_address) {
 
 template <typename T>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  emulator::multiply(d, a, b0, b1, std::is_same_v<T, __half>);
+  emulator::multiply(d, a, b0, b1, std::is_same_v<T, __half> ? emulator::FP16 : emulator::BF16);
 }
 
 template <typename T>

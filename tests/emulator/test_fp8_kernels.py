@@ -1,0 +1,84 @@
+"""The kernels in e4m3 on Hopper's tensor cores, emulated on the CPU.
+
+They are right in any order of copies and threads, and need each of their barriers.  The emulated tensor cores add in 13
+bits, so that a kernel with one accumulator for all keys is right and wrong where it is on a GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.run.inputs import make_inputs
+from pytest_fa.run.quantised import E4M3_MAX
+from tests.emulator.conftest import ORDERS, Build, broken_bounds, complaints, is_found
+from tests.emulator.emulated import Schedule
+
+pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
+
+RUNGS = ("fp8_wgmma", "fp8_overlap", "fp8_sum", "fp8_tiles", "fp8_max")
+# Shapes, and the number of SMs.
+SHAPES = (
+    ("b1h2s1d64-e4m3-sk127", 2),  # one query, one key tile
+    ("b1h2s130d64-e4m3-sk0", 2),  # no key
+    ("b1h2s200d64-e4m3-causal-sk600-out_bf16", 2),
+    ("b1h2s400d64-e4m3-causal_br-sk200", 2),  # the first queries see no key
+    ("b1h4s150d64-e4m3-kv2-sk300", 3),
+    ("b1h2s150d128-e4m3-causal_br-sk400-bshd", 3),
+    ("b1h2s200d128-e4m3-sk257", 3),
+    ("b1h2s100d64-e4m3-causal-zero_head", 2),
+)
+FAULT_SHAPE = "b1h3s200d64-e4m3-sk300"
+BARRIERS = ("q_full", "k_full", "v_full", "q_empty", "k_empty", "v_empty", "o_written")
+WRONG = {
+    "wrong_fp8_keys_in_order": "b1h3s200d64-e4m3",
+    "wrong_fp8_p_not_scaled": "b1h2s200d64-e4m3-outlier",
+    "wrong_fp8_p_past_448": "b1h2s200d64-e4m3",
+    "wrong_fp8_next_v_descale": "b1h3s200d64-e4m3",
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_rung_is_right_in_any_order(build: Build, rung: str, order: str) -> None:
+    """Output and log-sum-exp are right on tails, masks, grouped heads and heads of zeros."""
+    for seed, (shape, sms) in enumerate(SHAPES):
+        assert complaints(build(rung), shape, Schedule(seed, sms, ORDERS[order])) == [], shape
+
+
+@pytest.mark.parametrize("barrier", BARRIERS)
+def test_each_barrier_is_needed(build: Build, barrier: str) -> None:
+    """Without a barrier, a result is wrong, or the kernel cannot end, in at least one of four orders."""
+    assert is_found(build(f"race_fp8_wgmma_{barrier}", 64), FAULT_SHAPE, sms=2)
+
+
+def test_with_all_barriers_nothing_is_found(build: Build) -> None:
+    """Where the faults are looked for, the kernel without one is right."""
+    assert not is_found(build("fp8_overlap", 64), FAULT_SHAPE, sms=2)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_mistake_is_found(build: Build, name: str) -> None:
+    """A mistake in the order of keys, in the scale of P or in a descale breaks a bound."""
+    assert complaints(build(name, 64), WRONG[name], Schedule()) != []
+
+
+@pytest.mark.parametrize(
+    ("name", "has_one_sign", "is_right"),
+    [
+        ("fp8_one_accumulator", False, True),
+        ("fp8_one_accumulator", True, False),
+        ("fp8_overlap", True, True),
+        ("fp8_sum", True, True),
+    ],
+)
+def test_one_accumulator_is_wrong_only_if_v_has_one_sign(
+    build: Build, name: str, *, has_one_sign: bool, is_right: bool
+) -> None:
+    """With V full of ones, the losses of all keys add up, unless each key tile is added to float32."""
+    case = parse_case("b1h1s64d64-e4m3-sk600-seed0")
+    inputs = make_inputs(case, torch.device("cpu"))
+    if has_one_sign:
+        inputs = inputs._replace(v=torch.full_like(inputs.v, E4M3_MAX, dtype=torch.float32).to(inputs.v.dtype))
+    assert (broken_bounds(inputs, *build(name, 64)(case, inputs, Schedule())) == []) == is_right
