@@ -141,12 +141,16 @@ def shared_lock(
 
 
 def _opened(path: Path, stack: contextlib.ExitStack) -> int:
-    """The descriptor of a lock's file, closed with the stack."""
+    """The descriptor of a lock's file, released and closed with the stack."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as problem:
         raise LockProblem(f"the lock {path} cannot be used: {problem}; delete it, or ask its owner to") from None
     stack.callback(os.close, descriptor)
+    if os.fstat(descriptor).st_uid != os.getuid():
+        raise LockProblem(f"the lock {path} cannot be used: it belongs to another user; ask its owner to delete it")
+    # A child that was forked meanwhile has the same descriptor, and would go on holding the lock.
+    stack.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
     return descriptor
 
 
@@ -168,7 +172,7 @@ def _wait_for(
                 say(wait_text())
                 is_said = True
             if waited_seconds > MOST_SECONDS:
-                raise LockProblem(f"{wait_text()}, for {MOST_SECONDS:.0f} s now; end that process") from None
+                raise LockProblem(f"still {wait_text()}, after {MOST_SECONDS:.0f} s; end what holds it") from None
             time.sleep(POLL_SECONDS)
         else:
             return

@@ -25,7 +25,7 @@ def timing_lock(
     name, path = _lock_of(gpu or find_gpu())
 
     def wait_text() -> str:
-        return f"waiting for checks of other processes on {name}"
+        return f"waiting for the end of checks on {name}"
 
     held = held_lock(path, f"the timing lock of {name}", say, check=check)
     return _both(held, shared_lock(_users_path(path), wait_text, say, alone=True, check=check))

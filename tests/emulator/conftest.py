@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from pytest_fa.judge.oracle import truth_of
 from pytest_fa.run.inputs import Inputs, make_inputs
 from tests.emulator.emulated import Emulated, Emulator, Schedule, StuckKernel
 
-STORED = 0x9E6C63D0876A9A47 - (1 << 64)  # the mark of a stored partial result, in the kernels that merge through memory
 KERNELS = Path(__file__).parents[2] / "kernels"
 # Late: a copy arrives, and a wgmma reads shared memory, when nothing else can run.  Early: as soon as it may.
 ORDERS = {"late": 0.0, "mixed": 0.5, "early": 1.0}
@@ -68,8 +68,10 @@ def broken_bounds(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor) -> list[
 
 def marks_left(kernel: Emulated) -> int:
     """How many marks of stored partial results the latest call has left in the workspace."""
+    source = (Path(kernel.variant.folder) / kernel.variant.entry.source).read_text(encoding="utf-8")
+    (mark,) = re.findall(r"constexpr uint64_t STORED = (0x\w{16})ull;", source)
     words = kernel.workspace[: len(kernel.workspace) // 8 * 8].view(torch.int64)
-    return int((words == STORED).sum())
+    return int((words == int(mark, 16) - (1 << 64)).sum())
 
 
 def is_found(kernel: Emulated, shape: str, sms: int, resident_blocks: int = 8) -> bool:

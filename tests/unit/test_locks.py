@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -252,6 +253,37 @@ def test_a_check_ends_the_wait_for_a_shared_lock(tmp_path: Path, use: Callable[.
         pass
     alone.leave()
     assert use(alone=True).is_in()
+
+
+FORKS = """\
+import os, sys, time
+from pathlib import Path
+from pytest_fa.locks import shared_lock
+with shared_lock(Path(sys.argv[1]), lambda: "waiting", alone=True):
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+print("left", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_child_that_was_forked_meanwhile_holds_nothing(tmp_path: Path, use: Callable[..., User]) -> None:
+    """The lock is free when its holder has left, although a child still has the descriptor."""
+    command = [sys.executable, "-c", FORKS, str(tmp_path / "users")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "left\n"
+        assert use(alone=True).is_in(5.0)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_lock_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner could hold it for ever."""
+    (tmp_path / "users.line").touch()
+    monkeypatch.setattr("pytest_fa.locks.os.getuid", lambda: 4711)
+    with pytest.raises(LockProblem, match="another user"), shared_lock(tmp_path / "users", lambda: "waiting"):
+        pass
 
 
 def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_a_job_says_whether_others_use_the_gpu(  # a parameter for each of its c
 ) -> None:
     """Clocks that contradict each other then prove nothing, except in the self-test, whose exploits must be blamed."""
     pretend(monkeypatch, *gpus)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where locks are
     run_options = options(tmp_path, selftest=selftest)
     workers = KeepsJobs()
     builds = Builds(run_options, RunPlan(run_options))
