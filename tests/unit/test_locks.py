@@ -170,13 +170,13 @@ class User(threading.Thread):
     def __init__(self, path: Path, lines: list[str], *, alone: bool = False) -> None:
         super().__init__(daemon=True)
         self._path, self._lines, self._alone = path, lines, alone
-        self.has_lock, self._may_leave = threading.Event(), threading.Event()
+        self.has_lock, self.may_leave = threading.Event(), threading.Event()
 
     def run(self) -> None:
         """Hold the lock."""
         with shared_lock(self._path, lambda: "waiting for others", self._lines.append, alone=self._alone):
             self.has_lock.set()
-            self._may_leave.wait(30)
+            self.may_leave.wait(30)
 
     def is_in(self, seconds: float = 10.0) -> bool:
         """Whether it has the lock within these seconds."""
@@ -184,7 +184,7 @@ class User(threading.Thread):
 
     def leave(self) -> None:
         """Release the lock."""
-        self._may_leave.set()
+        self.may_leave.set()
         self.join(30)
 
 
@@ -199,6 +199,8 @@ def use(tmp_path: Path) -> Iterator[Callable[..., User]]:
         return users[-1]
 
     yield start
+    for user in users:
+        user.may_leave.set()  # all of them first, because one may wait for another
     for user in users:
         user.leave()
 
