@@ -69,6 +69,10 @@ class UnsupportedCase(FaError):
     """A kernel refused a case; the message is the reason."""
 
 
+class LacksMemory(UnsupportedCase):
+    """The GPU has too little free memory for a case."""
+
+
 class LaunchError(FaError):
     """A kernel could not be launched."""
 

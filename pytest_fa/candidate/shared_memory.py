@@ -42,6 +42,10 @@ class NoSharing(NoSharedMemory):
     """`require_sharing` failed: this machine does not support shared memory."""
 
 
+class NoFreeMemory(NoSharedMemory):
+    """The GPU's memory is used up."""
+
+
 class Piece(NamedTuple):
     """One piece of shared memory: its bytes, [size] uint8, and what another process needs to map it."""
 
@@ -145,7 +149,7 @@ class _DeviceBytes:
 def allocate_on_gpu(size_bytes: int, device: torch.device, free_memory: Callable[[], object] = lambda: None) -> Piece:
     """A new piece on a GPU.  If its memory is used up, `free_memory` is called before another try.
 
-    Raises `NoSharedMemory` where CUDA cannot share memory between processes.
+    Raises `NoFreeMemory` if that does not help, and `NoSharedMemory` where CUDA cannot share memory between processes.
     """
     with _driver(device) as driver:
         status, address = driver.cuMemAlloc(size_bytes)
@@ -153,6 +157,8 @@ def allocate_on_gpu(size_bytes: int, device: torch.device, free_memory: Callable
             free_memory()  # torch may then keep memory that no tensor uses
             torch.cuda.empty_cache()
             status, address = driver.cuMemAlloc(size_bytes)
+            if int(status) == int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):
+                raise NoFreeMemory(f"{size_bytes} bytes of GPU memory cannot be allocated: it is used up")
         if int(status) != 0:
             raise NoSharedMemory(f"{size_bytes} bytes of GPU memory cannot be allocated: {status!r}")
         handle = _handle_of(driver, address)

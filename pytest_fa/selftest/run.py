@@ -20,18 +20,25 @@ FINAL_OUTCOMES = ("crashed", "hung", "device_error")  # further runs of the same
 
 
 def run_selftest_kernel(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Record:
-    """Run every check on one kernel and return the record: which checks caught it, and whether that is as expected."""
+    """Run every check on one kernel and return the record: which checks caught it, and whether that is as expected.
+
+    If it is not, the message also has what each check that caught it said first.
+    """
     if variant.name in EXPLOITS:
         return _run_exploit(run_plan, runner, variant)
-    caught: dict[str, None] = {}
+    caught: dict[str, str] = {}  # check -> what it first said
     tried = 0
     for record in _runs(run_plan, runner, variant):
         tried += 1
         failure = () if record.outcome == "ok" else (record.outcome,)  # listed if a failure names no check
-        caught.update(dict.fromkeys(record.caught_by or failure))
+        said, _, _ = record.message.partition("\n")
+        for check in record.caught_by or failure:
+            caught.setdefault(check, f"{check} of {record.id}: {said}")
         if record.outcome in FINAL_OUTCOMES:
             break
     problem = detection_problem(variant.name, list(caught)) or ("" if tried else "no check ran on this kernel")
+    if problem:
+        problem = "\n  ".join((problem, *caught.values()))
     return _record(runner, variant, problem, tuple(caught))
 
 

@@ -182,6 +182,10 @@ class CaseRunner:
             if result.speed and not self.options.selftest:
                 result = msgspec.structs.replace(result, speed=self._with_confirmation(job, result.speed))
             profiler_seconds = time.perf_counter() - judged + prepared - started
+        ended = time.perf_counter()
+        if result.lacks_memory and not job.time:
+            result = self._result_alone(job)
+        judge_seconds = judged - locked + time.perf_counter() - ended
         self._prepare_profiler(job)
         if result.repeats:
             self._first_seeds.setdefault((job.variant.name, job.case.shape_id), job.case.id)
@@ -189,7 +193,16 @@ class CaseRunner:
             self.passed.add((job.variant.name, job.case.id))
             if result.speed:
                 self.device_us[(job.case.shape_id, job.variant.name)] = result.speed.device.median_us
-        return result, Costs(locked - prepared, judged - locked, profiler_seconds)
+        return result, Costs(locked - prepared, judge_seconds, profiler_seconds)
+
+    def _result_alone(self, job: CaseJob) -> CaseResult:
+        """The result of a check for which the GPU had too little memory, in a new process and without other checks.
+
+        They may have used the memory.
+        """
+        self.workers.end_worker()
+        with timing_lock(self.builds.say, check=lambda: require_unset(self.workers.stop)):
+            return self.workers.run(job)
 
     def _lock_for(self, job: CaseJob) -> AbstractContextManager[None]:
         """The lock with which a job runs: a timed job has the GPU to itself, and other jobs share it."""

@@ -186,6 +186,7 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
 
     `caught_by` names the checks that failed.  `context_lost` means that the worker's CUDA context can no longer be
     used.  `lacks_sharing` means that judge and candidate cannot share memory on this machine; nothing was judged then.
+    `lacks_memory` means that the memory of the GPU was used up, maybe by other processes.
     `unprotected` says why judge and variant shared a process; it is empty if they did not.
     `compile_seconds` is how long calls took that may have compiled; they are in no stage's seconds.
     """
@@ -201,6 +202,7 @@ class CaseResult(msgspec.Struct, frozen=True, tag="result"):
     context_lost: bool = False
     fingerprints: Fingerprints | None = None
     lacks_sharing: bool = False
+    lacks_memory: bool = False
     unprotected: str = ""
     compile_seconds: float = 0.0
 

@@ -18,9 +18,9 @@ import torch
 from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
-from pytest_fa.candidate.shared_memory import NoSharing
+from pytest_fa.candidate.shared_memory import NoFreeMemory, NoSharing
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
-from pytest_fa.errors import DeviceLost, Tampering, WrongResult
+from pytest_fa.errors import DeviceLost, LacksMemory, Tampering, WrongResult
 from pytest_fa.judge.check import judge, require_finite, require_passed, with_lse
 from pytest_fa.judge.checked import CheckedLaunch
 from pytest_fa.judge.delegation import require_no_delegation
@@ -136,7 +136,15 @@ def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: F
             findings.caught_by = (*proof.caught_by, *findings.caught_by)
     except Exception:  # noqa: BLE001  # the outcome stands
         context_alive = False
-    return findings.result(outcome, explanation, stages, context_lost=not context_alive)
+    result = findings.result(outcome, explanation, stages, context_lost=not context_alive)
+    return msgspec.structs.replace(result, lacks_memory=job.device == "cuda" and _lacks_memory(problem))
+
+
+def _lacks_memory(problem: Exception) -> bool:
+    """Whether the memory of the GPU is used up, as the judge saw it or the variant's exception says."""
+    if isinstance(problem, (LacksMemory, NoFreeMemory, torch.OutOfMemoryError)):
+        return True
+    return "out of memory" in explanation_of(problem).partition("\n")[0]
 
 
 @dataclasses.dataclass

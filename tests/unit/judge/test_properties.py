@@ -8,12 +8,17 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
+from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.properties import ON_GPU, PROPERTIES, applies, property_case
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.errors import LacksMemory, UnsupportedCase
 from pytest_fa.judge import properties
+from pytest_fa.judge.properties import memory
+from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from pytest_fa.worker.pipeline import run_case
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
@@ -172,3 +177,30 @@ def test_properties_that_need_a_gpu_do_not_apply_without_one(variant_of: MakeVar
     variant = variant_of()
     assert {name for name in PROPERTIES if not applies(name, variant, "cpu")} == set(ON_GPU)
     assert {name for name in PROPERTIES if not applies(name, variant, "cuda")} == {"first_call_in_capture"}
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "total_bytes", "refused_with"),
+    [(2**30, 2**30, None), (2**18, 2**30, LacksMemory), (2**18, 2**18, UnsupportedCase)],
+)
+def test_far_offsets_needs_free_memory(
+    variant_of: MakeVariant,
+    monkeypatch: pytest.MonkeyPatch,
+    free_bytes: int,
+    total_bytes: int,
+    refused_with: type[UnsupportedCase] | None,
+) -> None:
+    """It needs K and V twice: for the judge and for the candidate.  Memory that others use may become free."""
+    monkeypatch.setattr(memory, "FAR_ELEMENTS", 2**16)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free_bytes, total_bytes))
+    variant = variant_of()
+    case, candidate = property_case(variant), Candidate.in_this_process()
+    candidate.open(variant, None, "cpu", case.computes)
+    subject = PropertySubject(variant, case, "same_precision", candidate)
+
+    if refused_with is None:
+        properties.PROPERTIES["far_offsets"](subject)
+        return
+    with pytest.raises(UnsupportedCase, match="of free GPU memory") as refusal:
+        properties.PROPERTIES["far_offsets"](subject)
+    assert type(refusal.value) is refused_with

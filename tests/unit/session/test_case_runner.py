@@ -12,7 +12,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.records.environment import Gpu
-from pytest_fa.records.record import RecordKind
+from pytest_fa.records.record import Outcome, RecordKind
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.record_factory import RecordFactory
@@ -32,16 +32,22 @@ H200 = Gpu("NVIDIA H200", "GPU-aaaa", (9, 0), "580.1", "13.1")
 class KeepsJobs(Workers):
     """Keeps the jobs and runs none."""
 
-    def __init__(self) -> None:
+    def __init__(self, *results: CaseResult) -> None:
         super().__init__()
         self.jobs: list[CaseJob] = []
         self.locks: list[str] = []  # how the GPU's lock is held meanwhile
+        self.ends = 0
+        self._results = list(results)
 
     def run(self, job: CaseJob) -> CaseResult:
-        """Keep the job."""
+        """Keep the job, and return the next result."""
         self.jobs.append(job)
         self.locks.append(state_of(Path(tempfile.gettempdir())))
-        return CaseResult("ok", "", ())
+        return self._results.pop(0) if self._results else CaseResult("ok", "", ())
+
+    def end_worker(self) -> None:
+        """Count how often the process of the candidate is ended."""
+        self.ends += 1
 
 
 def state_of(folder: Path) -> str:
@@ -128,3 +134,24 @@ def test_a_timed_job_has_the_gpu_to_itself(
     )
     runner.run(variant, CASE, kind)
     assert workers.locks == [expected]
+
+
+@pytest.mark.parametrize("second", ["ok", "failed"])
+def test_a_check_without_memory_is_repeated_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: Variant, second: Outcome
+) -> None:
+    """Others may have used the GPU's memory; so the second result counts, from a new process without other checks."""
+    pretend(monkeypatch, H200)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run_options = options(tmp_path)
+    workers = KeepsJobs(
+        CaseResult("failed", "CUDA out of memory", (), lacks_memory=True),
+        CaseResult(second, "CUDA out of memory", (), lacks_memory=second != "ok"),
+    )
+    builds = Builds(run_options, RunPlan(run_options))
+    runner = CaseRunner(run_options, builds, RecordFactory(run_options), workers, ProfilerWorkers())
+
+    record = runner.run(variant, CASE, "correct")
+
+    assert (record.outcome, workers.locks, workers.ends) == (second, ["shared", "alone"], 1)
+    assert state_of(tmp_path) == "free"

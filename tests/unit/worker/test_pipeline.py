@@ -720,6 +720,30 @@ def test_context_is_tested_after_a_failure(job_of: JobOf, monkeypatch: pytest.Mo
     assert (result.outcome, result.context_lost) == ("failed" if alive else "device_error", not alive)
 
 
+@pytest.mark.parametrize(
+    ("statement", "outcome", "lacks_memory"),
+    [
+        ("raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 8.00 GiB')", "failed", True),
+        ("raise RuntimeError('CUDA error: out of memory')", "failed", True),
+        ("raise ValueError('a hole')", "failed", False),
+        ("raise ValueError('a hole\\nout of memory')", "failed", False),
+    ],
+)
+def test_used_up_memory_of_a_gpu_is_reported(
+    job_of: JobOf, monkeypatch: pytest.MonkeyPatch, statement: str, outcome: str, *, lacks_memory: bool
+) -> None:
+    """The session then repeats the job without other checks; on a CPU nothing is repeated."""
+    monkeypatch.setattr(pipeline, "open_device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(agent, "open_device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(pipeline, "is_alive", lambda _: True)
+    source = right_but(before=statement)
+
+    on_gpu, on_cpu = run_case(job_of(source, device="cuda")), run_case(job_of(source))
+
+    assert (on_gpu.outcome, on_gpu.lacks_memory) == (outcome, lacks_memory)
+    assert (on_cpu.outcome, on_cpu.lacks_memory) == (outcome, False)
+
+
 def test_result_of_every_kind_survives_json(job_of: JobOf) -> None:
     """The result of a run whose output has NaN and Inf equals the original when it is read back from JSON."""
     source = right_but(after="out[0, 0, 0, 0] = float('inf'); out[0, 1] = float('nan'); return out")
