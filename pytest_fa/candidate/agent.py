@@ -45,7 +45,7 @@ from pytest_fa.candidate.series import PreparedCalls, in_a_row, keywords_of
 from pytest_fa.candidate.shared_memory import Memories, map_on_cpu, map_on_gpu, unmap_on_gpu
 from pytest_fa.errors import FaError
 from pytest_fa.records.timing import ON_CPU
-from pytest_fa.run.device import open_device, synchronize
+from pytest_fa.run.device import give_memory_back, open_device, synchronize
 from pytest_fa.run.device_tools import DeviceTools, NoDeviceTools, device_tools
 from pytest_fa.run.forward import Forward
 from pytest_fa.run.graphs import CannotCapture
@@ -269,6 +269,7 @@ class Agent:
         self._graph = None
         self.prepared.forget()
         self._scope.close()
+        give_memory_back(self.device)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # a variant may have closed or replaced it
                 stream.flush()

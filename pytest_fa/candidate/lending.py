@@ -24,10 +24,9 @@ from pytest_fa.candidate.shared_memory import (
     free_on_gpu,
     view_of,
 )
-from pytest_fa.run.device import synchronize
+from pytest_fa.run.device import MOST_KEPT_BYTES, synchronize
 
 Send = Callable[[Attach | Detach, int | None], object]  # a command, and a descriptor that goes beside it
-MOST_KEPT_BYTES = 2**30  # of shared memory that stays for the next job
 
 
 class Lending(Protocol):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 
 import torch
 
 from pytest_fa.catalog.variant import Device
 from pytest_fa.errors import DeviceLost
+
+MOST_KEPT_BYTES = 2**30  # of unused memory that a process keeps between two jobs: others may need the rest
 
 
 def open_device(name: Device) -> torch.device:
@@ -41,6 +43,13 @@ def is_alive(device: torch.device) -> bool:
     except DeviceLost:
         return False
     return True
+
+
+def give_memory_back(device: torch.device) -> None:
+    """Give the GPU memory that torch keeps without a use back to other processes, if torch has more than 1 GiB."""
+    if device.type == "cuda" and torch.cuda.memory_reserved(device) > MOST_KEPT_BYTES:
+        with suppress(RuntimeError):  # the context may be lost, which the next job notices
+            torch.cuda.empty_cache()
 
 
 def without_gradients() -> AbstractContextManager[None]:

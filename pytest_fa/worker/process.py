@@ -36,7 +36,7 @@ from pytest_fa.processes import (
     outlive_parent,
     zombies_of,
 )
-from pytest_fa.run.device import is_alive
+from pytest_fa.run.device import give_memory_back, is_alive
 from pytest_fa.worker.gate_process import ARMS, run_gate
 from pytest_fa.worker.jobs import (
     CaseJob,
@@ -160,8 +160,10 @@ def judge_jobs(channel: Channel) -> None:
                 _prepare(channel, truths)
                 continue
         result = _judged(request, lambda progress: channel.send(encode(progress)), candidates, truths)
+        device = torch.device(getattr(request, "device", "cpu"))
+        give_memory_back(device)  # before the run takes the next job, or gives up the GPU's lock
         channel.send(encode(result))
-        if result.context_lost and not is_alive(torch.device(getattr(request, "device", "cpu"))):
+        if result.context_lost and not is_alive(device):
             return  # the next job gets a new judge
 
 

@@ -10,7 +10,6 @@ import torch
 from pytest_fa.catalog.claims import least_lengths
 from pytest_fa.errors import LacksMemory, UnsupportedCase
 from pytest_fa.judge.subject import PropertySubject
-from pytest_fa.run.inputs import Inputs
 
 FAR_ELEMENTS = 2**31 + 64
 COPIES = 2  # of each tensor of a call: the judge's, and the one that the candidate sees
@@ -75,13 +74,6 @@ def far_offsets(subject: PropertySubject) -> None:
     if free < need * 1.1:
         lacks = LacksMemory if total >= need * 1.1 else UnsupportedCase  # others may use the rest, or it has no more
         raise lacks(f"needs {need / 1e9:.0f} GB of free GPU memory, found {free / 1e9:.0f} GB")
-    try:
-        _require_right_far(subject, inputs)
-    finally:
-        torch.cuda.empty_cache()  # of gigabytes that other processes may need
-
-
-def _require_right_far(subject: PropertySubject, inputs: Inputs) -> None:
     far = inputs._replace(k=_far(inputs.k), v=_far(inputs.v))
     subject.require_right("far_offsets", subject.call(far), inputs)
 
