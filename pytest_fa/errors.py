@@ -9,6 +9,7 @@
     |-- LockProblem        a lock is held for too long, or its file cannot be used
     |-- BuildError         a variant does not compile, or its build is not in the cache
     |-- UnsupportedCase    a kernel refused a case; the message is the reason
+    |   `-- LacksMemory    the GPU has too little free memory for a case
     |-- LaunchError        a kernel could not be launched
     |-- DeviceLost         the CUDA context is unusable; the process must be replaced
     |-- ToolAttached       a profiler, sanitizer or debugger is attached to a process that is to be timed

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_fa.candidate.commands import View, ViewDtype
+from pytest_fa.candidate.user_traceback import OUT_OF_MEMORY
 from pytest_fa.errors import FaError
 
 DTYPES: dict[ViewDtype, torch.dtype] = {
@@ -40,10 +41,6 @@ class NotSupported(NoSharedMemory):
 
 class NoSharing(NoSharedMemory):
     """`require_sharing` failed: this machine does not support shared memory."""
-
-
-class NoFreeMemory(NoSharedMemory):
-    """The GPU's memory is used up."""
 
 
 class Piece(NamedTuple):
@@ -149,7 +146,7 @@ class _DeviceBytes:
 def allocate_on_gpu(size_bytes: int, device: torch.device, free_memory: Callable[[], object] = lambda: None) -> Piece:
     """A new piece on a GPU.  If its memory is used up, `free_memory` is called before another try.
 
-    Raises `NoFreeMemory` if that does not help, and `NoSharedMemory` where CUDA cannot share memory between processes.
+    Raises `NoSharedMemory` if that does not help, and where CUDA cannot share memory between processes.
     """
     with _driver(device) as driver:
         status, address = driver.cuMemAlloc(size_bytes)
@@ -158,7 +155,7 @@ def allocate_on_gpu(size_bytes: int, device: torch.device, free_memory: Callable
             torch.cuda.empty_cache()
             status, address = driver.cuMemAlloc(size_bytes)
             if int(status) == int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):
-                raise NoFreeMemory(f"{size_bytes} bytes of GPU memory cannot be allocated: it is used up")
+                raise NoSharedMemory(f"{size_bytes} bytes of GPU memory cannot be allocated: {OUT_OF_MEMORY}")
         if int(status) != 0:
             raise NoSharedMemory(f"{size_bytes} bytes of GPU memory cannot be allocated: {status!r}")
         handle = _handle_of(driver, address)

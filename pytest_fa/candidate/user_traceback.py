@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest_fa
-from pytest_fa.errors import FaError
+from pytest_fa.errors import FaError, LacksMemory
 
+OUT_OF_MEMORY = "out of memory"  # how torch, CUDA and the judge say that the memory of a GPU is used up
 MOST_CHARACTERS = 10_000  # of a message, which a kernel may have made
 MOST_LINE_CHARACTERS = 1_000
 MOST_TRACEBACK_CHARACTERS = 6_000
@@ -60,6 +61,11 @@ def is_wrong_call(problem: Exception) -> bool:
         return False
     frames = traceback.extract_tb(problem.__traceback__)
     return bool(frames) and _is_own(frames[-1].filename)
+
+
+def lacks_memory(problem: Exception) -> bool:
+    """Whether the memory of the GPU is used up, as the judge saw it or the variant's exception says."""
+    return isinstance(problem, LacksMemory) or OUT_OF_MEMORY in explanation_of(problem).partition("\n")[0]
 
 
 def _call_hint(problem: Exception) -> str:

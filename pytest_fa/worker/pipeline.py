@@ -18,9 +18,9 @@ import torch
 from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
-from pytest_fa.candidate.shared_memory import NoFreeMemory, NoSharing
-from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
-from pytest_fa.errors import DeviceLost, LacksMemory, Tampering, WrongResult
+from pytest_fa.candidate.shared_memory import NoSharing
+from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, lacks_memory, message_of
+from pytest_fa.errors import DeviceLost, Tampering, WrongResult
 from pytest_fa.judge.check import judge, require_finite, require_passed, with_lse
 from pytest_fa.judge.checked import CheckedLaunch
 from pytest_fa.judge.delegation import require_no_delegation
@@ -44,16 +44,8 @@ from pytest_fa.records.timing import Speed
 from pytest_fa.run.device import is_alive, open_device
 from pytest_fa.run.inputs import Inputs, Output
 from pytest_fa.worker.jobs import CaseJob, CaseResult
-from pytest_fa.worker.stages import ReportProgress, Stages, outcome_of
+from pytest_fa.worker.stages import CAUGHT_BY_ENDING, CAUGHT_BY_OUTCOME, ReportProgress, Stages, outcome_of
 
-# `caught_by` names the checks that detected a fault.  For these outcomes no check ran, so it has a fixed name.
-CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
-    "failed": ("exception",),
-    "launch_failed": ("launch",),
-    "device_error": ("device error",),
-    "build_changed": ("hash of the build",),
-}
-CAUGHT_BY_ENDING = {"hung": ("watchdog",), "crashed": ("isolation",), "failed": ("isolation",)}
 ENTRY = ("entry",)  # the entry cannot be loaded, or its function not be called: no other case can run either
 
 
@@ -136,15 +128,8 @@ def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: F
             findings.caught_by = (*proof.caught_by, *findings.caught_by)
     except Exception:  # noqa: BLE001  # the outcome stands
         context_alive = False
-    result = findings.result(outcome, explanation, stages, context_lost=not context_alive)
-    return msgspec.structs.replace(result, lacks_memory=job.device == "cuda" and _lacks_memory(problem))
-
-
-def _lacks_memory(problem: Exception) -> bool:
-    """Whether the memory of the GPU is used up, as the judge saw it or the variant's exception says."""
-    if isinstance(problem, (LacksMemory, NoFreeMemory, torch.OutOfMemoryError)):
-        return True
-    return "out of memory" in explanation_of(problem).partition("\n")[0]
+    findings.lacks_memory = job.device == "cuda" and outcome != "cheat" and lacks_memory(problem)
+    return findings.result(outcome, explanation, stages, context_lost=not context_alive)
 
 
 @dataclasses.dataclass
@@ -168,6 +153,7 @@ class Findings:
     speed: Speed | None = None
     caught_by: tuple[str, ...] = ()  # the checks that detected a fault
     is_loaded: bool = False  # whether the entry could be loaded
+    lacks_memory: bool = False  # whether the memory of the GPU was used up
 
     # The same fields, for stages that run only after the field was set.
 
@@ -201,6 +187,7 @@ class Findings:
             diagnosis=self.diagnosis,
             speed=self.speed,
             context_lost=context_lost,
+            lacks_memory=self.lacks_memory,
             fingerprints=self.fingerprints,
             compile_seconds=stages.compile_seconds,
         )

@@ -24,6 +24,15 @@ class Limited(Protocol):
 
 ReportProgress = Callable[[Progress], object]
 
+# `caught_by` names the checks that detected a fault.  For these outcomes no check ran, so it has a fixed name.
+CAUGHT_BY_OUTCOME: dict[str, tuple[str, ...]] = {
+    "failed": ("exception",),
+    "launch_failed": ("launch",),
+    "device_error": ("device error",),
+    "build_changed": ("hash of the build",),
+}
+CAUGHT_BY_ENDING = {"hung": ("watchdog",), "crashed": ("isolation",), "failed": ("isolation",)}
+
 JUDGE_SECONDS = 5.0  # more than the watchdog's time, within which the judge has told of a launch that hangs
 WORK_LIMIT_SECONDS = 300.0  # for a step that is not a launch: starting CUDA, loading, truth in float64
 

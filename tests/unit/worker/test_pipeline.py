@@ -18,7 +18,7 @@ from pytest_fa.candidate import agent
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.errors import DeviceLost
+from pytest_fa.errors import DeviceLost, Tampering
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.worker import jobs, pipeline
@@ -742,6 +742,23 @@ def test_used_up_memory_of_a_gpu_is_reported(
 
     assert (on_gpu.outcome, on_gpu.lacks_memory) == (outcome, lacks_memory)
     assert (on_cpu.outcome, on_cpu.lacks_memory) == (outcome, False)
+
+
+def test_tampering_is_no_lack_of_memory(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant that tampered gets no second try, whatever it raised before."""
+
+    def tampered(_: object) -> None:
+        raise Tampering(("functions",), "it replaced functions of its process: time.perf_counter")
+
+    monkeypatch.setattr(pipeline, "open_device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(agent, "open_device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(pipeline, "is_alive", lambda _: True)
+    monkeypatch.setattr(pipeline.Candidate, "end_job", tampered)
+    source = right_but(before="raise torch.OutOfMemoryError('CUDA out of memory')")
+
+    result = run_case(job_of(source, device="cuda"))
+
+    assert (result.outcome, result.caught_by, result.lacks_memory) == ("cheat", ("functions", "exception"), False)
 
 
 def test_result_of_every_kind_survives_json(job_of: JobOf) -> None:
