@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest_fa
 from pytest_fa.errors import FaError, LacksMemory
 
-OUT_OF_MEMORY = "out of memory"  # how torch, CUDA and the judge say that the memory of a GPU is used up
+OUT_OF_MEMORY = "out of memory"
+# How the judge, torch, CUDA, cuBLAS and other libraries say that the memory of a GPU is used up.
+_USED_UP = re.compile(r"out[ _]?of[ _]?memory|ALLOC_FAILED", re.IGNORECASE)
 MOST_CHARACTERS = 10_000  # of a message, which a kernel may have made
 MOST_LINE_CHARACTERS = 1_000
 MOST_TRACEBACK_CHARACTERS = 6_000
@@ -65,7 +67,7 @@ def is_wrong_call(problem: Exception) -> bool:
 
 def lacks_memory(problem: Exception) -> bool:
     """Whether the memory of the GPU is used up, as the judge saw it or the variant's exception says."""
-    return isinstance(problem, LacksMemory) or OUT_OF_MEMORY in explanation_of(problem).partition("\n")[0]
+    return isinstance(problem, LacksMemory) or bool(_USED_UP.search(explanation_of(problem)))
 
 
 def _call_hint(problem: Exception) -> str:

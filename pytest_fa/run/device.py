@@ -46,10 +46,12 @@ def is_alive(device: torch.device) -> bool:
 
 
 def give_memory_back(device: torch.device) -> None:
-    """Give the GPU memory that torch keeps without a use back to other processes, if torch has more than 1 GiB."""
-    if device.type == "cuda" and torch.cuda.memory_reserved(device) > MOST_KEPT_BYTES:
+    """Give the GPU memory that torch keeps without a use back to other processes, if it is more than 1 GiB."""
+    if device.type == "cuda":
         with suppress(RuntimeError):  # the context may be lost, which the next job notices
-            torch.cuda.empty_cache()
+            unused_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            if unused_bytes > MOST_KEPT_BYTES:
+                torch.cuda.empty_cache()
 
 
 def without_gradients() -> AbstractContextManager[None]:

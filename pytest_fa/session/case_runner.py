@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -182,10 +183,9 @@ class CaseRunner:
             if result.speed and not self.options.selftest:
                 result = msgspec.structs.replace(result, speed=self._with_confirmation(job, result.speed))
             profiler_seconds = time.perf_counter() - judged + prepared - started
-        ended = time.perf_counter()
-        if result.lacks_memory and not job.time:
-            result = self._result_alone(job)
-        judge_seconds = judged - locked + time.perf_counter() - ended
+        costs = Costs(locked - prepared, judged - locked, profiler_seconds)
+        if result.lacks_memory and not job.time and self._others_may_need_memory:
+            result, costs = self._result_alone(job, costs)
         self._prepare_profiler(job)
         if result.repeats:
             self._first_seeds.setdefault((job.variant.name, job.case.shape_id), job.case.id)
@@ -193,16 +193,26 @@ class CaseRunner:
             self.passed.add((job.variant.name, job.case.id))
             if result.speed:
                 self.device_us[(job.case.shape_id, job.variant.name)] = result.speed.device.median_us
-        return result, Costs(locked - prepared, judge_seconds, profiler_seconds)
+        return result, costs
 
-    def _result_alone(self, job: CaseJob) -> CaseResult:
-        """The result of a check for which the GPU had too little memory, in a new process and without other checks.
+    @property
+    def _others_may_need_memory(self) -> bool:
+        """Whether other workers of pytest-xdist, or processes that this run did not start, use memory of the GPU."""
+        return "PYTEST_XDIST_WORKER" in os.environ or bool(self.other_gpu_processes)
 
-        They may have used the memory.
+    def _result_alone(self, job: CaseJob, costs: Costs) -> tuple[CaseResult, Costs]:
+        """Repeat a check for which the GPU had too little memory, in a new process, while no other check runs.
+
+        Other checks may have used the memory.  `costs` are those of the first try, and are part of the result's.
         """
         self.workers.end_worker()
+        started = time.perf_counter()
         with timing_lock(self.builds.say, check=lambda: require_unset(self.workers.stop)):
-            return self.workers.run(job)
+            locked = time.perf_counter()
+            result = self.workers.run(job)
+            ended = time.perf_counter()
+        waited_seconds, job_seconds = costs.waited_seconds + locked - started, costs.job_seconds + ended - locked
+        return result, Costs(waited_seconds, job_seconds, costs.profiler_seconds)
 
     def _lock_for(self, job: CaseJob) -> AbstractContextManager[None]:
         """The lock with which a job runs: a timed job has the GPU to itself, and other jobs share it."""

@@ -206,6 +206,7 @@ def work(channel: Channel) -> None:
             return
         result = run(job, lambda progress: channel.send(encode(progress)))
         flush_output()  # what this job printed must be in the log before the next job begins
+        give_memory_back(torch.device(job.device if isinstance(job, CaseJob) else "cuda"))
         channel.send(encode(result))
 
 

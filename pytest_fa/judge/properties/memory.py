@@ -69,11 +69,13 @@ def many_heads(subject: PropertySubject) -> None:
 def far_offsets(subject: PropertySubject) -> None:
     """Outputs are right if the second batch of K and V begins more than 2^31 elements after the first."""
     inputs = subject.inputs()
-    need = 2 * COPIES * (FAR_ELEMENTS + inputs.k[0].numel()) * inputs.k.element_size()
+    bytes_of_k = (FAR_ELEMENTS + inputs.k[0].numel()) * inputs.k.element_size()
+    need = 2 * COPIES * bytes_of_k * 1.1
     free, total = torch.cuda.mem_get_info(subject.device)
-    if free < need * 1.1:
-        lacks = LacksMemory if total >= need * 1.1 else UnsupportedCase  # others may use the rest, or it has no more
-        raise lacks(f"needs {need / 1e9:.0f} GB of free GPU memory, found {free / 1e9:.0f} GB")
+    if total < need:
+        raise UnsupportedCase(f"needs {need / 1e9:.0f} GB of GPU memory, found {total / 1e9:.0f} GB")
+    if free < need:
+        raise LacksMemory(f"needs {need / 1e9:.0f} GB of free GPU memory, found {free / 1e9:.0f} GB")
     far = inputs._replace(k=_far(inputs.k), v=_far(inputs.v))
     subject.require_right("far_offsets", subject.call(far), inputs)
 

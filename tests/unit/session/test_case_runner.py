@@ -136,22 +136,64 @@ def test_a_timed_job_has_the_gpu_to_itself(
     assert workers.locks == [expected]
 
 
-@pytest.mark.parametrize("second", ["ok", "failed"])
-def test_a_check_without_memory_is_repeated_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: Variant, second: Outcome
+def lacking(outcome: Outcome = "failed") -> CaseResult:
+    """A result for which the GPU had too little memory."""
+    return CaseResult(outcome, "CUDA out of memory", (), lacks_memory=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "worker", "others", "expected"),
+    [
+        ("correct", "gw0", (), ["shared", "alone"]),
+        ("property", "gw0", (), ["shared", "alone"]),
+        ("correct", None, ("4711 train.py",), ["shared", "alone"]),
+        ("correct", None, (), ["shared"]),
+        ("speed", "gw0", (), ["alone"]),
+    ],
+    ids=["a worker of many", "a property", "others on the GPU", "no others", "timed"],
+)
+def test_a_check_without_memory_is_repeated_alone(  # a parameter for each of its causes
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variant: Variant,
+    kind: RecordKind,
+    worker: str | None,
+    others: tuple[str, ...],
+    expected: list[str],
 ) -> None:
-    """Others may have used the GPU's memory; so the second result counts, from a new process without other checks."""
+    """If others may have used the GPU's memory, only a second result counts, from a new process, without other checks.
+
+    A timed job already has the GPU to itself, and without others, the variant itself used up the memory.
+    """
     pretend(monkeypatch, H200)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    if worker:
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
     run_options = options(tmp_path)
-    workers = KeepsJobs(
-        CaseResult("failed", "CUDA out of memory", (), lacks_memory=True),
-        CaseResult(second, "CUDA out of memory", (), lacks_memory=second != "ok"),
-    )
+    workers, profiler = KeepsJobs(lacking()), ProfilerWorkers()
+    monkeypatch.setattr(profiler, "wait_until_prepared", lambda: None)
+    builds = Builds(run_options, RunPlan(run_options))
+    runner = CaseRunner(run_options, builds, RecordFactory(run_options), workers, profiler)
+    runner.other_gpu_processes = others
+
+    record = runner.run(variant, CASE, kind)
+
+    is_repeated = len(expected) > 1
+    assert (record.outcome, workers.locks, workers.ends) == ("ok" if is_repeated else "failed", expected, is_repeated)
+    assert state_of(tmp_path) == "free"
+
+
+def test_a_check_is_repeated_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: Variant) -> None:
+    """If the memory does not suffice for the check alone, either, that is the result."""
+    pretend(monkeypatch, H200)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    run_options = options(tmp_path)
+    workers = KeepsJobs(lacking(), lacking("device_error"))
     builds = Builds(run_options, RunPlan(run_options))
     runner = CaseRunner(run_options, builds, RecordFactory(run_options), workers, ProfilerWorkers())
 
     record = runner.run(variant, CASE, "correct")
 
-    assert (record.outcome, workers.locks, workers.ends) == (second, ["shared", "alone"], 1)
-    assert state_of(tmp_path) == "free"
+    assert (record.outcome, len(workers.jobs)) == ("device_error", 2)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from pytest_fa.candidate import agent
+from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
@@ -725,8 +726,10 @@ def test_context_is_tested_after_a_failure(job_of: JobOf, monkeypatch: pytest.Mo
     [
         ("raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 8.00 GiB')", "failed", True),
         ("raise RuntimeError('CUDA error: out of memory')", "failed", True),
+        ("raise RuntimeError('CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate')", "failed", True),
+        ("raise RuntimeError('<CUresult.CUDA_ERROR_OUT_OF_MEMORY: 2>')", "failed", True),
+        ("raise LacksMemory('needs 19 GB of free GPU memory, found 3 GB')", "unsupported", True),
         ("raise ValueError('a hole')", "failed", False),
-        ("raise ValueError('a hole\\nout of memory')", "failed", False),
     ],
 )
 def test_used_up_memory_of_a_gpu_is_reported(
@@ -736,7 +739,7 @@ def test_used_up_memory_of_a_gpu_is_reported(
     monkeypatch.setattr(pipeline, "open_device", lambda _: torch.device("cpu"))
     monkeypatch.setattr(agent, "open_device", lambda _: torch.device("cpu"))
     monkeypatch.setattr(pipeline, "is_alive", lambda _: True)
-    source = right_but(before=statement)
+    source = "from pytest_fa.errors import LacksMemory\n" + right_but(before=statement)
 
     on_gpu, on_cpu = run_case(job_of(source, device="cuda")), run_case(job_of(source))
 
@@ -753,7 +756,7 @@ def test_tampering_is_no_lack_of_memory(job_of: JobOf, monkeypatch: pytest.Monke
     monkeypatch.setattr(pipeline, "open_device", lambda _: torch.device("cpu"))
     monkeypatch.setattr(agent, "open_device", lambda _: torch.device("cpu"))
     monkeypatch.setattr(pipeline, "is_alive", lambda _: True)
-    monkeypatch.setattr(pipeline.Candidate, "end_job", tampered)
+    monkeypatch.setattr(Candidate, "end_job", tampered)
     source = right_but(before="raise torch.OutOfMemoryError('CUDA out of memory')")
 
     result = run_case(job_of(source, device="cuda"))
