@@ -269,7 +269,7 @@ class Agent:
         self._graph = None
         self.prepared.forget()
         self._scope.close()
-        give_memory_back(self.device)
+        give_memory_back()
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # a variant may have closed or replaced it
                 stream.flush()

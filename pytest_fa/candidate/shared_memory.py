@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_fa.candidate.commands import View, ViewDtype
-from pytest_fa.candidate.user_traceback import OUT_OF_MEMORY
 from pytest_fa.errors import FaError
 
 DTYPES: dict[ViewDtype, torch.dtype] = {
@@ -146,7 +145,7 @@ class _DeviceBytes:
 def allocate_on_gpu(size_bytes: int, device: torch.device, free_memory: Callable[[], object] = lambda: None) -> Piece:
     """A new piece on a GPU.  If its memory is used up, `free_memory` is called before another try.
 
-    Raises `NoSharedMemory` if that does not help, and where CUDA cannot share memory between processes.
+    Raises `NoSharedMemory` where CUDA cannot share memory between processes.
     """
     with _driver(device) as driver:
         status, address = driver.cuMemAlloc(size_bytes)
@@ -154,8 +153,6 @@ def allocate_on_gpu(size_bytes: int, device: torch.device, free_memory: Callable
             free_memory()  # torch may then keep memory that no tensor uses
             torch.cuda.empty_cache()
             status, address = driver.cuMemAlloc(size_bytes)
-            if int(status) == int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):
-                raise NoSharedMemory(f"{size_bytes} bytes of GPU memory cannot be allocated: {OUT_OF_MEMORY}")
         if int(status) != 0:
             raise NoSharedMemory(f"{size_bytes} bytes of GPU memory cannot be allocated: {status!r}")
         handle = _handle_of(driver, address)

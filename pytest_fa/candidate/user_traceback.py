@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest_fa
 from pytest_fa.errors import FaError, LacksMemory
 
-OUT_OF_MEMORY = "out of memory"
 # How the judge, torch, CUDA, cuBLAS and other libraries say that the memory of a GPU is used up.
 _USED_UP = re.compile(r"out[ _]?of[ _]?memory|ALLOC_FAILED", re.IGNORECASE)
 MOST_CHARACTERS = 10_000  # of a message, which a kernel may have made

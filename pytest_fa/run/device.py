@@ -45,11 +45,11 @@ def is_alive(device: torch.device) -> bool:
     return True
 
 
-def give_memory_back(device: torch.device) -> None:
+def give_memory_back() -> None:
     """Give the GPU memory that torch keeps without a use back to other processes, if it is more than 1 GiB."""
-    if device.type == "cuda":
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         with suppress(RuntimeError):  # the context may be lost, which the next job notices
-            unused_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            unused_bytes = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
             if unused_bytes > MOST_KEPT_BYTES:
                 torch.cuda.empty_cache()
 

@@ -22,7 +22,7 @@ FINAL_OUTCOMES = ("crashed", "hung", "device_error")  # further runs of the same
 def run_selftest_kernel(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Record:
     """Run every check on one kernel and return the record: which checks caught it, and whether that is as expected.
 
-    If it is not, the message also has what each check that caught it said first.
+    If it is not, the message has the first line of each check that caught it.
     """
     if variant.name in EXPLOITS:
         return _run_exploit(run_plan, runner, variant)

@@ -184,7 +184,7 @@ class CaseRunner:
                 result = msgspec.structs.replace(result, speed=self._with_confirmation(job, result.speed))
             profiler_seconds = time.perf_counter() - judged + prepared - started
         costs = Costs(locked - prepared, judged - locked, profiler_seconds)
-        if result.lacks_memory and not job.time and self._others_may_need_memory:
+        if result.lacks_memory and not job.time and self._others_may_use_memory(job.device):
             result, costs = self._result_alone(job, costs)
         self._prepare_profiler(job)
         if result.repeats:
@@ -195,10 +195,9 @@ class CaseRunner:
                 self.device_us[(job.case.shape_id, job.variant.name)] = result.speed.device.median_us
         return result, costs
 
-    @property
-    def _others_may_need_memory(self) -> bool:
-        """Whether other workers of pytest-xdist, or processes that this run did not start, use memory of the GPU."""
-        return "PYTEST_XDIST_WORKER" in os.environ or bool(self.other_gpu_processes)
+    def _others_may_use_memory(self, device: Device) -> bool:
+        """Whether other workers of pytest-xdist, or processes that this run did not start, may use the GPU's memory."""
+        return "PYTEST_XDIST_WORKER" in os.environ or self.shares_gpu(device)
 
     def _result_alone(self, job: CaseJob, costs: Costs) -> tuple[CaseResult, Costs]:
         """Repeat a check for which the GPU had too little memory, in a new process, while no other check runs.

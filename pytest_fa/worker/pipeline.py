@@ -128,7 +128,8 @@ def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: F
             findings.caught_by = (*proof.caught_by, *findings.caught_by)
     except Exception:  # noqa: BLE001  # the outcome stands
         context_alive = False
-    findings.lacks_memory = job.device == "cuda" and outcome != "cheat" and lacks_memory(problem)
+    is_verdict = outcome in ("wrong", "cheat")  # which no lack of memory excuses
+    findings.lacks_memory = job.device == "cuda" and not is_verdict and lacks_memory(problem)
     return findings.result(outcome, explanation, stages, context_lost=not context_alive)
 
 

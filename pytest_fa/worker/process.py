@@ -160,10 +160,9 @@ def judge_jobs(channel: Channel) -> None:
                 _prepare(channel, truths)
                 continue
         result = _judged(request, lambda progress: channel.send(encode(progress)), candidates, truths)
-        device = torch.device(getattr(request, "device", "cpu"))
-        give_memory_back(device)  # before the run takes the next job, or gives up the GPU's lock
+        give_memory_back()  # before the run takes the next job, or gives up the GPU's lock
         channel.send(encode(result))
-        if result.context_lost and not is_alive(device):
+        if result.context_lost and not is_alive(torch.device(getattr(request, "device", "cpu"))):
             return  # the next job gets a new judge
 
 
@@ -206,7 +205,7 @@ def work(channel: Channel) -> None:
             return
         result = run(job, lambda progress: channel.send(encode(progress)))
         flush_output()  # what this job printed must be in the log before the next job begins
-        give_memory_back(torch.device(job.device if isinstance(job, CaseJob) else "cuda"))
+        give_memory_back()
         channel.send(encode(result))
 
 

@@ -70,12 +70,12 @@ def far_offsets(subject: PropertySubject) -> None:
     """Outputs are right if the second batch of K and V begins more than 2^31 elements after the first."""
     inputs = subject.inputs()
     bytes_of_k = (FAR_ELEMENTS + inputs.k[0].numel()) * inputs.k.element_size()
-    need = 2 * COPIES * bytes_of_k * 1.1
-    free, total = torch.cuda.mem_get_info(subject.device)
-    if total < need:
-        raise UnsupportedCase(f"needs {need / 1e9:.0f} GB of GPU memory, found {total / 1e9:.0f} GB")
-    if free < need:
-        raise LacksMemory(f"needs {need / 1e9:.0f} GB of free GPU memory, found {free / 1e9:.0f} GB")
+    needed_bytes = 1.1 * COPIES * 2 * bytes_of_k  # of K and V, and a tenth for all else
+    free_bytes, total_bytes = torch.cuda.mem_get_info(subject.device)
+    if total_bytes < needed_bytes:
+        raise UnsupportedCase(f"needs {needed_bytes / 1e9:.0f} GB of GPU memory, found {total_bytes / 1e9:.0f} GB")
+    if free_bytes < needed_bytes:
+        raise LacksMemory(f"needs {needed_bytes / 1e9:.0f} GB of free GPU memory, found {free_bytes / 1e9:.0f} GB")
     far = inputs._replace(k=_far(inputs.k), v=_far(inputs.v))
     subject.require_right("far_offsets", subject.call(far), inputs)
 

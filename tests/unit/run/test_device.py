@@ -9,23 +9,24 @@ from pytest_fa.run.device import give_memory_back
 
 
 @pytest.mark.parametrize(
-    ("device", "reserved_bytes", "used_bytes", "gives_back"),
+    ("is_initialized", "reserved_bytes", "used_bytes", "gives_back"),
     [
-        ("cuda", 2**30, 0, False),
-        ("cuda", 2**30 + 1, 0, True),
-        ("cuda", 2**31, 2**30, False),
-        ("cpu", 2**31, 0, False),
+        (True, 2**30, 0, False),
+        (True, 2**30 + 1, 0, True),
+        (True, 2**31, 2**30, False),
+        (False, 2**31, 0, False),
     ],
 )
 def test_more_than_one_gib_is_given_back(
-    monkeypatch: pytest.MonkeyPatch, device: str, reserved_bytes: int, used_bytes: int, *, gives_back: bool
+    monkeypatch: pytest.MonkeyPatch, reserved_bytes: int, used_bytes: int, *, is_initialized: bool, gives_back: bool
 ) -> None:
     """Other processes may need what torch keeps without a use; a little is kept, because allocations take time."""
     calls: list[str] = []
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: reserved_bytes)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: used_bytes)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_initialized)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved_bytes)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: used_bytes)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
-    give_memory_back(torch.device(device))
+    give_memory_back()
     assert calls == ["empty_cache"] * gives_back
 
 
@@ -35,7 +36,8 @@ def test_a_lost_context_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2**31)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**31)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", fail)
-    give_memory_back(torch.device("cuda"))
+    give_memory_back()

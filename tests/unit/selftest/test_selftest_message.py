@@ -1,4 +1,4 @@
-"""What the self-test says of a kernel that other checks caught than those that must."""
+"""The message of the self-test if a kernel was rejected by unexpected checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant, option
 def test_it_says_what_each_check_said_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_variant: WriteVariant
 ) -> None:
-    """Without that nobody can tell why a kernel was blamed."""
+    """The message has the first line of each check that rejected the kernel."""
     folder = write_variant("gain_only", manifest=PYTHON_MANIFEST, **{"entry.py": PYTHON_SOURCE})
     (variant,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
 

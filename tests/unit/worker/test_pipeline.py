@@ -730,6 +730,7 @@ def test_context_is_tested_after_a_failure(job_of: JobOf, monkeypatch: pytest.Mo
         ("raise RuntimeError('<CUresult.CUDA_ERROR_OUT_OF_MEMORY: 2>')", "failed", True),
         ("raise LacksMemory('needs 19 GB of free GPU memory, found 3 GB')", "unsupported", True),
         ("raise ValueError('a hole')", "failed", False),
+        ("raise WrongResult(('output',), 'out of memory')", "wrong", False),
     ],
 )
 def test_used_up_memory_of_a_gpu_is_reported(
@@ -739,7 +740,7 @@ def test_used_up_memory_of_a_gpu_is_reported(
     monkeypatch.setattr(pipeline, "open_device", lambda _: torch.device("cpu"))
     monkeypatch.setattr(agent, "open_device", lambda _: torch.device("cpu"))
     monkeypatch.setattr(pipeline, "is_alive", lambda _: True)
-    source = "from pytest_fa.errors import LacksMemory\n" + right_but(before=statement)
+    source = "from pytest_fa.errors import LacksMemory, WrongResult\n" + right_but(before=statement)
 
     on_gpu, on_cpu = run_case(job_of(source, device="cuda")), run_case(job_of(source))
 
