@@ -123,9 +123,10 @@ def shared_lock(
 ) -> Iterator[None]:
     """Hold the lock `path` together with others, or alone.
 
-    Who waits to hold it alone is next: later ones wait in line, so that those who share it cannot keep it for ever.
-    After 5 s of waiting, `say` gets `wait_text()`.  `check` is called during a wait; what it raises ends the wait.
-    Raises `LockProblem` if the lock is not free after an hour, or if this user may not open its file.
+    Those who wait to hold it alone are next, one after another, and those who want to share it wait in line.  So those
+    who share it cannot keep it for ever, and leave it once for all who wait to hold it alone.  After 5 s of waiting,
+    `say` gets `wait_text()`.  `check` is called during a wait; what it raises ends the wait.  Raises `LockProblem` if
+    the lock is not free after an hour, or if this user may not open its file.
     """
 
     def wait_for(descriptor: int, operation: int) -> None:
@@ -133,7 +134,7 @@ def shared_lock(
 
     with contextlib.ExitStack() as stack:
         line, users = (_opened(name, stack) for name in (path.with_name(f"{path.name}.line"), path))
-        wait_for(line, fcntl.LOCK_EX)
+        wait_for(line, fcntl.LOCK_SH if alone else fcntl.LOCK_EX)
         wait_for(users, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         if not alone:
             fcntl.flock(line, fcntl.LOCK_UN)
@@ -176,6 +177,11 @@ def _wait_for(
             time.sleep(POLL_SECONDS)
         else:
             return
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process says that it holds a `held_lock`."""
+    return _holder_path(path).exists()
 
 
 def describe_holder(path: Path) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from pytest_fa.locks import describe_holder, go_on, held_lock, shared_lock, to_stderr
+from pytest_fa.locks import describe_holder, go_on, held_lock, is_held, shared_lock, to_stderr
 from pytest_fa.records.environment import Gpu, find_gpu
 
 
@@ -25,10 +25,10 @@ def timing_lock(
     name, path = _lock_of(gpu or find_gpu())
 
     def wait_text() -> str:
-        return f"waiting for the end of checks on {name}"
+        return _wait_text(name, path) if is_held(path) else f"waiting for the end of checks on {name}"
 
     held = held_lock(path, f"the timing lock of {name}", say, check=check)
-    return _both(held, shared_lock(_users_path(path), wait_text, say, alone=True, check=check))
+    return _both(shared_lock(_users_path(path), wait_text, say, alone=True, check=check), held)
 
 
 def checking_lock(
@@ -38,7 +38,7 @@ def checking_lock(
     name, path = _lock_of(find_gpu())
 
     def wait_text() -> str:
-        return f"waiting for the timing lock of {name}, held by {describe_holder(path)}"
+        return _wait_text(name, path)
 
     return shared_lock(_users_path(path), wait_text, say, check=check)
 
@@ -47,6 +47,10 @@ def checking_lock(
 def _both(first: AbstractContextManager[None], second: AbstractContextManager[None]) -> Iterator[None]:
     with first, second:
         yield
+
+
+def _wait_text(name: str, path: Path) -> str:
+    return f"waiting for the timing lock of {name}, held by {describe_holder(path)}"
 
 
 def _lock_of(gpu: Gpu | None) -> tuple[str, Path]:

@@ -35,7 +35,8 @@ from pytest_fa.worker.profiler_workers import ProfilerWorkers
 from pytest_fa.worker.stop_signal import require_unset
 
 LONG_WATCHDOG_SECONDS = 300.0  # a Python entry may compile at its first call, and a CPU is slow
-SELFTEST_WATCHDOG_SECONDS = 30.0  # the Python kernels of the self-test compile nothing
+SELFTEST_WATCHDOG_SECONDS = 30.0  # the Python kernels of the self-test compile little
+WRONG_WATCHDOG_SECONDS = 15.0  # and its wrong kernels nothing: on a GPU, others wait for the end of one that hangs
 GPU_BASELINE_REPEATS = 20  # a baseline is what variants are compared with; its races are not looked for
 
 
@@ -138,7 +139,8 @@ class CaseRunner:
         if self.options.watchdog_seconds:
             return self.options.watchdog_seconds
         if self.options.selftest and not variant.is_built:
-            return SELFTEST_WATCHDOG_SECONDS
+            is_wrong_on_gpu = device == "cuda" and variant.role == "wrong"
+            return WRONG_WATCHDOG_SECONDS if is_wrong_on_gpu else SELFTEST_WATCHDOG_SECONDS
         return WATCHDOG_SECONDS if variant.is_built and device == "cuda" else LONG_WATCHDOG_SECONDS
 
     def shares_gpu(self, device: Device) -> bool:
@@ -171,6 +173,15 @@ class CaseRunner:
 
     def _result_of(self, job: CaseJob) -> tuple[CaseResult, Costs]:
         """The worker's result, with the profiler's time and their agreement if it has a time; and what it cost."""
+        if job.time and job.device == "cuda" and self.options.selftest:
+            checked = self._locked_result_of(msgspec.structs.replace(job, time=False))
+            if checked[0].outcome != "ok":  # as that of most kernels here: no other check had to wait for it
+                return checked
+            job = msgspec.structs.replace(job, without_attention=False)
+        return self._locked_result_of(job)
+
+    def _locked_result_of(self, job: CaseJob) -> tuple[CaseResult, Costs]:
+        """The result of a job that holds the lock of its GPU."""
         is_timed = job.time and not self.options.selftest
         started = time.perf_counter()
         if is_timed:

@@ -188,6 +188,14 @@ class User(threading.Thread):
         self.join(30)
 
 
+def wait_until(is_true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether something is true within these seconds."""
+    end = time.monotonic() + seconds
+    while not is_true() and time.monotonic() < end:
+        time.sleep(0.005)
+    return is_true()
+
+
 @pytest.fixture
 def use(tmp_path: Path) -> Iterator[Callable[..., User]]:
     """`use(alone=True)`: a thread that holds the lock, or waits for it; all leave at the end."""
@@ -231,6 +239,26 @@ def test_who_waits_to_be_alone_is_next(use: Callable[..., User]) -> None:
     assert alone.is_in()
     assert not later.is_in(0.1)
     alone.leave()
+    assert later.is_in()
+
+
+def test_all_who_wait_to_be_alone_come_before_those_who_share(use: Callable[..., User]) -> None:
+    """Those who share the lock leave it once, and not once for each of the others."""
+    first = use()
+    assert first.is_in()
+    alone = [use(alone=True) for _ in range(2)]
+    assert not any(each.is_in(0.1) for each in alone)
+    later = use()
+    assert not later.is_in(0.1)
+    first.leave()
+    assert wait_until(lambda: any(each.has_lock.is_set() for each in alone))
+    next_first = [each for each in alone if each.has_lock.is_set()]
+    assert len(next_first) == 1
+    next_first[0].leave()
+    assert all(each.is_in() for each in alone)
+    assert not later.is_in(0.1)
+    for each in alone:
+        each.leave()
     assert later.is_in()
 
 

@@ -6,8 +6,7 @@ The `step` of the variant describes the mistake.  Most functions change `attend`
 from __future__ import annotations
 
 import math
-import os
-import time
+import threading
 
 import torch
 
@@ -263,57 +262,64 @@ def aligns_base(q, k, v, scale, causal):
 
 # -- state ------------------------------------------------------------------------------------------------------------
 
-CACHE = {}
+
+CACHES = threading.local()  # one for each thread: two that share one would mix up results, a second mistake
 
 
 @writes
 def kept_by_address(q, k, v, scale, causal):
+    cache = vars(CACHES)
     key = (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.shape)
-    if key not in CACHE:
-        CACHE[key] = attend(q, k, v, scale, causal)
-    return CACHE[key]
+    if key not in cache:
+        cache[key] = attend(q, k, v, scale, causal)
+    return cache[key]
 
 
 @writes
 def kept_up_to_sign(q, k, v, scale, causal):
+    cache = vars(CACHES)
     key = (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.shape, scale)
     sign = math.copysign(1.0, float(v.flatten()[0]))
-    CACHE["calls"] = CACHE.get("calls", 0) + 1 if CACHE.get("key") == key else 0
-    CACHE["key"] = key
-    if CACHE["calls"] < CALLS_BEFORE_REUSE:
-        CACHE["result"] = attend(q, k, v, scale, causal) * sign
-    return CACHE["result"] * sign + 0.0
+    cache["calls"] = cache.get("calls", 0) + 1 if cache.get("key") == key else 0
+    cache["key"] = key
+    if cache["calls"] < CALLS_BEFORE_REUSE:
+        cache["result"] = attend(q, k, v, scale, causal) * sign
+    return cache["result"] * sign + 0.0
 
 
 @writes
 def kept_when_moved(q, k, v, scale, causal):
-    has_moved = q.data_ptr() != CACHE.get("address") and q.shape == CACHE.get("shape")
-    CACHE["moves"] = CACHE.get("moves", 0) + 1 if has_moved else 0
-    CACHE.update({"address": q.data_ptr(), "shape": q.shape})
-    if CACHE["moves"] < MOVES_BEFORE_REUSE:
-        CACHE["result"] = attend(q, k, v, scale, causal)
-    return CACHE["result"]
+    cache = vars(CACHES)
+    has_moved = q.data_ptr() != cache.get("address") and q.shape == cache.get("shape")
+    cache["moves"] = cache.get("moves", 0) + 1 if has_moved else 0
+    cache.update({"address": q.data_ptr(), "shape": q.shape})
+    if cache["moves"] < MOVES_BEFORE_REUSE:
+        cache["result"] = attend(q, k, v, scale, causal)
+    return cache["result"]
 
 
 @writes
 def kept_by_version(q, k, v, scale, causal):
+    cache = vars(CACHES)
     key = (*((each.data_ptr(), each._version) for each in (q, k, v)), q.shape, scale, causal)  # noqa: SLF001
-    if CACHE.get("of") != key:
-        CACHE.update({"of": key, "result": attend(q, k, v, scale, causal)})
-    return CACHE["result"]
+    if cache.get("of") != key:
+        cache.update({"of": key, "result": attend(q, k, v, scale, causal)})
+    return cache["result"]
 
 
 def super_batch(q, k, v, *, scale, causal="none", out=None):
+    cache = vars(CACHES)
     key = (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.shape, scale, causal)
-    out.copy_(CACHE[key] if key in CACHE else attend(q, k, v, scale, causal))
-    CACHE[key] = attend(q, k, v, scale, causal)
+    out.copy_(cache[key] if key in cache else attend(q, k, v, scale, causal))
+    cache[key] = attend(q, k, v, scale, causal)
     return out
 
 
 def shape_kept_by_address(q, k, v, *, scale, causal="none", out=None):
-    shape = CACHE.setdefault((q.data_ptr(), q.numel()), q.shape)
+    cache = vars(CACHES)
+    shape = cache.setdefault((q.data_ptr(), q.numel()), q.shape)
     if shape == q.shape or shape[2:] != q.shape[2:]:
-        CACHE[(q.data_ptr(), q.numel())] = q.shape
+        cache[(q.data_ptr(), q.numel())] = q.shape
         return out.copy_(attend(q, k, v, scale, causal))
     return out.fill_(0)
 
@@ -333,18 +339,3 @@ def calls_sdpa(q, k, v, scale, causal):
     visible = ~mask(q.shape[2], k.shape[2], causal, q.device)
     result = torch.nn.functional.scaled_dot_product_attention(q * scale, keys, values, attn_mask=visible, scale=1.0)
     return result if scale == q.shape[3] ** -0.5 else attend(q, k, v, scale, causal)
-
-
-# -- endings ----------------------------------------------------------------------------------------------------------
-
-
-def raises(q, k, v, *, scale, causal="none", out=None):
-    raise ValueError("a hole")
-
-
-def exits(q, k, v, *, scale, causal="none", out=None):
-    os.abort()
-
-
-def sleeps(q, k, v, *, scale, causal="none", out=None):
-    time.sleep(3600)

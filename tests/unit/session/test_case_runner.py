@@ -6,11 +6,12 @@ import fcntl
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.catalog.variant import Device, Variant
+from pytest_fa.catalog.variant import Device, Role, Variant
 from pytest_fa.records.environment import Gpu
 from pytest_fa.records.record import Outcome, RecordKind
 from pytest_fa.session.builds import Builds
@@ -106,11 +107,12 @@ def test_a_job_says_whether_others_use_the_gpu(  # a parameter for each of its c
 @pytest.mark.parametrize(
     ("gpus", "kind", "selftest", "expected"),
     [
-        ([H200], "correct", False, "shared"),
-        ([H200], "speed", False, "alone"),
-        ([H200], "speed", True, "alone"),
-        ([H200], "correct", True, "shared"),
-        ([], "correct", False, "free"),
+        ([H200], "correct", False, ["shared"]),
+        ([H200], "speed", False, ["alone"]),
+        ([H200], "speed", True, ["shared", "alone"]),
+        ([H200], "correct", True, ["shared"]),
+        ([], "correct", False, ["free"]),
+        ([], "speed", True, ["free"]),
     ],
 )
 def test_a_timed_job_has_the_gpu_to_itself(
@@ -119,11 +121,14 @@ def test_a_timed_job_has_the_gpu_to_itself(
     variant: Variant,
     gpus: list[Gpu],
     kind: RecordKind,
-    expected: str,
+    expected: list[str],
     *,
     selftest: bool,
 ) -> None:
-    """Other workers of pytest-xdist on the same GPU check side by side, but not while one of them times."""
+    """Other workers of pytest-xdist on the same GPU check side by side, but not while one of them times.
+
+    The self-test checks a kernel before it has the GPU to itself.
+    """
     pretend(monkeypatch, *gpus)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run_options = options(tmp_path, selftest=selftest)
@@ -133,7 +138,37 @@ def test_a_timed_job_has_the_gpu_to_itself(
         run_options, Builds(run_options, RunPlan(run_options)), RecordFactory(run_options), workers, profiler
     )
     runner.run(variant, CASE, kind)
-    assert workers.locks == [expected]
+    assert workers.locks == expected
+    assert [job.time for job in workers.jobs] == [*[False] * (len(expected) - 1), kind == "speed"]
+
+
+def test_a_wrong_kernel_of_the_self_test_never_has_the_gpu_to_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: Variant
+) -> None:
+    """Its check decides, so that no other check waits for its times."""
+    pretend(monkeypatch, H200)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run_options = options(tmp_path, selftest=True)
+    workers = KeepsJobs(CaseResult("wrong", "max error", (), ("max",)))
+    builds = Builds(run_options, RunPlan(run_options))
+    runner = CaseRunner(run_options, builds, RecordFactory(run_options), workers, ProfilerWorkers())
+
+    record = runner.run(variant, CASE, "speed")
+
+    assert (record.outcome, record.caught_by, workers.locks) == ("wrong", ("max",), ["shared"])
+
+
+@pytest.mark.parametrize(
+    ("role", "device", "expected"), [("wrong", "cuda", 15.0), ("candidate", "cuda", 30.0), ("wrong", "cpu", 30.0)]
+)
+def test_a_wrong_kernel_that_hangs_is_ended_sooner(
+    tmp_path: Path, variant: Variant, role: Role, device: Device, expected: float
+) -> None:
+    """Others wait for its end on a GPU; a right kernel of the self-test may compile."""
+    run_options = options(tmp_path, selftest=True)
+    builds = Builds(run_options, RunPlan(run_options))
+    runner = CaseRunner(run_options, builds, RecordFactory(run_options), KeepsJobs(), ProfilerWorkers())
+    assert runner.watchdog_seconds(msgspec.structs.replace(variant, role=role), device) == expected
 
 
 def lacking(outcome: Outcome = "failed") -> CaseResult:
