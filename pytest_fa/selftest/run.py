@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_fa.catalog.exploits import EXPLOITS, SHARE_OF_TWIN, Verdict, exploit_case, exploit_problem
+from pytest_fa.catalog.exploits import EXPLOITS, SHARE_OF_TWIN, Exploit, Verdict, exploit_case, exploit_problem
 from pytest_fa.catalog.faults import FAULTS, cases, detection_problem
 from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.catalog.variant import Variant
@@ -53,7 +53,7 @@ def _runs(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Iterator[R
     for case in supported:
         yield runner.run(variant, case, "correct")
     if supported and variant.is_judged:
-        yield runner.run(variant, supported[0], "speed")
+        yield runner.run(variant, supported[0], "speed", is_checked_first=True)
     for name in PROPERTIES:
         try:
             yield runner.check_property(variant, name)
@@ -82,13 +82,14 @@ def _run_exploit(run_plan: RunPlan, runner: CaseRunner, variant: Variant) -> Rec
         raise Refused(f"only timed calls show {variant.name}, and --benchmark-disable switches timing off")
     least_us = (exploit.least_us, exploit.least_us)
     if exploit.twin:
-        times_us = _times_us(runner.run(run_plan.catalog.variants[exploit.twin], exploit_case(), "speed"))
+        twin = run_plan.catalog.variants[exploit.twin]
+        times_us = _times_us(runner.run(twin, exploit_case(), "speed", is_checked_first=True))
         if times_us is None:
             return _record(runner, variant, f"{exploit.twin}, whose time it is compared with, has no time", ())
         least_us = (SHARE_OF_TWIN * times_us[0], SHARE_OF_TWIN * times_us[1])
     runner.end_workers()  # what an exploit changes in its process must not affect others
     try:
-        verdict = _tried(_exploit_runs(runner, variant, exploit.property_name), least_us)
+        verdict = _tried(_exploit_runs(runner, variant, exploit), least_us)
     finally:
         runner.end_workers()
     return _record(runner, variant, exploit_problem(variant.name, verdict), verdict.caught_by)
@@ -113,11 +114,14 @@ def _gain(times_us: tuple[float, float] | None, least_us: tuple[float, float]) -
     return "; ".join(f"{name} is {us:.1f}, must be at least {least:.1f}" for name, us, least in times if us < least)
 
 
-def _exploit_runs(runner: CaseRunner, variant: Variant, property_name: str | None) -> Iterator[Record]:
-    """The record of the property that must catch it, and of one case that is judged and timed."""
-    if property_name:
-        yield runner.check_property(variant, property_name)
-    yield runner.run(variant, exploit_case(), "speed")
+def _exploit_runs(runner: CaseRunner, variant: Variant, exploit: Exploit) -> Iterator[Record]:
+    """The record of the property that must catch it, and of one case that is judged and timed.
+
+    An exploit that only timed calls show is judged and timed in one job: a check before might show it in another way.
+    """
+    if exploit.property_name:
+        yield runner.check_property(variant, exploit.property_name)
+    yield runner.run(variant, exploit_case(), "speed", is_checked_first=not exploit.needs_timing)
 
 
 def _verdict(record: Record) -> Verdict:

@@ -68,9 +68,19 @@ class CaseRunner:
         self.baseline_rows: dict[tuple[str, tuple[str, ...]], tuple[float, tuple[Record, ...]]] = {}
         self.gates: list[Gate] = []
 
-    def run(self, variant: Variant, case: Case, kind: RecordKind, property_name: str | None = None) -> Record:
+    def run(
+        self,
+        variant: Variant,
+        case: Case,
+        kind: RecordKind,
+        property_name: str | None = None,
+        *,
+        is_checked_first: bool = False,
+    ) -> Record:
         """Run one job in a worker and return the record of `test_correct`, `test_property` or `test_speed`.
 
+        With `is_checked_first`, a variant that is to be timed on a GPU is checked beside other checks before.  It has
+        the GPU to itself only if it is right.
         Raises `Refused` if the variant does not support the case, `CannotRun` if this machine cannot run the variant.
         """
         if reason := variant.refuses(case):
@@ -97,7 +107,7 @@ class CaseRunner:
             is_further_seed=self._is_further_seed(variant, case, kind),
             shares_gpu=self.shares_gpu(device) and not self.options.selftest,  # exploits of clocks must be blamed
         )
-        result, costs = self._result_of(job)
+        result, costs = self._checked_first(job) if is_checked_first else self._result_of(job)
         self._raise_refusal(job, result)
         record = self.records.make(kind, variant, case, result, (build,) if build else (), property_name, costs)
         if variant.omits and variant.parent:
@@ -173,15 +183,6 @@ class CaseRunner:
 
     def _result_of(self, job: CaseJob) -> tuple[CaseResult, Costs]:
         """The worker's result, with the profiler's time and their agreement if it has a time; and what it cost."""
-        if job.time and job.device == "cuda" and self.options.selftest:
-            checked = self._locked_result_of(msgspec.structs.replace(job, time=False))
-            if checked[0].outcome != "ok":  # as that of most kernels here: no other check had to wait for it
-                return checked
-            job = msgspec.structs.replace(job, without_attention=False)
-        return self._locked_result_of(job)
-
-    def _locked_result_of(self, job: CaseJob) -> tuple[CaseResult, Costs]:
-        """The result of a job that holds the lock of its GPU."""
         is_timed = job.time and not self.options.selftest
         started = time.perf_counter()
         if is_timed:
@@ -205,6 +206,14 @@ class CaseRunner:
             if result.speed:
                 self.device_us[(job.case.shape_id, job.variant.name)] = result.speed.device.median_us
         return result, costs
+
+    def _checked_first(self, job: CaseJob) -> tuple[CaseResult, Costs]:
+        """The result of a job; if it is timed on a GPU, only after its check has passed beside other checks."""
+        if job.device == "cpu" or not job.time:
+            return self._result_of(job)
+        checked = self._result_of(msgspec.structs.replace(job, time=False))
+        is_right = checked[0].outcome == "ok"
+        return self._result_of(msgspec.structs.replace(job, without_attention=False)) if is_right else checked
 
     def _others_may_use_memory(self, device: Device) -> bool:
         """Whether other workers of pytest-xdist, or processes that this run did not start, may use the GPU's memory."""

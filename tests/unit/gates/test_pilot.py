@@ -37,7 +37,7 @@ class TimedRunner(CaseRunner):
         self.doubted: set[str] = set()
         self.ran: list[str] = []
 
-    def run(self, variant: Variant, case: Case, *_: object) -> Record:
+    def run(self, variant: Variant, case: Case, *_: object, **__: object) -> Record:
         """The record of a timing."""
         self.ran.append(variant.name)
         us, is_valid = self.us[variant.name], variant.name not in self.doubted

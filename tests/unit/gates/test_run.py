@@ -60,7 +60,7 @@ class SimulatedRunner(CaseRunner):
         self.pilot_records, self.jobs = records, workers.jobs
         self.pilot_names: list[str] = []
 
-    def run(self, variant: Variant, *_: object) -> Record:
+    def run(self, variant: Variant, *_: object, **__: object) -> Record:
         """The prepared record; without one the variant cannot run."""
         self.pilot_names.append(variant.name)
         if variant.name not in self.pilot_records:

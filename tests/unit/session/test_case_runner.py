@@ -105,14 +105,15 @@ def test_a_job_says_whether_others_use_the_gpu(  # a parameter for each of its c
 
 
 @pytest.mark.parametrize(
-    ("gpus", "kind", "selftest", "expected"),
+    ("gpus", "kind", "selftest", "is_checked_first", "expected"),
     [
-        ([H200], "correct", False, ["shared"]),
-        ([H200], "speed", False, ["alone"]),
-        ([H200], "speed", True, ["shared", "alone"]),
-        ([H200], "correct", True, ["shared"]),
-        ([], "correct", False, ["free"]),
-        ([], "speed", True, ["free"]),
+        ([H200], "correct", False, False, ["shared"]),
+        ([H200], "speed", False, False, ["alone"]),
+        ([H200], "speed", True, False, ["alone"]),
+        ([H200], "speed", True, True, ["shared", "alone"]),
+        ([H200], "correct", True, True, ["shared"]),
+        ([], "correct", False, False, ["free"]),
+        ([], "speed", True, True, ["free"]),
     ],
 )
 def test_a_timed_job_has_the_gpu_to_itself(
@@ -124,10 +125,11 @@ def test_a_timed_job_has_the_gpu_to_itself(
     expected: list[str],
     *,
     selftest: bool,
+    is_checked_first: bool,
 ) -> None:
     """Other workers of pytest-xdist on the same GPU check side by side, but not while one of them times.
 
-    The self-test checks a kernel before it has the GPU to itself.
+    A variant may be checked before it has the GPU to itself.
     """
     pretend(monkeypatch, *gpus)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -137,12 +139,12 @@ def test_a_timed_job_has_the_gpu_to_itself(
     runner = CaseRunner(
         run_options, Builds(run_options, RunPlan(run_options)), RecordFactory(run_options), workers, profiler
     )
-    runner.run(variant, CASE, kind)
+    runner.run(variant, CASE, kind, is_checked_first=is_checked_first)
     assert workers.locks == expected
     assert [job.time for job in workers.jobs] == [*[False] * (len(expected) - 1), kind == "speed"]
 
 
-def test_a_wrong_kernel_of_the_self_test_never_has_the_gpu_to_itself(
+def test_a_wrong_variant_that_is_checked_first_never_has_the_gpu_to_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: Variant
 ) -> None:
     """Its check decides, so that no other check waits for its times."""
@@ -153,7 +155,7 @@ def test_a_wrong_kernel_of_the_self_test_never_has_the_gpu_to_itself(
     builds = Builds(run_options, RunPlan(run_options))
     runner = CaseRunner(run_options, builds, RecordFactory(run_options), workers, ProfilerWorkers())
 
-    record = runner.run(variant, CASE, "speed")
+    record = runner.run(variant, CASE, "speed", is_checked_first=True)
 
     assert (record.outcome, record.caught_by, workers.locks) == ("wrong", ("max",), ["shared"])
 
