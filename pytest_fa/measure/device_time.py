@@ -56,6 +56,14 @@ class DeviceTime(NamedTuple):
     written: list[Written]
 
 
+class NothingLaunched(FaError):
+    """Three times the calls take no longer.  `written` is what some of the calls wrote, which may tell why."""
+
+    def __init__(self, written: list[Written]) -> None:
+        super().__init__("a graph of three times the calls does not take longer, so the call launches nothing")
+        self.written = written
+
+
 def device_time(data: FreshData, is_slowed: Callable[[], bool] = lambda: False) -> DeviceTime:
     """Measure the period of a candidate's calls.  Samples during which `is_slowed` was true are dropped."""
     if data.candidate.device.type == "cpu":
@@ -115,7 +123,7 @@ def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
     method = f"slope between graphs of {calls} and {3 * calls} calls, each on its own data"
     result = sample_until_precise(method, sample_us, 4 * calls, is_slowed)
     if min(result.samples_us) <= 0:
-        raise FaError("a graph of three times the calls does not take longer, so the call launches nothing")
+        raise NothingLaunched(written)
     median_us, whole = statistics.median(outside_us), statistics.median(whole_us)
     outside = OutsideTime(median_us, precision(outside_us), whole, 3 * calls, None, None, short.shares_outputs)
     return DeviceTime(result, _with_proof(outside, data, written), written)

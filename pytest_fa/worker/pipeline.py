@@ -36,6 +36,7 @@ from pytest_fa.judge.subject import PropertySubject
 from pytest_fa.judge.truth import Truth
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.judge.warm_up import warm_up_of
+from pytest_fa.measure.device_time import NothingLaunched
 from pytest_fa.measure.fresh_data import Written, stacked
 from pytest_fa.measure.measure import measure, require_honest_clock
 from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Fingerprints, Repeats
@@ -288,7 +289,12 @@ def _check_property(job: CaseJob, name: str, candidate: Candidate, truths: Truth
 
 def _time_calls(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
     """Time the variant and judge what timed calls wrote.  Sets `findings.speed` only if all of it is right."""
-    speed, written = measure(launch.candidate, job.case, launch.original_inputs)
+    try:
+        speed, written = measure(launch.candidate, job.case, launch.original_inputs)
+    except NothingLaunched as problem:
+        if job.judge:
+            _judge_written(problem.written, job, findings)
+        raise
     stages.announce_work()
     if job.judge:
         _judge_written(written, job, findings)

@@ -14,11 +14,11 @@ from pytest_fa.candidate.agent import Agent
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.commands import Capture, Command, Done, Open, Prepare, ReplaySeries, Run
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.errors import FaError, WrongResult
+from pytest_fa.errors import WrongResult
 from pytest_fa.measure import device_time as device_time_module
 from pytest_fa.measure import fresh_data as fresh_data_module
 from pytest_fa.measure.call_time import call_time
-from pytest_fa.measure.device_time import _event_pairs, _graph_slope, device_time
+from pytest_fa.measure.device_time import NothingLaunched, _event_pairs, _graph_slope, device_time
 from pytest_fa.measure.fresh_data import FreshData
 from pytest_fa.measure.measure import measure
 from pytest_fa.run.inputs import is_poison, make_inputs
@@ -229,8 +229,9 @@ def test_the_slope_has_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_calls_that_take_no_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the longer graph takes no longer, the call launches nothing."""
-    with pytest.raises(FaError, match="the call launches nothing"):
+    with pytest.raises(NothingLaunched, match="the call launches nothing") as caught:
         _graph_slope(simulated(monkeypatch, Clocked(100.0, inside_us=0.0)), 100.0, lambda: False)
+    assert len(caught.value.written) >= 14  # a head of each graph and sample
 
 
 @pytest.mark.parametrize(("estimate_us", "calls"), [(20.0, 1000), (2_000.0, 10), (50_000.0, 1)])

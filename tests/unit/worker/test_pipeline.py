@@ -21,6 +21,8 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import DeviceLost, Tampering
 from pytest_fa.judge.truth_store import TruthStore
+from pytest_fa.measure.device_time import NothingLaunched
+from pytest_fa.measure.measure import measure
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.worker import jobs, pipeline
 from pytest_fa.worker.jobs import CaseJob, CaseResult, Progress
@@ -375,6 +377,26 @@ def test_timed_calls_are_judged(job_of: JobOf, source: str) -> None:
     assert result.speed is None
     assert result.check is not None
     assert not result.check.passed
+
+
+@pytest.mark.parametrize(
+    ("after", "outcome"), [("return out if CALLS < 3 else out.mul_(1.01)", "wrong"), ("", "failed")]
+)
+def test_calls_that_launch_nothing_are_judged(
+    job_of: JobOf, monkeypatch: pytest.MonkeyPatch, after: str, outcome: str
+) -> None:
+    """Wrong outputs say more than that the calls take no time."""
+
+    def takes_no_time(*arguments: Any) -> None:
+        _, written = measure(*arguments)
+        raise NothingLaunched(written)
+
+    monkeypatch.setattr(pipeline, "measure", takes_no_time)
+    result = run_case(job_of(right_but(after=after or "return out"), time=True))
+
+    assert (result.outcome, result.speed) == (outcome, None)
+    assert result.caught_by == (("timed outputs",) if outcome == "wrong" else ("exception",))
+    assert ("launches nothing" in result.message) == (outcome == "failed")
 
 
 @pytest.mark.parametrize(
