@@ -1,0 +1,205 @@
+"""Compare times on a GPU that should agree, and list those that do not.
+
+python -m tests.honest_times --seconds 240 [--only NAME,...] [--log FILE]
+
+- Data: each candidate at the target shape, once with fresh data in every call and once with eight sets of inputs that
+  take turns, as older versions had them.  Both are timed several times, in turn, in one process.
+- Clocks: each candidate and SDPA backend at three shapes, by the events of its own process and by the judge's clock.
+  Beside them stands the time of calls that each write an output of their own.
+
+The exit status is 1 if two times differ by more than the limit.  What the seconds do not suffice for is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+
+from pytest_fa.candidate.candidate import Candidate
+from pytest_fa.candidate.commands import Series
+from pytest_fa.catalog.case import Case, parse_case
+from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.variant import Device, Variant
+from pytest_fa.measure import fresh_data
+from pytest_fa.measure.device_time import device_time
+from pytest_fa.measure.fresh_data import RANGE_BYTES, FreshData
+from pytest_fa.measure.measure import l2_bytes
+from pytest_fa.measure.timing_lock import timing_lock
+from pytest_fa.options.options import default_cache
+from pytest_fa.records.built import Build
+from pytest_fa.records.environment import find_gpu
+from pytest_fa.run.device import open_device
+from pytest_fa.run.inputs import make_inputs
+from pytest_fa.worker.client import Workers
+from pytest_fa.worker.jobs import CaseJob
+from tests.honest_cases import KERNELS, WATCHDOG_SECONDS, builds_of
+
+TARGET = "b1h8s512d64-fp16-seed0"
+CLOCK_CASES = (TARGET, "b1h2s64d64-fp16-seed0", "b4h16s2048d64-fp16-seed0")
+SETS = 8  # of inputs that take turns
+ROUNDS = 3  # of each kind of data
+MOST_DATA_SHARE = 0.005
+MOST_CLOCK_SHARE = 0.02
+MOST_CLOCK_US = 0.1
+DATA_SHARE_OF_SECONDS = 0.4  # of the time limit
+
+
+class Pair(NamedTuple):
+    """Two times of one variant at one shape that should agree, in microseconds per call."""
+
+    kind: str  # data or clocks
+    variant: str
+    case: str
+    first_us: float  # with fresh data; by the events of the candidate's process
+    second_us: float  # with inputs that take turns; by the judge's clock
+    own_outputs_us: float | None = None
+
+    @property
+    def share(self) -> float:
+        """How much longer the first is, as a share of the second."""
+        return self.first_us / self.second_us - 1
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the difference is within the limit of its kind."""
+        if self.kind == "data":
+            return abs(self.share) <= MOST_DATA_SHARE
+        return abs(self.first_us - self.second_us) <= max(MOST_CLOCK_SHARE * self.first_us, MOST_CLOCK_US)
+
+
+class TakesTurns(FreshData):
+    """Data of timed calls as they were before: sets of inputs, each with memory of its own, that take turns."""
+
+    def series(self, count: int, outs: list[torch.Tensor] | None = None) -> Series:
+        """`count` calls, of which call i reads set i modulo `SETS`."""
+        fresh = super().series(count, outs)
+        q, k, v = (tensor.numel() for tensor in self._like[:3])
+        shifts = tuple((place * q, place * k, place * v) for place in (index % SETS for index in range(count)))
+        return Series(fresh.first, fresh.outs, shifts, tuple(index % len(fresh.outs) for index in range(count)))
+
+
+def _buffer_of_sets(tensor: torch.Tensor) -> torch.Tensor:
+    """A private buffer for all sets; fresh data use the beginning of it."""
+    length = SETS * tensor.numel() + RANGE_BYTES // tensor.element_size()
+    return torch.zeros(length, dtype=tensor.dtype, device=tensor.device)
+
+
+def data_pairs(
+    variants: list[Variant], builds: dict[str, Build], case: Case, device: Device, seconds: float
+) -> Iterator[Pair]:
+    """The times of each variant with both kinds of data."""
+    place, deadline = open_device(device), time.monotonic() + seconds
+    for variant in variants:
+        if time.monotonic() > deadline or variant.refuses(case):
+            continue
+        candidate = Candidate.in_this_process()
+        candidate.open(variant, _library(variant, builds), device, case.computes)
+        inputs = make_inputs(case, place)
+        times: dict[type[FreshData], list[float]] = {FreshData: [], TakesTurns: []}
+        with patch.object(fresh_data, "_slack_buffer", _buffer_of_sets):
+            for number in range(ROUNDS):
+                for kind in (FreshData, TakesTurns)[:: -1 if number % 2 else 1]:
+                    timing, _, _ = device_time(kind(candidate, case, inputs, l2_bytes(place)))
+                    times[kind].append(timing.median_us)
+                    candidate.forget_series()
+        candidate.end_job()
+        yield Pair("data", variant.name, case.id, *(statistics.median(samples) for samples in times.values()))
+
+
+def clock_pairs(variants: list[Variant], builds: dict[str, Build], seconds: float) -> Iterator[Pair]:
+    """The times of each variant at each shape by both clocks, with judge and candidate in processes of their own."""
+    deadline = time.monotonic() + seconds
+    with Workers() as workers:
+        workers.start()
+        for variant, case in itertools.product(variants, map(parse_case, CLOCK_CASES)):
+            if time.monotonic() > deadline or variant.refuses(case):
+                continue
+            result = workers.run(_timed_job(variant, builds, case))
+            if result.speed and (outside := result.speed.outside):
+                times_us = result.speed.device.median_us, outside.median_us
+                yield Pair("clocks", variant.name, case.id, *times_us, outside.proof_us)
+            elif result.outcome not in ("ok", "unsupported"):
+                sys.stderr.write(f"{variant.name} at {case.id}: {result.outcome}: {result.message}\n")
+
+
+def _timed_job(variant: Variant, builds: dict[str, Build], case: Case) -> CaseJob:
+    return CaseJob(
+        variant=variant,
+        case=case,
+        library=_library(variant, builds),
+        device="cuda",
+        policy=variant.tolerance,
+        judge=variant.is_judged,
+        time=True,
+        repeats=0,
+        watchdog_seconds=WATCHDOG_SECONDS,
+        file_hashes=builds[variant.name].files if variant.name in builds else {},
+    )
+
+
+def _library(variant: Variant, builds: dict[str, Build]) -> str | None:
+    return str(default_cache() / builds[variant.name].library) if variant.name in builds else None
+
+
+def table(pairs: list[Pair]) -> str:
+    """A row for each pair, and how many of each kind agree."""
+    rows = [
+        f"{pair.kind:6} {pair.variant:22} {pair.case:28} {pair.first_us:9.2f} {pair.second_us:9.2f} "
+        f"{100 * pair.share:+6.2f} % {_own_outputs(pair):>8}{'' if pair.agrees else '  DIFFERS'}"
+        for pair in pairs
+    ]
+    ends = []
+    for kind in dict.fromkeys(pair.kind for pair in pairs):
+        of_kind = [pair for pair in pairs if pair.kind == kind]
+        ends.append(f"{kind}: {sum(pair.agrees for pair in of_kind)} of {len(of_kind)} agree")
+    head = f"{'kind':6} {'variant':22} {'case':28} {'first us':>9} {'second us':>9} {'differ':>8} {'outputs':>8}"
+    return "\n".join([head, *rows, *ends])
+
+
+def _own_outputs(pair: Pair) -> str:
+    """How much longer calls take that write an output of their own."""
+    return f"{100 * (pair.own_outputs_us / pair.second_us - 1):+.1f} %" if pair.own_outputs_us else "-"
+
+
+def main() -> int:
+    """Measure, print the table, and return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--log", type=Path)
+    given = parser.parse_args()
+    gpu = find_gpu()
+    if gpu is None:
+        sys.stderr.write("these times are compared on a GPU, and this machine has none\n")
+        return 2
+    only = tuple(filter(None, given.only.split(",")))
+    known = discover((KERNELS,)).variants.values()
+    variants = [each for each in known if each.computes == "attention" and (not only or each.name in only)]
+    candidates = [each for each in variants if each.role == "candidate" and "cuda" in each.supports.device]
+    baselines = [each for each in variants if each.role == "baseline" and each.name.startswith("sdpa_")]
+    builds = builds_of(candidates, default_cache())
+    candidates = [each for each in candidates if not each.is_built or each.name in builds]
+    data_seconds = DATA_SHARE_OF_SECONDS * given.seconds
+    with timing_lock():
+        pairs = [
+            *data_pairs(candidates, builds, parse_case(TARGET), "cuda", data_seconds),
+            *clock_pairs([*baselines, *candidates], builds, given.seconds - data_seconds),
+        ]
+    text = f"{gpu.name}\n{table(pairs)}\n"
+    sys.stdout.write(text)
+    if given.log:
+        given.log.write_text(text, encoding="utf-8")
+    return 0 if all(pair.agrees for pair in pairs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""`python -m tests.honest_times`: which times agree, and the inputs that take turns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_fa.candidate.commands import Series
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.catalog.discover import discover
+from tests import honest_times
+from tests.honest_cases import KERNELS
+from tests.honest_times import SETS, Pair, TakesTurns, data_pairs, table
+
+CASE = parse_case("b1h2s64d64-fp16-seed0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "first_us", "second_us", "agrees"),
+    [
+        ("data", 100.4, 100.0, True),
+        ("data", 100.6, 100.0, False),
+        ("data", 99.4, 100.0, False),
+        ("clocks", 100.0, 101.9, True),
+        ("clocks", 100.0, 102.1, False),
+        ("clocks", 2.0, 2.09, True),
+        ("clocks", 2.0, 2.11, False),
+    ],
+)
+def test_limits(kind: str, first_us: float, second_us: float, *, agrees: bool) -> None:
+    """Data may make a difference of 0.5 %, clocks one of 2 % or 0.1 us."""
+    assert Pair(kind, "ws_p2", CASE.id, first_us, second_us).agrees == agrees
+
+
+def test_the_table_counts_what_agrees() -> None:
+    """A row that differs is marked, and each kind has a line at the end."""
+    rows = [Pair("data", "ws_p2", CASE.id, 101.0, 100.0), Pair("clocks", "ws_p2", CASE.id, 100.0, 100.0, 104.0)]
+    _, data, clocks, *ends = table(rows).splitlines()
+    assert data.endswith("+1.00 %        -  DIFFERS")
+    assert clocks.endswith("+0.00 %   +4.0 %")
+    assert ends == ["data: 0 of 1 agree", "clocks: 1 of 1 agree"]
+
+
+def test_sets_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call i reads set i modulo 8; the sets do not overlap, and both kinds of data are timed."""
+    kept: list[Series] = []
+
+    class Keeps(TakesTurns):
+        """Keeps the series that it makes."""
+
+        def series(self, count: int, outs: list[torch.Tensor] | None = None) -> Series:
+            """A series, which is kept."""
+            kept.append(super().series(count, outs))
+            return kept[-1]
+
+    monkeypatch.setattr(honest_times, "ROUNDS", 1)
+    monkeypatch.setattr(honest_times, "TakesTurns", Keeps)
+    reference = discover((KERNELS,)).variants["reference"]
+
+    (pair,) = data_pairs([reference], {}, CASE, "cpu", 60.0)
+
+    assert (pair.kind, pair.variant, pair.first_us > 0, pair.second_us > 0) == ("data", "reference", True, True)
+    longest = max((series.shifts for series in kept), key=len)
+    elements = 2 * 64 * 64
+    assert longest == tuple((index % SETS * elements,) * 3 for index in range(len(longest)))
