@@ -114,8 +114,7 @@ def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: F
     if isinstance(problem, WrongResult) and context_alive:
         findings.caught_by = problem.caught_by
         if findings.check and findings.truth and findings.inputs and not isinstance(problem, Tampering):
-            # The diagnosis runs other kernels, which may crash this process.  If they do, the result that is sent here
-            # is the result of the job.
+            # The diagnosis runs other kernels, which may crash this process: then this is the result of the job.
             result = findings.result(outcome, explanation, stages, context_lost=True)
             stages.announce_work(result_if_crashed=result)
             findings.diagnosis = _diagnose(job, findings, findings.inputs)
@@ -246,10 +245,7 @@ def _repeat_call(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages
 
 
 def _check_delegation(job: CaseJob, launch: CheckedLaunch) -> None:
-    """Require that the variant does not call torch's own attention.
-
-    A `cuda` entry contains no torch code, and a baseline may be SDPA itself: both are exempt.
-    """
+    """Require that the variant does not call torch's own attention; a `cuda` entry cannot, and a baseline may."""
     if job.variant.entry.kind != "cuda" and job.variant.role != "baseline":
         require_no_delegation(launch.operators())
 
