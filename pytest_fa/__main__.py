@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
     noise = commands.add_parser("noise", help="measure the spread of times between processes, and save it there too")
     noise.add_argument("--profiles", type=Path, default=Path("profiles"))
-    noise.add_argument("--processes", type=int, default=24, help="12 or more, 5 to 10 s each")
+    noise.add_argument("--processes", type=int, default=24, help="12 or more, about 10 s each")
     noise.set_defaults(run=_noise)
 
     _add_serve(commands.add_parser("serve", help="keep torch imported for the next runs, until idle or --stop"))

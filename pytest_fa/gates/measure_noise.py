@@ -39,7 +39,7 @@ class CannotMeasure(FaError):
 
 
 def measure_noise(root: Path, processes: int, say: Callable[[str], object]) -> Noise:
-    """Run `processes` fresh processes, 5 to 10 s each.  Raises `CannotMeasure`."""
+    """Run `processes` fresh processes, about 10 s each.  Raises `CannotMeasure`."""
     if find_gpu() is None:
         raise CannotMeasure("this machine has no GPU; noise is measured on a GPU")
     if processes < LEAST_PROCESSES:
