@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import re
 import shlex
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_fa.errors import LockProblem
 from pytest_fa.regular_file import open_regular
@@ -30,7 +31,14 @@ NOTICE_SECONDS = 5.0  # a wait that is longer is explained
 MOST_SECONDS = 3600.0
 CHECK_SECONDS = 0.2
 POLL_SECONDS = 0.005
+PATIENCE_SECONDS = 10.0  # within which those who want a lock alone go before one that wants to share it
 MOST_HOLDER_BYTES = 4096
+
+
+class _Holder(NamedTuple):
+    pid: int
+    command: str
+    since: datetime
 
 
 def to_stderr(text: str) -> None:
@@ -123,19 +131,23 @@ def shared_lock(
 ) -> Iterator[None]:
     """Hold the lock `path` together with others, or alone.
 
-    Those who wait to hold it alone are next, one after another, and those who want to share it wait in line.  So those
-    who share it cannot keep it for ever, and leave it once for all who wait to hold it alone.  After 5 s of waiting,
-    `say` gets `wait_text()`.  `check` is called during a wait; what it raises ends the wait.  Raises `LockProblem` if
-    the lock is not free after an hour, or if this user may not open its file.
+    Processes that wait to hold the lock alone get it one after another.  Processes that want to share it wait until no
+    process waits to hold it alone, but after `PATIENCE_SECONDS` they are next.  After 5 s of waiting, `say` gets
+    `wait_text()`.  `check` is called during a wait; what it raises ends the wait.  Raises `LockProblem` if the lock is
+    not free after an hour, or if this user may not open its file.
     """
-
-    def wait_for(descriptor: int, operation: int) -> None:
-        _wait_for(descriptor, operation, wait_text, say, check)
-
+    wait = _Wait(wait_text, say, check)
     with contextlib.ExitStack() as stack:
-        line, users = (_opened(name, stack) for name in (path.with_name(f"{path.name}.line"), path))
-        wait_for(line, fcntl.LOCK_SH if alone else fcntl.LOCK_EX)
-        wait_for(users, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        names = (path.with_name(f"{path.name}.impatient"), path.with_name(f"{path.name}.line"), path)
+        impatient, line, users = (_opened(name, stack) for name in names)
+        if alone:
+            wait.until_free(impatient, fcntl.LOCK_SH)
+            wait.until_free(line, fcntl.LOCK_SH)
+        elif not wait.until_free(line, fcntl.LOCK_EX, PATIENCE_SECONDS):
+            wait.until_free(impatient, fcntl.LOCK_EX)  # from here on, no other process joins those who hold the line
+            wait.until_free(line, fcntl.LOCK_EX)
+        fcntl.flock(impatient, fcntl.LOCK_UN)
+        wait.until_free(users, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         if not alone:
             fcntl.flock(line, fcntl.LOCK_UN)
         yield
@@ -155,46 +167,65 @@ def _opened(path: Path, stack: contextlib.ExitStack) -> int:
     return descriptor
 
 
-def _wait_for(
-    descriptor: int,
-    operation: int,
-    wait_text: Callable[[], str],
-    say: Callable[[str], object],
-    check: Callable[[], object],
-) -> None:
-    start, is_said = time.monotonic(), False
-    while True:
-        try:
-            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-        except BlockingIOError:
-            check()
-            waited_seconds = time.monotonic() - start
-            if waited_seconds > NOTICE_SECONDS and not is_said:
-                say(wait_text())
-                is_said = True
-            if waited_seconds > MOST_SECONDS:
-                raise LockProblem(f"still {wait_text()}, after {MOST_SECONDS:.0f} s; end what holds it") from None
-            time.sleep(POLL_SECONDS)
-        else:
-            return
+class _Wait:
+    """One wait for several locks, of which one line is said, and which ends after an hour."""
+
+    def __init__(self, wait_text: Callable[[], str], say: Callable[[str], object], check: Callable[[], object]) -> None:
+        self._wait_text, self._say, self._check = wait_text, say, check
+        self._start, self._is_said = time.monotonic(), False
+
+    def until_free(self, descriptor: int, operation: int, seconds: float = math.inf) -> bool:
+        """Take a lock; return False if it is not free within these seconds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._go_on()
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(POLL_SECONDS)
+            else:
+                return True
+
+    def _go_on(self) -> None:
+        """Say the line when it is time, and raise `LockProblem` when the wait is too long."""
+        self._check()
+        waited_seconds = time.monotonic() - self._start
+        if waited_seconds > NOTICE_SECONDS and not self._is_said:
+            self._say(self._wait_text())
+            self._is_said = True
+        if waited_seconds > MOST_SECONDS:
+            text = f"still {self._wait_text()}, after {MOST_SECONDS:.0f} s; end what holds it"
+            raise LockProblem(text) from None
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process says that it holds a `held_lock`."""
-    return _holder_path(path).exists()
+    """Whether a process that has not ended says that it holds the `held_lock`."""
+    holder = _read_holder(path)
+    return holder is not None and Path(f"/proc/{holder.pid}").exists()
 
 
 def describe_holder(path: Path) -> str:
     """Return the holder of a lock in words: its process id, its command, and since when it holds the lock."""
+    holder = _read_holder(path)
+    if holder is None:
+        return "a process that has not said who it is"
+    shown = "".join(character if character.isprintable() else "?" for character in holder.command)
+    seconds = (datetime.now(UTC) - holder.since).total_seconds()
+    return f"process {holder.pid} ({shown}) since {holder.since.astimezone():%H:%M:%S} ({seconds:.0f} s)"
+
+
+def _read_holder(path: Path) -> _Holder | None:
+    """What the holder of a lock wrote; None if that is no such text."""
     try:
         with open_regular(_holder_path(path), follow=False) as stream:
-            holder = json.loads(stream.read(MOST_HOLDER_BYTES))
-        pid, command, since = int(holder["pid"]), str(holder["command"]), datetime.fromisoformat(holder["since"])
-        seconds = (datetime.now(UTC) - since).total_seconds()
+            content = json.loads(stream.read(MOST_HOLDER_BYTES))
+        holder = _Holder(int(content["pid"]), str(content["command"]), datetime.fromisoformat(content["since"]))
+        _ = datetime.now(UTC) - holder.since
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return "a process that has not said who it is"
-    shown = "".join(character if character.isprintable() else "?" for character in command)
-    return f"process {pid} ({shown}) since {since.astimezone():%H:%M:%S} ({seconds:.0f} s)"
+        return None
+    return holder
 
 
 def _this_process() -> dict[str, object]:

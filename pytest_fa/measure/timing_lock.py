@@ -38,7 +38,7 @@ def checking_lock(
     name, path = _lock_of(find_gpu())
 
     def wait_text() -> str:
-        return _wait_text(name, path)
+        return _wait_text(name, path) if is_held(path) else f"waiting for a process that waits to time on {name}"
 
     return shared_lock(_users_path(path), wait_text, say, check=check)
 
@@ -60,4 +60,4 @@ def _lock_of(gpu: Gpu | None) -> tuple[str, Path]:
 
 
 def _users_path(path: Path) -> Path:
-    return path.with_suffix(".users")
+    return path.with_suffix(".sharing")

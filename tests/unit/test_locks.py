@@ -262,6 +262,26 @@ def test_all_who_wait_to_be_alone_come_before_those_who_share(use: Callable[...,
     assert later.is_in()
 
 
+def test_who_waits_long_to_share_comes_before_new_ones_alone(
+    monkeypatch: pytest.MonkeyPatch, use: Callable[..., User]
+) -> None:
+    """Processes that want the lock alone cannot keep it for ever, either, though one of them always waits."""
+    monkeypatch.setattr(locks, "PATIENCE_SECONDS", 0.2)
+    alone = [use(alone=True)]
+    assert alone[0].is_in()
+    sharer = use()
+    for _ in range(20):  # each of them begins to wait before the previous one leaves
+        alone.append(use(alone=True))
+        time.sleep(0.05)
+        alone[-2].leave()
+        if sharer.is_in(0.02):
+            break
+    assert sharer.has_lock.is_set()
+    assert not alone[-1].has_lock.is_set()
+    sharer.leave()
+    assert alone[-1].is_in()
+
+
 def test_a_long_wait_for_a_shared_lock_is_explained(monkeypatch: pytest.MonkeyPatch, use: Callable[..., User]) -> None:
     """One line says what is waited for."""
     monkeypatch.setattr(locks, "NOTICE_SECONDS", 0.05)

@@ -53,7 +53,7 @@ class KeepsJobs(Workers):
 
 def state_of(folder: Path) -> str:
     """How the lock of the GPU is held: alone, shared, or not at all."""
-    for path in folder.glob(f"pytest-fa-*-{H200.uuid}.users"):
+    for path in folder.glob(f"pytest-fa-*-{H200.uuid}.sharing"):
         with path.open("rb") as stream:
             for state, operation in (("alone", fcntl.LOCK_SH), ("shared", fcntl.LOCK_EX)):
                 try:
@@ -142,6 +142,7 @@ def test_a_timed_job_has_the_gpu_to_itself(
     runner.run(variant, CASE, kind, is_checked_first=is_checked_first)
     assert workers.locks == expected
     assert [job.time for job in workers.jobs] == [*[False] * (len(expected) - 1), kind == "speed"]
+    assert not workers.jobs[-1].without_attention or len(expected) == 1  # the earlier check looked for delegation
 
 
 def test_a_wrong_variant_that_is_checked_first_never_has_the_gpu_to_itself(

@@ -1,0 +1,110 @@
+"""What a process says while it waits for the lock of a GPU."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from pytest_fa import locks
+from pytest_fa.measure.timing_lock import checking_lock, timing_lock
+from pytest_fa.records.environment import Gpu
+from tests.fake_nvml import pretend
+
+pytestmark = pytest.mark.usefixtures("fresh_gpu")
+
+H200 = Gpu("NVIDIA H200", "GPU-aaaa", (9, 0), "580.1", "13.1")
+Lock = Callable[..., AbstractContextManager[None]]
+
+
+class Waits(RuntimeError):
+    """Ends a wait after its line."""
+
+
+def line_of(lock: Lock) -> str:
+    """The line that one who waits for the lock says."""
+    lines: list[str] = []
+
+    def stop() -> None:
+        if lines:
+            raise Waits
+
+    with pytest.raises(Waits), lock(lines.append, check=stop):
+        pass
+    return lines[0]
+
+
+@pytest.fixture(autouse=True)
+def _gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretend(monkeypatch, H200)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where locks are
+    monkeypatch.setattr(locks, "NOTICE_SECONDS", 0.05)
+
+
+@pytest.mark.parametrize("lock", [timing_lock, checking_lock])
+def test_who_times_is_named(lock: Lock) -> None:
+    """Both kinds of wait name the process that times."""
+    with timing_lock():
+        assert line_of(lock).startswith("waiting for the timing lock of NVIDIA H200, held by process ")
+
+
+def test_a_check_is_waited_for() -> None:
+    """A process that wants to time waits for the end of checks, which have no name."""
+    with checking_lock():
+        assert line_of(timing_lock) == "waiting for the end of checks on NVIDIA H200"
+
+
+def test_a_holder_that_was_killed_is_not_named(tmp_path: Path) -> None:
+    """Its file says nothing about those that hold the lock now."""
+    since = datetime.now(UTC).isoformat()
+    with checking_lock():
+        (path,) = tmp_path.glob("*.sharing")
+        holder = path.with_suffix(".lock.holder")
+        holder.write_text(json.dumps({"pid": 2**22 + 1, "command": "gone", "since": since}), encoding="utf-8")
+        assert line_of(timing_lock) == "waiting for the end of checks on NVIDIA H200"
+
+
+def test_a_check_behind_one_who_waits_to_time() -> None:
+    """Nobody holds the timing lock then."""
+    has_ended = threading.Event()
+
+    def end_when_told() -> None:
+        if has_ended.is_set():
+            raise Waits
+
+    def wait_to_time() -> None:
+        with pytest.raises(Waits), timing_lock(lambda _: None, check=end_when_told):
+            pass
+
+    waiting = threading.Thread(target=wait_to_time)
+    with checking_lock():
+        waiting.start()
+        lines: list[str] = []
+        try:
+            while not lines:  # until the other thread waits, the lock can be shared
+                lines += lines_of_a_try()
+        finally:
+            has_ended.set()
+            waiting.join(10)
+    assert lines == ["waiting for a process that waits to time on NVIDIA H200"]
+
+
+def lines_of_a_try() -> list[str]:
+    """The lines of one that takes the lock for checks, or waits until it has said a line."""
+    lines: list[str] = []
+
+    def stop() -> None:
+        if lines:
+            raise Waits
+
+    try:
+        with checking_lock(lines.append, check=stop):
+            return []
+    except Waits:
+        return lines
