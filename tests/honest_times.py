@@ -1,4 +1,4 @@
-"""Compare times on a GPU that should agree, and list those that do not.
+"""Measure times twice on a GPU, in two ways that should agree, and list those that differ.
 
 python -m tests.honest_times --seconds 240 [--only NAME,...] [--log FILE]
 
@@ -7,7 +7,8 @@ python -m tests.honest_times --seconds 240 [--only NAME,...] [--log FILE]
 - Clocks: each candidate and SDPA backend at three shapes, by the events of its own process and by the judge's clock.
   Beside them stands the time of calls that each write an output of their own.
 
-The exit status is 1 if two times differ by more than the limit.  What the seconds do not suffice for is left out.
+The exit status is 1 if two times differ by more than the limit, or if a variant has no times.  Variants for which the
+time does not suffice are named.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -29,6 +29,7 @@ from pytest_fa.candidate.commands import Series
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Device, Variant
+from pytest_fa.errors import FaError
 from pytest_fa.measure import fresh_data
 from pytest_fa.measure.device_time import device_time
 from pytest_fa.measure.fresh_data import RANGE_BYTES, FreshData
@@ -40,7 +41,7 @@ from pytest_fa.records.environment import find_gpu
 from pytest_fa.run.device import open_device
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob
+from pytest_fa.worker.jobs import CaseJob, CaseResult
 from tests.honest_cases import KERNELS, WATCHDOG_SECONDS, builds_of
 
 TARGET = "b1h8s512d64-fp16-seed0"
@@ -76,6 +77,20 @@ class Pair(NamedTuple):
         return abs(self.first_us - self.second_us) <= max(MOST_CLOCK_SHARE * self.first_us, MOST_CLOCK_US)
 
 
+class Tally:
+    """The pairs so far, and what has none."""
+
+    def __init__(self) -> None:
+        self.pairs: list[Pair] = []
+        self.failed: list[str] = []
+        self.late: list[str] = []
+
+    @property
+    def agrees(self) -> bool:
+        """Whether there are times, and all of them agree."""
+        return bool(self.pairs) and not self.failed and all(pair.agrees for pair in self.pairs)
+
+
 class TakesTurns(FreshData):
     """Data of timed calls as they were before: sets of inputs, each with memory of its own, that take turns."""
 
@@ -93,42 +108,64 @@ def _buffer_of_sets(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros(length, dtype=tensor.dtype, device=tensor.device)
 
 
-def data_pairs(
-    variants: list[Variant], builds: dict[str, Build], case: Case, device: Device, seconds: float
-) -> Iterator[Pair]:
-    """The times of each variant with both kinds of data."""
+def add_data_pairs(  # what the measurement of one shape needs
+    tally: Tally, variants: list[Variant], builds: dict[str, Build], case: Case, device: Device, seconds: float
+) -> None:
+    """Add the times of each variant with both kinds of data."""
     place, deadline = open_device(device), time.monotonic() + seconds
     for variant in variants:
-        if time.monotonic() > deadline or variant.refuses(case):
+        if variant.refuses(case):
             continue
-        candidate = Candidate.in_this_process()
-        candidate.open(variant, _library(variant, builds), device, case.computes)
-        inputs = make_inputs(case, place)
-        times: dict[type[FreshData], list[float]] = {FreshData: [], TakesTurns: []}
-        with patch.object(fresh_data, "_slack_buffer", _buffer_of_sets):
-            for number in range(ROUNDS):
-                for kind in (FreshData, TakesTurns)[:: -1 if number % 2 else 1]:
-                    timing, _, _ = device_time(kind(candidate, case, inputs, l2_bytes(place)))
-                    times[kind].append(timing.median_us)
-                    candidate.forget_series()
-        candidate.end_job()
-        yield Pair("data", variant.name, case.id, *(statistics.median(samples) for samples in times.values()))
+        if time.monotonic() > deadline:
+            tally.late.append(f"data {variant.name}")
+            continue
+        try:
+            times = _times_of_data(variant, _library(variant, builds), case, place)
+        except (FaError, RuntimeError) as problem:
+            tally.failed.append(f"data {variant.name}: {problem}")
+        else:
+            tally.pairs.append(Pair("data", variant.name, case.id, *times))
 
 
-def clock_pairs(variants: list[Variant], builds: dict[str, Build], seconds: float) -> Iterator[Pair]:
-    """The times of each variant at each shape by both clocks, with judge and candidate in processes of their own."""
+def _times_of_data(variant: Variant, library: str | None, case: Case, place: torch.device) -> tuple[float, float]:
+    """The median times with fresh data and with sets that take turns."""
+    candidate = Candidate.in_this_process()
+    candidate.open(variant, library, "cuda" if place.type == "cuda" else "cpu", case.computes)
+    inputs = make_inputs(case, place)
+    fresh: list[float] = []
+    in_turn: list[float] = []
+    kinds = ((FreshData, fresh), (TakesTurns, in_turn))
+    with patch.object(fresh_data, "_slack_buffer", _buffer_of_sets):
+        for number in range(ROUNDS):
+            for kind, samples in kinds[:: -1 if number % 2 else 1]:
+                timing, _, _ = device_time(kind(candidate, case, inputs, l2_bytes(place)))
+                samples.append(timing.median_us)
+                candidate.forget_series()
+    candidate.end_job()
+    return statistics.median(fresh), statistics.median(in_turn)
+
+
+def add_clock_pairs(tally: Tally, variants: list[Variant], builds: dict[str, Build], seconds: float) -> None:
+    """Add the times of each variant at each shape by both clocks; judge and candidate have a process each."""
     deadline = time.monotonic() + seconds
     with Workers() as workers:
         workers.start()
         for variant, case in itertools.product(variants, map(parse_case, CLOCK_CASES)):
-            if time.monotonic() > deadline or variant.refuses(case):
+            if variant.refuses(case):
                 continue
-            result = workers.run(_timed_job(variant, builds, case))
-            if result.speed and (outside := result.speed.outside):
-                times_us = result.speed.device.median_us, outside.median_us
-                yield Pair("clocks", variant.name, case.id, *times_us, outside.proof_us)
-            elif result.outcome not in ("ok", "unsupported"):
-                sys.stderr.write(f"{variant.name} at {case.id}: {result.outcome}: {result.message}\n")
+            if time.monotonic() > deadline:
+                tally.late.append(f"clocks {variant.name} at {case.id}")
+                continue
+            add_clock_pair(tally, variant, case, workers.run(_timed_job(variant, builds, case)))
+
+
+def add_clock_pair(tally: Tally, variant: Variant, case: Case, result: CaseResult) -> None:
+    """Add the times of one result by both clocks, or why it has none."""
+    if result.speed and (outside := result.speed.outside):
+        times_us = result.speed.device.median_us, outside.median_us
+        tally.pairs.append(Pair("clocks", variant.name, case.id, *times_us, outside.proof_us))
+    elif result.outcome != "unsupported":  # a baseline may refuse a shape
+        tally.failed.append(f"clocks {variant.name} at {case.id}: {result.outcome}: {result.message}")
 
 
 def _timed_job(variant: Variant, builds: dict[str, Build], case: Case) -> CaseJob:
@@ -143,6 +180,7 @@ def _timed_job(variant: Variant, builds: dict[str, Build], case: Case) -> CaseJo
         repeats=0,
         watchdog_seconds=WATCHDOG_SECONDS,
         file_hashes=builds[variant.name].files if variant.name in builds else {},
+        shares_gpu=True,  # clocks that contradict each other are a pair that differs, and no tampering
     )
 
 
@@ -150,19 +188,27 @@ def _library(variant: Variant, builds: dict[str, Build]) -> str | None:
     return str(default_cache() / builds[variant.name].library) if variant.name in builds else None
 
 
-def table(pairs: list[Pair]) -> str:
-    """A row for each pair, and how many of each kind agree."""
+def table(tally: Tally) -> str:
+    """A row for each pair, how many of each kind agree, and what has no times.
+
+    The two times of a row: with fresh data and in turn, or by the candidate's clock and by the judge's.
+    """
     rows = [
         f"{pair.kind:6} {pair.variant:22} {pair.case:28} {pair.first_us:9.2f} {pair.second_us:9.2f} "
         f"{100 * pair.share:+6.2f} % {_own_outputs(pair):>8}{'' if pair.agrees else '  DIFFERS'}"
-        for pair in pairs
+        for pair in tally.pairs
     ]
     ends = []
-    for kind in dict.fromkeys(pair.kind for pair in pairs):
-        of_kind = [pair for pair in pairs if pair.kind == kind]
+    for kind in dict.fromkeys(pair.kind for pair in tally.pairs):
+        of_kind = [pair for pair in tally.pairs if pair.kind == kind]
         ends.append(f"{kind}: {sum(pair.agrees for pair in of_kind)} of {len(of_kind)} agree")
+    ends += [f"NO TIMES: {text}" for text in tally.failed]
+    ends += [f"no time left for: {text}" for text in tally.late]
+    kinds = (
+        "data: with fresh data, with sets in turn; clocks: the candidate's, the judge's; outputs: each call has its own"
+    )
     head = f"{'kind':6} {'variant':22} {'case':28} {'first us':>9} {'second us':>9} {'differ':>8} {'outputs':>8}"
-    return "\n".join([head, *rows, *ends])
+    return "\n".join([kinds, head, *rows, *ends])
 
 
 def _own_outputs(pair: Pair) -> str:
@@ -176,29 +222,28 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--only", default="")
     parser.add_argument("--log", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     gpu = find_gpu()
     if gpu is None:
-        sys.stderr.write("these times are compared on a GPU, and this machine has none\n")
+        sys.stderr.write("these times are measured on a GPU, and this machine has none\n")
         return 2
-    only = tuple(filter(None, given.only.split(",")))
+    only = tuple(filter(None, arguments.only.split(",")))
     known = discover((KERNELS,)).variants.values()
     variants = [each for each in known if each.computes == "attention" and (not only or each.name in only)]
     candidates = [each for each in variants if each.role == "candidate" and "cuda" in each.supports.device]
     baselines = [each for each in variants if each.role == "baseline" and each.name.startswith("sdpa_")]
-    builds = builds_of(candidates, default_cache())
+    builds, tally = builds_of(candidates, default_cache()), Tally()
+    tally.failed += [f"{each.name} is not built" for each in candidates if each.is_built and each.name not in builds]
     candidates = [each for each in candidates if not each.is_built or each.name in builds]
-    data_seconds = DATA_SHARE_OF_SECONDS * given.seconds
+    data_seconds = DATA_SHARE_OF_SECONDS * arguments.seconds
     with timing_lock():
-        pairs = [
-            *data_pairs(candidates, builds, parse_case(TARGET), "cuda", data_seconds),
-            *clock_pairs([*baselines, *candidates], builds, given.seconds - data_seconds),
-        ]
-    text = f"{gpu.name}\n{table(pairs)}\n"
+        add_data_pairs(tally, candidates, builds, parse_case(TARGET), "cuda", data_seconds)
+        add_clock_pairs(tally, [*baselines, *candidates], builds, arguments.seconds - data_seconds)
+    text = f"{gpu.name}\n{table(tally)}\n"
     sys.stdout.write(text)
-    if given.log:
-        given.log.write_text(text, encoding="utf-8")
-    return 0 if all(pair.agrees for pair in pairs) else 1
+    if arguments.log:
+        arguments.log.write_text(text, encoding="utf-8")
+    return 0 if tally.agrees else 1
 
 
 if __name__ == "__main__":

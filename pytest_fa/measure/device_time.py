@@ -57,7 +57,7 @@ class DeviceTime(NamedTuple):
 
 
 class NothingLaunched(FaError):
-    """Three times the calls take no longer.  `written` is what some of the calls wrote, which may tell why."""
+    """A graph of three times as many calls takes no longer.  `written` is what some calls wrote, which may tell why."""
 
     def __init__(self, written: list[Written]) -> None:
         super().__init__("a graph of three times the calls does not take longer, so the call launches nothing")

@@ -117,7 +117,7 @@ def _gain(times_us: tuple[float, float] | None, least_us: tuple[float, float]) -
 def _exploit_runs(runner: CaseRunner, variant: Variant, exploit: Exploit) -> Iterator[Record]:
     """The record of the property that must catch it, and of one case that is judged and timed.
 
-    An exploit that only timed calls show is judged and timed in one job: a check before might show it in another way.
+    If only timed calls show it, it is judged and timed in one job: an earlier check could catch it by other means.
     """
     if exploit.property_name:
         yield runner.check_property(variant, exploit.property_name)

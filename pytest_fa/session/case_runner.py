@@ -36,7 +36,7 @@ from pytest_fa.worker.stop_signal import require_unset
 
 LONG_WATCHDOG_SECONDS = 300.0  # a Python entry may compile at its first call, and a CPU is slow
 SELFTEST_WATCHDOG_SECONDS = 30.0  # the Python kernels of the self-test compile little
-WRONG_WATCHDOG_SECONDS = 15.0  # and its wrong kernels nothing: on a GPU, others wait for the end of one that hangs
+WRONG_WATCHDOG_SECONDS = 15.0  # its wrong kernels compile nothing; while one hangs, no other worker can time on the GPU
 GPU_BASELINE_REPEATS = 20  # a baseline is what variants are compared with; its races are not looked for
 
 
@@ -79,7 +79,7 @@ class CaseRunner:
     ) -> Record:
         """Run one job in a worker and return the record of `test_correct`, `test_property` or `test_speed`.
 
-        With `is_checked_first`, a variant that is to be timed on a GPU is checked beside other checks before.  It has
+        With `is_checked_first`, a variant that is to be timed on a GPU is first checked while other checks run.  It has
         the GPU to itself only if it is right.
         Raises `Refused` if the variant does not support the case, `CannotRun` if this machine cannot run the variant.
         """

@@ -114,7 +114,7 @@ def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: F
     if isinstance(problem, WrongResult) and context_alive:
         findings.caught_by = problem.caught_by
         if findings.check and findings.truth and findings.inputs and not isinstance(problem, Tampering):
-            # The diagnosis runs other kernels, which may crash this process: then this is the result of the job.
+            # The diagnosis runs other kernels.  If they crash this process, the result of the job is the one sent here.
             result = findings.result(outcome, explanation, stages, context_lost=True)
             stages.announce_work(result_if_crashed=result)
             findings.diagnosis = _diagnose(job, findings, findings.inputs)
@@ -245,7 +245,7 @@ def _repeat_call(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages
 
 
 def _check_delegation(job: CaseJob, launch: CheckedLaunch) -> None:
-    """Require that the variant does not call torch's own attention; a `cuda` entry cannot, and a baseline may."""
+    """Require that the variant does not call torch's own attention.  A `cuda` entry cannot, and a baseline may."""
     if job.variant.entry.kind != "cuda" and job.variant.role != "baseline":
         require_no_delegation(launch.operators())
 
@@ -288,6 +288,7 @@ def _time_calls(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages:
     try:
         speed, written = measure(launch.candidate, job.case, launch.original_inputs)
     except NothingLaunched as problem:
+        stages.announce_work()
         if job.judge:
             _judge_written(problem.written, job, findings)
         raise

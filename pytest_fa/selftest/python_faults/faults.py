@@ -263,7 +263,7 @@ def aligns_base(q, k, v, scale, causal):
 # -- state ------------------------------------------------------------------------------------------------------------
 
 
-CACHES = threading.local()  # one for each thread: two that share one would mix up results, a second mistake
+CACHES = threading.local()  # one for each thread; to mix up results of two threads would be a second mistake
 
 
 @writes

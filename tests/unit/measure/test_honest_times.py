@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 import torch
 
 from pytest_fa.candidate.commands import Series
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
+from pytest_fa.worker.jobs import CaseResult
 from tests import honest_times
+from tests.factories import speed
 from tests.honest_cases import KERNELS
-from tests.honest_times import SETS, Pair, TakesTurns, data_pairs, table
+from tests.honest_times import SETS, Pair, TakesTurns, Tally, add_clock_pair, add_data_pairs, table
 
 CASE = parse_case("b1h2s64d64-fp16-seed0")
 
@@ -33,12 +38,40 @@ def test_limits(kind: str, first_us: float, second_us: float, *, agrees: bool) -
 
 
 def test_the_table_counts_what_agrees() -> None:
-    """A row that differs is marked, and each kind has a line at the end."""
-    rows = [Pair("data", "ws_p2", CASE.id, 101.0, 100.0), Pair("clocks", "ws_p2", CASE.id, 100.0, 100.0, 104.0)]
-    _, data, clocks, *ends = table(rows).splitlines()
+    """A row that differs is marked, each kind has a line, and what has no times is named."""
+    tally = Tally()
+    tally.pairs += [Pair("data", "ws_p2", CASE.id, 101.0, 100.0), Pair("clocks", "ws_p2", CASE.id, 100.0, 100.0, 104.0)]
+    tally.failed.append("clocks ws_p1: hung")
+    tally.late.append("clocks minimal")
+    _, _, data, clocks, *ends = table(tally).splitlines()
     assert data.endswith("+1.00 %        -  DIFFERS")
     assert clocks.endswith("+0.00 %   +4.0 %")
-    assert ends == ["data: 0 of 1 agree", "clocks: 1 of 1 agree"]
+    assert ends == [
+        "data: 0 of 1 agree",
+        "clocks: 1 of 1 agree",
+        "NO TIMES: clocks ws_p1: hung",
+        "no time left for: clocks minimal",
+    ]
+
+
+def test_times_that_are_missing_do_not_agree() -> None:
+    """Nothing measured, or a variant without a time, is no success; a refused shape is none of these."""
+    tally = Tally()
+    assert not tally.agrees
+    variant = discover((KERNELS,)).variants["reference"]
+    add_clock_pair(tally, variant, CASE, CaseResult("ok", "", (), speed=speed(100.0, call_us=120.0)))
+    add_clock_pair(tally, variant, CASE, CaseResult("unsupported", "no", ()))
+    assert (len(tally.pairs), tally.agrees) == (1, True)
+    add_clock_pair(tally, variant, CASE, CaseResult("hung", "no answer", ()))
+    assert (tally.failed, tally.agrees) == ([f"clocks reference at {CASE.id}: hung: no answer"], False)
+
+
+def test_a_variant_that_cannot_be_timed_is_named() -> None:
+    """The others are measured all the same."""
+    tally = Tally()
+    broken = msgspec.structs.replace(discover((KERNELS,)).variants["reference"], folder=Path("/nowhere"))
+    add_data_pairs(tally, [broken], {}, CASE, "cpu", 60.0)
+    assert [text.partition(":")[0] for text in tally.failed] == ["data reference"]
 
 
 def test_sets_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +90,10 @@ def test_sets_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(honest_times, "TakesTurns", Keeps)
     reference = discover((KERNELS,)).variants["reference"]
 
-    (pair,) = data_pairs([reference], {}, CASE, "cpu", 60.0)
+    tally = Tally()
+    add_data_pairs(tally, [reference], {}, CASE, "cpu", 60.0)
 
+    (pair,) = tally.pairs
     assert (pair.kind, pair.variant, pair.first_us > 0, pair.second_us > 0) == ("data", "reference", True, True)
     longest = max((series.shifts for series in kept), key=len)
     elements = 2 * 64 * 64

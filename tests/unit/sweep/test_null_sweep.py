@@ -35,9 +35,9 @@ def test_every_configuration_is_feasible(null_sweep: Variant) -> None:
 
 @pytest.mark.needs_nvcc
 def test_machine_code_differs(null_sweep: Variant, tmp_path: Path) -> None:
-    """Two configurations have the same number of instructions and registers, but other code."""
+    """A configuration has as many instructions and registers as the variant, but other code."""
     arch: Target = "sm_90a"
-    pair = [with_defines(null_sweep, {"NEVER_STORED": constant}) for constant in (1, 200)]
+    pair = [null_sweep, with_defines(null_sweep, {"NEVER_STORED": 1})]
     outcomes = ensure([(each, arch) for each in pair], tmp_path / "cache").outcomes
     built = [outcomes[each.name, arch] for each in pair]
     first, second = (each for each in built if not isinstance(each, BuildFailure))

@@ -27,7 +27,7 @@ from pytest_fa.run.inputs import make_inputs
 from pytest_fa.worker import jobs, pipeline
 from pytest_fa.worker.jobs import CaseJob, CaseResult, Progress
 from pytest_fa.worker.pipeline import run_case
-from pytest_fa.worker.stages import JUDGE_SECONDS
+from pytest_fa.worker.stages import JUDGE_SECONDS, WORK_LIMIT_SECONDS
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
 CASE = "b1h2s64d64-fp16-seed0"
@@ -392,11 +392,13 @@ def test_calls_that_launch_nothing_are_judged(
         raise NothingLaunched(written)
 
     monkeypatch.setattr(pipeline, "measure", takes_no_time)
-    result = run_case(job_of(right_but(after=after or "return out"), time=True))
+    progress: list[Progress] = []
+    result = run_case(job_of(right_but(after=after or "return out"), time=True), progress.append)
 
     assert (result.outcome, result.speed) == (outcome, None)
     assert result.caught_by == (("timed outputs",) if outcome == "wrong" else ("exception",))
     assert ("launches nothing" in result.message) == (outcome == "failed")
+    assert progress[-1].seconds == WORK_LIMIT_SECONDS  # truth takes longer than a launch
 
 
 @pytest.mark.parametrize(
