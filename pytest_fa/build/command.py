@@ -10,11 +10,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
+import sys
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from pytest_fa.build.flag_list import unlisted_flags
 from pytest_fa.build.keys import HEADER_SUFFIXES, KEY_SCHEMA, PACKAGE, Dependency, digest, file_hash
+from pytest_fa.build.side_by_side import DEVICE, FATBIN, SEPARATOR
 from pytest_fa.build.target import holds_ptx
 from pytest_fa.build.toolchain import Toolchain
 from pytest_fa.catalog.variant import Target, Variant
@@ -24,10 +28,17 @@ GENERATED = "generated"
 FFI_DISTRIBUTION = "apache-tvm-ffi"
 INCLUDE = PACKAGE / "include"
 BINDING = PACKAGE / "build" / "binding.cpp"
+SIDE_BY_SIDE = PACKAGE / "build" / "side_by_side.py"
 
 OBJECT = "kernel.o"
 # nvcc keeps its intermediate files in the staging folder, where the device code is disassembled early.
 KEEP = "-keep"
+# Only relocatable device code needs nvcc's device linker.
+NO_DEVICE_LINK = "-nodlink"
+_DEVICE_LINK = re.compile(r"rdc|relocatable")
+_SEPARABLE_SOURCE = re.compile(r"[^-].*\.cu")
+# Debug information of host code has the size of the fatbin, which is not known if both are compiled at the same time.
+_HOST_DEBUG = re.compile(r"(?:^|[=,])-g\b")
 LOG, DEPFILE, LIBRARY = "log.txt", "deps.d", "kernel.so"
 DEFINES = f"{GENERATED}/fa_defines.h"
 INCLUDE_DEFINES = f"-include={DEFINES}"
@@ -44,6 +55,8 @@ COMPILER_ENVIRONMENT = (
     "COMPILER_PATH",
     "GCC_EXEC_PREFIX",
 )
+
+_NVCC_ENVIRONMENT = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
 # Without -fno-gnu-unique, static variables of inline functions would be shared between variants in one process.
 _HOST_FLAGS = "-fPIC,-fvisibility=hidden,-fno-gnu-unique"
@@ -107,9 +120,7 @@ def _from_source(flag: str) -> str:
 def compile_command(variant: Variant, arch: Target, toolchain: Toolchain) -> list[str]:
     """Return the whole command, which must run in the staging folder."""
     return [
-        toolchain.nvcc,
-        "-ccbin",
-        toolchain.host_compiler,
+        *_nvcc(toolchain),
         *compile_flags(variant, arch),
         "-MD",
         "-MF",
@@ -117,11 +128,50 @@ def compile_command(variant: Variant, arch: Target, toolchain: Toolchain) -> lis
         "-o",
         LIBRARY,
         f"src/{variant.entry.source}",
-        "binding/binding.o",
-        f"-L{toolchain.library_folder}",
-        f"-L{ffi_folder()}/lib",
-        "-ltvm_ffi",
+        *_linked(toolchain),
     ]
+
+
+def _nvcc(toolchain: Toolchain) -> list[str]:
+    return [toolchain.nvcc, "-ccbin", toolchain.host_compiler]
+
+
+def _linked(toolchain: Toolchain) -> list[str]:
+    """Return the object and the libraries that are linked into every library."""
+    return ["binding/binding.o", f"-L{toolchain.library_folder}", f"-L{ffi_folder()}/lib", "-ltvm_ffi"]
+
+
+def _side_by_side_command(variant: Variant, arch: Target, toolchain: Toolchain, objcopy: str) -> list[str]:
+    """Return the command that compiles device code and host code side by side, and makes the same library."""
+    flags = compile_flags(variant, arch)
+    own = [flag for flag in flags if flag != "-shared"]
+    source, target = f"src/{variant.entry.source}", object_name(variant.entry.source)
+    device = [*own, "-keep-dir", DEVICE, "-fatbin", "-o", FATBIN, source]
+    host = [*own, "-fdevice-syntax-only", "-MD", "-MF", DEPFILE, "-MT", LIBRARY, "-c", "-o", target, source]
+    link = [*flags, NO_DEVICE_LINK, "-o", LIBRARY, target, *_linked(toolchain)]
+    script = [sys.executable, "-I", "-S", str(SIDE_BY_SIDE), Path(target).stem, objcopy]
+    parts = ([*_nvcc(toolchain), KEEP, *words] for words in (device, host, link))
+    groups = [script, *parts, _ordinary_command(variant, arch, toolchain)]
+    return [word for group in groups for word in (*group, SEPARATOR)][:-1]
+
+
+def _ordinary_command(variant: Variant, arch: Target, toolchain: Toolchain) -> list[str]:
+    """Return the whole command, with the options that affect neither the code nor the key."""
+    nvcc, *words = compile_command(variant, arch, toolchain)
+    return [nvcc, KEEP, *([] if _needs_device_link(variant) else [NO_DEVICE_LINK]), *words]
+
+
+def _has_separable_parts(variant: Variant) -> bool:
+    """Whether the host code of a variant can be compiled without its device code."""
+    is_usual = _SEPARABLE_SOURCE.fullmatch(Path(variant.entry.source).name) is not None
+    has_debug_information = any(_HOST_DEBUG.search(flag) for flag in variant.flags)
+    return is_usual and not has_debug_information and not _needs_device_link(variant)
+
+
+def _needs_device_link(variant: Variant) -> bool:
+    """Whether a flag may ask for relocatable device code."""
+    has_unknown = unlisted_flags(variant) or any(os.environ.get(name) for name in _NVCC_ENVIRONMENT)
+    return bool(has_unknown) or any(_DEVICE_LINK.search(flag) for flag in variant.flags)
 
 
 def object_command(variant: Variant, arch: Target, toolchain: Toolchain) -> list[str]:
@@ -131,15 +181,24 @@ def object_command(variant: Variant, arch: Target, toolchain: Toolchain) -> list
     return [toolchain.nvcc, "-ccbin", toolchain.host_compiler, *flags, "-c", "-o", OBJECT, source]
 
 
-def stage(variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path) -> list[str]:
-    """Write links and generated files to a staging folder, and return the command to run there."""
+def stage(
+    variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path, *, side_by_side: bool
+) -> list[str]:
+    """Write links and generated files to a staging folder, and return the command to run there.
+
+    With `side_by_side`, it compiles device code and host code at the same time, where that is possible.
+    """
     for name, target in links(variant).items():
         (folder / name).symlink_to(target)
     (folder / GENERATED).mkdir()
     (folder / GENERATED / "fa_instantiations.h").write_text(instantiations_header(variant), encoding="utf-8")
     (folder / DEFINES).write_text(defines_header(variant), encoding="utf-8")
     (folder / "binding").symlink_to(binding)
-    return [toolchain.nvcc, KEEP, *compile_command(variant, arch, toolchain)[1:]]
+    objcopy = shutil.which("objcopy")
+    if not (side_by_side and objcopy and toolchain.checks_syntax and _has_separable_parts(variant)):
+        return _ordinary_command(variant, arch, toolchain)
+    (folder / DEVICE).mkdir()
+    return _side_by_side_command(variant, arch, toolchain, objcopy)
 
 
 def object_name(source: str) -> str:
@@ -151,6 +210,11 @@ def intermediate_files(staged: Path) -> list[Path]:
     """Return the files in a staging folder that nvcc has written and that a published build does not need."""
     kept = (LOG, DEPFILE, LIBRARY)
     return [path for path in staged.iterdir() if path.is_file() and not path.is_symlink() and path.name not in kept]
+
+
+def device_folder(staged: Path) -> Path:
+    """Return the folder in which nvcc keeps the device code: the staging folder, or one in it."""
+    return staged / DEVICE if (staged / DEVICE).is_dir() else staged
 
 
 def read_dependencies(staged: Path) -> tuple[Dependency, ...]:

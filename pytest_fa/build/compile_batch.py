@@ -54,7 +54,7 @@ def compile_units(units: list[Unit], cache: Path, say: Say) -> Outcomes:
         start = time.perf_counter()
         plan = recipe.parallel_plan([unit.first for unit in units])
         bindings = {unit.toolchain for unit in units if recipe.needs_binding(unit.first)}
-        jobs = [*_binding_jobs(bindings, stage, cache), *_stage_units(units, stage, cache, plan.files_at_once)]
+        jobs = [*_binding_jobs(bindings, stage, cache), *_stage_units(units, stage, cache, plan)]
         for title in dict.fromkeys(unit.toolchain.title for unit in units):
             names = [unit.title for unit in units if unit.toolchain.title == title]
             say(f"building {len(names)} with {title}: {', '.join(names)}")
@@ -116,7 +116,7 @@ def _publish_binding(stage: Path, cache: Path, toolchain: Toolchain) -> str | No
     return None
 
 
-def _stage_units(units: list[Unit], stage: Path, cache: Path, files_at_once: int) -> list[CompileJob]:
+def _stage_units(units: list[Unit], stage: Path, cache: Path, plan: recipe.ParallelPlan) -> list[CompileJob]:
     jobs = []
     for index, unit in enumerate(units):
         folder = stage / str(index)
@@ -124,7 +124,7 @@ def _stage_units(units: list[Unit], stage: Path, cache: Path, files_at_once: int
         binding, after = _binding_folder(cache, unit.toolchain), None
         if recipe.needs_binding(unit.first) and not cached.has_binding(cache, binding):
             binding, after = Path("..") / _binding_stage(unit.toolchain), f"{_binding_stage(unit.toolchain)}/binding.o"
-        command = recipe.stage(unit.first, unit.arch, folder, unit.toolchain, binding, files_at_once)
+        command = recipe.stage(unit.first, unit.arch, folder, unit.toolchain, binding, plan)
         jobs.append(CompileJob(str(index), LIBRARY, tuple(command), unit.title, after))
     return jobs
 

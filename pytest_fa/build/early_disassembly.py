@@ -1,7 +1,7 @@
 """Disassembles the device code of builds while their host code is compiled.
 
-nvcc first writes the cubin, then the fatbin, which has the same code, and then compiles the host code.  The host
-compilation takes about as long as nvdisasm.
+nvcc first writes the cubin, then the fatbin, which has the same code.  It compiles the host code after that, or at the
+same time.  The host compilation takes about as long as nvdisasm.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from elftools.common.exceptions import ELFError
 
+from pytest_fa.build.command import device_folder
 from pytest_fa.build.machine_code import Disassembly, disassemble
 from pytest_fa.build.ninja import parallel_jobs
 
@@ -54,9 +55,9 @@ class EarlyDisassembly:
 
     def _watch(self) -> None:
         while not self._has_ended.wait(LOOK_SECONDS):
-            for folder in [each for each in self._waiting if any(each.glob("*.fatbin"))]:
+            for folder in [each for each in self._waiting if any(device_folder(each).glob("*.fatbin"))]:
                 self._waiting.remove(folder)
-                cubins = [path for path in folder.glob("*.cubin") if not path.stem.endswith("_dlink")]
+                cubins = [path for path in device_folder(folder).glob("*.cubin") if not path.stem.endswith("_dlink")]
                 self._futures[folder] = [self._pool.submit(disassemble, cubin) for cubin in cubins]
 
 

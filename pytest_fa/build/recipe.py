@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pytest_fa.build import command, extension
 from pytest_fa.build.keys import Dependency, digest
 from pytest_fa.build.ninja import parallel_jobs
+from pytest_fa.build.side_by_side import DEVICE
 from pytest_fa.build.toolchain import Toolchain, find_toolchain
 from pytest_fa.catalog.variant import Target, Variant
 
@@ -23,17 +24,39 @@ def request_key(variant: Variant, arch: Target) -> str:
     return digest((extension if _is_extension(variant) else command).request_parts(variant, arch))
 
 
-def stage(
-    variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path, files_at_once: int
-) -> list[str]:
-    """Write the files of a staging folder, and return the command that creates `kernel.so` there.
+class ParallelPlan(NamedTuple):
+    """How many builds of a batch run in parallel, and what runs in parallel within a build.
 
-    An extension compiles up to `files_at_once` of its own files in parallel.
+    An extension compiles up to `files_at_once` of its own files in parallel.  With `side_by_side`, the device code and
+    the host code of a CUDA variant are compiled at the same time.
     """
+
+    builds_at_once: int
+    files_at_once: int
+    side_by_side: bool
+
+
+def parallel_plan(variants: list[Variant]) -> ParallelPlan:
+    """Share the compilers that fit into this machine's memory and cores among the builds of a batch.
+
+    All builds come first.  What is left goes to the files of extensions, so the product never exceeds the limit, and to
+    the two parts of CUDA variants.
+    """
+    most = parallel_jobs()
+    most_files = max((len(variant.entry.sources) for variant in variants if _is_extension(variant)), default=1)
+    for_one_build = most // max(1, len(variants))
+    files_at_once = max(1, min(most_files, for_one_build))
+    return ParallelPlan(most // files_at_once, files_at_once, side_by_side=for_one_build > 1)
+
+
+def stage(
+    variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path, plan: ParallelPlan
+) -> list[str]:
+    """Write the files of a staging folder, and return the command that creates `kernel.so` there."""
     if _is_extension(variant):
         key = digest([request_key(variant, arch), command.toolchain_key(toolchain)])
-        return extension.stage(variant, arch, folder, toolchain, key, files_at_once)
-    return command.stage(variant, arch, folder, toolchain, binding)
+        return extension.stage(variant, arch, folder, toolchain, key, plan.files_at_once)
+    return command.stage(variant, arch, folder, toolchain, binding, side_by_side=plan.side_by_side)
 
 
 def dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:
@@ -84,33 +107,14 @@ def published_files(variant: Variant) -> tuple[str, ...]:
 def remove_scratch_files(variant: Variant, staged: Path) -> None:
     """Delete the files of a staging folder that a published build does not need."""
     if not _is_extension(variant):
-        for path in (
-            *(staged / name for name in (*command.links(variant), "binding")),
-            *command.intermediate_files(staged),
-        ):
+        links = (staged / name for name in (*command.links(variant), "binding"))
+        for path in (*links, *command.intermediate_files(staged)):
             path.unlink()
+        shutil.rmtree(staged / DEVICE, ignore_errors=True)
         return
     for name in extension.SCRATCH:
         path = staged / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-class ParallelPlan(NamedTuple):
-    """How many builds of a batch run in parallel, and how many files of its own an extension compiles in parallel."""
-
-    builds_at_once: int
-    files_at_once: int
-
-
-def parallel_plan(variants: list[Variant]) -> ParallelPlan:
-    """Share the compilers that fit into this machine's memory and cores among the builds of a batch.
-
-    All builds come first.  What is left goes to the files of extensions, so the product never exceeds the limit.
-    """
-    most = parallel_jobs()
-    most_files = max((len(variant.entry.sources) for variant in variants if _is_extension(variant)), default=1)
-    files_at_once = max(1, min(most_files, most // max(1, len(variants))))
-    return ParallelPlan(most // files_at_once, files_at_once)
 
 
 def needs_binding(variant: Variant) -> bool:

@@ -28,8 +28,9 @@ class Toolchain(msgspec.Struct, frozen=True):
     `home` is the toolkit's real folder, because nvcc may be a wrapper script.  `stamps` are the path, size and mtime of
     every program that affects the code; `versions` are the texts that they print.  Both are part of a build's key.
     `beside` names the PyTorch and Python versions that an extension is compiled for.  An extension without CUDA sources
-    has no nvcc: `nvcc` and `home` are empty.  `arches` are the architectures that nvcc compiles for; they follow from
-    its version and are not part of the key.
+    has no nvcc: `nvcc` and `home` are empty.  `arches` are the architectures that nvcc compiles for, and
+    `checks_syntax` says whether it can check device code without compiling it; both follow from its version and are not
+    part of the key.
     """
 
     nvcc: str
@@ -40,6 +41,7 @@ class Toolchain(msgspec.Struct, frozen=True):
     stamps: tuple[FileStamp, ...]
     beside: tuple[str, ...] = ()
     arches: tuple[str, ...] | None = None
+    checks_syntax: bool | None = None
 
     @property
     def title(self) -> str:
@@ -135,6 +137,7 @@ def _read_memo(memo: Path) -> Toolchain | None:
             len(saved.versions) == len(("nvcc", "ptxas", "host"))
             and {saved.nvcc, saved.host_compiler} <= stamped
             and saved.arches is not None
+            and saved.checks_syntax is not None
         )
         return saved if is_whole and all(_stamp(Path(stamp[0])) == stamp for stamp in saved.stamps) else None
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
@@ -154,6 +157,7 @@ def _query(nvcc: Path, host: Path) -> Toolchain:
     if missing:
         raise ToolchainError(f"the CUDA toolkit at {home} is incomplete: missing {', '.join(missing)}")
     library_folder = next((home / name for name in ("lib64", "lib") if (home / name).is_dir()), home)
+    options = _output([str(nvcc), "--help"])
     return Toolchain(
         nvcc=str(nvcc),
         home=str(home),
@@ -161,7 +165,8 @@ def _query(nvcc: Path, host: Path) -> Toolchain:
         host_compiler=str(host),
         versions=tuple(_output([str(tool), "--version"]) for tool in (nvcc, binaries / "ptxas", host)),
         stamps=tuple(dict.fromkeys(_stamp(tool) for tool in tools)),
-        arches=_listed_arches(_output([str(nvcc), "--help"])),
+        arches=_listed_arches(options),
+        checks_syntax="-fdevice-syntax-only" in options,
     )
 
 

@@ -15,7 +15,10 @@ from tests.unit.build.conftest import Workplace
 
 
 def test_a_cubin_is_disassembled_when_the_fatbin_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before that, it may be incomplete.  The linker's cubin is excluded, and a failure has no result."""
+    """Before that, it may be incomplete.  The linker's cubin is excluded, and a failure has no result.
+
+    If device code is compiled in a folder of its own, the files beside that folder have none.
+    """
     started = threading.Event()
 
     def fake(cubin: Path) -> Disassembly:
@@ -25,17 +28,24 @@ def test_a_cubin_is_disassembled_when_the_fatbin_is_there(tmp_path: Path, monkey
         return Disassembly({cubin.stem: b"code"}, {})
 
     monkeypatch.setattr(early_disassembly, "disassemble", fake)
-    folders = {name: tmp_path / name for name in ("whole", "early", "broken")}
+    folders = {name: tmp_path / name for name in ("whole", "early", "broken", "apart", "host_only")}
     for folder in folders.values():
         folder.mkdir()
         for name in ("kernel.cubin", "kernel_dlink.cubin"):
             (folder / name).touch()
+    for name in ("apart", "host_only"):
+        (folders[name] / "kernel.fatbin").touch()
+        (folders[name] / "device").mkdir()
+        (folders[name] / "device" / "own.cubin").touch()
     with disassembling_early(folders.values()) as early:
         assert not started.wait(0.2)
         for name in ("whole", "broken"):
             (folders[name] / "kernel.fatbin").touch()
+        (folders["apart"] / "device" / "device.fatbin").touch()
         assert started.wait(10)
         early.stop_looking()
+        assert early.of(folders["apart"]) == [Disassembly({"own": b"code"}, {})]
+        assert early.of(folders["host_only"]) == []
         assert early.of(folders["whole"]) == [Disassembly({"kernel": b"code"}, {})]
         assert early.of(folders["early"]) == early.of(folders["broken"]) == []
 

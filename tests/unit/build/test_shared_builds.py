@@ -13,6 +13,7 @@ from pytest_fa.build import recipe
 from pytest_fa.build.builder import ensure
 from pytest_fa.build.cache import delete_builds
 from pytest_fa.build.outcomes import BuildFailure, BuildReport
+from pytest_fa.build.recipe import ParallelPlan
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.built import Build
@@ -160,20 +161,23 @@ def test_a_failed_compilation_names_every_variant_that_shares_it(lab: Lab) -> No
 @pytest.mark.parametrize(
     ("most", "files", "builds", "plan"),
     [
-        (16, 1, 3, (16, 1)),  # three extensions of one file each: all at once
-        (16, 20, 1, (1, 16)),  # one extension of many files has all compilers
-        (16, 20, 3, (3, 5)),  # shared evenly
-        (2, 20, 3, (2, 1)),  # little memory: a compiler for each build that runs
-        (1, 20, 3, (1, 1)),
+        (16, 1, 3, ParallelPlan(16, 1, side_by_side=True)),  # three extensions of one file each: all at once
+        (16, 20, 1, ParallelPlan(1, 16, side_by_side=True)),  # one extension of many files has all compilers
+        (16, 20, 3, ParallelPlan(3, 5, side_by_side=True)),  # shared evenly
+        (2, 20, 3, ParallelPlan(2, 1, side_by_side=False)),  # little memory: a compiler for each build that runs
+        (1, 20, 3, ParallelPlan(1, 1, side_by_side=False)),
+        (2, 1, 1, ParallelPlan(2, 1, side_by_side=True)),  # two cores and one build: both of its parts at once
+        (3, 1, 2, ParallelPlan(3, 1, side_by_side=False)),
     ],
 )
 def test_builds_and_their_files_stay_within_the_memory_limit(
-    monkeypatch: pytest.MonkeyPatch, lab: Lab, most: int, files: int, builds: int, plan: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, lab: Lab, most: int, files: int, builds: int, plan: ParallelPlan
 ) -> None:
-    """Independent extensions compile side by side; with the files of each, never more than fit into memory."""
+    """Independent extensions compile side by side; with the parts of each build, never more than fit into memory."""
     monkeypatch.setattr(recipe, "parallel_jobs", lambda: most)
     variant = lab.variants[0]
     entry = msgspec.structs.replace(variant.entry, sources=("answers.cpp",) * files)
     chosen = recipe.parallel_plan([msgspec.structs.replace(variant, entry=entry)] * builds)
     assert chosen == plan
     assert chosen.builds_at_once * chosen.files_at_once <= most
+    assert builds * (1 + chosen.side_by_side) <= max(most, builds)

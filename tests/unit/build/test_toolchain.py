@@ -342,7 +342,23 @@ def test_the_architectures_are_those_of_nvcc(tmp_path: Path, monkeypatch: pytest
     )
 
 
-def test_the_architectures_are_not_part_of_the_key() -> None:
-    """Builds that were made before the architectures were saved have the same key."""
+def test_what_nvcc_can_do_is_not_part_of_the_key() -> None:
+    """Builds that were made before its architectures and options were saved have the same key."""
     old = toolchain.Toolchain("nvcc", "/cuda", "/cuda/lib64", "g++", ("a", "b", "c"), (("/bin/nvcc", 1, 2),))
-    assert old.identity == msgspec.structs.replace(old, arches=("sm_80",)).identity
+    assert old.identity == msgspec.structs.replace(old, arches=("sm_80",), checks_syntax=True).identity
+
+
+def test_nvcc_says_whether_it_can_check_syntax_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An nvcc that can do so has an option in its help.  A saved toolchain that does not say it is renewed."""
+    machine = Machine(tmp_path)
+    monkeypatch.setenv("PATH", f"{machine.path}:{machine.toolkit / 'bin'}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    before = find_toolchain(machine.cache)
+    assert before.checks_syntax is False
+    nvcc = Path(before.nvcc)
+    nvcc.write_text(nvcc.read_text(encoding="utf-8").replace("'90',", "-fdevice-syntax-only '90',"), encoding="utf-8")
+    memo = machine.cache / "toolchain.json"
+    assert find_toolchain(machine.cache).checks_syntax is True
+    memo.write_text(memo.read_text(encoding="utf-8").replace('"checks_syntax":true', '"checks_syntax":null'), "utf-8")
+    assert find_toolchain(machine.cache).checks_syntax is True
