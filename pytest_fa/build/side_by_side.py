@@ -92,10 +92,12 @@ def _are_of_one_source(stem: str) -> bool:
 
 def _put_fatbin(objcopy: str, stem: str) -> bool:
     """Replace the fatbin of the host object by that of the device code; False if the object is not as expected."""
-    target, found = f"{stem}.o", f"{DEVICE}/found.fatbin"
-    if _failed(_start([objcopy, "--dump-section", f"{SECTION}={found}", target, f"{DEVICE}/unchanged.o"], os.devnull)):
+    target, placeholder = f"{stem}.o", f"{DEVICE}/placeholder.fatbin"
+    if _failed(
+        _start([objcopy, "--dump-section", f"{SECTION}={placeholder}", target, f"{DEVICE}/unchanged.o"], os.devnull)
+    ):
         return False
-    content = _content(found)
+    content = _content(placeholder)
     if not content or content != _content(f"{stem}.fatbin"):
         return False
     return not _failed(_start([objcopy, "--update-section", f"{SECTION}={FATBIN}", target], os.devnull))
