@@ -185,6 +185,9 @@ class CaseRunner:
         """The worker's result, with the profiler's time and their agreement if it has a time; and what it cost."""
         is_timed = job.time and not self.options.selftest
         started = time.perf_counter()
+        if job.time and job.device == "cuda":
+            self.workers.start_processes(job)  # while others may use the GPU
+        forked = time.perf_counter()
         if is_timed:
             self.profiler_workers.wait_until_prepared()  # nothing else may run on the GPU from here on
         prepared = time.perf_counter()
@@ -194,8 +197,8 @@ class CaseRunner:
             judged = time.perf_counter()
             if result.speed and not self.options.selftest:
                 result = msgspec.structs.replace(result, speed=self._with_confirmation(job, result.speed))
-            profiler_seconds = time.perf_counter() - judged + prepared - started
-        costs = Costs(locked - prepared, judged - locked, profiler_seconds)
+            profiler_seconds = time.perf_counter() - judged + prepared - forked
+        costs = Costs(locked - prepared, judged - locked + forked - started, profiler_seconds)
         if result.lacks_memory and not job.time and self._others_may_use_memory(job.device):
             result, costs = self._result_alone(job, costs)
         self._prepare_profiler(job)
@@ -292,8 +295,7 @@ class CaseRunner:
 
     def _with_agreement(self, job: CaseJob, speed: Speed) -> Speed:
         """The speed with its agreement: all clocks, the kernels' names, and the least time the device can need."""
-        has_limit = job.variant.role != "overhead"
-        ceilings = self._ceilings if has_limit else None
+        ceilings = self._ceilings if job.variant.role != "overhead" else None
         floor = ceilings.floor(job.case, speed.l2_bytes, speed.highest_sm_mhz) if ceilings else None
         return msgspec.structs.replace(
             speed, agreement=check_agreement(job.variant.name, job.variant.role, speed, floor)
@@ -325,9 +327,7 @@ class CaseRunner:
 
     def _is_further_seed(self, variant: Variant, case: Case, kind: RecordKind) -> bool:
         """Whether the variant was repeated at this shape before, with other data.  Most races do not depend on data."""
-        if kind != "correct":
-            return False
-        return self._first_seeds.get((variant.name, case.shape_id), case.id) != case.id
+        return kind == "correct" and self._first_seeds.get((variant.name, case.shape_id), case.id) != case.id
 
     def _cross_checks(self, variant: Variant, case: Case, device: Device) -> tuple[Variant, ...]:
         """The SDPA backends that support the case on this device; none for a baseline."""

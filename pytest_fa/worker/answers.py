@@ -5,11 +5,16 @@ Before it believes an answer, texts are of bounded length, and progress has a ti
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Sequence
+
 import msgspec
 
 from pytest_fa.candidate.channel import Garbage
 from pytest_fa.candidate.commands import Ending
+from pytest_fa.processes import describe_status
 from pytest_fa.records.record import Stage
+from pytest_fa.records.text import printable
 from pytest_fa.worker.jobs import CaseJob, CaseResult, Job, Progress, Result
 from pytest_fa.worker.stages import most_progress_seconds
 
@@ -54,3 +59,17 @@ def result_without_worker(job: CaseJob, lost: LostWorker) -> CaseResult:
         for index, name in enumerate(job.wanted_stages)
     )
     return CaseResult(lost.ending, lost.message, stages, ("watchdog" if lost.ending == "hung" else "isolation",))
+
+
+def ending_text(ending: str, reason: str, last_progress: Progress, statuses: Sequence[int | None]) -> str:
+    """A sentence about how a job was lost; `statuses` are those with which the candidates' processes ended."""
+    stage = last_progress.stage
+    if ending == "hung":
+        seconds = f"{last_progress.seconds:g} s"
+        message = f"hung: no progress for {seconds} in stage {stage}; the worker process was killed"
+    elif ending == "crashed":
+        status = next((each for each in statuses if each != signal.SIGKILL), statuses[0] if statuses else None)
+        message = f"crashed: {describe_status(status)} in stage {stage}; a new worker process replaces this one"
+    else:
+        message = f"{reason} in stage {stage}; the worker process was killed"
+    return printable(message)

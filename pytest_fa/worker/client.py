@@ -8,8 +8,8 @@ Every message has a deadline and a largest size, and an answer that is none ends
 from __future__ import annotations
 
 import os
-import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
@@ -18,9 +18,9 @@ import msgspec
 from pytest_fa.candidate.channel import Garbage
 from pytest_fa.candidate.commands import Ending
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.processes import describe_status, memory_bytes, resident_bytes
-from pytest_fa.records.text import printable, printable_struct
-from pytest_fa.worker.answers import LostWorker, checked_progress, result_without_worker, shortened
+from pytest_fa.processes import memory_bytes, resident_bytes
+from pytest_fa.records.text import printable_struct
+from pytest_fa.worker.answers import LostWorker, checked_progress, ending_text, result_without_worker, shortened
 from pytest_fa.worker.fork_server import (
     START_SECONDS,
     ForkServer,
@@ -55,6 +55,8 @@ MOST_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
 SLICE_SECONDS = 1.0  # the size of the output is looked at this often
 LIVE_SLICE_SECONDS = 0.1  # new output is shown this often
 LET_GO_SECONDS = 2.0  # within which the judge must have ended a job that was abandoned
+# The candidates of a job, by its `without_attention`.
+ROLES: dict[bool, tuple[ProcessRole, ...]] = {False: ("candidate",), True: ("candidate", "bare")}
 
 AnyResult = TypeVar("AnyResult", CaseResult, GateResult, ProfilerResult)
 
@@ -111,14 +113,25 @@ class Workers:
         except (WorkerError, OSError):
             self.close()
 
+    def start_processes(self, job: CaseJob) -> None:
+        """Start the judge and the candidates of a job, which open no GPU yet; an error is met again by the job."""
+        if not self.unprotected:
+            self._belong_to(job.variant)
+            with suppress(WorkerError, OSError):
+                self._processes(ROLES[job.without_attention])
+
+    def _belong_to(self, variant: Variant) -> None:
+        """End the candidates of another variant: state that its code left in them must not affect this one."""
+        if self._owner != (owner := owner_of(variant)):
+            self.end_worker()
+            self._owner = owner
+
     def run(self, job: CaseJob) -> CaseResult:
         """Run one job and return its result, also if a process crashes or hangs.
 
         Raises `WorkerError` if no process can be started.
         """
-        if self._owner != (owner := owner_of(job.variant)):
-            self.end_worker()  # state that one variant's code left in the process must not affect another variant
-            self._owner = owner
+        self._belong_to(job.variant)
         if not self.unprotected:
             result = self._run_apart(job)
             if not result.lacks_sharing or self._has_judged:  # once a variant has run, it could have caused this
@@ -138,9 +151,8 @@ class Workers:
 
     def _run_apart(self, job: CaseJob) -> CaseResult:
         """Run a job with the variant in a process of its own."""
-        roles: tuple[ProcessRole, ...] = ("candidate", "bare") if job.without_attention else ("candidate",)
         try:
-            return self._run_in_worker(job, CaseResult, roles)
+            return self._run_in_worker(job, CaseResult, ROLES[job.without_attention])
         except LostWorker as lost:
             return result_without_worker(job, lost)
         finally:
@@ -310,16 +322,7 @@ class Workers:
         request: Literal["kill", "reap"] = "reap" if ending == "crashed" else "kill"
         statuses = [self._server.end(candidate, request=request) for candidate in self._candidates]
         self._candidates.clear()
-        stage = last_progress.stage
-        if ending == "hung":
-            seconds = f"{last_progress.seconds:g} s"
-            message = f"hung: no progress for {seconds} in stage {stage}; the worker process was killed"
-        elif ending == "crashed":
-            status = next((each for each in statuses if each != signal.SIGKILL), statuses[0] if statuses else None)
-            message = f"crashed: {describe_status(status)} in stage {stage}; a new worker process replaces this one"
-        else:
-            message = f"{reason} in stage {stage}; the worker process was killed"
-        return printable(message)
+        return ending_text(ending, reason, last_progress, statuses)
 
     def _processes(self, roles: tuple[ProcessRole, ...]) -> tuple[ForkServer, Worker]:
         """The server, and the judge with its candidates.  A server that does not answer is replaced once."""

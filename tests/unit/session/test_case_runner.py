@@ -37,6 +37,7 @@ class KeepsJobs(Workers):
         super().__init__()
         self.jobs: list[CaseJob] = []
         self.locks: list[str] = []  # how the GPU's lock is held meanwhile
+        self.starts: list[str] = []
         self.ends = 0
         self._results = list(results)
 
@@ -45,6 +46,11 @@ class KeepsJobs(Workers):
         self.jobs.append(job)
         self.locks.append(state_of(Path(tempfile.gettempdir())))
         return self._results.pop(0) if self._results else CaseResult("ok", "", ())
+
+    def start_processes(self, job: CaseJob) -> None:
+        """Keep how the GPU's lock is held meanwhile."""
+        assert job.time
+        self.starts.append(state_of(Path(tempfile.gettempdir())))
 
     def end_worker(self) -> None:
         """Count how often the process of the candidate is ended."""
@@ -141,6 +147,7 @@ def test_a_timed_job_has_the_gpu_to_itself(
     )
     runner.run(variant, CASE, kind, is_checked_first=is_checked_first)
     assert workers.locks == expected
+    assert workers.starts == ["free"] * expected.count("alone")  # the processes of a timed job start before it
     assert [job.time for job in workers.jobs] == [*[False] * (len(expected) - 1), kind == "speed"]
     assert not workers.jobs[-1].without_attention or len(expected) == 1  # the earlier check looked for delegation
 

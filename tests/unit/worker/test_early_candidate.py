@@ -64,6 +64,49 @@ def test_without_a_judge_no_candidate_is_started(job_of_source: JobOfSource, mon
         assert workers.run(job).outcome == "ok"
 
 
+@pytest.mark.parametrize("without_attention", [False, True])
+def test_processes_are_started_before_their_job(job_of_source: JobOfSource, *, without_attention: bool) -> None:
+    """The job gets the judge and the candidates that were started for it."""
+    job = msgspec.structs.replace(job_of_source(PYTHON_SOURCE), without_attention=without_attention)
+    with Workers() as workers:
+        workers.start_processes(job)
+        started = [each.pid for each in workers._candidates]
+        judge = workers._judge
+        assert len(started) == 1 + without_attention
+        result = workers.run(job)
+        assert (result.outcome, result.message) == ("ok", "")
+        assert (workers._judge, [each.pid for each in workers._candidates]) == (judge, started[:1])
+
+
+def test_processes_of_another_variant_are_not_used(job_of_source: JobOfSource) -> None:
+    """Those that were started for a variant end when a job of another one comes."""
+    job = job_of_source(PYTHON_SOURCE)
+    elsewhere = msgspec.structs.replace(job, variant=msgspec.structs.replace(job.variant, folder="/elsewhere"))
+    with Workers() as workers:
+        workers.start_processes(elsewhere)
+        (started,) = [each.pid for each in workers._candidates]
+        assert workers.run(job).outcome == "ok"
+        assert [each.pid for each in workers._candidates] != [started]
+        assert not is_running(started)
+
+
+def test_processes_that_cannot_be_started_are_missed_by_the_job(
+    job_of_source: JobOfSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is raised before the job, which tries again."""
+    job = job_of_source(PYTHON_SOURCE)
+
+    def no_answer(*_: object) -> None:
+        raise ConnectionError
+
+    with Workers() as workers:
+        with monkeypatch.context() as patched:
+            patched.setattr(ForkServer, "fork", no_answer)
+            workers.start_processes(job)
+        assert workers._candidates == []
+        assert workers.run(job).outcome == "ok"
+
+
 @pytest.mark.parametrize("problem", [None, RuntimeError("no device")])
 def test_it_opens_the_gpu_and_then_serves(monkeypatch: pytest.MonkeyPatch, problem: Exception | None) -> None:
     """Without a GPU, and where it cannot be opened, it serves as every candidate does."""
