@@ -37,6 +37,9 @@ class ThisProcess(ProfilerWorkers):
     def start(self, *, on_gpu: bool = False) -> None:
         """Start nothing: there is no other process."""
 
+    def start_processes(self, job: CaseJob) -> None:
+        """Start nothing: there is no other process."""
+
     def run(self, job: CaseJob) -> CaseResult:
         """Run one job.  A call of `sys.exit` in the function counts as a crash.
 

@@ -19,6 +19,7 @@ SECTION = ".nv_fatbin"  # of the host object: its only content is the fatbin
 SEPARATOR = "--"
 _DEVICE_LOG, _HOST_LOG, _LINK_LOG = f"{DEVICE}/log.txt", "host.log", "link.log"
 _SIGTERM = 15
+_PTXAS = b"ptxas "
 
 
 def main(arguments: list[str]) -> int:
@@ -27,7 +28,7 @@ def main(arguments: list[str]) -> int:
     device_part, host_part = _start(device, _DEVICE_LOG), _start(host, _HOST_LOG)
     host_failed = _failed(host_part)
     if host_failed and _at_ptxas(_lines(_HOST_LOG)) is None:
-        os.kill(device_part, _SIGTERM)  # the ordinary command would not have begun with it
+        _end(device_part)  # the ordinary command would not have begun with it
     device_failed = _failed(device_part)
     failed = device_failed or host_failed
     if not failed and not (_are_of_one_source(stem) and _put_fatbin(objcopy, stem)):
@@ -49,15 +50,19 @@ def joined_log(host: list[bytes], device: list[bytes], *, device_failed: bool, h
     at = _at_ptxas(host)
     if at is None and host_failed:
         return host  # the ordinary command stops at the same error
-    before, after = host[:at], [] if at is None else host[at + 1 :]
-    most = min(len(before), len(device))
-    shared = next(count for count in range(most, -1, -1) if before[len(before) - count :] == device[:count])
+    before, rest = host[:at], [] if at is None else host[at:]
+    after = rest[next((index for index, line in enumerate(rest) if not line.startswith(_PTXAS)), len(rest)) :]
+    both = [mine == yours for mine, yours in zip(before, device, strict=False)]
+    first = next((index for index, is_equal in enumerate(both) if not is_equal), len(both))  # of the preprocessor
+    own, device = before[first:], device[first:]
+    most = min(len(own), len(device))
+    shared = next(count for count in range(most, -1, -1) if own[len(own) - count :] == device[:count])
     return [*before, *device[shared:], *([] if device_failed else after)]
 
 
 def _at_ptxas(host: list[bytes]) -> int | None:
     """Return the index of ptxas's line in the output of the host part; None if that part failed before it."""
-    return next((index for index, line in enumerate(host) if line.startswith(b"ptxas ")), None)
+    return next((index for index, line in enumerate(host) if line.startswith(_PTXAS)), None)
 
 
 def _split(arguments: list[str]) -> list[list[str]]:
@@ -81,13 +86,27 @@ def _failed(process: int) -> bool:
     return os.waitpid(process, 0)[1] != 0
 
 
+def _end(process: int) -> None:
+    """End a process and what it has started."""
+    children = _content(f"/proc/{process}/task/{process}/children").split()
+    try:
+        os.kill(process, _SIGTERM)
+    except ProcessLookupError:
+        return
+    for child in children:
+        _end(int(child))
+
+
 def _are_of_one_source(stem: str) -> bool:
-    """Whether both parts have the same kernels, by the file in which nvcc registers them with their mangled names."""
-    name = f"{stem}.cudafe1.stub.c"
+    """Whether both parts have the same identity and kernels.
+
+    nvcc takes the identity from the text of the source, and registers the kernels by their mangled names.
+    """
+    name, identity = f"{stem}.cudafe1.stub.c", _content(f"{stem}.module_id")
     device, host = (
         [line for line in _lines(path) if not line.startswith(b"# ")] for path in (f"{DEVICE}/{name}", name)
     )
-    return bool(host) and device == host
+    return bool(host) and device == host and identity == _content(f"{DEVICE}/{stem}.module_id") != b""
 
 
 def _put_fatbin(objcopy: str, stem: str) -> bool:

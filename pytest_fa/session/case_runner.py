@@ -186,7 +186,7 @@ class CaseRunner:
         is_timed = job.time and not self.options.selftest
         started = time.perf_counter()
         if job.time and job.device == "cuda":
-            self.workers.start_processes(job)  # while others may use the GPU
+            self.workers.start_processes(job)  # while others use the GPU
         forked = time.perf_counter()
         if is_timed:
             self.profiler_workers.wait_until_prepared()  # nothing else may run on the GPU from here on

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
@@ -114,11 +113,13 @@ class Workers:
             self.close()
 
     def start_processes(self, job: CaseJob) -> None:
-        """Start the judge and the candidates of a job, which open no GPU yet; an error is met again by the job."""
-        if not self.unprotected:
+        """Start the processes of the first job, which open no GPU yet.  The job meets any error again."""
+        if self._judge is None and not self.unprotected:
             self._belong_to(job.variant)
-            with suppress(WorkerError, OSError):
+            try:
                 self._processes(ROLES[job.without_attention])
+            except (WorkerError, OSError):
+                self.close()
 
     def _belong_to(self, variant: Variant) -> None:
         """End the candidates of another variant: state that its code left in them must not affect this one."""

@@ -18,10 +18,12 @@ import torch
 import pytest_fa
 from pytest_fa.api.kept_workers import _KEPT
 from pytest_fa.api.rerun_text import rerun_text
+from pytest_fa.api.this_process import ThisProcess, variant_for
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UnsupportedCase, UsageProblem
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.session.refusals import CannotRun, Refused
+from pytest_fa.worker.jobs import CaseJob
 from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_SOURCE, WriteVariant
 
 CASE = "b1h2s64d64-fp16"
@@ -366,3 +368,21 @@ def test_a_write_out_of_bounds_is_found() -> None:
 
     record = pytest_fa.check(writes_far, CASE)
     assert (record.outcome, record.caught_by) == ("wrong", ("guard bands",))
+
+
+def test_a_function_has_no_processes_to_start() -> None:
+    """Its timed job on a GPU runs in this process."""
+    case = parse_case(f"{CASE}-seed0")
+    workers = ThisProcess(right, case)
+    workers.start_processes(
+        CaseJob(
+            variant=variant_for(right, case),
+            case=case,
+            library=None,
+            device="cuda",
+            policy="same_precision",
+            judge=True,
+            time=True,
+        )
+    )
+    assert workers._server is None

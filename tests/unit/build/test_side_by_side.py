@@ -6,6 +6,7 @@ import ast
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -105,7 +106,15 @@ def laboratory(with_binding: Workplace) -> Laboratory:
 
 
 @pytest.mark.needs_nvcc
-@pytest.mark.parametrize("flags", [[], ["-w", "-G"], ["-use_fast_math", "-Xcompiler=-O1", "-lm", "--split-compile=2"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["-w", "-G"],
+        ["--maxrregcount=64"],
+        ["-use_fast_math", "-Xcompiler=-O1", "-lm", "--split-compile=2"],
+    ],
+)
 def test_the_library_is_that_of_the_ordinary_command(laboratory: Laboratory, flags: list[str]) -> None:
     """Library, dependencies and output are the same, byte for byte; only the seconds in ptxas's lines differ."""
     laboratory.write(SOURCE, f"flags: [{', '.join(flags)}]\n")
@@ -116,6 +125,29 @@ def test_the_library_is_that_of_the_ordinary_command(laboratory: Laboratory, fla
     assert (laboratory.folder / "device" / "placeholder.fatbin").is_file()  # the ordinary command was not needed
     assert ordinary.library
     assert ordinary.output.count("unused_in_kernel") == ordinary.output.count("unused_in_host_code")
+
+
+@pytest.mark.needs_nvcc
+def test_warnings_of_the_preprocessor_are_shown_as_often(laboratory: Laboratory) -> None:
+    """Each part runs the preprocessor for its own code, and the host part for both."""
+    conditional = "#ifdef __CUDA_ARCH__\n#warning for a GPU\n#else\n#warning for a CPU\n#endif\n#warning for both\n"
+    laboratory.write(conditional + SOURCE)
+    ordinary = laboratory.run(laboratory.command(side_by_side=False))
+    words = laboratory.command(side_by_side=True)
+    assert SYNTAX_ONLY in words
+    assert laboratory.run(words) == ordinary
+    assert ordinary.output.count("#warning for a GPU") == 2  # the message, and the line of the source
+
+
+@pytest.mark.needs_nvcc
+def test_a_source_with_two_identities_is_compiled_again(laboratory: Laboratory) -> None:
+    """The first function that can be called from elsewhere gives a source its identity."""
+    laboratory.write(f"#ifndef __CUDA_ARCH__\nint first() {{ return 0; }}\n#endif\n{SOURCE}")
+    ordinary = laboratory.run(laboratory.command(side_by_side=False))
+    words = laboratory.command(side_by_side=True)
+    assert SYNTAX_ONLY in words
+    assert laboratory.run(words) == ordinary
+    assert not (laboratory.folder / "device" / "placeholder.fatbin").exists()
 
 
 @pytest.mark.needs_nvcc
@@ -150,9 +182,16 @@ def test_only_equal_kernels_and_the_expected_fatbin_fit(tmp_path: Path, monkeypa
     host, device = tmp_path / "kernel.cudafe1.stub.c", tmp_path / "device" / "kernel.cudafe1.stub.c"
     assert not side_by_side._are_of_one_source("kernel")
     host.write_text('# 1 "kernel.cudafe1.stub.c"\nregister(one)\n', encoding="utf-8")
+    identities = [path.with_name("kernel.module_id") for path in (host, device)]
+    for identity in identities:
+        identity.write_text("_kernel_cu_1234", encoding="utf-8")
     assert not side_by_side._are_of_one_source("kernel")
     device.write_text('# 1 "device/kernel.cudafe1.stub.c"\nregister(one)\n', encoding="utf-8")
     assert side_by_side._are_of_one_source("kernel")
+    for content in ("_kernel_cu_5678", ""):
+        identities[1].write_text(content, encoding="utf-8")
+        assert not side_by_side._are_of_one_source("kernel")
+    identities[1].write_text("_kernel_cu_1234", encoding="utf-8")
     device.write_text('# 1 "device/kernel.cudafe1.stub.c"\nregister(two)\n', encoding="utf-8")
     assert not side_by_side._are_of_one_source("kernel")
     (tmp_path / "kernel.fatbin").write_bytes(b"without kernels")
@@ -192,11 +231,18 @@ INFO = "ptxas info    : 0 bytes gmem\n"
             True,
             [*FRONT_END, "ptxas info\n", "g++ error\n"],
         ),
+        (
+            ["for both\n", "for a CPU\n", "warning a\n", INFO, "ptxas warning\n", "g++\n"],
+            ["for both\n", "warning a\n", "ptxas info\n"],
+            False,
+            False,
+            ["for both\n", "for a CPU\n", "warning a\n", "ptxas info\n", "g++\n"],
+        ),
         (["error\n"], ["error\n"], True, True, ["error\n"]),
         (["error\n"], [], True, True, ["error\n"]),
         ([], ["ptxas info\n"], False, False, ["ptxas info\n"]),
     ],
-    ids=["quiet", "warnings", "ptxas", "g++", "front end", "host code only", "no ptxas line"],
+    ids=["quiet", "warnings", "ptxas", "g++", "preprocessor", "front end", "host code only", "no ptxas line"],
 )
 def test_output_of_both_parts_is_joined(
     host: list[str], device: list[str], expected: list[str], *, device_failed: bool, host_failed: bool
@@ -284,3 +330,23 @@ def test_the_program_imports_nothing_that_takes_time() -> None:
     names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
     assert len(names) == len(imports)
     assert names == {"os", "sys"}
+
+
+def test_a_part_ends_with_what_it_has_started(tmp_path: Path) -> None:
+    """A compiler that nvcc has started does not go on after nvcc."""
+    script = f"sleep 60 & echo $! > {tmp_path}/child; wait"
+    with subprocess.Popen(["sh", "-c", script]) as process:
+        while not (tmp_path / "child").exists() or not (child := (tmp_path / "child").read_text().strip()):
+            pass
+        side_by_side._end(process.pid)
+        assert process.wait(10) != 0
+    assert wait_for(lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text())
+    side_by_side._end(process.pid)  # one that has ended
+
+
+def wait_for(is_true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether something is true within these seconds."""
+    end = time.monotonic() + seconds
+    while not is_true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return is_true()

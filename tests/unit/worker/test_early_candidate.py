@@ -90,6 +90,21 @@ def test_processes_of_another_variant_are_not_used(job_of_source: JobOfSource) -
         assert not is_running(started)
 
 
+def test_only_the_first_job_has_processes_before(job_of_source: JobOfSource) -> None:
+    """Later, others would have to end first, and they may hold memory of a GPU on which another process is timing."""
+    job = job_of_source(PYTHON_SOURCE)
+    elsewhere = msgspec.structs.replace(job, variant=msgspec.structs.replace(job.variant, folder="/elsewhere"))
+    with Workers() as workers:
+        workers.run(job)
+        (kept,) = [each.pid for each in workers._candidates]
+        workers.start_processes(elsewhere)
+        assert [each.pid for each in workers._candidates] == [kept]
+        assert is_running(kept)
+        workers.end_worker()
+        workers.start_processes(job)
+        assert workers._candidates == []
+
+
 def test_processes_that_cannot_be_started_are_missed_by_the_job(
     job_of_source: JobOfSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
