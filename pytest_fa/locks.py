@@ -31,7 +31,7 @@ NOTICE_SECONDS = 5.0  # a wait that is longer is explained
 MOST_SECONDS = 3600.0
 CHECK_SECONDS = 0.2
 POLL_SECONDS = 0.005
-PATIENCE_SECONDS = 10.0  # within which those who want a lock alone go before one that wants to share it
+PATIENCE_SECONDS = 10.0  # a longer wait to share a lock comes before later waits to hold it alone
 MOST_HOLDER_BYTES = 4096
 
 
@@ -144,7 +144,7 @@ def shared_lock(
             wait.until_free(impatient, fcntl.LOCK_SH)
             wait.until_free(line, fcntl.LOCK_SH)
         elif not wait.until_free(line, fcntl.LOCK_EX, PATIENCE_SECONDS):
-            wait.until_free(impatient, fcntl.LOCK_EX)  # from here on, no other process joins those who hold the line
+            wait.until_free(impatient, fcntl.LOCK_EX)  # no later wait to hold it alone takes the line now
             wait.until_free(line, fcntl.LOCK_EX)
         fcntl.flock(impatient, fcntl.LOCK_UN)
         wait.until_free(users, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)

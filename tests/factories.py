@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -343,3 +344,11 @@ def fuzz_settings(examples: int = 100, *, slowness: int = 1) -> settings:
 
 OK = check(Bound("max", 0.001, 0.004, True))
 WRONG = check(Bound("max", 0.008, 0.004, False))
+
+
+def wait_until(is_true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether something is true within these seconds."""
+    end = time.monotonic() + seconds
+    while not is_true() and time.monotonic() < end:
+        time.sleep(0.005)
+    return is_true()

@@ -52,8 +52,8 @@ def joined_log(host: list[bytes], device: list[bytes], *, device_failed: bool, h
         return host  # the ordinary command stops at the same error
     before, rest = host[:at], [] if at is None else host[at:]
     after = rest[next((index for index, line in enumerate(rest) if not line.startswith(_PTXAS)), len(rest)) :]
-    both = [mine == yours for mine, yours in zip(before, device, strict=False)]
-    first = next((index for index, is_equal in enumerate(both) if not is_equal), len(both))  # of the preprocessor
+    equal = [host_line == device_line for host_line, device_line in zip(before, device, strict=False)]
+    first = next((index for index, is_equal in enumerate(equal) if not is_equal), len(equal))  # of the preprocessor
     own, device = before[first:], device[first:]
     most = min(len(own), len(device))
     shared = next(count for count in range(most, -1, -1) if own[len(own) - count :] == device[:count])

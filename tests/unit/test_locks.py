@@ -19,6 +19,7 @@ import pytest
 from pytest_fa import locks
 from pytest_fa.errors import LockProblem
 from pytest_fa.locks import describe_holder, held_lock, shared_lock
+from tests.factories import wait_until
 
 HOLDER = """\
 import sys, time
@@ -188,14 +189,6 @@ class User(threading.Thread):
         self.join(30)
 
 
-def wait_until(is_true: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether something is true within these seconds."""
-    end = time.monotonic() + seconds
-    while not is_true() and time.monotonic() < end:
-        time.sleep(0.005)
-    return is_true()
-
-
 @pytest.fixture
 def use(tmp_path: Path) -> Iterator[Callable[..., User]]:
     """`use(alone=True)`: a thread that holds the lock, or waits for it; all leave at the end."""
@@ -242,7 +235,7 @@ def test_who_waits_to_be_alone_is_next(use: Callable[..., User]) -> None:
     assert later.is_in()
 
 
-def test_all_who_wait_to_be_alone_come_before_those_who_share(use: Callable[..., User]) -> None:
+def test_waits_to_hold_it_alone_come_before_waits_to_share_it(use: Callable[..., User]) -> None:
     """Those who share the lock leave it once, and not once for each of the others."""
     first = use()
     assert first.is_in()
@@ -262,7 +255,7 @@ def test_all_who_wait_to_be_alone_come_before_those_who_share(use: Callable[...,
     assert later.is_in()
 
 
-def test_who_waits_long_to_share_comes_before_new_ones_alone(
+def test_a_long_wait_to_share_comes_before_later_waits_to_hold_it_alone(
     monkeypatch: pytest.MonkeyPatch, use: Callable[..., User]
 ) -> None:
     """Processes that want the lock alone cannot keep it for ever, either, though one of them always waits."""
@@ -270,7 +263,7 @@ def test_who_waits_long_to_share_comes_before_new_ones_alone(
     alone = [use(alone=True)]
     assert alone[0].is_in()
     sharer = use()
-    for _ in range(20):  # each of them begins to wait before the previous one leaves
+    for _ in range(20):  # each thread begins to wait before the previous one leaves
         alone.append(use(alone=True))
         time.sleep(0.05)
         alone[-2].leave()

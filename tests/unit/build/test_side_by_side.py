@@ -6,7 +6,6 @@ import ast
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from pytest_fa.build import command, side_by_side
 from pytest_fa.build.side_by_side import joined_log
 from pytest_fa.build.toolchain import Toolchain, find_toolchain
 from pytest_fa.catalog.variant import Variant
+from tests.factories import wait_until
 from tests.unit.build.conftest import Workplace
 from tests.unit.build.test_command import TOOLCHAIN
 
@@ -340,13 +340,5 @@ def test_a_part_ends_with_what_it_has_started(tmp_path: Path) -> None:
             pass
         side_by_side._end(process.pid)
         assert process.wait(10) != 0
-    assert wait_for(lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text())
+    assert wait_until(lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text())
     side_by_side._end(process.pid)  # one that has ended
-
-
-def wait_for(is_true: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether something is true within these seconds."""
-    end = time.monotonic() + seconds
-    while not is_true() and time.monotonic() < end:
-        time.sleep(0.01)
-    return is_true()

@@ -28,7 +28,7 @@ class Waits(RuntimeError):
 
 
 def line_of(lock: Lock) -> str:
-    """The line that one who waits for the lock says."""
+    """The line that a process says while it waits for the lock."""
     lines: list[str] = []
 
     def stop() -> None:
@@ -48,7 +48,7 @@ def _gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lock", [timing_lock, checking_lock])
-def test_who_times_is_named(lock: Lock) -> None:
+def test_the_process_that_times_is_named(lock: Lock) -> None:
     """Both kinds of wait name the process that times."""
     with timing_lock():
         assert line_of(lock).startswith("waiting for the timing lock of NVIDIA H200, held by process ")
@@ -70,8 +70,8 @@ def test_a_holder_that_was_killed_is_not_named(tmp_path: Path) -> None:
         assert line_of(timing_lock) == "waiting for the end of checks on NVIDIA H200"
 
 
-def test_a_check_behind_one_who_waits_to_time() -> None:
-    """Nobody holds the timing lock then."""
+def test_a_check_behind_a_process_that_waits_to_time() -> None:
+    """No process holds the timing lock then."""
     has_ended = threading.Event()
 
     def end_when_told() -> None:
@@ -96,7 +96,7 @@ def test_a_check_behind_one_who_waits_to_time() -> None:
 
 
 def lines_of_a_try() -> list[str]:
-    """The lines of one that takes the lock for checks, or waits until it has said a line."""
+    """The lines of a process that takes the lock for checks, or waits until it has said a line."""
     lines: list[str] = []
 
     def stop() -> None:

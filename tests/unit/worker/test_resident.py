@@ -7,8 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from pytest_fa.processes import MARK, marked_with
 from pytest_fa.worker import resident
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.fork_server import ForkServer, child_environment, servers_of_run
+from tests.factories import wait_until
 from tests.unit.worker.conftest import JobOfSource
 
 START_SECONDS = 120.0
@@ -26,16 +26,6 @@ print("folder", os.getcwd(), "variable", os.environ.get("FA_SEEN"), "nice", os.n
 def forward(q, k, v, *, scale, causal, out):
     return (q.float() @ k.float().mT * scale).softmax(-1).matmul(v.float()).to(q.dtype)
 """
-
-
-def until(condition: Callable[[], bool], seconds: float = START_SECONDS) -> bool:
-    """Whether a condition becomes true within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def serve(*words: str) -> subprocess.Popen[str]:
@@ -85,7 +75,7 @@ def test_a_run_uses_it(
 
     assert (result.outcome, result.message) == ("ok", "")
     assert f"folder {tmp_path} variable yes nice {os.nice(0)}" in output
-    assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10)
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10)
     assert server.poll() is None
 
 
@@ -176,18 +166,18 @@ def test_an_outdated_one_is_replaced(place: Path, monkeypatch: pytest.MonkeyPatc
     path = resident.resident_path()
     assert path is not None
     first = serve()
-    assert until(path.exists)
+    assert wait_until(path.exists, START_SECONDS)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     ForkServer().close()
     first.communicate(timeout=30)
-    assert until(path.exists)
+    assert wait_until(path.exists, START_SECONDS)
 
     next_server = ForkServer()
     next_server.close()
 
     assert isinstance(next_server._process, resident.ForkedServer)
     assert resident.end_resident(path) == "30"
-    assert until(lambda: not path.exists(), 10)
+    assert wait_until(lambda: not path.exists(), 10)
 
 
 def test_a_shared_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
