@@ -1,14 +1,15 @@
 """Measure times twice on a GPU, in two ways that should agree, and list those that differ.
 
-python -m tests.honest_times --seconds 240 [--only NAME,...] [--log FILE]
+python -m tests.honest_times --seconds 240 [--only NAME,...]
 
 - Data: each candidate at the target shape, once with fresh data in every call and once with eight sets of inputs that
   take turns, as older versions had them.  Both are timed several times, in turn, in one process.
 - Clocks: each candidate and SDPA backend at three shapes, by the events of its own process and by the judge's clock.
   Beside them stands the time of calls that each write an output of their own.
 
-The exit status is 1 if two times differ by more than the limit, or if a variant has no times.  Variants for which the
-time does not suffice are named.
+A line is printed as soon as its two times are measured.  The exit status is 1 if two times differ by more than the
+limit, or if a variant has no times.  Variants for which the time does not suffice are named.  The time includes the
+builds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import itertools
 import statistics
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -44,6 +45,9 @@ from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import CaseJob, CaseResult
 from tests.honest_cases import KERNELS, WATCHDOG_SECONDS, builds_of
 
+KINDS = """\
+data: with fresh data, with sets in turn; clocks: the candidate's, the judge's; outputs: each call has its own"""
+HEAD = f"{'kind':6} {'variant':22} {'case':28} {'first us':>9} {'second us':>9} {'differ':>8} {'outputs':>8}"
 TARGET = "b1h8s512d64-fp16-seed0"
 CLOCK_CASES = (TARGET, "b1h2s64d64-fp16-seed0", "b4h16s2048d64-fp16-seed0")
 SETS = 8  # of inputs that take turns
@@ -78,12 +82,18 @@ class Pair(NamedTuple):
 
 
 class Tally:
-    """The pairs so far, and what has none."""
+    """The pairs so far, and what has none.  `say` gets a line about each pair as soon as it is measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] = lambda _: None) -> None:
+        self._say = say
         self.pairs: list[Pair] = []
         self.failed: list[str] = []
         self.late: list[str] = []
+
+    def add(self, pair: Pair) -> None:
+        """Take in a pair."""
+        self.pairs.append(pair)
+        self._say(row(pair))
 
     @property
     def agrees(self) -> bool:
@@ -124,7 +134,7 @@ def add_data_pairs(  # what the measurement of one shape needs
         except (FaError, RuntimeError) as problem:
             tally.failed.append(f"data {variant.name}: {problem}")
         else:
-            tally.pairs.append(Pair("data", variant.name, case.id, *times))
+            tally.add(Pair("data", variant.name, case.id, *times))
 
 
 def _times_of_data(variant: Variant, library: str | None, case: Case, place: torch.device) -> tuple[float, float]:
@@ -150,7 +160,7 @@ def add_clock_pairs(tally: Tally, variants: list[Variant], builds: dict[str, Bui
     deadline = time.monotonic() + seconds
     with Workers() as workers:
         workers.start()
-        for variant, case in itertools.product(variants, map(parse_case, CLOCK_CASES)):
+        for case, variant in itertools.product(map(parse_case, CLOCK_CASES), variants):
             if variant.refuses(case):
                 continue
             if time.monotonic() > deadline:
@@ -163,7 +173,7 @@ def add_clock_pair(tally: Tally, variant: Variant, case: Case, result: CaseResul
     """Add the times of one result by both clocks, or why it has none."""
     if result.speed and (outside := result.speed.outside):
         times_us = result.speed.device.median_us, outside.median_us
-        tally.pairs.append(Pair("clocks", variant.name, case.id, *times_us, outside.proof_us))
+        tally.add(Pair("clocks", variant.name, case.id, *times_us, outside.proof_us))
     elif result.outcome != "unsupported":  # a baseline may refuse a shape
         tally.failed.append(f"clocks {variant.name} at {case.id}: {result.outcome}: {result.message}")
 
@@ -188,27 +198,22 @@ def _library(variant: Variant, builds: dict[str, Build]) -> str | None:
     return str(default_cache() / builds[variant.name].library) if variant.name in builds else None
 
 
-def table(tally: Tally) -> str:
-    """A row for each pair, how many of each kind agree, and what has no times.
-
-    The two times of a row: with fresh data and in turn, or by the candidate's clock and by the judge's.
-    """
-    rows = [
+def row(pair: Pair) -> str:
+    """The line of a pair: its two times, how much they differ, and what outputs of their own cost."""
+    return (
         f"{pair.kind:6} {pair.variant:22} {pair.case:28} {pair.first_us:9.2f} {pair.second_us:9.2f} "
         f"{100 * pair.share:+6.2f} % {_own_outputs(pair):>8}{'' if pair.agrees else '  DIFFERS'}"
-        for pair in tally.pairs
-    ]
-    ends = []
+    )
+
+
+def ends(tally: Tally) -> list[str]:
+    """How many pairs of each kind agree, and what has no times."""
+    lines = []
     for kind in dict.fromkeys(pair.kind for pair in tally.pairs):
         of_kind = [pair for pair in tally.pairs if pair.kind == kind]
-        ends.append(f"{kind}: {sum(pair.agrees for pair in of_kind)} of {len(of_kind)} agree")
-    ends += [f"NO TIMES: {text}" for text in tally.failed]
-    ends += [f"no time left for: {text}" for text in tally.late]
-    kinds = (
-        "data: with fresh data, with sets in turn; clocks: the candidate's, the judge's; outputs: each call has its own"
-    )
-    head = f"{'kind':6} {'variant':22} {'case':28} {'first us':>9} {'second us':>9} {'differ':>8} {'outputs':>8}"
-    return "\n".join([kinds, head, *rows, *ends])
+        lines.append(f"{kind}: {sum(pair.agrees for pair in of_kind)} of {len(of_kind)} agree")
+    lines += [f"NO TIMES: {text}" for text in tally.failed]
+    return lines + [f"no time left for: {text}" for text in tally.late]
 
 
 def _own_outputs(pair: Pair) -> str:
@@ -221,7 +226,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--only", default="")
-    parser.add_argument("--log", type=Path)
     arguments = parser.parse_args()
     gpu = find_gpu()
     if gpu is None:
@@ -232,18 +236,27 @@ def main() -> int:
     variants = [each for each in known if each.computes == "attention" and (not only or each.name in only)]
     candidates = [each for each in variants if each.role == "candidate" and "cuda" in each.supports.device]
     baselines = [each for each in variants if each.role == "baseline" and each.name.startswith("sdpa_")]
-    builds, tally = builds_of(candidates, default_cache()), Tally()
+    deadline = time.monotonic() + arguments.seconds
+    builds, tally = builds_of(candidates, default_cache()), Tally(_say)
     tally.failed += [f"{each.name} is not built" for each in candidates if each.is_built and each.name not in builds]
     candidates = [each for each in candidates if not each.is_built or each.name in builds]
-    data_seconds = DATA_SHARE_OF_SECONDS * arguments.seconds
-    with timing_lock():
-        add_data_pairs(tally, candidates, builds, parse_case(TARGET), "cuda", data_seconds)
-        add_clock_pairs(tally, [*baselines, *candidates], builds, arguments.seconds - data_seconds)
-    text = f"{gpu.name}\n{table(tally)}\n"
-    sys.stdout.write(text)
-    if arguments.log:
-        arguments.log.write_text(text, encoding="utf-8")
+    for line in (gpu.name, KINDS, HEAD):
+        _say(line)
+    try:
+        with timing_lock():
+            data_seconds = DATA_SHARE_OF_SECONDS * (deadline - time.monotonic())
+            add_data_pairs(tally, candidates, builds, parse_case(TARGET), "cuda", data_seconds)
+            add_clock_pairs(tally, [*baselines, *candidates], builds, deadline - time.monotonic())
+    finally:
+        for line in ends(tally):
+            _say(line)
     return 0 if tally.agrees else 1
+
+
+def _say(line: str) -> None:
+    """Print a line at once, so that a run that is interrupted has said what it measured."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

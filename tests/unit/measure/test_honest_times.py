@@ -15,7 +15,7 @@ from pytest_fa.worker.jobs import CaseResult
 from tests import honest_times
 from tests.factories import speed
 from tests.honest_cases import KERNELS
-from tests.honest_times import SETS, Pair, TakesTurns, Tally, add_clock_pair, add_data_pairs, table
+from tests.honest_times import SETS, Pair, TakesTurns, Tally, add_clock_pair, add_data_pairs, ends
 
 CASE = parse_case("b1h2s64d64-fp16-seed0")
 
@@ -38,15 +38,17 @@ def test_limits(kind: str, first_us: float, second_us: float, *, agrees: bool) -
 
 
 def test_the_table_counts_what_agrees() -> None:
-    """A row that differs is marked, each kind has a line, and what has no times is named."""
-    tally = Tally()
-    tally.pairs += [Pair("data", "ws_p2", CASE.id, 101.0, 100.0), Pair("clocks", "ws_p2", CASE.id, 100.0, 100.0, 104.0)]
+    """A row is said at once, one that differs is marked, each kind has a line, and what has no times is named."""
+    said: list[str] = []
+    tally = Tally(said.append)
+    tally.add(Pair("data", "ws_p2", CASE.id, 101.0, 100.0))
+    tally.add(Pair("clocks", "ws_p2", CASE.id, 100.0, 100.0, 104.0))
     tally.failed.append("clocks ws_p1: hung")
     tally.late.append("clocks minimal")
-    _, _, data, clocks, *ends = table(tally).splitlines()
+    data, clocks = said
     assert data.endswith("+1.00 %        -  DIFFERS")
     assert clocks.endswith("+0.00 %   +4.0 %")
-    assert ends == [
+    assert ends(tally) == [
         "data: 0 of 1 agree",
         "clocks: 1 of 1 agree",
         "NO TIMES: clocks ws_p1: hung",
