@@ -11,11 +11,22 @@ import torch
 from pytest_fa.candidate.commands import Series
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
+from pytest_fa.records.timing import OutsideTime
 from pytest_fa.worker.jobs import CaseResult
 from tests import honest_times
 from tests.factories import speed
 from tests.honest_cases import KERNELS
-from tests.honest_times import SETS, Pair, TakesTurns, Tally, add_clock_pair, add_data_pairs, ends
+from tests.honest_times import (
+    SETS,
+    Pair,
+    TakesTurns,
+    Tally,
+    add_clock_pair,
+    add_data_pairs,
+    ends,
+    pair_of_clocks,
+    pair_of_data,
+)
 
 CASE = parse_case("b1h2s64d64-fp16-seed0")
 
@@ -30,19 +41,27 @@ CASE = parse_case("b1h2s64d64-fp16-seed0")
         ("clocks", 100.0, 102.1, False),
         ("clocks", 2.0, 2.09, True),
         ("clocks", 2.0, 2.11, False),
+        ("runs", 4000.0, 4319.0, True),
+        ("runs", 4000.0, 4321.0, False),
+        ("runs", 4000.0, 3679.0, False),
     ],
 )
 def test_limits(kind: str, first_us: float, second_us: float, *, agrees: bool) -> None:
-    """Data may make a difference of 0.5 %, clocks one of 2 % or 0.1 us."""
-    assert Pair(kind, "ws_p2", CASE.id, first_us, second_us).agrees == agrees
+    """Data may make 0.5 %, clocks 2 % or 0.1 us; ten calls 5 %, 0.1 us and a tenth of the 1.2 ms of their message."""
+    outside = OutsideTime(second_us, 0.001, second_us, 10, second_us if kind == "clocks" else None)
+    if kind == "data":
+        pair = pair_of_data("ws_p2", CASE.id, first_us, second_us)
+    else:
+        pair = pair_of_clocks("ws_p2", CASE.id, first_us, outside)
+    assert (pair.kind, pair.agrees) == (kind, agrees)
 
 
 def test_the_table_counts_what_agrees() -> None:
     """A row is said at once, one that differs is marked, each kind has a line, and what has no times is named."""
     said: list[str] = []
     tally = Tally(said.append)
-    tally.add(Pair("data", "ws_p2", CASE.id, 101.0, 100.0))
-    tally.add(Pair("clocks", "ws_p2", CASE.id, 100.0, 100.0, 104.0))
+    tally.add(pair_of_data("ws_p2", CASE.id, 101.0, 100.0))
+    tally.add(Pair("clocks", "ws_p2", CASE.id, 100.0, 100.0, 2.0, 104.0))
     tally.failed.append("clocks ws_p1: hung")
     tally.late.append("clocks minimal")
     data, clocks = said
