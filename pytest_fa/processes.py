@@ -105,12 +105,12 @@ def children_of(parent: int) -> list[int]:
 
 def descendants_of(ancestor: int) -> list[int]:
     """Return the process ids of all processes that a process has started, directly or not, and that have not ended."""
-    found, pids = [], [ancestor]
-    while pids:
-        children = children_of(pids.pop())
-        found += children
-        pids += children
-    return found
+    descendants, parents = [], [ancestor]
+    while parents:
+        children = children_of(parents.pop())
+        descendants += children
+        parents += children
+    return descendants
 
 
 @contextlib.contextmanager

@@ -12,14 +12,14 @@ from pytest_fa.errors import UsageProblem
 
 
 class VersionDifference(msgspec.Struct, frozen=True):
-    """One package whose version differs from the constraints; `found` is None if it is not installed."""
+    """One package whose version differs from the constraints; `installed` is None if it has none."""
 
     package: str
     wanted: str
-    found: str | None
+    installed: str | None
 
     def __str__(self) -> str:
-        return f"{self.package}: installed is {self.found or 'no version'}, constraints pin {self.wanted}"
+        return f"{self.package}: installed is {self.installed or 'no version'}, constraints pin {self.wanted}"
 
 
 def read_constraints(path: Path) -> dict[str, str]:

@@ -129,7 +129,7 @@ def probe_constraints(places: Places) -> Iterator[Finding]:
     path = places.root / "constraints.txt"
     if not path.is_file():
         return
-    changed = [str(each) for each in differences(read_constraints(path)) if each.found is not None]
+    changed = [str(each) for each in differences(read_constraints(path)) if each.installed is not None]
     if changed:
         listed = f"{', '.join(changed[:2])}{' and others' if len(changed) > 2 else ''}"  # noqa: PLR2004  # two of them
         advice = "pip install -c constraints.txt -e . restores them"

@@ -22,10 +22,10 @@ def explain_lse(lse: torch.Tensor, truth: LseTruth, inputs: Inputs) -> str:
         return f"the log-sum-exp of {int(unwritten.sum())} of {lse.numel()} rows is not written"
     rows = min(rows_per_block(inputs), lse.shape[2])
     block = slice(lse.shape[2] - rows, lse.shape[2])  # the last queries see the most keys
-    found, exact, allowed = (tensor[:, :, block].double() for tensor in (lse, truth.exact, truth.allowed))
+    written, exact, allowed = (tensor[:, :, block].double() for tensor in (lse, truth.exact, truth.allowed))
     for value, cause in _mistakes(inputs, exact, block):
         has_keys = exact.isfinite() & value.isfinite()
-        fits = (found - value).abs() <= allowed + TOLERANCE
+        fits = (written - value).abs() <= allowed + TOLERANCE
         if bool(has_keys.any()) and float(fits[has_keys].double().mean()) >= FITTING_SHARE:
             return cause
     return _where(lse, truth)

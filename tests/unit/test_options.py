@@ -89,16 +89,28 @@ def key(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
+@pytest.fixture
+def in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in CI, where no run uses the times of an earlier one, whatever its options are."""
+    monkeypatch.setenv("CI", "true")
+
+
+@pytest.fixture
+def on_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that a user has typed, also if these tests run in CI or in a process of pytest-xdist."""
+    for name in ("CI", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def test_the_table_above_has_every_option() -> None:
     """These tests cover every option."""
     assert sorted(FLAGS) == sorted(GIVEN)
 
 
+@pytest.mark.usefixtures("on_command_line")
 def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without options a run has all candidates, the default suite and the default folders, and `is_given` is false."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "caches"))
-    for name in ("CI", "PYTEST_XDIST_WORKER"):
-        monkeypatch.delenv(name, raising=False)
     root = pytester.path
     expected = Options(
         reuses_times=True,
@@ -148,21 +160,40 @@ def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: p
     assert expected == read(pytester)
 
 
+@pytest.mark.usefixtures("on_command_line")
+@pytest.mark.parametrize("words", [(), ("--fa-html=report.html",), ("--html=report.html",), ("-n", "2")])
+def test_a_page_or_several_processes_need_new_times(pytester: pytest.Pytester, words: tuple[str, ...]) -> None:
+    """A usual run may use the times of baselines of an earlier run; with a page or with `-n`, none does."""
+    pytest.importorskip("pytest_html")
+    assert (not words) == read(pytester, *words).reuses_times
+
+
+@pytest.mark.usefixtures("on_command_line")
+@pytest.mark.parametrize("name", ["CI", "PYTEST_XDIST_WORKER"])
+def test_ci_and_xdist_need_new_times(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """In CI, and in a process of pytest-xdist, no run uses the times of an earlier one."""
+    monkeypatch.setenv(name, "gw0")
+    assert not read(pytester).reuses_times
+
+
+@pytest.mark.usefixtures("in_ci")
 def test_the_defaults_need_no_pytest(pytester: pytest.Pytester) -> None:
     """`defaults` gives the options of a run without a command line."""
     assert read(pytester) == options.defaults(pytester.path)
 
 
+@pytest.mark.usefixtures("in_ci")
 @pytest.mark.parametrize("flag", FLAGS)
 def test_an_option_is_read_from_the_command_line(pytester: pytest.Pytester, flag: str) -> None:
     """The flag sets its field and no other field."""
     value, field, expected = GIVEN[flag]
     beside = NEEDS.get(flag, [])
-    before, found = read(pytester, *beside), read(pytester, *beside, command_line(flag, value))
+    before, after = read(pytester, *beside), read(pytester, *beside, command_line(flag, value))
     changed = dataclasses.replace(before, **{field: below(pytester.path, expected)}, is_given=True)
-    assert changed == dataclasses.replace(found, rerun=before.rerun, selection=before.selection)
+    assert changed == dataclasses.replace(after, rerun=before.rerun, selection=before.selection)
 
 
+@pytest.mark.usefixtures("in_ci")
 @pytest.mark.parametrize("flag", FLAGS)
 def test_an_option_is_read_from_the_ini_file(pytester: pytest.Pytester, flag: str) -> None:
     """The ini key of the same name has the same effect as the flag."""
@@ -230,8 +261,8 @@ def test_folders_are_below_the_root_wherever_pytest_starts(pytester: pytest.Pyte
     root = pytester.path
     pytester.makeini(ini_of(fa_artifacts="out", fa_kernels="mine"))
     inner = pytester.mkdir("inner")
-    found = read(pytester, f"--rootdir={root}", str(inner))
-    assert (root / "out", (root / "mine",)) == (found.artifacts, found.kernels)
+    given = read(pytester, f"--rootdir={root}", str(inner))
+    assert (root / "out", (root / "mine",)) == (given.artifacts, given.kernels)
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -332,9 +363,9 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
 ) -> None:
     """The message names the option, its value and the allowed values, for flags and ini keys alike."""
     pytester.makeini(ini_of(**{key(flag): value} if place == "ini file" else {}))
-    with pytest.raises(UsageProblem) as found:
+    with pytest.raises(UsageProblem) as raised:
         read(pytester, *([command_line(flag, value)] if place == "command line" else []))
-    assert problem == str(found.value)
+    assert problem == str(raised.value)
 
 
 def test_a_set_of_counters_needs_a_profiler(pytester: pytest.Pytester) -> None:

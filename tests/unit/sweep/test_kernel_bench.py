@@ -134,8 +134,8 @@ def test_what_is_not_clean_has_no_time(
     monkeypatch: pytest.MonkeyPatch, result: GateResult, outcome: str, reason: str
 ) -> None:
     """A process that failed, was slowed down, or whose clocks disagree gives an outcome and a reason, and no ratio."""
-    found, _ = measured(monkeypatch, result)
-    assert (outcome, None, True) == (found.outcome, found.log_ratio, reason in found.reason)
+    trial, _ = measured(monkeypatch, result)
+    assert (outcome, None, True) == (trial.outcome, trial.log_ratio, reason in trial.reason)
 
 
 @pytest.mark.parametrize(
