@@ -2,17 +2,18 @@
 
 python -m tests.honest_times --seconds 240 [--only NAME,...] [--cases CASE,...]
 
-- Data: each candidate at the target shape, once with fresh data in every call and once with eight sets of inputs that
-  take turns, as older versions had them.  Both are timed several times, in turn, in one process.
-- Clocks: each candidate and SDPA backend at three shapes, by the events of its own process and by the judge's clock,
-  which gives the slope between runs of two lengths.  Beside them stands the time of calls that each write an output of
-  their own.
-- Runs: the same for calls too long for a slope.  The judge's clock then shows a whole run, with the message that starts
-  it and the copies that end it.
+- Data: each candidate at the target shape, if that is among the cases, once with fresh data in every call and once with
+  eight sets of inputs that take turns, as older versions had them.  Both are timed several times, in turn, in one
+  process.
+- Clocks: each candidate and SDPA backend at each case, by the events of its own process and by the judge's clock, which
+  gives the slope between runs of two lengths.  Beside them stands the time of calls that each write an output of their
+  own.
+- Runs: the same for calls that have no slope: those of 1 ms and more, and those that no graph can hold.  The judge's
+  clock then shows a whole run, with the message that starts it and the copies that end it.
 
 A line is printed as soon as its two times are measured.  The exit status is 1 if two times differ by more than the
-limit, or if a variant has no times.  Variants for which the time does not suffice are named.  The time includes the
-builds.
+limit, if a variant has no times, or if nothing was measured; it is 2 without a GPU.  Variants for which the time does
+not suffice are named.  The time includes the builds.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pytest_fa.candidate.commands import Series
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Device, Variant
-from pytest_fa.errors import FaError
+from pytest_fa.errors import FaError, UsageProblem
 from pytest_fa.measure import fresh_data
 from pytest_fa.measure.device_time import device_time
 from pytest_fa.measure.fresh_data import RANGE_BYTES, FreshData
@@ -70,32 +71,39 @@ class Pair(NamedTuple):
     case: str
     first_us: float  # with fresh data; by the events of the candidate's process
     second_us: float  # with inputs that take turns; by the judge's clock
-    allowed_us: float  # how much they may differ
+    longest_us: float  # that the second time may be
+    shortest_us: float
     own_outputs_us: float | None = None
 
     @property
     def share(self) -> float:
-        """How much longer the first is, as a share of the second."""
-        return self.first_us / self.second_us - 1
+        """How much longer the first is than the second, as a share of the first."""
+        return 1 - self.second_us / self.first_us
 
     @property
     def agrees(self) -> bool:
-        """Whether the difference is within the limit."""
-        return abs(self.first_us - self.second_us) <= self.allowed_us
+        """Whether the second time is within its limits."""
+        return self.shortest_us <= self.second_us <= self.longest_us
 
 
 def pair_of_data(variant: str, case: str, fresh_us: float, in_turn_us: float) -> Pair:
     """Two times with different data, which may make a difference of 0.5 %."""
-    return Pair("data", variant, case, fresh_us, in_turn_us, MOST_DATA_SHARE * in_turn_us)
+    allowed_us = MOST_DATA_SHARE * fresh_us
+    return Pair("data", variant, case, fresh_us, in_turn_us, fresh_us + allowed_us, fresh_us - allowed_us)
 
 
 def pair_of_clocks(variant: str, case: str, period_us: float, outside: OutsideTime) -> Pair:
-    """Two times by different clocks, which may differ as much as in a run of the plugin."""
+    """Two times by different clocks, with the limits of the plugin.
+
+    The message that starts a whole run makes it longer, and never shorter.
+    """
+    allowed_us = max(SLOPE_SHARE * period_us, CLOCK_US)
+    longest_us, shortest_us = period_us + allowed_us, period_us - allowed_us
     if outside.proof_us is not None:
-        allowed_us = max(SLOPE_SHARE * period_us, CLOCK_US)
-        return Pair("clocks", variant, case, period_us, outside.median_us, allowed_us, outside.proof_us)
-    allowed_us = (WHOLE_SHARE - 1) * period_us + CLOCK_US + MESSAGE_US / outside.calls
-    return Pair("runs", variant, case, period_us, outside.whole_us, allowed_us)
+        times_us = period_us, outside.median_us
+        return Pair("clocks", variant, case, *times_us, longest_us, shortest_us, outside.proof_us)
+    longest_us = WHOLE_SHARE * period_us + CLOCK_US + MESSAGE_US / max(1, outside.calls)
+    return Pair("runs", variant, case, period_us, outside.whole_us, longest_us, shortest_us)
 
 
 class Tally:
@@ -226,7 +234,9 @@ def row(pair: Pair) -> str:
 
 def ends(tally: Tally) -> list[str]:
     """How many pairs of each kind agree, and what has no times."""
-    lines = []
+    lines = (
+        [] if tally.pairs or tally.failed or tally.late else ["nothing was measured: no chosen variant takes the cases"]
+    )
     for kind in dict.fromkeys(pair.kind for pair in tally.pairs):
         of_kind = [pair for pair in tally.pairs if pair.kind == kind]
         lines.append(f"{kind}: {sum(pair.agrees for pair in of_kind)} of {len(of_kind)} agree")
@@ -236,7 +246,9 @@ def ends(tally: Tally) -> list[str]:
 
 def _own_outputs(pair: Pair) -> str:
     """How much longer calls take that write an output of their own."""
-    return f"{100 * (pair.own_outputs_us / pair.second_us - 1):+.1f} %" if pair.own_outputs_us else "-"
+    if not pair.own_outputs_us or pair.second_us <= 0:
+        return "-"
+    return f"{100 * (pair.own_outputs_us / pair.second_us - 1):+.1f} %"
 
 
 def main() -> int:
@@ -246,14 +258,19 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--cases", default=",".join(CLOCK_CASES))
     arguments = parser.parse_args()
+    only = tuple(filter(None, arguments.only.split(",")))
+    known = discover((KERNELS,)).variants
+    if unknown := [name for name in only if name not in known]:
+        parser.error(f"--only: no variant {unknown[0]!r}; pytest --fa-list shows them")
+    try:
+        cases = [parse_case(each) for each in arguments.cases.split(",")]
+    except UsageProblem as problem:
+        parser.error(f"--cases: {problem}")
     gpu = find_gpu()
     if gpu is None:
         sys.stderr.write("these times are measured on a GPU, and this machine has none\n")
         return 2
-    only = tuple(filter(None, arguments.only.split(",")))
-    cases = [parse_case(each) for each in arguments.cases.split(",")]
-    known = discover((KERNELS,)).variants.values()
-    variants = [each for each in known if each.computes == "attention" and (not only or each.name in only)]
+    variants = [each for each in known.values() if each.computes == "attention" and (not only or each.name in only)]
     candidates = [each for each in variants if each.role == "candidate" and "cuda" in each.supports.device]
     baselines = [each for each in variants if each.role == "baseline" and each.name.startswith("sdpa_")]
     deadline = time.monotonic() + arguments.seconds

@@ -161,11 +161,29 @@ def test_nothing_given_is_the_defaults(pytester: pytest.Pytester, monkeypatch: p
 
 
 @pytest.mark.usefixtures("on_command_line")
-@pytest.mark.parametrize("words", [(), ("--fa-html=report.html",), ("--html=report.html",), ("-n", "2")])
-def test_a_page_or_several_processes_need_new_times(pytester: pytest.Pytester, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "plugin"),
+    [
+        ((), "pytest"),
+        (("--fa-html=report.html",), "pytest"),
+        (("--html=report.html",), "pytest_html"),
+        (("-n", "2"), "xdist"),
+        (("--tx=popen", "--dist=load"), "xdist"),
+    ],
+)
+def test_a_page_or_several_processes_need_new_times(
+    pytester: pytest.Pytester, words: tuple[str, ...], plugin: str
+) -> None:
     """A usual run may use the times of baselines of an earlier run; with a page or with `-n`, none does."""
-    pytest.importorskip("pytest_html")
+    pytest.importorskip(plugin)
     assert (not words) == read(pytester, *words).reuses_times
+
+
+@pytest.mark.usefixtures("on_command_line")
+def test_a_page_of_the_ini_file_needs_new_times(pytester: pytest.Pytester) -> None:
+    """The page may also be in the ini file."""
+    pytester.makeini(ini_of(fa_html="report.html"))
+    assert not read(pytester).reuses_times
 
 
 @pytest.mark.usefixtures("on_command_line")
