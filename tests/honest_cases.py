@@ -147,19 +147,27 @@ def _why_absent(result: CaseResult) -> str:
 
 
 def honest_variants(folder: Path, device: Device) -> list[Variant]:
-    """The candidates of the repository, the shipped baselines, and the variants above, that run on a device."""
+    """The candidates of the repository, the shipped baselines, and the variants above, that run on a device.
+
+    Raises `SystemExit` if a manifest cannot be read: its variant would not be judged.
+    """
     sources = {name: (ENTRY + SUPPORTS, source) for name, source in HONEST.items()}
     if device == "cuda":
         sources["flex"] = (ENTRY + "supports: {dtype: [fp16, bf16], grouped_heads: true}\n", FLEX)
-        triton = TEMPLATES / "triton"
-        texts = [(triton / name).read_text(encoding="utf-8") for name in ("variant.yaml", "entry.py")]
-        sources["triton_tiles"] = (texts[0].partition("\nentry:")[2].join(("entry:", "")), texts[1])
+        manifest, source = ((TEMPLATES / "triton" / name).read_text("utf-8") for name in ("variant.yaml", "entry.py"))
+        sources["triton_tiles"] = (manifest, source)
     for name, (manifest, source) in sources.items():
         (folder / name).mkdir()
         (folder / name / "variant.yaml").write_text(MANIFEST + manifest, encoding="utf-8")
         (folder / name / "entry.py").write_text(source, encoding="utf-8")
-    known = discover((KERNELS, folder)).variants.values()
-    chosen = [each for each in known if each.role in ("candidate", "baseline") and each.computes == "attention"]
+    catalog = discover((KERNELS, folder))
+    for broken in catalog.broken.values():
+        raise SystemExit(f"{broken.name} cannot be judged: {broken.problem}")
+    chosen = [
+        each
+        for each in catalog.variants.values()
+        if each.role in ("candidate", "baseline") and each.computes == "attention"
+    ]
     return [each for each in chosen if each.device_for(gpu=find_gpu() is not None) == device and each.is_judged]
 
 
