@@ -161,7 +161,7 @@ def honest_variants(folder: Path, device: Device) -> list[Variant]:
         (folder / name / "variant.yaml").write_text(MANIFEST + manifest, encoding="utf-8")
         (folder / name / "entry.py").write_text(source, encoding="utf-8")
     catalog = discover((KERNELS, folder))
-    for broken in catalog.broken.values():
+    if broken := next(iter(catalog.broken.values()), None):
         raise SystemExit(f"{broken.name} cannot be judged: {broken.problem}")
     chosen = [
         each

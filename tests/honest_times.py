@@ -12,8 +12,8 @@ python -m tests.honest_times --seconds 240 [--only NAME,...] [--cases CASE,...]
   clock then shows a whole run, with the message that starts it and the copies that end it.
 
 A line is printed as soon as its two times are measured.  The exit status is 1 if two times differ by more than the
-limit, if a variant has no times, or if nothing was measured; it is 2 without a GPU.  Variants for which the time does
-not suffice are named.  The time includes the builds.
+limit, if a variant has no times, or if nothing was measured; it is 2 without a GPU.  A variant for which no time was
+left has no times, and is named.  The time includes the builds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pytest_fa.candidate.commands import Series
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Device, Variant
-from pytest_fa.errors import FaError, UsageProblem
+from pytest_fa.errors import FaError, UsageProblem, suggestion
 from pytest_fa.measure import fresh_data
 from pytest_fa.measure.device_time import device_time
 from pytest_fa.measure.fresh_data import RANGE_BYTES, FreshData
@@ -71,7 +71,7 @@ class Pair(NamedTuple):
     case: str
     first_us: float  # with fresh data; by the events of the candidate's process
     second_us: float  # with inputs that take turns; by the judge's clock
-    longest_us: float  # that the second time may be
+    longest_us: float  # the limits of the second time
     shortest_us: float
     own_outputs_us: float | None = None
 
@@ -122,8 +122,8 @@ class Tally:
 
     @property
     def agrees(self) -> bool:
-        """Whether there are times, and all of them agree."""
-        return bool(self.pairs) and not self.failed and all(pair.agrees for pair in self.pairs)
+        """Whether all variants have times, at least one has, and all of them agree."""
+        return bool(self.pairs) and not self.failed and not self.late and all(pair.agrees for pair in self.pairs)
 
 
 class TakesTurns(FreshData):
@@ -234,9 +234,9 @@ def row(pair: Pair) -> str:
 
 def ends(tally: Tally) -> list[str]:
     """How many pairs of each kind agree, and what has no times."""
-    lines = (
-        [] if tally.pairs or tally.failed or tally.late else ["nothing was measured: no chosen variant takes the cases"]
-    )
+    lines = []
+    if not (tally.pairs or tally.failed or tally.late):
+        lines.append("nothing was measured: no chosen variant takes the cases")
     for kind in dict.fromkeys(pair.kind for pair in tally.pairs):
         of_kind = [pair for pair in tally.pairs if pair.kind == kind]
         lines.append(f"{kind}: {sum(pair.agrees for pair in of_kind)} of {len(of_kind)} agree")
@@ -261,7 +261,7 @@ def main() -> int:
     only = tuple(filter(None, arguments.only.split(",")))
     known = discover((KERNELS,)).variants
     if unknown := [name for name in only if name not in known]:
-        parser.error(f"--only: no variant {unknown[0]!r}; pytest --fa-list shows them")
+        parser.error(f"--only: no variant {unknown[0]!r}{suggestion(unknown[0], known)} (see pytest --fa-list)")
     try:
         cases = [parse_case(each) for each in arguments.cases.split(",")]
     except UsageProblem as problem:

@@ -12,7 +12,7 @@ from pytest_fa.errors import UsageProblem
 
 
 class VersionDifference(msgspec.Struct, frozen=True):
-    """One package whose version differs from the constraints; `installed` is None if the package is not."""
+    """One package whose version differs from the constraints; `installed` is None if the package is not installed."""
 
     package: str
     wanted: str

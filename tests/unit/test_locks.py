@@ -263,7 +263,7 @@ def test_a_long_wait_to_share_comes_before_later_waits_to_hold_it_alone(
     alone = [use(alone=True)]
     assert alone[0].is_in()
     sharer = use()
-    for _ in range(20):  # each thread begins to wait before the previous one leaves
+    for _ in range(20):  # each thread waits for the lock before the previous one releases it
         alone.append(use(alone=True))
         time.sleep(0.05)
         alone[-2].leave()

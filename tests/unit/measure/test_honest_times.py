@@ -100,7 +100,7 @@ def test_times_that_are_missing_do_not_agree() -> None:
 
 
 def test_what_no_time_is_left_for_is_named() -> None:
-    """After the time limit, each variant that is left is named, and none is timed."""
+    """After the time limit, each variant that is left is named, none is timed, and the result is no success."""
     tally, reference = Tally(), discover((KERNELS,)).variants["reference"]
     add_data_pairs(tally, [reference], {}, CASE, "cpu", -1.0)
     add_clock_pairs(tally, [reference], {}, [CASE], -1.0)
@@ -108,12 +108,14 @@ def test_what_no_time_is_left_for_is_named() -> None:
         "no time left for: data reference",
         f"no time left for: clocks reference at {CASE.id}",
     ]
+    tally.add(pair_of_data("ws_p2", CASE.id, 100.0, 100.0))
+    assert not tally.agrees
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--only=refrence",), "--only: no variant 'refrence'"),
+        (("--only=refrence",), "--only: no variant 'refrence'; did you mean 'reference'?"),
         (("--cases=",), "--cases: "),
         (("--cases=b1h2",), "--cases: "),
     ],
