@@ -47,7 +47,7 @@ def check_sweep(config: pytest.Config) -> None:
 
     Raises `UsageProblem` if the variant cannot be swept, or if Optuna is missing.
     """
-    from pytest_fa.sweep.shared_study import require_optuna  # noqa: PLC0415
+    from pytest_fa.sweep.storage import require_optuna  # noqa: PLC0415
 
     require_optuna()
     session = session_of(config)

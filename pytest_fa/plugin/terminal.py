@@ -187,8 +187,9 @@ class Results:
         if self.nothing_ran:
             reasons = self._not_run["case"] + self._not_run["build"]
             count = reasons.total()
+            what = "the sweep has not ended" if self._options.sweep else "nothing ran"
             terminal.write_line(
-                f"fa: nothing ran: {count} selected {'tests were' if count != 1 else 'test was'} skipped", red=True
+                f"fa: {what}: {count} selected {'tests were' if count != 1 else 'test was'} skipped", red=True
             )
             for reason, count in reasons.most_common(5):
                 terminal.write_line(f"  {count} x {reason}", red=True)

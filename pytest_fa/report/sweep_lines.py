@@ -20,12 +20,12 @@ MOST_SHOWN = 10  # configurations in the list of the best ones
 class DefineEffect(NamedTuple):
     """How the times depend on one define: the median ratio of each of its values, and the share that it explains.
 
-    The share is that of the variance of the log-ratios which lies between the values.
+    The share is that of the variance of the log-ratios which lies between the values; None if each value has one trial.
     """
 
     name: str
     medians: dict[int | str, float]
-    share: float
+    share: float | None
 
 
 def show_lines(study: StoredStudy) -> list[str]:
@@ -66,10 +66,20 @@ def history_lines(trials: Sequence[SweepTrial]) -> list[str]:
         )
     effects = define_effects(trials)
     lines.append("  define: median ratio of each value (share of the variance between the values)")
-    for effect in effects:
-        medians = ", ".join(f"{value}: {median:.3f}" for value, median in effect.medians.items())
-        lines.append(f"  {effect.name}: {medians} ({100 * effect.share:.0f} %)")
-    return lines
+    return [*lines, *(f"  {effect.name}: {_medians(effect)}{_share(effect)}" for effect in effects)]
+
+
+def _medians(effect: DefineEffect) -> str:
+    """The median ratio of each value; of many values, the smallest and the largest one."""
+    medians = effect.medians
+    if len(medians) <= MOST_SHOWN:
+        return ", ".join(f"{value}: {median:.3f}" for value, median in medians.items())
+    fastest, slowest = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
+    return f"{len(medians)} values, from {fastest}: {medians[fastest]:.3f} to {slowest}: {medians[slowest]:.3f}"
+
+
+def _share(effect: DefineEffect) -> str:
+    return "" if effect.share is None else f" ({100 * effect.share:.0f} %)"
 
 
 def define_effects(trials: Sequence[SweepTrial]) -> list[DefineEffect]:
@@ -85,8 +95,9 @@ def define_effects(trials: Sequence[SweepTrial]) -> list[DefineEffect]:
         mean = statistics.fmean(ratios)
         between = sum(len(group) * (statistics.fmean(group) - mean) ** 2 for group in groups.values())
         medians = {value: math.exp(statistics.median(groups[value])) for value in sorted(groups, key=_order)}
-        effects.append(DefineEffect(name, medians, between / total if total else 0.0))
-    return sorted(effects, key=lambda effect: -effect.share)
+        share = None if len(groups) == len(ratios) else between / total if total else 0.0
+        effects.append(DefineEffect(name, medians, share))
+    return sorted(effects, key=lambda effect: -(effect.share or 0.0))
 
 
 def end_lines(end: SweepEnd | None, run_began: float | None = None) -> list[str]:

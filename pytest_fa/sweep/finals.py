@@ -21,6 +21,8 @@ from pytest_fa.sweep.trial_result import Finalist, SweepEnd, SweepTrial, TrialRe
 
 FINALISTS = 8
 ROUNDS = 6  # new processes for each finalist
+LEAST_ROUNDS = 2  # before a finalist may be given up
+CLEARLY_SLOWER = 4.0  # standard errors of a difference, beyond which a finalist is given up
 NONE = "no configuration is better than the parent"
 
 
@@ -106,20 +108,34 @@ def _first_finalists(timed: list[SweepTrial]) -> list[Finalist]:
 def _timed_again(
     finalists: list[Finalist], bench: Bench, seed: int, say: Callable[[str], object]
 ) -> tuple[Finalist, ...]:
-    """The finalists with new times: in each round, one process for each of them, in random order."""
+    """The finalists with new times: in each round, one process for each that may still win, in random order."""
     order = random.Random(seed)  # noqa: S311  # no secret
+    places = list(range(len(finalists)))
     for number in range(ROUNDS):
-        say(f"sweep: {len(finalists)} finalists, round {number + 1} of {ROUNDS}")
-        for place in order.sample(range(len(finalists)), len(finalists)):
-            finalist = finalists[place]
-            if not finalist.problem:
-                result = bench.measure(finalist.point)
-                finalists[place] = (
-                    msgspec.structs.replace(finalist, problem=f"{result.outcome}: {result.reason}")
-                    if result.log_ratio is None
-                    else msgspec.structs.replace(finalist, again=(*finalist.again, result.log_ratio))
-                )
+        if places:
+            say(f"sweep: finalists that may win: {len(places)}; round {number + 1} of {ROUNDS}")
+        for place in order.sample(places, len(places)):
+            result = bench.measure(finalists[place].point)
+            finalists[place] = (
+                msgspec.structs.replace(finalists[place], problem=f"{result.outcome}: {result.reason}")
+                if result.log_ratio is None
+                else msgspec.structs.replace(finalists[place], again=(*finalists[place].again, result.log_ratio))
+            )
+        places = [place for place in places if not finalists[place].problem]
+        if number + 1 >= LEAST_ROUNDS:
+            places = _that_may_win(finalists, places)
     return tuple(finalists)
+
+
+def _that_may_win(finalists: Sequence[Finalist], places: list[int]) -> list[int]:
+    """The places of the finalists that are not clearly slower than the best one or than the parent."""
+    noise_sd = pooled_sd([finalists[place].again for place in places])
+    if noise_sd is None:
+        return places
+    standard_error = noise_sd / math.sqrt(len(finalists[places[0]].again))
+    best = min(_again(finalists[place]) for place in places)
+    limit = min(best + CLEARLY_SLOWER * math.sqrt(2) * standard_error, CLEARLY_SLOWER * standard_error)
+    return [place for place in places if _again(finalists[place]) <= limit]
 
 
 def _again(finalist: Finalist) -> float:

@@ -119,7 +119,7 @@ class KernelBench:
     def check_unsearched(self, point: Point) -> tuple[int, TrialResult | None]:
         """Judge the configuration at every other case of the run's suites, and in every property."""
         self._require_unchanged()
-        variant, checked = self.variant_of(point), len(self._unsearched)
+        variant, checked = self._built(point), len(self._unsearched)
         if problem := self._first_problem(point, self._unsearched):
             return checked, problem
         for name in properties_of(self._parent):
@@ -155,7 +155,7 @@ class KernelBench:
     def gate(self, point: Point) -> GateAnswer:
         """Gate the configuration against the parent on the searched shapes.  The record is kept."""
         self._require_unchanged()
-        variant = self.variant_of(point)
+        variant = self._built(point)
         question = GateQuestion(1.0, self._searched, (self._parent,))
         record = decide_gate(self._runner, variant, question, self._say)
         self._require_unchanged()
@@ -177,9 +177,18 @@ class KernelBench:
         """The variant of a configuration: the parent with these defines."""
         return with_defines(self._parent, point)
 
+    def _built(self, point: Point) -> Variant:
+        """The variant of a configuration, with its build in this run.
+
+        Another process may have run its trial.  Its build is then taken from the cache, or compiled.
+        """
+        variant = self.variant_of(point)
+        self._builds.add(variant)
+        return variant
+
     def _first_problem(self, point: Point, cases: Sequence[Case]) -> TrialResult | None:
         """The first case at which the configuration is not right.  A case that the parent refuses is left out."""
-        variant = self.variant_of(point)
+        variant = self._built(point)
         for case in cases:
             if self._parent.refuses(case) is None:
                 record = self._runner.run(variant, case, "correct")
@@ -191,7 +200,7 @@ class KernelBench:
     def _paired(self, point: Point, cases: tuple[Case, ...]) -> GateResult:
         """One process of paired timings of the configuration and the parent."""
         device, seed = device_of(self._parent), random.SystemRandom().randrange(2**31)
-        variant = self.variant_of(point)
+        variant = self._built(point)
         arms = self._builds.arm(variant), self._builds.arm(self._parent)
         seconds = self._runner.watchdog_seconds(variant, device)
         pairs = tuple(ArmPair(case, *arms) for case in cases)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pytest_fa.errors import UsageProblem, suggestion
-from pytest_fa.sweep.shared_study import SharedStudy, open_storage, study_names
+from pytest_fa.sweep.shared_study import SharedStudy
+from pytest_fa.sweep.storage import open_storage, study_names
 from pytest_fa.sweep.study_url import without_password
 from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial
 

@@ -28,12 +28,8 @@ from pytest_fa.sweep.closed import closed_line
 from pytest_fa.sweep.finals import NONE, end_sweep
 from pytest_fa.sweep.kernel_bench import KernelBench
 from pytest_fa.sweep.search import run_trial
-from pytest_fa.sweep.shared_study import (
-    SharedStudy,
-    open_storage,
-    require_optuna,
-    running_elsewhere,
-)
+from pytest_fa.sweep.shared_study import SharedStudy, running_elsewhere
+from pytest_fa.sweep.storage import open_storage, require_optuna
 from pytest_fa.sweep.study_facts import changed_files, feasible_space, split_cases, sweep_of
 from pytest_fa.sweep.study_url import is_url, without_password
 from pytest_fa.sweep.suggest import Space, Suggester
@@ -91,7 +87,7 @@ class SweepRun:
         has_told = False
         while not (end := self.study.end):
             if self.study.is_elected(ELECTION_SECONDS[is_url(study_place(self.options, self.parent))]):
-                with self.study.renewed():
+                with self.study.while_elected():
                     self._wait_for_others()  # for a trial that began while this process closed the study
                     end = self._end_here()
                 break

@@ -1,8 +1,8 @@
 """The study of a sweep: the state that all processes and machines of a sweep share, kept by Optuna.
 
-A study is a journal file, or a database that an URL names.  A trial gets its configuration at the moment in which it is
-created, and the one with the lower number keeps a configuration that two trials have.  So no lock is needed, and no
-configuration runs again after its trial has ended.  Only this module knows how a trial is stored.
+A trial gets its configuration at the moment in which it is created, and the one with the lower number keeps a
+configuration that two trials have.  So no lock is needed, and no configuration runs again after its trial has ended.
+Only this module knows how a trial is stored.
 """
 
 from __future__ import annotations
@@ -11,79 +11,19 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import filelock
 import msgspec
 
 from pytest_fa.catalog.sweep_space import Point
-from pytest_fa.errors import UsageProblem
 from pytest_fa.sweep.owners import is_stale, this_process
-from pytest_fa.sweep.study_url import is_url, without_password
 from pytest_fa.sweep.suggest import Suggester
 from pytest_fa.sweep.trial_result import Owner, SweepEnd, SweepTrial, TrialResult, TrialState
 
 if TYPE_CHECKING:
     import optuna
 
-MOST_OPENINGS = 3  # of a database
-REOPEN_SECONDS = 0.5
 RENEW_SECONDS = 60.0  # far below the age at which another machine takes over
-INSTALL = "--fa-sweep needs Optuna, which is not installed; type: pip install 'pytest-fa[sweep]'"
-
-
-def require_optuna() -> None:
-    """Raise `UsageProblem`, which says what to install, if Optuna is missing; keep its log off the terminal."""
-    try:
-        import optuna  # noqa: PLC0415  # an optional dependency
-    except ImportError:
-        raise UsageProblem(INSTALL) from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-
-def open_storage(place: str) -> optuna.storages.BaseStorage:
-    """The storage of a database URL, or of a journal file, which is created.
-
-    Raises `UsageProblem` if a database cannot be opened.
-    """
-    require_optuna()
-    from optuna.storages import JournalStorage  # noqa: PLC0415
-    from optuna.storages.journal import JournalFileBackend  # noqa: PLC0415
-
-    if is_url(place):
-        return _open_database(place)
-    Path(place).parent.mkdir(parents=True, exist_ok=True)
-    lock = cast("Any", _ReleasedWithProcess(f"{place}.lock"))
-    return JournalStorage(JournalFileBackend(place, lock_obj=lock))
-
-
-def _open_database(url: str) -> optuna.storages.BaseStorage:
-    """The storage of a database.  If several processes create its tables at once, all but one try again."""
-    import optuna  # noqa: PLC0415
-    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415  # a dependency of Optuna
-
-    problem: Exception | None = None
-    for _ in range(MOST_OPENINGS):
-        try:
-            return optuna.storages.RDBStorage(url)
-        except (ImportError, ValueError, optuna.exceptions.StorageInternalError, SQLAlchemyError) as failure:
-            problem = failure
-            time.sleep(REOPEN_SECONDS)
-    reason = str(problem).partition("\n")[0].replace(url, without_password(url))
-    raise UsageProblem(f"the study {without_password(url)!r} cannot be opened: {reason}") from None
-
-
-def study_names(place: str) -> list[str]:
-    """The names of the studies of an existing file or database.  Raises `UsageProblem` if there is none."""
-    if not is_url(place) and not Path(place).is_file():
-        raise UsageProblem(f"there is no study {place!r}; `pytest --fa-sweep=NAME` makes one in artifacts/sweeps/")
-    storage = open_storage(place)
-    import optuna  # noqa: PLC0415
-
-    if not (names := optuna.get_all_study_names(storage)):
-        raise UsageProblem(f"{without_password(place)!r} has no study")
-    return names
 
 
 class SharedStudy:
@@ -228,8 +168,11 @@ class SharedStudy:
         return self._is_ours(self._study.user_attrs["ending"])
 
     @contextlib.contextmanager
-    def renewed(self, seconds: float = RENEW_SECONDS) -> Iterator[None]:
-        """Say every few seconds that the process that ends the sweep is alive: other machines see only this."""
+    def while_elected(self, seconds: float = RENEW_SECONDS) -> Iterator[None]:
+        """Say every few seconds that the process that ends the sweep is alive: other machines see only this.
+
+        If an exception ends it, another process may end the sweep at once.
+        """
         is_over = threading.Event()
 
         def renew() -> None:
@@ -241,18 +184,28 @@ class SharedStudy:
         thread = threading.Thread(target=renew, daemon=True)
         thread.start()
         try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
+            try:
+                yield
+            finally:
+                is_over.set()
+                thread.join()
+        except BaseException:
+            self._resign()
+            raise
 
     def _renew(self) -> None:
         ending = {"owner": msgspec.to_builtins(this_process()), "begun": time.time()}
         self._study.set_user_attr("ending", ending)
 
+    def _resign(self) -> None:
+        """Let another process end the sweep at once, and not only after 30 minutes without a sign of life."""
+        with contextlib.suppress(Exception):
+            if self._is_ours(self._study.user_attrs["ending"]):
+                self._study.set_user_attr("ending", None)
+
     @staticmethod
-    def _is_ours(ending: dict[str, Any]) -> bool:
-        return bool(ending["owner"] == msgspec.to_builtins(this_process()))
+    def _is_ours(ending: dict[str, Any] | None) -> bool:
+        return ending is not None and bool(ending["owner"] == msgspec.to_builtins(this_process()))
 
     # -- how a trial is stored ----------------------------------------------------------------------------------------
 
@@ -323,22 +276,6 @@ class SharedStudy:
 
 def _is_repetition(trial: SweepTrial) -> bool:
     return trial.result is not None and trial.result.outcome == "repeated"
-
-
-class _ReleasedWithProcess:
-    """A lock of Optuna's journal that the operating system releases when its holder ends, also after a kill."""
-
-    def __init__(self, path: str) -> None:
-        self._lock = filelock.FileLock(path)
-
-    def acquire(self) -> bool:
-        """Wait for the lock."""
-        self._lock.acquire()
-        return True
-
-    def release(self) -> None:
-        """Release it."""
-        self._lock.release()
 
 
 def running_elsewhere(study: SharedStudy) -> Iterator[SweepTrial]:

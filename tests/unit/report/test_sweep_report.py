@@ -73,9 +73,16 @@ def test_the_history_shows_each_new_best() -> None:
         "     #1    0.9000  M=64@MODE=A  96 registers",
         "     #0    1.1000  M=32@MODE=A  96 registers",
         "  define: median ratio of each value (share of the variance between the values)",
-        "  M: 32: 1.100, 64: 0.900 (100 %)",
+        "  M: 32: 1.100, 64: 0.900",
         "  MODE: A: 0.995 (0 %)",
     ]
+
+
+def test_of_many_values_the_extremes_are_shown() -> None:
+    """A define with more than ten values has one line that can be read: its fastest and its slowest value."""
+    trials = [right(number, 32 + number, "A", 1.0 + 0.001 * (number % 7)) for number in range(21)]
+    (line,) = [line for line in history_lines(trials) if line.startswith("  M: ")]
+    assert "  M: 21 values, from 32: 1.000 to 38: 1.006" == line
 
 
 def test_the_counts_are_those_of_the_trials() -> None:
@@ -207,7 +214,8 @@ def test_the_command_shows_a_study(tmp_path: Path, capsys: pytest.CaptureFixture
     pytest.importorskip("optuna")
     pytest.importorskip("matplotlib")
     from pytest_fa.sweep.search import run_trial
-    from pytest_fa.sweep.shared_study import SharedStudy, open_storage
+    from pytest_fa.sweep.shared_study import SharedStudy
+    from pytest_fa.sweep.storage import open_storage
     from pytest_fa.sweep.suggest import Space, Suggester
     from tests.unit.sweep.simulated import DEFINES, SIXTY, RecordedBench, facts_of
 

@@ -23,7 +23,8 @@ from pytest_fa.records.gated import PairSamples
 from pytest_fa.records.noise import Noise, decode_noise
 from pytest_fa.sweep.owners import _started, this_process
 from pytest_fa.sweep.search import BuiltPoint, GateAnswer, run_trial
-from pytest_fa.sweep.shared_study import SharedStudy, open_storage, require_optuna
+from pytest_fa.sweep.shared_study import SharedStudy
+from pytest_fa.sweep.storage import open_storage, require_optuna
 from pytest_fa.sweep.suggest import Space, Suggester
 from pytest_fa.sweep.trial_result import ConfirmedRatio, TrialResult
 

@@ -15,7 +15,7 @@ import pytest
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.properties import properties_of
-from pytest_fa.catalog.sweep_space import Sweep
+from pytest_fa.catalog.sweep_space import Point, Sweep
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.record import Outcome, Record
 from pytest_fa.session.refusals import CannotRun
@@ -28,16 +28,13 @@ from pytest_fa.worker.jobs import Arm, GateJob, GateResult, PairBlocks
 from tests.factories import CUDA_SOURCE, SHAPE, options, record, variant
 
 CASE = parse_case(f"{SHAPE}-seed0")
+BUILT = SimpleNamespace(add=lambda _: None)  # builds, all of which exist
 
 
 @pytest.mark.needs_nvcc
 def test_a_build_decides_before_any_run(tmp_path: Path) -> None:
     """A configuration is compared with the parent's machine code and with the limits; a compile error is its end."""
-    folder = tmp_path / "kernels" / "zero"
-    folder.mkdir(parents=True)
-    (folder / "kernel.cu").write_text(CUDA_SOURCE)
-    (folder / "variant.yaml").write_text("defines: {BLOCK: 64, UNUSED: 0}\narch: [sm_90a]\n")
-    (parent,) = read_manifest(folder / "variant.yaml", tmp_path / "kernels")
+    parent = built_parent(tmp_path)
     session = Session(options(tmp_path, cache=tmp_path / "cache"))
     session.builds.needed = {parent.name: parent}
     bench = KernelBench(session, parent, (CASE,), (), lambda _: None)
@@ -54,6 +51,39 @@ def test_a_build_decides_before_any_run(tmp_path: Path) -> None:
     refused = KernelBench(session, strict, (CASE,), (), lambda _: None).build({"BLOCK": 32, "UNUSED": 0})
     assert isinstance(refused, TrialResult)
     assert ("over_limit", True) == (refused.outcome, "registers_per_thread is" in refused.reason)
+
+
+@pytest.mark.needs_nvcc
+def test_a_build_of_another_process_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may time a finalist whose trial another one ran: it takes the build from the cache."""
+    parent = built_parent(tmp_path)
+    cache = tmp_path / "cache"
+    sessions = [Session(options(tmp_path, cache=cache)) for _ in range(2)]
+    for session in sessions:
+        session.builds.needed = {parent.name: parent}
+    point: Point = {"BLOCK": 32, "UNUSED": 0}
+    built = KernelBench(sessions[0], parent, (CASE,), (), lambda _: None).build(point)
+    assert isinstance(built, BuiltPoint)
+    workers = Workers(GateResult("ok", "", (blocks(outside_us=None),)))
+    monkeypatch.setattr(kernel_bench, "device_of", lambda _: "cuda")
+    monkeypatch.setattr(kernel_bench, "timing_lock", lambda _: nullcontext())  # which another run may hold
+    monkeypatch.setattr(sessions[1].runner, "workers", workers)
+    timed = KernelBench(sessions[1], parent, (CASE,), (), lambda _: None).measure(point)
+    ((pair,),) = [job.arm_pairs for job in workers.jobs]
+    assert ("right", f"{parent.name}@BLOCK=32@UNUSED=0") == (timed.outcome, pair.candidate.variant.name)
+    assert Path(pair.candidate.library or "").is_file()
+    assert pair.candidate.library != pair.baseline.library
+
+
+def built_parent(folder: Path) -> Variant:
+    """A CUDA variant with two defines, one of which changes its machine code."""
+    home = folder / "kernels" / "zero"
+    home.mkdir(parents=True)
+    (home / "kernel.cu").write_text(CUDA_SOURCE)
+    (home / "variant.yaml").write_text("defines: {BLOCK: 64, UNUSED: 0}\narch: [sm_90a]\n")
+    (parent,) = read_manifest(home / "variant.yaml", folder / "kernels")
+    assert isinstance(parent, Variant)
+    return parent
 
 
 class Workers:
@@ -95,7 +125,7 @@ def bench_with(
         tolerance_of=lambda _: "same_precision",
         shares_gpu=lambda _: True,
     )
-    builds = SimpleNamespace(arm=arm, say=lambda _: None)
+    builds = SimpleNamespace(add=lambda _: None, arm=arm, say=lambda _: None)
     session = cast("Session", SimpleNamespace(runner=runner, builds=builds))
     return KernelBench(session, parent, (CASE,), unsearched, lambda _: None, require_unchanged)
 
@@ -149,7 +179,7 @@ def test_a_judged_case_that_says_nothing_ends_the_trial(changes: dict[str, Any],
     """A run that is not protected, or whose files changed, is neither right nor wrong."""
     parent = msgspec.structs.replace(variant("tuned"), defines={"M": 1})
     judged = msgspec.structs.replace(record("tuned"), **changes)
-    session = cast("Session", SimpleNamespace(runner=SimpleNamespace(run=lambda *_: judged), builds=None))
+    session = cast("Session", SimpleNamespace(runner=SimpleNamespace(run=lambda *_: judged), builds=BUILT))
     with pytest.raises(CannotRun, match=complaint):
         KernelBench(session, parent, (CASE,), (), lambda _: None).judge({"M": 2})
 
@@ -211,7 +241,7 @@ def test_a_configuration_is_judged_in_every_property() -> None:
 
     run_plan = SimpleNamespace(plan=SimpleNamespace(properties=[]))
     runner = SimpleNamespace(check_property=check)
-    session = cast("Session", SimpleNamespace(runner=runner, builds=None, run_plan=run_plan))
+    session = cast("Session", SimpleNamespace(runner=runner, builds=BUILT, run_plan=run_plan))
     checked, problem = KernelBench(session, parent, (CASE,), (), lambda _: None).check_unsearched({"M": 2})
     assert problem is not None
     assert (len(names) - 1, "wrong", True) == (checked, problem.outcome, problem.reason.startswith(names[-1]))

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_fa.catalog.sweep_space import Point, Sweep, point_text
 from pytest_fa.options.options import SamplerName
-from pytest_fa.sweep.finals import NONE, end_sweep, ranked
+from pytest_fa.sweep.finals import LEAST_ROUNDS, NONE, ROUNDS, end_sweep, ranked
 from pytest_fa.sweep.search import GateAnswer, run_trial
 from pytest_fa.sweep.suggest import Space, Suggester, key_of
 from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial, TrialResult
@@ -83,6 +83,28 @@ def test_a_real_gain_is_confirmed() -> None:
     _, end = swept(SIXTY, RecordedBench(lambda point: -0.08 if point == fast else 0.02, 1), 1)
     assert (fast, "PASS") == (end.winner, end.gate_verdict)
     assert 0.92 == pytest.approx(end.ratios[0].ratio, abs=0.01)
+
+
+def test_a_finalist_that_is_clearly_slower_is_given_up() -> None:
+    """It is timed twice again.  Those that the noise does not tell from the best one are timed six times."""
+    points = Space(SIXTY, DEFINES).points
+    fast = [key_of(point) for point in points[:3]]
+    bench = RecordedBench(lambda point: -0.1 if key_of(point) in fast else 0.1, 4)
+    trials, end = swept(SIXTY, bench, 4)
+    rounds = {key_of(each.point): len(each.again) for each in end.finalists}
+    assert {ROUNDS} == {rounds[key] for key in fast}
+    assert {LEAST_ROUNDS} == {number for key, number in rounds.items() if key not in fast}
+    assert "PASS" == end.gate_verdict
+    assert len(trials) + 3 * ROUNDS + 5 * LEAST_ROUNDS == sum(step == "measure" for step, _ in bench.log)
+
+
+def test_finals_end_early_if_all_are_slower_than_the_parent() -> None:
+    """If every configuration is clearly slower, each finalist is timed twice again, and none is gated."""
+    bench = RecordedBench(lambda _: 0.1, 6)
+    _, end = swept(SIXTY, bench, 6)
+    assert {LEAST_ROUNDS} == {len(each.again) for each in end.finalists}
+    assert end.reason.startswith(f"{NONE}: timed again, the best one takes 1.")
+    assert end.gated is None
 
 
 def test_a_racy_configuration_never_wins() -> None:

@@ -16,7 +16,8 @@ from pytest_fa.catalog.sweep_space import Point, Sweep, point_text
 from pytest_fa.errors import UsageProblem
 from pytest_fa.sweep.owners import STALE_SECONDS, is_stale, this_process
 from pytest_fa.sweep.search import run_trial
-from pytest_fa.sweep.shared_study import SharedStudy, open_storage, study_names
+from pytest_fa.sweep.shared_study import SharedStudy
+from pytest_fa.sweep.storage import open_storage, study_names
 from pytest_fa.sweep.study_url import without_password
 from pytest_fa.sweep.suggest import Space, Suggester
 from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial, TrialResult
@@ -245,7 +246,7 @@ def test_the_process_that_ends_a_sweep_says_that_it_lives(tmp_path: Path) -> Non
     study = study_in(tmp_path)
     assert study.is_elected(0.0)
     begun = study._study.user_attrs["ending"]["begun"]
-    with study.renewed(0.02):
+    with study.while_elected(0.02):
         deadline = time.monotonic() + 20
         while study._study.user_attrs["ending"]["begun"] == begun and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -253,6 +254,22 @@ def test_the_process_that_ends_a_sweep_says_that_it_lives(tmp_path: Path) -> Non
     assert renewed > begun
     time.sleep(0.1)
     assert renewed == study._study.user_attrs["ending"]["begun"]
+
+
+def test_a_process_that_fails_lets_another_one_end_the_sweep(tmp_path: Path) -> None:
+    """After an exception in the finals, a process of another machine need not wait until this one counts as gone."""
+    study, other = study_in(tmp_path), study_in(tmp_path)
+    elsewhere = {"owner": {"machine": "another", "pid": 1, "started": 1}, "begun": time.time()}
+    assert study.is_elected(0.0)
+    with pytest.raises(KeyboardInterrupt), study.while_elected():
+        raise KeyboardInterrupt
+    assert study._study.user_attrs["ending"] is None
+    assert not other.is_closed
+    study._study.set_user_attr("ending", elsewhere)
+    with pytest.raises(KeyboardInterrupt), study.while_elected():  # another process was elected meanwhile
+        raise KeyboardInterrupt
+    assert elsewhere == study._study.user_attrs["ending"]
+    assert study.is_closed
 
 
 def test_the_age_of_a_trial_is_that_of_its_machine_s_clock(tmp_path: Path) -> None:
@@ -317,7 +334,7 @@ def test_the_journal_s_lock_ends_with_its_holder(tmp_path: Path) -> None:
     """No lock file that a killed process leaves behind stops a later one."""
     journal = tmp_path / "study.journal"
     code = (
-        "import os, sys; from pytest_fa.sweep.shared_study import _ReleasedWithProcess;"
+        "import os, sys; from pytest_fa.sweep.storage import _ReleasedWithProcess;"
         "_ReleasedWithProcess(sys.argv[1] + '.lock').acquire(); os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", code, str(journal)], cwd=REPOSITORY, check=True, env=os.environ)
