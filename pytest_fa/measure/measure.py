@@ -140,7 +140,9 @@ def time_with_profiler(forward: Forward, case: Case, inputs: Inputs) -> tuple[Pr
             return None, captured.missing
         if not captured.launches:
             return None, "it launches no kernel"
-        return read_profiler_time(call, captured, device_tools(inputs.q.device.index or 0)), None
+        with clock_watch("cuda") as clocks:
+            tools = device_tools(inputs.q.device.index or 0)
+            return read_profiler_time(call, captured, tools, read_clocks=clocks.now), None
     except (NoDeviceTools, CannotCapture) as problem:
         return None, str(problem)
 

@@ -18,7 +18,7 @@ from torch.autograd.profiler import profile
 from pytest_fa.catalog.variant import Device
 from pytest_fa.measure.launch_overhead import period_of_spin_us
 from pytest_fa.records.agreement import LONG_NODE_US
-from pytest_fa.records.timing import NodeTime, ProfilerTime
+from pytest_fa.records.timing import Clocks, NodeTime, ProfilerTime
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.device_tools import DeviceTools
 from pytest_fa.run.graph_nodes import Captured
@@ -55,6 +55,7 @@ def read_profiler_time(
     captured: Captured,
     tools: DeviceTools,
     before_launch: Callable[[], object] = lambda: None,
+    read_clocks: Callable[[], Clocks | None] = lambda: None,
 ) -> ProfilerTime:
     """Read the durations of a call's nodes, and the gap between the profiler's clock and the period's clock.
 
@@ -62,8 +63,10 @@ def read_profiler_time(
     instants.  The gap is measured on as many spin kernels of the same geometry, which last as long as the nodes on
     average, but at least 2 us and at most 30 us.
 
-    Long nodes are read after 0.5 s of load, as they are timed: under a power cap, the first calls run faster.
+    Long nodes are read after 0.5 s of load, as they are timed: under a power cap, the first calls run faster.  The load
+    ends with `read_clocks`.
     """
+    clocks: list[Clocks | None] = []
     node_count = sum(launch.count for launch in captured.launches) + sum(captured.other_nodes.values())
     graph = capture(call, CALLS)
     before_launch()
@@ -83,7 +86,8 @@ def read_profiler_time(
     spin_durations = _durations(spin)
     before_launch()
     load_replays = math.ceil(LOADED_US / (CALLS * period_us)) if period_us >= LONG_NODE_US * node_count else 0
-    durations = _durations(graph, load_replays * CALLS * node_count, load_replays)
+    skipped = load_replays * CALLS * node_count
+    durations = _durations(graph, skipped, load_replays, lambda: clocks.append(read_clocks()))
     expected_count = CALLS * REPLAYS * node_count
     times = [
         NodeTime(name, sum(node_us) / len(node_us), round(len(node_us) / (CALLS * REPLAYS)))
@@ -92,17 +96,29 @@ def read_profiler_time(
     profiler_us = sum(sum(node_us) for node_us in durations.values()) / (CALLS * REPLAYS)
     spin_us = sum(sum(node_us) for node_us in spin_durations.values()) / (CALLS * REPLAYS)
     missing = abs(expected_count - sum(len(node_us) for node_us in durations.values()))
-    return ProfilerTime(profiler_us, spin_period_us - spin_us, tuple(times), missing)
+    return ProfilerTime(profiler_us, spin_period_us - spin_us, tuple(times), missing, clocks[0] if clocks else None)
 
 
-def _durations(graph: torch.cuda.CUDAGraph, skipped: int = 0, load_replays: int = 0) -> dict[str, list[float]]:
+def _durations(
+    graph: torch.cuda.CUDAGraph,
+    skipped: int = 0,
+    load_replays: int = 0,
+    while_loaded: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
     """Microseconds of everything that ran on the device during `REPLAYS` replays of a graph, by short name.
 
-    `load_replays` replays come first; their `skipped` records are dropped.
+    `load_replays` replays come first; their `skipped` records are dropped.  `while_loaded` is called when three
+    quarters of them have run, and not at all without them.
     """
+    three_quarters, last = torch.cuda.Event(), load_replays * 3 // 4  # type: ignore[no-untyped-call]
     with _profiler() as profiler:
-        for _ in range(load_replays + REPLAYS):
+        for number in range(load_replays + REPLAYS):
             graph.replay()
+            if load_replays and number == last:
+                three_quarters.record()
+        if load_replays:
+            three_quarters.synchronize()
+            while_loaded()
         torch.cuda.synchronize()
     durations: dict[str, list[float]] = collections.defaultdict(list)
     results: Any = profiler.kineto_results

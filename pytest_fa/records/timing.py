@@ -82,13 +82,15 @@ class ProfilerTime(msgspec.Struct, frozen=True):
     """The durations of one call's nodes by the profiler's clock, measured in a separate process.
 
     The profiler's clock and the period's clock do not start and stop at the same instants.  `clock_offset_us` is the
-    difference, period minus profiler time, measured on waiting kernels of the same launch geometry.
+    difference, period minus profiler time, measured on waiting kernels of the same launch geometry.  `clocks` were read
+    during the load before long nodes; None for short ones.
     """
 
     profiler_us: Us
     clock_offset_us: SignedUs
     nodes: tuple[NodeTime, ...]
     missing_count: Natural
+    clocks: Clocks | None = None
 
 
 class Agreement(msgspec.Struct, frozen=True):
@@ -164,8 +166,9 @@ class Speed(msgspec.Struct, frozen=True):
 
     @property
     def is_power_capped(self) -> bool:
-        """Whether the power cap lowered the clocks while the calls were timed."""
-        return any(clocks.is_power_capped for clocks in (self.clocks_during, self.clocks_after) if clocks)
+        """Whether the power cap lowered the clocks while the calls were timed, or while the profiler read them."""
+        profiler_clocks = self.profiler.clocks if self.profiler else None
+        return any(each.is_power_capped for each in (self.clocks_during, self.clocks_after, profiler_clocks) if each)
 
     @property
     def highest_sm_mhz(self) -> int | None:

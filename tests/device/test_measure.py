@@ -134,6 +134,8 @@ def test_the_profiler_agrees(minimal: Built) -> None:
     with ProfilerWorkers() as workers:
         result = workers.run_profiler(ProfilerJob(minimal[0], CASE, minimal[1]))
     assert (result.missing, result.profiler is not None) == (None, True)
+    assert result.profiler is not None
+    assert (result.profiler.missing_count, result.profiler.clocks is not None) == (0, True)
     agreement = check_agreement("minimal", "candidate", msgspec.structs.replace(speed, profiler=result.profiler))
     assert agreement.valid, agreement.reason
 

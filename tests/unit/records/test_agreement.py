@@ -74,6 +74,11 @@ def test_under_a_power_cap_the_profiler_may_show_10_percent_more(
     assert check_agreement("ws_p2", "candidate", measured).valid is valid
     after = msgspec.structs.replace(timed(100.0, profiler_us), clocks_after=clocks(1800, reasons))
     assert check_agreement("ws_p2", "candidate", after).valid is valid
+    plain = timed(100.0, profiler_us)
+    assert plain.profiler is not None
+    profiler = msgspec.structs.replace(plain.profiler, clocks=clocks(1700, reasons))
+    only_there = msgspec.structs.replace(plain, clocks_during=clocks(1980, 0), profiler=profiler)
+    assert check_agreement("ws_p2", "candidate", only_there).valid is valid
 
 
 def test_a_time_that_the_judge_contradicts_has_the_shortest_of_all() -> None:
