@@ -27,6 +27,7 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.suites import SUITES
 from pytest_fa.catalog.variant import Device, Variant
+from pytest_fa.errors import suggestion
 from pytest_fa.options.options import default_cache
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.built import Build
@@ -213,7 +214,11 @@ def judge_honest(seconds: float, most_cases: int, only: tuple[str, ...] = (), se
     tally = Tally()
     with tempfile.TemporaryDirectory() as name, Workers() as workers:
         workers.start()
-        variants = [each for each in honest_variants(Path(name), device) if not only or each.name in only]
+        variants = honest_variants(Path(name), device)
+        known = [each.name for each in variants]
+        if unknown := [word for word in only if word not in known]:
+            raise SystemExit(f"--only: no variant {unknown[0]!r} here for {device}{suggestion(unknown[0], known)}")
+        variants = [each for each in variants if not only or each.name in only]
         jobs = jobs_of(variants, device, default_cache(), seed)
         first = next(jobs)  # builds what is missing
         deadline = time.monotonic() + seconds

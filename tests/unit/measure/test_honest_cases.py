@@ -9,7 +9,7 @@ import pytest
 
 from pytest_fa.catalog.variant import Device
 from tests import honest_cases
-from tests.honest_cases import HONEST, honest_variants
+from tests.honest_cases import HONEST, honest_variants, judge_honest
 
 ON_CPU = {*HONEST, "reference", "cublas_hybrid"}
 ON_GPU = {*HONEST, "reference", "flex", "triton_tiles", "flash_attention_3", "cluster_latency", "sdpa_cudnn"}
@@ -28,3 +28,10 @@ def test_a_variant_that_cannot_be_read_ends_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(honest_cases, "ENTRY", "entry:\n")
     with pytest.raises(SystemExit, match=r"allocates cannot be judged: "):
         honest_variants(tmp_path, "cpu")
+
+
+def test_an_unknown_name_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word of --only that names no variant of this device gets a suggestion, and nothing is judged."""
+    monkeypatch.setattr(honest_cases, "find_gpu", lambda: None)
+    with pytest.raises(SystemExit, match=r"--only: no variant 'allocate' here for cpu; did you mean 'allocates'\?"):
+        judge_honest(1.0, 1, ("allocate",))
