@@ -41,7 +41,7 @@ from pytest_fa.measure.fresh_data import RANGE_BYTES, FreshData
 from pytest_fa.measure.measure import l2_bytes
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.options.options import default_cache
-from pytest_fa.records.agreement import CLOCK_US, MESSAGE_US, SLOPE_SHARE, WHOLE_SHARE
+from pytest_fa.records.agreement import CLOCK_US, MESSAGE_US, WHOLE_SHARE, slope_limit_us
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.timing import OutsideTime
@@ -97,7 +97,7 @@ def pair_of_clocks(variant: str, case: str, period_us: float, outside: OutsideTi
 
     The message that starts a whole run makes it longer, and never shorter.
     """
-    allowed_us = max(SLOPE_SHARE * period_us, CLOCK_US)
+    allowed_us = slope_limit_us(period_us)
     longest_us, shortest_us = period_us + allowed_us, period_us - allowed_us
     if outside.proof_us is not None:
         times_us = period_us, outside.median_us

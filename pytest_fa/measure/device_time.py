@@ -26,7 +26,7 @@ from pytest_fa.measure.cpu_time import core_clock, make_calibration
 from pytest_fa.measure.fresh_data import FreshData, Written
 from pytest_fa.measure.sampling import precision, sample_until_precise, settle, timing
 from pytest_fa.measure.timed_series import TimedSeries
-from pytest_fa.records.agreement import proof_limit_us
+from pytest_fa.records.agreement import proof_limit_us, slope_limit_us
 from pytest_fa.records.environment import ClockWatch
 from pytest_fa.records.timing import OutsideTime, Timing
 from pytest_fa.run.graphs import CannotCapture
@@ -102,6 +102,7 @@ def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
     """Measure the period as the slope between graphs of N and 3N calls."""
     calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / max(estimate_us, 0.1))))
     short, long = TimedSeries(data, "short", calls), TimedSeries(data, "long", 3 * calls)
+    inside_us: list[float] = []
     outside_us: list[float] = []
     whole_us: list[float] = []
     written: list[Written] = []
@@ -115,13 +116,18 @@ def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
         data.require_untouched()
         outside_us.append((thrice.outside_us - once.outside_us) / (2 * calls))
         whole_us.append(thrice.outside_us / (3 * calls))
-        return (thrice.inside_us[0] - once.inside_us[0]) / (2 * calls)
+        inside_us.append((thrice.inside_us[0] - once.inside_us[0]) / (2 * calls))
+        return inside_us[-1]
+
+    def clocks_agree() -> bool:
+        period_us = statistics.median(inside_us)
+        return abs(statistics.median(outside_us) - period_us) <= slope_limit_us(period_us)
 
     settle(sample_us)
-    for samples in (outside_us, whole_us, written):
+    for samples in (inside_us, outside_us, whole_us, written):
         samples.clear()
     method = f"slope between graphs of {calls} and {3 * calls} calls, each on its own data"
-    result = sample_until_precise(method, sample_us, 4 * calls, is_slowed)
+    result = sample_until_precise(method, sample_us, 4 * calls, is_slowed, clocks_agree=clocks_agree)
     if min(result.samples_us) <= 0:
         raise NothingLaunched(written)
     median_us, whole = statistics.median(outside_us), statistics.median(whole_us)

@@ -77,15 +77,17 @@ def sample_until_precise(
     calls_per_sample: int,
     is_slowed: Callable[[], bool] = lambda: False,
     now: Callable[[], float] = time.monotonic,
+    clocks_agree: Callable[[], bool] = lambda: True,
 ) -> Timing:
     """Take 7 samples and then more until the mean is known to 0.25 %, 40 samples are taken or 1.5 s have passed.
 
+    As long as `clocks_agree` is false, more follow, too: a busy machine delays some of them by the judge's clock.
     Samples during which the GPU was slowed down are dropped.  If more than 20 % are, `is_throttled` is True.
     """
     valid: list[float] = []
     slow: list[float] = []
     start = now()
-    while len(valid) < FEWEST_SAMPLES or _needs_more(valid, now() - start):
+    while len(valid) < FEWEST_SAMPLES or _needs_more(valid, now() - start, clocks_agree):
         value = sample_us()
         (slow if is_slowed() else valid).append(value)
         if len(slow) > MOST_DROPPED * MOST_SAMPLES:
@@ -97,9 +99,9 @@ def sample_until_precise(
     )
 
 
-def _needs_more(samples_us: list[float], seconds: float) -> bool:
-    """Whether the mean is not precise enough yet, and samples and time remain."""
+def _needs_more(samples_us: list[float], seconds: float, clocks_agree: Callable[[], bool]) -> bool:
+    """Whether the mean is not precise enough yet or the clocks differ, and samples and time remain."""
     if len(samples_us) >= MOST_SAMPLES or seconds >= MOST_SECONDS:
         return False
     reached = precision(samples_us)
-    return reached is None or reached > PRECISION
+    return reached is None or reached > PRECISION or not clocks_agree()

@@ -60,6 +60,11 @@ def check_agreement(
     return _compare(speed.device.median_us, speed.profiler, capped_share if speed.is_power_capped else SHARE)
 
 
+def slope_limit_us(period_us: float) -> float:
+    """The allowed difference between the judge's slope and a period, in microseconds per call."""
+    return max(SLOPE_SHARE * period_us, CLOCK_US)
+
+
 def is_unconfirmed(speed: Speed) -> bool:
     """Whether a time does not count: another clock contradicts it, or it was compared with none."""
     return speed.agreement is None or speed.agreement.valid is False
@@ -107,7 +112,7 @@ def _against_outside(period_us: float, outside: OutsideTime, role: str) -> str:
     """
     if outside.shares_outputs:
         return SHARED_OUTPUT
-    allowed_us = max(SLOPE_SHARE * period_us, CLOCK_US)
+    allowed_us = slope_limit_us(period_us)
     if outside.proof_us is not None and not abs(outside.median_us - period_us) <= allowed_us:
         return (
             f"the judge's clock shows {outside.median_us:.2f} us and the candidate's own clock {period_us:.2f} us"

@@ -227,6 +227,42 @@ def test_the_slope_has_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (outside.shares_outputs, outside.fill_us) == (False, 0.0)
 
 
+class Delayed(Clocked):
+    """A connection whose messages take `late_us` longer in the longer of the first `late` pairs of runs."""
+
+    def __init__(self, call_us: float, late: int, late_us: float) -> None:
+        super().__init__(call_us, call_us)
+        self._left, self._late_us = late, late_us
+
+    def ask(
+        self,
+        command: Command,
+        seconds: float,
+        descriptor: int | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Done:
+        """Advance the clocks."""
+        if isinstance(command, ReplaySeries) and command.name == "long" and self._left:
+            self._left -= 1
+            self.now_us += self._late_us
+        return super().ask(command, seconds, descriptor, meanwhile)
+
+
+@pytest.mark.parametrize(
+    ("late", "samples", "slope_us"), [(0, 7, 100.0), (10, 15, 100.0), (1000, 40, 110.0)], ids=["never", "first", "all"]
+)
+def test_more_samples_follow_while_the_clocks_differ(
+    monkeypatch: pytest.MonkeyPatch, late: int, samples: int, slope_us: float
+) -> None:
+    """Samples that a busy machine delays are outnumbered by others.  If all are delayed, the difference stays."""
+    connection = Delayed(100.0, late, 1_000.0)
+    timing, outside, _ = _graph_slope(simulated(monkeypatch, connection), 100.0, lambda: False)
+    assert outside is not None
+    assert len(timing.samples_us) == samples
+    assert outside.median_us == pytest.approx(slope_us)
+    assert timing.median_us == pytest.approx(100.0)
+
+
 def test_calls_that_take_no_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the longer graph takes no longer, the call launches nothing."""
     with pytest.raises(NothingLaunched, match="the call launches nothing") as caught:
