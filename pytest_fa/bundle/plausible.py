@@ -39,7 +39,8 @@ def _of_speed(record: Record, speed: Speed) -> Iterator[str]:
     took = next((stage.seconds for stage in record.stages if stage.name == "speed"), 0.0)
     if needed > took:
         yield f"its samples take {needed:.3f} s, the stage took {took:.3f} s"
-    clocks = (speed.clocks_before, speed.clocks_during, speed.clocks_after)
+    of_profiler = speed.profiler.clocks if speed.profiler else None
+    clocks = (speed.clocks_before, speed.clocks_during, speed.clocks_after, of_profiler)
     if record.environment.gpu is None and any(clocks):
         yield "it has a GPU's clocks, but no GPU"
 

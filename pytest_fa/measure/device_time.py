@@ -102,7 +102,6 @@ def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
     """Measure the period as the slope between graphs of N and 3N calls."""
     calls = max(1, min(MOST_CALLS, math.ceil(GRAPH_US / max(estimate_us, 0.1))))
     short, long = TimedSeries(data, "short", calls), TimedSeries(data, "long", 3 * calls)
-    inside_us: list[float] = []
     outside_us: list[float] = []
     whole_us: list[float] = []
     written: list[Written] = []
@@ -116,15 +115,14 @@ def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
         data.require_untouched()
         outside_us.append((thrice.outside_us - once.outside_us) / (2 * calls))
         whole_us.append(thrice.outside_us / (3 * calls))
-        inside_us.append((thrice.inside_us[0] - once.inside_us[0]) / (2 * calls))
-        return inside_us[-1]
+        return (thrice.inside_us[0] - once.inside_us[0]) / (2 * calls)
 
-    def clocks_agree() -> bool:
-        period_us = statistics.median(inside_us)
+    def clocks_agree(samples_us: list[float]) -> bool:
+        period_us = statistics.median(samples_us)
         return abs(statistics.median(outside_us) - period_us) <= slope_limit_us(period_us)
 
     settle(sample_us)
-    for samples in (inside_us, outside_us, whole_us, written):
+    for samples in (outside_us, whole_us, written):
         samples.clear()
     method = f"slope between graphs of {calls} and {3 * calls} calls, each on its own data"
     result = sample_until_precise(method, sample_us, 4 * calls, is_slowed, clocks_agree=clocks_agree)

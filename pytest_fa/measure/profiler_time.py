@@ -63,8 +63,8 @@ def read_profiler_time(
     instants.  The gap is measured on as many spin kernels of the same geometry, which last as long as the nodes on
     average, but at least 2 us and at most 30 us.
 
-    Long nodes are read after 0.5 s of load, as they are timed: under a power cap, the first calls run faster.  The load
-    ends with `read_clocks`.
+    Long nodes are read after 0.5 s of load, as they are timed: under a power cap, the first calls run faster.  During
+    this load, `read_clocks` is called.
     """
     clocks: list[Clocks | None] = []
     node_count = sum(launch.count for launch in captured.launches) + sum(captured.other_nodes.values())

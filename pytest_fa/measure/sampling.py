@@ -77,11 +77,12 @@ def sample_until_precise(
     calls_per_sample: int,
     is_slowed: Callable[[], bool] = lambda: False,
     now: Callable[[], float] = time.monotonic,
-    clocks_agree: Callable[[], bool] = lambda: True,
+    clocks_agree: Callable[[list[float]], bool] = lambda _: True,
 ) -> Timing:
     """Take 7 samples and then more until the mean is known to 0.25 %, 40 samples are taken or 1.5 s have passed.
 
-    As long as `clocks_agree` is false, more follow, too: a busy machine delays some of them by the judge's clock.
+    As long as `clocks_agree`, which gets the samples so far, is false, more follow, too: a busy machine delays some of
+    them by the judge's clock.
     Samples during which the GPU was slowed down are dropped.  If more than 20 % are, `is_throttled` is True.
     """
     valid: list[float] = []
@@ -99,9 +100,9 @@ def sample_until_precise(
     )
 
 
-def _needs_more(samples_us: list[float], seconds: float, clocks_agree: Callable[[], bool]) -> bool:
+def _needs_more(samples_us: list[float], seconds: float, clocks_agree: Callable[[list[float]], bool]) -> bool:
     """Whether the mean is not precise enough yet or the clocks differ, and samples and time remain."""
     if len(samples_us) >= MOST_SAMPLES or seconds >= MOST_SECONDS:
         return False
     reached = precision(samples_us)
-    return reached is None or reached > PRECISION or not clocks_agree()
+    return reached is None or reached > PRECISION or not clocks_agree(samples_us)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from pytest_fa.catalog.sweep_space import point_text
 from pytest_fa.sweep.read_study import StoredStudy
-from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial
+from pytest_fa.sweep.trial_result import ROUNDS, Finalist, SweepEnd, SweepTrial
 
-MOST_SHOWN = 10  # configurations in the list of the best ones
+MOST_SHOWN = 10  # of the best configurations, and of the values of a define
 
 
 class DefineEffect(NamedTuple):
@@ -114,7 +114,7 @@ def end_lines(end: SweepEnd | None, run_began: float | None = None) -> list[str]
             f"(standard deviation between processes {100 * end.noise_sd:.2f} %)"
         )
     for finalist in end.finalists:
-        again = f"{math.exp(statistics.fmean(finalist.again)):.4f}" if finalist.again else "-"
+        again = f"{math.exp(statistics.fmean(finalist.again)):.4f}{_processes(finalist)}" if finalist.again else "-"
         problem = f"; {finalist.problem}" if finalist.problem else ""
         lines.append(
             f"  {_number(finalist.number):>5}  search {math.exp(finalist.searched):.4f}, again {again}  "
@@ -152,6 +152,12 @@ def _earlier_end(end: SweepEnd, run_began: float | None) -> list[str]:
 
 def _number(number: int) -> str:
     return f"#{number}"
+
+
+def _processes(finalist: Finalist) -> str:
+    """The number of its processes, if it was given up before all rounds."""
+    count = len(finalist.again)
+    return f" ({count} process{'es' * (count != 1)})" if count < ROUNDS else ""
 
 
 def _counters(trial: SweepTrial) -> str:

@@ -17,11 +17,11 @@ import msgspec
 from pytest_fa.catalog.sweep_space import Fitness, Point, point_text
 from pytest_fa.sweep.luck import expected_largest, pooled_sd
 from pytest_fa.sweep.search import Bench
-from pytest_fa.sweep.trial_result import Finalist, SweepEnd, SweepTrial, TrialResult
+from pytest_fa.sweep.trial_result import ROUNDS, Finalist, SweepEnd, SweepTrial, TrialResult
 
 FINALISTS = 8
-ROUNDS = 6  # new processes for each finalist
 LEAST_ROUNDS = 2  # before a finalist may be given up
+LEAST_FREEDOM = 6  # degrees of freedom of the noise before a finalist may be given up
 CLEARLY_SLOWER = 4.0  # standard errors of a difference, beyond which a finalist is given up
 NONE = "no configuration is better than the parent"
 
@@ -41,21 +41,19 @@ def end_sweep(
     timed = [trial for trial in trials if trial.is_right]
     if not timed:
         return SweepEnd(f"{NONE}: no configuration is right and could be timed", 0)
-    finalists = _timed_again(_first_finalists(timed), bench, seed, say)
-    noise = pooled_sd([each.again for each in finalists])
-    luck = None if noise is None else noise * expected_largest(len(timed))
-    end = SweepEnd(NONE, len(timed), noise_sd=noise, luck=luck, finalists=finalists)
-    by_number = {trial.number: trial for trial in timed}
-    faster = [each for each in finalists if not each.problem and _again(each) < 0]
-    for finalist in ranked(faster, by_number, counters, noise or 0.0):
+    by_number, dismissed = {trial.number: trial for trial in timed}, 0
+    end = _timed_again(SweepEnd(NONE, len(timed), finalists=_first_finalists(timed)), bench, seed, say)
+    while faster := [each for each in end.finalists if not each.problem and _again(each) < 0]:
+        finalist = ranked(faster, by_number, counters, end.noise_sd or 0.0)[0]
         checked, unsearched = _checked(finalist.point, bench)
         end = msgspec.structs.replace(end, checked=checked)
         if not isinstance(unsearched, TrialResult):
             return _gated(msgspec.structs.replace(end, unsearched=unsearched), finalist, bench, begin_gate)
-        dismissed = msgspec.structs.replace(finalist, problem=f"{unsearched.outcome}: {unsearched.reason}")
-        kept = tuple(dismissed if each is finalist else each for each in end.finalists)
-        end = msgspec.structs.replace(end, finalists=kept)
-    return msgspec.structs.replace(end, reason=f"{NONE}: {_why_none(finalists, faster)}")
+        dismissed += 1
+        wrong = msgspec.structs.replace(finalist, problem=f"{unsearched.outcome}: {unsearched.reason}")
+        kept = tuple(wrong if each is finalist else each for each in end.finalists)
+        end = _timed_again(msgspec.structs.replace(end, finalists=kept), bench, seed + dismissed, say)
+    return msgspec.structs.replace(end, reason=f"{NONE}: {_why_none(end.finalists, dismissed)}")
 
 
 def _checked(point: Point, bench: Bench) -> tuple[int, dict[str, float] | TrialResult]:
@@ -64,10 +62,10 @@ def _checked(point: Point, bench: Bench) -> tuple[int, dict[str, float] | TrialR
     return checked, problem or bench.measure_unsearched(point)
 
 
-def _why_none(finalists: Sequence[Finalist], faster: Sequence[Finalist]) -> str:
-    """Why no finalist was gated."""
-    if faster:
-        return f"none of the {len(faster)} finalists that are faster is right where it was not searched"
+def _why_none(finalists: Sequence[Finalist], dismissed: int) -> str:
+    """Why no finalist was gated: `dismissed` of them were faster, and wrong where they were not searched."""
+    if dismissed:
+        return f"none of the {dismissed} finalists that are faster is right where it was not searched"
     if timed := [_again(each) for each in finalists if not each.problem]:
         return f"timed again, the best one takes {math.exp(min(timed)):.4f} x the time of the parent"
     return "no finalist could be timed again"
@@ -86,34 +84,34 @@ def ranked(
     usable = sorted((each for each in finalists if not each.problem), key=_again)
     if not usable or not counters:
         return usable
-    band = 2 * noise_sd * math.sqrt(2 / len(usable[0].again))
-    limit = _again(usable[0]) + band
+    best = usable[0]
 
     def order(finalist: Finalist) -> tuple[float, ...]:
         result = trials[finalist.number].result
         known = result.counters if result else {}
-        ties = tuple(known.get(name, math.inf) for name in counters) if _again(finalist) <= limit else ()
+        is_tie = _again(finalist) <= _again(best) + 2 * noise_sd * _error(finalist, best)
+        ties = tuple(known.get(name, math.inf) for name in counters) if is_tie else ()
         return (0.0, *ties, _again(finalist)) if ties else (1.0, _again(finalist))
 
     return sorted(usable, key=order)
 
 
-def _first_finalists(timed: list[SweepTrial]) -> list[Finalist]:
+def _first_finalists(timed: list[SweepTrial]) -> tuple[Finalist, ...]:
     """The configurations that looked best in the search."""
     ratios = [(each.result.log_ratio, each) for each in timed if each.result and each.result.log_ratio is not None]
     best = sorted(ratios, key=lambda pair: (pair[0], pair[1].number))[:FINALISTS]
-    return [Finalist(trial.number, trial.point, ratio) for ratio, trial in best]
+    return tuple(Finalist(trial.number, trial.point, ratio) for ratio, trial in best)
 
 
-def _timed_again(
-    finalists: list[Finalist], bench: Bench, seed: int, say: Callable[[str], object]
-) -> tuple[Finalist, ...]:
-    """The finalists with new times: in each round, one process for each that may still win, in random order."""
+def _timed_again(end: SweepEnd, bench: Bench, seed: int, say: Callable[[str], object]) -> SweepEnd:
+    """The end with new times of its finalists, the noise between them, and the expected luck.
+
+    In each round, one process times each finalist that may win, in random order.
+    """
     order = random.Random(seed)  # noqa: S311  # no secret
-    places = list(range(len(finalists)))
-    for number in range(ROUNDS):
-        if places:
-            say(f"sweep: finalists that may win: {len(places)}; round {number + 1} of {ROUNDS}")
+    finalists = list(end.finalists)
+    while places := _that_may_win(finalists):
+        say(f"sweep: timing {len(places)} finalist{'s' * (len(places) != 1)} again")
         for place in order.sample(places, len(places)):
             result = bench.measure(finalists[place].point)
             finalists[place] = (
@@ -121,21 +119,32 @@ def _timed_again(
                 if result.log_ratio is None
                 else msgspec.structs.replace(finalists[place], again=(*finalists[place].again, result.log_ratio))
             )
-        places = [place for place in places if not finalists[place].problem]
-        if number + 1 >= LEAST_ROUNDS:
-            places = _that_may_win(finalists, places)
-    return tuple(finalists)
+    noise = pooled_sd([each.again for each in finalists])
+    luck = None if noise is None else noise * expected_largest(end.timed)
+    return msgspec.structs.replace(end, noise_sd=noise, luck=luck, finalists=tuple(finalists))
 
 
-def _that_may_win(finalists: Sequence[Finalist], places: list[int]) -> list[int]:
-    """The places of the finalists that are not clearly slower than the best one or than the parent."""
-    noise_sd = pooled_sd([finalists[place].again for place in places])
-    if noise_sd is None:
+def _that_may_win(finalists: Sequence[Finalist]) -> list[int]:
+    """The places of the finalists to time once more: not clearly slower than the best one or than the parent."""
+    places = [place for place, each in enumerate(finalists) if not each.problem and len(each.again) < ROUNDS]
+    if few := [place for place in places if len(finalists[place].again) < LEAST_ROUNDS]:
+        return few
+    noise_sd = pooled_sd([each.again for each in finalists])
+    if noise_sd is None or sum(len(each.again) - 1 for each in finalists if each.again) < LEAST_FREEDOM:
         return places
-    standard_error = noise_sd / math.sqrt(len(finalists[places[0]].again))
-    best = min(_again(finalists[place]) for place in places)
-    limit = min(best + CLEARLY_SLOWER * math.sqrt(2) * standard_error, CLEARLY_SLOWER * standard_error)
-    return [place for place in places if _again(finalists[place]) <= limit]
+    best = min((each for each in finalists if not each.problem), key=_again, default=None)
+
+    def may_win(each: Finalist) -> bool:
+        behind_best = _again(each) - _again(best or each)
+        by_best = behind_best <= CLEARLY_SLOWER * noise_sd * _error(each, best or each)
+        return by_best and _again(each) <= CLEARLY_SLOWER * noise_sd / math.sqrt(len(each.again))
+
+    return [place for place in places if may_win(finalists[place])]
+
+
+def _error(first: Finalist, second: Finalist) -> float:
+    """The standard error of the difference of two means, in standard deviations between processes."""
+    return math.sqrt(1 / len(first.again) + 1 / len(second.again))
 
 
 def _again(finalist: Finalist) -> float:

@@ -118,7 +118,6 @@ class KernelBench:
 
     def check_unsearched(self, point: Point) -> tuple[int, TrialResult | None]:
         """Judge the configuration at every other case of the run's suites, and in every property."""
-        self._require_unchanged()
         variant, checked = self._built(point), len(self._unsearched)
         if problem := self._first_problem(point, self._unsearched):
             return checked, problem
@@ -154,7 +153,6 @@ class KernelBench:
 
     def gate(self, point: Point) -> GateAnswer:
         """Gate the configuration against the parent on the searched shapes.  The record is kept."""
-        self._require_unchanged()
         variant = self._built(point)
         question = GateQuestion(1.0, self._searched, (self._parent,))
         record = decide_gate(self._runner, variant, question, self._say)
@@ -180,8 +178,10 @@ class KernelBench:
     def _built(self, point: Point) -> Variant:
         """The variant of a configuration, with its build in this run.
 
-        Another process may have run its trial.  Its build is then taken from the cache, or compiled.
+        Another process may have run its trial.  Its build is then taken from the cache, or compiled.  Raises
+        `ChangedMeanwhile` if a source changed.
         """
+        self._require_unchanged()
         variant = self.variant_of(point)
         self._builds.add(variant)
         return variant

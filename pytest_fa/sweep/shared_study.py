@@ -164,8 +164,12 @@ class SharedStudy:
         if self.is_closed:
             return False
         self._renew()
-        time.sleep(wait_seconds)  # another process that asked at the same time has written by then
-        return self._is_ours(self._study.user_attrs["ending"])
+        try:
+            time.sleep(wait_seconds)  # another process that asked at the same time has written by then
+            return self._is_ours(self._study.user_attrs["ending"])
+        except BaseException:
+            self._resign()
+            raise
 
     @contextlib.contextmanager
     def while_elected(self, seconds: float = RENEW_SECONDS) -> Iterator[None]:
@@ -173,25 +177,27 @@ class SharedStudy:
 
         If an exception ends it, another process may end the sweep at once.
         """
-        is_over = threading.Event()
+        is_over, writing = threading.Event(), threading.Lock()
 
         def renew() -> None:
             while not is_over.wait(seconds):
-                with contextlib.suppress(Exception):  # a database that cannot be reached may be there the next time
-                    if self._is_ours(self._study.user_attrs["ending"]):
+                # a database that cannot be reached may be there the next time
+                with contextlib.suppress(Exception), writing:
+                    if not is_over.is_set() and self._is_ours(self._study.user_attrs["ending"]):
                         self._renew()
 
         thread = threading.Thread(target=renew, daemon=True)
         thread.start()
         try:
-            try:
-                yield
-            finally:
-                is_over.set()
-                thread.join()
+            yield
         except BaseException:
-            self._resign()
+            is_over.set()
+            with writing:  # what the thread is writing does not replace the resignation
+                self._resign()
             raise
+        finally:
+            is_over.set()
+            thread.join()
 
     def _renew(self) -> None:
         ending = {"owner": msgspec.to_builtins(this_process()), "begun": time.time()}

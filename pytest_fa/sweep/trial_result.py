@@ -22,6 +22,7 @@ TrialOutcome = Literal[
 ]
 UNCOUNTED: tuple[TrialOutcome, ...] = ("repeated", "same_code")  # nothing ran, so they are no trials
 TrialState = Literal["waiting", "running", "ended", "released"]
+ROUNDS = 6  # new processes for each finalist that may win
 
 
 class PairedTime(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.plugin.conftest import SHAPE, NewProject, Project, Run
+from tests.plugin.conftest import SHAPE, ZERO_MANIFEST, NewProject, Project, Run
 
 pytest.importorskip("optuna")
 
@@ -100,6 +100,16 @@ def test_without_a_better_configuration_the_status_is_10(new_project: NewProject
     assert (10, "failed") == (run.ret, run.outcomes["test_sweep_end[tuned]"]), run.text
     assert "no configuration is better than the parent: no configuration is right and could be timed" in run.outlines
     assert not any("for variant.yaml" in line for line in run.outlines)
+
+
+def test_a_sweep_that_cannot_run_has_not_ended(new_project: NewProject) -> None:
+    """Without a GPU, a CUDA variant cannot be swept: the run fails, and its last lines say so and why."""
+    project = new_project("sweep-gpu")
+    project.cuda_variant("tuned", manifest=ZERO_MANIFEST + "sweep: {values: {BLOCK: [32, 64]}}\n")
+    run = project.suite("--fa-sweep=tuned", "--fa-trials=10")
+    assert pytest.ExitCode.TESTS_FAILED == run.ret
+    assert "fa: the sweep has not ended: 3 selected tests were skipped" in run.outlines
+    assert any("needs a GPU" in line for line in run.outlines)
 
 
 def test_one_test_for_each_trial(tuned: Project) -> None:

@@ -107,7 +107,11 @@ def test_luck_stands_beside_the_end() -> None:
     """The expected luck is shown with its noise, and without a winner no line for the manifest is."""
     lines = end_lines(LOST)
     assert "best of 200: expected luck at this noise 2.2 % (standard deviation between processes 0.80 %)" == lines[0]
-    assert "     #1  search 0.9000, again 0.9200  M=64@MODE=A" == lines[1]
+    assert "     #1  search 0.9000, again 0.9200 (2 processes)  M=64@MODE=A" == lines[1]
+    in_full = msgspec.structs.replace(FINALISTS[0], again=(math.log(0.92),) * 6)
+    assert "     #1  search 0.9000, again 0.9200  M=64@MODE=A" in end_lines(
+        msgspec.structs.replace(LOST, finalists=(in_full,))
+    )
     assert (LOST.reason, []) == (lines[-1], takeover_lines(LOST, FACTS))
     assert (["the sweep has not ended"], []) == (end_lines(None), takeover_lines(None, FACTS))
 

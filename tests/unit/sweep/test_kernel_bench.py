@@ -28,7 +28,24 @@ from pytest_fa.worker.jobs import Arm, GateJob, GateResult, PairBlocks
 from tests.factories import CUDA_SOURCE, SHAPE, options, record, variant
 
 CASE = parse_case(f"{SHAPE}-seed0")
-BUILT = SimpleNamespace(add=lambda _: None)  # builds, all of which exist
+OTHER = parse_case("b1h1s64d64-fp16-seed0")
+
+
+class Builds:
+    """Builds that exist; `added` are the names of those that were made sure of."""
+
+    def __init__(self) -> None:
+        self.added: list[str] = []
+        self.say = lambda _: None
+
+    def add(self, each: Variant) -> None:
+        """Make sure of one."""
+        self.added.append(each.name)
+
+    def arm(self, each: Variant) -> Arm:
+        """An arm, whose configuration must have been added."""
+        assert each.name in ("tuned", *self.added)
+        return Arm(each, "library.so")
 
 
 @pytest.mark.needs_nvcc
@@ -115,18 +132,13 @@ def bench_with(
     monkeypatch.setattr(kernel_bench, "device_of", lambda _: "cuda")
     monkeypatch.setattr(kernel_bench, "timing_lock", lambda _: nullcontext())  # which another run may hold
     parent = msgspec.structs.replace(variant("tuned"), defines={"M": 1}, sweep=Sweep({"M": (1, 2)}))
-
-    def arm(each: Variant) -> Arm:
-        return Arm(each, "library.so")
-
     runner = SimpleNamespace(
         workers=workers,
         watchdog_seconds=lambda *_: 10.0,
         tolerance_of=lambda _: "same_precision",
         shares_gpu=lambda _: True,
     )
-    builds = SimpleNamespace(add=lambda _: None, arm=arm, say=lambda _: None)
-    session = cast("Session", SimpleNamespace(runner=runner, builds=builds))
+    session = cast("Session", SimpleNamespace(runner=runner, builds=Builds()))
     return KernelBench(session, parent, (CASE,), unsearched, lambda _: None, require_unchanged)
 
 
@@ -178,16 +190,48 @@ def test_what_is_not_clean_has_no_time(
 def test_a_judged_case_that_says_nothing_ends_the_trial(changes: dict[str, Any], complaint: str) -> None:
     """A run that is not protected, or whose files changed, is neither right nor wrong."""
     parent = msgspec.structs.replace(variant("tuned"), defines={"M": 1})
-    judged = msgspec.structs.replace(record("tuned"), **changes)
-    session = cast("Session", SimpleNamespace(runner=SimpleNamespace(run=lambda *_: judged), builds=BUILT))
+    judged, builds = msgspec.structs.replace(record("tuned"), **changes), Builds()
+    session = cast("Session", SimpleNamespace(runner=SimpleNamespace(run=lambda *_: judged), builds=builds))
     with pytest.raises(CannotRun, match=complaint):
         KernelBench(session, parent, (CASE,), (), lambda _: None).judge({"M": 2})
+    assert builds.added == ["tuned@M=2"]
 
 
 def test_a_changed_file_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a file changed during a job, the trial is given up, because nothing was learned about the configuration."""
     with pytest.raises(CannotRun, match="changed"):
         measured(monkeypatch, GateResult("build_changed", "kernel.cu changed", ()))
+
+
+def test_a_gate_has_the_build_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate makes sure of the build before it asks for an arm, and its record says how to ask again."""
+    bench = bench_with(monkeypatch, Workers(GateResult("ok", "", (blocks(),))))
+    seen: list[str] = []
+
+    def decide(_: object, each: Variant, *__: object) -> Record:
+        seen.append(bench._builds.arm(each).variant.name)
+        return msgspec.structs.replace(record("tuned"), outcome="inconclusive", message="the machine is noisy")
+
+    monkeypatch.setattr(kernel_bench, "decide_gate", decide)
+    monkeypatch.setattr(kernel_bench, "rerun_command", lambda *_: "pytest")
+    bench._session = cast("Session", SimpleNamespace(options=None))
+    answer = bench.gate({"M": 2})
+    assert (["tuned@M=2"], "inconclusive", "the machine is noisy") == (seen, answer.verdict, answer.reason)
+    assert bench.gate_record is not None
+    assert bench.gate_record.rerun_command.startswith("pytest --fa-gate=1 --fa-gate-baseline=tuned ")
+
+
+def test_an_edit_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that was saved before a finalist is timed ends that, and nothing is built of it."""
+
+    def require_unchanged() -> None:
+        raise CannotRun("changed during the sweep")
+
+    bench = bench_with(monkeypatch, Workers(GateResult("ok", "", (blocks(),))), (OTHER,), require_unchanged)
+    for step in (bench.judge, bench.measure, bench.check_unsearched, bench.measure_unsearched, bench.gate):
+        with pytest.raises(CannotRun, match="changed during the sweep"):
+            step({"M": 2})
+    assert not cast("Builds", bench._builds).added
 
 
 def test_an_edit_while_it_is_timed_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,9 +247,6 @@ def test_an_edit_while_it_is_timed_is_no_result(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(CannotRun, match="changed during the sweep"):
             bench.measure({"M": 2})
     assert 1 == len(workers.jobs)
-
-
-OTHER = parse_case("b1h1s64d64-fp16-seed0")
 
 
 @pytest.mark.parametrize(("outcome", "expected"), [("wrong", "wrong"), ("cheat", "wrong"), ("hung", "hung")])
@@ -233,15 +274,16 @@ def test_times_where_it_was_not_searched_are_ratios(monkeypatch: pytest.MonkeyPa
 def test_a_configuration_is_judged_in_every_property() -> None:
     """What is wrong only in a property is found, also if the run names its cases and so has no tests of properties."""
     parent = msgspec.structs.replace(variant("tuned"), defines={"M": 1})
-    names = properties_of(parent)
+    names, builds = properties_of(parent), Builds()
 
-    def check(_: Variant, name: str) -> Record:
+    def check(each: Variant, name: str) -> Record:
+        assert each.name in builds.added
         outcome: Outcome = "wrong" if name == names[-1] else "ok"
         return msgspec.structs.replace(record("tuned"), outcome=outcome, message="max error", case=None, id=name)
 
     run_plan = SimpleNamespace(plan=SimpleNamespace(properties=[]))
     runner = SimpleNamespace(check_property=check)
-    session = cast("Session", SimpleNamespace(runner=runner, builds=BUILT, run_plan=run_plan))
+    session = cast("Session", SimpleNamespace(runner=runner, builds=builds, run_plan=run_plan))
     checked, problem = KernelBench(session, parent, (CASE,), (), lambda _: None).check_unsearched({"M": 2})
     assert problem is not None
     assert (len(names) - 1, "wrong", True) == (checked, problem.outcome, problem.reason.startswith(names[-1]))

@@ -9,10 +9,10 @@ import pytest
 
 from pytest_fa.catalog.sweep_space import Point, Sweep, point_text
 from pytest_fa.options.options import SamplerName
-from pytest_fa.sweep.finals import LEAST_ROUNDS, NONE, ROUNDS, end_sweep, ranked
+from pytest_fa.sweep.finals import LEAST_ROUNDS, NONE, end_sweep, ranked
 from pytest_fa.sweep.search import GateAnswer, run_trial
 from pytest_fa.sweep.suggest import Space, Suggester, key_of
-from pytest_fa.sweep.trial_result import SweepEnd, SweepTrial, TrialResult
+from pytest_fa.sweep.trial_result import ROUNDS, SweepEnd, SweepTrial, TrialResult
 from tests.unit.sweep.simulated import DEFINES, SHAPE, SIXTY, Effect, RecordedBench, in_memory
 
 pytest.importorskip("optuna")
@@ -96,6 +96,42 @@ def test_a_finalist_that_is_clearly_slower_is_given_up() -> None:
     assert {LEAST_ROUNDS} == {number for key, number in rounds.items() if key not in fast}
     assert "PASS" == end.gate_verdict
     assert len(trials) + 3 * ROUNDS + 5 * LEAST_ROUNDS == sum(step == "measure" for step, _ in bench.log)
+
+
+@pytest.mark.parametrize("wrong_at", ["elsewhere", "the third time", "the first time"])
+def test_after_a_dismissal_the_next_ones_are_timed_in_full(wrong_at: str) -> None:
+    """If the finalist is wrong for which others were given up, they are timed six times before one of them is gated."""
+    points = Space(SIXTY, DEFINES).points
+    times = 0
+
+    class WrongOnce(RecordedBench):
+        def check_unsearched(self, point: Point) -> tuple[int, TrialResult | None]:
+            is_wrong = wrong_at == "elsewhere" and point == points[7]
+            return 5, TrialResult("wrong", "b2h2s64d64-fp16") if is_wrong else None
+
+        def measure(self, point: Point) -> TrialResult:
+            nonlocal times
+            times += point == points[7]
+            is_wrong = point == points[7] and times == {"the first time": 2, "the third time": 4}.get(wrong_at)
+            return TrialResult("crashed", "in timed calls") if is_wrong else super().measure(point)
+
+    bench = WrongOnce(lambda point: -0.3 if point == points[7] else -0.05 - 0.001 * points.index(point), 5)
+    _, end = swept(SIXTY, bench, 5)
+    by_point = {key_of(each.point): each for each in end.finalists}
+    assert by_point[key_of(points[7])].problem.endswith(("b2h2s64d64-fp16", "in timed calls"))
+    assert end.gated is not None
+    assert len(by_point[key_of(end.gated)].again) == ROUNDS
+    if wrong_at == "the third time":
+        assert len(by_point[key_of(points[7])].again) == 2
+
+
+def test_few_finalists_are_not_given_up_by_few_times() -> None:
+    """One or two finalists are timed until their noise is known: two processes say little about it."""
+    sweep = Sweep({"M": (1, 2)})
+    _, end = swept(sweep, RecordedBench(lambda point: 0.1 * point["M"] if isinstance(point["M"], int) else 0.0, 6), 6)
+    assert [4, 4] == [len(each.again) for each in end.finalists]
+    _, end = swept(Sweep({"M": (1,)}), RecordedBench(lambda _: 0.1, 6), 6)
+    assert [ROUNDS] == [len(each.again) for each in end.finalists]
 
 
 def test_finals_end_early_if_all_are_slower_than_the_parent() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -256,7 +257,29 @@ def test_the_process_that_ends_a_sweep_says_that_it_lives(tmp_path: Path) -> Non
     assert renewed == study._study.user_attrs["ending"]["begun"]
 
 
-def test_a_process_that_fails_lets_another_one_end_the_sweep(tmp_path: Path) -> None:
+def interrupt(_: float) -> None:
+    """Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def test_a_resignation_is_not_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sign of life that is being written when the finals fail does not replace the resignation."""
+    study, writes, begun = study_in(tmp_path), study_in(tmp_path)._renew, threading.Event()
+    assert study.is_elected(0.0)
+
+    def slow() -> None:
+        begun.set()
+        time.sleep(0.3)
+        writes()
+
+    monkeypatch.setattr(study, "_renew", slow)
+    with pytest.raises(KeyboardInterrupt), study.while_elected(0.01):
+        raise KeyboardInterrupt(begun.wait(SECONDS))
+    assert begun.is_set()
+    assert study_in(tmp_path)._study.user_attrs["ending"] is None
+
+
+def test_a_process_that_fails_lets_another_one_end_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an exception in the finals, a process of another machine need not wait until this one counts as gone."""
     study, other = study_in(tmp_path), study_in(tmp_path)
     elsewhere = {"owner": {"machine": "another", "pid": 1, "started": 1}, "begun": time.time()}
@@ -265,6 +288,10 @@ def test_a_process_that_fails_lets_another_one_end_the_sweep(tmp_path: Path) -> 
         raise KeyboardInterrupt
     assert study._study.user_attrs["ending"] is None
     assert not other.is_closed
+    monkeypatch.setattr(time, "sleep", interrupt)  # during the election
+    with pytest.raises(KeyboardInterrupt):
+        study.is_elected(2.0)
+    assert study._study.user_attrs["ending"] is None
     study._study.set_user_attr("ending", elsewhere)
     with pytest.raises(KeyboardInterrupt), study.while_elected():  # another process was elected meanwhile
         raise KeyboardInterrupt
