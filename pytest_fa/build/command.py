@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pytest_fa.build.flag_list import unlisted_flags
 from pytest_fa.build.keys import HEADER_SUFFIXES, KEY_SCHEMA, PACKAGE, Dependency, digest, file_hash
-from pytest_fa.build.side_by_side import DEVICE, FATBIN, SEPARATOR
+from pytest_fa.build.side_by_side import DEVICE, ENDED, FATBIN, SEPARATOR
 from pytest_fa.build.target import holds_ptx
 from pytest_fa.build.toolchain import Toolchain
 from pytest_fa.catalog.variant import Target, Variant
@@ -141,15 +141,26 @@ def _linked(toolchain: Toolchain) -> list[str]:
     return ["binding/binding.o", f"-L{toolchain.library_folder}", f"-L{ffi_folder()}/lib", "-ltvm_ffi"]
 
 
-def _side_by_side_command(variant: Variant, arch: Target, toolchain: Toolchain, objcopy: str) -> list[str]:
-    """Return the command that compiles device code and host code side by side, and makes the same library."""
+def waits_for_binding(words: list[str]) -> bool:
+    """Whether a command needs the shared binding only at its end, and waits for it there."""
+    return str(SIDE_BY_SIDE) in words
+
+
+def _side_by_side_command(
+    variant: Variant, arch: Target, toolchain: Toolchain, objcopy: str, binding: Path
+) -> list[str]:
+    """Return the command that compiles device code and host code side by side, and makes the same library.
+
+    A binding that is not in the cache is compiled at the same time.
+    """
     flags = compile_flags(variant, arch)
     own = [flag for flag in flags if flag != "-shared"]
     source, target = f"src/{variant.entry.source}", object_name(variant.entry.source)
     device = [*own, "-keep-dir", DEVICE, "-fatbin", "-o", FATBIN, source]
     host = [*own, "-fdevice-syntax-only", "-MD", "-MF", DEPFILE, "-MT", LIBRARY, "-c", "-o", target, source]
     link = [*flags, NO_DEVICE_LINK, "-o", LIBRARY, target, *_linked(toolchain)]
-    script = [sys.executable, "-I", "-S", str(SIDE_BY_SIDE), Path(target).stem, objcopy]
+    awaited = "" if binding.is_absolute() else f"binding/{ENDED}"
+    script = [sys.executable, "-I", "-S", str(SIDE_BY_SIDE), Path(target).stem, objcopy, awaited]
     parts = ([*_nvcc(toolchain), KEEP, *words] for words in (device, host, link))
     groups = [script, *parts, _ordinary_command(variant, arch, toolchain)]
     return [word for group in groups for word in (*group, SEPARATOR)][:-1]
@@ -198,7 +209,7 @@ def stage(
     if not (side_by_side and objcopy and toolchain.checks_syntax and _has_separable_parts(variant)):
         return _ordinary_command(variant, arch, toolchain)
     (folder / DEVICE).mkdir()
-    return _side_by_side_command(variant, arch, toolchain, objcopy)
+    return _side_by_side_command(variant, arch, toolchain, objcopy, binding)
 
 
 def object_name(source: str) -> str:
@@ -232,6 +243,11 @@ def read_dependencies(staged: Path) -> tuple[Dependency, ...]:
         }
     )
     return tuple((path, file_hash(str(staged / path)) or "") for path in paths)
+
+
+def binding_job(toolchain: Toolchain) -> list[str]:
+    """Return the command that compiles the shared binding, and says when it has ended, also if it failed."""
+    return ["sh", "-c", f'"$@"; status=$?; : > {ENDED}; exit $status', "sh", *binding_command(toolchain)]
 
 
 def binding_command(toolchain: Toolchain) -> list[str]:

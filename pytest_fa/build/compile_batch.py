@@ -23,7 +23,17 @@ from elftools.common.exceptions import ELFError
 
 from pytest_fa.build import cache as cached
 from pytest_fa.build import recipe
-from pytest_fa.build.command import LIBRARY, LOG, OBJECT, binding_command, binding_key, object_name, toolchain_key
+from pytest_fa.build.command import (
+    LIBRARY,
+    LOG,
+    OBJECT,
+    binding_command,
+    binding_job,
+    binding_key,
+    object_name,
+    toolchain_key,
+    waits_for_binding,
+)
 from pytest_fa.build.compile_errors import compile_error, lacks_entry
 from pytest_fa.build.early_disassembly import EarlyDisassembly, disassembling_early
 from pytest_fa.build.exports import entry_problem, workspace_problem
@@ -33,6 +43,7 @@ from pytest_fa.build.machine_code import read_machine_code
 from pytest_fa.build.ninja import CompileJob, parallel_jobs, run_jobs
 from pytest_fa.build.outcomes import BuildFailure, BuildOutcome
 from pytest_fa.build.resources import read_ptxas_log, with_machine_code
+from pytest_fa.build.side_by_side import WAITED
 from pytest_fa.build.toolchain import Toolchain
 from pytest_fa.build.units import Outcomes, Say, Unit
 from pytest_fa.catalog.variant import Variant
@@ -95,7 +106,7 @@ def _binding_jobs(toolchains: set[Toolchain], stage: Path, cache: Path) -> list[
         folder = _binding_stage(toolchain)
         if not cached.has_binding(cache, _binding_folder(cache, toolchain)):
             (stage / folder).mkdir()
-            jobs.append(CompileJob(folder, "binding.o", tuple(binding_command(toolchain)), "binding"))
+            jobs.append(CompileJob(folder, "binding.o", tuple(binding_job(toolchain)), "binding"))
     return jobs
 
 
@@ -125,7 +136,8 @@ def _stage_units(units: list[Unit], stage: Path, cache: Path, plan: recipe.Paral
         if recipe.needs_binding(unit.first) and not cached.has_binding(cache, binding):
             binding, after = Path("..") / _binding_stage(unit.toolchain), f"{_binding_stage(unit.toolchain)}/binding.o"
         command = recipe.stage(unit.first, unit.arch, folder, unit.toolchain, binding, plan)
-        jobs.append(CompileJob(str(index), LIBRARY, tuple(command), unit.title, after))
+        waits = after is not None and waits_for_binding(command)
+        jobs.append(CompileJob(str(index), LIBRARY, tuple(command), unit.title, after, waits))
     return jobs
 
 
@@ -214,11 +226,17 @@ def _describe_build(finished: _Finished, deps: tuple[Dependency, ...]) -> Build:
         compiler=toolchain.title,
         built_on=f"{platform.system()} {platform.machine()}, {gpu.name if gpu else 'no GPU'}",
         built_at=datetime.fromtimestamp(state.st_mtime, UTC).isoformat(timespec="seconds"),
-        build_seconds=finished.seconds,
+        build_seconds=max(0.0, finished.seconds - _waited_seconds(staged)),
         environment=recipe.compiler_environment(variant),
         files={name: file_hash(str(staged / name)) or "" for name in recipe.published_files(variant)},
         shared_by=tuple(each.name for each in variants) if len(variants) > 1 else (),
     )
+
+
+def _waited_seconds(staged: Path) -> float:
+    """Return how long a build waited for the shared binding, which compiled at the same time."""
+    path = staged / WAITED
+    return float(path.read_text(encoding="ascii")) if path.is_file() else 0.0
 
 
 def _edited_since(deps: tuple[Dependency, ...], variant: Variant, folder: Path, started_ns: int) -> str:

@@ -6,6 +6,7 @@ import ast
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -148,6 +149,33 @@ def test_a_source_with_two_identities_is_compiled_again(laboratory: Laboratory) 
     assert SYNTAX_ONLY in words
     assert laboratory.run(words) == ordinary
     assert not (laboratory.folder / "device" / "placeholder.fatbin").exists()
+
+
+@pytest.mark.needs_nvcc
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_binding_that_is_compiled_meanwhile_is_waited_for(laboratory: Laboratory, *, compiles: bool) -> None:
+    """Both parts are compiled before the binding has ended, and linked after it; without a binding, linking fails."""
+    laboratory.write(SOURCE)
+    ordinary = laboratory.run(laboratory.command(side_by_side=False))
+    made = laboratory.binding
+    laboratory.binding = Path("..") / "meanwhile"
+    staged = laboratory.folder.parent / "meanwhile"
+    staged.mkdir()
+    words = laboratory.command(side_by_side=True)
+    assert command.waits_for_binding(words)
+    with subprocess.Popen(
+        words, cwd=laboratory.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        assert wait_until((laboratory.folder / "kernel.o").is_file)
+        time.sleep(0.5)
+        assert process.poll() is None
+        if compiles:
+            shutil.copy(made / "binding.o", staged)
+        (staged / side_by_side.ENDED).touch()
+        assert (process.wait(60) == 0) == compiles
+    assert float((laboratory.folder / side_by_side.WAITED).read_text()) > 0.2
+    library = laboratory.folder / command.LIBRARY
+    assert (library.read_bytes() if compiles else library.is_file()) == (ordinary.library if compiles else False)
 
 
 @pytest.mark.needs_nvcc
@@ -329,7 +357,7 @@ def test_the_program_imports_nothing_that_takes_time() -> None:
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
     assert len(names) == len(imports)
-    assert names == {"os", "sys"}
+    assert names == {"os", "sys", "time"}
 
 
 def test_a_part_ends_with_what_it_has_started(tmp_path: Path) -> None:
