@@ -445,6 +445,23 @@ def test_a_damaged_binding_is_compiled_again(workplace: Workplace, damage: Calla
 
 
 @pytest.mark.needs_nvcc
+@pytest.mark.parametrize("cores", [1, 2], ids=["after it", "beside it"])
+def test_a_binding_that_does_not_compile_is_the_failure_of_the_build(
+    unbuilt: Workplace, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    """A build that waits for the binding ends with it, its message has the compiler's, and the next run tries again."""
+    monkeypatch.setattr("pytest_fa.build.recipe.parallel_jobs", lambda: cores)
+    with monkeypatch.context() as broken:
+        broken.setattr("pytest_fa.build.command.binding_command", lambda _: ["sh", "-c", "echo no luck; exit 1"])
+        message = unbuilt.failure()
+    assert message.startswith("the shared binding did not compile: ")
+    assert "\nno luck\n" in message
+    build = unbuilt.build()
+    assert (unbuilt.cache / build.library).is_file()
+    assert build.build_seconds > 0
+
+
+@pytest.mark.needs_nvcc
 def test_a_build_that_others_may_write_to_is_compiled_again(workplace: Workplace) -> None:
     """The folder of a build is not writable for every user, also if the cache was copied without care."""
     workplace.library().parent.chmod(0o777)
