@@ -136,7 +136,7 @@ def _stage_units(units: list[Unit], stage: Path, cache: Path, plan: recipe.Paral
         if recipe.needs_binding(unit.first) and not cached.has_binding(cache, binding):
             binding, after = Path("..") / _binding_stage(unit.toolchain), f"{_binding_stage(unit.toolchain)}/binding.o"
         command = recipe.stage(unit.first, unit.arch, folder, unit.toolchain, binding, plan)
-        waits = after is not None and waits_for_binding(command)
+        waits = after is not None and plan.beside_binding and waits_for_binding(command)
         jobs.append(CompileJob(str(index), LIBRARY, tuple(command), unit.title, after, waits))
     return jobs
 

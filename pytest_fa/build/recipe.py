@@ -28,12 +28,13 @@ class ParallelPlan(NamedTuple):
     """How many builds of a batch run in parallel, and what runs in parallel within a build.
 
     An extension compiles up to `files_at_once` of its own files in parallel.  With `side_by_side`, the device code and
-    the host code of a CUDA variant are compiled at the same time.
+    the host code of a CUDA variant are compiled at the same time, and with `beside_binding`, the shared binding, too.
     """
 
     builds_at_once: int
     files_at_once: int
     side_by_side: bool
+    beside_binding: bool
 
 
 def parallel_plan(variants: list[Variant]) -> ParallelPlan:
@@ -46,7 +47,9 @@ def parallel_plan(variants: list[Variant]) -> ParallelPlan:
     most_files = max((len(variant.entry.sources) for variant in variants if _is_extension(variant)), default=1)
     for_one_build = most // max(1, len(variants))
     files_at_once = max(1, min(most_files, for_one_build))
-    return ParallelPlan(most // files_at_once, files_at_once, side_by_side=for_one_build > 1)
+    builds_at_once = most // files_at_once
+    has_place = builds_at_once > 2 * len(variants)  # beside both parts of each variant
+    return ParallelPlan(builds_at_once, files_at_once, side_by_side=for_one_build > 1, beside_binding=has_place)
 
 
 def stage(

@@ -445,7 +445,7 @@ def test_a_damaged_binding_is_compiled_again(workplace: Workplace, damage: Calla
 
 
 @pytest.mark.needs_nvcc
-@pytest.mark.parametrize("cores", [1, 2], ids=["after it", "beside it"])
+@pytest.mark.parametrize("cores", [1, 2, 3], ids=["after it", "still after it", "beside it"])
 def test_a_binding_that_does_not_compile_is_the_failure_of_the_build(
     unbuilt: Workplace, monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:
