@@ -43,7 +43,7 @@ from pytest_fa.build.machine_code import read_machine_code
 from pytest_fa.build.ninja import CompileJob, parallel_jobs, run_jobs
 from pytest_fa.build.outcomes import BuildFailure, BuildOutcome
 from pytest_fa.build.resources import read_ptxas_log, with_machine_code
-from pytest_fa.build.side_by_side import WAITED
+from pytest_fa.build.side_by_side import COMPILING, WAITED
 from pytest_fa.build.toolchain import Toolchain
 from pytest_fa.build.units import Outcomes, Say, Unit
 from pytest_fa.catalog.variant import Variant
@@ -106,6 +106,7 @@ def _binding_jobs(toolchains: set[Toolchain], stage: Path, cache: Path) -> list[
         folder = _binding_stage(toolchain)
         if not cached.has_binding(cache, _binding_folder(cache, toolchain)):
             (stage / folder).mkdir()
+            (stage / folder / COMPILING).touch()
             jobs.append(CompileJob(folder, "binding.o", tuple(binding_job(toolchain)), "binding"))
     return jobs
 
@@ -135,9 +136,12 @@ def _stage_units(units: list[Unit], stage: Path, cache: Path, plan: recipe.Paral
         binding, after = _binding_folder(cache, unit.toolchain), None
         if recipe.needs_binding(unit.first) and not cached.has_binding(cache, binding):
             binding, after = Path("..") / _binding_stage(unit.toolchain), f"{_binding_stage(unit.toolchain)}/binding.o"
-        command = recipe.stage(unit.first, unit.arch, folder, unit.toolchain, binding, plan)
-        waits = after is not None and plan.beside_binding and waits_for_binding(command)
-        jobs.append(CompileJob(str(index), LIBRARY, tuple(command), unit.title, after, waits))
+        awaits_binding = after is not None and plan.beside_binding
+        command = recipe.stage(
+            unit.first, unit.arch, folder, unit.toolchain, binding, plan, awaits_binding=awaits_binding
+        )
+        job = CompileJob(str(index), LIBRARY, tuple(command), unit.title, after)
+        jobs.append(msgspec.structs.replace(job, after=None) if waits_for_binding(command) else job)
     return jobs
 
 

@@ -26,8 +26,7 @@ _RUNNING: set[subprocess.Popen[str]] = set()  # the batches that run now
 class CompileJob(msgspec.Struct, frozen=True):
     """One command that runs in `<stage>/<folder>`, writes the file `output` there, and logs to `log.txt`.
 
-    `after` is an output of another job, relative to the stage, that must exist first.  With `waits`, the command itself
-    waits for that job, and may begin before it.
+    `after` is an output of another job, relative to the stage, that must exist first.
     """
 
     folder: str
@@ -35,7 +34,6 @@ class CompileJob(msgspec.Struct, frozen=True):
     command: tuple[str, ...]
     title: str
     after: str | None = None
-    waits: bool = False
 
 
 def run_jobs(
@@ -46,10 +44,9 @@ def run_jobs(
     `say(done, total, title)` is called when a job ends.  A job has succeeded if its output file exists.  Raises
     `ToolchainError` if ninja itself fails.
     """
-    most = at_once or parallel_jobs()
-    (stage / "build.ninja").write_text(_build_file(jobs, most), encoding="utf-8")
+    (stage / "build.ninja").write_text(_build_file(jobs), encoding="utf-8")
     program = Path(ninja.BIN_DIR) / "ninja"
-    command = [str(program), "-k", "0", "-j", str(most)]
+    command = [str(program), "-k", "0", "-j", str(at_once or parallel_jobs())]
     mark = uuid.uuid4().hex
     try:
         lines = _run_ninja(command, stage, mark, say)
@@ -118,26 +115,20 @@ def parallel_jobs() -> int:
     return max(1, min(cores, fitting))
 
 
-def _build_file(jobs: list[CompileJob], at_once: int) -> str:
-    """Return the text of build.ninja.  Raises `ToolchainError` for a control character, which could end a line.
-
-    Of `at_once` jobs, one is always free for a job that others wait for.
-    """
+def _build_file(jobs: list[CompileJob]) -> str:
+    """Return the text of build.ninja.  Raises `ToolchainError` for a control character, which could end a line."""
     for job in jobs:
         for text in (job.folder, job.output, job.title, *job.command):
             if not text.isprintable():
                 raise ToolchainError(f"{job.title!r}: the command contains a control character: {text!r}")
     lines = ["ninja_required_version = 1.5", "rule run", "  command = $line", "  description = $title", ""]
-    waiting = [job for job in jobs if job.waits and at_once > 1]
-    lines += ["pool waiting", f"  depth = {at_once - 1}"] if waiting else []
     for job in jobs:
-        after = f" | {_path(job.after)}" if job.after and job not in waiting else ""
+        after = f" | {_path(job.after)}" if job.after else ""
         lines.append(f"build {_path(f'{job.folder}/{job.output}')}: run{after}")
         lines.append(
             f"  line = cd {_value(shlex.quote(job.folder))} && {_value(shlex.join(job.command))} > log.txt 2>&1"
         )
         lines.append(f"  title = {_value(job.title)}")
-        lines += ["  pool = waiting"] if job in waiting else []
     return "\n".join(lines) + "\n"
 
 

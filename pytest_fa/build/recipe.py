@@ -53,13 +53,24 @@ def parallel_plan(variants: list[Variant]) -> ParallelPlan:
 
 
 def stage(
-    variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path, plan: ParallelPlan
+    variant: Variant,
+    arch: Target,
+    folder: Path,
+    toolchain: Toolchain,
+    binding: Path,
+    plan: ParallelPlan,
+    *,
+    awaits_binding: bool = False,
 ) -> list[str]:
-    """Write the files of a staging folder, and return the command that creates `kernel.so` there."""
+    """Write the files of a staging folder, and return the command that creates `kernel.so` there.
+
+    With `awaits_binding`, the command may begin before the shared binding has been compiled, if it can wait for it.
+    """
     if _is_extension(variant):
         key = digest([request_key(variant, arch), command.toolchain_key(toolchain)])
         return extension.stage(variant, arch, folder, toolchain, key, plan.files_at_once)
-    return command.stage(variant, arch, folder, toolchain, binding, side_by_side=plan.side_by_side)
+    parallel = {"side_by_side": plan.side_by_side, "awaits_binding": awaits_binding}
+    return command.stage(variant, arch, folder, toolchain, binding, **parallel)
 
 
 def dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:

@@ -7,9 +7,9 @@ do not fit together, the ordinary command compiles the source.
 
     python side_by_side.py STEM OBJCOPY AWAITED -- DEVICE... -- HOST... -- LINK... -- ORDINARY...
 
-runs in the staging folder.  AWAITED is a file that another job writes when it has compiled the shared binding, which is
-linked in; it is empty if the binding is there.  The program imports only what Python has loaded anyway, because it is
-started for each build.
+runs in the staging folder.  AWAITED is a file that another job removes when it has compiled the shared binding, which
+is linked in; the word is empty if the binding is there.  The program imports only what Python has loaded anyway,
+because it is started for each build.
 """
 
 import os
@@ -20,9 +20,9 @@ DEVICE = "device"  # the folder of the device code and of nvcc's intermediate fi
 FATBIN = f"{DEVICE}/device.fatbin"
 SECTION = ".nv_fatbin"  # of the host object: its only content is the fatbin
 SEPARATOR = "--"
-ENDED = "ended"  # the file that says, in the folder of the binding, that its compilation has ended
+COMPILING = "compiling"  # the file in the folder of the binding that exists until its compilation has ended
 WAITED = "waited"  # the file with the seconds that were spent waiting for it
-MOST_WAIT_SECONDS = 600.0
+MOST_WAIT_SECONDS = 120.0
 _LOOK_SECONDS = 0.005
 _DEVICE_LOG, _HOST_LOG, _LINK_LOG = f"{DEVICE}/log.txt", "host.log", "link.log"
 _SIGTERM = 15
@@ -75,9 +75,12 @@ def _at_ptxas(host: list[bytes]) -> int | None:
 
 
 def _wait_for(awaited: str) -> None:
-    """Wait for a file, if one is named, and write down how long that took.  Without it, the linker then fails."""
+    """Wait until a file is gone, if one is named, and write down how long that took.
+
+    If the binding was not compiled, the linker then fails.
+    """
     start = time.monotonic()
-    while awaited and not os.path.exists(awaited):  # noqa: PTH110  # pathlib takes longer to import than the rest
+    while awaited and os.path.exists(awaited):  # noqa: PTH110  # pathlib takes longer to import than the rest
         if time.monotonic() - start > MOST_WAIT_SECONDS:
             break
         time.sleep(_LOOK_SECONDS)

@@ -83,6 +83,7 @@ def sample_until_precise(
 
     As long as `clocks_agree`, which gets the samples so far, is false, more follow, too: a busy machine delays some of
     them by the judge's clock.
+
     Samples during which the GPU was slowed down are dropped.  If more than 20 % are, `is_throttled` is True.
     """
     valid: list[float] = []

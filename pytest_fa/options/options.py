@@ -218,9 +218,9 @@ class NothingGiven:
 def default_cache() -> Path:
     """`PYTEST_FA_CACHE`, which a run sets for its workers; else `pytest-fa` in the user's cache folder."""
     if folder := os.environ.get("PYTEST_FA_CACHE"):
-        return Path(folder)
+        return Path(folder).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "pytest-fa"
+    return (Path(base) / "pytest-fa").absolute()
 
 
 def require_variants(folders: tuple[Path, ...]) -> None:

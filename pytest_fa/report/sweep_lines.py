@@ -155,7 +155,7 @@ def _number(number: int) -> str:
 
 
 def _processes(finalist: Finalist) -> str:
-    """The number of its processes, if it was given up before all rounds."""
+    """The number of its new processes, if they are fewer than six."""
     count = len(finalist.again)
     return f" ({count} process{'es' * (count != 1)})" if count < ROUNDS else ""
 

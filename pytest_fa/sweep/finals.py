@@ -65,7 +65,8 @@ def _checked(point: Point, bench: Bench) -> tuple[int, dict[str, float] | TrialR
 def _why_none(finalists: Sequence[Finalist], dismissed: int) -> str:
     """Why no finalist was gated: `dismissed` of them were faster, and wrong where they were not searched."""
     if dismissed:
-        return f"none of the {dismissed} finalists that are faster is right where it was not searched"
+        faster = "the finalist that is" if dismissed == 1 else f"none of the {dismissed} finalists that are"
+        return f"{faster} faster is {'wrong' if dismissed == 1 else 'right'} where it was not searched"
     if timed := [_again(each) for each in finalists if not each.problem]:
         return f"timed again, the best one takes {math.exp(min(timed)):.4f} x the time of the parent"
     return "no finalist could be timed again"
@@ -111,7 +112,8 @@ def _timed_again(end: SweepEnd, bench: Bench, seed: int, say: Callable[[str], ob
     order = random.Random(seed)  # noqa: S311  # no secret
     finalists = list(end.finalists)
     while places := _that_may_win(finalists):
-        say(f"sweep: timing {len(places)} finalist{'s' * (len(places) != 1)} again")
+        turn = 1 + min(len(finalists[place].again) for place in places)
+        say(f"sweep: timing {len(places)} finalist{'s' * (len(places) != 1)} again, {turn} of {ROUNDS}")
         for place in order.sample(places, len(places)):
             result = bench.measure(finalists[place].point)
             finalists[place] = (

@@ -163,8 +163,8 @@ class SharedStudy:
         """
         if self.is_closed:
             return False
-        self._renew()
         try:
+            self._renew()
             time.sleep(wait_seconds)  # another process that asked at the same time has written by then
             return self._is_ours(self._study.user_attrs["ending"])
         except BaseException:

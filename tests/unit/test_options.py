@@ -433,3 +433,12 @@ def test_the_suites_are_those_of_the_catalog() -> None:
     (option,) = [option for option in OPTIONS if option.flag == "--fa-suite"]
     expected = f"suites of cases to run: {', '.join(SUITES)}", DEFAULT_SUITE
     assert expected == (option.help, option.ini_default)
+
+
+@pytest.mark.parametrize("name", ["PYTEST_FA_CACHE", "XDG_CACHE_HOME"])
+def test_the_default_cache_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Compilers run in other folders, so a relative folder is taken from the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTEST_FA_CACHE", raising=False)
+    monkeypatch.setenv(name, "kept")
+    assert options.default_cache().is_relative_to(tmp_path / "kept")

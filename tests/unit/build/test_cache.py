@@ -452,7 +452,10 @@ def test_a_binding_that_does_not_compile_is_the_failure_of_the_build(
     """A build that waits for the binding ends with it, its message has the compiler's, and the next run tries again."""
     monkeypatch.setattr("pytest_fa.build.recipe.parallel_jobs", lambda: cores)
     with monkeypatch.context() as broken:
-        broken.setattr("pytest_fa.build.command.binding_command", lambda _: ["sh", "-c", "echo no luck; exit 1"])
+        broken.setattr(
+            "pytest_fa.build.command.binding_command",
+            lambda _: ["sh", "-c", "echo part > binding.o; echo no luck; exit 1"],
+        )
         message = unbuilt.failure()
     assert message.startswith("the shared binding did not compile: ")
     assert "\nno luck\n" in message

@@ -79,32 +79,6 @@ def test_job_waits_for_its_dependency(tmp_path: Path) -> None:
     assert (tmp_path / "second" / "out.txt").read_text(encoding="utf-8") == "made first"
 
 
-WAIT = """\
-import pathlib, sys, time
-awaited = pathlib.Path("../first/out.txt")
-begins_before = not awaited.exists()
-while not awaited.exists():
-    time.sleep(0.01)
-pathlib.Path(sys.argv[1]).write_text(str(begins_before))
-"""
-
-
-@pytest.mark.parametrize("at_once", [1, 2, 3])
-def test_jobs_that_wait_for_another_one_leave_it_a_place(tmp_path: Path, at_once: int) -> None:
-    """However many jobs wait for another one themselves, it runs, and as many as have a place begin before it ends."""
-    (tmp_path / "wait.py").write_text(WAIT, encoding="utf-8")
-    command = (sys.executable, "../wait.py", "out.txt")
-    jobs = [CompileJob(name, "out.txt", command, "waits", "first/out.txt", waits=True) for name in "abcd"]
-    for each in jobs:
-        (tmp_path / each.folder).mkdir()
-    first = job(tmp_path, "first", code=f"import time; time.sleep(1); {WRITE}")
-
-    run_jobs(tmp_path, [*jobs, first], lambda *_: None, at_once)
-
-    began = [(tmp_path / each.folder / "out.txt").read_text(encoding="utf-8") for each in jobs]
-    assert began.count("True") == at_once - 1
-
-
 def test_job_does_not_run_after_a_failed_dependency(tmp_path: Path) -> None:
     """If the first job fails, the job that depends on it is not started."""
     first = job(tmp_path, "first", code="import sys; sys.exit(1)")

@@ -73,12 +73,13 @@ class Laboratory:
         self.workplace, self.toolchain, self.binding = workplace, toolchain, binding
         self.folder = workplace.root.parent / "staged"
 
-    def command(self, *, side_by_side: bool, variant: Variant | None = None) -> list[str]:
+    def command(self, *, side_by_side: bool, awaits_binding: bool = False, variant: Variant | None = None) -> list[str]:
         """Make the staging folder anew, and return the command to run in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         chosen = variant or self.workplace.variant()
-        return command.stage(chosen, "sm_80", self.folder, self.toolchain, self.binding, side_by_side=side_by_side)
+        ways = {"side_by_side": side_by_side, "awaits_binding": awaits_binding}
+        return command.stage(chosen, "sm_80", self.folder, self.toolchain, self.binding, **ways)
 
     def run(self, words: list[str]) -> Outcome:
         """Run a command in the staging folder."""
@@ -161,7 +162,8 @@ def test_a_binding_that_is_compiled_meanwhile_is_waited_for(laboratory: Laborato
     laboratory.binding = Path("..") / "meanwhile"
     staged = laboratory.folder.parent / "meanwhile"
     staged.mkdir()
-    words = laboratory.command(side_by_side=True)
+    (staged / side_by_side.COMPILING).touch()
+    words = laboratory.command(side_by_side=True, awaits_binding=True)
     assert command.waits_for_binding(words)
     with subprocess.Popen(
         words, cwd=laboratory.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -171,7 +173,7 @@ def test_a_binding_that_is_compiled_meanwhile_is_waited_for(laboratory: Laborato
         assert process.poll() is None
         if compiles:
             shutil.copy(made / "binding.o", staged)
-        (staged / side_by_side.ENDED).touch()
+        (staged / side_by_side.COMPILING).unlink()
         assert (process.wait(60) == 0) == compiles
     assert float((laboratory.folder / side_by_side.WAITED).read_text()) > 0.2
     library = laboratory.folder / command.LIBRARY
