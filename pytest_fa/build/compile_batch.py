@@ -133,15 +133,16 @@ def _stage_units(units: list[Unit], stage: Path, cache: Path, plan: recipe.Paral
     for index, unit in enumerate(units):
         folder = stage / str(index)
         folder.mkdir()
-        binding, after = _binding_folder(cache, unit.toolchain), None
-        if recipe.needs_binding(unit.first) and not cached.has_binding(cache, binding):
-            binding, after = Path("..") / _binding_stage(unit.toolchain), f"{_binding_stage(unit.toolchain)}/binding.o"
-        awaits_binding = after is not None and plan.beside_binding
-        command = recipe.stage(
-            unit.first, unit.arch, folder, unit.toolchain, binding, plan, awaits_binding=awaits_binding
-        )
-        job = CompileJob(str(index), LIBRARY, tuple(command), unit.title, after)
-        jobs.append(msgspec.structs.replace(job, after=None) if waits_for_binding(command) else job)
+        variant, arch, toolchain = unit.first, unit.arch, unit.toolchain
+        binding, after = _binding_folder(cache, toolchain), None
+        is_compiled_now = recipe.needs_binding(variant) and not cached.has_binding(cache, binding)
+        if is_compiled_now:
+            binding = Path("..") / _binding_stage(toolchain)
+        may_wait = is_compiled_now and plan.beside_binding
+        command = recipe.stage(variant, arch, folder, toolchain, binding, plan, awaits_binding=may_wait)
+        if is_compiled_now and not waits_for_binding(command):
+            after = f"{_binding_stage(toolchain)}/binding.o"
+        jobs.append(CompileJob(str(index), LIBRARY, tuple(command), unit.title, after))
     return jobs
 
 

@@ -69,8 +69,15 @@ def stage(
     if _is_extension(variant):
         key = digest([request_key(variant, arch), command.toolchain_key(toolchain)])
         return extension.stage(variant, arch, folder, toolchain, key, plan.files_at_once)
-    parallel = {"side_by_side": plan.side_by_side, "awaits_binding": awaits_binding}
-    return command.stage(variant, arch, folder, toolchain, binding, **parallel)
+    return command.stage(
+        variant,
+        arch,
+        folder,
+        toolchain,
+        binding,
+        side_by_side=plan.side_by_side,
+        awaits_binding=awaits_binding,
+    )
 
 
 def dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:

@@ -66,7 +66,6 @@ def read_profiler_time(
     Long nodes are read after 0.5 s of load, as they are timed: under a power cap, the first calls run faster.  During
     this load, `read_clocks` is called.
     """
-    clocks: list[Clocks | None] = []
     node_count = sum(launch.count for launch in captured.launches) + sum(captured.other_nodes.values())
     graph = capture(call, CALLS)
     before_launch()
@@ -83,11 +82,10 @@ def read_profiler_time(
     spin = capture(spin_call, CALLS)
     spin.replay()
     before_launch()
-    spin_durations = _durations(spin)
+    spin_durations, _ = _durations(spin)
     before_launch()
     load_replays = math.ceil(LOADED_US / (CALLS * period_us)) if period_us >= LONG_NODE_US * node_count else 0
-    skipped = load_replays * CALLS * node_count
-    durations = _durations(graph, skipped, load_replays, lambda: clocks.append(read_clocks()))
+    durations, clocks = _durations(graph, load_replays * CALLS * node_count, load_replays, read_clocks)
     expected_count = CALLS * REPLAYS * node_count
     times = [
         NodeTime(name, sum(node_us) / len(node_us), round(len(node_us) / (CALLS * REPLAYS)))
@@ -96,36 +94,36 @@ def read_profiler_time(
     profiler_us = sum(sum(node_us) for node_us in durations.values()) / (CALLS * REPLAYS)
     spin_us = sum(sum(node_us) for node_us in spin_durations.values()) / (CALLS * REPLAYS)
     missing = abs(expected_count - sum(len(node_us) for node_us in durations.values()))
-    return ProfilerTime(profiler_us, spin_period_us - spin_us, tuple(times), missing, clocks[0] if clocks else None)
+    return ProfilerTime(profiler_us, spin_period_us - spin_us, tuple(times), missing, clocks)
 
 
 def _durations(
     graph: torch.cuda.CUDAGraph,
     skipped: int = 0,
     load_replays: int = 0,
-    while_loaded: Callable[[], object] = lambda: None,
-) -> dict[str, list[float]]:
+    read_clocks: Callable[[], Clocks | None] = lambda: None,
+) -> tuple[dict[str, list[float]], Clocks | None]:
     """Microseconds of everything that ran on the device during `REPLAYS` replays of a graph, by short name.
 
-    `load_replays` replays come first; their `skipped` records are dropped.  `while_loaded` is called when three
-    quarters of them have run, and not at all without them.
+    `load_replays` replays come first; their `skipped` records are dropped.  The clocks are read when three quarters of
+    them have run; without them, there are none.
     """
-    three_quarters, last = torch.cuda.Event(), load_replays * 3 // 4  # type: ignore[no-untyped-call]
+    clocks, three_quarters = None, torch.cuda.Event()  # type: ignore[no-untyped-call]
     with _profiler() as profiler:
         for number in range(load_replays + REPLAYS):
             graph.replay()
-            if load_replays and number == last:
+            if load_replays and number == load_replays * 3 // 4:
                 three_quarters.record()
         if load_replays:
             three_quarters.synchronize()
-            while_loaded()
+            clocks = read_clocks()
         torch.cuda.synchronize()
     durations: dict[str, list[float]] = collections.defaultdict(list)
     results: Any = profiler.kineto_results
     events = (event for event in results.events() if event.device_type() == torch.autograd.DeviceType.CUDA)  # type: ignore[attr-defined]
     for event in sorted(events, key=lambda event: event.start_ns())[skipped:]:
         durations[_short(event.name())].append(event.duration_ns() / 1000)
-    return dict(durations)
+    return dict(durations), clocks
 
 
 def _short(name: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from pytest_fa.catalog.sweep_space import Fitness, Point, point_text
-from pytest_fa.sweep.luck import expected_largest, pooled_sd
+from pytest_fa.sweep.luck import degrees_of_freedom, expected_largest, pooled_sd
 from pytest_fa.sweep.search import Bench
 from pytest_fa.sweep.trial_result import ROUNDS, Finalist, SweepEnd, SweepTrial, TrialResult
 
@@ -41,19 +41,20 @@ def end_sweep(
     timed = [trial for trial in trials if trial.is_right]
     if not timed:
         return SweepEnd(f"{NONE}: no configuration is right and could be timed", 0)
-    by_number, dismissed = {trial.number: trial for trial in timed}, 0
-    end = _timed_again(SweepEnd(NONE, len(timed), finalists=_first_finalists(timed)), bench, seed, say)
+    by_number, has_dismissed = {trial.number: trial for trial in timed}, False
+    order = random.Random(seed)  # noqa: S311  # no secret
+    end = _timed_again(SweepEnd(NONE, len(timed), finalists=_first_finalists(timed)), bench, order, say)
     while faster := [each for each in end.finalists if not each.problem and _again(each) < 0]:
         finalist = ranked(faster, by_number, counters, end.noise_sd or 0.0)[0]
         checked, unsearched = _checked(finalist.point, bench)
         end = msgspec.structs.replace(end, checked=checked)
         if not isinstance(unsearched, TrialResult):
             return _gated(msgspec.structs.replace(end, unsearched=unsearched), finalist, bench, begin_gate)
-        dismissed += 1
+        has_dismissed = True
         wrong = msgspec.structs.replace(finalist, problem=f"{unsearched.outcome}: {unsearched.reason}")
         kept = tuple(wrong if each is finalist else each for each in end.finalists)
-        end = _timed_again(msgspec.structs.replace(end, finalists=kept), bench, seed + dismissed, say)
-    return msgspec.structs.replace(end, reason=f"{NONE}: {_why_none(end.finalists, dismissed)}")
+        end = _timed_again(msgspec.structs.replace(end, finalists=kept), bench, order, say)
+    return msgspec.structs.replace(end, reason=f"{NONE}: {_why_none(end.finalists, has_dismissed=has_dismissed)}")
 
 
 def _checked(point: Point, bench: Bench) -> tuple[int, dict[str, float] | TrialResult]:
@@ -62,11 +63,10 @@ def _checked(point: Point, bench: Bench) -> tuple[int, dict[str, float] | TrialR
     return checked, problem or bench.measure_unsearched(point)
 
 
-def _why_none(finalists: Sequence[Finalist], dismissed: int) -> str:
-    """Why no finalist was gated: `dismissed` of them were faster, and wrong where they were not searched."""
-    if dismissed:
-        faster = "the finalist that is" if dismissed == 1 else f"none of the {dismissed} finalists that are"
-        return f"{faster} faster is {'wrong' if dismissed == 1 else 'right'} where it was not searched"
+def _why_none(finalists: Sequence[Finalist], *, has_dismissed: bool) -> str:
+    """Why no finalist was gated.  `has_dismissed` says that one was faster, and wrong where it was not searched."""
+    if has_dismissed:
+        return "no finalist that is faster is right where it was not searched"
     if timed := [_again(each) for each in finalists if not each.problem]:
         return f"timed again, the best one takes {math.exp(min(timed)):.4f} x the time of the parent"
     return "no finalist could be timed again"
@@ -104,12 +104,11 @@ def _first_finalists(timed: list[SweepTrial]) -> tuple[Finalist, ...]:
     return tuple(Finalist(trial.number, trial.point, ratio) for ratio, trial in best)
 
 
-def _timed_again(end: SweepEnd, bench: Bench, seed: int, say: Callable[[str], object]) -> SweepEnd:
+def _timed_again(end: SweepEnd, bench: Bench, order: random.Random, say: Callable[[str], object]) -> SweepEnd:
     """The end with new times of its finalists, the noise between them, and the expected luck.
 
-    In each round, one process times each finalist that may win, in random order.
+    In each round, one process times each finalist that may win, in an order that `order` draws.
     """
-    order = random.Random(seed)  # noqa: S311  # no secret
     finalists = list(end.finalists)
     while places := _that_may_win(finalists):
         turn = 1 + min(len(finalists[place].again) for place in places)
@@ -131,15 +130,15 @@ def _that_may_win(finalists: Sequence[Finalist]) -> list[int]:
     places = [place for place, each in enumerate(finalists) if not each.problem and len(each.again) < ROUNDS]
     if few := [place for place in places if len(finalists[place].again) < LEAST_ROUNDS]:
         return few
-    noise_sd = pooled_sd([each.again for each in finalists])
-    if noise_sd is None or sum(len(each.again) - 1 for each in finalists if each.again) < LEAST_FREEDOM:
+    times = [each.again for each in finalists]
+    if not places or degrees_of_freedom(times) < LEAST_FREEDOM:
         return places
-    best = min((each for each in finalists if not each.problem), key=_again, default=None)
+    allowed = CLEARLY_SLOWER * (pooled_sd(times) or 0.0)
+    best = min((each for each in finalists if not each.problem), key=_again)
 
     def may_win(each: Finalist) -> bool:
-        behind_best = _again(each) - _again(best or each)
-        by_best = behind_best <= CLEARLY_SLOWER * noise_sd * _error(each, best or each)
-        return by_best and _again(each) <= CLEARLY_SLOWER * noise_sd / math.sqrt(len(each.again))
+        behind_parent, behind_best = _again(each), _again(each) - _again(best)
+        return behind_best <= allowed * _error(each, best) and behind_parent <= allowed / math.sqrt(len(each.again))
 
     return [place for place in places if may_win(finalists[place])]
 

@@ -26,10 +26,15 @@ def expected_largest(count: int) -> float:
     return float(quad(weighted, -10, 10, limit=200)[0])
 
 
+def degrees_of_freedom(groups: Sequence[Sequence[float]]) -> int:
+    """Return how many values of the groups say something about the deviation within them."""
+    return sum(len(group) - 1 for group in groups if group)
+
+
 def pooled_sd(groups: Sequence[Sequence[float]]) -> float | None:
     """Return the standard deviation within the groups; None if no group has two values."""
     used = [group for group in groups if len(group) > 1]
-    freedom = sum(len(group) - 1 for group in used)
+    freedom = degrees_of_freedom(groups)
     if not freedom:
         return None
     return math.sqrt(sum(statistics.variance(group) * (len(group) - 1) for group in used) / freedom)

@@ -159,7 +159,8 @@ def test_real_clock() -> None:
 class Clocked:
     """A connection whose series take `call_us` per call by the judge's clock, and another time by the candidate's.
 
-    Each run has a message of `message_us`.  Calls of series `proof` take `proof_us`.
+    Each run has a message of `message_us`.  Calls of series `proof` take `proof_us`.  The first `late_runs` runs of
+    series `long` take `late_us` more by the judge's clock.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class Clocked:
         self._call_us, self._inside_us, self._message_us = call_us, inside_us, message_us
         self._proof_us = call_us if proof_us is None else proof_us
         self._calls: dict[str, int] = {}
+        self.late_runs, self.late_us = 0, 0.0
         self.captured: list[str] = []
 
     def ask(
@@ -191,6 +193,9 @@ class Clocked:
             case ReplaySeries() | Run():
                 count = command.count if isinstance(command, Run) else self._calls[command.name]
                 self.now_us += self._message_us + count * (self._proof_us if command.name == "proof" else self._call_us)
+                if command.name == "long" and self.late_runs:
+                    self.late_runs -= 1
+                    self.now_us += self.late_us
                 return Done(inside_us=(self._inside_us * count,))
         return Done()
 
@@ -227,27 +232,6 @@ def test_the_slope_has_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (outside.shares_outputs, outside.fill_us) == (False, 0.0)
 
 
-class Delayed(Clocked):
-    """A connection whose messages take `late_us` longer in the longer of the first `late` pairs of runs."""
-
-    def __init__(self, call_us: float, late: int, late_us: float) -> None:
-        super().__init__(call_us, call_us)
-        self._left, self._late_us = late, late_us
-
-    def ask(
-        self,
-        command: Command,
-        seconds: float,
-        descriptor: int | None = None,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> Done:
-        """Advance the clocks."""
-        if isinstance(command, ReplaySeries) and command.name == "long" and self._left:
-            self._left -= 1
-            self.now_us += self._late_us
-        return super().ask(command, seconds, descriptor, meanwhile)
-
-
 @pytest.mark.parametrize(
     ("late", "samples", "slope_us"), [(0, 7, 100.0), (10, 15, 100.0), (1000, 40, 110.0)], ids=["never", "first", "all"]
 )
@@ -255,7 +239,8 @@ def test_more_samples_follow_while_the_clocks_differ(
     monkeypatch: pytest.MonkeyPatch, late: int, samples: int, slope_us: float
 ) -> None:
     """Samples that a busy machine delays are outnumbered by others.  If all are delayed, the difference stays."""
-    connection = Delayed(100.0, late, 1_000.0)
+    connection = Clocked(100.0, inside_us=100.0)
+    connection.late_runs, connection.late_us = late, 1_000.0
     timing, outside, _ = _graph_slope(simulated(monkeypatch, connection), 100.0, lambda: False)
     assert outside is not None
     assert len(timing.samples_us) == samples

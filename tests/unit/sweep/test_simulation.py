@@ -194,7 +194,7 @@ def test_an_end_says_that_all_faster_ones_are_wrong_elsewhere() -> None:
     fast = Space(SIXTY, DEFINES).points[7]
     bench = WrongElsewhere(lambda point: -0.2 if point == fast else 0.1, 5)
     _, end = swept(SIXTY, bench, 5)
-    why = "the finalist that is faster is wrong where it was not searched"
+    why = "no finalist that is faster is right where it was not searched"
     assert (f"{NONE}: {why}", None) == (end.reason, end.winner)
 
 
