@@ -10,7 +10,7 @@ import pytest
 from pytest_fa.records.log import read_records
 from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, Project
-from tests.plugin.watched import VERDICT, WatchedRun
+from tests.plugin.watched import VERDICT, WatchedRun, save_at_once
 
 QUICK = ("-p", "no:cacheprovider", ONE_CASE, "--fa-soak=1")
 CHANGE = r"(, [+-][\d.]+ %( \(within noise\))?| \(too noisy for a ratio\))"
@@ -200,9 +200,9 @@ def test_a_broken_manifest_is_one_error(good: Project) -> None:
     manifest = source_of(good, file="variant.yaml")
     with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
         place = len(run.text)
-        manifest.write_text(PYTHON_MANIFEST + "suports: {}\n", encoding="utf-8")
+        save_at_once(manifest, PYTHON_MANIFEST + "suports: {}\n")
         error = run.until("fa: error: .*\n", after=place)
-        mended = run.saved(manifest, PYTHON_MANIFEST.replace("a test needs one", "another reason"))
+        mended = run.saved(manifest, PYTHON_MANIFEST.replace("a test needs one", "another reason"), at_once=True)
         assert run.interrupt() == pytest.ExitCode.OK
     assert "good cannot be used" in error
     assert "suports" in error

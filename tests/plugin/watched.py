@@ -20,6 +20,13 @@ LIMIT_SECONDS = 180.0  # on a machine on which much else runs
 VERDICT = r"fa: (right|built|not right: [^,]+|not run: [^,]+), [0-9.]+ s after the save\n"
 
 
+def save_at_once(path: Path, text: str) -> None:
+    """Save a file as editors do that replace it, so that a busy machine shows no empty file for a while."""
+    new = path.parents[2] / "being-saved"  # outside the folder of the variants
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
 class WatchedRun:
     """pytest in a pseudo-terminal.  `text` is everything that it has written so far."""
 
@@ -72,10 +79,13 @@ class WatchedRun:
             assert self.is_running, self.text
         return paths[0]
 
-    def saved(self, path: Path, text: str) -> str:
+    def saved(self, path: Path, text: str, *, at_once: bool = False) -> str:
         """Save a file, wait for the verdict, and return everything that was written since."""
         place = len(self.text)
-        path.write_text(text, encoding="utf-8")
+        if at_once:
+            save_at_once(path, text)
+        else:
+            path.write_text(text, encoding="utf-8")
         self.until(VERDICT, after=place)
         return self.text[place:]
 
