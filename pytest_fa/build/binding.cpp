@@ -3,18 +3,16 @@
 //
 // It checks dtypes, devices and shapes, uses the caller's current stream, and turns a status into an exception with the
 // message of the kernel.  It is the same for every kernel, and kernels do not depend on Python.
+//
+// It includes only C headers of tvm-ffi: with those for C++, and with <string>, it takes ten times as long to compile.
 #include <cuda_runtime_api.h>
-#include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/error.h>
+#include <tvm/ffi/c_api.h>
 #include <tvm/ffi/extra/c_env_api.h>
-#include <tvm/ffi/function.h>
-#include <tvm/ffi/optional.h>
 
-#include <cstdarg>
-#include <cstdint>
-#include <cstdio>
-#include <initializer_list>
-#include <string>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "fa_forward.h"
 
@@ -22,55 +20,128 @@ extern "C" __attribute__((weak)) size_t fa_workspace_bytes(const FaForwardArgs* 
 
 namespace {
 
-using tvm::ffi::Optional;
-using tvm::ffi::TensorView;
-
-// Formats with printf, not with a C++ stream: a stream needs a locale, and a process with two C++ runtimes may have
-// two.
-__attribute__((format(printf, 1, 2))) std::string Format(const char* format, ...) {
+// Python's exception of type `kind`.
+struct Error {
+  const char* kind;
   char text[512];
+};
+
+__attribute__((format(printf, 2, 3))) [[noreturn]] void Throw(const char* kind, const char* format, ...) {
+  Error error = {kind, ""};
   va_list values;
   va_start(values, format);
-  vsnprintf(text, sizeof(text), format, values);
+  vsnprintf(error.text, sizeof(error.text), format, values);
   va_end(values);
-  return text;
+  throw error;
 }
 
-// Throws Python's exception of type Kind.  It has no C++ backtrace: for the first one of a process, TVM_FFI_THROW reads the
-// symbols of all libraries, which takes more than half a second beside torch.
-#define FA_THROW(Kind, ...) throw tvm::ffi::Error(#Kind, Format(__VA_ARGS__), "")
+// Hands an exception to tvm-ffi, which raises it in Python; returns the status of a failed call.  It has no C++
+// backtrace: for the first one of a process, tvm-ffi would read the symbols of all libraries, which takes more than half
+// a second beside torch.
+int Raise(const Error& error) {
+  const TVMFFIByteArray kind = {error.kind, strlen(error.kind)}, text = {error.text, strlen(error.text)}, backtrace = {"", 0};
+  TVMFFIObjectHandle object = nullptr;
+  if (TVMFFIErrorCreate(&kind, &text, &backtrace, &object) == 0) {
+    TVMFFIErrorSetRaised(object);
+    TVMFFIObjectDecRef(object);
+  }
+  return -1;
+}
+
+#define FA_THROW(Kind, ...) Throw(#Kind, __VA_ARGS__)
 
 // Throws an exception of type Kind unless the condition holds.  The message names the argument, its value and what is
 // allowed.
 #define FA_REQUIRE(condition, Kind, ...) \
   if (!(condition)) FA_THROW(Kind, __VA_ARGS__)
 
-std::string Shape(const TensorView& tensor) {
-  std::string text = "[";
-  for (int i = 0; i < tensor.ndim(); ++i) text += (i ? ", " : "") + std::to_string(tensor.size(i));
-  return text + "]";
+// The arguments of one call from Python, which are taken in their order.
+class Arguments {
+ public:
+  Arguments(const TVMFFIAny* values, int count, int wanted) : next_(values) {
+    FA_REQUIRE(count == wanted, TypeError, "%d arguments are needed, got %d", wanted, count);
+  }
+
+  // A tensor, or null for None.
+  const DLTensor* TensorOrNone(const char* name) {
+    const TVMFFIAny& value = *next_++;
+    if (value.type_index == kTVMFFINone) return nullptr;
+    if (value.type_index == kTVMFFIDLTensorPtr) return static_cast<const DLTensor*>(value.v_ptr);
+    FA_REQUIRE(value.type_index == kTVMFFITensor, TypeError, "%s must be a tensor", name);
+    return TVMFFITensorGetDLTensorPtr(value.v_obj);
+  }
+
+  const DLTensor& Tensor(const char* name) {
+    const DLTensor* tensor = TensorOrNone(name);
+    FA_REQUIRE(tensor != nullptr, TypeError, "%s must be a tensor, got None", name);
+    return *tensor;
+  }
+
+  int64_t Integer(const char* name) {
+    const TVMFFIAny& value = *next_++;
+    FA_REQUIRE(value.type_index == kTVMFFIInt, TypeError, "%s must be an integer", name);
+    return value.v_int64;
+  }
+
+  double Number(const char* name) {
+    if (next_->type_index == kTVMFFIInt) return static_cast<double>(Integer(name));
+    const TVMFFIAny& value = *next_++;
+    FA_REQUIRE(value.type_index == kTVMFFIFloat, TypeError, "%s must be a number", name);
+    return value.v_float64;
+  }
+
+ private:
+  const TVMFFIAny* next_;
+};
+
+void* Data(const DLTensor& tensor) { return static_cast<char*>(tensor.data) + tensor.byte_offset; }
+
+// Whether the elements follow one another without gaps, in the order of the axes.
+bool IsContiguous(const DLTensor& tensor) {
+  int64_t expected = 1;
+  for (int axis = tensor.ndim - 1; axis >= 0 && tensor.strides != nullptr; --axis) {
+    if (tensor.shape[axis] != 1 && tensor.strides[axis] != expected) return false;
+    expected *= tensor.shape[axis];
+  }
+  return true;
 }
 
-void CheckTensor(const TensorView& tensor, const char* name, int ndim, const TensorView& q) {
-  FA_REQUIRE(tensor.device().device_type == kDLCUDA, ValueError, "%s must be a CUDA tensor", name);
-  FA_REQUIRE(tensor.device().device_id == q.device().device_id, ValueError, "%s is on cuda:%d, q on cuda:%d", name,
-             tensor.device().device_id, q.device().device_id);
-  FA_REQUIRE(tensor.ndim() == ndim, ValueError, "%s must have %d dimensions, got %s", name, ndim, Shape(tensor).c_str());
+struct Text {
+  char chars[256];
+};
+
+// A shape in words, such as `[1, 8, 512, 64]`.
+Text Shape(const DLTensor& tensor) {
+  Text text = {"["};
+  for (int axis = 0; axis < tensor.ndim; ++axis) {
+    const size_t length = strlen(text.chars);
+    const auto size = static_cast<long long>(tensor.shape[axis]);
+    snprintf(text.chars + length, sizeof(text.chars) - length, "%s%lld", axis ? ", " : "", size);
+  }
+  const size_t length = strlen(text.chars);
+  snprintf(text.chars + length, sizeof(text.chars) - length, "]");
+  return text;
 }
 
-void CheckShape(const TensorView& tensor, const char* name, std::initializer_list<int64_t> expected) {
-  int axis = 0;
-  for (int64_t size : expected) {
-    FA_REQUIRE(tensor.size(axis) == size, ValueError, "%s is %s: axis %d must be %lld", name, Shape(tensor).c_str(), axis,
-               static_cast<long long>(size));
-    ++axis;
+void CheckTensor(const DLTensor& tensor, const char* name, int ndim, const DLTensor& q) {
+  FA_REQUIRE(tensor.device.device_type == kDLCUDA, ValueError, "%s must be a CUDA tensor", name);
+  FA_REQUIRE(tensor.device.device_id == q.device.device_id, ValueError, "%s is on cuda:%d, q on cuda:%d", name,
+             tensor.device.device_id, q.device.device_id);
+  FA_REQUIRE(tensor.ndim == ndim, ValueError, "%s must have %d dimensions, got %s", name, ndim, Shape(tensor).chars);
+}
+
+template <int AXES>
+void CheckShape(const DLTensor& tensor, const char* name, const int64_t (&expected)[AXES]) {
+  for (int axis = 0; axis < AXES; ++axis) {
+    FA_REQUIRE(tensor.shape[axis] == expected[axis], ValueError, "%s is %s: axis %d must be %lld", name,
+               Shape(tensor).chars, axis, static_cast<long long>(expected[axis]));
   }
 }
 
 const char* const DTYPE_NAMES[] = {"fp16", "bf16", "fp32", "e4m3"};  // by FaDtype
 
-int32_t Dtype(const TensorView& tensor, const char* name) {
-  const DLDataType dtype = tensor.dtype();
+int32_t Dtype(const DLTensor& tensor, const char* name) {
+  const DLDataType dtype = tensor.dtype;
   if (dtype.bits == 16 && dtype.code == kDLFloat) return FA_DTYPE_fp16;
   if (dtype.bits == 16 && dtype.code == kDLBfloat) return FA_DTYPE_bf16;
   if (dtype.bits == 32 && dtype.code == kDLFloat) return FA_DTYPE_fp32;
@@ -78,14 +149,14 @@ int32_t Dtype(const TensorView& tensor, const char* name) {
   FA_THROW(TypeError, "%s must be fp16, bf16, fp32 or e4m3, got DLPack type code %d with %d bits", name, dtype.code, dtype.bits);
 }
 
-void CheckDtype(const TensorView& tensor, const char* name, int32_t dtype_of_q) {
+void CheckDtype(const DLTensor& tensor, const char* name, int32_t dtype_of_q) {
   const int32_t dtype = Dtype(tensor, name);
   FA_REQUIRE(dtype == dtype_of_q, TypeError, "q is %s and %s is %s; q, k, v and out must have the same dtype",
              DTYPE_NAMES[dtype_of_q], name, DTYPE_NAMES[dtype]);
 }
 
 // Returns the FaDtype of out: that of q, or fp16 or bf16 if q is e4m3.
-int32_t OutDtype(const TensorView& out, int32_t dtype_of_q) {
+int32_t OutDtype(const DLTensor& out, int32_t dtype_of_q) {
   if (dtype_of_q != FA_DTYPE_e4m3) {
     CheckDtype(out, "out", dtype_of_q);
     return dtype_of_q;
@@ -96,20 +167,27 @@ int32_t OutDtype(const TensorView& out, int32_t dtype_of_q) {
   return dtype;
 }
 
-// Returns the address of a descale, [batch, heads] float32.
-const float* Descale(const Optional<TensorView>& descale, const char* name, int64_t batch, int64_t heads,
-                     const TensorView& q) {
-  FA_REQUIRE(descale.has_value(), ValueError, "q is e4m3, so %s is needed", name);
-  CheckTensor(*descale, name, 2, q);
-  CheckShape(*descale, name, {batch, heads});
-  const DLDataType dtype = (*descale).dtype();
+// The address of a contiguous float32 tensor of this shape.
+template <int AXES>
+float* Floats(const DLTensor& tensor, const char* name, const int64_t (&shape)[AXES], const DLTensor& q) {
+  CheckTensor(tensor, name, AXES, q);
+  CheckShape(tensor, name, shape);
+  const DLDataType dtype = tensor.dtype;
   FA_REQUIRE(dtype.code == kDLFloat && dtype.bits == 32, TypeError, "%s must be float32, got %d bits", name, dtype.bits);
-  FA_REQUIRE((*descale).IsContiguous(), ValueError, "%s must be contiguous", name);
-  return static_cast<const float*>((*descale).data_ptr());
+  FA_REQUIRE(IsContiguous(tensor), ValueError, "%s must be contiguous", name);
+  return static_cast<float*>(Data(tensor));
 }
 
-FaStrides Strides(const TensorView& tensor) {
-  return {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)};
+// The address of a descale, [batch, heads].
+const float* Descale(const DLTensor* descale, const char* name, int64_t batch, int64_t heads, const DLTensor& q) {
+  FA_REQUIRE(descale != nullptr, ValueError, "q is e4m3, so %s is needed", name);
+  return Floats(*descale, name, {batch, heads}, q);
+}
+
+FaStrides Strides(const DLTensor& tensor) {
+  const int64_t *strides = tensor.strides, *shape = tensor.shape;
+  if (strides == nullptr) return {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1};
+  return {strides[0], strides[1], strides[2], strides[3]};
 }
 
 // What the kernel computes into `out`: attention [batch, heads, seq_q, head_dim], or only scores [batch, heads, seq_q,
@@ -117,19 +195,19 @@ FaStrides Strides(const TensorView& tensor) {
 enum class Computes { kAttention, kScores };
 
 // Checks the tensors of a call and returns their sizes, strides and pointers.
-FaForwardArgs MakeArgs(Computes computes, const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
+FaForwardArgs MakeArgs(Computes computes, const DLTensor& q, const DLTensor& k, const DLTensor& v, const DLTensor& out,
                        double scale, int64_t causal) {
   CheckTensor(q, "q", 4, q);
   CheckTensor(k, "k", 4, q);
   CheckTensor(v, "v", 4, q);
   CheckTensor(out, "out", 4, q);
-  const int64_t batch = q.size(0), heads = q.size(1), seq_q = q.size(2), head_dim = q.size(3);
-  const int64_t kv_heads = k.size(1), seq_k = k.size(2);
+  const int64_t batch = q.shape[0], heads = q.shape[1], seq_q = q.shape[2], head_dim = q.shape[3];
+  const int64_t kv_heads = k.shape[1], seq_k = k.shape[2];
   CheckShape(k, "k", {batch, kv_heads, seq_k, head_dim});
   CheckShape(v, "v", {batch, kv_heads, seq_k, head_dim});
   CheckShape(out, "out", {batch, heads, seq_q, computes == Computes::kScores ? seq_k : head_dim});
   FA_REQUIRE(batch > 0 && heads > 0 && seq_q > 0 && head_dim > 0, ValueError, "q is %s: every axis must be at least 1",
-             Shape(q).c_str());
+             Shape(q).chars);
   FA_REQUIRE(kv_heads > 0 && heads % kv_heads == 0, ValueError, "%lld heads cannot share %lld key/value heads evenly",
              static_cast<long long>(heads), static_cast<long long>(kv_heads));
   FA_REQUIRE(causal >= FA_CAUSAL_NONE && causal <= FA_CAUSAL_BOTTOM_RIGHT, ValueError,
@@ -142,10 +220,10 @@ FaForwardArgs MakeArgs(Computes computes, const TensorView& q, const TensorView&
   FaForwardArgs args = {};
   args.abi_version = FA_ABI_VERSION;
   args.struct_size = sizeof(FaForwardArgs);
-  args.q = q.data_ptr();
-  args.k = k.data_ptr();
-  args.v = v.data_ptr();
-  args.out = out.data_ptr();
+  args.q = Data(q);
+  args.k = Data(k);
+  args.v = Data(v);
+  args.out = Data(out);
   args.batch = batch;
   args.heads = heads;
   args.kv_heads = kv_heads;
@@ -184,33 +262,28 @@ class DeviceGuard {
 };
 
 template <Computes COMPUTES>
-void Forward(TensorView q, TensorView k, TensorView v, TensorView out, Optional<TensorView> lse,
-             Optional<TensorView> workspace, double scale, int64_t causal, Optional<TensorView> q_descale,
-             Optional<TensorView> k_descale, Optional<TensorView> v_descale) {
-  FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, causal);
+void Forward(Arguments arguments) {
+  const DLTensor &q = arguments.Tensor("q"), &k = arguments.Tensor("k"), &v = arguments.Tensor("v");
+  const DLTensor& out = arguments.Tensor("out");
+  const DLTensor *lse = arguments.TensorOrNone("lse"), *workspace = arguments.TensorOrNone("workspace");
+  const double scale = arguments.Number("scale");
+  FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, arguments.Integer("causal"));
   char message[512] = "";
   args.message = message;
   args.message_bytes = sizeof(message);
-  if (lse.has_value()) {
-    CheckTensor(*lse, "lse", 3, q);
-    CheckShape(*lse, "lse", {args.batch, args.heads, args.seq_q});
-    const DLDataType dtype = (*lse).dtype();
-    FA_REQUIRE(dtype.code == kDLFloat && dtype.bits == 32, TypeError, "lse must be float32, got %d bits", dtype.bits);
-    FA_REQUIRE((*lse).IsContiguous(), ValueError, "lse must be contiguous");
-    args.lse = static_cast<float*>((*lse).data_ptr());
-  }
+  if (lse != nullptr) args.lse = Floats(*lse, "lse", {args.batch, args.heads, args.seq_q}, q);
   if (args.dtype == FA_DTYPE_e4m3) {
-    args.q_descale = Descale(q_descale, "q_descale", args.batch, args.heads, q);
-    args.k_descale = Descale(k_descale, "k_descale", args.batch, args.kv_heads, q);
-    args.v_descale = Descale(v_descale, "v_descale", args.batch, args.kv_heads, q);
+    args.q_descale = Descale(arguments.TensorOrNone("q_descale"), "q_descale", args.batch, args.heads, q);
+    args.k_descale = Descale(arguments.TensorOrNone("k_descale"), "k_descale", args.batch, args.kv_heads, q);
+    args.v_descale = Descale(arguments.TensorOrNone("v_descale"), "v_descale", args.batch, args.kv_heads, q);
   }
-  if (workspace.has_value()) {
-    args.workspace = (*workspace).data_ptr();
-    args.workspace_bytes = static_cast<uint64_t>((*workspace).numel()) * (*workspace).dtype().bits / 8;
+  if (workspace != nullptr) {
+    args.workspace = Data(*workspace);
+    args.workspace_bytes = workspace->dtype.bits / 8;
+    for (int axis = 0; axis < workspace->ndim; ++axis) args.workspace_bytes *= workspace->shape[axis];
   }
-  const DLDevice device = q.device();
-  DeviceGuard guard(device.device_id);
-  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  DeviceGuard guard(q.device.device_id);
+  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(q.device.device_type, q.device.device_id));
 
   (void)cudaGetLastError();  // drop the error of an earlier launch
   const int status = fa_forward(&args, stream);
@@ -222,18 +295,35 @@ void Forward(TensorView q, TensorView k, TensorView v, TensorView out, Optional<
 }
 
 template <Computes COMPUTES>
-int64_t WorkspaceBytes(TensorView q, TensorView k, TensorView v, TensorView out, double scale, int64_t causal) {
-  const FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, causal);
-  DeviceGuard guard(q.device().device_id);
+int64_t WorkspaceBytes(Arguments arguments) {
+  const DLTensor &q = arguments.Tensor("q"), &k = arguments.Tensor("k"), &v = arguments.Tensor("v");
+  const DLTensor& out = arguments.Tensor("out");
+  const double scale = arguments.Number("scale");
+  const FaForwardArgs args = MakeArgs(COMPUTES, q, k, v, out, scale, arguments.Integer("causal"));
+  DeviceGuard guard(q.device.device_id);
   return fa_workspace_bytes == nullptr ? 0 : static_cast<int64_t>(fa_workspace_bytes(&args));
 }
 
-bool NeedsWorkspace() { return fa_workspace_bytes != nullptr; }
-
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, Forward<Computes::kAttention>);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(workspace_bytes, WorkspaceBytes<Computes::kAttention>);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(scores, Forward<Computes::kScores>);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(scores_workspace_bytes, WorkspaceBytes<Computes::kScores>);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(needs_workspace, NeedsWorkspace);
+// Exports a function under the name by which tvm-ffi finds it.  COUNT is the number of its arguments.  The statement may
+// set `result`, which is None before.
+#define FA_EXPORT_FFI(NAME, COUNT, STATEMENT)                                                                     \
+  FA_EXPORT int __tvm_ffi_##NAME(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny* result) {              \
+    (void)result;                                                                                                 \
+    try {                                                                                                         \
+      Arguments arguments(values, count, COUNT);                                                                  \
+      STATEMENT;                                                                                                  \
+    } catch (const Error& error) {                                                                                \
+      return Raise(error);                                                                                        \
+    }                                                                                                             \
+    return 0;                                                                                                     \
+  }
+
+#define FA_RETURN(TYPE, VALUE) result->type_index = TYPE, result->v_int64 = VALUE
+
+FA_EXPORT_FFI(forward, 11, Forward<Computes::kAttention>(arguments))
+FA_EXPORT_FFI(workspace_bytes, 6, FA_RETURN(kTVMFFIInt, WorkspaceBytes<Computes::kAttention>(arguments)))
+FA_EXPORT_FFI(scores, 11, Forward<Computes::kScores>(arguments))
+FA_EXPORT_FFI(scores_workspace_bytes, 6, FA_RETURN(kTVMFFIInt, WorkspaceBytes<Computes::kScores>(arguments)))
+FA_EXPORT_FFI(needs_workspace, 0, FA_RETURN(kTVMFFIBool, fa_workspace_bytes != nullptr))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pytest_fa.build.flag_list import unlisted_flags
 from pytest_fa.build.keys import HEADER_SUFFIXES, KEY_SCHEMA, PACKAGE, Dependency, digest, file_hash
-from pytest_fa.build.side_by_side import COMPILING, DEVICE, FATBIN, SEPARATOR
+from pytest_fa.build.side_by_side import DEVICE, FATBIN, SEPARATOR
 from pytest_fa.build.target import holds_ptx
 from pytest_fa.build.toolchain import Toolchain
 from pytest_fa.catalog.variant import Target, Variant
@@ -29,7 +29,6 @@ FFI_DISTRIBUTION = "apache-tvm-ffi"
 INCLUDE = PACKAGE / "include"
 BINDING = PACKAGE / "build" / "binding.cpp"
 SIDE_BY_SIDE = PACKAGE / "build" / "side_by_side.py"
-AWAITED = f"binding/{COMPILING}"  # exists in a staging folder while the binding is compiled
 
 OBJECT = "kernel.o"
 # nvcc keeps its intermediate files in the staging folder, where the device code is disassembled early.
@@ -142,14 +141,7 @@ def _linked(toolchain: Toolchain) -> list[str]:
     return ["binding/binding.o", f"-L{toolchain.library_folder}", f"-L{ffi_folder()}/lib", "-ltvm_ffi"]
 
 
-def waits_for_binding(words: list[str]) -> bool:
-    """Whether a command needs the shared binding only at its end, and waits for it there."""
-    return AWAITED in words
-
-
-def _side_by_side_command(
-    variant: Variant, arch: Target, toolchain: Toolchain, objcopy: str, *, awaits_binding: bool
-) -> list[str]:
+def _side_by_side_command(variant: Variant, arch: Target, toolchain: Toolchain, objcopy: str) -> list[str]:
     """Return the command that compiles device code and host code side by side, and makes the same library."""
     flags = compile_flags(variant, arch)
     own = [flag for flag in flags if flag != "-shared"]
@@ -157,8 +149,7 @@ def _side_by_side_command(
     device = [*own, "-keep-dir", DEVICE, "-fatbin", "-o", FATBIN, source]
     host = [*own, "-fdevice-syntax-only", "-MD", "-MF", DEPFILE, "-MT", LIBRARY, "-c", "-o", target, source]
     link = [*flags, NO_DEVICE_LINK, "-o", LIBRARY, target, *_linked(toolchain)]
-    awaited = AWAITED if awaits_binding else ""
-    script = [sys.executable, "-I", "-S", str(SIDE_BY_SIDE), Path(target).stem, objcopy, awaited]
+    script = [sys.executable, "-I", "-S", str(SIDE_BY_SIDE), Path(target).stem, objcopy]
     parts = ([*_nvcc(toolchain), KEEP, *words] for words in (device, host, link))
     groups = [script, *parts, _ordinary_command(variant, arch, toolchain)]
     return [word for group in groups for word in (*group, SEPARATOR)][:-1]
@@ -190,20 +181,12 @@ def object_command(variant: Variant, arch: Target, toolchain: Toolchain) -> list
     return [toolchain.nvcc, "-ccbin", toolchain.host_compiler, *flags, "-c", "-o", OBJECT, source]
 
 
-def stage(  # what a staging folder needs
-    variant: Variant,
-    arch: Target,
-    folder: Path,
-    toolchain: Toolchain,
-    binding: Path,
-    *,
-    side_by_side: bool,
-    awaits_binding: bool = False,
+def stage(
+    variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path, *, side_by_side: bool
 ) -> list[str]:
     """Write links and generated files to a staging folder, and return the command to run there.
 
-    With `side_by_side`, it compiles device code and host code at the same time, where that is possible.  With
-    `awaits_binding`, it then waits for the shared binding, which is compiled meanwhile.
+    With `side_by_side`, it compiles device code and host code at the same time, where that is possible.
     """
     for name, target in links(variant).items():
         (folder / name).symlink_to(target)
@@ -215,7 +198,7 @@ def stage(  # what a staging folder needs
     if not (side_by_side and objcopy and toolchain.checks_syntax and _has_separable_parts(variant)):
         return _ordinary_command(variant, arch, toolchain)
     (folder / DEVICE).mkdir()
-    return _side_by_side_command(variant, arch, toolchain, objcopy, awaits_binding=awaits_binding)
+    return _side_by_side_command(variant, arch, toolchain, objcopy)
 
 
 def object_name(source: str) -> str:
@@ -252,16 +235,12 @@ def read_dependencies(staged: Path) -> tuple[Dependency, ...]:
 
 
 def binding_job(toolchain: Toolchain) -> list[str]:
-    """Return the command that compiles the shared binding, and then removes the file for which others wait.
-
-    A compiler that fails may leave a part of the object, which is removed first.
-    """
-    script = f'"$@" || rm -f binding.o; rm -f {COMPILING}; test -f binding.o'
-    return ["sh", "-c", script, "sh", *binding_command(toolchain)]
+    """Return the command that compiles the shared binding.  If it fails, no part of the object remains."""
+    return ["sh", "-c", '"$@" || { rm -f binding.o; exit 1; }', "sh", *binding_command(toolchain)]
 
 
 def binding_command(toolchain: Toolchain) -> list[str]:
-    """Return the command that compiles the shared binding, which must run in its own staging folder."""
+    """Return the compiler's command for the shared binding, which must run in its own staging folder."""
     return [
         toolchain.host_compiler,
         "-std=c++17",

@@ -32,7 +32,6 @@ from pytest_fa.build.command import (
     binding_key,
     object_name,
     toolchain_key,
-    waits_for_binding,
 )
 from pytest_fa.build.compile_errors import compile_error, lacks_entry
 from pytest_fa.build.early_disassembly import EarlyDisassembly, disassembling_early
@@ -43,7 +42,6 @@ from pytest_fa.build.machine_code import read_machine_code
 from pytest_fa.build.ninja import CompileJob, parallel_jobs, run_jobs
 from pytest_fa.build.outcomes import BuildFailure, BuildOutcome
 from pytest_fa.build.resources import read_ptxas_log, with_machine_code
-from pytest_fa.build.side_by_side import COMPILING, WAITED
 from pytest_fa.build.toolchain import Toolchain
 from pytest_fa.build.units import Outcomes, Say, Unit
 from pytest_fa.catalog.variant import Variant
@@ -106,7 +104,6 @@ def _binding_jobs(toolchains: set[Toolchain], stage: Path, cache: Path) -> list[
         folder = _binding_stage(toolchain)
         if not cached.has_binding(cache, _binding_folder(cache, toolchain)):
             (stage / folder).mkdir()
-            (stage / folder / COMPILING).touch()
             jobs.append(CompileJob(folder, "binding.o", tuple(binding_job(toolchain)), "binding"))
     return jobs
 
@@ -133,15 +130,10 @@ def _stage_units(units: list[Unit], stage: Path, cache: Path, plan: recipe.Paral
     for index, unit in enumerate(units):
         folder = stage / str(index)
         folder.mkdir()
-        variant, arch, toolchain = unit.first, unit.arch, unit.toolchain
-        binding, after = _binding_folder(cache, toolchain), None
-        is_compiled_now = recipe.needs_binding(variant) and not cached.has_binding(cache, binding)
-        if is_compiled_now:
-            binding = Path("..") / _binding_stage(toolchain)
-        may_wait = is_compiled_now and plan.beside_binding
-        command = recipe.stage(variant, arch, folder, toolchain, binding, plan, awaits_binding=may_wait)
-        if is_compiled_now and not waits_for_binding(command):
-            after = f"{_binding_stage(toolchain)}/binding.o"
+        binding, after = _binding_folder(cache, unit.toolchain), None
+        if recipe.needs_binding(unit.first) and not cached.has_binding(cache, binding):
+            binding, after = Path("..") / _binding_stage(unit.toolchain), f"{_binding_stage(unit.toolchain)}/binding.o"
+        command = recipe.stage(unit.first, unit.arch, folder, unit.toolchain, binding, plan)
         jobs.append(CompileJob(str(index), LIBRARY, tuple(command), unit.title, after))
     return jobs
 
@@ -231,17 +223,11 @@ def _describe_build(finished: _Finished, deps: tuple[Dependency, ...]) -> Build:
         compiler=toolchain.title,
         built_on=f"{platform.system()} {platform.machine()}, {gpu.name if gpu else 'no GPU'}",
         built_at=datetime.fromtimestamp(state.st_mtime, UTC).isoformat(timespec="seconds"),
-        build_seconds=max(0.0, finished.seconds - _waited_seconds(staged)),
+        build_seconds=finished.seconds,
         environment=recipe.compiler_environment(variant),
         files={name: file_hash(str(staged / name)) or "" for name in recipe.published_files(variant)},
         shared_by=tuple(each.name for each in variants) if len(variants) > 1 else (),
     )
-
-
-def _waited_seconds(staged: Path) -> float:
-    """Return how long a build waited for the shared binding, which compiled at the same time."""
-    path = staged / WAITED
-    return float(path.read_text(encoding="ascii")) if path.is_file() else 0.0
 
 
 def _edited_since(deps: tuple[Dependency, ...], variant: Variant, folder: Path, started_ns: int) -> str:

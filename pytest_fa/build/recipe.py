@@ -28,13 +28,12 @@ class ParallelPlan(NamedTuple):
     """How many builds of a batch run in parallel, and what runs in parallel within a build.
 
     An extension compiles up to `files_at_once` of its own files in parallel.  With `side_by_side`, the device code and
-    the host code of a CUDA variant are compiled at the same time, and with `beside_binding`, the shared binding, too.
+    the host code of a CUDA variant are compiled at the same time.
     """
 
     builds_at_once: int
     files_at_once: int
     side_by_side: bool
-    beside_binding: bool
 
 
 def parallel_plan(variants: list[Variant]) -> ParallelPlan:
@@ -47,37 +46,17 @@ def parallel_plan(variants: list[Variant]) -> ParallelPlan:
     most_files = max((len(variant.entry.sources) for variant in variants if _is_extension(variant)), default=1)
     for_one_build = most // max(1, len(variants))
     files_at_once = max(1, min(most_files, for_one_build))
-    builds_at_once = most // files_at_once
-    has_place = builds_at_once > 2 * len(variants)  # beside both parts of each variant
-    return ParallelPlan(builds_at_once, files_at_once, side_by_side=for_one_build > 1, beside_binding=has_place)
+    return ParallelPlan(most // files_at_once, files_at_once, side_by_side=for_one_build > 1)
 
 
 def stage(
-    variant: Variant,
-    arch: Target,
-    folder: Path,
-    toolchain: Toolchain,
-    binding: Path,
-    plan: ParallelPlan,
-    *,
-    awaits_binding: bool = False,
+    variant: Variant, arch: Target, folder: Path, toolchain: Toolchain, binding: Path, plan: ParallelPlan
 ) -> list[str]:
-    """Write the files of a staging folder, and return the command that creates `kernel.so` there.
-
-    With `awaits_binding`, the command may begin before the shared binding has been compiled, if it can wait for it.
-    """
+    """Write the files of a staging folder, and return the command that creates `kernel.so` there."""
     if _is_extension(variant):
         key = digest([request_key(variant, arch), command.toolchain_key(toolchain)])
         return extension.stage(variant, arch, folder, toolchain, key, plan.files_at_once)
-    return command.stage(
-        variant,
-        arch,
-        folder,
-        toolchain,
-        binding,
-        side_by_side=plan.side_by_side,
-        awaits_binding=awaits_binding,
-    )
+    return command.stage(variant, arch, folder, toolchain, binding, side_by_side=plan.side_by_side)
 
 
 def dependencies(variant: Variant, staged: Path) -> tuple[Dependency, ...]:

@@ -5,25 +5,18 @@ fatbin.  The other one compiles the host code and checks only the syntax of the 
 has no kernels.  That fatbin is then replaced, which gives the object that a single nvcc would have made.  If the parts
 do not fit together, the ordinary command compiles the source.
 
-    python side_by_side.py STEM OBJCOPY AWAITED -- DEVICE... -- HOST... -- LINK... -- ORDINARY...
+    python side_by_side.py STEM OBJCOPY -- DEVICE... -- HOST... -- LINK... -- ORDINARY...
 
-runs in the staging folder.  AWAITED is a file that another job removes when it has compiled the shared binding, which
-is linked in; the word is empty if the binding is there.  The program imports only what Python has loaded anyway,
-because it is started for each build.
+runs in the staging folder.  It imports only what Python has loaded anyway, because it is started for each build.
 """
 
 import os
 import sys
-import time
 
 DEVICE = "device"  # the folder of the device code and of nvcc's intermediate files for it
 FATBIN = f"{DEVICE}/device.fatbin"
 SECTION = ".nv_fatbin"  # of the host object: its only content is the fatbin
 SEPARATOR = "--"
-COMPILING = "compiling"  # the file in the folder of the binding that exists until its compilation has ended
-WAITED = "waited"  # the file with the seconds that were spent waiting for it
-MOST_WAIT_SECONDS = 120.0
-_LOOK_SECONDS = 0.005
 _DEVICE_LOG, _HOST_LOG, _LINK_LOG = f"{DEVICE}/log.txt", "host.log", "link.log"
 _SIGTERM = 15
 _PTXAS = b"ptxas "
@@ -31,15 +24,13 @@ _PTXAS = b"ptxas "
 
 def main(arguments: list[str]) -> int:
     """Compile both parts and link them, or print why one of them failed and return 1."""
-    (stem, objcopy, awaited), device, host, link, ordinary = _split(arguments)
+    (stem, objcopy), device, host, link, ordinary = _split(arguments)
     device_part, host_part = _start(device, _DEVICE_LOG), _start(host, _HOST_LOG)
     host_failed = _failed(host_part)
     if host_failed and _at_ptxas(_lines(_HOST_LOG)) is None:
         _end(device_part)  # the ordinary command would not have begun with it
     device_failed = _failed(device_part)
     failed = device_failed or host_failed
-    if not failed:
-        _wait_for(awaited)
     if not failed and not (_are_of_one_source(stem) and _put_fatbin(objcopy, stem)):
         os.execvp(ordinary[0], ordinary)  # noqa: S606  # it writes the log, too
     log = joined_log(_lines(_HOST_LOG), _own_lines(_DEVICE_LOG), device_failed=device_failed, host_failed=host_failed)
@@ -72,21 +63,6 @@ def joined_log(host: list[bytes], device: list[bytes], *, device_failed: bool, h
 def _at_ptxas(host: list[bytes]) -> int | None:
     """Return the index of ptxas's line in the output of the host part; None if that part failed before it."""
     return next((index for index, line in enumerate(host) if line.startswith(_PTXAS)), None)
-
-
-def _wait_for(awaited: str) -> None:
-    """Wait until a file is gone, if one is named, and write down how long that took.
-
-    If the binding was not compiled, the linker then fails.
-    """
-    start = time.monotonic()
-    while awaited and os.path.exists(awaited):  # noqa: PTH110  # pathlib takes longer to import than the rest
-        if time.monotonic() - start > MOST_WAIT_SECONDS:
-            break
-        time.sleep(_LOOK_SECONDS)
-    if awaited:
-        with open(WAITED, "w", encoding="ascii") as stream:  # noqa: PTH123
-            stream.write(f"{time.monotonic() - start:.3f}")
 
 
 def _split(arguments: list[str]) -> list[list[str]]:

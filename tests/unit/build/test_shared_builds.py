@@ -161,24 +161,23 @@ def test_a_failed_compilation_names_every_variant_that_shares_it(lab: Lab) -> No
 @pytest.mark.parametrize(
     ("most", "files", "builds", "plan"),
     [
-        (16, 1, 3, (16, 1, True, True)),  # three extensions of one file each: all at once
-        (16, 20, 1, (1, 16, True, False)),  # one extension of many files has all compilers
-        (16, 20, 3, (3, 5, True, False)),  # shared evenly
-        (2, 20, 3, (2, 1, False, False)),  # little memory: a compiler for each build that runs
-        (1, 20, 3, (1, 1, False, False)),
-        (2, 1, 1, (2, 1, True, False)),  # two cores and one build: both of its parts at once
-        (3, 1, 1, (3, 1, True, True)),  # three: also the shared binding
-        (3, 1, 2, (3, 1, False, False)),
+        (16, 1, 3, ParallelPlan(16, 1, side_by_side=True)),  # three extensions of one file each: all at once
+        (16, 20, 1, ParallelPlan(1, 16, side_by_side=True)),  # one extension of many files has all compilers
+        (16, 20, 3, ParallelPlan(3, 5, side_by_side=True)),  # shared evenly
+        (2, 20, 3, ParallelPlan(2, 1, side_by_side=False)),  # little memory: a compiler for each build that runs
+        (1, 20, 3, ParallelPlan(1, 1, side_by_side=False)),
+        (2, 1, 1, ParallelPlan(2, 1, side_by_side=True)),  # two cores and one build: both of its parts at once
+        (3, 1, 2, ParallelPlan(3, 1, side_by_side=False)),
     ],
 )
 def test_builds_and_their_files_stay_within_the_memory_limit(
-    monkeypatch: pytest.MonkeyPatch, lab: Lab, most: int, files: int, builds: int, plan: tuple[int, int, bool, bool]
+    monkeypatch: pytest.MonkeyPatch, lab: Lab, most: int, files: int, builds: int, plan: ParallelPlan
 ) -> None:
     """Independent extensions compile side by side; with the parts of each build, never more than fit into memory."""
     monkeypatch.setattr(recipe, "parallel_jobs", lambda: most)
     variant = lab.variants[0]
     entry = msgspec.structs.replace(variant.entry, sources=("answers.cpp",) * files)
     chosen = recipe.parallel_plan([msgspec.structs.replace(variant, entry=entry)] * builds)
-    assert chosen == ParallelPlan(*plan)
+    assert chosen == plan
     assert chosen.builds_at_once * chosen.files_at_once <= most
-    assert builds * (1 + chosen.side_by_side) + chosen.beside_binding <= max(most, builds)
+    assert builds * (1 + chosen.side_by_side) <= max(most, builds)

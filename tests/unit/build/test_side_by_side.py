@@ -6,7 +6,6 @@ import ast
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -73,13 +72,12 @@ class Laboratory:
         self.workplace, self.toolchain, self.binding = workplace, toolchain, binding
         self.folder = workplace.root.parent / "staged"
 
-    def command(self, *, side_by_side: bool, awaits_binding: bool = False, variant: Variant | None = None) -> list[str]:
+    def command(self, *, side_by_side: bool, variant: Variant | None = None) -> list[str]:
         """Make the staging folder anew, and return the command to run in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         chosen = variant or self.workplace.variant()
-        ways = {"side_by_side": side_by_side, "awaits_binding": awaits_binding}
-        return command.stage(chosen, "sm_80", self.folder, self.toolchain, self.binding, **ways)
+        return command.stage(chosen, "sm_80", self.folder, self.toolchain, self.binding, side_by_side=side_by_side)
 
     def run(self, words: list[str]) -> Outcome:
         """Run a command in the staging folder."""
@@ -150,34 +148,6 @@ def test_a_source_with_two_identities_is_compiled_again(laboratory: Laboratory) 
     assert SYNTAX_ONLY in words
     assert laboratory.run(words) == ordinary
     assert not (laboratory.folder / "device" / "placeholder.fatbin").exists()
-
-
-@pytest.mark.needs_nvcc
-@pytest.mark.parametrize("compiles", [True, False])
-def test_a_binding_that_is_compiled_meanwhile_is_waited_for(laboratory: Laboratory, *, compiles: bool) -> None:
-    """Both parts are compiled before the binding has ended, and linked after it; without a binding, linking fails."""
-    laboratory.write(SOURCE)
-    ordinary = laboratory.run(laboratory.command(side_by_side=False))
-    made = laboratory.binding
-    laboratory.binding = Path("..") / "meanwhile"
-    staged = laboratory.folder.parent / "meanwhile"
-    staged.mkdir()
-    (staged / side_by_side.COMPILING).touch()
-    words = laboratory.command(side_by_side=True, awaits_binding=True)
-    assert command.waits_for_binding(words)
-    with subprocess.Popen(
-        words, cwd=laboratory.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        assert wait_until((laboratory.folder / "kernel.o").is_file)
-        time.sleep(0.5)
-        assert process.poll() is None
-        if compiles:
-            shutil.copy(made / "binding.o", staged)
-        (staged / side_by_side.COMPILING).unlink()
-        assert (process.wait(60) == 0) == compiles
-    assert float((laboratory.folder / side_by_side.WAITED).read_text()) > 0.2
-    library = laboratory.folder / command.LIBRARY
-    assert (library.read_bytes() if compiles else library.is_file()) == (ordinary.library if compiles else False)
 
 
 @pytest.mark.needs_nvcc
@@ -359,7 +329,7 @@ def test_the_program_imports_nothing_that_takes_time() -> None:
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
     assert len(names) == len(imports)
-    assert names == {"os", "sys", "time"}
+    assert names == {"os", "sys"}
 
 
 def test_a_part_ends_with_what_it_has_started(tmp_path: Path) -> None:
