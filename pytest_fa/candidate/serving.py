@@ -24,6 +24,7 @@ from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, me
 from pytest_fa.candidate.without_attention import replace_attention
 from pytest_fa.errors import DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
 from pytest_fa.run.device import is_alive
+from pytest_fa.run.device_tools import device_tools
 from pytest_fa.run.graphs import CannotCapture
 
 KINDS: dict[type[Exception], ProblemKind] = {
@@ -51,13 +52,14 @@ def serve_judge(channel: Channel) -> None:
 
 
 def serve_judge_on_gpu(channel: Channel) -> None:
-    """`serve_judge` in a process that opens the GPU before its first command.
+    """`serve_judge` in a process that opens the GPU, and compiles its tools, before its first command.
 
     An error is ignored: the same one appears when a command needs the GPU.
     """
     with contextlib.suppress(Exception):
         if torch.cuda.is_available():
             torch.zeros(1, device="cuda")
+            device_tools(0)
     serve_judge(channel)
 
 

@@ -51,8 +51,6 @@ __all__ = ["WorkerError", "Workers"]
 MOST_JOB_SECONDS = 3600.0  # for a whole job, whatever progress it reports
 MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is ended
 MOST_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
-SLICE_SECONDS = 1.0  # the size of the output is looked at this often
-LIVE_SLICE_SECONDS = 0.1  # new output is shown this often
 LET_GO_SECONDS = 2.0  # within which the judge must have ended a job that was abandoned
 # The candidates of a job, by its `without_attention`.
 ROLES: dict[bool, tuple[ProcessRole, ...]] = {False: ("candidate",), True: ("candidate", "bare")}
@@ -91,12 +89,13 @@ class Workers:
     def start(self, *, on_gpu: bool = False) -> None:
         """Start the server without waiting for it: it imports torch while the caller builds.
 
-        With `on_gpu`, a judge then opens the GPU and loads what it needs there.
+        With `on_gpu`, a judge and a first candidate then open the GPU and load what they need there.
         """
         if self._server is None:
             self._server = ForkServer(self._cache, self._gpu_uuid)
         if on_gpu:
-            self._server.request_judge(encode(PrepareJudge()))
+            self._server.request("judge", encode(PrepareJudge()))
+            self._server.request("early")
 
     def prepare_candidate(self, variant: Variant) -> None:
         """Let a new candidate open the GPU while its variant is built.
@@ -123,9 +122,9 @@ class Workers:
 
     def _belong_to(self, variant: Variant) -> None:
         """End the candidates of another variant: state that its code left in them must not affect this one."""
-        if self._owner != (owner := owner_of(variant)):
+        if self._owner not in ("", owner_of(variant)):
             self.end_worker()
-            self._owner = owner
+        self._owner = owner_of(variant)
 
     def run(self, job: CaseJob) -> CaseResult:
         """Run one job and return its result, also if a process crashes or hangs.
@@ -141,23 +140,22 @@ class Workers:
             self.unprotected = result.message
             self.end_worker()
             self._end_judge()
-        return msgspec.structs.replace(self._run_together(job), unprotected=self.unprotected)
-
-    def _run_together(self, job: CaseJob) -> CaseResult:
-        """Run a job with judge and variant in one process."""
-        try:
-            return self._run_in_worker(job, CaseResult, ())
-        except LostWorker as lost:
-            return result_without_worker(job, lost)
+        together = self._result_of(job, ())  # judge and variant in one process
+        return msgspec.structs.replace(together, unprotected=self.unprotected)
 
     def _run_apart(self, job: CaseJob) -> CaseResult:
         """Run a job with the variant in a process of its own."""
         try:
-            return self._run_in_worker(job, CaseResult, ROLES[job.without_attention])
-        except LostWorker as lost:
-            return result_without_worker(job, lost)
+            return self._result_of(job, ROLES[job.without_attention])
         finally:
             self._end_candidates(1)  # one without torch's attention is for one job
+
+    def _result_of(self, job: CaseJob, roles: tuple[ProcessRole, ...]) -> CaseResult:
+        """Run a job; the result says so if its process is lost."""
+        try:
+            return self._run_in_worker(job, CaseResult, roles)
+        except LostWorker as lost:
+            return result_without_worker(job, lost)
 
     def run_in_new_worker(self, job: GateJob) -> GateResult:
         """Run one process of a gate, with new candidates that are ended after it."""
@@ -187,6 +185,8 @@ class Workers:
 
         The next job gets new ones.  A judge stays.
         """
+        if self._server is not None:
+            self._server.end_requested("early")
         self._end_candidates(0)
         if self._runs_variants:
             self._end_judge()
@@ -293,9 +293,8 @@ class Workers:
         stops = () if self.stop is None else (self.stop.fileno(),)
         others = stops if worker.pidfd is None else (worker.pidfd, *stops)
         most_bytes = int(MOST_MEMORY_SHARE * memory_bytes())
-        slice_seconds = LIVE_SLICE_SECONDS if self.show_live else SLICE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
-            is_readable = worker.channel.wait(min(left, slice_seconds), *others)
+            is_readable = worker.channel.wait(min(left, output.slice_seconds), *others)
             output.show_new()
             require_unset(self.stop)
             if is_readable:
@@ -341,7 +340,8 @@ class Workers:
     def _fork_missing(self, server: ForkServer, roles: tuple[ProcessRole, ...]) -> None:
         """Fork the judge and the candidates that are not there yet, and connect them."""
         if self._judge is None:
-            self.end_worker()
+            self._end_candidates(0)
+            server.end_requested(*(() if roles else ("judge", "early")))
             self._judge, self._runs_variants = server.fork("judge" if roles else "worker"), not roles
         for place in range(len(self._candidates), len(roles)):
             candidate = server.fork(roles[place])

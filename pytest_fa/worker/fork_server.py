@@ -83,7 +83,9 @@ class ForkServer:
         self._control, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START_SECONDS)
         self._has_forked = False
-        self._requested: Channel | None = None  # to a judge that was requested before anything waits for it
+        self._requested: dict[ProcessRole, Channel] = {}  # to processes that were requested before anything needs them
+        self._unanswered: list[Channel] = []  # in the order in which the server answers
+        self._started: dict[Channel, Worker] = {}  # whose answers came before that of another one
         environment = {**child_environment(cache), MARK: mark}
         if gpu_uuid:
             environment["CUDA_VISIBLE_DEVICES"] = gpu_uuid
@@ -110,23 +112,33 @@ class ForkServer:
         """The process id of the server."""
         return self._process.pid
 
-    def request_judge(self, first_message: bytes) -> None:
-        """Request a judge without waiting for it, and send it a message; `fork` then returns it.
+    def request(self, role: ProcessRole, first_message: bytes = b"") -> None:
+        """Request a process before the first one is needed, without waiting for it; `fork` then returns it.
 
-        What fails here fails again when a judge is needed.
+        It gets the message, unless that is empty.  What fails here fails again when the process is needed.
         """
-        if self._requested is None and not self._has_forked:
+        if role not in self._requested and not self._has_forked:
             with contextlib.suppress(WorkerError, OSError):
-                self._requested = self._request("judge")
-                self._requested.send(first_message)
+                self._requested[role] = channel = self._request(role)
+                if first_message:
+                    channel.send(first_message)
 
     def fork(self, role: ProcessRole = "worker") -> Worker:
-        """Start a process.  Raises `WorkerError` if the server does not answer."""
-        requested, self._requested = self._requested, None
-        if requested is not None and role != "judge":
-            self.end(self._answered(requested))
-            requested = None
-        return self._answered(requested or self._request(role))
+        """Start a process, or take the one that was requested.  Raises `WorkerError` if the server does not answer.
+
+        An early candidate is a candidate, too.
+        """
+        channel = self._requested.pop(role, None)
+        if channel is None and role == "candidate":
+            channel = self._requested.pop("early", None)
+        return self._answered(channel or self._request(role))
+
+    def end_requested(self, *roles: ProcessRole) -> None:
+        """End the processes with these roles that were requested, and that nothing has needed."""
+        channels = [self._requested.pop(role) for role in roles if role in self._requested]
+        if channels:
+            with contextlib.suppress(WorkerError):
+                self.end(*map(self._answered, channels))
 
     def _request(self, role: ProcessRole) -> Channel:
         """Request a process, and return the channel to it; `_answered` waits for it."""
@@ -138,20 +150,30 @@ class ForkServer:
             raise self._no_answer(problem) from problem
         finally:
             worker_end.close()
+        self._unanswered.append(channel)
         return channel
 
     def _answered(self, channel: Channel) -> Worker:
         """The requested process at the other end of a channel, once the server has answered."""
         try:
+            while channel not in self._started:
+                self._take_answer()
+        except WorkerError:
+            channel.close()
+            raise
+        return self._started.pop(channel)
+
+    def _take_answer(self) -> None:
+        """Wait for the next answer, which is that to the oldest request without one."""
+        try:
             answer = self._control.recv(64)
         except OSError as problem:
-            channel.close()
             raise self._no_answer(problem) from problem
         if not answer:
-            channel.close()
             raise WorkerError(printable(f"the worker server ended before it started a worker:\n{self._log_tail()}"))
         self._has_forked = True
-        return Worker(int(answer), channel)
+        channel = self._unanswered.pop(0)
+        self._started[channel] = Worker(int(answer), channel)
 
     def _no_answer(self, problem: OSError) -> WorkerError:
         return WorkerError(printable(f"the worker server does not answer: {problem}\n{self._log_tail()}"))
@@ -164,19 +186,21 @@ class ForkServer:
         for worker in workers:
             worker.close()
         try:
+            while self._unanswered:
+                self._take_answer()
             self._control.settimeout(END_SECONDS)
             self._control.send(" ".join([request, *(str(worker.pid) for worker in workers)]).encode())
             answer = self._control.recv(64)
             self._control.settimeout(START_SECONDS)
-        except OSError:
+        except (OSError, WorkerError):
             self._process.kill()  # it does not answer; the kernel ends its workers with it
             answer = b""
         return int(answer) if answer else None
 
     def let_go(self) -> None:
         """Let the server end its workers, and then itself."""
-        if self._requested is not None:
-            self._requested.close()
+        for channel in self._requested.values():
+            channel.close()
         self._control.close()
         if not self._has_forked:  # it may still be importing torch, and it has no children to end
             self._process.kill()

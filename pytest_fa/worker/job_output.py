@@ -13,6 +13,8 @@ from pytest_fa.records.text import printable
 
 MOST_OUTPUT_BYTES = 2**16  # of the output of one job that are kept, and as many characters of all jobs of a test
 RECORD_CHARACTERS = 4000  # of the output of a failed test that its record keeps
+SLICE_SECONDS = 1.0  # the size of the output is looked at this often
+LIVE_SLICE_SECONDS = 0.1  # new output is shown this often
 Live = Callable[[str], object]
 
 
@@ -25,6 +27,11 @@ class JobOutput:
     def __init__(self, log: int, live: Live | None = None) -> None:
         self._log, self._live = log, live
         self._start = self._shown = os.fstat(log).st_size
+
+    @property
+    def slice_seconds(self) -> float:
+        """After how many seconds a client that waits looks at the output again."""
+        return LIVE_SLICE_SECONDS if self._live else SLICE_SECONDS
 
     def show_new(self, *, is_last: bool = False) -> None:
         """Pass the lines that are new to `live`; at the end of the job also an incomplete one."""

@@ -8,9 +8,10 @@ import torch
 
 from pytest_fa.candidate import serving
 from pytest_fa.candidate.channel import Channel, channel_pair
+from pytest_fa.processes import children_of
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.fork_server import ForkServer
-from tests.factories import PYTHON_SOURCE
+from tests.factories import PYTHON_SOURCE, wait_until
 from tests.unit.worker.conftest import JobOfSource, is_running
 
 
@@ -29,6 +30,36 @@ def test_the_next_job_of_the_variant_gets_the_early_candidate(job_of_source: Job
         assert (result.outcome, result.message) == ("ok", "")
         assert [each.pid for each in workers._candidates] == [early]
     assert early != earlier
+
+
+def started_on_gpu(workers: Workers) -> set[int]:
+    """Start the server as on a machine with a GPU, and return the processes that it has forked on its own."""
+    workers.start(on_gpu=True)
+    server = workers._server
+    assert server is not None
+    assert wait_until(lambda: len(children_of(server.pid)) == len(("judge", "candidate")))
+    return set(children_of(server.pid))
+
+
+def test_the_first_job_gets_the_candidate_that_was_started_with_the_judge(job_of_source: JobOfSource) -> None:
+    """It opens the GPU before anything is known about the job.  Later jobs of its variant run in it, too."""
+    job = job_of_source(PYTHON_SOURCE)
+    with Workers() as workers:
+        started = started_on_gpu(workers)
+        for _ in range(2):
+            assert workers.run(job).outcome == "ok"
+            (candidate,) = [each.pid for each in workers._candidates]
+            assert workers._judge is not None
+            assert {candidate, workers._judge.pid} == started
+
+
+def test_a_candidate_that_no_job_has_needed_ends_with_the_others(job_of_source: JobOfSource) -> None:
+    """Before a gate or another program, this run holds nothing on the GPU but its judge."""
+    with Workers() as workers:
+        started = started_on_gpu(workers)
+        workers.end_worker()
+        assert sum(map(is_running, started)) == 1
+        assert workers.run(job_of_source(PYTHON_SOURCE)).outcome == "ok"
 
 
 def test_a_job_of_another_variant_gets_a_new_candidate(job_of_source: JobOfSource) -> None:
@@ -127,6 +158,7 @@ def test_it_opens_the_gpu_and_then_serves(monkeypatch: pytest.MonkeyPatch, probl
     """Without a GPU, and where it cannot be opened, it serves as every candidate does."""
     opened: list[object] = []
     served: list[Channel] = []
+    compiled: list[int] = []
 
     def zeros(*_: object, device: str) -> None:
         opened.append(device)
@@ -135,9 +167,10 @@ def test_it_opens_the_gpu_and_then_serves(monkeypatch: pytest.MonkeyPatch, probl
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "zeros", zeros)
+    monkeypatch.setattr(serving, "device_tools", compiled.append)
     monkeypatch.setattr(serving, "serve_judge", served.append)
     ours, theirs = channel_pair()
     theirs.close()
     serving.serve_judge_on_gpu(ours)
-    assert (opened, served) == (["cuda"], [ours])
+    assert (opened, compiled, served) == (["cuda"], [] if problem else [0], [ours])
     ours.close()

@@ -11,6 +11,7 @@ import torch
 from pytest_fa.candidate.channel import Channel, channel_pair
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.judge.warm_up import USUAL_CASE, USUAL_POLICY
+from pytest_fa.processes import children_of
 from pytest_fa.worker import process
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.fork_server import ForkServer
@@ -25,35 +26,50 @@ MESSAGE = encode(PrepareJudge())
 def server() -> Iterator[ForkServer]:
     """A server of which a judge was requested."""
     server = ForkServer()
-    server.request_judge(MESSAGE)
+    server.request("judge", MESSAGE)
     yield server
     server.close()
 
 
 def test_the_requested_judge_is_the_first_one(server: ForkServer) -> None:
     """`fork` returns it, then new ones; a second request changes nothing."""
-    server.request_judge(MESSAGE)
+    server.request("judge", MESSAGE)
     workers = [server.fork("judge"), server.fork("judge")]
-    server.request_judge(MESSAGE)
+    server.request("judge", MESSAGE)
     workers.append(server.fork("candidate"))
     assert [is_running(worker.pid) for worker in workers] == [True] * 3
     assert len({worker.pid for worker in workers}) == len(workers)
     server.end(*workers)
 
 
-def test_a_judge_that_nobody_wants_is_ended(server: ForkServer) -> None:
-    """If another process is needed first, it gets the answer that belongs to it."""
+def test_each_process_gets_the_answer_that_belongs_to_it(server: ForkServer) -> None:
+    """If another process is needed first, the requested one stays until it is needed, or until it is ended."""
     worker = server.fork("worker")
-    assert is_running(worker.pid)
-    assert server.end(worker) is not None
-    assert not is_running(worker.pid)
+    judge = server.fork("judge")
+    assert judge.pid < worker.pid  # it was requested before
+    server.end(worker)
+    assert [is_running(each.pid) for each in (judge, worker)] == [True, False]
+    server.end(judge)
+
+
+def test_a_process_that_nobody_wants_is_ended(server: ForkServer) -> None:
+    """Its answer is taken first, also if the server is still importing torch."""
+    server.request("early")
+    server.end_requested("judge", "bare")
+    server.end_requested("judge")
+    early = server.fork("candidate")
+    assert children_of(server.pid) == [early.pid]
+    server.request("early")  # not after the first process
+    other = server.fork("candidate")
+    assert sorted(children_of(server.pid)) == sorted([early.pid, other.pid])
+    server.end(early, other)
 
 
 def test_a_server_ends_with_a_judge_that_was_only_requested() -> None:
     """Whether it has forked the judge or still imports torch, all ends soon."""
     for pause_seconds in (0.0, 4.0):
         server = ForkServer()
-        server.request_judge(MESSAGE)
+        server.request("judge", MESSAGE)
         time.sleep(pause_seconds)
         start = time.monotonic()
         server.close()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from pytest_fa.candidate.channel import Channel, channel_pair
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.records.text import printable
-from pytest_fa.worker import client
+from pytest_fa.worker import job_output
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.fork_server import ForkServer, Worker
 from pytest_fa.worker.jobs import CaseJob, CaseResult, Progress, owner_of
@@ -104,7 +104,7 @@ def test_any_stream_gives_a_result(stream: bytes) -> None:
     """The result has an outcome of its own, a printable message, and stages of the job."""
     near, far = socket.socketpair()
     with far, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "SLICE_SECONDS", 0.01)
+        patch.setattr(job_output, "SLICE_SECONDS", 0.01)
         far.send(stream)
         far.shutdown(socket.SHUT_WR)
         workers = Workers()

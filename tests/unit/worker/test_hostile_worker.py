@@ -19,7 +19,7 @@ import pytest
 from pytest_fa.candidate import channel as channel_module
 from pytest_fa.candidate.channel import MOST_MESSAGE_BYTES, Channel, Garbage
 from pytest_fa.processes import children_of, marked_with, memory_bytes, read_scheduling
-from pytest_fa.worker import client, fork_server
+from pytest_fa.worker import client, fork_server, job_output
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import CaseJob, encode
 from tests.factories import PYTHON_SOURCE
@@ -198,7 +198,7 @@ def test_a_forged_line_is_only_output(workers: Workers, job_of: RunEntry) -> Non
 def test_memory_has_a_bound(workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that takes more than the bound is ended; the test allows 0.75 GiB."""
     monkeypatch.setattr(client, "MOST_MEMORY_SHARE", 0.75 * 2**30 / memory_bytes())
-    monkeypatch.setattr(client, "SLICE_SECONDS", 0.05)
+    monkeypatch.setattr(job_output, "SLICE_SECONDS", 0.05)
     lines = "import time\nfor _ in range(12): kept = kept + bytes(10**8) if _ else bytes(10**8); time.sleep(0.1)\n"
     result = workers.run(job_of(lines + "time.sleep(60)"))
     assert result.outcome == "failed"
@@ -238,7 +238,7 @@ def test_a_signal_to_the_judge_gives_no_verdict(job_of: RunEntry, name: str) -> 
 def test_endless_output_ends(workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variant that floods its output is ended before it fills the disk, and the log is emptied."""
     monkeypatch.setattr(client, "MOST_LOG_BYTES", 2**22)
-    monkeypatch.setattr(client, "SLICE_SECONDS", 0.1)
+    monkeypatch.setattr(job_output, "SLICE_SECONDS", 0.1)
     result = workers.run(job_of("import os\nwhile True: os.write(1, b'x' * 65536)"))
     assert (result.outcome, "MiB of output" in result.message) == ("failed", True), result.message
     assert workers.run(job_of("pass")).outcome == "ok"
