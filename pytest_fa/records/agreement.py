@@ -12,7 +12,7 @@ from pytest_fa.records.timing import ON_CPU, Agreement, OutsideTime, ProfilerTim
 LONG_NODE_US = 30.0  # mean duration from which a kernel counts as long
 SHARE = 0.05  # allowed difference between period and profiler, as a share of the period
 CAPPED_SHARE = 0.10  # by how much the profiler may be longer under a power cap: its load has no pauses
-SHORT_US = 0.4  # allowed difference per short kernel, in microseconds
+SHORT_US = 0.5  # allowed difference per short kernel, in microseconds; up to 0.44 were seen on an H100, 0.35 on an H200
 
 SLOPE_SHARE = 0.02  # allowed difference between the judge's slope and the period, as a share of the period
 CLOCK_US = 0.1  # allowed difference between times by the judge's clock and others, in microseconds
@@ -194,7 +194,7 @@ def _compare(period_us: float, profiler: ProfilerTime, share: float) -> Agreemen
 
     For long nodes (30 us or more on average), the sum of durations must be within 5 % of the period.  For short nodes,
     `clock_offset_us`, which was measured on as many kernels of the same launch geometry, is added first.  The
-    difference may then be 0.4 us per node, or 5 % if that is more.
+    difference may then be 0.5 us per node, or 5 % if that is more.
 
     The profiler may be longer by the `share`.  Under a power cap, this is more than 5 %.  The profiler reads after half
     a second of load without a pause, and between the samples of a period there are pauses.  Therefore, the profiler's
