@@ -200,7 +200,7 @@ class ForkServer:
     def let_go(self) -> None:
         """Let the server end its workers, and then itself."""
         for channel in self._requested.values():
-            channel.close()
+            self._started.get(channel, channel).close()
         self._control.close()
         if not self._has_forked:  # it may still be importing torch, and it has no children to end
             self._process.kill()

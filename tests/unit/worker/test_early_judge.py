@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,6 +65,18 @@ def test_a_process_that_nobody_wants_is_ended(server: ForkServer) -> None:
     other = server.fork("candidate")
     assert sorted(children_of(server.pid)) == sorted([early.pid, other.pid])
     server.end(early, other)
+
+
+def test_nothing_stays_open_of_a_process_that_nobody_wanted() -> None:
+    """Neither its connection nor its descriptor, also if its answer came before that of another one."""
+    gc.collect()
+    before = set(Path("/proc/self/fd").iterdir())
+    server = ForkServer()
+    server.request("judge", MESSAGE)
+    server.request("early")
+    server.end(server.fork("worker"))
+    server.close()
+    assert {path for path in Path("/proc/self/fd").iterdir() if path.exists()} <= before
 
 
 def test_a_server_ends_with_a_judge_that_was_only_requested() -> None:
