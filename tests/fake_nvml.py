@@ -23,6 +23,7 @@ class FakeNvml(ModuleType):
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVML_COMPUTEMODE_DEFAULT = 0
 
     def __init__(self, *gpus: Gpu, driver: bool = True) -> None:
         super().__init__("pynvml")
@@ -30,6 +31,7 @@ class FakeNvml(ModuleType):
         self.driver = driver
         self.open = 0
         self.pids: tuple[int, ...] = ()
+        self.compute_mode = 0
 
     def nvmlInit(self) -> None:  # noqa: N802  # NVML's names
         """Initialise; raise `NVMLError` without a driver."""
@@ -65,6 +67,7 @@ class FakeNvml(ModuleType):
             "nvmlDeviceGetCudaComputeCapability": lambda gpu: list(gpu.compute_capability),
             "nvmlDeviceGetClockInfo": lambda _, domain: {1: 1980, 2: 2619}[domain],
             "nvmlDeviceGetPowerUsage": lambda _: 650500,
+            "nvmlDeviceGetComputeMode": lambda _: self.compute_mode,
             "nvmlDeviceGetMigMode": lambda _: [0, 1],
             "nvmlDeviceGetEccMode": lambda _: [1, 1],
             "nvmlDeviceGetEnforcedPowerLimit": lambda _: 700000,

@@ -34,7 +34,7 @@ class ThisProcess(ProfilerWorkers):
         self._forward = forward_of(function, case)
         self._call_hint = f"; it is called as {_call_of(function)}; wrap it: `{_wrapped(case)}`"
 
-    def start(self, *, on_gpu: bool = False) -> None:
+    def start(self, *, on_gpu: bool = False, with_candidate: bool = False) -> None:
         """Start nothing: there is no other process."""
 
     def start_processes(self, job: CaseJob) -> None:

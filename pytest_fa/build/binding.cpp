@@ -55,6 +55,12 @@ int Raise(const Error& error) {
 #define FA_REQUIRE(condition, Kind, ...) \
   if (!(condition)) FA_THROW(Kind, __VA_ARGS__)
 
+// What tvm-ffi calls the type of a value.
+const char* Kind(const TVMFFIAny& value) {
+  const TVMFFITypeInfo* info = TVMFFIGetTypeInfo(value.type_index);
+  return info == nullptr ? "another type" : info->type_key.data;
+}
+
 // The arguments of one call from Python, which are taken in their order.
 class Arguments {
  public:
@@ -62,12 +68,12 @@ class Arguments {
     FA_REQUIRE(count == wanted, TypeError, "%d arguments are needed, got %d", wanted, count);
   }
 
-  // A tensor, or null for None.
+  // A tensor, or null for None.  An error names the kind of value that came in its place.
   const DLTensor* TensorOrNone(const char* name) {
     const TVMFFIAny& value = *next_++;
     if (value.type_index == kTVMFFINone) return nullptr;
     if (value.type_index == kTVMFFIDLTensorPtr) return static_cast<const DLTensor*>(value.v_ptr);
-    FA_REQUIRE(value.type_index == kTVMFFITensor, TypeError, "%s must be a tensor", name);
+    FA_REQUIRE(value.type_index == kTVMFFITensor, TypeError, "%s must be a tensor, got %s", name, Kind(value));
     return TVMFFITensorGetDLTensorPtr(value.v_obj);
   }
 
@@ -79,14 +85,14 @@ class Arguments {
 
   int64_t Integer(const char* name) {
     const TVMFFIAny& value = *next_++;
-    FA_REQUIRE(value.type_index == kTVMFFIInt, TypeError, "%s must be an integer", name);
+    FA_REQUIRE(value.type_index == kTVMFFIInt, TypeError, "%s must be an integer, got %s", name, Kind(value));
     return value.v_int64;
   }
 
   double Number(const char* name) {
     if (next_->type_index == kTVMFFIInt) return static_cast<double>(Integer(name));
     const TVMFFIAny& value = *next_++;
-    FA_REQUIRE(value.type_index == kTVMFFIFloat, TypeError, "%s must be a number", name);
+    FA_REQUIRE(value.type_index == kTVMFFIFloat, TypeError, "%s must be a number, got %s", name, Kind(value));
     return value.v_float64;
   }
 

@@ -20,7 +20,7 @@ from pytest_fa.gates.pilot import SLOWER_THAN_PILOT, BaselineTime, slower_than_p
 from pytest_fa.gates.run import OUTCOMES
 from pytest_fa.measure.arm_orders import recorded_order
 from pytest_fa.measure.sampling import MOST_DROPPED, precision
-from pytest_fa.records.agreement import CAPPED_SHARE, SHARE, check_agreement
+from pytest_fa.records.agreement import CAPPED_SHARE, EARLIER_SHORT_US, SHARE, SHORT_US, check_agreement
 from pytest_fa.records.ceilings import Ceilings
 from pytest_fa.records.earlier import OUTSIDE_SCHEMA
 from pytest_fa.records.gated import Gate, GatePair, PairSamples
@@ -124,20 +124,21 @@ def _of_speed(record: Record, speed: Speed, ceilings: Ceilings | None) -> Iterat
 def _of_agreement(record: Record, speed: Speed, stated: Agreement, ceilings: Ceilings | None) -> Iterator[str]:
     """A stated agreement must follow from the times, by today's rules or by the earlier ones, which were stricter."""
 
-    def expected(capped_share: float, sm_mhz: int | None) -> Agreement:
+    def expected(capped_share: float, sm_mhz: int | None, short_us: float) -> Agreement:
         is_limited = ceilings is not None and record.role != "overhead" and record.case is not None
         floor = ceilings.floor(record.case, speed.l2_bytes, sm_mhz) if is_limited and ceilings and record.case else None
         needs_outside = record.schema >= OUTSIDE_SCHEMA
-        return check_agreement(
-            record.variant, record.role, speed, floor, needs_outside=needs_outside, capped_share=capped_share
-        )
+        shares = {"capped_share": capped_share, "short_us": short_us}
+        return check_agreement(record.variant, record.role, speed, floor, needs_outside=needs_outside, **shares)
 
     def fits(expected: Agreement) -> bool:
         is_close = stated.least_us is None or _is_close(stated.least_us, expected.least_us)  # None in older records
         return stated.valid == expected.valid and is_close
 
-    today = expected(CAPPED_SHARE, speed.highest_sm_mhz)
-    if not fits(today) and not fits(expected(SHARE, None)):
+    today = expected(CAPPED_SHARE, speed.highest_sm_mhz, SHORT_US)
+    rules = ((CAPPED_SHARE, speed.highest_sm_mhz), (SHARE, None))
+    earlier = (expected(share, sm_mhz, EARLIER_SHORT_US) for share, sm_mhz in rules)
+    if not fits(today) and not any(map(fits, earlier)):
         yield f"the agreement says valid = {stated.valid}, the times give {today.valid}: {today.reason}"
 
 

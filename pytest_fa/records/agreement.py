@@ -12,6 +12,7 @@ from pytest_fa.records.timing import ON_CPU, Agreement, OutsideTime, ProfilerTim
 LONG_NODE_US = 30.0  # mean duration from which a kernel counts as long
 SHARE = 0.05  # allowed difference between period and profiler, as a share of the period
 CAPPED_SHARE = 0.10  # by how much the profiler may be longer under a power cap: its load has no pauses
+EARLIER_SHORT_US = 0.4  # in records of earlier versions
 SHORT_US = 0.5  # allowed difference per short kernel, in microseconds; up to 0.44 were seen on an H100, 0.35 on an H200
 
 SLOPE_SHARE = 0.02  # allowed difference between the judge's slope and the period, as a share of the period
@@ -43,12 +44,13 @@ def check_agreement(
     *,
     needs_outside: bool = True,
     capped_share: float = CAPPED_SHARE,
+    short_us: float = SHORT_US,
 ) -> Agreement:
     """Return whether a period agrees with the other clocks, the launched kernels and the GPU's peak rates.
 
     `floor` has the least times of a call on this GPU, if its rates are known.  Without `needs_outside`, a time on a GPU
     may lack the judge's clock, as in records of earlier versions.  `capped_share` says by how much the profiler may be
-    longer under a power cap, as a share of the period.
+    longer under a power cap, as a share of the period.  `short_us` is the allowed difference per short kernel.
     """
     problem = _below_floor(speed.device.median_us, floor or Floor())
     if problem := problem or _throttled_or_branched(speed) or _wrong_kernels(variant, role, speed):
@@ -57,7 +59,8 @@ def check_agreement(
         return Agreement(valid=False, reason=problem, least_us=_least_us(speed))
     if speed.profiler is None:
         return Agreement(valid=None, reason=speed.profiler_missing or "not profiled")
-    return _compare(speed.device.median_us, speed.profiler, capped_share if speed.is_power_capped else SHARE)
+    share = capped_share if speed.is_power_capped else SHARE
+    return _compare(speed.device.median_us, speed.profiler, share, short_us)
 
 
 def slope_limit_us(period_us: float) -> float:
@@ -189,12 +192,12 @@ def _shorter_by(inside_us: float, outside_us: float) -> str:
 # -- the profiler's clock ---------------------------------------------------------------------------------------------
 
 
-def _compare(period_us: float, profiler: ProfilerTime, share: float) -> Agreement:
+def _compare(period_us: float, profiler: ProfilerTime, share: float, short_us: float) -> Agreement:
     """Compare the period with the profiler's durations.
 
     For long nodes (30 us or more on average), the sum of durations must be within 5 % of the period.  For short nodes,
     `clock_offset_us`, which was measured on as many kernels of the same launch geometry, is added first.  The
-    difference may then be 0.5 us per node, or 5 % if that is more.
+    difference may then be `short_us` per node, or 5 % if that is more.
 
     The profiler may be longer by the `share`.  Under a power cap, this is more than 5 %.  The profiler reads after half
     a second of load without a pause, and between the samples of a period there are pauses.  Therefore, the profiler's
@@ -204,13 +207,13 @@ def _compare(period_us: float, profiler: ProfilerTime, share: float) -> Agreemen
     if profiler.missing_count or not count:
         return Agreement(valid=False, reason=f"the profiler lost {profiler.missing_count} records")
     if profiler.profiler_us / count >= LONG_NODE_US:
-        profiled_us, short_us = profiler.profiler_us, 0.0
+        profiled_us, least_allowed_us = profiler.profiler_us, 0.0
         profiled = f"profiler {profiler.profiler_us:.1f} us"
     else:
-        profiled_us, short_us = profiler.profiler_us + profiler.clock_offset_us, SHORT_US * count
+        profiled_us, least_allowed_us = profiler.profiler_us + profiler.clock_offset_us, short_us * count
         profiled = f"profiler {profiler.profiler_us:.2f} us, clock offset {profiler.clock_offset_us:+.2f} us"
     difference = period_us - profiled_us
-    allowed = max(short_us, (share if difference < 0 else SHARE) * period_us)
+    allowed = max(least_allowed_us, (share if difference < 0 else SHARE) * period_us)
     return Agreement(
         valid=abs(difference) <= allowed,
         reason=f"period {period_us:.2f} us, {profiled}: difference {difference:+.2f} us, allowed {allowed:.2f} us",

@@ -191,6 +191,23 @@ def find_other_gpu_processes(own: Iterable[int] = ()) -> tuple[str, ...]:
         return tuple(f"{pid} {_process_name(pid)}" for pid in others)
 
 
+def may_open_gpu_early() -> bool:
+    """Whether a candidate may open the first visible GPU before its job.
+
+    Not if the GPU's compute mode allows one process only, which must be the judge, or if that is not known; and not in
+    a worker of pytest-xdist, because another one may be timing on this GPU.
+    """
+    gpu = find_gpu()
+    with _nvml() as nvml:
+        if nvml is None or gpu is None or "PYTEST_XDIST_WORKER" in os.environ:
+            return False
+        try:
+            mode = nvml.nvmlDeviceGetComputeMode(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+        except nvml.NVMLError:
+            return False
+        return bool(mode == nvml.NVML_COMPUTEMODE_DEFAULT)
+
+
 def _process_name(pid: int) -> str:
     try:
         return printable(name_of(pid))

@@ -10,7 +10,7 @@ from pytest_fa.build.units import Say
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
-from pytest_fa.records.environment import find_gpu, find_other_gpu_processes
+from pytest_fa.records.environment import find_gpu, find_other_gpu_processes, may_open_gpu_early
 from pytest_fa.records.record import Outcome, Record, Stage
 from pytest_fa.session.baseline_choice import LeftOut, left_out_baselines
 from pytest_fa.session.builds import Builds
@@ -70,7 +70,7 @@ class Session:
         # Before the first process of this run opens the GPU.  A judge of an earlier call may have opened it already.
         self.runner.other_gpu_processes = find_other_gpu_processes(servers_of_run())
         has_gpu = find_gpu() is not None
-        self.runner.workers.start(on_gpu=has_gpu)
+        self.runner.workers.start(on_gpu=has_gpu, with_candidate=has_gpu and may_open_gpu_early())
         if has_gpu and self.options.timing and not self.options.selftest:
             self.runner.profiler_workers.start()
 

@@ -86,16 +86,14 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, *, on_gpu: bool = False) -> None:
-        """Start the server without waiting for it: it imports torch while the caller builds.
-
-        With `on_gpu`, a judge and a first candidate then open the GPU and load what they need there.
-        """
+    def start(self, *, on_gpu: bool = False, with_candidate: bool = False) -> None:
+        """Start the server without waiting.  `on_gpu`: a judge then opens the GPU; `with_candidate`: a candidate, too."""
         if self._server is None:
             self._server = ForkServer(self._cache, self._gpu_uuid)
         if on_gpu:
             self._server.request("judge", encode(PrepareJudge()))
-            self._server.request("early")
+            if with_candidate:
+                self._server.request("early")
 
     def prepare_candidate(self, variant: Variant) -> None:
         """Let a new candidate open the GPU while its variant is built.
@@ -112,7 +110,7 @@ class Workers:
             self.close()
 
     def start_processes(self, job: CaseJob) -> None:
-        """Start the processes of the first job, which open no GPU yet.  The job meets any error again."""
+        """Start the processes of the first job.  With `-n`, they open no GPU yet.  The job meets any error again."""
         if self._judge is None and not self.unprotected:
             self._belong_to(job.variant)
             try:

@@ -126,12 +126,17 @@ class ForkServer:
     def fork(self, role: ProcessRole = "worker") -> Worker:
         """Start a process, or take the one that was requested.  Raises `WorkerError` if the server does not answer.
 
-        An early candidate is a candidate, too.
+        An early candidate is a candidate, too.  A requested process that has ended meanwhile is replaced.
         """
         channel = self._requested.pop(role, None)
         if channel is None and role == "candidate":
             channel = self._requested.pop("early", None)
-        return self._answered(channel or self._request(role))
+        if channel is not None:
+            worker = self._answered(channel)
+            if not worker.has_ended:
+                return worker
+            self.end(worker, request="reap")
+        return self._answered(self._request(role))
 
     def end_requested(self, *roles: ProcessRole) -> None:
         """End the processes with these roles that were requested, and that nothing has needed."""

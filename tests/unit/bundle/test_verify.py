@@ -30,7 +30,7 @@ from pytest_fa.records.noise import read_noise
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.source import read_source
-from pytest_fa.records.timing import OutsideTime
+from pytest_fa.records.timing import Agreement, NodeTime, OutsideTime, ProfilerTime
 from tests import factories
 from tests.factories import check
 
@@ -345,6 +345,24 @@ def test_the_clock_of_the_judge_is_compared_again() -> None:
         for outside, schema in ((agrees, 5), (longer, 5), (None, 5), (None, 4))
     ]
     assert lies == [False, True, True, False]
+
+
+def test_a_record_may_follow_the_earlier_rule_for_short_kernels() -> None:
+    """Earlier versions allowed a difference of 0.4 us to the profiler; a time beyond 0.5 us cannot be confirmed."""
+    timed = next(record for record in _samples() if record.speed and record.speed.agreement and record.speed.profiler)
+    assert timed.speed is not None
+    outside = OutsideTime(5.0, 0.001, 5.0, 3000, 5.0, 1000)
+    device = msgspec.structs.replace(timed.speed.device, median_us=5.0)
+    lies = []
+    for difference_us, valid in ((0.3, True), (0.45, True), (0.45, False), (0.3, False), (0.6, True)):
+        profiled_us = 5.0 + difference_us
+        profiler = ProfilerTime(profiled_us, 0.0, (NodeTime("kernel", profiled_us, 1),), 0)
+        agreement = Agreement(valid, "", 5.0)
+        speed = msgspec.structs.replace(
+            timed.speed, device=device, outside=outside, profiler=profiler, agreement=agreement, call=device
+        )
+        lies.append(bool(_of_agreement(msgspec.structs.replace(timed, schema=5, speed=speed))))
+    assert lies == [False, False, False, True, True]
 
 
 def _with_age(line: dict[str, Any]) -> None:

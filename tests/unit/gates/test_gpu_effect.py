@@ -212,7 +212,7 @@ class SimulatedHost:
                 super().__init__()
                 self.uuid = gpu_uuid
 
-            def start(self, *, on_gpu: bool = False) -> None:
+            def start(self, *, on_gpu: bool = False, with_candidate: bool = False) -> None:
                 pass
 
             def run_in_new_worker(self, job: GateJob) -> GateResult:

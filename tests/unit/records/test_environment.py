@@ -18,6 +18,7 @@ from pytest_fa.records.environment import (
     find_gpus,
     find_other_gpu_processes,
     make_gpu_first,
+    may_open_gpu_early,
     read_clocks,
     read_environment,
 )
@@ -201,3 +202,18 @@ def test_workers_of_xdist_are_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_any_name_of_a_process_can_be_shown(child: int) -> None:
     """A name is printable, also if it is not UTF-8 or has control characters."""
     assert _process_name(child) == "\ufffd\\x1btrain"
+
+
+@pytest.mark.parametrize(("compute_mode", "worker", "may"), [(0, None, True), (3, None, False), (0, "gw1", False)])
+def test_a_candidate_opens_the_gpu_early_where_nothing_forbids_it(
+    monkeypatch: pytest.MonkeyPatch, compute_mode: int, worker: str | None, *, may: bool
+) -> None:
+    """Not in exclusive-process mode, which is 3, and not where another worker may be timing."""
+    nvml = pretend(monkeypatch, H200)
+    nvml.compute_mode = compute_mode
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    if worker:
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
+    assert may_open_gpu_early() is may
+    nvml.driver = False
+    assert may_open_gpu_early() is False

@@ -13,7 +13,7 @@ import torch
 
 from pytest_fa.build.command import BINDING, binding_command, ffi_folder
 from pytest_fa.build.toolchain import find_toolchain
-from pytest_fa.errors import LaunchError, UnsupportedCase
+from pytest_fa.errors import LaunchError, ToolchainError, UnsupportedCase
 from pytest_fa.run.module import CudaForward
 from pytest_fa.sanitize.plain_call import ForwardArgs
 
@@ -34,7 +34,11 @@ class Bound(NamedTuple):
 def bound(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Bound:
     """Compile the binding with a kernel that keeps its arguments."""
     folder = tmp_path_factory.mktemp("binding")
-    words = [word for word in binding_command(find_toolchain(shared_cache)) if word != "-c"]
+    try:
+        toolchain = find_toolchain(shared_cache)
+    except ToolchainError:
+        pytest.skip("this machine has no CUDA compiler")  # the marker's check comes after this fixture
+    words = [word for word in binding_command(toolchain) if word != "-c"]
     words[words.index(str(BINDING))] = str(SOURCE)
     words[words.index("binding.o")] = str(folder / "kernel.so")
     libraries = [f"-L{ffi_folder()}/lib", "-ltvm_ffi", f"-Wl,-rpath,{ffi_folder()}/lib"]
@@ -113,8 +117,8 @@ def test_scores_have_a_column_for_each_key(bound: Bound) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a tensor of another kind": ({"k": None}, "k must be a tensor, got None"),
-    "a number for a tensor": ({"v": 1.5}, "v must be a tensor"),
-    "a text for a number": ({"scale": "1"}, "scale must be a number"),
+    "a number for a tensor": ({"v": 1.5}, "v must be a tensor, got float"),
+    "a text for a number": ({"scale": "1"}, "scale must be a number, got "),
     "three dimensions": ({"q": torch.zeros(2, 4, 3)}, r"q must have 4 dimensions, got \[2, 4, 3\]"),
     "another shape": ({"v": torch.zeros(2, 2, 6, 8).half()}, r"v is \[2, 2, 6, 8\]: axis 2 must be 5"),
     "another dtype": (

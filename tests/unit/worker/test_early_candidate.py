@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import msgspec
 import pytest
 import torch
@@ -34,10 +37,10 @@ def test_the_next_job_of_the_variant_gets_the_early_candidate(job_of_source: Job
 
 def started_on_gpu(workers: Workers) -> set[int]:
     """Start the server as on a machine with a GPU, and return the processes that it has forked on its own."""
-    workers.start(on_gpu=True)
+    workers.start(on_gpu=True, with_candidate=True)
     server = workers._server
     assert server is not None
-    assert wait_until(lambda: len(children_of(server.pid)) == len(("judge", "candidate")))
+    assert wait_until(lambda: len(children_of(server.pid)) == len(("judge", "candidate")), 60.0)
     return set(children_of(server.pid))
 
 
@@ -51,6 +54,32 @@ def test_the_first_job_gets_the_candidate_that_was_started_with_the_judge(job_of
             (candidate,) = [each.pid for each in workers._candidates]
             assert workers._judge is not None
             assert {candidate, workers._judge.pid} == started
+
+
+def test_an_early_candidate_that_has_died_is_replaced(job_of_source: JobOfSource) -> None:
+    """Its end says nothing about a variant that it has never loaded."""
+    with Workers() as workers:
+        started = started_on_gpu(workers)
+        for process in started:
+            os.kill(process, signal.SIGKILL)
+        server = workers._server
+        assert server is not None
+        assert wait_until(lambda: not children_of(server.pid))
+        result = workers.run(job_of_source(PYTHON_SOURCE))
+        assert (result.outcome, result.message) == ("ok", "")
+        (candidate,) = [each.pid for each in workers._candidates]
+        assert candidate not in started
+
+
+def test_without_a_candidate_only_the_judge_is_started(job_of_source: JobOfSource) -> None:
+    """Where only one process may open the GPU, or another one may be timing, the candidate comes with its job."""
+    with Workers() as workers:
+        workers.start(on_gpu=True)
+        server = workers._server
+        assert server is not None
+        assert wait_until(lambda: bool(children_of(server.pid)), 60.0)
+        assert workers.run(job_of_source(PYTHON_SOURCE)).outcome == "ok"
+        assert len(children_of(server.pid)) == 2
 
 
 def test_a_candidate_that_no_job_has_needed_ends_with_the_others(job_of_source: JobOfSource) -> None:
