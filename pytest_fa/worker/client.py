@@ -87,7 +87,7 @@ class Workers:
         self.close()
 
     def start(self, *, on_gpu: bool = False, with_candidate: bool = False) -> None:
-        """Start the server without waiting.  `on_gpu`: a judge then opens the GPU; `with_candidate`: a candidate, too."""
+        """Start the server without waiting.  A judge then opens the GPU, and a candidate, if they are asked for."""
         if self._server is None:
             self._server = ForkServer(self._cache, self._gpu_uuid)
         if on_gpu:
