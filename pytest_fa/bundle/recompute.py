@@ -128,8 +128,8 @@ def _of_agreement(record: Record, speed: Speed, stated: Agreement, ceilings: Cei
         is_limited = ceilings is not None and record.role != "overhead" and record.case is not None
         floor = ceilings.floor(record.case, speed.l2_bytes, sm_mhz) if is_limited and ceilings and record.case else None
         needs_outside = record.schema >= OUTSIDE_SCHEMA
-        shares = {"capped_share": capped_share, "short_us": short_us}
-        return check_agreement(record.variant, record.role, speed, floor, needs_outside=needs_outside, **shares)
+        limits = {"capped_share": capped_share, "short_us": short_us}
+        return check_agreement(record.variant, record.role, speed, floor, needs_outside=needs_outside, **limits)
 
     def fits(expected: Agreement) -> bool:
         is_close = stated.least_us is None or _is_close(stated.least_us, expected.least_us)  # None in older records

@@ -13,7 +13,7 @@ LONG_NODE_US = 30.0  # mean duration from which a kernel counts as long
 SHARE = 0.05  # allowed difference between period and profiler, as a share of the period
 CAPPED_SHARE = 0.10  # by how much the profiler may be longer under a power cap: its load has no pauses
 EARLIER_SHORT_US = 0.4  # in records of earlier versions
-SHORT_US = 0.5  # allowed difference per short kernel, in microseconds; up to 0.44 were seen on an H100, 0.35 on an H200
+SHORT_US = 0.5  # allowed difference per short kernel, in microseconds; 0.44 was seen on an H100
 
 SLOPE_SHARE = 0.02  # allowed difference between the judge's slope and the period, as a share of the period
 CLOCK_US = 0.1  # allowed difference between times by the judge's clock and others, in microseconds

@@ -70,7 +70,7 @@ class Session:
         # Before the first process of this run opens the GPU.  A judge of an earlier call may have opened it already.
         self.runner.other_gpu_processes = find_other_gpu_processes(servers_of_run())
         has_gpu = find_gpu() is not None
-        self.runner.workers.start(on_gpu=has_gpu, with_candidate=has_gpu and may_open_gpu_early())
+        self.runner.workers.start(on_gpu=has_gpu, with_candidate=may_open_gpu_early())
         if has_gpu and self.options.timing and not self.options.selftest:
             self.runner.profiler_workers.start()
 
