@@ -1,22 +1,29 @@
-"""Small projects with their own kernels, in which tests start pytest as a separate process.
+"""Small projects with their own kernels, in which tests start pytest.
+
+A run that executes kernels is a separate process.  One that only collects, lists or refuses its arguments happens in
+the test's own process, which takes a twentieth of the time.
 
 Several tests examine the same inner run, so projects are created per module or per test; pytester's only per test.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
 
+from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.log import read_records
 from pytest_fa.records.record import Record
 from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_MANIFEST, PYTHON_SOURCE
@@ -161,30 +168,57 @@ class Project:
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
         """Run pytest in this folder, in a separate process; `env` adds to its environment."""
-        fixed = {"XDG_CACHE_HOME": str(self.cache), "COLUMNS": "120", "PY_COLORS": "0", "PYTEST_FA_SERVER": self.server}
-        junit = self.folder / "junit.xml"
-        junit.unlink(missing_ok=True)
         start = time.perf_counter()
+        self._junit.unlink(missing_ok=True)
         process = subprocess.run(
             [sys.executable, "-m", "pytest", *arguments],
             cwd=self.folder,
-            env={**inner_environment(), **fixed, **(env or {})},
+            env=self._environment(env),
             capture_output=True,
             text=True,
             timeout=240,
             check=False,
         )
         seconds = time.perf_counter() - start
-        tree = ET.parse(junit).getroot() if junit.is_file() else ET.Element("testsuites")  # noqa: S314  # trusted file
-        return Run(process.returncode, process.stdout.splitlines(), process.stderr.splitlines(), seconds, tree)
+        return Run(process.returncode, process.stdout.splitlines(), process.stderr.splitlines(), seconds, self._tree())
+
+    def run_here(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
+        """Run pytest in this folder, in this process: for runs that execute no kernel."""
+        start = time.perf_counter()
+        self._junit.unlink(missing_ok=True)
+        out, err = io.StringIO(), io.StringIO()
+        streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+        with _as_in_a_process(self.folder, self._environment(env)), streams[0], streams[1]:
+            status = pytest.main(list(arguments))
+        seconds = time.perf_counter() - start
+        return Run(int(status), out.getvalue().splitlines(), err.getvalue().splitlines(), seconds, self._tree())
 
     def suite(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
         """Run the shipped suite."""
         return self.run("--pyargs", "pytest_fa.suite", *arguments, env=env)
 
     def collect(self, *arguments: str) -> Run:
-        """Collect the shipped suite."""
-        return self.suite("--collect-only", "-q", *arguments)
+        """Collect the shipped suite, in this process."""
+        return self.run_here("--pyargs", "pytest_fa.suite", "--collect-only", "-q", *arguments)
+
+    def complaint(self, *arguments: str) -> list[str]:
+        """The lines of the usage error that ends a run of pytest with these arguments before it collects."""
+        result = self.run_here("--collect-only", *arguments)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR, result.text
+        return result.all_lines
+
+    @property
+    def _junit(self) -> Path:
+        return self.folder / "junit.xml"
+
+    def _tree(self) -> ET.Element:
+        """The outcomes of the latest run; without elements if it wrote none."""
+        return ET.parse(self._junit).getroot() if self._junit.is_file() else ET.Element("testsuites")  # noqa: S314  # trusted file
+
+    def _environment(self, added: Mapping[str, str] | None) -> dict[str, str]:
+        """The environment of an inner run in this project."""
+        fixed = {"XDG_CACHE_HOME": str(self.cache), "COLUMNS": "120", "PY_COLORS": "0", "PYTEST_FA_SERVER": self.server}
+        return {**inner_environment(), **fixed, **(added or {})}
 
     def ids(self, *arguments: str) -> list[str]:
         """The ids that the shipped suite selects, in order."""
@@ -205,6 +239,29 @@ class Project:
     def modules(self) -> list[set[str]]:
         """The modules that each inner process had imported, if its conftest.py is `WRITE_MODULES`."""
         return [set(path.read_text(encoding="utf-8").splitlines()) for path in self.folder.glob("modules-*.txt")]
+
+
+@contextlib.contextmanager
+def _as_in_a_process(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    """Have this working folder and environment for a while; then forget the modules that were imported from there."""
+    kept_environment, kept_path, kept_modules = dict(os.environ), list(sys.path), set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        # The package was imported long before the inner run asks for assertions in it that explain themselves.
+        patch.setattr(AssertionRewritingHook, "_warn_already_imported", lambda *_: None)
+        os.environ.clear()
+        os.environ.update(environment)
+        find_gpu.cache_clear()
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(kept_environment)
+            find_gpu.cache_clear()
+            sys.path[:] = kept_path
+            for name in set(sys.modules) - kept_modules:
+                if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(folder)):
+                    del sys.modules[name]
 
 
 def inner_environment() -> dict[str, str]:

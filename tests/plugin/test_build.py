@@ -103,7 +103,7 @@ def test_unknown_arch_is_a_usage_error(builds: Project) -> None:
 
 def test_an_arch_that_the_compiler_lacks_is_one_usage_error(builds: Project) -> None:
     """An architecture that nvcc does not compile for is one usage error for all variants, with those that it has."""
-    result = builds.suite("-k", "test_build", "--fa-arch=sm_20,sm_80")
+    result = builds.collect("-k", "test_build", "--fa-arch=sm_20,sm_80")
     (complaint,) = result.all_lines
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert re.fullmatch(

@@ -113,11 +113,11 @@ def test_dtype(pair: Project, value: str, dtypes: list[str]) -> None:
 @pytest.mark.parametrize("words", [(ONE_CASE,), (f"test_attention.py::test_correct[good-{CASE}]",)], ids=["case", "id"])
 def test_a_named_case_of_another_dtype(pair: Project, words: tuple[str, ...]) -> None:
     """A case whose dtype is none of a typed --fa-dtype is a usage error; a dtype of the ini file is only a default."""
-    result = pair.run("--collect-only", "-q", *words, "--fa-dtype=bf16,fp32")
+    result = pair.run_here("--collect-only", "-q", *words, "--fa-dtype=bf16,fp32")
     remedy = "drop --fa-dtype, or name b1h2s64d64-bf16-seed0"
     complaint = f"ERROR: --fa-dtype=bf16,fp32: case {CASE} is fp16; {remedy}"
     assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [complaint])
-    assert pair.run("--collect-only", "-q", *words, "-o", "fa_dtype=bf16").ret == pytest.ExitCode.OK
+    assert pair.run_here("--collect-only", "-q", *words, "-o", "fa_dtype=bf16").ret == pytest.ExitCode.OK
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_wrong_kernel_is_not_gated(timed: Project) -> None:
 )
 def test_bad_options_are_named(timed: Project, options: list[str], message: str) -> None:
     """An invalid ratio, a baseline without a gate, or an unknown name is a usage error before anything runs."""
-    run = timed.suite("--fa-variant=quick", f"--fa-case={CASE}", *options)
+    run = timed.collect("--fa-variant=quick", f"--fa-case={CASE}", *options)
     assert (run.ret, message in run.text) == (4, True), run.text
 
 
@@ -160,7 +160,7 @@ def test_a_gate_that_cannot_run_has_no_verdict(timed: Project, options: list[str
 )
 def test_an_unknown_key_is_a_usage_error(timed: Project, option: str, message: str) -> None:
     """A key that matches no build, and an empty ratio, are usage errors."""
-    run = timed.suite("--fa-variant=quick", f"--fa-case={CASE}", "--fa-gate=0.95", option)
+    run = timed.collect("--fa-variant=quick", f"--fa-case={CASE}", "--fa-gate=0.95", option)
     assert (run.ret, message in run.text) == (4, True), run.text
 
 

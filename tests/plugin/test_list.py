@@ -21,7 +21,7 @@ def project_with_broken(new_project: NewProject) -> Project:
 @pytest.fixture(scope="module")
 def listed(project_with_broken: Project) -> Run:
     """A run with --fa-list in a wide terminal."""
-    return project_with_broken.run("--fa-list", env={"COLUMNS": "160"})
+    return project_with_broken.run_here("--fa-list", env={"COLUMNS": "160"})
 
 
 def row(result: Run, variant: str) -> str:
@@ -52,7 +52,7 @@ def test_step_is_shown_as_it_is_written(listed: Run) -> None:
 @pytest.mark.parametrize("columns", [80, 100])
 def test_the_list_is_as_wide_as_the_terminal(project_with_broken: Project, columns: int) -> None:
     """With COLUMNS, no line of the table is longer, and the names of variants are whole."""
-    result = project_with_broken.run("--fa-list", env={"COLUMNS": str(columns)})
+    result = project_with_broken.run_here("--fa-list", env={"COLUMNS": str(columns)})
     words = [line.split()[0] for line in result.all_lines]
     assert [] == [line for line in result.outlines if len(line) > columns and not line.startswith("broken: ")]
     assert ["good", "zero", *COMPANIONS] == [name for name in words if name in ("good", "zero", *COMPANIONS)]
@@ -76,6 +76,6 @@ def test_nothing_runs(project_with_broken: Project, listed: Run) -> None:
 
 def test_wrong_name_with_the_list_is_a_usage_error(project_with_broken: Project) -> None:
     """A wrong name is a usage error also with --fa-list."""
-    result = project_with_broken.run("--fa-list", "--fa-variant=zro")
+    result = project_with_broken.run_here("--fa-list", "--fa-variant=zro")
     complaint = "ERROR: --fa-variant: no variant 'zro'; did you mean 'zero'? (see --fa-list)"
     assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [complaint])

@@ -51,14 +51,13 @@ def clash_of(project: Project) -> str:
 )
 def test_two_variants_of_one_name_end_the_run(twins: Project, arguments: tuple[str, ...]) -> None:
     """Every run that uses kernels ends with a usage error that has both paths."""
-    result = twins.run(*arguments)
-    assert (result.ret, result.all_lines) == (pytest.ExitCode.USAGE_ERROR, [f"ERROR: {clash_of(twins)}"])
+    assert twins.complaint(*arguments) == [f"ERROR: {clash_of(twins)}"]
 
 
 @pytest.mark.parametrize("arguments", [("--pyargs", "pytest_fa.suite"), ("test_kernel.py",), ()], ids=" ".join)
 def test_they_also_end_a_run_without_options(twins: Project, arguments: tuple[str, ...]) -> None:
     """A run that finds tests with kernels ends in the same way after collection, and runs no test."""
-    result = twins.run(*arguments)
+    result = twins.run_here("--collect-only", *arguments)
     assert (result.ret, result.errlines[0], result.outcomes) == (4, f"ERROR: {clash_of(twins)}", {})
 
 
@@ -68,12 +67,12 @@ def test_a_run_without_kernels_passes(twins: Project) -> None:
     assert (result.ret, result.outcomes) == (pytest.ExitCode.OK, {"test_sum": "passed"})
     result = twins.run("test_sum.py", "-o", "fa_suite=smoke")
     assert (result.ret, result.outcomes) == (pytest.ExitCode.OK, {"test_sum": "passed"})
-    assert twins.run("--help", "--fa-variant=mask1").ret == pytest.ExitCode.OK
+    assert twins.run_here("--help", "--fa-variant=mask1").ret == pytest.ExitCode.OK
 
 
 def test_the_list_shows_them(twins: Project) -> None:
     """--fa-list lists every other variant, and the sentence."""
-    result = twins.run("--fa-list")
+    result = twins.run_here("--fa-list")
     names = [line.split()[0] for line in result.all_lines]
     assert (result.ret, [name for name in names if name in ("mask1", "other", *COMPANIONS)]) == (
         pytest.ExitCode.OK,
@@ -86,7 +85,7 @@ def test_a_copied_baseline_ends_the_run(project: Project) -> None:
     """A copy of the built-in baselines does not replace them, so a gate is never decided against such a copy."""
     project.python_variant("mine")
     shutil.copytree(BUILTIN / "sdpa", project.folder / "kernels" / "sdpa_flash")
-    result = project.run("--fa-variant=mine", "--fa-gate=0.95")
+    result = project.run_here("--collect-only", "--fa-variant=mine", "--fa-gate=0.95")
     copy = project.folder / "kernels" / "sdpa_flash" / "variant.yaml"
     names = [name for name in COMPANIONS if name.startswith("sdpa")]
     sentences = [
@@ -124,12 +123,11 @@ def test_a_folder_without_variants(project: Project, files: tuple[str, ...], con
         (project.folder / name).mkdir(parents=True) if name.endswith("/") else project.write(name, "")
     folder = project.folder / "kernels"
     looked = f"looked for {folder}/<variant>/variant.yaml: {content}"
-    named = project.run("--fa-variant=mine")
     complaint = f"ERROR: --fa-variant: no variant 'mine' (see --fa-list); {looked}; {new('mine', folder)}"
-    assert (named.ret, named.all_lines) == (pytest.ExitCode.USAGE_ERROR, [complaint])
-    every = project.suite(ONE_CASE)
+    assert project.complaint("--fa-variant=mine") == [complaint]
+    every = project.collect(ONE_CASE)
     assert (every.ret, every.errlines[0]) == (4, f"ERROR: no variant to test: {looked}; {new('NAME', folder)}")
-    listed = "".join(project.run("--fa-list").text.split())
+    listed = "".join(project.run_here("--fa-list").text.split())
     assert "".join(f"no variants of your own: {looked}; {new('NAME', folder)}".split()) in listed
 
 
@@ -138,7 +136,7 @@ def test_a_variant_without_a_manifest(project: Project) -> None:
     project.python_variant("other")
     project.write("kernels/mine/kernel.cu", "")
     folder = project.folder / "kernels"
-    result = project.run("--fa-variant=mine")
+    result = project.run_here("--collect-only", "--fa-variant=mine")
     reason = f"the folder {folder / 'mine'} has no variant.yaml; {new('NAME', folder)}, with a manifest to copy"
     assert result.all_lines == [f"ERROR: --fa-variant: no variant 'mine' (see --fa-list); {reason}"]
 
@@ -150,11 +148,11 @@ def test_a_run_from_another_folder(tmp_path: Path, place: str) -> None:
     Project(root, tmp_path).python_variant("mine")
     here = root.parent if place == "beside" else root / place
     here.mkdir(exist_ok=True)
-    result = Project(here, tmp_path).run("--fa-variant=mine", f"--rootdir={here}")
+    complaints = Project(here, tmp_path).complaint("--fa-variant=mine", f"--rootdir={here}")
     looked = f"looked for {here}/kernels/<variant>/variant.yaml: there is no such folder"
     hint = f"{root}/kernels has variants: start pytest in {root}, or give --fa-kernels={root}/kernels"
     complaint = f"no variant 'mine' (see --fa-list); {looked}; {hint}; {new('mine', here / 'kernels')}"
-    assert result.all_lines == [f"ERROR: --fa-variant: {complaint}"]
+    assert complaints == [f"ERROR: --fa-variant: {complaint}"]
 
 
 def test_kernels_beside_the_current_folder_are_not_recommended(tmp_path: Path) -> None:
@@ -162,10 +160,10 @@ def test_kernels_beside_the_current_folder_are_not_recommended(tmp_path: Path) -
     Project(tmp_path / "other", tmp_path).python_variant("mine")
     here = tmp_path / "here"
     here.mkdir()
-    result = Project(here, tmp_path).run("--fa-variant=mine", f"--rootdir={tmp_path}")
+    complaints = Project(here, tmp_path).complaint("--fa-variant=mine", f"--rootdir={tmp_path}")
     looked = f"looked for {tmp_path}/kernels/<variant>/variant.yaml: there is no such folder"
     command = new("mine", tmp_path / "kernels", f" --kernels={tmp_path}/kernels")
-    assert result.all_lines == [f"ERROR: --fa-variant: no variant 'mine' (see --fa-list); {looked}; {command}"]
+    assert complaints == [f"ERROR: --fa-variant: no variant 'mine' (see --fa-list); {looked}; {command}"]
 
 
 def test_no_name_is_suggested_for_a_folder_without_a_manifest(project: Project) -> None:
@@ -175,7 +173,7 @@ def test_no_name_is_suggested_for_a_folder_without_a_manifest(project: Project) 
     folder = project.folder / "kernels"
     reason = f"the folder {folder / 'foo'} has no variant.yaml; {new('NAME', folder)}, with a manifest to copy"
     complaint = f"ERROR: --fa-variant: no variant 'foo' (see --fa-list); {reason}"
-    assert project.run("--fa-variant=foo").all_lines == [complaint]
+    assert project.complaint("--fa-variant=foo") == [complaint]
 
 
 @pytest.mark.parametrize(("name", "text"), [("gone", "no folder"), ("empty", "no <variant>/variant.yaml in")])
@@ -184,7 +182,7 @@ def test_a_named_folder_without_variants(project: Project, name: str, text: str)
     (project.folder / "empty").mkdir()
     folder = project.folder / name
     command = new("NAME", folder, f" --kernels={folder}")
-    assert project.run(f"--fa-kernels={name}").all_lines == [f"ERROR: --fa-kernels: {text} {str(folder)!r}; {command}"]
+    assert project.complaint(f"--fa-kernels={name}") == [f"ERROR: --fa-kernels: {text} {str(folder)!r}; {command}"]
 
 
 def test_tests_without_variants_need_none(project: Project) -> None:
@@ -238,30 +236,33 @@ def test_an_option_without_a_path_means_the_shipped_suite(
     stranger: Project, arguments: tuple[str, ...], files: list[str]
 ) -> None:
     """The shipped suite runs if an option is typed and neither a path nor `testpaths` says otherwise."""
-    assert files_of(stranger.run("--collect-only", "-q", *arguments)) == files
+    assert files_of(stranger.run_here("--collect-only", "-q", *arguments)) == files
 
 
 def test_the_header_says_so(stranger: Project) -> None:
     """The header of an implied suite says how to run the tests of a folder; other headers do not."""
-    implied, explicit = stranger.run("--co", "--fa-variant=mine"), stranger.run("--co", "--fa-variant=mine", "tests")
+    implied, explicit = (
+        stranger.run_here("--co", "--fa-variant=mine"),
+        stranger.run_here("--co", "--fa-variant=mine", "tests"),
+    )
     assert [IMPLIED in result.outlines for result in (implied, explicit)] == [True, False]
 
 
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [
-        (("kernels", "--fa-variant=mine"), "pytest --fa-variant=mine"),
-        (("--fa-variant=mine", "sub", "-x", "-q"), "pytest --fa-variant=mine -x -q"),
+        (("kernels", "--fa-variant=mine"), "pytest --collect-only --fa-variant=mine"),
+        (("--fa-variant=mine", "sub", "-x", "-q"), "pytest --collect-only --fa-variant=mine -x -q"),
         (
             ("-o", "testpaths=sub", "--fa-variant=mine"),
-            "pytest --pyargs pytest_fa.suite -o testpaths=sub --fa-variant=mine",
+            "pytest --pyargs pytest_fa.suite --collect-only -o testpaths=sub --fa-variant=mine",
         ),
     ],
     ids=" ".join,
 )
 def test_a_folder_without_tests(stranger: Project, arguments: tuple[str, ...], command: str) -> None:
     """If the path has no test, the last line says so and has the command that tests kernels."""
-    result = stranger.run(*arguments)
+    result = stranger.run_here("--collect-only", *arguments)
     (folder,) = {"kernels", "sub"} & {*" ".join(arguments).replace("=", " ").split()}
     last_line = f"fa: no test in {folder}; the shipped suite tests kernels: {command}"
     assert (result.ret, result.all_lines[-1]) == (pytest.ExitCode.NO_TESTS_COLLECTED, last_line)
@@ -270,7 +271,7 @@ def test_a_folder_without_tests(stranger: Project, arguments: tuple[str, ...], c
 def test_deselected_tests_are_no_empty_folder(stranger: Project) -> None:
     """A run whose tests are all deselected, or without an option of pytest-fa, ends as always."""
     for arguments in (("--fa-variant=mine", "-k", "nothing"), ("kernels",)):
-        result = stranger.run(*arguments)
+        result = stranger.run_here("--collect-only", *arguments)
         assert (result.ret, "fa: no test in" in result.text) == (pytest.ExitCode.NO_TESTS_COLLECTED, False)
 
 
@@ -288,7 +289,7 @@ PRINTED = [
 @pytest.mark.parametrize("printed", PRINTED)
 def test_a_printed_id_selects_its_test(stranger: Project, printed: str) -> None:
     """The id of a test is accepted as pytest prints it in this repository or in another one, and printed again."""
-    result = stranger.run("--collect-only", "-q", printed)
+    result = stranger.run_here("--collect-only", "-q", printed)
     assert [line for line in result.outlines if "::" in line] == [f"test_attention.py::{TEST}"]
 
 
@@ -300,40 +301,39 @@ def test_an_id_without_a_seed_stands_for_every_seed(
     stranger: Project, shape: str, options: tuple[str, ...], seeds: str
 ) -> None:
     """The id of `test_correct` with a shape, as the table prints it, selects the test of each seed."""
-    result = stranger.run("--collect-only", "-q", f"test_attention.py::test_correct[mine-{shape}]", *options)
+    result = stranger.run_here("--collect-only", "-q", f"test_attention.py::test_correct[mine-{shape}]", *options)
     assert result.ids == [f"test_correct[mine-{shape}-seed{seed}]" for seed in seeds]
 
 
 @pytest.mark.parametrize("printed", PRINTED)
 def test_a_printed_id_can_be_deselected(stranger: Project, printed: str) -> None:
     """--deselect accepts the same ids."""
-    ids = stranger.run("--collect-only", "-q", ONE_CASE, "--deselect", printed).ids
+    ids = stranger.run_here("--collect-only", "-q", ONE_CASE, "--deselect", printed).ids
     assert ids == [f"test_speed[{name}-{SHAPE}]" for name in ("mine", *COMPANIONS)]
 
 
 def test_a_users_own_file_comes_first(project: Project) -> None:
     """A file of the user with the name of the suite's file is what its path says."""
     project.write("test_attention.py", SUM_TEST)
-    assert project.run("--collect-only", "-q", "test_attention.py::test_sum").ids == ["test_sum"]
+    assert project.run_here("--collect-only", "-q", "test_attention.py::test_sum").ids == ["test_sum"]
 
 
 @pytest.mark.parametrize("word", ["test_attention.py", "test_attention.py::test_sum", "test_attention.py::test_sum[1]"])
 def test_a_missing_file_is_not_the_suites(stranger: Project, word: str) -> None:
     """A path of no file is an error as always, unless it is the full id of a shipped test."""
-    result = stranger.run(word)
+    result = stranger.run_here(word)
     assert (result.ret, result.all_lines[-1]) == (4, f"ERROR: file or directory not found: {word}")
 
 
 def test_an_id_of_an_unknown_variant(stranger: Project) -> None:
     """The id of a variant that does not exist is a usage error with a suggestion."""
-    result = stranger.run(f"test_attention.py::test_correct[mien-{CASE}]")
     complaint = "ERROR: --fa-variant: no variant 'mien'; did you mean 'mine'? (see --fa-list)"
-    assert (result.ret, result.all_lines) == (4, [complaint])
+    assert stranger.complaint(f"test_attention.py::test_correct[mien-{CASE}]") == [complaint]
 
 
 def test_an_id_of_the_self_test(stranger: Project) -> None:
     """With --fa-selftest, the id of one of its tests selects this test."""
-    result = stranger.run("--fa-selftest", "--collect-only", "-q", "selftest.py::test_judge[gain_only]")
+    result = stranger.run_here("--fa-selftest", "--collect-only", "-q", "selftest.py::test_judge[gain_only]")
     assert [line for line in result.outlines if "::" in line] == ["selftest.py::test_judge[gain_only]"]
 
 
@@ -343,15 +343,15 @@ def test_an_id_of_the_self_test(stranger: Project) -> None:
 )
 def test_a_case_as_printed(stranger: Project, case: str, seeds: str) -> None:
     """--fa-case accepts the id of a shape, which stands for every seed of the suite, and ids inside a test id."""
-    ids = stranger.run("--collect-only", "-q", f"--fa-case={case}", "-k", "test_correct").ids
+    ids = stranger.run_here("--collect-only", "-q", f"--fa-case={case}", "-k", "test_correct").ids
     assert ids == [f"test_correct[mine-{SHAPE}-seed{seed}]" for seed in seeds]
 
 
 def test_a_shape_of_no_suite_has_seed_0(stranger: Project) -> None:
     """A shape that is not in the suite is run with seed 0, or with the seeds of --fa-seeds."""
     collect = ("--collect-only", "-q", "--fa-case=b3h1s9d64-fp16", "-k", "test_correct")
-    assert stranger.run(*collect).ids == ["test_correct[mine-b3h1s9d64-fp16-seed0]"]
-    assert stranger.run(*collect, "--fa-seeds=5,").ids == ["test_correct[mine-b3h1s9d64-fp16-seed5]"]
+    assert stranger.run_here(*collect).ids == ["test_correct[mine-b3h1s9d64-fp16-seed0]"]
+    assert stranger.run_here(*collect, "--fa-seeds=5,").ids == ["test_correct[mine-b3h1s9d64-fp16-seed5]"]
 
 
 @pytest.mark.parametrize(
@@ -368,5 +368,5 @@ def test_an_id_needs_no_options(stranger: Project, test: str) -> None:
     """The id of a test selects its variant and its case, also those that no candidate and no suite of the run has."""
     stranger.python_variant("ablated", manifest=PYTHON_MANIFEST + "role: ablation\n")
     stranger.cuda_variant("zero", manifest=ZERO_MANIFEST + "role: ablation\n")
-    result = stranger.run("--collect-only", "-q", f"test_attention.py::{test}")
+    result = stranger.run_here("--collect-only", "-q", f"test_attention.py::{test}")
     assert [line for line in result.outlines if "::" in line] == [f"test_attention.py::{test}"]

@@ -62,7 +62,7 @@ def test_files_of_the_run_have_escapes(project_with_words: Project, run: Run) ->
 
 def test_the_list_shows_escapes(project_with_words: Project) -> None:
     """`--fa-list` shows escapes in the texts of manifests and in the problems of broken ones."""
-    listed = project_with_words.run("--fa-list")
+    listed = project_with_words.run_here("--fa-list")
     assert UNSAFE.findall(listed.text) == []
     assert r"\x1b[2J a \u202e step" in listed.text
     assert "broken: " in listed.text
@@ -70,7 +70,7 @@ def test_the_list_shows_escapes(project_with_words: Project) -> None:
 
 def test_a_usage_error_shows_escapes(project_with_words: Project) -> None:
     """The problem of a broken manifest in a usage error has no control characters."""
-    result = project_with_words.run("--fa-variant=broken")
+    result = project_with_words.run_here("--collect-only", "--fa-variant=broken")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert UNSAFE.findall(result.text) == []
     assert "broken cannot be used" in result.text

@@ -127,9 +127,9 @@ def test_an_editor_can_run_every_id(new_project: NewProject) -> None:
     assert (run.ret, run.ids) == (0, ids), run.text
     names = "test_build, test_correct, test_property, test_speed"
     project.write("tests/test_kernels.py", f"from pytest_fa.suite.test_attention import {names}  # noqa: F401\n")
-    shown = [line for line in project.run("--collect-only", "-q", "tests").outlines if "::" in line]
+    shown = [line for line in project.run_here("--collect-only", "-q", "tests").outlines if "::" in line]
     assert [line for line in shown if line.startswith("tests/test_kernels.py::test_correct[right-")]
-    again = [line for line in project.run("--collect-only", "-q", *shown).outlines if "::" in line]
+    again = [line for line in project.run_here("--collect-only", "-q", *shown).outlines if "::" in line]
     assert again == shown
 
 

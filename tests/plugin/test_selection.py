@@ -92,7 +92,7 @@ def test_other_candidates_are_not_collected(trio: Project, arguments: list[str],
 def test_a_node_id_of_another_candidate_is_not_found(trio: Project) -> None:
     """A node id of a candidate that `--fa-variant` does not select is an error that names the node id."""
     node = f"{FILE}::test_correct[beta-{CASE}]"
-    result = trio.run("--collect-only", "-q", "--pyargs", "--fa-variant=alpha", node)
+    result = trio.run_here("--collect-only", "-q", "--pyargs", "--fa-variant=alpha", node)
     assert (result.ret, "not found" in result.text) == (pytest.ExitCode.USAGE_ERROR, True)
 
 

@@ -114,6 +114,6 @@ def test_baselines_are_in_the_shard_of_their_candidate(project: Project) -> None
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b", "1/", "1/100000"])
 def test_wrong_parts(project: Project, text: str) -> None:
     """A part that cannot be is a usage error with an example."""
-    run = project.suite(f"--fa-shard={text}")
+    run = project.collect(f"--fa-shard={text}")
     expected = f"ERROR: --fa-shard: '{text}' is not a part; give I/N with 1 <= I <= N <= 10000, such as 2/7"
     assert (run.ret, run.all_lines) == (pytest.ExitCode.USAGE_ERROR, [expected])

@@ -160,5 +160,5 @@ def test_without_optuna_the_message_says_what_to_install(tuned: Project) -> None
 
 def test_the_list_has_the_size_of_the_space(tuned: Project) -> None:
     """`--fa-list` names the variants with a sweep, the defines, and how many configurations are feasible."""
-    lines = tuned.run("--fa-list").outlines
+    lines = tuned.run_here("--fa-list").outlines
     assert "sweep of tuned: 3 of 4 combinations of PASSES (2), MODE (2) are feasible" in lines
