@@ -39,7 +39,7 @@ from pytest_fa.build.exports import entry_problem, workspace_problem
 from pytest_fa.build.flag_list import unlisted_flags
 from pytest_fa.build.keys import Dependency, digest, file_hash
 from pytest_fa.build.machine_code import read_machine_code
-from pytest_fa.build.ninja import CompileJob, parallel_jobs, run_jobs
+from pytest_fa.build.ninja import CompileJob, about, parallel_jobs, run_jobs
 from pytest_fa.build.outcomes import BuildFailure, BuildOutcome
 from pytest_fa.build.resources import read_ptxas_log, with_machine_code
 from pytest_fa.build.toolchain import Toolchain
@@ -66,7 +66,7 @@ def compile_units(units: list[Unit], cache: Path, say: Say) -> Outcomes:
         jobs = [*_binding_jobs(bindings, stage, cache), *_stage_units(units, stage, cache, plan)]
         for title in dict.fromkeys(unit.toolchain.title for unit in units):
             names = [unit.title for unit in units if unit.toolchain.title == title]
-            say(f"building {len(names)} with {title}: {', '.join(names)}")
+            say(f"building {len(names)} with {title}{about(len(jobs), plan.builds_at_once)}: {', '.join(names)}")
         own = [stage / str(index) for index, unit in enumerate(units) if recipe.needs_binding(unit.first)]
         with disassembling_early(own) as early:
             seconds = run_jobs(

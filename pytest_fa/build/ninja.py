@@ -19,6 +19,8 @@ from pytest_fa.errors import ToolchainError
 from pytest_fa.processes import MARK, dying_with_parent, kill_all, marked_with
 
 GIB_PER_JOB = 2.0
+SECONDS_PER_JOB = 5.0  # the mean of the kernels in this repository, on one of two cores that compile
+LEAST_ANNOUNCED_SECONDS = 30.0
 MOST_SECONDS = 3600.0  # of one batch; the compilers are ended then
 _RUNNING: set[subprocess.Popen[str]] = set()  # the batches that run now
 
@@ -113,6 +115,15 @@ def parallel_jobs() -> int:
     )
     fitting = int(int(available[1]) / 2**20 / GIB_PER_JOB) if available else cores
     return max(1, min(cores, fitting))
+
+
+def about(jobs: int, at_once: int) -> str:
+    """Return roughly how long this many jobs take, such as `, about 3 minutes`; empty for less than half a minute."""
+    seconds = jobs / at_once * SECONDS_PER_JOB
+    if seconds < LEAST_ANNOUNCED_SECONDS:
+        return ""
+    minutes = max(1, round(seconds / 60))
+    return f", about {minutes} minute{'s' * (minutes > 1)}"
 
 
 def _build_file(jobs: list[CompileJob]) -> str:

@@ -1,4 +1,4 @@
-"""Choose the architectures to compile for: that of the GPU, or without a GPU all of the manifest."""
+"""Choose the architectures to compile for: that of the GPU, or without a GPU the last one of the manifest."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def native_arch(variant: Variant) -> Target:
 
 
 def target_arches(variant: Variant, requested: tuple[str, ...], *, every: bool = False) -> tuple[Target, ...]:
-    """Return the variant's architectures that are requested; without a request, that of the GPU, or all without a GPU.
+    """Return the variant's architectures that are requested; without a request, the one of `native_arch`.
 
     With `every`, a variant without a request is compiled for all its architectures, whatever the GPU.  A variant whose
     manifest names no architectures is compiled for every requested one.  Raises `BuildError` if this selects none.
@@ -77,4 +77,4 @@ def target_arches(variant: Variant, requested: tuple[str, ...], *, every: bool =
             known = ", ".join(variant.arch)
             raise BuildError(f"{variant.name} is only for {known}; --fa-arch selects only {', '.join(requested)}")
         return chosen
-    return variant.arch if every or find_gpu() is None else (native_arch(variant),)
+    return variant.arch if every else (native_arch(variant),)

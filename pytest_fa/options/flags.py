@@ -60,7 +60,8 @@ OPTIONS = (
     ),
     OptionRow(
         "--fa-arch",
-        "compile for these architectures, such as sm_90a,sm_120; default: that of the GPU, or all without a GPU",
+        "compile for these architectures, such as sm_90a,sm_120; default: that of the GPU, or without one the last of "
+        "the manifest",
         "ARCH[,ARCH...]",
     ),
     OptionRow(
