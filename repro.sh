@@ -1,22 +1,21 @@
 #!/usr/bin/env bash
 # One command from a clean tree to a verdict and a bundle.
 #
-#   ./repro.sh                    build every variant, check and time what this machine can run, write artifacts/,
-#                                 then replay one case of each variant from the bundle
+#   ./repro.sh                    compile the candidates, check and time what this machine can run, write artifacts/,
+#                                 then verify the bundle and replay one case from it
 #   ./repro.sh replay FILE ...    verify a bundle and replay it at every level it has; options as `bundle replay --help`
-#   ./repro.sh test               set up and pass the project's own tests: the next three one after another
+#   ./repro.sh test               what a change must pass: style, types and the project's own tests but the nightly ones
 #   ./repro.sh lint               style and types
-#   ./repro.sh test-parallel      the tests that may run side by side
-#   ./repro.sh test-alone         the tests that measure time, one after another
+#   ./repro.sh test-nightly       the tests that ./repro.sh test leaves out
 #   ./repro.sh test-without-torch the tests that need no torch, in an environment without it: for other Pythons
-#   ./repro.sh build              compile every variant for every architecture
+#   ./repro.sh build              compile every variant, also ablations and wrong ones, for every architecture
 #   ./repro.sh prepare[-without-torch]  only set up the environment that the other commands use
 #   ./repro.sh --env=current ...  use this interpreter's packages, name what differs from constraints.txt, install nothing
 #
 # PYTHON chooses the interpreter (3.11 or newer).  Without a CUDA toolkit the compiler comes from wheels.
 set -euo pipefail
 caller=$PWD
-TASKS="test, lint, test-parallel, test-alone, test-without-torch, build, prepare, prepare-without-torch"
+TASKS="test, lint, test-nightly, test-without-torch, build, prepare, prepare-without-torch"
 cd "$(dirname "$0")"
 
 main() {
@@ -24,10 +23,10 @@ main() {
   while [ $# -gt 0 ] && [ "$task" != replay ]; do
     case "$1" in
       --env=fresh | --env=current) environment=${1#--env=} ;;
-      test | lint | test-parallel | test-alone | build | prepare) task=${1//-/_} ;;
+      test | lint | test-nightly | build | prepare) task=${1//-/_} ;;
       test-without-torch | prepare-without-torch) task=${1%-without-torch} environment=without_torch ;;
       replay) task=replay ;;
-      -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; return 0 ;;
+      -h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0"; return 0 ;;
       *) fail "unknown argument '$1'; allowed: replay FILE, $TASKS, --env=fresh, --env=current" ;;
     esac
     shift
@@ -93,24 +92,34 @@ prepare_current() {
 }
 
 run() {
-  step "build, check, time"
+  local status=0 replayed=0 records bundle
+  step "compile, check, time; then pack, verify and replay the results"
+  if nvidia-smi --list-gpus >/dev/null 2>&1; then
+    echo "Every candidate is compiled for this GPU, checked and timed on it: suites history and edge."
+  else
+    echo "No GPU: every candidate is compiled, for one architecture; only CPU kernels are checked and timed."
+    echo "About four minutes on two cores; one minute if the builds are in the cache."
+  fi
   mkdir -p artifacts
   touch artifacts/.started
-  local status=0
-  build || status=$?
   "$PYTHON" -m pytest --fa-suite=history,edge -rf \
     --junit-xml=artifacts/junit.xml --benchmark-json=artifacts/benchmark.json --fa-html=artifacts/report.html || status=$?
   step "bundle"
   "$PYTHON" -m pip freeze >artifacts/packages.txt 2>/dev/null || true
-  local records
   records=$(find artifacts/records -name '*.jsonl' -newer artifacts/.started 2>/dev/null | sort | tail -n 1)
   rm artifacts/.started
   [ -n "$records" ] || fail "pytest wrote no record (exit status $status)"
   "$PYTHON" -m pytest_fa.bundle make --records "$records" --exit-status "$status"
-  local bundle replayed=0
   bundle=$PWD/$(ls -t artifacts/repro_bundle_*.tar.gz | head -n 1)
   replay "$bundle" --level=right --case=b1h2s64d64-fp16-seed0 || replayed=$?
   [ "$replayed" = 0 ] || [ "$replayed" = 3 ] || [ "$status" != 0 ] || status=$replayed  # 3: nothing to compare with here
+  step "done in $SECONDS s"
+  case "$status" in
+    0) echo "passed: every check, and the replay from the bundle" ;;
+    10) echo "no verdict: a gate was inconclusive (exit status 10)" ;;
+    *) echo "failed: exit status $status; the lines above say what" ;;
+  esac
+  echo "bundle: ${bundle#"$PWD"/}"
   return "$status"
 }
 
@@ -132,39 +141,57 @@ replay() {
 
 build() { "$PYTHON" -m pytest --fa-static --fa-variant='*'; }
 
+# Types are checked beside the tests, which often wait for a process; nothing runs beside the tests that measure time.
 test() {
-  lint
-  test_parallel
-  test_alone
+  local types
+  types=$(mktemp)
+  check_style
+  { check_types >"$types" 2>&1 || echo failed >>"$types"; } &
+  run_tests "not alone and not nightly" -n 3 --dist loadfile --no-loadscope-reorder || { wait; cat "$types"; return 1; }
+  wait
+  cat "$types"
+  [ "$(tail -n 1 "$types")" != failed ] || return 1
+  run_tests "alone and not nightly"
+  rm "$types"
+}
+
+test_nightly() {
+  run_tests "nightly and not alone" -n 3 --dist loadfile --no-loadscope-reorder
+  run_tests "nightly and alone"
 }
 
 lint() {
-  step "lint and types"
+  check_style
+  check_types
+}
+
+check_style() {
+  step "style"
   if has ruff; then
     "$PYTHON" -m ruff check .
     "$PYTHON" -m ruff format --check .
   fi
+}
+
+check_types() {
+  step "types"
   if has mypy; then "$PYTHON" -m mypy; fi
 }
 
-test_parallel() {
-  step "tests"
+# run_tests MARKS [OPTION...]: the options, which are those of pytest-xdist, are left out where it is not installed.
+run_tests() {
+  local marks=$1
+  shift
+  step "tests: $marks"
   unset PYTHONDONTWRITEBYTECODE  # hundreds of processes would otherwise compile the same modules
-  local side_by_side=()
-  if has xdist; then side_by_side=(-n 2 --dist loadfile --no-loadscope-reorder); fi
-  "$PYTHON" -m pytest -c tests/pytest.ini "${side_by_side[@]}" -m "not alone" tests
-}
-
-test_alone() {
-  step "tests that measure time"
-  unset PYTHONDONTWRITEBYTECODE
-  "$PYTHON" -m pytest -c tests/pytest.ini -m alone tests
+  has xdist || shift $#
+  "$PYTHON" -m pytest -c tests/pytest.ini -m "$marks" "$@" tests
 }
 
 test_without_torch() {
   unset PYTHONDONTWRITEBYTECODE
   step "tests without torch, $("$PYTHON" --version)"
-  "$PYTHON" -m pytest -c tests/pytest.ini -m "not needs_nvcc" -q -n 2 \
+  "$PYTHON" -m pytest -c tests/pytest.ini -m "not needs_nvcc and not alone" -q -n 2 \
     tests/unit/{build,bundle,catalog,compare,gates,profile,records,report,sanitize} tests/unit/test_options.py tests/repo/test_layers.py
 }
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import compileall
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import textwrap
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +32,9 @@ for _name in CHANGES_OUTPUT:
 os.environ.setdefault("FA_TEST_WRITES_BYTECODE", "" if sys.dont_write_bytecode else "yes")
 sys.dont_write_bytecode = not os.environ["FA_TEST_WRITES_BYTECODE"]
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+# A shell that starts these tests in the background ignores Ctrl-C for them; tests that send it to a child would fail.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Only inner runs of pytest use a resident server, and never that of the user.
 os.environ["PYTEST_FA_SERVER"] = "off"
@@ -86,6 +91,25 @@ def pytest_configure(config: pytest.Config) -> None:
         if not sys.dont_write_bytecode:
             compileall.compile_dir(PACKAGE, quiet=2)
         os.environ["FA_TEST_SERVER"] = str(Path(tempfile.mkdtemp(prefix="fa-")) / "server.sock")
+
+
+SLOWEST_SHOWN = 10
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the files whose tests took the longest, so that a minute that creeps in is seen."""
+    seconds: Counter[str] = Counter()
+    tests: Counter[str] = Counter()
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        if isinstance(report, pytest.TestReport):
+            name = report.nodeid.partition("::")[0]
+            seconds[name] += report.duration  # type: ignore[assignment]  # a Counter of floats
+            tests[name] += report.when == "call"
+    if len(seconds) > 1:
+        terminalreporter.section(f"slowest {min(SLOWEST_SHOWN, len(seconds))} of {len(seconds)} files")
+        for name, total in seconds.most_common(SLOWEST_SHOWN):
+            terminalreporter.line(f"{total:7.1f} s  {tests[name]:4} tests  {name}")
+        terminalreporter.line(f"{sum(seconds.values()):7.1f} s  {sum(tests.values()):4} tests  in all files")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -12,7 +12,7 @@ from pytest_fa.catalog.case import parse_case
 from tests.emulator.conftest import ORDERS, Build, bits_of, complaints, is_found, marks_left
 from tests.emulator.emulated import Schedule
 
-pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
+pytestmark = [pytest.mark.needs_nvcc, pytest.mark.nightly]  # it needs the headers of CUDA
 
 # Shapes, and the number of SMs.
 SHAPES = (

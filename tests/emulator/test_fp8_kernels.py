@@ -15,7 +15,7 @@ from pytest_fa.run.quantised import E4M3_MAX
 from tests.emulator.conftest import ORDERS, Build, broken_bounds, complaints, is_found
 from tests.emulator.emulated import Schedule
 
-pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
+pytestmark = [pytest.mark.needs_nvcc, pytest.mark.nightly]  # it needs the headers of CUDA
 
 RUNGS = ("fp8_wgmma", "fp8_overlap", "fp8_sum", "fp8_tiles", "fp8_max")
 # Shapes, and the number of SMs.

@@ -122,6 +122,7 @@ def story(new_project: NewProject) -> Story:
 CORRECT, CORRECT_OFF = (f"test_correct[{name}-b1h2s64d64-fp16-seed0]" for name in ("mine", "mine_off"))
 
 
+@pytest.mark.nightly
 def test_two_variants_of_one_extension_in_one_run(story: Story) -> None:
     """Two variants that register the same operator and differ in a definition are judged separately in one run."""
     expected = {
@@ -134,12 +135,14 @@ def test_two_variants_of_one_extension_in_one_run(story: Story) -> None:
     assert "max error" in story.both.reasons[CORRECT_OFF]
 
 
+@pytest.mark.nightly
 def test_builds_are_cached(story: Story) -> None:
     """The second run compiles nothing."""
     assert any("2 compiled, 0 cached" in line for line in story.both.outlines)
     assert any("0 compiled, 2 cached" in line for line in story.again.outlines)
 
 
+@pytest.mark.nightly
 def test_an_edited_header_is_rebuilt(story: Story) -> None:
     """Editing a header triggers a rebuild; restoring it uses the cached build again."""
     assert story.edited.outcomes == {"test_build[mine]": "passed", CORRECT: "failed"}
@@ -148,6 +151,7 @@ def test_an_edited_header_is_rebuilt(story: Story) -> None:
     assert any("0 compiled" in line for line in story.back.outlines)
 
 
+@pytest.mark.nightly
 def test_a_compile_error_shows_the_compilers_lines(story: Story) -> None:
     """A compile error shows the compiler's own lines and a short form of the command."""
     assert story.broken.outcomes == {"test_build[mine]": "failed", CORRECT: "skipped"}
@@ -157,11 +161,13 @@ def test_a_compile_error_shows_the_compilers_lines(story: Story) -> None:
     assert "-MMD" not in reason
 
 
+@pytest.mark.nightly
 def test_stale_staging_folders_are_removed(story: Story) -> None:
     """A staging folder with a lock file, as after a killed build, is removed."""
     assert story.stages == []
 
 
+@pytest.mark.nightly
 def test_each_build_has_a_record(story: Story) -> None:
     """Each build is for the host, and its record names the compilers and the PyTorch version."""
     builds = [build for record in story.project.records if record.kind == "build" for build in record.builds]
@@ -183,6 +189,7 @@ os.replace(library.with_name("new"), library)
 """
 
 
+@pytest.mark.nightly
 def test_a_library_that_changes_after_the_build_is_not_loaded(new_project: NewProject, story: Story) -> None:
     """A library that is exchanged after the builds were checked is not judged; the next run compiles it again."""
     project = new_project("exchanged")
@@ -221,6 +228,7 @@ variants:
 """
 
 
+@pytest.mark.nightly
 def test_a_shared_compilation_that_fails_is_shown_once(new_project: NewProject) -> None:
     """One test fails with the compiler's lines and every variant's name; the others are skipped and name that test."""
     project = new_project("shared_failure")
@@ -239,6 +247,7 @@ def test_a_shared_compilation_that_fails_is_shown_once(new_project: NewProject) 
     assert kinds == [("build", name, "not_built") for name in ("plain", "fast", "faster")]
 
 
+@pytest.mark.nightly
 def test_a_shared_failure_is_reported_by_the_first_selected_test(new_project: NewProject) -> None:
     """Without the test of the first variant, that of the next one fails; also if no build test is selected."""
     project = new_project("shared_failure_again")
@@ -275,6 +284,7 @@ def test_only_system_headers_keep_absolute_paths(prefix: str) -> None:
     assert extension._portable(Path(prefix) / "x.h", project_folders) == expected
 
 
+@pytest.mark.nightly
 def test_an_operator_is_registered_once(story: Story) -> None:
     """If two builds register the same operator in a user's own tests, the second test is an error, not a crash."""
     project = story.project
@@ -307,6 +317,7 @@ for library in sys.argv[1:]:
 """
 
 
+@pytest.mark.nightly
 def test_copies_of_one_library_register_their_operator_once(story: Story, tmp_path: Path) -> None:
     """Variants that share a build can be loaded together in one process: the second copy uses the first one."""
     first = next((story.project.folder / "cache").glob("builds/mine-host-*/*/kernel.so"))

@@ -24,6 +24,7 @@ def commands(page: str) -> list[str]:
     return [command for command in lines if not command.startswith(NOT_HERE)]
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_does_what_the_page_says(

@@ -1,6 +1,6 @@
 """Processes that are killed or interrupted: records stay readable, the cache usable, and no process is left.
 
-A few combinations of process, signal and stage run by default; FA_ALL_KILLS=1 runs all of them.
+A few combinations of process, signal and stage run in each test of a change, the others in the nightly run.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ COMBINATIONS = [
     for ending in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
     for stage in stages
 ]
-DEFAULT = [
+ALWAYS = [
     ("pytest", signal.SIGKILL, "build"),
     ("pytest", signal.SIGKILL, "check"),
     ("pytest", signal.SIGINT, "check"),
@@ -76,7 +76,14 @@ DEFAULT = [
     ("worker", signal.SIGKILL, "gate"),
     ("ninja", signal.SIGKILL, "build"),
 ]
-RUN = COMBINATIONS if os.environ.get("FA_ALL_KILLS") else DEFAULT
+RUNS = [
+    pytest.param(
+        *combination,
+        id=f"{combination[0]}-{combination[1].name}-{combination[2]}",
+        marks=[] if combination in ALWAYS else [pytest.mark.nightly],
+    )
+    for combination in COMBINATIONS
+]
 
 
 @pytest.fixture
@@ -146,7 +153,7 @@ def _is_reached(project: Project, pid: int, stage: str) -> bool:
 
 
 @pytest.mark.needs_nvcc
-@pytest.mark.parametrize(("process", "ending", "stage"), RUN, ids=[f"{p}-{e.name}-{s}" for p, e, s in RUN])
+@pytest.mark.parametrize(("process", "ending", "stage"), RUNS)
 def test_order_after_a_kill(project: Project, process: str, ending: signal.Signals, stage: str) -> None:
     """Every record line is readable, no process of the run is left after two seconds, and the next run passes."""
     mark = uuid.uuid4().hex

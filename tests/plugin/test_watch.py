@@ -52,6 +52,7 @@ def test_a_save_gets_a_verdict_and_the_change_of_the_time(good: Project) -> None
     ]
 
 
+@pytest.mark.nightly
 def test_ctrl_c_before_a_save_keeps_the_exit_status(project: Project) -> None:
     """Without a save, the exit status is that of the first run."""
     project.python_variant("good", WRONG_SOURCE)
@@ -73,6 +74,7 @@ def test_the_first_failure_is_shown_in_full(good: Project) -> None:
     assert re.search(TIME, right)
 
 
+@pytest.mark.nightly
 def test_a_rename_is_a_save(good: Project) -> None:
     """An editor that writes a temporary file and renames it gets one verdict, on the new content."""
     with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
@@ -83,6 +85,7 @@ def test_a_rename_is_a_save(good: Project) -> None:
     assert re.findall(r"fa: saved .*", run.text[place:]) == ["fa: saved kernels/good/entry.py"]
 
 
+@pytest.mark.nightly
 def test_the_last_of_several_saves_counts(good: Project) -> None:
     """Saves in quick succession get one verdict, on the last content; no other content can have one in this time."""
     with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
@@ -117,6 +120,7 @@ def test_ctrl_c_in_the_middle_of_a_run_is_an_interruption(good: Project) -> None
     assert "fa: without a verdict on what was saved last: good\n" in run.text
 
 
+@pytest.mark.nightly
 def test_ctrl_c_after_a_mended_manifest_is_an_interruption(good: Project) -> None:
     """A manifest that was broken, and is not any more, is no known failure."""
     manifest = source_of(good, file="variant.yaml")
@@ -132,6 +136,7 @@ def test_ctrl_c_after_a_mended_manifest_is_an_interruption(good: Project) -> Non
     assert "fa: without a verdict on what was saved last: good\n" in run.text
 
 
+@pytest.mark.nightly
 def test_an_abandoned_run_keeps_its_verdicts(project: Project) -> None:
     """A variant that was judged before a run was ended has a verdict and records: a failure is no interruption."""
     for name in ("first", "second"):
@@ -148,6 +153,7 @@ def test_an_abandoned_run_keeps_its_verdicts(project: Project) -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_what_the_first_run_has_not_reached_is_judged(project: Project) -> None:
     """After -x, a save also gets a verdict for the variants that have none, after the one that was saved."""
     project.python_variant("first", WRONG_SOURCE)
@@ -159,6 +165,7 @@ def test_what_the_first_run_has_not_reached_is_judged(project: Project) -> None:
     assert "\nfa: not right: second, " in text
 
 
+@pytest.mark.nightly
 def test_what_was_not_run_is_no_success(good: Project) -> None:
     """A variant that the first run skipped has no verdict, so the exit status is not 0 if another one is right."""
     good.cuda_variant("one")
@@ -169,6 +176,7 @@ def test_what_was_not_run_is_no_success(good: Project) -> None:
     assert "\nfa: not run: one, " in text
 
 
+@pytest.mark.nightly
 def test_a_failed_test_of_ones_own_stays_failed(good: Project) -> None:
     """No save repeats a test of one's own, so no verdict turns its failure into exit status 0."""
     good.write("test_own.py", "def test_own():\n    assert False\n")
@@ -181,6 +189,7 @@ def test_a_failed_test_of_ones_own_stays_failed(good: Project) -> None:
     assert "fa: failed or not run in the first run, and not repeated: test_own.py::test_own\n" in run.text
 
 
+@pytest.mark.nightly
 def test_only_selected_variants_are_watched(project: Project) -> None:
     """With -k, the files of a variant without a selected test are not watched, and it has no part in a verdict."""
     for name in ("one", "two"):
@@ -210,6 +219,7 @@ def test_a_broken_manifest_is_one_error(good: Project) -> None:
     assert re.search(TIME, mended)
 
 
+@pytest.mark.nightly
 def test_another_variant_may_appear(good: Project) -> None:
     """A new folder with a manifest is a new variant, if the selection includes it; the others are not run again."""
     with WatchedRun(good, *QUICK).started() as run:
@@ -221,6 +231,7 @@ def test_another_variant_may_appear(good: Project) -> None:
     assert "  good" not in run.text[place:]
 
 
+@pytest.mark.nightly
 def test_a_header_concerns_the_variants_that_include_it(project: Project) -> None:
     """The compiler knows who includes a header: both variants are built again, and with their own source only one."""
     project.write("kernels/common/size.h", "#define SIZE 32\n")
@@ -237,6 +248,7 @@ def test_a_header_concerns_the_variants_that_include_it(project: Project) -> Non
     assert re.findall(r"  (\w+): built for", one) == ["one"]
 
 
+@pytest.mark.nightly
 def test_without_a_gpu_a_cuda_variant_is_built_but_not_run(project: Project) -> None:
     """A variant that this machine cannot run is built; the verdict says that it was not run, and is no success."""
     project.cuda_variant("one")
@@ -247,6 +259,7 @@ def test_without_a_gpu_a_cuda_variant_is_built_but_not_run(project: Project) -> 
     assert "  not run: one needs a GPU, and this machine has none\nfa: not run: one, " in text
 
 
+@pytest.mark.nightly
 def test_a_missing_header_mends_the_build(project: Project) -> None:
     """A failed build is repeated when the header that it lacked is created."""
     project.cuda_variant("one", CUDA_SOURCE.replace("#ifndef BLOCK", '#include "size.h"\n#ifndef BLOCK'))

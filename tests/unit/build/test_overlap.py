@@ -45,6 +45,7 @@ def _is_out_of_order(rung: str, name: str) -> bool:
     return match is not None and match["head_dim"] == OUT_OF_ORDER.get(rung)
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_exponentials_stand_before_the_wait_for_pv(listings: dict[str, str]) -> None:
     """In each step, 80 % of the exponentials or more stand between the waits for S and for P V.

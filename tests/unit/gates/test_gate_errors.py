@@ -1,11 +1,9 @@
 """Simulated gates are rarely wrong and often decide, under every noise model.
 
-4,000 gates of each kind run by default; FA_ALL_GATES=1 runs 100,000 and compares the table in docs/measuring.md.
+4,000 gates of each kind run; the nightly run has 100,000 and compares the table in docs/measuring.md.
 """
 
 from __future__ import annotations
-
-import os
 
 import numpy as np
 import pytest
@@ -27,7 +25,6 @@ from tests.unit.gates.gate_errors import (
     verdicts,
 )
 
-RUNS_ALL = bool(os.environ.get("FA_ALL_GATES"))
 GATES = 4000
 MOST_WRONG = 0.01
 # More wrong verdicts than this occur in less than 1 of 10,000 runs, if the error rate is 1 %.
@@ -91,7 +88,7 @@ def _verdict(gates: SimulatedGates, number: int, difference: float) -> str:
     raise AssertionError("the last analysis must have a verdict")
 
 
-@pytest.mark.skipif(not RUNS_ALL, reason="needs 100,000 gates of each kind: set FA_ALL_GATES=1")
+@pytest.mark.nightly
 def test_the_page_has_this_table() -> None:
     """The table in docs/measuring.md is the one that `python -m tests.unit.gates.gate_errors` writes."""
     text = PAGE.read_text(encoding="utf-8")

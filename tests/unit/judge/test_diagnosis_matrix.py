@@ -1,11 +1,9 @@
 """The diagnosis never names a wrong mistake, and names every mistake that it knows at some case of each precision.
 
-Each mistake runs at one case of each precision by default; FA_ALL_DIAGNOSES=1 runs it at every case.
+Each mistake runs at one case of each precision; in the nightly run, at every case.
 """
 
 from __future__ import annotations
-
-import os
 
 import pytest
 import torch
@@ -22,7 +20,6 @@ from tests.unit.judge.diagnosis_matrix import (
 )
 from tests.unit.judge.mistaken_kernels import MISTAKES, UNLISTED
 
-RUNS_ALL = bool(os.environ.get("FA_ALL_DIAGNOSES"))
 LONGEST_CLAUSE = 80
 # fp16 bits that are read as bf16 are numbers of all sizes, down to fp16's subnormal ones.  The bound on each row does
 # not expect such rows.
@@ -39,12 +36,12 @@ NO_MISTAKE = {
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def verdicts() -> list[tuple[str, str, str, Verdict]]:
-    """The verdicts of the matrix, or of a part of it: mistake, precision, case, verdict."""
+@pytest.fixture(scope="module", params=["part", pytest.param("whole", marks=pytest.mark.nightly)])
+def verdicts(request: pytest.FixtureRequest) -> list[tuple[str, str, str, Verdict]]:
+    """The verdicts of a part of the matrix, and of all of it: mistake, precision, case, verdict."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    rows = list(whole_matrix() if RUNS_ALL else part_of_matrix())
+    rows = list(whole_matrix() if request.param == "whole" else part_of_matrix())
     torch.set_num_threads(threads)
     return [row for row in rows if row[-1].words is not None]
 
@@ -92,7 +89,7 @@ def test_the_first_clause_is_short(verdicts: list[tuple[str, str, str, Verdict]]
     assert [] == sorted(clause for clause in clauses if len(clause) > LONGEST_CLAUSE)
 
 
-@pytest.mark.skipif(not RUNS_ALL, reason="needs the whole matrix: set FA_ALL_DIAGNOSES=1")
+@pytest.mark.nightly
 def test_the_page_has_this_matrix() -> None:
     """The table in docs/diagnosis.md is the one that `python -m tests.unit.judge.diagnosis_matrix` writes."""
     text = PAGE.read_text(encoding="utf-8")

@@ -36,7 +36,7 @@ frame.onload = () => setTimeout(() => {{
 </script>
 """
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
