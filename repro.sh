@@ -60,7 +60,7 @@ prepare_without_torch() {
   needed=$("$PYTHON" -c 'import tomllib; print(*(each.replace(" ", "") for each in
     tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"] if not each.startswith("torch")))')
   # shellcheck disable=SC2086  # one word for each requirement
-  make_environment ".venv-repro-$version" without-torch $needed hypothesis pytest-xdist setuptools wheel
+  make_environment ".venv-repro-$version" without-torch $needed hypothesis pytest-xdist setuptools syrupy wheel
   "$PYTHON" -m pip show --quiet pytest-fa 2>/dev/null ||
     "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 }

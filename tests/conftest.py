@@ -10,7 +10,6 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,13 +42,6 @@ os.environ["PYTEST_FA_SERVER"] = "off"
 # and the judge's tests would take three times as long.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that rewrites the expected texts."""
-    parser.addoption(
-        "--rewrite-golden", action="store_true", help="write the files in tests/golden instead of comparing"
-    )
 
 
 # The files whose tests take the longest, which start first: otherwise one process would end long after the others.
@@ -118,23 +110,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         place = Path(os.environ["FA_TEST_SERVER"])
         end_resident(place)
         shutil.rmtree(place.parent, ignore_errors=True)  # the server removes its socket at the same time
-
-
-@pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Return a function that compares a text with a file of `tests/golden`: `golden("name.txt", text)`.
-
-    With `--rewrite-golden` it writes the file.
-    """
-
-    def compare(name: str, text: str) -> None:
-        path = Path(__file__).parent / "golden" / name
-        if request.config.getoption("--rewrite-golden"):
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(f"{text}\n", encoding="utf-8")
-        assert path.read_text(encoding="utf-8") == f"{text}\n"
-
-    return compare
 
 
 @pytest.fixture(scope="session")

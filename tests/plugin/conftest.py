@@ -33,7 +33,7 @@ CASE = f"{SHAPE}-seed0"
 ONE_CASE = f"--fa-case={CASE}"
 COMPANIONS = ["noop", "sdpa_flash", "sdpa_flash_cpu", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"]
 # Plugins that inner runs do not use.  Their imports take a second, half of it those of pytest-html and what it needs.
-HYPOTHESIS, *OTHER_PLUGINS = ("hypothesispytest", "html", "html_fixtures", "metadata", "platformdirs")
+HYPOTHESIS, SYRUPY, *OTHER_PLUGINS = ("hypothesispytest", "syrupy", "html", "html_fixtures", "metadata", "platformdirs")
 ZERO_MANIFEST = MANIFEST + "defines: {BLOCK: 64}\n"
 
 # Two wrong kernels: one scales the scores by 1.5, the other writes one NaN.
@@ -146,9 +146,9 @@ class Project:
     def ini(self, *lines: str, has_html: bool = False) -> None:
         """Write the ini file: every run writes its outcomes to junit.xml, and loads no plugin that it does not use.
 
-        With `has_html`, pytest-html is loaded, and so are the other plugins of this environment but Hypothesis's.
+        With `has_html`, pytest-html is loaded, and so are the other plugins of this environment but the tests' own two.
         """
-        left_out = (HYPOTHESIS,) if has_html else (HYPOTHESIS, *OTHER_PLUGINS)
+        left_out = (HYPOTHESIS, SYRUPY) if has_html else (HYPOTHESIS, SYRUPY, *OTHER_PLUGINS)
         addopts = " ".join(("addopts = --junitxml=junit.xml", *(f"-p no:{name}" for name in left_out)))
         self.write("pytest.ini", "\n".join(("[pytest]", addopts, *lines, "")))
 

@@ -6,6 +6,7 @@ import re
 import shlex
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.factories import PYTHON_SOURCE
 from tests.plugin.conftest import (
@@ -32,7 +33,6 @@ SOURCES = {
     "refuses": REFUSAL.format("odd days only"),
     "wrong": WRONG_SOURCE,
 }
-NO_MODULE = "No module named 'there_is_no_such_module'"
 FAILING = [name for name in SOURCES if name != "good"]
 
 
@@ -110,23 +110,17 @@ def test_a_nan_is_located(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
+    "name",
     [
-        ("refuses", "refused: odd days only"),
-        ("raises", "RuntimeError: no luck (entry.py:2)"),
-        (
-            "no_module",
-            f"{NO_MODULE}: entry.target 'entry:forward' of no_module cannot be imported",
-        ),
-        (
-            "crash",
-            "crashed: exit status 3 in stage launch; a new worker process replaces this one",
-        ),
+        "refuses",
+        "raises",
+        "no_module",
+        "crash",
     ],
 )
-def test_failure_begins_with_its_cause(run: Run, name: str, line: str) -> None:
+def test_failure_begins_with_its_cause(run: Run, name: str, snapshot: SnapshotAssertion) -> None:
     """The first line of a failure names its cause."""
-    assert run.failure(f"test_correct[{name}-{CASE}]")[0] == line
+    assert snapshot == run.failure(f"test_correct[{name}-{CASE}]")[0]
 
 
 def test_crash_shows_the_last_output(failing: Project, run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import CASE, SHAPE, NewProject, Project, Run
@@ -91,49 +92,27 @@ def test_the_record_of_a_failure_has_the_output(words: Project, run: Run) -> Non
     assert (outputs[f"wrong-{CASE}"], outputs[f"prints-{CASE}"]) == ({"1 passed in 0.01s"}, set())
 
 
-def test_traceback_ends_in_the_users_frame(run: Run) -> None:
+def test_traceback_ends_in_the_users_frame(run: Run, snapshot: SnapshotAssertion) -> None:
     """An exception has a traceback with the user's frames only, and the stages follow it."""
     lines = run.failure(f"test_correct[raises-{CASE}]")
     assert lines[0].endswith("(entry.py:5)")
-    assert lines[1:4] == [
-        "Traceback (most recent call last):",
-        '  File "kernels/raises/entry.py", line 5, in forward',
-        "    return torch.nn.functional.softmax(q, dim=7)",
-    ]
+    assert snapshot == lines[1:4]
     assert [line for line in lines if line.startswith("  File")] == [lines[2]]
 
 
-def test_syntax_error_has_a_caret(run: Run) -> None:
+def test_syntax_error_has_a_caret(run: Run, snapshot: SnapshotAssertion) -> None:
     """An error of syntax shows file, line and caret."""
-    assert run.failure(f"test_correct[syntax-{CASE}]")[:6] == [
-        "SyntaxError: '(' was never closed (entry.py:4)",
-        '  File "kernels/syntax/entry.py", line 4',
-        "    def forward(q, k:",
-        "               ^",
-        "SyntaxError: '(' was never closed",
-        "  stages: build ok, launch failed, sanity not reached, correct not reached, speed not reached",
-    ]
+    assert snapshot == run.failure(f"test_correct[syntax-{CASE}]")[:6]
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
+    "name",
     [
-        (
-            "misspelt",
-            "entry has no 'forwrad'; did you mean 'forward'? (entry.target 'entry:forwrad' of misspelt)",
-        ),
-        (
-            "signature",
-            (
-                "signature: entry.target 'entry:forward': it is called as f(q, k, v, scale=scale, causal=causal, "
-                "out=out), but its parameters are (q, k, v, dropout): missing a required argument: 'dropout'; write in "
-                "variant.yaml "
-                '`entry: {target: "entry:forward", call: {arguments: [q, k, v], keywords: {dropout: VALUE}}}`'
-            ),
-        ),
+        "misspelt",
+        "signature",
     ],
 )
-def test_one_fault_is_one_failure(run: Run, name: str, line: str) -> None:
+def test_one_fault_is_one_failure(run: Run, name: str, snapshot: SnapshotAssertion) -> None:
     """A fault of the entry fails the first test of the variant; the others are skipped and name that test."""
     tests = {test: outcome for test, outcome in run.outcomes.items() if f"[{name}-" in test}
     first = f"test_correct[{name}-{CASE}]"
@@ -142,7 +121,7 @@ def test_one_fault_is_one_failure(run: Run, name: str, line: str) -> None:
         f"test_correct[{name}-{OTHER_CASE}]": "skipped",
         f"test_speed[{name}-{SHAPE}]": "skipped",
     }
-    assert run.failure(first)[0] == line
+    assert snapshot == run.failure(first)[0]
     assert run.reasons[f"test_correct[{name}-{OTHER_CASE}]"].endswith(f"{name} cannot be run (see {first})")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.plugin.conftest import CASE, NewProject, Project, Run
 
@@ -30,10 +31,10 @@ def test_missing_gpu_fails(run: Run) -> None:
     assert outcomes == ["failed", "passed"]
 
 
-def test_failure_is_one_line(run: Run) -> None:
+def test_failure_is_one_line(run: Run, snapshot: SnapshotAssertion) -> None:
     """The failure is one line with the reason and the option, without a chain of exceptions."""
     lines = run.failure(f"test_correct[zero-{CASE}]")
-    assert lines == ["zero needs a GPU, and this machine has none (--fa-require-gpu)"]
+    assert snapshot == lines
 
 
 def test_refused_cases_stay_skipped(run: Run) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.build import cache as builds
 from pytest_fa.build import command, keys
@@ -24,7 +25,9 @@ from pytest_fa.errors import UsageProblem
 from pytest_fa.records.built import Build
 
 if TYPE_CHECKING:
-    from tests.unit.build.conftest import Workplace
+    from tests.tiers import nightly_after
+from tests.tiers import nightly_after
+from tests.unit.build.conftest import Workplace
 
 # A process that builds: python -c BUILDER <kernels> <cache>.  It prints JSON lines: progress messages, then the result.
 BUILDER = """\
@@ -84,7 +87,8 @@ def add_flag(place: Workplace) -> None:
 
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize(
-    "change", [edit_source, edit_header, edit_shared_header, edit_header_long_ago, add_define, add_flag]
+    "change",
+    nightly_after(2, [edit_source, add_define, edit_header, edit_shared_header, edit_header_long_ago, add_flag]),
 )
 def test_change_is_compiled(workplace: Workplace, change: Callable[[Workplace], None]) -> None:
     """A change of anything that affects the code gives a new build, and the old build is kept."""
@@ -101,6 +105,7 @@ def test_change_is_compiled(workplace: Workplace, change: Callable[[Workplace], 
     assert before.is_file()
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_header_library_needs_a_path(with_binding: Workplace) -> None:
     """An include folder in `flags` is relative to the variant's folder, and a change of its headers is compiled."""
@@ -128,6 +133,7 @@ def add_library(place: Workplace, folder: Path) -> Path:
     return folder / "tiles" / "tile.h"
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_header_library_is_part_of_the_build(workplace: Workplace, tmp_path: Path) -> None:
     """With `entry.include`, an edited or a new header of the library is compiled; the folder's name does not matter."""
@@ -148,6 +154,7 @@ def test_a_header_library_is_part_of_the_build(workplace: Workplace, tmp_path: P
     assert not any(str(tmp_path) in word for word in workplace.build().command)
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_changed_header_library_is_seen_without_a_compiler(workplace: Workplace) -> None:
     """With --fa-no-build, too, the headers of `entry.include` are compared with those of the build."""
@@ -169,6 +176,7 @@ def test_a_fifo_in_a_header_library_fails_its_own_build(unbuilt: Workplace) -> N
     assert "library/tiles/pipe is not a regular file; a compiler that includes it would not end" in unbuilt.failure()
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_compiler_flags_from_the_environment_are_compiled(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
@@ -231,6 +239,7 @@ def test_unchanged_content_is_not_compiled(workplace: Workplace, change: Callabl
     assert (report.compiled, report.cached) == (0, 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_same_content_elsewhere_has_the_same_code_identity(workplace: Workplace, tmp_path: Path) -> None:
     """Compiled in another folder, the same sources give the same machine code."""
@@ -248,6 +257,7 @@ def test_same_content_elsewhere_has_the_same_code_identity(workplace: Workplace,
     assert copied.code_identity == original.code_identity
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_each_set_of_definitions_has_its_own_build(workplace: Workplace) -> None:
     """Builds of one source with different definitions are both kept, and each is found by its definitions."""
@@ -262,7 +272,7 @@ def test_each_set_of_definitions_has_its_own_build(workplace: Workplace) -> None
 
 
 @pytest.mark.needs_nvcc
-def test_edit_during_compilation_is_not_published(workplace: Workplace) -> None:
+def test_edit_during_compilation_is_not_published(workplace: Workplace, snapshot: SnapshotAssertion) -> None:
     """If a file changes during the compilation, its hash may not match the code, so the build fails."""
     edit_header(workplace)
 
@@ -273,7 +283,7 @@ def test_edit_during_compilation_is_not_published(workplace: Workplace) -> None:
 
     message = workplace.failure(say=edit_again)
 
-    assert message == "root/include/shared.h changed during the compilation; run again (tile for sm_80)"
+    assert snapshot == message
     assert workplace.failure(no_build=True).startswith("no build in ")
 
 
@@ -304,6 +314,7 @@ def test_an_empty_batch_needs_no_compiler(tmp_path: Path, hide_compilers: Callab
 # -- parallel processes, kills, damage --------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_two_processes_compile_once(workplace: Workplace) -> None:
     """If two processes need the same build at once, one compiles it and both get it."""
@@ -321,6 +332,7 @@ def test_two_processes_compile_once(workplace: Workplace) -> None:
     assert (workplace.cache / results[0]["library"]).is_file()
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_build_after_a_kill(workplace: Workplace) -> None:
     """After `kill -9` during a build, the next build succeeds and deletes the staging folder."""
@@ -383,6 +395,7 @@ def nest(path: Path) -> None:
 
 DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("build.json", truncate, "cannot be read"),
+    ("kernel.so", flip_a_bit, "has changed since it was built"),
     ("build.json", empty, "cannot be read"),
     ("build.json", Path.unlink, "cannot be read"),
     ("build.json", nest, "cannot be read"),
@@ -391,7 +404,6 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("kernel.so", Path.unlink, "is missing"),
     ("kernel.so", empty, "is empty"),
     ("kernel.so", truncate, "has changed since it was built"),
-    ("kernel.so", flip_a_bit, "has changed since it was built"),
     ("kernel.so", swap, "has changed since it was built"),
     ("kernel.so", link_to_itself, "is missing"),
     ("kernel.so", link_out, "is a symlink to a place outside the cache"),
@@ -400,7 +412,9 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
 
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize(
-    ("name", "damage", "said"), DAMAGE, ids=[f"{name}-{damage.__name__}" for name, damage, _ in DAMAGE]
+    ("name", "damage", "said"),
+    nightly_after(2, DAMAGE),
+    ids=[f"{name}-{damage.__name__}" for name, damage, _ in DAMAGE],
 )
 def test_damaged_build_is_rebuilt_once(
     workplace: Workplace, name: str, damage: Callable[[Path], object], said: str
@@ -432,6 +446,7 @@ def test_the_library_that_was_checked_is_loaded(workplace: Workplace, tmp_path: 
     assert workplace.cache / workplace.build().library == workplace.library()
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize("damage", [truncate, empty, Path.unlink, link_out], ids=lambda function: function.__name__)
 def test_a_damaged_binding_is_compiled_again(workplace: Workplace, damage: Callable[[Path], object]) -> None:
@@ -444,6 +459,7 @@ def test_a_damaged_binding_is_compiled_again(workplace: Workplace, damage: Calla
     assert not binding.is_symlink()
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_binding_that_does_not_compile_is_the_failure_of_the_build(
     unbuilt: Workplace, monkeypatch: pytest.MonkeyPatch
@@ -461,6 +477,7 @@ def test_a_binding_that_does_not_compile_is_the_failure_of_the_build(
     assert (unbuilt.cache / build.library).is_file()
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_build_that_others_may_write_to_is_compiled_again(workplace: Workplace) -> None:
     """The folder of a build is not writable for every user, also if the cache was copied without care."""
@@ -470,6 +487,7 @@ def test_a_build_that_others_may_write_to_is_compiled_again(workplace: Workplace
     assert [line for line in lines if "again: every user may write to builds/" in line] != []
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_cache_made_under_umask_0_is_used_again(unbuilt: Workplace) -> None:
     """Whatever the umask is, what is built can be used by the next run."""
@@ -484,6 +502,7 @@ def test_a_cache_made_under_umask_0_is_used_again(unbuilt: Workplace) -> None:
     assert [path for path in writable if path.suffix in (".so", ".o", "")] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize("name", ["build.json", "toolchain.json"])
 def test_a_fifo_in_the_cache_is_not_waited_for(workplace: Workplace, name: str) -> None:
@@ -494,6 +513,7 @@ def test_a_fifo_in_the_cache_is_not_waited_for(workplace: Workplace, name: str) 
     assert isinstance(workplace.build(), Build)
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize("change", [{"versions": []}, {"nvcc": "/elsewhere/nvcc"}, {"stamps": []}], ids=str)
 def test_a_changed_memo_of_the_toolchain_is_not_used(workplace: Workplace, change: dict[str, object]) -> None:
@@ -570,6 +590,7 @@ def test_a_build_in_the_place_of_another_is_no_gate_baseline(workplace: Workplac
         builds.find_by_key(workplace.cache, other_key)
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_an_entry_without_hashes_is_compiled_again(workplace: Workplace) -> None:
     """A build of an earlier version, whose record has no hashes, is compiled again; one line says why."""
@@ -584,6 +605,7 @@ def test_an_entry_without_hashes_is_compiled_again(workplace: Workplace) -> None
     assert workplace.build().files == {"kernel.so": keys.file_hash(str(workplace.library()))}
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_linked_folder_of_builds_is_replaced(workplace: Workplace, tmp_path: Path) -> None:
     """A request's folder that is a symlink to a place outside is not written to; a real folder replaces it."""

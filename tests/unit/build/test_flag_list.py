@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.build.builder import ensure
 from pytest_fa.build.flag_list import refusal, unlisted_flags
@@ -74,13 +75,10 @@ def test_ordinary_flags_are_listed(unbuilt: Workplace, flag: str) -> None:
 
 
 @pytest.mark.parametrize("flag", UNLISTED)
-def test_other_flags_are_not_listed(unbuilt: Workplace, flag: str) -> None:
+def test_other_flags_are_not_listed(unbuilt: Workplace, flag: str, snapshot: SnapshotAssertion) -> None:
     """Any other flag is refused by name, and the message has the option that allows it."""
     unbuilt.write_manifest(f"flags: [-O3, '{flag}']\n")
-    assert refusal(unbuilt.variant(), ()) == (
-        f"flags: {flag} is not on the list of allowed flags (docs/variants.md#compiler-flags); some flags start "
-        f"programs. If you trust this manifest, add --fa-allow-flag={flag}"
-    )
+    assert snapshot == refusal(unbuilt.variant(), ())
     assert refusal(unbuilt.variant(), (flag,)) is None
     assert refusal(unbuilt.variant(), ("-*",)) is None
 

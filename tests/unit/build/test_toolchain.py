@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.build import toolchain
 from pytest_fa.build.toolchain import find_toolchain
@@ -181,12 +182,9 @@ def test_real_nvcc_with_another_host_compiler(tmp_path: Path, monkeypatch: pytes
 # -- not found --------------------------------------------------------------------------------------------------------
 
 
-def test_no_nvcc(machine: Machine) -> None:
+def test_no_nvcc(machine: Machine, snapshot: SnapshotAssertion) -> None:
     """Without nvcc, the message names the searched places and what to install."""
-    assert problem_of(machine) == (
-        "no CUDA compiler: CUDA_HOME is unset, nvcc is not on PATH, nor in wheels, conda or the usual places; "
-        "install a CUDA toolkit, or `pip install 'pytest-fa[cuda13]'`"
-    )
+    assert snapshot == problem_of(machine)
 
 
 def test_no_nvcc_in_cuda_home(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,20 +195,22 @@ def test_no_nvcc_in_cuda_home(machine: Machine, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("cxx", "message"),
+    "cxx",
     [
-        (None, "no host compiler: 'g++' is not on PATH (CXX is unset); install g++"),
-        ("icpx", "no host compiler: 'icpx' is not on PATH (CXX is icpx); install g++"),
+        None,
+        "icpx",
     ],
 )
-def test_no_host_compiler(machine: Machine, monkeypatch: pytest.MonkeyPatch, cxx: str | None, message: str) -> None:
+def test_no_host_compiler(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, cxx: str | None, snapshot: SnapshotAssertion
+) -> None:
     """Without a host compiler, the message names the one that was searched."""
     monkeypatch.setenv("CUDA_HOME", str(machine.toolkit))
     machine.host.unlink()
     if cxx:
         monkeypatch.setenv("CXX", cxx)
 
-    assert problem_of(machine) == message
+    assert snapshot == problem_of(machine)
 
 
 @pytest.mark.parametrize(("says", "end"), [("", "nothing"), ("usage: nvcc [a game]", "usage: nvcc [a game]")])

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.__main__ import main as all_commands
 from pytest_fa.bundle.__main__ import main
@@ -94,19 +95,17 @@ def _names(archive: Path) -> list[str]:
         return [name.partition("/")[2] for name in tar.getnames()]
 
 
-def test_manifest_describes_the_run(tree: Path) -> None:
+def test_manifest_describes_the_run(tree: Path, snapshot: SnapshotAssertion) -> None:
     """The manifest holds commit, dirty state, versions, differences, outcomes and pytest's exit status."""
     _make(tree)
     manifest = _manifest(tree)
     assert manifest["source"] == {"commit": read_source(tree).commit, "dirty": False, "origin": "git"}
     assert manifest["versions"]["pytest-fa-nowhere"] is None
-    assert (
-        manifest["differences_from_constraints"][1] == "pytest-fa-nowhere: installed is no version, constraints pin 1.0"
-    )
+    assert snapshot == manifest["differences_from_constraints"][1]
     assert (manifest["outcomes"], manifest["pytest_exit_status"]) == ({"correct": {"ok": 1, "wrong": 1}}, 1)
 
 
-def test_a_tracked_file_among_the_results_is_left_out(tree: Path) -> None:
+def test_a_tracked_file_among_the_results_is_left_out(tree: Path, snapshot: SnapshotAssertion) -> None:
     """It is named, the bundle says that its sources are not those of the commit, and `verify` counts the same files."""
     (tree / "artifacts/.gitkeep").touch()
     _git(tree, "add", "-f", "artifacts/.gitkeep")
@@ -114,7 +113,7 @@ def test_a_tracked_file_among_the_results_is_left_out(tree: Path) -> None:
     read_source.cache_clear()
     archive = _make(tree)
     manifest = _manifest(tree)
-    assert manifest["left_out"] == ["artifacts/.gitkeep: no source, because it lies in artifacts/"]
+    assert snapshot == manifest["left_out"]
     assert manifest["source"]["dirty"] is True
     assert [problem.text for problem in verify_bundle(archive).problems if "source files" in problem.text] == []
 
@@ -184,14 +183,16 @@ def test_an_untracked_variant_is_packed(tree: Path) -> None:
     assert ".fa-source.json" not in _names(next((tree / "artifacts").glob("*.tar.gz")))
 
 
-def test_links_that_lead_away_are_left_out(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_links_that_lead_away_are_left_out(
+    tree: Path, tmp_path_factory: pytest.TempPathFactory, snapshot: SnapshotAssertion
+) -> None:
     """A link out of the source folder is not followed, and the manifest names it; a link inside is packed as a file."""
     secret = tmp_path_factory.mktemp("elsewhere") / "secret"
     secret.write_text("secret", encoding="utf-8")
     (tree / "away").symlink_to(secret)
     (tree / "inside").symlink_to("source.py")
     archive = _make(tree)
-    assert _manifest(tree)["left_out"] == ["away: a link that leads out of the source folder"]
+    assert snapshot == _manifest(tree)["left_out"]
     assert ("away" in _names(archive), "inside" in _names(archive)) == (False, True)
 
 
@@ -357,15 +358,12 @@ def test_the_command_beside_others(tree: Path, capsys: pytest.CaptureFixture[str
     assert "\n    bundle " in capsys.readouterr().out
 
 
-def test_local_versions_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_versions_are_not_compared(monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion) -> None:
     """The version 2.13.0+cpu matches the pin 2.13.0; another version and a missing package are reported."""
     installed = {"torch": "2.13.0+cpu", "numpy": "2.0.0", "nvtx": None}
     monkeypatch.setattr("pytest_fa.bundle.constraints.installed_version", installed.get)
     changed = differences({"torch": "2.13.0", "numpy": "2.4.6", "nvtx": "0.2.17"})
-    assert [str(difference) for difference in changed] == [
-        "numpy: installed is 2.0.0, constraints pin 2.4.6",
-        "nvtx: installed is no version, constraints pin 0.2.17",
-    ]
+    assert snapshot == [str(difference) for difference in changed]
 
 
 def test_constraints_must_be_pins(tmp_path: Path) -> None:

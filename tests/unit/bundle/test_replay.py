@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.bundle.__main__ import main
 from pytest_fa.bundle.attest import PREDICATE, STATEMENT, replay_statement
@@ -198,11 +199,11 @@ def test_a_gate_without_a_verdict_in_the_bundle(verdict: str) -> None:
     assert reason.startswith(f"the bundle has no verdict, here it is {verdict}; ")
 
 
-def test_text() -> None:
+def test_text(snapshot: SnapshotAssertion) -> None:
     """Each item that was not reproduced has a line; the last line is the answer with the counts."""
     items = (Replayed("a", "REPRODUCED", "ok"), Replayed("b", "NOT COMPARABLE", "no GPU"))
     text = replay_text(Replay("x.tar.gz", "d", "right", "NOT COMPARABLE", items, None))
-    assert text == ("NOT COMPARABLE b: no GPU\nNOT COMPARABLE x.tar.gz at level right: 1 NOT COMPARABLE, 1 REPRODUCED")
+    assert snapshot == text
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.candidate import shared_memory
 from pytest_fa.candidate.commands import View
@@ -121,7 +122,9 @@ def test_a_gpu_needs_its_packages() -> None:
 
 
 @pytest.mark.parametrize("frees", [True, False])
-def test_a_full_gpu_is_tried_again(monkeypatch: pytest.MonkeyPatch, *, frees: bool) -> None:
+def test_a_full_gpu_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, *, frees: bool, snapshot: SnapshotAssertion
+) -> None:
     """If the driver has no memory left, the judge gives its own back, and the allocation is tried once more."""
     result = SimpleNamespace(CUDA_ERROR_OUT_OF_MEMORY=2, CUDA_ERROR_NOT_SUPPORTED=801, CUDA_ERROR_NOT_PERMITTED=800)
     freed = list[bool]()
@@ -136,6 +139,7 @@ def test_a_full_gpu_is_tried_again(monkeypatch: pytest.MonkeyPatch, *, frees: bo
         piece = allocate_on_gpu(4096, torch.device("cuda", 0), lambda: freed.append(True))
         assert (piece.handle, freed) == (b"handle".hex(), [True])
         return
-    with pytest.raises(NoSharedMemory, match="4096 bytes of GPU memory cannot be allocated"):
+    with pytest.raises(NoSharedMemory) as error:
         allocate_on_gpu(4096, torch.device("cuda", 0), lambda: freed.append(False))
+    assert snapshot == str(error.value)
     assert freed == [False]

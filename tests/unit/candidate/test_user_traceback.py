@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 import pytest_fa
 from pytest_fa.candidate.user_traceback import MOST_TRACEBACK_CHARACTERS, explanation_of, is_wrong_call, message_of
@@ -57,17 +58,13 @@ def test_a_cause_is_shown(tmp_path: Path) -> None:
     assert text.index("ZeroDivisionError") < text.index("direct cause") < text.rindex("ValueError: no")
 
 
-def test_an_error_of_syntax_has_file_line_and_caret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_syntax_has_file_line_and_caret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
     """An error of syntax shows the file, the line and a caret below the character."""
     monkeypatch.chdir(tmp_path)
     problem = raised_by(tmp_path, "x = 1\ny = (2 +* 3)\n")
-    assert explanation_of(problem).splitlines() == [
-        "SyntaxError: invalid syntax (entry.py:2)",
-        '  File "entry.py", line 2',
-        "    y = (2 +* 3)",
-        "            ^",
-        "SyntaxError: invalid syntax",
-    ]
+    assert snapshot == explanation_of(problem).splitlines()
 
 
 def test_errors_of_this_package_have_no_traceback() -> None:
@@ -75,15 +72,13 @@ def test_errors_of_this_package_have_no_traceback() -> None:
     assert explanation_of(WrongResult("max", "max error 1, allowed 0")) == "max error 1, allowed 0"
 
 
-def test_the_cause_of_an_error_of_this_package(tmp_path: Path) -> None:
+def test_the_cause_of_an_error_of_this_package(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     """A `FaError` that a variant's exception caused has the traceback of that exception."""
     problem = FaError("the entry cannot be imported")
     problem.__cause__ = raised_by(tmp_path, "import no_such_module_at_all\n")
     lines = explanation_of(problem).splitlines()
-    assert (lines[0], lines[-1]) == (
-        "the entry cannot be imported",
-        "ModuleNotFoundError: No module named 'no_such_module_at_all'",
-    )
+    assert lines[0] == "the entry cannot be imported"
+    assert snapshot == lines[-1]
     assert "    import no_such_module_at_all" in lines
 
 

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
@@ -262,229 +263,116 @@ def test_members_may_share_a_target_and_differ_in_context(write_variant: WriteVa
 
 # -- what is wrong ----------------------------------------------------------------------------------------------------
 
-TOP = (
-    "step, because, expect, parent, role, computes, cases, entry, arch, supports, instantiations, defines, flags, "
-    "rounds, limits, tolerance, deterministic, optional, omits, suppressions, returns, sweep, variants"
-)
-SUPPORTS = (
-    "dtype, head_dim, causal, layout, device, grouped_heads, seq_q_multiple_of, seq_k_multiple_of, seq_k_min, fp8_out"
-)
-LIMITS = "registers_per_thread, spill_bytes, stack_bytes, smem_bytes_per_block, advisories, instructions"
-MEMBER = (
-    "defines, role, cases, target, context, step, parent, because, expect, supports, limits, rounds, deterministic, "
-    "omits, suppressions, returns, sweep"
-)
 
-ENTRY = "kind, source, target, context, sources, include, cflags, ldflags, call"
-CALL = "arguments, keywords, layout, contiguous, returns"
 TORCH = "entry: {kind: torch, sources: [kernel.cu], target: forward"
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    "text",
     [
-        ("rol: probe", f"unknown key 'rol' in the manifest; did you mean 'role'? (allowed: {TOP})"),
-        ("xyz: 1", f"unknown key 'xyz' in the manifest (allowed: {TOP})"),
-        (
-            "entry: {kin: cuda}",
-            f"unknown key 'kin' in entry; did you mean 'kind'? (allowed: {ENTRY})",
-        ),
-        (
-            TORCH + ", call: {layouts: bhsd}}",
-            f"unknown key 'layouts' in entry.call; did you mean 'layout'? (allowed: {CALL})",
-        ),
-        (
-            "supports: {dtypes: [fp16]}",
-            f"unknown key 'dtypes' in supports; did you mean 'dtype'? (allowed: {SUPPORTS})",
-        ),
-        ("limits: {spills: 0}", f"unknown key 'spills' in limits; did you mean 'spill_bytes'? (allowed: {LIMITS})"),
-        (
-            "limits: {instructions: {LDL: {maxi: 0}}}",
-            "unknown key 'maxi' in limits.instructions[...]; did you mean 'max'? (allowed: min, max)",
-        ),
-        (
-            "variants: {a: {roles: probe}}",
-            f"unknown key 'roles' in variants[...]; did you mean 'role'? (allowed: {MEMBER})",
-        ),
-        (
-            "variants: {a: {supports: {causl: [none]}}}",
-            f"unknown key 'causl' in variants[...].supports; did you mean 'causal'? (allowed: {SUPPORTS})",
-        ),
-        (
-            "suppressions: {racecheck: {mos: 1, because: x}}",
-            "unknown key 'mos' in suppressions[...]; did you mean 'most'? (allowed: most, because)",
-        ),
+        "rol: probe",
+        "xyz: 1",
+        "entry: {kin: cuda}",
+        TORCH + ", call: {layouts: bhsd}}",
+        "supports: {dtypes: [fp16]}",
+        "limits: {spills: 0}",
+        "limits: {instructions: {LDL: {maxi: 0}}}",
+        "variants: {a: {roles: probe}}",
+        "variants: {a: {supports: {causl: [none]}}}",
+        "suppressions: {racecheck: {mos: 1, because: x}}",
     ],
 )
-def test_an_unknown_key_is_refused_with_the_allowed_ones(write_variant: WriteVariant, text: str, problem: str) -> None:
+def test_an_unknown_key_is_refused_with_the_allowed_ones(
+    write_variant: WriteVariant, text: str, snapshot: SnapshotAssertion
+) -> None:
     """The message names the key, its place, the closest known key and all known keys."""
-    assert problem == problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
+    assert snapshot == problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    "text",
     [
-        ("role: candidat", "role is 'candidat'; allowed: candidate, baseline, overhead, ablation, probe, wrong"),
-        ("tolerance: loose", "tolerance is 'loose'; allowed: same_precision, absolute, fp8"),
-        ("entry: {kind: tarch}", "entry.kind is 'tarch'; allowed: cuda, torch, python"),
-        (
-            "variants: {a: {role: x}}",
-            "variants[...].role is 'x'; allowed: candidate, baseline, overhead, ablation, probe, wrong",
-        ),
-        (TORCH + ", call: {layout: sbhd}}", "entry.call.layout is 'sbhd'; allowed: bhsd, bshd"),
-        (
-            TORCH + ", call: {arguments: [q, k, v, {const: 1}]}}",
-            "unknown key 'const' in entry.call.arguments[3]; did you mean 'constant'? (allowed: constant)",
-        ),
-        (
-            TORCH + ", call: {arguments: [q, k, v, skale]}}",
-            (
-                "entry.call.arguments[3] is 'skale'; allowed: q, k, v, out, lse, scale, causal, "
-                "q_descale, k_descale, v_descale, "
-                "numbers, true, false, null, {constant: text}"
-            ),
-        ),
-        (
-            "arch: [sm_80, ampere]",
-            "arch has 'ampere'; an architecture is sm_ and a number, then perhaps a or f: sm_80, sm_90a, sm_120f",
-        ),
-        (
-            "arch: [sm_90b]",
-            "arch has 'sm_90b'; an architecture is sm_ and a number, then perhaps a or f: sm_80, sm_90a, sm_120f",
-        ),
-        ("rounds: [q, x]", "rounds[1] is 'x'; allowed: q, s, p, tf32"),
-        ("supports: {dtype: [fp16, fp8]}", "supports.dtype[1] is 'fp8'; allowed: fp16, bf16, fp32, e4m3"),
-        ("supports: {causal: [causal]}", "supports.causal[0] is 'causal'; allowed: none, top_left, bottom_right"),
-        ("variants: {a: {rounds: [x]}}", "variants[...].rounds[0] is 'x'; allowed: q, s, p, tf32"),
+        "role: candidat",
+        "tolerance: loose",
+        "entry: {kind: tarch}",
+        "variants: {a: {role: x}}",
+        TORCH + ", call: {layout: sbhd}}",
+        TORCH + ", call: {arguments: [q, k, v, {const: 1}]}}",
+        TORCH + ", call: {arguments: [q, k, v, skale]}}",
+        "arch: [sm_80, ampere]",
+        "arch: [sm_90b]",
+        "rounds: [q, x]",
+        "supports: {dtype: [fp16, fp8]}",
+        "supports: {causal: [causal]}",
+        "variants: {a: {rounds: [x]}}",
     ],
 )
 def test_an_unknown_value_is_refused_with_the_allowed_ones(
-    write_variant: WriteVariant, text: str, problem: str
+    write_variant: WriteVariant, text: str, snapshot: SnapshotAssertion
 ) -> None:
     """The message names the key, the value found and all allowed values, also for items of lists."""
-    assert problem == problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
+    assert snapshot == problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    "text",
     [
-        ("supports: {dtype: fp16}", "supports.dtype is 'fp16'; write `dtype: [fp16]`"),
-        ("supports: {grouped_heads: 1}", "supports.grouped_heads is 1; it must be true or false"),
-        ("supports: {seq_q_multiple_of: 0}", "supports.seq_q_multiple_of is 0; it must be at least 1"),
-        ("supports: {seq_k_min: -1}", "supports.seq_k_min is -1; it must be at least 0"),
-        ("limits: {spill_bytes: -1}", "limits.spill_bytes is -1; it must be at least 0"),
-        ("limits: {instructions: {LDL: {max: -1}}}", "limits.instructions[...].max is -1; it must be at least 0"),
-        (
-            "instantiations: [fp16d64]",
-            "instantiations[0] is 'fp16d64'; its form is a dtype and a head_dim, such as `fp16-d64`",
-        ),
-        ("defines: {X: true}", "defines[...] is true; it must be a whole number or text"),
-        ("defines: {X: 1.5}", "defines[...] is 1.5; it must be a whole number or text"),
-        ("defines: {X: 1, Y: 2.5}", "defines[...] is 2.5; it must be a whole number or text"),
-        ("supports: {dtype: 'fp16, bf16'}", "supports.dtype is 'fp16, bf16'; write `dtype: [fp16, bf16]`"),
-        ("supports: {dtype: []}", "supports.dtype is []; it must not be empty"),
-        ("supports: {head_dim: 64}", "supports.head_dim is 64; write `head_dim: [64]`"),
-        ("supports: {head_dim: 64.0}", "supports.head_dim is 64.0; it must be a list"),
-        ("supports: {dtype: }", "supports.dtype is empty; it must be a list"),
-        ("arch: sm_90a", "arch is 'sm_90a'; write `arch: [sm_90a]`"),
-        ("entry: entry", "entry is 'entry'; write a mapping, such as `entry: {target: \"entry:forward\"}`"),
-        ("entry: entry.py", "entry is 'entry.py'; write a mapping, such as `entry: {target: \"entry:forward\"}`"),
-        ("entry: mine.cu", "entry is 'mine.cu'; write a mapping, such as `entry: {source: mine.cu}`"),
-        ("entry: [1]", 'entry is [1]; write a mapping, such as `entry: {target: "entry:forward"}`'),
-        ("omits: 3", 'omits is 3; it must be text; write `omits: "3"`'),
-        ("role: 3", "role is 3; it must be text"),
-        ("cases: " + "x" * 100, f"cases is '{'x' * 59}...; write `cases: [{'x' * 100}]`"),
-        (f"limits: {{spill_bytes: [{10**30}]}}", f"limits.spill_bytes is [{10**30}]; it must be a whole number"),
-        (
-            "variants: {a: {supports: {seq_k_min: 1}}, b: {supports: {seq_k_min: -1}}}",
-            "variants[...].supports.seq_k_min is wrong; it must be at least 0",
-        ),
-        (
-            'entry: {target: "entry.py:forward"}',
-            "entry.target is 'entry.py:forward', but a module has no .py; write `entry:forward`",
-        ),
-        (
-            'entry: {target: "m:f", context: "pin.py:pin"}',
-            "entry.context is 'pin.py:pin', but a module has no .py; write `pin:pin`",
-        ),
-        ("flags: -lineinfo", "flags is '-lineinfo'; write `flags: [-lineinfo]`"),
-        ("variants: [a]", 'variants is ["a"]; write a mapping, such as `variants: {NAME: {}}`'),
-        ("variants: {a: }", "variants[...] is empty; it must be a mapping of keys to values"),
-        (
-            "entry: {source: other.cu}",
-            "entry.source is 'other.cu'; that file does not exist; for kernel.cu write `entry: {source: kernel.cu}`",
-        ),
-        ("entry: {kind: python}", "entry.target is ''; for kind python, the form is 'package.module:function'"),
-        (
-            "entry: {kind: python, target: module.function}",
-            "entry.target is 'module.function'; for kind python, the form is 'package.module:function'",
-        ),
-        (
-            'entry: {kind: python, target: "module:f", context: "pin it"}',
-            "entry.context is 'pin it'; for kind python, the form is 'package.module:function'",
-        ),
-        ("entry: {kind: torch, target: f}", "entry.sources is missing; kind torch needs a list of source files"),
-        (
-            "entry: {kind: torch, sources: [gone.cpp], target: f}",
-            "entry.sources has 'gone.cpp'; that file does not exist",
-        ),
-        (
-            "entry: {kind: torch, sources: [variant.yaml], target: f}",
-            "entry.sources has 'variant.yaml'; a source file ends with .cu, .cpp, .cc, .cxx, .c",
-        ),
-        (
-            "entry: {include: ['a$b']}",
-            (
-                "entry.include has 'a$b' is not a path; allowed are paths of letters, digits, spaces and _ . + - ( ) "
-                "/, at most 200 characters"
-            ),
-        ),
-        (
-            'entry: {target: "m:f", include: [.]}',
-            "entry.include is only for kind cuda or torch; this entry's kind is python",
-        ),
-        (
-            "entry: {kind: torch, sources: [kernel.cu], target: a.b}",
-            "entry.target is 'a.b'; for kind torch, the form is 'function' or 'namespace::operator'",
-        ),
-        (
-            "entry: {kind: cuda, sources: [kernel.cu]}",
-            "entry.sources is only for kind torch; this entry's kind is cuda",
-        ),
-        ("entry: {call: {}}", "entry.call is only for kind torch or python; this entry's kind is cuda"),
-        (TORCH + ", call: {arguments: [q, k]}}", "entry.call does not pass 'v'; add it to arguments or keywords"),
-        (
-            TORCH + ", call: {layout: bshd, contiguous: true}}",
-            "entry.call takes only contiguous bshd tensors, but supports.layout is bhsd",
-        ),
-        (
-            "entry: {kind: torch, sources: [kernel.cu, kernel.cu], target: f}",
-            "entry.sources has kernel.cu, kernel.cu, which compile to one object file; rename one of them",
-        ),
-        (
-            TORCH + ", call: {arguments: [q, k, v, out], returns: 0}}",
-            "entry.call passes 'out' and sets returns; use only one of the two",
-        ),
-        (
-            TORCH + ", call: {}}\nsupports: {causal: [none, top_left]}",
-            "entry.call does not pass 'causal', but supports.causal is none, top_left; pass it, or support one mask",
-        ),
-        (
-            TORCH + ", call: {keywords: {c: causal}}}\nsupports: {causal: [top_left, bottom_right]}",
-            (
-                "entry.call passes 'causal' as true or false, but supports.causal is top_left, bottom_right; "
-                "support one alignment"
-            ),
-        ),
-        (
-            'variants: {a: {target: ""}}\nentry: {kind: python, target: "m:f"}',
-            "entry.target is ''; for kind python, the form is 'package.module:function'",
-        ),
+        "supports: {dtype: fp16}",
+        "supports: {grouped_heads: 1}",
+        "supports: {seq_q_multiple_of: 0}",
+        "supports: {seq_k_min: -1}",
+        "limits: {spill_bytes: -1}",
+        "limits: {instructions: {LDL: {max: -1}}}",
+        "instantiations: [fp16d64]",
+        "defines: {X: true}",
+        "defines: {X: 1.5}",
+        "defines: {X: 1, Y: 2.5}",
+        "supports: {dtype: 'fp16, bf16'}",
+        "supports: {dtype: []}",
+        "supports: {head_dim: 64}",
+        "supports: {head_dim: 64.0}",
+        "supports: {dtype: }",
+        "arch: sm_90a",
+        "entry: entry",
+        "entry: entry.py",
+        "entry: mine.cu",
+        "entry: [1]",
+        "omits: 3",
+        "role: 3",
+        "cases: " + "x" * 100,
+        f"limits: {{spill_bytes: [{10**30}]}}",
+        "variants: {a: {supports: {seq_k_min: 1}}, b: {supports: {seq_k_min: -1}}}",
+        'entry: {target: "entry.py:forward"}',
+        'entry: {target: "m:f", context: "pin.py:pin"}',
+        "flags: -lineinfo",
+        "variants: [a]",
+        "variants: {a: }",
+        "entry: {source: other.cu}",
+        "entry: {kind: python}",
+        "entry: {kind: python, target: module.function}",
+        'entry: {kind: python, target: "module:f", context: "pin it"}',
+        "entry: {kind: torch, target: f}",
+        "entry: {kind: torch, sources: [gone.cpp], target: f}",
+        "entry: {kind: torch, sources: [variant.yaml], target: f}",
+        "entry: {include: ['a$b']}",
+        'entry: {target: "m:f", include: [.]}',
+        "entry: {kind: torch, sources: [kernel.cu], target: a.b}",
+        "entry: {kind: cuda, sources: [kernel.cu]}",
+        "entry: {call: {}}",
+        TORCH + ", call: {arguments: [q, k]}}",
+        TORCH + ", call: {layout: bshd, contiguous: true}}",
+        "entry: {kind: torch, sources: [kernel.cu, kernel.cu], target: f}",
+        TORCH + ", call: {arguments: [q, k, v, out], returns: 0}}",
+        TORCH + ", call: {}}\nsupports: {causal: [none, top_left]}",
+        TORCH + ", call: {keywords: {c: causal}}}\nsupports: {causal: [top_left, bottom_right]}",
+        'variants: {a: {target: ""}}\nentry: {kind: python, target: "m:f"}',
     ],
 )
-def test_a_wrong_value_is_refused_with_its_key(write_variant: WriteVariant, text: str, problem: str) -> None:
+def test_a_wrong_value_is_refused_with_its_key(
+    write_variant: WriteVariant, text: str, snapshot: SnapshotAssertion
+) -> None:
     """The message names the key and what is expected; no value is converted silently."""
-    assert problem == problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
+    assert snapshot == problem_of(write_variant("thing", manifest=REQUIRED + text, **{"kernel.cu": ""}))
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet", "{}"])
@@ -673,12 +561,12 @@ def test_a_variant_that_omits_a_phase_is_an_ablation_with_a_parent(tmp_path: Pat
             read_manifest(path, folder.parent)
 
 
-def test_only_a_baseline_is_optional(write_variant: WriteVariant) -> None:
+def test_only_a_baseline_is_optional(write_variant: WriteVariant, snapshot: SnapshotAssertion) -> None:
     """A baseline may be optional; for other roles, the key is an error."""
     baseline = read(write_variant("thing", manifest="role: baseline\noptional: true\n", **{"kernel.cu": ""}))
     assert [(each.optional, each.runs_beside_others) for each in baseline] == [(True, False)]
     problem = problem_of(write_variant("other", manifest="optional: true\n", **{"kernel.cu": ""}))
-    assert problem == "other: optional is true, role is 'candidate'; optional needs role 'baseline'"
+    assert snapshot == problem
 
 
 # -- names of earlier versions ----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.case import GRAMMAR
 from pytest_fa.catalog.discover import Catalog
@@ -138,19 +139,19 @@ def test_definitions_do_not_change_the_catalog() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "expected"),
+    "pattern",
     [
-        ("ws_p2@BLOCK_N=1", "ws_p2 has no definition 'BLOCK_N'; did you mean 'BLOCK_M'? (it has: BLOCK_M)"),
-        ("minimal@X=1", "minimal has no definition 'X' (it has: none)"),
-        ("ws_p2@BLOCK_M", "--fa-variant=ws_p2@BLOCK_M: 'BLOCK_M' is malformed; the form is NAME=VALUE"),
-        ("ws_p2@BLOCK_M=", "--fa-variant=ws_p2@BLOCK_M=: 'BLOCK_M=' is malformed; the form is NAME=VALUE"),
-        ("ws_p2@=64", "--fa-variant=ws_p2@=64: '=64' is malformed; the form is NAME=VALUE"),
-        ("ws_p2@", "--fa-variant=ws_p2@: '' is malformed; the form is NAME=VALUE"),
+        "ws_p2@BLOCK_N=1",
+        "minimal@X=1",
+        "ws_p2@BLOCK_M",
+        "ws_p2@BLOCK_M=",
+        "ws_p2@=64",
+        "ws_p2@",
     ],
 )
-def test_a_wrong_definition_is_refused(pattern: str, expected: str) -> None:
+def test_a_wrong_definition_is_refused(pattern: str, snapshot: SnapshotAssertion) -> None:
     """An unknown or malformed definition is refused, with what is allowed."""
-    assert expected == refusal(lambda: select_variants(CATALOG, (pattern,)))
+    assert snapshot == refusal(lambda: select_variants(CATALOG, (pattern,)))
 
 
 # -- definitions ------------------------------------------------------------------------------------------------------
@@ -199,28 +200,24 @@ def test_a_value_is_a_number_or_a_word(written: str, value: int | str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("definition", "expected"),
+    "definition",
     [
-        (
-            "MOD=1",
-            "--fa-define: no selected variant has 'MOD'; did you mean 'MODE'? (they have: BLOCK_M, BLOCK_N, MODE)",
-        ),
-        ("BLOCK_M", "--fa-define: 'BLOCK_M' is malformed; the form is NAME=VALUE"),
-        ("=1", "--fa-define: '=1' is malformed; the form is NAME=VALUE"),
-        ("BLOCK_M=", "--fa-define: 'BLOCK_M=' is malformed; the form is NAME=VALUE"),
+        "MOD=1",
+        "BLOCK_M",
+        "=1",
+        "BLOCK_M=",
     ],
 )
-def test_a_definition_that_no_variant_has_is_refused(definition: str, expected: str) -> None:
+def test_a_definition_that_no_variant_has_is_refused(definition: str, snapshot: SnapshotAssertion) -> None:
     """A definition that no selected variant has is refused, with the names that they have."""
     chosen = select_variants(CATALOG, ("ws_p1", "minimal"))
-    assert expected == refusal(lambda: expand_defines(chosen, (definition,)))
+    assert snapshot == refusal(lambda: expand_defines(chosen, (definition,)))
 
 
-def test_variants_without_definitions_are_reported() -> None:
+def test_variants_without_definitions_are_reported(snapshot: SnapshotAssertion) -> None:
     """If no selected variant has a definition, the message lists 'none'."""
     chosen = select_variants(CATALOG, ("minimal", "bad"))
-    expected = "--fa-define: no selected variant has 'X' (they have: none)"
-    assert expected == refusal(lambda: expand_defines(chosen, ("X=1",)))
+    assert snapshot == refusal(lambda: expand_defines(chosen, ("X=1",)))
 
 
 # -- cases ------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.compare import sides
 from pytest_fa.compare.sides import read_side, read_sides
@@ -150,12 +151,13 @@ def test_a_broken_archive(tmp_path: Path, content: bytes) -> None:
         read_side("x.tar.gz", tmp_path)
 
 
-def test_a_large_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion) -> None:
     """An archive that unpacks to more than 1 GiB is refused before it is read."""
     monkeypatch.setattr(sides, "LARGEST_ARCHIVE_BYTES", 1000)
     _bundle(tmp_path / "x.tar.gz", **{"x/artifacts/r.jsonl": b"0" * 1001})
-    with pytest.raises(UsageProblem, match="it has more than 100000 members or 1000 bytes"):
+    with pytest.raises(UsageProblem) as error:
         read_side("x.tar.gz", tmp_path)
+    assert snapshot == str(error.value)
 
 
 def test_a_changed_bit_of_an_archive(tmp_path: Path) -> None:
@@ -176,11 +178,12 @@ def test_a_changed_bit_of_an_archive(tmp_path: Path) -> None:
     assert refused > len(content) // 7 - 5  # a few bits are the time and the system of gzip's header
 
 
-def test_zeros_behind_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zeros_behind_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion) -> None:
     """An archive that unpacks to many zeros behind its last file is refused, too."""
     path = tmp_path / "x.tar.gz"
     _bundle(path, **{"x/artifacts/r.jsonl": to_json(record("a")) + b"\n"})
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(200_000)))
     monkeypatch.setattr(sides, "LARGEST_ARCHIVE_BYTES", 100_000)
-    with pytest.raises(UsageProblem, match="it has more than 100000 members or 100000 bytes"):
+    with pytest.raises(UsageProblem) as error:
         read_side("x.tar.gz", tmp_path)
+    assert snapshot == str(error.value)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.bundle.recompute import contradictions
 from pytest_fa.catalog.case import parse_case
@@ -118,7 +119,9 @@ def test_later_processes_follow_the_first(variants: tuple[Variant, Variant], tmp
     assert all(job.shares_gpu for job in runner.jobs)
 
 
-def test_the_announced_time_is_that_of_the_last_gate(variants: tuple[Variant, Variant], tmp_path: Path) -> None:
+def test_the_announced_time_is_that_of_the_last_gate(
+    variants: tuple[Variant, Variant], tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
     """The first gate of a machine announces a usual time and corrects it; the second announces what that one took."""
     candidate, baseline = variants
     result = msgspec.structs.replace(blocks(*[-0.105] * 8), seconds={"processes": 0.5, "samples": 7.0})
@@ -131,7 +134,7 @@ def test_the_announced_time_is_that_of_the_last_gate(variants: tuple[Variant, Va
     assert (gated.gate.part_seconds, gated.gate.seconds >= gated.gate.pilot_seconds) == (result.seconds, True)
     first, corrected, second = said
     assert "6 processes (about 18 s), or 12 (about 36 s)" in first
-    assert corrected == "gate candidate: each process takes about 7.5 s: 6 take about 45 s, 12 about 90 s"
+    assert snapshot == corrected
     assert "6 processes (about 45 s), or 12 (about 90 s)" in second
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.bundle.check_rules import ALLOWED, BOUNDS
 from pytest_fa.catalog.case import parse_case
@@ -312,15 +313,14 @@ def test_fp8_head_of_zeros() -> None:
     assert broken == ["max", "relative rms"]
 
 
-def test_fp8_needs_the_spread() -> None:
+def test_fp8_needs_the_spread(snapshot: SnapshotAssertion) -> None:
     """A truth without a spread is refused, and the error says how to make one."""
     inputs, truth = problem(SMALL)
 
     with pytest.raises(UsageProblem) as caught:
         judge(simulate(inputs, Kernel()), truth._replace(spread=None), "fp8")
 
-    expected = "policy 'fp8' needs the truth's spread, which is missing; use make_truth(with_spread=True)"
-    assert str(caught.value) == expected
+    assert snapshot == str(caught.value)
 
 
 # -- absolute ---------------------------------------------------------------------------------------------------------
@@ -338,16 +338,14 @@ def test_absolute(error: float, passed: bool) -> None:  # noqa: FBT001  # a para
     assert judge(out, Truth(zeros, zeros, SEQ_K, zeros[..., 0]), "absolute").passed == passed
 
 
-def test_absolute_judges_fp16_only() -> None:
+def test_absolute_judges_fp16_only(snapshot: SnapshotAssertion) -> None:
     """The policy `absolute` refuses bf16, whose rounding alone breaks it, and the error names `same_precision`."""
     inputs, truth = problem("b1h2s64d64-bf16")
 
     with pytest.raises(UsageProblem) as caught:
         judge(simulate(inputs, Kernel()), truth, "absolute")
 
-    assert str(caught.value) == (
-        "policy 'absolute' judges fp16 only, the output is torch.bfloat16; use 'same_precision'"
-    )
+    assert snapshot == str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.candidate import candidate as candidate_module
 from pytest_fa.candidate.agent import Agent
@@ -214,14 +215,14 @@ def simulated(monkeypatch: pytest.MonkeyPatch, connection: Clocked) -> FreshData
     return FreshData(candidate, CASE, make_inputs(CASE, CPU), 50 * 2**20)
 
 
-def test_the_slope_has_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slope_has_both_clocks(monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion) -> None:
     """The period is by the candidate's clock; beside it stand the judge's slope, a whole run and the proof sample."""
     connection = Clocked(call_us=100.0, inside_us=99.0, message_us=500.0, proof_us=103.0)
 
     timing, outside, written = _graph_slope(simulated(monkeypatch, connection), 100.0, lambda: False)
 
     assert timing.median_us == pytest.approx(99.0)
-    assert timing.method == "slope between graphs of 50 and 150 calls, each on its own data"
+    assert snapshot == timing.method
     assert outside is not None
     assert outside.median_us == pytest.approx(100.0)
     assert outside.whole_us == pytest.approx(100 + 500 / 150)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa import locks
 from pytest_fa.measure.timing_lock import checking_lock, timing_lock
@@ -54,23 +55,23 @@ def test_the_process_that_times_is_named(lock: Lock) -> None:
         assert line_of(lock).startswith("waiting for the timing lock of NVIDIA H200, held by process ")
 
 
-def test_a_check_is_waited_for() -> None:
+def test_a_check_is_waited_for(snapshot: SnapshotAssertion) -> None:
     """A process that wants to time waits for the end of checks, which have no name."""
     with checking_lock():
-        assert line_of(timing_lock) == "waiting for the end of checks on NVIDIA H200"
+        assert snapshot == line_of(timing_lock)
 
 
-def test_a_holder_that_was_killed_is_not_named(tmp_path: Path) -> None:
+def test_a_holder_that_was_killed_is_not_named(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     """Its file says nothing about those that hold the lock now."""
     since = datetime.now(UTC).isoformat()
     with checking_lock():
         (path,) = tmp_path.glob("*.sharing")
         holder = path.with_suffix(".lock.holder")
         holder.write_text(json.dumps({"pid": 2**22 + 1, "command": "gone", "since": since}), encoding="utf-8")
-        assert line_of(timing_lock) == "waiting for the end of checks on NVIDIA H200"
+        assert snapshot == line_of(timing_lock)
 
 
-def test_a_check_behind_a_process_that_waits_to_time() -> None:
+def test_a_check_behind_a_process_that_waits_to_time(snapshot: SnapshotAssertion) -> None:
     """No process holds the timing lock then."""
     has_ended = threading.Event()
 
@@ -92,7 +93,7 @@ def test_a_check_behind_a_process_that_waits_to_time() -> None:
         finally:
             has_ended.set()
             waiting.join(10)
-    assert lines == ["waiting for a process that waits to time on NVIDIA H200"]
+    assert snapshot == lines
 
 
 def lines_of_a_try() -> list[str]:

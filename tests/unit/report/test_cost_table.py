@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.__main__ import main
 from pytest_fa.records.costs import Costs, RunSeconds, read_run_seconds, run_file_of, write_run_seconds
@@ -21,7 +21,6 @@ from tests.factories import BUILD, RECORDED, record
 
 BEFORE, AFTER = (RECORDED / "costs" / f"{name}.jsonl" for name in ("before", "after"))
 SAVED = Path(__file__).parents[3] / "profiles" / "nvidia-h200" / "swizzle_async.jsonl"
-Golden = Callable[[str, str], None]
 
 
 def side(path: Path) -> CostSide:
@@ -34,14 +33,14 @@ def seconds_of(rows: list[CostRow]) -> dict[str, float | None]:
     return {row.title: row.seconds for row in rows}
 
 
-def test_the_table_of_one_run(golden: Golden) -> None:
+def test_the_table_of_one_run(snapshot: SnapshotAssertion) -> None:
     """A run without the resident server, and what its shares are."""
-    golden("costs-one-run.md", cost_markdown([side(BEFORE)]) + "\n")
+    assert snapshot(name="costs-one-run") == cost_markdown([side(BEFORE)]) + "\n"
 
 
-def test_before_and_after(golden: Golden) -> None:
+def test_before_and_after(snapshot: SnapshotAssertion) -> None:
     """The same run with torch imported before: the difference of each part."""
-    golden("costs-two-runs.md", cost_markdown([side(BEFORE), side(AFTER)]) + "\n")
+    assert snapshot(name="costs-two-runs") == cost_markdown([side(BEFORE), side(AFTER)]) + "\n"
 
 
 def test_saved_records_of_a_gpu() -> None:
@@ -141,15 +140,11 @@ def test_a_shared_compilation_counts_once() -> None:
     assert [row.build_seconds for row in make_rows(list(records))] == ["8.0 shared", "8.0 shared", "1.0"]
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_what_is_not_known_is_said(snapshot: SnapshotAssertion) -> None:
     """A record without seconds is no zero, and a note names it."""
     gate = CostSide("a run", (record(kind="gate"),), "there is no a.run.json")
     assert cost_rows(gate) == [CostRow("test_gate", None)]
-    assert cost_notes(gate) == [
-        "1 record: 1 test_gate.",
-        "Start, collection, fixtures, end and total of the run are not known: there is no a.run.json.",
-        "The records hold no seconds of test_gate.",
-    ]
+    assert snapshot == cost_notes(gate)
 
 
 def test_parallel_tests_are_named() -> None:
@@ -161,10 +156,10 @@ def test_parallel_tests_are_named() -> None:
     assert "4 processes ran tests side by side, so the parts exceed the total." in cost_notes(parallel)
 
 
-def test_the_file_of_a_run(tmp_path: Path) -> None:
+def test_the_file_of_a_run(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     """The seconds of a run survive their file; another schema, a broken and a missing file are reasons."""
     path = tmp_path / "run.jsonl"
-    assert read_run_seconds(path) == "there is no run.run.json beside the records"
+    assert snapshot == read_run_seconds(path)
     seconds = read_run_seconds(BEFORE)
     assert isinstance(seconds, RunSeconds)
     write_run_seconds(path, seconds)
@@ -175,13 +170,13 @@ def test_the_file_of_a_run(tmp_path: Path) -> None:
     assert re.match("run.run.json cannot be read: ", str(read_run_seconds(path)))
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion
+) -> None:
     """Without arguments it reads the newest run, with two it compares them; three, or no run, are refused."""
     monkeypatch.chdir(tmp_path)
     assert main(["costs"]) == 2
-    assert capsys.readouterr().err == (
-        "pytest_fa: costs: no run in artifacts/records; run pytest --fa-variant=NAME, or name records\n"
-    )
+    assert snapshot == capsys.readouterr().err
     records = tmp_path / "artifacts" / "records"
     records.mkdir(parents=True)
     for name, source in (("1.jsonl", BEFORE), ("2.jsonl", AFTER), ("2-watch.jsonl", AFTER)):
@@ -193,10 +188,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["costs", "artifacts/records/1.jsonl", "artifacts/records/2.jsonl"]) == 0
     assert capsys.readouterr().out.startswith("| part | 1.jsonl | 2.jsonl | difference |\n")
     assert main(["costs", "a", "b", "c"]) == 2
-    assert capsys.readouterr().err == "pytest_fa: costs: 3 runs; give one, or two to compare\n"
+    assert snapshot == capsys.readouterr().err
 
 
-def test_a_folder_has_no_run(tmp_path: Path) -> None:
+def test_a_folder_has_no_run(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     """A folder may hold several runs, so only the seconds of its records are shown."""
     shutil.copy(BEFORE, tmp_path)
-    assert read_cost_side(".", tmp_path).run == "the records may be those of several runs"
+    assert snapshot == read_cost_side(".", tmp_path).run

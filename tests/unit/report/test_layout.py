@@ -1,13 +1,13 @@
-"""The table at several widths of a terminal; `--rewrite-golden` writes the screens in `tests/golden` again."""
+"""The table at several widths of a terminal; `--snapshot-update` writes the screens anew."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.records.ceilings import read_ceilings
 from pytest_fa.records.log import read_records
@@ -21,8 +21,6 @@ SAVED = Path(__file__).parents[3] / "profiles" / "nvidia-h200"
 WIDTHS = (80, 100, 120, 200)
 SHAPES = ("b1h2s64d64-fp16", SHAPE)
 VARIANTS = ("minimal", "ws_p2", "swizzle_async", "cluster_latency", "noop", "sdpa_flash", "sdpa_cudnn", "sdpa_math")
-
-Golden = Callable[[str, str], None]
 
 
 def saved_groups() -> list[RowGroup]:
@@ -49,11 +47,11 @@ def shape_of(*rows: Row, heading: str = SHAPE) -> RowGroup:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_table_of_recorded_runs(golden: Golden, width: int) -> None:
+def test_the_table_of_recorded_runs(width: int, snapshot: SnapshotAssertion) -> None:
     """The table of recorded runs fits each width, and has the text of its golden file."""
     lines = texts(table_lines(saved_groups(), width))
     assert max(map(len, lines)) <= width
-    golden(f"table-{width}.txt", "\n".join(lines))
+    assert snapshot(name=f"table-{width}") == "\n".join(lines)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -137,13 +135,13 @@ def test_what_is_wrong_is_red() -> None:
     assert [line.text.split()[0] for line in lines if line.style == "red"] == ["bad"]
 
 
-def test_builds_have_their_own_columns(golden: Golden) -> None:
+def test_builds_have_their_own_columns(snapshot: SnapshotAssertion) -> None:
     """Variants that were only built are shown with their resources and build times, and without empty columns."""
     builds = (build("sm_80", a=(96, 0, 0)), build("sm_90a", a=(168, 4, 8), b=(40, 0, 0)))
     records = [record("built", kind="build", builds=builds), record("bad", kind="build", outcome="not_built")]
     lines = texts(table_lines(make_groups(records), 80))
     assert lines[0].split() == ["variant", "arch", "result", "regs", "spill", "B", "smem", "B", "seconds"]
-    golden("builds-80.txt", "\n".join(lines))
+    assert snapshot(name="builds-80") == "\n".join(lines)
 
 
 # -- many rows --------------------------------------------------------------------------------------------------------
@@ -192,7 +190,7 @@ def test_brackets_in_a_name_are_shown() -> None:
     assert "[red]mine" in texts(table_lines([shape_of(row("[red]mine"))], 80))[-1]
 
 
-def test_a_cpu_table_fits(golden: Golden) -> None:
+def test_a_cpu_table_fits(snapshot: SnapshotAssertion) -> None:
     """A run on the CPU has no columns of the GPU."""
     own = msgspec.structs.replace(speed(20.0, 20.0), cold_missing=ON_CPU, cpu_threads=1)
     base = msgspec.structs.replace(speed(10.0, 10.0), cold_missing=ON_CPU, cpu_threads=1)
@@ -201,4 +199,4 @@ def test_a_cpu_table_fits(golden: Golden) -> None:
         record("sdpa_flash", kind="speed", role="baseline", check=OK, speed=base),
     ]
     assert notes(records) == []
-    golden("cpu-80.txt", "\n".join(texts(table_lines(make_groups(records), 80))))
+    assert snapshot(name="cpu-80") == "\n".join(texts(table_lines(make_groups(records), 80)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.records.record import Record
 from pytest_fa.records.timing import ON_CPU, Clocks
@@ -41,51 +42,41 @@ def test_the_change_of_a_time(before: Record | None, after: Record, expected: st
     assert f"mine {SHAPE}: {expected}" == time_line(after, before, None, lambda _: PROCESS_SD)
 
 
-def test_the_ratio_to_the_baseline() -> None:
+def test_the_ratio_to_the_baseline(snapshot: SnapshotAssertion) -> None:
     """The ratio to the fastest baseline of the first run follows."""
     line = time_line(timed(11.4), None, timed(9.15, "sdpa_cudnn"), lambda _: PROCESS_SD)
-    assert line == f"mine {SHAPE}: 11.40 us, right, 1.25 x sdpa_cudnn"
+    assert snapshot == line
 
 
-def test_shapes_without_a_time() -> None:
+def test_shapes_without_a_time(snapshot: SnapshotAssertion) -> None:
     """A shape that was not timed says why; one with failed checks says how many."""
     wrong = record(outcome="wrong")
     assert untimed_line(record(kind="speed")) == f"mine {SHAPE}: right, not timed"
     assert untimed_line(record(kind="speed", outcome="wrong")) == f"mine {SHAPE}: wrong, not timed"
-    assert wrong_shape_line([record(), wrong, record(outcome="hung")]) == (
-        f"mine {SHAPE}: wrong, hung in 2 of 3 checks, not timed"
-    )
+    assert snapshot == wrong_shape_line([record(), wrong, record(outcome="hung")])
 
 
-def test_registers_and_spills_of_a_build() -> None:
+def test_registers_and_spills_of_a_build(snapshot: SnapshotAssertion) -> None:
     """A figure that changed is shown with the one before."""
     before, after = build("sm_90a", k=(96, 0, 0)), build("sm_90a", k=(101, 0, 0), small=(40, 0, 0))
-    assert build_line("mine", [after], []) == "mine: built for sm_90a in 1.0 s, 101 registers, 0 B spilled"
-    assert build_line("mine", [after], [], is_cached=True) == (
-        "mine: built for sm_90a from the cache, 101 registers, 0 B spilled"
-    )
-    assert build_line("mine", [after], [before]) == (
-        "mine: built for sm_90a in 1.0 s, 96 -> 101 registers, 0 B spilled"
-    )
+    assert snapshot == build_line("mine", [after], [])
+    assert snapshot == build_line("mine", [after], [], is_cached=True)
+    assert snapshot == build_line("mine", [after], [before])
     shared = msgspec.structs.replace(after, shared_by=("mine", "twin"))
-    assert build_line("mine", [shared], []) == (
-        "mine: built for sm_90a in 1.0 s (shared with twin), 101 registers, 0 B spilled"
-    )
+    assert snapshot == build_line("mine", [shared], [])
 
 
-def test_architectures_with_the_same_figures_share_a_part() -> None:
+def test_architectures_with_the_same_figures_share_a_part(snapshot: SnapshotAssertion) -> None:
     """Architectures are listed together if their figures are equal, with the seconds of the slowest."""
     slow = msgspec.structs.replace(build("sm_89", k=(96, 0, 0)), build_seconds=9.5)
     builds = [build("sm_80", k=(96, 0, 0)), slow, build("sm_90a", k=(101, 8, 0))]
-    assert build_line("mine", builds, []) == (
-        "mine: built for sm_80, sm_89 in 9.5 s, 96 registers, 0 B spilled; sm_90a in 1.0 s, 101 registers, 8 B spilled"
-    )
+    assert snapshot == build_line("mine", builds, [])
 
 
-def test_a_noisy_change_is_none() -> None:
+def test_a_noisy_change_is_none(snapshot: SnapshotAssertion) -> None:
     """Between two times on the CPU that scatter, no change is shown, as the table shows no ratio."""
     timing = msgspec.structs.replace(speed(100.0).device, samples_us=(50.0, 100.0, 300.0, 400.0))
     noisy = msgspec.structs.replace(speed(100.0), device=timing, cold_missing=ON_CPU)
     records = [record(kind="speed", speed=noisy), record(kind="speed", speed=noisy)]
     line = time_line(records[1], records[0], None, lambda _: PROCESS_SD)
-    assert line == f"mine {SHAPE}: 100.0 -> 100.0 us (too noisy for a ratio), right"
+    assert snapshot == line

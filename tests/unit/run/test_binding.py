@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.build.command import BINDING, binding_command, ffi_folder
 from pytest_fa.build.toolchain import find_toolchain
@@ -85,7 +86,7 @@ def test_without_a_log_sum_exp_there_is_no_address(bound: Bound) -> None:
     assert (bound.last().lse, bound.last().scale, bound.last().causal) == (None, 1.0, 0)
 
 
-def test_e4m3_has_a_descale_for_each_head(bound: Bound) -> None:
+def test_e4m3_has_a_descale_for_each_head(bound: Bound, snapshot: SnapshotAssertion) -> None:
     """The output has a type of its own."""
     q, k, v, _ = tensors(dtype=torch.float8_e4m3fn)
     out = torch.zeros(2, 4, 3, 8, dtype=torch.bfloat16)
@@ -102,8 +103,9 @@ def test_e4m3_has_a_descale_for_each_head(bound: Bound) -> None:
         bound.forward(q, k, v, scale=1.0, out=out, **{**descales, "v_descale": None})
     with pytest.raises(ValueError, match=r"k_descale is \[2, 4\]: axis 1 must be 2"):
         bound.forward(q, k, v, scale=1.0, out=out, **{**descales, "k_descale": torch.ones(2, 4)})
-    with pytest.raises(TypeError, match="q is e4m3 and out is fp32; it must be fp16 or bf16"):
+    with pytest.raises(TypeError) as error:
         bound.forward(q, k, v, scale=1.0, out=out.float(), **descales)
+    assert snapshot == str(error.value)
 
 
 def test_scores_have_a_column_for_each_key(bound: Bound) -> None:
@@ -148,13 +150,14 @@ def test_bad_arguments_are_python_errors(bound: Bound, changed: dict[str, Any], 
         bound.forward(**arguments)
 
 
-def test_a_status_is_an_exception(bound: Bound) -> None:
+def test_a_status_is_an_exception(bound: Bound, snapshot: SnapshotAssertion) -> None:
     """A refusal has the kernel's reason, and a failed launch the name of CUDA's error."""
     q, k, v, out = tensors()
     with pytest.raises(UnsupportedCase, match=r"^scale is -2$"):
         bound.forward(q, k, v, scale=-2.0, out=out)
     with pytest.raises(UnsupportedCase, match="the kernel gave no reason"):
         bound.forward(q, k, v, scale=-1.0, out=out)
-    with pytest.raises(LaunchError, match="launch failed: cudaErrorOfTheTest: the test asked for it"):
+    with pytest.raises(LaunchError) as error:
         bound.forward(q, k, v, scale=101.0, out=out)
+    assert snapshot == str(error.value)
     bound.forward(q, k, v, scale=1.0, out=out)

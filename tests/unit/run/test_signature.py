@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Call, Constant, Entry
@@ -76,13 +77,16 @@ def test_the_declared_call_is_compared() -> None:
     assert signature_problem(FUNCTIONS["flash"], Entry(call=Call(keywords={"softmax_scale": "scale"}))) is None
 
 
-def test_the_line_makes_the_function_callable(write_variant: WriteVariant, tmp_path: Path) -> None:
+def test_the_line_makes_the_function_callable(
+    write_variant: WriteVariant, tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
     """Loading fails with the line; with that line in the manifest, the function is called."""
     source = "def forward(q, k, v, softmax_scale=None):\n    return q * softmax_scale\n"
     folder = write_variant("mine", manifest='entry: {target: "entry:forward"}\n', **{"entry.py": source})
     manifest = folder / "variant.yaml"
-    with pytest.raises(FaError, match=r"^mine: entry.target 'entry:forward': it is called as ") as caught:
+    with pytest.raises(FaError) as caught:
         load_forward(read_manifest(manifest, tmp_path)[0], None)
+    assert snapshot == str(caught.value)
     (line,) = re.findall(r"`(.*)`", str(caught.value))
     manifest.write_text(line, encoding="utf-8")
     q = torch.ones(1, 1, 2, 4)
@@ -147,17 +151,14 @@ def test_an_extension_without_a_module_gets_the_line(write_variant: WriteVariant
     assert str(caught.value).endswith(line)
 
 
-def test_a_missing_operator_is_named_with_its_neighbours() -> None:
+def test_a_missing_operator_is_named_with_its_neighbours(snapshot: SnapshotAssertion) -> None:
     """If the operator is missing, the message has the operators of its namespace and the line that registers it."""
     library = LIBRARY("fa_neighbours", "DEF")
     library.define("backward(Tensor q) -> Tensor")
-    assert module._operators("fa_neighbours::forward") == (
-        " (in namespace fa_neighbours: fa_neighbours::backward); write `TORCH_LIBRARY(fa_neighbours, library) "
-        '{ library.def("forward", &forward); }`, or another entry.target'
-    )
+    assert snapshot == module._operators("fa_neighbours::forward")
 
 
-def test_a_define_that_is_no_parameter_is_named() -> None:
+def test_a_define_that_is_no_parameter_is_named(snapshot: SnapshotAssertion) -> None:
     """Each define must be a parameter of a Python entry, or the function must take any keyword."""
 
     def takes_block(q: object, *, BLOCK: int) -> None:  # noqa: N803  # a define's name
@@ -166,6 +167,5 @@ def test_a_define_that_is_no_parameter_is_named() -> None:
     def takes_all(q: object, **defines: object) -> None:
         """Takes every define."""
 
-    expected = "it gets each define as a keyword, and has no parameter 'STAGES' (its parameters are: q, BLOCK)"
-    assert expected == defines_problem(takes_block, {"BLOCK": 1, "STAGES": 2})
+    assert snapshot == defines_problem(takes_block, {"BLOCK": 1, "STAGES": 2})
     assert [None, None] == [defines_problem(takes_block, {"BLOCK": 1}), defines_problem(takes_all, {"STAGES": 2})]

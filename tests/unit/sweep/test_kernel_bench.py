@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.manifest import read_manifest
@@ -251,13 +252,14 @@ def test_an_edit_while_it_is_timed_is_no_result(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("outcome", "expected"), [("wrong", "wrong"), ("cheat", "wrong"), ("hung", "hung")])
 def test_a_problem_where_it_was_not_searched_is_returned(
-    monkeypatch: pytest.MonkeyPatch, outcome: Outcome, expected: str
+    monkeypatch: pytest.MonkeyPatch, outcome: Outcome, expected: str, snapshot: SnapshotAssertion
 ) -> None:
     """What the timed calls at unsearched shapes did wrong is a problem of the configuration."""
     bench = bench_with(monkeypatch, Workers(GateResult(outcome, "in timed calls", ())), (OTHER,))
     problem = bench.measure_unsearched({"M": 2})
     assert isinstance(problem, TrialResult)
-    assert (expected, "timed where it was not searched: in timed calls") == (problem.outcome, problem.reason)
+    assert expected == problem.outcome
+    assert snapshot == problem.reason
 
 
 def test_times_where_it_was_not_searched_are_ratios(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.sweep_space import Point, Sweep, point_text
 from pytest_fa.errors import UsageProblem
@@ -345,16 +346,18 @@ def test_a_complaint_has_no_password() -> None:
     assert ("nosuch://..." in str(problem.value), "secret" in str(problem.value)) == (True, False)
 
 
-def test_a_missing_study_is_named(tmp_path: Path) -> None:
+def test_a_missing_study_is_named(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     """A file or a database that is not there, or has no study, is one sentence."""
-    with pytest.raises(UsageProblem, match=r"there is no study '/nowhere'; `pytest --fa-sweep=NAME` makes one"):
+    with pytest.raises(UsageProblem) as error:
         study_names("/nowhere")
+    assert snapshot == str(error.value)
     open_storage(str(tmp_path / "empty"))
     (tmp_path / "empty").touch()
     with pytest.raises(UsageProblem, match="empty' has no study"):
         study_names(str(tmp_path / "empty"))
-    with pytest.raises(UsageProblem, match="the study 'nosuch://x/y' cannot be opened: "):
+    with pytest.raises(UsageProblem) as error:
         open_storage("nosuch://x/y")
+    assert snapshot == str(error.value)
 
 
 def test_the_journal_s_lock_ends_with_its_holder(tmp_path: Path) -> None:

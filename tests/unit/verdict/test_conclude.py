@@ -8,6 +8,7 @@ from typing import get_args
 
 import msgspec
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.records.gated import Gate, GatePair, GateVerdict, PairSamples
 from pytest_fa.records.judged import Diagnosis
@@ -174,10 +175,10 @@ def test_a_profile_says_what_decides_the_time() -> None:
     assert [(each.label, each.candidate, each.baseline) for each in part.beside] == [("DRAM", 80.0, 40.0)]
 
 
-def test_next_steps_name_a_command() -> None:
+def test_next_steps_name_a_command(snapshot: SnapshotAssertion) -> None:
     """A slower variant on a GPU is to be profiled; a wrong one is to be repeated alone."""
     question = Question("mine", ("mine",))
     slower = next_steps(question, "slower", RunResult((RIGHT, gate_record("FAIL"))), on_gpu=True)
-    assert slower == ("see what decides the time: python -m pytest_fa judge mine --ncu",)
+    assert snapshot == slower
     wrong = RunResult((record(outcome="wrong", message="m", check=WRONG, rerun_command="pytest -k this"),))
     assert next_steps(question, "wrong", wrong, on_gpu=True) == ("one test alone: pytest -k this",)

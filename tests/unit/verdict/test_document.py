@@ -14,9 +14,10 @@ import pytest_fa
 from pytest_fa.records.record import Outcome
 from pytest_fa.verdict import conclude
 from pytest_fa.verdict.document import EXIT_STATUSES, JudgeDocument, Status, schema, schema_text
+from tests.factories import RECORDED
 
 PUBLISHED = Path(pytest_fa.__file__).parent / "verdict" / "judge.schema.json"
-FIRST = Path(__file__).parents[2] / "golden" / "judge-1.0.schema.json"
+FIRST = RECORDED / "earlier" / "judge-1.0.schema.json"
 
 
 def test_the_published_schema_is_that_of_the_code() -> None:

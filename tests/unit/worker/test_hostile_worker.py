@@ -23,6 +23,7 @@ from pytest_fa.worker import client, fork_server, job_output
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.jobs import CaseJob, encode
 from tests.factories import PYTHON_SOURCE
+from tests.tiers import nightly_after, nightly_but
 from tests.unit.worker.conftest import FIND_JUDGE, JobOfSource
 
 RunEntry = Callable[[str], CaseJob]
@@ -129,7 +130,9 @@ MESSAGES = {
 }
 
 
-@pytest.mark.parametrize("name", MESSAGES)
+@pytest.mark.parametrize(
+    "name", nightly_but(MESSAGES, "a result", "a guessed number", "thousands of descriptors", "a closed connection")
+)
 def test_a_hostile_message_costs_its_case(workers: Workers, job_of: RunEntry, name: str) -> None:
     """The case has an outcome of its own and a sentence, soon, and the next case runs."""
     lines, outcome, words = MESSAGES[name]
@@ -166,7 +169,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.parametrize("name", nightly_but(ENDINGS, "exit", "endless recursion", "abort"))
 def test_an_ending_costs_its_case(workers: Workers, job_of: RunEntry, name: str) -> None:
     """However a call ends its process, the case says how, and the next case runs."""
     lines, outcome, words = ENDINGS[name]
@@ -177,7 +180,7 @@ def test_an_ending_costs_its_case(workers: Workers, job_of: RunEntry, name: str)
 
 @pytest.mark.parametrize(
     "lines",
-    ["import time; time.sleep(60)", FIND_CONNECTION + "send(b'x' * 50, 100); time.sleep(60)"],
+    nightly_after(1, ["import time; time.sleep(60)", FIND_CONNECTION + "send(b'x' * 50, 100); time.sleep(60)"]),
     ids=["silent", "half an answer"],
 )
 def test_a_silent_candidate_is_hung(workers: Workers, job_of: RunEntry, lines: str) -> None:
@@ -195,6 +198,7 @@ def test_a_forged_line_is_only_output(workers: Workers, job_of: RunEntry) -> Non
     assert forged in workers.take_output()
 
 
+@pytest.mark.nightly
 def test_memory_has_a_bound(workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that takes more than the bound is ended; the test allows 0.75 GiB."""
     monkeypatch.setattr(client, "MOST_MEMORY_SHARE", 0.75 * 2**30 / memory_bytes())
@@ -206,6 +210,7 @@ def test_memory_has_a_bound(workers: Workers, job_of: RunEntry, monkeypatch: pyt
     assert workers.run(job_of("pass")).outcome == "ok"
 
 
+@pytest.mark.nightly
 def test_the_position_of_the_log_is_not_shared(workers: Workers, job_of: RunEntry) -> None:
     """A variant that writes 8 GiB behind the end of its log does not let the next one appear to write so much."""
     workers.run(job_of("import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETFL, 0); os.lseek(1, 2**33, 0); print('far')"))
@@ -224,7 +229,7 @@ SIGNALS = {
 }
 
 
-@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize("name", nightly_but(SIGNALS, "kill the judge", "stop the server"))
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may trace the judge")
 def test_a_signal_to_the_judge_gives_no_verdict(job_of: RunEntry, name: str) -> None:
     """A variant may stop the judge or the server, but it is not `ok` then, and the next case runs."""
@@ -235,6 +240,7 @@ def test_a_signal_to_the_judge_gives_no_verdict(job_of: RunEntry, name: str) -> 
         assert workers.run(job_of("pass")).outcome == "ok"
 
 
+@pytest.mark.nightly
 def test_endless_output_ends(workers: Workers, job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variant that floods its output is ended before it fills the disk, and the log is emptied."""
     monkeypatch.setattr(client, "MOST_LOG_BYTES", 2**22)
@@ -296,7 +302,7 @@ def test_a_child_may_not_answer(workers: Workers, job_of: RunEntry) -> None:
     assert workers.run(job_of("pass")).outcome == "ok"
 
 
-@pytest.mark.parametrize("ending", ["", "os._exit(1)", "os.kill(os.getpid(), 9)", "time.sleep(60)"])
+@pytest.mark.parametrize("ending", nightly_after(1, ["", "os._exit(1)", "os.kill(os.getpid(), 9)", "time.sleep(60)"]))
 def test_a_daemon_ends_with_its_worker(workers: Workers, job_of: RunEntry, tmp_path: Path, ending: str) -> None:
     """A process that detached itself from the worker is ended with it, however the worker ends."""
     path = tmp_path / "daemon"
@@ -318,6 +324,7 @@ def test_no_process_stays_after_a_killed_server(job_of: RunEntry, tmp_path: Path
     assert is_gone(int(path.read_text(encoding="utf-8")))
 
 
+@pytest.mark.nightly
 def test_no_process_stays_after_a_killed_client(tmp_path: Path, job_of: RunEntry) -> None:
     """If pytest's process is killed while an entry hangs, the server, the worker and a detached process end."""
     path = tmp_path / "daemon"
@@ -338,6 +345,7 @@ def test_no_process_stays_after_a_killed_client(tmp_path: Path, job_of: RunEntry
     assert [pid for pid in pids if not is_gone(pid)] == []
 
 
+@pytest.mark.nightly
 def test_no_process_stays_after_a_kill_during_the_import(tmp_path: Path) -> None:
     """If pytest's process is killed while the server still imports torch, the server ends."""
     code = "import os; from pytest_fa.worker.client import Workers; w = Workers(); w.start(); os.kill(os.getpid(), 9)"
@@ -424,7 +432,7 @@ CHANGES = {
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: pinning changes nothing")
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may raise a priority again")
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", nightly_but(CHANGES, "priority of the judge", "CPUs of pytest"))
 def test_a_change_of_a_parent_is_undone_and_named(job_of: RunEntry, name: str) -> None:
     """A variant that renices, pins or limits its parents fails, and their state is what it was."""
     lines, words = CHANGES[name]
@@ -439,6 +447,7 @@ def test_a_change_of_a_parent_is_undone_and_named(job_of: RunEntry, name: str) -
     assert before == after
 
 
+@pytest.mark.nightly
 def test_a_server_that_does_not_answer_is_replaced(job_of: RunEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is stopped while it should end a worker is killed, and the next job runs on another one."""
     monkeypatch.setattr(fork_server, "END_SECONDS", 1.0)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.candidate import agent
 from pytest_fa.candidate.candidate import Candidate
@@ -124,23 +125,22 @@ def test_wrong_lse(job_of: JobOf, mistake: str, message: str, cause: str) -> Non
     assert result.check.bad_count == 0
 
 
-def test_lse_of_another_kind(job_of: JobOf) -> None:
+def test_lse_of_another_kind(job_of: JobOf, snapshot: SnapshotAssertion) -> None:
     """A returned log-sum-exp of another shape or dtype is wrong, with both in the message."""
     result = run_case(job_of(RETURNS_LSE.replace("logsumexp(scores, -1)", "logsumexp(scores, -1).half()"), more=LSE))
 
     assert (result.outcome, result.caught_by) == ("wrong", ("lse",))
-    message = "the log-sum-exp is torch.float16 [1, 2, 64], it must be torch.float32 [1, 2, 64]"
-    assert result.message.splitlines()[0] == message
+    assert snapshot == result.message.splitlines()[0]
 
 
-def test_lse_that_changes(job_of: JobOf) -> None:
+def test_lse_that_changes(job_of: JobOf, snapshot: SnapshotAssertion) -> None:
     """A log-sum-exp that differs in a repeat is wrong, even if it is within its bound."""
     flickers = "lse.copy_(torch.logsumexp(scores, -1)); lse[0, 0, 0] += CALLS.append(0) or 1e-6 * (len(CALLS) % 3 == 0)"
     source = WRITES_LSE.replace("lse.copy_(torch.logsumexp(scores, -1))", flickers) + "\n\nCALLS = []\n"
     result = run_case(job_of(source, more=LSE, repeats=8))
 
     assert (result.outcome, result.caught_by) == ("wrong", ("repeats",))
-    assert result.message == "the log-sum-exp of 3 of 8 repeats differs from the first call bit by bit"
+    assert snapshot == result.message
 
 
 def test_lse_past_its_end(job_of: JobOf) -> None:
@@ -496,14 +496,12 @@ def test_a_further_seed_is_repeated_less(job_of: JobOf) -> None:
         assert result.repeats.count == made
 
 
-def test_output_that_changes(job_of: JobOf) -> None:
+def test_output_that_changes(job_of: JobOf, snapshot: SnapshotAssertion) -> None:
     """An output that is within its bounds but differs from call to call is wrong; the first differing place is kept."""
     result = run_case(job_of(FLICKERS, repeats=12))
 
-    assert (result.outcome, result.message) == (
-        "wrong",
-        "3 of 12 repeats differ from the first call bit by bit",
-    )
+    assert result.outcome == "wrong"
+    assert snapshot == result.message
     assert result.repeats is not None
     assert (result.repeats.differing, result.repeats.element_count, result.repeats.first) == (3, 1, (0, 1, 5, 2))
 
@@ -580,7 +578,7 @@ def test_the_delegation_check_keeps_torch_compile_working(job_of: JobOf) -> None
     assert [run_case(job_of(FLEX)).outcome for _ in range(2)] == ["ok", "ok"]
 
 
-def test_a_wrong_candidate_is_cross_checked(job_of: JobOf) -> None:
+def test_a_wrong_candidate_is_cross_checked(job_of: JobOf, snapshot: SnapshotAssertion) -> None:
     """If a candidate is wrong, SDPA backends are judged on the same inputs and the diagnosis has their results."""
     baselines = discover(()).variants
     cross_checks = tuple(baselines[name] for name in ("sdpa_math", "sdpa_flash"))
@@ -592,11 +590,12 @@ def test_a_wrong_candidate_is_cross_checked(job_of: JobOf) -> None:
         ("sdpa_math", True),
         ("sdpa_flash", True),
     ]
-    conclusion = "only the candidate is wrong; right under the same policy: sdpa_math, sdpa_flash"
-    assert result.diagnosis.conclusion == conclusion
+    assert snapshot == result.diagnosis.conclusion
 
 
-def test_a_diagnosis_that_raises_keeps_the_cross_checks(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diagnosis_that_raises_keeps_the_cross_checks(
+    job_of: JobOf, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
     """If the diagnosis raises an exception, its type is named, and the verdict and the cross-checks stay."""
 
     def fail(*_: object) -> None:
@@ -611,7 +610,7 @@ def test_a_diagnosis_that_raises_keeps_the_cross_checks(job_of: JobOf, monkeypat
     assert result.diagnosis is not None
     assert result.diagnosis.cause.startswith("not diagnosed: ZeroDivisionError")
     assert [(each.name, each.passed) for each in result.diagnosis.cross_checks] == [("sdpa_math", True)]
-    assert result.diagnosis.conclusion == "only the candidate is wrong; right under the same policy: sdpa_math"
+    assert snapshot == result.diagnosis.conclusion
 
 
 def test_a_cross_check_that_raises_is_absent(job_of: JobOf) -> None:
@@ -717,7 +716,7 @@ def test_library_that_does_not_load(job_of: JobOf, tmp_path: Path) -> None:
 # -- the device -------------------------------------------------------------------------------------------------------
 
 
-def test_lost_device(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_device(job_of: JobOf, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion) -> None:
     """After a CUDA error in the kernel, the result says that the context is lost."""
 
     def lose(_: object) -> None:
@@ -730,7 +729,7 @@ def test_lost_device(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_case(job_of(device="cuda"))
 
     assert (result.outcome, result.context_lost) == ("device_error", True)
-    assert result.message == "CUDA error: an illegal memory access was encountered"
+    assert snapshot == result.message
 
 
 @pytest.mark.parametrize("alive", [True, False])
