@@ -41,6 +41,7 @@ def test_the_difference_is_shown_as_measured(run: Run, both: Project) -> None:
     assert [each.ablation.phase for each in both.records if each.ablation] == ["softmax"]
 
 
+@pytest.mark.nightly
 def test_an_ablation_alone_shows_no_difference(both: Project) -> None:
     """If the parent is not in the run, no difference is shown."""
     run = both.suite("--fa-variant=no_softmax", ONE_CASE, "-k", "no_softmax")

@@ -76,12 +76,13 @@ def test_arch_decides_what_is_built(builds: Project, run: Run) -> None:
     assert [build.arch for build in record.builds] == ["sm_80", "sm_90a"]
 
 
-def test_all_architectures_without_a_gpu(project: Project) -> None:
-    """Without --fa-arch and without a GPU, every architecture of the manifest is built."""
+@pytest.mark.parametrize(("options", "arches"), [((), "sm_90a"), (("--fa-static",), "sm_80, sm_89, sm_90a")])
+def test_one_architecture_without_a_gpu(project: Project, options: tuple[str, ...], arches: str) -> None:
+    """Without --fa-arch and a GPU, the last architecture of the manifest is built; with --fa-static, all are."""
     project.cuda_variant("zero")
-    result = project.suite("-k", "test_build", "--fa-no-build", "--fa-cache=nowhere")
+    result = project.suite("-k", "test_build", "--fa-no-build", "--fa-cache=nowhere", *options)
     (missing,) = re.findall(r"no build in .* \(zero for (.*)\)", result.reasons["test_build[zero]"])
-    assert missing == "sm_80, sm_89, sm_90a"
+    assert missing == arches
 
 
 def test_arch_that_a_variant_lacks(project: Project) -> None:
@@ -112,6 +113,7 @@ def test_an_arch_that_the_compiler_lacks_is_one_usage_error(builds: Project) -> 
     )
 
 
+@pytest.mark.nightly
 def test_an_arch_of_a_manifest_that_the_compiler_lacks_fails_that_variant(project: Project) -> None:
     """If the manifest names the architecture, only that build fails, with the architectures that the compiler has."""
     project.cuda_variant("old", manifest=MANIFEST + "arch: [sm_20]\n")
@@ -123,6 +125,7 @@ def test_an_arch_of_a_manifest_that_the_compiler_lacks_fails_that_variant(projec
     )
 
 
+@pytest.mark.nightly
 def test_a_manifest_without_arch_is_built_for_any(project: Project) -> None:
     """A variant whose manifest names no architecture is compiled for those of --fa-arch, also newer ones."""
     project.cuda_variant("zero", manifest="")

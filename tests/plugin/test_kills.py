@@ -67,13 +67,9 @@ COMBINATIONS = [
     for stage in stages
 ]
 ALWAYS = [
-    ("pytest", signal.SIGKILL, "build"),
     ("pytest", signal.SIGKILL, "check"),
     ("pytest", signal.SIGINT, "check"),
-    ("pytest", signal.SIGTERM, "time"),
-    ("pytest", signal.SIGKILL, "gate"),
     ("server", signal.SIGKILL, "check"),
-    ("worker", signal.SIGKILL, "gate"),
     ("ninja", signal.SIGKILL, "build"),
 ]
 RUNS = [

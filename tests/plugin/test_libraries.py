@@ -57,6 +57,7 @@ def pack(path: Path, content: dict[str, bytes]) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_the_library_is_in_the_bundle(bundled: Bundled) -> None:
     """The bundle has the files of the build and `build.json`, nothing else of the cache, and is verified."""
     packed = [name for name in content_of(bundled.archive) if name.startswith(LIBRARIES)]
@@ -65,6 +66,7 @@ def test_the_library_is_in_the_bundle(bundled: Bundled) -> None:
     assert (result.returncode, result.stdout.splitlines()[-1].partition(" ")[0]) == (0, "VERIFIED"), result.stdout
 
 
+@pytest.mark.nightly
 def test_it_is_replayed_without_a_compiler(bundled: Bundled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--use-libraries` runs the library of the bundle: the outcome is the same, and no compiler is started."""
     for name, value in HIDES_COMPILER.items():
@@ -78,6 +80,7 @@ def test_it_is_replayed_without_a_compiler(bundled: Bundled, tmp_path: Path, mon
     assert again.returncode != 0  # without the libraries, it needs the compiler that is hidden
 
 
+@pytest.mark.nightly
 def test_a_replay_that_compiles_does_not_use_libraries(bundled: Bundled) -> None:
     """With the level `build`, `--use-libraries` is refused."""
     result = bundled.command("replay", str(bundled.archive), "--use-libraries", "--level=build")
@@ -89,6 +92,7 @@ def library_of(content: dict[str, bytes]) -> str:
     return next(name for name in content if name.startswith(LIBRARIES) and name.endswith(".so"))
 
 
+@pytest.mark.nightly
 def test_a_changed_library_is_noticed_although_all_hashes_fit(bundled: Bundled, tmp_path: Path) -> None:
     """A library that is not the one of the records breaks the bundle, also if it is sealed again."""
     content = content_of(bundled.archive)
@@ -99,6 +103,7 @@ def test_a_changed_library_is_noticed_although_all_hashes_fit(bundled: Bundled, 
     assert f"consistency: {name} is not the library that the records name" in result.stdout
 
 
+@pytest.mark.nightly
 def test_another_library_and_a_missing_one_are_noticed(bundled: Bundled, tmp_path: Path) -> None:
     """A library that no record names breaks the bundle, and so does one that is missing beside others."""
     content = content_of(bundled.archive)
@@ -109,6 +114,7 @@ def test_another_library_and_a_missing_one_are_noticed(bundled: Bundled, tmp_pat
     assert "is missing, although the bundle has libraries" in result.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("damage", "reason"), [("remove", "is not in the cache"), ("change", "is not the library")])
 def test_a_library_that_was_not_run_is_not_packed(bundled: Bundled, tmp_path: Path, damage: str, reason: str) -> None:
     """If the cache has lost or changed a library since the run, no bundle is made."""

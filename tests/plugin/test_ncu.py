@@ -175,6 +175,7 @@ def test_strict_makes_it_a_failure(counted: Project) -> None:
     assert (run.ret, run.outcomes) == (1, {f"test_profile[right-{SHAPE}]": "failed"})
 
 
+@pytest.mark.nightly
 def test_nothing_but_skipped_profiles_is_red(counted: Project) -> None:
     """A run of profiles only, all of them skipped, fails because nothing ran."""
     run = ncu(counted, "right", "-k", "test_profile", FAKE_NCU="permission")
@@ -187,6 +188,7 @@ def test_a_run_without_kernels_is_not_measured(counted: Project) -> None:
     assert "not measured (no-kernels): no kernel ran inside the NVTX range" in run.text
 
 
+@pytest.mark.nightly
 def test_presets_have_separate_files(counted: Project) -> None:
     """The report of another preset does not overwrite the first one."""
     run = ncu(counted, "right", "-k", "test_profile", "--ncu-set=stalls")
@@ -195,6 +197,7 @@ def test_presets_have_separate_files(counted: Project) -> None:
     assert (folder / f"right-{CASE}.stalls.ncu-rep").is_file()
 
 
+@pytest.mark.nightly
 def test_a_call_of_two_kernels(counted: Project) -> None:
     """Each kernel of a call has its bottleneck, and the headline has the sum of their times."""
     run = ncu(counted, "right", "-k", "test_profile", FAKE_KERNELS="3,4")
@@ -221,6 +224,7 @@ def test_without_a_gpu_it_is_skipped(new_project: NewProject) -> None:
     assert "runs on the CPU here, and Nsight Compute profiles only GPU kernels" in run.text
 
 
+@pytest.mark.nightly
 def test_timing_under_a_tool_is_refused(counted: Project) -> None:
     """Under a profiler test_speed fails, unless --benchmark-disable is given: the times would not be valid."""
     case = ("--fa-variant=right", f"--fa-case={CASE}", "-k", "test_speed and right")
@@ -231,6 +235,7 @@ def test_timing_under_a_tool_is_refused(counted: Project) -> None:
     assert counted.suite(*case, "--benchmark-disable", env=watched).ret == 0
 
 
+@pytest.mark.nightly
 def test_github_shows_the_profiles(counted: Project, tmp_path: Path) -> None:
     """The profiles are a table in GitHub's step summary, after what was in it."""
     summary = tmp_path / "summary.md"
@@ -242,6 +247,7 @@ def test_github_shows_the_profiles(counted: Project, tmp_path: Path) -> None:
     assert lines[-2].startswith(f"| right-{CASE}-verdict | 9.06 | latency-bound&#58; ")
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("pytest_html") is None, reason="pytest-html is not installed")
 def test_the_html_page_links_the_report(counted: Project) -> None:
     """The page of pytest-html links the report by a path relative to the page."""

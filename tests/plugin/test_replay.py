@@ -96,6 +96,7 @@ def test_the_command_of_a_reviewer(bundled: Bundled, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_another_kernel_is_not_reproduced(bundled: Bundled, new_project: NewProject) -> None:
     """If the packed source is not the one that was judged, the outcome differs, and the replay says so."""
     project = new_project("exchanged")
@@ -115,6 +116,7 @@ def test_another_kernel_is_not_reproduced(bundled: Bundled, new_project: NewProj
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_build_is_reproduced(new_project: NewProject) -> None:
     """The same compiler makes the same machine code from the packed source."""

@@ -22,6 +22,7 @@ from tests.plugin.conftest import (
     Project,
     inner_environment,
 )
+from tests.tiers import nightly_after
 
 # A user's own tests that run kernels through `fa_run`.
 OWN_TESTS = """\
@@ -139,7 +140,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize(("command", "test"), FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize(("command", "test"), nightly_after(3, FAILURES.values()), ids=FAILURES)
 def test_a_pasted_command_fails_in_the_same_way(shell: Shell, command: str, test: str) -> None:
     """The rerun command of a failure runs exactly that test, whose failure has the same lines."""
     printed = shell.type(command)
@@ -150,12 +151,15 @@ def test_a_pasted_command_fails_in_the_same_way(shell: Shell, command: str, test
 
 @pytest.mark.parametrize(
     ("folder", "command"),
-    [
-        ("sub", f"pytest --fa-variant=wrong {ONE_CASE} -k test_correct"),
-        ("sub", f"pytest -c other.ini --fa-variant=wrong {ONE_CASE} -k test_correct"),
-        ("sub", f"pytest --rootdir=.. --fa-variant=wrong {ONE_CASE} -k test_correct"),
-        ("..", "pytest {root}/own/test_own.py --fa-variant=wrong " + f"{ONE_CASE} -k elsewhere"),
-    ],
+    nightly_after(
+        1,
+        [
+            ("sub", f"pytest --fa-variant=wrong {ONE_CASE} -k test_correct"),
+            ("sub", f"pytest -c other.ini --fa-variant=wrong {ONE_CASE} -k test_correct"),
+            ("sub", f"pytest --rootdir=.. --fa-variant=wrong {ONE_CASE} -k test_correct"),
+            ("..", "pytest {root}/own/test_own.py --fa-variant=wrong " + f"{ONE_CASE} -k elsewhere"),
+        ],
+    ),
     ids=["sub-folder", "-c", "--rootdir", "own test from outside"],
 )
 def test_a_command_works_where_it_was_printed(lab: Project, shell: Shell, folder: str, command: str) -> None:
@@ -166,6 +170,7 @@ def test_a_command_works_where_it_was_printed(lab: Project, shell: Shell, folder
     assert outcome[1] == "failure"
 
 
+@pytest.mark.nightly
 def test_other_tests_in_testpaths_are_not_rerun(lab: Project) -> None:
     """If the ini file sets `testpaths`, the rerun command selects the shipped suite itself."""
     lab.write("paths.ini", "[pytest]\ntestpaths = own\n")
@@ -185,7 +190,7 @@ def test_a_timing_is_rerun_with_its_companions(shell: Shell) -> None:
 
 
 @pytest.mark.needs_nvcc
-@pytest.mark.parametrize("static", ["", " --fa-static"])
+@pytest.mark.parametrize("static", nightly_after(1, ["", " --fa-static"]))
 def test_a_build_is_rerun_with_its_definition(shell: Shell, static: str) -> None:
     """The rerun command of a failed build names the variant with its definitions, and repeats --fa-static."""
     (rerun,) = reruns(shell.type(f"pytest --fa-variant=zero@BLOCK=32{static} -k test_build"))
@@ -215,6 +220,7 @@ def test_the_self_test_is_rerun(shell: Shell) -> None:
     assert shell.outcomes(rerun) == {"selftest::test_judge[twin_right]": "failure"}
 
 
+@pytest.mark.nightly
 def test_the_self_test_without_timing(shell: Shell) -> None:
     """With --benchmark-disable the kernel that is wrong only in timed calls is skipped with that reason."""
     printed = shell.type("pytest --fa-selftest --benchmark-disable --fa-variant=kept_when_moved -rs")
@@ -223,6 +229,7 @@ def test_the_self_test_without_timing(shell: Shell) -> None:
     assert "1 skipped" in printed
 
 
+@pytest.mark.nightly
 def test_a_path_with_blanks(new_project: NewProject) -> None:
     """In folders with blanks a variant compiles, a wrong one fails, and its rerun command can be pasted."""
     project = new_project("a folder with blanks")

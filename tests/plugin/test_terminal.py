@@ -136,6 +136,7 @@ def test_verbose_explains_the_columns(good: Project) -> None:
 # -- many variants ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_twenty_variants_on_four_shapes_fit_100_lines(new_project: NewProject) -> None:
     """A run of twenty variants on four shapes has at most 100 lines, and one answer."""
     project = new_project("twenty")
@@ -195,6 +196,7 @@ def test_a_terminal_shows_the_status_line(slow: Project, verbosity: tuple[str, .
     assert re.search(r"[1-9]\d* passed", text)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("option", ["-q", "-s"])
 def test_the_status_line_can_be_in_the_way(slow: Project, option: str) -> None:
     """With -q, and where something else writes to the terminal, it is not shown."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import msgspec
+import pytest
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.worker.client import Workers
@@ -59,6 +60,7 @@ def test_a_compilation_may_take_longer_than_the_watchdog_allows(workers: Workers
     assert result.compile_seconds + sum(stage.seconds for stage in result.stages) <= time.monotonic() - start
 
 
+@pytest.mark.nightly
 def test_each_new_kind_of_arguments_may_compile_once(workers: Workers, job_of_source: JobOfSource) -> None:
     """In one process, a shape that was called before has no compilation any more, and a new shape has one."""
     job = job_of_source(source(), watchdog_seconds=WATCHDOG_SECONDS)
@@ -75,6 +77,7 @@ def test_without_a_compiler_the_watchdog_limits_the_first_call(workers: Workers,
     assert (result.outcome, result.caught_by, result.compile_seconds) == ("hung", ("watchdog",), 0.0)
 
 
+@pytest.mark.nightly
 def test_a_hang_after_the_first_call_is_not_a_compilation(workers: Workers, job_of_source: JobOfSource) -> None:
     """A variant with a compiler that hangs in a later call is ended after the watchdog's time."""
     hangs = source(line="time.sleep(60 * (len(calls) > 0))")
@@ -99,6 +102,7 @@ def test_torch_compile_is_recognised(workers: Workers, job_of_source: JobOfSourc
     assert again.compile_seconds == 0.0
 
 
+@pytest.mark.nightly
 def test_a_property_compiles_for_its_own_arguments(workers: Workers, job_of_source: JobOfSource) -> None:
     """A property that calls with another shape has time to compile for it, beside that for the case's shape."""
     job = job_of_source(source(), "b2h2s64d64-fp16-seed0", watchdog_seconds=WATCHDOG_SECONDS, property_name="new_shape")

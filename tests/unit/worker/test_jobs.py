@@ -256,6 +256,7 @@ def test_closing_ends_every_process(job_of: JobOf) -> None:
     assert [pid for pid in pids if not wait_until_gone(pid)] == []
 
 
+@pytest.mark.nightly
 def test_what_was_let_go_ends_by_itself(job_of: JobOf) -> None:
     """After `let_go` all processes end without `close`; a later job runs on a new server."""
     workers = Workers()
@@ -304,6 +305,7 @@ def test_close_kills_an_unused_server() -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.nightly
 def test_close_kills_a_server_that_does_not_end(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is stopped is killed after one time limit, and not after two."""
     monkeypatch.setattr(fork_server, "END_SECONDS", 2.0)
