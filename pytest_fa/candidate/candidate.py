@@ -160,15 +160,18 @@ class Candidate:
         command: Run | ReplaySeries | Cold,
         meanwhile: Callable[[], object] | None = None,
         copy_outputs: Callable[[tuple[Allocated | None, ...]], object] | None = None,
+        publish: Callable[[], object] = lambda: None,
     ) -> CommandTimes:
         """Have a command carried out, and time it from outside.
 
-        The answer alone does not stop the clock: `copy_outputs` then copies outputs to memory of this process, and the
-        clock stops when these copies are complete.  It gets the places of outputs that the function allocated.
+        The clock starts before `publish` makes the inputs visible, so that no work on them can precede it.  The answer
+        alone does not stop it: `copy_outputs` then copies outputs to memory of this process, and the clock stops when
+        these copies are complete.  It gets the places of outputs that the function allocated.
         """
         self.before_launch()
         with self._first_call(command) as limit_seconds:
             start = time.perf_counter_ns()
+            publish()
             done = self._connection.ask(command, limit_seconds, meanwhile=meanwhile)
             if copy_outputs:
                 copy_outputs(done.allocated)

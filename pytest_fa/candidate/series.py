@@ -182,7 +182,7 @@ class PreparedSeries:
             torch.cuda.synchronize()
             if index:  # the first replay is a warm-up
                 samples += [start.elapsed_time(end) * 1000 for start, end in ends]
-        return Done(inside_us=tuple(samples))
+        return Done(inside_us=tuple(samples), allocated=self._allocated())
 
     def _begin(self) -> None:
         self._next = 0

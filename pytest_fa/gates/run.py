@@ -39,6 +39,8 @@ from pytest_fa.session.rerun import rerun_command
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.jobs import Arm, ArmPair, CaseResult, GateJob, GateResult
 
+# Where the spread of a CPU is not known, a baseline may be a quarter slower than in the pilot: 3 % and twice this.
+UNKNOWN_SD = 0.11
 OUTCOMES: dict[str, Outcome] = {"PASS": "ok", "FAIL": "gate_failed", "INCONCLUSIVE": "inconclusive"}
 
 
@@ -122,7 +124,7 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
             samples = _samples(arm_pairs, results, gpus)
             analysis = analyse(samples, question.ratio, is_last=count == ANALYSES[-1], process_sd=process_sd)
             baselines = baselines_us(arm_pairs, results[:: max(len(gpus), 1)])  # on the GPU of the pilot
-            analysis = _held_to_pilot(analysis, pilot, baselines, process_sd if source else math.inf)
+            analysis = _held_to_pilot(analysis, pilot, baselines, process_sd if source else UNKNOWN_SD)
             if analysis.verdict:
                 break
     gate = _gate(question, seed, samples, results, analysis, pilot, effect, (time.monotonic() - start, pilot_seconds))

@@ -12,8 +12,9 @@ from pytest_fa.errors import Tampering, WrongResult
 from pytest_fa.measure.device_time import PROOF_BYTES, PROOF_CALLS, shorter_us
 from pytest_fa.measure.fresh_data import FreshData, Written
 from pytest_fa.measure.timed_series import TimedSeries
-from pytest_fa.records.agreement import MESSAGE_US, PROVEN_SHARE, SHARED_OUTPUT, proof_limit_us
+from pytest_fa.records.agreement import PROVEN_SHARE, SHARED_OUTPUT, proof_limit_us
 from pytest_fa.records.gated import CPU_METHOD
+from pytest_fa.records.timing import MESSAGE_US
 from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.inputs import Inputs
 
@@ -36,6 +37,7 @@ class ArmTimer:
         self.name, self._candidate = name, candidate
         self.is_cpu = candidate.device.type == "cpu"
         self._data = FreshData(candidate, case, inputs, l2_bytes)
+        self._message_us = MESSAGE_US + self._data.publish_us
         self._calls, self._graph = 1, False
         self._series: TimedSeries | None = None
         self.samples_us: list[float] = []
@@ -118,9 +120,9 @@ class ArmTimer:
         if self.is_cpu:
             return
         inside_us, outside_us = (statistics.median(samples) for samples in (self.samples_us, self.outside_us))
-        allowed_us = inside_us * (1 + CLOCK_SHARE) + MESSAGE_US / self._calls
+        allowed_us = inside_us * (1 + CLOCK_SHARE) + self._message_us / self._calls
         if outside_us > allowed_us:
-            is_proof = inside_us < (1 - PROVEN_SHARE) * (outside_us - MESSAGE_US / self._calls)
+            is_proof = inside_us < (1 - PROVEN_SHARE) * (outside_us - self._message_us / self._calls)
             raise (Tampering if is_proof else WrongResult)(
                 "clocks",
                 f"{self.name}: a call takes {inside_us:.2f} us by the clock of its own process and {outside_us:.2f} us "
@@ -140,7 +142,7 @@ class ArmTimer:
         fill_us = self._data.fill_us(outs) / count
         series = TimedSeries(self._data, "proof", count, outs)
         _require_own_outputs(self.name, series)
-        allowed_us = proof_limit_us(statistics.median(self.outside_us), fill_us, count)
+        allowed_us = proof_limit_us(statistics.median(self.outside_us), fill_us, count, self._message_us)
         whole_us, heads = series.proof(count * allowed_us)
         proof_us = whole_us / count
         self.written += heads
@@ -175,7 +177,8 @@ class ArmTimer:
         timed = self._known_series.time(calls)
         if keep:
             self.outside_us.append(timed.outside_us / calls)
-        return (timed.outside_us if self.is_cpu else timed.inside_us[0] if keep else shorter_us(timed)) / calls
+        on_cpu_us = timed.outside_us - self._data.publish_us
+        return (on_cpu_us if self.is_cpu else timed.inside_us[0] if keep else shorter_us(timed)) / calls
 
 
 def _require_own_outputs(name: str, series: TimedSeries) -> None:

@@ -6,7 +6,8 @@
 - On the CPU: the wall-clock time of a few calls.
 
 The candidate's process reads the events.  The judge's process has its own clock: the wall-clock time of the same
-replays, until its copies of outputs are complete.  On the CPU only the judge's clock counts.
+replays, from before their inputs are visible until its copies of outputs are complete.  On the CPU only the judge's
+clock counts.
 """
 
 from __future__ import annotations
@@ -129,7 +130,15 @@ def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
     if min(result.samples_us) <= 0:
         raise NothingLaunched(written)
     median_us, whole = statistics.median(outside_us), statistics.median(whole_us)
-    outside = OutsideTime(median_us, precision(outside_us), whole, 3 * calls, None, None, short.shares_outputs)
+    outside = OutsideTime(
+        median_us,
+        precision(outside_us),
+        whole,
+        3 * calls,
+        None,
+        shares_outputs=short.shares_outputs,
+        publish_us=data.publish_us,
+    )
     return DeviceTime(result, _with_proof(outside, data, written), written)
 
 
@@ -143,7 +152,7 @@ def _with_proof(outside: OutsideTime, data: FreshData, written: list[Written]) -
     outs = data.new_outputs(count)
     fill_us = data.fill_us(outs) / count
     series = TimedSeries(data, "proof", count, outs)
-    proof_us, heads = series.proof(count * proof_limit_us(outside.whole_us, fill_us, count))
+    proof_us, heads = series.proof(count * proof_limit_us(outside.whole_us, fill_us, count, outside.message_us))
     written += heads
     shares = outside.shares_outputs or series.shares_outputs
     figures = {"proof_us": proof_us / count, "proof_calls": count, "fill_us": fill_us, "shares_outputs": shares}
@@ -174,7 +183,15 @@ def _event_pairs(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
         result = sample_until_precise(method, sample_us, calls, is_slowed)
     median_us = statistics.median(outside_us)
     shares = series.shares_outputs
-    outside = OutsideTime(median_us, precision(outside_us), median_us, calls, None, None, shares)
+    outside = OutsideTime(
+        median_us,
+        precision(outside_us),
+        median_us,
+        calls,
+        None,
+        shares_outputs=shares,
+        publish_us=data.publish_us,
+    )
     return DeviceTime(result, outside, written)
 
 
@@ -183,7 +200,7 @@ def _wall_clock(data: FreshData) -> DeviceTime:
     fewest, most = CPU_SAMPLES
     estimate = TimedSeries(data, "estimate", 1, graph=False)
     estimate.time()
-    calls = max(1, min(CPU_CALLS, int(CPU_SAMPLE_US / max(1.0, estimate.time().outside_us))))
+    calls = max(1, min(CPU_CALLS, int(CPU_SAMPLE_US / max(1.0, estimate.time().outside_us - data.publish_us))))
     outs = data.own_outputs(calls)
     calls = len(outs)
     series = TimedSeries(data, "calls", calls, outs, graph=False)
@@ -197,7 +214,7 @@ def _wall_clock(data: FreshData) -> DeviceTime:
         if len(samples) >= fewest and sum(samples) * calls >= CPU_SECONDS * 1e6:
             break
         core_start = clock_us()
-        samples.append(series.time().outside_us / calls)
+        samples.append((series.time().outside_us - data.publish_us) / calls)
         core_samples.append((clock_us() - core_start) / calls)
         written.append(series.written_head())
         data.require_untouched()

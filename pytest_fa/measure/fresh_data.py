@@ -1,12 +1,16 @@
 """`FreshData`: the buffers of timed calls, in which every call reads data of its own and may be checked afterwards.
 
 q, k and v of a call are views into random buffers, at secret offsets that are multiples of 128 bytes.  The buffers are
-filled anew before each sample.  A result that was kept from an earlier call is therefore wrong, whatever it was kept
-by.  The judge has a private copy of the buffers, by which it computes truth.
+filled anew for each sample.  A result that was kept from an earlier call is therefore wrong, whatever it was kept by.
+The judge has a private copy of the buffers, by which it computes truth.
+
+`draw` makes new data in the judge's own memory, and `publish` copies them to where the candidate sees them.  The
+judge's clock starts before `publish`: work that begins as soon as the data are there is inside the time.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 import secrets
 import time
@@ -29,6 +33,9 @@ MOST_OUTPUTS = 8  # that calls write in turn
 OWN_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of outputs that one call each writes
 
 FILLS = 3  # of which the shortest counts
+# The longest time to publish data that is believed: work of a candidate on the same GPU must not lengthen it much.
+MOST_PUBLISH_US = 200.0  # and as long as a copy at the rate below
+LEAST_COPY_BYTES_PER_US = 100e3
 
 
 class Written(NamedTuple):
@@ -157,21 +164,40 @@ class FreshData:
         return self._workspaces[size_bytes]
 
     def redraw(self, outs: list[torch.Tensor] | None = None) -> None:
-        """Fill outputs and workspaces with NaN, and then the buffers with new data.
+        """Draw new data, and publish them."""
+        self.draw(outs)
+        self.publish()
 
-        The data come last: a candidate that watches the buffers could start on them before the clock does.
-        """
+    def draw(self, outs: list[torch.Tensor] | None = None) -> None:
+        """Fill outputs and workspaces with NaN, and the private buffers with new data, which no candidate sees yet."""
         _poison_all(outs or self.outs)
         for workspace in self._workspaces.values():
             workspace[: len(workspace) // 2 * 2].view(torch.int16).fill_(NAN_PATTERN)
         self._generator.manual_seed(self._random.getrandbits(63))
         for private in self._private:
             fill_random(private, self._generator)
+        synchronize(self.candidate.device)
+
+    def publish(self) -> None:
+        """Copy the data to where the candidate sees them, and wait until they are there."""
         for private, shared in zip(self._private, self._shared, strict=True):
             shared.copy_(private)
         for private, shared in zip(self._like.descales or (), self._descales or (), strict=True):
             shared.copy_(private)
         synchronize(self.candidate.device)
+
+    @functools.cached_property
+    def publish_us(self) -> float:
+        """The time that `publish` takes, measured between buffers of this process, which no candidate sees."""
+        targets, times_us = [torch.empty_like(private) for private in self._private], []
+        for _ in range(FILLS):
+            start = time.perf_counter_ns()
+            for private, target in zip(self._private, targets, strict=True):
+                target.copy_(private)
+            synchronize(self.candidate.device)
+            times_us.append((time.perf_counter_ns() - start) / 1000)
+        size_bytes = sum(private.nbytes for private in self._private)
+        return min(*times_us, MOST_PUBLISH_US + size_bytes / LEAST_COPY_BYTES_PER_US)
 
     def require_untouched(self) -> None:
         """Raise `WrongResult` if a timed call changed its inputs."""

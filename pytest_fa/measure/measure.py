@@ -16,6 +16,7 @@ from pytest_fa.measure.fresh_data import FreshData, Written, output_count, rando
 from pytest_fa.measure.launch_overhead import launch_overhead_us
 from pytest_fa.measure.profiler_time import read_profiler_time
 from pytest_fa.measure.sampling import timing
+from pytest_fa.measure.timed_series import TimedSeries
 from pytest_fa.records.agreement import tampering_of
 from pytest_fa.records.environment import clock_watch
 from pytest_fa.records.timing import ON_CPU, Clocks, LaunchedKernel, ProfilerTime, Speed, Timing
@@ -28,6 +29,7 @@ from pytest_fa.run.inputs import Inputs, poisoned_output
 
 COLD_CALLS = 10  # in a graph
 COLD_ROUNDS = 5
+COLD_HEADS = 3  # of outputs of cold calls, that are judged besides one of the last output or chosen like it
 LONG_COLD_US = 5000.0  # from this length of a call on, a graph has one call
 PROFILED_VIEWS = 64  # of inputs that the profiled calls read in turn
 
@@ -49,7 +51,7 @@ def measure(candidate: Candidate, case: Case, inputs: Inputs) -> tuple[Speed, li
         during = clocks_while_busy(data, on_device.timing.median_us, clocks) if device.type == "cuda" else None
         after = clocks.now()
     per_call, written = call_time(data)
-    cold, cold_missing = _cold(data, on_device.timing.median_us)
+    cold, cold_missing = _cold(data, on_device.timing.median_us, written)
     candidate.forget_series()
     speed = Speed(
         device=on_device.timing,
@@ -94,16 +96,20 @@ def _launched(data: FreshData) -> Done:
         return Done(launches_missing=str(problem))
 
 
-def _cold(data: FreshData, device_us: float) -> tuple[Timing | None, str | None]:
-    """The time of single calls with a cold L2, by the candidate's clock, or the reason why there is none."""
+def _cold(data: FreshData, device_us: float, written: list[Written]) -> tuple[Timing | None, str | None]:
+    """The time of single calls with a cold L2, by the candidate's clock, or the reason why there is none.
+
+    Adds to `written` what some of the calls wrote.
+    """
     if data.candidate.device.type == "cpu":
         return None, ON_CPU
-    data.candidate.prepare("cold", data.series(COLD_CALLS if device_us < LONG_COLD_US else 1))
-    data.redraw()
+    series = TimedSeries(data, "cold", COLD_CALLS if device_us < LONG_COLD_US else 1, graph=False)
     try:
-        timed = data.candidate.timed(Cold("cold", COLD_ROUNDS))
+        timed = series.time(heads=COLD_HEADS, command=Cold(series.name, COLD_ROUNDS))
     except (CannotCapture, NoDeviceTools) as problem:
         return None, str(problem).splitlines()[0]
+    written += [series.written_head(), *series.written_heads()]
+    data.require_untouched()
     method = "event pair around one call after reading twice the L2, by the candidate's clock"
     return timing(method, list(timed.inside_us), 1), None
 

@@ -1,8 +1,11 @@
 """`TimedSeries`: calls that are timed on new data, and the judge's copies of what they wrote.
 
-The judge's clock stops when these copies are complete.  They are made right after the candidate's answer: of the last
-call's output, and of heads that were chosen before the calls began.  Only the copies are judged.  A candidate that
-answers before its work is finished therefore gains no time: what is missing from the copies is wrong.
+The judge's clock starts before the new data are visible.  Whoever works on them early, a thread, a waiting kernel or a
+helper process, works inside the time; so does a candidate that stops the judge in between.
+
+The clock stops when the copies are complete.  They are made right after the candidate's answer: of the last call's
+output, and of heads that were chosen before the calls began.  Only the copies are judged.  A candidate that answers
+before its work is finished therefore gains no time: what is missing from the copies is wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.candidate.candidate import CommandTimes
-from pytest_fa.candidate.commands import Allocated, ReplaySeries, Run, Series
+from pytest_fa.candidate.commands import Allocated, Cold, ReplaySeries, Run, Series
 from pytest_fa.measure.cpu_time import CPU_THREADS
 from pytest_fa.measure.fresh_data import FreshData, Place, Written
 from pytest_fa.run.inputs import is_poison
@@ -49,12 +52,13 @@ class TimedSeries:
             allocated = data.candidate.capture(name).allocated
             self.outs = data.candidate.outputs_of(name, self._given, allocated)
 
-    def time(self, calls: int | None = None, heads: int = 1) -> CommandTimes:
+    def time(self, calls: int | None = None, heads: int = 1, command: Cold | None = None) -> CommandTimes:
         """The time of all calls, or of the first `calls` without a graph, on new data.
 
-        `heads` heads, chosen at random beforehand, are copied beside the last output.
+        `heads` heads, chosen at random beforehand, are copied beside the last output.  With a `command`, that makes the
+        calls.
         """
-        self.data.redraw(self.outs)
+        self.data.draw(self.outs)
         count = calls or self.calls
         places = tuple(self.data.any_place(self.series, count, self.outs) for _ in range(heads))
 
@@ -64,8 +68,8 @@ class TimedSeries:
             last = self.outs[self.series.out_of[count - 1]].clone()
             self._copies = Copies(count, last, tuple((place, place.head_of(self.outs).clone()) for place in places))
 
-        command = ReplaySeries(self.name) if self._graph else Run(self.name, count)
-        return self.data.candidate.timed(command, copy_outputs=copy_outputs)
+        run = command or (ReplaySeries(self.name) if self._graph else Run(self.name, count))
+        return self.data.candidate.timed(run, copy_outputs=copy_outputs, publish=self.data.publish)
 
     @property
     def shares_outputs(self) -> bool:

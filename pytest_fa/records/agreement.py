@@ -7,7 +7,7 @@ the process that runs the kernel.  The judge's clock is outside that process.  T
 from __future__ import annotations
 
 from pytest_fa.records.ceilings import BYTES_MARGIN, CEILING_MARGIN, Floor
-from pytest_fa.records.timing import ON_CPU, Agreement, OutsideTime, ProfilerTime, Speed
+from pytest_fa.records.timing import MESSAGE_US, ON_CPU, Agreement, OutsideTime, ProfilerTime, Speed
 
 LONG_NODE_US = 30.0  # mean duration from which a kernel counts as long
 SHARE = 0.05  # allowed difference between period and profiler, as a share of the period
@@ -17,9 +17,6 @@ SHORT_US = 0.5  # allowed difference per short kernel, in microseconds; 0.44 was
 
 SLOPE_SHARE = 0.02  # allowed difference between the judge's slope and the period, as a share of the period
 CLOCK_US = 0.1  # allowed difference between times by the judge's clock and others, in microseconds
-MESSAGE_US = (
-    1200.0  # for the message that starts a run of calls, its answer, and the judge's copies; 0.8 to 1.0 ms on an H200
-)
 WHOLE_SHARE = 1.05  # how much longer a whole run may be than the period, besides its message
 PROVEN_SHARE = 0.25  # how much shorter the candidate's clock must be than a whole run to prove tampering
 PROOF_SHARE = 1.15  # how much longer calls may be that write an output of their own
@@ -121,7 +118,7 @@ def _against_outside(period_us: float, outside: OutsideTime, role: str) -> str:
             f"the judge's clock shows {outside.median_us:.2f} us and the candidate's own clock {period_us:.2f} us"
             f"{_shorter_by(period_us, outside.median_us)}: allowed difference {allowed_us:.2f} us"
         )
-    allowed_us = WHOLE_SHARE * period_us + CLOCK_US + MESSAGE_US / max(1, outside.calls)
+    allowed_us = WHOLE_SHARE * period_us + CLOCK_US + outside.message_us / max(1, outside.calls)
     if not outside.whole_us <= allowed_us:
         return (
             f"by the judge's clock, a run of {outside.calls} calls takes {outside.whole_us:.2f} us per call, by the "
@@ -131,7 +128,7 @@ def _against_outside(period_us: float, outside: OutsideTime, role: str) -> str:
     if outside.proof_us is None or role == "overhead":
         return ""
     calls = outside.proof_calls or 1
-    allowed_us = proof_limit_us(outside.whole_us, outside.fill_us or 0.0, calls)
+    allowed_us = proof_limit_us(outside.whole_us, outside.fill_us or 0.0, calls, outside.message_us)
     if not outside.proof_us <= allowed_us:
         return (
             f"where each of {calls} calls writes an output of its own, a call takes {outside.proof_us:.2f} us, "
@@ -163,7 +160,7 @@ def tampering_of(period_us: float, outside: OutsideTime) -> str:
     """
     least_us = outside.median_us * (1 - 2 * (1 if outside.precision is None else outside.precision))
     by_slope = outside.proof_us is not None and period_us < (1 - SHARE) * (least_us - CLOCK_US)
-    by_run = period_us < (1 - PROVEN_SHARE) * (outside.whole_us - CLOCK_US - MESSAGE_US / max(1, outside.calls))
+    by_run = period_us < (1 - PROVEN_SHARE) * (outside.whole_us - CLOCK_US - outside.message_us / max(1, outside.calls))
     if not (by_slope or by_run):
         return ""
     judged_us = outside.median_us if by_slope else outside.whole_us
@@ -173,13 +170,13 @@ def tampering_of(period_us: float, outside: OutsideTime) -> str:
     )
 
 
-def proof_limit_us(whole_us: float, fill_us: float, calls: int) -> float:
+def proof_limit_us(whole_us: float, fill_us: float, calls: int, message_us: float = MESSAGE_US) -> float:
     """The longest time per call that is allowed where each of `calls` calls writes an output of its own.
 
     These outputs do not stay in L2.  For large outputs, such as scores, that alone may take more than 15 % of the time;
-    `fill_us` is the time in which the judge writes one of them.
+    `fill_us` is the time in which the judge writes one of them.  `message_us` is what a run may contain besides calls.
     """
-    return max(PROOF_SHARE * whole_us, whole_us + FILLS_ALLOWED * fill_us) + CLOCK_US + MESSAGE_US / calls
+    return max(PROOF_SHARE * whole_us, whole_us + FILLS_ALLOWED * fill_us) + CLOCK_US + message_us / calls
 
 
 def _shorter_by(inside_us: float, outside_us: float) -> str:

@@ -13,6 +13,8 @@ ON_CPU = "runs on the CPU"  # the reason for a missing GPU figure
 # The dependencies between a call's graph nodes: a chain; parallel branches; or a chain with programmatic dependent
 # launch, where a kernel may start before its predecessor ends.
 Order = Literal["chain", "branches", "programmatic"]
+# For the message that starts a run of calls, its answer, and the judge's copies of outputs; 0.8 to 1.0 ms on an H200.
+MESSAGE_US = 1200.0
 
 
 class LaunchedKernel(msgspec.Struct, frozen=True):
@@ -112,6 +114,9 @@ class OutsideTime(msgspec.Struct, frozen=True):
     calls has an output of its own, and takes `proof_us`; to write one such output alone takes `fill_us`.  Without
     graphs there is no slope and no proof sample: `median_us` is then `whole_us`.  With `shares_outputs`, the function
     returned one buffer for calls that should write different ones.
+
+    A run also contains the copies that made its inputs visible.  They take `publish_us`, which was measured between
+    buffers of the judge's own; None in records of earlier versions, whose runs began after these copies.
     """
 
     median_us: SignedUs
@@ -122,6 +127,12 @@ class OutsideTime(msgspec.Struct, frozen=True):
     proof_calls: Natural | None = None
     shares_outputs: bool = False
     fill_us: Us | None = None
+    publish_us: Us | None = None
+
+    @property
+    def message_us(self) -> float:
+        """What a run may contain besides its calls: messages, the judge's copies of outputs, and those of inputs."""
+        return MESSAGE_US + (self.publish_us or 0.0)
 
 
 class Speed(msgspec.Struct, frozen=True):

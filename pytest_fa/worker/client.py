@@ -51,6 +51,7 @@ __all__ = ["WorkerError", "Workers"]
 MOST_JOB_SECONDS = 3600.0  # for a whole job, whatever progress it reports
 MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is ended
 MOST_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
+ARMS = 3  # of a gate: the candidate, the baseline, and the baseline once more
 LET_GO_SECONDS = 2.0  # within which the judge must have ended a job that was abandoned
 # The candidates of a job, by its `without_attention`.
 ROLES: dict[bool, tuple[ProcessRole, ...]] = {False: ("candidate",), True: ("candidate", "bare")}
@@ -162,7 +163,7 @@ class Workers:
         start = time.perf_counter()
         self.end_worker()
         try:
-            result = self._run_in_worker(job, GateResult, ("candidate", "candidate", "candidate"))
+            result = self._run_in_worker(job, GateResult, ("candidate",) * ARMS)
         except LostWorker as lost:
             return GateResult(lost.ending, lost.message, ())
         finally:
@@ -230,7 +231,7 @@ class Workers:
             server.forget_log()
         output = JobOutput(server.log, self.show_live)
         try:
-            with unchanged_processes(os.getpid(), *live_servers(), *((worker.pid,) if roles else ())) as changes:
+            with unchanged_processes(self._watched(worker, roles)) as changes:
                 result = self._exchange(job, kind, server, worker, output)
         except Abandoned:
             self.end_worker()  # the judge notices it, and ends the job
@@ -246,6 +247,18 @@ class Workers:
         if changes:
             raise LostWorker("failed", "; ".join(changes), Progress(job.wanted_stages[0], 0.0))
         return result
+
+    def _watched(self, worker: Worker, roles: tuple[ProcessRole, ...]) -> dict[int, str]:
+        """The processes whose scheduling a variant must not change, by process id: all but its own.
+
+        In a gate, those are also the processes of the other arms.
+        """
+        names = {os.getpid(): "pytest's process", **dict.fromkeys(live_servers(), "the worker server")}
+        if roles:
+            names[worker.pid] = "the judge"
+        if len(roles) == ARMS:
+            names |= {candidate.pid: "the process of another arm" for candidate in self._candidates[1:]}
+        return names
 
     def _with_ending(self, result: AnyResult, job: Job) -> AnyResult:
         """The result of a job whose candidate was lost, with the way in which its process ended."""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Literal
 
@@ -286,9 +286,12 @@ def child_environment(cache: Path | None = None) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def unchanged_processes(*pids: int) -> Iterator[list[str]]:
-    """Restore the CPUs, priority and limits of these processes if a job has changed them, and list the changes."""
-    before = {pid: read_scheduling(pid) for pid in pids}
+def unchanged_processes(names: Mapping[int, str]) -> Iterator[list[str]]:
+    """Restore the CPUs, priority and limits of processes if a job has changed them, and list the changes.
+
+    `names` says by process id how a message calls each of them.
+    """
+    before = {pid: read_scheduling(pid) for pid in names}
     changes: list[str] = []
     try:
         yield changes
@@ -298,10 +301,5 @@ def unchanged_processes(*pids: int) -> Iterator[list[str]]:
             if scheduling is not None and now is not None and scheduling != now:
                 restore_scheduling(pid, scheduling)
                 changes += [
-                    f"while the variant ran, {_name_of(pid)} changed: {text}" for text in scheduling.differences(now)
+                    f"while the variant ran, {names[pid]} changed: {text}" for text in scheduling.differences(now)
                 ]
-
-
-def _name_of(pid: int) -> str:
-    child = "the worker server" if pid in live_servers() else "the judge"
-    return "pytest's process" if pid == os.getpid() else child

@@ -64,6 +64,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> FreshData:
     """Fresh data for a kernel whose clock replaces the judge's."""
     monkeypatch.setattr(candidate_module, "time", kernel)
     monkeypatch.setattr(device_time_module, "time", kernel)
+    monkeypatch.setattr(fresh_data_module, "time", kernel)
     return fresh_data(kernel)
 
 
@@ -314,6 +315,7 @@ def test_measure_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(50_000.0)
     monkeypatch.setattr(candidate_module, "time", kernel)
     monkeypatch.setattr(device_time_module, "time", kernel)
+    monkeypatch.setattr(fresh_data_module, "time", kernel)
 
     speed, written = measure(Candidate.of_function(kernel, "cpu"), CASE, make_inputs(CASE, CPU))
 

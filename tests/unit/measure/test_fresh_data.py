@@ -13,7 +13,15 @@ from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.commands import Run
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import WrongResult
-from pytest_fa.measure.fresh_data import OFFSET_BYTES, RANGE_BYTES, FreshData, stacked
+from pytest_fa.measure import fresh_data as fresh_data_module
+from pytest_fa.measure.fresh_data import (
+    LEAST_COPY_BYTES_PER_US,
+    MOST_PUBLISH_US,
+    OFFSET_BYTES,
+    RANGE_BYTES,
+    FreshData,
+    stacked,
+)
 from pytest_fa.measure.timed_series import TimedSeries
 from pytest_fa.run.inputs import is_poison, make_inputs
 
@@ -259,3 +267,25 @@ def test_inputs_are_compared_bit_by_bit() -> None:
     run(data, 1)
     with pytest.raises(WrongResult, match="changed its input k"):
         data.require_untouched()
+
+
+# -- the time in which data arrive ------------------------------------------------------------------------------------
+
+
+def test_data_arrive_when_they_are_published() -> None:
+    """`draw` changes nothing that the candidate sees of the inputs; `publish` then does."""
+    data = fresh_data()
+    before = [shared.clone() for shared in data._shared]
+    data.draw()
+    assert all(torch.equal(old, shared) for old, shared in zip(before, data._shared, strict=True))
+    data.publish()
+    assert all(torch.equal(new, shared) for new, shared in zip(data._private, data._shared, strict=True))
+
+
+def test_the_time_to_publish_is_believed_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that slows the judge's copies down while they are measured is not allowed more for it."""
+    data = fresh_data()
+    clock_ns = iter(range(0, 10**12, 10**9))
+    monkeypatch.setattr(fresh_data_module, "time", type("Clock", (), {"perf_counter_ns": lambda: next(clock_ns)}))
+    size_bytes = sum(private.nbytes for private in data._private)
+    assert data.publish_us == MOST_PUBLISH_US + size_bytes / LEAST_COPY_BYTES_PER_US

@@ -43,6 +43,37 @@ def test_the_clock_stops_after_the_copies(monkeypatch: pytest.MonkeyPatch) -> No
     assert (readings, timed.outside_us) == ([1000], 2.0)
 
 
+def test_the_clock_starts_before_the_data_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens while the data arrive is inside the time: a candidate that stops the judge then gains nothing."""
+    data = fresh_data()
+    series = TimedSeries(data, "calls", 3, graph=False)
+    publish = data.publish
+
+    def publish_slowly() -> None:
+        publish()
+        time.sleep(0.05)
+
+    monkeypatch.setattr(data, "publish", publish_slowly)
+    assert series.time().outside_us >= 50_000
+
+
+def test_nothing_is_visible_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the judge reads its clock for the start, the shared buffers still have the data of the run before."""
+    data = fresh_data()
+    series = TimedSeries(data, "calls", 3, graph=False)
+    series.time()
+    before = [shared.clone() for shared in data._shared]
+    seen: list[bool] = []
+
+    def read_clock() -> int:
+        seen.append(all(torch.equal(old, shared) for old, shared in zip(before, data._shared, strict=True)))
+        return time.monotonic_ns()
+
+    monkeypatch.setattr(candidate_module, "time", type("Clock", (), {"perf_counter_ns": read_clock}))
+    series.time()
+    assert seen == [True, False]
+
+
 def test_what_is_written_after_the_copies_does_not_count() -> None:
     """A function that returns before its output is there is judged by what was there when the clock stopped."""
     threads: list[threading.Thread] = []
