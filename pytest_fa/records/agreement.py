@@ -16,6 +16,9 @@ EARLIER_SHORT_US = 0.4  # in records of earlier versions
 SHORT_US = 0.5  # allowed difference per short kernel, in microseconds; 0.44 was seen on an H100
 
 SLOPE_SHARE = 0.02  # allowed difference between the judge's slope and the period, as a share of the period
+# The same under a power cap that the judge has read: the two clocks have windows of their own, and between these the SM
+# clock moves.  On an H200, a baseline's clocks differed by 2.02 %.
+CAPPED_SLOPE_SHARE = 0.05
 CLOCK_US = 0.1  # allowed difference between times by the judge's clock and others, in microseconds
 WHOLE_SHARE = 1.05  # how much longer a whole run may be than the period, besides its message
 PROVEN_SHARE = 0.25  # how much shorter the candidate's clock must be than a whole run to prove tampering
@@ -60,9 +63,12 @@ def check_agreement(
     return _compare(speed.device.median_us, speed.profiler, share, short_us)
 
 
-def slope_limit_us(period_us: float) -> float:
-    """The allowed difference between the judge's slope and a period, in microseconds per call."""
-    return max(SLOPE_SHARE * period_us, CLOCK_US)
+def slope_limit_us(period_us: float, *, is_capped: bool = False) -> float:
+    """The allowed difference between the judge's slope and a period, in microseconds per call.
+
+    `is_capped` says that the judge has read a power cap.
+    """
+    return max((CAPPED_SLOPE_SHARE if is_capped else SLOPE_SHARE) * period_us, CLOCK_US)
 
 
 def is_unconfirmed(speed: Speed) -> bool:
@@ -100,10 +106,10 @@ def _against_judge(speed: Speed, role: str, *, needs_outside: bool) -> str:
         return ""
     if speed.outside is None:
         return "the time has no figure by the judge's clock" if needs_outside else ""
-    return _against_outside(speed.device.median_us, speed.outside, role)
+    return _against_outside(speed.device.median_us, speed.outside, role, is_capped=speed.judge_saw_power_cap)
 
 
-def _against_outside(period_us: float, outside: OutsideTime, role: str) -> str:
+def _against_outside(period_us: float, outside: OutsideTime, role: str, *, is_capped: bool) -> str:
     """Return which of the judge's three figures contradicts a period.
 
     The slope alone is not enough: a candidate could slow down the shorter graph.  Then a whole run takes longer.  The
@@ -112,7 +118,7 @@ def _against_outside(period_us: float, outside: OutsideTime, role: str) -> str:
     """
     if outside.shares_outputs:
         return SHARED_OUTPUT
-    allowed_us = slope_limit_us(period_us)
+    allowed_us = slope_limit_us(period_us, is_capped=is_capped)
     if outside.proof_us is not None and not abs(outside.median_us - period_us) <= allowed_us:
         return (
             f"the judge's clock shows {outside.median_us:.2f} us and the candidate's own clock {period_us:.2f} us"

@@ -182,6 +182,11 @@ class Speed(msgspec.Struct, frozen=True):
         return any(each.is_power_capped for each in (self.clocks_during, self.clocks_after, profiler_clocks) if each)
 
     @property
+    def judge_saw_power_cap(self) -> bool:
+        """Whether a reading of the judge's own shows that the power cap lowered the clocks of the timed calls."""
+        return any(each.is_power_capped for each in (self.clocks_during, self.clocks_after) if each)
+
+    @property
     def highest_sm_mhz(self) -> int | None:
         """The highest SM clock that was read around the timed calls; None if none was."""
         read = [each.sm_mhz for each in (self.clocks_before, self.clocks_during, self.clocks_after) if each]

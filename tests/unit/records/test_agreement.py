@@ -211,6 +211,31 @@ def test_the_clock_of_the_judge_must_confirm_a_time(measured: Speed, *, valid: b
 
 
 @pytest.mark.parametrize(
+    ("slope_us", "reasons", "valid"), [(104.9, 0x04, True), (105.1, 0x04, False), (104.9, 0x01, False)]
+)
+def test_under_a_power_cap_the_slope_may_differ_by_5_percent(slope_us: float, reasons: int, *, valid: bool) -> None:
+    """The SM clock moves between the windows of the two clocks; only the judge's own reading of the cap counts."""
+    measured = by_judge(LONG, slope_us, 102.0, 102.0)
+    for place in ("clocks_during", "clocks_after"):
+        read = msgspec.structs.replace(measured, **{place: clocks(1800, reasons)})
+        assert check_agreement("ws_p2", "candidate", read).valid is valid
+    assert LONG.profiler is not None
+    profiler = msgspec.structs.replace(LONG.profiler, clocks=clocks(1700, 0x04))
+    assert check_agreement("x", "candidate", msgspec.structs.replace(measured, profiler=profiler)).valid is False
+
+
+@pytest.mark.parametrize(
+    ("publish_us", "whole_us", "valid"), [(0.0, 105.6, False), (600.0, 105.6, True), (600.0, 105.8, False)]
+)
+def test_a_run_may_contain_the_copies_of_its_inputs(publish_us: float, whole_us: float, *, valid: bool) -> None:
+    """The judge's clock starts before the inputs are copied: 600 us over 3000 calls are 0.2 us more."""
+    measured = by_judge(LONG, 100.0, whole_us, 100.0)
+    assert measured.outside is not None
+    outside = msgspec.structs.replace(measured.outside, publish_us=publish_us)
+    assert check_agreement("x", "candidate", msgspec.structs.replace(measured, outside=outside)).valid is valid
+
+
+@pytest.mark.parametrize(
     ("fill_us", "proof_us", "valid"), [(7.0, 116.4, False), (20.0, 141.2, True), (20.0, 141.4, False)]
 )
 def test_large_outputs_may_take_as_long_as_they_take_to_write(fill_us: float, proof_us: float, *, valid: bool) -> None:

@@ -386,3 +386,23 @@ def test_a_variant_cannot_attach_to_the_judge(job_of_source: JobOfSource, tmp_pa
         process = subprocess.run(command, stdout=log, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     user = os.getuid() or 65534
     assert f"ValueError: opened: [] [], as user {user}" in process.stderr
+
+
+# A candidate of a gate that lowers the priority of its siblings: of the judge's other candidates, not of the judge.
+RENICES_ARMS = """
+import os, pathlib
+def renice():
+    children = pathlib.Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split()
+    for pid in sorted(map(int, children))[-3:]:
+        if pid != os.getpid():
+            os.setpriority(os.PRIO_PROCESS, pid, 5)
+renice()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may raise a priority again")
+def test_a_gate_watches_the_processes_of_its_other_arms(workers: Workers, job_of_source: JobOfSource) -> None:
+    """A candidate that lowers the priority of the baseline's process fails, and is told what changed."""
+    job = gate_of(job_of_source, RIGHT + HONEST.replace("    return", "    renice()\n    return", 1) + RENICES_ARMS)
+    result = workers.run_in_new_worker(job)
+    assert (result.outcome, "the process of another arm changed: its nice value" in result.message) == ("failed", True)
