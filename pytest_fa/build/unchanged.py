@@ -66,6 +66,16 @@ class FilesOfJob:
                     raise ChangedBuild(f"{path} changed while the variant ran. The next run compiles it again")
 
 
+def source_hashes(variant: Variant, root: Path) -> dict[str, str]:
+    """Return the sha256 of the files of a Python variant by their paths from `root`; nothing for other variants.
+
+    The variants of this package have none: its version is that of the records.
+    """
+    if variant.entry.kind != "python" or Path(variant.folder).is_relative_to(PACKAGE):
+        return {}
+    return {os.path.relpath(path, root): file_hash(path) or "" for path in _sources_of(variant)}
+
+
 def _sources_of(variant: Variant) -> Iterator[str]:
     """The modules, libraries and manifests in a variant's folder, at most `MOST_FILES`."""
     paths = (path for path in Path(variant.folder).rglob("*") if path.suffix in SOURCE_SUFFIXES)
@@ -76,6 +86,17 @@ def hash_package() -> None:
     """Hash this package's files now.  Processes that are forked from this one then need not read them."""
     for path in _files_of_package():
         file_hash(path)
+
+
+def changed_package_file() -> str:
+    """Return a file of this package that is no longer what it was at the first call; empty if there is none."""
+    before = _hashes_of_package()
+    return next((path for path, sha256 in before.items() if file_hash(path) != sha256), "")
+
+
+@functools.cache
+def _hashes_of_package() -> dict[str, str | None]:
+    return {path: file_hash(path) for path in _package_files()}
 
 
 @functools.cache

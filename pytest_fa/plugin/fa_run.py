@@ -11,6 +11,7 @@ import pytest
 from pytest_fa.options.command_line import SUITE_FOLDER
 from pytest_fa.plugin.markers import gate_of, read_marker
 from pytest_fa.plugin.other_plugins import other_plugins
+from pytest_fa.plugin.own_process import protect_process
 from pytest_fa.plugin.state import (
     ALREADY_REPORTED_KEY,
     OUTPUT_KEY,
@@ -37,6 +38,7 @@ class FaRun:
     """
 
     def __init__(self, node: pytest.Item) -> None:
+        protect_process(node.config)
         self._node = node
         self._session = session_of(node.config)
         self._first_reports = first_reports_of(node.config)

@@ -10,6 +10,7 @@ import pytest
 from pytest_fa.errors import FaError, UnusableRun
 from pytest_fa.options import command_line, flags, options
 from pytest_fa.plugin import markers, servers
+from pytest_fa.plugin.own_process import protect_process
 from pytest_fa.plugin.state import (
     ALREADY_REPORTED_KEY,
     IMPLIED_KEY,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from pytest_fa.plugin.shard import ShardLog
 
 NO_PATH = "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
-INCONCLUSIVE_STATUS = 10  # exit status if a gate has no verdict and nothing else failed
 ANSWERED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)  # a run that was interrupted has no answer
 
 
@@ -167,6 +167,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if SESSION_KEY in session.config.stash:
         from pytest_fa.plugin.items import has_timings, needed_variants, variants_with_build_test  # noqa: PLC0415
 
+        protect_process(session.config)
         run = session_of(session.config)
         run.builds.needed = needed_variants(session.items)
         run.runner.has_timings = run.options.timing and has_timings(session.items)
@@ -235,7 +236,7 @@ class _Reports:
         if config.stash[OPTIONS_KEY].shard:
             from pytest_fa.plugin.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard
 
-            self.shard = ShardLog(config, results.log.path)
+            self.shard = ShardLog(config, results.file.log.path)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Add the status line.  The terminal reporter may be registered after this plugin, but not after this hook."""
@@ -256,17 +257,9 @@ class _Reports:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
-        """Save the records and set the exit status; write the answer below the last line of the terminal reporter.
-
-        A run in which nothing ran, records were lost, or no test failed with a fault that skipped others, has failed.
-        """
+        """Save the records and set the exit status; write the answer below the last line of the terminal reporter."""
         self.results.finish(session.config)
-        if self.results.is_inconclusive and exitstatus == pytest.ExitCode.TESTS_FAILED:
-            session.exitstatus = INCONCLUSIVE_STATUS
-        results = self.results
-        is_bad = results.nothing_ran or results.is_lost or results.is_fault_unreported or results.report_problem
-        if is_bad and exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.exitstatus = self.results.exit_status(exitstatus)
         if self.shard:
             session.exitstatus = self.shard.finish(session.exitstatus)
         result = yield
@@ -302,8 +295,10 @@ class _Reports:
 
     @pytest.hookimpl(trylast=True)  # after the workers have ended
     def pytest_unconfigure(self, config: pytest.Config) -> None:
-        """Write where the seconds of the run went."""
-        self.results.write_seconds(config)
+        """Write what the run has written and where its seconds went; the receiver gets the same."""
+        self.results.end(config)
+        if self._receiver:
+            self._receiver.end(self.results.file)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_summary(self, summary: list[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_fa.options.options import Options
+    from pytest_fa.plugin.own_process import LateImports
     from pytest_fa.plugin.status_line import StatusLine
     from pytest_fa.profile.run import CaseProfiler
     from pytest_fa.records.record import Record
@@ -31,6 +32,7 @@ REFUSED_KEY: pytest.StashKey[bool] = pytest.StashKey()  # of a test that its var
 RECEIVER = "fa-receiver"  # the name of a plugin that takes every report, besides the terminal
 OUTPUT_KEY: pytest.StashKey[str] = pytest.StashKey()  # in the stash of a test item: what its workers printed
 FIRST_REPORTS_KEY: pytest.StashKey[FirstReports] = pytest.StashKey()
+IMPORTS_KEY: pytest.StashKey[LateImports] = pytest.StashKey()  # once this process is protected from kernels
 LOST_KEY: pytest.StashKey[str] = pytest.StashKey()  # the test in which this process lost its device
 
 

@@ -8,14 +8,14 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from pytest_fa.plugin.record_file import RunFile
 from pytest_fa.plugin.run_clock import RunClock
 
 if TYPE_CHECKING:
-    import pytest
-
     from pytest_fa.options.options import Options
     from pytest_fa.records.ceilings import Ceilings
-    from pytest_fa.records.log import RecordLog
     from pytest_fa.records.record import Record
     from pytest_fa.records.saved import SavedRecords
     from pytest_fa.report.answer import RunFacts
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MATRIX_WIDTH = 200
 QUIETEST = -2  # -qq
+INCONCLUSIVE_STATUS = 10  # exit status if a gate has no verdict and nothing else failed
 UNREPORTED = "tests were skipped because of a fault, but no test failed with it"
 
 
@@ -33,6 +34,7 @@ class Results:
 
     def __init__(self, options: Options) -> None:
         self._options, self.clock = options, RunClock()
+        self.file = RunFile(options.artifacts)
         self._records: list[Record] = []
         self._reused: list[LeftOut] = []  # baselines whose times of an earlier run stand for new ones
         self._not_run: dict[str, Counter[str]] = {"build": Counter(), "case": Counter()}
@@ -41,7 +43,6 @@ class Results:
         self._any_failed = self._any_already_reported = False
         self._failed_tests = 0  # those that failed without the record of a failure
         self._failed_files = 0  # those that pytest could not collect
-        self._lost = ""  # why a record is not in the run's file or not saved
         self._saved: list[Path] = []
         self.report_problem = ""  # why --fa-html could not be written
 
@@ -57,11 +58,6 @@ class Results:
         return no_case_ran or (bool(self._not_run["build"]) and not self._records)
 
     @property
-    def is_lost(self) -> bool:
-        """Whether a record could not be written."""
-        return bool(self._lost)
-
-    @property
     def is_inconclusive(self) -> bool:
         """Whether gates without a verdict are the only failures of this run."""
         return not self._other_failure and any(each.outcome == "inconclusive" for each in self._records)
@@ -70,6 +66,17 @@ class Results:
     def is_fault_unreported(self) -> bool:
         """Whether tests were skipped because another test should fail with their fault, and none has failed."""
         return self._any_already_reported and not self._any_failed
+
+    def exit_status(self, status: int) -> int:
+        """The exit status of a run that would have this one.
+
+        A run in which nothing ran, records were lost, or no test failed with a fault that skipped others, has failed.
+        """
+        is_bad = self.nothing_ran or self.file.is_bad or self.is_fault_unreported or self.report_problem
+        if is_bad and status == pytest.ExitCode.OK:
+            return pytest.ExitCode.TESTS_FAILED
+        is_undecided = self.is_inconclusive and not self.file.is_bad and status == pytest.ExitCode.TESTS_FAILED
+        return INCONCLUSIVE_STATUS if is_undecided else status
 
     def take(self, report: Any) -> None:  # noqa: ANN401  # a report with or without the attributes of `attach`
         """Keep the record of a report, or the reason why it has none."""
@@ -92,16 +99,13 @@ class Results:
         try:
             record = read_record(report.fa_record)
         except ValueError as problem:
-            self._lost, self._any_case_ran = f"{report.fa_record['id']}: {problem}", True
+            self.file.lost, self._any_case_ran = f"{report.fa_record['id']}: {problem}", True
             return
         self._records.append(record)
         self._any_case_ran |= self._has_run(record) and not report.fa_companion
         if record.outcome == "not_measured":
             self._not_run["case"][record.message] += 1
-        try:
-            self.log.append(record)
-        except OSError as problem:
-            self._lost = str(problem)
+        self.file.append(record)
 
     def note_collect(self, report: pytest.CollectReport) -> None:
         """Count a file that cannot be collected as a failure."""
@@ -110,6 +114,7 @@ class Results:
 
     def finish(self, config: pytest.Config) -> None:
         """Save the records with `--fa-save`, append the run to GitHub's step summary, and write `--fa-html`."""
+        self.file.compare(config)
         if self._records:
             from pytest_fa.plugin.left_out import reused_times  # noqa: PLC0415  # only runs with records need it
 
@@ -126,7 +131,7 @@ class Results:
             try:
                 self._saved = save_records(to_save, self._options.records_folder, self._options.rootdir)
             except (OSError, FaError) as problem:
-                self._lost = str(problem)
+                self.file.lost = str(problem)
         if self._options.html and self._records:
             from pytest_fa.plugin.html_file import write_html  # noqa: PLC0415  # only with --fa-html
 
@@ -152,8 +157,8 @@ class Results:
         if self.nothing_ran:
             reasons = (self._not_run["case"] + self._not_run["build"]).most_common(5)
             lines.append(command("error", "no kernel ran", "\n".join(f"{n} x {reason}" for reason, n in reasons)))
-        if self._lost:
-            lines.append(command("error", "records were lost", self._lost))
+        if self.file.is_bad:
+            lines.append(command("error", "records were lost", self.file.lost or self.file.changed))
         for line in lines:
             terminal.write_line(line)
 
@@ -178,8 +183,7 @@ class Results:
                     "pytest-benchmark is disabled under pytest-xdist; these times are only in the records"
                 )
             self._write_files(terminal)
-        if self._lost:
-            terminal.write_line(f"fa: records were lost: {self._lost}", red=True)
+        self.file.write(terminal)
         if self.report_problem:
             terminal.write_line(f"fa: --fa-html was not written: {self.report_problem}", red=True)
         if self.is_fault_unreported:
@@ -194,13 +198,14 @@ class Results:
             for reason, count in reasons.most_common(5):
                 terminal.write_line(f"  {count} x {reason}", red=True)
 
-    def write_seconds(self, config: pytest.Config) -> None:
-        """Write where the seconds of the run went, beside its records."""
+    def end(self, config: pytest.Config) -> None:
+        """Write beside the records what was written, and where the seconds of the run went."""
         from pytest_fa.plugin.state import SESSION_KEY  # noqa: PLC0415
 
+        self.file.end(config)
         if self._records and SESSION_KEY in config.stash:
             builds = config.stash[SESSION_KEY].builds
-            self.clock.write(self.log.path, builds.seconds, config.getoption("numprocesses", None) or 0)
+            self.clock.write(self.file.log.path, builds.seconds, config.getoption("numprocesses", None) or 0)
 
     def write_answer(self, terminal: pytest.TerminalReporter) -> None:
         """Write the answer of the run and the next command, below pytest's own last line."""
@@ -223,15 +228,15 @@ class Results:
             why_not_run=why_not_run,
             failed_tests=self._failed_tests,
             failed_files=self._failed_files,
-            has_failed=self.nothing_ran or self.is_lost,
+            has_failed=self.nothing_ran or self.file.is_bad,
             is_static=self._options.static,
             saves_times=config.pluginmanager.hasplugin("benchmark") and not are_saved,
         )
 
     def _write_files(self, terminal: pytest.TerminalReporter) -> None:
         """Write where the records are, which saved records are stale, and what cannot be read."""
-        if not self._lost:
-            terminal.write_line(f"records: {self._relative(self.log.path)}")
+        if not self.file.is_bad:
+            terminal.write_line(f"records: {self._relative(self.file.log.path)}")
         if self._options.html and not self.report_problem:
             terminal.write_line(f"report: {self._relative(self._options.html)}")
         for path in self._saved:
@@ -294,13 +299,6 @@ class Results:
             elif record.gate:
                 for line in gate_lines(record.variant, record.gate):
                     terminal.write_line(line, red=record.gate.verdict == "FAIL", green=record.gate.verdict == "PASS")
-
-    @functools.cached_property
-    def log(self) -> RecordLog:
-        """The record file of this run."""
-        from pytest_fa.records.log import RecordLog  # noqa: PLC0415
-
-        return RecordLog(self._options.artifacts)
 
     @functools.cached_property
     def _saved_records(self) -> SavedRecords:

@@ -123,7 +123,7 @@ class WatchHooks:
         if selection.is_empty:
             screen.title("--fa-watch ends: no test of the shipped suite was selected, so nothing can be repeated")
             return
-        log = self._results.log.path
+        log = self._results.file.log.path
         watch = Watch(fa_session, selection, screen, log.with_name(f"{log.stem}-watch.jsonl"))
         try:
             watch.start(self._results.shown_records, self._first_run.judged, self._early)

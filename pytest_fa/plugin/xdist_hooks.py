@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_fa.plugin.own_process import protect_process
 from pytest_fa.plugin.state import IMPLIED_KEY, OPTIONS_KEY, progress_line, session_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class XdistHooks:
     @pytest.hookimpl(tryfirst=True)  # before the workers start
     def pytest_sessionstart(self) -> None:
         """Build every selected variant, so that no worker waits for another.  With -k or -m, the workers build."""
+        if self._uses_kernels:
+            protect_process(self._config)
         names = ("collectonly", "keyword", "markexpr")
         if self._uses_kernels and not any(self._config.getoption(name) for name in names):
             session = session_of(self._config)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,26 +24,70 @@ from pytest_fa.regular_file import open_regular
 
 
 class RecordLog:
-    """The record file of one run, `<folder>/records/<UTC time>-<pid>.jsonl`; the first record creates it."""
+    """The record file of one run, `<folder>/records/<UTC time>-<pid>.jsonl`; the first record creates it.
+
+    Kernels run as the user who owns the file, so they can change it.  This process keeps the hashes of the lines that
+    it has written.
+    """
 
     def __init__(self, folder: Path) -> None:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         self.path = folder / "records" / f"{stamp}-{os.getpid()}.jsonl"
+        self._line_hashes: list[bytes] = []
+        self._hash = hashlib.sha256()
+        self._size_bytes = 0
+
+    @property
+    def count(self) -> int:
+        """The number of records that were written."""
+        return len(self._line_hashes)
+
+    @property
+    def sha256(self) -> str:
+        """The sha256 of what was written, whatever the file contains now."""
+        return self._hash.hexdigest()
 
     def append(self, record: Record) -> None:
         """Append one line and close the file, so that the line survives a kill of this process.
 
-        If the disk is full, half a line is removed again, and the `OSError` is raised.
+        If the disk is full, half a line is removed again, and the `OSError` is raised.  A link or a FIFO in the place
+        of the file is an `OSError`, too.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab", buffering=0) as stream:
-            size, line = stream.seek(0, os.SEEK_END), to_json(record) + b"\n"
+        line = to_json(record) + b"\n"
+        with open(self.path, "ab", buffering=0, opener=_open_to_append) as stream:
+            size, rest = stream.seek(0, os.SEEK_END), line
             try:
-                while line:
-                    line = line[stream.write(line) :]
+                while rest:
+                    rest = rest[stream.write(rest) :]
             except OSError:
                 stream.truncate(size)
                 raise
+        self._line_hashes.append(hashlib.sha256(line).digest())
+        self._hash.update(line)
+        self._size_bytes += len(line)
+
+    def difference(self) -> str:
+        """Return how the file differs from what was written; empty if it does not, or if nothing was written."""
+        if not self._line_hashes:
+            return ""
+        try:
+            with open_regular(self.path, follow=False) as stream:
+                size = os.fstat(stream.fileno()).st_size
+                if size > self._size_bytes + LONGEST_LINE_BYTES:
+                    return f"it has {size} bytes, and {self._size_bytes} were written"
+                lines = [hashlib.sha256(line).digest() for line in stream]
+        except OSError as problem:
+            return f"it cannot be read: {problem.strerror}"
+        pairs = enumerate(zip_longest(self._line_hashes, lines), 1)
+        number = next((number for number, (written, found) in pairs if written != found), 0)
+        counts = f"{len(lines)} lines, {self.count} were written"
+        return f"line {number} is not the one that was written ({counts})" if number else ""
+
+
+def _open_to_append(path: str, flags: int) -> int:
+    """Open a file without following a link and without waiting for a FIFO's reader."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def replace_records(path: Path, records: list[Record]) -> None:

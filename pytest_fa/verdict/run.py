@@ -23,11 +23,11 @@ import pytest_fa
 from pytest_fa import plugin
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError
-from pytest_fa.options import values
 from pytest_fa.options.command_line import JUDGE_INI, SUITE_FILES
+from pytest_fa.plugin.record_file import RunFile
 from pytest_fa.plugin.state import RECEIVER
+from pytest_fa.processes import forbid_attaching
 from pytest_fa.records.environment import find_gpu
-from pytest_fa.records.files import read_record_file
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record
 from pytest_fa.records.text import printable, printable_struct
@@ -41,12 +41,14 @@ from pytest_fa.worker.resident import PLACE as RESIDENT_PLACE
 TESTS = ("test_build", "test_correct", "test_property", "test_profile", "test_gate")
 OWN_VARIABLES = "PYTEST_FA_"  # the environment variables of pytest that stay
 FORWARDED_FLAG = r"--fa-(gate|suite|case|kernels|watchdog|cache|no-build)\b"  # an option of both commands
+UNUSABLE_STATUSES = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
 DROPPED_VARIABLES = ("PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS")
 
 
 def judge(question: Question) -> JudgeDocument:
     """Judge and gate the variant; return the document."""
     start, rootdir = time.monotonic(), Path.cwd()
+    forbid_attaching()
     try:
         variant, run_plan = selected_variant(question, rootdir)
     except FaError as problem:
@@ -54,9 +56,8 @@ def judge(question: Question) -> JudgeDocument:
     _isolate()
     receiver = Receiver(variant)
     with _stdout_to_stderr():
-        pytest.main(_pytest_arguments(question, variant, rootdir), [plugin, receiver])
-    path = _record_path(question, rootdir)
-    run = receiver.result(path)
+        pytest_status = pytest.main(_pytest_arguments(question, variant, rootdir), [plugin, receiver])
+    path, run = receiver.path, receiver.result(pytest_status)
     status, reason = conclude.conclude(variant, run)
     document = _document(question, variant, run, status, reason, path, time.monotonic() - start)
     if run.failure is None:
@@ -81,7 +82,8 @@ class Receiver:
         self._records: list[Record] = []
         self._count = 0  # of all records, also those of other variants
         self._not_run: Counter[str] = Counter()
-        self._problem = ""
+        self._problem = self._problem_at_end = ""
+        self.path: Path | None = None  # of the record file
 
     def take(self, report: Any) -> None:  # noqa: ANN401  # a report with or without the attributes of the plugin
         """Keep the record of a report, or why it has none."""
@@ -92,12 +94,20 @@ class Receiver:
         elif hasattr(report, "fa_not_run") and not report.fa_companion:
             self._not_run[report.fa_not_run[1]] += 1
 
-    def result(self, path: Path | None) -> RunResult:
-        """What the run gave.  Records that the file at `path` does not have as well are a problem."""
-        written = len(read_record_file(path).records) if path else 0
-        problem = self._problem
-        if written != self._count:
-            problem = problem or f"{self._count} records were made, and {written} are in {path}"
+    def end(self, file: RunFile) -> None:
+        """Take what became of the record file; the plugin calls it when all kernels have ended."""
+        if file.log.count:
+            self.path = file.log.path
+        if file.is_bad:
+            self._problem_at_end = f"records were lost: {file.lost}" if file.lost else file.changed
+        elif file.log.count != self._count:
+            self._problem_at_end = f"{self._count} records were made, and {file.log.count} were written"
+
+    def result(self, pytest_status: int) -> RunResult:
+        """What the run gave.  Records that are not in the file are a problem, and so is an error of pytest itself."""
+        problem = self._problem_at_end or self._problem
+        if pytest_status in UNUSABLE_STATUSES:
+            problem = problem or f"pytest ended with exit status {pytest_status}"
         return RunResult(tuple(self._records), self._not_run, problem)
 
     def _take_record(self, content: dict[str, Any]) -> None:
@@ -150,13 +160,6 @@ def _stdout_to_stderr() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(saved, 1)
         os.close(saved)
-
-
-def _record_path(question: Question, rootdir: Path) -> Path | None:
-    """The record file of this process; None if there are no records."""
-    folder = values.folder(rootdir, question.artifacts or "artifacts") or rootdir
-    paths = (folder / "records").glob(f"*-{os.getpid()}.jsonl")
-    return max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 # -- the document -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from pytest_fa.build.keys import PACKAGE
+from pytest_fa.build.unchanged import changed_package_file
 from pytest_fa.candidate.channel import Channel, channel_pair
 from pytest_fa.errors import FaError
 from pytest_fa.processes import (
@@ -106,6 +107,9 @@ class ForkServer:
         )
         server_socket.close()
         _LIVE.add(self._process.pid)
+        if path := changed_package_file():
+            self.close()
+            raise WorkerError(f"{path} has changed since the first worker server of this run; no other one is started")
 
     @property
     def pid(self) -> int:

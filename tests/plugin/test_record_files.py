@@ -134,7 +134,7 @@ def test_a_record_with_an_impossible_figure_is_lost(tmp_path: Path) -> None:
     results.write(cast("Any", SimpleNamespace(write_line=lambda line, **_: lines.append(line))))
     problem = "Expected `float` < 1000000000000.0 - at `$.speed.device.median_us`"
     assert lines == [f"fa: records were lost: {RECORD.id}: {problem}"]
-    assert (results.is_lost, results.nothing_ran, list(tmp_path.iterdir())) == (True, False, [])
+    assert (results.file.is_bad, results.nothing_ran, list(tmp_path.iterdir())) == (True, False, [])
 
 
 # -- out of a candidate's reach ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pytest_fa.records.timing import Clocks, Speed
 from pytest_fa.session.baseline_choice import LeftOut
 from tests.factories import OK, SHAPE, SMALL_SHAPE, options, record, speed
 
-CONFIG: Any = SimpleNamespace(get_verbosity=lambda: 0)
+CONFIG: Any = SimpleNamespace(get_verbosity=lambda: 0, stash=pytest.Stash())
 
 
 def at_clock(device_us: float, sm_mhz: int) -> Speed:
@@ -65,7 +65,7 @@ def test_only_shapes_of_the_run_are_shown(run: Results) -> None:
     """The answer and `--fa-watch` get the recent time at the shape of the run; its file of records does not."""
     run.finish(CONFIG)
     assert names(run.shown_records) == [("mine", SHAPE), ("sdpa_cudnn", SHAPE)]
-    assert run.log.path.read_text(encoding="utf-8").count("\n") == 1
+    assert run.file.log.path.read_text(encoding="utf-8").count("\n") == 1
 
 
 def test_a_time_at_another_clock_is_not_compared(run: Results) -> None:

@@ -1,0 +1,92 @@
+"""The record file of one pytest run: what was written to it, what was lost, and whether something else changed it."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_fa.plugin.state import IMPORTS_KEY
+
+if TYPE_CHECKING:
+    from pytest_fa.records.log import RecordLog
+    from pytest_fa.records.record import Record
+
+SUSPECT = "a kernel of this run may have done it"
+
+
+class RunFile:
+    """Appends the records of a run to its file, and notices what became of them.
+
+    `lost` says why a record is not in the file, or not saved.  `changed` says how the file differs from what was
+    written, or which file of this package differs from the one with which the run began.
+    """
+
+    def __init__(self, artifacts: Path) -> None:
+        self._artifacts = artifacts
+        self.lost = self.changed = ""
+
+    @functools.cached_property
+    def log(self) -> RecordLog:
+        """The file."""
+        from pytest_fa.records.log import RecordLog  # noqa: PLC0415  # only runs with kernels need it
+
+        return RecordLog(self._artifacts)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether a record was lost or changed."""
+        return bool(self.lost or self.changed)
+
+    def append(self, record: Record) -> None:
+        """Append a record, or note why it is lost."""
+        try:
+            self.log.append(record)
+        except OSError as problem:
+            self.lost = f"{self.log.path.parent} cannot be written to: {problem.strerror or problem}"
+
+    def compare(self, config: pytest.Config) -> None:
+        """Note whether the file is still what was written, and whether this package is what it was."""
+        if self.changed:
+            return
+        difference = self.log.difference() if "log" in self.__dict__ else ""
+        files = config.stash[IMPORTS_KEY].changed_files() if IMPORTS_KEY in config.stash else []
+        if difference:
+            self.changed = f"{self.log.path}: {difference}; {SUSPECT}"
+        elif files:
+            self.changed = f"{files[0]} changed during this run; {SUSPECT}"
+
+    def end(self, config: pytest.Config) -> None:
+        """Compare for the last time, when all kernels have ended, and write beside the file what was written.
+
+        What the summary does not name yet gets a line, and the run has failed.
+        """
+        if "log" not in self.__dict__ or not self.log.count:
+            return
+        was_bad = self.is_bad
+        self.compare(config)
+        session = config.pluginmanager.getplugin("session")
+        if self.changed and session and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        self._write_written(int(session.exitstatus) if session else pytest.ExitCode.INTERNAL_ERROR)
+        terminal = config.pluginmanager.getplugin("terminalreporter")
+        if terminal and not was_bad:
+            self.write(terminal)
+
+    def _write_written(self, exit_status: int) -> None:
+        from pytest_fa.records.written import WRITTEN_SCHEMA, WrittenRecords, write_written  # noqa: PLC0415
+
+        written = WrittenRecords(WRITTEN_SCHEMA, self.log.sha256, self.log.count, exit_status, self.changed)
+        try:
+            write_written(self.log.path, written)
+        except OSError as problem:
+            self.lost = self.lost or f"{self.log.path.parent} cannot be written to: {problem.strerror or problem}"
+
+    def write(self, terminal: pytest.TerminalReporter) -> None:
+        """Write why records are not what this run made."""
+        if self.lost:
+            terminal.write_line(f"fa: records were lost: {self.lost}", red=True)
+        if self.changed:
+            terminal.write_line(f"fa: records were changed: {self.changed}", red=True)
