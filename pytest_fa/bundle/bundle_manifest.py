@@ -12,8 +12,9 @@ from pytest_fa.catalog.yaml_file import StrictLoader
 from pytest_fa.errors import FaError
 from pytest_fa.records.built import Build
 from pytest_fa.records.record import Environment, Record, Source
+from pytest_fa.records.written import WrittenRecords
 
-MANIFEST_SCHEMA = 2
+MANIFEST_SCHEMA = 3
 MANIFEST = "artifacts/manifest.yaml"
 RESULTS = "artifacts/"  # where results are, and no sources
 # pytest's exit statuses that a run with these outcomes may have; any failure wins over a gate without a verdict.
@@ -39,7 +40,8 @@ class BundleManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `source_tree` is the id of a git tree with the packed source files; for an unchanged checkout it is that of its
     commit.  `left_out` names source files that were not packed, with the reason.  `records` is the run's record file.
-    `builds` are named by variant and architecture, `outcomes` by kind and outcome.
+    `written` is what its run says that it wrote, by the process that decided.  `builds` are named by variant and
+    architecture, `outcomes` by kind and outcome.
     """
 
     schema: int
@@ -53,6 +55,7 @@ class BundleManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compilers: tuple[str, ...]
     builds: dict[str, BuildFacts]
     records: str
+    written: WrittenRecords
     pytest_exit_status: int
     outcomes: dict[str, dict[str, int]]
 

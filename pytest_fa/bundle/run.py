@@ -32,9 +32,10 @@ from pytest_fa.bundle.seal import SEAL, digest_of, git_tree, make_seal
 from pytest_fa.errors import UsageProblem
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.log import read_records
-from pytest_fa.records.record import Source
+from pytest_fa.records.record import Record, Source
 from pytest_fa.records.source import read_source
 from pytest_fa.records.text import printable
+from pytest_fa.records.written import require_written
 
 NOT_SOURCE = frozenset({"artifacts", "build", "dist", "site"})  # in the top folder
 KEPT_DOT_NAMES = frozenset({".ci", ".github", ".gitignore"})
@@ -70,14 +71,13 @@ def make_bundle(
     and with the same time.  Names of this machine and its user are replaced in results, except in libraries.
     `libraries_of` is the build cache with the libraries of the run, if the archive is to hold them.
 
-    Raises `UnreadableRecords` if a record cannot be read, and `UsageProblem` for a place outside of `folder` or an exit
-    status that contradicts the records.
+    Raises `UnreadableRecords` if a record cannot be read, and `UsageProblem` for a place outside of `folder`, a record
+    file that is not what its run wrote, or an exit status that is not that of the run.
     """
     _require_places(folder, artifacts, records)
     now = datetime.now(UTC)
-    run_records = read_records(records)
-    if problem := problem_of_status(exit_status, run_records):
-        raise UsageProblem(f"{problem}; give pytest's own exit status")
+    run_records, written = read_records(records), require_written(records)
+    _require_status(exit_status, written.exit_status, run_records)
     source_files, left_out = _source_files(folder)
     tree = git_tree((name, _blob(file.content), file.is_executable) for name, file in source_files.items())
     source = _with_tree_compared(read_source(folder), tree, folder)
@@ -97,6 +97,7 @@ def make_bundle(
         compilers=compilers_of(run_records),
         builds=builds_of(run_records),
         records=str(records.relative_to(folder)),
+        written=written,
         pytest_exit_status=exit_status,
         outcomes=outcomes_of(run_records),
     )
@@ -122,6 +123,13 @@ def _require_places(folder: Path, artifacts: Path, records: Path) -> None:
     if not records.exists():
         remedy = "give a file that the run wrote, such as artifacts/records/*.jsonl"
         raise UsageProblem(printable(f"--records: there is no file {records}; {remedy}"))
+
+
+def _require_status(exit_status: int, written: int, records: list[Record]) -> None:
+    if problem := problem_of_status(exit_status, records):
+        raise UsageProblem(f"{problem}; give pytest's own exit status")
+    if exit_status != written:
+        raise UsageProblem(f"--exit-status: {exit_status}; the run ended with {written}")
 
 
 def _results(folder: Path, artifacts: Path, records: Path) -> dict[str, PackedFile]:

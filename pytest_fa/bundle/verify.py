@@ -2,9 +2,9 @@
 
 archive -> seal -> manifest -> records -> every verdict computed again -> plausibility -> signature
 
-A verified bundle is complete and unchanged, and its verdicts follow from its raw numbers.  It does not prove that the
-numbers were measured: raw numbers that were invented consistently are only revealed by a replay, or by not trusting the
-signer.
+A verified bundle is unchanged since it was made, and its verdicts follow from its raw numbers.  It does not prove that
+the numbers were measured, or that its maker left no record out: raw numbers that were invented consistently are only
+revealed by a replay, or by not trusting the signer.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pytest_fa.bundle.bundle_manifest import (
     problem_of_status,
     read_manifest,
 )
+from pytest_fa.bundle.completeness import changed_sources, in_the_future, incomplete, notes, repeated_keys
 from pytest_fa.bundle.libraries import library_problems
 from pytest_fa.bundle.plausible import implausible
 from pytest_fa.bundle.recompute import contradictions
@@ -56,7 +57,7 @@ class Verification(msgspec.Struct, frozen=True):
 
     `digest` is the sha256 of the seal, which a signature or a statement names.  `records` counts the records whose
     verdicts were computed again.  `dirty` says whether the sources differ from those of `commit`.  `signature` says who
-    signed the bundle, or why that is not known.
+    signed the bundle, or why that is not known.  `notes` say what the bundle does not show although it is verified.
     """
 
     file: str
@@ -67,6 +68,7 @@ class Verification(msgspec.Struct, frozen=True):
     dirty: bool | None = None
     source_tree: str = ""
     signature: str = "not signed"
+    notes: tuple[str, ...] = ()
 
     @property
     def is_verified(self) -> bool:
@@ -89,6 +91,7 @@ def verify_bundle(path: Path) -> Verification:
         file = _record_file(manifest, content)
         records = file.records
         problems += [Problem("consistency", text) for text in _of_manifest(manifest, file, archive)]
+        problems += [Problem("consistency", text) for text in _of_completeness(manifest, records, content, archive)]
         problems += _of_records(records, content)
     return Verification(
         file=path.name,
@@ -98,6 +101,7 @@ def verify_bundle(path: Path) -> Verification:
         commit=manifest.source.commit if manifest else None,
         dirty=manifest.source.dirty if manifest else None,
         source_tree=manifest.source_tree if manifest else "",
+        notes=tuple(map(printable, notes(records, _hashes(archive)))),
     )
 
 
@@ -105,6 +109,7 @@ def verification_text(verification: Verification) -> str:
     """Return the result as lines: each problem with its step, what the bundle is, and the answer last."""
     lines = [f"{problem.step}: {problem.text}" for problem in verification.problems]
     lines += [
+        *(f"note: {note}" for note in verification.notes),
         f"digest {verification.digest}",
         f"commit {_commit_text(verification)}, source tree {verification.source_tree or 'unknown'}",
         f"signature: {verification.signature}",
@@ -176,8 +181,22 @@ def _of_manifest(manifest: BundleManifest, file: RecordFile, archive: Archive) -
             yield f"{name} of the manifest differ from those of the records"
     if problem := problem_of_status(manifest.pytest_exit_status, records):
         yield problem
-    yield from library_problems(records, {each.name: each.sha256 for each in archive.files.values()})
+    yield from library_problems(records, _hashes(archive))
     yield from _of_origins(manifest, records)
+
+
+def _hashes(archive: Archive) -> dict[str, str]:
+    return {file.name: file.sha256 for file in archive.files.values()}
+
+
+def _of_completeness(
+    manifest: BundleManifest, records: tuple[Record, ...], content: dict[str, bytes], archive: Archive
+) -> Iterator[str]:
+    """Require the records that the run wrote, with the sources that it judged, and JSON that has one meaning."""
+    yield from in_the_future(manifest)
+    yield from incomplete(manifest, records)
+    yield from changed_sources(records, _hashes(archive))
+    yield from (f"{manifest.records}: {text}" for text in repeated_keys(content.get(manifest.records, b"")))
 
 
 def _of_origins(manifest: BundleManifest, records: tuple[Record, ...]) -> Iterator[str]:

@@ -5,6 +5,7 @@ shard files -> one plan -> every shard once -> every test once -> every record o
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from pytest_fa.records.files import read_record_file
 from pytest_fa.records.record import Record, to_json
 from pytest_fa.records.shards import SHARD_SUFFIX, ShardFile, read_shard
 from pytest_fa.records.text import printable
+from pytest_fa.records.written import WRITTEN_SCHEMA, WrittenRecords, require_written, write_written
 
 MOST_NAMED = 20  # ids in one sentence
 PASSED, INCONCLUSIVE, FAILED = 0, 10, 1  # exit statuses of a shard and of the merged run
@@ -89,11 +91,14 @@ def merge_shards(shards: Sequence[RunShard]) -> MergedRun:
 
 
 def write_merged(path: Path, merged: MergedRun) -> None:
-    """Write the records of a complete run to one file."""
+    """Write the records of a complete run to one file, and beside it what was written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".tmp")
-    scratch.write_bytes(b"".join(to_json(record) + b"\n" for record in merged.records))
+    content = b"".join(to_json(record) + b"\n" for record in merged.records)
+    scratch.write_bytes(content)
     scratch.replace(path)
+    sha256 = hashlib.sha256(content).hexdigest()
+    write_written(path, WrittenRecords(WRITTEN_SCHEMA, sha256, len(merged.records), merged.exit_status))
 
 
 def _in_order(shards: Sequence[RunShard]) -> list[Record]:
@@ -165,6 +170,10 @@ def _of_records(shards: Sequence[RunShard]) -> Iterator[str]:
             continue
         if shard.complaint:
             yield f"{shard.path.with_name(shard.file.records)}: {shard.complaint}"
+        try:
+            require_written(shard.path.with_name(shard.file.records))
+        except UsageProblem as problem:
+            yield f"shard {shard.file.name}: {problem}"
         claimed = Counter(key for test in shard.file.finished.values() for key in test.records)
         actual = Counter(_key(record) for record in shard.records)
         for text, keys in (("lacks", claimed - actual), ("has more than once or without a test", actual - claimed)):

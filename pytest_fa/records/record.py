@@ -106,6 +106,8 @@ class Record(msgspec.Struct, frozen=True):
     to support.  `unprotected` says why judge and variant shared a process; it is empty if they did not.
     `compile_seconds` is how long the first calls took of a variant that compiles when it is called; no
     stage's seconds contain them.  `costs` is None for a record that no job made, and for older records.
+    `sources` has the sha256 of each module, library and manifest of a Python variant, by its path from the root folder;
+    it is empty for other variants, for those of this package, and for older records.
     """
 
     schema: int
@@ -139,6 +141,7 @@ class Record(msgspec.Struct, frozen=True):
     costs: Costs | None = None
     unprotected: str = ""
     compile_seconds: Seconds = 0.0
+    sources: dict[str, str] = {}
 
 
 def to_json(value: msgspec.Struct) -> bytes:

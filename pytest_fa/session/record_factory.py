@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 from datetime import UTC, datetime
 
+import msgspec
+
+from pytest_fa.build.unchanged import source_hashes
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.options.options import Options
@@ -23,6 +26,11 @@ class RecordFactory:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self._sources: dict[str, dict[str, str]] = {}  # of each variant, as they were at its first record
+
+    def forget_sources(self) -> None:
+        """Take the sources as they are now: somebody has saved them, and they are judged anew."""
+        self._sources.clear()
 
     @functools.cached_property
     def environment(self) -> Environment:
@@ -44,7 +52,14 @@ class RecordFactory:
         property_name: str | None = None,
         costs: Costs | None = None,
     ) -> Record:
-        """The record of one result.  The role of a variant whose manifest cannot be read is `candidate`."""
+        """The record of one result.  The role of a variant whose manifest cannot be read is `candidate`.
+
+        If the sources of a variant are not those of its first record, the outcome is `build_changed`.
+        """
+        sources = source_hashes(variant, self.options.rootdir) if isinstance(variant, Variant) else {}
+        if changed := _changed(self._sources.setdefault(variant.name, sources), sources):
+            message = f"{changed} has changed since the first test of {variant.name}; run it again"
+            result = msgspec.structs.replace(result, outcome="build_changed", message=message)
         stages = {name: Stage(name, "not reached") for name in STAGES}
         stages["build"] = Stage("build", "ok", builds[0].build_seconds if builds else 0.0)
         stages.update({stage.name: stage for stage in result.stages})
@@ -74,4 +89,10 @@ class RecordFactory:
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             rerun_command=rerun_command(self.options, kind, variant.name, case, property_name),
             costs=costs,
+            sources=sources,
         )
+
+
+def _changed(before: dict[str, str], now: dict[str, str]) -> str:
+    """The first file that differs; empty if none does."""
+    return next((path for path in sorted(before | now) if before.get(path) != now.get(path)), "")

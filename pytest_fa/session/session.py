@@ -50,6 +50,7 @@ class Session:
         session = Session(self.options, self.runner.workers, self.runner.profiler_workers)
         session._is_started = self._is_started
         session.records = session.runner.records = self.records
+        session.records.forget_sources()
         session.runner.other_gpu_processes = self.runner.other_gpu_processes
         session.runner.has_timings = self.runner.has_timings
         return session

@@ -27,6 +27,7 @@ from pytest_fa.errors import UsageProblem
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.record import SCHEMA, Record, Source, Stage, to_json
 from pytest_fa.records.source import read_source
+from tests.written_runs import end_run
 
 
 def _git(folder: Path, *words: str) -> None:
@@ -74,6 +75,7 @@ def tree(tmp_path: Path) -> Path:
     records.mkdir(parents=True)
     (records / "old.jsonl").write_bytes(_record("wrong") + b"\n")
     (records / "new.jsonl").write_bytes(_record("ok") + b"\n" + _record("wrong") + b"\n")
+    end_run(records / "new.jsonl", 1)
     (tmp_path / "artifacts" / "junit.xml").write_text("<testsuites/>", encoding="utf-8")
     read_source.cache_clear()
     return tmp_path
@@ -297,6 +299,7 @@ def test_a_folder_of_a_repository_has_a_tree(tree: Path) -> None:
     (folder / "source.py").write_text("x = 1\n", encoding="utf-8")
     (folder / ".gitignore").write_text("/artifacts/\n", encoding="utf-8")
     (folder / "artifacts/new.jsonl").write_bytes(_record("ok"))
+    end_run(folder / "artifacts/new.jsonl", 0)
     _git(tree, "add", "-A")
     _git(tree, "commit", "-qm", "second")
     make_bundle(folder, folder / "artifacts", folder / "artifacts/new.jsonl", 0)
@@ -319,6 +322,7 @@ def test_records_of_changed_sources(tree: Path, *, of_record: bool, of_bundle: b
     line = msgspec.json.decode(_record("wrong"), type=dict[str, Any])
     line["source"] = msgspec.to_builtins(source)
     (tree / "artifacts/records/new.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
+    end_run(tree / "artifacts/records/new.jsonl", 1)
     if of_bundle:
         (tree / "added.py").write_text("x = 2\n", encoding="utf-8")
     texts = [problem.text for problem in verify_bundle(_make(tree)).problems]

@@ -23,7 +23,9 @@ from pytest_fa.records.files import read_record_file
 from pytest_fa.records.judged import Fingerprints
 from pytest_fa.records.record import Record, Source
 from pytest_fa.records.source import read_source
+from pytest_fa.records.written import WrittenRecords
 from tests.factories import BUILD, record, right_record
+from tests.written_runs import end_run
 
 GATES = [
     each
@@ -32,7 +34,7 @@ GATES = [
 ]
 BUILT = msgspec.structs.replace(BUILD, code_identity="code")
 MANIFEST = BundleManifest(
-    schema=2,
+    schema=3,
     created="",
     source=Source(None, None, ""),
     source_tree="",
@@ -43,6 +45,7 @@ MANIFEST = BundleManifest(
     compilers=(BUILT.compiler,),
     builds={"ws_p2@BLOCK_M=64/sm_90a": BuildFacts("key", "code", "a host", "today")},
     records="artifacts/records/run.jsonl",
+    written=WrittenRecords(1, "", 0, 0),
     pytest_exit_status=0,
     outcomes={},
 )
@@ -249,7 +252,7 @@ def archive(tmp_path: Path) -> Path:
     read_source.cache_clear()
     line = right_record(environment=read_environment(), source=read_source(tmp_path / "tree"))
     records.write_bytes(msgspec.json.encode(line) + b"\n")
-    return make_bundle(tmp_path / "tree", tmp_path / "tree/artifacts", records, 0).archive
+    return make_bundle(tmp_path / "tree", tmp_path / "tree/artifacts", end_run(records, 0), 0).archive
 
 
 @pytest.mark.parametrize("level", [level for level in REPLAY_LEVELS if level != "right"])

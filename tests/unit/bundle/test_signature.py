@@ -22,6 +22,7 @@ from tests.factories import right_record
 
 pytest.importorskip("sigstore")
 from tests.unit.bundle.signing import Sigstore
+from tests.written_runs import end_run
 
 REPOSITORY = "owner/name"
 IDENTITY = "https://github.com/owner/name/.github/workflows/ci.yml@refs/heads/main"
@@ -57,7 +58,7 @@ def signed(tmp_path: Path) -> Signed:
     read_source.cache_clear()
     line = right_record(environment=read_environment(), source=read_source(tmp_path / "tree"))
     records.write_bytes(msgspec.json.encode(line) + b"\n")
-    bundle = make_bundle(tmp_path / "tree", tmp_path / "tree/artifacts", records, 0)
+    bundle = make_bundle(tmp_path / "tree", tmp_path / "tree/artifacts", end_run(records, 0), 0)
     sigstore, root = Sigstore(), tmp_path / "root.json"
     root.write_bytes(sigstore.trusted_root())
     return Signed(bundle.archive, sigstore, root)

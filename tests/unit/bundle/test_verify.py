@@ -9,7 +9,7 @@ import json
 import random
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from pytest_fa.records.source import read_source
 from pytest_fa.records.timing import Agreement, NodeTime, OutsideTime, ProfilerTime
 from tests import factories
 from tests.factories import check
+from tests.written_runs import end_run
 
 REPOSITORY = Path(__file__).parents[3]
 PROFILES = REPOSITORY / "profiles" / "nvidia-h200"
@@ -62,6 +63,14 @@ def _samples() -> list[Record]:
     return [record for group in chosen.values() for record in group[:2]]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _with_saved_schema() -> Iterator[None]:
+    """Accept the schema of the saved records, as if their run had said what it wrote."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pytest_fa.bundle.completeness.MIN_RECORD_SCHEMA", SCHEMA_WITH_ALL_VERDICTS)
+        yield
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a bundle of those records, with the GPU's ceilings and noise among its source files."""
@@ -79,6 +88,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tree / RECORDS).write_bytes(b"".join(to_json(record) + b"\n" for record in records))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pytest_fa.bundle.run.read_environment", lambda: records[0].environment)
+        end_run(tree / RECORDS, 1)
         return make_bundle(tree, tree / "artifacts", tree / RECORDS, 1).archive
 
 
@@ -169,9 +179,9 @@ CHANGED_FILES: dict[str, tuple[Callable[[Content], Content], str]] = {
     "another schema": (
         lambda files: {
             **files,
-            "artifacts/manifest.yaml": files["artifacts/manifest.yaml"].replace(b"schema: 2", b"schema: 1"),
+            "artifacts/manifest.yaml": files["artifacts/manifest.yaml"].replace(b"schema: 3\nc", b"schema: 1\nc"),
         },
-        "its schema is 1; this version reads schema 2",
+        "its schema is 1; this version reads schema 3",
     ),
     "a manifest with a tag": (
         lambda files: {**files, "artifacts/manifest.yaml": b"!!python/object/apply:os.system [true]"},
@@ -435,7 +445,8 @@ def test_a_wrong_exit_status_is_noticed(tmp_path: Path, content: Content) -> Non
     """An exit status that the records contradict is named, although all hashes fit."""
     manifest = content["artifacts/manifest.yaml"].replace(b"pytest_exit_status: 1", b"pytest_exit_status: 0")
     path = _pack(tmp_path, {**content, "artifacts/manifest.yaml": manifest}, with_new_seal=True)
-    (problem,) = verify_bundle(path).problems
+    problem, other = verify_bundle(path).problems
+    assert other.text == "the run ended with 1, the manifest says 0"
     assert problem.text.startswith("pytest's exit status is 0, but the records have ")
 
 

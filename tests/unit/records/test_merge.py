@@ -17,8 +17,10 @@ from pytest_fa.records.files import read_record_file
 from pytest_fa.records.merge import merge_shards, read_shards
 from pytest_fa.records.record import Record, Source, to_json
 from pytest_fa.records.shards import SHARD_SUFFIX, FinishedTest, PlannedTest, ShardFile, shard_path, write_shard
+from pytest_fa.records.written import require_written
 from pytest_fa.session.shard_split import split
 from tests.factories import BUILD, record
+from tests.written_runs import end_run
 
 CASES = [f"b1h1s{size}d64-fp16-seed{seed}" for size in range(1, 251) for seed in range(4)]
 BUILT = msgspec.structs.replace(BUILD, code_identity="a" * 64)
@@ -53,6 +55,7 @@ def write_run(folder: Path, count: int, cases: list[str] = CASES) -> list[Path]:
         log = folder / f"shard-{number}" / "records" / "run.jsonl"
         log.parent.mkdir(parents=True)
         log.write_bytes(b"".join(to_json(record_of(case)) + b"\n" for case in reversed(own)))
+        end_run(log, 0)
         finished = {id_of(case): FinishedTest("passed", (("correct", f"mine-{case}"),)) for case in own}
         write_shard(shard_path(log), ShardFile(1, number, count, tests, {"mine": "f" * 64}, log.name, finished, 0))
         folders.append(folder / f"shard-{number}")
@@ -132,7 +135,21 @@ def test_lost_and_doubled_records_are_named(tmp_path: Path, snapshot: SnapshotAs
     (log,) = folders[0].rglob("*.jsonl")
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join([lines[1], *lines[1:]]))
+    end_run(log, 0)
     assert snapshot == problems_of(folders)
+
+
+def test_records_that_a_shard_did_not_write_are_refused(tmp_path: Path) -> None:
+    """A shard whose records were changed after it wrote them is named, and the merged file says what was written."""
+    folders = write_run(tmp_path, 2, CASES[:8])
+    (log,) = folders[0].rglob("*.jsonl")
+    log.write_bytes(log.read_bytes().replace(b"2026-01-01", b"2026-01-02"))
+    (problem,) = problems_of(folders)
+    assert problem.startswith(f"shard 1/2: {log} is not what its run wrote: its sha256 is ")
+    folders = write_run(tmp_path / "unchanged", 2, CASES[:8])
+    assert main(["records", "merge", *map(str, folders), "-o", str(tmp_path / "merged.jsonl")]) == 0
+    written = require_written(tmp_path / "merged.jsonl")
+    assert (written.count, written.exit_status) == (8, 0)
 
 
 def test_shards_of_different_runs_are_refused(tmp_path: Path) -> None:
@@ -166,6 +183,7 @@ def test_mixed_code_is_refused(tmp_path: Path, name: str) -> None:
     (log,) = folders[1].rglob("*.jsonl")
     records = [msgspec.structs.replace(each, **changes) for each in read_record_file(log).records]
     log.write_bytes(b"".join(to_json(each) + b"\n" for each in records))
+    end_run(log, 0)
     assert problems_of(folders) == (problem,)
 
 

@@ -61,6 +61,7 @@ LATER: dict[str, object] = {"other_plugins": (), "is_claim": False, "machine": N
     "costs": None,
     "unprotected": "",
     "compile_seconds": 0.0,
+    "sources": {},
 }
 
 
