@@ -113,6 +113,23 @@ def descendants_of(ancestor: int) -> list[int]:
     return descendants
 
 
+def forks_of(pid: int) -> list[int]:
+    """Return the descendants of a process that are still the same program.
+
+    A process that becomes another program, or starts one, gets new addresses, which its auxiliary vector contains.
+    """
+    vector = _auxiliary_vector(pid)
+    return [each for each in descendants_of(pid) if vector and _auxiliary_vector(each) == vector]
+
+
+def _auxiliary_vector(pid: int) -> bytes:
+    """The auxiliary vector of a process (proc_pid_auxv(5)); empty if it cannot be read."""
+    try:
+        return Path(f"/proc/{pid}/auxv").read_bytes()
+    except OSError:
+        return b""
+
+
 @contextlib.contextmanager
 def stopped(find: Callable[[], Iterable[int]]) -> Iterator[None]:
     """Stop the processes that `find` returns, also those that it returns only when it is asked again."""

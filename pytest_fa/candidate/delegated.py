@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 from torch.profiler import ExecutionTraceObserver
@@ -49,10 +47,9 @@ def operators_of(call: Callable[[], object]) -> tuple[str, ...]:
     torch.compile for the rest of the process.
     """
     before = set(threading.enumerate())
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        observer = ExecutionTraceObserver().register_callback(str(path))
-        with _silent():
+    with os.fdopen(os.memfd_create("pytest-fa-trace"), "rb") as file:  # in memory: TMPDIR may be full
+        with _silent():  # torch expects a name that ends in .json
+            observer = ExecutionTraceObserver().register_callback(f"/proc/self/fd/{file.fileno()}")
             observer.start()
         try:
             call()
@@ -62,5 +59,5 @@ def operators_of(call: Callable[[], object]) -> tuple[str, ...]:
             with _silent():
                 observer.stop()
                 observer.unregister_callback()
-        trace = msgspec.json.decode(path.read_bytes(), type=_Trace)
+        trace = msgspec.json.decode(file.read(), type=_Trace)
     return tuple(sorted({node.name for node in trace.nodes}))

@@ -1,7 +1,8 @@
 """Whether a variant computes attention itself: one call is judged in a process in which torch's attention is another.
 
 Nothing that the variant's process says is needed for it.  While that call runs, every other process of variants is
-stopped, so that none of them can compute in its place.
+stopped, so that none of them can compute in its place.  Helper processes that this process has forked go on: torch's
+attention is another one in them, too.  A new program that it starts would have torch's own.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from pytest_fa.errors import DeviceLost, WrongResult
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.checked import CheckedLaunch
 from pytest_fa.judge.truth import Truth
-from pytest_fa.processes import descendants_of, stopped
+from pytest_fa.processes import descendants_of, forks_of, stopped
 from pytest_fa.run.inputs import Inputs
 
 WARM_UPS = 3  # calls in which a variant may compile, also in other processes
 LEAST_SECONDS, SLOWER = 5.0, 20  # the judged call may take 5 s and 20 times as long as the call before it
 PLACE = "in a process in which torch's attention computes something else"
+STOPPED = "and the programs that it started are stopped"
 
 
 def require_own_work(
@@ -50,14 +52,14 @@ def require_own_work(
         with stopped(lambda: _others(bare.pid)):
             out = launch.call_and_wait().clone()
     except CandidateLost as lost:
-        raise _delegates(f"it ends or hangs {PLACE}, and the processes that it started are stopped ({lost})") from None
+        raise _delegates(f"it ends or hangs {PLACE}, {STOPPED} ({lost})") from None
     except (DeviceLost, WrongResult):
         raise
     except Exception as problem:
         raise _delegates(f"it fails {PLACE}: {message_of(problem)}") from problem
     check = judge(out, truth, policy)
     if not check.passed:
-        raise _delegates(f"it is wrong {PLACE}, and the processes that it started are stopped: {check.complaint}")
+        raise _delegates(f"it is wrong {PLACE}, {STOPPED}: {check.complaint}")
 
 
 def _delegates(message: str) -> WrongResult:
@@ -65,5 +67,6 @@ def _delegates(message: str) -> WrongResult:
 
 
 def _others(pid: int) -> list[int]:
-    """All processes of variants except one: what the server, which forked this process, has started besides it."""
-    return [each for each in descendants_of(os.getppid()) if each not in (pid, os.getpid())]
+    """All processes of variants except one and its forks: what the server, which forked this process, has started."""
+    going_on = {pid, os.getpid(), *forks_of(pid)}
+    return [each for each in descendants_of(os.getppid()) if each not in going_on]

@@ -159,7 +159,9 @@ class FaRun:
         """
         from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
         from pytest_fa.records.text import printable_struct  # noqa: PLC0415
-        from pytest_fa.session.refusals import AlreadyReported, CannotRun  # noqa: PLC0415
+        from pytest_fa.session.machine_problem import machine_problem, start_problem  # noqa: PLC0415
+        from pytest_fa.session.refusals import AlreadyReported, CannotRun, NotJudged  # noqa: PLC0415
+        from pytest_fa.worker.client import WorkerError  # noqa: PLC0415
 
         record = obstacle = None  # pytest.fail inside `except` would show both exceptions
         try:
@@ -168,8 +170,13 @@ class FaRun:
             )  # a kernel's words may be in it
         except (AlreadyReported, CannotRun, LockProblem) as problem:
             obstacle = problem
+        except WorkerError as problem:
+            obstacle = NotJudged(start_problem(str(problem)))
         finally:
             output = self._take_output()
+        options = self._session.options
+        if record and (reason := machine_problem(record, (options.artifacts, options.cache, options.rootdir))):
+            record, obstacle = None, NotJudged(reason)
         if record is None:
             self._end_without_verdict(obstacle)
         self._node.stash[RECORD_KEY] = record = with_output(record, output)
@@ -179,7 +186,12 @@ class FaRun:
         """Skip the test, or fail it if the obstacle must not be there."""
         from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
         from pytest_fa.records.text import printable, printable_struct  # noqa: PLC0415
-        from pytest_fa.session.refusals import AlreadyReported, ChangedMeanwhile, Refused  # noqa: PLC0415
+        from pytest_fa.session.refusals import (  # noqa: PLC0415
+            AlreadyReported,
+            ChangedMeanwhile,
+            NotJudged,
+            Refused,
+        )
 
         reason = printable(str(obstacle))
         self._node.stash[REFUSED_KEY] = isinstance(obstacle, Refused)
@@ -187,7 +199,7 @@ class FaRun:
             self._node.stash[ALREADY_REPORTED_KEY] = True
             if obstacle.record is not None:
                 self._node.stash[RECORD_KEY] = printable_struct(obstacle.record)
-        elif isinstance(obstacle, LockProblem | ChangedMeanwhile):
+        elif isinstance(obstacle, LockProblem | ChangedMeanwhile | NotJudged):
             pytest.fail(reason, pytrace=False)
         elif self._session.options.require_gpu and not isinstance(obstacle, Refused):
             pytest.fail(f"{reason} (--fa-require-gpu)", pytrace=False)

@@ -327,9 +327,19 @@ def _import_from_folder(variant: Variant, module_name: str) -> ModuleType | None
         return None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    _add_packages(name)
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]  # so that the next import fails in the same way
         raise
     return module
+
+
+def _add_packages(name: str) -> None:
+    """Let `import` find a module of this name, as pickle does for functions and classes: make its packages."""
+    while parent := name.rpartition(".")[0]:
+        package = sys.modules.setdefault(parent, ModuleType(parent))
+        package.__path__ = []
+        setattr(package, name.removeprefix(f"{parent}."), sys.modules[name])
+        name = parent

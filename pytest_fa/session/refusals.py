@@ -18,6 +18,10 @@ class ChangedMeanwhile(CannotRun):
     """Files changed while they were measured.  This fails the test: what was measured says nothing about them."""
 
 
+class NotJudged(CannotRun):
+    """A full disk or a limit of the shell kept this machine from judging the variant.  This fails the test."""
+
+
 class AlreadyReported(FaError):
     """Another test of this run fails with the fault that this test would report again.
 

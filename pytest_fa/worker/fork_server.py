@@ -79,7 +79,7 @@ class ForkServer:
     def __init__(self, cache: Path | None = None, gpu_uuid: str | None = None) -> None:
         mark = uuid.uuid4().hex
         self._mark = mark
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # close() closes it
+        self._log = _new_log()
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # so that it can be truncated while a worker writes to it
         self._control, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START_SECONDS)
@@ -254,6 +254,14 @@ class ForkServer:
         """The last part of the output."""
         text = os.pread(self._log.fileno(), TAIL_BYTES, max(0, self.log_bytes - TAIL_BYTES))
         return text.decode(errors="replace").strip()
+
+
+def _new_log() -> IO[bytes]:
+    """A file for the output of workers.  Raises `WorkerError` if no folder for temporary files can be used."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as problem:
+        raise WorkerError(f"no file for the output of kernels can be made: {problem}") from problem
 
 
 def live_servers() -> tuple[int, ...]:
