@@ -100,3 +100,5 @@ def notes(records: Sequence[Record], hashes: Mapping[str, str]) -> Iterator[str]
     if lacking:
         more = f" and {len(lacking) - MAX_NAMED} more" if len(lacking) > MAX_NAMED else ""
         yield f"sources that are not in the bundle: {', '.join(lacking[:MAX_NAMED])}{more}"
+    declared = {record.variant: record.own_tolerance for record in records if record.own_tolerance and record.check}
+    yield from (f"{variant}: judged by its own manifest's {text}" for variant, text in declared.items())

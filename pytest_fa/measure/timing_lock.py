@@ -1,4 +1,7 @@
-"""Locks of a GPU, across all processes of a user: one times alone, or several check.  No torch."""
+"""Locks of a GPU, across all processes of a user: one times alone, or several check.  No torch.
+
+They are in a folder that does not depend on TMPDIR: runs with another TMPDIR use the same GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from pathlib import Path
 
 from pytest_fa.locks import describe_holder, go_on, held_lock, is_held, shared_lock, to_stderr
 from pytest_fa.records.environment import Gpu, find_gpu
+
+SHARED_FOLDERS = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108  # only locks, whose names have the user's id
 
 
 def timing_lock(
@@ -55,8 +60,14 @@ def _wait_text(name: str, path: Path) -> str:
 
 def _lock_of(gpu: Gpu | None) -> tuple[str, Path]:
     """The name of a GPU or of the CPU, and the path of its lock."""
-    path = Path(tempfile.gettempdir()) / f"pytest-fa-{os.getuid()}-{gpu.uuid if gpu else 'cpu'}.lock"
+    path = _lock_folder() / f"pytest-fa-{os.getuid()}-{gpu.uuid if gpu else 'cpu'}.lock"
     return gpu.name if gpu else "this CPU", path
+
+
+def _lock_folder() -> Path:
+    """The first shared folder that this user may write to; without one, that for temporary files."""
+    usable = (folder for folder in SHARED_FOLDERS if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK))
+    return next(usable, None) or Path(tempfile.gettempdir())
 
 
 def _users_path(path: Path) -> Path:

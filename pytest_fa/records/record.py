@@ -107,7 +107,9 @@ class Record(msgspec.Struct, frozen=True):
     `compile_seconds` is how long the first calls took of a variant that compiles when it is called; no
     stage's seconds contain them.  `costs` is None for a record that no job made, and for older records.
     `sources` has the sha256 of each module, library and manifest of a Python variant, by its path from the root folder;
-    it is empty for other variants, for those of this package, and for older records.
+    it is empty for other variants, for those of this package, and for older records.  `own_tolerance` says how the
+    variant's own manifest makes the checks less strict, such as `tolerance: absolute`; it is empty if it does not, or
+    if the run has a policy of its own.
     """
 
     schema: int
@@ -142,6 +144,7 @@ class Record(msgspec.Struct, frozen=True):
     unprotected: str = ""
     compile_seconds: Seconds = 0.0
     sources: dict[str, str] = {}
+    own_tolerance: str = ""
 
 
 def to_json(value: msgspec.Struct) -> bytes:

@@ -23,6 +23,7 @@ from pytest_fa.report.baselines import baseline_name, best_baseline, comparable,
 from pytest_fa.report.failure import failure_text
 from pytest_fa.report.layout import Style, TextLine
 from pytest_fa.report.table import NOT_ATTENTION, ratio_text
+from pytest_fa.report.tolerance_lines import tolerance_part
 
 NO_FAILURE = ("ok", "not_measured", "inconclusive")
 JUDGED_KINDS = ("correct", "speed", "property")
@@ -77,7 +78,7 @@ def answer_lines(records: list[Record], run: RunFacts) -> list[TextLine]:
     else:
         text = _about_many(by_variant, records, times, run.why_not_run)
     command = _next_command(subjects, records, times, run)
-    answer = TextLine("; ".join([text, *run.failures]), _style(records, run))
+    answer = TextLine("; ".join([text, *tolerance_part(subjects), *run.failures]), _style(records, run))
     return [answer, *(TextLine(line) for line in (_cause([*subjects, *records]), command) if line)]
 
 

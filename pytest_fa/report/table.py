@@ -17,6 +17,7 @@ from pytest_fa.records.spread import is_clear_ratio, is_noisy, is_wide_ratio
 from pytest_fa.records.timing import ON_CPU, Speed
 from pytest_fa.report.baselines import baseline_title, best_baseline, comparable, for_comparison
 from pytest_fa.report.timing_notes import timing_notes
+from pytest_fa.report.tolerance_lines import tolerance_lines
 
 NOTHING = "-"
 SECONDS_PER_MINUTE = 60
@@ -212,6 +213,7 @@ def notes(records: list[Record]) -> list[str]:
     same = [(arch, names) for (arch, _), names in by_code.items() if len(names) > 1]
     lines += [f"judged without NaN-filled shared memory: {reason}" for reason in _reasons_for_no_smem_poison(records)]
     lines += timing_notes(records)
+    lines += tolerance_lines(records)
     return [*unprotected, *lines, *(f"same machine code for {arch}: {', '.join(names)}" for arch, names in same)]
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from pytest_fa.build.unchanged import source_hashes
 from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.own_tolerance import own_tolerance
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
@@ -90,7 +91,14 @@ class RecordFactory:
             rerun_command=rerun_command(self.options, kind, variant.name, case, property_name),
             costs=costs,
             sources=sources,
+            own_tolerance=_own_tolerance(variant, case, self.options.tolerance),
         )
+
+
+def _own_tolerance(variant: Variant | BrokenVariant, case: Case | None, policy: str | None) -> str:
+    if isinstance(variant, BrokenVariant) or not variant.is_judged:
+        return ""
+    return own_tolerance(variant, case.dtype if case else "", policy)
 
 
 def _changed(before: dict[str, str], now: dict[str, str]) -> str:

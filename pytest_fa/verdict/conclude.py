@@ -22,7 +22,7 @@ from pytest_fa.verdict.document import (
     ShapeTime,
     Status,
 )
-from pytest_fa.verdict.question import Question
+from pytest_fa.verdict.question import COMMAND, Question
 
 # Outcomes of records that are no failures of the variant.
 NO_FAILURE: tuple[Outcome, ...] = ("ok", "not_measured", "inconclusive")
@@ -203,7 +203,7 @@ def next_steps(question: Question, status: Status, run: RunResult, *, on_gpu: bo
     if run.failure is not None:
         return (*_after(question, status), f"one test alone: {run.failure.rerun_command}")
     if status == "slower" and not bottlenecks_of(run):
-        command = shlex.join(["python", "-m", "pytest_fa", "judge", *question.words, "--ncu"])
+        command = shlex.join([*COMMAND, *question.words, "--ncu"])
         return (f"see what decides the time: {command}",) if on_gpu and not question.ncu else ()
     return _after(question, status)
 
@@ -218,6 +218,6 @@ def _after(question: Question, status: Status) -> tuple[str, ...]:
         "undecided": (
             "repeat it on a machine on which nothing else runs, or choose a ratio farther from the measured one",
         ),
-        "usage": ("python -m pytest_fa judge --help",),
+        "usage": (f"{shlex.join(COMMAND)} --help",),
     }
     return steps.get(status, ())

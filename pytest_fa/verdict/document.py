@@ -133,7 +133,8 @@ class JudgeDocument(msgspec.Struct, frozen=True):
     them are certainly below `required_ratio`.  `not_judged` has a line for what the manifest claims to support and no
     case has judged; it is empty after a failure, which ends the run.  `failure` is null unless something failed.
     `bottlenecks` is empty without `--ncu`.  `records` is the path of the file with everything that was measured; null
-    if nothing was.
+    if nothing was.  `tolerance` is the policy of the caller.  `own_tolerance` is what the variant's own manifest
+    declares about how it is judged: a policy there has no effect, `rounds` have one.
     """
 
     schema_version: Annotated[str, msgspec.Meta(pattern=r"^1\.[0-9]+$")]
@@ -157,6 +158,8 @@ class JudgeDocument(msgspec.Struct, frozen=True):
     environment: Environment | None
     source: Source | None
     pytest_fa: str
+    tolerance: str = "same_precision"
+    own_tolerance: str = ""
 
 
 def schema() -> dict[str, Any]:

@@ -51,13 +51,14 @@ def _write(document: JudgeDocument, *, is_json: bool) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m pytest_fa judge", description=TITLE, allow_abbrev=False)
+    parser = _Parser(prog="python -P -m pytest_fa judge", description=TITLE, allow_abbrev=False)
     parser.add_argument(
         "target", metavar="NAME|DIR", nargs="?", default="", help="a variant's name, or the folder of its manifest"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document, which has a published schema")
     parser.add_argument("--gate", metavar="RATIO", default="1.0", help="be faster than RATIO times SDPA; default: 1.0")
     parser.add_argument("--gate-baseline", metavar="NAME", help="compare with this variant instead of SDPA")
+    parser.add_argument("--tolerance", metavar="POLICY", help="the tolerance policy; default: same_precision")
     parser.add_argument("--suite", metavar="NAME[,NAME...]", help="suites of cases; default: history")
     parser.add_argument("--case", metavar="ID[,ID...]", help="only these cases; then properties are not judged")
     parser.add_argument("--kernels", metavar="DIR", help="the folder of the variants' folders; default: kernels")

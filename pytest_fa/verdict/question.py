@@ -7,6 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
+from pytest_fa.catalog.own_tolerance import DEFAULT
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UsageProblem
 from pytest_fa.gates.run import gate_question
@@ -16,6 +17,7 @@ from pytest_fa.options.options import Options, defaults, require_variants
 from pytest_fa.session.refusals import Refused
 from pytest_fa.session.run_plan import RunPlan
 
+COMMAND = ("python", "-P", "-m", "pytest_fa", "judge")  # without -P, Python could run a pytest_fa/ of this folder
 MANIFEST = "variant.yaml"
 FORWARDED = ("suite", "case", "watchdog", "gate_baseline", "cache", "no_build", "artifacts", "profiles")
 
@@ -34,6 +36,7 @@ class Question:
     suite: str | None = None
     case: str | None = None
     gate_baseline: str | None = None
+    tolerance: str | None = None
     watchdog: str | None = None
     cache: str | None = None
     artifacts: str | None = None
@@ -45,6 +48,11 @@ class Question:
     def ratio(self) -> float:
         """The ratio that every shape must stay below.  Raises `UsageProblem`."""
         return values.gate_ratio(self.gate)
+
+    @property
+    def policy(self) -> str:
+        """The tolerance policy: the caller's, never the manifest's.  Raises `UsageProblem`."""
+        return values.policy(self.tolerance or "") or DEFAULT
 
     @property
     def folder(self) -> Path | None:
@@ -63,12 +71,12 @@ class Question:
     def rerun_command(self, case_id: str = "") -> str:
         """The command that judges again; with a case's id, only that case."""
         words = [*self.words, *([f"--case={case_id}"] if case_id and not self.case else [])]
-        return shlex.join(["python", "-m", "pytest_fa", "judge", *words])
+        return shlex.join([*COMMAND, *words])
 
     def words_for_pytest(self, name: str) -> list[str]:
         """The options of pytest-fa that the run of this variant has."""
         value_of = {dest: getattr(self, dest) for dest in FORWARDED}
-        value_of |= {"kernels": self.kernels_word, "variant": name, "gate": self.gate}
+        value_of |= {"kernels": self.kernels_word, "variant": name, "gate": self.gate, "tolerance": self.policy}
         used = [(option.flag, value_of.get(option.dest.removeprefix("fa_"))) for option in OPTIONS]
         words = [flag if value is True else f"{flag}={value}" for flag, value in used if value not in (None, False)]
         return [*words, *(["--ncu"] if self.ncu else [])]
@@ -87,6 +95,7 @@ class Question:
             cases=values.words_of(self.case or ""),
             gate=self.ratio,
             gate_baseline=self.gate_baseline,
+            tolerance=self.policy,
             cache=values.folder(rootdir, self.cache or "") or known.cache,
         )
 
@@ -124,7 +133,7 @@ def _names_in(question: Question, options: Options) -> tuple[str, ...]:
         raise UsageProblem(f"judge: {broken.problem}")
     names = [name for name, variant in catalog.variants.items() if Path(variant.folder) == place]
     if len(names) > 1:
-        command = f"python -m pytest_fa judge {names[0]} --kernels={shlex.quote(str(question.kernels_word))}"
+        command = f"{shlex.join(COMMAND)} {names[0]} --kernels={shlex.quote(str(question.kernels_word))}"
         raise UsageProblem(
             f"judge: {question.target} has {len(names)} variants ({', '.join(names)}); name one: {command}"
         )

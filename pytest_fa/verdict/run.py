@@ -21,6 +21,7 @@ import pytest
 
 import pytest_fa
 from pytest_fa import plugin
+from pytest_fa.catalog.own_tolerance import DEFAULT, own_tolerance
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import FaError
 from pytest_fa.options.command_line import JUDGE_INI, SUITE_FILES
@@ -40,7 +41,7 @@ from pytest_fa.worker.resident import PLACE as RESIDENT_PLACE
 
 TESTS = ("test_build", "test_correct", "test_property", "test_profile", "test_gate")
 OWN_VARIABLES = "PYTEST_FA_"  # the environment variables of pytest that stay
-FORWARDED_FLAG = r"--fa-(gate|suite|case|kernels|watchdog|cache|no-build)\b"  # an option of both commands
+FORWARDED_FLAG = r"--fa-(gate|tolerance|suite|case|kernels|watchdog|cache|no-build)\b"  # an option of both commands
 UNUSABLE_STATUSES = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
 DROPPED_VARIABLES = ("PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS")
 
@@ -182,12 +183,24 @@ def _document(
         failure=conclude.failure_of(failure),
         times=conclude.times_of(variant, run.gate),
         bottlenecks=conclude.bottlenecks_of(run),
-        next_steps=conclude.next_steps(question, status, run, on_gpu=device == "cuda"),
+        tolerance=question.policy,
+        own_tolerance=own_tolerance(variant),
+        next_steps=(
+            *_tolerance_step(variant, status, question.policy),
+            *conclude.next_steps(question, status, run, on_gpu=device == "cuda"),
+        ),
         rerun_command=question.rerun_command(failure.case.id if is_one_case and failure and failure.case else ""),
         records=os.path.relpath(path) if path else None,
         environment=record.environment if record else None,
         source=record.source if record else None,
     )
+
+
+def _tolerance_step(variant: Variant, status: Status, policy: str) -> tuple[str, ...]:
+    """What to do about a wrong result if the manifest asks for another policy than the caller's."""
+    if status != "wrong" or variant.tolerance in (policy, DEFAULT):
+        return ()
+    return (f"its manifest asks for another tolerance policy; if you accept that: --tolerance={variant.tolerance}",)
 
 
 def _document_without_run(question: Question, status: Status, reason: str, seconds: float) -> JudgeDocument:

@@ -10,6 +10,8 @@ def verdict_text(document: JudgeDocument) -> str:
     """The verdict, the ratios, the failure, and what to do next."""
     lines = [f"{document.variant or 'judge'}: {document.status.replace('_', ' ')} (exit status {document.exit_status})"]
     lines += [f"  {line}" for line in document.reason.splitlines()[:1]]
+    if document.own_tolerance:
+        lines.append(f"  judged by policy {document.tolerance}; its own manifest declares {document.own_tolerance}")
     lines += [f"  {_ratio_line(ratio)}" for ratio in document.ratios]
     lines += _check_lines(document)
     lines += [f"  {line}" for line in document.not_judged]

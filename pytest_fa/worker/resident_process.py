@@ -26,6 +26,7 @@ SLICE_SECONDS = 1.0  # how often it looks whether it has been idle for long enou
 REQUEST_SECONDS = 5.0
 QUIET_SECONDS = 60.0  # a server that was used later than this is not replaced for runs with another environment
 MOST_REQUEST_BYTES = 2**24
+MOST_WAITING = 64  # connections
 
 
 def serve_runs(own_identity: str, lock: int, path: Path, idle_seconds: float) -> None:
@@ -46,24 +47,66 @@ def serve_runs(own_identity: str, lock: int, path: Path, idle_seconds: float) ->
         path.unlink()
 
 
+class _Waiting:
+    """Connections that have not sent their request.  They do not keep others waiting, and are few."""
+
+    def __init__(self, poll: select.poll) -> None:
+        self._poll = poll
+        self._connections: dict[int, tuple[socket.socket, float]] = {}  # by descriptor, with the deadline
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The descriptors of all connections, which a forked worker server closes."""
+        return tuple(self._connections)
+
+    def add(self, connection: socket.socket) -> None:
+        """Wait for the request of a new connection.  If there are too many, the oldest one is closed."""
+        connection.settimeout(REQUEST_SECONDS)
+        if len(self._connections) >= MOST_WAITING:
+            self.take(next(iter(self._connections))).close()
+        self._connections[connection.fileno()] = (connection, time.monotonic() + REQUEST_SECONDS)
+        self._poll.register(connection, select.POLLIN)
+
+    def take(self, descriptor: int) -> socket.socket:
+        """Remove a connection, and return it."""
+        self._poll.unregister(descriptor)
+        return self._connections.pop(descriptor)[0]
+
+    def close(self) -> None:
+        """Close all connections."""
+        for descriptor in self.descriptors:
+            self.take(descriptor).close()
+
+    def close_late(self) -> None:
+        """Close those that have been silent for too long."""
+        now = time.monotonic()
+        for descriptor, (_, deadline) in list(self._connections.items()):
+            if now > deadline:
+                self.take(descriptor).close()
+
+
 def _accept_until_idle(listener: socket.socket, own_identity: str, lock: int, path: Path, idle_seconds: float) -> None:
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     last_use, last_fork = time.monotonic(), -QUIET_SECONDS
-    while time.monotonic() - last_use < idle_seconds and path.exists():
-        if poll.poll(SLICE_SECONDS * 1000):
-            connection, _ = listener.accept()
-            with connection:
-                connection.settimeout(REQUEST_SECONDS)
-                may_be_replaced = time.monotonic() - last_fork > QUIET_SECONDS
-                answer = _answer(connection, own_identity, (lock, listener.fileno()), may_be_replaced=may_be_replaced)
-                if answer == "ending":
-                    connection.send(f"{idle_seconds / 60:g}".encode())
-                    return
-            last_fork = time.monotonic() if answer == "forked" else last_fork
-        elif not children_of(os.getpid()):
-            continue
-        last_use = time.monotonic()
+    with contextlib.closing(_Waiting(poll)) as waiting:
+        while time.monotonic() - last_use < idle_seconds and path.exists():
+            waiting.close_late()
+            ready = {descriptor for descriptor, _ in poll.poll(SLICE_SECONDS * 1000)}
+            for descriptor in ready & {*waiting.descriptors}:
+                with waiting.take(descriptor) as connection:
+                    may_be_replaced = time.monotonic() - last_fork > QUIET_SECONDS
+                    own = (lock, listener.fileno(), *waiting.descriptors)
+                    answer = _answer(connection, own_identity, own, may_be_replaced=may_be_replaced)
+                    if answer == "ending":
+                        connection.send(f"{idle_seconds / 60:g}".encode())
+                        return
+                last_fork = time.monotonic() if answer == "forked" else last_fork
+                last_use = last_use if answer == "refused" else time.monotonic()
+            if listener.fileno() in ready:  # last: it may close the oldest connection
+                waiting.add(listener.accept()[0])
+            if children_of(os.getpid()):
+                last_use = time.monotonic()
 
 
 def _answer(

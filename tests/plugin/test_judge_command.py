@@ -236,7 +236,7 @@ def test_a_wrong_variant_has_its_place(runs: dict[str, Judged], hostile: tuple[P
     assert document.failure.place is not None
     assert (document.failure.case, document.failure.checks[0]) == (CASE, "max")
     assert document.failure.place.first_bad == (0, 0, 0, 0)
-    assert document.rerun_command == f"python -m pytest_fa judge wrong --case={CASE}"
+    assert document.rerun_command == f"python -P -m pytest_fa judge wrong --case={CASE}"
     assert document.records is not None
     records = read_records(hostile[0].folder / document.records)
     assert [(record.variant, record.outcome, record.other_plugins) for record in records] == [("wrong", "wrong", ())]
@@ -302,7 +302,7 @@ def test_a_person_reads_a_few_lines(kernels: Project) -> None:
     lines = process.stdout.splitlines()
     assert (process.returncode, lines[0]) == (1, "wrong: wrong (exit status 1)")
     assert lines[1].startswith(f"  wrong-{CASE}: wrong: max error ")
-    assert f"  rerun: python -m pytest_fa judge wrong --case={CASE}" in lines
+    assert f"  rerun: python -P -m pytest_fa judge wrong --case={CASE}" in lines
     assert len(lines) < 20
 
 

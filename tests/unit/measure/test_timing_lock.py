@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
+import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -44,7 +44,7 @@ def line_of(lock: Lock) -> str:
 @pytest.fixture(autouse=True)
 def _gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pretend(monkeypatch, H200)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where locks are
+    monkeypatch.setattr("pytest_fa.measure.timing_lock.SHARED_FOLDERS", (tmp_path,))  # where locks are
     monkeypatch.setattr(locks, "NOTICE_SECONDS", 0.05)
 
 
@@ -109,3 +109,18 @@ def lines_of_a_try() -> list[str]:
             return []
     except Waits:
         return lines
+
+
+def test_the_lock_does_not_depend_on_tmpdir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two runs with different TMPDIR exclude each other; without a shared folder, the lock is in TMPDIR."""
+    shared, temporary = tmp_path / "shared", tmp_path / "temporary"
+    shared.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr("pytest_fa.measure.timing_lock.SHARED_FOLDERS", (tmp_path / "none", shared))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    with timing_lock():
+        assert list(temporary.iterdir()) == []
+        assert line_of(timing_lock).startswith("waiting for the timing lock of NVIDIA H200, held by process ")
+    monkeypatch.setattr("pytest_fa.measure.timing_lock.SHARED_FOLDERS", ())
+    with timing_lock():
+        assert {path.name.partition("-GPU")[0] for path in temporary.iterdir()} == {f"pytest-fa-{os.getuid()}"}

@@ -62,6 +62,7 @@ LATER: dict[str, object] = {"other_plugins": (), "is_claim": False, "machine": N
     "unprotected": "",
     "compile_seconds": 0.0,
     "sources": {},
+    "own_tolerance": "",
 }
 
 

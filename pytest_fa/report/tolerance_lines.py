@@ -1,0 +1,34 @@
+"""Lines about kernels that are judged by what their own manifests declare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pytest_fa.catalog.variant import COMPANION_ROLES
+from pytest_fa.records.record import Record
+
+JUDGED_KINDS = ("correct", "property", "speed", "gate")
+
+
+def own_tolerances(records: Iterable[Record]) -> dict[str, str]:
+    """Return what the manifest of each candidate declares, if that made its checks less strict."""
+    declared: dict[str, dict[str, None]] = {}
+    for record in records:
+        if record.own_tolerance and record.kind in JUDGED_KINDS and record.role not in COMPANION_ROLES:
+            declared.setdefault(record.variant, {})[record.own_tolerance] = None
+    return {variant: max(texts, key=len) for variant, texts in declared.items()}
+
+
+def tolerance_lines(records: Iterable[Record]) -> list[str]:
+    """Return one line for each such variant, for the lines below the table."""
+    return [f"{variant}: judged by its own manifest's {text}" for variant, text in own_tolerances(records).items()]
+
+
+def tolerance_part(records: Iterable[Record]) -> list[str]:
+    """Return the part of an answer that says so; nothing if no manifest of these records does."""
+    declared = own_tolerances(records)
+    if not declared:
+        return []
+    if len(declared) == 1 and len({record.variant for record in records}) == 1:
+        return [f"judged by its own manifest's {next(iter(declared.values()))}"]
+    return [f"judged by their own manifests' tolerance or rounds: {', '.join(declared)}"]
