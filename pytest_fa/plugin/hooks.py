@@ -10,7 +10,7 @@ import pytest
 from pytest_fa.errors import FaError, UnusableRun
 from pytest_fa.options import command_line, flags, options
 from pytest_fa.plugin import markers, servers
-from pytest_fa.plugin.own_process import protect_process
+from pytest_fa.plugin.own_process import protect_process, release_imports
 from pytest_fa.plugin.state import (
     ALREADY_REPORTED_KEY,
     IMPLIED_KEY,
@@ -225,6 +225,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Wait until the workers have ended."""
     servers.end(config)
+    release_imports(config)
 
 
 class _Reports:

@@ -18,7 +18,8 @@ from importlib.util import cache_from_source, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_fa.plugin.state import IMPORTS_KEY, RECEIVER
+from pytest_fa.plugin.files_before import FilesBefore
+from pytest_fa.plugin.state import FILES_KEY, IMPORTS_KEY, OPTIONS_KEY, RECEIVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,14 @@ def protect_process(config: pytest.Config) -> None:
     everywhere = config.pluginmanager.hasplugin(RECEIVER)  # the judge command runs no tests that write modules
     config.stash[IMPORTS_KEY] = imports = LateImports(PACKAGE, (os.sep,) if everywhere else installed_folders())
     sys.meta_path.insert(0, imports)
+    options = config.stash[OPTIONS_KEY]
+    config.stash[FILES_KEY] = FilesBefore(options.artifacts, options.records_folder)
+
+
+def release_imports(config: pytest.Config) -> None:
+    """Let this process import as usual again, when all kernels have ended.  The judge command ends soon."""
+    if IMPORTS_KEY in config.stash and not config.pluginmanager.hasplugin(RECEIVER):
+        sys.meta_path.remove(config.stash[IMPORTS_KEY])
 
 
 def installed_folders() -> tuple[str, ...]:

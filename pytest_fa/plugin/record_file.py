@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_fa.plugin.state import IMPORTS_KEY
+from pytest_fa.plugin.state import FILES_KEY, IMPORTS_KEY
 
 if TYPE_CHECKING:
     from pytest_fa.records.log import RecordLog
@@ -21,12 +21,14 @@ class RunFile:
     """Appends the records of a run to its file, and notices what became of them.
 
     `lost` says why a record is not in the file, or not saved.  `changed` says how the file differs from what was
-    written, or which file of this package differs from the one with which the run began.
+    written, or which file of this package or of what is known of the machine differs from the one with which the run
+    began.  `others` are record files of earlier runs that changed meanwhile.
     """
 
     def __init__(self, artifacts: Path) -> None:
         self._artifacts = artifacts
         self.lost = self.changed = ""
+        self.others: list[str] = []
 
     @functools.cached_property
     def log(self) -> RecordLog:
@@ -48,11 +50,14 @@ class RunFile:
             self.lost = f"{self.log.path.parent} cannot be written to: {problem.strerror or problem}"
 
     def compare(self, config: pytest.Config) -> None:
-        """Note whether the file is still what was written, and whether this package is what it was."""
+        """Note whether the file is what was written, and whether this package and the machine's files are as before."""
+        stash = config.stash
         if self.changed:
             return
         difference = self.log.difference() if "log" in self.__dict__ else ""
-        files = config.stash[IMPORTS_KEY].changed_files() if IMPORTS_KEY in config.stash else []
+        files = stash[IMPORTS_KEY].changed_files() if IMPORTS_KEY in stash else []
+        files += stash[FILES_KEY].changed_machine_files() if FILES_KEY in stash else []
+        self.others = stash[FILES_KEY].changed_records() if FILES_KEY in stash else []
         if difference:
             self.changed = f"{self.log.path}: {difference}; {SUSPECT}"
         elif files:
@@ -90,3 +95,5 @@ class RunFile:
             terminal.write_line(f"fa: records were lost: {self.lost}", red=True)
         if self.changed:
             terminal.write_line(f"fa: records were changed: {self.changed}", red=True)
+        for path in self.others:
+            terminal.write_line(f"fa: {path} of an earlier run changed during this run", yellow=True)

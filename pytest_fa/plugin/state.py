@@ -10,6 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_fa.options.options import Options
+    from pytest_fa.plugin.files_before import FilesBefore
     from pytest_fa.plugin.own_process import LateImports
     from pytest_fa.plugin.status_line import StatusLine
     from pytest_fa.profile.run import CaseProfiler
@@ -33,6 +34,7 @@ RECEIVER = "fa-receiver"  # the name of a plugin that takes every report, beside
 OUTPUT_KEY: pytest.StashKey[str] = pytest.StashKey()  # in the stash of a test item: what its workers printed
 FIRST_REPORTS_KEY: pytest.StashKey[FirstReports] = pytest.StashKey()
 IMPORTS_KEY: pytest.StashKey[LateImports] = pytest.StashKey()  # once this process is protected from kernels
+FILES_KEY: pytest.StashKey[FilesBefore] = pytest.StashKey()  # from the same moment
 LOST_KEY: pytest.StashKey[str] = pytest.StashKey()  # the test in which this process lost its device
 
 

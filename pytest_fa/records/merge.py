@@ -170,11 +170,12 @@ def _of_records(shards: Sequence[RunShard]) -> Iterator[str]:
             continue
         if shard.complaint:
             yield f"{shard.path.with_name(shard.file.records)}: {shard.complaint}"
-        try:
-            require_written(shard.path.with_name(shard.file.records))
-        except UsageProblem as problem:
-            yield f"shard {shard.file.name}: {problem}"
         claimed = Counter(key for test in shard.file.finished.values() for key in test.records)
+        try:
+            if claimed or shard.records:  # a shard without tests writes no file
+                require_written(shard.path.with_name(shard.file.records))
+        except (UsageProblem, OSError) as problem:
+            yield f"shard {shard.file.name}: {problem}"
         actual = Counter(_key(record) for record in shard.records)
         for text, keys in (("lacks", claimed - actual), ("has more than once or without a test", actual - claimed)):
             if keys:

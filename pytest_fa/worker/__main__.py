@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_fa.processes import die_with_parent
+from pytest_fa.processes import die_with_parent, forbid_attaching
 from pytest_fa.worker.jobs import ProfilerResult, encode, read_job
 
 
@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _serve(control: socket.socket) -> None:
+    forbid_attaching()
     die_with_parent()  # while torch is imported; `serve` then waits for the end of the connection
     poll = select.poll()
     poll.register(control, select.POLLHUP)
@@ -53,6 +54,7 @@ def _serve(control: socket.socket) -> None:
 
 
 def _reside(lock: int, path: Path, idle_seconds: float, identity: str) -> None:
+    forbid_attaching()
     with _without_collection():
         from pytest_fa.build.unchanged import hash_package  # noqa: PLC0415  # only the resident server does it early
         from pytest_fa.worker.resident_process import serve_runs  # noqa: PLC0415  # imports torch

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_fa.plugin.record_file import RunFile
-from pytest_fa.plugin.state import IMPORTS_KEY
+from pytest_fa.plugin.record_file import SUSPECT, RunFile
+from pytest_fa.plugin.state import FILES_KEY, IMPORTS_KEY
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.records.log import RecordLog
 from pytest_fa.records.record import Record, to_builtins
@@ -75,6 +75,19 @@ def test_a_changed_package_fails_the_run(file: RunFile) -> None:
     assert run.session.exitstatus == pytest.ExitCode.TESTS_FAILED
     assert run.lines == [f"fa: records were changed: {file.changed}"]
     assert file.changed.startswith("site-packages/pytest_fa/judge/check.py changed during this run; ")
+
+
+def test_a_changed_noise_file_fails_the_run(file: RunFile) -> None:
+    """A kernel that changes what is known of the machine makes the run a failed one; others' records are named."""
+    run = Run()
+    files: Any = SimpleNamespace(changed_machine_files=lambda: ["p/noise.json"], changed_records=lambda: ["r/1.jsonl"])
+    run.config.stash[FILES_KEY] = files
+    file.end(run.config)
+    assert run.session.exitstatus == pytest.ExitCode.TESTS_FAILED
+    assert run.lines == [
+        f"fa: records were changed: p/noise.json changed during this run; {SUSPECT}",
+        "fa: r/1.jsonl of an earlier run changed during this run",
+    ]
 
 
 def test_a_run_without_records_writes_nothing(tmp_path: Path) -> None:
