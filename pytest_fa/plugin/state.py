@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_fa.build.late_imports import LateImports
     from pytest_fa.options.options import Options
     from pytest_fa.plugin.files_before import FilesBefore
-    from pytest_fa.plugin.own_process import LateImports
     from pytest_fa.plugin.status_line import StatusLine
     from pytest_fa.profile.run import CaseProfiler
     from pytest_fa.records.record import Record

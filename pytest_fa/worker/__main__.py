@@ -56,10 +56,12 @@ def _serve(control: socket.socket) -> None:
 def _reside(lock: int, path: Path, idle_seconds: float, identity: str) -> None:
     forbid_attaching()
     with _without_collection():
-        from pytest_fa.build.unchanged import hash_package  # noqa: PLC0415  # only the resident server does it early
+        from pytest_fa.build.late_imports import LateImports  # noqa: PLC0415  # only the resident server needs these
+        from pytest_fa.build.unchanged import hash_package  # noqa: PLC0415
         from pytest_fa.worker.resident_process import serve_runs  # noqa: PLC0415  # imports torch
 
     hash_package()
+    LateImports()  # its forks need not read the package again
     os.set_inheritable(lock, False)  # the parameter has no other name
     serve_runs(identity, lock, path, idle_seconds)
 

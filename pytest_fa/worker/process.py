@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from pytest_fa.build.late_imports import keep_package, refuse_changed_modules
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.channel import Channel
 from pytest_fa.candidate.connection import Remote
@@ -82,6 +83,7 @@ def serve(control: socket.socket) -> None:
     workers: set[int] = set()
     adopt_orphans()
     forbid_attaching()  # so that no variant changes the judge before it is forked; the judge inherits it
+    keep_package()  # what the judge imports after the first kernel is what was there before it
     outlive_parent()  # from here on, the closed socket tells that the client has ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest handles Ctrl-C and closes the socket when it ends
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -121,7 +123,9 @@ def _fork_worker(control: socket.socket, descriptor: int, role: Callable[[Channe
         if os.getppid() != server:  # it ended before the kernel was told to end this process with it
             os._exit(1)
         control.close()
-        if role is not judge_jobs:
+        if role is judge_jobs:
+            refuse_changed_modules()
+        else:
             _prepare_for_variant()
         os._exit(_exit_status(role, Channel(socket.socket(fileno=descriptor))))
     os.close(descriptor)

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
 
-from pytest_fa.plugin.own_process import PACKAGE, LateImports, installed_folders
+from pytest_fa.build.late_imports import PACKAGE, LateImports, installed_folders, refuse_changed_modules
 
 CLOCK_STEP_SECONDS = 0.02  # more than the resolution of a file's time
 
@@ -97,6 +98,19 @@ def test_unchanged_modules_are_imported(imports: LateImports) -> None:
     assert imports.changed_files() == []
 
 
+def test_a_judge_refuses_what_a_candidate_may_import(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without folders, other packages are imported as usual; a judge, which is forked later, refuses changed ones."""
+    imports = LateImports(package)
+    monkeypatch.setattr(sys, "meta_path", [imports, *sys.meta_path])
+    time.sleep(CLOCK_STEP_SECONDS)
+    (package.parent / "other_fa.py").write_text("VALUE = 'changed'\n")
+    assert importlib.import_module("other_fa").VALUE == "changed"
+    del sys.modules["other_fa"]
+    refuse_changed_modules()
+    with pytest.raises(ImportError, match=r"other_fa\.py has changed since the first kernel"):
+        importlib.import_module("other_fa")
+
+
 def test_changed_files_of_the_package_are_named(imports: LateImports, package: Path) -> None:
     """A file of the package that was rewritten, added or removed is named; one with a new time only is not."""
     (package / "inner" / "late.py").write_text("VALUE = 'forged'\n")
@@ -109,10 +123,14 @@ def test_changed_files_of_the_package_are_named(imports: LateImports, package: P
 
 def test_this_package_is_kept_in_memory() -> None:
     """Every module of this package comes from memory, and the folders of installed packages are known."""
-    imports = LateImports(PACKAGE, installed_folders())
-    spec = imports.find_spec("pytest_fa.report.exploit_lines")
-    assert spec is not None
-    assert type(spec.loader).__name__ == "_FromMemory"
+    imports = LateImports()
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(("pytest_fa", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        spec = imports.find_spec(name)
+        assert spec is not None, name
+        assert isinstance(spec.loader, SourceFileLoader)
+        assert spec.loader.get_data(str(path)) == path.read_bytes()
+        assert type(spec.loader).__name__ == "_FromMemory"
     assert any(folder in f"{Path(pytest.__file__).parent}/" for folder in installed_folders())
 
 
