@@ -41,10 +41,10 @@ from pytest_fa.measure.fresh_data import RANGE_BYTES, FreshData
 from pytest_fa.measure.measure import l2_bytes
 from pytest_fa.measure.timing_lock import timing_lock
 from pytest_fa.options.options import default_cache
-from pytest_fa.records.agreement import CLOCK_US, MESSAGE_US, WHOLE_SHARE, slope_limit_us
+from pytest_fa.records.agreement import CLOCK_US, WHOLE_SHARE, slope_limit_us
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
-from pytest_fa.records.timing import OutsideTime
+from pytest_fa.records.timing import MESSAGE_US, OutsideTime
 from pytest_fa.run.device import open_device
 from pytest_fa.run.inputs import make_inputs
 from pytest_fa.worker.client import Workers

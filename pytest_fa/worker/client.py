@@ -51,7 +51,7 @@ __all__ = ["WorkerError", "Workers"]
 MOST_JOB_SECONDS = 3600.0  # for a whole job, whatever progress it reports
 MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is ended
 MOST_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
-ARMS = 3  # of a gate: the candidate, the baseline, and the baseline once more
+ARMS: tuple[ProcessRole, ...] = ("candidate", "candidate", "candidate")  # of a gate: candidate, baseline, A/A twin
 LET_GO_SECONDS = 2.0  # within which the judge must have ended a job that was abandoned
 # The candidates of a job, by its `without_attention`.
 ROLES: dict[bool, tuple[ProcessRole, ...]] = {False: ("candidate",), True: ("candidate", "bare")}
@@ -163,7 +163,7 @@ class Workers:
         start = time.perf_counter()
         self.end_worker()
         try:
-            result = self._run_in_worker(job, GateResult, ("candidate",) * ARMS)
+            result = self._run_in_worker(job, GateResult, ARMS)
         except LostWorker as lost:
             return GateResult(lost.ending, lost.message, ())
         finally:
@@ -256,7 +256,7 @@ class Workers:
         names = {os.getpid(): "pytest's process", **dict.fromkeys(live_servers(), "the worker server")}
         if roles:
             names[worker.pid] = "the judge"
-        if len(roles) == ARMS:
+        if roles == ARMS:
             names |= {candidate.pid: "the process of another arm" for candidate in self._candidates[1:]}
         return names
 
