@@ -19,8 +19,11 @@ def nightly_but(names: Iterable[str], *kept: str) -> list[ParameterSet]:
     return [pytest.param(name, marks=[] if name in kept else [pytest.mark.nightly]) for name in known]
 
 
-def nightly_after(kept: int, rows: Iterable[Any]) -> list[Any]:
-    """The rows of a test's parameters, each a value or a tuple; those after the first `kept` are marked `nightly`."""
+def nightly_after(kept: int, rows: Iterable[Any], *, is_one_name: bool = False) -> list[Any]:
+    """The rows of a test's parameters, each a value or a tuple; those after the first `kept` are marked `nightly`.
+
+    With `is_one_name`, a tuple is the value of one parameter.
+    """
     listed = list(rows)
-    late = (row if isinstance(row, tuple) else (row,) for row in listed[kept:])
+    late = (row if isinstance(row, tuple) and not is_one_name else (row,) for row in listed[kept:])
     return [*listed[:kept], *(pytest.param(*row, marks=[pytest.mark.nightly]) for row in late)]

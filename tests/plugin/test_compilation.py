@@ -20,6 +20,7 @@ COMPILES = PYTHON_SOURCE.replace(
 ).replace("    scores = ", "    time.sleep(0 if calls else 2)\n    calls.append(1)\n    scores = ", 1)
 
 
+@pytest.mark.nightly
 def test_a_compilation_is_reported_beside_the_check(project: Project) -> None:
     """A first call that takes longer than a launch may take passes; a line below the table says how long it took."""
     project.python_variant("jit", COMPILES)

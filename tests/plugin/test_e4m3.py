@@ -31,6 +31,7 @@ def test_only_the_variant_in_e4m3_gets_its_cases(lab: Project) -> None:
     assert all(any(f"{part}-seed0" in test_id for test_id in correct) for part in ("zero_head", "outlier", "tiny"))
 
 
+@pytest.mark.nightly
 def test_sdpa_is_timed_in_fp16(lab: Project) -> None:
     """SDPA runs the shape in fp16, under that name; the heading says which backend is the baseline."""
     ids = lab.ids("--fa-variant=fp8", f"--fa-case={CASE}")

@@ -207,6 +207,7 @@ def test_timed(fa_module, fa_case, fa_inputs, fa_benchmark):
 """
 
 
+@pytest.mark.nightly
 def test_overhead_is_timed_and_not_judged(project: Project) -> None:
     """A variant of role `overhead`, which computes nothing, is timed and not judged in a user's own test, too."""
     empty = "def forward(q, k, v, *, scale, causal='none', out=None):\n    return out\n"
@@ -217,6 +218,7 @@ def test_overhead_is_timed_and_not_judged(project: Project) -> None:
     assert result.outcomes == {f"test_timed[{name}-{SHAPE}]": "passed" for name in ("good", "empty")}
 
 
+@pytest.mark.nightly
 def test_timed_outputs_are_judged(project: Project) -> None:
     """fa_benchmark fails a test whose timed calls return an old result."""
     project.python_variant("keeps", "import torch\n" + KEEPS)

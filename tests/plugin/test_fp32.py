@@ -105,6 +105,7 @@ def test_verdicts_on_a_cpu(project: Project) -> None:
     assert {record.outcome for record in project.records if record.variant in ("scaled", "secret")} == {"wrong"}
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_tutorial_kernel_compiles(project: Project) -> None:
     """A float kernel in the style of tutorials needs only `fa_forward`, and compiles without spills."""

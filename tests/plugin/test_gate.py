@@ -171,6 +171,7 @@ def test_refused_shapes_are_named(quick: Run) -> None:
     assert f"excluded: quick does not support {REFUSED}" in quick.text
 
 
+@pytest.mark.nightly
 def test_the_rerun_command_has_the_options_of_the_gate(timed: Project) -> None:
     """The rerun command of a gate without a verdict has its case, its ratio and its baseline, once each."""
     run = timed.suite(f"--fa-case={CASE}", "--fa-variant=quick", "--fa-gate=0.95", "--fa-gate-baseline=wrong")

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_fa.options.flags import OPTIONS
 from tests.plugin.conftest import NewProject, Project, variants_of
+from tests.tiers import nightly_after
 
 FLAGS = [option.flag for option in OPTIONS]
 
@@ -64,15 +65,18 @@ def test_help_lists_ini_key(help_text: str) -> None:
 
 @pytest.mark.parametrize(
     ("line", "argument"),
-    [
-        ("fa_variant = zero", "--fa-variant=zero"),
-        ("fa_kernels = variants", "--fa-kernels=variants"),
-        ("fa_suite = smoke", "--fa-suite=smoke"),
-        ("fa_case = *seed1", "--fa-case=*seed1"),
-        ("fa_seeds = 3,7", "--fa-seeds=3,7"),
-        ("fa_dtype = bf16", "--fa-dtype=bf16"),
-        ("fa_define = BLOCK=32,64", "--fa-define=BLOCK=32,64"),
-    ],
+    nightly_after(
+        2,
+        [
+            ("fa_variant = zero", "--fa-variant=zero"),
+            ("fa_kernels = variants", "--fa-kernels=variants"),
+            ("fa_suite = smoke", "--fa-suite=smoke"),
+            ("fa_case = *seed1", "--fa-case=*seed1"),
+            ("fa_seeds = 3,7", "--fa-seeds=3,7"),
+            ("fa_dtype = bf16", "--fa-dtype=bf16"),
+            ("fa_define = BLOCK=32,64", "--fa-define=BLOCK=32,64"),
+        ],
+    ),
 )
 def test_ini_key_selects_like_its_option(pair: Project, default_ids: list[str], line: str, argument: str) -> None:
     """An ini key selects the same tests as its option, and others than the default."""

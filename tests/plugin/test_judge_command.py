@@ -184,7 +184,12 @@ def runs(hostile: tuple[Project, dict[str, str]]) -> dict[str, Judged]:
     return Made()
 
 
-MARKS = {"broken": [pytest.mark.needs_nvcc], "quick": [pytest.mark.alone], "slow": [pytest.mark.alone]}
+MARKS = {
+    "broken": [pytest.mark.needs_nvcc, pytest.mark.nightly],
+    "hangs": [pytest.mark.nightly],
+    "quick": [pytest.mark.alone],
+    "slow": [pytest.mark.alone, pytest.mark.nightly],
+}
 NAMES = [pytest.param(name, marks=MARKS.get(name, [])) for name in RUNS]
 
 
@@ -257,6 +262,7 @@ def test_the_rest_is_not_run_after_a_failure(runs: dict[str, Judged]) -> None:
         assert document.seconds < 60
 
 
+@pytest.mark.nightly
 def test_without_hostile_files_the_verdict_is_the_same(kernels: Project, runs: dict[str, Judged]) -> None:
     """In a clean folder, the same variant has the same document but for paths, times and commands."""
     clean = judged(kernels, "wrong")
@@ -296,6 +302,7 @@ def test_a_wrong_use_has_a_document(kernels: Project, words: tuple[str, ...], re
     assert document.reason.startswith(reason)
 
 
+@pytest.mark.nightly
 def test_a_person_reads_a_few_lines(kernels: Project) -> None:
     """Without --json, standard output has the verdict, the place, the cause and the rerun command."""
     process = command(kernels, "wrong", f"--case={CASE}")
@@ -306,6 +313,7 @@ def test_a_person_reads_a_few_lines(kernels: Project) -> None:
     assert len(lines) < 20
 
 
+@pytest.mark.nightly
 def test_the_loop_of_the_page_ends_at_a_cheat(kernels: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimiser's loop of `docs/judge.md` runs as it stands: it judges what is proposed, and ends at a cheat."""
     page = (Path(__file__).parents[2] / "docs" / "judge.md").read_text(encoding="utf-8")

@@ -68,9 +68,7 @@ COMBINATIONS = [
 ]
 ALWAYS = [
     ("pytest", signal.SIGKILL, "check"),
-    ("pytest", signal.SIGINT, "check"),
     ("server", signal.SIGKILL, "check"),
-    ("ninja", signal.SIGKILL, "build"),
 ]
 RUNS = [
     pytest.param(

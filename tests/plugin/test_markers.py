@@ -93,6 +93,7 @@ def test_another_policy(run: Run) -> None:
     assert [outcome(run, name) for name in ("test_own_policy", "test_other_policy")] == ["failed", "passed"]
 
 
+@pytest.mark.nightly
 def test_the_command_line_overrides_the_marker(own: Project) -> None:
     """`--fa-tolerance` overrides the marker."""
     again = own.run(".", "--fa-variant=near", ONE_CASE, "--fa-tolerance=measured", "-k", "near and test_other_policy")

@@ -94,18 +94,21 @@ def with_package(project: Project, source: str = PACKAGE) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join((str(project.folder), os.environ.get("PYTHONPATH", "")))}
 
 
+@pytest.mark.nightly
 def test_its_operator_gets_the_tensors_and_the_mask(on_cpu: Project) -> None:
     """With a package whose operator computes attention, the outputs are correct for grouped heads and both masks."""
     run = on_cpu.run(CASES, *NAMED, "-k", "test_correct and flash_attention_3", env=with_package(on_cpu))
     assert [*run.outcomes.values()] == ["passed"] * 3, run.reasons
 
 
+@pytest.mark.nightly
 def test_its_operator_gets_the_descales_in_e4m3(on_cpu: Project) -> None:
     """In e4m3, the operator gets the descale of each batch and head, and writes bf16: the outputs are correct."""
     run = on_cpu.run(E4M3_CASES, *IN_E4M3, "-k", "test_correct", env=with_package(on_cpu))
     assert [*run.outcomes.values()] == ["passed"] * 2, run.reasons
 
 
+@pytest.mark.nightly
 def test_a_build_without_e4m3_is_skipped(on_cpu: Project) -> None:
     """A FlashAttention-3 that was built without FP8 is skipped in e4m3, with its own reason and the remedy."""
     refusal = '    raise RuntimeError("This build does not support FP8.")\n'

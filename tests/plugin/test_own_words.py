@@ -55,6 +55,7 @@ def section(run: Run, test: str) -> list[str]:
     return lines[heads[0] + 1 : end] if heads else []
 
 
+@pytest.mark.nightly
 def test_print_of_a_failed_test_is_a_section(run: Run) -> None:
     """What a failing entry printed is a section below its failure, and nothing of it is above that."""
     test = f"test_correct[wrong-{CASE}]"
@@ -78,6 +79,7 @@ def test_live_output(words: Project) -> None:
     assert run.outlines.index(printed[0]) < next(n for n, line in enumerate(run.outlines) if " FAILURES " in line)
 
 
+@pytest.mark.nightly
 def test_sections_arrive_under_xdist(words: Project) -> None:
     """With pytest-xdist, also with -s, the controller shows what the workers of the workers printed."""
     pytest.importorskip("xdist")

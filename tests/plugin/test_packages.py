@@ -28,6 +28,7 @@ def test_installing_makes_them_appear(project: Project) -> None:
     assert run.outcomes == {f"test_correct[brought-{CASE}]": "passed"}
 
 
+@pytest.mark.nightly
 def test_listing_and_collecting_run_no_code_of_a_package(project: Project) -> None:
     """--fa-list and --collect-only read the manifests of a package without importing it."""
     project.python_variant("own")

@@ -194,6 +194,7 @@ def test_a_probe_without_shapes_is_a_broken_manifest(project: Project) -> None:
     assert "cases is missing, but computes is 'scores'; list the shapes to run" in result.all_lines[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("policy", ["fp8", "absolute"])
 def test_a_marker_selects_no_policy_of_attention(lab: Project, policy: str) -> None:
     """A test of scores that is marked with a policy of attention fails with one sentence, as with `--fa-tolerance`."""
@@ -232,6 +233,7 @@ def pytest_terminal_summary(terminalreporter):
 """
 
 
+@pytest.mark.nightly
 def test_a_variant_is_opened_for_what_is_computed(new_project: NewProject) -> None:
     """A variant is opened with what its case computes, attention or scores."""
     project = new_project("opened")
@@ -246,6 +248,7 @@ def test_a_variant_is_opened_for_what_is_computed(new_project: NewProject) -> No
     assert "('alpha', 'attention'), ('probe_right', 'scores')" in line
 
 
+@pytest.mark.nightly
 def test_fixtures_judge_scores(lab: Project) -> None:
     """The fixtures judge a probe in a user's own test by the same rule as the suite."""
     lab.write("test_mine.py", MINE)

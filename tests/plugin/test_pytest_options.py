@@ -14,6 +14,7 @@ import pytest
 import pytest_fa
 from tests.factories import PYTHON_MANIFEST
 from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project
+from tests.tiers import nightly_after
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = Path(pytest_fa.__file__).parent / "suite" / "test_attention.py"
@@ -33,14 +34,18 @@ def two(new_project: NewProject) -> Project:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("-q", "--color=no", "--tb=short"),
-        ("-qq", "--tb=line"),
-        ("-rA", "--color=yes", "--tb=no", "-o", "console_output_style=count"),
-        ("-p", "no:terminal"),
-        ("-p", "no:cacheprovider", "-o", "console_output_style=times", "-v"),
-        ("-p", "no:benchmark", "-o", "console_output_style=classic", "--no-header", "--no-summary"),
-    ],
+    nightly_after(
+        1,
+        [
+            ("-q", "--color=no", "--tb=short"),
+            ("-qq", "--tb=line"),
+            ("-rA", "--color=yes", "--tb=no", "-o", "console_output_style=count"),
+            ("-p", "no:terminal"),
+            ("-p", "no:cacheprovider", "-o", "console_output_style=times", "-v"),
+            ("-p", "no:benchmark", "-o", "console_output_style=classic", "--no-header", "--no-summary"),
+        ],
+        is_one_name=True,
+    ),
     ids=" ".join,
 )
 def test_how_it_is_shown_changes_no_result(two: Project, arguments: tuple[str, ...]) -> None:
@@ -56,6 +61,7 @@ def test_colors_are_only_where_they_are_wanted(two: Project) -> None:
     assert "\x1b" not in two.suite(*CHECKS, "--color=no", "-k", "test_correct and wrong").text
 
 
+@pytest.mark.nightly
 def test_a_run_can_be_continued(two: Project) -> None:
     """-x ends with the first failure, --lf runs only what failed, --sw goes on there, --maxfail counts.
 
@@ -69,6 +75,7 @@ def test_a_run_can_be_continued(two: Project) -> None:
     assert two.suite(*order, "--maxfail=2").outcomes == {WRONG: "failed", RIGHT: "passed"}
 
 
+@pytest.mark.nightly
 def test_last_failed_without_another_option(new_project: NewProject) -> None:
     """A plain `pytest --lf` after a run of the suite repeats its failures, also of a variant that is no candidate."""
     project = new_project("last_failed")
@@ -115,6 +122,7 @@ def absolute(ids: list[str]) -> list[str]:
     return [f"{SUITE}::{test_id}" for test_id in ids]
 
 
+@pytest.mark.nightly
 def test_an_editor_can_run_every_id(new_project: NewProject) -> None:
     """Each collected test can be named by absolute path and id, also one with a define or in a user's own file."""
     project = new_project("ids")
@@ -133,6 +141,7 @@ def test_an_editor_can_run_every_id(new_project: NewProject) -> None:
     assert again == shown
 
 
+@pytest.mark.nightly
 def test_an_editor_can_run_every_id_of_the_repository() -> None:
     """In the repository each collected test can be named by its own id, which is a path below the root."""
 

@@ -56,6 +56,7 @@ def test_the_examples_of_the_page(tmp_path: Path, shared_cache: Path) -> None:
     assert re.fullmatch(r"(PASS|INCONCLUSIVE) 0", lines[-1])
 
 
+@pytest.mark.nightly
 def test_a_script_elsewhere(project: Project, tmp_path: Path) -> None:
     """A script in another folder gives `kernels`; it imports no torch for a variant, and leaves no process and file."""
     project.python_variant("mine")
@@ -75,6 +76,7 @@ def test_a_script_elsewhere(project: Project, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_the_rerun_command_of_a_record(project: Project, tmp_path: Path) -> None:
     """The rerun command of a wrong variant fails in the same way, from any folder."""
     project.python_variant("mine", WRONG_SOURCE)

@@ -88,6 +88,7 @@ def test_saving_keeps_the_lines_that_it_cannot_read(damaged: Damaged, snapshot: 
     assert damaged.saving.ret == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_static_code_names_the_lines_that_it_cannot_read(project: Project, snapshot: SnapshotAssertion) -> None:
     """`--fa-static`, which uses saved launches, names a file with a bad line and shows its tables."""

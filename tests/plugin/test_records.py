@@ -76,6 +76,7 @@ def test_a_second_seed_has_a_tenth_of_the_repeats(kept: Kept) -> None:
     assert 10 < counts[f"good-{CASE}"] <= 100
 
 
+@pytest.mark.nightly
 def test_a_seed_after_a_crash_has_all_repeats(new_project: NewProject) -> None:
     """A seed that was never repeated does not reduce the repeats of the next one."""
     project = new_project("crash_first")
@@ -157,6 +158,7 @@ def test_table_has_a_row_for_each_variant(kept: Kept) -> None:
     assert rows == [["good", "ok", "2/2"], ["wrong", "WRONG", "1/1"]]
 
 
+@pytest.mark.nightly
 def test_a_run_without_times_keeps_the_saved_ones(project: Project) -> None:
     """With --benchmark-disable nothing is timed, and --fa-save leaves the times of an earlier run as they are."""
     project.python_variant("good")

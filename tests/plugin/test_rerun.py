@@ -209,6 +209,7 @@ def test_a_gate_is_rerun(shell: Shell) -> None:
     assert shell.outcomes(rerun) == {"test_own::test_beats[quick]": "failure"}
 
 
+@pytest.mark.nightly
 def test_the_self_test_is_rerun(shell: Shell) -> None:
     """The rerun command of the self-test runs that kernel of the self-test.
 

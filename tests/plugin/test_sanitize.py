@@ -102,6 +102,7 @@ def test_an_unsupported_tool_never_passes(built: Project) -> None:
     assert "fa: nothing ran" in run.text
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_bulk_copies_are_not_covered_by_racecheck(built: Project) -> None:
     """A kernel with bulk copies is skipped under racecheck, which does not track them, and checked by memcheck."""

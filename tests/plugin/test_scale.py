@@ -61,6 +61,7 @@ def collect(project: Project, variants: int) -> tuple[int, int]:
     return tests, calls
 
 
+@pytest.mark.nightly
 def test_collection_is_linear_in_the_number_of_tests(new_project: NewProject) -> None:
     """Forty further variants cost the same number of calls in a project of 20 variants as in one of 60.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -14,13 +15,26 @@ from pytest_fa.session.run_plan import SELFTEST_KERNELS
 from tests.plugin.conftest import Project, Run
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, resident_server: str) -> tuple[Project, Run]:
-    """A run of the self-test in an empty folder, on the CPU."""
+class SelfTest(NamedTuple):
+    """A run of the self-test with these kernels, in a project of its own."""
+
+    names: list[str]
+    project: Project
+    run: Run
+
+
+@pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.nightly)])
+def selftest(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, resident_server: str
+) -> SelfTest:
+    """A run in an empty folder, on the CPU: of a kernel for each check and of some correct ones, or of all."""
+    chosen = names()
+    if request.param == "few":
+        chosen = [*{fault.caught_by: name for name, fault in FAULTS.items() if fault.only}.values(), *TWINS[:4]]
     project = Project(tmp_path_factory.mktemp("selftest"), tmp_path_factory.mktemp("cache"), resident_server)
     project.ini()
-    variants = f"--fa-variant={','.join(names())}"
-    return project, project.run("--fa-selftest", "--fa-no-build", "--fa-watchdog=3", variants)
+    variants = f"--fa-variant={','.join(chosen)}"
+    return SelfTest(chosen, project, project.run("--fa-selftest", "--fa-no-build", "--fa-watchdog=3", variants))
 
 
 def names() -> list[str]:
@@ -47,20 +61,23 @@ def test_every_check_that_a_cpu_can_make_is_needed_there() -> None:
     assert sorted(set(CHECKS) - only - ON_GPU - set(ON_GPU_ONLY)) == []
 
 
-def test_python_faults_are_rejected_and_twins_are_not(run: tuple[Project, Run]) -> None:
+def is_in_cuda(name: str) -> bool:
+    """Whether a kernel of the self-test is compiled."""
+    return name.startswith("cuda_")
+
+
+def test_python_faults_are_rejected_and_twins_are_not(selftest: SelfTest) -> None:
     """On a CPU every Python kernel has the expected result; CUDA kernels are skipped with a reason."""
-    _, result = run
-    expected = {f"test_judge[{name}]": "skipped" if name.startswith("cuda_") else "passed" for name in names()}
-    assert result.outcomes == expected
-    assert {reason for reason in result.reasons.values() if "needs a GPU" not in reason} == set()
+    expected = {f"test_judge[{name}]": "skipped" if is_in_cuda(name) else "passed" for name in selftest.names}
+    assert selftest.run.outcomes == expected
+    assert {reason for reason in selftest.run.reasons.values() if "needs a GPU" not in reason} == set()
 
 
-def test_the_matrix_is_shown(run: tuple[Project, Run]) -> None:
+def test_the_matrix_is_shown(selftest: SelfTest) -> None:
     """The terminal shows for every kernel the checks that rejected it."""
-    project, result = run
-    caught_by = {record.variant: record.caught_by for record in project.records}
-    assert len(caught_by) == len([name for name in names() if not name.startswith("cuda_")])
-    rows = {line.split()[0]: line for line in result.outlines if line.strip() and line.split()[0] in caught_by}
+    caught_by = {record.variant: record.caught_by for record in selftest.project.records}
+    assert len(caught_by) == len([name for name in selftest.names if not is_in_cuda(name)])
+    rows = {line.split()[0]: line for line in selftest.run.outlines if line.strip() and line.split()[0] in caught_by}
     assert all((", ".join(checks) or "no check") in rows[name] for name, checks in caught_by.items())
 
 

@@ -50,6 +50,7 @@ def _result(record: Record) -> tuple[object, ...]:
     return record.kind, record.id, record.outcome, check, record.fingerprints
 
 
+@pytest.mark.nightly
 def test_the_merged_records_are_those_of_one_run(project: Project, snapshot: SnapshotAssertion) -> None:
     """Three shards, one of them with two workers, have the records of one run in the same order, and its status."""
     result = merge(project, "parts")
@@ -94,6 +95,7 @@ def test_no_selection_at_all_still_fails(project: Project) -> None:
     assert run.ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
+@pytest.mark.nightly
 def test_collecting_writes_no_plan(project: Project) -> None:
     """With --collect-only the shards are shown, and nothing is written."""
     ids = [set(project.ids("--fa-variant=good", f"--fa-shard={part}/2", "--fa-artifacts=seen")) for part in (1, 2)]

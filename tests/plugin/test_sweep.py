@@ -91,6 +91,7 @@ def test_a_sweep_ends_once(run: Run, tuned: Project) -> None:
     assert not any(line.startswith("ended on ") for line in run.outlines)
 
 
+@pytest.mark.nightly
 def test_without_a_better_configuration_the_status_is_10(new_project: NewProject) -> None:
     """A space in which every configuration is wrong ends with 'no configuration is better' and exit status 10."""
     project = new_project("sweep-none")
@@ -102,6 +103,7 @@ def test_without_a_better_configuration_the_status_is_10(new_project: NewProject
     assert not any("for variant.yaml" in line for line in run.outlines)
 
 
+@pytest.mark.nightly
 def test_a_sweep_that_cannot_run_has_not_ended(new_project: NewProject) -> None:
     """Without a GPU, a CUDA variant cannot be swept: the run fails, and its last lines say so and why."""
     project = new_project("sweep-gpu")

@@ -60,6 +60,7 @@ def test_an_option_of_pytest_benchmark_shows_its_table(good: Project, option: st
     assert benchmark_tables(good.suite(ONE_CASE, "-k", "good and speed", option)) == [f"test_speed[good-{SHAPE}]"]
 
 
+@pytest.mark.nightly
 def test_an_option_in_the_ini_file_counts(project: Project) -> None:
     """So does one of its options in `addopts`."""
     project.python_variant("good")
@@ -67,6 +68,7 @@ def test_an_option_in_the_ini_file_counts(project: Project) -> None:
     assert benchmark_tables(project.suite(ONE_CASE, "-k", "good and speed")) == [f"test_speed[good-{SHAPE}]"]
 
 
+@pytest.mark.nightly
 def test_benchmarks_of_the_user_keep_their_table(good: Project) -> None:
     """A user's own benchmark in the same run is shown by pytest-benchmark, without those of pytest-fa."""
     run = good.run("--pyargs", "pytest_fa.suite", "test_own.py", ONE_CASE, "-k", "good or own")
@@ -74,6 +76,7 @@ def test_benchmarks_of_the_user_keep_their_table(good: Project) -> None:
     assert sum("device_us" in line for line in run.outlines) == 1
 
 
+@pytest.mark.nightly
 def test_no_line_of_the_table_is_too_long(good: Project) -> None:
     """The table fits a narrow terminal."""
     run = good.suite(ONE_CASE, "-k", "speed", env={"COLUMNS": "80"})
@@ -104,6 +107,7 @@ def test_a_wrong_kernel_has_its_rerun_command_last(project: Project) -> None:
     assert (again.ret, list(again.outcomes.values())) == (pytest.ExitCode.TESTS_FAILED, ["failed"])
 
 
+@pytest.mark.nightly
 def test_with_qq_only_the_answer_is_shown(good: Project) -> None:
     """-qq leaves out the next command; --no-summary also the answer."""
     assert good.suite(ONE_CASE, "-k", "good and speed", "-qq").outlines[-1].startswith("good: right in 1 of 1; ")
@@ -125,6 +129,7 @@ def test_wrong_is_red_with_colours(project: Project, color: str, *, is_red: bool
     assert ("\x1b" in run.text) is is_red
 
 
+@pytest.mark.nightly
 def test_verbose_explains_the_columns(good: Project) -> None:
     """-v explains the columns; without it, one line says so."""
     explained = good.suite(ONE_CASE, "-k", "good and speed", "-v").outlines
@@ -187,6 +192,7 @@ def slow(project: Project) -> Project:
 STATUS = r"fa: \d+ of \d+ tests, about \d+ s left"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("verbosity", [(), ("-v",)])
 def test_a_terminal_shows_the_status_line(slow: Project, verbosity: tuple[str, ...]) -> None:
     """On a terminal the number of finished tests and the time that is left are shown, and erased in the end."""

@@ -73,6 +73,7 @@ def test_no_time_is_gated(project: Project, run: Run, snapshot: SnapshotAssertio
     assert snapshot == record.message
 
 
+@pytest.mark.nightly
 def test_the_judge_command_gives_no_verdict(project: Project) -> None:
     """A right variant ends with the status `machine`, and a wrong one with `wrong`."""
     fixed = {"XDG_CACHE_HOME": str(project.cache), "PYTHONPATH": str(project.folder / "site")}

@@ -61,6 +61,7 @@ def test_ctrl_c_before_a_save_keeps_the_exit_status(project: Project) -> None:
     assert "fa: ended by Ctrl-C; exit status 1, that of the first run\n" in run.text
 
 
+@pytest.mark.nightly
 def test_the_first_failure_is_shown_in_full(good: Project) -> None:
     """A wrong save shows its failure with the rerun command and has no time; a later right one is compared again."""
     with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
@@ -96,6 +97,7 @@ def test_the_last_of_several_saves_counts(good: Project) -> None:
         assert re.findall(VERDICT, run.text[place:]) == ["right"]
 
 
+@pytest.mark.nightly
 def test_a_save_abandons_the_run(good: Project) -> None:
     """A save during a run ends the candidate's call at once, and the new source gets the verdict."""
     with WatchedRun(good, "--fa-variant=good", *QUICK).started() as run:
@@ -204,6 +206,7 @@ def test_only_selected_variants_are_watched(project: Project) -> None:
     assert "two" not in run.text[place:]
 
 
+@pytest.mark.nightly
 def test_a_broken_manifest_is_one_error(good: Project) -> None:
     """A save that breaks the manifest gives one error; after it is mended, times are compared with the last good."""
     manifest = source_of(good, file="variant.yaml")

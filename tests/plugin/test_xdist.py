@@ -94,6 +94,7 @@ def workers_of(result: Run) -> dict[str, str]:
     return {match[2].partition("::")[2]: match[1] for match in lines if match}
 
 
+@pytest.mark.nightly
 def test_a_candidate_meets_its_baselines(project: Project) -> None:
     """All timed tests of a shape, and the check of its first seed, run in one worker."""
     project.python_variant("first")
@@ -108,6 +109,7 @@ def test_a_candidate_meets_its_baselines(project: Project) -> None:
     assert len(set(workers.values())) == 2
 
 
+@pytest.mark.nightly
 def test_a_worker_seldom_goes_on_to_another_variant(project: Project) -> None:
     """Without timings, the tests of a variant are in two parts here, and a worker runs each part in a row."""
     names = ("first", "second", "third")

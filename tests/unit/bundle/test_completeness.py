@@ -135,6 +135,7 @@ def test_an_older_schema_is_a_problem(content: Content, tmp_path: Path, schema: 
         ("2999", "which is not a time with a time zone"),
         ("tomorrow", "which is not a time with a time zone"),
     ],
+    ids=["far", "in three days", "a year", "a word"],
 )
 def test_a_time_in_the_future_is_a_problem(content: Content, tmp_path: Path, created: str, problem: str) -> None:
     """A bundle cannot have been made later than now."""
