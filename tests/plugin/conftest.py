@@ -183,7 +183,12 @@ class Project:
         return Run(process.returncode, process.stdout.splitlines(), process.stderr.splitlines(), seconds, self._tree())
 
     def run_here(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
-        """Run pytest in this folder, in this process: for runs that execute no kernel."""
+        """Run pytest in this folder, in this process: for runs that execute no kernel.
+
+        A project with a conftest.py, which may change this package, gets a separate process.
+        """
+        if (self.folder / "conftest.py").is_file():
+            return self.run(*arguments, env=env)
         start = time.perf_counter()
         self._junit.unlink(missing_ok=True)
         out, err = io.StringIO(), io.StringIO()

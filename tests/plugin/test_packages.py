@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import CASE, Project
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.plugin.conftest import COMPANIONS, NewProject, Project
 
 # For an inner conftest.py: counts the function calls during collection and writes the numbers of tests and of calls.

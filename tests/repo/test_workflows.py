@@ -122,7 +122,9 @@ def test_the_tests_without_torch_are_collected_without_it(tmp_path: Path) -> Non
     command = (REPOSITORY / "repro.sh").read_text(encoding="utf-8").partition("\ntest_without_torch() {")[2]
     places = re.findall(r"tests/(?:unit|repo)/\S+", command.partition("\n}")[0])
     assert places != []
-    collect = f"{shlex.quote(sys.executable)} -m pytest -c tests/pytest.ini --collect-only -q {' '.join(places)}"
+    collect = (
+        f"{shlex.quote(sys.executable)} -m pytest -c tests/pytest.ini -p no:syrupy --collect-only -q {' '.join(places)}"
+    )
     process = subprocess.run(
         ["bash", "-c", collect],  # expands {a,b}
         cwd=REPOSITORY,
