@@ -25,6 +25,7 @@ from pytest_fa.bundle.bundle_manifest import (
     problem_of_status,
     to_yaml,
 )
+from pytest_fa.bundle.completeness import changed_sources
 from pytest_fa.bundle.constraints import differences, installed_version, read_constraints
 from pytest_fa.bundle.libraries import named_in, packed_libraries
 from pytest_fa.bundle.privacy import private_names, without_private_names
@@ -72,13 +73,14 @@ def make_bundle(
     `libraries_of` is the build cache with the libraries of the run, if the archive is to hold them.
 
     Raises `UnreadableRecords` if a record cannot be read, and `UsageProblem` for a place outside of `folder`, a record
-    file that is not what its run wrote, or an exit status that is not that of the run.
+    file that is not what its run wrote, a changed source, or an exit status that is not that of the run.
     """
     _require_places(folder, artifacts, records)
     now = datetime.now(UTC)
     run_records, written = read_records(records), require_written(records)
     _require_status(exit_status, written.exit_status, run_records)
     source_files, left_out = _source_files(folder)
+    _require_judged_sources(run_records, source_files)
     tree = git_tree((name, _blob(file.content), file.is_executable) for name, file in source_files.items())
     source = _with_tree_compared(read_source(folder), tree, folder)
     results = _results(folder, artifacts, records)
@@ -130,6 +132,12 @@ def _require_status(exit_status: int, written: int, records: list[Record]) -> No
         raise UsageProblem(f"{problem}; give pytest's own exit status")
     if exit_status != written:
         raise UsageProblem(f"--exit-status: {exit_status}; the run ended with {written}")
+
+
+def _require_judged_sources(records: list[Record], files: dict[str, PackedFile]) -> None:
+    hashes = {name: hashlib.sha256(file.content).hexdigest() for name, file in files.items()}
+    if problem := next(changed_sources(records, hashes), ""):
+        raise UsageProblem(f"{printable(problem)}; it was changed since the run: repeat the run")
 
 
 def _results(folder: Path, artifacts: Path, records: Path) -> dict[str, PackedFile]:

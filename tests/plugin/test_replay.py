@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.factories import PYTHON_SOURCE
 from tests.plugin.conftest import ONE_CASE, WRONG_SOURCE, NewProject, Project
+from tests.written_runs import end_run
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -98,14 +101,20 @@ def test_the_command_of_a_reviewer(bundled: Bundled, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_another_kernel_is_not_reproduced(bundled: Bundled, new_project: NewProject) -> None:
-    """If the packed source is not the one that was judged, the outcome differs, and the replay says so."""
+    """A source that is not the one that was judged is refused; if the maker forges its hash, the replay differs."""
     project = new_project("exchanged")
     project.python_variant("good", WRONG_SOURCE)
     project.python_variant("wrong", WRONG_SOURCE)
     log = project.folder / "artifacts/records/run.jsonl"
     log.parent.mkdir(parents=True)
     log.write_bytes(bundled.project.logs[0].read_bytes())
-    assert _command(project, "make", "--records", str(log), "--exit-status", "1").returncode == 0
+    words = ("make", "--records", str(end_run(log, 1)), "--exit-status", "1")
+    refused = _command(project, *words)
+    assert (refused.returncode, "kernels/good/entry.py: its sha256 is " in refused.stderr) == (2, True)
+    right, wrong = (hashlib.sha256(source.encode()).hexdigest() for source in (PYTHON_SOURCE, WRONG_SOURCE))
+    log.write_text(log.read_text(encoding="utf-8").replace(right, wrong), encoding="utf-8")
+    end_run(log, 1)
+    assert _command(project, *words).returncode == 0
     (archive,) = (project.folder / "artifacts").glob("repro_bundle_*.tar.gz")
     result = _command(project, "replay", str(archive))
     assert result.returncode == 1

@@ -20,6 +20,7 @@ from pytest_fa.bundle.bundle_manifest import MANIFEST, outcomes_of
 from pytest_fa.bundle.run import make_bundle
 from pytest_fa.bundle.seal import SEAL, git_tree, make_seal
 from pytest_fa.bundle.verify import Verification, verify_bundle
+from pytest_fa.errors import UsageProblem
 from pytest_fa.records.environment import read_environment
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record, to_json
@@ -108,6 +109,15 @@ def test_a_replaced_source_is_a_problem(content: Content, tmp_path: Path) -> Non
     assert text.startswith(f"{ENTRY}: its sha256 is ")
     without = {name: data for name, data in content.items() if name != ENTRY}
     assert remade(tmp_path, without).notes == (f"sources that are not in the bundle: {ENTRY}",)
+
+
+def test_a_source_that_changed_since_is_not_bundled(content: Content, tmp_path: Path) -> None:
+    """`make` refuses a source that is not the one that was judged, instead of writing a bundle that is broken."""
+    tree = tmp_path / "tree"
+    (tree / ENTRY).write_text("right = False\n")
+    with pytest.raises(UsageProblem, match=rf"{ENTRY}: its sha256 is .*; it was changed since the run"):
+        make_bundle(tree, tree / "artifacts", tree / RECORDS, 0)
+    assert ENTRY in content
 
 
 def test_a_repeated_key_is_a_problem(content: Content, tmp_path: Path) -> None:
