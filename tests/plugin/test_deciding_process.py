@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -30,6 +29,7 @@ PR_SET_SECUREBITS, NO_ROOT, CAPSET, CAPABILITY_VERSION_3 = 28, 3, 126, 0x2008052
 ctypes.CDLL(None).prctl(PR_SET_SECUREBITS, NO_ROOT, 0, 0, 0)
 ctypes.CDLL(None).syscall(CAPSET, struct.pack("Ii", CAPABILITY_VERSION_3, 0), bytes(24))
 """
+BECOME_PYTHON = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 # A forked child tries to reach the candidate that has forked it, as a control, and the process that decides: that one
 # started the server, which has forked the candidate.
 REACHING = """\
@@ -144,13 +144,15 @@ def test_a_run_whose_records_were_changed_is_red(project: Project, capsys: pytes
 
 
 def test_a_module_that_is_changed_meanwhile_decides_nothing(project: Project, tmp_path: Path) -> None:
-    """A kernel that changes a module which `judge` imports at its end gets the verdict that it would get without."""
+    """A kernel that changes a module which `judge` imports at its end gets no other verdict; it cannot attach."""
     package = tmp_path / "installed" / "pytest_fa"
     shutil.copytree(Path(pytest_fa.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    project.python_variant("poisoner", with_calls(POISONING, "poison()"))
-    fixed = {"XDG_CACHE_HOME": str(project.cache), "FA_TEST_PACKAGE": str(package)}
+    project.python_variant("poisoner", with_calls(REACHING + POISONING, "reach(); poison()"))
+    out = tmp_path / "reached.json"
+    fixed = {"XDG_CACHE_HOME": str(project.cache), "FA_TEST_PACKAGE": str(package), "FA_TEST_OUT": str(out)}
+    words = ["-P", "-m", "pytest_fa", "judge", "poisoner", "--json", f"--case={CASE}"]
     process = subprocess.run(
-        [sys.executable, "-P", "-m", "pytest_fa", "judge", "poisoner", "--json", f"--case={CASE}"],
+        [sys.executable, "-c", f"{WITHOUT_CAPABILITIES}{BECOME_PYTHON}", *words],
         cwd=project.folder,
         env={**inner_environment(), **fixed, "PYTHONPATH": str(package.parent)},
         stdin=subprocess.DEVNULL,
@@ -163,7 +165,9 @@ def test_a_module_that_is_changed_meanwhile_decides_nothing(project: Project, tm
     assert (document["status"], document["failure"]["outcome"]) == ("not_built", "build_changed"), process.stderr
     assert process.returncode == document["exit_status"] == 1
     assert f"{package}/report/answer.py changed while the variant ran" in document["reason"]
-    assert os.access(package / "report" / "answer.py", os.R_OK)
+    ways = json.loads(out.read_text())
+    assert "judge" in ways["name"], ways["name"]
+    assert (ways["candidate"], ways["decider"]) == (["files", "memory", "attach"], [])
 
 
 @pytest.mark.parametrize(
