@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[1]
 EVERYWHERE = (os.sep,)
+CODE_SUFFIXES = (".py", ".so", ".cu", ".cpp", ".h", ".yaml")  # an added file of another kind may be an editor's
 _INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
@@ -37,6 +38,12 @@ def keep_package(folders: Sequence[str] = ()) -> LateImports:
     imports = LateImports(folders=folders)
     sys.meta_path.insert(0, imports)
     return imports
+
+
+def forget_package(imports: LateImports) -> None:
+    """Undo `keep_package`, so that a later run of this process reads the package anew."""
+    sys.meta_path.remove(imports)
+    _contents_of.cache_clear()
 
 
 def refuse_changed_modules() -> None:
@@ -84,7 +91,8 @@ class LateImports(MetaPathFinder):
         files = {str(path): path for path in _files_of(self._root / self._name)}
         newer = (name for name in self._contents.keys() & files.keys() if self._is_newer(name))
         differing = {name for name in newer if files[name].read_bytes() != self._contents[name]}
-        return sorted(differing | (self._contents.keys() ^ files.keys()))
+        added = {name for name in files.keys() - self._contents.keys() if name.endswith(CODE_SUFFIXES)}
+        return sorted(differing | added | (self._contents.keys() - files.keys()))
 
     def _kept(self, fullname: str) -> ModuleSpec | None:
         base = self._root.joinpath(*fullname.split("."))
@@ -111,7 +119,7 @@ class _WithoutCache(SourceFileLoader):
 
 
 class _FromMemory(SourceFileLoader):
-    """Loads a module from the contents of files, with its bytecode if that was kept, too."""
+    """Compiles a module from the contents of files that are kept in memory."""
 
     def __init__(self, fullname: str, path: str, contents: Mapping[str, bytes]) -> None:
         super().__init__(fullname, path)

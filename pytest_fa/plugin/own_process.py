@@ -6,7 +6,6 @@ kernel are those of before, and what is known of the machine must not change.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from pytest_fa.plugin.files_before import FilesBefore
@@ -33,4 +32,6 @@ def protect_process(config: pytest.Config) -> None:
 def release_imports(config: pytest.Config) -> None:
     """Let this process import as usual again, when all kernels have ended.  The judge command ends soon."""
     if IMPORTS_KEY in config.stash and not config.pluginmanager.hasplugin(RECEIVER):
-        sys.meta_path.remove(config.stash[IMPORTS_KEY])
+        from pytest_fa.build.late_imports import forget_package  # noqa: PLC0415  # only runs with kernels need it
+
+        forget_package(config.stash[IMPORTS_KEY])

@@ -29,6 +29,7 @@ class RunFile:
         self._artifacts = artifacts
         self.lost = self.changed = ""
         self.others: list[str] = []
+        self._lines: set[str] = set()  # those that were written to the terminal
 
     @functools.cached_property
     def log(self) -> RecordLog:
@@ -70,14 +71,12 @@ class RunFile:
         """
         if "log" not in self.__dict__ or not self.log.count:
             return
-        was_bad = self.is_bad
         self.compare(config)
         session = config.pluginmanager.getplugin("session")
         if self.changed and session and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         self._write_written(int(session.exitstatus) if session else pytest.ExitCode.INTERNAL_ERROR)
-        terminal = config.pluginmanager.getplugin("terminalreporter")
-        if terminal and not was_bad:
+        if terminal := config.pluginmanager.getplugin("terminalreporter"):
             self.write(terminal)
 
     def _write_written(self, exit_status: int) -> None:
@@ -90,10 +89,11 @@ class RunFile:
             self.lost = self.lost or f"{self.log.path.parent} cannot be written to: {problem.strerror or problem}"
 
     def write(self, terminal: pytest.TerminalReporter) -> None:
-        """Write why records are not what this run made."""
-        if self.lost:
-            terminal.write_line(f"fa: records were lost: {self.lost}", red=True)
-        if self.changed:
-            terminal.write_line(f"fa: records were changed: {self.changed}", red=True)
-        for path in self.others:
-            terminal.write_line(f"fa: {path} of an earlier run changed during this run", yellow=True)
+        """Write why records are not what this run made, each line once."""
+        problems = (("lost", self.lost), ("changed", self.changed))
+        lines = {f"fa: records were {what}: {text}": "red" for what, text in problems if text}
+        lines |= {f"fa: {path} of an earlier run changed during this run": "yellow" for path in self.others}
+        for line, colour in lines.items():
+            if line not in self._lines:
+                terminal.write_line(line, **{colour: True})
+                self._lines.add(line)

@@ -15,7 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.build.late_imports import PACKAGE, LateImports, installed_folders, refuse_changed_modules
+from pytest_fa.build.late_imports import (
+    PACKAGE,
+    LateImports,
+    forget_package,
+    installed_folders,
+    refuse_changed_modules,
+)
 
 CLOCK_STEP_SECONDS = 0.02  # more than the resolution of a file's time
 
@@ -43,6 +49,19 @@ def imports(package: Path, monkeypatch: pytest.MonkeyPatch) -> LateImports:
     monkeypatch.setattr(sys, "meta_path", [imports, *sys.meta_path])
     time.sleep(CLOCK_STEP_SECONDS)
     return imports
+
+
+def test_a_later_run_reads_the_package_anew(package: Path) -> None:
+    """After a run, the finder is gone, and the next run of the process keeps what is there then."""
+    imports = LateImports(package)
+    sys.meta_path.insert(0, imports)
+    forget_package(imports)
+    assert imports not in sys.meta_path
+    (package / "inner" / "late.py").write_text("VALUE = 'newer'\n")
+    spec = LateImports(package).find_spec("judged_fa.inner.late")
+    assert spec is not None
+    assert isinstance(spec.loader, SourceFileLoader)
+    assert b"newer" in spec.loader.get_data(str(package / "inner" / "late.py"))
 
 
 @pytest.mark.usefixtures("imports")
@@ -112,7 +131,11 @@ def test_a_judge_refuses_what_a_candidate_may_import(package: Path, monkeypatch:
 
 
 def test_changed_files_of_the_package_are_named(imports: LateImports, package: Path) -> None:
-    """A file of the package that was rewritten, added or removed is named; one with a new time only is not."""
+    """A file of the package that was rewritten, added or removed is named; one with a new time only is not.
+
+    An added file that is no code, such as one of an editor, is not named either.
+    """
+    (package / ".late.py.swp").write_text("")
     (package / "inner" / "late.py").write_text("VALUE = 'forged'\n")
     (package / "added.py").write_text("")
     (package / "__init__.py").touch()

@@ -88,6 +88,8 @@ def test_a_changed_noise_file_fails_the_run(file: RunFile) -> None:
         f"fa: records were changed: p/noise.json changed during this run; {SUSPECT}",
         "fa: r/1.jsonl of an earlier run changed during this run",
     ]
+    file.write(run.config.pluginmanager.getplugin("terminalreporter"))
+    assert len(run.lines) == 2
 
 
 def test_a_run_without_records_writes_nothing(tmp_path: Path) -> None:
