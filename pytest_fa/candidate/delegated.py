@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from os import memfd_create  # a variant may replace it in `os`
+from typing import IO
 
 import msgspec
 from torch.profiler import ExecutionTraceObserver
@@ -39,6 +42,14 @@ def _silent() -> Iterator[None]:
         os.close(nowhere)
 
 
+def _new_file() -> IO[bytes]:
+    """A file in memory, because TMPDIR may be full; in a sandbox without memory files, one in TMPDIR."""
+    try:
+        return os.fdopen(memfd_create("pytest-fa-trace"), "rb")
+    except OSError:
+        return tempfile.TemporaryFile()
+
+
 def operators_of(call: Callable[[], object]) -> tuple[str, ...]:
     """Make one call and return the names of the operators that were dispatched meanwhile, sorted.
 
@@ -47,7 +58,7 @@ def operators_of(call: Callable[[], object]) -> tuple[str, ...]:
     torch.compile for the rest of the process.
     """
     before = set(threading.enumerate())
-    with os.fdopen(os.memfd_create("pytest-fa-trace"), "rb") as file:  # in memory: TMPDIR may be full
+    with _new_file() as file:
         with _silent():  # torch expects a name that ends in .json
             observer = ExecutionTraceObserver().register_callback(f"/proc/self/fd/{file.fileno()}")
             observer.start()
