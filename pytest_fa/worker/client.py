@@ -21,6 +21,7 @@ from pytest_fa.processes import memory_bytes, resident_bytes
 from pytest_fa.records.text import printable_struct
 from pytest_fa.worker.answers import LostWorker, checked_progress, ending_text, result_without_worker, shortened
 from pytest_fa.worker.fork_server import (
+    ARM,
     START_SECONDS,
     ForkServer,
     ProcessRole,
@@ -257,7 +258,7 @@ class Workers:
         if roles:
             names[worker.pid] = "the judge"
         if roles == ARMS:
-            names |= {candidate.pid: "the process of another arm" for candidate in self._candidates[1:]}
+            names |= {candidate.pid: ARM for candidate in self._candidates[1:]}
         return names
 
     def _with_ending(self, result: AnyResult, job: Job) -> AnyResult:

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Literal
 
+import msgspec
+
 from pytest_fa.build.keys import PACKAGE
 from pytest_fa.build.unchanged import changed_package_file
 from pytest_fa.candidate.channel import Channel, channel_pair
@@ -297,11 +299,15 @@ def child_environment(cache: Path | None = None) -> dict[str, str]:
     }
 
 
+ARM = "the process of another arm"  # of a gate, in a message
+
+
 @contextlib.contextmanager
 def unchanged_processes(names: Mapping[int, str]) -> Iterator[list[str]]:
     """Restore the CPUs, priority and limits of processes if a job has changed them, and list the changes.
 
-    `names` says by process id how a message calls each of them.
+    `names` says by process id how a message calls each of them.  The oom_score_adj of an `ARM` does not count: it
+    raises its own when it starts, which may be later than this.
     """
     before = {pid: read_scheduling(pid) for pid in names}
     changes: list[str] = []
@@ -310,6 +316,8 @@ def unchanged_processes(names: Mapping[int, str]) -> Iterator[list[str]]:
     finally:
         for pid, scheduling in before.items():
             now = read_scheduling(pid)
+            if now is not None and scheduling is not None and names[pid] == ARM:
+                scheduling = msgspec.structs.replace(scheduling, oom_score=now.oom_score)  # noqa: PLW2901
             if scheduling is not None and now is not None and scheduling != now:
                 restore_scheduling(pid, scheduling)
                 changes += [
