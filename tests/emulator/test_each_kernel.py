@@ -6,6 +6,7 @@ import pytest
 
 from tests.emulator.conftest import Build, complaints, is_found
 from tests.emulator.emulated import Schedule
+from tests.tiers import nightly_but
 
 pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
 
@@ -21,7 +22,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", nightly_but(CASES, "cluster_latency", "decode_cluster", "long_ring", "fp8_wgmma"))
 def test_a_kernel_is_right(build: Build, kernel: str) -> None:
     """Output and log-sum-exp are right if copies and threads come in a random order."""
     head_dim, shape, sms = CASES[kernel]

@@ -134,6 +134,7 @@ def test_a_manifest_without_arch_is_built_for_any(project: Project) -> None:
     assert (result.ret, [build.arch for build in record.builds]) == (0, ["sm_86", "sm_90"])
 
 
+@pytest.mark.nightly
 def test_dependent_tests_point_to_the_failed_build(project: Project) -> None:
     """With a GPU, the tests that need a failed build are skipped with one line that points to test_build."""
     project.write("conftest.py", PRETEND_GPU)

@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from tests.plugin.conftest import CASE, ONE_CASE, NewProject, Project, Run
+from tests.tiers import nightly_after
 
 pytestmark = pytest.mark.needs_nvcc
 
@@ -39,7 +40,9 @@ def test_cache_contains_the_build(owner: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "compiles"), [([], False), (["--fa-no-build"], False), (["--fa-clean"], True)], ids=str
+    ("arguments", "compiles"),
+    nightly_after(2, [([], False), (["--fa-no-build"], False), (["--fa-clean"], True)]),
+    ids=str,
 )
 def test_cached_builds_are_not_compiled_again(owner: Project, arguments: list[str], *, compiles: bool) -> None:
     """A cached build is compiled again only after --fa-clean has removed it."""

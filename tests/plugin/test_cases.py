@@ -8,6 +8,7 @@ from pytest_fa.catalog.case import GRAMMAR
 from pytest_fa.catalog.suites import SUITES
 from tests.factories import MANIFEST
 from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject, Project, cases_of
+from tests.tiers import nightly_after
 
 # The cases of what `good` claims and the suite `history` does not have.
 CLAIMS = [f"b2h4s150{rest}-seed0" for rest in ("d128-bf16-bshd", "d64-fp16-bshd", "d128-fp16", "d64-bf16")]
@@ -52,21 +53,25 @@ def test_one_seed_is_timed(pair: Project) -> None:
 
 @pytest.mark.parametrize(
     ("suites", "count"),
-    [
-        ("smoke", 3),
-        ("history", 12 + len(CLAIMS)),
-        ("mission", 100),
-        ("edge", 23),
-        ("long", 24),
-        ("decode", 20),
-        ("smoke,history", 14 + len(CLAIMS) - 1),
-    ],
+    nightly_after(
+        3,
+        [
+            ("smoke", 3),
+            ("history", 12 + len(CLAIMS)),
+            ("mission", 100),
+            ("edge", 23),
+            ("long", 24),
+            ("decode", 20),
+            ("smoke,history", 14 + len(CLAIMS) - 1),
+        ],
+    ),
 )
 def test_suite(pair: Project, suites: str, count: int) -> None:
     """--fa-suite selects the cases of the named suites, each case once."""
     assert len(checked(pair, f"--fa-suite={suites}")) == count
 
 
+@pytest.mark.nightly
 def test_a_suite_is_adapted_to_a_variant(project: Project) -> None:
     """A suite is adapted to a variant's dtype, head_dim and layout, also for SDPA; a named case does not change."""
     supports = "supports: {device: [cpu], dtype: [bf16], head_dim: [128], layout: [bshd]}\n"

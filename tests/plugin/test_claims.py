@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from tests.plugin.conftest import NewProject, Project, Run
+from tests.tiers import nightly_after
 
 # A right kernel, and one for each claim that is wrong only there; their first dtype, head_dim and mask are right.
 SOURCE = """\
@@ -87,7 +88,7 @@ def run(claims: Project) -> Run:
     return claims.run(f"--fa-variant=right,{','.join(WRONG)}", *ONLY_CLAIMS)
 
 
-@pytest.mark.parametrize(("name", "part"), WRONG.items())
+@pytest.mark.parametrize(("name", "part"), nightly_after(1, WRONG.items()))
 def test_a_kernel_that_is_wrong_only_in_one_claim(run: Run, name: str, part: str) -> None:
     """Exactly the cases with that claim fail: bf16, D = 128, bottom-right masks, grouped heads, the log-sum-exp."""
     outcomes = {test: outcome for test, outcome in run.outcomes.items() if test.startswith(f"test_correct[{name}-")}

@@ -91,6 +91,7 @@ supports: {dtype: [fp32], causal: [none, top_left]}
 """
 
 
+@pytest.mark.nightly
 def test_verdicts_on_a_cpu(project: Project) -> None:
     """A right fp32 kernel passes; one with a wrong scale and one that rounds to tf32 undeclared are wrong."""
     project.python_variant("right", PYTHON_SOURCE, PYTHON_MANIFEST)

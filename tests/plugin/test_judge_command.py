@@ -26,6 +26,7 @@ from pytest_fa.records.log import read_records
 from pytest_fa.verdict.document import EXIT_STATUSES, JudgeDocument, schema
 from tests.factories import MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import CASE, SHAPE, WRONG_SOURCE, NewProject, Project
+from tests.tiers import nightly_after
 
 BEFORE = "    scores ="
 # Correct kernels that mostly wait, so that a busy machine changes their times little.
@@ -283,15 +284,18 @@ def test_a_variant_for_a_gpu_needs_one(kernels: Project) -> None:
 
 @pytest.mark.parametrize(
     ("words", "reason"),
-    [
-        (("quack",), "no variant 'quack'; did you mean 'quick'? (see --fa-list)"),
-        (("[qs][ul]*",), "judge: '[qs][ul]*' names 2 variants (quick, slow); name one of them"),
-        (("kernels/none",), "judge: there is no folder 'kernels/none'; give a variant's name, or its folder"),
-        ((), "judge: name a variant, or the folder of one"),
-        (("quick", "--gate=fast"), "--gate: 'fast' is not a ratio; give 0.01 to 100, such as 0.95"),
-        (("quick", "--speed"), "judge: unrecognized arguments: --speed"),
-        (("noop",), "--gate: no selected variant can be gated: noop (overhead, computes attention)"),
-    ],
+    nightly_after(
+        3,
+        [
+            (("quack",), "no variant 'quack'; did you mean 'quick'? (see --fa-list)"),
+            (("[qs][ul]*",), "judge: '[qs][ul]*' names 2 variants (quick, slow); name one of them"),
+            (("kernels/none",), "judge: there is no folder 'kernels/none'; give a variant's name, or its folder"),
+            ((), "judge: name a variant, or the folder of one"),
+            (("quick", "--gate=fast"), "--gate: 'fast' is not a ratio; give 0.01 to 100, such as 0.95"),
+            (("quick", "--speed"), "judge: unrecognized arguments: --speed"),
+            (("noop",), "--gate: no selected variant can be gated: noop (overhead, computes attention)"),
+        ],
+    ),
     ids=["unknown", "several", "no folder", "no name", "no ratio", "unknown option", "never gated"],
 )
 def test_a_wrong_use_has_a_document(kernels: Project, words: tuple[str, ...], reason: str) -> None:

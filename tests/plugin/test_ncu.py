@@ -11,6 +11,7 @@ import pytest
 
 from pytest_fa.records.record import Record
 from tests.plugin.conftest import CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
+from tests.tiers import nightly_after
 
 TESTS = Path(__file__).parents[1]
 ENVIRONMENT = {"PATH": f"{TESTS / 'fakes'}{os.pathsep}{os.environ['PATH']}", "FAKE_RECORDED": str(TESTS / "recorded")}
@@ -155,10 +156,13 @@ def test_a_call_that_is_wrong_is_not_profiled(counted: Project, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("happening", "words"),
-    [
-        ("permission", "this user may not read the GPU's performance counters"),
-        ("unsupported-runtime", "the container runtime blocks"),
-    ],
+    nightly_after(
+        1,
+        [
+            ("permission", "this user may not read the GPU's performance counters"),
+            ("unsupported-runtime", "the container runtime blocks"),
+        ],
+    ),
 )
 def test_no_counters_change_no_outcome(counted: Project, happening: str, words: str) -> None:
     """If counters cannot be read, the profile is skipped with a sentence, and other outcomes do not change."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugin.conftest import ONE_CASE, SHAPE, NewProject, Project, variants_of
+from tests.tiers import nightly_after
 
 FOLDER = Path(__file__).parents[2] / "kernels" / "flash_attention_3"
 NAMED = ("--fa-variant=usual,flash_attention_3", "--benchmark-disable")
@@ -71,10 +72,13 @@ def test_it_runs_only_if_it_is_named(on_cpu: Project, selection: tuple[str, ...]
 
 @pytest.mark.parametrize(
     ("env", "reason"),
-    [
-        ({}, "No module named 'flash_attn_3'"),
-        ({"FLASH_ATTN_3_LIBRARY": "/no/such/_C.so"}, "/no/such/_C.so"),
-    ],
+    nightly_after(
+        1,
+        [
+            ({}, "No module named 'flash_attn_3'"),
+            ({"FLASH_ATTN_3_LIBRARY": "/no/such/_C.so"}, "/no/such/_C.so"),
+        ],
+    ),
     ids=["no package", "no library"],
 )
 def test_it_is_skipped_where_it_is_missing(on_cpu: Project, env: dict[str, str], reason: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.factories import PYTHON_MANIFEST
 from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, ZERO_MANIFEST, NewProject, Project, Run
+from tests.tiers import nightly_after
 
 BUILTIN = Path(__file__).parents[2] / "pytest_fa" / "builtin"
 SUM_TEST = "def test_sum():\n    assert 1 + 1 == 2\n"
@@ -216,20 +217,23 @@ OWN_FILES = ["tests/test_kernel.py", "tests/test_sum.py"]
 
 @pytest.mark.parametrize(
     ("arguments", "files"),
-    [
-        (("--fa-variant=mine",), ["test_attention.py"]),
-        (("--fa-variant=mine", "--pyargs"), ["test_attention.py"]),
-        (("--fa-variant=mine", "."), OWN_FILES),
-        (("--fa-variant=mine", "tests/test_kernel.py"), ["tests/test_kernel.py"]),
-        (
-            ("--fa-variant=mine", "tests/test_kernel.py", "--pyargs", "pytest_fa.suite"),
-            [*OWN_FILES[:1], "test_attention.py"],
-        ),
-        (("--fa-variant=mine", "-o", "testpaths=tests"), OWN_FILES),
-        (("-o", "fa_variant=mine"), OWN_FILES),
-        (("-o", "addopts=--fa-variant=mine"), OWN_FILES),
-        ((), OWN_FILES),
-    ],
+    nightly_after(
+        4,
+        [
+            (("--fa-variant=mine",), ["test_attention.py"]),
+            (("--fa-variant=mine", "--pyargs"), ["test_attention.py"]),
+            (("--fa-variant=mine", "."), OWN_FILES),
+            (("--fa-variant=mine", "tests/test_kernel.py"), ["tests/test_kernel.py"]),
+            (
+                ("--fa-variant=mine", "tests/test_kernel.py", "--pyargs", "pytest_fa.suite"),
+                [*OWN_FILES[:1], "test_attention.py"],
+            ),
+            (("--fa-variant=mine", "-o", "testpaths=tests"), OWN_FILES),
+            (("-o", "fa_variant=mine"), OWN_FILES),
+            (("-o", "addopts=--fa-variant=mine"), OWN_FILES),
+            ((), OWN_FILES),
+        ],
+    ),
     ids=" ".join,
 )
 def test_an_option_without_a_path_means_the_shipped_suite(

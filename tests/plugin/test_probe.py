@@ -69,6 +69,7 @@ def test_the_header_counts_a_probes_cases(lab: Project) -> None:
     assert lines == ["fa: no GPU; 2 of 9 variants; 6 cases"]
 
 
+@pytest.mark.nightly
 def test_right_and_wrong_scores(run: Run) -> None:
     """The correct probe passes checks, properties and timing; the wrong one fails, and is not timed."""
     right = {outcome for name, outcome in run.outcomes.items() if "probe_right" in name}

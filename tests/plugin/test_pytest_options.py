@@ -93,6 +93,7 @@ def test_last_failed_without_another_option(new_project: NewProject) -> None:
     assert result.all_lines[0].endswith("; `pytest --cache-clear` makes pytest forget them")
 
 
+@pytest.mark.nightly
 def test_without_pytest_benchmark_times_are_only_recorded(two: Project) -> None:
     """With -p no:benchmark test_speed passes and its record has the times; another test still lacks the fixture."""
     run = two.suite("--fa-variant=right", ONE_CASE, "-p", "no:benchmark", "-k", "test_speed and right")

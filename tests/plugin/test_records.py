@@ -51,6 +51,7 @@ def kept(new_project: NewProject) -> Kept:
     return Kept(project, first, second, content, profile)
 
 
+@pytest.mark.nightly
 def test_a_record_names_what_could_have_changed_it(kept: Kept) -> None:
     """Every record names the conftest.py of its run, and no plugin of pytest, pytest-benchmark and this package."""
     for line in kept.log.splitlines():

@@ -140,7 +140,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize(("command", "test"), nightly_after(3, FAILURES.values()), ids=FAILURES)
+@pytest.mark.parametrize(("command", "test"), nightly_after(1, FAILURES.values()), ids=FAILURES)
 def test_a_pasted_command_fails_in_the_same_way(shell: Shell, command: str, test: str) -> None:
     """The rerun command of a failure runs exactly that test, whose failure has the same lines."""
     printed = shell.type(command)

@@ -9,6 +9,7 @@ from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Environment
 from tests.factories import PYTHON_MANIFEST, record, speed
 from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, PRETEND_GPU, SHAPE, NewProject, Project, variants_of
+from tests.tiers import nightly_after
 
 FILE = "pytest_fa.suite.test_attention"
 OTHER_SHAPE = "b1h4s128d64-fp16"
@@ -48,16 +49,19 @@ def test_default_builds_what_needs_a_compiler(default_ids: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("names", "checked"),
-    [
-        ("alpha", ["alpha"]),
-        ("beta,alpha", ["beta", "alpha"]),
-        ("*a", ["alpha", "beta"]),
-        ("[az]*,beta", ["alpha", "zero", "beta"]),
-        ("zero@BLOCK=32", ["zero@BLOCK=32"]),
-        ("without_max", ["without_max"]),
-        ("sdpa_math", ["sdpa_math"]),
-        ("noop", []),
-    ],
+    nightly_after(
+        3,
+        [
+            ("alpha", ["alpha"]),
+            ("beta,alpha", ["beta", "alpha"]),
+            ("*a", ["alpha", "beta"]),
+            ("[az]*,beta", ["alpha", "zero", "beta"]),
+            ("zero@BLOCK=32", ["zero@BLOCK=32"]),
+            ("without_max", ["without_max"]),
+            ("sdpa_math", ["sdpa_math"]),
+            ("noop", []),
+        ],
+    ),
 )
 def test_named_variants_are_checked(trio: Project, names: str, checked: list[str]) -> None:
     """--fa-variant accepts names, globs and definitions of any role; `noop` is not checked."""
@@ -166,12 +170,15 @@ pytest_fa.session.record_factory.read_environment = lambda: HERE
 
 @pytest.mark.parametrize(
     ("words", "slow"),
-    [
-        ((), []),
-        (("--fa-baselines=needed",), []),
-        (("--fa-baselines=all",), ["sdpa_math"]),
-        (("--benchmark-sort=name",), ["sdpa_math"]),
-    ],
+    nightly_after(
+        1,
+        [
+            ((), []),
+            (("--fa-baselines=needed",), []),
+            (("--fa-baselines=all",), ["sdpa_math"]),
+            (("--benchmark-sort=name",), ["sdpa_math"]),
+        ],
+    ),
 )
 def test_slow_baselines_are_left_out(project: Project, words: tuple[str, ...], slow: list[str]) -> None:
     """On a GPU, baselines that its records show to be slow are deselected, unless an option asks for all."""

@@ -33,6 +33,7 @@ def test_own(fa_inputs, fa_truth, fa_check):
 """
 
 
+@pytest.mark.nightly
 def test_fp8_in_a_users_own_test(new_project: NewProject) -> None:
     """`fa_check` judges by the selected policy, and `fa_truth` has the data that this policy needs."""
     project = new_project("own_tolerance")

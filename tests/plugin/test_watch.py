@@ -11,6 +11,7 @@ from pytest_fa.records.log import read_records
 from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_MANIFEST, PYTHON_SOURCE
 from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, Project
 from tests.plugin.watched import VERDICT, WatchedRun, save_at_once
+from tests.tiers import nightly_after
 
 QUICK = ("-p", "no:cacheprovider", ONE_CASE, "--fa-soak=1")
 CHANGE = r"(, [+-][\d.]+ %( \(within noise\))?| \(too noisy for a ratio\))"
@@ -275,21 +276,24 @@ def test_a_missing_header_mends_the_build(project: Project) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        (["-n", "1"], "one process at a time builds, checks and times; drop -n"),
-        (["--fa-gate=0.95"], "decides no gate; drop --fa-gate"),
-        (["--ncu"], "profiles nothing; drop --ncu"),
-        (["--fa-sanitize=memcheck"], "runs no sanitizer; drop --fa-sanitize"),
-        (["--fa-static"], "--fa-static only compiles; drop --fa-static"),
-        (["--fa-selftest"], "drop --fa-selftest"),
-        (["--fa-no-build"], "a source that was saved must be compiled; drop --fa-no-build"),
-        (["--fa-save"], "drop --fa-save"),
-        (["--fa-html=report.html"], "drop --fa-html"),
-        (["--fa-shard=1/2"], "drop --fa-shard"),
-        (["--benchmark-compare"], "drop --benchmark-compare"),
-        (["--benchmark-save=x"], "drop --benchmark-save=x"),
-        ([], "stdout is not a terminal, so no one could read the lines and press Ctrl-C; drop --fa-watch"),
-    ],
+    nightly_after(
+        3,
+        [
+            (["-n", "1"], "one process at a time builds, checks and times; drop -n"),
+            (["--fa-gate=0.95"], "decides no gate; drop --fa-gate"),
+            (["--ncu"], "profiles nothing; drop --ncu"),
+            (["--fa-sanitize=memcheck"], "runs no sanitizer; drop --fa-sanitize"),
+            (["--fa-static"], "--fa-static only compiles; drop --fa-static"),
+            (["--fa-selftest"], "drop --fa-selftest"),
+            (["--fa-no-build"], "a source that was saved must be compiled; drop --fa-no-build"),
+            (["--fa-save"], "drop --fa-save"),
+            (["--fa-html=report.html"], "drop --fa-html"),
+            (["--fa-shard=1/2"], "drop --fa-shard"),
+            (["--benchmark-compare"], "drop --benchmark-compare"),
+            (["--benchmark-save=x"], "drop --benchmark-save=x"),
+            ([], "stdout is not a terminal, so no one could read the lines and press Ctrl-C; drop --fa-watch"),
+        ],
+    ),
     ids=lambda value: value[0] if isinstance(value, list) and value else "",
 )
 def test_what_cannot_be_watched_is_refused(good: Project, arguments: list[str], words: str) -> None:

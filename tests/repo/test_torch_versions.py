@@ -29,6 +29,7 @@ def ids(new_project: NewProject) -> dict[str, tuple[int, list[str]]]:
     return {command: (run.ret, run.ids) for command, run in runs.items()}
 
 
+@pytest.mark.nightly
 def test_every_command_selects_its_tests(ids: dict[str, tuple[int, list[str]]]) -> None:
     """Each pytest command of the page selects tests of the kernel that it names, and no others."""
     assert len(ids) == 7

@@ -67,6 +67,7 @@ def test_metadata_has_the_places(installed: Path) -> None:
     assert urls == ["Homepage", "Documentation", "Source", "Issues", "Changelog"]
 
 
+@pytest.mark.nightly
 def test_doctor_passes_outside_the_repository(installed: Path, tmp_path: Path) -> None:
     """With the wheel in an empty folder, doctor finds all that a run needs, and shows the wheel's own version."""
     process = subprocess.run(
@@ -85,6 +86,7 @@ def test_doctor_passes_outside_the_repository(installed: Path, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_suite_runs_outside_the_repository(installed: Path, tmp_path: Path) -> None:
     """In a folder with one variant, the suite of the wheel judges it and times it with the wheel's baselines."""
     folder = tmp_path / "kernels" / "mine"
@@ -104,6 +106,7 @@ def test_suite_runs_outside_the_repository(installed: Path, tmp_path: Path) -> N
     assert imported.stdout.strip() == str(installed / "pytest_fa" / "__init__.py")
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_wheel_builds_kernels(installed: Path, tmp_path: Path) -> None:
     """The wheel contains the header, the binding and the source of `noop`, so that a variant compiles."""

@@ -116,6 +116,7 @@ def test_the_commands_of_repro_sh_are_those_that_it_lists() -> None:
     assert sorted({*in_help, "prepare-without-torch"}) == sorted(listed)
 
 
+@pytest.mark.nightly
 def test_the_tests_without_torch_are_collected_without_it(tmp_path: Path) -> None:
     """The tests of `./repro.sh test-without-torch` can be imported where torch is not installed."""
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('torch is not installed')", encoding="utf-8")
@@ -230,6 +231,7 @@ def test_pytest_accepts_every_command_of_the_page(project: Project, name: str) -
     assert tests == expected[name]
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_the_run_without_a_gpu_compiles(project: Project) -> None:
     """The page's command for a machine without a GPU compiles a CUDA variant and passes."""

@@ -582,6 +582,7 @@ def test_a_build_in_the_place_of_another_is_not_used(workplace: Workplace) -> No
     assert [line for line in lines if line.endswith("build.json is that of another build")] != []
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_build_in_the_place_of_another_is_no_gate_baseline(workplace: Workplace) -> None:
     """A build that is named by its key must be in the folder of that key."""
@@ -779,6 +780,7 @@ def test_no_build_of_a_changed_source(workplace: Workplace) -> None:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_no_build_compares_with_the_newest_build(workplace: Workplace) -> None:
     """The message names what changed since the newest build, not since an older one."""

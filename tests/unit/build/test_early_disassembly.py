@@ -50,6 +50,7 @@ def test_a_cubin_is_disassembled_when_the_fatbin_is_there(tmp_path: Path, monkey
         assert early.of(folders["early"]) == early.of(folders["broken"]) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_only_other_code_is_disassembled_again(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cubin whose code is known is taken over; with other code, it is not."""

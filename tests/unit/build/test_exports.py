@@ -14,6 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.build.compile_errors import compile_error
 from pytest_fa.build.exports import _functions, entry_problem
+from tests.tiers import nightly_after
 
 if TYPE_CHECKING:
     from tests.unit.build.conftest import Workplace
@@ -34,28 +35,31 @@ AS_CPP = (
 
 @pytest.mark.parametrize(
     ("source", "problem"),
-    [
-        (
-            "int forward(int x) { return x; }\n",
-            f"kernel.cu defines no function fa_forward (it defines: forward); {WRITE}",
-        ),
-        ("", f"kernel.cu defines no function fa_forward; {WRITE}"),
-        (
-            "int fa_forward(const float* q, float* out) { return 0; }\n",
-            AS_CPP.replace("NAME", "fa_forward(float const*, float*)"),
-        ),
-        (
-            f"namespace mine {{ int fa_forward{CALL}{BODY} }}\n",
-            AS_CPP.replace("NAME", "mine::fa_forward(FaForwardArgs const*, CUstream_st*)"),
-        ),
-        (
-            f"{ENTRY}{BODY}size_t fa_workspace_bytes(int bytes) {{ return bytes; }}\n",
+    nightly_after(
+        2,
+        [
             (
-                "kernel.cu defines fa_workspace_bytes as a C++ function (fa_workspace_bytes(int)), which is never "
-                f"called; the kernel would get no workspace; write `{WORKSPACE} {{ ... }}`"
+                "int forward(int x) { return x; }\n",
+                f"kernel.cu defines no function fa_forward (it defines: forward); {WRITE}",
             ),
-        ),
-    ],
+            ("", f"kernel.cu defines no function fa_forward; {WRITE}"),
+            (
+                "int fa_forward(const float* q, float* out) { return 0; }\n",
+                AS_CPP.replace("NAME", "fa_forward(float const*, float*)"),
+            ),
+            (
+                f"namespace mine {{ int fa_forward{CALL}{BODY} }}\n",
+                AS_CPP.replace("NAME", "mine::fa_forward(FaForwardArgs const*, CUstream_st*)"),
+            ),
+            (
+                f"{ENTRY}{BODY}size_t fa_workspace_bytes(int bytes) {{ return bytes; }}\n",
+                (
+                    "kernel.cu defines fa_workspace_bytes as a C++ function (fa_workspace_bytes(int)), which is never "
+                    f"called; the kernel would get no workspace; write `{WORKSPACE} {{ ... }}`"
+                ),
+            ),
+        ],
+    ),
     ids=["another name", "nothing", "other arguments", "a namespace", "a workspace"],
 )
 def test_what_the_source_does_not_export_is_named(workplace: Workplace, source: str, problem: str) -> None:
@@ -95,37 +99,40 @@ def test_names_stay_mangled_without_a_demangler(compiled: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("source", "sentence"),
-    [
-        (
-            INCLUDE + f'extern "C" int fa_forward(const float* q, float* out){BODY}',
-            f"fa_forward has another signature than fa_forward.h declares; {WRITE}",
-        ),
-        (
-            INCLUDE + f"FA_EXPORT void fa_forward{CALL} {{}}\n",
-            f"fa_forward has another signature than fa_forward.h declares; {WRITE}",
-        ),
-        (
-            INCLUDE + f'{ENTRY}{BODY}extern "C" size_t fa_workspace_bytes(int bytes) {{ return bytes; }}\n',
-            f"fa_workspace_bytes has another signature than fa_forward.h declares; write `{WORKSPACE} {{ ... }}`",
-        ),
-        (
-            f'extern "C" int fa_forward{CALL}{BODY}',
-            'the source does not include the interface; write `#include "fa_forward.h"`',
-        ),
-        (
-            f"{ENTRY}{BODY}",
-            'the source does not include the interface; write `#include "fa_forward.h"`',
-        ),
-        (
-            INCLUDE
-            + "__global__ void k(float* o) { __shared__ float s[13568]; s[threadIdx.x] = o[0]; __syncthreads(); "
-            + f"o[threadIdx.x] = s[threadIdx.x + 13000]; }}\n{ENTRY}{BODY}",
+    nightly_after(
+        2,
+        [
             (
-                "kernel k: 54,272 B of static shared memory, 5,120 B too many for sm_80 (49,152 B); as dynamic shared "
-                "memory (`extern __shared__`, with fa_allow_dynamic_smem), a block can have 166,912 B"
+                INCLUDE + f'extern "C" int fa_forward(const float* q, float* out){BODY}',
+                f"fa_forward has another signature than fa_forward.h declares; {WRITE}",
             ),
-        ),
-    ],
+            (
+                INCLUDE + f"FA_EXPORT void fa_forward{CALL} {{}}\n",
+                f"fa_forward has another signature than fa_forward.h declares; {WRITE}",
+            ),
+            (
+                INCLUDE + f'{ENTRY}{BODY}extern "C" size_t fa_workspace_bytes(int bytes) {{ return bytes; }}\n',
+                f"fa_workspace_bytes has another signature than fa_forward.h declares; write `{WORKSPACE} {{ ... }}`",
+            ),
+            (
+                f'extern "C" int fa_forward{CALL}{BODY}',
+                'the source does not include the interface; write `#include "fa_forward.h"`',
+            ),
+            (
+                f"{ENTRY}{BODY}",
+                'the source does not include the interface; write `#include "fa_forward.h"`',
+            ),
+            (
+                INCLUDE
+                + "__global__ void k(float* o) { __shared__ float s[13568]; s[threadIdx.x] = o[0]; __syncthreads(); "
+                + f"o[threadIdx.x] = s[threadIdx.x + 13000]; }}\n{ENTRY}{BODY}",
+                (
+                    "kernel k: 54,272 B of static shared memory, 5,120 B too many for sm_80 (49,152 B); as dynamic "
+                    "shared memory (`extern __shared__`, with fa_allow_dynamic_smem), a block can have 166,912 B"
+                ),
+            ),
+        ],
+    ),
     ids=["arguments", "result", "workspace", "no include", "no include, no macro", "shared memory"],
 )
 def test_what_a_compiler_error_means_is_said_first(workplace: Workplace, source: str, sentence: str) -> None:

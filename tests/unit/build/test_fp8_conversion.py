@@ -38,6 +38,7 @@ def test_a_twin_has_the_same_parameters_and_limits(name: str, twin: str) -> None
     assert (supports, fp8.tolerance) == (fp16.supports, fp16.tolerance)
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_the_conversion_is_one_instruction_per_pair(shared_cache: Path) -> None:
     """For sm_90a, every number of Q, K and V is converted by the instruction for pairs, within the limits."""

@@ -70,6 +70,7 @@ def _keys(lines: Lines) -> list[int]:
     return next(numbers for name, numbers in lines if name == "keys")
 
 
+@pytest.mark.nightly
 def test_p_has_the_keys_of_its_columns(lines: Lines) -> None:
     """Each column of the A fragments holds the weights of one key for all rows, in the order of `key_of_column`."""
     fragments = [numbers for name, numbers in lines if name == "p"]

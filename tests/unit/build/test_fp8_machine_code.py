@@ -29,6 +29,7 @@ COPIES = 3  # of each product: the first key tile, those with a mask, and those 
 NAME = re.compile(r"fp8_wgmma_kernel\S*ShapeILi(?P<head_dim>\d+)E")
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize("rung", PRODUCTS)
 def test_both_products_are_in_e4m3(shared_cache: Path, tmp_path: Path, rung: str) -> None:
@@ -56,6 +57,7 @@ def _expected(head_dim: int, keys: int, columns: int) -> Counter[str]:
 MMA_SYNC = {"sm_89": {"QMMA.16832.F32.E4M3.E4M3"}, "sm_90a": {"F2FP.F16.E4M3.UNPACK_B", "HMMA.16816.F32"}}
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize("arch", MMA_SYNC)
 def test_mma_sync_is_emulated_on_hopper(shared_cache: Path, tmp_path: Path, arch: str) -> None:

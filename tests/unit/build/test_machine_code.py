@@ -68,6 +68,7 @@ def codes(request: pytest.FixtureRequest) -> dict[str, MachineCode]:
     return machine_codes
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_identity_does_not_depend_on_folders(codes: dict[str, MachineCode]) -> None:
     """The same source in another folder has the same identity, although its line information differs."""
@@ -105,6 +106,7 @@ def test_missing_tool(
     assert snapshot == str(caught.value)
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_build_without_a_disassembler(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a disassembler, the build succeeds; its identity is None, and `code_identity_missing` says why."""

@@ -129,6 +129,7 @@ def test_variants_that_differ_only_in_their_target_are_compiled_once(lab: Lab) -
     assert builds_of(again) == builds
 
 
+@pytest.mark.nightly
 def test_a_shared_build_is_removed_and_damaged_alone(lab: Lab) -> None:
     """If one variant's library is deleted or changed, only that one is compiled again; the others stay as they are."""
     builds = builds_of(lab.ensure())
@@ -145,6 +146,7 @@ def test_a_shared_build_is_removed_and_damaged_alone(lab: Lab) -> None:
     assert again[first.name].files == again[second.name].files
 
 
+@pytest.mark.nightly
 def test_a_failed_compilation_names_every_variant_that_shares_it(lab: Lab) -> None:
     """A shared compilation that fails runs once, and its message has the names of all its variants."""
     lab.write("#error no answers\n")

@@ -18,6 +18,7 @@ from pytest_fa.build.side_by_side import joined_log
 from pytest_fa.build.toolchain import Toolchain, find_toolchain
 from pytest_fa.catalog.variant import Variant
 from tests.factories import wait_until
+from tests.tiers import nightly_after
 from tests.unit.build.conftest import Workplace
 from tests.unit.build.test_command import TOOLCHAIN
 
@@ -108,12 +109,15 @@ def laboratory(with_binding: Workplace) -> Laboratory:
 @pytest.mark.needs_nvcc
 @pytest.mark.parametrize(
     "flags",
-    [
-        [],
-        ["-w", "-G"],
-        ["--maxrregcount=64"],
-        ["-use_fast_math", "-Xcompiler=-O1", "-lm", "--split-compile=2"],
-    ],
+    nightly_after(
+        1,
+        [
+            [],
+            ["-w", "-G"],
+            ["--maxrregcount=64"],
+            ["-use_fast_math", "-Xcompiler=-O1", "-lm", "--split-compile=2"],
+        ],
+    ),
 )
 def test_the_library_is_that_of_the_ordinary_command(laboratory: Laboratory, flags: list[str]) -> None:
     """Library, dependencies and output are the same, byte for byte; only the seconds in ptxas's lines differ."""
@@ -127,6 +131,7 @@ def test_the_library_is_that_of_the_ordinary_command(laboratory: Laboratory, fla
     assert ordinary.output.count("unused_in_kernel") == ordinary.output.count("unused_in_host_code")
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_warnings_of_the_preprocessor_are_shown_as_often(laboratory: Laboratory) -> None:
     """Each part runs the preprocessor for its own code, and the host part for both."""
@@ -139,6 +144,7 @@ def test_warnings_of_the_preprocessor_are_shown_as_often(laboratory: Laboratory)
     assert ordinary.output.count("#warning for a GPU") == 2  # the message, and the line of the source
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_source_with_two_identities_is_compiled_again(laboratory: Laboratory) -> None:
     """The first function that can be called from elsewhere gives a source its identity."""
@@ -151,7 +157,7 @@ def test_a_source_with_two_identities_is_compiled_again(laboratory: Laboratory) 
 
 
 @pytest.mark.needs_nvcc
-@pytest.mark.parametrize("source", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("source", nightly_after(2, WRONG.values()), ids=WRONG)
 def test_errors_are_those_of_the_ordinary_command(laboratory: Laboratory, source: str) -> None:
     """Whatever finds an error, it is shown once, with the file and line of the source, as by the ordinary command."""
     laboratory.write(source)
@@ -162,6 +168,7 @@ def test_errors_are_those_of_the_ordinary_command(laboratory: Laboratory, source
     assert not ordinary.library
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_parts_that_do_not_fit_together_are_compiled_again(laboratory: Laboratory) -> None:
     """If the fatbin cannot be replaced, or the kernels have other names, the ordinary command makes the library."""

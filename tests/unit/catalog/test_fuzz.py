@@ -98,6 +98,7 @@ def _read(content: bytes) -> list[Variant] | str:
             assert sorted(str(path) for path in Path(name).rglob("*")) == before
 
 
+@pytest.mark.nightly
 @fuzz_settings(200)
 @given(contents())
 def test_a_manifest_is_read_or_refused_in_one_line(content: bytes) -> None:
@@ -111,6 +112,7 @@ def test_a_manifest_is_read_or_refused_in_one_line(content: bytes) -> None:
         _require_harmless(variant)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(QuickLoader.__name__ == "StrictLoader", reason="PyYAML has no libyaml, or an older one")
 @fuzz_settings(1000)
 @given(st.one_of(contents(), token_texts(), token_texts()))

@@ -68,6 +68,7 @@ def test_differences_are_decided(difference: float, right: str, power: float) ->
     assert (counts[right] >= power * 1000, counts[wrong] <= 5) == (True, True), counts
 
 
+@pytest.mark.nightly
 def test_several_shapes_do_not_add_errors() -> None:
     """With four shapes at the gate's ratio, FAIL stays as rare as with one shape, and PASS is almost impossible."""
     counts = verdicts(0.0, 1000, shapes=4)
@@ -94,6 +95,7 @@ def test_three_percent_needs_one_analysis() -> None:
     assert counts[ANALYSES[0]] >= 95
 
 
+@pytest.mark.nightly
 def test_processes_in_two_clusters_do_not_decide_by_chance() -> None:
     """If process means form two clusters 1.6 % apart around the gate's ratio, 96 % of 2,000 gates are INCONCLUSIVE."""
     draw = np.random.default_rng(8)

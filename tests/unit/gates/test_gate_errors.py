@@ -63,6 +63,7 @@ def test_differences_are_decided(model: NoiseModel, pairs: int) -> None:
         assert not np.any(decided == -right)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pairs", [1, 4])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_many_gates_at_once_are_decided_as_one(model: NoiseModel, pairs: int) -> None:

@@ -193,6 +193,7 @@ def test_the_map_shows_where() -> None:
     assert [re.sub(r"\s+", " ", row)[:14] for row in rows[:2]] == ["batch 0 head 0", "batch 0 head 1"]
 
 
+@pytest.mark.nightly
 def test_a_long_map_is_cut() -> None:
     """The map shows at most 16 heads, then the number of the others; it has at most 48 columns."""
     error_map = diagnosis(lambda i: exact(i) * 2, "b1h20s1000d64-fp16-seed0").error_map

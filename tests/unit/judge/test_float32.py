@@ -19,6 +19,7 @@ from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.records.judged import Check
 from pytest_fa.run.inputs import Inputs, make_inputs
 from pytest_fa.run.module import load_forward
+from tests.tiers import nightly_after
 from tests.unit.judge.float32_kernels import (
     DATA,
     MISTAKES,
@@ -64,7 +65,7 @@ def most_used(check: Check) -> float:
 CELLS = [(shape, data) for shape in SHAPES for data in DATA] + [(LARGEST, "N(0, 1)"), (LARGEST, "scores x 30")]
 
 
-@pytest.mark.parametrize(("shape", "data"), CELLS)
+@pytest.mark.parametrize(("shape", "data"), nightly_after(2 * len(DATA), CELLS))
 def test_right_kernels_pass(shape: str, data: str) -> None:
     """Kernels that add in any order, with an exact or a fast exp, use less than half of each bound on any data."""
     problem = solved(shape, data)

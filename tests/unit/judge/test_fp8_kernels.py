@@ -12,6 +12,7 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.truth import make_truth
 from pytest_fa.run.inputs import make_inputs
+from tests.tiers import nightly_after
 from tests.unit.judge.fp8_kernels import (
     MUST_SHOW,
     RIGHT,
@@ -45,7 +46,7 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize("case", TABLE_CASES)
+@pytest.mark.parametrize("case", nightly_after(1, TABLE_CASES))
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_kernels_pass(name: str, case: str) -> None:
     """A right kernel, with any tiling, order, scale of P or accumulator, uses at most 0.98 of its tightest bound."""
@@ -57,7 +58,7 @@ def test_right_kernels_pass(name: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("v", ["random V", "V full of ones"])
-@pytest.mark.parametrize("shape", SMALL)
+@pytest.mark.parametrize("shape", nightly_after(4, SMALL))
 def test_right_kernels_pass_on_small_cases(shape: str, v: str) -> None:
     """Right kernels pass on tails, masks, special heads and rows without keys, also if V is full of ones."""
     inputs = make_inputs(parse_case(f"{shape}-seed0"), torch.device("cpu"))
@@ -188,6 +189,7 @@ def test_the_older_thresholds_are_shown_and_not_judged() -> None:
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "table"), [("kernels", judged_table), ("costs", costs_table)])
 def test_the_tables_of_the_page_are_simulated(name: str, table: object) -> None:
     """The figures in docs/fp8.md are those of the simulation, to 10 %; their words are the same."""

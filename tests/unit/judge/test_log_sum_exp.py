@@ -15,6 +15,7 @@ from pytest_fa.judge.log_sum_exp import judge_lse, make_lse_truth
 from pytest_fa.judge.lse_mistakes import explain_lse
 from pytest_fa.judge.truth import hidden_keys, repeated_heads
 from pytest_fa.run.inputs import Inputs, make_inputs, poisoned_lse
+from tests.tiers import nightly_after
 from tests.unit.judge.fp8_kernels import Fp8Kernel, simulate_fp8_with_lse
 
 CASES = (
@@ -126,7 +127,7 @@ IN_13_BITS = Fp8Kernel(tile=128, s_in_13_bits=True)
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("data", E4M3_DATA)
+@pytest.mark.parametrize("data", nightly_after(12, E4M3_DATA))
 @pytest.mark.parametrize("case", E4M3_CASES)
 def test_scores_in_13_bits(case: str, data: str) -> None:
     """Scores that Hopper's matrix units add in 13 bits use at most 0.6 of the bound, with P exact or rounded."""

@@ -155,6 +155,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.nightly
 @fuzz_settings()
 @given(content=st.lists(lines(), max_size=4).map(b"\n".join))
 def test_every_line_is_a_record_or_named(folder: Path, content: bytes) -> None:
@@ -237,6 +238,7 @@ def test_ceilings_are_used_or_refused(folder: Path, content: bytes) -> None:
     assert max(ceilings.matmul_tflops.values()) * 1e3 / ceilings.copy_gb_per_s > 0
 
 
+@pytest.mark.nightly
 @fuzz_settings(5, slowness=50)
 @given(records=st.lists(st.deferred(lambda: changed_json(saved_values())).map(as_json), min_size=1, max_size=6))
 def test_pictures_are_drawn_or_refused(folder: Path, records: list[bytes]) -> None:

@@ -35,6 +35,7 @@ def test_lines_are_counted_and_missing_figures_are_dashes(write_variant: WriteVa
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "figures"), [("ws_p2", 10), ("sdpa_cudnn", 6)])
 def test_figures_are_those_of_the_records(name: str, figures: int) -> None:
     """The committed records of this repository give complete rows."""

@@ -49,6 +49,7 @@ class Builds:
         return Arm(each, "library.so")
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_build_decides_before_any_run(tmp_path: Path) -> None:
     """A configuration is compared with the parent's machine code and with the limits; a compile error is its end."""
@@ -71,6 +72,7 @@ def test_a_build_decides_before_any_run(tmp_path: Path) -> None:
     assert ("over_limit", True) == (refused.outcome, "registers_per_thread is" in refused.reason)
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_a_build_of_another_process_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process may time a finalist whose trial another one ran: it takes the build from the cache."""

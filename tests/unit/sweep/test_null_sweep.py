@@ -33,6 +33,7 @@ def test_every_configuration_is_feasible(null_sweep: Variant) -> None:
     assert null_sweep.defines not in points
 
 
+@pytest.mark.nightly
 @pytest.mark.needs_nvcc
 def test_machine_code_differs(null_sweep: Variant, tmp_path: Path) -> None:
     """A configuration has as many instructions and registers as the variant, but other code."""

@@ -47,6 +47,7 @@ def null_ends() -> list[SweepEnd]:
     return [swept(TWO_HUNDRED, RecordedBench(EQUAL, seed), seed)[1] for seed in range(20)]
 
 
+@pytest.mark.nightly
 def test_luck_is_not_confirmed(null_ends: list[SweepEnd]) -> None:
     """Of 20 sweeps over 200 configurations that are as fast as the parent, at least 19 find none better."""
     ends = null_ends
@@ -63,6 +64,7 @@ def test_the_expected_luck_is_what_the_search_had(null_ends: list[SweepEnd]) -> 
     assert 0.6 < shown / statistics.fmean(gains) < 1.7
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("sampler", "budget", "seeds"), [("tpe", 60, 12), ("tpe", 30, 1), ("nsga2", 40, 4)], ids=["all", "tpe", "nsga2"]
 )

@@ -68,6 +68,7 @@ def right_points(study: SharedStudy) -> Counter[str]:
 ONCE = Counter(point_text(point) for point in Space(SIXTY, DEFINES).points)
 
 
+@pytest.mark.nightly
 def test_four_processes_lose_no_trial(tmp_path: Path) -> None:
     """Four processes share one journal: each of 60 configurations is timed once, by one of them."""
     processes = [start(tmp_path) for _ in range(4)]
@@ -76,6 +77,7 @@ def test_four_processes_lose_no_trial(tmp_path: Path) -> None:
     assert 0 == run_all(study_in(tmp_path))
 
 
+@pytest.mark.nightly
 def test_a_killed_run_resumes(tmp_path: Path) -> None:
     """After kill -9 in the middle of a trial, the next run finishes the sweep: only that trial is begun again."""
     process = start(tmp_path, hang_after=17)
@@ -300,6 +302,7 @@ def test_a_process_that_fails_lets_another_one_end_the_sweep(tmp_path: Path, mon
     assert study.is_closed
 
 
+@pytest.mark.nightly
 def test_the_age_of_a_trial_is_that_of_its_machine_s_clock(tmp_path: Path) -> None:
     """A database keeps local times without a zone; the age of a trial is read from a time since the epoch."""
     url, code = (

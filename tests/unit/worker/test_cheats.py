@@ -296,6 +296,7 @@ sys.addaudithook(write)
 """
 
 
+@pytest.mark.nightly
 def test_the_judge_imports_nothing_of_a_variant(
     job_of_source: JobOfSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_the_first_call_is_judged(workers: Workers, job_of_source: JobOfSource) 
     assert result.outcome == "wrong", result.message
 
 
+@pytest.mark.nightly
 def test_torch_compile_is_recognised(workers: Workers, job_of_source: JobOfSource) -> None:
     """A function that torch compiles at its first call is right and timed; its compilation is in no stage's seconds."""
     job = job_of_source(COMPILED, watchdog_seconds=30.0, time=True)

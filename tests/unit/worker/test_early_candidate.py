@@ -71,6 +71,7 @@ def test_an_early_candidate_that_has_died_is_replaced(job_of_source: JobOfSource
         assert candidate not in started
 
 
+@pytest.mark.nightly
 def test_without_a_candidate_only_the_judge_is_started(job_of_source: JobOfSource) -> None:
     """Where only one process may open the GPU, or another one may be timing, the candidate comes with its job."""
     with Workers() as workers:
@@ -82,6 +83,7 @@ def test_without_a_candidate_only_the_judge_is_started(job_of_source: JobOfSourc
         assert len(children_of(server.pid)) == 2
 
 
+@pytest.mark.nightly
 def test_a_candidate_that_no_job_has_needed_ends_with_the_others(job_of_source: JobOfSource) -> None:
     """Before a gate or another program, this run holds nothing on the GPU but its judge."""
     with Workers() as workers:
@@ -105,6 +107,7 @@ def test_a_job_of_another_variant_gets_a_new_candidate(job_of_source: JobOfSourc
         assert not is_running(early)
 
 
+@pytest.mark.nightly
 def test_without_a_judge_no_candidate_is_started(job_of_source: JobOfSource, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first job, and if the server does not answer, nothing is prepared and nothing fails."""
     job = job_of_source(PYTHON_SOURCE)
@@ -138,6 +141,7 @@ def test_processes_are_started_before_their_job(job_of_source: JobOfSource, *, w
         assert (workers._judge, [each.pid for each in workers._candidates]) == (judge, started[:1])
 
 
+@pytest.mark.nightly
 def test_processes_of_another_variant_are_not_used(job_of_source: JobOfSource) -> None:
     """Those that were started for a variant end when a job of another one comes."""
     job = job_of_source(PYTHON_SOURCE)
@@ -150,6 +154,7 @@ def test_processes_of_another_variant_are_not_used(job_of_source: JobOfSource) -
         assert not is_running(started)
 
 
+@pytest.mark.nightly
 def test_only_the_first_job_has_processes_before(job_of_source: JobOfSource) -> None:
     """Later, others would have to end first, and they may hold memory of a GPU on which another process is timing."""
     job = job_of_source(PYTHON_SOURCE)
@@ -165,6 +170,7 @@ def test_only_the_first_job_has_processes_before(job_of_source: JobOfSource) -> 
         assert workers._candidates == []
 
 
+@pytest.mark.nightly
 def test_processes_that_cannot_be_started_are_missed_by_the_job(
     job_of_source: JobOfSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

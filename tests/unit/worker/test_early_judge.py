@@ -44,6 +44,7 @@ def test_the_requested_judge_is_the_first_one(server: ForkServer) -> None:
     server.end(*workers)
 
 
+@pytest.mark.nightly
 def test_each_process_gets_the_answer_that_belongs_to_it(server: ForkServer) -> None:
     """If another process is needed first, the requested one stays until it is needed, or until it is ended."""
     worker = server.fork("worker")
@@ -54,6 +55,7 @@ def test_each_process_gets_the_answer_that_belongs_to_it(server: ForkServer) -> 
     server.end(judge)
 
 
+@pytest.mark.nightly
 def test_a_process_that_nobody_wants_is_ended(server: ForkServer) -> None:
     """Its answer is taken first, also if the server is still importing torch."""
     server.request("early")
@@ -79,6 +81,7 @@ def test_nothing_stays_open_of_a_process_that_nobody_wanted() -> None:
     assert {path for path in Path("/proc/self/fd").iterdir() if path.exists()} <= before
 
 
+@pytest.mark.nightly
 def test_a_server_ends_with_a_judge_that_was_only_requested() -> None:
     """Whether it has forked the judge or still imports torch, all ends soon."""
     for pause_seconds in (0.0, 4.0):

@@ -259,6 +259,7 @@ def test_a_sample_of_the_wrong_length_is_planned_anew(call_us: float, calls: int
     assert [each.planned for each in (arm, *others)] == [int(expected != calls)] * 3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("root", "is_first", "expected"),
     [(str(BUILTIN_ROOT), True, "ABC"), (str(BUILTIN_ROOT), False, "A"), ("kernels", False, "ABC")],

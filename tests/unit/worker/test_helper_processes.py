@@ -92,6 +92,7 @@ def test_an_honest_variant_is_not_blamed(workers: Workers, job_of_source: JobOfS
     assert (result.outcome, result.caught_by) == ("ok", ()), result.message
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", DELEGATING)
 def test_delegation_in_a_helper_is_noticed(workers: Workers, job_of_source: JobOfSource, name: str) -> None:
     """A helper that calls torch's attention gives another result, or is stopped because it is a new program."""

@@ -201,6 +201,7 @@ def test_printing_does_not_block(workers: Workers, job_of: JobOf) -> None:
     assert result.outcome == "ok"
 
 
+@pytest.mark.nightly
 def test_death_between_jobs_costs_no_job(workers: Workers, job_of: JobOf) -> None:
     """A worker that dies after its job has ended is replaced, and the next job succeeds."""
     dies_later = "import os, threading; threading.Timer(3.0, os._exit, (9,)).start()"
@@ -237,6 +238,7 @@ def wait_until_gone(pid: int) -> bool:
     return False
 
 
+@pytest.mark.nightly
 def test_closing_ends_every_process(job_of: JobOf) -> None:
     """After `close` the server and all its workers have ended, including a worker that hung."""
     workers = Workers()
@@ -323,6 +325,7 @@ def test_close_kills_a_server_that_does_not_end(job_of: JobOf, monkeypatch: pyte
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
 def test_dead_server_does_not_break_the_end(job_of: JobOf, ending: signal.Signals) -> None:
     """After SIGKILL or Ctrl-C to the server, `close` works and no process stays."""

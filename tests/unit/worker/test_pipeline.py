@@ -572,6 +572,7 @@ def forward(q, k, v, *, scale, causal="none", out=None):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("default")  # torch's compiler emits warnings
 def test_the_delegation_check_keeps_torch_compile_working(job_of: JobOf) -> None:
     """Compiled FlexAttention passes twice in one process; a dispatch mode in the delegation check would break it."""

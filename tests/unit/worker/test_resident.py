@@ -106,6 +106,7 @@ def test_one_in_use_is_not_replaced(server: subprocess.Popen[str], place: Path) 
     assert resident.end_resident(place) == "30"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("change", ["OMP_NUM_THREADS", "PYTHONHASHSEED"])
 def test_another_environment_does_not_fit(
     server: subprocess.Popen[str], change: str, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +134,7 @@ def test_there_is_one(server: subprocess.Popen[str], place: Path) -> None:
     assert server.wait(30) == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_uses_place")
 def test_it_ends_when_idle(place: Path) -> None:
     """It ends by itself, and removes its socket."""
