@@ -102,6 +102,7 @@ def test_the_record_has_every_block(timed: Project, quick: Run) -> None:
     assert set(record.gate.pilot_us[SHAPE]) == {"quick", "usual"}
 
 
+@pytest.mark.nightly
 @pytest.mark.alone
 def test_no_verdict_has_an_exit_status_of_its_own(timed: Project) -> None:
     """A gate exactly at the true ratio has no verdict: the test fails, and the exit status of the run is 10."""

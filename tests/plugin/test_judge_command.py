@@ -226,6 +226,7 @@ def test_a_faster_variant_has_its_ratio(runs: dict[str, Judged]) -> None:
     assert document.not_judged
 
 
+@pytest.mark.nightly
 @pytest.mark.alone
 def test_a_slower_variant_has_its_ratio(runs: dict[str, Judged]) -> None:
     """The lower end of the interval is above 1, and no check failed."""

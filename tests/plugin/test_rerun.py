@@ -198,6 +198,7 @@ def test_a_build_is_rerun_with_its_definition(shell: Shell, static: str) -> None
     assert shell.outcomes(rerun) == {"test_attention::test_build[zero@BLOCK=32]": "failure"}
 
 
+@pytest.mark.nightly
 @pytest.mark.alone
 def test_a_gate_is_rerun(shell: Shell) -> None:
     """The rerun commands of a gate of the suite and of a user's own gate run exactly that gate."""

@@ -49,6 +49,7 @@ def run(tuned: Project) -> Run:
     return tuned.suite(*SWEEP, "--fa-trials=10")
 
 
+@pytest.mark.nightly
 @pytest.mark.alone
 def test_the_fast_configuration_is_confirmed(run: Run) -> None:
     """The exit status is 0, and only what the gate confirmed is proposed for the manifest."""
@@ -58,6 +59,7 @@ def test_the_fast_configuration_is_confirmed(run: Run) -> None:
     assert any(line.startswith("best of 1: expected luck at this noise 0.0 % ") for line in run.outlines)
 
 
+@pytest.mark.nightly
 @pytest.mark.alone
 def test_the_wrong_configuration_is_recorded(run: Run) -> None:
     """It is skipped with the check that caught it.  The variant itself is no trial."""
@@ -66,6 +68,7 @@ def test_the_wrong_configuration_is_recorded(run: Run) -> None:
     assert any(line.startswith("3 feasible configurations; 2 trials (") for line in run.outlines)
 
 
+@pytest.mark.nightly
 @pytest.mark.alone
 def test_the_record_is_that_of_the_gate(run: Run, tuned: Project) -> None:
     """The run leaves one record, whose rerun command gates the winner against the variant."""
@@ -75,6 +78,7 @@ def test_the_record_is_that_of_the_gate(run: Run, tuned: Project) -> None:
     assert "--fa-gate-baseline=tuned" in record.rerun_command
 
 
+@pytest.mark.nightly
 @pytest.mark.alone
 def test_a_sweep_ends_once(run: Run, tuned: Project) -> None:
     """The same command again tries nothing and gates nothing: it shows how the sweep ended."""

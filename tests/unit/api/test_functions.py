@@ -134,6 +134,7 @@ def test_a_variant_is_timed() -> None:
     assert "device_us" in str(record)
 
 
+@pytest.mark.nightly
 @pytest.mark.alone
 @pytest.mark.usefixtures("folder")
 def test_a_baseline_is_timed() -> None:
