@@ -44,6 +44,16 @@ def test_the_seconds_of_a_run() -> None:
     assert clock.seconds(0.5, 0).total_seconds == pytest.approx(total / 2, rel=0.1)
 
 
+def test_the_end_begins_with_the_answer() -> None:
+    """What is written below the last test belongs to the answer, and only the time after it to the end."""
+    clock = RunClock()
+    clock.start_session()
+    clock.count(report("call", time.time() - 10.0, 1.0))
+    clock.note_answer()
+    seconds = clock.seconds(0.0, 0)
+    assert (seconds.answer_seconds, seconds.end_seconds) == (pytest.approx(9.0, abs=1.0), pytest.approx(0.0, abs=1.0))
+
+
 def test_the_age_of_this_process() -> None:
     """The time since the start of the process grows with the clock."""
     before = seconds_since_process_start()

@@ -51,6 +51,20 @@ def test_every_property_has_its_code() -> None:
     assert list(PROPERTIES) == list(properties.PROPERTIES)
 
 
+GROUPED_SOURCE = PYTHON_SOURCE.replace(
+    "    scores =",
+    "    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))\n    scores =",
+    1,
+)
+
+
+@pytest.mark.parametrize("name", ["head_independence", "contained_nan"])
+def test_heads_that_share_keys_are_not_independent(variant_of: MakeVariant, name: str) -> None:
+    """If head 1 of K is changed, the outputs of all query heads that share it may change, and of no others."""
+    result = hold(variant_of(GROUPED_SOURCE), name, parse_case("b1h4s64d64-fp16-kv2-seed0"))
+    assert (result.outcome, result.message) == ("ok", "")
+
+
 @pytest.mark.parametrize("name", ON_CPU)
 def test_a_right_kernel_holds(variant_of: MakeVariant, name: str) -> None:
     """A right kernel holds every property that can be tested on a CPU."""
