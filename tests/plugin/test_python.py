@@ -38,6 +38,7 @@ def without_numbers(text: str) -> str:
     return re.sub(r"\d+(\.\d+)?(e[-+]\d+)?", "0", re.sub(r"[ ─]+", " ", text)).strip()
 
 
+@pytest.mark.nightly
 @pytest.mark.alone
 def test_the_examples_of_the_page(tmp_path: Path, shared_cache: Path) -> None:
     """The examples of docs/python.md run one after another, and the first prints what the page shows."""
