@@ -82,11 +82,15 @@ def start_problem(text: str) -> str:
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """What a user may still write to the disk of a folder, or of the first folder above it that exists."""
+    """What a user may still write to the disk of a folder, or of the first folder above it that exists.
+
+    None for a disk that is read only, whose free space means nothing.
+    """
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
         state = os.statvfs(folder)
     except OSError:
         return None
-    return state.f_bavail * state.f_frsize if state.f_blocks else None
+    is_written_to = state.f_blocks and not state.f_flag & os.ST_RDONLY
+    return state.f_bavail * state.f_frsize if is_written_to else None

@@ -102,5 +102,5 @@ def _own_tolerance(variant: Variant | BrokenVariant, case: Case | None, policy: 
 
 
 def _changed(before: dict[str, str], now: dict[str, str]) -> str:
-    """The first file that differs; empty if none does."""
-    return next((path for path in sorted(before | now) if before.get(path) != now.get(path)), "")
+    """The first file that differs or is gone; empty if none is.  A variant may write new files, as compilers do."""
+    return next((path for path in sorted(before) if before[path] != now.get(path)), "")

@@ -17,15 +17,19 @@ from tests.factories import record
 
 ID = record().id
 TEMPORARY = "/usr"  # any folder that exists; nothing is written there
+READ_ONLY = "/proc"  # the same
 
 
 @pytest.fixture(autouse=True)
 def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The bytes that are free in each folder; a folder that is not named has plenty."""
     free: dict[str, int] = {}
+    flags = {READ_ONLY: os.ST_RDONLY}
 
     def statvfs(path: Any) -> Any:
-        return SimpleNamespace(f_bavail=free.get(str(path), 2**30), f_frsize=1, f_blocks=1)
+        return SimpleNamespace(
+            f_bavail=free.get(str(path), 2**30), f_frsize=1, f_blocks=1, f_flag=flags.get(str(path), 0)
+        )
 
     monkeypatch.setattr(os, "statvfs", statvfs)
     monkeypatch.setattr(module, "temporary_folders", lambda: [Path(TEMPORARY)])
@@ -55,6 +59,12 @@ def test_a_full_folder_is_named(free: dict[str, int], tmp_path: Path, outcome: O
     free[TEMPORARY] = 2**30
     free[str(tmp_path)] = 0
     assert f"{tmp_path}/artifacts is full (0 KB are free)" in problem_of("anything", outcome, tmp_path / "artifacts")
+
+
+def test_a_disk_that_is_read_only_is_not_full(free: dict[str, int]) -> None:
+    """The disk of an image has no free space, and nothing is written there."""
+    free[READ_ONLY] = 0
+    assert problem_of("DecodeError: Input data was truncated", "failed", Path(READ_ONLY)) == ""
 
 
 @pytest.mark.parametrize("outcome", ["wrong", "cheat", "not_built", "build_changed", "unsupported", "ok"])

@@ -53,3 +53,11 @@ def test_a_source_that_changes_between_two_tests_is_noticed(tmp_path: Path, mine
     assert record.message == "kernels/mine/entry.py has changed since the first test of mine; run it again"
     factory.forget_sources()  # as after a save with --fa-watch
     assert made(factory, mine).outcome == "ok"
+
+
+def test_a_variant_may_write_new_files(tmp_path: Path, mine: Variant) -> None:
+    """A variant that compiles itself for another dtype writes a library beside its source; it is not blamed."""
+    factory = RecordFactory(options(tmp_path))
+    assert made(factory, mine).outcome == "ok"
+    (Path(mine.folder) / "compiled.so").write_bytes(b"")
+    assert made(factory, mine).outcome == "ok"
