@@ -99,7 +99,7 @@ run() {
   else
     suite=history
     echo "No GPU: every candidate is compiled, for one architecture; CPU kernels are checked and timed: suite history."
-    echo "About four minutes on two cores; two if the builds are in the cache."
+    echo "About three minutes on two cores; less if the builds are in the cache."
   fi
   mkdir -p artifacts
   touch artifacts/.started

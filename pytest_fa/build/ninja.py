@@ -20,7 +20,7 @@ from pytest_fa.processes import MARK, dying_with_parent, kill_all, marked_with
 
 GIB_PER_JOB = 2.0
 SECONDS_PER_JOB = 5.0  # the mean of the kernels in this repository, on one of two cores that compile
-LEAST_ANNOUNCED_SECONDS = 30.0
+MIN_ANNOUNCED_SECONDS = 30.0
 MOST_SECONDS = 3600.0  # of one batch; the compilers are ended then
 _RUNNING: set[subprocess.Popen[str]] = set()  # the batches that run now
 
@@ -120,7 +120,7 @@ def parallel_jobs() -> int:
 def about(jobs: int, at_once: int) -> str:
     """Return roughly how long this many jobs take, such as `, about 3 minutes`; empty for less than half a minute."""
     seconds = jobs / at_once * SECONDS_PER_JOB
-    if seconds < LEAST_ANNOUNCED_SECONDS:
+    if seconds < MIN_ANNOUNCED_SECONDS:
         return ""
     minutes = max(1, round(seconds / 60))
     return f", about {minutes} minute{'s' * (minutes > 1)}"

@@ -35,8 +35,8 @@ OWN_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of outputs that one call eac
 FILLS = 3  # of which the shortest counts
 # The longest time to publish data that is believed: work of a candidate beside it must not lengthen it much.  It is a
 # constant, and as long as a copy at the rate of a slow machine.
-MOST_PUBLISH_US = 200.0
-LEAST_COPY_BYTES_PER_US = {"cpu": 4e3, "cuda": 100e3}
+MAX_PUBLISH_US = 200.0
+MIN_COPY_BYTES_PER_US = {"cpu": 4e3, "cuda": 100e3}
 
 
 class Written(NamedTuple):
@@ -198,8 +198,8 @@ class FreshData:
             synchronize(self.candidate.device)
             times_us.append((time.perf_counter_ns() - start) / 1000)
         size_bytes = sum(private.nbytes for private in self._private)
-        rate = LEAST_COPY_BYTES_PER_US[self.candidate.device.type]
-        return min(*times_us, MOST_PUBLISH_US + size_bytes / rate)
+        rate = MIN_COPY_BYTES_PER_US[self.candidate.device.type]
+        return min(*times_us, MAX_PUBLISH_US + size_bytes / rate)
 
     def require_untouched(self) -> None:
         """Raise `WrongResult` if a timed call changed its inputs."""

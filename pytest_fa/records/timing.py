@@ -179,7 +179,7 @@ class Speed(msgspec.Struct, frozen=True):
     def is_power_capped(self) -> bool:
         """Whether the power cap lowered the clocks while the calls were timed, or while the profiler read them."""
         profiler_clocks = self.profiler.clocks if self.profiler else None
-        return any(each.is_power_capped for each in (self.clocks_during, self.clocks_after, profiler_clocks) if each)
+        return self.judge_saw_power_cap or bool(profiler_clocks and profiler_clocks.is_power_capped)
 
     @property
     def judge_saw_power_cap(self) -> bool:

@@ -15,8 +15,8 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import WrongResult
 from pytest_fa.measure import fresh_data as fresh_data_module
 from pytest_fa.measure.fresh_data import (
-    LEAST_COPY_BYTES_PER_US,
-    MOST_PUBLISH_US,
+    MAX_PUBLISH_US,
+    MIN_COPY_BYTES_PER_US,
     OFFSET_BYTES,
     RANGE_BYTES,
     FreshData,
@@ -288,4 +288,4 @@ def test_the_time_to_publish_is_believed_up_to_a_limit(monkeypatch: pytest.Monke
     clock_ns = iter(range(0, 10**12, 10**9))
     monkeypatch.setattr(fresh_data_module, "time", type("Clock", (), {"perf_counter_ns": lambda: next(clock_ns)}))
     size_bytes = sum(private.nbytes for private in data._private)
-    assert data.publish_us == MOST_PUBLISH_US + size_bytes / LEAST_COPY_BYTES_PER_US["cpu"]
+    assert data.publish_us == MAX_PUBLISH_US + size_bytes / MIN_COPY_BYTES_PER_US["cpu"]
