@@ -65,7 +65,7 @@ def analyse(
     noise, deviation = _noise(pairs, ratio)
     if pairs and all(interval.high + deviation < limit for interval in intervals):
         if slower := _not_below_outside(pairs, limit):
-            return Analysis("INCONCLUSIVE", slower, intervals)
+            return Analysis(undecided, slower, intervals)
         allowance = f", even with {100 * math.expm1(deviation):.2f} % added; {noise}" if noise else ""
         return Analysis("PASS", f"the upper confidence limit of every ratio is below {ratio:g}{allowance}", intervals)
     if noise:

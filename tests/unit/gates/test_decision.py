@@ -169,6 +169,13 @@ def test_no_pairs_give_no_verdict() -> None:
     assert analyse([], 0.95, is_last=True).verdict == "INCONCLUSIVE"
 
 
+def test_the_interim_analysis_does_not_end_a_gate_whose_clocks_differ() -> None:
+    """More processes may let the judge's clock agree."""
+    samples = pair(math.log(0.8), np.random.default_rng(3))
+    samples = msgspec.structs.replace(samples, outside=(math.log(1.02),) * ANALYSES[0])
+    assert analyse([samples], 1.0, is_last=False).verdict is None
+
+
 @pytest.mark.parametrize(("outside", "verdict"), [(0.81, "PASS"), (1.02, "INCONCLUSIVE"), (1.0, "INCONCLUSIVE")])
 def test_a_pass_needs_both_clocks(outside: float, verdict: str) -> None:
     """A ratio that is clearly below the gate by the arms' own clocks passes only if the judge's clock agrees."""
