@@ -12,6 +12,7 @@
     |   `-- LacksMemory    the GPU has too little free memory for a case
     |-- LaunchError        a kernel could not be launched
     |-- DeviceLost         the CUDA context is unusable; the process must be replaced
+    |-- StoppedJudge       the judge was stopped again and again while it timed
     |-- ToolAttached       a profiler, sanitizer or debugger is attached to a process that is to be timed
     `-- WrongResult        a kernel gave a wrong result; `caught_by` names the checks that detected it
         `-- Tampering      a variant did what only tampering with the judge does
@@ -80,6 +81,10 @@ class LaunchError(FaError):
 
 class DeviceLost(FaError):
     """The CUDA context is unusable; the process that holds it must be replaced."""
+
+
+class StoppedJudge(FaError):
+    """The judge's process was stopped again and again while it timed."""
 
 
 class ToolAttached(FaError):

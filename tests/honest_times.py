@@ -173,7 +173,7 @@ def _times_of_data(variant: Variant, library: str | None, case: Case, place: tor
     with patch.object(fresh_data, "_slack_buffer", _buffer_of_sets):
         for number in range(ROUNDS):
             for kind, samples in kinds[:: -1 if number % 2 else 1]:
-                timing, _, _ = device_time(kind(candidate, case, inputs, l2_bytes(place)))
+                timing, _, *_ = device_time(kind(candidate, case, inputs, l2_bytes(place)))
                 samples.append(timing.median_us)
                 candidate.forget_series()
     candidate.end_job()

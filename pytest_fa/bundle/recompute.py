@@ -16,7 +16,7 @@ from pytest_fa.bundle.check_rules import missing_evidence, wrong_bounds
 from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, EARLIER_SD_SHARES, LEAST_SD_SHARE, analyse
 from pytest_fa.gates.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval
-from pytest_fa.gates.pilot import SLOWER_THAN_PILOT, BaselineTime, slower_than_pilot
+from pytest_fa.gates.pilot import OTHER_NODES, SLOWER_THAN_PILOT, BaselineTime, slower_than_pilot
 from pytest_fa.gates.run import OUTCOMES
 from pytest_fa.measure.arm_orders import recorded_order
 from pytest_fa.measure.sampling import MOST_DROPPED, precision
@@ -174,7 +174,7 @@ def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
     is_last = processes >= ANALYSES[-1]
     analysis = analyse(samples, gate.ratio, is_last=is_last, process_sd=known_sd, least_sd_share=gate.least_sd_share)
     verdict = analysis.verdict or "INCONCLUSIVE"
-    if verdict == "PASS" and _slower_than_pilot(record, gate, known_sd):
+    if verdict == "PASS" and (_slower_than_pilot(record, gate, known_sd) or OTHER_NODES in gate.reason):
         verdict = "INCONCLUSIVE"
     if gate.verdict != verdict:
         yield f"the verdict is {gate.verdict}, its samples give {verdict}: {analysis.reason}"

@@ -27,6 +27,8 @@ from pytest_fa.candidate.commands import (
     MakeCall,
     Open,
     Prepare,
+    Profile,
+    ProfilerReport,
     Repeat,
     ReplayCall,
     ReplaySeries,
@@ -59,11 +61,12 @@ OPEN_SECONDS = 300.0  # to start CUDA and to load a variant, which may import la
 
 
 class CommandTimes(NamedTuple):
-    """The times of one command in microseconds: by the judge's clock, and by the candidate's own."""
+    """The times of one command in microseconds: by the judge's clock, by the candidate's own, and by the profiler."""
 
     outside_us: float
     inside_us: tuple[float, ...]
     allocated: tuple[Allocated | None, ...]
+    profiled: ProfilerReport | None = None
 
 
 class Candidate:
@@ -157,7 +160,7 @@ class Candidate:
 
     def timed(
         self,
-        command: Run | ReplaySeries | Cold,
+        command: Run | ReplaySeries | Cold | Profile,
         meanwhile: Callable[[], object] | None = None,
         copy_outputs: Callable[[tuple[Allocated | None, ...]], object] | None = None,
         publish: Callable[[], object] = lambda: None,
@@ -177,12 +180,12 @@ class Candidate:
                 copy_outputs(done.allocated)
                 synchronize(self.device)
             outside_us = (time.perf_counter_ns() - start) / 1000
-        return CommandTimes(outside_us, done.inside_us, done.allocated)
+        return CommandTimes(outside_us, done.inside_us, done.allocated, done.profiled)
 
-    def capture(self, name: str, *, reads_nodes: bool = False) -> Done:
-        """Have a series captured as a graph.  Raises `CannotCapture`."""
+    def capture(self, name: str) -> Done:
+        """Have a series captured as a graph, and its nodes read.  Raises `CannotCapture`."""
         self.before_launch()
-        return self.ask(Capture(name, reads_nodes))
+        return self.ask(Capture(name))
 
     def outputs_of(
         self, name: str, outs: list[torch.Tensor], allocated: tuple[Allocated | None, ...]

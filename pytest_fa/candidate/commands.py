@@ -12,7 +12,8 @@ import msgspec
 
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Variant
-from pytest_fa.records.timing import LaunchedKernel, Order
+from pytest_fa.records.ranges import Natural
+from pytest_fa.records.timing import LaunchedKernel, NodeTime, Order
 
 ViewDtype = Literal["float16", "bfloat16", "float32", "uint8", "float8_e4m3fn"]
 Disturbance = Literal["poison_smem", "occupy", "clean_l2"]  # methods of `DeviceTools`, run before a call
@@ -185,10 +186,9 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
 
 
 class Capture(msgspec.Struct, frozen=True, tag="capture"):
-    """Capture the calls of a prepared series as a CUDA graph, after one call outside it."""
+    """Capture the calls of a prepared series as a CUDA graph, after one call outside it, and read all its nodes."""
 
     name: str
-    reads_nodes: bool = False
 
 
 class ReplaySeries(msgspec.Struct, frozen=True, tag="replay"):
@@ -202,6 +202,13 @@ class Cold(msgspec.Struct, frozen=True, tag="cold"):
 
     name: str
     rounds: int
+
+
+class Profile(msgspec.Struct, frozen=True, tag="profile"):
+    """Replay the graph of a prepared series once under torch's profiler, after `load_replays` replays of it."""
+
+    name: str
+    load_replays: int
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -228,6 +235,7 @@ Command = (
     | Capture
     | ReplaySeries
     | Cold
+    | Profile
     | Forget
     | EndJob
 )
@@ -242,6 +250,13 @@ class Allocated(msgspec.Struct, frozen=True):
     size_bytes: int
     offset_bytes: int
     strides: tuple[int, ...]
+
+
+class ProfilerReport(msgspec.Struct, frozen=True):
+    """What the profiler reports for one replay: the nodes of one call on average, and the number of all records."""
+
+    nodes: tuple[NodeTime, ...]
+    records: Natural
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -262,6 +277,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     order: Order | None = None
     allocated: tuple[Allocated | None, ...] = ()
     compiles: bool = False
+    profiled: ProfilerReport | None = None
 
 
 Ending = Literal["crashed", "hung", "failed"]  # how a process was lost

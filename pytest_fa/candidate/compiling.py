@@ -20,6 +20,7 @@ from pytest_fa.candidate.commands import (
     Launch,
     MakeCall,
     Prepare,
+    Profile,
     Repeat,
     ReplaySeries,
     Run,
@@ -84,7 +85,7 @@ class CompilingCalls:
             return [step.call for steps in command.threads for step in steps if isinstance(step, Launch)]
         if isinstance(command, MakeCall | Repeat | CaptureCall | Delegates):
             return [command.call]
-        if isinstance(command, Run | Capture | ReplaySeries | Cold):
+        if isinstance(command, Run | Capture | ReplaySeries | Cold | Profile):
             return [self._series[command.name]]
         return []
 

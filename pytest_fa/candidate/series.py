@@ -23,6 +23,8 @@ from pytest_fa.candidate.commands import (
     Done,
     Forget,
     Prepare,
+    Profile,
+    ProfilerReport,
     ReplaySeries,
     Run,
     Series,
@@ -30,6 +32,7 @@ from pytest_fa.candidate.commands import (
 )
 from pytest_fa.candidate.shared_memory import handle_on_gpu
 from pytest_fa.errors import FaError
+from pytest_fa.records.timing import NodeTime
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.device_tools import DeviceTools, NoDeviceTools
 from pytest_fa.run.forward import Forward
@@ -37,6 +40,7 @@ from pytest_fa.run.graph_nodes import read_nodes
 from pytest_fa.run.graphs import capture, event_us
 from pytest_fa.run.inputs import descale_keywords
 from pytest_fa.run.output import require_output
+from pytest_fa.run.profiler import durations_us
 from pytest_fa.run.quantised import Descales
 
 ForwardFor = Callable[[CallViews], Forward]  # the variant's function, with the workspace of a call at hand
@@ -51,7 +55,7 @@ class PreparedCalls:
         self._shifted: dict[View, ShiftedViews] = {}
         self._threads_before: int | None = None
 
-    def execute(self, command: Command, tools: DeviceTools | None) -> Done:
+    def execute(self, command: Command, tools: DeviceTools | None) -> Done:  # noqa: PLR0911  # one line each
         """Carry out a command about a series.  Raises what the variant raises."""
         match command:
             case Prepare():
@@ -62,11 +66,13 @@ class PreparedCalls:
             case Run():
                 return self.named(command.name).run(command.count)
             case Capture():
-                return self.named(command.name).capture(reads_nodes=command.reads_nodes)
+                return self.named(command.name).capture()
             case ReplaySeries():
                 return self.named(command.name).replay()
             case Cold():
                 return self.named(command.name).cold(command.rounds, tools)
+            case Profile():
+                return self.named(command.name).profile(command.load_replays)
             case Forget():
                 self.forget()
                 return Done()
@@ -120,6 +126,7 @@ class PreparedSeries:
         ]
         self._next = 0
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._node_count = 0  # of one call
         self._is_cpu = self._outs[0].device.type == "cpu"
 
     def run(self, count: int) -> Done:
@@ -140,26 +147,38 @@ class PreparedSeries:
             self._call_next()
         return (time.perf_counter_ns() - start) / 1000
 
-    def capture(self, *, reads_nodes: bool) -> Done:
-        """Capture all calls.  Raises `CannotCapture`."""
-        self._graph = capture(self._call_next, len(self._calls), self._begin, keep_graph=reads_nodes)
-        allocated = self._allocated()
-        if not reads_nodes:
-            return Done(allocated=allocated)
-        read = read_nodes(self._graph)
+    def capture(self) -> Done:
+        """Capture all calls, and read the nodes of one from those of all.  Raises `CannotCapture`."""
+        self._graph = capture(self._call_next, len(self._calls), self._begin, keep_graph=True)
+        read = read_nodes(self._graph, len(self._calls))
+        self._node_count = sum(launch.count for launch in read.launches) + sum(read.other_nodes.values())
         return Done(
             launches=read.launches,
             launches_missing=read.missing,
             other_nodes=read.other_nodes,
             order=read.order,
-            allocated=allocated,
+            allocated=self._allocated(),
         )
 
     def replay(self) -> Done:
         """Replay the graph once and wait for it."""
+        return Done(inside_us=(event_us(self._captured.replay),))
+
+    def profile(self, load_replays: int) -> Done:
+        """Replay the graph once under the profiler, after `load_replays` replays without a pause."""
+        calls = len(self._calls)
+        durations = durations_us(self._captured, load_replays, calls * self._node_count)
+        nodes = tuple(
+            NodeTime(name, sum(node_us) / len(node_us), round(len(node_us) / calls))
+            for name, node_us in durations.items()
+        )
+        return Done(profiled=ProfilerReport(nodes, sum(map(len, durations.values()))))
+
+    @property
+    def _captured(self) -> torch.cuda.CUDAGraph:
         if self._graph is None:
             raise FaError("the series is not captured")
-        return Done(inside_us=(event_us(self._graph.replay),))
+        return self._graph
 
     def cold(self, rounds: int, tools: DeviceTools | None) -> Done:
         """Time each call after L2 was read full of other data.  Raises `CannotCapture` and `NoDeviceTools`."""

@@ -26,6 +26,7 @@ from pytest_fa.errors import DeviceLost, LaunchError, Tampering, UnsupportedCase
 from pytest_fa.run.device import is_alive
 from pytest_fa.run.device_tools import device_tools
 from pytest_fa.run.graphs import CannotCapture
+from pytest_fa.run.profiler import load_profiler
 
 KINDS: dict[type[Exception], ProblemKind] = {
     UnsupportedCase: "unsupported",
@@ -60,6 +61,19 @@ def serve_judge_on_gpu(channel: Channel) -> None:
         if torch.cuda.is_available():
             torch.zeros(1, device="cuda")
             device_tools(0)
+    serve_judge(channel)
+
+
+def serve_judge_with_profiler(channel: Channel) -> None:
+    """`serve_judge` in a process that opens the GPU and loads the profiler before its first command.
+
+    An error is ignored: the same one appears when a command needs the profiler.
+    """
+    with contextlib.suppress(Exception):
+        if torch.cuda.is_available():
+            torch.zeros(1, device="cuda")
+            device_tools(0)
+            load_profiler()
     serve_judge(channel)
 
 

@@ -16,7 +16,7 @@ from pytest_fa.errors import FaError
 from pytest_fa.records.agreement import is_unconfirmed, why_unconfirmed
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.record import Record
-from pytest_fa.records.timing import Speed
+from pytest_fa.records.timing import CallNodes, Speed
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.refusals import CannotRun, Refused
 from pytest_fa.worker.jobs import ArmPair, GateResult
@@ -29,6 +29,7 @@ PILOT_SHARE = 0.03  # how much longer a baseline may take in the gate than in th
 
 
 SLOWER_THAN_PILOT = "the baseline was slower than in the pilot"
+OTHER_NODES = "a timed call launched other kernels than the call of its record"
 
 
 class NoVerdict(FaError):
@@ -41,12 +42,14 @@ class Pilot(NamedTuple):
     `times` maps shape id and variant name to microseconds.  `ages` does so for times that an earlier gate of this run
     measured: how many seconds old they were when they were compared.  `left_out` has one line for each excluded
     baseline and shape, with the reason.  `costs` are the sums over the timings of this pilot, if these are known.
+    `nodes` has those of a call, by shape id and variant name, if they were read.
     """
 
     times: dict[str, dict[str, float]]
     left_out: tuple[str, ...]
     ages: dict[str, dict[str, float]]
     costs: Costs | None = None
+    nodes: dict[tuple[str, str], CallNodes] = {}  # noqa: RUF012  # never modified
 
 
 class BaselineRow(NamedTuple):
@@ -77,14 +80,17 @@ def run_pilot(
     pilot = Pilot({}, (), {})
     left_out: list[str] = []
     timed: list[Record] = []
+    nodes: dict[tuple[str, str], CallNodes] = {}
     for case in cases:
         record = runner.run(variant, case, "speed")
         if record.outcome != "ok":
             return msgspec.structs.replace(record, kind="gate")
         pilot.times[case.shape_id] = {variant.name: _confirmed_us(record)}
         timed.append(record)
+        nodes |= _nodes_of([record], case)
     for case in cases:
         row = _baseline_row(runner, baselines, case)
+        nodes |= _nodes_of(row.records, case)
         too_slow = _unconfirmed_but_too_slow(row.records)
         left_out += [
             f"{each.variant} at {case.shape_id}: {_reason(each)}; by both clocks it is more than "
@@ -97,7 +103,16 @@ def run_pilot(
         if row.ages:
             pilot.ages[case.shape_id] = row.ages
         timed += [each for each in row.records if each.variant not in row.ages]
-    return pilot._replace(left_out=tuple(left_out), costs=_costs_of(timed))
+    return pilot._replace(left_out=tuple(left_out), costs=_costs_of(timed), nodes=nodes)
+
+
+def _nodes_of(records: Sequence[Record], case: Case) -> dict[tuple[str, str], CallNodes]:
+    """The nodes of a call of each record that has them."""
+    return {
+        (case.shape_id, each.variant): each.speed.nodes
+        for each in records
+        if each.speed and not each.speed.launches_missing
+    }
 
 
 def _costs_of(records: list[Record]) -> Costs | None:
@@ -186,6 +201,19 @@ def slower_than_pilot(
     if not slower:
         return ""
     return f"{SLOWER_THAN_PILOT}: {'; '.join(slower)}; allowed: {100 * (allowed - 1):.1f} % more"
+
+
+def other_nodes_than_pilot(pilot: Pilot, arm_pairs: Sequence[ArmPair], results: Sequence[GateResult]) -> str:
+    """Which arm launched other nodes per call than in the pilot, whose record names them, as a sentence; else empty."""
+    for index, pair in enumerate(arm_pairs):
+        for side, arm in enumerate((pair.candidate, pair.baseline)):
+            recorded = pilot.nodes.get((pair.case.shape_id, arm.variant.name))
+            for result in results:
+                timed = result.arm_pairs[index].nodes[side]
+                if recorded and timed and not timed.has_same(recorded):
+                    where = f"{arm.variant.name} at {pair.case.shape_id}"
+                    return f"{OTHER_NODES}: {where}: {timed.text}, and in its record {recorded.text}"
+    return ""
 
 
 def _unconfirmed_but_too_slow(baselines: list[Record]) -> list[Record]:

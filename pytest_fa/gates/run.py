@@ -24,7 +24,16 @@ from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, LEAST_SD_SHARE, MOST_
 from pytest_fa.gates.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.gates.gpu_workers import gate_processes, gpu_hashes
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, PROCESS_SD, bootstrap_interval
-from pytest_fa.gates.pilot import BaselineTime, NoVerdict, Pilot, baselines_us, near, run_pilot, slower_than_pilot
+from pytest_fa.gates.pilot import (
+    BaselineTime,
+    NoVerdict,
+    Pilot,
+    baselines_us,
+    near,
+    other_nodes_than_pilot,
+    run_pilot,
+    slower_than_pilot,
+)
 from pytest_fa.gates.process_cost import ProcessCost, correction, expected_cost, part_seconds
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import Gpu, find_gpu
@@ -124,7 +133,8 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
             samples = _samples(arm_pairs, results, gpus)
             analysis = analyse(samples, question.ratio, is_last=count == ANALYSES[-1], process_sd=process_sd)
             baselines = baselines_us(arm_pairs, results[:: max(len(gpus), 1)])  # on the GPU of the pilot
-            analysis = _held_to_pilot(analysis, pilot, baselines, process_sd if source else UNKNOWN_SD)
+            other_nodes = other_nodes_than_pilot(pilot, arm_pairs, results)
+            analysis = _held_to_pilot(analysis, pilot, baselines, process_sd if source else UNKNOWN_SD, other_nodes)
             if analysis.verdict:
                 break
     gate = _gate(question, seed, samples, results, analysis, pilot, effect, (time.monotonic() - start, pilot_seconds))
@@ -134,11 +144,17 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
     return msgspec.structs.replace(record, gate=gate)
 
 
-def _held_to_pilot(analysis: Analysis, pilot: Pilot, baselines: list[BaselineTime], process_sd: float) -> Analysis:
-    """No PASS if a baseline was slower than in the pilot, by more than the known spread of the machine explains."""
-    if analysis.verdict != "PASS" or not (slower := slower_than_pilot(pilot.times, baselines, process_sd)):
+def _held_to_pilot(
+    analysis: Analysis, pilot: Pilot, baselines: list[BaselineTime], process_sd: float, other_nodes: str = ""
+) -> Analysis:
+    """No PASS if an arm launched other nodes than in the pilot, or if a baseline was slower than there.
+
+    By `process_sd`, the known spread of the machine, a baseline may be slower.
+    """
+    if analysis.verdict != "PASS":
         return analysis
-    return msgspec.structs.replace(analysis, verdict="INCONCLUSIVE", reason=slower)
+    reason = other_nodes or slower_than_pilot(pilot.times, baselines, process_sd)
+    return msgspec.structs.replace(analysis, verdict="INCONCLUSIVE", reason=reason) if reason else analysis
 
 
 def _jobs(

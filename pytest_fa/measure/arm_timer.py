@@ -14,7 +14,7 @@ from pytest_fa.measure.fresh_data import FreshData, Written
 from pytest_fa.measure.timed_series import TimedSeries
 from pytest_fa.records.agreement import PROVEN_SHARE, SHARED_OUTPUT, proof_limit_us
 from pytest_fa.records.gated import CPU_METHOD
-from pytest_fa.records.timing import MESSAGE_US
+from pytest_fa.records.timing import MESSAGE_US, CallNodes
 from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.inputs import Inputs
 
@@ -142,16 +142,25 @@ class ArmTimer:
         fill_us = self._data.fill_us(outs) / count
         series = TimedSeries(self._data, "proof", count, outs)
         _require_own_outputs(self.name, series)
-        allowed_us = proof_limit_us(statistics.median(self.outside_us), fill_us, count, self._message_us)
+        if difference := series.difference(self._known_series.nodes):
+            raise WrongResult("proof sample", f"{self.name}: {difference}")
+        inside_us, outside_us = (statistics.median(samples) for samples in (self.samples_us, self.outside_us))
+        call_us, run_us = min(inside_us, outside_us), self._calls * (outside_us - inside_us)
+        allowed_us = proof_limit_us(call_us, fill_us, count, run_us, self._message_us)
         whole_us, heads = series.proof(count * allowed_us)
         proof_us = whole_us / count
         self.written += heads
         if proof_us > allowed_us:
             raise WrongResult(
                 "proof sample",
-                f"{self.name}: a call takes {statistics.median(self.outside_us):.2f} us, and {proof_us:.2f} us where "
+                f"{self.name}: a call takes {call_us:.2f} us, and {proof_us:.2f} us where "
                 f"each of {count} calls writes an output of its own; at most {allowed_us:.2f} us are allowed",
             )
+
+    @property
+    def nodes(self) -> CallNodes | None:
+        """The nodes of one call of the timed graph; None without a graph."""
+        return self._known_series.nodes if self._graph else None
 
     @property
     def _known_series(self) -> TimedSeries:

@@ -27,7 +27,7 @@ from pytest_fa.measure.cpu_time import core_clock, make_calibration
 from pytest_fa.measure.fresh_data import FreshData, Written
 from pytest_fa.measure.sampling import precision, sample_until_precise, settle, timing
 from pytest_fa.measure.timed_series import TimedSeries
-from pytest_fa.records.agreement import proof_limit_us, slope_limit_us
+from pytest_fa.records.agreement import proof_limit_of, slope_limit_us
 from pytest_fa.records.environment import ClockWatch
 from pytest_fa.records.timing import OutsideTime, Timing
 from pytest_fa.run.graphs import CannotCapture
@@ -46,15 +46,16 @@ CPU_SECONDS = 0.2  # the least total of all samples, unless the most samples are
 CALIBRATION_EVERY = 10  # samples: the sample behind a calibration is disturbed by it
 PROOF_BYTES = 2**30  # of the outputs of the proof sample
 PROOF_CALLS = 2000
-PROOF_US = 10_000.0  # the intended length of the proof sample
+PROOF_US = 20_000.0  # the intended length of the proof sample
 
 
 class DeviceTime(NamedTuple):
-    """What timing gave: the times, what some timed calls wrote, and the last outputs of all."""
+    """What timing gave: the times, what some timed calls wrote, and the graphs that were timed."""
 
     timing: Timing
     outside: OutsideTime | None
     written: list[Written]
+    graphs: tuple[TimedSeries, ...] = ()
 
 
 class NothingLaunched(FaError):
@@ -139,24 +140,25 @@ def _graph_slope(data: FreshData, estimate_us: float, is_slowed: Callable[[], bo
         shares_outputs=short.shares_outputs,
         publish_us=data.publish_us,
     )
-    return DeviceTime(result, _with_proof(outside, data, written), written)
+    proven, proof = _with_proof(outside, data, written)
+    return DeviceTime(result, proven, written, (short, long, proof))
 
 
-def _with_proof(outside: OutsideTime, data: FreshData, written: list[Written]) -> OutsideTime:
+def _with_proof(outside: OutsideTime, data: FreshData, written: list[Written]) -> tuple[OutsideTime, TimedSeries]:
     """Add the time per call of a graph in which every call has an output of its own, and the number of its calls.
 
-    Some of the outputs, chosen at random, are judged.  One that was not written has NaN left.
+    Also returns that graph.  Some of the outputs, chosen at random, are judged.  One that was not written has NaN left.
     """
     intended = math.ceil(PROOF_US / max(0.1, outside.median_us))
     count = max(1, min(intended, PROOF_CALLS, PROOF_BYTES // max(1, data.outs[0].nbytes)))
     outs = data.new_outputs(count)
     fill_us = data.fill_us(outs) / count
     series = TimedSeries(data, "proof", count, outs)
-    proof_us, heads = series.proof(count * proof_limit_us(outside.whole_us, fill_us, count, outside.message_us))
+    proof_us, heads = series.proof(count * proof_limit_of(outside, fill_us, count))
     written += heads
     shares = outside.shares_outputs or series.shares_outputs
     figures = {"proof_us": proof_us / count, "proof_calls": count, "fill_us": fill_us, "shares_outputs": shares}
-    return msgspec.structs.replace(outside, **figures)
+    return msgspec.structs.replace(outside, **figures), series
 
 
 def _event_pairs(data: FreshData, estimate_us: float, is_slowed: Callable[[], bool], why: str = "") -> DeviceTime:

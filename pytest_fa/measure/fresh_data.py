@@ -22,6 +22,7 @@ from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.commands import Series, View
 from pytest_fa.catalog.case import Case
 from pytest_fa.errors import WrongResult
+from pytest_fa.measure.gaps import Gaps
 from pytest_fa.run.device import synchronize
 from pytest_fa.run.guards import NAN_PATTERN
 from pytest_fa.run.inputs import Inputs, bits_of, poison, poisoned_output
@@ -76,27 +77,11 @@ def output_count(output: torch.Tensor, l2_bytes: int | None) -> int:
     return max(1, min(MOST_OUTPUTS, (l2_bytes or 0) // 4 // max(1, output.nbytes)))
 
 
-def random_views(inputs: Inputs, count: int) -> list[Inputs]:
-    """`count` inputs that lie in memory as those of timed calls do: views into one random buffer for each of q, k, v.
-
-    The L2 and the address translation then hold as much of them as of the inputs of timed calls.
-    """
-    steps = RANGE_BYTES // OFFSET_BYTES
-    buffers = [fill_random(_slack_buffer(tensor)) for tensor in inputs[:3]]
-
-    def view(like: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-        start = random.randrange(steps) * OFFSET_BYTES // like.element_size()  # noqa: S311  # not a secret here
-        return buffer.as_strided(like.shape, like.stride(), start)
-
-    shifted = (map(view, inputs[:3], buffers) for _ in range(count))
-    return [inputs._replace(q=q, k=k, v=v) for q, k, v in shifted]
-
-
 class FreshData:
     """Input buffers and outputs of timed calls on one case; `inputs` gives shapes, strides, scale and mask."""
 
     def __init__(self, candidate: Candidate, case: Case, inputs: Inputs, l2_bytes: int | None) -> None:
-        self.candidate = candidate
+        self.candidate, self.gaps = candidate, Gaps()
         self._random = random.Random(secrets.randbits(128))  # noqa: S311  # seeded with what no candidate knows
         self._generator = torch.Generator(device=candidate.device)
         self._like = inputs
@@ -104,6 +89,7 @@ class FreshData:
         self._shared = [self._visible(buffer) for buffer in self._private]
         self._descales = inputs.descales and inputs.descales.map(lambda x: self._visible(x.flatten()).view(x.shape))
         self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > l2_bytes // 4
+        self.scores_per_head = case.seq_q * case.seq_k
         self._out_like = output = poisoned_output(inputs, case.computes)
         self._workspaces: dict[int, torch.Tensor] = {}  # by size in bytes; all calls of one size share a workspace
         self.outs = self.new_outputs(output_count(output, l2_bytes))

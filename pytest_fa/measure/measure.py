@@ -12,26 +12,22 @@ from pytest_fa.measure.attached import require_no_tool
 from pytest_fa.measure.call_time import call_time
 from pytest_fa.measure.cpu_time import CPU_THREADS
 from pytest_fa.measure.device_time import clocks_while_busy, device_time
-from pytest_fa.measure.fresh_data import FreshData, Written, output_count, random_views
+from pytest_fa.measure.fresh_data import FreshData, Written
 from pytest_fa.measure.launch_overhead import launch_overhead_us
-from pytest_fa.measure.profiler_time import read_profiler_time
 from pytest_fa.measure.sampling import timing
 from pytest_fa.measure.timed_series import TimedSeries
 from pytest_fa.records.agreement import tampering_of
 from pytest_fa.records.environment import clock_watch
-from pytest_fa.records.timing import ON_CPU, Clocks, LaunchedKernel, ProfilerTime, Speed, Timing
+from pytest_fa.records.timing import ON_CPU, CallNodes, Clocks, LaunchedKernel, Speed, Timing
 from pytest_fa.run.device_tools import NoDeviceTools, device_tools
-from pytest_fa.run.forward import Forward
 from pytest_fa.run.graph_nodes import CALLS as NODE_CALLS
-from pytest_fa.run.graph_nodes import read_nodes
-from pytest_fa.run.graphs import CannotCapture, capture
-from pytest_fa.run.inputs import Inputs, poisoned_output
+from pytest_fa.run.graphs import CannotCapture
+from pytest_fa.run.inputs import Inputs
 
 COLD_CALLS = 10  # in a graph
 COLD_ROUNDS = 5
 COLD_HEADS = 3  # of outputs of cold calls, that are judged besides one of the last output or chosen like it
 LONG_COLD_US = 5000.0  # from this length of a call on, a graph has one call
-PROFILED_VIEWS = 64  # of inputs that the profiled calls read in turn
 
 
 def measure(candidate: Candidate, case: Case, inputs: Inputs) -> tuple[Speed, list[Written]]:
@@ -71,6 +67,8 @@ def measure(candidate: Candidate, case: Case, inputs: Inputs) -> tuple[Speed, li
         cpu_threads=CPU_THREADS if device.type == "cpu" else None,
         outside=on_device.outside,
         l2_bytes=l2_bytes(device),
+        graphs_differ=_difference(nodes, on_device.graphs),
+        repeated_runs=data.gaps.runs,
     )
     return speed, on_device.written + written
 
@@ -91,9 +89,20 @@ def _launched(data: FreshData) -> Done:
         return Done(launches_missing=ON_CPU)
     data.candidate.prepare("nodes", data.series(NODE_CALLS))
     try:
-        return data.candidate.capture("nodes", reads_nodes=True)
+        return data.candidate.capture("nodes")
     except CannotCapture as problem:
         return Done(launches_missing=str(problem))
+
+
+def _difference(alone: Done, graphs: tuple[TimedSeries, ...]) -> str:
+    """How calls of timed graphs differ from the one that the record names; empty if none does, or if that is unknown.
+
+    Without the nodes of a call, the time is not confirmed anyway.
+    """
+    if alone.launches_missing:
+        return ""
+    nodes = CallNodes(alone.launches, alone.other_nodes)
+    return next((text for graph in graphs if (text := graph.difference(nodes))), "")
 
 
 def _cold(data: FreshData, device_us: float, written: list[Written]) -> tuple[Timing | None, str | None]:
@@ -122,35 +131,6 @@ def _overhead_us(device: torch.device, launches: tuple[LaunchedKernel, ...], can
         return launch_overhead_us(device_tools(device.index or 0), launches, candidate.before_launch)
     except (NoDeviceTools, CannotCapture):
         return None
-
-
-def time_with_profiler(forward: Forward, case: Case, inputs: Inputs) -> tuple[ProfilerTime | None, str | None]:
-    """Measure one call with the profiler, in a process that measures no other time.
-
-    Returns the times and None, or None and the reason why there are none.
-    """
-    views = random_views(inputs, PROFILED_VIEWS)
-    outs = [poisoned_output(inputs, case.computes)]
-    outs += [torch.empty_like(outs[0]) for _ in range(output_count(outs[0], l2_bytes(inputs.q.device)) - 1)]
-    turn = 0
-
-    def call() -> object:
-        nonlocal turn
-        view, out = views[turn % len(views)], outs[turn % len(outs)]
-        turn += 1
-        return forward(view.q, view.k, view.v, out=out, **view.keywords)
-
-    try:
-        captured = read_nodes(capture(call, NODE_CALLS, keep_graph=True))
-        if captured.missing:
-            return None, captured.missing
-        if not captured.launches:
-            return None, "it launches no kernel"
-        with clock_watch("cuda") as clocks:
-            tools = device_tools(inputs.q.device.index or 0)
-            return read_profiler_time(call, captured, tools, read_clocks=clocks.now), None
-    except (NoDeviceTools, CannotCapture) as problem:
-        return None, str(problem)
 
 
 def l2_bytes(device: torch.device) -> int | None:

@@ -29,6 +29,28 @@ class LaunchedKernel(msgspec.Struct, frozen=True):
     cluster: tuple[Natural, Natural, Natural] = (1, 1, 1)
 
 
+class CallNodes(msgspec.Struct, frozen=True):
+    """The nodes of a captured call: its kernels, and the number of its memsets and copies by kind."""
+
+    launches: tuple[LaunchedKernel, ...]
+    other_nodes: dict[str, Natural] = {}
+
+    def has_same(self, other: CallNodes) -> bool:
+        """Whether both have the same nodes, in whatever order they were read."""
+        return set(self.launches) == set(other.launches) and self.other_nodes == other.other_nodes
+
+    @property
+    def text(self) -> str:
+        """All nodes in one line: `2 x kernel<...> on 16 x 1 x 1 blocks, 1 x memset`."""
+        kernels = [f"{each.count} x {each.mangled} on {_size(each.grid)} blocks" for each in self.launches]
+        return ", ".join([*kernels, *(f"{count} x {kind}" for kind, count in self.other_nodes.items())]) or "nothing"
+
+
+def _size(grid: tuple[int, int, int]) -> str:
+    return " x ".join(map(str, grid))
+
+
+PROFILED_OUTPUTS = "in an output of the profiled calls"  # in the reason for which the profiler has no time
 POWER_CAP_BIT = 0x04  # NVML's throttle reason "software power cap"
 SM_CLOCK_SHARE = 0.03  # SM clocks that differ by more than this share make times not comparable
 
@@ -145,7 +167,9 @@ class Speed(msgspec.Struct, frozen=True):
     overlap, and the period is not comparable with that of a chain.  `other_gpu_processes` are other processes on the
     GPU.  Calls write `buffers` outputs in turn; `exceeds_l2` says that the tensors of a call are larger than a quarter
     of L2, whose size is `l2_bytes`.  `outside` has the times by the judge's clock; on the CPU, `device` and `call` are
-    by that clock themselves.
+    by that clock themselves.  `graphs_differ` says which timed graph has other nodes per call than `launches` and
+    `other_nodes`; it is empty if all have the same.  `repeated_runs` runs were repeated, because the judge was stopped
+    or lost its processor in between.
     """
 
     device: Timing
@@ -169,6 +193,13 @@ class Speed(msgspec.Struct, frozen=True):
     cpu_threads: Natural | None = None
     outside: OutsideTime | None = None
     l2_bytes: Natural | None = None
+    graphs_differ: str = ""
+    repeated_runs: Natural = 0
+
+    @property
+    def nodes(self) -> CallNodes:
+        """The nodes of a captured call."""
+        return CallNodes(self.launches, self.other_nodes)
 
     @property
     def is_on_cpu(self) -> bool:

@@ -6,6 +6,7 @@ from pytest_fa.records.agreement import is_unconfirmed, why_unconfirmed
 from pytest_fa.records.record import Record
 
 LEAST_COMPILE_SECONDS = 0.05  # of a variant; less is not listed
+NAMED_REPEATS = 3  # fewer are no sign of a disturbance
 MOST_NODES = 3  # the kernels of a backend that ran more than this are not listed
 
 
@@ -18,6 +19,11 @@ def timing_notes(records: list[Record]) -> list[str]:
         f"overlapping calls and is never gated"
         for name, speed in timed
         if speed.order == "programmatic"
+    ]
+    lines += [
+        f"timed anew: {name}: {speed.repeated_runs} runs, in which the judge was stopped or lost its processor"
+        for name, speed in timed
+        if speed.repeated_runs >= NAMED_REPEATS
     ]
     other_processes = dict.fromkeys(process for _, speed in timed for process in speed.other_gpu_processes)
     lines += [f"another process was using the GPU: {process}" for process in other_processes]

@@ -19,7 +19,8 @@ def capture(
 ) -> torch.cuda.CUDAGraph:
     """Capture `calls` calls in a row as a CUDA graph, on a new stream.  Raises `CannotCapture` with CUDA's message.
 
-    One call is made before the capture.  `begin` is called after it, before the captured calls.
+    One call is made before the capture.  `begin` is called after it, before the captured calls.  With `keep_graph`, the
+    nodes of the graph can be read.
     """
     graph = torch.cuda.CUDAGraph(keep_graph=keep_graph)
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -37,6 +38,8 @@ def capture(
                 graph.capture_end()
             raise CannotCapture(f"cannot be captured: {str(problem).splitlines()[0]}") from problem
     torch.cuda.current_stream().wait_stream(stream)
+    if keep_graph:
+        graph.instantiate()  # otherwise the first replay does it
     return graph
 
 

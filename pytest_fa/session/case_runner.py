@@ -59,6 +59,7 @@ class CaseRunner:
     ) -> None:
         self.options, self.builds, self.records = options, builds, records
         self.workers, self.profiler_workers = workers, profiler_workers
+        self.confirms_times = not options.selftest  # by the profiler
         self.other_gpu_processes: tuple[str, ...] = ()
         self.has_timings = False  # whether tests of this run time variants
         self.passed: set[tuple[str, str]] = set()
@@ -183,7 +184,7 @@ class CaseRunner:
 
     def _result_of(self, job: CaseJob) -> tuple[CaseResult, Costs]:
         """The worker's result, with the profiler's time and their agreement if it has a time; and what it cost."""
-        is_timed = job.time and not self.options.selftest
+        is_timed = job.time and self.confirms_times
         started = time.perf_counter()
         if job.time and job.device == "cuda":
             self.workers.start_processes(job)  # while others use the GPU
@@ -195,7 +196,7 @@ class CaseRunner:
             locked = time.perf_counter()
             result = self.workers.run(job)
             judged = time.perf_counter()
-            if result.speed and not self.options.selftest:
+            if result.speed and self.confirms_times:
                 result = msgspec.structs.replace(result, speed=self._with_confirmation(job, result.speed))
             profiler_seconds = time.perf_counter() - judged + prepared - forked
         costs = Costs(locked - prepared, judged - locked + forked - started, profiler_seconds)
@@ -284,7 +285,16 @@ class CaseRunner:
 
     def _with_profiler_time(self, job: CaseJob, speed: Speed) -> Speed:
         result = self.profiler_workers.run_profiler(
-            ProfilerJob(job.variant, job.case, job.library, job.watchdog_seconds, job.file_hashes)
+            ProfilerJob(
+                job.variant,
+                job.case,
+                job.library,
+                job.policy,
+                job.judge,
+                speed.device.median_us,
+                job.watchdog_seconds,
+                job.file_hashes,
+            )
         )
         return msgspec.structs.replace(
             speed,

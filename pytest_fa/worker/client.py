@@ -74,8 +74,8 @@ class Workers:
     def __init__(self, cache: Path | None = None, gpu_uuid: str | None = None) -> None:
         self._cache, self._gpu_uuid = cache, gpu_uuid
         self._server: ForkServer | None = None
-        self._judge: Worker | None = None  # or the process of a profiler's job
-        self._runs_variants = False  # whether it loads variants itself: a profiler's process, or an unprotected judge
+        self._judge: Worker | None = None
+        self._runs_variants = False  # whether it loads variants itself: an unprotected judge
         self._candidates: list[Worker] = []
         self._owner = ""
         self.unprotected = ""
@@ -324,7 +324,7 @@ class Workers:
         if self._candidates and self._judge is not None and self._server is not None:
             self._server.end(self._judge, request="reap" if ending == "crashed" else "kill")
         elif self._judge is not None:
-            self._candidates.append(self._judge)  # a profiler's job: variant and judge are one process
+            self._candidates.append(self._judge)  # unprotected: variant and judge are one process
         self._judge = None
         return LostWorker(ending, self._describe_ending(ending, reason, last_progress), last_progress)
 

@@ -37,7 +37,8 @@ from pytest_fa.worker.resident import ForkedServer, fork_from_resident, replace_
 
 START_SECONDS = 120.0
 END_SECONDS = 15.0  # to end workers, or the server itself, which waits up to 14 s for all that it ends together
-ProcessRole = Literal["judge", "candidate", "early", "bare", "worker"]  # early: a candidate that opens the GPU at once
+# early: a candidate that opens the GPU at once; worker: judge and variant in one process
+ProcessRole = Literal["judge", "candidate", "early", "bare", "profiled", "worker"]
 _LIVE: set[int] = set()  # the servers of this process
 TAIL_BYTES = 4000
 

@@ -177,7 +177,8 @@ def _pair_blocks(blocks: Blocks, timers: Arms, plan: SamplePlan) -> PairBlocks:
     log_ratios = (tuple(blocks.blocks), tuple(blocks.control))
     times_us = (candidate_us, baseline_us)
     clocks_us = (outside_us[0], outside_us[1])
-    return PairBlocks(*log_ratios, blocks.dropped, *times_us, timers[0].method, blocks.order, clocks_us, plan)
+    nodes = (timers[0].nodes, timers[1].nodes)
+    return PairBlocks(*log_ratios, blocks.dropped, *times_us, timers[0].method, blocks.order, clocks_us, plan, nodes)
 
 
 def _judge_written(timer: ArmTimer, arm: Arm, computes: Computes, policy: Tolerance, truths: TruthStore) -> None:

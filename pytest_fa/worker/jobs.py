@@ -14,7 +14,7 @@ from pytest_fa.earlier import upgrade_job
 from pytest_fa.records.gated import ArmOrder, SamplePlan
 from pytest_fa.records.judged import Check, Diagnosis, Fingerprints, Repeats
 from pytest_fa.records.record import Outcome, Stage, StageName
-from pytest_fa.records.timing import ProfilerTime, Speed
+from pytest_fa.records.timing import CallNodes, ProfilerTime, Speed
 
 WATCHDOG_SECONDS = 10.0
 PREPARE_SECONDS = 60.0  # to open the GPU and to load the profiler
@@ -109,11 +109,17 @@ class GateJob(msgspec.Struct, frozen=True, tag="gate"):
 
 
 class ProfilerJob(msgspec.Struct, frozen=True, tag="profiler"):
-    """One variant on one case under torch's profiler, in a process in which nothing is timed."""
+    """One variant on one case under torch's profiler, in a process in which nothing is timed.
+
+    With `judge`, what the profiled calls write is judged by `policy`.  A call takes about `device_us` microseconds.
+    """
 
     variant: Variant
     case: Case
     library: str | None
+    policy: Tolerance
+    judge: bool
+    device_us: float
     watchdog_seconds: float = WATCHDOG_SECONDS
     file_hashes: dict[str, str] = {}
 
@@ -124,7 +130,7 @@ class ProfilerJob(msgspec.Struct, frozen=True, tag="profiler"):
 
 
 class PrepareProfiler(msgspec.Struct, frozen=True, tag="prepare_profiler"):
-    """A process is to open the GPU and to load the profiler, before the first `ProfilerJob`."""
+    """A candidate's process is to open the GPU and to load the profiler, before the first `ProfilerJob`."""
 
     watchdog_seconds: float = PREPARE_SECONDS
 
@@ -135,11 +141,15 @@ class PrepareProfiler(msgspec.Struct, frozen=True, tag="prepare_profiler"):
 
 
 class ProfilerResult(msgspec.Struct, frozen=True, tag="profiler_result"):
-    """The profiler's times, or the reason why there are none."""
+    """The profiler's times, or the reason why there are none.
+
+    `lacks_sharing` means that judge and candidate cannot share memory on this machine; nothing was profiled then.
+    """
 
     profiler: ProfilerTime | None
     missing: str | None
     context_lost: bool = False
+    lacks_sharing: bool = False
 
 
 class PairBlocks(msgspec.Struct, frozen=True):
@@ -148,7 +158,7 @@ class PairBlocks(msgspec.Struct, frozen=True):
     `dropped` counts the blocks that were measured while heat or the hardware slowed the GPU down; they are not in
     `blocks`.  `candidate_us` and `baseline_us` are the medians of the samples, in microseconds, for information only.
     `method` says how a sample was taken, `order` in which order.  `outside_us` are the medians of both by the judge's
-    clock, `plan` is how the samples of all arms were taken.
+    clock, `plan` is how the samples of all arms were taken.  `nodes` are those of a call in the timed graphs of both.
     """
 
     blocks: tuple[float, ...]
@@ -160,6 +170,7 @@ class PairBlocks(msgspec.Struct, frozen=True):
     order: ArmOrder | None = None
     outside_us: tuple[float, float] | None = None
     plan: SamplePlan | None = None
+    nodes: tuple[CallNodes | None, CallNodes | None] = (None, None)
 
 
 class GateResult(msgspec.Struct, frozen=True, tag="gate_result"):

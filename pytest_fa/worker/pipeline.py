@@ -20,7 +20,7 @@ from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.connection import CandidateLost
 from pytest_fa.candidate.shared_memory import NoSharing
 from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, lacks_memory, message_of
-from pytest_fa.errors import DeviceLost, Tampering, WrongResult
+from pytest_fa.errors import DeviceLost, StoppedJudge, Tampering, WrongResult
 from pytest_fa.judge.check import judge, require_finite, require_passed, with_lse
 from pytest_fa.judge.checked import CheckedLaunch
 from pytest_fa.judge.delegation import require_no_delegation
@@ -196,6 +196,8 @@ class Findings:
 
 def _caught_by(outcome: Outcome, problem: Exception, findings: Findings) -> tuple[str, ...]:
     """What detected a fault for which no check ran: the loading of the entry, its first call, or the outcome itself."""
+    if isinstance(problem, StoppedJudge):
+        return CAUGHT_BY_ENDING["failed"]
     if outcome == "failed" and (not findings.is_loaded or (findings.out is None and is_wrong_call(problem))):
         return ENTRY
     return CAUGHT_BY_OUTCOME.get(outcome, ())

@@ -22,10 +22,16 @@ from pytest_fa.build.late_imports import keep_package, refuse_changed_modules
 from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.channel import Channel
 from pytest_fa.candidate.connection import Remote
-from pytest_fa.candidate.serving import serve_judge, serve_judge_on_gpu, serve_without_attention
+from pytest_fa.candidate.serving import (
+    serve_judge,
+    serve_judge_on_gpu,
+    serve_judge_with_profiler,
+    serve_without_attention,
+)
 from pytest_fa.errors import FaError
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.judge.warm_up import USUAL_CASE, USUAL_POLICY, warm_up_of
+from pytest_fa.measure.gaps import count_stops
 from pytest_fa.processes import (
     END_SECONDS,
     adopt_orphans,
@@ -68,7 +74,7 @@ def run(job: Job, report_progress: Callable[[Progress], object] = lambda _: None
         case ProfilerJob():
             return run_profiler(job, report_progress)
         case PrepareProfiler():
-            return prepare()
+            return prepare(job, Candidate.in_this_process())
         case _:
             return run_case(job, report_progress)
 
@@ -76,9 +82,9 @@ def run(job: Job, report_progress: Callable[[Progress], object] = lambda _: None
 def serve(control: socket.socket) -> None:
     """Fork and end workers on request until the socket is closed; then end all of them.  Never opens a device.
 
-    Requests are `judge`, `candidate`, `early`, `bare` or `worker` with the process's connection, answered with the
-    process id, and `kill PID...` or `reap PID...`, answered with the wait status of the first.  With a process, every
-    process that it started is ended, also one that has detached itself.
+    Requests are a role of `ROLES` with the process's connection, answered with the process id, and `kill PID...` or
+    `reap PID...`, answered with the wait status of the first.  With a process, every process that it started is ended,
+    also one that has detached itself.
     """
     workers: set[int] = set()
     adopt_orphans()
@@ -149,6 +155,7 @@ def _prepare_for_variant() -> None:
 
 def judge_jobs(channel: Channel) -> None:
     """Run jobs with candidates in other processes until the connection is closed, or the CUDA context is lost."""
+    count_stops()
     candidates: dict[int, Candidate] = {}
     truths = TruthStore()  # for all variants of the run
     while True:
@@ -186,8 +193,10 @@ def _judged(
         case CaseJob():
             bare = candidates[1] if job.without_attention else None
             return run_case(job, report_progress, candidates[0], bare, truths)
-        case ProfilerJob() | PrepareProfiler():
-            raise FaError("a profiler's job runs in a worker, not in the judge")
+        case ProfilerJob():
+            return run_profiler(job, report_progress, candidates[0], truths)
+        case PrepareProfiler():
+            return prepare(job, candidates[0])
 
 
 def _replace(candidates: dict[int, Candidate], connect: Connect, descriptor: int | None, truths: TruthStore) -> None:
@@ -201,7 +210,7 @@ def _replace(candidates: dict[int, Candidate], connect: Connect, descriptor: int
 
 
 def work(channel: Channel) -> None:
-    """Run jobs of the profiler until the connection is closed."""
+    """Run jobs whose variant is in this process, too, until the connection is closed."""
     while True:
         try:
             job = decode_job(channel.receive())
@@ -218,6 +227,7 @@ ROLES: dict[bytes, Callable[[Channel], None]] = {
     b"candidate": serve_judge,
     b"early": serve_judge_on_gpu,
     b"bare": serve_without_attention,
+    b"profiled": serve_judge_with_profiler,
     b"worker": work,
 }
 

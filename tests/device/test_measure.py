@@ -128,11 +128,38 @@ def test_cold_time_and_launch_overhead_are_plausible(minimal: Built) -> None:
     assert speed.device.precision < 0.01
 
 
+def profiler_job(built: Built, device_us: float) -> ProfilerJob:
+    """A job that profiles a build at the case of these tests, and judges what its calls wrote."""
+    return ProfilerJob(built[0], CASE, built[1], "same_precision", True, device_us)
+
+
+WRITES_ZEROS = """
+__global__ void fill(unsigned short* out, unsigned short bits, int64_t count) {
+  const int64_t first = blockIdx.x * blockDim.x + threadIdx.x, step = int64_t(gridDim.x) * blockDim.x;
+  for (int64_t i = first; i < count; i += step) out[i] = bits;
+}
+FA_EXPORT int fa_forward(const FaForwardArgs* args, cudaStream_t stream) {
+  const int64_t count = args->batch * args->heads * args->seq_q * args->head_dim;
+  fill<<<8, 256, 0, stream>>>(static_cast<unsigned short*>(args->out), 0, count);
+  return static_cast<int>(cudaPeekAtLastError());
+}
+"""
+
+
+def test_profiled_calls_are_judged(build_source: BuildSource) -> None:
+    """A kernel whose profiled calls write something else than attention has no time by the profiler."""
+    built = build_source("writes_zeros", WRITES_ZEROS)
+    with ProfilerWorkers() as workers:
+        result = workers.run_profiler(profiler_job(built, 5.0))
+    assert result.profiler is None
+    assert "in an output of the profiled calls" in (result.missing or "")
+
+
 def test_the_profiler_agrees(minimal: Built) -> None:
     """The profiler's durations, read in another worker, agree with the period of a long kernel."""
     speed, _ = measured(minimal)
     with ProfilerWorkers() as workers:
-        result = workers.run_profiler(ProfilerJob(minimal[0], CASE, minimal[1]))
+        result = workers.run_profiler(profiler_job(minimal, speed.device.median_us))
     assert (result.missing, result.profiler is not None) == (None, True)
     assert result.profiler is not None
     assert (result.profiler.missing_count, result.profiler.clocks is not None) == (0, True)
@@ -142,7 +169,7 @@ def test_the_profiler_agrees(minimal: Built) -> None:
 
 def test_a_prepared_profiler_answers_soon(minimal: Built, record_property: Callable[[str, object], None]) -> None:
     """A process that is ready profiles the first call of a variant as well as a later one, without its own start."""
-    job = ProfilerJob(minimal[0], CASE, minimal[1])
+    job = profiler_job(minimal, measured(minimal)[0].device.median_us)
     with ProfilerWorkers() as workers:
         workers.prepare()
         begun = time.perf_counter()
@@ -205,5 +232,5 @@ def test_branches_and_programmatic_launches_are_detected(
     candidate = candidate_of(build_source(name, source))
     data = FreshData(candidate, CASE, inputs_of_case(), l2_bytes(candidate.device))
     candidate.prepare("nodes", data.series(NODE_CALLS))
-    captured = candidate.capture("nodes", reads_nodes=True)
+    captured = candidate.capture("nodes")
     assert (captured.launches_missing, captured.order) == (None, order)

@@ -9,15 +9,16 @@ import pytest
 
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.gates.pilot import NoVerdict, Pilot, run_pilot
+from pytest_fa.gates.pilot import OTHER_NODES, NoVerdict, Pilot, other_nodes_than_pilot, run_pilot
 from pytest_fa.records.costs import Costs
 from pytest_fa.records.record import Record
-from pytest_fa.records.timing import Agreement
+from pytest_fa.records.timing import Agreement, CallNodes, LaunchedKernel
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.client import Workers
+from pytest_fa.worker.jobs import Arm, ArmPair, GateResult, PairBlocks
 from pytest_fa.worker.profiler_workers import ProfilerWorkers
 from tests.factories import options, record, speed, variant
 
@@ -42,7 +43,7 @@ class TimedRunner(CaseRunner):
         self.ran.append(variant.name)
         us, is_valid = self.us[variant.name], variant.name not in self.doubted
         agreement = Agreement(valid=is_valid, reason="" if is_valid else "throttled", least_us=us)
-        timed = msgspec.structs.replace(speed(us), agreement=agreement)
+        timed = msgspec.structs.replace(speed(us, launched=("attend",)), agreement=agreement)
         return record(variant.name, case.id, kind="speed", speed=timed, costs=Costs(0.5, 1.0, 2.0))
 
     def pilot(self, *cases: Case) -> tuple[Pilot, list[str]]:
@@ -133,3 +134,42 @@ def test_the_costs_are_those_of_the_timings_of_this_gate(tmp_path: Path) -> None
     runner = TimedRunner(tmp_path)
     assert runner.pilot()[0].costs == Costs(2.0, 4.0, 8.0)
     assert runner.pilot()[0].costs == Costs(1.5, 3.0, 6.0)
+
+
+def nodes(name: str) -> CallNodes:
+    """A call of one kernel."""
+    return CallNodes((LaunchedKernel(name, (8, 1, 1), (128, 1, 1), 0),))
+
+
+@pytest.mark.parametrize(
+    ("candidate", "baseline", "odd"),
+    [
+        (nodes("attend"), nodes("flash"), ""),
+        (nodes("nothing"), nodes("flash"), "candidate"),
+        (nodes("attend"), nodes("slower"), "fast"),
+        (None, None, ""),  # arms that are timed without a graph
+    ],
+)
+def test_every_process_launches_what_the_record_names(
+    candidate: CallNodes | None, baseline: CallNodes | None, odd: str
+) -> None:
+    """The second process launches something else in the timed calls of one arm; the sentence names it."""
+    shape = CASE.shape_id
+    pilot = Pilot({}, (), {}, None, {(shape, "candidate"): nodes("attend"), (shape, "fast"): nodes("flash")})
+    pair = ArmPair(CASE, Arm(CANDIDATE, None), Arm(BASELINES[0], None))
+
+    def process(*of_arms: CallNodes | None) -> GateResult:
+        blocks = PairBlocks((0.0,), (0.0,), 0, 9.0, 10.0, "simulated", nodes=(of_arms[0], of_arms[1]))
+        return GateResult("ok", "", (blocks,))
+
+    said = other_nodes_than_pilot(
+        pilot, (pair,), (process(nodes("attend"), nodes("flash")), process(candidate, baseline))
+    )
+    assert said.startswith(f"{OTHER_NODES}: {odd} at {shape}: 1 x " if odd else "")
+    assert bool(said) == bool(odd)
+
+
+def test_the_pilot_knows_the_kernels_of_its_records(runner: TimedRunner) -> None:
+    """Those of the candidate and of every baseline."""
+    pilot, _ = runner.pilot()
+    assert {name for _, name in pilot.nodes} == {"candidate", "fast", "second", "slow"}

@@ -88,7 +88,7 @@ def test_number_of_samples(monkeypatch: pytest.MonkeyPatch, cost_us: float, call
     """Samples of 10 ms or one call: at least 5 and 0.2 s, at most 50, and none after 3 s; two calls come before."""
     kernel = Kernel(cost_us)
 
-    timing, outside, written = device_time(clocked(monkeypatch, kernel))
+    timing, outside, written, _ = device_time(clocked(monkeypatch, kernel))
 
     assert timing.samples_us == pytest.approx((cost_us,) * samples)
     assert (timing.calls_per_sample, len(written), outside) == (calls, samples, None)
@@ -220,17 +220,18 @@ def test_the_slope_has_both_clocks(monkeypatch: pytest.MonkeyPatch, snapshot: Sn
     """The period is by the candidate's clock; beside it stand the judge's slope, a whole run and the proof sample."""
     connection = Clocked(call_us=100.0, inside_us=99.0, message_us=500.0, proof_us=103.0)
 
-    timing, outside, written = _graph_slope(simulated(monkeypatch, connection), 100.0, lambda: False)
+    timing, outside, written, graphs = _graph_slope(simulated(monkeypatch, connection), 100.0, lambda: False)
 
     assert timing.median_us == pytest.approx(99.0)
     assert snapshot == timing.method
     assert outside is not None
     assert outside.median_us == pytest.approx(100.0)
     assert outside.whole_us == pytest.approx(100 + 500 / 150)
-    assert outside.proof_us == pytest.approx(103 + 500 / 100)
-    assert (outside.calls, outside.proof_calls) == (150, 100)
+    assert outside.proof_us == pytest.approx(103 + 500 / 200)
+    assert (outside.calls, outside.proof_calls) == (150, 200)
     assert connection.captured == ["short", "long", "proof"]
-    assert len(written) == 2 * len(timing.samples_us) + 18
+    assert len(written) == 2 * len(timing.samples_us) + 75  # 25 of each of three runs of the proof sample
+    assert [graph.name for graph in graphs] == connection.captured
     assert (outside.shares_outputs, outside.fill_us) == (False, 0.0)
 
 
@@ -243,7 +244,7 @@ def test_more_samples_follow_while_the_clocks_differ(
     """Samples that a busy machine delays are outnumbered by others.  If all are delayed, the difference stays."""
     connection = Clocked(100.0, inside_us=100.0)
     connection.late_runs, connection.late_us = late, 1_000.0
-    timing, outside, _ = _graph_slope(simulated(monkeypatch, connection), 100.0, lambda: False)
+    timing, outside, *_ = _graph_slope(simulated(monkeypatch, connection), 100.0, lambda: False)
     assert outside is not None
     assert len(timing.samples_us) == samples
     assert outside.median_us == pytest.approx(slope_us)
@@ -262,7 +263,7 @@ def test_calls_without_a_graph_have_no_slope(monkeypatch: pytest.MonkeyPatch, es
     """Without a graph, samples last 10 ms, and the judge's figure includes the message; there is no proof sample."""
     connection = Clocked(call_us=estimate_us, inside_us=estimate_us, message_us=100.0)
 
-    timing, outside, _ = _event_pairs(simulated(monkeypatch, connection), estimate_us, lambda: False, " (it waits)")
+    timing, outside, *_ = _event_pairs(simulated(monkeypatch, connection), estimate_us, lambda: False, " (it waits)")
 
     assert timing.median_us == pytest.approx(estimate_us)
     assert (timing.calls_per_sample, timing.method.endswith("each on its own data (it waits)")) == (calls, True)

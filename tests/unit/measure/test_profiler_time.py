@@ -1,23 +1,33 @@
-"""The profiler is loaded without what it does not need, and the clocks are read during its load."""
+"""The profiler loads no compiler; its calls read new data and are judged; the judge reads the clocks."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 
+from pytest_fa.candidate.candidate import CommandTimes
+from pytest_fa.candidate.commands import Done, Profile, ProfilerReport
 from pytest_fa.measure import profiler_time
-from pytest_fa.measure.profiler_time import REPLAYS
-from pytest_fa.records.timing import Clocks
+from pytest_fa.measure.fresh_data import FreshData
+from pytest_fa.measure.profiler_time import HEADS, NotProfiled, profile_calls
+from pytest_fa.records.environment import ClockWatch
+from pytest_fa.records.timing import CallNodes, Clocks, LaunchedKernel, NodeTime
+from pytest_fa.run import profiler
+from pytest_fa.run.device_tools import DeviceTools
+
+KERNEL = LaunchedKernel("kernel", (8, 1, 1), (128, 1, 1), 0)
+CLOCKS = Clocks(1700, 3201, 690.0, 60, 0x04)
 
 LOADED = """
 import sys
-from pytest_fa.measure.profiler_time import load_profiler
+from pytest_fa.run.profiler import load_profiler
 load_profiler("cpu")
 print(*sorted({"torch.autograd.profiler", "torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)))
 """
@@ -29,29 +39,107 @@ def test_the_profiler_loads_no_compiler() -> None:
     assert "torch.autograd.profiler" == run.stdout.strip()
 
 
-@pytest.mark.parametrize("load_replays", [0, 1, 100])
-def test_the_clocks_are_read_while_the_gpu_is_loaded(monkeypatch: pytest.MonkeyPatch, load_replays: int) -> None:
-    """The clocks are read after three quarters of the load, while the rest of it runs; without load, they are not."""
-    steps: list[str] = []
-    clocks = Clocks(1700, 3201, 690.0, 60, 0x04)
+def test_records_of_the_load_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all records, those of the last replay count, in the order in which they began."""
+    gpu = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
 
-    def read_clocks() -> Clocks:
-        steps.append("read")
-        return clocks
+    def event(start: int, ns: int, name: str = "void kernel<float>(int)") -> SimpleNamespace:
+        values = {"device_type": gpu, "start_ns": start, "duration_ns": ns, "name": name}
+        return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
 
-    event = SimpleNamespace(record=lambda: steps.append("record"), synchronize=lambda: steps.append("wait"))
-    results = SimpleNamespace(kineto_results=SimpleNamespace(events=list))
-    graph = cast("torch.cuda.CUDAGraph", SimpleNamespace(replay=lambda: steps.append("replay")))
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: steps.append("end"))
-    monkeypatch.setattr(profiler_time, "_profiler", lambda: nullcontext(results))
+    events = [event(3, 5000), event(1, 9000), event(2, 9000), event(4, 7000, "Memset (Device)")]
+    replays: list[int] = []
+    graph = cast("torch.cuda.CUDAGraph", SimpleNamespace(replay=lambda: replays.append(1)))
+    results = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(profiler, "_profiler", lambda: nullcontext(results))
 
-    durations, during = profiler_time._durations(graph, 0, load_replays, read_clocks)
+    assert profiler.durations_us(graph, load_replays=1, nodes=2) == {"kernel": [5.0], "Memset ": [7.0]}
+    assert len(replays) == 2
 
-    assert (durations, during) == ({}, clocks if load_replays else None)
-    assert steps.count("replay") == load_replays + REPLAYS
-    if load_replays:
-        assert steps.index("record") == load_replays * 3 // 4 + 1
-        assert steps[-3:] == ["wait", "read", "end"]
-    else:
-        assert steps[-2:] == ["replay", "end"]
+
+class Series:
+    """Stands for `TimedSeries`: writes down its runs, and reports durations of 3 us for each of its records."""
+
+    launches: tuple[LaunchedKernel, ...] = (KERNEL,)
+    missing: str | None = None
+    records_of_call = 1
+
+    def __init__(self, data: FreshData, name: str, calls: int) -> None:
+        self.data, self.name, self.calls = data, name, calls
+        self.captured = Done(launches=self.launches, launches_missing=self.missing)
+        self.nodes = CallNodes(self.launches, {})
+        cast("Any", data).made.append(self)
+        self.runs: list[tuple[int, object]] = []
+
+    def time(
+        self, heads: int = 1, command: Profile | None = None, meanwhile: Callable[[], object] | None = None
+    ) -> CommandTimes:
+        """Write the run down."""
+        self.runs.append((heads, command))
+        if meanwhile:
+            meanwhile()
+        count = self.calls * self.records_of_call
+        return CommandTimes(1.0, (), (), ProfilerReport((NodeTime("kernel", 3.0, 1),), count) if command else None)
+
+    def written_head(self) -> str:
+        """One head."""
+        return "last"
+
+    def written_heads(self) -> list[str]:
+        """The chosen heads."""
+        return ["chosen"] * HEADS
+
+
+def simulated(monkeypatch: pytest.MonkeyPatch, series: type[Series] = Series) -> tuple[Any, Callable[[float], Any]]:
+    """What a simulated judge has at hand, and `profile_calls` with it for calls of so many microseconds."""
+    data = SimpleNamespace(made=[], done=[], candidate=SimpleNamespace(before_launch=lambda: None))
+    data.require_untouched = lambda: data.done.append("require_untouched")
+    monkeypatch.setattr(profiler_time, "TimedSeries", series)
+    monkeypatch.setattr(profiler_time, "_clock_offset_us", lambda *_: 0.5)
+    monkeypatch.setattr(profiler_time, "time", SimpleNamespace(sleep=data.done.append))
+    watch, tools = cast("ClockWatch", SimpleNamespace(now=lambda: CLOCKS)), cast("DeviceTools", None)
+    return data, lambda device_us: profile_calls(cast("FreshData", data), device_us, tools, watch)
+
+
+@pytest.mark.parametrize(
+    ("device_us", "calls", "load_replays"),
+    [(3.0, 30, 0), (29.9, 30, 0), (100.0, 30, 167), (5000.0, 6, 17), (1e6, 3, 1)],
+)
+def test_profiled_calls_are_judged_and_long_ones_loaded(
+    monkeypatch: pytest.MonkeyPatch, device_us: float, calls: int, load_replays: int
+) -> None:
+    """Calls run on new data after a warm-up; heads are returned to be judged; the judge reads clocks in the load."""
+    data, profile = simulated(monkeypatch)
+    profiled = profile(device_us)
+    (series,) = data.made
+    assert (series.name, series.calls) == ("profiled", calls)
+    assert series.runs == [(1, None), (HEADS, Profile("profiled", load_replays))]
+    assert profiled.written == ["last", *["chosen"] * HEADS]
+    assert data.done == ([0.375, "require_untouched"] if load_replays else ["require_untouched"])
+    assert (profiled.time.profiler_us, profiled.time.clock_offset_us, profiled.time.missing_count) == (3.0, 0.5, 0)
+    assert profiled.time.clocks == (CLOCKS if load_replays else None)
+
+
+def test_lost_records_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge knows how many records there must be: the calls times the nodes that it read from the graph."""
+
+    class Loses(Series):
+        records_of_call = 0
+
+    _, profile = simulated(monkeypatch, Loses)
+    assert profile(3.0).time.missing_count == 30
+
+
+@pytest.mark.parametrize(
+    ("launches", "missing", "reason"),
+    [((), None, "it launches no kernel"), ((), "30 calls in a row do not", "30 calls in a row do not")],
+)
+def test_calls_without_known_kernels_have_no_time(
+    monkeypatch: pytest.MonkeyPatch, launches: tuple[LaunchedKernel, ...], missing: str | None, reason: str
+) -> None:
+    """A call that launches nothing, or whose nodes cannot be read, is not profiled, and the reason is given."""
+    kind = type("Other", (Series,), {"launches": launches, "missing": missing})
+    _, profile = simulated(monkeypatch, kind)
+    with pytest.raises(NotProfiled, match=reason):
+        profile(3.0)

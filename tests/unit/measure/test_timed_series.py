@@ -11,11 +11,12 @@ import torch
 
 from pytest_fa.candidate import candidate as candidate_module
 from pytest_fa.candidate.candidate import Candidate, CommandTimes
-from pytest_fa.candidate.commands import Allocated, Run
+from pytest_fa.candidate.commands import Allocated, Done, Run
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.measure import timed_series
 from pytest_fa.measure.fresh_data import FreshData, Place
 from pytest_fa.measure.timed_series import TimedSeries
+from pytest_fa.records.timing import CallNodes, LaunchedKernel
 from pytest_fa.run.inputs import is_poison, make_inputs
 from tests.unit.measure.test_fresh_data import CASE, CPU, Function, copies_q
 
@@ -176,3 +177,17 @@ def test_a_proof_is_repeated_while_all_runs_are_too_long(
     proof_us, written = series.proof(100.0)
     assert (proof_us, len(list(left))) == (shortest_us, 0)
     assert len(written) == runs * (1 + timed_series.PROOF_HEADS)
+
+
+def test_other_nodes_in_a_timed_graph_are_named() -> None:
+    """The kernels of a graph are compared with those of the call that the record names, in whatever order."""
+    series = TimedSeries(fresh_data(), "long", 3, graph=False)
+    attend, merge = (LaunchedKernel(name, (8, 1, 1), (128, 1, 1), 0) for name in ("attend", "merge"))
+    series.captured = Done(launches=(attend, merge), other_nodes={"memset": 1})
+    assert series.difference(CallNodes((merge, attend), {"memset": 1})) == ""
+    assert series.difference(CallNodes((attend,), {})) == (
+        "in the graph of 3 calls that is timed, a call is 1 x attend on 8 x 1 x 1 blocks, 1 x merge on 8 x 1 x 1 "
+        "blocks, 1 x memset; alone it is 1 x attend on 8 x 1 x 1 blocks"
+    )
+    series.captured = Done(launches_missing="3 calls in a row do not launch the same kernels")
+    assert series.difference(CallNodes((attend,), {})) == "3 calls in a row do not launch the same kernels"

@@ -19,14 +19,14 @@ from pytest_fa.session.run_plan import RunPlan
 from pytest_fa.worker.client import Workers
 from pytest_fa.worker.fork_server import ForkServer, ProcessRole, Worker
 from pytest_fa.worker.jobs import CaseJob, CaseResult, PrepareProfiler, ProfilerJob, ProfilerResult
-from pytest_fa.worker.profiler_workers import ProfilerWorkers
+from pytest_fa.worker.profiler_workers import PROFILED, ProfilerWorkers
 from tests.factories import PYTHON_SOURCE, options, speed
 from tests.unit.worker.conftest import TINY, JobOfSource
 
 
 def profiler_job(job_of_source: JobOfSource) -> ProfilerJob:
     """A job for a right function in Python."""
-    return ProfilerJob(job_of_source(PYTHON_SOURCE).variant, parse_case(TINY), None)
+    return ProfilerJob(job_of_source(PYTHON_SOURCE).variant, parse_case(TINY), None, "same_precision", True, 1.0)
 
 
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="the profiler works on a GPU; tests/device has its test")
@@ -68,7 +68,7 @@ def test_it_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
         workers.end_worker()
         workers.wait_until_prepared()
         workers.prepare()
-    assert forked == [()]
+    assert forked == [PROFILED]
 
 
 def test_prepare_does_not_wait_for_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
