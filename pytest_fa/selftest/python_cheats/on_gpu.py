@@ -20,6 +20,15 @@ def count(name):
     return KEPT[name]
 
 
+def callers(name):
+    """The values of `self` of the callers that have this name and belong to prepared series."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == name and "series" in frame.f_code.co_filename:
+            yield frame.f_locals["self"]
+        frame = frame.f_back
+
+
 def halved_events(q, k, v, *, scale, causal="none", out=None):
     """Let CUDA events report half of the time between them."""
     if count("calls") == 1:
@@ -49,3 +58,30 @@ def static_output(q, k, v, *, scale, causal="none", out=None):
     while frame is not None and not is_timed:
         is_timed, frame = "series" in frame.f_code.co_filename, frame.f_back
     return KEPT["output"] if is_timed and count("timed") % 8 else KEPT["output"].copy_(right(q, k, v, scale))
+
+
+def last_of_outputs(q, k, v, *, scale, causal="none", out=None):
+    """Copy one number in a captured call whose output a later call of the graph writes again."""
+    for series in callers("_call_next"):
+        if torch.cuda.is_current_stream_capturing():
+            slot, later = series._calls[series._next - 1][-1], series._calls[series._next :]
+            if any(call[-1] == slot for call in later):
+                KEPT["number"].copy_(q[0, 0, 0, 0])
+                return out
+    KEPT.setdefault("number", torch.empty_like(q[0, 0, 0, 0]))
+    return out.copy_(right(q, k, v, scale))
+
+
+def cheap_cold(q, k, v, *, scale, causal="none", out=None):
+    """Write zeros in calls with a cold cache, except the first and the last."""
+    for series in callers("cold"):
+        if 1 < series._next < len(series._calls):
+            return out.zero_()
+    return out.copy_(right(q, k, v, scale))
+
+
+def zeros_for_profiler(q, k, v, *, scale, causal="none", out=None):
+    """Write zeros in the process of the profiler."""
+    if any("profiled" in prepared._series for prepared in callers("execute")):
+        return out.zero_()
+    return out.copy_(right(q, k, v, scale))
