@@ -1,11 +1,11 @@
 """Judge right variants on many cases, and list every false alarm.
 
-python -m tests.honest_cases --seconds 180 [--cases 300] [--only NAME,...] [--log FILE]
+python -m tests.honest_cases --seconds 180 [--cases 300] [--timed-every 10] [--only NAME,...] [--log FILE]
 
 The variants are the candidates of `kernels/`, the baselines that are shipped, and small variants that do unusual but
 honest things: they allocate their output, return one buffer for all calls, choose an algorithm in their first call, or
 are compiled by torch or Triton.  Variants take turns; each job has a case of the suites with a seed of its own, and one
-job in ten is timed.  The exit status is 1 if there is an alarm.
+job in ten is timed, on a GPU also under the profiler.  The exit status is 1 if there is an alarm.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from pytest_fa.build.builder import ensure
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.build.target import native_arch
@@ -33,7 +35,8 @@ from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob, CaseResult
+from pytest_fa.worker.jobs import CaseJob, CaseResult, ProfilerJob
+from pytest_fa.worker.profiler_workers import ProfilerWorkers
 from tests.factories import MANIFEST
 
 KERNELS = Path(__file__).parents[1] / "kernels"
@@ -124,7 +127,9 @@ class Tally:
         if result.speed is not None:
             self.timed[name] = self.timed.get(name, 0) + 1
             agreement = check_agreement(name, job.variant.role, result.speed) if job.device == "cuda" else None
-            if agreement and agreement.valid is False and name != "one_buffer":  # its time cannot be confirmed
+            has_no_figure = result.speed.profiler_missing and not result.speed.launches_missing
+            doubted = agreement and (agreement.valid is False or has_no_figure)
+            if agreement and doubted and name != "one_buffer":  # its time cannot be confirmed
                 self.alarms.append(Alarm(job.id, "time", agreement.reason))
 
     def table(self) -> str:
@@ -183,7 +188,9 @@ def builds_of(variants: list[Variant], cache: Path) -> dict[str, Build]:
     return {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Build)}
 
 
-def jobs_of(variants: list[Variant], device: Device, cache: Path, seed: int) -> Iterator[CaseJob]:
+def jobs_of(
+    variants: list[Variant], device: Device, cache: Path, seed: int, timed_every: int = TIMED_EVERY
+) -> Iterator[CaseJob]:
     """Jobs without end: variants take turns, each on a random case that it supports."""
     builds, draw = builds_of(variants, cache), random.Random(seed)  # noqa: S311  # not for cryptography
     cases: list[Case] = [case for suite in SUITES_USED for case in SUITES[suite] if case.seq_k <= 2048]
@@ -200,7 +207,7 @@ def jobs_of(variants: list[Variant], device: Device, cache: Path, seed: int) -> 
             device=device,
             policy=variant.tolerance,
             judge=True,
-            time=(number // len(variants)) % TIMED_EVERY == 0,
+            time=(number // len(variants)) % timed_every == 0,
             repeats=REPEATS[device],
             watchdog_seconds=WATCHDOG_SECONDS,
             file_hashes=build.files if build else {},
@@ -208,18 +215,34 @@ def jobs_of(variants: list[Variant], device: Device, cache: Path, seed: int) -> 
         )
 
 
-def judge_honest(seconds: float, most_cases: int, only: tuple[str, ...] = (), seed: int = 0) -> Tally:
+def _with_profiler(job: CaseJob, result: CaseResult, profiler: ProfilerWorkers) -> CaseResult:
+    """The result with the profiler's time of a call on a GPU, or the reason why there is none.
+
+    Calls that cannot be captured are left out: their period may be that of their launches, which the profiler's
+    durations do not contain.
+    """
+    if result.speed is None or result.speed.outside is None or result.speed.outside.proof_us is None:
+        return result
+    of_job = (job.variant, job.case, job.library, job.policy, job.judge, result.speed.device.median_us)
+    profiled = profiler.run_profiler(ProfilerJob(*of_job, WATCHDOG_SECONDS, job.file_hashes))
+    speed = msgspec.structs.replace(result.speed, profiler=profiled.profiler, profiler_missing=profiled.missing)
+    return msgspec.structs.replace(result, speed=speed)
+
+
+def judge_honest(
+    seconds: float, most_cases: int, only: tuple[str, ...] = (), seed: int = 0, timed_every: int = TIMED_EVERY
+) -> Tally:
     """Judge right variants until the time is over or as many cases are judged."""
     device: Device = "cuda" if find_gpu() else "cpu"
     tally = Tally()
-    with tempfile.TemporaryDirectory() as name, Workers() as workers:
+    with tempfile.TemporaryDirectory() as name, Workers() as workers, ProfilerWorkers() as profiler:
         workers.start()
         variants = honest_variants(Path(name), device)
         known = [each.name for each in variants]
         if unknown := [word for word in only if word not in known]:
             raise SystemExit(f"--only: no variant {unknown[0]!r} here for {device}{suggestion(unknown[0], known)}")
         variants = [each for each in variants if not only or each.name in only]
-        jobs = jobs_of(variants, device, default_cache(), seed)
+        jobs = jobs_of(variants, device, default_cache(), seed, timed_every)
         first = next(jobs)  # builds what is missing
         deadline = time.monotonic() + seconds
         for job in itertools.chain([first], jobs):
@@ -227,7 +250,7 @@ def judge_honest(seconds: float, most_cases: int, only: tuple[str, ...] = (), se
                 return tally
             if tally.absent.get(job.variant.name, "").startswith(ABSENT):
                 continue
-            tally.add(job, workers.run(job))
+            tally.add(job, _with_profiler(job, workers.run(job), profiler))
     return tally
 
 
@@ -236,12 +259,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--cases", type=int, default=10**9)
+    parser.add_argument("--timed-every", type=int, default=TIMED_EVERY)
     parser.add_argument("--only", default="")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path)
     given = parser.parse_args()
     start = time.monotonic()
-    tally = judge_honest(given.seconds, given.cases, tuple(filter(None, given.only.split(","))), given.seed)
+    only = tuple(filter(None, given.only.split(",")))
+    tally = judge_honest(given.seconds, given.cases, only, given.seed, given.timed_every)
     text = f"{tally.table()}\n{time.monotonic() - start:.0f} s\n"
     sys.stdout.write(text)
     if given.log:

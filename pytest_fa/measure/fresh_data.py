@@ -89,7 +89,7 @@ class FreshData:
         self._shared = [self._visible(buffer) for buffer in self._private]
         self._descales = inputs.descales and inputs.descales.map(lambda x: self._visible(x.flatten()).view(x.shape))
         self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > l2_bytes // 4
-        self.scores_per_head = case.seq_q * case.seq_k
+        self.scores_per_head = max(1, case.seq_q * case.seq_k)
         self._out_like = output = poisoned_output(inputs, case.computes)
         self._workspaces: dict[int, torch.Tensor] = {}  # by size in bytes; all calls of one size share a workspace
         self.outs = self.new_outputs(output_count(output, l2_bytes))

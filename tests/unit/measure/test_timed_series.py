@@ -23,9 +23,9 @@ from tests.unit.measure.test_fresh_data import CASE, CPU, Function, copies_q
 L2_BYTES = 50 * 2**20
 
 
-def fresh_data(forward: Function = copies_q) -> FreshData:
+def fresh_data(forward: Function = copies_q, case_id: str = CASE) -> FreshData:
     """Fresh data with eight outputs for a function of this process."""
-    case = parse_case(CASE)
+    case = parse_case(case_id)
     return FreshData(Candidate.of_function(forward, "cpu"), case, make_inputs(case, CPU), L2_BYTES)
 
 
@@ -191,3 +191,25 @@ def test_other_nodes_in_a_timed_graph_are_named() -> None:
     )
     series.captured = Done(launches_missing="3 calls in a row do not launch the same kernels")
     assert series.difference(CallNodes((attend,), {})) == "3 calls in a row do not launch the same kernels"
+
+
+@pytest.mark.parametrize(
+    ("case", "heads"),
+    [("b1h2s64d64-fp16-seed0", 24), ("b1h2s64d64-fp16-sk0-seed0", 24), ("b1h1s4096d64-fp16-sk65536-seed0", 8)],
+)
+def test_the_heads_of_a_proof_are_as_many_as_truth_has_time_for(
+    monkeypatch: pytest.MonkeyPatch, case: str, heads: int
+) -> None:
+    """Fewer for long sequences; a case without keys has as many as a short one."""
+    series = TimedSeries(fresh_data(case_id=case), "proof", 3, graph=False)
+    asked: list[int] = []
+
+    def time_with(heads: int) -> CommandTimes:
+        asked.append(heads)
+        return CommandTimes(1.0, (1.0,), ())
+
+    monkeypatch.setattr(series, "time", time_with)
+    monkeypatch.setattr(series, "written_head", lambda: None)
+    monkeypatch.setattr(series, "written_heads", list)
+    series.proof(10.0)
+    assert asked == [heads] * 3
