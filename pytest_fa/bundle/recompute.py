@@ -122,22 +122,34 @@ def _of_speed(record: Record, speed: Speed, ceilings: Ceilings | None) -> Iterat
 
 
 def _of_agreement(record: Record, speed: Speed, stated: Agreement, ceilings: Ceilings | None) -> Iterator[str]:
-    """A stated agreement must follow from the times, by today's rules or by the earlier ones, which were stricter."""
+    """A stated agreement must follow from the times, by today's rules or by those of an earlier version."""
 
-    def expected(capped_share: float, sm_mhz: int | None, short_us: float) -> Agreement:
+    def expected(capped_share: float, sm_mhz: int | None, short_us: float, *, earlier_proof: bool) -> Agreement:
         is_limited = ceilings is not None and record.role != "overhead" and record.case is not None
         floor = ceilings.floor(record.case, speed.l2_bytes, sm_mhz) if is_limited and ceilings and record.case else None
         needs_outside = record.schema >= OUTSIDE_SCHEMA
         limits = {"capped_share": capped_share, "short_us": short_us}
-        return check_agreement(record.variant, record.role, speed, floor, needs_outside=needs_outside, **limits)
+        return check_agreement(
+            record.variant,
+            record.role,
+            speed,
+            floor,
+            needs_outside=needs_outside,
+            has_earlier_proof=earlier_proof,
+            **limits,
+        )
 
     def fits(expected: Agreement) -> bool:
         is_close = stated.least_us is None or _is_close(stated.least_us, expected.least_us)  # None in older records
         return stated.valid == expected.valid and is_close
 
-    today = expected(CAPPED_SHARE, speed.highest_sm_mhz, SHORT_US)
-    rules = ((CAPPED_SHARE, speed.highest_sm_mhz), (SHARE, None))
-    earlier = (expected(share, sm_mhz, EARLIER_SHORT_US) for share, sm_mhz in rules)
+    today = expected(CAPPED_SHARE, speed.highest_sm_mhz, SHORT_US, earlier_proof=False)
+    rules = (
+        (CAPPED_SHARE, speed.highest_sm_mhz, SHORT_US),
+        (CAPPED_SHARE, speed.highest_sm_mhz, EARLIER_SHORT_US),
+        (SHARE, None, EARLIER_SHORT_US),
+    )
+    earlier = (expected(*rule, earlier_proof=True) for rule in rules)
     if not fits(today) and not any(map(fits, earlier)):
         yield f"the agreement says valid = {stated.valid}, the times give {today.valid}: {today.reason}"
 

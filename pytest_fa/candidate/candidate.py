@@ -24,6 +24,7 @@ from pytest_fa.candidate.commands import (
     Done,
     EndJob,
     Forget,
+    Load,
     MakeCall,
     Open,
     Prepare,
@@ -160,7 +161,7 @@ class Candidate:
 
     def timed(
         self,
-        command: Run | ReplaySeries | Cold | Profile,
+        command: Run | ReplaySeries | Cold | Load | Profile,
         meanwhile: Callable[[], object] | None = None,
         copy_outputs: Callable[[tuple[Allocated | None, ...]], object] | None = None,
         publish: Callable[[], object] = lambda: None,

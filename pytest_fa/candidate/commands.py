@@ -198,17 +198,22 @@ class ReplaySeries(msgspec.Struct, frozen=True, tag="replay"):
 
 
 class Cold(msgspec.Struct, frozen=True, tag="cold"):
-    """Time single calls of a prepared series, each after the L2 cache was read full of other data."""
+    """Time each call of a prepared series once, after the L2 cache was read full of other data."""
 
     name: str
-    rounds: int
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Replay the graph of a prepared series so many times without a pause, and wait for them."""
+
+    name: str
+    replays: int
 
 
 class Profile(msgspec.Struct, frozen=True, tag="profile"):
-    """Replay the graph of a prepared series once under torch's profiler, after `load_replays` replays of it."""
+    """Replay the graph of a prepared series once under torch's profiler."""
 
     name: str
-    load_replays: int
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -235,6 +240,7 @@ Command = (
     | Capture
     | ReplaySeries
     | Cold
+    | Load
     | Profile
     | Forget
     | EndJob

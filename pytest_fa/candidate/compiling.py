@@ -18,6 +18,7 @@ from pytest_fa.candidate.commands import (
     Command,
     Delegates,
     Launch,
+    Load,
     MakeCall,
     Prepare,
     Profile,
@@ -85,7 +86,7 @@ class CompilingCalls:
             return [step.call for steps in command.threads for step in steps if isinstance(step, Launch)]
         if isinstance(command, MakeCall | Repeat | CaptureCall | Delegates):
             return [command.call]
-        if isinstance(command, Run | Capture | ReplaySeries | Cold | Profile):
+        if isinstance(command, Run | Capture | ReplaySeries | Cold | Load | Profile):
             return [self._series[command.name]]
         return []
 

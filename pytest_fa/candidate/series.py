@@ -22,6 +22,7 @@ from pytest_fa.candidate.commands import (
     Command,
     Done,
     Forget,
+    Load,
     Prepare,
     Profile,
     ProfilerReport,
@@ -70,9 +71,11 @@ class PreparedCalls:
             case ReplaySeries():
                 return self.named(command.name).replay()
             case Cold():
-                return self.named(command.name).cold(command.rounds, tools)
+                return self.named(command.name).cold(tools)
+            case Load():
+                return self.named(command.name).load(command.replays)
             case Profile():
-                return self.named(command.name).profile(command.load_replays)
+                return self.named(command.name).profile()
             case Forget():
                 self.forget()
                 return Done()
@@ -126,7 +129,7 @@ class PreparedSeries:
         ]
         self._next = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._node_count = 0  # of one call
+        self._cold_ends: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # of the calls of a cold graph
         self._is_cpu = self._outs[0].device.type == "cpu"
 
     def run(self, count: int) -> Done:
@@ -151,7 +154,6 @@ class PreparedSeries:
         """Capture all calls, and read the nodes of one from those of all.  Raises `CannotCapture`."""
         self._graph = capture(self._call_next, len(self._calls), self._begin, keep_graph=True)
         read = read_nodes(self._graph, len(self._calls))
-        self._node_count = sum(launch.count for launch in read.launches) + sum(read.other_nodes.values())
         return Done(
             launches=read.launches,
             launches_missing=read.missing,
@@ -164,10 +166,14 @@ class PreparedSeries:
         """Replay the graph once and wait for it."""
         return Done(inside_us=(event_us(self._captured.replay),))
 
-    def profile(self, load_replays: int) -> Done:
-        """Replay the graph once under the profiler, after `load_replays` replays without a pause."""
+    def load(self, replays: int) -> Done:
+        """Replay the graph so many times without a pause, and wait for them."""
+        return Done(inside_us=(event_us(self._captured.replay, replays),))
+
+    def profile(self) -> Done:
+        """Replay the graph once under the profiler."""
         calls = len(self._calls)
-        durations = durations_us(self._captured, load_replays, calls * self._node_count)
+        durations = durations_us(self._captured)
         nodes = tuple(
             NodeTime(name, sum(node_us) / len(node_us), round(len(node_us) / calls))
             for name, node_us in durations.items()
@@ -180,10 +186,20 @@ class PreparedSeries:
             raise FaError("the series is not captured")
         return self._graph
 
-    def cold(self, rounds: int, tools: DeviceTools | None) -> Done:
+    def cold(self, tools: DeviceTools | None) -> Done:
         """Time each call after L2 was read full of other data.  Raises `CannotCapture` and `NoDeviceTools`."""
         if tools is None:
             raise NoDeviceTools("the device's tools are missing")
+        if not self._cold_ends:
+            self._capture_cold(tools)
+        tools.reset_persisting_l2()
+        self._captured.replay()
+        torch.cuda.synchronize()
+        samples = tuple(start.elapsed_time(end) * 1000 for start, end in self._cold_ends)
+        return Done(inside_us=samples, allocated=self._allocated())
+
+    def _capture_cold(self, tools: DeviceTools) -> None:
+        """Capture all calls, each after L2 is read full, between two events."""
         ends = [(_event(), _event()) for _ in self._calls]
 
         def round_of_calls() -> None:
@@ -193,15 +209,7 @@ class PreparedSeries:
                 self._call_next()
                 end.record()
 
-        graph = capture(round_of_calls, 1, self._begin)
-        samples: list[float] = []
-        for index in range(rounds + 1):
-            tools.reset_persisting_l2()
-            graph.replay()
-            torch.cuda.synchronize()
-            if index:  # the first replay is a warm-up
-                samples += [start.elapsed_time(end) * 1000 for start, end in ends]
-        return Done(inside_us=tuple(samples), allocated=self._allocated())
+        self._graph, self._cold_ends = capture(round_of_calls, 1, self._begin), ends
 
     def _begin(self) -> None:
         self._next = 0

@@ -142,7 +142,9 @@ class ArmTimer:
         fill_us = self._data.fill_us(outs) / count
         series = TimedSeries(self._data, "proof", count, outs)
         _require_own_outputs(self.name, series)
-        if difference := series.difference(self._known_series.nodes):
+        if missing := self._known_series.captured.launches_missing or series.captured.launches_missing:
+            raise CannotCapture(f"{self.name}: {missing}")
+        if difference := series.difference(self._known_series.nodes, f"in that of {self._calls} calls"):
             raise WrongResult("proof sample", f"{self.name}: {difference}")
         inside_us, outside_us = (statistics.median(samples) for samples in (self.samples_us, self.outside_us))
         call_us, run_us = min(inside_us, outside_us), self._calls * (outside_us - inside_us)

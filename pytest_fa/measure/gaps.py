@@ -1,7 +1,7 @@
 """Gaps in the judge's own running while it times: it was stopped by a signal, or lost its processor.
 
 Whoever stops the judge has work done in between.  A process that goes on after a stop gets SIGCONT, whatever has
-stopped it, and notices it by that.
+stopped it, and notices it by that.  A SIGCONT without a stop counts, too: nothing honest sends it to a judge.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _seen = 0
 def count_stops() -> None:
     """Count the stops of this process from now on.  Only for the main thread of a process that is forked for it."""
     signal.signal(signal.SIGCONT, _count)
+    signal.siginterrupt(signal.SIGCONT, False)  # system calls of C code go on
 
 
 def stops() -> int:
@@ -53,8 +54,8 @@ class Gaps:
             self.stops += 1
             if self.stops >= MOST_STOPPED:
                 raise StoppedJudge(
-                    f"the judge's process was stopped in {self.stops} timed runs: a time across a stop does not count; "
-                    f"end what sends SIGSTOP to it, the variant itself if nothing else does"
+                    f"the judge's process was stopped, or sent SIGCONT, in {self.stops} timed runs, which do not "
+                    f"count; end what sends it signals: the variant itself, if nothing else does"
                 )
             return True
         is_lost = published_us > LOST_TIMES * publish_us + LOST_US and self.lost < MOST_LOST

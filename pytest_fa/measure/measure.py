@@ -26,7 +26,7 @@ from pytest_fa.run.inputs import Inputs
 
 COLD_CALLS = 10  # in a graph
 COLD_ROUNDS = 5
-COLD_HEADS = 3  # of outputs of cold calls, that are judged besides one of the last output or chosen like it
+COLD_HEADS = 2  # of outputs of each round that are judged, besides one of the last output or chosen like it
 LONG_COLD_US = 5000.0  # from this length of a call on, a graph has one call
 
 
@@ -95,14 +95,11 @@ def _launched(data: FreshData) -> Done:
 
 
 def _difference(alone: Done, graphs: tuple[TimedSeries, ...]) -> str:
-    """How calls of timed graphs differ from the one that the record names; empty if none does, or if that is unknown.
-
-    Without the nodes of a call, the time is not confirmed anyway.
-    """
+    """How calls of timed graphs differ from the one that the record names; empty if none does."""
     if alone.launches_missing:
-        return ""
-    nodes = CallNodes(alone.launches, alone.other_nodes)
-    return next((text for graph in graphs if (text := graph.difference(nodes))), "")
+        return alone.launches_missing if graphs else ""
+    nodes = CallNodes(alone.launches, alone.other_nodes, alone.order)
+    return next((text for graph in graphs if (text := graph.difference(nodes, "alone"))), "")
 
 
 def _cold(data: FreshData, device_us: float, written: list[Written]) -> tuple[Timing | None, str | None]:
@@ -113,14 +110,17 @@ def _cold(data: FreshData, device_us: float, written: list[Written]) -> tuple[Ti
     if data.candidate.device.type == "cpu":
         return None, ON_CPU
     series = TimedSeries(data, "cold", COLD_CALLS if device_us < LONG_COLD_US else 1, graph=False)
+    samples_us: list[float] = []
     try:
-        timed = series.time(heads=COLD_HEADS, command=Cold(series.name, COLD_ROUNDS))
+        for index in range(COLD_ROUNDS + 1):  # each on its own data
+            timed = series.time(heads=COLD_HEADS, command=Cold(series.name))
+            written += [series.written_head(), *series.written_heads()]
+            data.require_untouched()
+            samples_us += timed.inside_us if index else ()  # the first round is a warm-up
     except (CannotCapture, NoDeviceTools) as problem:
         return None, str(problem).splitlines()[0]
-    written += [series.written_head(), *series.written_heads()]
-    data.require_untouched()
     method = "event pair around one call after reading twice the L2, by the candidate's clock"
-    return timing(method, list(timed.inside_us), 1), None
+    return timing(method, samples_us, 1), None
 
 
 def _overhead_us(device: torch.device, launches: tuple[LaunchedKernel, ...], candidate: Candidate) -> float | None:

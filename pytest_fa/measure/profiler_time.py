@@ -10,7 +10,7 @@ import math
 import time
 from typing import NamedTuple
 
-from pytest_fa.candidate.commands import Profile
+from pytest_fa.candidate.commands import Load, Profile
 from pytest_fa.errors import FaError
 from pytest_fa.measure.fresh_data import FreshData, Written
 from pytest_fa.measure.launch_overhead import period_of_spin_us
@@ -46,7 +46,8 @@ def profile_calls(data: FreshData, device_us: float, tools: DeviceTools, clocks:
     """Have calls that take about `device_us` each run under the profiler, in the candidate's process.
 
     Long nodes are read after 0.5 s of load, as they are timed: under a power cap, the first calls run faster.  During
-    this load, the judge reads the clocks.  Raises `NotProfiled` and `CannotCapture`.
+    this load, the judge reads the clocks.  Other data follow, so that the calls that are read have their work to do.
+    Raises `NotProfiled` and `CannotCapture`.
     """
     fewest, most = CALLS
     series = TimedSeries(data, "profiled", max(fewest, min(most, math.ceil(READ_US / device_us))))
@@ -58,23 +59,29 @@ def profile_calls(data: FreshData, device_us: float, tools: DeviceTools, clocks:
     node_count = sum(launch.count for launch in nodes.launches) + sum(nodes.other_nodes.values())
     offset_us = _clock_offset_us(data, nodes, device_us / node_count, tools)
     series.time()  # a warm-up
-    is_long = device_us >= LONG_NODE_US * node_count
-    load_replays = math.ceil(LOADED_US / (series.calls * device_us)) if is_long else 0
-    readings: list[Clocks | None] = []
-
-    def read_clocks() -> None:
-        time.sleep(CLOCKS_AT * LOADED_US / 1e6)
-        readings.append(clocks.now())
-
-    command = Profile(series.name, load_replays)
-    timed = series.time(heads=HEADS, command=command, meanwhile=read_clocks if load_replays else None)
+    read = None
+    if device_us >= LONG_NODE_US * node_count:
+        read = _clocks_under_load(series, math.ceil(LOADED_US / (series.calls * device_us)), clocks)
+    timed = series.time(heads=HEADS, command=Profile(series.name))
     if (report := timed.profiled) is None:
         raise NotProfiled("the profiled process named no durations")
     written = [series.written_head(), *series.written_heads()]
     data.require_untouched()
     profiler_us = sum(node.mean_us * node.count for node in report.nodes)
     missing = abs(series.calls * node_count - report.records)
-    return Profiled(ProfilerTime(profiler_us, offset_us, report.nodes, missing, next(iter(readings), None)), written)
+    return Profiled(ProfilerTime(profiler_us, offset_us, report.nodes, missing, read), written)
+
+
+def _clocks_under_load(series: TimedSeries, replays: int, clocks: ClockWatch) -> Clocks | None:
+    """What the judge reads while the graph is replayed again and again."""
+    readings: list[Clocks | None] = []
+
+    def read() -> None:
+        time.sleep(CLOCKS_AT * LOADED_US / 1e6)
+        readings.append(clocks.now())
+
+    series.data.candidate.timed(Load(series.name, replays), meanwhile=read)
+    return readings[0]
 
 
 def _clock_offset_us(data: FreshData, nodes: CallNodes, node_us: float, tools: DeviceTools) -> float:

@@ -32,10 +32,10 @@ PROOF_REPLAYS = 3
 MOST_PROOF_REPLAYS = 12  # a busy machine delays some replays, and work that is skipped delays all of them
 PROOF_PAUSE_SECONDS = 0.2  # before each replay after the third, so that a short disturbance passes
 # Heads that are judged of each replay, besides one of the last output or chosen like it.  The fastest replay counts: a
-# candidate that skips a tenth of the calls in it is found with 1 - 0.9 ** 25 = 93 %, a fifth with 99.6 %.
+# candidate that skips a tenth of the calls in it is found with 1 - 0.9 ** 24 = 92 %, a fifth with 99.5 %.
 PROOF_HEADS = 24
 FEWEST_PROOF_HEADS = 5
-PROOF_SCORES = 2**31  # of all heads that are judged: truth of long sequences takes time
+PROOF_SCORES = 2**31  # of the heads of one replay: truth of long sequences takes time
 
 
 class Copies(NamedTuple):
@@ -107,17 +107,15 @@ class TimedSeries:
     @property
     def nodes(self) -> CallNodes:
         """The nodes of one call of the graph."""
-        return CallNodes(self.captured.launches, self.captured.other_nodes)
+        return CallNodes(self.captured.launches, self.captured.other_nodes, self.captured.order)
 
-    def difference(self, nodes: CallNodes) -> str:
-        """How calls of the graph differ from a call with the nodes that the record names; empty if they do not."""
+    def difference(self, nodes: CallNodes, where: str) -> str:
+        """How calls of the graph differ from a call with these nodes, which it has `where`; empty if they do not."""
         if self.captured.launches_missing:
             return self.captured.launches_missing
         if self.nodes.has_same(nodes):
             return ""
-        return (
-            f"in the graph of {self.calls} calls that is timed, a call is {self.nodes.text}; alone it is {nodes.text}"
-        )
+        return f"in the timed graph of {self.calls} calls, a call is {self.nodes.text}; {where} it is {nodes.text}"
 
     @property
     def shares_outputs(self) -> bool:

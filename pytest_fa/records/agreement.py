@@ -6,8 +6,10 @@ the process that runs the kernel.  The judge's clock is outside that process.  T
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pytest_fa.records.ceilings import BYTES_MARGIN, CEILING_MARGIN, Floor
-from pytest_fa.records.timing import ON_CPU, Agreement, OutsideTime, ProfilerTime, Speed
+from pytest_fa.records.timing import ON_CPU, PROFILED_OUTPUTS, Agreement, OutsideTime, ProfilerTime, Speed
 
 LONG_NODE_US = 30.0  # mean duration from which a kernel counts as long
 SHARE = 0.05  # allowed difference between period and profiler, as a share of the period
@@ -25,6 +27,7 @@ PROVEN_SHARE = 0.25  # how much shorter the candidate's clock must be than a who
 # How much longer calls may take that write an output of their own, besides the time to write it to memory.  In 253
 # records of an NVIDIA H200, 1.00 was enough for each; on an H100, `sdpa_math`, which has 14 kernels, needed 1.04.
 PROOF_SHARE = 1.05
+EARLIER_PROOF_SHARE = 1.15  # of a whole run, in records of earlier versions
 RUN_SHARE = 1.25  # how much more of what a run contains besides calls the proof sample may contain than a longer run
 RUN_US = 100.0  # and this much more
 LEAST_CALL_SHARE = 0.9  # of `device_us`, that a call from Python takes: the two are measured one after the other
@@ -48,18 +51,22 @@ def check_agreement(
     needs_outside: bool = True,
     capped_share: float = CAPPED_SHARE,
     short_us: float = SHORT_US,
+    has_earlier_proof: bool = False,
 ) -> Agreement:
     """Return whether a period agrees with the other clocks, the launched kernels and the GPU's peak rates.
 
     `floor` has the least times of a call on this GPU, if its rates are known.  Without `needs_outside`, a time on a GPU
     may lack the judge's clock, as in records of earlier versions.  `capped_share` says by how much the profiler may be
     longer under a power cap, as a share of the period.  `short_us` is the allowed difference per short kernel.
+    With `has_earlier_proof`, the proof sample has the limit of earlier versions.
     """
     problem = _below_floor(speed.device.median_us, floor or Floor())
     if problem := problem or _throttled_or_branched(speed) or _wrong_kernels(variant, role, speed):
         return Agreement(valid=False, reason=problem)
-    if problem := _against_judge(speed, role, needs_outside=needs_outside):
+    if problem := _against_judge(speed, role, needs_outside=needs_outside, has_earlier_proof=has_earlier_proof):
         return Agreement(valid=False, reason=problem, least_us=_least_us(speed))
+    if PROFILED_OUTPUTS in (speed.profiler_missing or ""):
+        return Agreement(valid=False, reason=speed.profiler_missing or "", least_us=_least_us(speed))
     if speed.profiler is None:
         return Agreement(valid=None, reason=speed.profiler_missing or "not profiled")
     share = capped_share if speed.is_power_capped else SHARE
@@ -103,16 +110,20 @@ def _below_floor(period_us: float, floor: Floor) -> str:
 # -- the judge's clock ------------------------------------------------------------------------------------------------
 
 
-def _against_judge(speed: Speed, role: str, *, needs_outside: bool) -> str:
+def _against_judge(speed: Speed, role: str, *, needs_outside: bool, has_earlier_proof: bool) -> str:
     """Return what the judge's clock contradicts; nothing on the CPU, where it is the only clock."""
     if ON_CPU in (speed.cold_missing, speed.profiler_missing):
         return ""
     if speed.outside is None:
         return "the time has no figure by the judge's clock" if needs_outside else ""
-    return _against_outside(speed.device.median_us, speed.outside, role, is_capped=speed.judge_saw_power_cap)
+    is_capped = speed.judge_saw_power_cap
+    limit_of = earlier_proof_limit_of if has_earlier_proof else proof_limit_of
+    return _against_outside(speed.device.median_us, speed.outside, role, limit_of, is_capped=is_capped)
 
 
-def _against_outside(period_us: float, outside: OutsideTime, role: str, *, is_capped: bool) -> str:
+def _against_outside(
+    period_us: float, outside: OutsideTime, role: str, limit_of: ProofLimit, *, is_capped: bool
+) -> str:
     """Return which of the judge's three figures contradicts a period.
 
     The slope alone is not enough: a candidate could slow down the shorter graph.  Then a whole run takes longer.  The
@@ -137,7 +148,7 @@ def _against_outside(period_us: float, outside: OutsideTime, role: str, *, is_ca
     if outside.proof_us is None or role == "overhead":
         return ""
     calls = outside.proof_calls or 1
-    allowed_us = proof_limit_of(outside, outside.fill_us or 0.0, calls)
+    allowed_us = limit_of(outside, outside.fill_us or 0.0, calls)
     if not outside.proof_us <= allowed_us:
         return (
             f"where each of {calls} calls writes an output of its own, a call takes {outside.proof_us:.2f} us, "
@@ -177,6 +188,15 @@ def tampering_of(period_us: float, outside: OutsideTime) -> str:
         f"a call takes {period_us:.2f} us by the clock of its own process and {judged_us:.2f} us by the judge's clock"
         f"{_shorter_by(period_us, judged_us)}"
     )
+
+
+ProofLimit = Callable[[OutsideTime, float, int], float]
+
+
+def earlier_proof_limit_of(outside: OutsideTime, fill_us: float, proof_calls: int) -> float:
+    """The limit of the proof sample in earlier versions."""
+    run_us = outside.message_us / proof_calls
+    return max(EARLIER_PROOF_SHARE * outside.whole_us, outside.whole_us + 2 * fill_us) + CLOCK_US + run_us
 
 
 def proof_limit_of(outside: OutsideTime, fill_us: float, proof_calls: int) -> float:

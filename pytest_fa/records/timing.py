@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 import msgspec
@@ -13,6 +14,7 @@ ON_CPU = "runs on the CPU"  # the reason for a missing GPU figure
 # The dependencies between a call's graph nodes: a chain; parallel branches; or a chain with programmatic dependent
 # launch, where a kernel may start before its predecessor ends.
 Order = Literal["chain", "branches", "programmatic"]
+ORDER_TEXTS = {"chain": "one chain", "branches": "branches", "programmatic": "programmatic launches"}
 # For the message that starts a run of calls, its answer, and the judge's copies of outputs; 0.8 to 1.0 ms on an H200.
 MESSAGE_US = 1200.0
 
@@ -30,20 +32,24 @@ class LaunchedKernel(msgspec.Struct, frozen=True):
 
 
 class CallNodes(msgspec.Struct, frozen=True):
-    """The nodes of a captured call: its kernels, and the number of its memsets and copies by kind."""
+    """The nodes of a captured call: its kernels, the number of its memsets and copies by kind, and their order."""
 
     launches: tuple[LaunchedKernel, ...]
     other_nodes: dict[str, Natural] = {}
+    order: Order | None = None
 
     def has_same(self, other: CallNodes) -> bool:
-        """Whether both have the same nodes, in whatever order they were read."""
-        return set(self.launches) == set(other.launches) and self.other_nodes == other.other_nodes
+        """Whether both have the same nodes, however they are listed, and depend on one another in the same way."""
+        same_others = (self.other_nodes, self.order) == (other.other_nodes, other.order)
+        return same_others and Counter(self.launches) == Counter(other.launches)
 
     @property
     def text(self) -> str:
         """All nodes in one line: `2 x kernel<...> on 16 x 1 x 1 blocks, 1 x memset`."""
         kernels = [f"{each.count} x {each.mangled} on {_size(each.grid)} blocks" for each in self.launches]
-        return ", ".join([*kernels, *(f"{count} x {kind}" for kind, count in self.other_nodes.items())]) or "nothing"
+        others = [f"{count} x {kind}" for kind, count in self.other_nodes.items()]
+        order = [] if self.order in (None, "chain") else [f"with {ORDER_TEXTS[self.order]}"]
+        return ", ".join([*kernels, *others, *order]) or "nothing"
 
 
 def _size(grid: tuple[int, int, int]) -> str:
@@ -199,7 +205,7 @@ class Speed(msgspec.Struct, frozen=True):
     @property
     def nodes(self) -> CallNodes:
         """The nodes of a captured call."""
-        return CallNodes(self.launches, self.other_nodes)
+        return CallNodes(self.launches, self.other_nodes, self.order)
 
     @property
     def is_on_cpu(self) -> bool:

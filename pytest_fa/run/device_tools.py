@@ -134,7 +134,10 @@ class DeviceTools:
 
 
 def _load(driver: Any, nvrtc: Any, arch: str, smem_bytes: int, name: str) -> Any:  # noqa: ANN401  # as above
-    """Compile `device/<name>.cu` and allow its kernel `<name>` up to `smem_bytes` bytes of dynamic shared memory."""
+    """Compile `device/<name>.cu` and allow its kernel `<name>` up to `smem_bytes` bytes of dynamic shared memory.
+
+    Clusters of more than eight blocks are allowed, too, where the GPU has any.
+    """
     program = _ok(nvrtc.nvrtcCreateProgram((SOURCES / f"{name}.cu").read_bytes(), name.encode(), 0, [], []))
     _ok(nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture={arch}".encode()]))
     cubin = b" " * _ok(nvrtc.nvrtcGetCUBINSize(program))
@@ -142,6 +145,8 @@ def _load(driver: Any, nvrtc: Any, arch: str, smem_bytes: int, name: str) -> Any
     kernel = _ok(driver.cuModuleGetFunction(_ok(driver.cuModuleLoadData(cubin)), name.encode()))
     max_dynamic_smem = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     _ok(driver.cuFuncSetAttribute(kernel, max_dynamic_smem, smem_bytes))
+    large_clusters = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    driver.cuFuncSetAttribute(kernel, large_clusters, 1)  # refused by a GPU without clusters
     return kernel
 
 

@@ -17,6 +17,7 @@ from pytest_fa.records.timing import LaunchedKernel, Order
 CALLS = 2  # in a graph that is captured for its nodes alone: two calls must have the same nodes
 SHARED_SIZE_BYTES = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+CONTAINERS = ("graph", "conditional")  # of other nodes
 KINDS = (  # CUgraphNodeType, in its order
     "kernel",
     "memcpy",
@@ -106,6 +107,8 @@ def _read(driver: Any, graph: c_void_p, calls: int) -> Captured:  # noqa: ANN401
             kernels[_kernel_node(driver, node)] += 1
         else:
             other_nodes[KINDS[kind.value] if kind.value < len(KINDS) else f"node of type {kind.value}"] += 1
+    if hidden := [name for name in CONTAINERS if name in other_nodes]:
+        return Captured(missing=f"it has a node of the kind {hidden[0]}, whose own nodes are not read")
     if uneven := [number for number in (*kernels.values(), *other_nodes.values()) if number % calls]:
         return Captured(missing=f"{calls} calls in a row do not launch the same kernels: one of them {uneven[0]} times")
     launches = tuple(_kernel(driver, node, number // calls) for node, number in kernels.items())

@@ -33,13 +33,13 @@ def capture(
             for _ in range(calls):
                 call()
             graph.capture_end()
+            if keep_graph:
+                graph.instantiate()  # otherwise the first replay does it
         except (RuntimeError, LaunchError) as problem:
             with suppress(RuntimeError):
                 graph.capture_end()
             raise CannotCapture(f"cannot be captured: {str(problem).splitlines()[0]}") from problem
     torch.cuda.current_stream().wait_stream(stream)
-    if keep_graph:
-        graph.instantiate()  # otherwise the first replay does it
     return graph
 
 

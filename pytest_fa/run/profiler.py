@@ -26,19 +26,15 @@ def load_profiler(device: Device = "cuda") -> None:
         synchronize(torch.device(device))
 
 
-def durations_us(graph: torch.cuda.CUDAGraph, load_replays: int = 0, nodes: int = 0) -> dict[str, list[float]]:
-    """Microseconds of everything that ran on the device during one replay of a graph, by short name.
-
-    `load_replays` replays come first without a pause; the records of their `nodes` nodes each are dropped.
-    """
+def durations_us(graph: torch.cuda.CUDAGraph) -> dict[str, list[float]]:
+    """Microseconds of everything that ran on the device during one replay of a graph, by short name."""
     with _profiler() as profiler:
-        for _ in range(load_replays + 1):
-            graph.replay()
+        graph.replay()
         torch.cuda.synchronize()
     by_name: dict[str, list[float]] = collections.defaultdict(list)
     results: Any = profiler.kineto_results
     events = (event for event in results.events() if event.device_type() == torch.autograd.DeviceType.CUDA)  # type: ignore[attr-defined]
-    for event in sorted(events, key=lambda event: event.start_ns())[load_replays * nodes :]:
+    for event in sorted(events, key=lambda event: event.start_ns()):
         by_name[_short(event.name())].append(event.duration_ns() / 1000)
     return dict(by_name)
 

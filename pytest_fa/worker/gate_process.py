@@ -118,6 +118,7 @@ def _time_pair(  # what one pair of a job needs
         if not job.plans or timer is timers[0] or not is_built_in(arm.variant):
             with clock("proof"):
                 timer.prove()
+        stages.announce_work()
         tolerance = job.policy if arm is pair.candidate else arm.variant.tolerance
         with clock("check"):
             _judge_written(timer, arm, pair.case.computes, tolerance_for(tolerance, pair.case.dtype), truths)

@@ -375,6 +375,23 @@ def test_a_record_may_follow_the_earlier_rule_for_short_kernels() -> None:
     assert lies == [False, False, False, True, True]
 
 
+def test_a_record_may_follow_the_earlier_rule_for_the_proof_sample() -> None:
+    """Earlier versions allowed calls with outputs of their own 15 % more than a whole run."""
+    timed = next(record for record in _samples() if record.speed and record.speed.agreement and record.speed.profiler)
+    assert timed.speed is not None
+    device = msgspec.structs.replace(timed.speed.device, median_us=100.0)
+    profiler = ProfilerTime(100.0, 0.0, (NodeTime("kernel", 100.0, 1),), 0)
+    lies = []
+    for proof_us in (104.0, 112.0, 118.0):
+        outside = OutsideTime(100.0, 0.001, 100.0, 3000, proof_us, 1000)
+        agreement = Agreement(valid=True, reason="", least_us=100.0)
+        speed = msgspec.structs.replace(
+            timed.speed, device=device, outside=outside, profiler=profiler, agreement=agreement, call=device
+        )
+        lies.append(bool(_of_agreement(msgspec.structs.replace(timed, schema=5, speed=speed))))
+    assert lies == [False, False, True]
+
+
 def _with_age(line: dict[str, Any]) -> None:
     """Say that the pilot's time of a baseline that is compared was measured by an earlier gate."""
     samples = line["gate"]["pairs"][0]["samples"]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pytest_fa.candidate.candidate import CommandTimes
-from pytest_fa.candidate.commands import Done, Profile, ProfilerReport
+from pytest_fa.candidate.commands import Done, Load, Profile, ProfilerReport
 from pytest_fa.measure import profiler_time
 from pytest_fa.measure.fresh_data import FreshData
 from pytest_fa.measure.profiler_time import HEADS, NotProfiled, profile_calls
@@ -39,23 +39,23 @@ def test_the_profiler_loads_no_compiler() -> None:
     assert "torch.autograd.profiler" == run.stdout.strip()
 
 
-def test_records_of_the_load_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all records, those of the last replay count, in the order in which they began."""
-    gpu = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
+def test_the_durations_have_short_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of what ran on the device, in the order in which it began; work of the host is left out."""
+    gpu, host = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU  # type: ignore[attr-defined]
 
-    def event(start: int, ns: int, name: str = "void kernel<float>(int)") -> SimpleNamespace:
-        values = {"device_type": gpu, "start_ns": start, "duration_ns": ns, "name": name}
+    def event(start: int, ns: int, name: str = "void kernel<float>(int)", device: object = gpu) -> SimpleNamespace:
+        values = {"device_type": device, "start_ns": start, "duration_ns": ns, "name": name}
         return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
 
-    events = [event(3, 5000), event(1, 9000), event(2, 9000), event(4, 7000, "Memset (Device)")]
+    events = [event(3, 5000), event(1, 9000), event(2, 100, device=host), event(4, 7000, "Memset (Device)")]
     replays: list[int] = []
     graph = cast("torch.cuda.CUDAGraph", SimpleNamespace(replay=lambda: replays.append(1)))
     results = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(profiler, "_profiler", lambda: nullcontext(results))
 
-    assert profiler.durations_us(graph, load_replays=1, nodes=2) == {"kernel": [5.0], "Memset ": [7.0]}
-    assert len(replays) == 2
+    assert profiler.durations_us(graph) == {"kernel": [9.0, 5.0], "Memset ": [7.0]}
+    assert len(replays) == 1
 
 
 class Series:
@@ -72,13 +72,9 @@ class Series:
         cast("Any", data).made.append(self)
         self.runs: list[tuple[int, object]] = []
 
-    def time(
-        self, heads: int = 1, command: Profile | None = None, meanwhile: Callable[[], object] | None = None
-    ) -> CommandTimes:
+    def time(self, heads: int = 1, command: Profile | None = None) -> CommandTimes:
         """Write the run down."""
         self.runs.append((heads, command))
-        if meanwhile:
-            meanwhile()
         count = self.calls * self.records_of_call
         return CommandTimes(1.0, (), (), ProfilerReport((NodeTime("kernel", 3.0, 1),), count) if command else None)
 
@@ -93,7 +89,12 @@ class Series:
 
 def simulated(monkeypatch: pytest.MonkeyPatch, series: type[Series] = Series) -> tuple[Any, Callable[[float], Any]]:
     """What a simulated judge has at hand, and `profile_calls` with it for calls of so many microseconds."""
-    data = SimpleNamespace(made=[], done=[], candidate=SimpleNamespace(before_launch=lambda: None))
+
+    def timed(command: Load, meanwhile: Callable[[], object]) -> None:
+        data.done.append(command)
+        meanwhile()
+
+    data = SimpleNamespace(made=[], done=[], candidate=SimpleNamespace(before_launch=lambda: None, timed=timed))
     data.require_untouched = lambda: data.done.append("require_untouched")
     monkeypatch.setattr(profiler_time, "TimedSeries", series)
     monkeypatch.setattr(profiler_time, "_clock_offset_us", lambda *_: 0.5)
@@ -114,9 +115,10 @@ def test_profiled_calls_are_judged_and_long_ones_loaded(
     profiled = profile(device_us)
     (series,) = data.made
     assert (series.name, series.calls) == ("profiled", calls)
-    assert series.runs == [(1, None), (HEADS, Profile("profiled", load_replays))]
+    assert series.runs == [(1, None), (HEADS, Profile("profiled"))]  # each on data of its own
     assert profiled.written == ["last", *["chosen"] * HEADS]
-    assert data.done == ([0.375, "require_untouched"] if load_replays else ["require_untouched"])
+    load = [Load("profiled", load_replays), 0.375] if load_replays else []
+    assert data.done == [*load, "require_untouched"]
     assert (profiled.time.profiler_us, profiled.time.clock_offset_us, profiled.time.missing_count) == (3.0, 0.5, 0)
     assert profiled.time.clocks == (CLOCKS if load_replays else None)
 

@@ -184,13 +184,17 @@ def test_other_nodes_in_a_timed_graph_are_named() -> None:
     series = TimedSeries(fresh_data(), "long", 3, graph=False)
     attend, merge = (LaunchedKernel(name, (8, 1, 1), (128, 1, 1), 0) for name in ("attend", "merge"))
     series.captured = Done(launches=(attend, merge), other_nodes={"memset": 1})
-    assert series.difference(CallNodes((merge, attend), {"memset": 1})) == ""
-    assert series.difference(CallNodes((attend,), {})) == (
-        "in the graph of 3 calls that is timed, a call is 1 x attend on 8 x 1 x 1 blocks, 1 x merge on 8 x 1 x 1 "
-        "blocks, 1 x memset; alone it is 1 x attend on 8 x 1 x 1 blocks"
+    assert series.difference(CallNodes((merge, attend), {"memset": 1}), "alone") == ""
+    assert series.difference(CallNodes((attend,), {}), "alone") == (
+        "in the timed graph of 3 calls, a call is 1 x attend on 8 x 1 x 1 blocks, 1 x merge on 8 x 1 x 1 blocks, "
+        "1 x memset; alone it is 1 x attend on 8 x 1 x 1 blocks"
+    )
+    assert series.difference(CallNodes((merge, attend, attend), {"memset": 1}), "alone") != ""
+    assert "alone it is 1 x merge on 8 x 1 x 1 blocks, 1 x attend on 8 x 1 x 1 blocks, 1 x memset, with branches" in (
+        series.difference(CallNodes((merge, attend), {"memset": 1}, "branches"), "alone")
     )
     series.captured = Done(launches_missing="3 calls in a row do not launch the same kernels")
-    assert series.difference(CallNodes((attend,), {})) == "3 calls in a row do not launch the same kernels"
+    assert series.difference(CallNodes((attend,), {}), "alone") == "3 calls in a row do not launch the same kernels"
 
 
 @pytest.mark.parametrize(

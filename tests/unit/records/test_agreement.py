@@ -251,6 +251,27 @@ def test_large_outputs_may_take_as_long_as_they_take_to_write(fill_us: float, pr
     assert check_agreement("scores", "probe", msgspec.structs.replace(measured, outside=outside)).valid is valid
 
 
+@pytest.mark.parametrize(
+    ("fill_us", "proof_us", "valid"),
+    [(7.0, 116.2, True), (7.0, 116.4, False), (20.0, 141.2, True), (20.0, 141.4, False)],
+)
+def test_earlier_records_have_the_earlier_limit(fill_us: float, proof_us: float, *, valid: bool) -> None:
+    """15 % of a whole run, or the time to write two outputs."""
+    measured = by_judge(LONG, 100.0, 100.0, proof_us)
+    assert measured.outside is not None
+    earlier = msgspec.structs.replace(measured, outside=msgspec.structs.replace(measured.outside, fill_us=fill_us))
+    assert check_agreement("x", "candidate", earlier, has_earlier_proof=True).valid is valid
+
+
+def test_wrong_outputs_under_the_profiler_are_not_confirmed() -> None:
+    """A reason for which nothing was profiled leaves the time to the judge's clock; wrong outputs do not."""
+    wrong = "max error 1.0, allowed 0.1 in an output of the profiled calls"
+    for missing, valid in (("the profiler is not permitted here", None), (wrong, False)):
+        measured = msgspec.structs.replace(LONG, profiler=None, profiler_missing=missing)
+        agreement = check_agreement("mine", "candidate", measured)
+        assert (agreement.valid, agreement.reason) == (valid, missing)
+
+
 def test_other_kernels_in_a_timed_graph_are_not_confirmed() -> None:
     """A time is that of the calls that the record names, or it does not count."""
     differs = "in the graph of 3000 calls that is timed, a call is nothing; alone it is 1 x attend"

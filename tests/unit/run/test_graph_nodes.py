@@ -120,6 +120,13 @@ def test_calls_with_other_nodes_are_noticed(odd: list[Node]) -> None:
     assert (read.missing or "").startswith("1000 calls in a row do not launch the same kernels")
 
 
+@pytest.mark.parametrize(("kind", "name"), [(4, "graph"), (13, "conditional")])
+def test_nodes_that_hide_others_are_not_read(kind: int, name: str) -> None:
+    """A child graph, or the body of a conditional node, could hold anything."""
+    read = _read(Driver([Node(), Node(kind)] * 2), c_void_p(1), 2)
+    assert (read.launches, read.missing) == ((), f"it has a node of the kind {name}, whose own nodes are not read")
+
+
 @pytest.mark.parametrize(
     ("edges", "order"),
     [
