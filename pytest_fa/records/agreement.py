@@ -73,12 +73,14 @@ def check_agreement(
     return _compare(speed.device.median_us, speed.profiler, share, short_us)
 
 
-def slope_limit_us(period_us: float, *, is_capped: bool = False) -> float:
+def slope_limit_us(period_us: float, *, is_capped: bool = False, precision: float | None = None) -> float:
     """The allowed difference between the judge's slope and a period, in microseconds per call.
 
-    `is_capped` says that the judge has read a power cap.
+    `is_capped` says that the judge has read a power cap.  `precision` is that of the judge's slope.  A busy
+    machine makes it worse; so could a candidate, and therefore no more is allowed than under a power cap.
     """
-    return max((CAPPED_SLOPE_SHARE if is_capped else SLOPE_SHARE) * period_us, CLOCK_US)
+    share = CAPPED_SLOPE_SHARE if is_capped else min(CAPPED_SLOPE_SHARE, SLOPE_SHARE + (precision or 0.0))
+    return max(share * period_us, CLOCK_US)
 
 
 def is_unconfirmed(speed: Speed) -> bool:
@@ -132,7 +134,8 @@ def _against_outside(
     """
     if outside.shares_outputs:
         return SHARED_OUTPUT
-    allowed_us = slope_limit_us(period_us, is_capped=is_capped)
+    precision = None if limit_of is earlier_proof_limit_of else outside.precision
+    allowed_us = slope_limit_us(period_us, is_capped=is_capped, precision=precision)
     if outside.proof_us is not None and not abs(outside.median_us - period_us) <= allowed_us:
         return (
             f"the judge's clock shows {outside.median_us:.2f} us and the candidate's own clock {period_us:.2f} us"
