@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pytest_fa.bundle.check_rules import missing_evidence, wrong_bounds
-from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, EARLIER_SD_SHARES, LEAST_SD_SHARE, analyse
+from pytest_fa.gates.decision import ANALYSES, CONFIDENCE, EARLIER_SD_SHARES, LEAST_SD_SHARE, Analysis, analyse
 from pytest_fa.gates.gpu_effect import detectable_on, gpu_ratios, gpu_sd, largest_process_sd
 from pytest_fa.gates.intervals import BOOTSTRAP_CONFIDENCE, Interval, bootstrap_interval
 from pytest_fa.gates.pilot import OTHER_NODES, SLOWER_THAN_PILOT, BaselineTime, slower_than_pilot
@@ -186,7 +186,7 @@ def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
     is_last = processes >= ANALYSES[-1]
     analysis = analyse(samples, gate.ratio, is_last=is_last, process_sd=known_sd, least_sd_share=gate.least_sd_share)
     verdict = analysis.verdict or "INCONCLUSIVE"
-    if verdict == "PASS" and (_slower_than_pilot(record, gate, known_sd) or OTHER_NODES in gate.reason):
+    if verdict == "PASS" and (_slower_than_pilot(record, gate, known_sd, analysis) or OTHER_NODES in gate.reason):
         verdict = "INCONCLUSIVE"
     if gate.verdict != verdict:
         yield f"the verdict is {gate.verdict}, its samples give {verdict}: {analysis.reason}"
@@ -205,19 +205,23 @@ def _of_gate(record: Record, gate: Gate, known_sd: float) -> Iterator[str]:
         yield f"detectable is {gate.detectable}, a spread of {100 * known_sd:.2f} % gives {effect:.4f}"
 
 
-def _slower_than_pilot(record: Record, gate: Gate, known_sd: float) -> bool:
-    """Whether a baseline was slower than in the pilot, so that there is no PASS.
+def _slower_than_pilot(record: Record, gate: Gate, known_sd: float, analysis: Analysis) -> bool:
+    """Whether a baseline was so much slower than in the pilot that there is no PASS.
 
-    For a record without the baselines' times, and for a CPU, whose spread may not have been known, its reason counts.
+    A gate that says so has no PASS: earlier versions took a smaller difference for a reason.  For a record without the
+    baselines' times, and for a CPU, whose spread may not have been known, only that counts.
     """
+    if gate.verdict == "INCONCLUSIVE" and gate.reason.startswith(SLOWER_THAN_PILOT):
+        return True
     times = [
         BaselineTime(pair.samples.shape_id, pair.samples.baseline, pair.baseline_us)
         for pair in gate.pairs
         if pair.baseline_us is not None
     ]
     if record.environment.gpu is None or len(times) < len(gate.pairs):
-        return gate.verdict == "INCONCLUSIVE" and gate.reason.startswith(SLOWER_THAN_PILOT)
-    return bool(slower_than_pilot(gate.pilot_us, times, known_sd))
+        return False
+    highs = [interval.high for interval in analysis.intervals]
+    return bool(slower_than_pilot(gate.pilot_us, times, known_sd, highs, gate.ratio))
 
 
 def _shape_problem(gate: Gate, samples: list[PairSamples]) -> str:

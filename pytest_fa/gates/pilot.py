@@ -187,17 +187,29 @@ def baselines_us(arm_pairs: Sequence[ArmPair], results: Sequence[GateResult]) ->
 
 
 def slower_than_pilot(
-    pilot_us: Mapping[str, Mapping[str, float]], baselines: Sequence[BaselineTime], process_sd: float
+    pilot_us: Mapping[str, Mapping[str, float]],
+    baselines: Sequence[BaselineTime],
+    process_sd: float,
+    highs: Sequence[float],
+    ratio: float,
 ) -> str:
-    """Which baselines were clearly slower in the processes of the gate than in the pilot, as a sentence; else empty.
+    """Which baselines were so much slower in the gate than in the pilot that a PASS may be due to it; empty if none.
 
-    A candidate could disturb its baseline.  The A/A control does not show it if both arms of it are disturbed.
+    A candidate could disturb its baseline.  The A/A control does not show it if both arms of it are disturbed.  The
+    disturbance is worth at most its share of the time: with that added, the upper confidence limit of the ratio, whose
+    logarithms are `highs`, must still be below `ratio`.  A time within the known spread counts as undisturbed.
     """
     allowed, slower = 1 + PILOT_SHARE + 2 * process_sd, []
-    for shape_id, name, gate_us in baselines:
+    for (shape_id, name, gate_us), high in zip(baselines, highs, strict=True):
         earlier_us = pilot_us.get(shape_id, {}).get(name)
-        if earlier_us is not None and not gate_us <= allowed * earlier_us:
-            slower.append(f"{name} at {shape_id} took {gate_us:.2f} us and in the pilot {earlier_us:.2f} us")
+        if earlier_us is None or gate_us <= allowed * earlier_us:
+            continue
+        worst = math.exp(high) * gate_us / earlier_us
+        if not worst < ratio:
+            slower.append(
+                f"{name} at {shape_id} took {gate_us:.2f} us and in the pilot {earlier_us:.2f} us; with that added, "
+                f"the ratio may be {worst:.4f}"
+            )
     if not slower:
         return ""
     return f"{SLOWER_THAN_PILOT}: {'; '.join(slower)}; allowed: {100 * (allowed - 1):.1f} % more"

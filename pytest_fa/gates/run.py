@@ -134,7 +134,9 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
             analysis = analyse(samples, question.ratio, is_last=count == ANALYSES[-1], process_sd=process_sd)
             baselines = baselines_us(arm_pairs, results[:: max(len(gpus), 1)])  # on the GPU of the pilot
             other_nodes = other_nodes_than_pilot(pilot, arm_pairs, results)
-            analysis = _held_to_pilot(analysis, pilot, baselines, process_sd if source else UNKNOWN_SD, other_nodes)
+            analysis = _held_to_pilot(
+                analysis, pilot, baselines, process_sd if source else UNKNOWN_SD, question.ratio, other_nodes
+            )
             if analysis.verdict:
                 break
     gate = _gate(question, seed, samples, results, analysis, pilot, effect, (time.monotonic() - start, pilot_seconds))
@@ -145,15 +147,21 @@ def decide_gate(runner: CaseRunner, variant: Variant, question: GateQuestion, sa
 
 
 def _held_to_pilot(
-    analysis: Analysis, pilot: Pilot, baselines: list[BaselineTime], process_sd: float, other_nodes: str = ""
+    analysis: Analysis,
+    pilot: Pilot,
+    baselines: list[BaselineTime],
+    process_sd: float,
+    ratio: float,
+    other_nodes: str = "",
 ) -> Analysis:
-    """No PASS if an arm launched other nodes than in the pilot, or if a baseline was slower than there.
+    """No PASS if an arm launched other nodes than in the pilot, or if it may be due to a baseline slower than there.
 
     By `process_sd`, the known spread of the machine, a baseline may be slower.
     """
     if analysis.verdict != "PASS":
         return analysis
-    reason = other_nodes or slower_than_pilot(pilot.times, baselines, process_sd)
+    highs = [interval.high for interval in analysis.intervals]
+    reason = other_nodes or slower_than_pilot(pilot.times, baselines, process_sd, highs, ratio)
     return msgspec.structs.replace(analysis, verdict="INCONCLUSIVE", reason=reason) if reason else analysis
 
 
