@@ -24,6 +24,7 @@ from pytest_fa.run.graph_nodes import CALLS as NODE_CALLS
 from pytest_fa.run.graphs import CannotCapture
 from pytest_fa.run.inputs import Inputs
 
+CALL_TRIES = 3  # to measure a time per call that is not below the period
 COLD_CALLS = 10  # in a graph
 COLD_ROUNDS = 5
 COLD_HEADS = 2  # of outputs of each round that are judged, besides one of the last output or chosen like it
@@ -46,7 +47,7 @@ def measure(candidate: Candidate, case: Case, inputs: Inputs) -> tuple[Speed, li
         on_device = device_time(data, clocks.is_slowed)
         during = clocks_while_busy(data, on_device.timing.median_us, clocks) if device.type == "cuda" else None
         after = clocks.now()
-    per_call, written = call_time(data)
+    per_call, written = _call_time(data, on_device.timing.median_us)
     cold, cold_missing = _cold(data, on_device.timing.median_us, written)
     candidate.forget_series()
     speed = Speed(
@@ -92,6 +93,21 @@ def _launched(data: FreshData) -> Done:
         return data.candidate.capture("nodes")
     except CannotCapture as problem:
         return Done(launches_missing=str(problem))
+
+
+def _call_time(data: FreshData, device_us: float) -> tuple[Timing, list[Written]]:
+    """The time per call from Python, and what some calls wrote.
+
+    It cannot be below the period on the device.  If it is, for example because the GPU's clock has changed, it is
+    measured again, and the longest time counts.
+    """
+    per_call, written = call_time(data)
+    for _ in range(CALL_TRIES - 1):
+        if data.candidate.device.type == "cpu" or per_call.median_us >= device_us:
+            break
+        again, more = call_time(data)
+        per_call, written = max(per_call, again, key=lambda each: each.median_us), written + more
+    return per_call, written
 
 
 def _difference(alone: Done, graphs: tuple[TimedSeries, ...]) -> str:

@@ -16,6 +16,7 @@ from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.candidate.commands import Capture, Command, Done, Open, Prepare, ReplaySeries, Run
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import WrongResult
+from pytest_fa.measure import call_time as call_time_module
 from pytest_fa.measure import device_time as device_time_module
 from pytest_fa.measure import fresh_data as fresh_data_module
 from pytest_fa.measure.call_time import call_time
@@ -306,6 +307,16 @@ def test_the_first_call_is_not_part_of_a_batch(monkeypatch: pytest.MonkeyPatch) 
 
     assert max(timing.samples_us) == pytest.approx(10.0)
     assert timing.calls_per_sample == 200
+
+
+def test_a_delayed_estimate_does_not_make_batches_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may delay the batch of one call by which the others are planned; then it runs again."""
+    kernel = Kernel(100.0)
+    data = clocked(monkeypatch, kernel)
+    run_us, runs = call_time_module._Batches.run_us, iter((0.0, 20_000.0))
+    monkeypatch.setattr(call_time_module._Batches, "run_us", lambda self, calls: run_us(self, calls) + next(runs, 0.0))
+    timing, _ = call_time(data)
+    assert timing.calls_per_sample == 100
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
