@@ -29,6 +29,10 @@ class LostWorker(Exception):
         self.ending, self.message, self.last_progress = ending, message, last_progress
 
 
+class ChangedArm(LostWorker):
+    """A gate after which nothing but the processes of other arms had changed; any of the arms may have done it."""
+
+
 def shortened(answer: Result) -> dict[str, str]:
     """Return the field `message` of a result, cut where it is too long to be shown or saved."""
     message = getattr(answer, "message", "")

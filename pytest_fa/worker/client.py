@@ -19,12 +19,19 @@ from pytest_fa.candidate.commands import Ending
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.processes import memory_bytes, resident_bytes
 from pytest_fa.records.text import printable_struct
-from pytest_fa.worker.answers import LostWorker, checked_progress, ending_text, result_without_worker, shortened
+from pytest_fa.worker.answers import (
+    ChangedArm,
+    LostWorker,
+    checked_progress,
+    ending_text,
+    result_without_worker,
+    shortened,
+)
 from pytest_fa.worker.fork_server import (
-    ARM,
     START_SECONDS,
     ForkServer,
     ProcessRole,
+    Watched,
     Worker,
     WorkerError,
     live_servers,
@@ -53,6 +60,7 @@ MOST_JOB_SECONDS = 3600.0  # for a whole job, whatever progress it reports
 MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is ended
 MOST_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
 ARMS: tuple[ProcessRole, ...] = ("candidate", "candidate", "candidate")  # of a gate: candidate, baseline, A/A twin
+WHO_CHANGED_IT = "The candidate did it, or that arm itself: a baseline must leave its process as it is"
 LET_GO_SECONDS = 2.0  # within which the judge must have ended a job that was abandoned
 # The candidates of a job, by its `without_attention`.
 ROLES: dict[bool, tuple[ProcessRole, ...]] = {False: ("candidate",), True: ("candidate", "bare")}
@@ -165,6 +173,8 @@ class Workers:
         self.end_worker()
         try:
             result = self._run_in_worker(job, GateResult, ARMS)
+        except ChangedArm as changed:
+            return GateResult("inconclusive", f"{changed.message}. {WHO_CHANGED_IT}", ())
         except LostWorker as lost:
             return GateResult(lost.ending, lost.message, ())
         finally:
@@ -246,20 +256,23 @@ class Workers:
         if result.context_lost or changes:
             self.end_worker()
         if changes:
-            raise LostWorker("failed", "; ".join(changes), Progress(job.wanted_stages[0], 0.0))
+            lost = ChangedArm if all(change.process.is_arm for change in changes) else LostWorker
+            raise lost("failed", "; ".join(map(str, changes)), Progress(job.wanted_stages[0], 0.0))
         return result
 
-    def _watched(self, worker: Worker, roles: tuple[ProcessRole, ...]) -> dict[int, str]:
+    def _watched(self, worker: Worker, roles: tuple[ProcessRole, ...]) -> dict[int, Watched]:
         """The processes whose scheduling a variant must not change, by process id: all but its own.
 
         In a gate, those are also the processes of the other arms.
         """
-        names = {os.getpid(): "pytest's process", **dict.fromkeys(live_servers(), "the worker server")}
+        watched = {os.getpid(): Watched("pytest's process")}
+        watched |= dict.fromkeys(live_servers(), Watched("the worker server"))
         if roles:
-            names[worker.pid] = "the judge"
+            watched[worker.pid] = Watched("the judge")
         if roles == ARMS:
-            names |= {candidate.pid: ARM for candidate in self._candidates[1:]}
-        return names
+            arm = Watched("the process of another arm", is_arm=True)
+            watched |= {candidate.pid: arm for candidate in self._candidates[1:]}
+        return watched
 
     def _with_ending(self, result: AnyResult, job: Job) -> AnyResult:
         """The result of a job whose candidate was lost, with the way in which its process ended."""

@@ -16,7 +16,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, NamedTuple
 
 import msgspec
 
@@ -300,27 +300,39 @@ def child_environment(cache: Path | None = None) -> dict[str, str]:
     }
 
 
-ARM = "the process of another arm"  # of a gate, in a message
+class Watched(NamedTuple):
+    """A process that a job must leave as it is: how a message calls it, and whether it is another arm of a gate."""
+
+    name: str
+    is_arm: bool = False
+
+
+class Change(NamedTuple):
+    """How a job changed a process."""
+
+    process: Watched
+    text: str
+
+    def __str__(self) -> str:
+        """The change as a clause."""
+        return f"while the variant ran, {self.process.name} changed: {self.text}"
 
 
 @contextlib.contextmanager
-def unchanged_processes(names: Mapping[int, str]) -> Iterator[list[str]]:
+def unchanged_processes(watched: Mapping[int, Watched]) -> Iterator[list[Change]]:
     """Restore the CPUs, priority and limits of processes if a job has changed them, and list the changes.
 
-    `names` says by process id how a message calls each of them.  The oom_score_adj of an `ARM` does not count: it
-    raises its own when it starts, which may be later than this.
+    The oom_score_adj of an arm does not count: it raises its own when it starts, which may be later than this.
     """
-    before = {pid: read_scheduling(pid) for pid in names}
-    changes: list[str] = []
+    before = {pid: read_scheduling(pid) for pid in watched}
+    changes: list[Change] = []
     try:
         yield changes
     finally:
         for pid, scheduling in before.items():
             now = read_scheduling(pid)
-            if now is not None and scheduling is not None and names[pid] == ARM:
+            if now is not None and scheduling is not None and watched[pid].is_arm:
                 scheduling = msgspec.structs.replace(scheduling, oom_score=now.oom_score)  # noqa: PLW2901
             if scheduling is not None and now is not None and scheduling != now:
                 restore_scheduling(pid, scheduling)
-                changes += [
-                    f"while the variant ran, {names[pid]} changed: {text}" for text in scheduling.differences(now)
-                ]
+                changes += [Change(watched[pid], text) for text in scheduling.differences(now)]

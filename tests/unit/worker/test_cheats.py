@@ -403,7 +403,9 @@ renice()
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may raise a priority again")
 def test_a_gate_watches_the_processes_of_its_other_arms(workers: Workers, job_of_source: JobOfSource) -> None:
-    """A candidate that lowers the priority of the baseline's process fails, and is told what changed."""
+    """There is no verdict if the priority of the baseline's process was lowered; the message says what changed."""
     job = gate_of(job_of_source, RIGHT + HONEST.replace("    return", "    renice()\n    return", 1) + RENICES_ARMS)
     result = workers.run_in_new_worker(job)
-    assert (result.outcome, "the process of another arm changed: its nice value" in result.message) == ("failed", True)
+    assert result.outcome == "inconclusive"
+    assert "the process of another arm changed: its nice value" in result.message
+    assert "The candidate did it, or that arm itself" in result.message
