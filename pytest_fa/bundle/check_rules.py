@@ -42,7 +42,7 @@ STAGES: dict[RecordKind, tuple[str, ...]] = {
     "sanitize": ("build",),
 }
 CLOSE = 1e-6  # relative difference
-EARLIER_FACTOR = 2  # of the part of u that `max` allowed in earlier versions
+SHARE_OF_U, EARLIER_SHARE_OF_U = 0.75, 0.5  # that the bound `max` allows besides the error of the reference
 
 
 def missing_evidence(record: Record) -> Iterator[str]:
@@ -109,22 +109,23 @@ def wrong_bounds(check: Check, case: Case | None) -> Iterator[str]:
 
 
 def _wrong_allowance(check: Check, largest: Bound, rms: Bound) -> Iterator[str]:
-    """Yield it if the allowed errors do not follow from those of the reference: 2Y + u and 1.5R + u/8.
+    """Yield it if the allowed errors do not follow from those of the reference: 2Y + 3u/4 and 1.5R + u/8.
 
     u, the distance between two numbers of the dtype, is a power of two.  Earlier versions allowed 2Y + u/2.
     """
-    by_max = largest.allowed - 2 * check.same_precision_max_error
     by_rms = 8 * (rms.allowed - 1.5 * check.same_precision_rms_error)
     close = CLOSE * max(largest.allowed, rms.allowed)
-    is_power = (
-        by_max > 0 and abs(math.log2(by_max) - round(math.log2(by_max))) < CLOSE * largest.allowed / by_max + CLOSE
-    )
-    is_one_u = any(abs(factor * by_max - by_rms) <= 8 * close for factor in (1, EARLIER_FACTOR))
-    if not (is_power and is_one_u):
-        yield (
-            f"bounds 'max' and 'rms' allow {largest.allowed} and {rms.allowed}; that does not follow from the errors "
-            f"of the same-precision reference, {check.same_precision_max_error} and {check.same_precision_rms_error}"
+    for share in (SHARE_OF_U, EARLIER_SHARE_OF_U):
+        by_max = (largest.allowed - 2 * check.same_precision_max_error) / share
+        is_power = (
+            by_max > 0 and abs(math.log2(by_max) - round(math.log2(by_max))) < CLOSE * largest.allowed / by_max + CLOSE
         )
+        if is_power and abs(by_max - by_rms) <= 8 * close:
+            return
+    yield (
+        f"bounds 'max' and 'rms' allow {largest.allowed} and {rms.allowed}; that does not follow from the errors "
+        f"of the same-precision reference, {check.same_precision_max_error} and {check.same_precision_rms_error}"
+    )
 
 
 def _wrong_element(check: Check, *, is_largest: bool) -> Iterator[str]:

@@ -66,9 +66,9 @@ def same_precision(errors: Errors) -> PolicyResult:
 
     Let Y and R be the maximum and the RMS of the reference's error over the whole output, and u = ulp(max|truth|).
 
-    - max: max|error| <= 2Y + u.  A right kernel sums in another order than the reference, so its largest error has the
-      same size but another value.  u allows for one rounding of the output, and for one of P that outweighs all others,
-      where a kernel does not always rescale to the latest maximum: 2Y + u/2 were too little once in 300 timings.
+    - max: max|error| <= 2Y + 3u/4.  A right kernel sums in another order than the reference, so its largest error has
+      the same size but another value.  u/2 is the largest error of one rounding of the output to nearest; the rest is
+      for a P that outweighs all others, where a kernel does not always rescale to the latest maximum.
     - rms: RMS(error) <= 1.5R + u/8.  An RMS over many elements varies less than a maximum, so the factor is smaller.
       u/8 allows for the same rounding.
     - row rms: the same for each row, in proportion to the row's own size.  See `_rows`.
@@ -85,7 +85,7 @@ def same_precision(errors: Errors) -> PolicyResult:
         return _float32(errors, errors.truth.float32_error)
     ideal = errors.truth.same_precision - errors.truth.out  # the error of an ideal kernel
     u = ulp(float(errors.truth.out.abs().max()), errors.dtype)
-    ideal_rms, max_allowed = rms(ideal), 2 * float(ideal.abs().max()) + u
+    ideal_rms, max_allowed = rms(ideal), 2 * float(ideal.abs().max()) + 0.75 * u
     gain_allowed = 20 * _gain_noise(errors, ideal, ideal_rms) + _systematic_gain(errors)
     bounds = (
         _finite(errors),

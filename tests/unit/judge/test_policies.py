@@ -104,7 +104,7 @@ def test_allowed_values(dtype: torch.dtype) -> None:
     assert {name: bound.allowed for name, bound in bounds.items()} == pytest.approx(
         {
             "finite": 0.0,
-            "max": 2 * Y + u,
+            "max": 2 * Y + 3 * u / 4,
             "rms": 1.5 * Y + u / 8,
             "row rms": 5 * Y + u / 8,
             "gain": 20 * Y / math.sqrt(ROWS * DIMS) + SYSTEMATIC_GAIN[dtype] + SEQ_K / 2**28,
