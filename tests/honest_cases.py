@@ -31,7 +31,7 @@ from pytest_fa.catalog.suites import SUITES
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.errors import suggestion
 from pytest_fa.options.options import default_cache
-from pytest_fa.records.agreement import check_agreement
+from pytest_fa.records.agreement import SHARED_OUTPUT, check_agreement
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.worker.client import Workers
@@ -45,8 +45,9 @@ SUITES_USED = ("smoke", "history", "edge")
 TIMED_EVERY = 10
 REPEATS: dict[Device, int] = {"cpu": 5, "cuda": 300}
 WATCHDOG_SECONDS = 120.0  # compiled variants compile for each shape
-# Right, but without a confirmed time: all calls return one buffer; torch.compile compiles anew within a graph.
-WITHOUT_TIME = ("one_buffer", "compiled")
+# Right variants whose time may be unconfirmed, and for which reason alone: all calls return one buffer; torch.compile
+# compiles anew within a graph.
+WITHOUT_TIME = {"one_buffer": SHARED_OUTPUT, "compiled": "do not launch the same kernels"}
 ABSENT = ("No module named", "cannot be imported", "is not installed")  # a baseline whose package is missing
 
 RIGHT = """\
@@ -131,7 +132,7 @@ class Tally:
             agreement = check_agreement(name, job.variant.role, result.speed) if job.device == "cuda" else None
             has_no_figure = result.speed.profiler_missing and not result.speed.launches_missing
             doubted = agreement and (agreement.valid is False or has_no_figure)
-            if agreement and doubted and name not in WITHOUT_TIME:
+            if agreement and doubted and not (name in WITHOUT_TIME and WITHOUT_TIME[name] in agreement.reason):
                 self.alarms.append(Alarm(job.id, "time", agreement.reason))
 
     def table(self) -> str:

@@ -124,7 +124,7 @@ def _of_speed(record: Record, speed: Speed, ceilings: Ceilings | None) -> Iterat
 def _of_agreement(record: Record, speed: Speed, stated: Agreement, ceilings: Ceilings | None) -> Iterator[str]:
     """A stated agreement must follow from the times, by today's rules or by those of an earlier version."""
 
-    def expected(capped_share: float, sm_mhz: int | None, short_us: float, *, earlier_proof: bool) -> Agreement:
+    def expected(capped_share: float, sm_mhz: int | None, short_us: float, *, is_earlier: bool) -> Agreement:
         is_limited = ceilings is not None and record.role != "overhead" and record.case is not None
         floor = ceilings.floor(record.case, speed.l2_bytes, sm_mhz) if is_limited and ceilings and record.case else None
         needs_outside = record.schema >= OUTSIDE_SCHEMA
@@ -135,7 +135,7 @@ def _of_agreement(record: Record, speed: Speed, stated: Agreement, ceilings: Cei
             speed,
             floor,
             needs_outside=needs_outside,
-            has_earlier_proof=earlier_proof,
+            is_earlier=is_earlier,
             **limits,
         )
 
@@ -143,13 +143,13 @@ def _of_agreement(record: Record, speed: Speed, stated: Agreement, ceilings: Cei
         is_close = stated.least_us is None or _is_close(stated.least_us, expected.least_us)  # None in older records
         return stated.valid == expected.valid and is_close
 
-    today = expected(CAPPED_SHARE, speed.highest_sm_mhz, SHORT_US, earlier_proof=False)
+    today = expected(CAPPED_SHARE, speed.highest_sm_mhz, SHORT_US, is_earlier=False)
     rules = (
         (CAPPED_SHARE, speed.highest_sm_mhz, SHORT_US),
         (CAPPED_SHARE, speed.highest_sm_mhz, EARLIER_SHORT_US),
         (SHARE, None, EARLIER_SHORT_US),
     )
-    earlier = (expected(*rule, earlier_proof=True) for rule in rules)
+    earlier = (expected(*rule, is_earlier=True) for rule in rules)
     if not fits(today) and not any(map(fits, earlier)):
         yield f"the agreement says valid = {stated.valid}, the times give {today.valid}: {today.reason}"
 

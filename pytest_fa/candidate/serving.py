@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -57,24 +58,23 @@ def serve_judge_on_gpu(channel: Channel) -> None:
 
     An error is ignored: the same one appears when a command needs the GPU.
     """
-    with contextlib.suppress(Exception):
-        if torch.cuda.is_available():
-            torch.zeros(1, device="cuda")
-            device_tools(0)
+    _open_gpu()
     serve_judge(channel)
 
 
 def serve_judge_with_profiler(channel: Channel) -> None:
-    """`serve_judge` in a process that opens the GPU and loads the profiler before its first command.
+    """`serve_judge_on_gpu` in a process that also loads the profiler before its first command."""
+    _open_gpu(load_profiler)
+    serve_judge(channel)
 
-    An error is ignored: the same one appears when a command needs the profiler.
-    """
+
+def _open_gpu(then: Callable[[], object] = lambda: None) -> None:
+    """Open the GPU, if there is one, compile the tools for it, and call `then`."""
     with contextlib.suppress(Exception):
         if torch.cuda.is_available():
             torch.zeros(1, device="cuda")
             device_tools(0)
-            load_profiler()
-    serve_judge(channel)
+            then()
 
 
 def serve_without_attention(channel: Channel) -> None:

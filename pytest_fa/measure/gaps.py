@@ -10,8 +10,8 @@ import signal
 
 from pytest_fa.errors import StoppedJudge
 
-MOST_STOPPED = 3  # runs with a stop of the judge
-MOST_LOST = 20  # runs that are repeated because it lost its processor
+MAX_STOPPED = 3  # runs with a stop of the judge
+MAX_LOST = 20  # runs that are repeated because it lost its processor
 LOST_TIMES, LOST_US = 3.0, 20_000.0  # a publication that takes longer than so many times as usual and this has a gap
 
 _seen = 0
@@ -52,12 +52,12 @@ class Gaps:
         """
         if stops:
             self.stops += 1
-            if self.stops >= MOST_STOPPED:
+            if self.stops >= MAX_STOPPED:
                 raise StoppedJudge(
                     f"the judge's process was stopped, or sent SIGCONT, in {self.stops} timed runs, which do not "
                     f"count; end what sends it signals: the variant itself, if nothing else does"
                 )
             return True
-        is_lost = published_us > LOST_TIMES * publish_us + LOST_US and self.lost < MOST_LOST
+        is_lost = published_us > LOST_TIMES * publish_us + LOST_US and self.lost < MAX_LOST
         self.lost += is_lost
         return is_lost

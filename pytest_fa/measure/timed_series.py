@@ -34,7 +34,7 @@ PROOF_PAUSE_SECONDS = 0.2  # before each replay after the third, so that a short
 # Heads that are judged of each replay, besides one of the last output or chosen like it.  The fastest replay counts: a
 # candidate that skips a tenth of the calls in it is found with 1 - 0.9 ** 24 = 92 %, a fifth with 99.5 %.
 PROOF_HEADS = 24
-FEWEST_PROOF_HEADS = 5
+MIN_PROOF_HEADS = 5
 PROOF_SCORES = 2**31  # of the heads of one replay: truth of long sequences takes time
 
 
@@ -146,7 +146,7 @@ class TimedSeries:
         """
         times_us: list[float] = []
         written: list[Written] = []
-        heads = max(FEWEST_PROOF_HEADS, min(PROOF_HEADS, PROOF_SCORES // self.data.scores_per_head))
+        heads = max(MIN_PROOF_HEADS, min(PROOF_HEADS, PROOF_SCORES // self.data.scores_per_head))
         while len(times_us) < PROOF_REPLAYS or (min(times_us) > limit_us and len(times_us) < MOST_PROOF_REPLAYS):
             if len(times_us) >= PROOF_REPLAYS:
                 time.sleep(PROOF_PAUSE_SECONDS)

@@ -6,8 +6,6 @@ the process that runs the kernel.  The judge's clock is outside that process.  T
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pytest_fa.records.ceilings import BYTES_MARGIN, CEILING_MARGIN, Floor
 from pytest_fa.records.timing import ON_CPU, PROFILED_OUTPUTS, Agreement, OutsideTime, ProfilerTime, Speed
 
@@ -51,19 +49,19 @@ def check_agreement(
     needs_outside: bool = True,
     capped_share: float = CAPPED_SHARE,
     short_us: float = SHORT_US,
-    has_earlier_proof: bool = False,
+    is_earlier: bool = False,
 ) -> Agreement:
     """Return whether a period agrees with the other clocks, the launched kernels and the GPU's peak rates.
 
     `floor` has the least times of a call on this GPU, if its rates are known.  Without `needs_outside`, a time on a GPU
     may lack the judge's clock, as in records of earlier versions.  `capped_share` says by how much the profiler may be
     longer under a power cap, as a share of the period.  `short_us` is the allowed difference per short kernel.
-    With `has_earlier_proof`, the proof sample has the limit of earlier versions.
+    With `is_earlier`, the judge's clock has the limits of earlier versions.
     """
     problem = _below_floor(speed.device.median_us, floor or Floor())
     if problem := problem or _throttled_or_branched(speed) or _wrong_kernels(variant, role, speed):
         return Agreement(valid=False, reason=problem)
-    if problem := _against_judge(speed, role, needs_outside=needs_outside, has_earlier_proof=has_earlier_proof):
+    if problem := _against_judge(speed, role, needs_outside=needs_outside, is_earlier=is_earlier):
         return Agreement(valid=False, reason=problem, least_us=_least_us(speed))
     if PROFILED_OUTPUTS in (speed.profiler_missing or ""):
         return Agreement(valid=False, reason=speed.profiler_missing or "", least_us=_least_us(speed))
@@ -112,20 +110,17 @@ def _below_floor(period_us: float, floor: Floor) -> str:
 # -- the judge's clock ------------------------------------------------------------------------------------------------
 
 
-def _against_judge(speed: Speed, role: str, *, needs_outside: bool, has_earlier_proof: bool) -> str:
+def _against_judge(speed: Speed, role: str, *, needs_outside: bool, is_earlier: bool) -> str:
     """Return what the judge's clock contradicts; nothing on the CPU, where it is the only clock."""
     if ON_CPU in (speed.cold_missing, speed.profiler_missing):
         return ""
     if speed.outside is None:
         return "the time has no figure by the judge's clock" if needs_outside else ""
     is_capped = speed.judge_saw_power_cap
-    limit_of = earlier_proof_limit_of if has_earlier_proof else proof_limit_of
-    return _against_outside(speed.device.median_us, speed.outside, role, limit_of, is_capped=is_capped)
+    return _against_outside(speed.device.median_us, speed.outside, role, is_capped=is_capped, is_earlier=is_earlier)
 
 
-def _against_outside(
-    period_us: float, outside: OutsideTime, role: str, limit_of: ProofLimit, *, is_capped: bool
-) -> str:
+def _against_outside(period_us: float, outside: OutsideTime, role: str, *, is_capped: bool, is_earlier: bool) -> str:
     """Return which of the judge's three figures contradicts a period.
 
     The slope alone is not enough: a candidate could slow down the shorter graph.  Then a whole run takes longer.  The
@@ -134,7 +129,7 @@ def _against_outside(
     """
     if outside.shares_outputs:
         return SHARED_OUTPUT
-    precision = None if limit_of is earlier_proof_limit_of else outside.precision
+    precision = None if is_earlier else outside.precision
     allowed_us = slope_limit_us(period_us, is_capped=is_capped, precision=precision)
     if outside.proof_us is not None and not abs(outside.median_us - period_us) <= allowed_us:
         return (
@@ -151,6 +146,7 @@ def _against_outside(
     if outside.proof_us is None or role == "overhead":
         return ""
     calls = outside.proof_calls or 1
+    limit_of = earlier_proof_limit_of if is_earlier else proof_limit_of
     allowed_us = limit_of(outside, outside.fill_us or 0.0, calls)
     if not outside.proof_us <= allowed_us:
         return (
@@ -191,9 +187,6 @@ def tampering_of(period_us: float, outside: OutsideTime) -> str:
         f"a call takes {period_us:.2f} us by the clock of its own process and {judged_us:.2f} us by the judge's clock"
         f"{_shorter_by(period_us, judged_us)}"
     )
-
-
-ProofLimit = Callable[[OutsideTime, float, int], float]
 
 
 def earlier_proof_limit_of(outside: OutsideTime, fill_us: float, proof_calls: int) -> float:

@@ -103,10 +103,11 @@ def _read(driver: Any, graph: c_void_p, calls: int) -> Captured:  # noqa: ANN401
     for address in nodes:
         node = c_void_p(address)
         _check(read_kind(node, byref(kind)))
-        if kind.value == 0:
+        name = KINDS[kind.value] if kind.value < len(KINDS) else f"node of type {kind.value}"
+        if name == "kernel":
             kernels[_kernel_node(driver, node)] += 1
         else:
-            other_nodes[KINDS[kind.value] if kind.value < len(KINDS) else f"node of type {kind.value}"] += 1
+            other_nodes[name] += 1
     if hidden := [name for name in CONTAINERS if name in other_nodes]:
         return Captured(missing=f"it has a node of the kind {hidden[0]}, whose own nodes are not read")
     if uneven := [number for number in (*kernels.values(), *other_nodes.values()) if number % calls]:

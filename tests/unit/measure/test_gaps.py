@@ -11,7 +11,7 @@ import pytest
 
 from pytest_fa.errors import StoppedJudge
 from pytest_fa.measure import gaps, timed_series
-from pytest_fa.measure.gaps import MOST_LOST, Gaps
+from pytest_fa.measure.gaps import MAX_LOST, Gaps
 from pytest_fa.measure.timed_series import TimedSeries
 from tests.unit.measure.test_timed_series import fresh_data
 
@@ -57,8 +57,8 @@ def test_a_lost_processor_repeats_a_run_but_not_for_ever() -> None:
     """A publication that takes much longer than usual has a gap; on a machine that is always busy, it counts."""
     seen = Gaps()
     assert not seen.is_gap(0, 20_000.0, 100.0)
-    assert [seen.is_gap(0, 20_400.0, 100.0) for _ in range(MOST_LOST + 2)] == [True] * MOST_LOST + [False] * 2
-    assert seen.runs == MOST_LOST
+    assert [seen.is_gap(0, 20_400.0, 100.0) for _ in range(MAX_LOST + 2)] == [True] * MAX_LOST + [False] * 2
+    assert seen.runs == MAX_LOST
 
 
 def test_the_time_of_a_run_with_a_gap_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:

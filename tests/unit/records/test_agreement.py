@@ -260,7 +260,7 @@ def test_earlier_records_have_the_earlier_limit(fill_us: float, proof_us: float,
     measured = by_judge(LONG, 100.0, 100.0, proof_us)
     assert measured.outside is not None
     earlier = msgspec.structs.replace(measured, outside=msgspec.structs.replace(measured.outside, fill_us=fill_us))
-    assert check_agreement("x", "candidate", earlier, has_earlier_proof=True).valid is valid
+    assert check_agreement("x", "candidate", earlier, is_earlier=True).valid is valid
 
 
 def test_wrong_outputs_under_the_profiler_are_not_confirmed() -> None:
