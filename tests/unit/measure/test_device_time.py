@@ -61,12 +61,14 @@ def fresh_data(function: Callable[..., torch.Tensor]) -> FreshData:
     return FreshData(Candidate.of_function(function, "cpu"), CASE, make_inputs(CASE, CPU), None)
 
 
-def clocked(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> FreshData:
-    """Fresh data for a kernel whose clock replaces the judge's."""
+def clocked(
+    monkeypatch: pytest.MonkeyPatch, kernel: Kernel, function: Callable[..., torch.Tensor] | None = None
+) -> FreshData:
+    """Fresh data for a kernel, or a function that calls it, whose clock replaces the judge's."""
     monkeypatch.setattr(candidate_module, "time", kernel)
     monkeypatch.setattr(device_time_module, "time", kernel)
     monkeypatch.setattr(fresh_data_module, "time", kernel)
-    return fresh_data(kernel)
+    return fresh_data(function or kernel)
 
 
 # -- the CPU ----------------------------------------------------------------------------------------------------------
@@ -289,15 +291,16 @@ def test_batches(monkeypatch: pytest.MonkeyPatch, cost_us: float, calls: int, sa
     assert all(torch.equal(head.out, head.inputs.q) for head in written)
 
 
-def test_every_batch_reads_new_data() -> None:
+def test_every_batch_reads_new_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that keeps results from one batch to the next never sees the same data again."""
     sums: list[tuple[int, ...]] = []
+    kernel = Kernel(10.0)
 
-    def notes(q: torch.Tensor, *others: torch.Tensor, out: torch.Tensor, **_: object) -> torch.Tensor:
-        sums.append(tuple(int(tensor.view(torch.int16).sum()) for tensor in (q, *others)))
-        return out.copy_(q)
+    def notes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, out: torch.Tensor, **_: object) -> torch.Tensor:
+        sums.append(tuple(int(tensor.view(torch.int16).sum()) for tensor in (q, k, v)))
+        return kernel(q, k, v, out=out)
 
-    call_time(fresh_data(notes))
+    call_time(clocked(monkeypatch, kernel, notes))
     assert len(set(sums)) > 0.95 * len(sums) > 1000
 
 
