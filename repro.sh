@@ -88,7 +88,7 @@ prepare_current() {
   if ! "$PYTHON" -c 'from importlib.metadata import entry_points as e; assert e(group="pytest11", name="fa")' 2>/dev/null; then
     export PYTEST_PLUGINS=pytest_fa.plugin
   fi
-  "$PYTHON" -m pytest_fa.bundle differences constraints.txt
+  "$PYTHON" -m pytest_fa bundle differences constraints.txt
 }
 
 run() {
@@ -110,7 +110,7 @@ run() {
   records=$(find artifacts/records -name '*.jsonl' -newer artifacts/.started 2>/dev/null | sort | tail -n 1)
   rm artifacts/.started
   [ -n "$records" ] || fail "pytest wrote no record (exit status $status)"
-  "$PYTHON" -m pytest_fa.bundle make --records "$records" --exit-status "$status"
+  "$PYTHON" -m pytest_fa bundle make --records "$records" --exit-status "$status"
   bundle=$PWD/$(ls -t artifacts/repro_bundle_*.tar.gz | head -n 1)
   replay "$bundle" --level=right --case=b1h2s64d64-fp16-seed0 || replayed=$?
   [ "$replayed" = 0 ] || [ "$replayed" = 3 ] || [ "$status" != 0 ] || status=$replayed  # 3: nothing to compare with here
@@ -133,9 +133,9 @@ replay() {
   mkdir -p artifacts
   rm -f "$statement"
   step "verify"
-  "$PYTHON" -m pytest_fa.bundle verify "$bundle" || return
+  "$PYTHON" -m pytest_fa bundle verify "$bundle" || return
   step "replay"
-  "$PYTHON" -m pytest_fa.bundle replay "$bundle" --level=all --statement="$statement" "$@" || status=$?
+  "$PYTHON" -m pytest_fa bundle replay "$bundle" --level=all --statement="$statement" "$@" || status=$?
   [ ! -f "$statement" ] || echo "statement: $statement"
   return "$status"
 }

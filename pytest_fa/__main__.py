@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_fa.errors import FaError, UsageProblem
 
 if TYPE_CHECKING:
-    from pytest_fa.records.merge import MergedRun
+    from pytest_fa.features.shards.merge import MergedRun
 
 MOST_SIDES = 2  # of `costs`
 
@@ -21,11 +21,11 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments[:1] == ["judge"]:
             _forget_current_folder()
-            from pytest_fa.verdict.judge_command import main as judge_main  # noqa: PLC0415  # it imports pytest
+            from pytest_fa.features.judge_command.judge_command import main as judge_main  # noqa: PLC0415  # it imports pytest
 
             return judge_main(arguments[1:])
         if arguments[:1] == ["bundle"]:
-            from pytest_fa.bundle.__main__ import main as bundle_main  # noqa: PLC0415
+            from pytest_fa.features.bundle.commands import main as bundle_main  # noqa: PLC0415
 
             return bundle_main(arguments[1:])
         options = (_doctor_parser() if arguments[:1] == ["doctor"] else _parser()).parse_args(arguments)
@@ -57,7 +57,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _parser() -> argparse.ArgumentParser:
-    from pytest_fa.new import KINDS  # noqa: PLC0415  # it imports the catalog, which `doctor` does without
+    from pytest_fa.features.new.new import KINDS  # noqa: PLC0415  # it imports the catalog, which `doctor` does without
 
     parser = argparse.ArgumentParser(prog="python -m pytest_fa", description=__doc__)
     commands = parser.add_subparsers(required=True)
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 
     judge_help = "judge and gate one variant; the exit status says the verdict (`judge --help` lists the options)"
     commands.add_parser("judge", help=judge_help)
-    commands.add_parser("bundle", help="make, verify, attest or replay a bundle; the same as `-m pytest_fa.bundle`")
+    commands.add_parser("bundle", help="make, verify, attest or replay a bundle")
 
     _add_report(commands.add_parser("report", help="write one HTML file about records, which opens offline"))
 
@@ -95,10 +95,6 @@ def _parser() -> argparse.ArgumentParser:
     noise.set_defaults(run=_noise)
 
     _add_serve(commands.add_parser("serve", help="keep torch imported for the next runs, until idle or --stop"))
-
-    pictures = commands.add_parser("pictures", help="draw the ladder, TFLOP/s over the length, phases and errors")
-    pictures.add_argument("folder", type=Path, help="such as profiles/nvidia-h200")
-    pictures.set_defaults(run=_pictures)
     return parser
 
 
@@ -109,8 +105,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from pytest_fa.worker.fork_server import child_environment  # noqa: PLC0415
-    from pytest_fa.worker.resident import end_resident, resident_path, serve_command  # noqa: PLC0415
+    from pytest_fa.host.fork_server import child_environment  # noqa: PLC0415
+    from pytest_fa.host.resident import end_resident, resident_path, serve_command  # noqa: PLC0415
 
     if not options.stop:
         serve_command(child_environment(), options.idle_minutes)
@@ -134,10 +130,10 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from pytest_fa.compare.run import compare, process_sd_of, require_verdicts  # noqa: PLC0415
-    from pytest_fa.compare.sides import read_side  # noqa: PLC0415
+    from pytest_fa.features.compare.compare import compare, process_sd_of, require_verdicts  # noqa: PLC0415
+    from pytest_fa.features.compare.comparison import comparison_markdown, comparison_text  # noqa: PLC0415
+    from pytest_fa.features.compare.sides import read_side  # noqa: PLC0415
     from pytest_fa.records.record import to_json  # noqa: PLC0415
-    from pytest_fa.report.comparison import comparison_markdown, comparison_text  # noqa: PLC0415
 
     failing = require_verdicts(options.fail_on)
     sides = [read_side(word, Path.cwd()) for word in (options.a, options.b)]
@@ -163,9 +159,9 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from pytest_fa.compare.sides import read_sides  # noqa: PLC0415
-    from pytest_fa.report.page.machine import PageFacts  # noqa: PLC0415
-    from pytest_fa.report.page.render import write_report  # noqa: PLC0415
+    from pytest_fa.features.compare.sides import read_sides  # noqa: PLC0415
+    from pytest_fa.features.html.machine import PageFacts  # noqa: PLC0415
+    from pytest_fa.features.html.render import write_report  # noqa: PLC0415
 
     if not options.output.parent.is_dir():
         raise UsageProblem(f"-o {options.output}: there is no folder {options.output.parent}; make it, or name another")
@@ -185,8 +181,8 @@ def _add_costs(parser: argparse.ArgumentParser) -> None:
 
 
 def _costs(options: argparse.Namespace) -> None:
-    from pytest_fa.report.cost_sides import newest_run, read_cost_side  # noqa: PLC0415
-    from pytest_fa.report.cost_table import cost_markdown  # noqa: PLC0415
+    from pytest_fa.features.costs.cost_sides import newest_run, read_cost_side  # noqa: PLC0415
+    from pytest_fa.features.costs.cost_table import cost_markdown  # noqa: PLC0415
 
     words = options.records or [newest_run(options.artifacts)]
     if len(words) > MOST_SIDES:
@@ -195,7 +191,7 @@ def _costs(options: argparse.Namespace) -> None:
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    from pytest_fa.report.export_formats import EXPORTS  # noqa: PLC0415
+    from pytest_fa.features.export.export_formats import EXPORTS  # noqa: PLC0415
 
     parser.add_argument("records", help="a record file, a folder of them, a bundle, or a git revision")
     parser.add_argument("--format", choices=sorted(EXPORTS), required=True)
@@ -204,8 +200,8 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from pytest_fa.compare.sides import read_side  # noqa: PLC0415
-    from pytest_fa.report.export_formats import EXPORTS  # noqa: PLC0415
+    from pytest_fa.features.compare.sides import read_side  # noqa: PLC0415
+    from pytest_fa.features.export.export_formats import EXPORTS  # noqa: PLC0415
 
     side = read_side(options.records, Path.cwd())
     content = EXPORTS[options.format](side.records)
@@ -226,7 +222,7 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
 
 def _merge(options: argparse.Namespace) -> int:
     """Exit with the status of the whole run, or with 1 and no file if anything is missing, doubled or mixed."""
-    from pytest_fa.records.merge import merge_shards, read_shards, write_merged  # noqa: PLC0415
+    from pytest_fa.features.shards.merge import merge_shards, read_shards, write_merged  # noqa: PLC0415
 
     merged = merge_shards(read_shards(options.folders))
     for problem in merged.problems:
@@ -261,11 +257,11 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
 def _show_sweep(options: argparse.Namespace) -> None:
     import json  # noqa: PLC0415
 
+    from pytest_fa.features.sweep.read_study import read_study  # noqa: PLC0415
+    from pytest_fa.features.sweep.sweep_export import t4_results  # noqa: PLC0415
+    from pytest_fa.features.sweep.sweep_lines import show_lines  # noqa: PLC0415
+    from pytest_fa.features.sweep.sweep_picture import draw_sweep  # noqa: PLC0415
     from pytest_fa.records.text import printable  # noqa: PLC0415
-    from pytest_fa.report.sweep_export import t4_results  # noqa: PLC0415
-    from pytest_fa.report.sweep_lines import show_lines  # noqa: PLC0415
-    from pytest_fa.report.sweep_picture import draw_sweep  # noqa: PLC0415
-    from pytest_fa.sweep.read_study import read_study  # noqa: PLC0415
 
     study = read_study(options.study, options.name)
     for line in show_lines(study):
@@ -279,8 +275,8 @@ def _show_sweep(options: argparse.Namespace) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from pytest_fa.doctor.finding import Places  # noqa: PLC0415
-    from pytest_fa.doctor.run import examine, verdict_of  # noqa: PLC0415
+    from pytest_fa.features.doctor.doctor import examine, verdict_of  # noqa: PLC0415
+    from pytest_fa.features.doctor.finding import Places  # noqa: PLC0415
     from pytest_fa.options.options import default_cache  # noqa: PLC0415
 
     places = Places(Path(), options.kernels, options.cache or default_cache(), options.profiles)
@@ -295,7 +291,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _new(options: argparse.Namespace) -> None:
-    from pytest_fa.new import write_variant  # noqa: PLC0415
+    from pytest_fa.features.new.new import write_variant  # noqa: PLC0415
 
     folder = write_variant(options.name, options.kind, options.kernels)
     option = "" if options.kernels == Path("kernels") else f" --fa-kernels={shlex.quote(str(options.kernels))}"
@@ -304,8 +300,8 @@ def _new(options: argparse.Namespace) -> None:
 
 
 def _ceilings(options: argparse.Namespace) -> None:
-    from pytest_fa.measure.ceilings import measure_ceilings  # noqa: PLC0415  # torch, only for this command
-    from pytest_fa.measure.timing_lock import timing_lock  # noqa: PLC0415
+    from pytest_fa.features.ceilings.judge_side.measure_ceilings import measure_ceilings  # noqa: PLC0415  # torch, only for this command
+    from pytest_fa.host.timing_lock import timing_lock  # noqa: PLC0415
     from pytest_fa.records.ceilings import write_ceilings  # noqa: PLC0415
 
     with timing_lock():
@@ -317,9 +313,9 @@ def _ceilings(options: argparse.Namespace) -> None:
 
 
 def _noise(options: argparse.Namespace) -> None:
-    from pytest_fa.gates.measure_noise import measure_noise  # noqa: PLC0415
-    from pytest_fa.records.noise import write_noise  # noqa: PLC0415
-    from pytest_fa.report.noise_table import noise_rows  # noqa: PLC0415
+    from pytest_fa.features.gate.measure_noise import measure_noise  # noqa: PLC0415
+    from pytest_fa.features.gate.noise import write_noise  # noqa: PLC0415
+    from pytest_fa.features.gate.noise_table import noise_rows  # noqa: PLC0415
 
     noise = measure_noise(Path(), options.processes, lambda text: sys.stderr.write(f"\r{text}"))
     path = write_noise(noise, options.profiles)
@@ -330,15 +326,6 @@ def _noise(options: argparse.Namespace) -> None:
             f"blocks {100 * row.block_sd:.2f} %, PASS or FAIL in {row.decided} of {row.groups} simulated gates\n"
         )
     sys.stdout.write(f"{path}\n")
-
-
-def _pictures(options: argparse.Namespace) -> None:
-    from pytest_fa.records.ceilings import read_ceilings  # noqa: PLC0415
-    from pytest_fa.report.pictures import draw, read_timed  # noqa: PLC0415
-
-    gpu = read_timed(options.folder)[0].environment.gpu
-    for path in draw(options.folder, read_ceilings(options.folder.parent, gpu)):
-        sys.stdout.write(f"{path}\n")
 
 
 if __name__ == "__main__":

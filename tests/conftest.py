@@ -17,9 +17,12 @@ import pytest
 from pytest_fa.build.keys import PACKAGE
 from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.errors import ToolchainError
+from pytest_fa.host.resident import end_resident
 from pytest_fa.records.environment import find_gpu
-from pytest_fa.worker.resident import end_resident
 from tests.factories import MANIFEST, WriteVariant
+
+# Fixtures: small projects in which pytest runs, recordings of other programs, and jobs for workers.
+pytest_plugins = ("tests.projects", "tests.recordings", "tests.worker_jobs")
 
 # Environment variables that change the output of an inner pytest: under CI, its short summary has whole messages.
 CHANGES_OUTPUT = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR")

@@ -30,13 +30,13 @@ from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.suites import SUITES
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.errors import suggestion
+from pytest_fa.host.client import Workers
+from pytest_fa.host.profiler_workers import ProfilerWorkers
 from pytest_fa.options.options import default_cache
 from pytest_fa.records.agreement import SHARED_OUTPUT, check_agreement
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
-from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob, CaseResult, ProfilerJob
-from pytest_fa.worker.profiler_workers import ProfilerWorkers
+from pytest_fa.wire.jobs import CaseJob, CaseResult, ProfilerJob
 from tests.factories import MANIFEST
 
 KERNELS = Path(__file__).parents[1] / "kernels"

@@ -29,26 +29,26 @@ from unittest.mock import patch
 
 import torch
 
-from pytest_fa.candidate.candidate import Candidate
-from pytest_fa.candidate.commands import Series
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Device, Variant
 from pytest_fa.errors import FaError, UsageProblem, suggestion
-from pytest_fa.measure import fresh_data
-from pytest_fa.measure.device_time import device_time
-from pytest_fa.measure.fresh_data import RANGE_BYTES, FreshData
-from pytest_fa.measure.measure import l2_bytes
-from pytest_fa.measure.timing_lock import timing_lock
+from pytest_fa.gpu.device import open_device
+from pytest_fa.gpu.inputs import make_inputs
+from pytest_fa.host.client import Workers
+from pytest_fa.host.timing_lock import timing_lock
+from pytest_fa.judge.candidate import Candidate
+from pytest_fa.judge.clocks import fresh_data
+from pytest_fa.judge.clocks.device_time import device_time
+from pytest_fa.judge.clocks.fresh_data import RANGE_BYTES, FreshData
+from pytest_fa.judge.clocks.measure import l2_bytes
 from pytest_fa.options.options import default_cache
 from pytest_fa.records.agreement import CLOCK_US, WHOLE_SHARE, slope_limit_us
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.records.timing import MESSAGE_US, OutsideTime
-from pytest_fa.run.device import open_device
-from pytest_fa.run.inputs import make_inputs
-from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob, CaseResult
+from pytest_fa.wire.commands import Series
+from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.honest_cases import KERNELS, WATCHDOG_SECONDS, builds_of
 
 KINDS = """\

@@ -21,13 +21,13 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.build.target import native_arch
+from pytest_fa.candidate.forward import Forward
+from pytest_fa.candidate.module import build_library, load_forward
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import BuildError, UnsupportedCase
 from pytest_fa.options.options import default_cache
-from pytest_fa.run.forward import Forward
-from pytest_fa.run.module import build_library, load_forward
 
 FOLDER = Path(__file__).parent
 FALLBACKS = ("split_warps", "swizzle_async", "mma_regs", "wmma", "minimal", "reference")

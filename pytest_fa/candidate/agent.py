@@ -16,7 +16,19 @@ from typing import Any
 
 import torch
 
-from pytest_fa.candidate.commands import (
+from pytest_fa.candidate.delegated import operators_of
+from pytest_fa.candidate.first_call import load_copy
+from pytest_fa.candidate.forward import Forward
+from pytest_fa.candidate.module import Allocate, CudaForward, open_forward
+from pytest_fa.candidate.output import require_output
+from pytest_fa.candidate.series import PreparedCalls, in_a_row, keywords_of
+from pytest_fa.errors import FaError
+from pytest_fa.gpu.device import give_memory_back, open_device, synchronize
+from pytest_fa.gpu.device_tools import DeviceTools, NoDeviceTools, device_tools
+from pytest_fa.gpu.graphs import CannotCapture
+from pytest_fa.gpu.shared_memory import Memories, map_on_cpu, map_on_gpu, unmap_on_gpu
+from pytest_fa.records.timing import ON_CPU
+from pytest_fa.wire.commands import (
     Attach,
     CallViews,
     CaptureCall,
@@ -38,20 +50,8 @@ from pytest_fa.candidate.commands import (
     View,
     WorkspaceBytes,
 )
-from pytest_fa.candidate.compiling import loaded_compilers
-from pytest_fa.candidate.delegated import operators_of
-from pytest_fa.candidate.first_call import load_copy
-from pytest_fa.candidate.series import PreparedCalls, in_a_row, keywords_of
-from pytest_fa.candidate.shared_memory import Memories, map_on_cpu, map_on_gpu, unmap_on_gpu
-from pytest_fa.errors import FaError
-from pytest_fa.records.timing import ON_CPU
-from pytest_fa.run.device import give_memory_back, open_device, synchronize
-from pytest_fa.run.device_tools import DeviceTools, NoDeviceTools, device_tools
-from pytest_fa.run.forward import Forward
-from pytest_fa.run.graphs import CannotCapture
-from pytest_fa.run.module import Allocate, CudaForward, open_forward
-from pytest_fa.run.nvtx_range import nvtx_range
-from pytest_fa.run.output import require_output
+from pytest_fa.wire.compiling import loaded_compilers
+from pytest_fa.wire.nvtx_range import nvtx_range
 
 NO_TOOLS_WANTED = "the variant was opened without them"
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pytest_fa.candidate.forward import Forward
+from pytest_fa.candidate.module import load_forward
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.run.forward import Forward
-from pytest_fa.run.module import load_forward
 
 
 @contextmanager

@@ -14,7 +14,19 @@ from typing import Any
 
 import torch
 
-from pytest_fa.candidate.commands import (
+from pytest_fa.candidate.forward import Forward
+from pytest_fa.candidate.output import require_output
+from pytest_fa.errors import FaError
+from pytest_fa.gpu.device import synchronize
+from pytest_fa.gpu.device_tools import DeviceTools, NoDeviceTools
+from pytest_fa.gpu.graph_nodes import read_nodes
+from pytest_fa.gpu.graphs import capture, event_us
+from pytest_fa.gpu.inputs import descale_keywords
+from pytest_fa.gpu.profiler import durations_us
+from pytest_fa.gpu.quantised import Descales
+from pytest_fa.gpu.shared_memory import handle_on_gpu
+from pytest_fa.records.timing import NodeTime
+from pytest_fa.wire.commands import (
     Allocated,
     CallViews,
     Capture,
@@ -31,18 +43,6 @@ from pytest_fa.candidate.commands import (
     Series,
     View,
 )
-from pytest_fa.candidate.shared_memory import handle_on_gpu
-from pytest_fa.errors import FaError
-from pytest_fa.records.timing import NodeTime
-from pytest_fa.run.device import synchronize
-from pytest_fa.run.device_tools import DeviceTools, NoDeviceTools
-from pytest_fa.run.forward import Forward
-from pytest_fa.run.graph_nodes import read_nodes
-from pytest_fa.run.graphs import capture, event_us
-from pytest_fa.run.inputs import descale_keywords
-from pytest_fa.run.output import require_output
-from pytest_fa.run.profiler import durations_us
-from pytest_fa.run.quantised import Descales
 
 ForwardFor = Callable[[CallViews], Forward]  # the variant's function, with the workspace of a call at hand
 

@@ -10,8 +10,15 @@ from pathlib import Path
 import torch
 
 from pytest_fa.candidate.agent import Agent
-from pytest_fa.candidate.channel import Channel
-from pytest_fa.candidate.commands import (
+from pytest_fa.candidate.replaced import Originals
+from pytest_fa.candidate.without_attention import replace_attention
+from pytest_fa.errors import DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
+from pytest_fa.gpu.device import is_alive
+from pytest_fa.gpu.device_tools import device_tools
+from pytest_fa.gpu.graphs import CannotCapture
+from pytest_fa.gpu.profiler import load_profiler
+from pytest_fa.wire.channel import Channel
+from pytest_fa.wire.commands import (
     NUMBER_BYTES,
     CallProblem,
     CandidateAnswer,
@@ -20,14 +27,7 @@ from pytest_fa.candidate.commands import (
     decode_command,
     encode_answer,
 )
-from pytest_fa.candidate.replaced import Originals
-from pytest_fa.candidate.user_traceback import explanation_of, is_wrong_call, message_of
-from pytest_fa.candidate.without_attention import replace_attention
-from pytest_fa.errors import DeviceLost, LaunchError, Tampering, UnsupportedCase, WrongResult
-from pytest_fa.run.device import is_alive
-from pytest_fa.run.device_tools import device_tools
-from pytest_fa.run.graphs import CannotCapture
-from pytest_fa.run.profiler import load_profiler
+from pytest_fa.wire.user_traceback import explanation_of, is_wrong_call, message_of
 
 KINDS: dict[type[Exception], ProblemKind] = {
     UnsupportedCase: "unsupported",

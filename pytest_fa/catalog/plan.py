@@ -10,11 +10,11 @@ import msgspec
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.claims import claim_cases
 from pytest_fa.catalog.discover import Catalog
-from pytest_fa.catalog.exploits import EXPLOITS, HONEST_TWINS
-from pytest_fa.catalog.faults import FAULTS, TWINS
 from pytest_fa.catalog.fit import Fits, cases_for
 from pytest_fa.catalog.properties import properties_of, sanitizer_case
 from pytest_fa.catalog.variant import BrokenVariant, Device, Variant
+from pytest_fa.features.selftest.exploits import EXPLOITS, HONEST_TWINS
+from pytest_fa.features.selftest.faults import FAULTS, TWINS
 
 AnyVariant = Variant | BrokenVariant
 

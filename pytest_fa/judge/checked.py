@@ -6,13 +6,13 @@ from typing import Self
 
 import torch
 
-from pytest_fa.candidate.candidate import Candidate
-from pytest_fa.candidate.commands import Disturbance
 from pytest_fa.catalog.case import Case, Computes
 from pytest_fa.errors import WrongResult
-from pytest_fa.run.guards import guard, guard_output
-from pytest_fa.run.inputs import Inputs, bits_of, clone, make_inputs, poison, poisoned_lse, poisoned_output
-from pytest_fa.run.quantised import Descales
+from pytest_fa.gpu.guards import guard, guard_output
+from pytest_fa.gpu.inputs import Inputs, bits_of, clone, make_inputs, poison, poisoned_lse, poisoned_output
+from pytest_fa.gpu.quantised import Descales
+from pytest_fa.judge.candidate import Candidate
+from pytest_fa.wire.commands import Disturbance
 
 
 class CheckedLaunch:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pytest_fa.candidate.module import open_forward
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.gpu.device import synchronize
+from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.truth import Truth
 from pytest_fa.records.judged import CrossCheck
-from pytest_fa.run.device import synchronize
-from pytest_fa.run.inputs import Inputs
-from pytest_fa.run.module import open_forward
 
 
 def cross_check_all(variants: tuple[Variant, ...], inputs: Inputs, truth: Truth, policy: str) -> tuple[CrossCheck, ...]:

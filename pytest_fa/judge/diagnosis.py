@@ -12,13 +12,13 @@ import torch
 
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Rounding
+from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.check import limits
 from pytest_fa.judge.explain import WrongOutput, explain_attention, explain_scores
 from pytest_fa.judge.nonfinite import explain_nonfinite
 from pytest_fa.judge.truth import Truth
 from pytest_fa.judge.where import where
 from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Repeats
-from pytest_fa.run.inputs import Inputs
 
 MAP_COLUMNS, MAP_ROWS = 48, 16
 LEAST_TILE = 16  # queries per column of the error map

@@ -24,6 +24,7 @@ import torch
 
 from pytest_fa.catalog.case import AXES, Computes
 from pytest_fa.catalog.variant import Rounding
+from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.key_ranges import likely_ranges
 from pytest_fa.judge.mistaken import Mistake, Predictor, Selection
@@ -32,7 +33,6 @@ from pytest_fa.judge.policies import rms, ulp
 from pytest_fa.judge.rearranged import rearrangements, rows_scaled, scaled
 from pytest_fa.judge.scores import mistaken_scores, score_mistakes
 from pytest_fa.judge.truth import Truth
-from pytest_fa.run.inputs import Inputs
 
 MOST_SECONDS = 30.0  # after this time no further mistake is tried, and none is named
 SCREENING_SCORES = 2**14  # scores per mistake in the first, coarse comparison; torch uses one thread for so few

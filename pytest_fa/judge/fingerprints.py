@@ -6,8 +6,8 @@ import hashlib
 
 import torch
 
+from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.records.judged import Fingerprints
-from pytest_fa.run.inputs import Inputs
 
 
 def fingerprints(

@@ -30,9 +30,9 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.catalog.variant import Rounding
+from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.truth import hidden_keys, repeated_heads, rows_per_block
 from pytest_fa.records.judged import Bound, LseCheck, RowIndex
-from pytest_fa.run.inputs import Inputs
 
 UNIT = 2.0**-24  # half the distance between 1 and the next float32
 E4M3_SUM_UNIT = 2.0**-12  # twice the distance between 1 and the next number that a sum of e4m3 products can be

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
+from pytest_fa.gpu.inputs import Inputs, is_poison
 from pytest_fa.judge.log_sum_exp import LseTruth, exact_lse
 from pytest_fa.judge.truth import hidden_keys, repeated_heads, rows_per_block
-from pytest_fa.run.inputs import Inputs, is_poison
 
 TILES = (16, 32, 64, 128, 256)  # keys
 TOLERANCE = 2e-3  # of a mistake's value, besides the bound of the row: P may be rounded differently in it

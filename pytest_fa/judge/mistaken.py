@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.catalog.variant import Rounding
+from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.float32_error import UNIT, Float32Error
 from pytest_fa.judge.truth import Operands, Precision, Spread, Truth, truth_of_rows
-from pytest_fa.run.inputs import Inputs
 
 _LOWEST = torch.finfo(torch.float64).min  # replaces a maximum of -inf: exp(-inf - _LOWEST) = 0
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.key_ranges import TILES, key_range_mistake
 from pytest_fa.judge.memory_mistakes import memory_mistakes
 from pytest_fa.judge.mistaken import Hide, Mask, Mistake, Weigh, exponentials
-from pytest_fa.run.inputs import Inputs
 
 LOG2_E = math.log2(math.e)
 LOOK_AT_MASK = "look at the comparison of key and query index"

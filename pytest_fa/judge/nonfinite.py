@@ -7,9 +7,9 @@ import math
 import torch
 
 from pytest_fa.catalog.case import Computes
+from pytest_fa.gpu.inputs import Inputs, is_poison
 from pytest_fa.judge.mistaken import Mask, Selection
 from pytest_fa.judge.where import where
-from pytest_fa.run.inputs import Inputs, is_poison
 
 MOST_SCORES = 2**22  # scores that are computed to find the rows that overflow
 # Rows whose logarithm is within this range of that of the largest number may overflow or not; below it, P V may.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Rounding
+from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.policies import READS_SPREAD
 from pytest_fa.judge.scores import make_scores_truth
 from pytest_fa.judge.truth import Truth, make_truth
-from pytest_fa.run.inputs import Inputs
 
 
 def truth_of(computes: Computes, inputs: Inputs, rounds: tuple[Rounding, ...], policy: str) -> Truth:

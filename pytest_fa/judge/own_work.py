@@ -10,17 +10,17 @@ from __future__ import annotations
 import os
 import time
 
-from pytest_fa.candidate.candidate import Candidate
-from pytest_fa.candidate.connection import CandidateLost
-from pytest_fa.candidate.user_traceback import message_of
 from pytest_fa.catalog.case import Computes
 from pytest_fa.catalog.variant import Device, Tolerance, Variant
 from pytest_fa.errors import DeviceLost, WrongResult
+from pytest_fa.gpu.inputs import Inputs
+from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.checked import CheckedLaunch
+from pytest_fa.judge.connection import CandidateLost
 from pytest_fa.judge.truth import Truth
 from pytest_fa.processes import descendants_of, forks_of, stopped
-from pytest_fa.run.inputs import Inputs
+from pytest_fa.wire.user_traceback import message_of
 
 WARM_UPS = 3  # calls in which a variant may compile, also in other processes
 LEAST_SECONDS, SLOWER = 5.0, 20  # the judged call may take 5 s and 20 times as long as the call before it

@@ -13,12 +13,12 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from pytest_fa.candidate.commands import Disturbance
 from pytest_fa.errors import WrongResult
+from pytest_fa.gpu.inputs import Output, bits_of
 from pytest_fa.judge.checked import CheckedLaunch
 from pytest_fa.judge.places import first_place
 from pytest_fa.records.judged import WITH_POISON, Repeats
-from pytest_fa.run.inputs import Output, bits_of
+from pytest_fa.wire.commands import Disturbance
 
 MOST_SECONDS = 0.5
 DEFAULT_REPEATS = {"cpu": 100, "cuda": 10_000}  # 10,000 calls miss a fault of one call in 2,000 with a chance of 0.7 %

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import torch
 
-from pytest_fa.candidate.candidate import Candidate
-from pytest_fa.candidate.commands import CallViews
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Tolerance, Variant
 from pytest_fa.errors import WrongResult
+from pytest_fa.gpu.inputs import Inputs, Output, bits_of, clone, make_inputs, poisoned_lse, poisoned_output
+from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.check import judge, with_lse
 from pytest_fa.judge.log_sum_exp import LseTruth
 from pytest_fa.judge.truth_store import TruthStore
-from pytest_fa.run.inputs import Inputs, Output, bits_of, clone, make_inputs, poisoned_lse, poisoned_output
+from pytest_fa.wire.commands import CallViews
 
 
 class PropertySubject:

@@ -24,9 +24,9 @@ import torch
 
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.earlier import TRUTH_ATTRIBUTES, with_old_attributes
+from pytest_fa.gpu.inputs import Inputs
+from pytest_fa.gpu.quantised import E4M3
 from pytest_fa.judge.float32_error import Float32Error, output_error, score_variance, to_tf32
-from pytest_fa.run.inputs import Inputs
-from pytest_fa.run.quantised import E4M3
 
 STEP = 1e-7  # relative change of the scores for which the slope of the output is computed
 E4M3_P_SCALE = 2.0**8  # the largest power of two that keeps P <= 1 below 448, the largest e4m3 number

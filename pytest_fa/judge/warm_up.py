@@ -14,13 +14,13 @@ import msgspec
 import torch
 
 from pytest_fa.catalog.case import Case, parse_case
+from pytest_fa.gpu.inputs import make_inputs, poisoned_lse, poisoned_output
 from pytest_fa.judge.check import judge, with_lse
 from pytest_fa.judge.fingerprints import fingerprints
 from pytest_fa.judge.log_sum_exp import make_lse_truth
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.truth_store import TruthStore
 from pytest_fa.records.judged import Check
-from pytest_fa.run.inputs import make_inputs, poisoned_lse, poisoned_output
 
 LENGTH = 16  # queries and keys of the case that is judged for that
 OTHER_SEED = 0x5EED_0000  # with which data differ from those of any case that somebody runs

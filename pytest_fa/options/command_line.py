@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SUITE = "pytest_fa.suite"
 SUITE_FOLDER = Path(__file__).parents[1] / "suite"
-JUDGE_INI = Path(__file__).parents[1] / "verdict" / "judge.ini"  # of `python -m pytest_fa judge`
+JUDGE_INI = Path(__file__).parents[1] / "features" / "judge_command" / "judge.ini"  # of `python -m pytest_fa judge`
 SUITE_FILES = {"test_attention.py": f"{SUITE}.test_attention", "selftest.py": f"{SUITE}.selftest"}
 _FLAGS = frozenset(option.flag for option in OPTIONS)
 # Options of pytest and pytest-benchmark that change what a test does.  A rerun command repeats them as they were typed.

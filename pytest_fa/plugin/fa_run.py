@@ -63,7 +63,7 @@ class FaRun:
 
     def gate(self, variant: Variant) -> Record:
         """Run the gate of the variant.  Fails with the verdict and every interval."""
-        from pytest_fa.gates.run import decide_gate, gate_question  # noqa: PLC0415  # only a gate needs it
+        from pytest_fa.features.gate.gate import decide_gate, gate_question  # noqa: PLC0415  # only a gate needs it
 
         session, say = self._session, progress_line(self._node.config)
         ratio = session.options.gate or read_marker(gate_of, self._node)
@@ -86,20 +86,20 @@ class FaRun:
     def sanitize(self, variant: Variant, tool: str, case: Case | None = None) -> Record:
         """Run one tool of compute-sanitizer, on a small case if none is given.  Fails with the tool's findings."""
         from pytest_fa.catalog.properties import sanitizer_case  # noqa: PLC0415  # only sanitizers need it
-        from pytest_fa.sanitize.run import sanitize_variant  # noqa: PLC0415
+        from pytest_fa.features.sanitize.sanitize import sanitize_variant  # noqa: PLC0415
 
         sanitized_case = case or sanitizer_case(variant)
         return self._finish(lambda: sanitize_variant(self._session.runner, variant, sanitized_case, tool))
 
     def selftest(self, variant: Variant) -> Record:
         """Run every check on a kernel of the self-test.  Fails if other checks catch it than should."""
-        from pytest_fa.selftest.run import run_selftest_kernel  # noqa: PLC0415  # only the self-test needs it
+        from pytest_fa.features.selftest.selftest import run_selftest_kernel  # noqa: PLC0415  # only the self-test needs it
 
         return self._finish(lambda: run_selftest_kernel(self._session.run_plan, self._session.runner, variant))
 
     def sweep_trial(self, variant: Variant) -> None:
         """Run the next trial of the sweep.  Skips if its configuration cannot win, or if no trial is left."""
-        from pytest_fa.plugin.sweeping import skip_reason, sweep_run_of  # noqa: PLC0415  # only a sweep needs it
+        from pytest_fa.features.sweep.sweeping import skip_reason, sweep_run_of  # noqa: PLC0415  # only a sweep needs it
         from pytest_fa.session.refusals import CannotRun  # noqa: PLC0415
 
         obstacle, reason = None, ""
@@ -118,7 +118,7 @@ class FaRun:
 
     def sweep_end(self, variant: Variant) -> Record:
         """End the sweep.  Fails without a verdict unless the gate of the best configuration passes."""
-        from pytest_fa.plugin.sweeping import sweep_run_of  # noqa: PLC0415  # only a sweep needs it
+        from pytest_fa.features.sweep.sweeping import sweep_run_of  # noqa: PLC0415  # only a sweep needs it
 
         return self._finish(lambda: sweep_run_of(self._node.config, variant).end())
 
@@ -142,7 +142,7 @@ class FaRun:
         return msgspec.structs.replace(record, other_plugins=other_plugins(self._node.config))
 
     def _finish(self, work: Callable[[], Record]) -> Record:
-        from pytest_fa.report.failure import failure_text  # noqa: PLC0415  # only a run with items needs it
+        from pytest_fa.table.failure import failure_text  # noqa: PLC0415  # only a run with items needs it
 
         record = self._record(work)
         is_strict = record.kind == "profile" and self._session.options.ncu_strict
@@ -158,10 +158,10 @@ class FaRun:
         Skips the test if it cannot run here, or if another test reports its fault.
         """
         from pytest_fa.errors import LockProblem  # noqa: PLC0415  # only a run with items needs these
+        from pytest_fa.host.client import WorkerError  # noqa: PLC0415
         from pytest_fa.records.text import printable_struct  # noqa: PLC0415
         from pytest_fa.session.machine_problem import machine_problem, start_problem  # noqa: PLC0415
         from pytest_fa.session.refusals import AlreadyReported, CannotRun, NotJudged  # noqa: PLC0415
-        from pytest_fa.worker.client import WorkerError  # noqa: PLC0415
 
         record = obstacle = None  # pytest.fail inside `except` would show both exceptions
         try:
@@ -217,7 +217,7 @@ def with_output(record: Record, output: str) -> Record:
     """The record; if its test failed, with the end of what the worker printed."""
     import msgspec  # noqa: PLC0415  # only a run with items needs these
 
-    from pytest_fa.worker.job_output import RECORD_CHARACTERS  # noqa: PLC0415
+    from pytest_fa.host.job_output import RECORD_CHARACTERS  # noqa: PLC0415
 
     if record.outcome == "ok" or not output:
         return record

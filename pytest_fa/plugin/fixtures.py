@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fa.measure.replay_clock import ReplayClock
 from pytest_fa.plugin.fa_run import FaRun
 from pytest_fa.plugin.in_process import FaBenchmark, device_kept, device_or_skip, judge_outputs, policy_of
+from pytest_fa.plugin.replay_clock import ReplayClock
 from pytest_fa.plugin.state import OPTIONS_KEY, progress_line, session_of
 
 if TYPE_CHECKING:
     import torch
 
+    from pytest_fa.candidate.forward import Forward
     from pytest_fa.catalog.case import Case
     from pytest_fa.catalog.variant import Variant
+    from pytest_fa.gpu.inputs import Inputs
     from pytest_fa.judge.truth import Truth
     from pytest_fa.records.judged import Check
-    from pytest_fa.run.forward import Forward
-    from pytest_fa.run.inputs import Inputs
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def fa_sanitizer(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def fa_module(request: pytest.FixtureRequest, fa_variant: Variant) -> Iterator[Forward]:
     """The variant as `f(q, k, v, *, scale, causal, out)`, built and loaded into this process."""
-    from pytest_fa.run.module import build_library, open_forward  # noqa: PLC0415  # torch: only for in-process tests
+    from pytest_fa.candidate.module import build_library, open_forward  # noqa: PLC0415  # torch: only for in-process tests
 
     device, options = device_or_skip(fa_variant), request.config.stash[OPTIONS_KEY]
     with device_kept(request, device):
@@ -73,8 +73,8 @@ def fa_inputs(request: pytest.FixtureRequest, fa_case: Case) -> Iterator[Inputs]
     """The inputs `q, k, v, scale, causal` of the case, on the GPU if there is one.  Refused cases are skipped."""
     import torch  # noqa: PLC0415  # only for in-process tests
 
+    from pytest_fa.gpu.inputs import make_inputs  # noqa: PLC0415
     from pytest_fa.records.environment import find_gpu  # noqa: PLC0415
-    from pytest_fa.run.inputs import make_inputs  # noqa: PLC0415
 
     device = "cuda" if find_gpu() else "cpu"
     if "fa_variant" in request.fixturenames:

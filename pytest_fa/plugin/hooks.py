@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_fa.errors import FaError, UnusableRun
+from pytest_fa.features.watch.watch_hooks import register_watch
 from pytest_fa.options import command_line, flags, options
 from pytest_fa.plugin import markers, servers
 from pytest_fa.plugin.own_process import protect_process, release_imports
@@ -28,7 +29,6 @@ from pytest_fa.plugin.state import (
 from pytest_fa.plugin.status_line import StatusLine, may_show
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.plugin.usage_errors import end_run, usage_error
-from pytest_fa.plugin.watch_hooks import register_watch
 from pytest_fa.plugin.without_benchmark import WithoutBenchmark
 from pytest_fa.plugin.xdist_hooks import register_for_xdist
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from pytest_fa.plugin.shard import ShardLog
+    from pytest_fa.features.shards.shard import ShardLog
 
 NO_PATH = "fa: no path is given, so the shipped suite runs; add a path, such as '.', to run the tests there instead"
 ANSWERED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)  # a run that was interrupted has no answer
@@ -81,7 +81,7 @@ def _check_names(config: pytest.Config) -> None:
     if command_line.is_typed(config) and not config.stash[OPTIONS_KEY].list_only:
         run_plan.catalog.require_unique_names()
     if config.stash[OPTIONS_KEY].sweep:
-        from pytest_fa.plugin.sweeping import check_sweep  # noqa: PLC0415  # only a sweep needs it
+        from pytest_fa.features.sweep.sweeping import check_sweep  # noqa: PLC0415  # only a sweep needs it
 
         check_sweep(config)
 
@@ -157,7 +157,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         deselect(config, items, session_of(config).run_plan.plan)
     if config.stash[OPTIONS_KEY].shard:
-        from pytest_fa.plugin.shard import keep_shard  # noqa: PLC0415
+        from pytest_fa.features.shards.shard import keep_shard  # noqa: PLC0415
 
         keep_shard(config, items, config.stash[OPTIONS_KEY])
 
@@ -235,7 +235,7 @@ class _Reports:
         self.results, self._receiver = results, config.pluginmanager.getplugin(RECEIVER)
         self.shard: ShardLog | None = None
         if config.stash[OPTIONS_KEY].shard:
-            from pytest_fa.plugin.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard
+            from pytest_fa.features.shards.shard import ShardLog  # noqa: PLC0415  # only with --fa-shard
 
             self.shard = ShardLog(config, results.file.log.path)
 
@@ -285,7 +285,7 @@ class _Reports:
         self.results.write(terminalreporter)
         config = terminalreporter.config
         if config.stash[OPTIONS_KEY].sweep and SESSION_KEY in config.stash:
-            from pytest_fa.plugin.sweeping import write_sweep  # noqa: PLC0415  # only a sweep needs it
+            from pytest_fa.features.sweep.sweeping import write_sweep  # noqa: PLC0415  # only a sweep needs it
 
             write_sweep(terminalreporter)
         if config.get_verbosity() < 0 and SESSION_KEY in config.stash:

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fa.measure.replay_clock import ReplayClock, replay
 from pytest_fa.plugin.markers import read_marker, tolerance_of
+from pytest_fa.plugin.replay_clock import ReplayClock, replay
 from pytest_fa.plugin.state import IN_TABLE_KEY, LOST_KEY, OPTIONS_KEY, RECORD_KEY, SESSION_KEY, session_of
 
 if TYPE_CHECKING:
     import torch
 
+    from pytest_fa.candidate.forward import Forward
     from pytest_fa.catalog.case import Case
     from pytest_fa.catalog.variant import Variant
+    from pytest_fa.gpu.inputs import Inputs
     from pytest_fa.records.judged import Check
     from pytest_fa.records.timing import Speed
-    from pytest_fa.run.forward import Forward
-    from pytest_fa.run.inputs import Inputs
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def device_kept(request: pytest.FixtureRequest, device: str) -> Iterator[None]:
     """
     import torch  # noqa: PLC0415  # only for in-process tests
 
-    from pytest_fa.run.device import is_alive  # noqa: PLC0415
+    from pytest_fa.gpu.device import is_alive  # noqa: PLC0415
 
     stash = request.config.stash
     if device != "cpu" and LOST_KEY in stash:
@@ -79,12 +79,12 @@ def judge_outputs(
 
     `where` is appended to the message of a failure.
     """
+    from pytest_fa.candidate.output import require_output  # noqa: PLC0415
     from pytest_fa.errors import WrongResult  # noqa: PLC0415
+    from pytest_fa.gpu.inputs import poisoned_output  # noqa: PLC0415
     from pytest_fa.judge.check import judge  # noqa: PLC0415  # torch: only for in-process tests
     from pytest_fa.judge.oracle import truth_of  # noqa: PLC0415
-    from pytest_fa.report.failure import check_lines  # noqa: PLC0415
-    from pytest_fa.run.inputs import poisoned_output  # noqa: PLC0415
-    from pytest_fa.run.output import require_output  # noqa: PLC0415
+    from pytest_fa.table.failure import check_lines  # noqa: PLC0415
 
     variant, policy = variant_of(request), policy_of(request, case)
     truth = truth_of(case.computes, inputs, variant.rounds if variant else (), policy)
@@ -117,10 +117,10 @@ class FaBenchmark:
 
         The test fails if an output of the timed calls is wrong.
         """
-        from pytest_fa.candidate.candidate import Candidate  # noqa: PLC0415  # torch: only for in-process tests
-        from pytest_fa.measure.fresh_data import stacked  # noqa: PLC0415
-        from pytest_fa.measure.measure import measure  # noqa: PLC0415
-        from pytest_fa.measure.timing_lock import timing_lock  # noqa: PLC0415
+        from pytest_fa.host.timing_lock import timing_lock  # noqa: PLC0415
+        from pytest_fa.judge.candidate import Candidate  # noqa: PLC0415  # torch: only for in-process tests
+        from pytest_fa.judge.clocks.fresh_data import stacked  # noqa: PLC0415
+        from pytest_fa.judge.clocks.measure import measure  # noqa: PLC0415
 
         if SESSION_KEY in self._request.config.stash:
             session_of(self._request.config).runner.profiler_workers.wait_until_prepared()

@@ -13,12 +13,12 @@ from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.plan import AnyVariant, Plan
 from pytest_fa.catalog.sweep_space import feasible_points
 from pytest_fa.catalog.variant import BrokenVariant, Variant
+from pytest_fa.features.watch.tasks import TaskKey, key_of
 from pytest_fa.plugin.left_out import left_out_of
 from pytest_fa.plugin.state import OPTIONS_KEY
 from pytest_fa.records.record import Record, to_builtins
-from pytest_fa.report.table import headline
-from pytest_fa.report.tool_lines import profile_lines, tool_properties
-from pytest_fa.watch.tasks import TaskKey, key_of
+from pytest_fa.table.rows import headline
+from pytest_fa.table.tool_lines import profile_lines, tool_properties
 
 # A test that is skipped or fails has no samples, for which pytest-benchmark would emit a warning.
 _UNUSED = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
@@ -181,7 +181,7 @@ def _html_extras(config: pytest.Config, record: Record) -> list[Any]:
         return []
     from pytest_html import extras  # noqa: PLC0415  # an optional plugin, which is in use here
 
-    from pytest_fa.report.html_page import record_html  # noqa: PLC0415
+    from pytest_fa.features.html.html_page import record_html  # noqa: PLC0415
 
     parts = [extras.html(record_html(record))]
     if record.nsight is None:

@@ -63,7 +63,7 @@ def _clock_line(recent: LeftOut, records: Iterable[Record]) -> str:
 
 def _compared_shapes(records: Iterable[Record]) -> set[str]:
     """The shapes with a time of this run; for one in e4m3, also those with whose baselines it is compared."""
-    from pytest_fa.report.baselines import for_comparison  # noqa: PLC0415  # only runs with records need it
+    from pytest_fa.table.baselines import for_comparison  # noqa: PLC0415  # only runs with records need it
 
     cases = [record.case for record in records if record.case and record.speed]
     return {shape for case in cases for shape in (case.shape_id, *for_comparison(case))}

@@ -32,7 +32,7 @@ def start_main(config: pytest.Config) -> None:
     """
     options_of_run = config.stash[OPTIONS_KEY]
     if _runs_kernels(config) and not options_of_run.static and not hasattr(config, "workerinput"):
-        from pytest_fa.worker.client import Workers  # noqa: PLC0415  # only runs with kernels need it
+        from pytest_fa.host.client import Workers  # noqa: PLC0415  # only runs with kernels need it
 
         config.stash[WORKERS_KEY] = workers = Workers(options_of_run.cache)
         workers.start()

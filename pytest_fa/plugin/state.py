@@ -10,14 +10,14 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_fa.build.late_imports import LateImports
+    from pytest_fa.features.ncu.profile import CaseProfiler
+    from pytest_fa.host.client import Workers
     from pytest_fa.options.options import Options
     from pytest_fa.plugin.files_before import FilesBefore
     from pytest_fa.plugin.status_line import StatusLine
-    from pytest_fa.profile.run import CaseProfiler
     from pytest_fa.records.record import Record
     from pytest_fa.session.first_reports import FirstReports
     from pytest_fa.session.session import Session
-    from pytest_fa.worker.client import Workers
 
 OPTIONS_KEY: pytest.StashKey[Options] = pytest.StashKey()
 SESSION_KEY: pytest.StashKey[Session] = pytest.StashKey()
@@ -55,7 +55,7 @@ def session_of(config: pytest.Config) -> Session:
 def case_profiler_of(config: pytest.Config) -> CaseProfiler:
     """The profiler of this run, created for the first test that is profiled."""
     if CASE_PROFILER_KEY not in config.stash:
-        from pytest_fa.profile.run import CaseProfiler  # noqa: PLC0415
+        from pytest_fa.features.ncu.profile import CaseProfiler  # noqa: PLC0415
 
         config.stash[CASE_PROFILER_KEY] = CaseProfiler(session_of(config).runner)
     return config.stash[CASE_PROFILER_KEY]

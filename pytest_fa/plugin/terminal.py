@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pytest_fa.records.ceilings import Ceilings
     from pytest_fa.records.record import Record
     from pytest_fa.records.saved import SavedRecords
-    from pytest_fa.report.answer import RunFacts
-    from pytest_fa.report.layout import TextLine
     from pytest_fa.session.baseline_choice import LeftOut
+    from pytest_fa.table.answer import RunFacts
+    from pytest_fa.table.layout import TextLine
 
 
 MATRIX_WIDTH = 200
@@ -120,7 +120,7 @@ class Results:
 
             self._reused = reused_times(config, self._records)
         if self._records and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
-            from pytest_fa.report.step_summary import append_summary  # noqa: PLC0415
+            from pytest_fa.features.github.step_summary import append_summary  # noqa: PLC0415
 
             append_summary(self._records, self._ceilings[0], Path(summary))
         if self._options.save and self._records:
@@ -133,21 +133,21 @@ class Results:
             except (OSError, FaError) as problem:
                 self.file.lost = str(problem)
         if self._options.html and self._records:
-            from pytest_fa.plugin.html_file import write_html  # noqa: PLC0415  # only with --fa-html
+            from pytest_fa.features.html.html_file import write_html  # noqa: PLC0415  # only with --fa-html
 
             self.report_problem = write_html(self._records, self._options, self._facts(config))
 
     @property
     def html(self) -> str:
         """The table of the run for the page of pytest-html; empty without records."""
-        from pytest_fa.report.html_page import table_html  # noqa: PLC0415  # only with --html
+        from pytest_fa.features.html.html_page import table_html  # noqa: PLC0415  # only with --html
 
         return table_html(self._records, self._ceilings[0]) if self._records else ""
 
     def annotate(self, terminal: pytest.TerminalReporter) -> None:
         """Write GitHub's annotations: one for each variant and fault, and one if nothing ran or records were lost."""
+        from pytest_fa.features.github.annotations import annotation_lines, command  # noqa: PLC0415
         from pytest_fa.plugin.state import session_of  # noqa: PLC0415  # only on GitHub
-        from pytest_fa.report.annotations import annotation_lines, command  # noqa: PLC0415
 
         failed = [each for each in self._records if each.outcome != "not_measured" or self._options.ncu_strict]
         workspace = Path(os.environ.get("GITHUB_WORKSPACE") or self._options.rootdir)
@@ -167,9 +167,9 @@ class Results:
         if self._records:
             from pytest_fa.plugin.left_out import left_out_of_table  # noqa: PLC0415
             from pytest_fa.plugin.state import session_of  # noqa: PLC0415  # only runs with records need these
-            from pytest_fa.report.table import notes  # noqa: PLC0415
-            from pytest_fa.report.tool_lines import ablation_lines, profile_lines  # noqa: PLC0415
-            from pytest_fa.report.unjudged_lines import unjudged_lines  # noqa: PLC0415
+            from pytest_fa.table.rows import notes  # noqa: PLC0415
+            from pytest_fa.table.tool_lines import ablation_lines, profile_lines  # noqa: PLC0415
+            from pytest_fa.table.unjudged_lines import unjudged_lines  # noqa: PLC0415
 
             self._write_table(terminal)
             self._write_gates(terminal)
@@ -210,7 +210,7 @@ class Results:
     def write_answer(self, terminal: pytest.TerminalReporter) -> None:
         """Write the answer of the run and the next command, below pytest's own last line."""
         if self._records:
-            from pytest_fa.report.answer import answer_lines  # noqa: PLC0415
+            from pytest_fa.table.answer import answer_lines  # noqa: PLC0415
 
             lines = answer_lines(self.shown_records, self._facts(terminal.config))
             _write_lines(terminal, lines[: 1 if terminal.config.get_verbosity() <= QUIETEST else None])
@@ -218,7 +218,7 @@ class Results:
 
     def _facts(self, config: pytest.Config) -> RunFacts:
         """What the answer needs beside the records."""
-        from pytest_fa.report.answer import RunFacts  # noqa: PLC0415
+        from pytest_fa.table.answer import RunFacts  # noqa: PLC0415
 
         ((why_not_run, _),) = self._not_run["case"].most_common(1) or (("", 0),)
         are_saved = any(config.getoption(name, None) for name in ("benchmark_save", "benchmark_autosave"))
@@ -254,8 +254,8 @@ class Results:
 
     def _write_table(self, terminal: pytest.TerminalReporter) -> None:
         """Write the table of the run: one row for each variant and shape, or for each kernel of the self-test."""
-        from pytest_fa.report.exploit_lines import exploit_lines  # noqa: PLC0415
-        from pytest_fa.report.table import render_matrix  # noqa: PLC0415
+        from pytest_fa.features.selftest.exploit_lines import exploit_lines  # noqa: PLC0415
+        from pytest_fa.table.rows import render_matrix  # noqa: PLC0415
 
         width = terminal._tw.fullwidth  # noqa: SLF001
         faults = [record for record in self._records if record.kind == "selftest"]
@@ -271,8 +271,8 @@ class Results:
 
     def _write_rows(self, terminal: pytest.TerminalReporter, width: int) -> None:
         """Write the rows of variants and shapes; with -v all of them, and what the columns mean."""
-        from pytest_fa.report.layout import LEGEND, LEGEND_HINT, table_lines  # noqa: PLC0415
-        from pytest_fa.report.table import claim_lines, make_groups, property_lines  # noqa: PLC0415
+        from pytest_fa.table.layout import LEGEND, LEGEND_HINT, table_lines  # noqa: PLC0415
+        from pytest_fa.table.rows import claim_lines, make_groups, property_lines  # noqa: PLC0415
 
         is_verbose = terminal.config.get_verbosity() > 0
         ages = {(each.variant, each.shape_id): each.age_seconds for each in self._reused}
@@ -284,14 +284,14 @@ class Results:
 
     def _write_static(self, terminal: pytest.TerminalReporter, width: int) -> None:
         """Write the tables of `--fa-static`, with the launches of the saved records."""
-        from pytest_fa.report.static_code import static_text  # noqa: PLC0415  # only --fa-static needs it
+        from pytest_fa.table.static_code import static_text  # noqa: PLC0415  # only --fa-static needs it
 
         terminal.write_line(static_text(self._records, self._saved_records.launches(), width))
 
     def _write_gates(self, terminal: pytest.TerminalReporter) -> None:
         """Write the lines of each gate; for a gate without a verdict the whole text, which pytest does not show."""
-        from pytest_fa.report.failure import failure_text  # noqa: PLC0415  # only runs with records need these
-        from pytest_fa.report.gate_lines import gate_lines  # noqa: PLC0415
+        from pytest_fa.features.gate.gate_lines import gate_lines  # noqa: PLC0415
+        from pytest_fa.table.failure import failure_text  # noqa: PLC0415  # only runs with records need these
 
         for record in self._records:
             if record.outcome == "inconclusive":
@@ -319,8 +319,8 @@ class Results:
     @property
     def _noise_problem(self) -> str:
         """The reason why the GPU's noise, which gates use, cannot be read; empty if it can, and without a gate."""
+        from pytest_fa.features.gate.noise import read_noise  # noqa: PLC0415
         from pytest_fa.records.files import try_to_read  # noqa: PLC0415
-        from pytest_fa.records.noise import read_noise  # noqa: PLC0415
 
         gpu = next((record.environment.gpu for record in self._records if record.kind == "gate"), "")
         return "" if gpu == "" else try_to_read(lambda: read_noise(self._options.records_folder, gpu))[1]

@@ -22,7 +22,7 @@ from pytest_fa.plugin.state import IMPLIED_KEY, OPTIONS_KEY, progress_line, sess
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from pytest_fa.plugin.shard import ShardLog
+    from pytest_fa.features.shards.shard import ShardLog
 
 DEFAULT_DISTRIBUTION = "load"  # what -n means without --dist
 PARTS_PER_WORKER = 3  # of the tests of variants, if nothing is timed; more parts are shared out more evenly

@@ -30,7 +30,7 @@ from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Environment, MachineIdentity, Record
 from pytest_fa.records.timing import Speed
 from pytest_fa.regular_file import open_regular
-from pytest_fa.worker.jobs import is_built_in
+from pytest_fa.wire.jobs import is_built_in
 
 NEAR = 1.10  # a backend that was slower than the fastest by more than this factor is left out
 _ROLES = tuple(f'"role":"{role}"'.encode() for role in COMPANION_ROLES)

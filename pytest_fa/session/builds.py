@@ -17,7 +17,7 @@ from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu
 from pytest_fa.session.refusals import CannotRun
 from pytest_fa.session.run_plan import RunPlan
-from pytest_fa.worker.jobs import Arm
+from pytest_fa.wire.jobs import Arm
 
 
 def device_of(variant: Variant) -> Device:

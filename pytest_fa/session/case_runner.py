@@ -12,10 +12,14 @@ import msgspec
 
 from pytest_fa.build.outcomes import BuildFailure
 from pytest_fa.catalog.case import Case
-from pytest_fa.catalog.faults import REPEATS as SELFTEST_REPEATS
 from pytest_fa.catalog.properties import MAY_REFUSE, applies, case_of_property
 from pytest_fa.catalog.variant import Device, Tolerance, Variant, tolerance_for
-from pytest_fa.measure.timing_lock import checking_lock, timing_lock
+from pytest_fa.features.selftest.faults import REPEATS as SELFTEST_REPEATS
+from pytest_fa.host.client import Workers
+from pytest_fa.host.job_output import Live
+from pytest_fa.host.profiler_workers import ProfilerWorkers
+from pytest_fa.host.stop_signal import require_unset
+from pytest_fa.host.timing_lock import checking_lock, timing_lock
 from pytest_fa.options.options import Options
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.ceilings import Ceilings, read_ceilings
@@ -28,11 +32,7 @@ from pytest_fa.records.timing import ON_CPU, Speed
 from pytest_fa.session.builds import Builds, device_of
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.refusals import Refused
-from pytest_fa.worker.client import Workers
-from pytest_fa.worker.job_output import Live
-from pytest_fa.worker.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, ProfilerJob
-from pytest_fa.worker.profiler_workers import ProfilerWorkers
-from pytest_fa.worker.stop_signal import require_unset
+from pytest_fa.wire.jobs import WATCHDOG_SECONDS, CaseJob, CaseResult, ProfilerJob
 
 LONG_WATCHDOG_SECONDS = 300.0  # a Python entry may compile at its first call, and a CPU is slow
 SELFTEST_WATCHDOG_SECONDS = 30.0  # the Python kernels of the self-test compile little

@@ -19,7 +19,7 @@ from pytest_fa.records.machine_identity import read_machine
 from pytest_fa.records.record import SCHEMA, STAGES, Environment, MachineIdentity, Record, RecordKind, Stage
 from pytest_fa.records.source import read_source
 from pytest_fa.session.rerun import rerun_command
-from pytest_fa.worker.jobs import CaseResult
+from pytest_fa.wire.jobs import CaseResult
 
 
 class RecordFactory:

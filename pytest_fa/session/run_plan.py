@@ -18,12 +18,12 @@ from pytest_fa.catalog.select import expand_defines, select_cases, select_varian
 from pytest_fa.catalog.suites import DEFAULT_SUITE
 from pytest_fa.catalog.variant import BrokenVariant, Variant
 from pytest_fa.errors import UnknownVariant, UnusableRun, UsageProblem
+from pytest_fa.features.gate.gate_gpus import gpus_of_gate
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import Gpu, find_gpu
-from pytest_fa.session.gate_gpus import gpus_of_gate
 
-SELFTEST_KERNELS = Path(pytest_fa.__file__).parent / "selftest"
+SELFTEST_KERNELS = Path(pytest_fa.__file__).parent / "features" / "selftest"
 
 
 class RunPlan:

@@ -8,6 +8,9 @@ from pytest_fa.build.outcomes import BuildFailure, explain
 from pytest_fa.build.resources import broken_limits
 from pytest_fa.build.units import Say
 from pytest_fa.catalog.variant import BrokenVariant, Variant
+from pytest_fa.host.client import Workers
+from pytest_fa.host.fork_server import servers_of_run
+from pytest_fa.host.profiler_workers import ProfilerWorkers
 from pytest_fa.options.options import Options
 from pytest_fa.records.built import Build
 from pytest_fa.records.environment import find_gpu, find_other_gpu_processes, may_open_gpu_early
@@ -17,10 +20,7 @@ from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner, failed_build
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.run_plan import RunPlan
-from pytest_fa.worker.client import Workers
-from pytest_fa.worker.fork_server import servers_of_run
-from pytest_fa.worker.jobs import CaseResult
-from pytest_fa.worker.profiler_workers import ProfilerWorkers
+from pytest_fa.wire.jobs import CaseResult
 
 
 class Session:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fa.candidate.module import build_library
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.profile.nsight import Nsight
+from pytest_fa.features.ncu.nsight import Nsight
+from pytest_fa.host.client import Workers
 from pytest_fa.records.environment import find_gpu
-from pytest_fa.run.module import build_library
-from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob
+from pytest_fa.wire.jobs import CaseJob
 from tests.factories import WriteVariant
-from tests.plugin.conftest import new_project, project, resident_server
+from tests.projects import new_project, project, resident_server
 
 __all__ = ["new_project", "project", "resident_server"]
 

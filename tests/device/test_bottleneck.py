@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from pytest_fa.profile.nsight import Nsight
+from pytest_fa.features.ncu.nsight import Nsight
 from pytest_fa.records.tool_results import BoundBy
 from tests.device.conftest import BuildSource, job_of
 

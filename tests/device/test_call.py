@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from pytest_fa.candidate.module import load_forward
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import LaunchError, UnsupportedCase
+from pytest_fa.features.sanitize.plain_call import ForwardArgs, Strides
+from pytest_fa.gpu.inputs import Inputs, make_inputs, poisoned_output
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.truth import make_truth
-from pytest_fa.run.inputs import Inputs, make_inputs, poisoned_output
-from pytest_fa.run.module import load_forward
-from pytest_fa.sanitize.plain_call import ForwardArgs, Strides
 from tests.device.conftest import BuildSource, Built
 
 SHAPE = "b1h2s113d64-fp16-causal-sk203"

@@ -12,10 +12,10 @@ from pytest_fa.build.target import native_arch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.properties import MAY_REFUSE
+from pytest_fa.host.client import Workers
+from pytest_fa.judge.pipeline import run_case
 from pytest_fa.records.built import Build
-from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob
-from pytest_fa.worker.pipeline import run_case
+from pytest_fa.wire.jobs import CaseJob
 from tests.device.conftest import Built
 
 SHAPES = (

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.run.quantised import quantise
-from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob, CaseResult
-from pytest_fa.worker.pipeline import run_case
+from pytest_fa.gpu.quantised import quantise
+from pytest_fa.host.client import Workers
+from pytest_fa.judge.pipeline import run_case
+from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.device.conftest import Built
 
 RUNGS = ("fp8_wgmma", "fp8_overlap", "fp8_sum", "fp8_tiles", "fp8_max", "fp8_mma")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob
+from pytest_fa.host.client import Workers
+from pytest_fa.wire.jobs import CaseJob
 from tests.device.conftest import HEADER, MANIFEST, BuildSource, Built
-from tests.plugin.conftest import Project
+from tests.projects import Project
 
 CASE = parse_case("b1h2s64d64-fp16-seed0")
 

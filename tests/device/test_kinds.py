@@ -9,7 +9,7 @@ import pytest
 
 from pytest_fa.__main__ import main
 from tests.factories import MANIFEST
-from tests.plugin.conftest import NewProject, Project, Run
+from tests.projects import NewProject, Project, Run
 
 ON_GPU = {"CUDA_VISIBLE_DEVICES": "0"}
 SHAPE = "b1h2s113d64-fp16-causal"

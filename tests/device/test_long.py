@@ -13,10 +13,10 @@ from pytest_fa.build.target import native_arch
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.host.client import Workers
+from pytest_fa.judge.pipeline import run_case
 from pytest_fa.records.built import Build
-from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob
-from pytest_fa.worker.pipeline import run_case
+from pytest_fa.wire.jobs import CaseJob
 from tests.device.conftest import Built
 
 RUNGS = ("long_ring", "long_overlap", "long_shapes", "long_causal", "long_split", "long_next_q")

@@ -13,9 +13,9 @@ from pytest_fa.catalog.claims import claim_cases
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.properties import property_case
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.judge.pipeline import run_case
 from pytest_fa.records.built import Build
-from pytest_fa.worker.jobs import CaseJob, CaseResult
-from pytest_fa.worker.pipeline import run_case
+from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.device.conftest import BuildSource, Built
 
 KERNELS = Path(__file__).parents[2] / "kernels"

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_fa.candidate.candidate import Candidate
+from pytest_fa.candidate.module import load_forward
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.gpu.device_tools import device_tools
+from pytest_fa.gpu.graph_nodes import CALLS as NODE_CALLS
+from pytest_fa.gpu.inputs import Inputs, make_inputs
+from pytest_fa.host.profiler_workers import ProfilerWorkers
+from pytest_fa.judge.candidate import Candidate
 from pytest_fa.judge.check import judge
+from pytest_fa.judge.clocks.fresh_data import FreshData, Written, stacked
+from pytest_fa.judge.clocks.launch_overhead import period_of_spin_us
+from pytest_fa.judge.clocks.measure import l2_bytes, measure
 from pytest_fa.judge.truth import make_truth
-from pytest_fa.measure.fresh_data import FreshData, Written, stacked
-from pytest_fa.measure.launch_overhead import period_of_spin_us
-from pytest_fa.measure.measure import l2_bytes, measure
 from pytest_fa.records.agreement import check_agreement
 from pytest_fa.records.environment import clock_watch
 from pytest_fa.records.timing import LaunchedKernel, Speed
-from pytest_fa.run.device_tools import device_tools
-from pytest_fa.run.graph_nodes import CALLS as NODE_CALLS
-from pytest_fa.run.inputs import Inputs, make_inputs
-from pytest_fa.run.module import load_forward
-from pytest_fa.worker.jobs import ProfilerJob
-from pytest_fa.worker.profiler_workers import ProfilerWorkers
+from pytest_fa.wire.jobs import ProfilerJob
 from tests.device.conftest import BuildSource, Built
 
 CASE = parse_case("b1h8s512d64-fp16-seed0")

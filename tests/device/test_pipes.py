@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from pytest_fa.build.target import native_arch
+from pytest_fa.candidate.forward import Forward
+from pytest_fa.candidate.module import build_library, load_forward
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.errors import BuildError
+from pytest_fa.gpu.graphs import event_us
 from pytest_fa.records.environment import ClockWatch, clock_watch, read_environment
-from pytest_fa.records.pipes import Loop, Pipes, write_pipes
-from pytest_fa.run.forward import Forward
-from pytest_fa.run.graphs import event_us
-from pytest_fa.run.module import build_library, load_forward
 from tests.factories import WriteVariant
+from tools.docs.pipes import Loop, Pipes, write_pipes
 
 SOURCE = Path(__file__).with_name("pipes.cu")
 MANIFEST = f"arch: [sm_90a]\nentry: {{include: [{Path(__file__).parents[2] / 'kernels' / 'include'}]}}\n"

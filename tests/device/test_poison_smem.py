@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pytest_fa.candidate.module import load_forward
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.run.device_tools import device_tools
-from pytest_fa.run.guards import NAN_PATTERN
-from pytest_fa.run.inputs import make_inputs
-from pytest_fa.run.module import load_forward
-from pytest_fa.worker.jobs import CaseJob
-from pytest_fa.worker.pipeline import run_case
+from pytest_fa.gpu.device_tools import device_tools
+from pytest_fa.gpu.guards import NAN_PATTERN
+from pytest_fa.gpu.inputs import make_inputs
+from pytest_fa.judge.pipeline import run_case
+from pytest_fa.wire.jobs import CaseJob
 from tests.device.conftest import BuildSource
 
 CASE = parse_case("b1h1s64d64-fp16-seed0")

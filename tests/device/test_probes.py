@@ -9,16 +9,16 @@ import msgspec
 import pytest
 import torch
 
+from pytest_fa.candidate.module import build_library, load_forward
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.properties import MAY_REFUSE, properties_of, property_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import UnsupportedCase
+from pytest_fa.gpu.inputs import make_inputs, poisoned_output
+from pytest_fa.judge.pipeline import run_case
 from pytest_fa.judge.scores import make_scores_truth
-from pytest_fa.run.inputs import make_inputs, poisoned_output
-from pytest_fa.run.module import build_library, load_forward
-from pytest_fa.worker.jobs import CaseJob, CaseResult
-from pytest_fa.worker.pipeline import run_case
+from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.device.conftest import Built
 
 PROBES = ("probe_gemm_4x4x4", "probe_qk_tile")

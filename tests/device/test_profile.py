@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from pytest_fa.catalog.properties import sanitizer_case
-from pytest_fa.profile.ncu import NcuTarget, profile
-from pytest_fa.profile.nsight import Nsight
-from pytest_fa.profile.presets import GRID, PRESETS, Preset
-from pytest_fa.profile.raw_table import read_raw_table
-from pytest_fa.profile.trial import TRIAL_RANGE
+from pytest_fa.features.ncu.ncu_program import NcuTarget, profile
+from pytest_fa.features.ncu.nsight import Nsight
+from pytest_fa.features.ncu.presets import GRID, PRESETS, Preset
+from pytest_fa.features.ncu.raw_table import read_raw_table
+from pytest_fa.features.ncu.trial import TRIAL_RANGE
+from pytest_fa.features.sanitize.sanitizer import SanitizedChild, sanitize
+from pytest_fa.host.fork_server import child_environment
 from pytest_fa.records.tool_results import DURATION, NsightReport, Sanitized
-from pytest_fa.sanitize.sanitizer import SanitizedChild, sanitize
-from pytest_fa.worker.fork_server import child_environment
-from pytest_fa.worker.jobs import CaseJob, encode
+from pytest_fa.wire.jobs import CaseJob, encode
 from tests.device.conftest import BuildSource, Built, job_of
 
 
@@ -52,14 +52,14 @@ def test_module_and_table_agree(profiler: Nsight, minimal: Built) -> None:
 def test_a_filter_without_kernels_is_reported(profiler: Nsight, tmp_path: Path) -> None:
     """If the NVTX filter selects no kernel, for which Nsight exits with status 0, the status is `no-kernels`."""
     assert profiler.tool is not None
-    target = NcuTarget(("-m", "pytest_fa.profile.trial"), "another-range", tmp_path / "missed")
+    target = NcuTarget(("-m", "pytest_fa.features.ncu.trial"), "another-range", tmp_path / "missed")
     assert profile(profiler.tool, target, "verdict", Preset((DURATION,))).status == "no-kernels"
 
 
 def test_an_unknown_counter_is_dropped(profiler: Nsight, tmp_path: Path) -> None:
     """A counter that the GPU lacks is named in `dropped`, and the others are counted."""
     assert profiler.tool is not None
-    target = NcuTarget(("-m", "pytest_fa.profile.trial"), TRIAL_RANGE, tmp_path / "unknown")
+    target = NcuTarget(("-m", "pytest_fa.features.ncu.trial"), TRIAL_RANGE, tmp_path / "unknown")
     report: NsightReport = profile(profiler.tool, target, "verdict", Preset((DURATION, "sm__no_such_thing.sum")))
     assert (report.status, report.dropped) == ("ok", ("sm__no_such_thing.sum",)), report
 
@@ -77,7 +77,7 @@ def run_sanitizer(tmp_path: Path) -> Callable[[Built, str], Sanitized]:
         path = tmp_path / "job.json"
         path.write_bytes(msgspec.json.format(encode(job)))
         child = SanitizedChild(
-            ("-m", "pytest_fa.sanitize.plain_call", str(path)), child_environment(), tmp_path / f"{tool}.log"
+            ("-m", "pytest_fa.features.sanitize.plain_call", str(path)), child_environment(), tmp_path / f"{tool}.log"
         )
         sanitized = sanitize(tool, child)
         if sanitized.status == "not measured":

@@ -12,9 +12,9 @@ from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.select import select_variants
 from pytest_fa.catalog.variant import Variant
+from pytest_fa.judge.pipeline import run_case
 from pytest_fa.records.built import Build
-from pytest_fa.worker.jobs import CaseJob, CaseResult
-from pytest_fa.worker.pipeline import run_case
+from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.device.conftest import Built
 
 RUNS = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fa.__main__ import main
-from tests.plugin.conftest import NewProject, Run
+from tests.projects import NewProject, Run
 
 pytest.importorskip("optuna")
 pytest.importorskip("xdist")

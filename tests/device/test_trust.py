@@ -12,12 +12,12 @@ import msgspec
 import pytest
 import torch
 
-from pytest_fa.candidate.shared_memory import require_sharing
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
+from pytest_fa.gpu.shared_memory import require_sharing
+from pytest_fa.host.client import Workers
 from pytest_fa.records.agreement import SHARED_OUTPUT, check_agreement
-from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob, CaseResult
+from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.device.conftest import BuildSource, Built
 from tests.device.test_two_processes import ATTENTION, KEEPS
 from tests.device.test_two_processes import MANIFEST as CUDA_MANIFEST
@@ -72,7 +72,8 @@ elapsed_time = torch.cuda.Event.elapsed_time
 torch.cuda.Event.elapsed_time = lambda self, other: 0.5 * elapsed_time(self, other)
 """
 ANSWERS_EARLY = """\
-from pytest_fa.candidate import commands, series
+from pytest_fa.wire import commands
+from pytest_fa.candidate import series
 
 def answer(self):
     self._graph.replay()
@@ -80,7 +81,8 @@ def answer(self):
 series.PreparedSeries.replay = answer
 """
 EMPTY_GRAPH = """\
-from pytest_fa.candidate import commands, series
+from pytest_fa.wire import commands
+from pytest_fa.candidate import series
 capture = series.PreparedSeries.capture
 
 def keep_one_call(self, **keywords):

@@ -8,13 +8,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pytest_fa.candidate.module import load_forward
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.run.graphs import event_us
-from pytest_fa.run.inputs import make_inputs, poisoned_output
-from pytest_fa.run.module import load_forward
-from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob, CaseResult
-from pytest_fa.worker.pipeline import run_case
+from pytest_fa.gpu.graphs import event_us
+from pytest_fa.gpu.inputs import make_inputs, poisoned_output
+from pytest_fa.host.client import Workers
+from pytest_fa.judge.pipeline import run_case
+from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.device.conftest import BuildSource, Built
 
 CASE = parse_case("b1h2s64d64-fp16-seed0")

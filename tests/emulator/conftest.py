@@ -13,10 +13,10 @@ import torch
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Tolerance
+from pytest_fa.gpu.inputs import Inputs, make_inputs
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.log_sum_exp import judge_lse, make_lse_truth
 from pytest_fa.judge.oracle import truth_of
-from pytest_fa.run.inputs import Inputs, make_inputs
 from tests.emulator.emulated import Emulated, Emulator, Schedule, StuckKernel
 
 KERNELS = Path(__file__).parents[2] / "kernels"

@@ -15,8 +15,8 @@ from pytest_fa.build.command import INCLUDE, defines_header, instantiations_head
 from pytest_fa.build.toolchain import find_toolchain
 from pytest_fa.catalog.case import Case
 from pytest_fa.catalog.variant import Variant
-from pytest_fa.run.inputs import Inputs, descale_keywords
-from pytest_fa.sanitize.plain_call import ForwardArgs, Strides, forward_args
+from pytest_fa.features.sanitize.plain_call import ForwardArgs, Strides, forward_args
+from pytest_fa.gpu.inputs import Inputs, descale_keywords
 
 FOLDER = Path(__file__).parent
 NAN_BYTE = 0xFF  # a float of such bytes is NaN

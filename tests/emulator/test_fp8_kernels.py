@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.run.inputs import make_inputs
-from pytest_fa.run.quantised import E4M3_MAX
+from pytest_fa.gpu.inputs import make_inputs
+from pytest_fa.gpu.quantised import E4M3_MAX
 from tests.emulator.conftest import ORDERS, Build, broken_bounds, complaints, is_found
 from tests.emulator.emulated import Schedule
 

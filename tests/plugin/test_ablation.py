@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
-from tests.plugin.conftest import ONE_CASE, SHAPE, NewProject, Project, Run
+from tests.projects import ONE_CASE, SHAPE, NewProject, Project, Run
 
 ABLATION_SOURCE = PYTHON_SOURCE.replace("torch.softmax(scores, -1)", "scores")
 ABLATION_MANIFEST = PYTHON_MANIFEST + "role: ablation\nparent: whole\nomits: softmax\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_fa.records.environment import read_environment
-from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, NewProject, Project, Run
+from tests.projects import CASE, ONE_CASE, SHAPE, NewProject, Project, Run
 
 TIMED = f"test_speed[good-{SHAPE}]"
 

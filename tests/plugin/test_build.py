@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.factories import CUDA_SOURCE, MANIFEST
-from tests.plugin.conftest import CASE, ONE_CASE, PRETEND_GPU, SHAPE, NewProject, Project, Run
+from tests.projects import CASE, ONE_CASE, PRETEND_GPU, SHAPE, NewProject, Project, Run
 
 pytestmark = pytest.mark.needs_nvcc
 

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from tests.plugin.conftest import CASE, ONE_CASE, NewProject, Project, Run
+from tests.projects import CASE, ONE_CASE, NewProject, Project, Run
 from tests.tiers import nightly_after
 
 pytestmark = pytest.mark.needs_nvcc

@@ -7,7 +7,7 @@ import pytest
 from pytest_fa.catalog.case import GRAMMAR
 from pytest_fa.catalog.suites import SUITES
 from tests.factories import MANIFEST
-from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject, Project, cases_of
+from tests.projects import CASE, COMPANIONS, ONE_CASE, SHAPE, NewProject, Project, cases_of
 from tests.tiers import nightly_after
 
 # The cases of what `good` claims and the suite `history` does not have.

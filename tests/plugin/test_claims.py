@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from tests.plugin.conftest import NewProject, Project, Run
+from tests.projects import NewProject, Project, Run
 from tests.tiers import nightly_after
 
 # A right kernel, and one for each claim that is wrong only there; their first dtype, head_dim and mask are right.

@@ -11,7 +11,7 @@ import pytest
 from pytest_fa.catalog.plan import Plan
 from pytest_fa.plugin import items
 from tests.factories import PYTHON_SOURCE, record
-from tests.plugin.conftest import CASE, ONE_CASE, Project
+from tests.projects import CASE, ONE_CASE, Project
 
 # Its first call in a process takes 2 s, as if the package that it has imported compiled it.
 COMPILES = PYTHON_SOURCE.replace(

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import pytest_fa
-from pytest_fa.bundle.__main__ import main as bundle_main
+from pytest_fa.features.bundle.commands import main as bundle_main
 from tests.factories import PYTHON_SOURCE
-from tests.plugin.conftest import CASE, SHAPE, Project, inner_environment
+from tests.projects import CASE, SHAPE, Project, inner_environment
 
 DOCUMENTED_LOOP = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.factories import MANIFEST
-from tests.plugin.conftest import NewProject, Project, variants_of
+from tests.projects import NewProject, Project, variants_of
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import NewProject, Project, cases_of, variants_of
+from tests.projects import NewProject, Project, cases_of, variants_of
 
 KERNEL = Path(__file__).parents[2] / "kernels" / "reference_e4m3"
 CASE = "b1h2s64d64-e4m3-seed0"

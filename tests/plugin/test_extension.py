@@ -16,7 +16,7 @@ from pytest_fa.build.extension import find_torch
 from pytest_fa.build.recipe import request_key
 from pytest_fa.catalog.manifest import read_manifest
 from tests.factories import PYTHON_SOURCE, WriteVariant
-from tests.plugin.conftest import CASE, ONE_CASE, NewProject, Project, Run
+from tests.projects import CASE, ONE_CASE, NewProject, Project, Run
 
 # Attention in plain loops.  It includes few headers and compiles in 10 s; with all of ATen it would take a minute.
 SOURCE = """\
@@ -308,7 +308,7 @@ from pathlib import Path
 import torch
 
 from pytest_fa.catalog.manifest import read_manifest
-from pytest_fa.run.module import load_forward
+from pytest_fa.candidate.module import load_forward
 
 variant = read_manifest(Path("kernels/mine/variant.yaml"), Path("kernels"))[0]
 q = torch.randn(1, 1, 8, 8).half()

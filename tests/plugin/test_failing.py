@@ -9,7 +9,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tests.factories import PYTHON_SOURCE
-from tests.plugin.conftest import (
+from tests.projects import (
     CASE,
     COMPANIONS,
     NAN_SOURCE,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import PROGRAMS, inner_environment
+from tests.projects import PROGRAMS, inner_environment
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {"first-ten-minutes.md": 10, "add-a-variant.md": 10}  # page -> least number of commands

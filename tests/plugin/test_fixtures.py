@@ -8,7 +8,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tests.factories import PYTHON_MANIFEST
-from tests.plugin.conftest import CASE, SHAPE, NewProject, Project, Run
+from tests.projects import CASE, SHAPE, NewProject, Project, Run
 
 FIXTURES = [
     "fa_benchmark",

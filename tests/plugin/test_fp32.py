@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.factories import PYTHON_SOURCE
-from tests.plugin.conftest import Project
+from tests.projects import Project
 
 CASES = "--fa-case=b1h2s65d64-fp32-causal-seed0,b1h2s64d64-fp32-seed0"
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pytest_fa.options.flags import OPTIONS
-from tests.plugin.conftest import NewProject, Project, variants_of
+from tests.projects import NewProject, Project, variants_of
 from tests.tiers import nightly_after
 
 FLAGS = [option.flag for option in OPTIONS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import ONE_CASE, NewProject, Project, variants_of
+from tests.projects import ONE_CASE, NewProject, Project, variants_of
 
 
 @pytest.fixture(scope="module")

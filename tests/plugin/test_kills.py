@@ -20,7 +20,7 @@ from pytest_fa.processes import children_of
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import SCHEMA
 from tests.factories import CUDA_SOURCE, MANIFEST, PYTHON_SOURCE
-from tests.plugin.conftest import ONE_CASE, NewProject, Project
+from tests.projects import ONE_CASE, NewProject, Project
 
 LEFT_SECONDS = 2.0  # after which no process of a run may be left
 REACH_SECONDS = 90.0

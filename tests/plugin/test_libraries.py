@@ -13,11 +13,11 @@ import pytest
 
 from pytest_fa.build.command import LIBRARY
 from pytest_fa.build.extension import MODULE_NAME
-from pytest_fa.bundle.libraries import LIBRARIES
-from pytest_fa.bundle.seal import SEAL, make_seal
-from tests.plugin.conftest import ONE_CASE, NewProject
+from pytest_fa.features.bundle.libraries import LIBRARIES
+from pytest_fa.features.bundle.seal import SEAL, make_seal
+from tests.features.bundle.test_replay_command import Bundled, _command
 from tests.plugin.test_extension import MANIFEST, write_extension
-from tests.plugin.test_replay import Bundled, _command
+from tests.projects import ONE_CASE, NewProject
 
 ONE_VARIANT = MANIFEST.partition("variants:")[0]
 HIDES_COMPILER = {"CXX": "/nowhere/g++"}

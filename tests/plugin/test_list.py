@@ -6,7 +6,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tests.factories import PYTHON_MANIFEST
-from tests.plugin.conftest import COMPANIONS, NewProject, Project, Run
+from tests.projects import COMPANIONS, NewProject, Project, Run
 
 
 @pytest.fixture(scope="module")

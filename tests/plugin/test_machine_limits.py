@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import CASE, ONE_CASE, Project
+from tests.projects import CASE, ONE_CASE, Project
 
 SMALL_FILES = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.factories import MANIFEST, PYTHON_MANIFEST
-from tests.plugin.conftest import CASE, ONE_CASE, NewProject, Project, Run
+from tests.projects import CASE, ONE_CASE, NewProject, Project, Run
 
 MANIFEST_KEYS = (
     "step, because, expect, parent, role, computes, cases, entry, arch, supports, instantiations, defines, flags, "

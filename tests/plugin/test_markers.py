@@ -6,7 +6,7 @@ import pytest
 
 from pytest_fa.catalog.suites import SUITES
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
-from tests.plugin.conftest import ONE_CASE, NewProject, Project, Run
+from tests.projects import ONE_CASE, NewProject, Project, Run
 
 # An error of 0.1 %: above the bounds of `same_precision`, below the threshold of `absolute`.
 NEAR_SOURCE = PYTHON_SOURCE.replace("    return result if", "    result = result * 1.001\n    return result if")

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, NewProject, Project, Run
+from tests.projects import CASE, ONE_CASE, SHAPE, NewProject, Project, Run
 
 # For an inner conftest.py: hides nvcc in wheels and in toolkits that the system's loader can find.
 HIDE_WHEELS = """\

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_fa.catalog.properties import PROPERTIES
 from tests.factories import PYTHON_MANIFEST
-from tests.plugin.conftest import (
+from tests.projects import (
     CASE,
     ONE_CASE,
     SHAPE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from tests.plugin.conftest import NewProject, Project, Run
+from tests.projects import NewProject, Project, Run
 
 CORRECT = ("-k", "test_correct", "--fa-no-build")
 

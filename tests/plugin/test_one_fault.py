@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project
+from tests.projects import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project
 
 # Runs every test a second time if it fails, as plugins for flaky tests do; only the second outcome counts.
 REPEAT = """\

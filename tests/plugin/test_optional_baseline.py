@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import ONE_CASE, SHAPE, NewProject, Project, variants_of
+from tests.projects import ONE_CASE, SHAPE, NewProject, Project, variants_of
 from tests.tiers import nightly_after
 
 FOLDER = Path(__file__).parents[2] / "kernels" / "flash_attention_3"

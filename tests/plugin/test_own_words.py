@@ -8,7 +8,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
-from tests.plugin.conftest import CASE, SHAPE, NewProject, Project, Run
+from tests.projects import CASE, SHAPE, NewProject, Project, Run
 
 SECTION = "Captured stdout and stderr of the worker"
 OTHER_CASE = f"{SHAPE}-seed1"

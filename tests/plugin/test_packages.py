@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
-from tests.plugin.conftest import CASE, Project
+from tests.projects import CASE, Project
 
 METADATA = "Metadata-Version: 2.1\nName: brings-kernels\nVersion: 1.0\n"
 

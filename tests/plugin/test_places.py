@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.factories import PYTHON_MANIFEST
-from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, SHAPE, ZERO_MANIFEST, NewProject, Project, Run
+from tests.projects import CASE, COMPANIONS, ONE_CASE, SHAPE, ZERO_MANIFEST, NewProject, Project, Run
 from tests.tiers import nightly_after
 
 BUILTIN = Path(__file__).parents[2] / "pytest_fa" / "builtin"

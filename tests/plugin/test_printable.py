@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.factories import MANIFEST, PYTHON_MANIFEST, PYTHON_SOURCE
-from tests.plugin.conftest import CASE, ONE_CASE, NewProject, Project, Run
+from tests.projects import CASE, ONE_CASE, NewProject, Project, Run
 
 # ESC, BEL, C1, DEL, backspace and a bidirectional override, as a Python string and as they are shown.
 WORDS = r"\x1b[2J\x1b]0;owned\x07\x9b31m\x7f\x08\u202egnp.exe"

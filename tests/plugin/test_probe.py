@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.factories import SCORES_MANIFEST, SCORES_SOURCE
-from tests.plugin.conftest import SHAPE as ATTENTION_SHAPE
-from tests.plugin.conftest import NewProject, Project, Run, cases_of, variants_of
+from tests.projects import SHAPE as ATTENTION_SHAPE
+from tests.projects import NewProject, Project, Run, cases_of, variants_of
 
 SHAPES = ["b1h1s4d4-fp16-scores", "b1h1s32d64-fp16-sk64-scores"]
 ALL = "--fa-variant=probe_*"
@@ -216,7 +216,7 @@ def test_mine(fa_module, fa_case, fa_inputs, fa_check, fa_truth, fa_benchmark):
 
 
 SPY = """\
-import pytest_fa.run.module as module
+import pytest_fa.candidate.module as module
 
 opened, real = [], module.open_forward
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
-from tests.plugin.conftest import Project, Run
+from tests.projects import Project, Run
 
 REFUSES = PYTHON_SOURCE.replace(
     "    scores =",

@@ -13,7 +13,7 @@ import pytest
 
 import pytest_fa
 from tests.factories import PYTHON_MANIFEST
-from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project
+from tests.projects import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project
 from tests.tiers import nightly_after
 
 REPOSITORY = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from pytest_fa.plugin.terminal import Results
 from pytest_fa.records.files import read_record_file
 from pytest_fa.records.record import to_builtins
 from tests.factories import PYTHON_SOURCE, RECORD, SPEED, options
-from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
+from tests.projects import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
 
 CORRECT = ("-k", "good and test_correct")
 

@@ -12,7 +12,7 @@ from pytest_fa.records.log import read_records
 from pytest_fa.records.read import read_record
 from pytest_fa.records.record import Record
 from tests.factories import PYTHON_SOURCE
-from tests.plugin.conftest import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
+from tests.projects import CASE, ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
 
 SECOND = f"{SHAPE}-seed1"
 

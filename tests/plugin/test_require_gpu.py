@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from tests.plugin.conftest import CASE, NewProject, Project, Run
+from tests.projects import CASE, NewProject, Project, Run
 
 REFUSED_CASE = "b1h2s64d64-bf16-seed0"
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.factories import CUDA_SOURCE, PYTHON_SOURCE
-from tests.plugin.conftest import (
+from tests.projects import (
     CASE,
     COMPANIONS,
     ONE_CASE,

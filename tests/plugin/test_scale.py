@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import COMPANIONS, NewProject, Project
+from tests.projects import COMPANIONS, NewProject, Project
 
 # For an inner conftest.py: counts the function calls during collection and writes the numbers of tests and of calls.
 # These numbers do not depend on the speed of the machine.  Hashing or comparing a test counts as a call too, so that

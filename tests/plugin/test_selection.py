@@ -8,7 +8,7 @@ from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.records.log import save_records
 from pytest_fa.records.record import Environment
 from tests.factories import PYTHON_MANIFEST, record, speed
-from tests.plugin.conftest import CASE, COMPANIONS, ONE_CASE, PRETEND_GPU, SHAPE, NewProject, Project, variants_of
+from tests.projects import CASE, COMPANIONS, ONE_CASE, PRETEND_GPU, SHAPE, NewProject, Project, variants_of
 from tests.tiers import nightly_after
 
 FILE = "pytest_fa.suite.test_attention"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.factories import CUDA_SOURCE
-from tests.plugin.conftest import ZERO_MANIFEST, NewProject, Project, Run
+from tests.projects import ZERO_MANIFEST, NewProject, Project, Run
 
 pytestmark = pytest.mark.needs_nvcc
 

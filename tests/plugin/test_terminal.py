@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.plugin.conftest import ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
+from tests.projects import ONE_CASE, SHAPE, WRONG_SOURCE, NewProject, Project, Run
 
 BENCHMARK_TABLE = r"-+ benchmark.*: \d+ tests? -+"
 OWN_BENCHMARK = """\

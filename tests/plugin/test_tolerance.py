@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.factories import PYTHON_MANIFEST
-from tests.plugin.conftest import CASE, ONE_CASE, NewProject, Project
+from tests.projects import CASE, ONE_CASE, NewProject, Project
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tests.factories import PYTHON_SOURCE
-from tests.plugin.conftest import CASE, ONE_CASE, WRONG_SOURCE, NewProject, Project, Run, inner_environment
+from tests.projects import CASE, ONE_CASE, WRONG_SOURCE, NewProject, Project, Run, inner_environment
 
 # For a folder on PYTHONPATH: every process is without memory files, as in some sandboxes.
 NO_MEMORY_FILES = """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import WRITE_MODULES, NewProject, Project, Run
+from tests.projects import WRITE_MODULES, NewProject, Project, Run
 
 
 @pytest.fixture(scope="module")

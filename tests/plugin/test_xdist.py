@@ -8,7 +8,7 @@ import re
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from tests.plugin.conftest import CASE, SHAPE, WRITE_MODULES, NewProject, Project, Run
+from tests.projects import CASE, SHAPE, WRITE_MODULES, NewProject, Project, Run
 
 pytest.importorskip("xdist")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fa.bundle.__main__ import _parser
+from pytest_fa.features.bundle.commands import _parser
 from pytest_fa.options.flags import OPTIONS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def test_every_command_about_records_works(saved: Path, page: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     for command in commands:
         program, *words = shlex.split(command)
-        if words[:2] == ["-m", "pytest_fa.bundle"]:
+        if words[:2] == ["-m", "pytest_fa", "bundle"]:
             assert _parser().parse_args(words[2:]).file
         elif program in ("pip", "./repro.sh"):
             assert words[0] in ("install", "replay")

@@ -15,7 +15,7 @@ from pytest_fa.catalog.properties import PROPERTIES
 from pytest_fa.catalog.variant import Call, Constant, Entry, InstructionLimit, Limits, Supports, Suppression
 from pytest_fa.options.flags import OPTIONS
 from pytest_fa.plugin import fixtures
-from pytest_fa.report.markdown import rewrite
+from tools.docs.markdown import rewrite
 
 REPOSITORY = Path(__file__).parents[2]
 FLAGS = [option.flag for option in OPTIONS]
@@ -57,7 +57,7 @@ def test_every_manifest_key_is_documented() -> None:
 
 
 def test_every_table_is_what_the_records_say() -> None:
-    """The tables in the pages are those that `python -m pytest_fa.report.markdown` makes from the saved records."""
+    """The tables in the pages are those that `python -m tools.docs.markdown` makes from the saved records."""
     assert {name: rewrite(text, REPOSITORY) for name, text in pages().items()} == pages()
 
 

@@ -29,62 +29,58 @@ LAYERS = (
     "options",
     "records",
     "build",
-    "run",
+    "wire",
+    "gpu",
     "candidate",
     "judge",
-    "measure",
-    "worker",
+    "host",
     "session",
-    "gates",
-    "profile",
-    "sanitize",
-    "selftest",
-    "sweep",
-    "bundle",
-    "compare",
-    "report",
-    "api",
-    "watch",
+    "table",
     "plugin",
+    "features",
+    "server",
     "suite",
-    "verdict",
-    "doctor",
-    "new",
     "__main__",
 )
-# Layers whose modules may import torch, except TORCH_FREE_MODULES, which pytest's own process imports, too.
-WITH_TORCH = ("run", "candidate", "judge", "measure", "worker")
-TORCH_FREE_MODULES = (
-    "pytest_fa.run.nvtx_range",
-    "pytest_fa.candidate.channel",
-    "pytest_fa.candidate.commands",
-    "pytest_fa.candidate.compiling",
-    "pytest_fa.candidate.user_traceback",
-    "pytest_fa.measure.replay_clock",
-    "pytest_fa.measure.sampling",
-    "pytest_fa.measure.timing_lock",
-    "pytest_fa.worker.client",
-    "pytest_fa.worker.job_output",
-    "pytest_fa.worker.jobs",
-    "pytest_fa.worker.resident",
-    "pytest_fa.worker.stages",
-    "pytest_fa.worker.stop_signal",
-)
+# What layers above the features still import from them.
+BELOW_FEATURES = {
+    "catalog.plan": {"selftest.exploits", "selftest.faults"},
+    "plugin.fa_run": {"gate.gate", "sanitize.sanitize", "selftest.selftest", "sweep.sweeping"},
+    "plugin.hooks": {"shards.shard", "sweep.sweeping", "watch.watch_hooks"},
+    "plugin.items": {"html.html_page", "watch.tasks"},
+    "plugin.state": {"ncu.profile"},
+    "plugin.terminal": {
+        "gate.gate_lines",
+        "gate.noise",
+        "github.annotations",
+        "github.step_summary",
+        "html.html_file",
+        "html.html_page",
+        "selftest.exploit_lines",
+    },
+    "plugin.xdist_hooks": {"shards.shard"},
+    "session.case_runner": {"selftest.faults"},
+    "session.run_plan": {"gate.gate_gpus"},
+    "table.failure": {"gate.gate_lines"},
+    "table.shown_record": {"gate.decision", "gate.gate_lines"},
+}
+# Folders whose modules may import torch; of a feature, those of its folder `judge_side`.
+WITH_TORCH = ("gpu", "candidate", "judge", "server")
 # Programs of child processes.  They are started by name, so that pytest's process does not import what they import.
 CHILDREN = (
-    "pytest_fa.worker.__main__",
-    "pytest_fa.worker.process",
-    "pytest_fa.worker.resident_process",
+    "pytest_fa.server.__main__",
+    "pytest_fa.server.process",
+    "pytest_fa.server.resident_process",
     "pytest_fa.build.compile_extension",
 )
 # Folders that belong to no layer: they contain variants, whose sources are loaded by path like those of a user.
 VARIANTS = (
     "builtin",
-    "selftest.cuda_cheats",
-    "selftest.cuda_faults",
-    "selftest.python_cheats",
-    "selftest.python_faults",
-    "selftest.python_twins",
+    "features.selftest.cuda_cheats",
+    "features.selftest.cuda_faults",
+    "features.selftest.python_cheats",
+    "features.selftest.python_faults",
+    "features.selftest.python_twins",
     "template",
 )
 
@@ -151,7 +147,7 @@ def imports_of_file(path: Path) -> set[str]:
         ("from . import case", {"pytest_fa.catalog.case"}),
         ("from .. import options", {"pytest_fa.options"}),
         ("def f():\n    import torch", {"torch"}),
-        ("if TYPE_CHECKING:\n    from pytest_fa.run.module import Forward", {"pytest_fa.run.module"}),
+        ("if TYPE_CHECKING:\n    from pytest_fa.candidate.module import Forward", {"pytest_fa.candidate.module"}),
     ],
 )
 def test_every_way_to_import_is_seen(text: str, expected: set[str]) -> None:
@@ -181,6 +177,7 @@ def test_imports_point_up() -> None:
         for path in LAYERED
         for name in sorted(package_imports(path))
         if layer_of(name) not in layers_up_to(layer_of(module_of(path)))
+        and name.removeprefix("pytest_fa.features.") not in BELOW_FEATURES.get(module_of(path)[len("pytest_fa.") :], ())
     ]
     assert wrong == []
 
@@ -195,10 +192,11 @@ def test_shipped_variants_are_like_a_users() -> None:
 
 
 def test_the_package_itself_imports_no_module() -> None:
-    """`import pytest_fa` imports no module of the package; its functions import those of `api`."""
+    """`import pytest_fa` imports no module of the package; its functions import those of the feature `api`."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     for function in [node for node in tree.body if isinstance(node, ast.FunctionDef)]:
-        assert {layer_of(name) for name in imports_of(function, "pytest_fa", is_package=True)} == {"api"}
+        imported = imports_of(function, "pytest_fa", is_package=True)
+        assert {name.rpartition(".")[0] for name in imported} == {"pytest_fa.features.api"}
     code = "import sys, pytest_fa; print(*sorted(name for name in sys.modules if name.startswith('pytest_fa.')))"
     assert python(code) == ""
 
@@ -223,7 +221,7 @@ def test_only_the_plugin_has_hooks() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("pytest_")
     }
-    assert files == {"plugin/hooks.py", "plugin/xdist_hooks.py", "plugin/watch_hooks.py"}
+    assert files == {"plugin/hooks.py", "plugin/xdist_hooks.py", "features/watch/watch_hooks.py"}
 
 
 def test_every_hook_and_fixture_is_offered() -> None:
@@ -239,9 +237,6 @@ def test_every_hook_and_fixture_is_offered() -> None:
 # -- names ------------------------------------------------------------------------------------------------------------
 
 MOST_ROOT_MODULES = 8
-# Names that several modules may share because they mean the same: the properties and their implementation, the
-# ceilings and their measurement, the deprecated names of a layer, and the `run` of each feature.
-SAME_MEANING = {"properties", "ceilings", "earlier", "run"}
 
 
 def test_few_modules_are_in_the_root() -> None:
@@ -249,13 +244,6 @@ def test_few_modules_are_in_the_root() -> None:
     root_modules = sorted(path.stem for path in PACKAGE.glob("*.py"))
     assert len(root_modules) <= MOST_ROOT_MODULES
     assert [name for name in root_modules if name.endswith("ing")] == []
-
-
-def test_no_two_modules_share_a_name() -> None:
-    """A module's name is unique in the package, except for the names in SAME_MEANING."""
-    names = Counter(path.stem for path in LAYERED if not path.stem.startswith("__"))
-    names.update(path.parent.name for path in LAYERED if path.name == "__init__.py" and path.parent.parent != PACKAGE)
-    assert {name for name, count in names.items() if count > 1} <= SAME_MEANING
 
 
 def test_no_two_classes_share_a_name() -> None:
@@ -287,9 +275,9 @@ MAY_IMPORT_TORCH_INSIDE = ("pytest_fa.plugin.fixtures", "pytest_fa.plugin.in_pro
 
 
 def needs_no_torch(path: Path) -> bool:
-    """Whether pytest's own process may import a module: those of the worker's layers only if listed as torch-free."""
+    """Whether pytest's own process may import a module."""
     name = module_of(path)
-    return name not in CHILDREN and (layer_of(name) not in WITH_TORCH or name in TORCH_FREE_MODULES)
+    return layer_of(name) not in WITH_TORCH and "judge_side" not in path.parts and name not in CHILDREN
 
 
 TORCH_FREE = [path for path in LAYERED if needs_no_torch(path)]

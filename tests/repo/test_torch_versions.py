@@ -7,9 +7,9 @@ import shlex
 
 import pytest
 
-from tests.plugin.conftest import NewProject
-from tests.plugin.conftest import new_project as _new_project
-from tests.plugin.conftest import resident_server as _resident_server
+from tests.projects import NewProject
+from tests.projects import new_project as _new_project
+from tests.projects import resident_server as _resident_server
 from tests.repo.test_doc_commands import REPOSITORY, commands_of_page
 
 PAGE = "torch-versions.md"

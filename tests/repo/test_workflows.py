@@ -18,12 +18,12 @@ import pytest
 import yaml
 from syrupy.assertion import SnapshotAssertion
 
-from pytest_fa.bundle.attest import PREDICATE
+from pytest_fa.features.bundle.attest import PREDICATE
 from pytest_fa.options.flags import OPTIONS
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE
-from tests.plugin.conftest import NewProject, Project, inner_environment
-from tests.plugin.conftest import new_project as _new_project
-from tests.plugin.conftest import resident_server as _resident_server
+from tests.projects import NewProject, Project, inner_environment
+from tests.projects import new_project as _new_project
+from tests.projects import resident_server as _resident_server
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "ci.md").read_text(encoding="utf-8")

@@ -10,12 +10,12 @@ import random
 
 import torch
 
-from pytest_fa.candidate.commands import Copy, Launch, Script, ScriptStep, Sleep
 from pytest_fa.errors import UnsupportedCase, WrongResult
+from pytest_fa.gpu.device import synchronize
+from pytest_fa.gpu.graphs import CannotCapture
+from pytest_fa.gpu.inputs import Inputs, Output, clone
 from pytest_fa.judge.subject import PropertySubject
-from pytest_fa.run.device import synchronize
-from pytest_fa.run.graphs import CannotCapture
-from pytest_fa.run.inputs import Inputs, Output, clone
+from pytest_fa.wire.commands import Copy, Launch, Script, ScriptStep, Sleep
 
 SLOW_CYCLES = 2_000_000  # about 1 ms: a kernel that does not wait for its stream is finished long before
 THREAD_CALLS = 120  # these calls fit into a stream's launch queue

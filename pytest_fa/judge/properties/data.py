@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from pytest_fa.errors import WrongResult
+from pytest_fa.gpu.inputs import LINEAR_IN, Inputs, Output, clone, is_poison
 from pytest_fa.judge.policies import ulp
 from pytest_fa.judge.subject import PropertySubject
-from pytest_fa.run.inputs import LINEAR_IN, Inputs, Output, clone, is_poison
 
 
 def hard_data(subject: PropertySubject) -> None:

@@ -21,7 +21,7 @@ from tests.factories import MANIFEST, WriteVariant
 
 pytest.importorskip("torch")  # an extension is compiled as torch says
 
-from pytest_fa.run.module import load_forward
+from pytest_fa.candidate.module import load_forward
 
 # An extension without torch's headers compiles in a second.
 SOURCE = """\

@@ -11,9 +11,15 @@ import pytest
 import torch
 
 from pytest_fa.candidate.agent import Agent, written
-from pytest_fa.candidate.candidate import Candidate
-from pytest_fa.candidate.channel import Channel, channel_pair
-from pytest_fa.candidate.commands import (
+from pytest_fa.candidate.serving import problem_of
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.errors import FaError, LaunchError, UnsupportedCase, WrongResult
+from pytest_fa.gpu.graphs import CannotCapture
+from pytest_fa.gpu.inputs import is_poison, make_inputs, poisoned_output
+from pytest_fa.judge.candidate import Candidate
+from pytest_fa.judge.connection import CandidateLost, KernelRaised, Remote
+from pytest_fa.wire.channel import Channel, channel_pair
+from pytest_fa.wire.commands import (
     NUMBER_BYTES,
     Attach,
     CallProblem,
@@ -28,12 +34,6 @@ from pytest_fa.candidate.commands import (
     decode_command,
     encode_answer,
 )
-from pytest_fa.candidate.connection import CandidateLost, KernelRaised, Remote
-from pytest_fa.candidate.serving import problem_of
-from pytest_fa.catalog.case import parse_case
-from pytest_fa.errors import FaError, LaunchError, UnsupportedCase, WrongResult
-from pytest_fa.run.graphs import CannotCapture
-from pytest_fa.run.inputs import is_poison, make_inputs, poisoned_output
 
 CPU = torch.device("cpu")
 CASE = parse_case("b1h2s16d64-fp16-seed0")
@@ -103,7 +103,7 @@ def answering(*answers: bytes) -> Iterator[Candidate]:
         end.close()
     candidate = Candidate(Remote(near, os.getpid()), os.getpid())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pytest_fa.candidate.connection.secrets.token_bytes", bytes)  # the secret number is 0
+        patch.setattr("pytest_fa.judge.connection.secrets.token_bytes", bytes)  # the secret number is 0
         yield candidate
     candidate.abandon()
     end.close()

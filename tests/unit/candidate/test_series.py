@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pytest_fa.candidate.agent import Agent
-from pytest_fa.candidate.commands import CallViews, Forget, Open, Prepare, Run, Series
-from pytest_fa.candidate.shared_memory import view_of
 from pytest_fa.errors import FaError, WrongResult
+from pytest_fa.gpu.shared_memory import view_of
+from pytest_fa.wire.commands import CallViews, Forget, Open, Prepare, Run, Series
 
 SHAPE = (1, 1, 2, 4)
 

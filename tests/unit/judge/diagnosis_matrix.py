@@ -18,11 +18,11 @@ import torch
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Rounding
+from pytest_fa.gpu.inputs import Inputs, make_inputs
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.truth import Truth
-from pytest_fa.run.inputs import Inputs, make_inputs
 from tests.unit.judge.float32_kernels import cut_off
 from tests.unit.judge.mistaken_kernels import MISTAKES, UNLISTED, Mistaken, tf32_products
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from pytest_fa.gpu.inputs import Inputs
 from pytest_fa.judge.float32_error import FAST_EXP, TF32_LOST_BITS, to_tf32
-from pytest_fa.run.inputs import Inputs
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 LOWEST = torch.finfo(torch.float32).min  # replaces a row maximum of -inf

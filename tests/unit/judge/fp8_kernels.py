@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 
 from pytest_fa.catalog.case import parse_case
-from pytest_fa.run.inputs import Inputs, Output, make_inputs
-from pytest_fa.run.quantised import E4M3, E4M3_MAX, Descales
+from pytest_fa.gpu.inputs import Inputs, Output, make_inputs
+from pytest_fa.gpu.quantised import E4M3, E4M3_MAX, Descales
 from tests.unit.judge.e4m3_sums import hopper_matmul
 
 GROUP = 16  # keys whose order a kernel may permute in P and in V alike

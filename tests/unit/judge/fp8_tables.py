@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.gpu.inputs import Inputs, make_inputs
+from pytest_fa.gpu.quantised import with_special_heads
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.policies import FP8_OLD_MAX_ERR, rms
 from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.records.judged import Check
-from pytest_fa.run.inputs import Inputs, make_inputs
-from pytest_fa.run.quantised import with_special_heads
 from tests.unit.judge.fp8_kernels import RIGHT, TABLE_CASES, WRONG, Fp8Kernel, simulate_fp8, table_inputs
 
 PAGE = Path(__file__).parents[3] / "docs" / "fp8.md"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_fa.run.inputs import Inputs, poison
+from pytest_fa.gpu.inputs import Inputs, poison
 from tests.unit.judge.float32_kernels import Change, unchanged
 
 Kernel = Callable[[Inputs], torch.Tensor]

@@ -13,7 +13,7 @@ import torch
 
 from pytest_fa.catalog.case import Case, Causal, Dtype
 from pytest_fa.catalog.variant import Tolerance
-from pytest_fa.run.inputs import Inputs, make_inputs
+from pytest_fa.gpu.inputs import Inputs, make_inputs
 
 E4M3 = torch.float8_e4m3fn
 E4M3_P_SCALE = 2.0**8  # P <= 1 becomes <= 256, of at most 448; small P stay normal; usual in fp8 kernels

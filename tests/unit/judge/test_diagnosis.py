@@ -11,11 +11,11 @@ import torch
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.gpu.inputs import Inputs, is_poison, make_inputs, poison
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.diagnosis import conclusion, diagnose
 from pytest_fa.judge.truth import make_truth
 from pytest_fa.records.judged import CrossCheck, Diagnosis, Repeats
-from pytest_fa.run.inputs import Inputs, is_poison, make_inputs, poison
 
 CPU = torch.device("cpu")
 Wrong = Callable[[Inputs], torch.Tensor]

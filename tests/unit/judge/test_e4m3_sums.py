@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from pytest_fa.run.quantised import E4M3, E4M3_MAX
+from pytest_fa.gpu.quantised import E4M3, E4M3_MAX
 from tests.unit.judge.e4m3_sums import KEPT_BITS, TERMS_PER_STEP, exponents, hopper_matmul
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,18 +7,18 @@ import functools
 import pytest
 import torch
 
+from pytest_fa.candidate.module import load_forward
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.discover import discover
 from pytest_fa.catalog.variant import Rounding
 from pytest_fa.errors import UsageProblem
+from pytest_fa.gpu.inputs import Inputs, make_inputs
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.float32_error import to_tf32
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.records.judged import Check
-from pytest_fa.run.inputs import Inputs, make_inputs
-from pytest_fa.run.module import load_forward
 from tests.tiers import nightly_after
 from tests.unit.judge.float32_kernels import (
     DATA,

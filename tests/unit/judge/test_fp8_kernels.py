@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.gpu.inputs import make_inputs
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.truth import make_truth
-from pytest_fa.run.inputs import make_inputs
 from tests.tiers import nightly_after
 from tests.unit.judge.fp8_kernels import (
     MUST_SHOW,

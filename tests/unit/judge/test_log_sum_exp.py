@@ -11,10 +11,10 @@ from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.variant import Rounding
+from pytest_fa.gpu.inputs import Inputs, make_inputs, poisoned_lse
 from pytest_fa.judge.log_sum_exp import judge_lse, make_lse_truth
 from pytest_fa.judge.lse_mistakes import explain_lse
 from pytest_fa.judge.truth import hidden_keys, repeated_heads
-from pytest_fa.run.inputs import Inputs, make_inputs, poisoned_lse
 from tests.tiers import nightly_after
 from tests.unit.judge.fp8_kernels import Fp8Kernel, simulate_fp8_with_lse
 

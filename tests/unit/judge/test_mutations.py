@@ -11,11 +11,11 @@ import torch
 
 from pytest_fa.catalog.case import Dtype, parse_case
 from pytest_fa.catalog.variant import Tolerance
+from pytest_fa.gpu.inputs import Inputs, make_inputs
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.policies import POLICIES, READS_SPREAD
 from pytest_fa.judge.truth import Truth, make_truth
 from pytest_fa.records.judged import Check
-from pytest_fa.run.inputs import Inputs, make_inputs
 from tests.unit.judge.mutations import (
     E4M3,
     LENGTHS,

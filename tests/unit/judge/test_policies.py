@@ -10,15 +10,15 @@ import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
 
-from pytest_fa.bundle.check_rules import ALLOWED, BOUNDS
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.errors import UsageProblem
+from pytest_fa.features.bundle.check_rules import ALLOWED, BOUNDS
+from pytest_fa.gpu.inputs import Inputs, make_inputs
 from pytest_fa.judge import policies
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.policies import POLICIES, Errors, fp8, same_precision, ulp
 from pytest_fa.judge.truth import Spread, Truth, make_truth
 from pytest_fa.records.judged import Bound
-from pytest_fa.run.inputs import Inputs, make_inputs
 from tests.unit.judge.mutations import Kernel, simulate
 
 SMALL = "b1h2s64d64-fp16"

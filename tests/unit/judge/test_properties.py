@@ -10,17 +10,17 @@ import msgspec
 import pytest
 import torch
 
-from pytest_fa.candidate.candidate import Candidate
 from pytest_fa.catalog.case import Case, parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.properties import ON_GPU, PROPERTIES, applies, property_case
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.errors import LacksMemory, UnsupportedCase
 from pytest_fa.judge import properties
+from pytest_fa.judge.candidate import Candidate
+from pytest_fa.judge.pipeline import run_case
 from pytest_fa.judge.properties import memory
 from pytest_fa.judge.subject import PropertySubject
-from pytest_fa.worker.jobs import CaseJob, CaseResult
-from pytest_fa.worker.pipeline import run_case
+from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant
 
 MakeVariant = Callable[..., Variant]

@@ -9,13 +9,13 @@ import torch
 from syrupy.assertion import SnapshotAssertion
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.gpu.inputs import Inputs, make_inputs, poison
 from pytest_fa.judge.check import judge
 from pytest_fa.judge.diagnosis import diagnose
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.scores import make_scores_truth
 from pytest_fa.judge.truth import make_truth
 from pytest_fa.records.judged import Check
-from pytest_fa.run.inputs import Inputs, make_inputs, poison
 
 Wrong = Callable[[Inputs], torch.Tensor]
 

@@ -10,9 +10,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.gpu.inputs import Inputs, make_inputs
 from pytest_fa.judge import truth
 from pytest_fa.judge.truth import make_truth
-from pytest_fa.run.inputs import Inputs, make_inputs
 
 CPU = torch.device("cpu")
 

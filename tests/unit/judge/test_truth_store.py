@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from pytest_fa.catalog.case import parse_case
+from pytest_fa.gpu.inputs import Inputs, clone, make_inputs
 from pytest_fa.judge import truth_store
 from pytest_fa.judge.oracle import truth_of
 from pytest_fa.judge.truth import Truth
 from pytest_fa.judge.truth_store import TruthStore
-from pytest_fa.run.inputs import Inputs, clone, make_inputs
 
 CPU = torch.device("cpu")
 POLICY = "same_precision"

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from pytest_fa.features.judge_command.judging import Receiver
 from pytest_fa.plugin.record_file import SUSPECT, RunFile
 from pytest_fa.plugin.state import FILES_KEY, IMPORTS_KEY
 from pytest_fa.plugin.terminal import Results
 from pytest_fa.records.log import RecordLog
 from pytest_fa.records.record import Record, to_builtins
 from pytest_fa.records.written import read_written_or_none
-from pytest_fa.verdict.run import Receiver
 from tests.factories import options, record, right_record, variant
 
 INCONCLUSIVE = 10

@@ -27,7 +27,7 @@ from pytest_fa.records.timing import (
     Speed,
     Timing,
 )
-from pytest_fa.report.timing_notes import timing_notes
+from pytest_fa.table.timing_notes import timing_notes
 from tests.factories import record, speed
 
 

@@ -23,34 +23,34 @@ pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_fa.bundle.bundle_manifest import builds_of, compilers_of, outcomes_of, problem_of_status
-from pytest_fa.bundle.plausible import implausible
-from pytest_fa.bundle.recompute import contradictions
-from pytest_fa.compare.run import compare
-from pytest_fa.compare.sides import Side
 from pytest_fa.errors import FaError
+from pytest_fa.features.bundle.bundle_manifest import builds_of, compilers_of, outcomes_of, problem_of_status
+from pytest_fa.features.bundle.plausible import implausible
+from pytest_fa.features.bundle.recompute import contradictions
+from pytest_fa.features.compare.compare import compare
+from pytest_fa.features.compare.comparison import comparison_text
+from pytest_fa.features.compare.sides import Side
+from pytest_fa.features.gate.noise import Noise, noise_path, read_noise
+from pytest_fa.features.gate.noise_table import noise_rows
+from pytest_fa.features.html.machine import PageFacts
+from pytest_fa.features.html.render import html_report
 from pytest_fa.records.ceilings import Ceilings, ceilings_path, read_ceilings
 from pytest_fa.records.files import read_record_file, try_to_read
 from pytest_fa.records.gated import PairSamples
 from pytest_fa.records.log import read_records, save_records
-from pytest_fa.records.noise import Noise, noise_path, read_noise
 from pytest_fa.records.record import Record, to_builtins, to_json
 from pytest_fa.records.saved import SavedRecords
 from pytest_fa.records.text import printable, printable_struct
-from pytest_fa.report import pictures
-from pytest_fa.report.answer import RunFacts, answer_lines
-from pytest_fa.report.blocks import MAKERS
-from pytest_fa.report.comparison import comparison_text
-from pytest_fa.report.failure import failure_text
-from pytest_fa.report.ladder import Rung, _row
-from pytest_fa.report.layout import table_lines
-from pytest_fa.report.noise_table import noise_rows
-from pytest_fa.report.page.machine import PageFacts
-from pytest_fa.report.page.render import html_report
-from pytest_fa.report.static_code import static_text
-from pytest_fa.report.table import headline, make_groups, notes
+from pytest_fa.table.answer import RunFacts, answer_lines
+from pytest_fa.table.failure import failure_text
+from pytest_fa.table.layout import table_lines
+from pytest_fa.table.rows import headline, make_groups, notes
+from pytest_fa.table.static_code import static_text
 from tests.factories import RECORD, RECORDED, fuzz_settings, variant
 from tests.fuzz import any_json, as_json, changed_bytes, changed_json
+from tools.docs import pictures
+from tools.docs.blocks import MAKERS
+from tools.docs.ladder import Rung, _row
 
 # A warning about the size of an example is no failure.
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")

@@ -10,7 +10,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from pytest_fa.measure.timing_lock import timing_lock
+from pytest_fa.host.timing_lock import timing_lock
 from pytest_fa.records.environment import Gpu, GpuSettings, find_gpu, make_gpu_first, read_gpu_settings
 from pytest_fa.records.machine_identity import SALT_NAME, read_machine
 from tests.fake_nvml import NVMLError, pretend
@@ -109,6 +109,6 @@ def _lock_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The file that `timing_lock` would lock in this process."""
     paths: list[str] = []
     with monkeypatch.context() as context:
-        context.setattr("pytest_fa.measure.timing_lock.held_lock", lambda path, *_, **__: paths.append(str(path)))
+        context.setattr("pytest_fa.host.timing_lock.held_lock", lambda path, *_, **__: paths.append(str(path)))
         timing_lock()
     return paths

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pytest_fa.records.text import printable, printable_struct
-from pytest_fa.worker.jobs import CaseResult
+from pytest_fa.wire.jobs import CaseResult
 from tests.factories import RECORD
 
 

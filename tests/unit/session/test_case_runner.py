@@ -11,16 +11,16 @@ import pytest
 from pytest_fa.catalog.case import parse_case
 from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Device, Role, Variant
-from pytest_fa.measure import timing_lock
+from pytest_fa.host import timing_lock
+from pytest_fa.host.client import Workers
+from pytest_fa.host.profiler_workers import ProfilerWorkers
 from pytest_fa.records.environment import Gpu
 from pytest_fa.records.record import Outcome, RecordKind
 from pytest_fa.session.builds import Builds
 from pytest_fa.session.case_runner import CaseRunner
 from pytest_fa.session.record_factory import RecordFactory
 from pytest_fa.session.run_plan import RunPlan
-from pytest_fa.worker.client import Workers
-from pytest_fa.worker.jobs import CaseJob, CaseResult
-from pytest_fa.worker.profiler_workers import ProfilerWorkers
+from pytest_fa.wire.jobs import CaseJob, CaseResult
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant, options
 from tests.fake_nvml import pretend
 
@@ -99,7 +99,7 @@ def test_a_job_says_whether_others_use_the_gpu(  # a parameter for each of its c
 ) -> None:
     """Clocks that contradict each other then prove nothing, except in the self-test, whose exploits must be blamed."""
     pretend(monkeypatch, *gpus)
-    monkeypatch.setattr("pytest_fa.measure.timing_lock.SHARED_FOLDERS", (tmp_path,))  # where locks are
+    monkeypatch.setattr("pytest_fa.host.timing_lock.SHARED_FOLDERS", (tmp_path,))  # where locks are
     run_options = options(tmp_path, selftest=selftest)
     workers = KeepsJobs()
     builds = Builds(run_options, RunPlan(run_options))
@@ -138,7 +138,7 @@ def test_a_timed_job_has_the_gpu_to_itself(
     A variant may be checked before it has the GPU to itself.
     """
     pretend(monkeypatch, *gpus)
-    monkeypatch.setattr("pytest_fa.measure.timing_lock.SHARED_FOLDERS", (tmp_path,))
+    monkeypatch.setattr("pytest_fa.host.timing_lock.SHARED_FOLDERS", (tmp_path,))
     run_options = options(tmp_path, selftest=selftest)
     workers, profiler = KeepsJobs(), ProfilerWorkers()
     monkeypatch.setattr(profiler, "wait_until_prepared", lambda: None)
@@ -157,7 +157,7 @@ def test_a_wrong_variant_that_is_checked_first_never_has_the_gpu_to_itself(
 ) -> None:
     """Its check decides, so that no other check waits for its times."""
     pretend(monkeypatch, H200)
-    monkeypatch.setattr("pytest_fa.measure.timing_lock.SHARED_FOLDERS", (tmp_path,))
+    monkeypatch.setattr("pytest_fa.host.timing_lock.SHARED_FOLDERS", (tmp_path,))
     run_options = options(tmp_path, selftest=True)
     workers = KeepsJobs(CaseResult("wrong", "max error", (), ("max",)))
     builds = Builds(run_options, RunPlan(run_options))
@@ -211,7 +211,7 @@ def test_a_check_without_memory_is_repeated_alone(  # a parameter for each of it
     A timed job already has the GPU to itself, and without others, the variant itself used up the memory.
     """
     pretend(monkeypatch, H200)
-    monkeypatch.setattr("pytest_fa.measure.timing_lock.SHARED_FOLDERS", (tmp_path,))
+    monkeypatch.setattr("pytest_fa.host.timing_lock.SHARED_FOLDERS", (tmp_path,))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     if worker:
         monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
@@ -232,7 +232,7 @@ def test_a_check_without_memory_is_repeated_alone(  # a parameter for each of it
 def test_a_check_is_repeated_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: Variant) -> None:
     """If the memory does not suffice for the check alone, either, that is the result."""
     pretend(monkeypatch, H200)
-    monkeypatch.setattr("pytest_fa.measure.timing_lock.SHARED_FOLDERS", (tmp_path,))
+    monkeypatch.setattr("pytest_fa.host.timing_lock.SHARED_FOLDERS", (tmp_path,))
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     run_options = options(tmp_path)
     workers = KeepsJobs(lacking(), lacking("device_error"))

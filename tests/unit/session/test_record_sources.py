@@ -13,7 +13,7 @@ from pytest_fa.catalog.manifest import read_manifest
 from pytest_fa.catalog.variant import Variant
 from pytest_fa.records.record import Record
 from pytest_fa.session.record_factory import RecordFactory
-from pytest_fa.worker.jobs import CaseResult
+from pytest_fa.wire.jobs import CaseResult
 from tests.factories import PYTHON_MANIFEST, PYTHON_SOURCE, WriteVariant, options
 
 

@@ -1,0 +1,139 @@
+"""Adapt a third-party function to the call signature `Forward`, as the manifest's `entry.call` describes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pytest_fa.candidate.forward import Forward
+from pytest_fa.candidate.lse_output import empty_lse, keep_lse
+from pytest_fa.catalog.case import Computes
+from pytest_fa.catalog.variant import Argument, Call, Constant
+from pytest_fa.errors import UnsupportedCase, WrongResult
+from pytest_fa.gpu.inputs import empty_output
+
+DIMENSIONS = 4
+
+
+def adapted(function: Callable[..., Any], call: Call, computes: Computes = "attention") -> Forward:
+    """Return a `Forward` that calls `function` with the arguments that `call` lists.
+
+    Tensors are passed as views in the call's layout and are never copied.  The returned callable raises
+    `UnsupportedCase` for a non-contiguous tensor if `call.contiguous` is set, and for a scale other than
+    1/sqrt(head_dim) if `call` does not pass the scale.
+    """
+    passes_out, passes_scale = call.passes("out"), call.passes("scale")
+
+    def forward(  # noqa: PLR0913  # one argument for each tensor
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        causal: str = "none",
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        q_descale: torch.Tensor | None = None,
+        k_descale: torch.Tensor | None = None,
+        v_descale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if not passes_scale:
+            _require_default_scale(scale, q.shape[-1])
+        if passes_out and out is None:
+            out = empty_output(q, k, computes)
+        values: dict[str, Any] = {name: _in_layout(name, x, call) for name, x in (("q", q), ("k", k), ("v", v))}
+        values |= {"out": _in_layout("out", out, call) if passes_out else None}
+        values |= {"scale": scale, "causal": causal != "none"}
+        values |= {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+        values |= {"lse": empty_lse(q) if lse is None else lse} if call.passes("lse") else {}
+        returned = function(
+            *(_value(argument, values) for argument in call.arguments),
+            **{name: _value(argument, values) for name, argument in call.keywords.items()},
+        )
+        if (place := call.place_of("lse")) is not None:
+            keep_lse(_item(returned, place, call), lse)
+        if passes_out:
+            assert out is not None  # noqa: S101  # made above
+            return out
+        return _swap_layout(_select_output(returned, call), call)
+
+    return forward
+
+
+def _require_default_scale(scale: float, head_dim: int) -> None:
+    default = 1.0 / math.sqrt(head_dim)
+    if not math.isclose(scale, default, rel_tol=1e-6):
+        raise UnsupportedCase(
+            f"scale is {scale:g}; entry.call passes no scale, so the function always uses "
+            f"1/sqrt({head_dim}) = {default:g}"
+        )
+
+
+def _in_layout(name: str, tensor: Any, call: Call) -> torch.Tensor:  # noqa: ANN401  # a tensor: out was made
+    """A view of `tensor` in the call's layout.  Raises `UnsupportedCase` if it must be contiguous and is not."""
+    view = _swap_layout(tensor, call)
+    if call.contiguous and not view.is_contiguous():
+        raise UnsupportedCase(f"{name} is not contiguous in {call.layout}: strides {tuple(view.stride())}")
+    return view
+
+
+def _swap_layout(tensor: torch.Tensor, call: Call) -> torch.Tensor:
+    """Swap heads and sequence if the call's layout is [batch, seq, heads, head_dim]; the swap is its own inverse."""
+    return tensor.transpose(1, 2) if call.layout == "bshd" else tensor
+
+
+def _value(argument: Argument, values: dict[str, Any]) -> Any:  # noqa: ANN401  # an argument of any type
+    """The value of one argument: a constant, or what the manifest's word (`q`, `scale`, ...) names."""
+    if isinstance(argument, Constant):
+        return argument.constant
+    return values[argument] if isinstance(argument, str) else argument
+
+
+def _select_output(returned: Any, call: Call) -> torch.Tensor:  # noqa: ANN401  # a result of any type
+    """The output tensor in what the function returned; `call.returns` selects it from a tuple or a list.
+
+    Raises `WrongResult`, caught by `entry`, if the output is not a tensor of four dimensions.
+    """
+    index = call.place_of("out")
+    out = returned if index is None else _item(returned, index, call)
+    if not isinstance(out, torch.Tensor):
+        raise _wrong_return(f"the function returned {_describe(out)}, expected its output tensor; {_advice(out)}")
+    if out.dim() != DIMENSIONS:
+        raise _wrong_return(f"the function returned a tensor of shape {list(out.shape)}, expected four dimensions")
+    return out
+
+
+def _item(returned: Any, index: int, call: Call) -> Any:  # noqa: ANN401  # a result of any type
+    """Item `index` of a tuple or list that the function returned.  Raises `WrongResult`, caught by `entry`."""
+    if not isinstance(returned, (tuple, list)) or index >= len(returned):
+        words = call.returns if isinstance(call.returns, tuple) else ()
+        shown = f"[{', '.join(word or 'null' for word in words)}]" if words else index
+        raise _wrong_return(f"entry.call.returns is {shown}, but the function returned {_describe(returned)}")
+    return returned[index]
+
+
+def _wrong_return(message: str) -> WrongResult:
+    """The fault of a function that returns no output, whatever the case is."""
+    return WrongResult("entry", message)
+
+
+def _advice(returned: Any) -> str:  # noqa: ANN401  # a result of any type
+    """The key of `entry.call` that selects the output in what the function returned."""
+    if (index := output_index(returned)) is not None:
+        return f"write `returns: {index}` in entry.call"
+    return "if the function writes its output into an argument, add `out` to entry.call.arguments"
+
+
+def output_index(returned: object) -> int | None:
+    """The index of the first tensor of four dimensions in a tuple or list; None if there is none."""
+    items = returned if isinstance(returned, (tuple, list)) else ()
+    tensors = (index for index, item in enumerate(items) if isinstance(item, torch.Tensor) and item.dim() == DIMENSIONS)
+    return next(tensors, None)
+
+
+def _describe(value: Any) -> str:  # noqa: ANN401
+    is_sequence = isinstance(value, (tuple, list))
+    return f"a {type(value).__name__}" + (f" of {len(value)} elements" if is_sequence else "")

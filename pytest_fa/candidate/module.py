@@ -1,0 +1,345 @@
+"""Load a variant, built or in Python, as a callable `f(q, k, v, *, scale, causal, out) -> Tensor` (`Forward`)."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+
+from pytest_fa.build.extension import MODULE_NAME
+from pytest_fa.build.keys import file_hash
+from pytest_fa.build.outcomes import BuildFailure
+from pytest_fa.build.target import native_arch
+from pytest_fa.candidate.adapter import adapted
+from pytest_fa.candidate.forward import Forward
+from pytest_fa.candidate.launch_hint import launch_hint
+from pytest_fa.candidate.lse_output import taking_lse
+from pytest_fa.candidate.signature import defines_problem, signature_problem
+from pytest_fa.catalog.case import Computes
+from pytest_fa.catalog.discover import discover
+from pytest_fa.catalog.select import select_variants
+from pytest_fa.catalog.variant import BrokenVariant, Variant
+from pytest_fa.errors import (
+    BuildError,
+    FaError,
+    LaunchError,
+    ManifestError,
+    ToolchainError,
+    UnsupportedCase,
+    UsageProblem,
+    suggestion,
+)
+from pytest_fa.gpu.guards import Workspaces
+from pytest_fa.gpu.inputs import empty_output
+from pytest_fa.options import options
+
+CUDA_FAILED = ("CUDA error", "CUDA driver error", "CUDA out of memory")  # how the errors of PyTorch's CUDA checks begin
+MODULE_LINE = 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {{ module.def("{0}", &{0}); }}'
+OPERATOR_LINE = 'TORCH_LIBRARY({0}, library) {{ library.def("{1}", &{1}); }}'
+Allocate = Callable[[int, torch.device], torch.Tensor]
+
+CAUSAL_CODES = {"none": 0, "top_left": 1, "bottom_right": 2}
+
+
+def load(name: str, *, kernels: str | Path | tuple[str | Path, ...] = "kernels", cache: Path | None = None) -> Forward:
+    """Load the variant `name` of the folder or folders `kernels` into this process, and build it first if needed.
+
+    Raises `UsageProblem` unless the name selects exactly one variant.  Raises `ManifestError` for a broken manifest,
+    `ToolchainError` if the compiler is missing and `BuildError` if the build fails.
+    """
+    folders = kernels if isinstance(kernels, tuple) else (kernels,)
+    selected = select_variants(discover(tuple(Path(folder) for folder in folders)), (name,))
+    if len(selected) != 1:
+        raise UsageProblem(f"{name!r} selects {len(selected)} variants; `load` takes the name of exactly one")
+    variant = selected[0]
+    if isinstance(variant, BrokenVariant):
+        raise ManifestError(variant.problem)
+    forward = load_forward(variant, build_library(variant, cache or options.default_cache()))
+    return forward if not variant.entry.context else _in_context(forward, variant)
+
+
+def build_library(variant: Variant, cache: Path, *, no_build: bool = False) -> str | None:
+    """Build the variant for this machine's GPU and return its library's path; None if it needs no compiler.
+
+    Raises `ToolchainError` if the compiler is missing and `BuildError` if the build fails.
+    """
+    if not variant.is_built:
+        return None
+    from pytest_fa.build.builder import ensure  # noqa: PLC0415  # a worker loads what is built
+
+    arch = native_arch(variant)
+    report = ensure([(variant, arch)], cache, no_build=no_build)
+    if lacking := report.lacking.get(variant.name):
+        raise ToolchainError(lacking)
+    outcome = report.outcomes[(variant.name, arch)]
+    if isinstance(outcome, BuildFailure):
+        raise BuildError(outcome.message)
+    return str(cache / outcome.library)
+
+
+def load_forward(
+    variant: Variant, library: str | None, allocate: Allocate | None = None, computes: Computes | None = None
+) -> Forward:
+    """Return the callable of a variant.
+
+    `library` is the path of the built library, None for an entry of kind `python`.  `allocate` provides workspaces.
+    `computes` replaces the variant's own value: a variant of role `overhead` computes nothing, and is called with the
+    tensors of attention or of scores.
+    """
+    if variant.entry.kind == "python":
+        function = _with_defines(_import_attribute(variant, "target"), variant)
+        if problem := signature_problem(function, variant.entry, variant.passed):
+            raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
+        return _adapt_if_declared(function, variant)
+    if library is None:
+        raise BuildError(f"{variant.name} has no library; build it first, for example with `build_library`")
+    if variant.entry.kind == "torch":
+        return _translate_refusals(_adapt_if_declared(_extension_function(variant, Path(library)), variant))
+    return CudaForward(library, allocate or Workspaces(), computes or variant.computes)
+
+
+@contextmanager
+def open_forward(
+    variant: Variant, library: str | None, allocate: Allocate | None = None, computes: Computes | None = None
+) -> Iterator[Forward]:
+    """Yield the callable that `load_forward` returns, inside the context that the manifest names."""
+    forward = load_forward(variant, library, allocate, computes)
+    with _context(variant):
+        yield forward
+
+
+def _context(variant: Variant) -> AbstractContextManager[object]:
+    if not variant.entry.context:
+        return nullcontext()
+    context: AbstractContextManager[object] = _import_attribute(variant, "context")()
+    return context
+
+
+def _in_context(forward: Forward, variant: Variant) -> Forward:
+    """Wrap `forward` so that each call enters the manifest's context."""
+
+    def call_in_context(*args: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401  # passed through
+        with _context(variant):
+            return forward(*args, **keywords)
+
+    return call_in_context
+
+
+class CudaForward:
+    """The binding's entry point for attention or scores, with an output and a workspace allocated where needed."""
+
+    def __init__(self, library: str, allocate: Allocate, computes: Computes) -> None:
+        import tvm_ffi  # noqa: PLC0415  # only a process that calls kernels needs it
+
+        module = tvm_ffi.load_module(library)
+        self._entry, self._workspace_bytes = module.forward, module.workspace_bytes
+        if computes == "scores":
+            self._entry, self._workspace_bytes = module.scores, module.scores_workspace_bytes
+        self._needs_workspace = bool(module.needs_workspace())
+        self._allocate, self._computes, self._library = allocate, computes, library
+
+    def __call__(  # noqa: PLR0913  # one argument for each tensor
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        causal: str = "none",
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        q_descale: torch.Tensor | None = None,
+        k_descale: torch.Tensor | None = None,
+        v_descale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Make one call.  Raises as `Forward` says."""
+        if out is None:
+            out = empty_output(q, k, self._computes)
+        code = CAUSAL_CODES.get(causal, -1)  # the binding rejects -1
+        workspace = None
+        if self._needs_workspace:
+            size = self._workspace_bytes(q, k, v, out, scale, code)
+            workspace = self._allocate(size, q.device)
+        try:
+            self._entry(q, k, v, out, lse, workspace, scale, code, q_descale, k_descale, v_descale)
+        except (ValueError, RuntimeError) as problem:
+            raise _translate_error(problem, q, k, self._library) from None
+        return out
+
+    def workspace_bytes(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float, causal: str
+    ) -> int:
+        """The size of the workspace that a call needs; 0 if it needs none."""
+        if not self._needs_workspace:
+            return 0
+        return int(self._workspace_bytes(q, k, v, out, scale, CAUSAL_CODES.get(causal, -1)))
+
+
+def _with_defines(function: Callable[..., Any], variant: Variant) -> Callable[..., Any]:
+    """The function, which gets each define of the manifest as a keyword.  Raises `FaError` if it does not take one."""
+    if problem := defines_problem(function, variant.defines):
+        raise FaError(f"{variant.name}: entry.target {variant.entry.target!r}: {problem}")
+    return functools.partial(function, **variant.defines) if variant.defines else function
+
+
+def _adapt_if_declared(function: Callable[..., Any], variant: Variant) -> Forward:
+    """Adapt the function if the manifest has `entry.call` or a log-sum-exp; otherwise return it unchanged."""
+    if variant.entry.call:
+        return adapted(function, variant.entry.call, variant.computes)
+    return taking_lse(function) if "lse" in variant.returns else function
+
+
+def _translate_refusals(forward: Forward) -> Forward:
+    """Wrap an extension's function so that a failed TORCH_CHECK raises `UnsupportedCase`.
+
+    TORCH_CHECK raises a plain RuntimeError.  CUDA errors, which also are RuntimeErrors, are passed on unchanged.
+    """
+
+    def translated(*args: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401  # passed through
+        try:
+            return forward(*args, **keywords)
+        except RuntimeError as problem:
+            text = str(problem).splitlines()[0] if str(problem) else repr(problem)
+            if text.startswith(CUDA_FAILED) or type(problem) is not RuntimeError:
+                raise
+            raise UnsupportedCase(text) from problem
+
+    return translated
+
+
+def _extension_function(variant: Variant, library: Path) -> Callable[..., Any]:
+    """The function `entry.target` of the extension's module, or the operator `namespace::name` that it registers.
+
+    Each build was compiled under its own module name, so that several can be loaded in one process.  The module is not
+    added to `sys.modules`.  Raises `FaError`, which quotes `entry.target`, if it does not exist.
+    """
+    name, target = library.with_name(MODULE_NAME).read_text(encoding="utf-8"), variant.entry.target
+    where = f"{variant.name}: entry.target {target!r}"
+    try:
+        if "::" in target:
+            _load_operators(target, library, where)
+            namespace, _, operator = target.partition("::")
+            return getattr(getattr(torch.ops, namespace), operator)  # type: ignore[no-any-return]
+        spec = importlib.util.spec_from_file_location(name, library)
+        assert spec is not None and spec.loader is not None  # noqa: S101, PT018  # the path ends in .so
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (ImportError, OSError) as problem:
+        hint = f"; write `{MODULE_LINE.format(target)}`" if "PyInit_" in str(problem) else ""
+        raise FaError(f"{where}: the extension cannot be loaded: {problem}{hint}") from problem
+    except AttributeError as problem:
+        raise FaError(f"{where}: the extension registers no operator of this name{_operators(target)}") from problem
+    if not hasattr(module, target):
+        public = ", ".join(each for each in dir(module) if not each.startswith("_")) or "nothing"
+        line = f"write `{MODULE_LINE.format(target)}`, or another entry.target"
+        raise FaError(f"{where}: the module has no function of this name (it has: {public}); {line}")
+    function: Callable[..., Any] = getattr(module, target)
+    return function
+
+
+def _operators(target: str) -> str:
+    """The operators that are registered in the namespace of `target`, and the line that registers it."""
+    namespace, _, operator = target.partition("::")
+    names = sorted({name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()})  # noqa: SLF001  # no other way
+    registered = ", ".join(name for name in names if name.startswith(f"{namespace}::")) or "none"
+    line = OPERATOR_LINE.format(namespace, operator)
+    return f" (in namespace {namespace}: {registered}); write `{line}`, or another entry.target"
+
+
+# What registered operators, by its hash and by operator; PyTorch keeps both for the whole process.
+_loaded: dict[str, Path] = {}
+_registered: dict[str, Path] = {}
+
+
+def _load_operators(target: str, library: Path, where: str) -> None:
+    """Load a library that registers operators, unless a copy of it is loaded: variants may share a build.
+
+    Raises `FaError` if another build has registered the operator: PyTorch would terminate the process.
+    """
+    first_copy = _loaded.setdefault(file_hash(str(library)) or str(library), library)
+    if (registered_by := _registered.setdefault(target, first_copy)) != first_copy:
+        raise FaError(
+            f"{where}: {registered_by} has already registered this operator in this process; PyTorch allows it once"
+        )
+    torch.ops.load_library(str(first_copy))  # type: ignore[no-untyped-call]
+
+
+def _translate_error(problem: Exception, q: torch.Tensor, k: torch.Tensor, library: str) -> Exception:
+    """The binding's exception as one of this package's; exceptions about arguments do not change."""
+    text = str(problem).splitlines()[0] if str(problem) else repr(problem)
+    if text.startswith("refused: "):
+        return UnsupportedCase(text.removeprefix("refused: "))
+    if text.startswith("launch failed: "):
+        return LaunchError(f"{text}{launch_hint(text, q, k, library)}")
+    return problem
+
+
+def _import_attribute(variant: Variant, field: str) -> Any:  # noqa: ANN401  # any callable
+    """Import what `entry.target` or `entry.context` names.  A module in the manifest's folder takes precedence.
+
+    Raises `FaError`, which quotes the manifest's text, if the module or the attribute does not exist.
+    """
+    text: str = getattr(variant.entry, field)
+    module_name, _, name = text.partition(":")
+    where = f"entry.{field} {text!r} of {variant.name}"
+    try:
+        module = _import_from_folder(variant, module_name) or importlib.import_module(module_name)
+    except ImportError as problem:
+        raise FaError(f"{problem}: {where} cannot be imported") from problem
+    if not hasattr(module, name):
+        functions = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
+        raise FaError(f"{module_name} has no {name!r}{suggestion(name, functions)} ({where})")
+    return getattr(module, name)
+
+
+class _FromSource(SourceFileLoader):
+    """Compiles a file each time.
+
+    The compiled module beside it may be that of another content: Python compares only its size and its second.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002  # the base class's signature
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _import_from_folder(variant: Variant, module_name: str) -> ModuleType | None:
+    """Import `<variant folder>/<module>.py`, if it exists, under a name that is unique to the folder.
+
+    Two folders may thus have modules of the same name.
+    """
+    path = Path(variant.folder) / f"{module_name}.py"
+    if not path.is_file():
+        return None
+    name = f"pytest_fa_variants.{Path(variant.folder).name}.{module_name}"
+    if name in sys.modules and sys.modules[name].__file__ == str(path):
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    _add_packages(name)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]  # so that the next import fails in the same way
+        raise
+    return module
+
+
+def _add_packages(name: str) -> None:
+    """Let `import` find a module of this name, as pickle does for functions and classes: make its packages."""
+    while parent := name.rpartition(".")[0]:
+        package = sys.modules.setdefault(parent, ModuleType(parent))
+        package.__path__ = []
+        setattr(package, name.removeprefix(f"{parent}."), sys.modules[name])
+        name = parent

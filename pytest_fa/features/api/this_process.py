@@ -1,0 +1,182 @@
+"""Judge and time a function in this process: a function of a notebook cannot be sent to another one."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pytest_fa.catalog.case import Case
+from pytest_fa.catalog.variant import Entry, Limits, Supports, Variant
+from pytest_fa.errors import DeviceLost, UsageProblem, WrongResult
+from pytest_fa.host.answers import LostWorker, result_without_worker
+from pytest_fa.host.profiler_workers import ProfilerWorkers
+from pytest_fa.wire.jobs import CaseJob, CaseResult, ProfilerJob, ProfilerResult, Progress, decode_answer, encode
+
+if TYPE_CHECKING:
+    from pytest_fa.candidate.forward import Forward
+
+Function = Callable[..., Any]
+OPTIONAL = ("scale", "causal", "out")  # passed by keyword, if the function takes them
+NOT_PROFILED = "a function of this process is not profiled; only a variant is"
+
+
+class ThisProcess(ProfilerWorkers):
+    """Runs the jobs of one function in this process.  Nothing ends a call that hangs."""
+
+    def __init__(self, function: Function, case: Case) -> None:
+        super().__init__()
+        self._forward = forward_of(function, case)
+        self._call_hint = f"; it is called as {_call_of(function)}; wrap it: `{_wrapped(case)}`"
+
+    def start(self, *, on_gpu: bool = False, with_candidate: bool = False) -> None:
+        """Start nothing: there is no other process."""
+
+    def start_processes(self, job: CaseJob) -> None:
+        """Start nothing: there is no other process."""
+
+    def run(self, job: CaseJob) -> CaseResult:
+        """Run one job.  A call of `sys.exit` in the function counts as a crash.
+
+        Raises `DeviceLost` if an earlier call has lost the CUDA context of this process.
+        """
+        from pytest_fa.gpu.device import (  # noqa: PLC0415  # torch: only for a function
+            is_alive,
+            open_device,
+            without_gradients,
+        )
+        from pytest_fa.judge.candidate import Candidate  # noqa: PLC0415  # torch: only for a function
+        from pytest_fa.judge.pipeline import run_case  # noqa: PLC0415
+        from pytest_fa.wire.user_traceback import CALL_HINT  # noqa: PLC0415
+
+        if not is_alive(open_device(job.device)):
+            raise DeviceLost("this process can no longer use the GPU, because its CUDA context was lost; restart it")
+        candidate = Candidate.in_this_process(lambda *_: nullcontext(self._forward))
+        reports = [Progress(job.wanted_stages[0], 0.0)]
+        try:
+            with without_gradients():  # the parameters of a module may need gradients; its output must not
+                result = run_case(job, reports.append, candidate)
+        except SystemExit as end:  # a kernel must not end the script that checks it
+            message = f"crashed: {_exit_status(end)} in stage {reports[-1].stage}; the function called sys.exit"
+            result = result_without_worker(job, LostWorker("crashed", message, reports[-1]))
+        result = msgspec.structs.replace(result, message=result.message.replace(CALL_HINT, self._call_hint))
+        received = decode_answer(encode(result))  # the same values as from a worker
+        assert isinstance(received, CaseResult)  # noqa: S101  # it was encoded above
+        return received
+
+    def run_profiler(self, job: ProfilerJob) -> ProfilerResult:  # noqa: ARG002  # not profiled, whatever the job
+        """The reason why there is no profiler time: times of this process are measured after this."""
+        return ProfilerResult(None, NOT_PROFILED)
+
+
+def _exit_status(end: SystemExit) -> str:
+    """The exit status that a process has if nothing catches this exception."""
+    status = 0 if end.code is None else end.code if isinstance(end.code, int) else 1
+    return f"exit status {status}"
+
+
+def variant_for(function: Function, case: Case) -> Variant:
+    """A candidate that stands for a function: it supports the case, and nothing of it is built."""
+    return Variant(
+        name=name_of(function),
+        folder=str(Path.cwd()),
+        root=str(Path.cwd()),
+        role="candidate",
+        entry=Entry(kind="python", target=f"{getattr(function, '__module__', None)}:{name_of(function)}"),
+        arch=(),
+        supports=Supports(
+            dtype=(case.dtype,),
+            head_dim=(case.head_dim,),
+            causal=(case.causal,),
+            layout=(case.layout,),
+            device=("cuda", "cpu"),
+            grouped_heads=True,
+            seq_k_min=0,
+        ),
+        instantiations=((case.dtype, case.head_dim),),
+        defines={},
+        flags=(),
+        rounds=(),
+        limits=Limits(),
+        tolerance="same_precision",
+        step="",
+        parent=None,
+        because="",
+        expect="",
+        computes=case.computes,
+    )
+
+
+def name_of(function: Function) -> str:
+    """The name of a function, in characters that the name of a variant may have."""
+    return re.sub(r"\W+", "_", getattr(function, "__name__", type(function).__name__)).strip("_") or "function"
+
+
+def forward_of(function: Function, case: Case) -> Forward:
+    """The function as `f(q, k, v, *, scale, causal, out)`.
+
+    It gets those of the three keywords that it takes.  A function that takes `out` may return None; then it has written
+    into `out`.  Raises `UsageProblem` for a causal case if it does not take `causal`.
+    """
+    taken = _taken_keywords(function)
+    if case.causal != "none" and "causal" not in taken:
+        name = name_of(function)
+        raise UsageProblem(f"case: {case.id} is causal, but {name} takes no keyword `causal`; add it, or drop -causal")
+
+    def forward(q: Any, k: Any, v: Any, **keywords: Any) -> Any:  # noqa: ANN401  # tensors; this module imports no torch
+        returned = function(q, k, v, **{name: keywords[name] for name in taken})
+        if isinstance(returned, tuple | list):
+            _require_no_output_in(returned, keywords["out"], case)
+        return keywords["out"] if returned is None and "out" in taken else returned
+
+    return forward
+
+
+def _require_no_output_in(returned: object, out: Any, case: Case) -> None:  # noqa: ANN401  # a tensor
+    """Raise `WrongResult` for a tuple or a list with an output in it, with what to write in Python."""
+    from pytest_fa.candidate.adapter import output_index  # noqa: PLC0415  # torch: only for a function
+
+    if (index := output_index(returned)) is not None:
+        advice = f"return item {index} alone, or wrap it: `{_wrapped(case)}[{index}]`"
+        what = f"the output is a {type(returned).__name__} ({advice})"
+        raise WrongResult("entry", f"{what}, it must be {out.dtype} {list(out.shape)}")
+
+
+def _wrapped(case: Case) -> str:
+    """What to write for a function that has other parameters, or returns something else."""
+    return f"lambda q, k, v, *, scale{'' if case.causal == 'none' else ', causal'}: f(...)"
+
+
+def _call_of(function: Function) -> str:
+    """How a function is called."""
+    return f"f({', '.join(('q', 'k', 'v', *(f'{name}={name}' for name in _taken_keywords(function))))})"
+
+
+def _taken_keywords(function: Function) -> tuple[str, ...]:
+    """The optional keywords that a function takes; none of them if its signature is not known."""
+    try:
+        parameters = _signature(function).parameters
+    except (ValueError, TypeError):  # such as that of a function in C
+        return ()
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return OPTIONAL
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(name for name in OPTIONAL if name in parameters and parameters[name].kind in by_keyword)
+
+
+def _signature(function: Function) -> inspect.Signature:
+    """The signature of a function; for a torch module, whose `__call__` takes any arguments, that of its `forward`.
+
+    Raises `ValueError` or `TypeError` if it is not known.
+    """
+    signature = inspect.signature(function)
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if hasattr(type(function), "forward") and all(each.kind in variadic for each in signature.parameters.values()):
+        return inspect.signature(function.forward)  # type: ignore[attr-defined]  # looked for above
+    return signature

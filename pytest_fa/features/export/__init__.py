@@ -1,0 +1,1 @@
+"""`python -m pytest_fa export`: records in the format of another tool."""

@@ -1,0 +1,1 @@
+"""Annotations and the job summary of GitHub Actions."""

@@ -1,0 +1,22 @@
+"""`--fa-html`: writes the report of a run."""
+
+from __future__ import annotations
+
+from pytest_fa.features.html.machine import PageFacts
+from pytest_fa.features.html.render import write_report
+from pytest_fa.options.options import Options
+from pytest_fa.records.record import Record
+from pytest_fa.records.text import printable
+from pytest_fa.table.answer import RunFacts
+
+
+def write_html(records: list[Record], options: Options, run: RunFacts) -> str:
+    """Write the report, and return the reason if that fails; empty if it is written."""
+    if options.html is None:
+        return ""
+    name = f"{options.rootdir.name}, {min(record.measured_at for record in records)}"
+    try:
+        write_report(options.html, records, PageFacts(name, options.records_folder, run))
+    except OSError as problem:
+        return printable(str(problem))
+    return ""

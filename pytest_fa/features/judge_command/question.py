@@ -1,0 +1,143 @@
+"""What the user asks `python -m pytest_fa judge`: the variant, the ratio, and the options of the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from pathlib import Path
+
+from pytest_fa.catalog.own_tolerance import DEFAULT
+from pytest_fa.catalog.variant import BrokenVariant, Variant
+from pytest_fa.errors import UsageProblem
+from pytest_fa.features.gate.gate import gate_question
+from pytest_fa.options import values
+from pytest_fa.options.flags import OPTIONS
+from pytest_fa.options.options import Options, defaults, require_variants
+from pytest_fa.session.refusals import Refused
+from pytest_fa.session.run_plan import RunPlan
+
+COMMAND = ("python", "-P", "-m", "pytest_fa", "judge")  # without -P, Python could run a pytest_fa/ of this folder
+MANIFEST = "variant.yaml"
+FORWARDED = ("suite", "case", "watchdog", "gate_baseline", "cache", "no_build", "artifacts", "profiles")
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """The words of the command line.  `target` is a variant's name, or a folder with a manifest.
+
+    `words` are all of them as they were typed, for the rerun command.
+    """
+
+    target: str
+    words: tuple[str, ...]
+    gate: str = "1.0"
+    kernels: str | None = None
+    suite: str | None = None
+    case: str | None = None
+    gate_baseline: str | None = None
+    tolerance: str | None = None
+    watchdog: str | None = None
+    cache: str | None = None
+    artifacts: str | None = None
+    profiles: str | None = None
+    no_build: bool = False
+    ncu: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """The ratio that every shape must stay below.  Raises `UsageProblem`."""
+        return values.gate_ratio(self.gate)
+
+    @property
+    def policy(self) -> str:
+        """The tolerance policy: the caller's, never the manifest's.  Raises `UsageProblem`."""
+        return values.policy(self.tolerance or "") or DEFAULT
+
+    @property
+    def folder(self) -> Path | None:
+        """The variant's folder if the target is one; a name of a folder without a manifest is a variant's name."""
+        path = Path(self.target)
+        is_folder = (path / MANIFEST).is_file() or (os.sep in self.target and path.is_dir())
+        return path if is_folder else None
+
+    @property
+    def kernels_word(self) -> str | None:
+        """The kernels folders of the run; None for the default."""
+        if self.folder is None or self.kernels is not None:
+            return self.kernels
+        return os.path.relpath(self.folder.resolve().parent)
+
+    def rerun_command(self, case_id: str = "") -> str:
+        """The command that judges again; with a case's id, only that case."""
+        words = [*self.words, *([f"--case={case_id}"] if case_id and not self.case else [])]
+        return shlex.join([*COMMAND, *words])
+
+    def words_for_pytest(self, name: str) -> list[str]:
+        """The options of pytest-fa that the run of this variant has."""
+        value_of = {dest: getattr(self, dest) for dest in FORWARDED}
+        value_of |= {"kernels": self.kernels_word, "variant": name, "gate": self.gate, "tolerance": self.policy}
+        used = [(option.flag, value_of.get(option.dest.removeprefix("fa_"))) for option in OPTIONS]
+        words = [flag if value is True else f"{flag}={value}" for flag, value in used if value not in (None, False)]
+        return [*words, *(["--ncu"] if self.ncu else [])]
+
+    def options(self, rootdir: Path) -> Options:
+        """The options of the run, as far as they select the variant and the cases.  Raises `UsageProblem`."""
+        values.watchdog_seconds(self.watchdog or "")
+        known = defaults(rootdir)
+        words = values.words_of(self.kernels_word or "")
+        kernels = tuple(path for word in words if (path := values.folder(rootdir, word)))
+        require_variants(kernels)
+        return dataclasses.replace(
+            known,
+            kernels=kernels or known.kernels,
+            suites=values.words_of(self.suite or "") or known.suites,
+            cases=values.words_of(self.case or ""),
+            gate=self.ratio,
+            gate_baseline=self.gate_baseline,
+            tolerance=self.policy,
+            cache=values.folder(rootdir, self.cache or "") or known.cache,
+        )
+
+
+def selected_variant(question: Question, rootdir: Path) -> tuple[Variant, RunPlan]:
+    """The variant that is asked about, and the plan of its run.
+
+    Raises `UsageProblem` if it cannot be judged: an unknown name, several variants, an unreadable manifest, or a role
+    that is never gated.
+    """
+    if not question.target:
+        raise UsageProblem("judge: name a variant, or the folder of one")
+    if os.sep in question.target and question.folder is None:
+        raise UsageProblem(f"judge: there is no folder {question.target!r}; give a variant's name, or its folder")
+    options = question.options(rootdir)
+    names = (question.target,) if question.folder is None else _names_in(question, options)
+    run_plan = RunPlan(dataclasses.replace(options, variants=names))
+    run_plan.require_usable(needs_variant=True)
+    chosen = run_plan.plan.chosen
+    if len(chosen) != 1 or isinstance(chosen[0], BrokenVariant):
+        listed = ", ".join(variant.name for variant in chosen)
+        raise UsageProblem(f"judge: {question.target!r} names {len(chosen)} variants ({listed}); name one of them")
+    try:
+        gate_question(run_plan, chosen[0], question.ratio)
+    except Refused as reason:
+        raise UsageProblem(f"judge: {reason}; name a variant and cases that it supports") from None
+    return chosen[0], run_plan
+
+
+def _names_in(question: Question, options: Options) -> tuple[str, ...]:
+    """The name of the one variant in the folder.  Raises `UsageProblem` if there are several, or none."""
+    place = question.folder.resolve() if question.folder else Path()
+    catalog = RunPlan(options).catalog
+    if broken := catalog.broken.get(str(place / MANIFEST)):
+        raise UsageProblem(f"judge: {broken.problem}")
+    names = [name for name, variant in catalog.variants.items() if Path(variant.folder) == place]
+    if len(names) > 1:
+        command = f"{shlex.join(COMMAND)} {names[0]} --kernels={shlex.quote(str(question.kernels_word))}"
+        raise UsageProblem(
+            f"judge: {question.target} has {len(names)} variants ({', '.join(names)}); name one: {command}"
+        )
+    if not names:
+        clashes = "; ".join(catalog.clashes.values())
+        raise UsageProblem(f"judge: {question.target} has no variant: {clashes or f'there is no {MANIFEST} in it'}")
+    return (names[0],)

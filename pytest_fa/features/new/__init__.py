@@ -1,0 +1,1 @@
+"""`python -m pytest_fa new`: writes the folder of a new variant."""

@@ -1,0 +1,173 @@
+"""Calls one `cuda` variant without torch, on tensors that are separate allocations of exactly the right size.
+
+    python -m pytest_fa.features.sanitize.plain_call JOB.json    call the library once and print the result as JSON
+
+compute-sanitizer runs this program.  torch's allocator places tensors inside larger blocks, which would hide an access
+past the end of a tensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from pytest_fa.build.command import ffi_folder
+from pytest_fa.build.unchanged import require_unchanged
+from pytest_fa.catalog.case import ELEMENT_BYTES, Case
+from pytest_fa.errors import ChangedBuild, FaError, LaunchError, UnsupportedCase
+from pytest_fa.features.ncu.cuda_driver import CudaDriver
+from pytest_fa.records.record import Outcome
+from pytest_fa.wire.jobs import CaseJob, decode_job
+
+ABI_VERSION = 1
+DTYPES = {"fp16": 0, "bf16": 1, "fp32": 2, "e4m3": 3}
+DESCALE = 0.01  # of every head in e4m3, whose random numbers are below 448
+E4M3_SIGN, E4M3_NAN = 0x80, 0x7F
+EXPONENT_BITS = {"fp16": 0x7C00, "bf16": 0x7F80, "fp32": 0x7F800000}
+CAUSALS = {"none": 0, "top_left": 1, "bottom_right": 2}
+MESSAGE_BYTES = 512
+
+
+class Strides(ctypes.Structure):
+    """`FaStrides` of `include/fa_forward.h`."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("batch", "head", "seq", "dim"))
+
+
+class ForwardArgs(ctypes.Structure):
+    """`FaForwardArgs` of `include/fa_forward.h`, with the same fields in the same order."""
+
+    _fields_ = (
+        ("abi_version", ctypes.c_uint32),
+        ("struct_size", ctypes.c_uint32),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse", "workspace")),
+        ("workspace_bytes", ctypes.c_uint64),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")),
+        *((name, Strides) for name in ("q_stride", "k_stride", "v_stride", "out_stride")),
+        ("dtype", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("out_dtype", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("q_descale", "k_descale", "v_descale")),
+        ("message", ctypes.c_void_p),
+        ("message_bytes", ctypes.c_uint64),
+    )
+
+
+class PlainResult(msgspec.Struct, frozen=True):
+    """The result of the call; `not_finite` is the number of NaN and Inf elements in the output."""
+
+    outcome: Outcome
+    message: str = ""
+    not_finite: int | None = None
+
+
+def main(arguments: list[str]) -> int:
+    """Make the call and print its result.  Returns 0 if the call succeeded, 1 if not."""
+    job = decode_job(Path(arguments[0]).read_bytes())
+    assert isinstance(job, CaseJob) and job.library is not None  # noqa: S101, PT018  # features/sanitize/sanitize.py writes such jobs
+    try:
+        require_unchanged(job.library, job.file_hashes)
+        result = call(job.case, job.library)
+    except ChangedBuild as problem:
+        result = PlainResult("build_changed", str(problem))
+    except UnsupportedCase as problem:
+        result = PlainResult("unsupported", str(problem))
+    except LaunchError as problem:
+        result = PlainResult("launch_failed", str(problem))
+    except (FaError, OSError) as problem:
+        result = PlainResult("device_error", str(problem))
+    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    return 0 if result.outcome == "ok" else 1
+
+
+def call(case: Case, library: str) -> PlainResult:
+    """Call the built library once on random inputs, and wait for it.
+
+    Raises `UnsupportedCase`, `LaunchError`, or `DeviceLost` with the driver's error.
+    """
+    cuda = CudaDriver()
+    ctypes.CDLL(str(ffi_folder() / "lib" / "libtvm_ffi.so"), mode=ctypes.RTLD_GLOBAL)
+    build = ctypes.CDLL(library)
+    query_count = case.batch * case.heads * case.seq_q * case.head_dim
+    key_count = case.batch * case.kv_heads * case.seq_k * case.head_dim
+    generator = np.random.default_rng(case.seed)
+    q, k, v = (cuda.upload(_draw(generator, count, case.dtype)) for count in (query_count, key_count, key_count))
+    out_bytes = ELEMENT_BYTES[case.out_dtype] * math.prod(case.out_shape)
+    out = cuda.allocate(out_bytes)
+    message = ctypes.create_string_buffer(MESSAGE_BYTES)
+    args = forward_args(case, q, k, v, out)
+    if case.dtype == "e4m3":
+        args.q_descale = cuda.upload(_descales(case.batch * case.heads))
+        args.k_descale, args.v_descale = (cuda.upload(_descales(case.batch * case.kv_heads)) for _ in range(2))
+    args.message, args.message_bytes = ctypes.addressof(message), MESSAGE_BYTES
+    if hasattr(build, "fa_workspace_bytes"):
+        build.fa_workspace_bytes.restype = ctypes.c_size_t
+        args.workspace_bytes = build.fa_workspace_bytes(ctypes.byref(args))
+        args.workspace = cuda.allocate(args.workspace_bytes)
+    status = build.fa_forward(ctypes.byref(args), None)
+    if status < 0:
+        raise UnsupportedCase(message.value.decode(errors="replace") or "the kernel gave no reason")
+    if status > 0:
+        raise LaunchError(f"fa_forward returned CUDA error {status}")
+    cuda.synchronize()
+    return PlainResult("ok", "", _count_not_finite(cuda.download(out, out_bytes), case.out_dtype))
+
+
+def forward_args(case: Case, q: int, k: int, v: int, out: int) -> ForwardArgs:
+    """The arguments of a call on dense tensors at these device addresses, in the case's layout."""
+    args = ForwardArgs(abi_version=ABI_VERSION, struct_size=ctypes.sizeof(ForwardArgs))
+    args.q, args.k, args.v, args.out = q, k, v, out
+    for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
+        setattr(args, name, getattr(case, name))
+    args.q_stride = args.out_stride = _strides(case, case.heads, case.seq_q)
+    if case.computes == "scores":
+        _, heads, queries, keys = case.out_shape
+        args.out_stride = Strides(heads * queries * keys, queries * keys, keys, 1)
+    args.k_stride = args.v_stride = _strides(case, case.kv_heads, case.seq_k)
+    args.dtype, args.causal, args.scale = DTYPES[case.dtype], CAUSALS[case.causal], case.scale
+    args.out_dtype = DTYPES[case.out_dtype]
+    return args
+
+
+def _strides(case: Case, heads: int, sequence: int) -> Strides:
+    dim, batch_stride = case.head_dim, heads * sequence * case.head_dim
+    if case.layout == "bshd":
+        return Strides(batch_stride, dim, heads * dim, 1)
+    return Strides(batch_stride, sequence * dim, dim, 1)
+
+
+def _draw(generator: np.random.Generator, count: int, dtype: str) -> bytes:
+    """`count` numbers from N(0, 1) as bytes of this dtype.  bf16 is the upper half of fp32.
+
+    e4m3 gets random bytes that are not NaN: numbers of all magnitudes up to 448.
+    """
+    if dtype == "e4m3":
+        signs = generator.integers(0, 2, count, dtype=np.uint8) * E4M3_SIGN
+        return (generator.integers(0, E4M3_NAN, count, dtype=np.uint8) | signs).astype(np.uint8).tobytes()
+    numbers = generator.standard_normal(count, dtype=np.float32)
+    if dtype == "fp32":
+        return numbers.tobytes()
+    if dtype == "fp16":
+        return numbers.astype(np.float16).tobytes()
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+def _descales(count: int) -> bytes:
+    return np.full(count, DESCALE, dtype=np.float32).tobytes()
+
+
+def _count_not_finite(content: bytes, dtype: str) -> int:
+    """The number of NaN and Inf elements: those in which all bits of the exponent are set."""
+    exponent = EXPONENT_BITS[dtype]
+    bits = np.frombuffer(content, dtype=f"uint{8 * ELEMENT_BYTES[dtype]}")
+    return int(np.count_nonzero((bits & exponent) == exponent))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

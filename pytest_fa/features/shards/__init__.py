@@ -1,0 +1,1 @@
+"""`--fa-shard`, and `python -m pytest_fa records merge`: one run on several machines."""

@@ -1,0 +1,1 @@
+"""What the judge and the candidate share: inputs and their guard bands, devices, CUDA graphs, the device tools."""

@@ -1,0 +1,375 @@
+"""The client that starts a judge and candidates, sends jobs, watches the processes and replaces them.
+
+The pytest process imports no torch and holds no CUDA context.  Jobs go to the judge, which gets the connection to a
+candidate's process beside them.  A hang, a trap or a lost CUDA context ends only one candidate and its current job.
+Every message has a deadline and a largest size, and an answer that is none ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Literal, Self, TypeVar
+
+import msgspec
+
+from pytest_fa.catalog.variant import Variant
+from pytest_fa.host.answers import (
+    ChangedArm,
+    LostWorker,
+    checked_progress,
+    ending_text,
+    result_without_worker,
+    shortened,
+)
+from pytest_fa.host.fork_server import (
+    START_SECONDS,
+    ForkServer,
+    ProcessRole,
+    Watched,
+    Worker,
+    WorkerError,
+    live_servers,
+    unchanged_processes,
+)
+from pytest_fa.host.job_output import JobOutput, Live, OutputTail
+from pytest_fa.host.stop_signal import Abandoned, StopSignal, is_answered, require_unset
+from pytest_fa.processes import memory_bytes, resident_bytes
+from pytest_fa.records.text import printable_struct
+from pytest_fa.wire.channel import Garbage
+from pytest_fa.wire.commands import Ending
+from pytest_fa.wire.jobs import (
+    CaseJob,
+    CaseResult,
+    Connect,
+    GateJob,
+    GateResult,
+    Job,
+    PrepareJudge,
+    ProfilerResult,
+    Progress,
+    decode_answer,
+    encode,
+    owner_of,
+)
+
+__all__ = ["WorkerError", "Workers"]
+
+MOST_JOB_SECONDS = 3600.0  # for a whole job, whatever progress it reports
+MOST_LOG_BYTES = 2**28  # the output of one server; a worker that writes more is ended
+MOST_MEMORY_SHARE = 0.75  # of this machine's memory, for a candidate
+ARMS: tuple[ProcessRole, ...] = ("candidate", "candidate", "candidate")  # of a gate: candidate, baseline, A/A twin
+WHO_CHANGED_IT = "The candidate did it, or that arm itself: a baseline must leave its process as it is"
+LET_GO_SECONDS = 2.0  # within which the judge must have ended a job that was abandoned
+# The candidates of a job, by its `without_attention`.
+ROLES: dict[bool, tuple[ProcessRole, ...]] = {False: ("candidate",), True: ("candidate", "bare")}
+
+AnyResult = TypeVar("AnyResult", CaseResult, GateResult, ProfilerResult)
+
+
+class Workers:
+    """One server, a judge, and the candidates of the current job.  A process that crashes or hangs is replaced.
+
+    If two processes cannot share memory on this machine, judge and variant share one process; `unprotected` then has
+    the reason.  `show_live` gets what a variant prints soon after it was printed, if it is set.  With `gpu_uuid`, the
+    processes see only this GPU.  When `stop` is set, the current job raises `Abandoned`.
+    """
+
+    show_live: Live | None = None
+    stop: StopSignal | None = None
+
+    def __init__(self, cache: Path | None = None, gpu_uuid: str | None = None) -> None:
+        self._cache, self._gpu_uuid = cache, gpu_uuid
+        self._server: ForkServer | None = None
+        self._judge: Worker | None = None
+        self._runs_variants = False  # whether it loads variants itself: an unprotected judge
+        self._candidates: list[Worker] = []
+        self._owner = ""
+        self.unprotected = ""
+        self._has_judged = False
+        self._printed = OutputTail()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, *, on_gpu: bool = False, with_candidate: bool = False) -> None:
+        """Start the server without waiting.  A judge then opens the GPU, and a candidate, if they are asked for."""
+        if self._server is None:
+            self._server = ForkServer(self._cache, self._gpu_uuid)
+        if on_gpu:
+            self._server.request("judge", encode(PrepareJudge()))
+            if with_candidate:
+                self._server.request("early")
+
+    def prepare_candidate(self, variant: Variant) -> None:
+        """Let a new candidate open the GPU while its variant is built.
+
+        The next job of a variant in the same folder gets it.  Without a judge, nothing is started.  An error is
+        ignored: the same one appears when the job needs the process.
+        """
+        if self._server is None or self._judge is None or self._candidates or self._runs_variants:
+            return
+        self._owner = owner_of(variant)
+        try:
+            self._fork_missing(self._server, ("early",))
+        except (WorkerError, OSError):
+            self.close()
+
+    def start_processes(self, job: CaseJob) -> None:
+        """Start the processes of the first job.  With `-n`, they open no GPU yet.  The job meets any error again."""
+        if self._judge is None and not self.unprotected:
+            self._belong_to(job.variant)
+            try:
+                self._processes(ROLES[job.without_attention])
+            except (WorkerError, OSError):
+                self.close()
+
+    def _belong_to(self, variant: Variant) -> None:
+        """End the candidates of another variant: state that its code left in them must not affect this one."""
+        if self._owner not in ("", owner_of(variant)):
+            self.end_worker()
+        self._owner = owner_of(variant)
+
+    def run(self, job: CaseJob) -> CaseResult:
+        """Run one job and return its result, also if a process crashes or hangs.
+
+        Raises `WorkerError` if no process can be started.
+        """
+        self._belong_to(job.variant)
+        if not self.unprotected:
+            result = self._run_apart(job)
+            if not result.lacks_sharing or self._has_judged:  # once a variant has run, it could have caused this
+                self._has_judged = True
+                return result
+            self.unprotected = result.message
+            self.end_worker()
+            self._end_judge()
+        together = self._result_of(job, ())  # judge and variant in one process
+        return msgspec.structs.replace(together, unprotected=self.unprotected)
+
+    def _run_apart(self, job: CaseJob) -> CaseResult:
+        """Run a job with the variant in a process of its own."""
+        try:
+            return self._result_of(job, ROLES[job.without_attention])
+        finally:
+            self._end_candidates(1)  # one without torch's attention is for one job
+
+    def _result_of(self, job: CaseJob, roles: tuple[ProcessRole, ...]) -> CaseResult:
+        """Run a job; the result says so if its process is lost."""
+        try:
+            return self._run_in_worker(job, CaseResult, roles)
+        except LostWorker as lost:
+            return result_without_worker(job, lost)
+
+    def run_in_new_worker(self, job: GateJob) -> GateResult:
+        """Run one process of a gate, with new candidates that are ended after it."""
+        if self.unprotected:
+            return GateResult("inconclusive", f"unprotected: {self.unprotected}", ())
+        start = time.perf_counter()
+        self.end_worker()
+        try:
+            result = self._run_in_worker(job, GateResult, ARMS)
+        except ChangedArm as changed:
+            return GateResult("inconclusive", f"{changed.message}. {WHO_CHANGED_IT}", ())
+        except LostWorker as lost:
+            return GateResult(lost.ending, lost.message, ())
+        finally:
+            self.end_worker()
+        processes = time.perf_counter() - start - sum(result.seconds.values())
+        return msgspec.structs.replace(result, seconds={"processes": max(0.0, processes), **result.seconds})
+
+    def take_output(self) -> str:
+        """Return what variants printed during the jobs since the last call: at most the last 64 KiB, printable."""
+        return self._printed.take()
+
+    def add_output(self, text: str) -> None:
+        """Take over what a variant printed elsewhere, in the processes of other `Workers`."""
+        self._printed.add(text)
+
+    def end_worker(self) -> None:
+        """End the processes that have loaded a variant, and release what they hold on the GPU.
+
+        The next job gets new ones.  A judge stays.
+        """
+        if self._server is not None:
+            self._server.end_requested("early")
+        self._end_candidates(0)
+        if self._runs_variants:
+            self._end_judge()
+
+    def _end_candidates(self, kept: int) -> None:
+        """End the candidates, except the first `kept`."""
+        ended = self._candidates[kept:]
+        del self._candidates[kept:]
+        if ended and self._server is not None:
+            self._server.end(*ended)
+
+    def let_go(self) -> None:
+        """Let the server end, which ends its workers at once, with every process that they started; do not wait."""
+        for worker in filter(None, (*self._candidates, self._judge)):
+            worker.close()
+        self._candidates, self._judge = [], None
+        if self._server:
+            self._server.let_go()
+
+    def close(self) -> None:
+        """End the server and its workers, and wait until they have ended."""
+        self.let_go()
+        if self._server:
+            self._server.close()
+        self._server = None
+
+    def _end_judge(self) -> None:
+        if self._judge is not None and self._server is not None:
+            self._server.end(self._judge)
+        self._judge = None
+
+    # -- one job ------------------------------------------------------------------------------------------------------
+
+    def _run_in_worker(self, job: Job, kind: type[AnyResult], roles: tuple[ProcessRole, ...]) -> AnyResult:
+        """Send the job to the judge and return its result.  Raises `LostWorker` and `WorkerError`."""
+        if self._judge is not None and self._judge.channel.wait(0):  # no job is running, so it can only have died
+            self._end_judge()
+            self.end_worker()
+        if any(candidate.has_ended for candidate in self._candidates):
+            self.end_worker()
+        server, worker = self._processes(roles)
+        if server.log_bytes > MOST_LOG_BYTES // 2:
+            server.forget_log()
+        output = JobOutput(server.log, self.show_live)
+        try:
+            with unchanged_processes(self._watched(worker, roles)) as changes:
+                result = self._exchange(job, kind, server, worker, output)
+        except Abandoned:
+            self.end_worker()  # the judge notices it, and ends the job
+            if self._judge is not None and not is_answered(worker.channel, LET_GO_SECONDS):
+                self._end_judge()
+            raise
+        finally:
+            output.show_new(is_last=True)
+            self._printed.add(output.text())
+        result = self._with_ending(result, job)
+        if result.context_lost or changes:
+            self.end_worker()
+        if changes:
+            lost = ChangedArm if all(change.process.is_arm for change in changes) else LostWorker
+            raise lost("failed", "; ".join(map(str, changes)), Progress(job.wanted_stages[0], 0.0))
+        return result
+
+    def _watched(self, worker: Worker, roles: tuple[ProcessRole, ...]) -> dict[int, Watched]:
+        """The processes whose scheduling a variant must not change, by process id: all but its own.
+
+        In a gate, those are also the processes of the other arms.
+        """
+        watched = {os.getpid(): Watched("pytest's process")}
+        watched |= dict.fromkeys(live_servers(), Watched("the worker server"))
+        if roles:
+            watched[worker.pid] = Watched("the judge")
+        if roles == ARMS:
+            arm = Watched("the process of another arm", is_arm=True)
+            watched |= {candidate.pid: arm for candidate in self._candidates[1:]}
+        return watched
+
+    def _with_ending(self, result: AnyResult, job: Job) -> AnyResult:
+        """The result of a job whose candidate was lost, with the way in which its process ended."""
+        outcome = getattr(result, "outcome", "ok")
+        if outcome not in ("crashed", "hung") or not result.context_lost:
+            return result
+        stage = next((stage.name for stage in getattr(result, "stages", ()) if stage.state == "failed"), None)
+        progress = Progress(stage or job.wanted_stages[0], job.watchdog_seconds)
+        return msgspec.structs.replace(result, message=self._describe_ending(outcome, "", progress))
+
+    def _exchange(  # what one job needs
+        self,
+        job: Job,
+        kind: type[AnyResult],
+        server: ForkServer,
+        worker: Worker,
+        output: JobOutput,
+        *,
+        is_sent: bool = False,
+    ) -> AnyResult:
+        """Send the job unless it was sent before, and receive progress messages until the result."""
+        last_progress = Progress(job.wanted_stages[0], job.watchdog_seconds if is_sent else START_SECONDS)
+        job_deadline = time.monotonic() + MOST_JOB_SECONDS
+        try:
+            if not is_sent:
+                worker.channel.send(encode(job))
+            while self._wait(server, worker, output, min(time.monotonic() + last_progress.seconds, job_deadline)):
+                answer = printable_struct(decode_answer(worker.channel.receive()))
+                if isinstance(answer, kind):
+                    return msgspec.structs.replace(answer, **shortened(answer))
+                last_progress = checked_progress(answer, job)
+        except (EOFError, ConnectionError):
+            raise self._lost("crashed", "", last_progress) from None
+        except TimeoutError:
+            raise self._lost("hung", "", last_progress) from None
+        except (Garbage, ValueError, RecursionError, msgspec.MsgspecError) as problem:
+            text = f"the worker process sent an answer that cannot be read ({problem})"
+            raise self._lost("failed", text, last_progress) from None
+        raise self._lost("hung", "", last_progress)
+
+    def _wait(self, server: ForkServer, worker: Worker, output: JobOutput, deadline: float) -> bool:
+        """Wait for a message.  Returns False at the deadline; raises `EOFError` if the process has ended."""
+        stops = () if self.stop is None else (self.stop.fileno(),)
+        others = stops if worker.pidfd is None else (worker.pidfd, *stops)
+        most_bytes = int(MOST_MEMORY_SHARE * memory_bytes())
+        while (left := deadline - time.monotonic()) > 0:
+            is_readable = worker.channel.wait(min(left, output.slice_seconds), *others)
+            output.show_new()
+            require_unset(self.stop)
+            if is_readable:
+                if not worker.channel.wait(0):  # only the process has ended; another one may hold its socket
+                    raise EOFError
+                return True
+            if server.log_bytes > MOST_LOG_BYTES:
+                raise Garbage(f"it wrote more than {MOST_LOG_BYTES >> 20} MiB of output")
+            if any(resident_bytes(candidate.pid) > most_bytes for candidate in self._candidates):
+                raise Garbage(f"it took more than {most_bytes / 2**30:.3g} GiB of memory")
+        return False
+
+    def _lost(self, ending: Ending, reason: str, last_progress: Progress) -> LostWorker:
+        """End all processes of the job and describe how it was lost."""
+        if self._candidates and self._judge is not None and self._server is not None:
+            self._server.end(self._judge, request="reap" if ending == "crashed" else "kill")
+        elif self._judge is not None:
+            self._candidates.append(self._judge)  # unprotected: variant and judge are one process
+        self._judge = None
+        return LostWorker(ending, self._describe_ending(ending, reason, last_progress), last_progress)
+
+    def _describe_ending(self, ending: str, reason: str, last_progress: Progress) -> str:
+        """End the candidates, and say how the first one that was lost ended."""
+        assert self._server is not None  # noqa: S101  # the caller used it
+        request: Literal["kill", "reap"] = "reap" if ending == "crashed" else "kill"
+        statuses = [self._server.end(candidate, request=request) for candidate in self._candidates]
+        self._candidates.clear()
+        return ending_text(ending, reason, last_progress, statuses)
+
+    def _processes(self, roles: tuple[ProcessRole, ...]) -> tuple[ForkServer, Worker]:
+        """The server, and the judge with its candidates.  A server that does not answer is replaced once."""
+        self.start()
+        assert self._server is not None  # noqa: S101  # set by start()
+        try:
+            self._fork_missing(self._server, roles)
+        except (WorkerError, ConnectionError):
+            self.close()
+            self.start()
+            self._fork_missing(self._server, roles)
+        assert self._judge is not None  # noqa: S101  # forked above
+        return self._server, self._judge
+
+    def _fork_missing(self, server: ForkServer, roles: tuple[ProcessRole, ...]) -> None:
+        """Fork the judge and the candidates that are not there yet, and connect them."""
+        if self._judge is None:
+            self._end_candidates(0)
+            server.end_requested(*(() if roles else ("judge", "early")))
+            self._judge, self._runs_variants = server.fork("judge" if roles else "worker"), not roles
+        for place in range(len(self._candidates), len(roles)):
+            candidate = server.fork(roles[place])
+            self._candidates.append(candidate)
+            self._judge.channel.send(encode(Connect(candidate.pid, place)), candidate.channel.fileno())
+            candidate.channel.close()  # the judge has it now

@@ -1,0 +1,1 @@
+"""The judge's clocks: period, call time, cold time, launch overhead, profiler time."""

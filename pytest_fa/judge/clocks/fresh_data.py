@@ -1,0 +1,262 @@
+"""`FreshData`: the buffers of timed calls, in which every call reads data of its own and may be checked afterwards.
+
+q, k and v of a call are views into random buffers, at secret offsets that are multiples of 128 bytes.  The buffers are
+filled anew for each sample.  A result that was kept from an earlier call is therefore wrong, whatever it was kept by.
+The judge has a private copy of the buffers, by which it computes truth.
+
+`draw` makes new data in the judge's own memory, and `publish` copies them to where the candidate sees them.  The
+judge's clock starts before `publish`: work that begins as soon as the data are there is inside the time.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import secrets
+import time
+from typing import NamedTuple
+
+import torch
+
+from pytest_fa.catalog.case import Case
+from pytest_fa.errors import WrongResult
+from pytest_fa.gpu.device import synchronize
+from pytest_fa.gpu.guards import NAN_PATTERN
+from pytest_fa.gpu.inputs import Inputs, bits_of, poison, poisoned_output
+from pytest_fa.gpu.quantised import Descales, fill_random
+from pytest_fa.judge.candidate import Candidate
+from pytest_fa.judge.clocks.gaps import Gaps
+from pytest_fa.wire.commands import Series, View
+
+OFFSET_BYTES = 128  # offsets are multiples of it, so that tensors stay aligned to 16 bytes
+RANGE_BYTES = 2**18  # within which offsets lie; on an H200, ranges of 8 to 512 KB make no difference to a time
+MOST_OUTPUTS = 8  # that calls write in turn
+OWN_OUTPUT_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of outputs that one call each writes
+
+FILLS = 3  # of which the shortest counts
+# The longest time to publish data that is believed: work of a candidate beside it must not lengthen it much.  It is a
+# constant, and as long as a copy at the rate of a slow machine.
+MAX_PUBLISH_US = 200.0
+MIN_COPY_BYTES_PER_US = {"cpu": 4e3, "cuda": 100e3}
+
+
+class Written(NamedTuple):
+    """One head of one timed call: its inputs, [1, 1, seq, head_dim], and what the call wrote."""
+
+    inputs: Inputs
+    out: torch.Tensor  # [1, 1, seq_q, head_dim or seq_k]
+
+
+class Place(NamedTuple):
+    """One head of one output of a series."""
+
+    slot: int
+    batch: int
+    head: int
+
+    def head_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This head of a tensor, [1, 1, seq, head_dim], as a view."""
+        return tensor[self.batch : self.batch + 1, self.head : self.head + 1]
+
+    def head_of(self, outs: list[torch.Tensor]) -> torch.Tensor:
+        """This head of its output, as a view."""
+        return self.head_in(outs[self.slot])
+
+
+def stacked(written: list[Written]) -> tuple[Inputs, torch.Tensor]:
+    """Heads of several calls as the batches of one case: its inputs and its output, [calls, 1, seq, head_dim]."""
+    inputs = [head.inputs for head in written]
+    q, k, v = (torch.cat(tensors) for tensors in zip(*(each[:3] for each in inputs), strict=True))
+    listed = [each.descales for each in inputs if each.descales is not None]
+    descales = Descales(*(torch.cat(tensors) for tensors in zip(*listed, strict=True))) if listed else None
+    return inputs[0]._replace(q=q, k=k, v=v, descales=descales), torch.cat([head.out for head in written])
+
+
+def output_count(output: torch.Tensor, l2_bytes: int | None) -> int:
+    """How many outputs timed calls write in turn: at most eight, and as many as a quarter of the L2 holds."""
+    return max(1, min(MOST_OUTPUTS, (l2_bytes or 0) // 4 // max(1, output.nbytes)))
+
+
+class FreshData:
+    """Input buffers and outputs of timed calls on one case; `inputs` gives shapes, strides, scale and mask."""
+
+    def __init__(self, candidate: Candidate, case: Case, inputs: Inputs, l2_bytes: int | None) -> None:
+        self.candidate, self.gaps = candidate, Gaps()
+        self._random = random.Random(secrets.randbits(128))  # noqa: S311  # seeded with what no candidate knows
+        self._generator = torch.Generator(device=candidate.device)
+        self._like = inputs
+        self._private = [_slack_buffer(tensor) for tensor in inputs[:3]]
+        self._shared = [self._visible(buffer) for buffer in self._private]
+        self._descales = inputs.descales and inputs.descales.map(lambda x: self._visible(x.flatten()).view(x.shape))
+        self.exceeds_l2 = l2_bytes is not None and case.bytes_per_call > l2_bytes // 4
+        self.scores_per_head = max(1, case.seq_q * case.seq_k)
+        self._out_like = output = poisoned_output(inputs, case.computes)
+        self._workspaces: dict[int, torch.Tensor] = {}  # by size in bytes; all calls of one size share a workspace
+        self.outs = self.new_outputs(output_count(output, l2_bytes))
+        self.redraw()
+
+    def own_outputs(self, calls: int) -> list[torch.Tensor]:
+        """One new output for each of `calls` calls, or as many as 64 MiB hold, on a GPU 1 GiB.
+
+        If later calls wrote the same output, a candidate could skip a call whose output is written again.
+        """
+        most_bytes = OWN_OUTPUT_BYTES[self.candidate.device.type]
+        return self.new_outputs(max(1, min(calls, most_bytes // max(1, self._out_like.nbytes))))
+
+    def new_outputs(self, count: int) -> list[torch.Tensor]:
+        """Outputs in memory that the candidate sees, full of NaN."""
+        like = self._out_like
+        memory = self.candidate.lending.allocate(max(16, count * like.nbytes))
+        whole = memory[: count * like.nbytes].view(like.dtype)
+        start = whole.storage_offset()
+        outs = [whole.as_strided(like.shape, like.stride(), start + index * like.numel()) for index in range(count)]
+        _poison_all(outs)
+        return outs
+
+    def fill_us(self, outs: list[torch.Tensor]) -> float:
+        """The time in which this process writes all of these outputs once."""
+        times_us = []
+        for _ in range(FILLS):
+            start = time.perf_counter_ns()
+            _poison_all(outs)
+            synchronize(self.candidate.device)
+            times_us.append((time.perf_counter_ns() - start) / 1000)
+        return min(times_us)
+
+    def series(self, count: int, outs: list[torch.Tensor] | None = None) -> Series:
+        """`count` calls at secret offsets, which write the outputs in a secret order."""
+        targets = outs or self.outs
+        starts = self._views(self._shared)
+        q, k, v = starts
+        inputs = self._like._replace(q=q, k=k, v=v, descales=self._descales)
+        first_views = self.candidate.views_of(inputs, targets[0], self._workspace_of)
+        steps = RANGE_BYTES // OFFSET_BYTES
+        elements = OFFSET_BYTES // q.element_size()
+        shifts = tuple(
+            (self._step(steps, elements), self._step(steps, elements), self._step(steps, elements))
+            for _ in range(count)
+        )
+        order = list(range(len(targets)))
+        out_of: list[int] = []
+        while len(out_of) < count:
+            self._random.shuffle(order)
+            out_of += order
+        views: tuple[View, ...] = tuple(self.candidate.lending.lend(targets))
+        return Series(first_views, views, shifts, tuple(out_of[:count]))
+
+    def _workspace_of(self, size_bytes: int) -> torch.Tensor:
+        """A workspace, [size_bytes] uint8, that the candidate sees; `redraw` fills it with NaN."""
+        if size_bytes not in self._workspaces:
+            self._workspaces[size_bytes] = self.candidate.lending.allocate(size_bytes)
+        return self._workspaces[size_bytes]
+
+    def redraw(self, outs: list[torch.Tensor] | None = None) -> None:
+        """Draw new data, and publish them."""
+        self.draw(outs)
+        self.publish()
+
+    def draw(self, outs: list[torch.Tensor] | None = None) -> None:
+        """Fill outputs and workspaces with NaN, and the private buffers with new data, which no candidate sees yet."""
+        _poison_all(outs or self.outs)
+        for workspace in self._workspaces.values():
+            workspace[: len(workspace) // 2 * 2].view(torch.int16).fill_(NAN_PATTERN)
+        self._generator.manual_seed(self._random.getrandbits(63))
+        for private in self._private:
+            fill_random(private, self._generator)
+        synchronize(self.candidate.device)
+
+    def publish(self) -> None:
+        """Copy the data to where the candidate sees them, and wait until they are there."""
+        for private, shared in zip(self._private, self._shared, strict=True):
+            shared.copy_(private)
+        for private, shared in zip(self._like.descales or (), self._descales or (), strict=True):
+            shared.copy_(private)
+        synchronize(self.candidate.device)
+
+    @functools.cached_property
+    def publish_us(self) -> float:
+        """The time that `publish` takes, measured between buffers of this process, which no candidate sees."""
+        scratch, times_us = torch.empty_like(max(self._private, key=len)), []
+        for _ in range(FILLS):
+            start = time.perf_counter_ns()
+            for private in self._private:
+                scratch[: len(private)].copy_(private)
+            synchronize(self.candidate.device)
+            times_us.append((time.perf_counter_ns() - start) / 1000)
+        size_bytes = sum(private.nbytes for private in self._private)
+        rate = MIN_COPY_BYTES_PER_US[self.candidate.device.type]
+        return min(*times_us, MAX_PUBLISH_US + size_bytes / rate)
+
+    def require_untouched(self) -> None:
+        """Raise `WrongResult` if a timed call changed its inputs."""
+        for name, private, shared in zip("qkv", self._private, self._shared, strict=True):
+            if not torch.equal(bits_of(private), bits_of(shared)):
+                raise WrongResult("inputs", f"the kernel changed its input {name} while it was timed")
+        for name, private, shared in zip("qkv", self._like.descales or (), self._descales or (), strict=False):
+            if not torch.equal(bits_of(private), bits_of(shared)):
+                raise WrongResult("inputs", f"the kernel changed the descales of {name} while it was timed")
+
+    def inputs_of(self, series: Series, count: int, outs: list[torch.Tensor], place: Place) -> Inputs:
+        """What the last of `count` calls that wrote an output read for one head, as private copies.
+
+        Outputs of several slots may be the same memory, if the function returns a buffer of its own.
+        """
+        address = outs[place.slot].data_ptr()
+        last = next(index for index in reversed(range(count)) if outs[series.out_of[index]].data_ptr() == address)
+        q, k, v = (
+            start.as_strided(start.shape, start.stride(), start.storage_offset() + shift)
+            for start, shift in zip(self._views(self._private), series.shifts[last], strict=True)
+        )
+        of_keys = place._replace(head=place.head * k.shape[1] // q.shape[1])
+        places = (place, of_keys, of_keys)
+        q, k, v = (where.head_in(tensor).clone() for where, tensor in zip(places, (q, k, v), strict=True))
+        descales = self._like.descales and Descales(
+            *(where.head_in(tensor).clone() for where, tensor in zip(places, self._like.descales, strict=True))
+        )
+        return self._like._replace(q=q, k=k, v=v, descales=descales)
+
+    def any_place(self, series: Series, count: int, outs: list[torch.Tensor]) -> Place:
+        """A head, chosen at random, of one of the outputs that `count` calls write."""
+        slot = self._random.choice(sorted(set(series.out_of[:count])))
+        return Place(slot, self._random.randrange(outs[slot].shape[0]), self._random.randrange(outs[slot].shape[1]))
+
+    def unwritten(self, series: Series, count: int, outs: list[torch.Tensor]) -> Place | None:
+        """The first head with a NaN, with which every output was filled."""
+        for slot in sorted(set(series.out_of[:count])):
+            places = outs[slot].isnan().nonzero()  # [places, 4]
+            if len(places):
+                return Place(slot, int(places[0, 0]), int(places[0, 1]))
+        return None
+
+    def _step(self, steps: int, elements: int) -> int:
+        return self._random.randrange(steps) * elements
+
+    def _views(self, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
+        """q, k and v at the beginning of their buffers."""
+        return [
+            buffer.as_strided(like.shape, like.stride(), buffer.storage_offset())
+            for buffer, like in zip(buffers, self._like[:3], strict=True)
+        ]
+
+    def _visible(self, buffer: torch.Tensor) -> torch.Tensor:
+        memory = self.candidate.lending.allocate(buffer.nbytes)
+        return memory[: buffer.nbytes].view(buffer.dtype)
+
+
+def _poison_all(outs: list[torch.Tensor]) -> None:
+    """Fill outputs with NaN: with one kernel if they follow one another in memory without gaps."""
+    like = outs[0]
+    starts = [out.data_ptr() for out in outs]
+    is_one = len({out.untyped_storage().data_ptr() for out in outs}) == 1
+    is_dense = like.numel() == 1 + sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
+    if is_one and is_dense and starts == list(range(starts[0], starts[0] + len(outs) * like.nbytes, like.nbytes)):
+        poison(like.as_strided((len(outs) * like.numel(),), (1,), like.storage_offset()))
+        return
+    for out in outs:
+        poison(out)
+
+
+def _slack_buffer(tensor: torch.Tensor) -> torch.Tensor:
+    """A private buffer, one-dimensional, that is longer than a tensor by the range of the offsets."""
+    length = tensor.numel() + RANGE_BYTES // tensor.element_size()
+    return torch.zeros(length, dtype=tensor.dtype, device=tensor.device)

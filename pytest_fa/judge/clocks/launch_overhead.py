@@ -1,0 +1,35 @@
+"""`launch_overhead_us`: the period of empty kernels with the launch geometry of a call, a lower bound of its period."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from pytest_fa.gpu.device_tools import DeviceTools
+from pytest_fa.gpu.graphs import capture, event_us
+from pytest_fa.records.timing import LaunchedKernel
+
+CALLS = 50
+REPLAYS = 5
+SAMPLES = 3
+
+
+def launch_overhead_us(
+    tools: DeviceTools, launches: Iterable[LaunchedKernel], before_launch: Callable[[], object]
+) -> float:
+    """Measure the period, in microseconds, of calls whose kernels are replaced by empty ones of the same geometry."""
+    kernels = tuple(launches)
+    return period_of_spin_us(lambda: tools.spin_like(kernels, 0), CALLS, before_launch)
+
+
+def period_of_spin_us(spin: Callable[[], object], calls: int, before_launch: Callable[[], object]) -> float:
+    """Measure the period, in microseconds, of `spin`: the least of three slopes between graphs of N and 3N calls.
+
+    N is `calls`.  `before_launch` is called before each measurement.
+    """
+    once, thrice = (capture(spin, calls * times) for times in (1, 3))
+    slopes = []
+    for _ in range(SAMPLES):
+        before_launch()
+        once.replay()
+        slopes.append((event_us(thrice.replay, REPLAYS) - event_us(once.replay, REPLAYS)) / (2 * calls * REPLAYS))
+    return min(slopes)

@@ -1,0 +1,351 @@
+"""`run_case` runs one variant on one case, in up to four stages.  It is the judge's: the variant runs elsewhere.
+
+launch   load the variant and call it
+sanity   inputs and guard bands are intact; the call is repeated; truth is computed; the output has no NaN or Inf
+correct  the output is within the bounds of the tolerance policy; the repeats agree
+speed    the calls are timed, and the outputs of the timed calls are checked
+
+The first stage that fails ends the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import torch
+
+from pytest_fa.build.unchanged import FilesOfJob, require_unchanged
+from pytest_fa.errors import DeviceLost, StoppedJudge, Tampering, WrongResult
+from pytest_fa.gpu.device import is_alive, open_device
+from pytest_fa.gpu.inputs import Inputs, Output
+from pytest_fa.gpu.shared_memory import NoSharing
+from pytest_fa.judge.candidate import Candidate
+from pytest_fa.judge.check import judge, require_finite, require_passed, with_lse
+from pytest_fa.judge.checked import CheckedLaunch
+from pytest_fa.judge.clocks.device_time import NothingLaunched
+from pytest_fa.judge.clocks.fresh_data import Written, stacked
+from pytest_fa.judge.clocks.measure import measure, require_honest_clock
+from pytest_fa.judge.connection import CandidateLost
+from pytest_fa.judge.delegation import require_no_delegation
+from pytest_fa.judge.diagnosis import conclusion, diagnose
+from pytest_fa.judge.fingerprints import fingerprints
+from pytest_fa.judge.log_sum_exp import LseTruth
+from pytest_fa.judge.lse_mistakes import explain_lse
+from pytest_fa.judge.oracle import truth_of
+from pytest_fa.judge.own_work import require_own_work
+from pytest_fa.judge.properties import PROPERTIES
+from pytest_fa.judge.repeats import repeat, require_identical
+from pytest_fa.judge.subject import PropertySubject
+from pytest_fa.judge.truth import Truth
+from pytest_fa.judge.truth_store import TruthStore
+from pytest_fa.judge.warm_up import warm_up_of
+from pytest_fa.records.judged import Check, CrossCheck, Diagnosis, Fingerprints, Repeats
+from pytest_fa.records.record import Outcome
+from pytest_fa.records.timing import Speed
+from pytest_fa.wire.jobs import CaseJob, CaseResult
+from pytest_fa.wire.stages import CAUGHT_BY_ENDING, CAUGHT_BY_OUTCOME, ReportProgress, Stages, outcome_of
+from pytest_fa.wire.user_traceback import explanation_of, is_wrong_call, lacks_memory, message_of
+
+ENTRY = ("entry",)  # the entry cannot be loaded, or its function not be called: no other case can run either
+
+
+def run_case(
+    job: CaseJob,
+    report_progress: ReportProgress = lambda _: None,
+    candidate: Candidate | None = None,
+    bare: Candidate | None = None,
+    truths: TruthStore | None = None,
+) -> CaseResult:
+    """Load, launch, judge and time one variant on one case.
+
+    `candidate` is where the variant runs; without it, the variant runs in this process.  `bare` is where it runs
+    without torch's attention.  `truths` is the judge's store; without it, nothing is kept.  `report_progress` is called
+    before each step with the stage and the time limit of that step: by `stages.announce_launch` before a call of the
+    variant, by `stages.announce_work` before any other step.  The variant runs before truth is computed, so that memory
+    left over from truth cannot contain the right answer.  A variant that fails a check is not timed.  An exception of
+    the kernel becomes the outcome of the result.
+    """
+    stages, findings = Stages(job, report_progress), Findings(truths or TruthStore(0))
+    candidate = candidate or Candidate.in_this_process()
+    stages.limit(candidate)
+    device = torch.device(job.device)
+    try:
+        with stages("launch"):
+            device = open_device(job.device)
+            require_unchanged(job.library, job.file_hashes)
+            files = FilesOfJob({job.library: job.file_hashes}, (job.variant,))
+            meanwhile = warm_up_of(findings.truths, job.case, job.policy, device)
+            candidate.open(job.variant, job.library, job.device, job.case.computes, meanwhile=meanwhile)
+            findings.is_loaded = True
+            arguments, wants_lse = (candidate, job.case, device), "lse" in job.variant.returns
+            launch = findings.truths.with_memory(lambda: CheckedLaunch.of_case(*arguments, wants_lse=wants_lse))
+            findings.out, findings.lse = _first_output(job, launch)
+        if job.property_name:
+            with stages("correct"):
+                _check_property(job, job.property_name, candidate, findings.truths)
+        elif job.judge:
+            with stages("sanity"):
+                _check_sanity(job, launch, findings, stages)
+            with stages("correct"):
+                _check_correct(job, bare, findings, stages)
+        if job.time:
+            with stages("speed"):
+                _time_calls(job, launch, findings, stages)
+        candidate.end_job()
+        files.require_unchanged()
+        return findings.result("ok", "", stages)
+    except CandidateLost as lost:
+        findings.caught_by = CAUGHT_BY_ENDING[lost.ending]
+        return findings.result(lost.ending, str(lost), stages, context_lost=True)
+    except Exception as problem:  # noqa: BLE001  # a kernel may raise anything; every exception becomes an outcome
+        return _failure(job, problem, candidate, findings, stages)
+
+
+def _failure(job: CaseJob, problem: Exception, candidate: Candidate, findings: Findings, stages: Stages) -> CaseResult:
+    """The result of a job that an exception ended; for a wrong output, with its diagnosis."""
+    if isinstance(problem, NoSharing):
+        return msgspec.structs.replace(findings.result("failed", str(problem), stages), lacks_sharing=True)
+    device = torch.device(job.device)
+    context_alive = not isinstance(problem, DeviceLost) and (job.device == "cpu" or is_alive(device))
+    outcome = outcome_of(problem) if context_alive else "device_error"
+    explanation = explanation_of(problem)
+    findings.caught_by = _caught_by(outcome, problem, findings)
+    if isinstance(problem, WrongResult) and context_alive:
+        findings.caught_by = problem.caught_by
+        if findings.check and findings.truth and findings.inputs and not isinstance(problem, Tampering):
+            # The diagnosis runs other kernels.  If they crash this process, the result of the job is the one sent here.
+            result = findings.result(outcome, explanation, stages, context_lost=True)
+            stages.announce_work(result_if_crashed=result)
+            findings.diagnosis = _diagnose(job, findings, findings.inputs)
+            context_alive = job.device == "cpu" or is_alive(device)
+    try:
+        candidate.end_job()
+    except Tampering as proof:  # the process is replaced, also after other exceptions
+        context_alive = False
+        if problem.args != proof.args:
+            outcome, explanation = "cheat", f"{message_of(proof)}; {explanation}"
+            findings.caught_by = (*proof.caught_by, *findings.caught_by)
+    except Exception:  # noqa: BLE001  # the outcome stands
+        context_alive = False
+    is_verdict = outcome in ("wrong", "cheat")  # which no lack of memory excuses
+    findings.lacks_memory = job.device == "cuda" and not is_verdict and lacks_memory(problem)
+    return findings.result(outcome, explanation, stages, context_lost=not context_alive)
+
+
+@dataclasses.dataclass
+class Findings:
+    """The results of the stages so far.  Each stage sets further fields; no stage reads those of a later stage.
+
+    `truths` computes what outputs are compared with, and keeps it for other jobs if it is the judge's.
+    """
+
+    truths: TruthStore
+    out: torch.Tensor | None = None  # [batch, heads, seq_q, head_dim or seq_k], the output that `check` describes
+    lse: torch.Tensor | None = None  # [batch, heads, seq_q], if the variant returns it
+    inputs: Inputs | None = None  # of the call that wrote `out`
+    truth: Truth | None = None
+    lse_truth: LseTruth | None = None
+    check: Check | None = None
+    repeats: Repeats | None = None
+    farthest: Output | None = None  # the repeated output that differs most from the first output
+    diagnosis: Diagnosis | None = None
+    fingerprints: Fingerprints | None = None
+    speed: Speed | None = None
+    caught_by: tuple[str, ...] = ()  # the checks that detected a fault
+    is_loaded: bool = False  # whether the entry could be loaded
+    lacks_memory: bool = False  # whether the memory of the GPU was used up
+
+    # The same fields, for stages that run only after the field was set.
+
+    @property
+    def known_out(self) -> torch.Tensor:
+        """`out`, which stage `launch` sets."""
+        assert self.out is not None  # noqa: S101  # run_case launches before it judges
+        return self.out
+
+    @property
+    def known_truth(self) -> Truth:
+        """`truth`, which stage `sanity` sets."""
+        assert self.truth is not None  # noqa: S101  # later stages run only after `sanity`
+        return self.truth
+
+    @property
+    def known_check(self) -> Check:
+        """`check`, which stage `sanity` sets."""
+        assert self.check is not None  # noqa: S101  # later stages run only after `sanity`
+        return self.check
+
+    def result(self, outcome: Outcome, message: str, stages: Stages, *, context_lost: bool = False) -> CaseResult:
+        """The result of the job: the findings without their tensors, and the state of each stage."""
+        return CaseResult(
+            outcome=outcome,
+            message=message,
+            stages=stages.all(),
+            caught_by=self.caught_by,
+            check=self.check,
+            repeats=self.repeats,
+            diagnosis=self.diagnosis,
+            speed=self.speed,
+            context_lost=context_lost,
+            lacks_memory=self.lacks_memory,
+            fingerprints=self.fingerprints,
+            compile_seconds=stages.compile_seconds,
+        )
+
+
+def _caught_by(outcome: Outcome, problem: Exception, findings: Findings) -> tuple[str, ...]:
+    """What detected a fault for which no check ran: the loading of the entry, its first call, or the outcome itself."""
+    if isinstance(problem, StoppedJudge):
+        return CAUGHT_BY_ENDING["failed"]
+    if outcome == "failed" and (not findings.is_loaded or (findings.out is None and is_wrong_call(problem))):
+        return ENTRY
+    return CAUGHT_BY_OUTCOME.get(outcome, ())
+
+
+# -- launch -----------------------------------------------------------------------------------------------------------
+
+
+def _first_output(job: CaseJob, launch: CheckedLaunch) -> Output:
+    """Make the job's warm-up calls, then return a copy of what the first call after them wrote."""
+    for _ in range(job.warm_ups):
+        launch.call_and_wait(f"warm_up-{job.slug}")
+    return Output(launch.call_and_wait(job.slug), launch.lse_buffer).clone()
+
+
+# -- sanity and correct -----------------------------------------------------------------------------------------------
+
+
+def _check_sanity(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
+    """Check guard bands and delegation, record the repeats, judge the output and require it to be finite."""
+    findings.inputs = launch.original_inputs
+    launch.require_untouched()
+    _repeat_call(job, launch, findings, stages)
+    _check_delegation(job, launch)
+    stages.announce_work()
+    data, rounds = launch.original_inputs, job.variant.rounds
+    findings.truth = findings.truths.truth_of(job.case.computes, data, rounds, job.policy)
+    if findings.lse is not None:
+        findings.lse_truth = findings.truths.lse_truth_of(data, rounds, job.policy)
+    findings.check = _judged(findings, job.policy)
+    findings.fingerprints = fingerprints(data, findings.known_out)
+    require_finite(findings.check)
+
+
+def _repeat_call(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
+    """Repeat the call and record how many outputs differ; `_check_repeats` judges that."""
+    if job.repeats != 0:
+        findings.repeats, findings.farthest = repeat(
+            launch,
+            Output(findings.known_out, findings.lse),
+            job.repeats,
+            stages.announce_launch,
+            keep_farthest=not job.variant.deterministic,
+            is_further_seed=job.is_further_seed,
+        )
+        launch.require_untouched()
+
+
+def _check_delegation(job: CaseJob, launch: CheckedLaunch) -> None:
+    """Require that the variant does not call torch's own attention.  A `cuda` entry cannot, and a baseline may."""
+    if job.variant.entry.kind != "cuda" and job.variant.role != "baseline":
+        require_no_delegation(launch.operators())
+
+
+def _check_correct(job: CaseJob, bare: Candidate | None, findings: Findings, stages: Stages) -> None:
+    """Require that the output is within its bounds, that repeats agree, and that the variant computes it itself."""
+    require_passed(findings.known_check)
+    _check_repeats(job, findings)
+    _check_own_work(job, bare, findings, stages)
+
+
+def _check_own_work(job: CaseJob, bare: Candidate | None, findings: Findings, stages: Stages) -> None:
+    """Require that the variant is right in a process without torch's attention, if there is one."""
+    if bare is not None and findings.inputs is not None:
+        stages.limit(bare)
+        arguments = (job.variant, job.library, job.device, job.case.computes, findings.inputs)
+        require_own_work(bare, *arguments, findings.known_truth, job.policy)
+        stages.announce_work()
+
+
+def _check_repeats(job: CaseJob, findings: Findings) -> None:
+    """Require equal repeats; if the variant is not deterministic, judge the repeat that differs most instead."""
+    if findings.repeats and not findings.repeats.is_equal:
+        if job.variant.deterministic:
+            require_identical(findings.repeats)
+        if findings.farthest is not None:
+            _judge_again(findings.farthest, findings, job.policy, " in a repeat", "repeats")
+
+
+def _check_property(job: CaseJob, name: str, candidate: Candidate, truths: TruthStore) -> None:
+    """Check one property of the variant; raises if it does not hold."""
+    PROPERTIES[name](PropertySubject(job.variant, job.case, job.policy, candidate, truths))
+
+
+# -- speed ------------------------------------------------------------------------------------------------------------
+
+
+def _time_calls(job: CaseJob, launch: CheckedLaunch, findings: Findings, stages: Stages) -> None:
+    """Time the variant and judge what timed calls wrote.  Sets `findings.speed` only if all of it is right."""
+    try:
+        speed, written = measure(launch.candidate, job.case, launch.original_inputs)
+    except NothingLaunched as problem:
+        stages.announce_work()
+        if job.judge:
+            _judge_written(problem.written, job, findings)
+        raise
+    stages.announce_work()
+    if job.judge:
+        _judge_written(written, job, findings)
+    require_honest_clock(speed, shares_gpu=job.shares_gpu)
+    findings.speed = speed
+
+
+def _judge_written(written: list[Written], job: CaseJob, findings: Findings) -> None:
+    """Judge what timed calls wrote, each head by the data that its call read.
+
+    If a head is wrong, `findings` describe these heads from then on, as the batches of one case.
+    """
+    inputs, out = stacked(written)  # of data that no other call has, so its truth is not kept
+    truth = findings.truths.with_memory(lambda: truth_of(job.case.computes, inputs, job.variant.rounds, job.policy))
+    check = judge(out, truth, job.policy)
+    if not check.passed:
+        findings.inputs, findings.out, findings.truth, findings.check = inputs, out, truth, check
+        findings.lse = findings.lse_truth = None  # timed calls do not ask for it
+    require_passed(check, " in an output of the timed calls", "timed outputs")
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def _judged(findings: Findings, policy: str) -> Check:
+    """The verdict on the output and the log-sum-exp that `findings` hold."""
+    check = judge(findings.known_out, findings.known_truth, policy)
+    if findings.lse is None or findings.lse_truth is None:
+        return check
+    return with_lse(check, findings.lse, findings.lse_truth)
+
+
+def _judge_again(output: Output, findings: Findings, policy: str, where: str, check_name: str) -> None:
+    """Judge `output` and require it to be correct.  `findings` then describe it and no longer the first output.
+
+    `where` is appended to the message of a failure, and `check_name` names the check that then detected it.
+    """
+    findings.out, findings.lse = output
+    findings.check = _judged(findings, policy)
+    require_passed(findings.check, where, check_name)
+
+
+def _diagnose(job: CaseJob, findings: Findings, inputs: Inputs) -> Diagnosis:
+    """Diagnose a wrong output.  If that raises an exception, it is the cause; the verdict and cross-checks stay."""
+    out, truth, check = findings.known_out, findings.known_truth, findings.known_check
+    cross_checks: tuple[CrossCheck, ...] = ()
+    if check.is_wrong_only_in_lse and findings.lse is not None and findings.lse_truth is not None:
+        return Diagnosis((), explain_lse(findings.lse, findings.lse_truth, inputs), (), "")
+    try:
+        repeats, rounds = findings.repeats, job.variant.rounds
+        cross_checks = findings.truths.cross_checks(job.cross_checks, inputs, truth, rounds, job.policy)
+        return diagnose(out, truth, inputs, check, repeats, cross_checks, job.case.computes, rounds)
+    except Exception as problem:  # noqa: BLE001  # whatever it is, the verdict must not be lost
+        concluded = conclusion(cross_checks) if cross_checks else ""
+        return Diagnosis((), f"not diagnosed: {message_of(problem)}", cross_checks, concluded)

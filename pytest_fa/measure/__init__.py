@@ -1,1 +1,0 @@
-"""Measure times: period, call time, cold time, launch overhead, profiler time, paired timing, a GPU's ceilings."""

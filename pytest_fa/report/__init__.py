@@ -1,1 +1,0 @@
-"""Renders records as tables, lines, Markdown and pictures."""

@@ -1,0 +1,1 @@
+"""The server process: it imports torch, opens no device, and forks judges and candidates."""

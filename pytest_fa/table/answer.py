@@ -1,0 +1,326 @@
+"""The last lines of a run: the answer, and what to type next.
+
+ws_p2: right in 16 of 16; 1.405 x the time of sdpa_cudnn at b1h8s512d64-fp16
+why: pytest --fa-variant=ws_p2 --ncu
+
+After a failure, the cause of the first one stands between them.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pytest_fa.catalog.variant import COMPANION_ROLES
+from pytest_fa.records.agreement import is_unconfirmed
+from pytest_fa.records.record import Record
+from pytest_fa.records.spread import is_clear_ratio
+from pytest_fa.records.timing import Speed
+from pytest_fa.table.baselines import baseline_name, best_baseline, comparable, compared_baseline
+from pytest_fa.table.failure import failure_text
+from pytest_fa.table.layout import Style, TextLine
+from pytest_fa.table.rows import NOT_ATTENTION, ratio_text
+from pytest_fa.table.tolerance_lines import tolerance_part
+
+NO_FAILURE = ("ok", "not_measured", "inconclusive")
+JUDGED_KINDS = ("correct", "speed", "property")
+TOOL_KINDS = ("gate", "profile", "sanitize")  # a run of these need not time anything
+STATES = ("right", "cheat", "wrong", "failed", "not built", "only built", "not judged")
+FAILED_STATES = ("cheat", "wrong", "failed", "not built")
+WORST_FIRST = (("cheat", "cheat"), ("wrong", "wrong"), ("not_built", "not built"))  # outcome and state; else: failed
+
+Times = dict[str, dict[str, Speed]]  # by variant, then by shape id
+
+
+class RunFacts(NamedTuple):
+    """What the answer needs beside the records of a run.
+
+    `rerun` has the first words of a command that runs variants of this run, and `selection` the options that select
+    its cases, as they were typed.  `why_not_run` is the most frequent reason why a test with a case did not run; empty
+    if all of them ran.  `failed_tests` is the number of tests that failed without the record of a failure, and
+    `failed_files` that of the files that pytest could not collect.  `has_failed` says that nothing ran or that records
+    were lost.  `saves_times` says whether --benchmark-save would be something new: pytest-benchmark is switched on,
+    and this run has not saved its times.
+    """
+
+    rerun: tuple[str, ...] = ("pytest",)
+    selection: tuple[str, ...] = ()
+    why_not_run: str = ""
+    failed_tests: int = 0
+    failed_files: int = 0
+    has_failed: bool = False
+    is_static: bool = False
+    saves_times: bool = True
+
+    @property
+    def failures(self) -> list[str]:
+        """The failures that no record has, as parts of the answer."""
+        tests, files = self.failed_tests, self.failed_files
+        parts = [f"{tests} test{'s' * (tests != 1)} failed without a result"] if tests else []
+        files_text = f"{files} file{'s' * (files != 1)} could not be collected"
+        return [*parts, files_text] if files else parts
+
+
+def answer_lines(records: list[Record], run: RunFacts) -> list[TextLine]:
+    """The answer and the next command.  No lines for a run of the self-test, or without records."""
+    subjects = [record for record in records if record.role not in COMPANION_ROLES] or records
+    if not subjects or any(record.kind == "selftest" for record in records):
+        return []
+    by_variant: dict[str, list[Record]] = {}
+    for record in subjects:
+        by_variant.setdefault(record.variant, []).append(record)
+    times = _times(by_variant)
+    if len(by_variant) == 1:
+        text = _about_one(subjects, records, times, run.why_not_run)
+    else:
+        text = _about_many(by_variant, records, times, run.why_not_run)
+    command = _next_command(subjects, records, times, run)
+    answer = TextLine("; ".join([text, *tolerance_part(subjects), *run.failures]), _style(records, run))
+    return [answer, *(TextLine(line) for line in (_cause([*subjects, *records]), command) if line)]
+
+
+def _style(records: list[Record], run: RunFacts) -> Style:
+    """Red for a run that failed, yellow for gates without a verdict, else green."""
+    if run.failures or run.has_failed or any(_is_failure(each) or each.outcome == "gate_failed" for each in records):
+        return "red"
+    return "yellow" if any(record.outcome == "inconclusive" for record in records) else "green"
+
+
+def _cause(records: list[Record]) -> str:
+    """The first line of the first failure; without a failure, of the first gate that could not be decided."""
+    without_verdict = [record for record in records if _has_no_verdict(record)]
+    first = next((record for record in (*filter(_is_failure, records), *without_verdict)), None)
+    return f"{first.id}: {failure_text(first).splitlines()[0]}" if first and first.message else ""
+
+
+def _about_one(group: list[Record], records: list[Record], times: Times, why_not_run: str) -> str:
+    name = group[0].variant
+    judged = [record for record in group if _is_judged(record)]
+    is_failed = any(_is_failure(record) for record in group)
+    built = [
+        build.arch for record in group if record.kind == "build" and record.outcome == "ok" for build in record.builds
+    ]
+    parts = _failure_parts(group)
+    if judged and not any(_is_failure(record) for record in judged):
+        parts.append(f"right in {len(judged)} of {len(judged)}")
+    elif built and not is_failed:
+        parts.append(f"built for {', '.join(built)}")
+    parts += _tool_parts(group)
+    if times.get(name):
+        parts.append(_versus_baseline(name, records, times))
+    elif not is_failed and not any(record.kind in TOOL_KINDS for record in group):
+        parts.append(_not_timed(name, judged, why_not_run))
+    return f"{name}: {'; '.join([*parts, *_failed_companions(records)])}"
+
+
+def _failure_parts(group: list[Record]) -> list[str]:
+    """The kind of the first failed judgement with the number of all, then the failures of builds, gates and tools."""
+    judged = [record for record in group if _is_judged(record)]
+    failed = [record for record in judged if _is_failure(record)]
+    parts = []
+    if failed:
+        count = f" in {len(failed)} of {len(judged)}" if failed[0].outcome != "not_built" else ""
+        parts.append(f"{_words(failed[0])}{count}")
+    others = [record for record in group if _is_failure(record) and not _is_judged(record)]
+    parts += [f"{'gate: ' * (record.kind == 'gate')}{_words(record)}" for record in others]
+    return list(dict.fromkeys(parts))
+
+
+def _words(record: Record) -> str:
+    return record.outcome.replace("_", " ")
+
+
+def _about_many(by_variant: dict[str, list[Record]], records: list[Record], times: Times, why_not_run: str) -> str:
+    """How many variants are in which state, and the fastest right one."""
+    states = Counter(state_of(group) for group in by_variant.values())
+    counts = [f"{states[state]} {state}" for state in STATES if states[state]]
+    parts = [f"{len(by_variant)} variants: {', '.join(counts)}"]
+    gates = [record for group in by_variant.values() for record in group if record.kind == "gate"]
+    if verdicts := Counter(record.gate.verdict if record.gate else "no verdict" for record in gates):
+        parts.append("gates: " + ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
+    fastest = _fastest(times)
+    if fastest:
+        parts.append(_about_fastest(fastest, records, times))
+    elif why_not_run and states["only built"]:
+        first = next(name for name, group in by_variant.items() if state_of(group) == "only built")
+        parts.append(_not_timed(first, [], why_not_run))
+    return "; ".join([*parts, *_failed_companions(records)])
+
+
+def state_of(group: list[Record]) -> str:
+    """The state of the variant of these records, one of `STATES`.
+
+    A variant is wrong only if an output or a property was judged to be wrong, and a cheat only if that was proven.
+    """
+    failures = {record.outcome for record in group if _is_failure(record)}
+    if failures:
+        return next((state for outcome, state in WORST_FIRST if outcome in failures), "failed")
+    if any(_is_judged(record) for record in group):
+        return "right"
+    return "only built" if all(record.kind == "build" for record in group) else "not judged"
+
+
+def judged_counts(group: list[Record]) -> tuple[int, int]:
+    """How many of a variant's judged runs passed, and how many were judged."""
+    judged = [record for record in group if _is_judged(record)]
+    return sum(not _is_failure(record) for record in judged), len(judged)
+
+
+def _is_failure(record: Record) -> bool:
+    return record.outcome not in NO_FAILURE and not record.gate
+
+
+def _has_no_verdict(record: Record) -> bool:
+    """Whether a gate ended before it could have a verdict."""
+    return record.outcome == "inconclusive" and record.gate is None
+
+
+def _is_judged(record: Record) -> bool:
+    has_verdict = record.check is not None or record.kind == "property" or _is_failure(record)
+    return record.kind in JUDGED_KINDS and has_verdict
+
+
+def _tool_parts(group: list[Record]) -> list[str]:
+    """What the gates, the profiler and the sanitizers say."""
+    parts = [f"gate {record.gate.verdict} (< {record.gate.ratio:g} x baseline)" for record in group if record.gate]
+    parts += ["no verdict"] * any(_has_no_verdict(record) for record in group)
+    profiles = {record.outcome for record in group if record.kind == "profile"} & {"ok", "not_measured"}
+    parts += ["profiled" if "ok" in profiles else "not profiled"] if profiles else []
+    clean = [record.sanitized.tool for record in group if record.sanitized and record.outcome == "ok"]
+    parts += [f"clean under {', '.join(dict.fromkeys(clean))}"] if clean else []
+    is_unchecked = any(record.kind == "sanitize" and record.outcome == "not_measured" for record in group)
+    return [*parts, *(["not checked by compute-sanitizer"] if is_unchecked and not clean else [])]
+
+
+def _failed_companions(records: list[Record]) -> list[str]:
+    failed = (record.variant for record in records if record.role in COMPANION_ROLES and _is_failure(record))
+    return [f"{name} failed" for name in dict.fromkeys(failed)]
+
+
+def _not_timed(name: str, judged: list[Record], why_not_run: str) -> str:
+    if why_not_run and not judged:
+        return f"not run: {why_not_run.removeprefix(f'{name} ').removeprefix(f'{name}: ')}"
+    return "not timed"
+
+
+# -- times ------------------------------------------------------------------------------------------------------------
+
+
+def _times(by_variant: dict[str, list[Record]]) -> Times:
+    """The confirmed times of each variant without a failure that computes attention."""
+    return {
+        name: {
+            record.case.shape_id: record.speed
+            for record in group
+            if record.case and record.speed and not is_unconfirmed(record.speed)
+        }
+        for name, group in by_variant.items()
+        if group[0].role not in NOT_ATTENTION and not any(_is_failure(record) for record in group)
+    }
+
+
+def _fastest(times: Times) -> str | None:
+    """The variant with the least geometric mean of its times, among those that were timed on the most shapes."""
+    most = max((len(speeds) for speeds in times.values()), default=0)
+    complete = {name: speeds for name, speeds in times.items() if most and len(speeds) == most}
+    return min(complete, key=lambda name: _mean_log(complete[name].values()), default=None)
+
+
+def _mean_log(speeds: Iterable[Speed]) -> float:
+    logs = [math.log(speed.device.median_us) for speed in speeds]
+    return sum(logs) / len(logs)
+
+
+def _about_fastest(fastest: str, records: list[Record], times: Times) -> str:
+    """The fastest variant, and how many others the noise does not separate from it on any shape."""
+    own, timed = times[fastest], [name for name in times if times[name] and name != fastest]
+    shared = {name: own.keys() & times[name] for name in timed}
+    timed = [name for name in timed if shared[name]]
+    ties = [name for name in timed if not any(_differs(own[at], times[name][at]) for at in shared[name])]
+    if ties and len(ties) == len(timed):
+        return "the times are too noisy to say which is the fastest"
+    noise = f" (too noisy to tell from {len(ties)} other{'s' * (len(ties) != 1)})" if ties else ""
+    return f"fastest right: {fastest}{noise}, {_versus_baseline(fastest, records, times)}"
+
+
+def _differs(speed: Speed, other: Speed) -> bool:
+    return speed.device.median_us != other.device.median_us and is_clear_ratio(speed, other)
+
+
+def _versus_baseline(name: str, records: list[Record], times: Times) -> str:
+    """The ratio to the fastest baseline; for several shapes, the least and the largest ratio with their shapes."""
+    ratios = []
+    for shape, speed in times[name].items():
+        baseline = compared_baseline(records, shape)
+        baseline_speed = comparable(baseline, speed)
+        if baseline and baseline_speed and baseline.variant != name:
+            ratio = speed.device.median_us / baseline_speed.device.median_us
+            ratios.append((ratio, ratio_text(speed, baseline_speed), baseline_name(baseline, shape), shape))
+    clear = sorted(entry for entry in ratios if entry[1] != "noisy")
+    if not ratios:
+        shape, speed = next(iter(times[name].items()))
+        return f"{speed.device.median_us:.2f} us at {shape}, without a baseline"
+    if not clear:
+        return "too noisy for a ratio to the baseline"
+    (_, least, against, shape), (_, most, _, last_shape) = clear[0], clear[-1]
+    if len(clear) == 1:
+        return f"{least} x the time of {against} at {shape}"
+    return f"{least} x (at {shape}) to {most} x (at {last_shape}) the time of the fastest baseline"
+
+
+def _of_shape(records: list[Record], shape: str) -> list[Record]:
+    return [record for record in records if record.case and record.case.shape_id == shape]
+
+
+# -- what to type next ------------------------------------------------------------------------------------------------
+
+
+def _next_command(subjects: list[Record], records: list[Record], times: Times, run: RunFacts) -> str:
+    """The last line: a command behind a few words; empty if the command of this run would only be repeated."""
+    failed = [record for record in (*subjects, *records) if _is_failure(record)]
+    undecided = [record for record in subjects if record.outcome == "inconclusive"]
+    if failed or undecided:
+        return f"rerun: {(failed or undecided)[0].rerun_command}"
+    bottlenecks = [record.nsight.longest.bottleneck for record in subjects if record.nsight and record.nsight.longest]
+    if bottlenecks and bottlenecks[0]:
+        return f"bottleneck: {bottlenecks[0].sentence}"
+    if run.failures:
+        return ""
+    name = _fastest(times)
+    return _next_with_times(name, subjects, records, times, run) if name else _next_without_times(subjects, run)
+
+
+def _next_with_times(name: str, subjects: list[Record], records: list[Record], times: Times, run: RunFacts) -> str:
+    """The command after a run in which `name` was the fastest right variant."""
+    if any(speed.is_on_cpu for speed in times[name].values()):
+        save = f"to compare with a later run: {_command(run, name, '--benchmark-save=before')}"
+        return save if run.saves_times else ""
+    gates = [record.gate.verdict for record in subjects if record.gate]
+    if not gates and _is_faster(name, records, times):
+        return f"next: {_command(run, name, '--fa-gate=1.0')}"
+    is_profiled = any(record.kind == "profile" for record in subjects)
+    return "" if gates == ["PASS"] or is_profiled else f"why: {_command(run, name, '--ncu')}"
+
+
+def _next_without_times(subjects: list[Record], run: RunFacts) -> str:
+    """The command after a run that timed nothing."""
+    name, kinds = subjects[0].variant, {record.kind for record in subjects}
+    if kinds == {"build"} and subjects[0].builds and not run.is_static:
+        return f"to read the machine code: {_command(run, name, '--fa-static')}"
+    was_only_checked = kinds & {"correct", "property"} and "speed" not in kinds
+    return f"next: {_command(run, name, '-k', 'test_speed')}" if was_only_checked else ""
+
+
+def _is_faster(name: str, records: list[Record], times: Times) -> bool:
+    """Whether a variant takes less time than the fastest baseline on every shape."""
+    pairs = ((speed, best_baseline(_of_shape(records, shape))) for shape, speed in times[name].items())
+    baselines = [(speed, comparable(baseline, speed)) for speed, baseline in pairs]
+    return all(baseline and speed.device.median_us < baseline.device.median_us for speed, baseline in baselines)
+
+
+def _command(run: RunFacts, name: str, *words: str) -> str:
+    first_words = [word for word in run.rerun if not word.startswith("--fa-gate") and word != "--benchmark-disable"]
+    return shlex.join([*first_words, f"--fa-variant={name}", *run.selection, *words])

@@ -1,0 +1,135 @@
+"""The text of a failed test: the cause, every bound, the places of the errors, and the rerun command."""
+
+from __future__ import annotations
+
+from pytest_fa.catalog.case import AXES, Computes
+from pytest_fa.features.gate.gate_lines import gate_lines
+from pytest_fa.records.judged import WITH_POISON, Bound, Check, CrossCheck, Diagnosis, Index, Repeats
+from pytest_fa.records.record import Record
+
+# The words before a record's message.  Pytest shows the first line of a failure in its summary, cut at the width of the
+# terminal, so it begins with the cause; the test's id is in front of it already.
+HEADLINES = {
+    "wrong": "wrong: ",
+    "cheat": "cheat: ",
+    "failed": "",
+    "unsupported": "refused: ",
+    "launch_failed": "",
+    "device_error": "CUDA context lost: ",
+    "crashed": "",
+    "hung": "",
+    "not_built": "not built: ",
+    "build_changed": "",
+    "over_limit": "over the limit: ",
+    "gate_failed": "gate ",
+    "inconclusive": "no verdict: ",
+    "not_measured": "",
+    "hazard": "",
+}
+# The same outcomes as the title of a failure on a page, where no message follows.
+TITLES = {
+    "wrong": "wrong result",
+    "cheat": "tampered with the judge",
+    "failed": "failed",
+    "unsupported": "refused a case that its manifest supports",
+    "launch_failed": "did not launch",
+    "device_error": "lost its CUDA context",
+    "crashed": "crashed its process",
+    "hung": "hung",
+    "not_built": "was not built",
+    "build_changed": "has a file that changed after it was checked",
+    "over_limit": "exceeds the limits of its manifest",
+    "gate_failed": "failed the gate",
+    "inconclusive": "has no verdict",
+    "not_measured": "was not measured",
+    "hazard": "is not clean under compute-sanitizer",
+}
+ADVICE = {"unsupported": "the manifest supports this case; state in `supports` what the kernel refuses"}
+
+
+def failure_text(record: Record) -> str:
+    """The text of a failed test: the cause in one line, then the details, then the rerun command."""
+    first_line, *details = record.message.splitlines() or [""]
+    cause = record.diagnosis.cause.removeprefix("wrong ") if record.diagnosis else ""
+    lines = [f"{HEADLINES[record.outcome]}{first_line}{f': {cause}' if cause else ''}", *details]
+    lines += [f"  {ADVICE[record.outcome]}"] if record.outcome in ADVICE else []
+    stages = ", ".join(f"{stage.name} {stage.state}" for stage in record.stages)
+    lines.append(f"  stages: {stages}")
+    if record.gate is not None:
+        lines += [f"  {line}" for line in gate_lines(record.variant, record.gate)]
+    if record.sanitized is not None:
+        lines += [f"  {text}" for text in record.sanitized.findings]
+    computes = record.case.computes if record.case else "attention"
+    if record.check is not None:
+        lines += check_lines(record.check, computes)
+    if record.repeats is not None:
+        lines.append(repeats_line(record.repeats, computes))
+    if record.diagnosis is not None:
+        lines += _diagnosis_lines(record.diagnosis)
+    lines.append(f"  rerun: {record.rerun_command}")
+    return "\n".join(lines)
+
+
+def check_lines(check: Check, computes: Computes = "attention") -> list[str]:
+    """The lines of one check: policy, bounds, number of bad elements, first and worst element."""
+    lines = [f"  policy {check.policy}:", *(_bound_line(bound) for bound in check.bounds)]
+    max_error, rms_error = check.same_precision_max_error, check.same_precision_rms_error
+    lines.append(f"  same-precision reference: max {max_error:.3e}, rms {rms_error:.3e}")
+    lines.append(f"  elements: {check.bad_count} of {check.element_count} bad, {check.nonfinite_count} NaN or Inf")
+    if check.first_bad is not None:
+        lines.append(f"  first bad: {_place(check.first_bad, computes)}")
+    if check.worst is not None and check.worst_want is not None:
+        got = "not finite" if check.worst_got is None else f"{check.worst_got:.6g}"
+        lines.append(f"  worst: {_place(check.worst, computes)}: got {got}, want {check.worst_want:.6g}")
+    if check.lse is not None:
+        batch, head, query = check.lse.worst
+        lines.append(f"  log-sum-exp: {check.lse.bad_count} of {check.lse.row_count} rows bad")
+        place, values = f"batch {batch}, head {head}, query {query}", (check.lse.worst_got, check.lse.worst_want)
+        lines.append(f"  worst log-sum-exp: {place}: got {values[0]}, want {values[1]}")
+    return lines
+
+
+def repeats_line(repeats: Repeats, computes: Computes = "attention") -> str:
+    """The number of repeats, how many of them differ, and where.  A difference means that the kernel has a race.
+
+    Equal repeats exclude rare faults only down to a rate, which the line names.
+    """
+    missing = repeats.why_no_smem_poison
+    with_poison = "with" if repeats.count <= WITH_POISON else "in part with"
+    memory = f"{with_poison} NaN-filled shared memory"
+    if missing is not None:
+        memory = f"without NaN-filled shared memory ({missing})"
+    if repeats.lse_differing and not repeats.differing:
+        changed = f"the log-sum-exp of {repeats.lse_differing} differs from the first call"
+        return f"  repeats: {repeats.count} {memory}, {changed}: a race"
+    if not repeats.differing or repeats.first is None:
+        rate = repeats.excluded_rate
+        excluded = f"; a fault in more than {100 * rate:.2g} % of the calls is excluded (95 %)" if rate else ""
+        return f"  repeats: {repeats.count} {memory}, all bitwise equal{excluded}"
+    changed = f"{repeats.differing} differ from the first call in {repeats.element_count} elements"
+    return f"  repeats: {repeats.count} {memory}, {changed}, first at {_place(repeats.first, computes)}: a race"
+
+
+def _diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
+    lines = [f"  {line}" if index == 0 else f"    {line}" for index, line in enumerate(diagnosis.error_map)]
+    lines += [f"  likely cause: {diagnosis.cause}"] if diagnosis.cause else []
+    lines += [f"  cross-check: {_cross_check(each)}" for each in diagnosis.cross_checks]
+    return [*lines, *([f"  {diagnosis.conclusion}"] if diagnosis.conclusion else [])]
+
+
+def _cross_check(cross_check: CrossCheck) -> str:
+    if cross_check.absent is not None:
+        return f"{cross_check.name} did not run: {cross_check.absent}"
+    error = "not finite" if cross_check.max_abs_error is None else f"max error {cross_check.max_abs_error:.3e}"
+    return f"{cross_check.name} {'right' if cross_check.passed else 'wrong'}, {error}"
+
+
+def _bound_line(bound: Bound) -> str:
+    value = "not finite" if bound.value is None else f"{bound.value:.3e}"
+    verdict = ("holds" if bound.holds else "BROKEN") if bound.enforced else "not enforced"
+    used = f", {bound.used:.0%} of the limit" if bound.used is not None and bound.allowed else ""
+    return f"    {bound.name}: {value}, allowed {bound.allowed:.3e}{used}: {verdict}"
+
+
+def _place(index: Index, computes: Computes) -> str:
+    return ", ".join(f"{axis} {number}" for axis, number in zip(AXES[computes], index, strict=True))

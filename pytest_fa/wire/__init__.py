@@ -1,0 +1,1 @@
+"""All that crosses the border of a process: jobs, commands, channels and shared memory."""

@@ -1,0 +1,131 @@
+"""Records in the formats of other tools, each read as that tool reads it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_fa.__main__ import main
+from pytest_fa.features.export.export_formats import (
+    EXPORTS,
+    FlatRow,
+    to_bencher,
+    to_csv,
+    to_github_action_benchmark,
+    to_parquet,
+    to_perfetto,
+)
+from pytest_fa.records.files import read_record_file
+from pytest_fa.records.record import Stage, to_json
+from pytest_fa.records.timing import Agreement, NodeTime, ProfilerTime
+from tests.factories import RECORD, record, speed
+
+MEASURED = read_record_file(Path(__file__).parents[3] / "profiles/nvidia-h200/ws_p2.jsonl").records
+SPEED = msgspec.structs.replace(speed(10.0), profiler=ProfilerTime(9.0, 0.1, (NodeTime("k", 3.0, 3),), 0))
+TIMED = record("mine", kind="speed", speed=SPEED, stages=(Stage("launch", "ok", 0.5), Stage("speed", "ok", 1.5)))
+
+
+def test_csv() -> None:
+    """Python's reader finds one row for each record, with every column, and the figures of the record."""
+    rows = list(csv.DictReader(io.StringIO(to_csv(MEASURED).decode(), newline="")))
+    assert len(rows) == len(MEASURED)
+    assert tuple(rows[0]) == FlatRow.__struct_fields__
+    times = [each.speed.device.median_us for each in MEASURED if each.speed]
+    assert [float(row["device_us"]) for row in rows if row["device_us"]] == times
+
+
+@pytest.mark.parametrize("message", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)"])
+def test_csv_has_no_formulas(message: str) -> None:
+    """A text that a spreadsheet would execute is marked as a text."""
+    (row,) = csv.DictReader(io.StringIO(to_csv([record(message=message)]).decode(), newline=""))
+    assert row["message"] == f"'{message}"
+
+
+def test_github_action_benchmark() -> None:
+    """Each entry has the fields of `customSmallerIsBetter` with the types that the action checks."""
+    entries = json.loads(to_github_action_benchmark(MEASURED))
+    assert len({entry["name"] for entry in entries}) == len(entries) > 10
+    for entry in entries:
+        assert {key: type(value) for key, value in entry.items()} == {
+            "name": str,
+            "unit": str,
+            "value": float,
+            "range": str,
+            "extra": str,
+        }
+
+
+def test_bencher() -> None:
+    """Each metric is a value with a lower and an upper value around it, as the Bencher Metric Format demands."""
+    metrics = json.loads(to_bencher(MEASURED))
+    assert len(metrics) > 10
+    for measures in metrics.values():
+        assert list(measures) == ["device_us"]
+        metric = measures["device_us"]
+        assert list(metric) == ["value", "lower_value", "upper_value"]
+        assert metric["lower_value"] <= metric["value"] <= metric["upper_value"]
+
+
+def _slices(trace: bytes, track: int) -> list[dict[str, Any]]:
+    return [event for event in json.loads(trace)["traceEvents"] if event["ph"] == "X" and event["tid"] == track]
+
+
+def test_perfetto() -> None:
+    """The trace has a slice for the record, its stages within it, and the kernels of one call."""
+    stages = [(each["name"], each["ts"], each["dur"]) for each in _slices(to_perfetto([TIMED]), 1)]
+    assert stages == [(f"speed {TIMED.id}", 0.0, 2e6), ("launch", 0.0, 0.5e6), ("speed", 0.5e6, 1.5e6)]
+    assert [(each["name"], each["ts"], each["dur"]) for each in _slices(to_perfetto([TIMED]), 2)] == [("k", 0.5e6, 9.0)]
+
+
+def test_perfetto_slices_nest() -> None:
+    """On one track, slices follow or contain each other and never overlap, and no time is negative."""
+    open_ends: list[float] = []
+    for event in _slices(to_perfetto(MEASURED), 1):
+        start, end = event["ts"], event["ts"] + event["dur"]
+        assert min(start, event["dur"]) >= 0
+        while open_ends and open_ends[-1] <= start + 1e-3:
+            open_ends.pop()
+        assert not open_ends or end <= open_ends[-1] + 1e-3
+        open_ends.append(end)
+
+
+@pytest.mark.parametrize("name", sorted(set(EXPORTS) - {"parquet"}))
+def test_wrong_and_unconfirmed_times_are_no_metrics(name: str) -> None:
+    """The time of a wrong kernel and a time that is not confirmed are in no metric; no records are no error."""
+    unconfirmed = msgspec.structs.replace(SPEED, agreement=Agreement(valid=False, reason="clocks"))
+    records = [RECORD, msgspec.structs.replace(TIMED, speed=unconfirmed)]
+    if name in ("bencher", "github-action-benchmark"):
+        assert len(json.loads(EXPORTS[name](records))) == 0
+    assert EXPORTS[name]([])
+
+
+def test_parquet() -> None:
+    """The columns are the same when pyarrow reads them; without pyarrow, the error names the package."""
+    try:
+        from pyarrow import parquet  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        from pytest_fa.errors import UsageProblem
+
+        with pytest.raises(UsageProblem, match="needs pyarrow; pip install pyarrow, or use csv"):
+            to_parquet([TIMED])
+        return
+    table = parquet.read_table(io.BytesIO(to_parquet([TIMED])))
+    assert table.column("device_us").to_pylist() == [10.0]
+
+
+def test_the_command(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """`export` writes to a file, or to stdout without -o, and names the formats for any other word."""
+    (tmp_path / "run.jsonl").write_bytes(to_json(TIMED) + b"\n")
+    assert main(["export", str(tmp_path / "run.jsonl"), "--format=csv", "-o", str(tmp_path / "x.csv")]) == 0
+    assert (tmp_path / "x.csv").read_bytes() == to_csv([TIMED])
+    assert main(["export", str(tmp_path / "run.jsonl"), "--format=bencher"]) == 0
+    assert capsysbinary.readouterr().out == to_bencher([TIMED])
+    with pytest.raises(SystemExit):
+        main(["export", str(tmp_path / "run.jsonl"), "--format=xml"])
+    assert b"perfetto" in capsysbinary.readouterr().err

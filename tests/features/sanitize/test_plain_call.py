@@ -1,0 +1,95 @@
+"""The call without torch: its argument struct matches the header, and its memory has exactly the right size."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pytest_fa.build.toolchain import find_toolchain
+from pytest_fa.catalog.case import parse_case
+from pytest_fa.features.sanitize import plain_call
+
+INCLUDE = Path(plain_call.__file__).parents[2] / "include"
+
+
+@pytest.mark.needs_nvcc
+def test_the_struct_is_the_headers(tmp_path: Path, shared_cache: Path) -> None:
+    """The struct has the size and the field offsets that the compiler gives the struct of the header."""
+    fields = [name for name, _ in plain_call.ForwardArgs._fields_]  # type: ignore[misc]
+    lines = "".join(f'  printf("%zu\\n", offsetof(FaForwardArgs, {name}));\n' for name in fields)
+    source = tmp_path / "offsets.cpp"
+    source.write_text(
+        f'#include "fa_forward.h"\nint main() {{\n  printf("%zu\\n", sizeof(FaForwardArgs));\n{lines}}}\n',
+        encoding="utf-8",
+    )
+    home = find_toolchain(shared_cache).home
+    program = tmp_path / "offsets"
+    subprocess.run(["g++", f"-I{INCLUDE}", f"-I{home}/include", str(source), "-o", str(program)], check=True)
+    printed = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.split()
+    size = ctypes.sizeof(plain_call.ForwardArgs)
+    offsets = [getattr(plain_call.ForwardArgs, name).offset for name in fields]
+    assert [str(number) for number in (size, *offsets)] == printed
+
+
+@pytest.mark.parametrize(
+    ("case_id", "query", "key"),
+    [
+        ("b2h4s77d64-fp16-kv2-sk33-seed0", (4 * 77 * 64, 77 * 64, 64, 1), (2 * 33 * 64, 33 * 64, 64, 1)),
+        ("b2h3s77d64-fp16-bshd-seed0", (3 * 77 * 64, 64, 3 * 64, 1), (3 * 77 * 64, 64, 3 * 64, 1)),
+    ],
+)
+def test_strides_follow_the_layout(case_id: str, query: tuple[int, ...], key: tuple[int, ...]) -> None:
+    """The strides are those of dense tensors in the case's layout, bhsd or bshd."""
+    args = plain_call.forward_args(parse_case(case_id), 1, 2, 3, 4)
+    strides = [
+        [getattr(stride, name) for name in ("batch", "head", "seq", "dim")] for stride in (args.q_stride, args.k_stride)
+    ]
+    assert [list(query), list(key)] == strides
+    assert (args.abi_version, args.struct_size) == (1, ctypes.sizeof(plain_call.ForwardArgs))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_data_are_normal_numbers_of_two_bytes(dtype: str) -> None:
+    """The inputs are finite numbers from N(0, 1), two bytes each."""
+    content = plain_call._draw(np.random.default_rng(0), 10_000, dtype)
+    bits = np.frombuffer(content, dtype=np.uint16)
+    values = bits.view(np.float16) if dtype == "fp16" else (bits.astype(np.uint32) << 16).view(np.float32)
+    assert (len(content), plain_call._count_not_finite(content, dtype)) == (20_000, 0)
+    assert abs(float(values.astype(np.float64).std()) - 1.0) < 0.05
+
+
+def test_what_is_not_finite_is_counted() -> None:
+    """NaN and Inf elements are counted in every dtype."""
+    fp16 = np.array([0x7C00, 0x7E01, 0xFC00, 0x7BFF, 0], dtype=np.uint16).tobytes()
+    bf16 = np.array([0x7F80, 0xFF81, 0x7F7F], dtype=np.uint16).tobytes()
+    assert (3, 2) == (plain_call._count_not_finite(fp16, "fp16"), plain_call._count_not_finite(bf16, "bf16"))
+    fp32 = np.array([np.nan, -np.inf, 3e38, 0.0], dtype=np.float32).tobytes()
+    assert plain_call._count_not_finite(fp32, "fp32") == 2
+
+
+def test_data_of_fp32_have_four_bytes() -> None:
+    """The inputs of an fp32 case are finite float32 numbers from N(0, 1)."""
+    content = plain_call._draw(np.random.default_rng(0), 10_000, "fp32")
+    values = np.frombuffer(content, dtype=np.float32)
+    assert (len(values), plain_call._count_not_finite(content, "fp32")) == (10_000, 0)
+    assert abs(float(values.std()) - 1.0) < 0.05
+
+
+def test_it_imports_no_torch() -> None:
+    """The programs that run under a sanitizer or a profiler do not import torch and its allocator."""
+    programs = "pytest_fa.features.sanitize.plain_call, pytest_fa.features.ncu.trial"
+    code = f"import sys, {programs}; print('torch' in sys.modules)"
+    process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert process.stdout.strip() == "False"
+
+
+def test_scores_are_dense_rows_of_keys() -> None:
+    """An output of scores is dense with one row of keys for each query, whatever the layout of the inputs."""
+    args = plain_call.forward_args(parse_case("b2h3s32d64-fp16-sk96-bshd-scores-seed0"), 1, 2, 3, 4)
+    strides = tuple(getattr(args.out_stride, name) for name in ("batch", "head", "seq", "dim"))
+    assert strides == (3 * 32 * 96, 32 * 96, 96, 1)

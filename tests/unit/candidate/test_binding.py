@@ -1,0 +1,163 @@
+"""The shared binding, compiled for tensors on the CPU and called through tvm-ffi: what reaches a kernel, and errors."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from syrupy.assertion import SnapshotAssertion
+
+from pytest_fa.build.command import BINDING, binding_command, ffi_folder
+from pytest_fa.build.toolchain import find_toolchain
+from pytest_fa.candidate.module import CudaForward
+from pytest_fa.errors import LaunchError, ToolchainError, UnsupportedCase
+from pytest_fa.features.sanitize.plain_call import ForwardArgs
+
+SOURCE = Path(__file__).with_name("binding_on_cpu.cpp")
+
+pytestmark = pytest.mark.needs_nvcc  # for the headers of CUDA
+
+
+class Bound(NamedTuple):
+    """The library as a callable, with or without an output for scores, and the arguments that its kernel got last."""
+
+    forward: CudaForward
+    scores: CudaForward
+    last: Callable[[], ForwardArgs]
+
+
+@pytest.fixture(scope="module")
+def bound(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Bound:
+    """Compile the binding with a kernel that keeps its arguments."""
+    folder = tmp_path_factory.mktemp("binding")
+    try:
+        toolchain = find_toolchain(shared_cache)
+    except ToolchainError:
+        pytest.skip("this machine has no CUDA compiler")  # the marker's check comes after this fixture
+    words = [word for word in binding_command(toolchain) if word != "-c"]
+    words[words.index(str(BINDING))] = str(SOURCE)
+    words[words.index("binding.o")] = str(folder / "kernel.so")
+    libraries = [f"-L{ffi_folder()}/lib", "-ltvm_ffi", f"-Wl,-rpath,{ffi_folder()}/lib"]
+    command = [*words, "-shared", "-Wall", "-Wextra", "-Werror", "-Wno-address", f"-I{BINDING.parent}", *libraries]
+    made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert made.returncode == 0, made.stderr
+    library = str(folder / "kernel.so")
+    forward = CudaForward(library, lambda size, _: torch.zeros(size, dtype=torch.uint8), "attention")
+    scores = CudaForward(library, lambda size, _: torch.zeros(size, dtype=torch.uint8), "scores")
+    plain = ctypes.CDLL(library)
+    plain.last_args.restype = ctypes.POINTER(ForwardArgs)
+    return Bound(forward, scores, lambda: plain.last_args().contents)
+
+
+def tensors(dtype: torch.dtype = torch.float16) -> list[torch.Tensor]:
+    """Q and an output with 4 heads and 3 queries, k and v with 2 heads and 5 keys; a batch of 2, and D = 8."""
+    return [torch.zeros(2, heads, length, 8).to(dtype) for heads, length in ((4, 3), (2, 5), (2, 5), (4, 3))]
+
+
+@pytest.mark.parametrize(("dtype", "code"), [(torch.float16, 0), (torch.bfloat16, 1), (torch.float32, 2)])
+def test_a_kernel_gets_addresses_sizes_and_strides(bound: Bound, dtype: torch.dtype, code: int) -> None:
+    """Also of views that do not begin where their memory does, and of the layout bshd."""
+    q, k, v, out = tensors(dtype=dtype)
+    q = torch.zeros(2, 9, 4, 8, dtype=dtype)[:, 2:5].transpose(1, 2)
+    lse = torch.zeros(2, 4, 3)
+    assert bound.forward(q, k, v, scale=0.5, causal="bottom_right", out=out, lse=lse) is out
+    args = bound.last()
+    assert (args.abi_version, args.struct_size) == (1, ctypes.sizeof(ForwardArgs))
+    assert [args.q, args.k, args.v, args.out, args.lse] == [each.data_ptr() for each in (q, k, v, out, lse)]
+    sizes = [args.batch, args.heads, args.kv_heads, args.seq_q, args.seq_k, args.head_dim]
+    assert sizes == [2, 4, 2, 3, 5, 8]
+    for tensor, name in ((q, "q"), (k, "k"), (v, "v"), (out, "out")):
+        strides = getattr(args, f"{name}_stride")
+        assert (strides.batch, strides.head, strides.seq, strides.dim) == tensor.stride()
+    assert (args.dtype, args.out_dtype, args.causal, args.scale) == (code, code, 2, 0.5)
+    assert (args.workspace_bytes, bool(args.workspace)) == (3, True)
+    assert (args.q_descale, args.k_descale, args.v_descale) == (None, None, None)
+
+
+def test_without_a_log_sum_exp_there_is_no_address(bound: Bound) -> None:
+    """An argument that is None is a null pointer; an integer is a number, too."""
+    q, k, v, out = tensors()
+    bound.forward(q, k, v, scale=1, out=out)
+    assert (bound.last().lse, bound.last().scale, bound.last().causal) == (None, 1.0, 0)
+
+
+def test_e4m3_has_a_descale_for_each_head(bound: Bound, snapshot: SnapshotAssertion) -> None:
+    """The output has a type of its own."""
+    q, k, v, _ = tensors(dtype=torch.float8_e4m3fn)
+    out = torch.zeros(2, 4, 3, 8, dtype=torch.bfloat16)
+    descales: dict[str, Any] = {
+        "q_descale": torch.ones(2, 4),
+        "k_descale": torch.ones(2, 2),
+        "v_descale": torch.ones(2, 2),
+    }
+    bound.forward(q, k, v, scale=1.0, out=out, **descales)
+    args = bound.last()
+    assert (args.dtype, args.out_dtype) == (3, 1)
+    assert [args.q_descale, args.k_descale, args.v_descale] == [each.data_ptr() for each in descales.values()]
+    with pytest.raises(ValueError, match="q is e4m3, so v_descale is needed"):
+        bound.forward(q, k, v, scale=1.0, out=out, **{**descales, "v_descale": None})
+    with pytest.raises(ValueError, match=r"k_descale is \[2, 4\]: axis 1 must be 2"):
+        bound.forward(q, k, v, scale=1.0, out=out, **{**descales, "k_descale": torch.ones(2, 4)})
+    with pytest.raises(TypeError) as error:
+        bound.forward(q, k, v, scale=1.0, out=out.float(), **descales)
+    assert snapshot == str(error.value)
+
+
+def test_scores_have_a_column_for_each_key(bound: Bound) -> None:
+    """The output of a kernel for scores is [batch, heads, seq_q, seq_k]."""
+    q, k, v, _ = tensors()
+    bound.scores(q, k, v, scale=1.0, out=torch.zeros(2, 4, 3, 5, dtype=torch.float16))
+    assert (bound.last().out_stride.seq, bound.last().workspace_bytes) == (5, 3)
+    with pytest.raises(ValueError, match=r"out is \[2, 4, 3, 8\]: axis 3 must be 5"):
+        bound.scores(q, k, v, scale=1.0, out=torch.zeros(2, 4, 3, 8, dtype=torch.float16))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a tensor of another kind": ({"k": None}, "k must be a tensor, got None"),
+    "a number for a tensor": ({"v": 1.5}, "v must be a tensor, got float"),
+    "a text for a number": ({"scale": "1"}, "scale must be a number, got "),
+    "three dimensions": ({"q": torch.zeros(2, 4, 3)}, r"q must have 4 dimensions, got \[2, 4, 3\]"),
+    "another shape": ({"v": torch.zeros(2, 2, 6, 8).half()}, r"v is \[2, 2, 6, 8\]: axis 2 must be 5"),
+    "another dtype": (
+        {"v": torch.zeros(2, 2, 5, 8)},
+        "q is fp16 and v is fp32; q, k, v and out must have the same dtype",
+    ),
+    "no such dtype": (
+        {"q": torch.zeros(2, 4, 3, 8).long()},
+        "q must be fp16, bf16, fp32 or e4m3, got DLPack type code 0",
+    ),
+    "no such mask": ({"causal": "diagonal"}, "causal is -1, allowed are 0"),
+    "heads that do not divide": (
+        {"k": torch.zeros(2, 3, 5, 8).half(), "v": torch.zeros(2, 3, 5, 8).half()},
+        "4 heads cannot share 3 key/value heads evenly",
+    ),
+    "an lse of another type": ({"lse": torch.zeros(2, 4, 3).half()}, "lse must be float32, got 16 bits"),
+    "an lse with gaps": ({"lse": torch.zeros(2, 4, 6)[..., ::2]}, "lse must be contiguous"),
+}
+
+
+@pytest.mark.parametrize(("changed", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_arguments_are_python_errors(bound: Bound, changed: dict[str, Any], message: str) -> None:
+    """The error names the argument, its value and what is allowed."""
+    q, k, v, out = tensors()
+    arguments = {"q": q, "k": k, "v": v, "out": out, "scale": 1.0, **changed}
+    with pytest.raises((TypeError, ValueError), match=message):
+        bound.forward(**arguments)
+
+
+def test_a_status_is_an_exception(bound: Bound, snapshot: SnapshotAssertion) -> None:
+    """A refusal has the kernel's reason, and a failed launch the name of CUDA's error."""
+    q, k, v, out = tensors()
+    with pytest.raises(UnsupportedCase, match=r"^scale is -2$"):
+        bound.forward(q, k, v, scale=-2.0, out=out)
+    with pytest.raises(UnsupportedCase, match="the kernel gave no reason"):
+        bound.forward(q, k, v, scale=-1.0, out=out)
+    with pytest.raises(LaunchError) as error:
+        bound.forward(q, k, v, scale=101.0, out=out)
+    assert snapshot == str(error.value)
+    bound.forward(q, k, v, scale=1.0, out=out)

@@ -1,0 +1,1 @@
+"""The generator of this repository's own tables and pictures."""

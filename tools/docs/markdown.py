@@ -1,0 +1,116 @@
+"""Generates the tables in Markdown files from committed records.
+
+    python -m tools.docs.markdown FILE...            rewrite every table in these files
+    python -m tools.docs.markdown --check FILE...    exit with 1 if a table differs from the records
+
+A table is between two comments.  The first comment says what the table shows:
+
+    <!-- fa-table profiles=profiles/nvidia-h200 case=b1h8s512d64-fp16 variants=minimal,ws_p2 against=sdpa_cudnn -->
+    <!-- /fa-table -->
+
+    <!-- fa-margins profiles=profiles/nvidia-h200 variants=minimal,ws_p2 -->
+    <!-- /fa-margins -->
+
+    <!-- fa-clocks profiles=profiles/nvidia-h200 cases=b1h8s512d64-fp16 variants=ws_p2,sdpa_cudnn -->
+    <!-- /fa-clocks -->
+
+    <!-- fa-noise profiles=profiles/nvidia-h200 -->
+    <!-- /fa-noise -->
+
+    <!-- fa-bottlenecks profiles=profiles/nvidia-h200 case=b1h8s512d64-fp16 variants=ws_p2,sdpa_flash -->
+    <!-- /fa-bottlenecks -->
+
+    <!-- fa-ladder profiles=profiles/nvidia-h200 kernels=kernels cases=b1h8s512d64-fp16 against=sdpa_flash -->
+    <!-- /fa-ladder -->
+
+    <!-- fa-expectations profiles=profiles/nvidia-h200 kernels=kernels cases=b1h8s512d64-fp16 -->
+    <!-- /fa-expectations -->
+
+    <!-- fa-shapes profiles=profiles/nvidia-h200 cases=b1h8s4096d64-fp16 variants=ws_p2,sdpa_cudnn against=ws_p2 -->
+    <!-- /fa-shapes -->
+
+    <!-- fa-phases profiles=profiles/nvidia-h200 kernels=kernels of=cluster_latency cases=b1h8s512d64-fp16 -->
+    <!-- /fa-phases -->
+
+    <!-- fa-bandwidth profiles=profiles/nvidia-h200 cases=b1h8s1d64-fp16-sk4096 variant=mine against=sdpa_cudnn -->
+    <!-- /fa-bandwidth -->
+
+    <!-- fa-pipes profiles=profiles/nvidia-h200 -->
+    <!-- /fa-pipes -->
+
+    <!-- fa-screen profiles=profiles/nvidia-h200 cases=b1h8s512d64-fp16 variants=ws_p2,sdpa_cudnn width=120 -->
+    <!-- /fa-screen -->
+
+    <!-- fa-options all -->
+    <!-- /fa-options -->
+
+    <!-- fa-exploits all -->
+    <!-- /fa-exploits -->
+
+    <!-- fa-twins all -->
+    <!-- /fa-twins -->
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from pytest_fa.earlier import BLOCKS, renamed
+from pytest_fa.errors import FaError
+from tools.docs.blocks import MAKERS, TableProblem
+
+BLOCK = re.compile(
+    r"(<!-- fa-(?P<kind>[a-z]+) (?P<words>[^\n]*?) -->\n)(?:(?!<!-- fa-).)*?(<!-- /fa-(?P=kind) -->)", re.DOTALL
+)
+
+
+def rewrite(text: str, root: Path) -> str:
+    """The text with every table generated again.  Paths in the comments are relative to `root`.
+
+    Raises `TableProblem` for a comment that cannot be read, a table that is not closed, or records that do not exist,
+    and `UnreadableRecords` for a record file with a line that is no record.
+    """
+    closed, opened = len(BLOCK.findall(text)), text.count("<!-- fa-")
+    if not (closed == opened == text.count("<!-- /fa-")):
+        raise TableProblem(f"{opened} tables are opened, {closed} of them are closed; close each on its own line")
+    return BLOCK.sub(lambda block: f"{block[1]}\n{_table_of(block['kind'], block['words'], root)}\n\n{block[4]}", text)
+
+
+def _table_of(kind: str, words: str, root: Path) -> str:
+    kind = BLOCKS.get(kind, kind)
+    if kind not in MAKERS:
+        raise TableProblem(f"fa-{kind}: there is no such table (allowed: fa-{', fa-'.join(MAKERS)})")
+    return MAKERS[kind](words, root)
+
+
+def main(arguments: list[str]) -> int:
+    """Rewrite or check files.
+
+    Returns 0 on success, 1 if a checked table is out of date, 2 if a file or a table cannot be read.
+    """
+    check, paths = "--check" in arguments, [Path(word) for word in arguments if word != "--check"]
+    if not paths or any(str(path).startswith("-") for path in paths):
+        sys.stderr.write((__doc__ or "") + "\n")
+        return 2
+    status = 0
+    for path in paths:
+        try:
+            before = path.read_text(encoding="utf-8")
+            after = rewrite(before, Path.cwd())
+        except (OSError, UnicodeDecodeError, FaError) as problem:
+            sys.stderr.write(f"{path}: {problem}\n")
+            return 2
+        for kind in sorted({block["kind"] for block in BLOCK.finditer(before)} & set(BLOCKS)):
+            sys.stderr.write(f"{path}: {renamed(f'fa-{kind}', f'fa-{BLOCKS[kind]}')}\n")
+        if check and before != after:
+            sys.stderr.write(f"{path}: its tables differ from the records; rerun without --check to rewrite them\n")
+            status = 1
+        elif before != after:
+            path.write_text(after, encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
