@@ -104,7 +104,7 @@ import pathlib
 
 
 def poison():
-    path = pathlib.Path(os.environ["FA_TEST_PACKAGE"], "report", "answer.py")
+    path = pathlib.Path(os.environ["FA_TEST_PACKAGE"], "table", "answer.py")
     path.write_text("import os\\nos._exit(0)\\n")
 
 
@@ -164,7 +164,7 @@ def test_a_module_that_is_changed_meanwhile_decides_nothing(project: Project, tm
     document = json.loads(process.stdout)
     assert (document["status"], document["failure"]["outcome"]) == ("not_built", "build_changed"), process.stderr
     assert process.returncode == document["exit_status"] == 1
-    assert f"{package}/report/answer.py changed while the variant ran" in document["reason"]
+    assert f"{package}/table/answer.py changed while the variant ran" in document["reason"]
     ways = json.loads(out.read_text())
     assert "judge" in ways["name"], ways["name"]
     assert (ways["candidate"], ways["decider"]) == (["files", "memory", "attach"], [])

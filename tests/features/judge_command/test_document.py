@@ -16,7 +16,7 @@ from pytest_fa.features.judge_command.document import EXIT_STATUSES, JudgeDocume
 from pytest_fa.records.record import Outcome
 from tests.factories import RECORDED
 
-PUBLISHED = Path(pytest_fa.__file__).parent / "verdict" / "judge.schema.json"
+PUBLISHED = Path(pytest_fa.__file__).parent / "features" / "judge_command" / "judge.schema.json"
 FIRST = RECORDED / "earlier" / "judge-1.0.schema.json"
 
 

@@ -148,7 +148,7 @@ def test_a_hostile_message_costs_its_case(workers: Workers, job_of: RunEntry, na
 def test_an_output_elsewhere(workers: Workers, job_of_source: JobOfSource) -> None:
     """A candidate that claims to have allocated its output where no memory is has no time, and its attempt is named."""
     source = (
-        "from pytest_fa.candidate import commands, series\n"
+        "from pytest_fa.candidate import series\nfrom pytest_fa.wire import commands\n"
         "place = commands.Allocated('0', 1, -9, (2**62,) * 4)\n"
         "series.PreparedSeries._allocated = lambda self: (place,) * len(self._outs)\n"
     )

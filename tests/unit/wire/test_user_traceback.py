@@ -111,6 +111,6 @@ def test_a_wrong_signature_is_recognised(source: str, is_wrong: bool) -> None:  
 
 def call_as_the_package_does(forward: object) -> None:
     """Call a function from a frame of this package, as `CheckedLaunch` does."""
-    path = str(Path(pytest_fa.__file__).parent / "run" / "checked.py")
+    path = str(Path(pytest_fa.__file__).parent / "gpu" / "checked.py")
     code = compile("forward('q', 'k', 'v', scale=1.0, causal='none', out=None)", path, "exec")
     exec(code, {"forward": forward})  # noqa: S102  # a source of this test

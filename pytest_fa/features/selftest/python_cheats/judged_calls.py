@@ -102,7 +102,7 @@ class Passed(SimpleNamespace):
 
 @zeros_after
 def replaced_judge():
-    for name in ("judge", "measure", "worker"):
+    for name in ("judge", "server", "wire"):
         package = importlib.import_module(f"pytest_fa.{name}")
         for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             module = SimpleNamespace() if info.name.endswith("__main__") else importlib.import_module(info.name)
@@ -114,13 +114,14 @@ def replaced_judge():
 
 @zeros_after
 def replaced_agent():
-    commands, agent = (importlib.import_module(f"pytest_fa.candidate.{name}") for name in ("commands", "agent"))
+    commands, agent = (importlib.import_module(f"pytest_fa.{name}") for name in ("wire.commands", "candidate.agent"))
     agent.Agent.execute = lambda *_: commands.Done()
 
 
 @zeros_after
 def replaced_answers():
-    commands, serving = (importlib.import_module(f"pytest_fa.candidate.{name}") for name in ("commands", "serving"))
+    names = ("wire.commands", "candidate.serving")
+    commands, serving = (importlib.import_module(f"pytest_fa.{name}") for name in names)
     done = commands.encode_answer(commands.Done())
     serving.encode_answer = lambda _: done
     importlib.import_module("json").dumps = lambda *_, **__: done.decode()

@@ -138,7 +138,8 @@ def drifts(q, k, v, *, scale, causal="none", out=None):
 def answered_before_work(q, k, v, *, scale, causal="none", out=None):
     """Let the agent answer a command for timed calls at once, and make them in a thread later."""
     if count("calls") == 1:
-        commands, series = (importlib.import_module(f"pytest_fa.candidate.{name}") for name in ("commands", "series"))
+        names = ("wire.commands", "candidate.series")
+        commands, series = (importlib.import_module(f"pytest_fa.{name}") for name in names)
         run = series.PreparedSeries.run
 
         def run_later(self, calls):
